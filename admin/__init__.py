@@ -1,0 +1,1 @@
+"""The `treefold` command."""

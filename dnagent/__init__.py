@@ -1,0 +1,1 @@
+"""The agent on one datanode: scans, keeps trees, serves peers, repairs."""

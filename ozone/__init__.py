@@ -1,0 +1,1 @@
+"""All that knows Apache Ozone: its disk layout and its wire protocols."""

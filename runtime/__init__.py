@@ -1,0 +1,1 @@
+"""What each long-running process needs: configuration, logs, metrics, retries, RPC."""

@@ -1,0 +1,1 @@
+"""The controller: compares roots from heartbeats and issues reconcile commands."""
