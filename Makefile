@@ -1,0 +1,54 @@
+# Two commands do everything: `make demo` (the main job) and `make test`. Both set up .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: help setup demo test check format lint types protos bench test-ozone lock clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP)  ## .venv with the package, its extras and the test tools
+
+$(STAMP): requirements.lock pyproject.toml tools/setup.sh
+	@PYTHON=$(PYTHON) sh tools/setup.sh
+	@touch $@
+
+demo: $(STAMP)  ## damage real Ozone replicas and heal them: controller and three agents on loopback
+	@$(BIN)/treefold demo
+
+test: $(STAMP)  ## all tests; the unit and golden tests a second time without numba
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ozone" tests
+	$(BIN)/python -m pytest -n 2 -q -p tests.support.without_numba tests/unit tests/golden
+
+check: format lint types test  ## all that has to hold before a change lands
+
+format: $(STAMP)
+	$(BIN)/ruff format --check .
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+protos:  ## generate protos/*_pb2* anew
+	@test -x .venv-protos/bin/python || $(PYTHON) -m venv .venv-protos
+	# The oldest compiler whose modules load under protobuf 4.25 to 7: newer ones demand their own runtime.
+	@.venv-protos/bin/python -m pip install -q grpcio-tools==1.62.3 'setuptools<81'
+	.venv-protos/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
+	sha256sum protos/*.proto > protos/generated.sha256
+
+bench: $(STAMP)  ## every benchmark once
+	@for bench in benchmarks/bench_*.py; do $(BIN)/python -m benchmarks.$$(basename $$bench .py) || exit 1; done
+
+test-ozone: $(STAMP)  ## the tests against a real Ozone cluster on loopback (wants Maven and Java 17)
+	$(BIN)/python -m pytest -m ozone tests/e2e
+
+lock: $(STAMP)  ## resolve requirements.lock anew
+	$(BIN)/python -m pip install -q uv
+	$(BIN)/uv pip compile -q pyproject.toml --extra fast --extra test --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --upgrade -o requirements.lock
+
+clean:
+	rm -rf .venv .venv-protos build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

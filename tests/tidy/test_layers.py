@@ -1,0 +1,90 @@
+"""The dependency direction and the habits of the style guide hold in every module."""
+
+import ast
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("merkle", "runtime", "protos", "ozone", "dnagent", "scm", "admin")
+# Who may import whom: what is not named here fails.
+ALLOWED = {
+    "merkle": set[str](),
+    "runtime": {"merkle"},
+    "protos": {"merkle"},
+    "ozone": {"merkle", "runtime", "protos"},
+    "dnagent": {"merkle", "runtime", "protos", "ozone"},
+    "scm": {"merkle", "runtime", "protos", "ozone"},
+    "admin": {"merkle", "runtime", "protos", "ozone", "dnagent", "scm"},
+}
+# One module each may know these libraries, so that replacing one is a change in one place.
+ONLY_IMPORTER = {
+    "rocksdict": {"ozone/rocks.py"},
+    "fastcrc": {"merkle/checksum.py", "merkle/kernels.py"},
+    "crcmod": {"merkle/checksum.py", "merkle/kernels.py"},
+    "xxhash": {"merkle/checksum.py"},
+    "hashlib": {"merkle/checksum.py", "ozone/descriptor.py"},
+    "sqlalchemy": {"scm/job_store.py"},
+    "yaml": {"ozone/descriptor.py"},
+}
+LINES_MAX = 900
+
+
+def modules() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if "_pb2" not in path.name)
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.add(node.module or "")
+    return names
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_down_only(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    ours = {name.split(".")[0] for name in imported(path)} & set(PACKAGES)
+    assert ours - {package} <= ALLOWED[package]
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_library_with_one_home_is_imported_nowhere_else(path: Path) -> None:
+    relative = str(path.relative_to(ROOT))
+    for name in imported(path):
+        homes = ONLY_IMPORTER.get(name.split(".")[0])
+        assert homes is None or relative in homes, f"{name} belongs in {homes}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_module_opens_with_what_it_is_for(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), "no module docstring"
+    assert len(path.read_text().splitlines()) <= LINES_MAX
+    if path.name == "__init__.py":
+        assert len(tree.body) == 1, "no logic and no side effects in __init__.py"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_the_command_line_reads_the_environment(path: Path) -> None:
+    if path.name == "cli.py" or path.parts[-2] == "admin":
+        return
+    text = path.read_text()
+    assert not re.search(r"\bos\.(environ|getenv)\b|\bsys\.argv\b", text)
+
+
+def test_generated_modules_are_fresh() -> None:
+    """`make protos` notes what it compiled; a .proto changed since then fails here."""
+    noted = dict(line.split()[::-1] for line in (ROOT / "protos/generated.sha256").read_text().splitlines())
+    now = {f"protos/{p.name}": hashlib.sha256(p.read_bytes()).hexdigest() for p in (ROOT / "protos").glob("*.proto")}
+    assert noted == now, "run `make protos`"
+
+
+def test_no_folder_of_tests_bears_a_package_name() -> None:
+    assert not {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} & set(PACKAGES)
