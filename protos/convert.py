@@ -1,0 +1,234 @@
+"""Messages <-> values, checked on the way in; nothing else turns one into the other.
+
+Reading is as lenient as Ozone where Ozone's own files are concerned (a tree may lack its root, any int64 may stand
+where a checksum belongs) and strict where a wrong guess would cost data: a record that contradicts itself is refused
+with a named reason, never repaired in passing. Writing gives the bytes that Ozone writes for the same content. Like
+Ozone, a record does not carry the unused `flags` nor unknown fields; whoever leaves a record as it is leaves its bytes.
+"""
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from google.protobuf.message import DecodeError
+
+from merkle.checksum import WIDTH, ChecksumType
+from merkle.errors import RecordInvalidError, TreeRefusedError
+from merkle.limits import BLOCK_BYTES_MAX, BLOCK_CHUNKS_MAX, CHUNK_BYTES_MAX, MESSAGE_BYTES_MAX, TREE_BLOCKS_MAX
+from merkle.record import BlockRecord, ChunkRecord
+from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
+from protos.ozone_datanode_pb2 import (
+    BlockData,
+    BlockMerkleTree,
+    ChecksumData,
+    ChunkInfo,
+    ContainerChecksumInfo,
+    DatanodeBlockID,
+    KeyValue,
+)
+
+# Java reads the uint64 and uint32 fields as signed numbers; beyond these they would turn negative there.
+_INT64_MAX = (1 << 63) - 1
+_INT32_MAX = (1 << 31) - 1
+
+Metadata = tuple[tuple[str, str | None], ...]
+
+
+# ---- trees -----------------------------------------------------------------------------------------------------------
+
+
+def tree_from_bytes(raw: bytes, container_id: ContainerId) -> ContainerTree:
+    """The tree in a serialised `ContainerChecksumInfo`, as a tree file or a peer holds it.
+
+    Accepts what Ozone accepts: any int64, no root, no tree, and no bytes at all, which is a tree without root or
+    blocks. It is not proven to be right: `merkle.check.check_tree` does that.
+
+    Raises:
+        TreeRefusedError: reason `too_large`, `unparsable`, `wrong_container`, `too_many_blocks`, `too_many_chunks`,
+            `blocks_not_ascending` or `chunks_not_ascending`.
+    """
+    if len(raw) > MESSAGE_BYTES_MAX:
+        raise TreeRefusedError("too_large", f"the tree of container {container_id} is {len(raw)} bytes")
+    try:
+        info = ContainerChecksumInfo.FromString(raw)
+    except DecodeError as error:
+        raise TreeRefusedError("unparsable", f"the tree of container {container_id} cannot be parsed") from error
+    if raw and info.containerID != container_id:
+        raise TreeRefusedError(
+            "wrong_container", f"the tree of container {container_id} says it is that of {info.containerID}"
+        )
+    tree = info.containerMerkleTree
+    if len(tree.blockMerkleTree) > TREE_BLOCKS_MAX:
+        raise TreeRefusedError(
+            "too_many_blocks", f"the tree of container {container_id} has {len(tree.blockMerkleTree)} blocks"
+        )
+    blocks = tuple(_block_tree(block, container_id) for block in tree.blockMerkleTree)
+    for before, after in pairwise(blocks):
+        if before.block_id >= after.block_id:
+            raise TreeRefusedError(
+                "blocks_not_ascending",
+                f"in the tree of container {container_id} block {after.block_id} follows {before.block_id}",
+            )
+    return ContainerTree(container_id, tree.dataChecksum if tree.HasField("dataChecksum") else None, blocks)
+
+
+def _block_tree(block: BlockMerkleTree, container_id: ContainerId) -> BlockTree:
+    if len(block.chunkMerkleTree) > BLOCK_CHUNKS_MAX:
+        raise TreeRefusedError(
+            "too_many_chunks",
+            f"block {block.blockID} of container {container_id} has {len(block.chunkMerkleTree)} chunks in the tree",
+        )
+    chunks = tuple(ChunkTree(c.offset, c.length, c.dataChecksum, c.checksumMatches) for c in block.chunkMerkleTree)
+    for before, after in pairwise(chunks):
+        if before.offset >= after.offset:
+            raise TreeRefusedError(
+                "chunks_not_ascending",
+                f"in the tree of container {container_id} chunk {after.offset} of block {block.blockID} "
+                f"follows {before.offset}",
+            )
+    return BlockTree(BlockId(block.blockID), block.dataChecksum, block.deleted, chunks)
+
+
+# ---- records ---------------------------------------------------------------------------------------------------------
+
+
+def record_from_bytes(raw: bytes) -> BlockRecord:
+    """The record in a serialised `BlockData`, as kept in RocksDB.
+
+    Raises:
+        RecordInvalidError: see `record_from_proto`; reason `unparsable` where the bytes are no such message.
+    """
+    try:
+        return record_from_proto(BlockData.FromString(raw))
+    except DecodeError as error:
+        raise _invalid("unparsable", "a block record cannot be parsed") from error
+
+
+def record_from_proto(message: BlockData) -> BlockRecord:
+    """The record in a `BlockData` message.
+
+    Raises:
+        RecordInvalidError: its fact `reason` is one of `too_many_chunks`, `chunks_not_ascending`, `chunks_overlap`,
+            `size_contradicts_chunks`, `block_too_large`, `negative_number`, `duplicate_metadata`, or one of
+            `chunk_from_proto`.
+    """
+    block_id = message.blockID.localID
+    if len(message.chunks) > BLOCK_CHUNKS_MAX:
+        raise _invalid("too_many_chunks", f"block {block_id} has {len(message.chunks)} chunks", block_id)
+    if message.blockID.blockCommitSequenceId > _INT64_MAX:
+        raise _invalid("negative_number", f"block {block_id} has a negative commit sequence ID", block_id)
+    chunks = tuple(chunk_from_proto(chunk, block_id) for chunk in message.chunks)
+    for before, after in pairwise(chunks):
+        if before.offset >= after.offset:
+            text = f"chunk {after.offset} of block {block_id} follows {before.offset}"
+            raise _invalid("chunks_not_ascending", text, block_id)
+        if before.end > after.offset:
+            text = f"chunk {before.offset} of block {block_id} runs into chunk {after.offset}"
+            raise _invalid("chunks_overlap", text, block_id)
+    if chunks and chunks[-1].end > BLOCK_BYTES_MAX:
+        raise _invalid("block_too_large", f"block {block_id} ends at {chunks[-1].end}", block_id)
+    record = BlockRecord(
+        ContainerId(message.blockID.containerID),
+        BlockId(block_id),
+        message.blockID.blockCommitSequenceId,
+        chunks,
+        _metadata_from_proto(message.metadata, block_id),
+        message.blockID.replicaIndex if message.blockID.HasField("replicaIndex") else None,
+    )
+    # Ozone fails on this too: a size that differs from its chunks means that one of them is wrong.
+    if message.HasField("size") and message.size != record.length_bytes:
+        text = f"block {block_id} has size {message.size} and chunks of {record.length_bytes} bytes"
+        raise _invalid("size_contradicts_chunks", text, block_id)
+    return record
+
+
+def chunk_from_proto(message: ChunkInfo, block_id: int | None = None) -> ChunkRecord:
+    """The chunk record in a `ChunkInfo` message.
+
+    Raises:
+        RecordInvalidError: its fact `reason` is one of `negative_number`, `chunk_too_large`, `window_size`,
+            `checksum_count`, `checksum_width`, `duplicate_metadata`.
+    """
+    where = f"chunk {message.offset} of block {block_id}"
+    checksums = message.checksumData
+    kind = ChecksumType(checksums.type)
+    if message.offset > _INT64_MAX or message.len > _INT64_MAX:
+        raise _invalid("negative_number", f"{where} has a negative offset or length", block_id)
+    if message.len > CHUNK_BYTES_MAX:
+        raise _invalid("chunk_too_large", f"{where} is {message.len} bytes", block_id)
+    if checksums.bytesPerChecksum > _INT32_MAX:
+        raise _invalid("negative_number", f"{where} has a negative window size", block_id)
+    # Without checksums there are no windows, and a writer may record any size for them.
+    if kind is not ChecksumType.NONE:
+        if checksums.bytesPerChecksum == 0:
+            raise _invalid("window_size", f"{where} has windows of 0 bytes", block_id)
+        windows = -(-message.len // checksums.bytesPerChecksum)
+        if len(checksums.checksums) != windows:
+            text = f"{where} has {len(checksums.checksums)} checksums for {windows} windows"
+            raise _invalid("checksum_count", text, block_id)
+        if any(len(checksum) != WIDTH[kind] for checksum in checksums.checksums):
+            raise _invalid("checksum_width", f"{where} has a checksum that is no {kind.name}", block_id)
+    return ChunkRecord(
+        message.offset,
+        message.len,
+        kind,
+        checksums.bytesPerChecksum,
+        tuple(checksums.checksums),
+        message.chunkName,
+        _metadata_from_proto(message.metadata, block_id),
+        message.stripeChecksum if message.HasField("stripeChecksum") else None,
+    )
+
+
+def record_to_bytes(record: BlockRecord) -> bytes:
+    """The record as Ozone writes it, byte for byte."""
+    return record_to_proto(record).SerializeToString()
+
+
+def record_to_proto(record: BlockRecord) -> BlockData:
+    """The record as a message; Ozone writes the commit sequence ID and the size even where they are 0."""
+    block_id = DatanodeBlockID(
+        containerID=record.container_id, localID=record.block_id, blockCommitSequenceId=record.bcs_id
+    )
+    if record.replica_index is not None:
+        block_id.replicaIndex = record.replica_index
+    return BlockData(
+        blockID=block_id,
+        metadata=_metadata_to_proto(record.metadata),
+        chunks=[chunk_to_proto(chunk) for chunk in record.chunks],
+        size=record.length_bytes,
+    )
+
+
+def chunk_to_proto(chunk: ChunkRecord) -> ChunkInfo:
+    """The chunk record as a message."""
+    message = ChunkInfo(
+        chunkName=chunk.name,
+        offset=chunk.offset,
+        len=chunk.length_bytes,
+        metadata=_metadata_to_proto(chunk.metadata),
+        checksumData=ChecksumData(
+            type=chunk.checksum_type.name,
+            bytesPerChecksum=chunk.bytes_per_checksum,
+            checksums=chunk.checksums,
+        ),
+    )
+    if chunk.stripe_checksum is not None:
+        message.stripeChecksum = chunk.stripe_checksum
+    return message
+
+
+def _metadata_from_proto(entries: Iterable[KeyValue], block_id: int | None) -> Metadata:
+    metadata = tuple((entry.key, entry.value if entry.HasField("value") else None) for entry in entries)
+    if len({key for key, _ in metadata}) != len(metadata):
+        raise _invalid("duplicate_metadata", f"block {block_id} has a metadata key twice", block_id)
+    return metadata
+
+
+def _metadata_to_proto(metadata: Metadata) -> list[KeyValue]:
+    # Java sorts by UTF-16 code unit, which differs from Python's order beyond the basic plane.
+    ordered = sorted(metadata, key=lambda entry: entry[0].encode("utf-16-be"))
+    return [KeyValue(key=key, value=value) for key, value in ordered]
+
+
+def _invalid(reason: str, message: str, block_id: int | None = None) -> RecordInvalidError:
+    return RecordInvalidError(message, reason=reason, block_id=block_id)
