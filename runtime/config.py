@@ -1,0 +1,155 @@
+"""Settings of a process: a TOML file, then flags, checked once into one frozen value.
+
+An unknown key is an error that names the nearest known one, since a misspelt limit that is silently ignored is found
+out on the worst day. Sizes ("64MiB"), durations ("15m") and rates ("5MiB/s") may be written with a unit; a bare number
+is bytes, seconds, bytes per second.
+"""
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, TypeAlias, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from merkle.errors import ConfigError
+
+# A configuration is a page of text; a larger file is another file named by mistake.
+CONFIG_BYTES_MAX = 1 << 20
+
+_SIZE_UNITS: Mapping[str, int] = {
+    "": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
+_DURATION_UNITS: Mapping[str, float] = {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_size(value: object) -> int:
+    """Bytes from a number or from text such as "64MiB"; ValueError tells what is expected."""
+    return math.floor(_quantity(value, _SIZE_UNITS, 'a size such as 4096 or "64MiB"'))
+
+
+def parse_duration(value: object) -> float:
+    """Seconds from a number or from text such as "15m"; ValueError tells what is expected."""
+    return _quantity(value, _DURATION_UNITS, 'a duration such as 30 or "15m" (ms, s, m, h, d, w)')
+
+
+def parse_rate(value: object) -> int:
+    """Bytes per second from a number or from text such as "5MiB/s"; ValueError tells what is expected."""
+    if isinstance(value, str):
+        value = value.strip().removesuffix("/s")
+    return math.floor(_quantity(value, _SIZE_UNITS, 'a rate such as 5242880 or "5MiB/s"'))
+
+
+def _parse_folder(value: object) -> object:
+    if value == "":
+        raise ValueError("expected a path, found an empty text")
+    return value
+
+
+Size: TypeAlias = Annotated[int, BeforeValidator(parse_size)]
+Duration: TypeAlias = Annotated[float, BeforeValidator(parse_duration)]
+Rate: TypeAlias = Annotated[int, BeforeValidator(parse_rate)]
+FilePath: TypeAlias = Annotated[Path, BeforeValidator(_parse_folder)]
+
+
+class Settings(BaseModel):
+    """Base of every table of a configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def load(path: Path | None, model: type[SettingsT], overrides: Mapping[str, object] | None = None) -> SettingsT:
+    """The settings of `path` with `overrides` laid over: dotted keys, where None is a flag that was not given.
+
+    Raises:
+        ConfigError: unreadable file, broken TOML, unknown key or wrong value; names the file and each key.
+    """
+    values = _read(path) if path else {}
+    for key, value in (overrides or {}).items():
+        if value is not None:
+            _lay(values, key.split("."), value, path)
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problems = [_problem(detail, model) for detail in error.errors()]
+        origin = f"{path}: " if path else ""
+        raise ConfigError(origin + "; ".join(problems), path=str(path or ""), problems=tuple(problems)) from error
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(CONFIG_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}", path=str(path)) from error
+    if len(raw) > CONFIG_BYTES_MAX:
+        raise ConfigError(f"{path}: larger than {CONFIG_BYTES_MAX} bytes, so not a configuration", path=str(path))
+    try:
+        return tomllib.loads(raw.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}", path=str(path)) from error
+
+
+def _lay(values: dict[str, object], keys: list[str], value: object, path: Path | None) -> None:
+    for depth, key in enumerate(keys[:-1], start=1):
+        table = values.setdefault(key, {})
+        if not isinstance(table, dict):
+            name = ".".join(keys[:depth])
+            raise ConfigError(f"{path}: {name}: expected a table, found {table!r}", path=str(path or ""))
+        values = table
+    values[keys[-1]] = value
+
+
+def _problem(detail: ErrorDetails, model: type[Settings]) -> str:
+    """One sentence that names the key as it stands in the file."""
+    name = ""
+    for part in detail["loc"]:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
+    if detail["type"] == "extra_forbidden":
+        near = get_close_matches(str(detail["loc"][-1]), _known_keys(model, detail["loc"][:-1]), n=1)
+        return f"{name}: unknown key" + (f"; did you mean {near[0]!r}?" if near else "")
+    if detail["type"] == "missing":
+        return f"{name}: is required"
+    message = detail["msg"].removeprefix("Value error, ")
+    return f"{name}: {message}" if name else message
+
+
+def _known_keys(model: type[Settings], loc: tuple[int | str, ...]) -> list[str]:
+    """The keys of the table at `loc`; none where a table is not one of ours."""
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part)
+        inner = _settings_in(field.annotation) if field else None
+        if inner is None:
+            return []
+        model = inner
+    return list(model.model_fields)
+
+
+def _settings_in(annotation: object) -> type[Settings] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return annotation
+    inner = (_settings_in(argument) for argument in getattr(annotation, "__args__", ()))
+    return next((found for found in inner if found), None)
+
+
+def _quantity(value: object, units: Mapping[str, float], expected: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"expected {expected}, found {value!r}")
+        return value
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    unit = match[2].lower() if match else "?"
+    if match is None or unit not in units:
+        raise ValueError(f"expected {expected}, found {value!r}")
+    return float(match[1]) * units[unit]

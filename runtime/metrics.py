@@ -1,0 +1,121 @@
+"""Counters and gauges of a process, all in one table, and the page where Prometheus reads them.
+
+A name that is not in the table cannot be counted: dashboards and alerts are made from the table. Each process has its
+own registry, so that what a stopped part had registered goes with it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest, start_http_server
+
+from merkle.errors import ConfigError
+
+
+class Kind(Enum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row: counters end in `_total`, units are spelled, label sets are small."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.name.endswith("_total") == (self.kind is Kind.COUNTER)
+
+
+_TABLE = (
+    Metric("dnagent_scan_bytes_total", Kind.COUNTER, "Bytes read by scans.", ("volume",)),
+    Metric("dnagent_containers_scanned_total", Kind.COUNTER, "Scans that ended with a result.", ("volume",)),
+    Metric("dnagent_scans_skipped_total", Kind.COUNTER, "Scans not done or not kept, by reason.", ("reason",)),
+    Metric("dnagent_findings_total", Kind.COUNTER, "Faults found by scans, by type.", ("type",)),
+    Metric("dnagent_containers_marked_unhealthy_total", Kind.COUNTER, "Replicas that a scan moved to UNHEALTHY."),
+    Metric("dnagent_trees_built_total", Kind.COUNTER, "Trees built from records because there was none."),
+    Metric("dnagent_scan_last_full_pass_timestamp_seconds", Kind.GAUGE, "When all were last scanned.", ("volume",)),
+    Metric("dnagent_volumes_failed", Kind.GAUGE, "Volumes that could not be opened or were given up."),
+    Metric("dnagent_containers", Kind.GAUGE, "Replicas held.", ("volume",)),
+    Metric("dnagent_chunks_repaired_total", Kind.COUNTER, "Chunks repaired, by outcome.", ("outcome",)),
+    Metric("dnagent_windows_written_total", Kind.COUNTER, "Windows written by repairs."),
+    Metric("dnagent_repair_fetched_bytes_total", Kind.COUNTER, "Bytes fetched from peers by repairs."),
+    Metric("dnagent_reconciliations_total", Kind.COUNTER, "Reconciliations that ended, by state.", ("state",)),
+    Metric("dnagent_reconciliations_running", Kind.GAUGE, "Reconciliations under way."),
+    Metric("dnagent_peer_refusals_total", Kind.COUNTER, "Answers of peers set aside, by reason.", ("reason",)),
+    Metric("dnagent_undo_bytes", Kind.GAUGE, "Bytes kept to undo repairs.", ("volume",)),
+    Metric("dnagent_heartbeats_total", Kind.COUNTER, "Heartbeats, by outcome.", ("outcome",)),
+    Metric("dnagent_commands_total", Kind.COUNTER, "Commands from the controller, by outcome.", ("outcome",)),
+    Metric("scm_heartbeats_total", Kind.COUNTER, "Heartbeats received."),
+    Metric("scm_datanodes_live", Kind.GAUGE, "Datanodes heard of recently."),
+    Metric("scm_containers", Kind.GAUGE, "Containers known."),
+    Metric("scm_containers_diverged", Kind.GAUGE, "Containers whose replicas have different roots."),
+    Metric("scm_containers_unknown", Kind.GAUGE, "Containers of which some replica has no root."),
+    Metric("scm_jobs_running", Kind.GAUGE, "Jobs under way."),
+    Metric("scm_jobs_finished_total", Kind.COUNTER, "Jobs that ended, by state.", ("state",)),
+)
+
+METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _TABLE})
+assert len(METRICS) == len(_TABLE)
+
+
+class Metrics:
+    """The metrics of one process. Thread-safe."""
+
+    def __init__(self, prefix: str) -> None:
+        """`prefix` chooses the rows of this process ("dnagent")."""
+        self.registry = CollectorRegistry()
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        for metric in METRICS.values():
+            if not metric.name.startswith(prefix + "_"):
+                continue
+            if metric.kind is Kind.COUNTER:
+                self._counters[metric.name] = Counter(metric.name, metric.help, metric.labels, registry=self.registry)
+            else:
+                self._gauges[metric.name] = Gauge(metric.name, metric.help, metric.labels, registry=self.registry)
+
+    def count(self, name: str, amount: float = 1, **labels: str) -> None:
+        """Add to a counter."""
+        counter = self._counters[name]
+        (counter.labels(**labels) if labels else counter).inc(amount)
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        gauge = self._gauges[name]
+        (gauge.labels(**labels) if labels else gauge).set(value)
+
+    def value(self, name: str, **labels: str) -> float:
+        """What stands there now; 0 where nothing was counted yet."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def page(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self.registry)
+
+
+class MetricsServer:
+    """Serves the page over HTTP until closed."""
+
+    def __init__(self, metrics: Metrics, host: str, port: int) -> None:
+        """Start to serve; port 0 takes a free one.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        try:
+            self._server, self._thread = start_http_server(port, host, metrics.registry)
+        except OSError as error:
+            raise ConfigError(f"metrics address {host}:{port} cannot be bound: {error.strerror}") from error
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
