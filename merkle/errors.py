@@ -50,6 +50,13 @@ class TreeRefusedError(ReconcileError):
         self.reason = reason
 
 
+class TreeMissingError(ReconcileError):
+    """The container has no tree file yet; one is made in the background."""
+
+    code = "tree_missing"
+    retryable = True
+
+
 class StaleTreeError(ReconcileError):
     """The stored tree changed after the caller read it; read it again and redo the work."""
 

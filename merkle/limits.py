@@ -4,6 +4,8 @@
 MESSAGE_BYTES_MAX = 32 << 20
 # A chunk is at most 32 MiB in Ozone (ozone.scm.chunk.size has this hard limit).
 CHUNK_BYTES_MAX = 32 << 20
+# A tree that comes in pages, all pages together: 1,000,000 blocks of a few chunks each, as protobuf.
+TREE_BYTES_MAX = 256 << 20
 # A container of 5 GiB that held nothing but 5 KiB objects has about this many blocks.
 TREE_BLOCKS_MAX = 1_000_000
 # A 256 MiB block of 4 KiB chunks.
