@@ -146,7 +146,7 @@ def chunk_from_proto(message: ChunkInfo, block_id: int | None = None) -> ChunkRe
 
     Raises:
         RecordInvalidError: its fact `reason` is one of `negative_number`, `chunk_too_large`, `window_size`,
-            `checksum_count`, `checksum_width`, `duplicate_metadata`.
+            `checksum_count`, `checksum_width`, `duplicate_metadata`, `not_text`.
     """
     where = f"chunk {message.offset} of block {block_id}"
     checksums = message.checksumData
@@ -173,7 +173,7 @@ def chunk_from_proto(message: ChunkInfo, block_id: int | None = None) -> ChunkRe
         kind,
         checksums.bytesPerChecksum,
         tuple(checksums.checksums),
-        message.chunkName,
+        _text(message.chunkName, block_id),
         _metadata_from_proto(message.metadata, block_id),
         message.stripeChecksum if message.HasField("stripeChecksum") else None,
     )
@@ -218,10 +218,20 @@ def chunk_to_proto(chunk: ChunkRecord) -> ChunkInfo:
 
 
 def _metadata_from_proto(entries: Iterable[KeyValue], block_id: int | None) -> Metadata:
-    metadata = tuple((entry.key, entry.value if entry.HasField("value") else None) for entry in entries)
+    metadata = tuple(
+        (_text(entry.key, block_id), _text(entry.value, block_id) if entry.HasField("value") else None)
+        for entry in entries
+    )
     if len({key for key, _ in metadata}) != len(metadata):
         raise _invalid("duplicate_metadata", f"block {block_id} has a metadata key twice", block_id)
     return metadata
+
+
+def _text(value: object, block_id: int | None) -> str:
+    # What is not UTF-8 reaches us as bytes, whatever the stub says.
+    if not isinstance(value, str):
+        raise _invalid("not_text", f"block {block_id} has a name or metadata that is not UTF-8", block_id)
+    return value
 
 
 def _metadata_to_proto(metadata: Metadata) -> list[KeyValue]:
