@@ -45,8 +45,8 @@ class TreeRefusedError(ReconcileError):
 
     code = "tree_refused"
 
-    def __init__(self, reason: str, message: str, **facts: object) -> None:
-        super().__init__(message, reason=reason, **facts)
+    def __init__(self, reason: str, message: str, *, hint: str = "", **facts: object) -> None:
+        super().__init__(message, hint=hint, reason=reason, **facts)
         self.reason = reason
 
 
