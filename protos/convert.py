@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from google.protobuf.message import DecodeError
 
+from merkle.check import TreeRefusal
 from merkle.checksum import WIDTH, ChecksumType
 from merkle.errors import RecordInvalidError, TreeRefusedError
 from merkle.limits import BLOCK_BYTES_MAX, BLOCK_CHUNKS_MAX, CHUNK_BYTES_MAX, MESSAGE_BYTES_MAX, TREE_BLOCKS_MAX
@@ -43,29 +44,32 @@ def tree_from_bytes(raw: bytes, container_id: ContainerId) -> ContainerTree:
     blocks. It is not proven to be right: `merkle.check.check_tree` does that.
 
     Raises:
-        TreeRefusedError: reason `too_large`, `unparsable`, `wrong_container`, `too_many_blocks`, `too_many_chunks`,
-            `blocks_not_ascending` or `chunks_not_ascending`.
+        TreeRefusedError: for what the first rows of TreeRefusal name, and for too many blocks or chunks.
     """
     if len(raw) > MESSAGE_BYTES_MAX:
-        raise TreeRefusedError("too_large", f"the tree of container {container_id} is {len(raw)} bytes")
+        raise TreeRefusedError(TreeRefusal.TOO_LARGE.value, f"the tree of container {container_id} is {len(raw)} bytes")
     try:
         info = ContainerChecksumInfo.FromString(raw)
     except DecodeError as error:
-        raise TreeRefusedError("unparsable", f"the tree of container {container_id} cannot be parsed") from error
+        raise TreeRefusedError(
+            TreeRefusal.UNPARSABLE.value, f"the tree of container {container_id} cannot be parsed"
+        ) from error
     if raw and info.containerID != container_id:
         raise TreeRefusedError(
-            "wrong_container", f"the tree of container {container_id} says it is that of {info.containerID}"
+            TreeRefusal.WRONG_CONTAINER.value,
+            f"the tree of container {container_id} says it is that of {info.containerID}",
         )
     tree = info.containerMerkleTree
     if len(tree.blockMerkleTree) > TREE_BLOCKS_MAX:
         raise TreeRefusedError(
-            "too_many_blocks", f"the tree of container {container_id} has {len(tree.blockMerkleTree)} blocks"
+            TreeRefusal.TOO_MANY_BLOCKS.value,
+            f"the tree of container {container_id} has {len(tree.blockMerkleTree)} blocks",
         )
     blocks = tuple(_block_tree(block, container_id) for block in tree.blockMerkleTree)
     for before, after in pairwise(blocks):
         if before.block_id >= after.block_id:
             raise TreeRefusedError(
-                "blocks_not_ascending",
+                TreeRefusal.BLOCKS_UNSORTED.value,
                 f"in the tree of container {container_id} block {after.block_id} follows {before.block_id}",
             )
     return ContainerTree(container_id, tree.dataChecksum if tree.HasField("dataChecksum") else None, blocks)
@@ -74,14 +78,14 @@ def tree_from_bytes(raw: bytes, container_id: ContainerId) -> ContainerTree:
 def _block_tree(block: BlockMerkleTree, container_id: ContainerId) -> BlockTree:
     if len(block.chunkMerkleTree) > BLOCK_CHUNKS_MAX:
         raise TreeRefusedError(
-            "too_many_chunks",
+            TreeRefusal.TOO_MANY_CHUNKS.value,
             f"block {block.blockID} of container {container_id} has {len(block.chunkMerkleTree)} chunks in the tree",
         )
     chunks = tuple(ChunkTree(c.offset, c.length, c.dataChecksum, c.checksumMatches) for c in block.chunkMerkleTree)
     for before, after in pairwise(chunks):
         if before.offset >= after.offset:
             raise TreeRefusedError(
-                "chunks_not_ascending",
+                TreeRefusal.CHUNKS_UNSORTED.value,
                 f"in the tree of container {container_id} chunk {after.offset} of block {block.blockID} "
                 f"follows {before.offset}",
             )

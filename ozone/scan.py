@@ -1,0 +1,354 @@
+"""Scan a container: read what is on disk, compare it with what was recorded; findings and a tree come out.
+
+The rules are those of Ozone's container scanner, to the letter where they reach the tree, so that a root computed here
+equals the one that a datanode reports for the same bytes. First the folder and the descriptor are checked; if they
+fail, nothing else is read and the tree is empty. Then every chunk is read window by window. A chunk that does not
+match enters the tree with the checksums of the bytes that were found, marked as not matching.
+
+One deliberate difference: a record that cannot be parsed costs its own block only. Ozone stops at the first.
+"""
+
+import contextlib
+import errno
+import mmap
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from merkle.checksum import WIDTH, fold, window_checksums
+from merkle.errors import DatabaseError, DescriptorError, DiskError, InterruptedRepairError, RecordInvalidError
+from merkle.record import BlockRecord, ChunkRecord
+from merkle.replica import ReplicaState
+from merkle.tree import BlockId, ChunkTree, ContainerTree, TreeBuilder
+from ozone.containers import Container
+from ozone.disk import Reader
+
+# Stays in a core's second-level cache between the read and the checksums; larger is slower, smaller costs more calls.
+BUFFER_BYTES = 256 << 10
+# Files or descriptors have run out in this process or machine: it says nothing about the container.
+_EXHAUSTED = {errno.errorcode[errno.EMFILE], errno.errorcode[errno.ENFILE]}
+
+
+class FindingType(Enum):
+    """The faults that a scan can find, by Ozone's names."""
+
+    MISSING_CONTAINER_DIR = "MISSING_CONTAINER_DIR"
+    MISSING_METADATA_DIR = "MISSING_METADATA_DIR"
+    MISSING_CONTAINER_FILE = "MISSING_CONTAINER_FILE"
+    CORRUPT_CONTAINER_FILE = "CORRUPT_CONTAINER_FILE"
+    MISSING_CHUNKS_DIR = "MISSING_CHUNKS_DIR"
+    INACCESSIBLE_DB = "INACCESSIBLE_DB"
+    MISSING_DATA_FILE = "MISSING_DATA_FILE"
+    MISSING_CHUNK = "MISSING_CHUNK"
+    INCONSISTENT_CHUNK_LENGTH = "INCONSISTENT_CHUNK_LENGTH"
+    CORRUPT_CHUNK = "CORRUPT_CHUNK"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault: of the container, of a block, or of a chunk (at `offset` in the block)."""
+
+    type: FindingType
+    block_id: BlockId | None = None
+    offset: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class ScanResult:
+    """What a scan saw; `tree` holds live blocks only, stored tombstones are laid over it by whoever keeps the tree.
+
+    `bad_windows` names, for every chunk that is in the tree and does not match, the windows that failed or were not
+    there. `transient`: there are findings, but each of them came from a lack of file handles; they prove nothing.
+    `deleted`: the container is marked as deleted or went away during the scan; there are no findings.
+    """
+
+    tree: ContainerTree
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+    bytes_read: int = 0
+    bad_windows: Mapping[tuple[BlockId, int], frozenset[int]] = field(default_factory=dict)
+    transient: bool = False
+    deleted: bool = False
+
+
+def build_from_metadata(container: Container) -> ContainerTree:
+    """The tree by the records alone, as Ozone builds it at close: empty blocks and chunks without checksums included.
+
+    Raises:
+        DatabaseError, RecordInvalidError: a record cannot be read.
+    """
+    builder = TreeBuilder(container.container_id)
+    for record in container.records():
+        _add_record(builder, record)
+    return builder.build()
+
+
+def scan_metadata(container: Container) -> ScanResult:
+    """Check folder, descriptor and records, and build the tree by the records that can be read."""
+    findings, deleted = _check_folder(container)
+    if deleted:
+        return _deleted(container)
+    builder = TreeBuilder(container.container_id)
+    notes = _Notes()
+    for record in _records(container, findings):
+        notes.see(record)
+        _add_record(builder, record)
+    return ScanResult(builder.build(), tuple(findings), notes.all(container))
+
+
+def scan(
+    container: Container,
+    *,
+    on_bytes: Callable[[int], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> ScanResult:
+    """Check the container and read all of its data.
+
+    `on_bytes` is told of every piece read and may wait, which limits the rate; `cancelled` is asked before each.
+
+    Raises:
+        InterruptedRepairError: `cancelled` said so.
+    """
+    findings, deleted = _check_folder(container)
+    if deleted:
+        return _deleted(container)
+    if findings:
+        return ScanResult(ContainerTree.of(container.container_id, ()), tuple(findings))
+    data = _DataScan(container, on_bytes or _ignore, cancelled or _never)
+    for record in _records(container, findings):
+        data.block(record)
+    findings += data.findings
+    if findings and not container.folder.exists():
+        return _deleted(container)
+    return ScanResult(
+        tree=data.builder.build(),
+        findings=tuple(findings),
+        notes=data.notes.all(container),
+        bytes_read=data.bytes_read,
+        bad_windows=data.bad_windows,
+        transient=bool(findings) and data.exhausted == len(findings),
+    )
+
+
+# ---- folder, descriptor, records ----
+
+
+def _check_folder(container: Container) -> tuple[list[Finding], bool]:
+    """The faults of folder and descriptor, and whether the container is marked as deleted.
+
+    The descriptor's recorded paths are not compared with where the container was found: volumes move.
+    """
+
+    def found(kind: FindingType, detail: str) -> tuple[list[Finding], bool]:
+        return [Finding(kind, detail=detail)], False
+
+    if not container.folder.is_dir():
+        return found(FindingType.MISSING_CONTAINER_DIR, f"{container.folder} is not there")
+    if not container.metadata_folder.is_dir():
+        return found(FindingType.MISSING_METADATA_DIR, f"{container.metadata_folder} is not there")
+    try:
+        state = container.descriptor.state
+    except DiskError as error:
+        missing = error.facts.get("missing")
+        kind = FindingType.MISSING_CONTAINER_FILE if missing else FindingType.CORRUPT_CONTAINER_FILE
+        return found(kind, error.message)
+    except DescriptorError as error:
+        return found(FindingType.CORRUPT_CONTAINER_FILE, error.message)
+    if state is ReplicaState.DELETED:
+        return [], True
+    if not container.chunks_folder.is_dir():
+        return found(FindingType.MISSING_CHUNKS_DIR, f"{container.chunks_folder} is not there")
+    return [], False
+
+
+def _records(container: Container, findings: list[Finding]) -> Iterator[BlockRecord]:
+    """Every record that can be read; what cannot becomes a finding."""
+    try:
+        for block_id in container.block_ids():
+            try:
+                record = container.stored_record(block_id)
+            except RecordInvalidError as error:
+                findings.append(Finding(FindingType.INACCESSIBLE_DB, block_id, detail=error.message))
+                continue
+            if record is not None:
+                yield record
+    except (DatabaseError, RecordInvalidError) as error:
+        findings.append(Finding(FindingType.INACCESSIBLE_DB, detail=error.message))
+
+
+def _add_record(builder: TreeBuilder, record: BlockRecord) -> None:
+    builder.add_block(record.block_id)
+    for chunk in record.chunks:
+        builder.add_chunk(record.block_id, ChunkTree(chunk.offset, chunk.length_bytes, chunk.data_checksum))
+
+
+def _deleted(container: Container) -> ScanResult:
+    return ScanResult(ContainerTree.of(container.container_id, ()), notes=("the container is deleted",), deleted=True)
+
+
+class _Notes:
+    """What is worth saying and is no fault."""
+
+    def __init__(self) -> None:
+        self._chunks_unverifiable = 0
+        self._blocks_unverifiable = 0
+
+    def see(self, record: BlockRecord) -> None:
+        chunks = sum(not chunk.is_verifiable for chunk in record.chunks)
+        self._chunks_unverifiable += chunks
+        self._blocks_unverifiable += chunks > 0
+
+    def all(self, container: Container) -> tuple[str, ...]:
+        notes = []
+        if self._chunks_unverifiable:
+            notes.append(
+                f"{self._chunks_unverifiable} chunks in {self._blocks_unverifiable} blocks were written without "
+                "checksums (type NONE) and cannot be verified"
+            )
+        # Where these fail, findings say so already.
+        with contextlib.suppress(DatabaseError, DiskError, RecordInvalidError):
+            notes += [f"orphan file {name}: no record names it" for name in container.orphan_files()]
+        return tuple(notes)
+
+
+# ---- data ----
+
+
+class _Buffer(threading.local):
+    """One read buffer a thread, page-aligned."""
+
+    def __init__(self) -> None:
+        self._view = memoryview(mmap.mmap(-1, BUFFER_BYTES))
+
+    def of(self, length: int) -> memoryview:
+        """At least `length` bytes, which only a window larger than the buffer makes larger."""
+        if length > len(self._view):
+            return memoryview(bytearray(length))
+        return self._view
+
+
+_buffer = _Buffer()
+
+
+@dataclass
+class _Observed:
+    """One chunk as read."""
+
+    length_bytes: int = 0
+    checksums: list[bytes] = field(default_factory=list)
+    bad: set[int] = field(default_factory=set)
+    error: DiskError | None = None
+
+
+class _DataScan:
+    """Reads the blocks of one container."""
+
+    def __init__(self, container: Container, on_bytes: Callable[[int], None], cancelled: Callable[[], bool]) -> None:
+        self.builder = TreeBuilder(container.container_id)
+        self.findings: list[Finding] = []
+        self.notes = _Notes()
+        self.bytes_read = 0
+        self.bad_windows: dict[tuple[BlockId, int], frozenset[int]] = {}
+        self.exhausted = 0
+        self._container = container
+        self._on_bytes = on_bytes
+        self._cancelled = cancelled
+
+    def block(self, record: BlockRecord) -> None:
+        """Read one block and note what there is."""
+        self.notes.see(record)
+        if not record.chunks:
+            return
+        try:
+            with self._container.open_block(record.block_id) as reader:
+                for chunk in record.chunks:
+                    if chunk.is_verifiable:
+                        self._judge(record.block_id, chunk, self._read(reader, chunk))
+        except DiskError as error:
+            if error.facts.get("missing"):
+                self._file_missing(record)
+                return
+            # Ozone opens the file for each chunk, and fails each time.
+            for chunk in record.chunks:
+                if chunk.is_verifiable:
+                    self._judge(record.block_id, chunk, _Observed(error=error))
+
+    def _file_missing(self, record: BlockRecord) -> None:
+        # The writer of a short erasure-coded stripe records blocks of no bytes that never get a file.
+        if record.chunks[0].length_bytes == 0:
+            return
+        # The block may have been deleted since its record was read.
+        if self._container.stored_record(record.block_id) is None:
+            return
+        path = self._container.block_path(record.block_id)
+        self.findings.append(Finding(FindingType.MISSING_DATA_FILE, record.block_id, detail=f"{path} is not there"))
+
+    def _read(self, reader: Reader, chunk: ChunkRecord) -> _Observed:
+        """Read one chunk through the buffer, whole windows at a time, and compare as it goes."""
+        observed = _Observed()
+        window, width = chunk.bytes_per_checksum, WIDTH[chunk.checksum_type]
+        recorded = b"".join(chunk.checksums)
+        buffer = _buffer.of(min(window, chunk.length_bytes))
+        step = max(window, len(buffer) // window * window)
+        while observed.length_bytes < chunk.length_bytes:
+            if self._cancelled():
+                raise InterruptedRepairError(f"the scan of container {self._container.container_id} was cancelled")
+            start = observed.length_bytes
+            wanted = min(step, chunk.length_bytes - start)
+            try:
+                count = reader.read_into(buffer[:wanted], chunk.offset + start)
+            except DiskError as error:
+                observed.error = error
+                break
+            if count:
+                first = start // window
+                checksums = window_checksums(buffer[:count], chunk.checksum_type, window)
+                expected = recorded[first * width : first * width + len(checksums)]
+                if checksums != expected:
+                    observed.bad |= {first + i for i in _differing(checksums, expected, width)}
+                observed.checksums.append(checksums)
+                observed.length_bytes += count
+                self.bytes_read += count
+                self._on_bytes(count)
+            if count < wanted:
+                break
+        return observed
+
+    def _judge(self, block_id: BlockId, chunk: ChunkRecord, seen: _Observed) -> None:
+        """Enter one chunk into the tree, with at most one finding."""
+        self.builder.add_block(block_id)
+        kind, detail = None, ""
+        if seen.error:
+            kind, detail = FindingType.CORRUPT_CHUNK, seen.error.message
+            self.exhausted += seen.error.facts.get("errno") in _EXHAUSTED
+        elif seen.bad:
+            kind, detail = FindingType.CORRUPT_CHUNK, f"{len(seen.bad)} of {len(chunk.checksums)} windows differ"
+        elif seen.length_bytes == 0 < chunk.length_bytes:
+            kind, detail = FindingType.MISSING_CHUNK, "the file ends before it"
+        elif seen.length_bytes < chunk.length_bytes:
+            kind = FindingType.INCONSISTENT_CHUNK_LENGTH
+            detail = f"{seen.length_bytes} of {chunk.length_bytes} bytes are there"
+        if kind is not None:
+            self.findings.append(Finding(kind, block_id, chunk.offset, detail))
+        if kind is FindingType.MISSING_CHUNK:
+            return
+        length = chunk.length_bytes if seen.error else seen.length_bytes
+        checksum = fold(b"".join(seen.checksums))
+        self.builder.add_chunk(block_id, ChunkTree(chunk.offset, length, checksum, kind is None))
+        if kind is not None:
+            absent = range(seen.length_bytes // chunk.bytes_per_checksum, len(chunk.checksums))
+            self.bad_windows[block_id, chunk.offset] = frozenset(seen.bad.union(absent))
+
+
+def _differing(ours: bytes, theirs: bytes, width: int) -> Iterator[int]:
+    return (i for i in range(len(ours) // width) if ours[i * width : (i + 1) * width] != theirs[i * width :][:width])
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
+def _never() -> bool:
+    return False
