@@ -1,0 +1,295 @@
+"""The `.container` file: what a container is, as YAML with a checksum over its own canonical text.
+
+Ozone verifies a descriptor by dumping the known fields again and hashing that text, so only a dump equal to that of
+its YAML library, byte for byte, is a dump at all. PyYAML's emitter is a relative of that library (SnakeYAML) and
+agrees on quoting and on folding at 80 columns; `_Dumper` sets right where the two differ. In the text that is
+hashed, the checksum is replaced by 64 NUL characters, which YAML can only show as a binary scalar.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import yaml
+
+from merkle.errors import DescriptorError
+from merkle.limits import DESCRIPTOR_BYTES_MAX
+from merkle.replica import ReplicaState
+from merkle.tree import ContainerId
+
+TAG = "KeyValueContainerData"
+_INT64_MAX = (1 << 63) - 1
+# base64 of 64 zero bytes.
+_NO_CHECKSUM = f"checksum: !!binary |-\n  {'A' * 86}==\n"
+_HEAD = f"!<{TAG}>\n"
+
+
+class DescriptorRefusal(StrEnum):
+    """Why a descriptor is refused: the fact `reason` of a DescriptorError."""
+
+    TOO_LARGE = "too_large"
+    NOT_YAML = "not_yaml"
+    ALIAS = "alias"
+    TAG_MISSING = "tag_missing"
+    FIELD_MISSING = "field_missing"
+    FIELD_INVALID = "field_invalid"
+    STATE_UNKNOWN = "state_unknown"
+    CHECKSUM_MISMATCH = "checksum_mismatch"
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """The fields of a `.container` file; `metadata` is sorted by key.
+
+    `chunks_path` and `metadata_path` are where the datanode that wrote it had the container, which need not be where
+    it was found. `schema_version` None means schema V1; `checksum` None, in very old files, means not verified.
+    """
+
+    container_id: ContainerId
+    state: ReplicaState
+    chunks_path: str
+    metadata_path: str
+    max_size_bytes: int
+    origin_node_id: str | None
+    origin_pipeline_id: str | None
+    layout_version: int = 2
+    replica_index: int = 0
+    schema_version: str | None = "3"
+    data_scan_timestamp_ms: int | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
+    container_type: str = "KeyValueContainer"
+    db_type: str = "RocksDB"
+    checksum: str | None = None
+
+    def __post_init__(self) -> None:
+        assert all(a[0] < b[0] for a, b in zip(self.metadata, self.metadata[1:], strict=False))
+
+
+def parse_descriptor(raw: bytes) -> Descriptor:
+    """The descriptor in the bytes of a `.container` file, its checksum verified if it has one.
+
+    Fields may come in any order, and unknown ones are passed over, as Ozone does.
+
+    Raises:
+        DescriptorError: the fact `reason` is a DescriptorRefusal.
+    """
+    fields = _Fields(_root(raw))
+    state = fields.text("state")
+    if state not in ReplicaState.__members__:
+        raise _refused(
+            DescriptorRefusal.STATE_UNKNOWN, f"the descriptor has the unknown state {state!r}", field="state"
+        )
+    descriptor = Descriptor(
+        container_id=ContainerId(fields.number("containerID")),
+        state=ReplicaState[state],
+        chunks_path=fields.text("chunksPath"),
+        metadata_path=fields.text("metadataPath"),
+        max_size_bytes=fields.number("maxSize"),
+        origin_node_id=fields.optional_text("originNodeId"),
+        origin_pipeline_id=fields.optional_text("originPipelineId"),
+        layout_version=fields.number("layOutVersion"),
+        replica_index=fields.optional_number("replicaIndex") or 0,
+        schema_version=fields.optional_text("schemaVersion"),
+        data_scan_timestamp_ms=fields.optional_number("dataScanTimestamp"),
+        metadata=fields.mapping("metadata"),
+        container_type=fields.text("containerType"),
+        db_type=fields.text("containerDBType"),
+        checksum=fields.optional_text("checksum"),
+    )
+    if descriptor.checksum is not None and descriptor.checksum != descriptor_checksum(descriptor):
+        raise _refused(
+            DescriptorRefusal.CHECKSUM_MISMATCH,
+            f"the descriptor of container {descriptor.container_id} does not match its checksum",
+            "checksum",
+        )
+    return descriptor
+
+
+def dump_descriptor(descriptor: Descriptor) -> bytes:
+    """The bytes of the `.container` file, as Ozone writes them."""
+    return (_HEAD + _dump({"checksum": descriptor.checksum}) + _body(descriptor)).encode()
+
+
+def with_checksum(descriptor: Descriptor) -> Descriptor:
+    """The same descriptor with the checksum that its fields call for."""
+    return replace(descriptor, checksum=descriptor_checksum(descriptor))
+
+
+def descriptor_checksum(descriptor: Descriptor) -> str:
+    """SHA-256 of the SHA-256 of the canonical text without checksum, lower-case hex."""
+    once = hashlib.sha256((_HEAD + _NO_CHECKSUM + _body(descriptor)).encode()).digest()
+    return hashlib.sha256(once).hexdigest()
+
+
+def _body(descriptor: Descriptor) -> str:
+    """All lines after the checksum's, keys in alphabetical order."""
+    return _dump(
+        {
+            "chunksPath": descriptor.chunks_path,
+            "containerDBType": descriptor.db_type,
+            "containerID": descriptor.container_id,
+            "containerType": descriptor.container_type,
+            "dataScanTimestamp": descriptor.data_scan_timestamp_ms,
+            "layOutVersion": descriptor.layout_version,
+            "maxSize": descriptor.max_size_bytes,
+            "metadata": _FlowMapping(descriptor.metadata),
+            "metadataPath": descriptor.metadata_path,
+            "originNodeId": descriptor.origin_node_id,
+            "originPipelineId": descriptor.origin_pipeline_id,
+            "replicaIndex": descriptor.replica_index or None,
+            "schemaVersion": descriptor.schema_version,
+            "state": descriptor.state.name,
+        }
+    )
+
+
+# ---- writing -------------------------------------------------------------------------------------------------------
+
+
+class _FlowMapping(dict[str, str]):
+    """A mapping shown on one line."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's emitter with SnakeYAML's rules where the two differ."""
+
+    # A copy: PyYAML keeps its resolvers in a table shared by all classes.
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, regexp) for tag, regexp in resolvers if tag not in ("tag:yaml.org,2002:value",)]
+        for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
+    }
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Equal strings are written out each time."""
+        del data
+        return True
+
+
+# In SnakeYAML a number may have an exponent without a point, so that such a text is quoted.
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+_Dumper.add_representer(
+    _FlowMapping,
+    lambda dumper, data: dumper.represent_mapping("tag:yaml.org,2002:map", data.items(), flow_style=True),
+)
+_Dumper.add_representer(
+    str,
+    # SnakeYAML shows text of several lines as a literal block.
+    lambda dumper, data: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", data, style="|" if re.search("[\n\x85\u2028\u2029]", data) else None
+    ),
+)
+
+
+def _dump(fields: dict[str, object]) -> str:
+    present = {key: value for key, value in fields.items() if value is not None}
+    if not present:
+        return ""
+    return yaml.dump(
+        present,
+        Dumper=_Dumper,
+        sort_keys=False,
+        default_flow_style=False,
+        allow_unicode=True,
+        width=80,
+        line_break="\n",
+    )
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes without aliases: a few lines of aliases can stand for gigabytes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise _refused(DescriptorRefusal.ALIAS, "the descriptor has an alias")
+        return super().compose_node(parent, index)
+
+
+def _root(raw: bytes) -> yaml.MappingNode:
+    if len(raw) > DESCRIPTOR_BYTES_MAX:
+        raise _refused(DescriptorRefusal.TOO_LARGE, f"the descriptor is {len(raw)} bytes")
+    try:
+        node = yaml.compose(raw.decode(), Loader=_Loader)
+    except UnicodeDecodeError as error:
+        raise _refused(DescriptorRefusal.NOT_YAML, "the descriptor is not UTF-8") from error
+    # RecursionError: brackets nested by the thousand.
+    except (yaml.YAMLError, RecursionError) as error:
+        raise _refused(DescriptorRefusal.NOT_YAML, "the descriptor is not YAML") from error
+    if not isinstance(node, yaml.MappingNode) or node.tag not in (TAG, f"!{TAG}"):
+        raise _refused(DescriptorRefusal.TAG_MISSING, f"the descriptor does not begin with !<{TAG}>")
+    return node
+
+
+class _Fields:
+    """The known fields of a mapping, converted by what Ozone takes them for."""
+
+    def __init__(self, root: yaml.MappingNode) -> None:
+        # The last of two equal keys counts, as in Ozone.
+        self._nodes = {key.value: value for key, value in root.value if isinstance(key, yaml.ScalarNode)}
+
+    def text(self, name: str) -> str:
+        value = self.optional_text(name)
+        if value is None:
+            raise _refused(DescriptorRefusal.FIELD_MISSING, f"the descriptor lacks {name}", name)
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        node = self._scalar(name)
+        if node is None:
+            return None
+        return _text(node, name)
+
+    def number(self, name: str) -> int:
+        value = self.optional_number(name)
+        if value is None:
+            raise _refused(DescriptorRefusal.FIELD_MISSING, f"the descriptor lacks {name}", name)
+        return value
+
+    def optional_number(self, name: str) -> int | None:
+        node = self._scalar(name)
+        if node is None:
+            return None
+        if node.tag != "tag:yaml.org,2002:int":
+            raise _invalid(name, "is not a whole number")
+        try:
+            value = int(yaml.constructor.SafeConstructor().construct_yaml_int(node))
+        except ValueError as error:
+            raise _invalid(name, "is not a whole number") from error
+        if not 0 <= value <= _INT64_MAX:
+            raise _invalid(name, f"is {value}, not a number from 0 to {_INT64_MAX}")
+        return value
+
+    def mapping(self, name: str) -> tuple[tuple[str, str], ...]:
+        node = self._nodes.get(name)
+        if node is None:
+            return ()
+        if not isinstance(node, yaml.MappingNode):
+            raise _invalid(name, "is not a mapping")
+        return tuple(sorted({_text(key, name): _text(value, name) for key, value in node.value}.items()))
+
+    def _scalar(self, name: str) -> yaml.ScalarNode | None:
+        node = self._nodes.get(name)
+        if node is None or node.tag == "tag:yaml.org,2002:null":
+            return None
+        if not isinstance(node, yaml.ScalarNode):
+            raise _invalid(name, "is not a single value")
+        return node
+
+
+def _text(node: yaml.Node, name: str) -> str:
+    if not isinstance(node, yaml.ScalarNode) or node.tag != "tag:yaml.org,2002:str":
+        raise _invalid(name, "is not text")
+    return str(node.value)
+
+
+def _invalid(name: str, what: str) -> DescriptorError:
+    return _refused(DescriptorRefusal.FIELD_INVALID, f"in the descriptor {name} {what}", name)
+
+
+def _refused(reason: DescriptorRefusal, message: str, field: str | None = None) -> DescriptorError:
+    return DescriptorError(message, reason=reason.value, field=field)

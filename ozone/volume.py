@@ -1,0 +1,299 @@
+"""A data volume of a datanode, found on disk and held in one of two ways.
+
+Read-only is safe while a live datanode owns the volume: a shadow of its database is read, and not a byte is written
+under the volume. Owner is exclusive: a lock of our own on `hdds/VERSION`, against another of our agents, and RocksDB's
+lock, against a datanode. What an agent has to remember of a volume lies in `Volume.state_folder`, never in a container
+folder, since Ozone fails to pack a container with entries that it does not know.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Self
+
+from merkle.errors import ContainerNotFoundError, DatabaseError, DiskError, VolumeError, VolumeLockedError
+from merkle.tree import ContainerId
+from ozone.disk import Disk, disk_error
+from ozone.rocks import Database
+
+_HDDS = "hdds"
+_VERSION = "VERSION"
+_LAYOUT_VERSION = "1"
+_ID_MAX = (1 << 63) - 1
+# These become parts of paths.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Hold(Enum):
+    """How a volume is held."""
+
+    READ_ONLY = "read_only"
+    OWNER = "owner"
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What `hdds/VERSION` says of a volume."""
+
+    storage_id: str
+    cluster_id: str
+    datanode_id: str
+
+
+def parse_version(raw: bytes) -> Version:
+    """The content of a `VERSION` file, a Java properties file.
+
+    Raises:
+        VolumeError: a property is missing or impossible.
+    """
+    properties = {}
+    for line in raw.decode("iso-8859-1").splitlines():
+        text = line.strip()
+        if text and text[0] not in "#!":
+            key, _, value = text.partition("=")
+            properties[key.strip()] = re.sub(r"\\(.)", r"\1", value.strip())
+    if properties.get("layOutVersion") != _LAYOUT_VERSION:
+        found = properties.get("layOutVersion")
+        raise VolumeError(f"VERSION has layOutVersion {found!r}, not {_LAYOUT_VERSION}", reason="layout_version")
+    for key in ("storageID", "clusterID", "datanodeUuid"):
+        if not _NAME.fullmatch(properties.get(key, "")):
+            raise VolumeError(f"VERSION lacks a usable {key}: {properties.get(key)!r}", reason="version_invalid")
+    return Version(properties["storageID"], properties["clusterID"], properties["datanodeUuid"])
+
+
+class Volume:
+    """One open volume; see `open_volume`. A context manager that closes it."""
+
+    def __init__(
+        self, hdds: Path, version: Version, hold: Hold, disk: Disk, *, state_folder: Path, database_path: Path
+    ) -> None:
+        """Not for callers: see `open_volume`."""
+        self.root = hdds.parent
+        self.version_file = hdds / _VERSION
+        self.datanode_id = version.datanode_id
+        self.storage_id = version.storage_id
+        self.cluster_id = version.cluster_id
+        self.working_folder = _working_folder(hdds, version, disk)
+        self.hold = hold
+        # What an agent keeps about this volume alone.
+        self.state_folder = state_folder
+        # Set by the first failed sync: why nothing more may be repaired here.
+        self.suspect: str | None = None
+        self._disk = disk
+        self._database_path = database_path
+        self._database: Database | DatabaseError | None = None
+        self._lock_fd: int | None = None
+        self._lock = Lock()
+
+    @property
+    def database(self) -> Database:
+        """The database of the volume's containers.
+
+        Raises:
+            DatabaseError: there is none, it could not be opened, or the volume is closed.
+        """
+        if isinstance(self._database, Database):
+            return self._database
+        raise self._database or DatabaseError(f"the volume {self.root} is closed", path=str(self.root))
+
+    def container_ids(self) -> list[ContainerId]:
+        """The containers that have a folder, ascending; entries that are no container folder are passed over."""
+        return sorted(self._folders())
+
+    def container_folder(self, container_id: ContainerId) -> Path:
+        """The folder of one container.
+
+        Raises:
+            ContainerNotFoundError: it has none.
+        """
+        usual = self.usual_folder(container_id)
+        folder = usual if usual.is_dir() else self._folders().get(container_id)
+        if folder is None:
+            raise ContainerNotFoundError(
+                f"there is no container {container_id} in {self.root}", container_id=container_id, path=str(self.root)
+            )
+        return folder
+
+    def usual_folder(self, container_id: ContainerId) -> Path:
+        """Where a datanode puts a container."""
+        return self.working_folder / "current" / f"containerDir{container_id >> 9 & 0xFF}" / str(container_id)
+
+    def refresh(self) -> None:
+        """See what the datanode wrote since; nothing to do for an owner.
+
+        Who still reads from the database as it was may read on.
+        """
+        if self.hold is Hold.READ_ONLY:
+            fresh = self._opened_database()
+            with self._lock:
+                if self._database is not None:
+                    self._database = fresh
+
+    def close(self) -> None:
+        """Give the volume back; closing twice is no error."""
+        with self._lock:
+            database, self._database = self._database, None
+            lock_fd, self._lock_fd = self._lock_fd, None
+        try:
+            if isinstance(database, Database):
+                database.close()
+        finally:
+            if lock_fd is not None:
+                os.close(lock_fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        if self.hold is Hold.OWNER:
+            self._lock_fd = _flock(self.version_file)
+        try:
+            self._disk.make_folder(self.state_folder)
+            self._database = self._opened_database()
+        except BaseException:
+            self.close()
+            raise
+
+    def _opened_database(self) -> Database | DatabaseError:
+        # A volume without a readable database still has containers, whose scan names the fault.
+        try:
+            if self.hold is Hold.OWNER:
+                return Database.open_owner(self._database_path, self._disk)
+            return Database.open_shadow(self._database_path, self.state_folder)
+        except DatabaseError as error:
+            return error
+
+    def _folders(self) -> dict[ContainerId, Path]:
+        current = self.working_folder / "current"
+        found: dict[ContainerId, Path] = {}
+        for group in _names(self._disk, current):
+            for name in _names(self._disk, current / group):
+                container_id = _container_id(name)
+                folder = current / group / name
+                if container_id is None or not folder.is_dir() or folder.is_symlink():
+                    continue
+                # Found twice: the usual place counts.
+                if container_id not in found or folder == self.usual_folder(container_id):
+                    found[container_id] = folder
+        return found
+
+
+def open_volume(
+    path: Path, *, hold: Hold, state_folder: Path, disk: Disk, database_volumes: Sequence[Path] = ()
+) -> Volume:
+    """Open the volume whose root, or `hdds` folder, is `path`.
+
+    `state_folder` is where the agent keeps what it knows, a folder per volume; `database_volumes` are the cluster's
+    `hdds.datanode.container.db.dir`, if it has dedicated ones. A database that cannot be opened is no error here:
+    whoever asks for it gets the error.
+
+    Raises:
+        VolumeError: there is no volume, or it is inconsistent; the fact `reason` says which.
+        VolumeLockedError: owner only: another process, the fact `pid`, holds it.
+    """
+    path, state_folder = path.absolute(), state_folder.absolute()
+    hdds = path if path.name == _HDDS and (path / _VERSION).exists() else path / _HDDS
+    if not hdds.is_dir():
+        raise VolumeError(f"{path} is no volume: it has no folder {_HDDS}", reason="no_hdds", path=str(path))
+    if state_folder.resolve().is_relative_to(hdds.parent.resolve()):
+        raise VolumeError(
+            f"the state folder {state_folder} lies in the volume {hdds.parent}",
+            reason="state_in_volume",
+            path=str(path),
+        )
+    try:
+        version = parse_version(disk.read(hdds / _VERSION))
+    except DiskError as error:
+        raise VolumeError(
+            f"{path} is no volume: {error.message}", hint=error.hint, reason="no_version", path=str(path)
+        ) from error
+    working = _working_folder(hdds, version, disk)
+    candidates = [working / version.storage_id]
+    candidates += [other / "db" / version.cluster_id / version.storage_id for other in database_volumes]
+    database = next((c for c in candidates if (c / "container.db").is_dir()), candidates[0]) / "container.db"
+    volume = Volume(hdds, version, hold, disk, state_folder=state_folder / version.storage_id, database_path=database)
+    volume._open()
+    return volume
+
+
+def container_of_folder(path: Path) -> tuple[Path, ContainerId] | None:
+    """The volume root and the ID, if `path` is where a container's folder lies in a volume."""
+    path = path.absolute()
+    container_id = _container_id(path.name)
+    if container_id is None or len(path.parents) < 5 or path.parents[1].name != "current":
+        return None
+    return (path.parents[4], container_id) if path.parents[3].name == _HDDS else None
+
+
+def _working_folder(hdds: Path, version: Version, disk: Disk) -> Path:
+    if (hdds / version.cluster_id).is_dir():
+        return hdds / version.cluster_id
+    # Clusters that predate SCM HA named it by the SCM's ID.
+    others = [n for n in disk.names(hdds) if n != "tmp" and (hdds / n).is_dir()]
+    if len(others) != 1:
+        raise VolumeError(
+            f"{hdds} has no folder {version.cluster_id} and not exactly one other",
+            reason="no_working_folder",
+            path=str(hdds),
+        )
+    return hdds / others[0]
+
+
+def _names(disk: Disk, folder: Path) -> list[str]:
+    try:
+        return disk.names(folder)
+    except DiskError as error:
+        # A file where a folder was expected, or nothing: junk, or a volume without containers yet.
+        if error.facts.get("missing"):
+            return []
+        raise
+
+
+def _container_id(name: str) -> ContainerId | None:
+    if name.isascii() and name.isdigit() and str(int(name)) == name and int(name) <= _ID_MAX:
+        return ContainerId(int(name))
+    return None
+
+
+def _flock(file: Path) -> int:
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise disk_error("lock", file, error) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        pid = _flock_holder(fd)
+        os.close(fd)
+        if not isinstance(error, BlockingIOError):
+            raise disk_error("lock", file, error) from error
+        raise VolumeLockedError(
+            f"the volume of {file} is held by {f'process {pid}' if pid else 'another process'}",
+            hint="Another agent or command owns this volume; end it first, or open the volume read-only.",
+            path=str(file),
+            pid=pid,
+        ) from error
+    return fd
+
+
+def _flock_holder(fd: int) -> int:
+    """The process with a flock on the file, as far as the system tells; 0 if it does not."""
+    inode = os.fstat(fd).st_ino
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if fields[1:2] == ["FLOCK"] and fields[5].endswith(f":{inode}"):
+                return max(int(fields[4]), 0)
+    return 0

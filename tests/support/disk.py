@@ -1,0 +1,113 @@
+"""Twins of the file port: one counts the durable operations, one crashes at the Nth, one fails with an errno."""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from ozone.disk import Disk, Operation, disk_error
+
+
+class CountingDisk(Disk):
+    """Remembers every durable operation in order."""
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[Operation, Path]] = []
+
+    def durable(
+        self, operation: Operation, path: Path, act: Callable[[], None], torn: Callable[[], None] | None = None
+    ) -> None:
+        self.operations.append((operation, path))
+        act()
+
+
+class Crash(Enum):
+    """What a crash at an operation leaves behind."""
+
+    BEFORE = "before"
+    TORN = "torn"
+    AFTER = "after"
+    # The machine, not only the process: whatever was not synced yet is gone.
+    POWER_CUT = "power_cut"
+
+
+class CrashingDisk(CountingDisk):
+    """Kills its own process at the Nth durable operation (from 0), without any cleaning up."""
+
+    def __init__(self, at: int, crash: Crash) -> None:
+        super().__init__()
+        self._at = at
+        self._crash = crash
+        self._unsynced: list[tuple[Path, Callable[[], None]]] = []
+
+    def durable(
+        self, operation: Operation, path: Path, act: Callable[[], None], torn: Callable[[], None] | None = None
+    ) -> None:
+        here = len(self.operations) == self._at
+        if here and self._crash is Crash.BEFORE:
+            die()
+        if here and self._crash is Crash.TORN:
+            (torn or act)()
+            die()
+        if self._crash is Crash.POWER_CUT:
+            self._note(operation, path)
+        super().durable(operation, path, act, torn)
+        if operation is Operation.SYNC:
+            self._unsynced = [(p, undo) for p, undo in self._unsynced if p != path]
+        if operation is Operation.SYNC_FOLDER:
+            self._unsynced = [(p, undo) for p, undo in self._unsynced if p != path / "*"]
+        if here:
+            for _, undo in reversed(self._unsynced):
+                undo()
+            die()
+
+    def _note(self, operation: Operation, path: Path) -> None:
+        match operation:
+            case Operation.WRITE:
+                self._unsynced.append((path, _restorer(path)))
+            case Operation.RENAME:
+                # The name under which the file was before is not known here: losing the new entry is what counts.
+                self._unsynced.append((path.parent / "*", _restorer(path)))
+            case Operation.REMOVE if path.is_file():
+                self._unsynced.append((path.parent / "*", _restorer(path)))
+            case _:
+                pass
+
+
+def _restorer(path: Path) -> Callable[[], None]:
+    if path.is_dir():
+        return lambda: None
+    before = path.read_bytes() if path.exists() else None
+
+    def restore() -> None:
+        if before is not None:
+            path.write_bytes(before)
+        else:
+            path.unlink(missing_ok=True)
+
+    return restore
+
+
+def die() -> None:
+    """End this process as SIGKILL does: nothing is flushed, closed or unwound."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass
+class FailingDisk(Disk):
+    """Fails the operations that `fails` picks, with the given errno, before they do anything."""
+
+    errno: int
+    fails: Callable[[Operation, Path], bool]
+    failed: list[tuple[Operation, Path]] = field(default_factory=list)
+
+    def durable(
+        self, operation: Operation, path: Path, act: Callable[[], None], torn: Callable[[], None] | None = None
+    ) -> None:
+        if self.fails(operation, path):
+            self.failed.append((operation, path))
+            suspect = operation in (Operation.SYNC, Operation.SYNC_FOLDER)
+            raise disk_error(operation.value, path, OSError(self.errno, os.strerror(self.errno)), suspect=suspect)
+        act()
