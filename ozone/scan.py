@@ -338,8 +338,10 @@ class _DataScan:
         checksum = fold(b"".join(seen.checksums))
         self.builder.add_chunk(block_id, ChunkTree(chunk.offset, length, checksum, kind is None))
         if kind is not None:
-            absent = range(seen.length_bytes // chunk.bytes_per_checksum, len(chunk.checksums))
-            self.bad_windows[block_id, chunk.offset] = frozenset(seen.bad.union(absent))
+            bad = seen.bad
+            if seen.length_bytes < chunk.length_bytes:
+                bad |= set(range(seen.length_bytes // chunk.bytes_per_checksum, len(chunk.checksums)))
+            self.bad_windows[block_id, chunk.offset] = frozenset(bad)
 
 
 def _differing(ours: bytes, theirs: bytes, width: int) -> Iterator[int]:
