@@ -7,6 +7,7 @@ checksum it was deleted with and has no chunks. The rules are those of Ozone's C
 """
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NewType, Self
@@ -73,7 +74,8 @@ class ContainerTree:
 
     def block(self, block_id: BlockId) -> BlockTree | None:
         """The entry of one block, live or deleted."""
-        return next((b for b in self.blocks if b.block_id == block_id), None)
+        at = bisect_left(self.blocks, block_id, key=lambda block: block.block_id)
+        return self.blocks[at] if at < len(self.blocks) and self.blocks[at].block_id == block_id else None
 
 
 def block_checksum(block_id: int, chunk_checksums: Iterable[int]) -> int:
