@@ -108,6 +108,13 @@ class ContainerStateError(ReconcileError):
     exit_status = 6
 
 
+class ContainerUnsupportedError(ReconcileError):
+    """The container is of a schema or layout of older Ozone releases, which is not read."""
+
+    code = "container_unsupported"
+    exit_status = 6
+
+
 class BlockNotFoundError(ReconcileError):
     """There is no such block in the container."""
 

@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from merkle.errors import BlockNotFoundError, ContainerNotFoundError, DescriptorError, DiskError, RecordInvalidError
+from merkle.errors import (
+    BlockNotFoundError,
+    ContainerNotFoundError,
+    ContainerUnsupportedError,
+    DescriptorError,
+    DiskError,
+    RecordInvalidError,
+)
 from merkle.record import BlockRecord
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
@@ -76,6 +83,7 @@ class ContainerStore:
         Raises:
             ContainerNotFoundError: it has no folder or no descriptor.
             DescriptorError: the descriptor is not a valid one, or that of another container.
+            ContainerUnsupportedError: see `Container.descriptor`.
         """
         container = self.get(container_id)
         try:
@@ -96,10 +104,15 @@ class Container:
         self.container_id = container_id
         self.volume = volume
         self.disk = disk
-        self.folder = volume.container_folder(container_id)
+        try:
+            self.folder = volume.container_folder(container_id)
+        except ContainerNotFoundError:
+            # A scan says so; until then it is where a datanode would have put it.
+            self.folder = volume.usual_folder(container_id)
         self.metadata_folder = self.folder / "metadata"
         self.chunks_folder = self.folder / "chunks"
         self.descriptor_path = self.metadata_folder / f"{container_id}.container"
+        self.tree_path = self.metadata_folder / f"{container_id}.tree"
 
     # ---- descriptor ----
 
@@ -110,6 +123,7 @@ class Container:
         Raises:
             DiskError: it cannot be read; the fact `missing` where it is not there.
             DescriptorError: it is not a valid one, or not this container's.
+            ContainerUnsupportedError: it is of a schema before V3 or of layout FILE_PER_CHUNK.
         """
         found = parse_descriptor(self.disk.read(self.descriptor_path))
         for name, value, expected in (
@@ -120,6 +134,12 @@ class Container:
             if value != expected:
                 text = f"the descriptor of container {self.container_id} has {name} {value}"
                 raise DescriptorError(text, reason="field_invalid", field=name, container_id=self.container_id)
+        if (found.schema_version, found.layout_version) != ("3", 2):
+            raise ContainerUnsupportedError(
+                f"container {self.container_id} has schema V{found.schema_version or 1} and layout "
+                f"{found.layout_version}; only schema V3 with one file a block is read",
+                container_id=self.container_id,
+            )
         return found
 
     @property

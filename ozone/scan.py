@@ -119,7 +119,7 @@ def scan(
     data = _DataScan(container, on_bytes or _ignore, cancelled or _never)
     for record in _records(container, findings):
         data.block(record)
-    findings += data.findings
+    findings += _still_recorded(container, data.findings)
     if findings and not container.folder.exists():
         return _deleted(container)
     return ScanResult(
@@ -176,6 +176,19 @@ def _records(container: Container, findings: list[Finding]) -> Iterator[BlockRec
                 yield record
     except (DatabaseError, RecordInvalidError) as error:
         findings.append(Finding(FindingType.INACCESSIBLE_DB, detail=error.message))
+
+
+def _still_recorded(container: Container, findings: list[Finding]) -> list[Finding]:
+    """The findings without those on files of blocks that were deleted since their records were read."""
+    missing = {finding.block_id for finding in findings if finding.type is FindingType.MISSING_DATA_FILE}
+    if not missing:
+        return findings
+    container.volume.refresh()
+    try:
+        recorded = set(container.block_ids())
+    except (DatabaseError, RecordInvalidError):
+        return findings
+    return [finding for finding in findings if finding.block_id not in missing - recorded]
 
 
 def _add_record(builder: TreeBuilder, record: BlockRecord) -> None:
@@ -278,9 +291,6 @@ class _DataScan:
     def _file_missing(self, record: BlockRecord) -> None:
         # The writer of a short erasure-coded stripe records blocks of no bytes that never get a file.
         if record.chunks[0].length_bytes == 0:
-            return
-        # The block may have been deleted since its record was read.
-        if self._container.stored_record(record.block_id) is None:
             return
         path = self._container.block_path(record.block_id)
         self.findings.append(Finding(FindingType.MISSING_DATA_FILE, record.block_id, detail=f"{path} is not there"))
