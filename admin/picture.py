@@ -9,7 +9,7 @@ from enum import Enum
 from rich.table import Table
 from rich.text import Text
 
-from merkle.plan import Comparison
+from merkle.plan import Comparison, DifferenceKind
 from merkle.tree import BlockId, ContainerTree
 
 # Wider pictures wrap on a terminal of 100 columns; beyond it neighbouring blocks share a cell, the worst one shows.
@@ -20,7 +20,7 @@ class Cell(Enum):
     """What one cell says, from harmless to worst: character, style, meaning."""
 
     HEALTHY = ("█", "green", "healthy")
-    DELETED = ("×", "dim", "deleted")
+    DELETED = ("x", "dim", "deleted")
     MISSING = ("·", "yellow", "missing")
     PARTLY_MISSING = ("▄", "yellow", "partly missing")
     CORRUPT = ("▒", "bold red", "corrupt")
@@ -41,9 +41,9 @@ class Cell(Enum):
 
 _ORDER = list(Cell)
 _WORSENED_BY = {
-    "missing_chunk": Cell.PARTLY_MISSING,
-    "corrupt_chunk": Cell.CORRUPT,
-    "conflicting_chunk": Cell.CONFLICT,
+    DifferenceKind.MISSING_CHUNK: Cell.PARTLY_MISSING,
+    DifferenceKind.CORRUPT_CHUNK: Cell.CORRUPT,
+    DifferenceKind.CONFLICTING_CHUNK: Cell.CONFLICT,
 }
 
 
