@@ -1,18 +1,28 @@
 """Checksum algorithms: window checksums as Ozone records them, the CRC32C that folds them, fingerprints.
 
-The only importer of the CRC and hash libraries.
+The only importer of the CRC and hash libraries. CRCs of much data go to compiled kernels (merkle.kernels, the extra
+`fast`), which take a whole chunk in one call without the GIL; everything else is one library call a window. Whether
+there are kernels is found out once, on first use; both ways give the same bytes.
 """
 
 import hashlib
-import zlib
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import TypeAlias
+from functools import cache
+from mmap import mmap
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 import fastcrc
 import xxhash
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Buffer: TypeAlias = bytes | bytearray | memoryview | mmap
+
+# Less than this is no reason to load the kernels: that takes as long as a library takes for ten GB.
+KERNEL_BYTES_MIN = 64 << 10
 
 
 class ChecksumType(IntEnum):
@@ -34,12 +44,25 @@ WIDTH: Mapping[ChecksumType, int] = {
     ChecksumType.MD5: 16,
 }
 
-_ONE: Mapping[ChecksumType, Callable[[Buffer], bytes]] = {
-    ChecksumType.CRC32: lambda window: zlib.crc32(window).to_bytes(4, "big"),
-    ChecksumType.CRC32C: lambda window: fastcrc.crc32.iscsi(window).to_bytes(4, "big"),
-    ChecksumType.SHA256: lambda window: hashlib.sha256(window).digest(),
-    ChecksumType.MD5: lambda window: hashlib.md5(window, usedforsecurity=False).digest(),
-}
+
+class Compiled(Protocol):
+    """What merkle.kernels offers; see there."""
+
+    ABOUT_WINDOWS: str
+    ABOUT_BLOCKS: str
+
+    def crc32_windows(self, view: memoryview, bytes_per_checksum: int) -> bytes: ...
+
+    def crc32c_windows(self, view: memoryview, bytes_per_checksum: int) -> bytes: ...
+
+    def crc32c_ranges(self, view: memoryview, starts: "NDArray[np.int64]") -> "NDArray[np.int64]": ...
+
+    def blocks(
+        self,
+        block_ids: "NDArray[np.int64]",
+        chunk_starts: "NDArray[np.int64]",
+        chunk_checksums: "NDArray[np.int64]",
+    ) -> "NDArray[np.int64]": ...
 
 
 def fold(data: Buffer) -> int:
@@ -47,14 +70,63 @@ def fold(data: Buffer) -> int:
     return fastcrc.crc32.iscsi(data)
 
 
-def window_checksums(data: Buffer, checksum_type: ChecksumType, bytes_per_checksum: int) -> bytes:
+def window_checksums(data: "Buffer | NDArray[np.uint8]", checksum_type: ChecksumType, bytes_per_checksum: int) -> bytes:
     """The entries of all windows of `data` joined in order, `WIDTH[checksum_type]` bytes each; b"" for NONE."""
-    if checksum_type is ChecksumType.NONE:
+    # Arrays are buffers, which their type says from Python 3.12 on only.
+    view = memoryview(cast(Buffer, data))
+    if checksum_type is ChecksumType.NONE or not view.nbytes:
         return b""
-    one, view = _ONE[checksum_type], memoryview(data)
-    return b"".join(one(view[i : i + bytes_per_checksum]) for i in range(0, len(view), bytes_per_checksum))
+    assert bytes_per_checksum > 0
+    kernel = compiled(view.nbytes)
+    if kernel and checksum_type is ChecksumType.CRC32:
+        return kernel.crc32_windows(view.cast("B"), bytes_per_checksum)
+    if kernel and checksum_type is ChecksumType.CRC32C:
+        return kernel.crc32c_windows(view.cast("B"), bytes_per_checksum)
+    return library_windows(view.cast("B"), checksum_type, bytes_per_checksum)
+
+
+def library_windows(view: memoryview, checksum_type: ChecksumType, bytes_per_checksum: int) -> bytes:
+    """The same by one library call a window: for hashes always, for CRCs where there is no kernel."""
+    one = _ONE[checksum_type]
+    return b"".join([one(view[i : i + bytes_per_checksum]) for i in range(0, len(view), bytes_per_checksum)])
 
 
 def fingerprint(data: Buffer) -> bytes:
     """A 128-bit fingerprint (16 bytes), for noticing change, never for proving equality to a stranger."""
     return xxhash.xxh3_128_digest(data)
+
+
+def compiled(length_bytes: int) -> Compiled | None:
+    """The kernels, if there are any and so many bytes are worth loading them, or they are loaded already."""
+    if length_bytes < KERNEL_BYTES_MIN and not _load.cache_info().currsize:
+        return None
+    loaded = _load()
+    return None if isinstance(loaded, str) else loaded
+
+
+def kernels() -> dict[str, str]:
+    """What serves each checksum type and the tree's folds here, and why; loads the kernels to find out."""
+    loaded = _load()
+    if isinstance(loaded, str):
+        crcs, folds = (f"{what} (no kernels: {loaded})" for what in ("fastcrc a window", "fastcrc a block"))
+    else:
+        crcs, folds = loaded.ABOUT_WINDOWS, loaded.ABOUT_BLOCKS
+    return {"CRC32": crcs, "CRC32C": crcs, "SHA256": "hashlib a window", "MD5": "hashlib a window", "fold": folds}
+
+
+_ONE: Mapping[ChecksumType, Callable[[memoryview], bytes]] = {
+    ChecksumType.CRC32: lambda window: fastcrc.crc32.iso_hdlc(window).to_bytes(4, "big"),
+    ChecksumType.CRC32C: lambda window: fastcrc.crc32.iscsi(window).to_bytes(4, "big"),
+    ChecksumType.SHA256: lambda window: hashlib.sha256(window).digest(),
+    ChecksumType.MD5: lambda window: hashlib.md5(window, usedforsecurity=False).digest(),
+}
+
+
+@cache
+def _load() -> Compiled | str:
+    """The kernels, or why there are none. Threads that come first together meet at Python's import lock."""
+    try:
+        from merkle import kernels as loaded
+    except ImportError as refusal:
+        return str(refusal)
+    return loaded
