@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from merkle.errors import ConfigError
@@ -46,6 +46,14 @@ def parse_rate(value: object) -> int:
     return math.floor(_quantity(value, _SIZE_UNITS, 'a rate such as 5242880 or "5MiB/s"'))
 
 
+def check_address(value: str) -> str:
+    """The address as given, if it is host:port; ValueError tells what is expected."""
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 0xFFFF or (":" in host and not host.startswith("[")):
+        raise ValueError(f'expected an address such as "127.0.0.1:9893" or "[::1]:9893", found {value!r}')
+    return value
+
+
 def _parse_folder(value: object) -> object:
     if value == "":
         raise ValueError("expected a path, found an empty text")
@@ -55,6 +63,7 @@ def _parse_folder(value: object) -> object:
 Size: TypeAlias = Annotated[int, BeforeValidator(parse_size)]
 Duration: TypeAlias = Annotated[float, BeforeValidator(parse_duration)]
 Rate: TypeAlias = Annotated[int, BeforeValidator(parse_rate)]
+Address: TypeAlias = Annotated[str, AfterValidator(check_address)]
 FilePath: TypeAlias = Annotated[Path, BeforeValidator(_parse_folder)]
 
 
@@ -62,6 +71,14 @@ class Settings(BaseModel):
     """Base of every table of a configuration."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TlsSettings(Settings):
+    """PEM files of mutual TLS: our certificate and key, and the authority that signs the others'."""
+
+    cert: FilePath
+    key: FilePath
+    ca: FilePath
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)

@@ -1,0 +1,96 @@
+"""The settings of an agent, checked as a whole before anything is opened."""
+
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from ozone.volume import Hold
+from runtime.config import Address, Duration, FilePath, Rate, Settings, Size, TlsSettings
+from runtime.rpc import Tls, is_loopback
+
+# More disks than a machine has.
+VOLUMES_MAX = 256
+
+
+class VolumeSettings(Settings):
+    """One volume of the datanode; what is not said to be owned is never written to."""
+
+    path: FilePath
+    hold: Hold = Hold.READ_ONLY
+
+    @field_validator("hold", mode="before")
+    @classmethod
+    def _as_people_write_it(cls, value: object) -> object:
+        return value.replace("-", "_") if isinstance(value, str) else value
+
+
+class ScanSettings(Settings):
+    """Background scans, at Ozone's defaults; `bytes_per_second` is for each volume, 0 sets no limit."""
+
+    enabled: bool = True
+    interval_s: Duration = 7 * 86_400.0
+    min_gap_s: Duration = 15 * 60.0
+    bytes_per_second: Rate = 5 << 20
+
+
+class RepairSettings(Settings):
+    """What may be written, how much at once, and what is kept to undo it; rate 0 sets no limit."""
+
+    enabled: bool = False
+    # Move a replica that was UNHEALTHY, and that a full scan after its repair proves clean, back to CLOSED.
+    return_to_closed: bool = False
+    undo_bytes: Size = 1 << 30
+    undo_days: int = Field(default=7, ge=0, le=3650)
+    reconciliations_max: int = Field(default=2, ge=1, le=64)
+    fetches_max: int = Field(default=4, ge=1, le=64)
+    bytes_per_second: Rate = 0
+
+
+class AgentConfig(Settings):
+    """All settings of `treefold agent run`."""
+
+    volumes: tuple[VolumeSettings, ...] = Field(min_length=1, max_length=VOLUMES_MAX)
+    # Trees and scan times of read-only volumes, shadows, undo copies, previous trees: nothing of it inside a volume.
+    state_folder: FilePath
+    listen: Address = "127.0.0.1:9893"
+    # Where peers and the controller reach us; what is listened on, unless given.
+    advertised: Address | None = None
+    controller: Address | None = None
+    heartbeat_interval_s: Duration = 10.0
+    scan: ScanSettings = ScanSettings()
+    repair: RepairSettings = RepairSettings()
+    tls: TlsSettings | None = None
+    # Serve and call in the clear off loopback too.
+    insecure: bool = False
+    metrics: Address | None = None
+    # By default audit.jsonl in the state folder.
+    audit_file: FilePath | None = None
+
+    @field_validator("heartbeat_interval_s")
+    @classmethod
+    def _not_too_often(cls, value: float) -> float:
+        if not 0.05 <= value <= 3600:
+            raise ValueError("expected between 50ms and 1h")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        paths = [volume.path.absolute() for volume in self.volumes]
+        for path in paths:
+            if paths.count(path) > 1:
+                raise ValueError(f"volumes: {path} is listed twice")
+            if self.state_folder.absolute().is_relative_to(path):
+                raise ValueError(f"state_folder: must not lie inside the volume {path}")
+        for key, address in (("listen", self.listen), ("controller", self.controller)):
+            if address and not is_loopback(address) and not (self.tls or self.insecure):
+                raise ValueError(f"{key}: {address} is not on loopback: set [tls] cert, key and ca, or insecure = true")
+        # The page of metrics has no TLS of its own.
+        if self.metrics and not is_loopback(self.metrics) and not self.insecure:
+            raise ValueError(
+                f"metrics: {self.metrics} is not on loopback and the page is in the clear: insecure = true"
+            )
+        return self
+
+    @property
+    def rpc_tls(self) -> Tls | None:
+        return Tls(self.tls.cert, self.tls.key, self.tls.ca) if self.tls else None

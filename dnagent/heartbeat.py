@@ -1,0 +1,376 @@
+"""Tell the controller what we hold, and take its commands.
+
+`HeartbeatState` decides, without a clock or a socket: what the next heartbeat says, and which commands of an answer
+are new. What the controller is known to know is what it last answered to; every heartbeat carries the difference, so
+a lost one costs nothing but time. `Heartbeats` is the shell: a thread that sends, waits, and hands commands on.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol, assert_never
+
+from merkle.errors import ControllerUnavailableError, ReconcileError
+from merkle.limits import PEERS_MAX
+from merkle.replica import ContainerReplica, PeerId
+from merkle.tree import ContainerId
+from protos import controller_pb2, controller_pb2_grpc
+from runtime.log import error_fields, get_logger
+from runtime.metrics import Metrics
+from runtime.rpc import Tls, named_errors, open_channel
+
+# A report of so many replicas stays well below one message; the rest follows with the next heartbeat.
+REPLICAS_PER_REPORT = 50_000
+# Commands remembered, so that one that is sent again is not done again.
+COMMANDS_REMEMBERED = 10_000
+# Ends of reconciliations that wait to be told; a controller away for longer learns the rest from the reports.
+PROGRESS_MAX = 1_000
+DEADLINE_S = 10.0
+# While the controller is away: doubles from the interval up to this, so that it is found soon when it is back.
+BACKOFF_MAX_S = 30.0
+# Between two heartbeats, however much there is to tell: changes that come together go together.
+SPACING_S = 0.05
+
+
+# ---- values ----
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Another holder, and where its services listen."""
+
+    peer: PeerId
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileCommand:
+    container_id: ContainerId
+    job_id: str
+    peers: tuple[PeerAddress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelCommand:
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScanCommand:
+    container_id: ContainerId
+
+
+Command = ReconcileCommand | CancelCommand | ScanCommand
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A command with what makes it one and the same when it is sent again."""
+
+    command_id: str
+    term: int
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a reconciliation is; `message` is what goes over the wire."""
+
+    job_id: str
+    is_final: bool
+    message: controller_pb2.ReconcileProgress = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What one heartbeat says."""
+
+    sequence: int
+    full: bool
+    replicas: tuple[ContainerReplica, ...]
+    removed: tuple[ContainerId, ...]
+    progress: tuple[Progress, ...]
+    acknowledged: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the controller answered."""
+
+    envelopes: tuple[Envelope, ...]
+    full_report_wanted: bool
+    term: int
+
+
+# ---- decisions ----
+
+
+class HeartbeatState:
+    """What the controller knows of us, and which of its commands we know."""
+
+    def __init__(self, replicas_per_report: int = REPLICAS_PER_REPORT) -> None:
+        self._replicas_per_report = replicas_per_report
+        self._sequence = 0
+        self._full_wanted = True
+        self._known: dict[ContainerId, ContainerReplica] = {}
+        # Told in heartbeats without an answer: of these the controller may know what was told, or what was before.
+        self._unsure: set[ContainerId] = set()
+        self._term = 0
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._acknowledged: list[str] = []
+        self._ended: OrderedDict[str, Progress] = OrderedDict()
+
+    def ended(self, progress: Progress) -> None:
+        """Keep the end of a reconciliation until the controller has answered to it."""
+        assert progress.is_final
+        self._ended[progress.job_id] = progress
+        if len(self._ended) > PROGRESS_MAX:
+            self._ended.popitem(last=False)
+
+    def next(self, replicas: Iterable[ContainerReplica], running: Iterable[Progress]) -> Heartbeat:
+        """The heartbeat to send now: everything at start and when asked, else what differs from what is known."""
+        self._sequence += 1
+        held = {replica.container_id: replica for replica in replicas}
+        known = {} if self._full_wanted else self._known
+        unsure = set[ContainerId]() if self._full_wanted else self._unsure
+        changed = [r for r in held.values() if known.get(r.container_id) != r or r.container_id in unsure]
+        changed = sorted(changed, key=lambda replica: replica.container_id)[: self._replicas_per_report]
+        removed = sorted((known.keys() | unsure) - held.keys())
+        self._unsure |= {replica.container_id for replica in changed} | set(removed)
+        ended = tuple(self._ended.values())
+        # The end of a job is the last word about it.
+        progress = *(p for p in running if p.job_id not in self._ended), *ended
+        return Heartbeat(
+            self._sequence,
+            self._full_wanted,
+            tuple(changed),
+            tuple(removed),
+            progress,
+            tuple(self._acknowledged),
+        )
+
+    def answered(self, sent: Heartbeat, answer: Answer) -> list[Command]:
+        """Note that the controller knows what was sent; the commands to carry out, each once."""
+        if sent.full:
+            self._known, self._unsure = {}, set()
+        self._known.update((replica.container_id, replica) for replica in sent.replicas)
+        for container_id in sent.removed:
+            self._known.pop(container_id, None)
+        self._unsure -= {replica.container_id for replica in sent.replicas} | set(sent.removed)
+        self._full_wanted = answer.full_report_wanted
+        # The controller keeps nothing of a heartbeat whose sender it did not know.
+        if not answer.full_report_wanted:
+            for progress in sent.progress:
+                if self._ended.get(progress.job_id) is progress:
+                    del self._ended[progress.job_id]
+            self._acknowledged = self._acknowledged[len(sent.acknowledged) :]
+        self._term = max(self._term, answer.term)
+        return [envelope.command for envelope in answer.envelopes if self._accept(envelope)]
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is something that the controller should hear without waiting for the next turn."""
+        return self._full_wanted or bool(self._ended) or bool(self._acknowledged)
+
+    def _accept(self, envelope: Envelope) -> bool:
+        # A leader that was replaced may not know it yet; its commands are void.
+        if envelope.term < self._term:
+            return False
+        self._term = envelope.term
+        self._acknowledged.append(envelope.command_id)
+        if envelope.command_id in self._seen:
+            return False
+        self._seen[envelope.command_id] = None
+        if len(self._seen) > COMMANDS_REMEMBERED:
+            self._seen.popitem(last=False)
+        return True
+
+
+# ---- messages ----
+
+
+def request_of(heartbeat: Heartbeat, *, datanode: controller_pb2.Datanode, incarnation: str) -> (
+    controller_pb2.HeartbeatRequest
+):  # fmt: skip
+    """The message of a heartbeat."""
+    report = controller_pb2.ContainerReport(
+        full=heartbeat.full,
+        replicas=[_replica_message(replica) for replica in heartbeat.replicas],
+        removed_container_ids=heartbeat.removed,
+    )
+    return controller_pb2.HeartbeatRequest(
+        datanode=datanode,
+        incarnation=incarnation,
+        sequence=heartbeat.sequence,
+        report=report,
+        progress=[progress.message for progress in heartbeat.progress],
+        acknowledged_command_ids=heartbeat.acknowledged,
+    )
+
+
+def answer_of(message: controller_pb2.HeartbeatResponse) -> Answer:
+    """The answer in a message; a command that this agent does not understand is left out."""
+    envelopes = []
+    for sent in message.commands:
+        command = _command_of(sent)
+        if command is not None and sent.command_id:
+            envelopes.append(Envelope(sent.command_id, sent.term, command))
+    return Answer(tuple(envelopes), message.full_report_wanted, message.term)
+
+
+def _command_of(sent: controller_pb2.Command) -> Command | None:
+    match sent.WhichOneof("body"):
+        case "reconcile":
+            body = sent.reconcile
+            peers = tuple(PeerAddress(PeerId(p.datanode_id), p.address) for p in body.peers[:PEERS_MAX])
+            return ReconcileCommand(ContainerId(body.container_id), body.job_id, peers)
+        case "cancel":
+            return CancelCommand(sent.cancel.job_id)
+        case "scan":
+            return ScanCommand(ContainerId(sent.scan.container_id))
+        case None:
+            return None
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _replica_message(replica: ContainerReplica) -> controller_pb2.ReplicaReport:
+    return controller_pb2.ReplicaReport(
+        container_id=replica.container_id,
+        state=replica.state.value,
+        # None leaves the field out: an unknown root is not the root of an empty tree.
+        data_checksum=replica.data_checksum,
+        bcs_id=replica.bcs_id,
+        used_bytes=replica.used_bytes,
+        block_count=replica.block_count,
+        replica_index=replica.replica_index,
+        data_scan_timestamp=replica.data_scan_timestamp_ms,
+        read_only=replica.read_only,
+        fingerprint=replica.fingerprint,
+    )
+
+
+# ---- the shell ----
+
+
+class Controller(Protocol):
+    """Whoever takes heartbeats."""
+
+    def heartbeat(self, request: controller_pb2.HeartbeatRequest) -> controller_pb2.HeartbeatResponse:
+        """Raises: ControllerUnavailableError; ReconcileError of what the controller refused."""
+
+    def close(self) -> None: ...
+
+
+class ControllerClient:
+    """The controller, over gRPC."""
+
+    def __init__(self, address: str, *, tls: Tls | None, insecure: bool) -> None:
+        self._address = address
+        self._channel = open_channel(address, tls=tls, insecure=insecure)
+        self._stub = controller_pb2_grpc.ControllerStub(self._channel)
+
+    def heartbeat(self, request: controller_pb2.HeartbeatRequest) -> controller_pb2.HeartbeatResponse:
+        with named_errors(self._address, ControllerUnavailableError):
+            response: controller_pb2.HeartbeatResponse = self._stub.Heartbeat(request, timeout=DEADLINE_S)
+        return response
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class Heartbeats:
+    """Sends heartbeats from a thread of its own until stopped."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        *,
+        datanode: controller_pb2.Datanode,
+        incarnation: str,
+        interval_s: float,
+        replicas: Callable[[], Iterable[ContainerReplica]],
+        running: Callable[[], Iterable[Progress]],
+        on_command: Callable[[Command], None],
+        metrics: Metrics,
+    ) -> None:
+        """`on_command` must not block: what takes long is queued by it."""
+        self._controller = controller
+        self._datanode = datanode
+        self._incarnation = incarnation
+        self._interval_s = interval_s
+        self._replicas = replicas
+        self._running = running
+        self._on_command = on_command
+        self._metrics = metrics
+        self._state = HeartbeatState()
+        self._state_lock = threading.Lock()
+        self._poke = threading.Event()
+        self._stop = threading.Event()
+        self._failures = 0
+        self._log = get_logger("heartbeat")
+        self._thread = threading.Thread(target=self._run, name="heartbeat")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send no more and wait for the thread."""
+        self._stop.set()
+        self._poke.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._controller.close()
+
+    def poke(self) -> None:
+        """Something changed that the controller should hear now."""
+        self._poke.set()
+
+    def ended(self, progress: Progress) -> None:
+        """Report the end of a reconciliation until the controller has heard of it."""
+        with self._state_lock:
+            self._state.ended(progress)
+        self._poke.set()
+
+    def beat(self) -> bool:
+        """Send one heartbeat and carry out the commands of its answer; whether it was answered."""
+        with self._state_lock:
+            heartbeat = self._state.next(self._replicas(), self._running())
+        request = request_of(heartbeat, datanode=self._datanode, incarnation=self._incarnation)
+        try:
+            answer = answer_of(self._controller.heartbeat(request))
+        except ReconcileError as error:
+            self._metrics.count("dnagent_heartbeats_total", outcome=error.code)
+            # One line when it goes away, not one for each try.
+            if self._failures == 0:
+                self._log.warning("heartbeat_failed", **error_fields(error))
+            self._failures += 1
+            return False
+        self._metrics.count("dnagent_heartbeats_total", outcome="answered")
+        if self._failures:
+            self._log.info("heartbeat_recovered", failures=self._failures)
+            self._failures = 0
+        with self._state_lock:
+            commands = self._state.answered(heartbeat, answer)
+            if self._state.is_behind or len(heartbeat.replicas) == REPLICAS_PER_REPORT:
+                self._poke.set()
+        dropped = len(answer.envelopes) - len(commands)
+        if dropped:
+            self._metrics.count("dnagent_commands_total", dropped, outcome="dropped")
+            self._log.debug("command_dropped", commands=dropped)
+        for command in commands:
+            self._metrics.count("dnagent_commands_total", outcome="accepted")
+            self._log.info("command_received", command=type(command).__name__)
+            self._on_command(command)
+        return True
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._poke.clear()
+            if self.beat():
+                self._poke.wait(self._interval_s)
+                self._stop.wait(SPACING_S)
+            else:
+                # A poke must not turn an absent controller into a busy loop.
+                self._stop.wait(min(self._interval_s * 2 ** min(self._failures, 10), BACKOFF_MAX_S))

@@ -1,0 +1,90 @@
+"""An agent's settings: safe unless said otherwise, and refused as a whole when they cannot hold together."""
+
+from pathlib import Path
+
+import pytest
+
+from dnagent.config import AgentConfig, VolumeSettings
+from merkle.errors import ConfigError
+from ozone.volume import Hold
+from runtime.config import load
+
+VOLUME = '[[volumes]]\npath = "/data/1"\n'
+
+
+def parse(folder: Path, text: str) -> AgentConfig:
+    path = folder / "agent.toml"
+    path.write_text(text)
+    return load(path, AgentConfig)
+
+
+def test_the_defaults_write_nothing_and_listen_on_loopback(tmp_path: Path) -> None:
+    config = parse(tmp_path, 'state_folder = "/state"\n' + VOLUME)
+    assert config.volumes == (VolumeSettings(path=Path("/data/1"), hold=Hold.READ_ONLY),)
+    assert config.listen == "127.0.0.1:9893"
+    assert not config.repair.enabled
+    assert not config.repair.return_to_closed
+    assert (config.scan.interval_s, config.scan.min_gap_s, config.scan.bytes_per_second) == (604800, 900, 5242880)
+    assert config.repair.undo_bytes == 1 << 30
+    assert config.rpc_tls is None
+
+
+def test_a_whole_file_is_understood(tmp_path: Path) -> None:
+    config = parse(
+        tmp_path,
+        """
+state_folder = "/state"
+listen = "0.0.0.0:9893"
+advertised = "dn1.example:9893"
+controller = "scm.example:9896"
+heartbeat_interval_s = "30s"
+metrics = "127.0.0.1:9892"
+audit_file = "/var/log/treefold/audit.jsonl"
+volumes = [{path = "/data/1", hold = "owner"}, {path = "/data/2", hold = "read-only"}]
+[scan]
+bytes_per_second = "40MiB/s"
+[repair]
+enabled = true
+undo_bytes = "2GiB"
+[tls]
+cert = "/pki/cert.pem"
+key = "/pki/key.pem"
+ca = "/pki/ca.pem"
+""",
+    )
+    assert [volume.hold for volume in config.volumes] == [Hold.OWNER, Hold.READ_ONLY]
+    assert config.scan.bytes_per_second == 40 << 20
+    tls = config.rpc_tls
+    assert tls is not None
+    assert tls.key == Path("/pki/key.pem")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "state_folder: is required"),
+        ("", "volumes: is required"),
+        ('state_folder = "/s"\nvolumes = []\n', "volumes: "),
+        ('state_folder = "/s"\n[[volumes]]\npath = "/d"\nhold = "mine"\n', "volumes[0].hold: "),
+        ('state_folder = "/s"\n' + VOLUME * 2, "volumes: /data/1 is listed twice"),
+        ('state_folder = "/data/1/state"\n' + VOLUME, "state_folder: must not lie inside the volume /data/1"),
+        ('state_folder = "/s"\nlisten = "0.0.0.0:9893"\n' + VOLUME, "listen: 0.0.0.0:9893 is not on loopback"),
+        ('state_folder = "/s"\ncontroller = "scm:9896"\n' + VOLUME, "controller: scm:9896 is not on loopback"),
+        ('state_folder = "/s"\nmetrics = "0.0.0.0:9892"\n' + VOLUME, "metrics: 0.0.0.0:9892 is not on loopback"),
+        ('state_folder = "/s"\nlisten = "localhost"\n' + VOLUME, "listen: expected an address"),
+        ('state_folder = "/s"\nlisten = "::1:22"\n' + VOLUME, "listen: expected an address"),
+        ('state_folder = "/s"\nlisten = "127.0.0.1:65536"\n' + VOLUME, "listen: expected an address"),
+        ('state_folder = "/s"\nheartbeat_interval_s = 0\n' + VOLUME, "heartbeat_interval_s: expected between"),
+        ('state_folder = "/s"\n' + VOLUME + "[repair]\nenable = true\n", "repair.enable: unknown key; did you mean"),
+        ('state_folder = "/s"\n' + VOLUME + "[repair]\nfetches_max = 0\n", "repair.fetches_max: "),
+        ('state_folder = "/s"\n' + VOLUME + '[tls]\ncert = "/c"\n', "tls.key: is required"),
+    ],
+)
+def test_what_cannot_hold_is_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(tmp_path, text)
+    assert named in caught.value.message
+
+
+def test_off_loopback_an_explicit_insecure_is_enough(tmp_path: Path) -> None:
+    assert parse(tmp_path, 'state_folder = "/s"\nlisten = "0.0.0.0:0"\ninsecure = true\n' + VOLUME).insecure

@@ -1,0 +1,237 @@
+"""Heartbeats: the controller ends up knowing what we hold, and each of its commands is done once."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dnagent.heartbeat import (
+    COMMANDS_REMEMBERED,
+    PROGRESS_MAX,
+    Answer,
+    CancelCommand,
+    Command,
+    Envelope,
+    Heartbeat,
+    Heartbeats,
+    HeartbeatState,
+    PeerAddress,
+    Progress,
+    ReconcileCommand,
+    ScanCommand,
+    answer_of,
+    request_of,
+)
+from merkle.errors import ControllerUnavailableError
+from merkle.replica import ContainerReplica, PeerId, ReplicaState
+from merkle.tree import ContainerId
+from protos import controller_pb2
+from runtime.metrics import Metrics
+
+OURS = PeerId("dn-1")
+KNOWN = Answer((), full_report_wanted=False, term=1)
+
+
+def replica(container_id: int, root: int | None = 7) -> ContainerReplica:
+    return ContainerReplica(OURS, ContainerId(container_id), ReplicaState.CLOSED, root, 1)
+
+
+def ended(job_id: str) -> Progress:
+    return Progress(job_id, True, controller_pb2.ReconcileProgress(job_id=job_id, state="done"))
+
+
+def scan(command_id: str, *, term: int = 1, container_id: int = 1) -> Envelope:
+    return Envelope(command_id, term, ScanCommand(ContainerId(container_id)))
+
+
+def test_the_first_report_is_full_and_the_next_ones_tell_what_changed() -> None:
+    state = HeartbeatState()
+    first = state.next([replica(1), replica(2)], [])
+    assert (first.full, len(first.replicas), first.sequence) == (True, 2, 1)
+    state.answered(first, KNOWN)
+    second = state.next([replica(1), replica(2, root=8), replica(3)], [])
+    assert (second.full, second.replicas, second.sequence) == (False, (replica(2, root=8), replica(3)), 2)
+    state.answered(second, KNOWN)
+    third = state.next([replica(2, root=8)], [])
+    assert (third.replicas, third.removed) == ((), (1, 3))
+    state.answered(third, KNOWN)
+    assert state.next([replica(2, root=8)], []).removed == ()
+
+
+def test_what_was_not_answered_is_told_again() -> None:
+    state = HeartbeatState()
+    state.answered(state.next([replica(1)], []), KNOWN)
+    state.ended(ended("j1"))
+    lost = state.next([replica(1, root=9)], [])
+    again = state.next([replica(1, root=9)], [])
+    assert again.replicas == lost.replicas == (replica(1, root=9),)
+    assert [p.job_id for p in again.progress] == ["j1"]
+    assert again.sequence == lost.sequence + 1
+    state.answered(again, KNOWN)
+    assert state.next([replica(1, root=9)], []).progress == ()
+
+
+def test_a_controller_that_asks_gets_a_full_report_and_keeps_nothing_of_the_one_before() -> None:
+    state = HeartbeatState()
+    state.answered(state.next([replica(1)], []), KNOWN)
+    state.ended(ended("j1"))
+    state.answered(state.next([replica(1)], []), replace(KNOWN, full_report_wanted=True))
+    assert state.is_behind
+    full = state.next([replica(1)], [])
+    assert (full.full, full.replicas) == (True, (replica(1),))
+    assert [p.job_id for p in full.progress] == ["j1"]
+
+
+def test_a_long_report_is_told_in_parts() -> None:
+    state, held, told = HeartbeatState(replicas_per_report=2), [replica(i) for i in range(5)], []
+    for _ in range(4):
+        heartbeat = state.next(held, [])
+        told.append((heartbeat.full, [r.container_id for r in heartbeat.replicas]))
+        state.answered(heartbeat, KNOWN)
+    assert told == [(True, [0, 1]), (False, [2, 3]), (False, [4]), (False, [])]
+
+
+def test_a_command_sent_twice_is_done_once_and_acknowledged_each_time() -> None:
+    state = HeartbeatState()
+    assert state.answered(state.next([], []), replace(KNOWN, envelopes=(scan("c1"), scan("c2")))) != []
+    heartbeat = state.next([], [])
+    assert heartbeat.acknowledged == ("c1", "c2")
+    assert state.answered(heartbeat, replace(KNOWN, envelopes=(scan("c1"),))) == []
+    assert state.next([], []).acknowledged == ("c1",)
+
+
+def test_an_acknowledgement_is_repeated_until_it_is_answered() -> None:
+    state = HeartbeatState()
+    state.answered(state.next([], []), replace(KNOWN, envelopes=(scan("c1"),)))
+    assert state.next([], []).acknowledged == ("c1",)
+    heartbeat = state.next([], [])
+    assert heartbeat.acknowledged == ("c1",)
+    state.answered(heartbeat, KNOWN)
+    assert state.next([], []).acknowledged == ()
+
+
+def test_commands_of_a_leader_that_was_replaced_are_dropped() -> None:
+    state = HeartbeatState()
+    new = state.answered(state.next([], []), replace(KNOWN, envelopes=(scan("c1", term=5),)))
+    assert new == [ScanCommand(ContainerId(1))]
+    assert state.answered(state.next([], []), replace(KNOWN, envelopes=(scan("c2", term=4),))) == []
+    # The term of the answer itself counts too.
+    answer = Answer((scan("c3", term=5),), full_report_wanted=False, term=6)
+    assert state.answered(state.next([], []), answer) == []
+    assert state.next([], []).acknowledged == ()
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    state = HeartbeatState()
+    many = tuple(scan(str(i)) for i in range(COMMANDS_REMEMBERED + 1))
+    assert len(state.answered(state.next([], []), replace(KNOWN, envelopes=many))) == COMMANDS_REMEMBERED + 1
+    # The last of them is still known, the first no longer.
+    again = replace(KNOWN, envelopes=(many[-1], many[0]))
+    assert len(state.answered(state.next([], []), again)) == 1
+    for i in range(PROGRESS_MAX + 1):
+        state.ended(ended(f"j{i}"))
+    assert len(state.next([], []).progress) == PROGRESS_MAX
+
+
+@given(st.lists(st.tuples(st.dictionaries(st.integers(1, 5), st.integers(0, 3)), st.integers(0, 2)), max_size=12))
+def test_whatever_is_lost_the_controller_ends_up_knowing_what_we_hold(rounds: list[tuple[dict[int, int], int]]) -> None:
+    """Each round: what is held, and whether the heartbeat is lost, its answer is lost, or nothing is."""
+    state, known, last = HeartbeatState(), dict[ContainerId, ContainerReplica](), list[ContainerReplica]()
+
+    def receive(heartbeat: Heartbeat) -> None:
+        if heartbeat.full:
+            known.clear()
+        known.update((r.container_id, r) for r in heartbeat.replicas)
+        for container_id in heartbeat.removed:
+            known.pop(container_id, None)
+
+    for roots, fate in [*rounds, ({1: 1}, 0)]:
+        last = [replica(container_id, root) for container_id, root in roots.items()]
+        heartbeat = state.next(last, [])
+        if fate != 1:
+            receive(heartbeat)
+        if fate == 0:
+            state.answered(heartbeat, KNOWN)
+    assert sorted(known.values(), key=lambda r: r.container_id) == sorted(last, key=lambda r: r.container_id)
+
+
+def test_an_unknown_root_is_left_out_of_the_message_and_zero_is_not() -> None:
+    held = [replica(1, root=None), replica(2, root=0)]
+    request = request_of(HeartbeatState().next(held, []), datanode=controller_pb2.Datanode(), incarnation="i")
+    unknown, zero = request.report.replicas
+    assert not unknown.HasField("data_checksum")
+    assert zero.HasField("data_checksum")
+    assert not unknown.HasField("data_scan_timestamp")
+
+
+def test_commands_are_read_from_the_answer_and_unknown_ones_left_out() -> None:
+    peer = controller_pb2.Datanode(datanode_id="dn-2", address="127.0.0.1:2")
+    reconcile = controller_pb2.ReconcileCommand(container_id=4, job_id="j", peers=[peer])
+    response = controller_pb2.HeartbeatResponse(
+        commands=[
+            controller_pb2.Command(command_id="a", term=3, reconcile=reconcile),
+            controller_pb2.Command(command_id="b", term=3, cancel=controller_pb2.CancelCommand(job_id="j")),
+            controller_pb2.Command(command_id="c", term=3, scan=controller_pb2.ScanCommand(container_id=5)),
+            controller_pb2.Command(command_id="from a newer controller", term=3),
+            controller_pb2.Command(term=3, scan=controller_pb2.ScanCommand(container_id=6)),
+        ],
+        term=3,
+    )
+    answer = answer_of(response)
+    assert [envelope.command for envelope in answer.envelopes] == [
+        ReconcileCommand(ContainerId(4), "j", (PeerAddress(PeerId("dn-2"), "127.0.0.1:2"),)),
+        CancelCommand("j"),
+        ScanCommand(ContainerId(5)),
+    ]
+
+
+class FakeController:
+    """Answers with what it is given; an absent answer is an absent controller."""
+
+    def __init__(self, answers: Iterator[controller_pb2.HeartbeatResponse | None]) -> None:
+        self.requests: list[controller_pb2.HeartbeatRequest] = []
+        self.enough = threading.Event()
+        self._answers = answers
+
+    def heartbeat(self, request: controller_pb2.HeartbeatRequest) -> controller_pb2.HeartbeatResponse:
+        self.requests.append(request)
+        answer = next(self._answers, controller_pb2.HeartbeatResponse())
+        if len(self.requests) >= 3:
+            self.enough.set()
+        if answer is None:
+            raise ControllerUnavailableError("nobody listens there")
+        return answer
+
+    def close(self) -> None:
+        pass
+
+
+def heartbeats(controller: FakeController, commands: list[Command], metrics: Metrics) -> Heartbeats:
+    return Heartbeats(
+        controller,
+        datanode=controller_pb2.Datanode(datanode_id=OURS),
+        incarnation="i1",
+        interval_s=0.05,
+        replicas=lambda: [replica(1)],
+        running=list,
+        on_command=commands.append,
+        metrics=metrics,
+    )
+
+
+def test_an_absent_controller_is_waited_out_and_its_commands_are_handed_on() -> None:
+    command = controller_pb2.Command(command_id="c1", scan=controller_pb2.ScanCommand(container_id=1))
+    answers = [None, controller_pb2.HeartbeatResponse(commands=[command])]
+    controller, commands, metrics = FakeController(iter(answers)), list[Command](), Metrics("dnagent")
+    shell = heartbeats(controller, commands, metrics)
+    shell.start()
+    assert controller.enough.wait(20)
+    shell.stop()
+    assert commands == [ScanCommand(ContainerId(1))]
+    assert [request.report.full for request in controller.requests[:3]] == [True, True, False]
+    assert controller.requests[2].acknowledged_command_ids == ["c1"]
+    assert {request.incarnation for request in controller.requests} == {"i1"}
+    assert metrics.value("dnagent_heartbeats_total", outcome="controller_unavailable") == 1
+    assert metrics.value("dnagent_commands_total", outcome="accepted") == 1
