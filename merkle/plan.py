@@ -61,6 +61,12 @@ class EvidenceKind(Enum):
     COPIES_CORRUPT_ALIKE = "copies_corrupt_alike"
     BAD_WINDOWS_SHARED = "bad_windows_shared"
     WINDOWS_UNPROVEN = "windows_unproven"
+    # Found while repairing: what the records say, and who did not answer.
+    RECORDS_DIFFER = "records_differ"
+    RECORD_UNPROVEN = "record_unproven"
+    SOURCE_UNREACHABLE = "source_unreachable"
+    HOLE = "hole"
+    DAMAGED_AGAIN = "damaged_again"
     UNVERIFIABLE = "unverifiable"
     NO_ROOT = "no_root"
     NOTHING_COMPARED = "nothing_compared"
