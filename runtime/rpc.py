@@ -61,7 +61,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.enable_retries", 0),
     # The default waits up to two minutes for a server that has long been back.
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 2_000),
+    # Despite its name: how long one attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 5_000),
     # Peers are reached where they say they are; a proxy of the environment is none of our settings.
     ("grpc.enable_http_proxy", 0),
@@ -92,7 +93,9 @@ _NONSENSE = {grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS, grpc.StatusCod
 
 Register = Callable[[grpc.Server], None]
 # Generic in the stubs alone.
-_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+UnaryStreamCall: TypeAlias = "grpc.UnaryStreamMultiCallable[Any, Any]"
+StreamCall: TypeAlias = "grpc.StreamStreamMultiCallable[Any, Any]"
 _MaybeHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
 
@@ -103,6 +106,19 @@ class Tls:
     cert: Path
     key: Path
     ca: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long a peer may take for one call; a read gets time for its bytes at the slowest rate worth waiting for."""
+
+    tree_s: float = 60.0
+    records_s: float = 60.0
+    read_s: float = 30.0
+    read_bytes_per_s: float = 100 << 10
+
+    def read(self, length_bytes: int) -> float:
+        return self.read_s + length_bytes / self.read_bytes_per_s
 
 
 def is_loopback(address: str) -> bool:
@@ -232,7 +248,7 @@ class _NamedErrors(grpc.ServerInterceptor):
         return make(many_answers if handler.response_streaming else one_answer, None, handler.response_serializer)
 
 
-_MAKERS: Mapping[tuple[bool, bool], Callable[..., _Handler]] = {
+_MAKERS: Mapping[tuple[bool, bool], Callable[..., Handler]] = {
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
     (True, False): grpc.stream_unary_rpc_method_handler,
