@@ -70,3 +70,14 @@ class BlockRecord:
     @cached_property
     def by_offset(self) -> dict[int, ChunkRecord]:
         return {chunk.offset: chunk for chunk in self.chunks}
+
+
+@dataclass(frozen=True)
+class DeleteTransaction:
+    """The cluster's order to delete blocks of a container; only such an order makes bytes disappear."""
+
+    tx_id: int
+    container_id: ContainerId
+    block_ids: tuple[BlockId, ...]
+    # What one replica of the blocks takes up, where the sender says it.
+    replica_bytes: int | None = None

@@ -15,7 +15,7 @@ from merkle.check import TreeRefusal
 from merkle.checksum import WIDTH, ChecksumType
 from merkle.errors import RecordInvalidError, TreeRefusedError
 from merkle.limits import BLOCK_BYTES_MAX, BLOCK_CHUNKS_MAX, CHUNK_BYTES_MAX, MESSAGE_BYTES_MAX, TREE_BLOCKS_MAX
-from merkle.record import BlockRecord, ChunkRecord
+from merkle.record import BlockRecord, ChunkRecord, DeleteTransaction
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
 from protos.ozone_datanode_pb2 import (
     BlockData,
@@ -24,6 +24,7 @@ from protos.ozone_datanode_pb2 import (
     ChunkInfo,
     ContainerChecksumInfo,
     DatanodeBlockID,
+    DeletedBlocksTransaction,
     KeyValue,
 )
 
@@ -219,6 +220,39 @@ def chunk_to_proto(chunk: ChunkRecord) -> ChunkInfo:
     if chunk.stripe_checksum is not None:
         message.stripeChecksum = chunk.stripe_checksum
     return message
+
+
+# ---- delete transactions ---------------------------------------------------------------------------------------------
+
+
+def delete_transaction_from_bytes(raw: bytes) -> DeleteTransaction:
+    """The transaction in a serialised `DeletedBlocksTransaction`, as kept in RocksDB.
+
+    Raises:
+        RecordInvalidError: reason `unparsable`.
+    """
+    try:
+        message = DeletedBlocksTransaction.FromString(raw)
+    except DecodeError as error:
+        raise _invalid("unparsable", "a delete transaction cannot be parsed") from error
+    return DeleteTransaction(
+        message.txID,
+        ContainerId(message.containerID),
+        tuple(BlockId(block_id) for block_id in message.localID),
+        message.totalSizePerReplica if message.HasField("totalSizePerReplica") else None,
+    )
+
+
+def delete_transaction_to_bytes(transaction: DeleteTransaction) -> bytes:
+    """The transaction as it came from the cluster, as far as a datanode goes by it."""
+    message = DeletedBlocksTransaction(
+        txID=transaction.tx_id, containerID=transaction.container_id, localID=transaction.block_ids
+    )
+    # Required by older datanodes, which count tries in it.
+    message.count = 0
+    if transaction.replica_bytes is not None:
+        message.totalSizePerReplica = transaction.replica_bytes
+    return message.SerializeToString()
 
 
 def _metadata_from_proto(entries: Iterable[KeyValue], block_id: int | None) -> Metadata:
