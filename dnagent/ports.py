@@ -73,7 +73,7 @@ class Peer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScannedFault:
-    """One finding of a scan as it goes over the wire."""
+    """One finding of a scan as it goes over the wire; `type` is one of Ozone's names."""
 
     type: str
     block_id: BlockId | None = None

@@ -78,7 +78,6 @@ _STATUS: Mapping[str, grpc.StatusCode] = {
     "container_state": grpc.StatusCode.FAILED_PRECONDITION,
     "read_only": grpc.StatusCode.FAILED_PRECONDITION,
     "busy": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "too_large": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "peer_unavailable": grpc.StatusCode.UNAVAILABLE,
     "controller_unavailable": grpc.StatusCode.UNAVAILABLE,
     "interrupted": grpc.StatusCode.CANCELLED,
@@ -94,6 +93,7 @@ _NONSENSE = {grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS, grpc.StatusCod
 Register = Callable[[grpc.Server], None]
 # Generic in the stubs alone.
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+UnaryCall: TypeAlias = "grpc.UnaryUnaryMultiCallable[Any, Any]"
 UnaryStreamCall: TypeAlias = "grpc.UnaryStreamMultiCallable[Any, Any]"
 StreamCall: TypeAlias = "grpc.StreamStreamMultiCallable[Any, Any]"
 _MaybeHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
