@@ -1,0 +1,262 @@
+"""A tree as numpy columns, for bulk work: folding many checksums at once, and Ozone's bytes straight from arrays.
+
+One row a block and one row a chunk; `chunk_starts[i]:chunk_starts[i + 1]` are the chunks of block i. Nothing here
+loops over many blocks or chunks in Python where kernels are compiled (merkle.checksum). The bytes
+are a serialised `ContainerChecksumInfo` as Ozone's writer fills it: every field of a block and of a chunk is on the
+wire, false and zero too; the root only where there is one; negative numbers take ten bytes.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+import numpy as np
+
+from merkle.checksum import Buffer, compiled, fingerprint, fold
+from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Int64s: TypeAlias = "NDArray[np.int64]"
+Bools: TypeAlias = "NDArray[np.bool_]"
+Bytes: TypeAlias = "NDArray[np.uint8]"
+
+# Up to here plain loops encode faster than arrays do.
+FEW_ROWS = 128
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TreeColumns:
+    """One replica's tree: blocks in ascending ID order, each block's chunks in ascending offset order."""
+
+    container_id: ContainerId
+    data_checksum: int | None
+    block_ids: Int64s
+    block_checksums: Int64s
+    block_deleted: Bools
+    chunk_starts: Int64s
+    chunk_offsets: Int64s
+    chunk_lengths: Int64s
+    chunk_checksums: Int64s
+    chunk_matches: Bools
+
+    def __post_init__(self) -> None:
+        assert len(self.block_ids) == len(self.block_checksums) == len(self.block_deleted)
+        assert len(self.chunk_offsets) == len(self.chunk_lengths) == len(self.chunk_checksums)
+        assert len(self.chunk_offsets) == len(self.chunk_matches)
+        assert len(self.chunk_starts) == len(self.block_ids) + 1
+        assert (int(self.chunk_starts[0]), int(self.chunk_starts[-1])) == (0, len(self.chunk_offsets))
+
+    @classmethod
+    def of(cls, tree: ContainerTree) -> Self:
+        """The columns of a tree. Chunks that a foreign file lists under a tombstone are left out, as Ozone does."""
+        blocks = tree.blocks
+        counts = [0 if block.deleted else len(block.chunks) for block in blocks]
+        chunks = [chunk for block in blocks if not block.deleted for chunk in block.chunks]
+        return cls(
+            tree.container_id,
+            tree.data_checksum,
+            np.array([block.block_id for block in blocks], np.int64),
+            np.array([block.data_checksum for block in blocks], np.int64),
+            np.array([block.deleted for block in blocks], np.bool_),
+            _starts(np.array(counts, np.int64)),
+            np.array([chunk.offset for chunk in chunks], np.int64),
+            np.array([chunk.length_bytes for chunk in chunks], np.int64),
+            np.array([chunk.data_checksum for chunk in chunks], np.int64),
+            np.array([chunk.checksum_matches for chunk in chunks], np.bool_),
+        )
+
+    def to_tree(self) -> ContainerTree:
+        """The same as values."""
+        chunks = tuple(
+            map(
+                ChunkTree,
+                self.chunk_offsets.tolist(),
+                self.chunk_lengths.tolist(),
+                self.chunk_checksums.tolist(),
+                self.chunk_matches.tolist(),
+            )
+        )
+        starts = self.chunk_starts.tolist()
+        blocks = zip(self.block_ids.tolist(), self.block_checksums.tolist(), self.block_deleted.tolist(), strict=True)
+        return ContainerTree(
+            self.container_id,
+            self.data_checksum,
+            tuple(
+                BlockTree(BlockId(block_id), checksum, deleted, chunks[starts[i] : starts[i + 1]])
+                for i, (block_id, checksum, deleted) in enumerate(blocks)
+            ),
+        )
+
+    def computed(self) -> Self:
+        """The tree with live blocks' checksums and the root computed from the chunks'; tombstones keep theirs."""
+        folded = fold_blocks(self.block_ids, self.chunk_starts, self.chunk_checksums)
+        checksums = np.where(self.block_deleted, self.block_checksums, folded)
+        return replace(self, block_checksums=checksums, data_checksum=fold_root(checksums))
+
+
+def fold_windows(entries: Buffer, starts: Int64s) -> Int64s:
+    """The checksums of many chunks: chunk i recorded the joined window entries `entries[starts[i]:starts[i + 1]]`.
+
+    `starts` begins anywhere, never descends, and ends within `entries`.
+    """
+    view = memoryview(entries)
+    assert np.all(starts[1:] >= starts[:-1])
+    assert starts[0] >= 0
+    assert starts[-1] <= view.nbytes
+    kernel = compiled(view.nbytes)
+    if kernel and view.nbytes:
+        return kernel.crc32c_ranges(view.cast("B"), np.ascontiguousarray(starts, np.int64))
+    return library_fold_windows(view, starts)
+
+
+def library_fold_windows(entries: memoryview, starts: Int64s) -> Int64s:
+    """The same by one library call a chunk."""
+    return np.array([fold(entries[a:b]) for a, b in pairwise(starts.tolist())], np.int64)
+
+
+def fold_blocks(block_ids: Int64s, chunk_starts: Int64s, chunk_checksums: Int64s) -> Int64s:
+    """The checksum of every block, over its ID and the checksums of its chunks (any int64)."""
+    assert len(chunk_starts) == len(block_ids) + 1
+    assert np.all(chunk_starts[1:] >= chunk_starts[:-1])
+    assert chunk_starts[0] >= 0
+    assert chunk_starts[-1] <= len(chunk_checksums)
+    kernel = compiled(block_ids.nbytes + chunk_checksums.nbytes)
+    if kernel:
+        return kernel.blocks(*(np.ascontiguousarray(a, np.int64) for a in (block_ids, chunk_starts, chunk_checksums)))
+    return library_fold_blocks(block_ids, chunk_starts, chunk_checksums)
+
+
+def library_fold_blocks(block_ids: Int64s, chunk_starts: Int64s, chunk_checksums: Int64s) -> Int64s:
+    """The same by one library call a block, over one image of what all blocks fold."""
+    first, last = chunk_starts[:-1], chunk_starts[1:]
+    # Block i begins behind i IDs and all chunks of the blocks before it.
+    at = first - chunk_starts[0] + np.arange(len(block_ids))
+    image = np.empty(int(last[-1] - first[0]) + len(block_ids) if len(block_ids) else 0, ">i8")
+    is_chunk = np.ones(len(image), np.bool_)
+    is_chunk[at] = False
+    image[at] = block_ids
+    image[is_chunk] = chunk_checksums[chunk_starts[0] : chunk_starts[-1]]
+    view = memoryview(image.tobytes())
+    ends = zip((at * 8).tolist(), ((at + (last - first) + 1) * 8).tolist(), strict=True)
+    return np.array([fold(view[a:b]) for a, b in ends], np.int64)
+
+
+def fold_root(block_checksums: Int64s) -> int:
+    """The container's checksum, over those of its blocks, deleted ones included; 0 without blocks."""
+    return fold(block_checksums.astype(">i8").tobytes())
+
+
+def encode_tree(tree: ContainerTree) -> bytes:
+    """The serialised `ContainerChecksumInfo`, byte for byte as Ozone writes it."""
+    return _checksum_info(tree.container_id, tree.data_checksum, _encode_tree_blocks(tree))
+
+
+def encode_columns(columns: TreeColumns) -> bytes:
+    """The same from columns."""
+    return _checksum_info(columns.container_id, columns.data_checksum, _encode_blocks(columns))
+
+
+def state_fingerprint(tree: ContainerTree) -> bytes:
+    """Equal exactly if two trees hold the same blocks and chunks in every field, whatever their roots say.
+
+    A root is 32 bits and covers neither lengths nor offsets nor flags; this is 128 bits over all of them.
+    """
+    return fingerprint(_encode_tree_blocks(tree))
+
+
+def _checksum_info(container_id: int, data_checksum: int | None, blocks: bytes) -> bytes:
+    root = b"" if data_checksum is None else b"\x08" + _varint(data_checksum)
+    return b"\x08" + _varint(container_id) + b"\x12" + _varint(len(root) + len(blocks)) + root + blocks
+
+
+def _encode_tree_blocks(tree: ContainerTree) -> bytes:
+    """All `blockMerkleTree` fields; a small tree without arrays, whose set-up costs more than its fields."""
+    if len(tree.blocks) + sum(len(block.chunks) for block in tree.blocks) > FEW_ROWS:
+        return _encode_blocks(TreeColumns.of(tree))
+    out = []
+    for block in tree.blocks:
+        body = [b"\x08", _varint(block.block_id), b"\x10", _varint(block.data_checksum)]
+        for chunk in () if block.deleted else block.chunks:
+            offset, length, checksum = map(_varint, (chunk.offset, chunk.length_bytes, chunk.data_checksum))
+            fields = b"\x08%b\x10%b\x18%b\x20%c" % (offset, length, checksum, chunk.checksum_matches)
+            body += [b"\x1a", _varint(len(fields)), fields]
+        body.append(b"\x20%c" % block.deleted)
+        joined = b"".join(body)
+        out += [b"\x12", _varint(len(joined)), joined]
+    return b"".join(out)
+
+
+def _encode_blocks(columns: TreeColumns) -> bytes:
+    """The same from columns: sizes first, from the inside out, then every field at the place that follows."""
+    fields = (columns.chunk_offsets, columns.chunk_lengths, columns.chunk_checksums)
+    sizes = [_varint_sizes(field) for field in fields]
+    # Four tags and a bool; never more than 35 bytes, so that the length takes one.
+    chunk_bodies = sizes[0] + sizes[1] + sizes[2] + 5
+    chunk_ends = _starts(chunk_bodies + 2)
+    id_sizes, checksum_sizes = _varint_sizes(columns.block_ids), _varint_sizes(columns.block_checksums)
+    first, last = columns.chunk_starts[:-1], columns.chunk_starts[1:]
+    # Three tags and a bool.
+    bodies = id_sizes + checksum_sizes + 4 + chunk_ends[last] - chunk_ends[first]
+    body_sizes = _varint_sizes(bodies)
+    block_ends = _starts(1 + body_sizes + bodies)
+    out = np.empty(int(block_ends[-1]), np.uint8)
+
+    at = block_ends[:-1]
+    at = _put_varints(out, _put_byte(out, at, 0x12), bodies, body_sizes)
+    at = _put_varints(out, _put_byte(out, at, 0x08), columns.block_ids, id_sizes)
+    at = _put_varints(out, _put_byte(out, at, 0x10), columns.block_checksums, checksum_sizes)
+    _put_byte(out, _put_byte(out, block_ends[1:] - 2, 0x20), columns.block_deleted)
+
+    at = np.repeat(at - chunk_ends[first], last - first) + chunk_ends[:-1]
+    at = _put_byte(out, _put_byte(out, at, 0x1A), chunk_bodies)
+    for tag, field, size in zip((0x08, 0x10, 0x18), fields, sizes, strict=True):
+        at = _put_varints(out, _put_byte(out, at, tag), field, size)
+    _put_byte(out, _put_byte(out, at, 0x20), columns.chunk_matches)
+    return out.tobytes()
+
+
+def _starts(counts: Int64s) -> Int64s:
+    """Where each of these many begins, and where the last ends."""
+    starts = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
+def _varint_sizes(values: Int64s) -> Int64s:
+    words = values.view(np.uint64)
+    sizes = np.ones(len(words), np.int64)
+    for bits in range(7, 64, 7):
+        longer = words >= np.uint64(1 << bits)
+        if not longer.any():
+            break
+        sizes += longer
+    return sizes
+
+
+def _put_byte(out: Bytes, at: Int64s, values: "int | Int64s | Bools") -> Int64s:
+    """Write one byte at each place; return the places behind."""
+    out[at] = values
+    return at + 1
+
+
+def _put_varints(out: Bytes, at: Int64s, values: Int64s, sizes: Int64s) -> Int64s:
+    """Write one varint at each place; return the places behind."""
+    behind, words = at + sizes, values.view(np.uint64)
+    while at.size:
+        more = sizes > 1
+        out[at] = (words & np.uint64(0x7F)) | (more.astype(np.uint64) << np.uint64(7))
+        if not more.all():
+            at, words, sizes = at[more], words[more], sizes[more]
+        at, words, sizes = at + 1, words >> np.uint64(7), sizes - 1
+    return behind
+
+
+def _varint(value: int) -> bytes:
+    word, out = value & 0xFFFF_FFFF_FFFF_FFFF, bytearray()
+    while word > 0x7F:
+        out.append(word & 0x7F | 0x80)
+        word >>= 7
+    out.append(word)
+    return bytes(out)
