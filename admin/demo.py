@@ -1,0 +1,420 @@
+"""`treefold demo`: real processes on loopback heal real replicas, and then the disk is asked whether it is true.
+
+One controller and an agent per datanode are started on copies of volumes that real Ozone datanodes wrote. Every replica
+is scanned, `treefold reconcile` is run, every replica is scanned again, everything is stopped, and the volumes are read
+once more without any of it (admin.proof).
+"""
+
+import json
+import shutil
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from admin.cluster import LocalCluster, ScannedReplica
+from admin.damage import Damage, Inflicted, inflict
+from admin.output import console, print_json
+from admin.picture import cells, legend, strips
+from admin.proof import Proof, prove
+from merkle.errors import UsageError
+from merkle.plan import Verdict, compare
+from merkle.tree import ContainerId, root_hex
+
+# Verdicts that end the demo with the exit status for damage that nobody can mend.
+_LOST = {Verdict.UNRECOVERABLE, Verdict.CONFLICT}
+_VOLUME = "volume1"
+# Slow enough that an agent can be killed between two of its writes.
+_SLOW_BYTES_PER_SECOND = 48 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asked for."""
+
+    fixture: Path | None = None
+    keep: Path | None = None
+    pictures: bool = True
+    damage: Damage | None = None
+    # The agent to kill, counted from 1.
+    kill: int | None = None
+
+
+@dataclass(slots=True)
+class Kill:
+    """When an agent was killed, and what it had done until then."""
+
+    replica: str
+    after_s: float
+    windows_written: int
+    container_id: ContainerId | None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All that the demo saw."""
+
+    replicas: tuple[str, ...] = ()
+    inflicted: tuple[Inflicted, ...] = ()
+    before: list[ScannedReplica] = field(default_factory=list)
+    after: list[ScannedReplica] = field(default_factory=list)
+    verdicts: dict[ContainerId, Verdict] = field(default_factory=dict)
+    refused: dict[ContainerId, str] = field(default_factory=dict)
+    jobs: list[Mapping[str, object]] = field(default_factory=list)
+    kill: Kill | None = None
+    proof: Proof | None = None
+    elapsed_s: float = 0.0
+
+    @property
+    def lost(self) -> list[ContainerId]:
+        return sorted(i for i, verdict in self.verdicts.items() if verdict in _LOST)
+
+    @property
+    def unverifiable(self) -> list[ContainerId]:
+        return sorted(self.proof.unverifiable) if self.proof else []
+
+    @property
+    def unhealed(self) -> list[ContainerId]:
+        """Containers with a flaw on disk, a finding of the last scan, or replicas whose roots still differ."""
+        flawed = set(self.proof.flawed()) if self.proof else set()
+        flawed |= {replica.container_id for replica in self.after if replica.findings}
+        roots: dict[ContainerId, set[int]] = {}
+        for replica in self.after:
+            if not replica.replica_index:
+                roots.setdefault(replica.container_id, set()).add(replica.data_checksum)
+        flawed |= {container_id for container_id, found in roots.items() if len(found) > 1}
+        return sorted(flawed - set(self.unverifiable))
+
+    @property
+    def healed(self) -> list[ContainerId]:
+        seen = {replica.container_id for replica in self.after}
+        return sorted(seen - set(self.unhealed) - set(self.unverifiable))
+
+    @property
+    def exit_status(self) -> int:
+        return 4 if self.lost else 1 if self.unhealed or not self.healed else 0
+
+
+class Demo:
+    """One run, from the unpacked volumes to the proof."""
+
+    def __init__(self, options: Options, console: Console) -> None:
+        self._options = options
+        self._console = console
+        self._started = time.monotonic()
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        """Heal the volumes and prove it; the outcome says what came of it.
+
+        Raises:
+            UsageError: the folders given are not what they should be; nothing was started.
+            ReconcileError: a process failed.
+        """
+        with tempfile.TemporaryDirectory(prefix="treefold-demo-") as name, self._work_folder(Path(name)) as work:
+            scratch = Path(name)
+            volumes = self._volumes(work)
+            reference = None if self._options.fixture else _unpacked("healthy", scratch / "healthy")
+            self.outcome.replicas = tuple(volumes)
+            if self._options.damage:
+                self.outcome.inflicted = inflict(self._options.damage, volumes, scratch / "damage")
+                for one in self.outcome.inflicted:
+                    at = f", block {one.block_id} at byte {one.offset}" if one.block_id else ""
+                    self._say(f"added damage: {one.damage.value} on {one.replica}, container {one.container_id}{at}")
+            if self._options.kill and self._options.kill > len(volumes):
+                raise UsageError(f"there is no agent {self._options.kill}: the fixture has {len(volumes)}")
+            with LocalCluster(volumes, scratch / "processes") as cluster:
+                self._say(f"started 1 controller and {len(volumes)} agents on {', '.join(volumes)}, loopback only")
+                self._heal(cluster)
+            self.outcome.proof = prove(volumes, scratch / "proof", reference=reference)
+            self._conclude(reference is not None)
+        self.outcome.elapsed_s = time.monotonic() - self._started
+        return self.outcome
+
+    def _heal(self, cluster: LocalCluster) -> None:
+        held = _held(cluster)
+        self.outcome.before = cluster.scan(held)
+        self._show("scanned", cluster, self.outcome.before)
+        eligible = []
+        for view in cluster.containers():
+            if view.eligibility == "ok":
+                eligible.append(str(view.container_id))
+            else:
+                self.outcome.refused[ContainerId(view.container_id)] = view.eligibility
+                self._say(f"container {view.container_id} is not eligible: {view.eligibility_message}")
+        if eligible:
+            self._reconcile(cluster, eligible)
+        self.outcome.after = cluster.scan(held)
+        self._show("rescanned", cluster, self.outcome.after)
+
+    def _reconcile(self, cluster: LocalCluster, container_ids: Sequence[str]) -> None:
+        self._say(f"treefold reconcile {' '.join(container_ids)} --yes --wait")
+        words = ["reconcile", *container_ids, "--yes", "--wait", "--reason", "demo"]
+        if self._options.kill is None:
+            _, answer = cluster.command(*words)
+        else:
+            with self._killer(cluster, list(self.outcome.replicas)[self._options.kill - 1]):
+                _, answer = cluster.command(*words)
+            # What the killed agent could not finish in the first run it finishes in this one.
+            _, answer = cluster.command(*words)
+        self.outcome.jobs = answer["data"]["jobs"]
+        for job in self.outcome.jobs:
+            container_id = ContainerId(int(str(job["containerID"])))
+            self.outcome.verdicts[container_id] = Verdict(str(job["verdict"] or "unknown"))
+
+    @contextmanager
+    def _killer(self, cluster: LocalCluster, victim: str) -> Iterator[None]:
+        """Make the victim slow, kill it after its first write, and start it again at full speed."""
+        cluster.stop_agent(victim)
+        cluster.start_agent(victim, bytes_per_second=_SLOW_BYTES_PER_SECOND)
+        over = threading.Event()
+        audit = cluster.audit_file(victim)
+
+        def watch() -> None:
+            while not over.wait(0.001):
+                if audit.exists() and audit.stat().st_size:
+                    cluster.kill_agent(victim)
+                    lines = audit.read_text().splitlines()
+                    self.outcome.kill = Kill(
+                        victim,
+                        time.monotonic() - self._started,
+                        len(lines),
+                        ContainerId(json.loads(lines[0])["container_id"]) if lines else None,
+                    )
+                    self._say(f"killed the agent of {victim} after its first write; starting it again")
+                    cluster.start_agent(victim)
+                    return
+
+        watcher = threading.Thread(target=watch, name="kill")
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
+        if self.outcome.kill is None:
+            cluster.stop_agent(victim)
+            cluster.start_agent(victim)
+
+    def _conclude(self, compared: bool) -> None:
+        proof = self.outcome.proof
+        assert proof is not None
+        against = (
+            "records, block files and trees equal those of the undamaged volumes"
+            if compared
+            else ("every window matches its record, and the replicas are equal")
+        )
+        for flaw in proof.flaws:
+            if flaw.container_id in self.outcome.unhealed:
+                self._say(f"container {flaw.container_id} on {flaw.replica}: {flaw.text}")
+        for container_id in self.outcome.unverifiable:
+            self._say(f"container {container_id} has no recorded checksums: unverifiable, left alone")
+        if self.outcome.healed:
+            self._say(f"read again without any agent: in {_listed(self.outcome.healed)} {against}")
+        if self.outcome.lost:
+            self._say(f"nobody holds what {_listed(self.outcome.lost)} lost: unrecoverable, left as it is")
+
+    def _show(self, verb: str, cluster: LocalCluster, scanned: Sequence[ScannedReplica]) -> None:
+        faults = sum(len(replica.findings) for replica in scanned)
+        self._say(f"{verb} {len(scanned)} replicas: {faults} findings")
+        if not self._options.pictures:
+            return
+        for container_id in sorted({replica.container_id for replica in scanned}):
+            replicas = [replica for replica in scanned if replica.container_id == container_id]
+            trees = {replica.replica: cluster.tree(replica.replica, container_id) for replica in replicas}
+            comparison = compare(trees)
+            beside = {replica.replica: f"{root_hex(replica.data_checksum):>8}  {replica.state}" for replica in replicas}
+            self._console.print(Text(f"\n  container {container_id}  {comparison.verdict.value}", "bold"))
+            self._console.print(strips(cells(trees, comparison), beside))
+        self._console.print(legend())
+        self._console.print()
+
+    def _say(self, text: str) -> None:
+        self._console.print(f"[{time.monotonic() - self._started:5.1f}s] {text}", markup=False, highlight=False)
+
+    @contextmanager
+    def _work_folder(self, scratch: Path) -> Iterator[Path]:
+        """Where the volumes are healed: the folder to keep, if one is asked for, or one that goes with the rest."""
+        keep = self._options.keep
+        if keep is None:
+            yield scratch / "volumes"
+            return
+        if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+            raise UsageError(f"{keep} is not an empty folder", hint="Name a new folder for --keep.")
+        yield keep
+
+    def _volumes(self, work: Path) -> dict[str, Path]:
+        fixture = self._options.fixture
+        if fixture is None:
+            return _unpacked("damaged", work)
+        found = sorted(
+            (path for path in fixture.glob("dn*") if path.name[2:].isdigit() and (path / _VOLUME / "hdds").is_dir()),
+            key=lambda path: int(path.name[2:]),
+        )
+        if len(found) < 2:
+            raise UsageError(
+                f"{fixture} does not hold the volumes of two or more datanodes",
+                hint="It should have folders dn1/volume1, dn2/volume1 and so on, each a datanode's volume.",
+            )
+        for path in found:
+            shutil.copytree(path / _VOLUME, work / path.name / _VOLUME, symlinks=True)
+        return {path.name: work / path.name / _VOLUME for path in found}
+
+
+def report(outcome: Outcome) -> dict[str, object]:
+    """What `--json` prints under `data`."""
+    containers = []
+    for container_id in sorted({replica.container_id for replica in outcome.after}):
+
+        def replicas(scanned: Sequence[ScannedReplica], wanted: ContainerId = container_id) -> dict[str, object]:
+            return {
+                replica.replica: {
+                    "dataChecksum": root_hex(replica.data_checksum),
+                    "state": replica.state,
+                    "findings": list(replica.findings),
+                }
+                for replica in scanned
+                if replica.container_id == wanted
+            }
+
+        verdict = outcome.verdicts.get(container_id)
+        containers.append(
+            {
+                "containerID": container_id,
+                "verdict": verdict.value if verdict else None,
+                "refused": outcome.refused.get(container_id),
+                "healed": container_id in outcome.healed,
+                "before": replicas(outcome.before),
+                "after": replicas(outcome.after),
+            }
+        )
+    proof, kill = outcome.proof, outcome.kill
+    return {
+        "replicas": list(outcome.replicas),
+        "healed": outcome.healed,
+        "unhealed": outcome.unhealed,
+        "unverifiable": outcome.unverifiable,
+        "unrecoverable": outcome.lost,
+        "damageAdded": [
+            {
+                "damage": one.damage.value,
+                "replica": one.replica,
+                "containerID": one.container_id,
+                "blockID": one.block_id,
+                "offset": one.offset,
+            }
+            for one in outcome.inflicted
+        ],
+        "kill": kill
+        and {
+            "replica": kill.replica,
+            "after_s": round(kill.after_s, 3),
+            "windowsWritten": kill.windows_written,
+            "containerID": kill.container_id,
+        },
+        "containers": containers,
+        "jobs": outcome.jobs,
+        "proof": proof
+        and {
+            "bytesVerified": proof.windows_matching_bytes,
+            "bytesCompared": proof.compared_bytes,
+            "flaws": [
+                {"containerID": flaw.container_id, "replica": flaw.replica, "text": flaw.text} for flaw in proof.flaws
+            ],
+        },
+        "elapsed_s": round(outcome.elapsed_s, 3),
+    }
+
+
+def _unpacked(moment: str, folder: Path) -> dict[str, Path]:
+    """One of the packaged moments of a real cluster, unpacked: its volumes by datanode."""
+    with as_file(files("admin") / "data" / f"{moment}.tar.xz") as archive, tarfile.open(archive) as packed:
+        members = [member for member in packed if member.name.startswith("dn")]
+        packed.extractall(folder, members, filter="data")
+    return {path.name: path / _VOLUME for path in sorted(folder.glob("dn*"))}
+
+
+def _held(cluster: LocalCluster) -> dict[str, list[ContainerId]]:
+    """The containers of each agent, by the name of its volume."""
+    names = cluster.names_by_datanode()
+    held: dict[str, list[ContainerId]] = {name: [] for name in names.values()}
+    for view in cluster.containers():
+        for replica in view.replicas:
+            held[names[replica.datanode.datanode_id]].append(ContainerId(view.container_id))
+    return held
+
+
+def _listed(container_ids: Sequence[ContainerId]) -> str:
+    return ("container " if len(container_ids) == 1 else "containers ") + ", ".join(map(str, container_ids))
+
+
+@click.command()
+@click.option(
+    "--fixture",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder with dn1/volume1, dn2/volume1 and so on: volumes of stopped datanodes. A copy is healed. "
+    "Default: six damaged containers that come with Treefold.",
+)
+@click.option(
+    "--keep", type=click.Path(path_type=Path), help="Leave the healed volumes in this new folder, as dn1/volume1 ..."
+)
+@click.option("--damage", type=click.Choice([damage.value for damage in Damage]), help="Add a damage of this kind.")
+@click.option("--kill", type=click.IntRange(min=1), metavar="N", help="Kill the agent of the Nth datanode (SIGKILL).")
+@click.option(
+    "--during",
+    type=click.Choice(["repair"]),
+    help="When --kill strikes: after the agent's first write. It is started again and has to finish.",
+)
+@click.option("--check", is_flag=True, help="Print no pictures; the exit status tells.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; what happens goes to stderr.")
+@click.option(
+    "--svg", type=click.Path(dir_okay=False, path_type=Path), help="Also draw what is printed into this file."
+)
+def demo(
+    fixture: Path | None,
+    keep: Path | None,
+    damage: str | None,
+    kill: int | None,
+    during: str | None,
+    check: bool,
+    as_json: bool,
+    svg: Path | None,
+) -> None:
+    """Heal damaged replicas of real Ozone containers, on loopback.
+
+    Starts a controller and an agent per datanode on copies of volumes, scans, runs `treefold reconcile`, stops
+    everything and proves the result by reading the volumes again. Ends by itself; nothing stays but what --keep names.
+
+    Exit status: 0 all healed (what has no checksums is named and left alone), 4 if data are lost beyond every
+    replica or replicas are in conflict, 1 otherwise.
+    """
+    if (kill is None) != (during is None):
+        raise UsageError("--kill and --during go together", hint="For example: --kill 2 --during repair")
+    out = Console(
+        file=console(stderr=as_json).file, record=svg is not None, highlight=False, width=100 if svg else None
+    )
+    options = Options(
+        fixture=fixture,
+        keep=keep,
+        pictures=not (check or as_json),
+        damage=Damage(damage) if damage else None,
+        kill=kill,
+    )
+    outcome = Demo(options, out).run()
+    status = outcome.exit_status
+    summary = {0: "HEALED", 4: "NOT HEALED: data are lost on every replica"}.get(status, "NOT HEALED")
+    out.print(Text(f"[{outcome.elapsed_s:5.1f}s] {summary}", "bold green" if status == 0 else "bold red"))
+    if svg:
+        out.save_svg(str(svg), title="treefold demo")
+    if as_json:
+        print_json({"schema_version": 1, "command": "demo", "ok": status == 0, "data": report(outcome)})
+    click.get_current_context().exit(status)
