@@ -1,0 +1,299 @@
+"""`<container ID>.tree`: read it; update it by read, merge and durable replace; never forget a deletion.
+
+A tree can be built anew from the data, except for its tombstones: once they are lost, a peer that still holds a
+deleted block brings it back. So they are remembered beside the volume, in its state folder: the previous version of
+every tree, and the tombstones alone, written before the tree that has them. What a tree file lacks of them, because it
+is unreadable, lost or an old one put back, is found again at the next read. An unreadable file is kept in quarantine.
+
+Under a read-only hold our trees lie in the state folder altogether, and come before the volume's.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from merkle.check import TreeRefusal
+from merkle.checksum import fingerprint
+from merkle.columns import encode_tree
+from merkle.errors import DatabaseError, DiskError, RecordInvalidError, StaleTreeError, TreeRefusedError
+from merkle.limits import MESSAGE_BYTES_MAX
+from merkle.merge import merge
+from merkle.record import BlockRecord
+from merkle.tree import (
+    BlockId,
+    BlockTree,
+    ContainerId,
+    ContainerTree,
+    TreeBuilder,
+    block_checksum,
+    container_checksum,
+)
+from ozone.disk import Disk
+from ozone.rocks import Database, Table, block_key, container_prefix
+from ozone.volume import Hold, Volume
+from protos.convert import delete_transaction_from_bytes, record_from_bytes, tree_from_bytes
+
+# Writers of different containers seldom meet; locks made per container would add up for ever.
+_LOCK_STRIPES = 127
+_TOO_LARGE = {
+    refusal.value for refusal in (TreeRefusal.TOO_LARGE, TreeRefusal.TOO_MANY_BLOCKS, TreeRefusal.TOO_MANY_CHUNKS)
+}
+
+
+class TreeStatus(Enum):
+    """What became of a tree file."""
+
+    PRESENT = "present"
+    ABSENT = "absent"
+    # Empty, not parsable, or with sums that do not add up.
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTree:
+    """A tree file as read.
+
+    `raw` are its bytes, b"" if absent; `tree` is an empty one without root unless the status is PRESENT; `recovered`
+    are the tombstones that we know from elsewhere and the tree lacks, by ascending block ID. `generation` changes
+    with the bytes. Unless the status is PRESENT, peers may know tombstones that are lost here: ask them before
+    anything is taken for missing.
+    """
+
+    status: TreeStatus
+    raw: bytes
+    tree: ContainerTree
+    generation: bytes
+    recovered: tuple[BlockTree, ...] = ()
+    # Why it is unreadable (a TreeRefusal's value, or "empty").
+    reason: str = ""
+
+    @property
+    def known(self) -> ContainerTree:
+        """The tree with the recovered tombstones laid over it; without a root where the tree has none."""
+        if not self.recovered:
+            return self.tree
+        blocks = {block.block_id: block for block in (*self.tree.blocks, *self.recovered)}
+        whole = ContainerTree.of(self.tree.container_id, blocks.values())
+        has_root = self.tree.data_checksum is not None
+        return whole if has_root else ContainerTree(whole.container_id, None, whole.blocks)
+
+
+@dataclass(slots=True)
+class TreeFileStats:
+    """What was done so far; for metrics."""
+
+    reads: int = 0
+    writes: int = 0
+    unchanged: int = 0
+    failures: int = 0
+    quarantined: int = 0
+    tombstones_recovered: int = 0
+    read_s: float = 0.0
+    write_s: float = 0.0
+
+
+class TreeFile:
+    """The tree files of one volume. Thread-safe."""
+
+    def __init__(self, volume: Volume, disk: Disk) -> None:
+        self.stats = TreeFileStats()
+        self._volume = volume
+        self._disk = disk
+        self._locks = [threading.Lock() for _ in range(_LOCK_STRIPES)]
+
+    def path(self, container_id: ContainerId) -> Path:
+        """Where the tree is written.
+
+        Raises:
+            ContainerNotFoundError: there is no such container.
+        """
+        if self._volume.hold is Hold.READ_ONLY:
+            return self._state("trees", container_id)
+        return self._volume_path(container_id)
+
+    def read(self, container_id: ContainerId) -> StoredTree:
+        """The stored tree and the tombstones that it lacks; a reader takes no lock.
+
+        Raises:
+            ContainerNotFoundError: there is no such container.
+            DiskError: the disk cannot be read, which says nothing about the tree.
+            TreeRefusedError: the tree is beyond our limits.
+        """
+        started = time.perf_counter()
+        raw = self._raw(self.path(container_id))
+        volume_raw = self._raw(self._volume_path(container_id)) if self._volume.hold is Hold.READ_ONLY else None
+        raw, other = (volume_raw, None) if raw is None else (raw, volume_raw)
+        tree, reason = _parsed(raw, container_id)
+        # What we remember, newest last; of a read-only volume also what its datanode has deleted since.
+        sources = [self._raw(self._state(kind, container_id)) for kind in ("previous", "tombstones")]
+        remembered: dict[BlockId, BlockTree] = {}
+        if tree is None and (raw is not None or any(sources)):
+            # The file was there once. Its tombstones may be of deletions that were not finished.
+            remembered = {t.block_id: t for t in self._pending(container_id)}
+        for source in (other, *sources):
+            known, _ = _parsed(source, container_id)
+            remembered |= {b.block_id: b for b in (known.blocks if known else ()) if b.deleted}
+        present = {b.block_id for b in tree.blocks if b.deleted} if tree else set[BlockId]()
+        self.stats.reads += 1
+        self.stats.read_s += time.perf_counter() - started
+        return StoredTree(
+            TreeStatus.ABSENT if raw is None else TreeStatus.PRESENT if tree else TreeStatus.UNREADABLE,
+            raw or b"",
+            tree or ContainerTree(container_id, None),
+            fingerprint(raw) if raw else b"",
+            tuple(remembered[block_id] for block_id in sorted(remembered.keys() - present)),
+            reason,
+        )
+
+    def update(
+        self, container_id: ContainerId, fresh: ContainerTree, *, expected_generation: bytes | None = None
+    ) -> ContainerTree:
+        """Lay a fresh tree over the stored one, write the outcome and return it.
+
+        Nothing is written if the stored tree is that already. With `expected_generation`, that of the StoredTree
+        which the work began with, a tree that changed meanwhile is not overwritten.
+
+        Raises:
+            StaleTreeError: the stored tree changed; nothing is written.
+            ContainerNotFoundError, TreeRefusedError: as in `read`; also where the outcome is beyond our limits.
+            DiskError: nothing is written, or after a failed sync it is unknown.
+        """
+        with self._lock(container_id):
+            stored = self.read(container_id)
+            if expected_generation is not None and stored.generation != expected_generation:
+                raise StaleTreeError(
+                    f"the tree of container {container_id} changed meanwhile", container_id=container_id
+                )
+            return self._write(stored, merge(fresh, stored.known))
+
+    def add_tombstones(self, container_id: ContainerId, records: Iterable[BlockRecord]) -> ContainerTree:
+        """Make the blocks of these records tombstones, with the checksums of their recorded chunks.
+
+        The root is computed only if the stored tree has one: without it the live blocks are not known yet.
+
+        Raises:
+            ContainerNotFoundError, TreeRefusedError, DiskError: as in `update`.
+        """
+        with self._lock(container_id):
+            stored = self.read(container_id)
+            builder = TreeBuilder(container_id, stored.known)
+            for record in records:
+                builder.delete_recorded(record.block_id, [chunk.data_checksum for chunk in record.chunks])
+            return self._write(stored, builder.build(compute_root=stored.tree.data_checksum is not None))
+
+    def forget(self, container_id: ContainerId) -> None:
+        """Drop what is remembered of a container that was deleted."""
+        for kind in ("trees", "previous", "tombstones"):
+            self._disk.remove(self._state(kind, container_id))
+
+    def _write(self, stored: StoredTree, tree: ContainerTree) -> ContainerTree:
+        container_id, started = tree.container_id, time.perf_counter()
+        encoded = encode_tree(tree)
+        if stored.status is TreeStatus.PRESENT and stored.raw == encoded:
+            self.stats.unchanged += 1
+            return tree
+        if len(encoded) > MESSAGE_BYTES_MAX:
+            text = f"the tree of container {container_id} would be {len(encoded)} bytes"
+            raise TreeRefusedError(TreeRefusal.TOO_LARGE.value, text, container_id=container_id)
+        path = self.path(container_id)
+        try:
+            tombstones = tuple(block for block in tree.blocks if block.deleted)
+            if tombstones != tuple(block for block in stored.tree.blocks if block.deleted):
+                alone = encode_tree(ContainerTree(container_id, None, tombstones))
+                self._replace(self._state("tombstones", container_id), alone)
+            if stored.status is TreeStatus.PRESENT:
+                self._replace(self._state("previous", container_id), stored.raw)
+            elif stored.raw:
+                # Named by content: the same file met again after a crash is kept once.
+                kept = self._volume.state_folder / "quarantine" / f"{container_id}-{stored.generation.hex()}.tree"
+                self._replace(kept, stored.raw)
+                self.stats.quarantined += 1
+            if self._volume.hold is Hold.READ_ONLY:
+                self._disk.make_folder(path.parent)
+            self._disk.replace(path, encoded)
+        except DiskError:
+            self.stats.failures += 1
+            raise
+        self.stats.writes += 1
+        self.stats.tombstones_recovered += len(stored.recovered)
+        self.stats.write_s += time.perf_counter() - started
+        return tree
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        self._disk.make_folder(path.parent)
+        self._disk.replace(path, data)
+
+    def _pending(self, container_id: ContainerId) -> list[BlockTree]:
+        try:
+            return pending_tombstones(self._volume.database, container_id)
+        except DatabaseError:
+            # The deletions that it holds are still to be done, whenever it can be read again.
+            return []
+
+    def _raw(self, path: Path) -> bytes | None:
+        try:
+            return self._disk.read(path)
+        except DiskError as error:
+            if error.facts.get("missing"):
+                return None
+            raise
+
+    def _volume_path(self, container_id: ContainerId) -> Path:
+        return self._volume.container_folder(container_id) / "metadata" / f"{container_id}.tree"
+
+    def _state(self, kind: str, container_id: ContainerId) -> Path:
+        return self._volume.state_folder / kind / f"{container_id}.tree"
+
+    def _lock(self, container_id: ContainerId) -> threading.Lock:
+        return self._locks[container_id % _LOCK_STRIPES]
+
+
+def pending_tombstones(database: Database, container_id: ContainerId) -> list[BlockTree]:
+    """Tombstones for the blocks that a delete transaction names and that still have a record.
+
+    A transaction or record that cannot be read gives none: nothing can be said about the checksums.
+
+    Raises:
+        DatabaseError: the database cannot be read.
+    """
+    builder = TreeBuilder(container_id)
+    for _, raw in database.items(Table.DELETE_TXNS, container_prefix(container_id)):
+        with contextlib.suppress(RecordInvalidError):
+            for block_id in delete_transaction_from_bytes(raw).block_ids:
+                record = database.get(Table.BLOCK_DATA, block_key(container_id, block_id))
+                if record is not None:
+                    with contextlib.suppress(RecordInvalidError):
+                        chunks = record_from_bytes(record).chunks
+                        builder.delete_recorded(block_id, [chunk.data_checksum for chunk in chunks])
+    return list(builder.build(compute_root=False).blocks)
+
+
+def _parsed(raw: bytes | None, container_id: ContainerId) -> tuple[ContainerTree | None, str]:
+    """The tree, or why there is none.
+
+    Raises:
+        TreeRefusedError: a tree beyond our limits, which may be whole: nothing is made of it, nothing replaces it.
+    """
+    if not raw:
+        return None, "" if raw is None else "empty"
+    try:
+        tree = tree_from_bytes(raw, container_id)
+    except TreeRefusedError as error:
+        if error.reason in _TOO_LARGE:
+            raise
+        return None, error.reason
+    # A flipped bit mostly leaves a message that still parses. Only the sums are asked of what we or Ozone wrote: the
+    # other rules of merkle.check are for strangers.
+    if any(not b.deleted and b.data_checksum != _live_checksum(b) for b in tree.blocks):
+        return None, TreeRefusal.BLOCK_CHECKSUM.value
+    if tree.data_checksum not in (None, container_checksum(b.data_checksum for b in tree.blocks)):
+        return None, TreeRefusal.ROOT_CHECKSUM.value
+    return tree, ""
+
+
+def _live_checksum(block: BlockTree) -> int:
+    return block_checksum(block.block_id, (chunk.data_checksum for chunk in block.chunks))
