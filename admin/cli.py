@@ -1,0 +1,85 @@
+"""The `treefold` command: gathers the command groups of all packages, each loaded when it is used.
+
+`treefold --help` must answer at once, so the names and summaries of the groups stand here and their modules, with
+RocksDB, gRPC and numpy behind them, are imported on first use. Errors raised on purpose end here as one sentence
+with a stable code, never as a traceback, and with the exit status that their class names.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+
+import click
+
+from merkle.errors import ReconcileError
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """A command to be imported from `module:attribute` on use."""
+
+    target: str
+    summary: str
+
+    def load(self) -> click.Command:
+        module, _, attribute = self.target.partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+COMMANDS: Mapping[str, Lazy] = {
+    "demo": Lazy("admin.demo:demo", "Heal damaged replicas of real containers, on loopback."),
+    "doctor": Lazy("admin.doctor:doctor", "Look at this machine and its volumes, touching nothing."),
+    "tree": Lazy("admin.tree:tree", "Build, show, compare and check trees offline."),
+}
+
+
+class Root(click.Group):
+    """Lists lazy commands without importing them, and turns errors into exit statuses."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return COMMANDS[cmd_name].load() if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ReconcileError as error:
+            click.echo(f"error [{error.code}]: {error.message}", err=True)
+            if error.hint:
+                click.echo(f"  {error.hint}", err=True)
+            ctx.exit(error.exit_status)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+
+
+@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="treefold", prog_name="treefold")
+@click.pass_context
+def treefold(ctx: click.Context) -> None:
+    """Reconcile the containers of Apache Ozone datanodes with Merkle trees."""
+    # Heavy, and of no use to --help.
+    from admin.output import Output
+
+    ctx.obj = Output(bars=sys.stderr.isatty() and "CI" not in os.environ)
+
+
+def main() -> None:
+    """The console script."""
+    treefold.main(prog_name="treefold")
+
+
+if __name__ == "__main__":
+    main()
