@@ -69,8 +69,10 @@ class ContainerStore:
         return sorted(
             container_id
             for container_id in candidates - found
-            # Deleting removes the rows; some row of the metadata table may come back after that, a record never does.
-            if next(iter(self.volume.database.items(Table.BLOCK_DATA, container_prefix(container_id))), None)
+            # Deleting moves the folder first and removes the rows then; a counter may be written again after that, a
+            # record never is.
+            if not (self.volume.working_folder / "tmp" / "deleted-containers" / str(container_id)).exists()
+            and next(iter(self.volume.database.items(Table.BLOCK_DATA, container_prefix(container_id))), None)
         )
 
     def get(self, container_id: ContainerId) -> "Container":

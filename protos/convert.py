@@ -76,6 +76,21 @@ def tree_from_bytes(raw: bytes, container_id: ContainerId) -> ContainerTree:
     return ContainerTree(container_id, tree.dataChecksum if tree.HasField("dataChecksum") else None, blocks)
 
 
+def container_id_of_tree(raw: bytes) -> ContainerId:
+    """The container that a serialised `ContainerChecksumInfo` says it is of.
+
+    Raises:
+        TreeRefusedError: it cannot be parsed, or names none.
+    """
+    try:
+        info = ContainerChecksumInfo.FromString(raw)
+    except DecodeError as error:
+        raise TreeRefusedError(TreeRefusal.UNPARSABLE.value, "the tree cannot be parsed") from error
+    if not info.HasField("containerID"):
+        raise TreeRefusedError(TreeRefusal.WRONG_CONTAINER.value, "the tree names no container")
+    return ContainerId(info.containerID)
+
+
 def _block_tree(block: BlockMerkleTree, container_id: ContainerId) -> BlockTree:
     if len(block.chunkMerkleTree) > BLOCK_CHUNKS_MAX:
         raise TreeRefusedError(
