@@ -96,7 +96,7 @@ class TreeFileStats:
     write_s: float = 0.0
 
 
-class TreeFile:
+class TreeFiles:
     """The tree files of one volume. Thread-safe."""
 
     def __init__(self, volume: Volume, disk: Disk) -> None:
