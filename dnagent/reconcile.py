@@ -452,6 +452,8 @@ class Reconciliation:
         chunk.unreachable = chunk.unreachable or event.retryable
         if event.retryable:
             self._strike(event.peer, event.code)
+            # It was cut off while it was of use: it may send the rest. Strikes bound how often.
+            chunk.sources.append(event.peer)
         elif chunk.wanted and event.peer not in chunk.partial_sources:
             # It called the chunk healthy and yet did not send it so.
             self._strike(event.peer, event.code or "remote_protocol")
