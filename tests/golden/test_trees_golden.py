@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from merkle.checksum import fold
+from merkle.columns import encode_tree
 from merkle.merge import merge
 from merkle.tree import BlockId, ChunkTree, ContainerId, ContainerTree, TreeBuilder
 from protos.ozone_datanode_pb2 import ContainerChecksumInfo
-from tests.support.trees import encode_by_protobuf as encode_tree
 
 OWN = Path(__file__).parent / "data"
 FURTHER = os.environ.get("TREEFOLD_GOLDEN_DIR")
