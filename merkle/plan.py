@@ -175,7 +175,7 @@ def plan_repair(ours: ContainerTree, peers: Mapping[PeerId, ContainerTree]) -> R
     tombstones: list[BlockTree] = []
     claimed: list[BlockId] = []
     if ours.data_checksum is None:
-        return RepairPlan(ours.container_id, survey.verdict, evidence=tuple(survey.evidence))
+        return RepairPlan(ours.container_id, Verdict.UNKNOWN, evidence=tuple(survey.evidence))
     for block in survey.blocks:
         own, others = block.entries[0], block.entries[1:]
         if block.tombstone is not None:
