@@ -1,0 +1,211 @@
+"""Laws of merge, diff, plan and comparison, over generated trees and replicas."""
+
+from functools import reduce
+from itertools import permutations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from merkle.check import check_tree
+from merkle.diff import DiffReport, diff
+from merkle.merge import merge
+from merkle.plan import DifferenceKind, Verdict, compare, plan_repair
+from merkle.replica import PeerId
+from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerTree, TreeBuilder
+from tests.support.replicas import (
+    Cluster,
+    StoredChunk,
+    StoredReplica,
+    concurrent_round,
+    join,
+    live_round,
+    plan_of,
+)
+from tests.support.trees import CHUNK_BYTES, CONTAINER, container, deleted
+
+PEERS = [PeerId(name) for name in ("dn-a", "dn-b", "dn-c", "dn-d")]
+BLOCK_IDS = range(20, 24)
+WINDOWS = 3
+
+# Few values, so that replicas often agree and often do not.
+chunk_checksums = st.sampled_from([0, 1, 2])
+live_blocks = st.builds(
+    lambda block_id, chunks: BlockTree.live(
+        BlockId(block_id), [ChunkTree(i * CHUNK_BYTES, CHUNK_BYTES, *chunk) for i, chunk in chunks.items()]
+    ),
+    st.sampled_from(BLOCK_IDS),
+    st.dictionaries(st.integers(0, 3), st.tuples(chunk_checksums, st.booleans()), max_size=4),
+)
+tombstones = st.builds(deleted, st.sampled_from(BLOCK_IDS), st.integers(-2, 2))
+trees = st.lists(live_blocks | tombstones, max_size=4, unique_by=lambda block: block.block_id).map(
+    lambda blocks: container(*blocks)
+)
+
+
+def record_of(block_id: int, i: int) -> tuple[int, ...]:
+    """What was written there, a number a window, the same on all replicas."""
+    return tuple(1000 * block_id + 10 * i + window for window in range(WINDOWS))
+
+
+@st.composite
+def stored_chunks(draw: st.DrawFn, block_id: int, i: int) -> StoredChunk:
+    record = record_of(block_id, i)
+    damage = draw(st.sampled_from([()] * 3 + [(0,), (1,), (0, 1), (1, 2), (0, 1, 2)]))
+    # Two ways to be wrong, so that copies can be wrong alike.
+    wrong = draw(st.sampled_from([7, 8]))
+    return StoredChunk(record, tuple(wrong if window in damage else good for window, good in enumerate(record)))
+
+
+@st.composite
+def stored_replicas(draw: st.DrawFn) -> StoredReplica:
+    """A replica of blocks that all agree on what was written: chunks lost from the end, windows bad, blocks gone."""
+    blocks: dict[BlockId, dict[int, StoredChunk]] = {}
+    gone: dict[BlockId, int] = {}
+    for block_id in map(BlockId, BLOCK_IDS):
+        fate = draw(st.sampled_from(["live"] * 6 + ["absent", "deleted"]))
+        if fate == "live":
+            count = draw(st.integers(1, 3))
+            blocks[block_id] = {i * CHUNK_BYTES: draw(stored_chunks(block_id, i)) for i in range(count)}
+        elif fate == "deleted":
+            gone[block_id] = draw(st.integers(0, 2))
+    return StoredReplica(blocks, gone)
+
+
+clusters = st.lists(stored_replicas(), min_size=2, max_size=4).map(lambda rs: dict(zip(PEERS, rs, strict=False)))
+
+
+@given(trees, trees, trees)
+def test_merging_is_idempotent_and_associative(a: ContainerTree, b: ContainerTree, c: ContainerTree) -> None:
+    """inv-I2: laying a tree over the stored one again changes nothing, however the writes are grouped."""
+    assert merge(a, a) == a
+    assert merge(merge(a, b), b) == merge(a, b)
+    assert merge(a, merge(b, c)) == merge(merge(a, b), c)
+
+
+@given(trees, trees)
+def test_what_is_deleted_after_a_merge_does_not_depend_on_its_order(a: ContainerTree, b: ContainerTree) -> None:
+    """inv-I5: tombstones of both sides stay; only which of two checksums stays depends on the side."""
+
+    def deletions(tree: ContainerTree) -> set[BlockId]:
+        return {block.block_id for block in tree.blocks if block.deleted}
+
+    assert deletions(merge(a, b)) == deletions(merge(b, a)) == deletions(a) | deletions(b)
+
+
+@given(trees)
+def test_a_built_tree_passes_the_check_and_builds_the_same_tree(tree: ContainerTree) -> None:
+    check_tree(tree)
+    assert TreeBuilder(CONTAINER, tree).build() == tree
+
+
+@given(trees)
+def test_a_tree_does_not_differ_from_itself(tree: ContainerTree) -> None:
+    """D3, CR-040"""
+    assert diff(tree, tree) == DiffReport()
+    plan = plan_repair(tree, {PEERS[0]: tree, PEERS[1]: tree})
+    assert plan.is_empty
+    assert plan.verdict is not Verdict.REPAIRABLE
+
+
+@given(trees, trees)
+def test_a_plan_against_one_peer_asks_for_no_more_than_the_diff(ours: ContainerTree, theirs: ContainerTree) -> None:
+    """Ozone's rules bound ours: the plan leaves out conflicts and what cannot be verified, and adds nothing."""
+    report, plan = diff(ours, theirs), plan_repair(ours, {PEERS[0]: theirs})
+    wanted = {(block.block_id, chunk.offset) for block in report.missing_blocks for chunk in block.chunks}
+    for block_id, chunks in (*report.missing_chunks, *report.corrupt_chunks):
+        wanted |= {(block_id, chunk.offset) for chunk in chunks}
+    healthy = {(block.block_id, repair.offset) for block in plan.blocks for repair in block.chunks if repair.sources}
+    flagged_only = {
+        (block.block_id, mine.offset)
+        for block in ours.blocks
+        for mine in block.chunks
+        if not mine.checksum_matches
+        and (their_block := theirs.block(block.block_id))
+        and any(t.offset == mine.offset and t.data_checksum == mine.data_checksum for t in their_block.chunks)
+    }
+    # A chunk flagged corrupt with the healthy checksum: Ozone compares the checksum alone and leaves it.
+    assert healthy <= wanted | flagged_only
+    assert plan.tombstones == report.diverged_deletes
+
+
+@given(trees, st.lists(trees, max_size=3))
+def test_a_plan_never_touches_a_healthy_chunk_of_ours(ours: ContainerTree, others: list[ContainerTree]) -> None:
+    """inv-I4, inv-I5"""
+    plan = plan_repair(ours, dict(zip(PEERS, others, strict=False)))
+    for repair in plan.blocks:
+        own = ours.block(repair.block_id)
+        assert own is None or not own.deleted
+        offsets = {chunk.offset: chunk for chunk in own.chunks} if own else {}
+        for chunk in repair.chunks:
+            mine = offsets.get(chunk.offset)
+            assert mine is None or not mine.checksum_matches or mine.data_checksum == 0
+
+
+@given(trees, st.lists(trees, min_size=2, max_size=3))
+def test_the_order_of_peers_makes_no_difference(ours: ContainerTree, others: list[ContainerTree]) -> None:
+    named = list(zip(PEERS, others, strict=False))
+    plans = [plan_repair(ours, dict(order)) for order in permutations(named)]
+    assert all(plan == plans[0] for plan in plans)
+    comparisons = [compare(dict(order)) for order in permutations(named)]
+    assert all(comparison == comparisons[0] for comparison in comparisons)
+
+
+@given(st.lists(trees, min_size=2, max_size=4))
+def test_every_replica_gives_the_same_verdict_as_the_comparison(replicas: list[ContainerTree]) -> None:
+    """A verdict is on the set, so it does not matter who looks."""
+    named = dict(zip(PEERS, replicas, strict=False))
+    verdict = compare({str(peer): tree for peer, tree in named.items()}).verdict
+    for own, ours in named.items():
+        plan = plan_repair(ours, {peer: tree for peer, tree in named.items() if peer != own})
+        assert plan.verdict is verdict
+        assert not (plan.verdict is Verdict.MATCH and plan.blocks)
+
+
+@given(st.lists(trees, min_size=2, max_size=4))
+def test_replicas_match_exactly_when_nobody_has_anything_to_do(replicas: list[ContainerTree]) -> None:
+    comparison = compare(dict(zip(PEERS, replicas, strict=False)))
+    assert (comparison.differences == ()) == (comparison.verdict in (Verdict.MATCH, Verdict.UNKNOWN))
+    for difference in comparison.differences:
+        assert difference.lacking or difference.kind is DifferenceKind.CONFLICTING_CHUNK
+        assert not set(difference.lacking) & set(difference.sources)
+
+
+@given(stored_replicas(), stored_replicas(), stored_replicas())
+def test_the_join_of_replicas_is_a_join(a: StoredReplica, b: StoredReplica, c: StoredReplica) -> None:
+    """inv-I2"""
+    assert join(a, a).tree() == a.tree()
+    assert join(a, b) == join(b, a)
+    assert join(join(a, b), c) == join(a, join(b, c))
+
+
+@settings(max_examples=200)
+@given(clusters)
+def test_carrying_out_the_plans_yields_the_join(cluster: Cluster) -> None:
+    """inv-I1, I3, I4: live in two orders and at once; where the join is whole, all replicas end as the join."""
+    whole = reduce(join, cluster.values())
+    order = tuple(cluster)
+    for after, verdicts in (live_round(cluster, order), live_round(cluster, order[::-1]), concurrent_round(cluster)):
+        for peer, replica in cluster.items():
+            _assert_only_mended(replica, after[peer])
+        if all(chunk.is_healthy for chunks in whole.blocks.values() for chunk in chunks.values()):
+            assert {replica.tree() for replica in after.values()} == {whole.tree()}
+            assert not verdicts & {Verdict.CONFLICT, Verdict.UNRECOVERABLE}
+            assert all(plan_of(after, peer).is_empty for peer in after)
+        else:
+            assert Verdict.UNRECOVERABLE in verdicts
+            # What can be mended is mended all the same, wherever it is recorded.
+            for replica in after.values():
+                for block_id, chunks in replica.blocks.items():
+                    joined = whole.blocks.get(block_id, {})
+                    assert all(chunk.is_healthy for o, chunk in chunks.items() if o in joined and joined[o].is_healthy)
+
+
+def _assert_only_mended(before: StoredReplica, after: StoredReplica) -> None:
+    assert after.tombstones.keys() >= before.tombstones.keys()
+    for block_id, chunks in before.blocks.items():
+        for offset, chunk in chunks.items():
+            now = after.chunk(block_id, offset)
+            assert now is not None
+            for was, is_now, good in zip(chunk.data, now.data, chunk.record, strict=True):
+                assert is_now in (was, good)
+                assert was != good or is_now == good
