@@ -1,0 +1,95 @@
+"""A real Ozone cluster on loopback for the tests marked `ozone` (tests/testbed/ozone_cluster.py does the work)."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+_SCRIPT = ROOT / "tests" / "testbed" / "ozone_cluster.py"
+# Other ports than those of a cluster that may run here already.
+_PORT_OFFSET = 20_000
+
+
+class OzoneCluster:
+    """One SCM, one OM, three datanodes; a context manager that leaves nothing running and no data behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._environment = {
+            **os.environ,
+            "OZONE_TESTBED_DIR": str(folder),
+            # Replicas that only one scan saw damaged would be deleted and copied anew within seconds.
+            "OZONE_REPLICATION_INTERVAL": "1h",
+            "OZONE_SCAN_GAP": "1s",
+        }
+
+    def __enter__(self) -> "OzoneCluster":
+        if not list((self.folder / "lib").glob("hdds-server-scm-*.jar")):
+            self._run("fetch")
+        self._run("wipe")
+        self._run("--port-offset", str(_PORT_OFFSET), "start")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run("wipe")
+
+    def volume(self, datanode: int) -> Path:
+        return self.folder / f"dn{datanode}" / "volume1"
+
+    def address(self, datanode: int) -> str:
+        """The datanode's gRPC port, which its peers read from."""
+        return f"127.0.0.1:{19_800 + _PORT_OFFSET + 20 * (datanode - 1)}"
+
+    def shell(self, *commands: str, settings: Sequence[str] = ()) -> None:
+        """Run `ozone sh` commands in one start of it; `settings` are key=value."""
+        options = [word for setting in settings for word in ("--set", setting)]
+        self._run("sh", *options, *(word for command in commands for word in ("--execute", command)))
+
+    def admin(self, *words: str) -> str:
+        return self._run("admin", *words)
+
+    def containers(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.admin("container", "list"))
+        return found
+
+    def roots(self, container_id: int) -> dict[str, tuple[str, str]]:
+        """State and root of each replica as SCM knows them, by the datanode's UUID."""
+        (status,) = json.loads(self.admin("container", "reconcile", "--status", str(container_id)))
+        return {
+            replica["datanode"]["id"]: (replica["state"], replica["dataChecksum"]) for replica in status["replicas"]
+        }
+
+    def stop(self, datanode: int) -> None:
+        self._run("stop-datanode", str(datanode))
+
+    def start(self, datanode: int) -> None:
+        self._run("start-datanode", str(datanode))
+
+    def log(self, datanode: int) -> str:
+        return (self.folder / f"dn{datanode}" / "log").read_text(errors="replace")
+
+    def _run(self, *words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, str(_SCRIPT), *words],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == 0, f"{words} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+
+def eventually(what: str, holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Wait until something holds, which other processes bring about; fail by name if it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
+        time.sleep(0.5)
