@@ -121,6 +121,12 @@ class BlockNotFoundError(ReconcileError):
     code = "block_not_found"
 
 
+class ChunkGapError(ReconcileError):
+    """A write would leave a gap in a block file, or a record would name bytes that the file does not have."""
+
+    code = "chunk_gap"
+
+
 class RecordInvalidError(ReconcileError):
     """A block record cannot be parsed or contradicts itself."""
 

@@ -266,6 +266,17 @@ class Database:
             self._check_open()
             self._disk.durable(Operation.BATCH, self._path, act)
 
+    def sync_wal(self) -> None:
+        """Make durable what was written without sync, by us or by the datanode before us."""
+        assert self._disk is not None, "a shadow is read-only"
+
+        def act() -> None:
+            with _translated(self._path, "sync"):
+                self._rdict.flush_wal(True)
+
+        self._check_open()
+        self._disk.durable(Operation.SYNC, self._path, act)
+
     def close(self) -> None:
         """Close the database; an owner's lock is free afterwards. Closing twice is no error."""
         if self._closed:
