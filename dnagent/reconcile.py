@@ -10,10 +10,11 @@ A scan that shows damage the plan had not seen starts another round.
 What makes it safe, and what every change here must keep:
 
 - Our own recorded checksums decide what is good. Only where we have no record is a peer's taken, and only if it
-  hashes to that peer's healthy tree entry and no other replica's record says otherwise.
+  hashes to that peer's healthy tree entry (or, where no peer holds the chunk whole, two holders recorded the same)
+  and no other replica's record says otherwise.
 - Bytes reach a `WriteWindows` only as `Proven`, which `prove` alone makes, by comparing them with that record; windows
   that match here are never among them. Bytes are durable before a record names them, records before the tree does.
-- A file never grows past a gap. A chunk that no record of ours names is added only right behind one that is.
+- A file never grows past a gap. A chunk that no record of ours names is added only whole, right behind one that is.
 - A peer's tombstone changes our tree, nothing else; a block with a tombstone is not repaired.
 - A kill between any two requests leaves a state in which the next run does the rest and rewrites nothing.
 """
@@ -393,6 +394,9 @@ class Reconciliation:
             return proven[next(peer for peer in (*chunk.sources, *sorted(proven)) if peer in proven)]
         if len(agreed) > 1:
             return Verdict.CONFLICT, EvidenceKind.RECORDS_DIFFER, "the peers' records disagree"
+        if not chunk.sources and len(others) > 1 and all(is_sound(theirs) for theirs in others.values()):
+            # All copies are bad somewhere, so no tree can bear a record out; those who wrote it agree on it.
+            return others[min(others)]
         if any(peer not in work.records for peer in work.repair.holders):
             return Verdict.UNKNOWN, EvidenceKind.SOURCE_UNREACHABLE, "a holder gave no record"
         if agreed and not any(theirs.is_verifiable for theirs in others.values()):
@@ -484,6 +488,9 @@ class Reconciliation:
             if not chunk.wanted and not chunk.held:
                 chunk.done = True
                 self._counters["chunks_repaired"] += 1
+                if self._differs_at_all(work, chunk):
+                    detail = "mended here, but a peer recorded other checksums than we did"
+                    self._give_up(work, chunk.offset, Verdict.CONFLICT, EvidenceKind.RECORDS_DIFFER, detail)
             elif not any(before.offset < chunk.offset and not before.is_settled for before in work.chunks):
                 self._chunk_failed(work, chunk)
         self._block_settled(work)
@@ -516,7 +523,11 @@ class Reconciliation:
 
     def _may_extend(self, work: _BlockWork, chunk: _ChunkWork) -> bool:
         """Whether a chunk may be written now: one that no record of ours names must follow one that will be named."""
-        if not chunk.is_new or chunk.offset == 0:
+        if not chunk.is_new:
+            return True
+        if chunk.wanted:
+            return False
+        if chunk.offset == 0:
             return True
         if work.own is not None and any(ours.end == chunk.offset for ours in work.own.chunks):
             return True
@@ -568,11 +579,15 @@ class Reconciliation:
         return [place for place in self._failures if place[0] == block_id]
 
     def _differs_at_all(self, work: _BlockWork, chunk: _ChunkWork) -> bool:
-        essence = _essence(chunk.record)
-        return any(
-            (theirs := record.by_offset.get(chunk.offset)) is not None and _essence(theirs) != essence
-            for record in work.records.values()
-        )
+        """Whether a peer recorded something else for this chunk; a record that its own tree belies does not count."""
+        for peer, record in work.records.items():
+            theirs = record.by_offset.get(chunk.offset)
+            if theirs is None or _essence(theirs) == _essence(chunk.record):
+                continue
+            entry = self._entry(peer, work.block_id, chunk.offset)
+            if entry is None or not entry.checksum_matches or theirs.data_checksum == entry.data_checksum:
+                return True
+        return False
 
     def _give_up(self, work: _BlockWork, offset: int, verdict: Verdict, kind: EvidenceKind, detail: str) -> None:
         work.is_clean = False

@@ -1,0 +1,224 @@
+"""One replica in memory with the manners of the real one: twin of the ports `ReplicaReader` and `ReplicaWriter`.
+
+What it stores is a `MemoryReplica`, so that the memory peers can serve it. Every change is shown to an `Observer` first,
+and a `tear` makes the next write end half-way, as a crash does.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from dnagent.requests import OwnLoaded, Scanned, TreeStored
+from merkle.checksum import fingerprint
+from merkle.columns import encode_tree
+from merkle.errors import (
+    BlockNotFoundError,
+    ContainerNotFoundError,
+    ContainerStateError,
+    DiskError,
+    StaleTreeError,
+    TreeRefusedError,
+)
+from merkle.merge import merge
+from merkle.record import BlockRecord, ChunkRecord
+from merkle.replica import ReplicaState
+from merkle.tree import BlockId, BlockTree, ContainerTree, TreeBuilder
+from merkle.windows import Proven, bad_windows, is_sound
+from protos.convert import tree_from_bytes
+from tests.support.peers import MemoryReplica, scanned_chunk
+
+
+class CrashError(Exception):
+    """The process died here."""
+
+
+class Observer(Protocol):
+    """Sees every change of a replica before it is made."""
+
+    def writes(self, replica: "RepairableReplica", block_id: BlockId, offset: int, new: bytes) -> None: ...
+
+    def puts(self, replica: "RepairableReplica", record: BlockRecord) -> None: ...
+
+    def stores(self, replica: "RepairableReplica", tree: ContainerTree) -> None: ...
+
+
+class RepairableReplica:
+    """A replica that can be repaired; `stored` is its disk and outlives it."""
+
+    def __init__(self, name: str, stored: MemoryReplica, observer: Observer | None = None) -> None:
+        self.name = name
+        self.stored = stored
+        self.observer = observer
+        # Tombstones that a lost or old tree file cannot make us forget.
+        self.remembered: dict[BlockId, BlockTree] = {}
+        # Delete transactions of the cluster that were accepted and not finished.
+        self.pending_deletes: set[BlockId] = set()
+        self.exists = True
+        self.tear: Callable[[int], int] | None = None
+        self.failing_disk = False
+        self.bytes_written = 0
+        self.puts = 0
+        self.scans = 0
+
+    # -- ReplicaReader --
+
+    def own(self) -> OwnLoaded:
+        self._check()
+        tree, generation = self.known_tree()
+        return OwnLoaded(tree, generation, self.stored.state, self.stored.bcs_id, self.stored.replica_index)
+
+    def records(self, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
+        self._check()
+        return {block_id: self.stored.records[block_id] for block_id in block_ids if block_id in self.stored.records}
+
+    def check(self, block_id: BlockId, chunk: ChunkRecord) -> tuple[tuple[int, ...], int]:
+        self._check()
+        file = self.stored.files.get(block_id, bytearray())
+        return bad_windows(chunk, bytes(file[chunk.offset : chunk.end])), len(file)
+
+    def scan(self) -> Scanned:
+        self._check()
+        self.scans += 1
+        _, generation = self.known_tree()
+        tree, findings = self.examine()
+        stored = self.store_tree(tree, generation)
+        if findings:
+            self.stored.state = ReplicaState.UNHEALTHY
+        return Scanned(stored.tree, stored.generation, findings, self.stored.state)
+
+    # -- ReplicaWriter --
+
+    def write_windows(self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]) -> None:
+        self._check(to_write=True)
+        self._check_block(block_id)
+        for run in runs:
+            offset = chunk.offset + chunk.window(run.first)[0]
+            data = run.data
+            if self.observer:
+                self.observer.writes(self, block_id, offset, data)
+            if self.failing_disk:
+                raise DiskError("the disk failed", path=f"{block_id}.block")
+            torn = self.tear is not None
+            if self.tear is not None:
+                data, self.tear = data[: self.tear(len(data))], None
+            file = self.stored.files.setdefault(block_id, bytearray())
+            assert offset <= len(file), "a gap in a file"
+            file[offset : offset + len(data)] = data
+            self.bytes_written += len(data)
+            if torn:
+                raise CrashError
+
+    def put_block(self, record: BlockRecord) -> None:
+        self._check(to_write=True)
+        self._check_block(record.block_id)
+        if self.observer:
+            self.observer.puts(self, record)
+        self.stored.records[record.block_id] = record
+        self.puts += 1
+
+    def store_tree(self, tree: ContainerTree, generation: bytes) -> TreeStored:
+        self._check()
+        known, stored_generation = self.known_tree()
+        if generation != stored_generation:
+            raise StaleTreeError("the tree changed meanwhile")
+        return self._store(merge(tree, known))
+
+    def advance_bcs_id(self, bcs_id: int) -> None:
+        self._check(to_write=True)
+        self.stored.bcs_id = max(self.stored.bcs_id, bcs_id)
+
+    def set_state(self, state: ReplicaState) -> None:
+        self._check(to_write=True)
+        self.stored.state = state
+
+    # -- what else happens to a replica --
+
+    def known_tree(self) -> tuple[ContainerTree | None, bytes]:
+        """The stored tree with all remembered tombstones, and its generation; no tree unless one was built."""
+        raw = self.stored.tree if isinstance(self.stored.tree, bytes) else b""
+        blocks: dict[BlockId, BlockTree] = {}
+        has_root = False
+        try:
+            tree = tree_from_bytes(raw, self.stored.container_id) if raw else None
+        except TreeRefusedError:
+            tree = None
+        if tree is not None:
+            blocks = {block.block_id: block for block in tree.blocks}
+            has_root = tree.data_checksum is not None
+        blocks |= {block_id: t for block_id, t in self.remembered.items() if not _is_deleted(blocks.get(block_id))}
+        known = ContainerTree.of(self.stored.container_id, blocks.values())
+        if not has_root:
+            known = replace(known, data_checksum=None)
+        return known, fingerprint(raw) if raw else b""
+
+    def examine(self) -> tuple[ContainerTree, int]:
+        """What a scan of the bytes shows, and how many faults."""
+        builder = TreeBuilder(self.stored.container_id)
+        findings = 0
+        for block_id in sorted(self.stored.records):
+            file = self.stored.files.get(block_id)
+            for chunk in self.stored.records[block_id].chunks:
+                if not is_sound(chunk):
+                    continue
+                if file is None:
+                    findings += 1
+                    break
+                builder.add_block(block_id)
+                entry = scanned_chunk(chunk, file)
+                findings += not entry.checksum_matches
+                if entry.length_bytes:
+                    builder.add_chunk(block_id, entry)
+        return builder.build(), findings
+
+    def delete_block(self, block_id: BlockId, *, crash_after: int | None = None) -> None:
+        """Finish a delete transaction: file, tombstone, record; `crash_after` so many steps of it."""
+        self._check(to_write=True)
+        record = self.stored.records.get(block_id)
+        for number, act in enumerate((self._remove_file, self._add_tombstone, self._remove_record)):
+            if number == crash_after:
+                raise CrashError
+            act(block_id, record)
+        self.pending_deletes.discard(block_id)
+
+    def delete_container(self) -> None:
+        """All of it goes."""
+        self.exists = False
+        self.stored.files.clear()
+        self.stored.records.clear()
+        self.stored.tree = None
+
+    def _remove_file(self, block_id: BlockId, _record: BlockRecord | None) -> None:
+        self.stored.files.pop(block_id, None)
+
+    def _add_tombstone(self, block_id: BlockId, record: BlockRecord | None) -> None:
+        if record is None:
+            return
+        known, _ = self.known_tree()
+        builder = TreeBuilder(self.stored.container_id, known)
+        builder.delete_recorded(block_id, [chunk.data_checksum for chunk in record.chunks])
+        self._store(builder.build(compute_root=known is not None and known.data_checksum is not None))
+
+    def _remove_record(self, block_id: BlockId, _record: BlockRecord | None) -> None:
+        self.stored.records.pop(block_id, None)
+
+    def _store(self, tree: ContainerTree) -> TreeStored:
+        if self.observer:
+            self.observer.stores(self, tree)
+        raw = encode_tree(tree)
+        self.stored.tree = raw
+        self.remembered |= {block.block_id: block for block in tree.blocks if block.deleted}
+        return TreeStored(tree, fingerprint(raw))
+
+    def _check(self, *, to_write: bool = False) -> None:
+        if not self.exists:
+            raise ContainerNotFoundError("the container is deleted")
+        if to_write and not self.stored.state.is_closed:
+            raise ContainerStateError("the container is not closed")
+
+    def _check_block(self, block_id: BlockId) -> None:
+        if block_id in self.remembered or block_id in self.pending_deletes:
+            raise BlockNotFoundError(f"block {block_id} is deleted")
+
+
+def _is_deleted(block: BlockTree | None) -> bool:
+    return block is not None and block.deleted
