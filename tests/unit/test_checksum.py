@@ -1,0 +1,194 @@
+"""Window checksums: what goes in, what comes out, and which code serves it."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from mmap import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from merkle.checksum import (
+    KERNEL_BYTES_MIN,
+    WIDTH,
+    Buffer,
+    ChecksumType,
+    Compiled,
+    compiled,
+    fingerprint,
+    fold,
+    kernels,
+    library_windows,
+    window_checksums,
+)
+
+# The check values that every CRC catalogue lists.
+CHECK = b"123456789"
+CHECK_ENTRIES = {
+    ChecksumType.CRC32: "cbf43926",
+    ChecksumType.CRC32C: "e3069283",
+    ChecksumType.SHA256: "15e2b0d3c33891ebb0f1ef609ec419420c20e320ce94c65fbc8c3312448eb225",
+    ChecksumType.MD5: "25f9e794323b453885f5181f1b624d0b",
+}
+DATA = np.random.default_rng(7).integers(0, 256, 3 * KERNEL_BYTES_MIN + 1234, np.uint8).tobytes()
+
+
+@pytest.fixture
+def kernel() -> Compiled:
+    """The kernels; the test is skipped where there are none."""
+    found = compiled(KERNEL_BYTES_MIN)
+    if found is None:
+        pytest.skip(f"no kernels: {kernels()['CRC32']}")
+    return found
+
+
+def fresh_interpreter(code: str, **environment: str) -> str:
+    """What `code` prints in an interpreter that has loaded nothing of ours yet."""
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(("checksum_type", "entry"), CHECK_ENTRIES.items(), ids=lambda value: str(value)[:8])
+def test_one_window_gives_the_check_value(checksum_type: ChecksumType, entry: str) -> None:
+    assert window_checksums(CHECK, checksum_type, 16384).hex() == entry
+    assert WIDTH[checksum_type] == len(entry) // 2
+
+
+@pytest.mark.parametrize("name", ["crc32_windows", "crc32c_windows"])
+def test_a_kernel_gives_the_check_value(kernel: Compiled, name: str) -> None:
+    expected = CHECK_ENTRIES[ChecksumType.CRC32C if "crc32c" in name else ChecksumType.CRC32]
+    assert getattr(kernel, name)(memoryview(CHECK), 9).hex() == expected
+    assert getattr(kernel, name)(memoryview(CHECK * 3), 9).hex() == expected * 3
+
+
+@pytest.mark.parametrize("checksum_type", list(CHECK_ENTRIES))
+def test_every_window_has_one_entry_and_the_last_may_be_short(checksum_type: ChecksumType) -> None:
+    entries = window_checksums(CHECK * 2 + b"1", checksum_type, 9)
+    width = WIDTH[checksum_type]
+    assert len(entries) == 3 * width
+    assert entries[:width] == entries[width : 2 * width]
+    assert entries[2 * width :] == window_checksums(b"1", checksum_type, 9)
+
+
+@pytest.mark.parametrize("checksum_type", list(ChecksumType))
+def test_no_data_have_no_entries(checksum_type: ChecksumType) -> None:
+    assert window_checksums(b"", checksum_type, 16384) == b""
+    assert window_checksums(np.empty(0, np.uint8), checksum_type, 16384) == b""
+
+
+def test_type_none_has_no_entries_whatever_the_window() -> None:
+    assert window_checksums(DATA, ChecksumType.NONE, 0) == b""
+
+
+@pytest.mark.parametrize("checksum_type", list(CHECK_ENTRIES))
+@pytest.mark.parametrize("bytes_per_checksum", [1000, 1024, 16384, len(DATA), 1 << 31])
+def test_all_kinds_of_buffers_give_the_same_entries(checksum_type: ChecksumType, bytes_per_checksum: int) -> None:
+    expected = library_windows(memoryview(DATA), checksum_type, bytes_per_checksum)
+    read_only = np.frombuffer(DATA, np.uint8)
+    with mmap(-1, len(DATA)) as mapped:
+        mapped[:] = DATA
+        buffers: list[Buffer] = [DATA, bytearray(DATA), memoryview(DATA), memoryview(bytearray(DATA)), mapped]
+        for buffer in buffers:
+            assert window_checksums(buffer, checksum_type, bytes_per_checksum) == expected
+    for array in (read_only, read_only.copy(), read_only.view(">u2") if len(DATA) % 2 == 0 else read_only):
+        assert window_checksums(array, checksum_type, bytes_per_checksum) == expected
+
+
+def test_a_caller_may_change_its_buffer_afterwards(kernel: Compiled) -> None:
+    """The kernels look at data through a read-only array; the caller's own must stay writable."""
+    array = np.frombuffer(bytearray(DATA), np.uint8)
+    before = window_checksums(array, ChecksumType.CRC32, 16384)
+    array[5] ^= 1
+    after = window_checksums(array, ChecksumType.CRC32, 16384)
+    assert before[:4] != after[:4]
+    assert before[4:] == after[4:]
+
+
+def test_fold_of_nothing_is_zero() -> None:
+    """So a chunk without checksums, and a container without blocks, have checksum 0."""
+    assert fold(b"") == 0
+    assert fold(CHECK) == 0xE3069283
+
+
+def test_a_fingerprint_is_16_bytes_that_change_with_any_bit() -> None:
+    assert len(fingerprint(b"")) == 16
+    assert fingerprint(DATA) == fingerprint(bytearray(DATA))
+    assert fingerprint(DATA) != fingerprint(DATA[:-1] + bytes([DATA[-1] ^ 1]))
+
+
+def test_kernels_names_what_serves_each_type() -> None:
+    served = kernels()
+    assert set(served) == {"CRC32", "CRC32C", "SHA256", "MD5", "fold"}
+    if compiled(KERNEL_BYTES_MIN) is None:
+        assert "no kernels" in served["CRC32"]
+    else:
+        assert served["CRC32C"].startswith("numba")
+
+
+def test_little_data_do_not_load_numba() -> None:
+    code = (
+        "import sys\n"
+        "from merkle.checksum import ChecksumType, compiled, window_checksums\n"
+        "window_checksums(bytes(65535), ChecksumType.CRC32, 512)\n"
+        "print('numba' in sys.modules, 'numpy' in sys.modules, compiled(100))"
+    )
+    assert fresh_interpreter(code) == "False False None"
+
+
+def test_without_numba_the_library_serves_and_kernels_says_why() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['numba'] = None\n"
+        "from merkle.checksum import ChecksumType, kernels, window_checksums\n"
+        "print(window_checksums(b'123456789' * 20000, ChecksumType.CRC32C, 9)[-4:].hex(), kernels()['CRC32C'])"
+    )
+    said = fresh_interpreter(code)
+    assert said.startswith("e3069283 fastcrc a window (no kernels:")
+    assert "numba" in said
+
+
+def test_a_switched_off_compiler_is_said_and_survived() -> None:
+    code = "from merkle.checksum import kernels; print(kernels()['fold'])"
+    assert "no kernels" in fresh_interpreter(code, NUMBA_DISABLE_JIT="1")
+
+
+def test_first_use_by_many_threads_and_without_a_cache_folder(kernel: Compiled) -> None:
+    """A cache folder that cannot be made costs time, not the kernels; threads that load them together all get them."""
+    code = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from merkle.checksum import ChecksumType, kernels, window_checksums\n"
+        "with ThreadPoolExecutor(8) as pool:\n"
+        "    jobs = [pool.submit(window_checksums, b'123456789' * 20000, ChecksumType.CRC32, 9) for _ in range(8)]\n"
+        "print({job.result()[-4:].hex() for job in jobs}, kernels()['CRC32'])"
+    )
+    said = fresh_interpreter(code, NUMBA_CACHE_DIR="/proc/no/such/folder")
+    assert said.startswith("{'cbf43926'} numba")
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 100])
+def test_a_torn_cache_is_survived(kernel: Compiled, tmp_path: Path, kept_bytes: int) -> None:
+    code = "from merkle.checksum import kernels; print(kernels()['CRC32'])"
+    fresh_interpreter(code, NUMBA_CACHE_DIR=str(tmp_path))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        os.truncate(path, kept_bytes)
+    assert fresh_interpreter(code, NUMBA_CACHE_DIR=str(tmp_path)).startswith("numba")
+
+
+def test_threads_share_the_kernels(kernel: Compiled) -> None:
+    pieces = [DATA[i:] for i in range(16)]
+    with ThreadPoolExecutor(4) as pool:
+        entries = list(pool.map(lambda piece: window_checksums(piece, ChecksumType.CRC32C, 512), pieces))
+    assert entries == [library_windows(memoryview(piece), ChecksumType.CRC32C, 512) for piece in pieces]
