@@ -1,0 +1,72 @@
+"""Settings of a controller."""
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from runtime.config import Address, Duration, FilePath, Settings, TlsSettings
+from runtime.rpc import Tls, is_loopback
+from scm.controller import Rules
+
+Count = Annotated[int, Field(ge=1, le=10_000)]
+Seconds = Annotated[Duration, Field(gt=0)]
+
+
+class AutomaticSettings(Settings):
+    """Automatic mode: diverged containers are worked down, matching ones visited so that tombstones spread."""
+
+    enabled: bool = False
+    jobs_max: Count = 4
+    visit_every_s: Seconds = 60.0
+
+
+class ControllerConfig(Settings):
+    """All settings of `treefold scm run`."""
+
+    listen: Address = "127.0.0.1:9896"
+    # Holds controller.db; one controller at a time.
+    state_folder: FilePath = Path("/var/lib/treefold/controller")
+    tls: TlsSettings | None = None
+    # Serve in the clear off loopback too.
+    insecure: bool = False
+    metrics: Address | None = None
+    # Replicas a container should have: Ozone's SCM knows, reports do not tell.
+    required_replicas: int = Field(default=3, ge=0, le=64)
+    stale_after_s: Seconds = 90.0
+    dead_after_s: Seconds = 600.0
+    orders_per_datanode: Count = 2
+    command_deadline_s: Seconds = 3600.0
+    automatic: AutomaticSettings = AutomaticSettings()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.dead_after_s < self.stale_after_s:
+            raise ValueError("dead_after_s: must not be less than stale_after_s")
+        if not is_loopback(self.listen) and not (self.tls or self.insecure):
+            raise ValueError(
+                f"listen: {self.listen} is not on loopback: set [tls] cert, key and ca, or insecure = true"
+            )
+        # The page of metrics has no TLS of its own.
+        if self.metrics and not is_loopback(self.metrics) and not self.insecure:
+            raise ValueError(
+                f"metrics: {self.metrics} is not on loopback and the page is in the clear: insecure = true"
+            )
+        return self
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(
+            required_nodes=self.required_replicas,
+            stale_after_s=self.stale_after_s,
+            dead_after_s=self.dead_after_s,
+            orders_per_datanode=self.orders_per_datanode,
+            command_deadline_s=self.command_deadline_s,
+            automatic=self.automatic.enabled,
+            automatic_jobs=self.automatic.jobs_max,
+            visit_every_s=self.automatic.visit_every_s,
+        )
+
+    @property
+    def rpc_tls(self) -> Tls | None:
+        return Tls(self.tls.cert, self.tls.key, self.tls.ca) if self.tls else None

@@ -1,0 +1,200 @@
+"""Jobs and visits in SQLite, so that a restarted controller goes on where it was.
+
+A job is one row: the columns that are asked for, and the whole value as JSON beside them, parsed back into the same
+frozen value. The file's `user_version` is the schema's; an older file is brought up step by step, a newer one refused.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    Float,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    event,
+    select,
+    text,
+)
+from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine.url import URL
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from merkle.errors import BusyError, ConfigError, DatabaseError
+from scm.jobs import Job, JobState
+from scm.policy import Visit
+
+# History beyond this is dropped, oldest first; jobs that have not ended are never dropped.
+ENDED_JOBS_KEPT = 10_000
+
+_TERMINAL = tuple(state.value for state in JobState if state.is_terminal)
+_JOB = TypeAdapter(Job)
+_VISIT = TypeAdapter(Visit)
+
+_metadata = MetaData()
+_jobs = Table(
+    "jobs",
+    _metadata,
+    Column("job_id", String, primary_key=True),
+    Column("container_id", Integer, nullable=False),
+    Column("state", String, nullable=False, index=True),
+    Column("created_at_s", Float, nullable=False, index=True),
+    Column("job", String, nullable=False),
+)
+_visits = Table(
+    "visits",
+    _metadata,
+    Column("container_id", Integer, primary_key=True),
+    Column("visit", String, nullable=False),
+)
+_terms = Table("terms", _metadata, Column("term", Integer, primary_key=True))
+
+# Each brings a file from the version that is its index to the next. What was released is never edited.
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (lambda connection: _metadata.create_all(connection),)
+
+
+class SqliteJobStore:
+    """The store of one controller, which alone may open it. Not thread-safe: its owner holds a lock."""
+
+    def __init__(self, path: Path) -> None:
+        """Open, creating or migrating as needed.
+
+        Raises:
+            BusyError: another controller has it open.
+            ConfigError: it was written by a newer version.
+            DatabaseError: it cannot be opened.
+        """
+        self._path = path
+        self._lock = _lock(path)
+        self._engine = _engine(path)
+        try:
+            with self._transaction() as connection:
+                _migrate(connection, path)
+        except BaseException:
+            self.close()
+            raise
+
+    def jobs(self) -> Sequence[Job]:
+        with self._transaction() as connection:
+            rows = connection.execute(select(_jobs.c.job).order_by(_jobs.c.created_at_s, _jobs.c.job_id)).scalars()
+            return [_JOB.validate_json(row) for row in rows]
+
+    def visits(self) -> Sequence[Visit]:
+        with self._transaction() as connection:
+            return [_VISIT.validate_json(row) for row in connection.execute(select(_visits.c.visit)).scalars()]
+
+    def save(self, jobs: Iterable[Job] = (), visits: Iterable[Visit] = ()) -> None:
+        job_rows = [
+            {
+                "job_id": job.job_id,
+                "container_id": job.container_id,
+                "state": job.state.value,
+                "created_at_s": job.created_at_s,
+                "job": _JOB.dump_json(job).decode(),
+            }
+            for job in jobs
+        ]
+        visit_rows = [
+            {"container_id": visit.container_id, "visit": _VISIT.dump_json(visit).decode()} for visit in visits
+        ]
+        with self._transaction() as connection:
+            if job_rows:
+                upsert = insert(_jobs)
+                changed = {"state": upsert.excluded.state, "job": upsert.excluded.job}
+                connection.execute(upsert.on_conflict_do_update(index_elements=["job_id"], set_=changed), job_rows)
+                if any(row["state"] in _TERMINAL for row in job_rows):
+                    _drop_old(connection)
+            if visit_rows:
+                upsert = insert(_visits)
+                kept = upsert.on_conflict_do_update(
+                    index_elements=["container_id"], set_={"visit": upsert.excluded.visit}
+                )
+                connection.execute(kept, visit_rows)
+
+    def next_term(self) -> int:
+        with self._transaction() as connection:
+            term = int(connection.execute(select(_terms.c.term)).scalar() or 0) + 1
+            connection.execute(_terms.delete())
+            connection.execute(_terms.insert().values(term=term))
+            return term
+
+    def close(self) -> None:
+        """Give up the file and the lock; idempotent."""
+        self._engine.dispose()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise DatabaseError(f"{self._path}: {_cause(error)}", path=str(self._path)) from error
+        except ValidationError as error:
+            raise DatabaseError(f"{self._path}: a row cannot be understood", path=str(self._path)) from error
+
+
+def _lock(path: Path) -> int:
+    """Hold the lock file beside the database for as long as this process lives."""
+    try:
+        descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise DatabaseError(f"{path}: cannot be opened: {error.strerror}", path=str(path)) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise BusyError(f"{path}: another controller has it open", path=str(path)) from error
+    return descriptor
+
+
+def _engine(path: Path) -> Engine:
+    engine = create_engine(URL.create("sqlite", database=str(path)))
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
+        cursor = connection.cursor()
+        # Readers (a backup, a person with a shell) do not block us, and what was committed survives a power cut.
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.close()
+
+    return engine
+
+
+def _migrate(connection: Connection, path: Path) -> None:
+    version = int(connection.execute(text("PRAGMA user_version")).scalar() or 0)
+    if version > len(MIGRATIONS):
+        raise ConfigError(
+            f"{path}: has schema version {version}, this program knows {len(MIGRATIONS)} at most",
+            hint="use the version of treefold that wrote it, or newer",
+        )
+    for migration in MIGRATIONS[version:]:
+        migration(connection)
+    connection.execute(text(f"PRAGMA user_version={len(MIGRATIONS)}"))
+
+
+def _drop_old(connection: Connection) -> None:
+    ended = _jobs.c.state.in_(_TERMINAL)
+    newest = select(_jobs.c.created_at_s).where(ended).order_by(_jobs.c.created_at_s.desc()).offset(ENDED_JOBS_KEPT)
+    oldest_kept = connection.execute(newest.limit(1)).scalar()
+    if oldest_kept is not None:
+        connection.execute(_jobs.delete().where(ended, _jobs.c.created_at_s <= oldest_kept))
+
+
+def _cause(error: SQLAlchemyError) -> str:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return str(cause)

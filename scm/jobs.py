@@ -1,0 +1,432 @@
+"""A job: one container to be reconciled, as one order for each datanode that holds a live replica.
+
+A pure state machine: `step(job, event, now_s)` returns the job as it is afterwards. The job's state follows from its
+orders and from nothing else, so that it cannot say RUNNING when all have ended. Terminal states are final: whatever
+comes late, from an agent that was cut off or a command that was doubled, changes nothing.
+"""
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import NewType, TypeAlias, assert_never
+
+from merkle.plan import Verdict
+from merkle.replica import PeerId
+from merkle.tree import ContainerId
+from scm.policy import HOPELESS, Target
+
+JobId = NewType("JobId", str)
+
+# An agent that loses the same order three times (it was restarted) will most likely lose it again.
+ATTEMPTS_MAX = 3
+# How long a cancelled job waits for agents to confirm before it ends without them.
+CANCEL_GRACE_S = 60.0
+# The rate is that of the last minute of active time: waiting neither lowers it nor raises the ETA.
+RATE_WINDOW_S = 60.0
+# Too early to tell: before both of these no ETA is given.
+ETA_AFTER_S = 30.0
+ETA_AFTER_SHARE = 0.01
+# What is kept of an agent's evidence with a job; the rest is in the agent's own log.
+EVIDENCE_MAX = 1_000
+
+
+class JobState(Enum):
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    WAITING = "WAITING"
+    DONE = "DONE"
+    PARTIAL = "PARTIAL"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in (JobState.DONE, JobState.PARTIAL, JobState.FAILED, JobState.CANCELLED)
+
+
+class OrderState(Enum):
+    QUEUED = "queued"
+    ISSUED = "issued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    REFUSED = "refused"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_in_flight(self) -> bool:
+        return self in (OrderState.ISSUED, OrderState.RUNNING)
+
+    @property
+    def is_terminal(self) -> bool:
+        return not self.is_in_flight and self is not OrderState.QUEUED
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One reason for a verdict, as the agent gave it."""
+
+    kind: str
+    block_id: int | None = None
+    offset: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOutcome:
+    """What an agent got from one peer: `ok`, or the code of the error that set the peer aside."""
+
+    peer: PeerId
+    outcome: str
+    bytes_fetched: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one datanode is, and at the end what came of it."""
+
+    verdict: Verdict | None = None
+    bytes_fetched: int = 0
+    bytes_written: int = 0
+    windows_written: int = 0
+    bytes_planned: int = 0
+    blocks_done: int = 0
+    blocks_planned: int = 0
+    chunks_repaired: int = 0
+    tombstones_adopted: int = 0
+    error_code: str = ""
+    message: str = ""
+    evidence: tuple[Evidence, ...] = ()
+    claimed_deleted: tuple[int, ...] = ()
+    peers: tuple[PeerOutcome, ...] = ()
+
+    def not_behind(self, earlier: "Progress") -> "Progress":
+        """These figures, none below an earlier one: an agent that was restarted counts anew, a job does not."""
+        return replace(
+            self,
+            bytes_fetched=max(self.bytes_fetched, earlier.bytes_fetched),
+            bytes_written=max(self.bytes_written, earlier.bytes_written),
+            windows_written=max(self.windows_written, earlier.windows_written),
+            bytes_planned=max(self.bytes_planned, earlier.bytes_planned),
+            blocks_done=max(self.blocks_done, earlier.blocks_done),
+            blocks_planned=max(self.blocks_planned, earlier.blocks_planned),
+            chunks_repaired=max(self.chunks_repaired, earlier.chunks_repaired),
+            tombstones_adopted=max(self.tombstones_adopted, earlier.tombstones_adopted),
+            evidence=self.evidence[:EVIDENCE_MAX],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One datanode's part of a job."""
+
+    peer: PeerId
+    peers: tuple[PeerId, ...]
+    state: OrderState = OrderState.QUEUED
+    attempts: int = 0
+    # When it last got further; the deadline of the command counts from here.
+    advanced_at_s: float = 0.0
+    progress: Progress = Progress()
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    job_id: JobId
+    container_id: ContainerId
+    orders: tuple[Order, ...]
+    created_at_s: float
+    state: JobState = JobState.QUEUED
+    detail: str = ""
+    automatic: bool = False
+    reason: str = ""
+    requested_by: str = ""
+    started_at_s: float = 0.0
+    finished_at_s: float = 0.0
+    last_progress_at_s: float = 0.0
+    cancel_requested_at_s: float | None = None
+    # Time spent RUNNING, and when it was last counted.
+    active_s: float = 0.0
+    counted_at_s: float = 0.0
+    # (active time, bytes done), within the window of the rate.
+    samples: tuple[tuple[float, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.orders
+        assert len({order.peer for order in self.orders}) == len(self.orders)
+
+    @property
+    def bytes_done(self) -> int:
+        return sum(order.progress.bytes_fetched for order in self.orders)
+
+    @property
+    def bytes_planned(self) -> int:
+        """Never below what is done: nothing is ever more than finished."""
+        return sum(max(order.progress.bytes_planned, order.progress.bytes_fetched) for order in self.orders)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The worst that any datanode found; None before the first has ended."""
+        found = {order.progress.verdict for order in self.orders if order.progress.verdict}
+        return next((verdict for verdict in WORST_FIRST if verdict in found), None)
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """Over the last minute of active time; 0 where nothing can be said."""
+        if len(self.samples) < 2:
+            return 0.0
+        (first_s, first_bytes), (last_s, last_bytes) = self.samples[0], self.samples[-1]
+        return (last_bytes - first_bytes) / (last_s - first_s) if last_s > first_s else 0.0
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds of activity still needed; 0 when finishing; None while it is too early to tell."""
+        if self.state is not JobState.RUNNING or self.bytes_planned == 0:
+            return None
+        if self.active_s < ETA_AFTER_S and self.bytes_done < self.bytes_planned * ETA_AFTER_SHARE:
+            return None
+        if self.bytes_done >= self.bytes_planned:
+            return 0.0
+        rate = self.rate_bytes_per_s
+        return (self.bytes_planned - self.bytes_done) / rate if rate > 0 else None
+
+    def order(self, peer: PeerId) -> Order | None:
+        return next((order for order in self.orders if order.peer == peer), None)
+
+
+WORST_FIRST = (Verdict.UNRECOVERABLE, Verdict.CONFLICT, Verdict.UNKNOWN, Verdict.REPAIRABLE, Verdict.MATCH)
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """The order went out to the datanode."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The datanode confirmed that it has the order."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """The datanode told how far it is; `state` is RUNNING, DONE, FAILED, INTERRUPTED or REFUSED."""
+
+    peer: PeerId
+    state: OrderState
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The datanode's agent began anew, so that it no longer knows of orders it had."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The datanode will not carry its order out; `why` says what stands in the way."""
+
+    peer: PeerId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """Somebody wants it to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time went by; `live` are the datanodes that were heard of lately."""
+
+    live: AbstractSet[PeerId]
+    command_deadline_s: float
+
+
+Event: TypeAlias = Issued | Accepted | Progressed | Restarted | GivenUp | CancelRequested | Ticked
+
+
+def new_job(
+    job_id: JobId,
+    container_id: ContainerId,
+    targets: tuple[Target, ...],
+    *,
+    now_s: float,
+    automatic: bool = False,
+    reason: str = "",
+    requested_by: str = "",
+) -> Job:
+    """A job in QUEUED, with an order for each target."""
+    return Job(
+        job_id,
+        container_id,
+        tuple(Order(target.peer, target.peers) for target in targets),
+        created_at_s=now_s,
+        automatic=automatic,
+        reason=reason,
+        requested_by=requested_by,
+        last_progress_at_s=now_s,
+        counted_at_s=now_s,
+    )
+
+
+def step(job: Job, event: Event, now_s: float) -> Job:
+    """The job after the event; the same object where nothing changed, and always where it had ended."""
+    if job.state.is_terminal:
+        return job
+    match event:
+        case Issued(peer):
+            return _change(job, peer, now_s, _issued)
+        case Accepted(peer):
+            return _change(job, peer, now_s, _accepted)
+        case Progressed():
+            return _progressed(job, event, now_s)
+        case Restarted(peer):
+            return _change(job, peer, now_s, _restarted)
+        case GivenUp(peer, why):
+            return _change(job, peer, now_s, lambda order, _: replace(order, state=OrderState.EXPIRED, detail=why))
+        case CancelRequested():
+            return _cancel(job, now_s)
+        case Ticked(live, command_deadline_s):
+            return _ticked(job, now_s, live, command_deadline_s)
+        case _:
+            assert_never(event)
+
+
+def _change(job: Job, peer: PeerId, now_s: float, change: Callable[[Order, float], Order]) -> Job:
+    order = job.order(peer)
+    if order is None or order.state.is_terminal:
+        return job
+    return _with_order(job, change(order, now_s), now_s)
+
+
+def _issued(order: Order, now_s: float) -> Order:
+    return replace(order, state=OrderState.ISSUED, attempts=order.attempts + 1, advanced_at_s=now_s, detail="")
+
+
+def _accepted(order: Order, now_s: float) -> Order:
+    return replace(order, state=OrderState.RUNNING, advanced_at_s=now_s) if order.state is OrderState.ISSUED else order
+
+
+def _restarted(order: Order, now_s: float) -> Order:
+    if not order.state.is_in_flight:
+        return order
+    if order.attempts >= ATTEMPTS_MAX:
+        return replace(order, state=OrderState.FAILED, detail=f"agent restarted {order.attempts} times during it")
+    return replace(order, state=OrderState.QUEUED, detail="agent restarted")
+
+
+def _progressed(job: Job, event: Progressed, now_s: float) -> Job:
+    order = job.order(event.peer)
+    if order is None or order.state.is_terminal or (order.state is OrderState.QUEUED and not order.attempts):
+        return job
+    progress = event.progress.not_behind(order.progress)
+    got_further = progress != order.progress or event.state is not order.state
+    changed = replace(
+        order,
+        state=event.state,
+        progress=progress,
+        advanced_at_s=now_s if got_further else order.advanced_at_s,
+        detail=_problem(progress) if event.state.is_terminal and event.state is not OrderState.DONE else "",
+    )
+    if got_further:
+        job = replace(job, last_progress_at_s=now_s)
+    return _with_order(job, changed, now_s)
+
+
+def _problem(progress: Progress) -> str:
+    return ": ".join(part for part in (progress.error_code, progress.message) if part)
+
+
+def _cancel(job: Job, now_s: float) -> Job:
+    if job.cancel_requested_at_s is not None:
+        return job
+    return _settle(replace(job, cancel_requested_at_s=now_s), now_s)
+
+
+def _ticked(job: Job, now_s: float, live: AbstractSet[PeerId], command_deadline_s: float) -> Job:
+    given_up = job.cancel_requested_at_s is not None and now_s - job.cancel_requested_at_s >= CANCEL_GRACE_S
+    orders = []
+    for order in job.orders:
+        if order.state.is_in_flight and given_up:
+            order = replace(order, state=OrderState.CANCELLED, detail="datanode did not confirm that it stopped")
+        elif order.state.is_in_flight and now_s - order.advanced_at_s >= command_deadline_s:
+            order = replace(order, state=OrderState.EXPIRED, detail=f"no progress for {command_deadline_s:.0f} s")
+        orders.append(order)
+    return _settle(replace(job, orders=tuple(orders)), now_s, live)
+
+
+def _with_order(job: Job, changed: Order, now_s: float) -> Job:
+    orders = tuple(changed if order.peer == changed.peer else order for order in job.orders)
+    return job if orders == job.orders else _settle(replace(job, orders=orders), now_s)
+
+
+def _settle(job: Job, now_s: float, live: AbstractSet[PeerId] | None = None) -> Job:
+    """Count the active time and derive the state from the orders; None for `live` takes all datanodes for live."""
+    if job.cancel_requested_at_s is not None:
+        # Also one that came back to the queue because its agent was restarted.
+        orders = (replace(o, state=OrderState.CANCELLED) if o.state is OrderState.QUEUED else o for o in job.orders)
+        job = replace(job, orders=tuple(orders))
+    if job.state is JobState.RUNNING:
+        job = _sampled(replace(job, active_s=job.active_s + max(0.0, now_s - job.counted_at_s)))
+    state, detail = _derive(job, live)
+    started_at_s = job.started_at_s
+    if state is JobState.RUNNING and not job.started_at_s:
+        started_at_s = now_s
+        job = replace(job, samples=((job.active_s, job.bytes_done),))
+    return replace(
+        job,
+        state=state,
+        detail=detail,
+        started_at_s=started_at_s,
+        finished_at_s=now_s if state.is_terminal else 0.0,
+        counted_at_s=max(now_s, job.counted_at_s),
+    )
+
+
+def _sampled(job: Job) -> Job:
+    samples = (*job.samples, (job.active_s, job.bytes_done))
+    # Beyond the window all but the nearest sample go; within a second only the latest stays. This bounds the list.
+    while len(samples) > 2 and samples[1][0] <= job.active_s - RATE_WINDOW_S:
+        samples = samples[1:]
+    if len(samples) > 2 and samples[-1][0] - samples[-3][0] < 1.0:
+        samples = (*samples[:-2], samples[-1])
+    return replace(job, samples=samples)
+
+
+def _derive(job: Job, live: AbstractSet[PeerId] | None) -> tuple[JobState, str]:
+    orders = job.orders
+    if all(order.state.is_terminal for order in orders):
+        return _ended(job)
+    in_flight = [order.peer for order in orders if order.state.is_in_flight]
+    if in_flight and (live is None or not live.isdisjoint(in_flight)):
+        return JobState.RUNNING, "stopping" if job.cancel_requested_at_s is not None else ""
+    if in_flight:
+        return JobState.WAITING, f"silent: datanode {', '.join(in_flight)}"
+    queued = [order.peer for order in orders if order.state is OrderState.QUEUED]
+    waits_for = f"its turn on datanode {', '.join(queued)}"
+    if len(queued) == len(orders) and not any(order.attempts for order in orders):
+        return JobState.QUEUED, waits_for
+    return JobState.WAITING, waits_for
+
+
+def _ended(job: Job) -> tuple[JobState, str]:
+    undone = [order for order in job.orders if order.state is not OrderState.DONE]
+    detail = "; ".join(f"{order.peer}: {order.detail or order.state.value}" for order in undone)
+    if job.cancel_requested_at_s is not None and undone:
+        return JobState.CANCELLED, detail
+    if len(undone) == len(job.orders):
+        return JobState.FAILED, detail
+    verdict = job.verdict
+    if verdict in HOPELESS:
+        assert verdict is not None
+        return JobState.PARTIAL, "; ".join(part for part in (f"{verdict.value} damage remains", detail) if part)
+    return (JobState.PARTIAL, detail) if undone else (JobState.DONE, "")

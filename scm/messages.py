@@ -1,0 +1,268 @@
+"""Messages of the Controller service <-> values, checked on the way in."""
+
+from collections.abc import Iterable
+
+from merkle.errors import UsageError
+from merkle.limits import PEERS_MAX
+from merkle.plan import Verdict
+from merkle.replica import ContainerReplica, PeerId, ReplicaState
+from merkle.tree import ContainerId
+from protos import controller_pb2 as pb
+from scm.controller import ContainerView, Controller, Heartbeat, Outcome, ProgressReport
+from scm.jobs import Evidence, Job, JobId, OrderState, PeerOutcome, Progress
+from scm.ports import AnyOrder, CancelOrder, ReconcileOrder, ScanOrder
+from scm.registry import Datanode, DatanodeStatus, Liveness, Report
+
+# A UUID has 36 characters, a host name 253 at most; whatever is longer is neither.
+NAME_CHARACTERS_MAX = 300
+# Of one heartbeat: an agent runs a few reconciliations at a time.
+PROGRESS_MAX = 10_000
+_TOLD_STATES = {
+    state.value: state
+    for state in (
+        OrderState.RUNNING,
+        OrderState.DONE,
+        OrderState.FAILED,
+        OrderState.INTERRUPTED,
+        OrderState.REFUSED,
+    )
+}
+
+
+def heartbeat_from(request: pb.HeartbeatRequest) -> Heartbeat:
+    """The heartbeat in a message.
+
+    Raises:
+        UsageError: it has no datanode ID, or a replica or progress in it cannot be.
+    """
+    if len(request.progress) > PROGRESS_MAX or len(request.acknowledged_command_ids) > PROGRESS_MAX:
+        raise UsageError(f"a heartbeat with more than {PROGRESS_MAX} entries of progress")
+    datanode = _datanode_from(request.datanode)
+    report = None
+    if request.HasField("report"):
+        report = Report(
+            request.report.full,
+            tuple(_replica_from(datanode.peer, replica) for replica in request.report.replicas),
+            tuple(container_id_from(number) for number in request.report.removed_container_ids),
+        )
+    return Heartbeat(
+        datanode,
+        _name(request.incarnation, "incarnation"),
+        request.sequence,
+        report,
+        tuple(_progress_from(progress) for progress in request.progress),
+        tuple(request.acknowledged_command_ids),
+    )
+
+
+def container_id_from(number: int) -> ContainerId:
+    """Raises UsageError where it is not positive."""
+    if number <= 0:
+        raise UsageError(f"Container IDs must be positive integers. Invalid container IDs: {number}")
+    return ContainerId(number)
+
+
+def _name(text: str, what: str) -> str:
+    if not text or len(text) > NAME_CHARACTERS_MAX or not text.isprintable():
+        raise UsageError(f"{text[:NAME_CHARACTERS_MAX]!r} is no {what}")
+    return text
+
+
+def _datanode_from(message: pb.Datanode) -> Datanode:
+    peer = PeerId(_name(message.datanode_id, "datanode ID"))
+    hostname = _name(message.hostname, "host name") if message.hostname else ""
+    return Datanode(peer, hostname, _name(message.address, "address"))
+
+
+def _replica_from(peer: PeerId, message: pb.ReplicaReport) -> ContainerReplica:
+    container_id = container_id_from(message.container_id)
+    try:
+        state = ReplicaState(message.state)
+    except ValueError as error:
+        raise UsageError(f"container {container_id}: {message.state[:NAME_CHARACTERS_MAX]!r} is no state") from error
+    if message.replica_index < 0:
+        raise UsageError(f"container {container_id}: replica index {message.replica_index} is negative")
+    return ContainerReplica(
+        peer,
+        container_id,
+        state,
+        message.data_checksum if message.HasField("data_checksum") else None,
+        message.bcs_id,
+        message.replica_index,
+        message.used_bytes,
+        message.block_count,
+        message.data_scan_timestamp if message.HasField("data_scan_timestamp") else None,
+        message.read_only,
+        message.fingerprint,
+    )
+
+
+def _progress_from(message: pb.ReconcileProgress) -> ProgressReport:
+    state = _TOLD_STATES.get(message.state)
+    if state is None:
+        raise UsageError(f"job {message.job_id}: {message.state!r} is no state of progress")
+    try:
+        verdict = Verdict(message.verdict) if message.verdict else None
+    except ValueError as error:
+        raise UsageError(f"job {message.job_id}: {message.verdict!r} is no verdict") from error
+    return ProgressReport(
+        JobId(_name(message.job_id, "job ID")),
+        state,
+        Progress(
+            verdict=verdict,
+            bytes_fetched=message.bytes_fetched,
+            bytes_written=message.bytes_written,
+            windows_written=message.windows_written,
+            bytes_planned=message.bytes_planned,
+            blocks_done=message.blocks_done,
+            blocks_planned=message.blocks_planned,
+            chunks_repaired=message.chunks_repaired,
+            tombstones_adopted=message.tombstones_adopted,
+            error_code=message.error_code,
+            message=message.message,
+            evidence=tuple(
+                Evidence(
+                    evidence.kind,
+                    evidence.block_id if evidence.HasField("block_id") else None,
+                    evidence.offset if evidence.HasField("offset") else None,
+                    evidence.detail,
+                )
+                for evidence in message.evidence
+            ),
+            claimed_deleted=tuple(message.claimed_deleted_block_ids),
+            peers=tuple(
+                PeerOutcome(PeerId(peer.datanode_id), peer.outcome, peer.bytes_fetched)
+                for peer in list(message.peers)[:PEERS_MAX]
+            ),
+        ),
+    )
+
+
+def command_to(order: AnyOrder) -> pb.Command:
+    command = pb.Command(command_id=order.command_id, term=order.term)
+    match order:
+        case ReconcileOrder():
+            command.reconcile.container_id = order.container_id
+            command.reconcile.job_id = order.job_id
+            command.reconcile.peers.extend(datanode_to(peer) for peer in order.peers)
+        case CancelOrder():
+            command.cancel.job_id = order.job_id
+        case ScanOrder():
+            command.scan.container_id = order.container_id
+    return command
+
+
+def datanode_to(datanode: Datanode) -> pb.Datanode:
+    return pb.Datanode(datanode_id=datanode.peer, hostname=datanode.hostname, address=datanode.address)
+
+
+def status_to(status: DatanodeStatus) -> pb.DatanodeView:
+    return pb.DatanodeView(
+        datanode=datanode_to(status.datanode),
+        live=status.liveness is Liveness.LIVE,
+        heartbeat_age_s=status.heartbeat_age_s,
+        replicas=status.replicas,
+    )
+
+
+def container_to(view: ContainerView, controller: Controller, now_s: float) -> pb.ContainerView:
+    return pb.ContainerView(
+        container_id=view.container_id,
+        state=view.state.value if view.state else "",
+        comparison=view.compared.comparison.value,
+        replicas=[_replica_to(replica, controller, now_s) for replica in view.replicas],
+        eligibility=view.ruling.eligibility.value,
+        eligibility_message=view.ruling.message,
+        last_verdict=view.visit.verdict.value if view.visit and view.visit.verdict else "",
+        last_job_id=view.visit.job_id if view.visit else "",
+        comparison_note=view.compared.note,
+        required_nodes=controller.required_nodes,
+    )
+
+
+def _replica_to(replica: ContainerReplica, controller: Controller, now_s: float) -> pb.ReplicaView:
+    datanode = controller.datanode(replica.peer)
+    assert datanode is not None
+    report = pb.ReplicaReport(
+        container_id=replica.container_id,
+        state=replica.state.value,
+        bcs_id=replica.bcs_id,
+        used_bytes=replica.used_bytes,
+        block_count=replica.block_count,
+        replica_index=replica.replica_index,
+        read_only=replica.read_only,
+        fingerprint=replica.fingerprint,
+    )
+    if replica.data_checksum is not None:
+        report.data_checksum = replica.data_checksum
+    if replica.data_scan_timestamp_ms is not None:
+        report.data_scan_timestamp = replica.data_scan_timestamp_ms
+    return pb.ReplicaView(
+        datanode=datanode_to(datanode),
+        replica=report,
+        live=controller.is_live(replica.peer),
+        report_age_s=controller.heartbeat_age_s(replica.peer, now_s),
+    )
+
+
+def outcome_to(outcome: Outcome) -> pb.ReconcileOutcome:
+    return pb.ReconcileOutcome(
+        container_id=outcome.container_id,
+        eligibility=outcome.ruling.eligibility.value,
+        message=outcome.ruling.message,
+        job_id=outcome.job_id or "",
+    )
+
+
+def job_to(job: Job) -> pb.Job:
+    message = pb.Job(
+        job_id=job.job_id,
+        container_id=job.container_id,
+        state=job.state.value,
+        detail=job.detail,
+        created_at_s=job.created_at_s,
+        started_at_s=job.started_at_s,
+        finished_at_s=job.finished_at_s,
+        last_progress_at_s=job.last_progress_at_s,
+        bytes_done=job.bytes_done,
+        bytes_planned=job.bytes_planned,
+        rate_bytes_per_s=job.rate_bytes_per_s,
+        verdict=job.verdict.value if job.verdict else "",
+        reason=job.reason,
+        requested_by=job.requested_by,
+        datanodes=_orders_to(job),
+    )
+    if (eta_s := job.eta_s) is not None:
+        message.eta_s = eta_s
+    return message
+
+
+def _orders_to(job: Job) -> Iterable[pb.DatanodeProgress]:
+    for order in job.orders:
+        progress = order.progress
+        told = pb.ReconcileProgress(
+            job_id=job.job_id,
+            container_id=job.container_id,
+            state=order.state.value,
+            verdict=progress.verdict.value if progress.verdict else "",
+            bytes_fetched=progress.bytes_fetched,
+            bytes_written=progress.bytes_written,
+            windows_written=progress.windows_written,
+            bytes_planned=progress.bytes_planned,
+            blocks_done=progress.blocks_done,
+            blocks_planned=progress.blocks_planned,
+            chunks_repaired=progress.chunks_repaired,
+            tombstones_adopted=progress.tombstones_adopted,
+            error_code=progress.error_code,
+            message=progress.message or order.detail,
+            claimed_deleted_block_ids=progress.claimed_deleted,
+            peers=[
+                pb.PeerOutcome(datanode_id=peer.peer, outcome=peer.outcome, bytes_fetched=peer.bytes_fetched)
+                for peer in progress.peers
+            ],
+        )
+        for evidence in progress.evidence:
+            told.evidence.add(
+                kind=evidence.kind, block_id=evidence.block_id, offset=evidence.offset, detail=evidence.detail
+            )
+        yield pb.DatanodeProgress(datanode_id=order.peer, progress=told)

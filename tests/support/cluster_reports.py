@@ -1,0 +1,175 @@
+"""Builders of what datanodes report, and a controller in memory to report it to."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from merkle.plan import Verdict
+from merkle.replica import ContainerReplica, PeerId, ReplicaState
+from merkle.tree import ContainerId
+from scm.controller import Controller, Heartbeat, ProgressReport, Rules
+from scm.jobs import Job, JobId, OrderState, Progress
+from scm.policy import Visit
+from scm.ports import AnyOrder, CancelOrder, ReconcileOrder
+from scm.registry import Datanode, Observed, Report
+
+DN1, DN2, DN3 = PeerId("dn-1"), PeerId("dn-2"), PeerId("dn-3")
+
+
+def replica(
+    peer: str = "dn-1",
+    container_id: int = 1,
+    state: ReplicaState = ReplicaState.CLOSED,
+    root: int | None = 7,
+    *,
+    index: int = 0,
+    read_only: bool = False,
+    fingerprint: bytes = b"",
+) -> ContainerReplica:
+    return ContainerReplica(
+        PeerId(peer), ContainerId(container_id), state, root, 0, index, read_only=read_only, fingerprint=fingerprint
+    )
+
+
+def replicas(*roots: int | None, container_id: int = 1) -> list[ContainerReplica]:
+    """One replica for each root, on dn-1, dn-2, ..."""
+    return [replica(f"dn-{number}", container_id, root=root) for number, root in enumerate(roots, start=1)]
+
+
+class MemoryJobStore:
+    """A store that outlives a controller, but not the test."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobId, Job] = {}
+        self._visits: dict[ContainerId, Visit] = {}
+        self._term = 0
+
+    def jobs(self) -> Sequence[Job]:
+        return sorted(self._jobs.values(), key=lambda job: (job.created_at_s, job.job_id))
+
+    def visits(self) -> Sequence[Visit]:
+        return list(self._visits.values())
+
+    def save(self, jobs: Iterable[Job] = (), visits: Iterable[Visit] = ()) -> None:
+        self._jobs.update((job.job_id, job) for job in jobs)
+        self._visits.update((visit.container_id, visit) for visit in visits)
+
+    def next_term(self) -> int:
+        self._term += 1
+        return self._term
+
+
+class MemorySink:
+    """Orders as they were sent; those withdrawn are taken out."""
+
+    def __init__(self) -> None:
+        self.orders: list[AnyOrder] = []
+
+    def send(self, order: AnyOrder) -> bool:
+        self.withdraw(order.peer, order.command_id)
+        self.orders.append(order)
+        return True
+
+    def withdraw(self, peer: PeerId, command_id: str) -> None:
+        self.orders = [o for o in self.orders if (o.peer, o.command_id) != (peer, command_id)]
+
+    def waiting(self, peer: PeerId) -> list[AnyOrder]:
+        return [order for order in self.orders if order.peer == peer]
+
+
+@dataclass
+class FixedLeadership:
+    value: int | None = 1
+
+    def term(self) -> int | None:
+        return self.value
+
+
+@dataclass
+class World:
+    """A controller, what it talks to, and datanodes that report when told to."""
+
+    rules: Rules = field(default_factory=Rules)
+    store: MemoryJobStore = field(default_factory=MemoryJobStore)
+    leadership: FixedLeadership = field(default_factory=FixedLeadership)
+    now_s: float = 1_000_000.0
+    incarnations: dict[PeerId, str] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    _sequences: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """A new controller over the same store; orders that waited are lost with the old one."""
+        self.sink = MemorySink()
+        self.controller = Controller(
+            rules=self.rules,
+            store=self.store,
+            sink=self.sink,
+            leadership=self.leadership,
+            new_job_id=lambda: JobId(f"job{next(self._numbers)}"),
+            now_s=self.now_s,
+        )
+
+    def beat(
+        self,
+        peer: str,
+        replicas: Iterable[ContainerReplica] | None = None,
+        *,
+        full: bool = True,
+        progress: tuple[ProgressReport, ...] = (),
+        acknowledged: tuple[str, ...] = (),
+    ) -> Observed:
+        peer_id = PeerId(peer)
+        return self.controller.heartbeat(
+            Heartbeat(
+                Datanode(peer_id, f"host-{peer}", f"127.0.0.1:{9000 + int(peer[-1])}"),
+                self.incarnations.get(peer_id, "1"),
+                next(self._sequences),
+                Report(full, tuple(replicas)) if replicas is not None else None,
+                progress,
+                acknowledged,
+            ),
+            self.now_s,
+        )
+
+    def report(self, *reported: ContainerReplica) -> None:
+        """A full report of each datanode that holds any of these."""
+        for peer in sorted({r.peer for r in reported}):
+            self.beat(peer, [r for r in reported if r.peer == peer])
+
+    def pass_time(self, seconds: float, *, beating: Iterable[str] = (), step_s: float = 10.0) -> None:
+        """Tick until then; `beating` datanodes send empty heartbeats all the while."""
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            self.now_s = min(self.now_s + step_s, until_s)
+            for peer in beating:
+                self.beat(peer)
+            self.controller.tick(self.now_s)
+
+    def reconcile(self, *container_ids: int) -> list[Job]:
+        outcomes = self.controller.reconcile(
+            [ContainerId(number) for number in container_ids],
+            dry_run=False,
+            reason="test",
+            requested_by="test",
+            now_s=self.now_s,
+        )
+        return [self.controller.job(outcome.job_id) for outcome in outcomes if outcome.job_id]
+
+    def told(self, job: Job, peer: str, state: OrderState, **figures: object) -> None:
+        """The datanode reports progress of its order."""
+        progress = Progress(**figures)  # type: ignore[arg-type]
+        self.beat(peer, progress=(ProgressReport(job.job_id, state, progress),))
+
+    def finish(self, job: Job, *peers: str, verdict: Verdict = Verdict.REPAIRABLE) -> Job:
+        for peer in peers:
+            self.told(job, peer, OrderState.DONE, verdict=verdict)
+        return self.controller.job(job.job_id)
+
+    def orders(self, peer: str) -> list[ReconcileOrder]:
+        return [order for order in self.sink.waiting(PeerId(peer)) if isinstance(order, ReconcileOrder)]
+
+    def cancels(self, peer: str) -> list[CancelOrder]:
+        return [order for order in self.sink.waiting(PeerId(peer)) if isinstance(order, CancelOrder)]

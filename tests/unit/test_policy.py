@@ -1,0 +1,177 @@
+"""What counts as agreement, who gets orders, and how long automatic mode waits."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from merkle.plan import Verdict
+from merkle.replica import ContainerReplica, PeerId, ReplicaState
+from merkle.tree import ContainerId
+from scm.policy import (
+    BACKOFF_FIRST_S,
+    BACKOFF_JITTER,
+    BACKOFF_MOST_S,
+    Comparison,
+    Visit,
+    after_job,
+    backoff_s,
+    compare,
+    free_slots,
+    is_due,
+    roots,
+    targets,
+)
+from tests.support.cluster_reports import replica, replicas
+
+C1 = ContainerId(1)
+
+some_replicas = st.lists(
+    st.builds(
+        replica,
+        st.sampled_from([f"dn-{number}" for number in range(6)]),
+        st.just(1),
+        st.sampled_from(ReplicaState),
+        st.one_of(st.none(), st.integers(0, 2)),
+        index=st.sampled_from([0, 0, 0, 0, 1]),
+        read_only=st.booleans(),
+        fingerprint=st.sampled_from([b"", b"a", b"b"]),
+    ),
+    max_size=5,
+    unique_by=lambda r: r.peer,
+)
+some_peers = st.frozensets(st.sampled_from([PeerId(f"dn-{number}") for number in range(6)]))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (replicas(7, 7, 7), Comparison.MATCH),
+        (replicas(0, 0, 0), Comparison.MATCH),
+        (replicas(7, 7, 8), Comparison.DIVERGED),
+        (replicas(7, 0), Comparison.DIVERGED),
+        (replicas(7, 8, None), Comparison.DIVERGED),
+        (replicas(7, 7, None), Comparison.UNKNOWN),
+        (replicas(None, None), Comparison.UNKNOWN),
+        (replicas(7), Comparison.UNKNOWN),
+        ([replica("dn-1", index=1, root=1), replica("dn-2", index=2, root=2)], Comparison.NOT_APPLICABLE),
+        ([replica(state=ReplicaState.OPEN)], Comparison.NOT_APPLICABLE),
+        ([replica("dn-1"), replica("dn-2", state=ReplicaState.CLOSING)], Comparison.UNKNOWN),
+        ([], Comparison.NOT_APPLICABLE),
+    ],
+)
+def test_an_unknown_root_is_neither_zero_nor_a_match(found: list[ContainerReplica], expected: Comparison) -> None:
+    """CR-047; Ozone's own comparison takes 0 for a root (T11)."""
+    assert compare(found).comparison is expected
+
+
+def test_equal_roots_that_know_of_different_deletes_are_diverged() -> None:
+    found = [replica("dn-1", fingerprint=b"live"), replica("dn-2", fingerprint=b"dead")]
+    compared = compare(found)
+    assert compared.comparison is Comparison.DIVERGED
+    assert "deletes" in compared.note
+
+
+def test_a_replica_without_a_fingerprint_is_compared_by_its_root() -> None:
+    assert compare([replica("dn-1", fingerprint=b"x"), replica("dn-2")]).comparison is Comparison.MATCH
+
+
+def test_a_silent_datanode_proves_no_match() -> None:
+    assert compare(replicas(7, 7), silent={PeerId("dn-2")}).comparison is Comparison.UNKNOWN
+    assert compare(replicas(7, 8), silent={PeerId("dn-2")}).comparison is Comparison.DIVERGED
+
+
+def test_a_match_of_unhealthy_replicas_says_so() -> None:
+    found = [replica("dn-1", state=ReplicaState.UNHEALTHY), replica("dn-2")]
+    assert compare(found).note == "1 of 2 replicas are UNHEALTHY"
+
+
+@given(some_replicas, some_peers)
+def test_a_match_is_claimed_only_of_known_equal_closed_roots(
+    found: list[ContainerReplica], silent: frozenset[PeerId]
+) -> None:
+    """inv-I12."""
+    if compare(found, silent=silent).comparison is Comparison.MATCH:
+        assert len(found) >= 2
+        assert len({r.data_checksum for r in found}) == 1
+        assert all(r.data_checksum is not None and r.state.is_closed and not r.is_erasure_coded for r in found)
+        assert silent.isdisjoint(r.peer for r in found)
+
+
+@given(some_replicas)
+def test_the_comparison_does_not_depend_on_the_order(found: list[ContainerReplica]) -> None:
+    assert compare(found) == compare(found[::-1])
+
+
+@given(some_replicas, some_peers)
+def test_orders_go_to_live_writable_replicas_only_and_never_name_others(
+    found: list[ContainerReplica], live: frozenset[PeerId]
+) -> None:
+    """inv-I13: nothing is done to erasure-coded, open or lone replicas."""
+    chosen = targets(found, live)
+    by_peer = {r.peer: r for r in found}
+    for target in chosen:
+        assert target.peer in live
+        assert not by_peer[target.peer].read_only
+        assert set(target.peers) <= live & by_peer.keys()
+        assert all(r.state.is_closed and not r.is_erasure_coded for r in found if r.peer in live)
+    assert len({target.peer for target in chosen}) == len(chosen)
+
+
+def test_a_read_only_replica_is_a_source_but_gets_no_order() -> None:
+    found = [replica("dn-1", read_only=True), replica("dn-2", root=8)]
+    [target] = targets(found, {PeerId("dn-1"), PeerId("dn-2")})
+    assert (target.peer, target.peers) == ("dn-2", ("dn-1",))
+
+
+@given(st.integers(0, 10), st.integers(1, 10))
+def test_slots_are_never_negative_nor_above_the_limit(running: int, limit: int) -> None:
+    assert 0 <= free_slots(running, limit) <= limit
+    assert running + free_slots(running, limit) <= max(running, limit)
+
+
+@given(st.integers(1, 2**63 - 1), st.integers(1, 2000))
+def test_waiting_doubles_from_a_minute_to_a_day(container_id: int, failures: int) -> None:
+    """reliability 7.7."""
+    wait_s = backoff_s(ContainerId(container_id), failures)
+    plain_s = min(BACKOFF_FIRST_S * 2 ** min(failures - 1, 40), BACKOFF_MOST_S)
+    assert plain_s <= wait_s <= plain_s * (1 + BACKOFF_JITTER)
+
+
+def test_containers_that_failed_together_are_not_tried_together() -> None:
+    assert len({backoff_s(ContainerId(number), 1) for number in range(1, 100)}) > 90
+
+
+def ended(previous: Visit | None, verdict: Verdict | None, *, succeeded: bool, now_s: float, root: int = 7) -> Visit:
+    return after_job(
+        previous,
+        container_id=C1,
+        job_id="j",
+        verdict=verdict,
+        succeeded=succeeded,
+        now_roots=roots(replicas(root, 8)),
+        now_s=now_s,
+    )
+
+
+def test_failures_in_a_row_wait_longer_and_a_success_forgets_them() -> None:
+    first = ended(None, None, succeeded=False, now_s=0)
+    second = ended(first, None, succeeded=False, now_s=0)
+    assert second.not_before_s > 1.8 * first.not_before_s
+    assert ended(second, Verdict.MATCH, succeeded=True, now_s=0).failures == 0
+
+
+@pytest.mark.parametrize("verdict", [Verdict.UNRECOVERABLE, Verdict.CONFLICT])
+def test_what_cannot_be_mended_rests_until_a_root_changes(verdict: Verdict) -> None:
+    visit = ended(None, verdict, succeeded=False, now_s=0)
+    much_later_s = 100 * BACKOFF_MOST_S
+    assert not is_due(visit, roots(replicas(7, 8)), much_later_s)
+    assert is_due(visit, roots(replicas(9, 8)), much_later_s)
+    assert not is_due(visit, roots(replicas(9, 8)), 0)
+
+
+def test_a_hopeless_verdict_is_no_success_even_where_all_orders_ended() -> None:
+    assert ended(None, Verdict.CONFLICT, succeeded=True, now_s=0).failures == 1
+
+
+def test_a_container_never_visited_is_due() -> None:
+    assert is_due(None, (), 0)
