@@ -106,8 +106,8 @@ class Disk:
         """
 
         def act() -> None:
-            with _translated(Operation.SYNC.value, path, suspect=True), _opened(path, os.O_RDONLY) as fd:
-                os.fsync(fd)
+            with _translated(Operation.SYNC.value, path), _opened(path, os.O_RDONLY) as fd:
+                _sync(fd, Operation.SYNC, path)
 
         self.durable(Operation.SYNC, path, act)
 
@@ -115,10 +115,10 @@ class Disk:
         """Make a folder's entries durable: files created in it, renamed or removed."""
 
         def act() -> None:
-            with _translated(Operation.SYNC_FOLDER.value, folder, suspect=True):
+            with _translated(Operation.SYNC_FOLDER.value, folder):
                 fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
-                    os.fsync(fd)
+                    _sync(fd, Operation.SYNC_FOLDER, folder)
                 finally:
                     os.close(fd)
 
@@ -219,6 +219,13 @@ class Reader:
         return done
 
 
+def _sync(fd: int, operation: Operation, path: Path) -> None:
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise disk_error(operation.value, path, error, suspect=True) from error
+
+
 @contextlib.contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
     fd = os.open(path, flags | _FLAGS, 0o644)
@@ -231,11 +238,11 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _translated(operation: str, path: Path, *, suspect: bool = False) -> Iterator[None]:
+def _translated(operation: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise disk_error(operation, path, error, suspect=suspect) from error
+        raise disk_error(operation, path, error) from error
 
 
 def disk_error(operation: str, path: Path, error: OSError, *, suspect: bool = False) -> DiskError:

@@ -104,6 +104,8 @@ class TreeFiles:
         self._volume = volume
         self._disk = disk
         self._locks = [threading.Lock() for _ in range(_LOCK_STRIPES)]
+        # A repair asks about many blocks of one container in a row.
+        self._last_deleted: tuple[ContainerId | None, bytes, frozenset[BlockId]] = None, b"", frozenset()
 
     def path(self, container_id: ContainerId) -> Path:
         """Where the tree is written.
@@ -148,6 +150,19 @@ class TreeFiles:
             tuple(remembered[block_id] for block_id in sorted(remembered.keys() - present)),
             reason,
         )
+
+    def deleted_blocks(self, container_id: ContainerId) -> frozenset[BlockId]:
+        """The blocks that are known as deleted. The tree is parsed again only if its bytes changed.
+
+        Raises:
+            as `read` does.
+        """
+        generation = fingerprint(self._raw(self.path(container_id)) or b"")
+        last_id, last_generation, deleted = self._last_deleted
+        if (last_id, last_generation) != (container_id, generation):
+            deleted = frozenset(block.block_id for block in self.read(container_id).known.blocks if block.deleted)
+            self._last_deleted = container_id, generation, deleted
+        return deleted
 
     def update(
         self, container_id: ContainerId, fresh: ContainerTree, *, expected_generation: bytes | None = None

@@ -1,123 +1,130 @@
-"""Small volumes made by hand, row by row and byte by byte: also such as no datanode would write."""
+"""Volumes for tests: copies of those that real datanodes wrote, and small ones made by our own writer."""
 
-import random
-from collections.abc import Iterable
+import shutil
+import tarfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from merkle.checksum import WIDTH, ChecksumType, window_checksums
 from merkle.record import BlockRecord, ChunkRecord
-from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
-from ozone.descriptor import Descriptor, dump_descriptor, with_checksum
+from ozone.containers import ContainerStore
 from ozone.disk import Disk
-from ozone.rocks import Batch, Counter, Database, Table, block_key, counter_key, long_bytes
-from protos.convert import record_to_bytes
+from ozone.treefile import TreeFiles
+from ozone.undo import UndoStore
+from ozone.volume import Hold, Version, Volume, open_volume
+from ozone.writer import ContainerWriter, format_volume
 
-CLUSTER = "CID-11111111-2222-3333-4444-555555555555"
-STORAGE = "DS-66666666-7777-8888-9999-000000000000"
-NODE = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
+FIXTURES = Path(__file__).resolve().parents[1] / "golden" / "data" / "fixtures"
+OZONE = "ozone-2.2.0"
+ERASURE_CODED = "ozone-2.2.0-ec"
+MOMENTS = ("healthy", "damaged", "detected", "reconciled")
+UNDO_BYTES_MAX = 64 << 20
+VERSION = Version("DS-00000000-0000-4000-8000-000000000001", "CID-0000", "00000000-0000-4000-8000-00000000000a")
 
 
-def some_bytes(length: int, seed: int = 0) -> bytes:
-    """Bytes that look like nothing, the same each time."""
-    return random.Random(seed).randbytes(length)
+def unpack(moment: str, folder: Path, *, fixture: str = OZONE) -> Path:
+    """The volumes of one moment, `dn1/volume1` and so on, unpacked into `folder`, which is returned."""
+    with tarfile.open(FIXTURES / fixture / f"{moment}.tar.xz") as packed:
+        packed.extractall(folder, filter="data")
+    return folder
+
+
+def copy_volume(moments: Path, node: str, target: Path) -> Path:
+    """A copy of one datanode's volume out of an unpacked moment, free to be written to."""
+    return Path(shutil.copytree(moments / node / "volume1", target))
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A volume held as owner, with all that writes to it."""
+
+    volume: Volume
+    store: ContainerStore
+    trees: TreeFiles
+    undo: UndoStore
+    writer: ContainerWriter
+    disk: Disk
+
+
+@contextmanager
+def owned(
+    root: Path, state_folder: Path, *, disk: Disk | None = None, undo_bytes_max: int = UNDO_BYTES_MAX
+) -> Iterator[Owned]:
+    """Hold a volume as owner."""
+    disk = disk or Disk()
+    with open_volume(root, hold=Hold.OWNER, state_folder=state_folder, disk=disk) as volume:
+        trees = TreeFiles(volume, disk)
+        undo = UndoStore(volume.state_folder / "undo", disk, budget_bytes=undo_bytes_max)
+        writer = ContainerWriter(volume, trees, undo, disk)
+        yield Owned(volume, ContainerStore(volume, disk), trees, undo, writer, disk)
+
+
+def new_volume(root: Path, *, version: Version = VERSION) -> Path:
+    """A formatted volume without containers."""
+    format_volume(root, version, Disk(), created_ms=1_700_000_000_000)
+    return root
 
 
 def chunk_record(
+    offset: int,
     data: bytes,
-    offset: int = 0,
     *,
-    checksum_type: ChecksumType = ChecksumType.CRC32,
-    window: int = 1024,
-    name: str = "chunk",
+    checksum_type: ChecksumType = ChecksumType.CRC32C,
+    bytes_per_checksum: int = 1024,
+    name: str = "",
+    metadata: tuple[tuple[str, str | None], ...] = (),
 ) -> ChunkRecord:
-    """The record that a client makes when it writes these bytes."""
-    joined, width = window_checksums(data, checksum_type, window), WIDTH[checksum_type]
-    checksums = tuple(joined[i : i + width] for i in range(0, len(joined), width)) if width else ()
-    return ChunkRecord(offset, len(data), checksum_type, window, checksums, name)
+    """What a client records of these bytes."""
+    joined = window_checksums(data, checksum_type, bytes_per_checksum)
+    width = WIDTH[checksum_type]
+    entries = tuple(joined[i : i + width] for i in range(0, len(joined), width)) if width else ()
+    return ChunkRecord(
+        offset, len(data), checksum_type, bytes_per_checksum, entries, name or f"chunk_{offset}", metadata
+    )
 
 
-def block_record(container_id: int, block_id: int, chunks: Iterable[ChunkRecord] = ()) -> BlockRecord:
-    return BlockRecord(ContainerId(container_id), BlockId(block_id), 7, tuple(chunks))
+def block_record(
+    container_id: int,
+    block_id: int,
+    chunks: Iterable[ChunkRecord],
+    *,
+    bcs_id: int = 0,
+    metadata: tuple[tuple[str, str | None], ...] = (("TYPE", "KEY"),),
+) -> BlockRecord:
+    """A block of these chunks."""
+    return BlockRecord(ContainerId(container_id), BlockId(block_id), bcs_id, tuple(chunks), metadata)
 
 
-class VolumeMaker:
-    """A volume under construction; closing it gives its database free, as a stopped datanode does."""
+def content(block_id: int, length_bytes: int) -> bytes:
+    """Bytes that differ from block to block and from window to window."""
+    line = b"".join(b"%020d block %010d\n" % (position, block_id) for position in range(length_bytes // 37 + 1))
+    return line[:length_bytes]
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.working = root / "hdds" / CLUSTER
-        self.working.mkdir(parents=True)
-        (root / "hdds" / "VERSION").write_text(
-            f"#Sun Nov 22 00:00:00 UTC 2026\nclusterID={CLUSTER}\nlayOutVersion=1\nstorageID={STORAGE}\n"
-            f"datanodeUuid={NODE}\nctime=1755856800000\n"
-        )
-        self.database_path = self.working / STORAGE / "container.db"
-        self.database = Database.create(self.database_path, Disk())
 
-    def __enter__(self) -> Self:
-        return self
+def write_block(
+    writer: ContainerWriter,
+    container_id: int,
+    block_id: int,
+    *chunk_lengths: int,
+    bcs_id: int = 0,
+    checksum_type: ChecksumType = ChecksumType.CRC32C,
+) -> BlockRecord:
+    """Write and commit a block of chunks of these lengths into an open container."""
+    data = content(block_id, sum(chunk_lengths))
+    chunks, offset = [], 0
+    for length in chunk_lengths:
+        part = data[offset : offset + length]
+        writer.write_chunk(ContainerId(container_id), BlockId(block_id), offset, part)
+        chunks.append(chunk_record(offset, part, checksum_type=checksum_type))
+        offset += length
+    record = block_record(container_id, block_id, chunks, bcs_id=bcs_id)
+    assert writer.put_block(record)
+    return record
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.database.close()
 
-    def folder(self, container_id: int) -> Path:
-        return self.working / "current" / f"containerDir{container_id >> 9 & 0xFF}" / str(container_id)
-
-    def block_file(self, container_id: int, block_id: int) -> Path:
-        return self.folder(container_id) / "chunks" / f"{block_id}.block"
-
-    def container(
-        self,
-        container_id: int = 1,
-        *,
-        state: ReplicaState = ReplicaState.CLOSED,
-        replica_index: int = 0,
-        layout_version: int = 2,
-        schema_version: str | None = "3",
-    ) -> Path:
-        """A container's folder with its descriptor, which names a place that it never was at."""
-        folder = self.folder(container_id)
-        (folder / "metadata").mkdir(parents=True)
-        (folder / "chunks").mkdir()
-        descriptor = Descriptor(
-            container_id=ContainerId(container_id),
-            state=state,
-            chunks_path=f"/elsewhere/{container_id}/chunks",
-            metadata_path=f"/elsewhere/{container_id}/metadata",
-            max_size_bytes=5 << 30,
-            origin_node_id=NODE,
-            origin_pipeline_id=None,
-            replica_index=replica_index,
-            layout_version=layout_version,
-            schema_version=schema_version,
-        )
-        (folder / "metadata" / f"{container_id}.container").write_bytes(dump_descriptor(with_checksum(descriptor)))
-        self.put(Table.METADATA, counter_key(ContainerId(container_id), Counter.BCS_ID), long_bytes(7))
-        return folder
-
-    def block(self, container_id: int, block_id: int, *chunks: tuple[ChunkRecord, bytes] | ChunkRecord) -> BlockRecord:
-        """A block: its record, and a file with the bytes that are given for its chunks, if any are."""
-        records = [chunk if isinstance(chunk, ChunkRecord) else chunk[0] for chunk in chunks]
-        record = block_record(container_id, block_id, records)
-        self.put_record(Table.BLOCK_DATA, record)
-        for chunk in chunks:
-            if not isinstance(chunk, ChunkRecord):
-                path = self.block_file(container_id, block_id)
-                path.touch()
-                with path.open("r+b") as file:
-                    file.seek(chunk[0].offset)
-                    file.write(chunk[1])
-        return record
-
-    def put_record(self, table: Table, record: BlockRecord) -> None:
-        self.put(table, block_key(record.container_id, record.block_id), record_to_bytes(record))
-
-    def put(self, table: Table, key: bytes, value: bytes) -> None:
-        batch = Batch()
-        batch.put(table, key, value)
-        self.database.write(batch)
+def tree_of_files(folder: Path) -> dict[str, bytes]:
+    """All files under a folder by relative path, for comparing before and after."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
