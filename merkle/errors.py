@@ -95,6 +95,12 @@ class DiskError(ReconcileError):
     code = "disk_failed"
 
 
+class MappedReadError(DiskError):
+    """A mapped file could not be checked, or the worker that did so died; read the file the plain way."""
+
+    code = "mapped_read_failed"
+
+
 class ContainerNotFoundError(ReconcileError):
     """There is no such container here."""
 
