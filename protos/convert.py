@@ -115,7 +115,7 @@ def record_from_bytes(raw: bytes) -> BlockRecord:
     """The record in a serialised `BlockData`, as kept in RocksDB.
 
     Raises:
-        RecordInvalidError: see `record_from_proto`; reason `unparsable` where the bytes are no such message.
+        RecordInvalidError: as `record_from_proto`; also `unparsable` where the bytes are no such message.
     """
     try:
         return record_from_proto(BlockData.FromString(raw))
@@ -128,9 +128,11 @@ def record_from_proto(message: BlockData) -> BlockRecord:
 
     Raises:
         RecordInvalidError: its fact `reason` is one of `too_many_chunks`, `chunks_not_ascending`, `chunks_overlap`,
-            `size_contradicts_chunks`, `block_too_large`, `negative_number`, `duplicate_metadata`, or one of
-            `chunk_from_proto`.
+            `size_contradicts_chunks`, `block_too_large`, or one of `chunk_from_proto`.
     """
+    # Parsing does not ask for required fields; a checksum type that we do not know counts as missing.
+    if not message.IsInitialized():
+        raise _invalid("unparsable", "a block record lacks a field")
     block_id = message.blockID.localID
     if len(message.chunks) > BLOCK_CHUNKS_MAX:
         raise _invalid("too_many_chunks", f"block {block_id} has {len(message.chunks)} chunks", block_id)
@@ -165,10 +167,12 @@ def chunk_from_proto(message: ChunkInfo, block_id: int | None = None) -> ChunkRe
     """The chunk record in a `ChunkInfo` message.
 
     Raises:
-        RecordInvalidError: its fact `reason` is one of `negative_number`, `chunk_too_large`, `window_size`,
-            `checksum_count`, `checksum_width`, `duplicate_metadata`, `not_text`.
+        RecordInvalidError: its fact `reason` is one of `unparsable`, `negative_number`, `chunk_too_large`,
+            `window_size`, `checksum_count`, `checksum_width`, `duplicate_metadata`, `not_text`.
     """
     where = f"chunk {message.offset} of block {block_id}"
+    if not message.IsInitialized():
+        raise _invalid("unparsable", f"{where} lacks a field", block_id)
     checksums = message.checksumData
     kind = ChecksumType(checksums.type)
     if message.offset > _INT64_MAX or message.len > _INT64_MAX:
@@ -250,6 +254,8 @@ def delete_transaction_from_bytes(raw: bytes) -> DeleteTransaction:
         message = DeletedBlocksTransaction.FromString(raw)
     except DecodeError as error:
         raise _invalid("unparsable", "a delete transaction cannot be parsed") from error
+    if not message.IsInitialized():
+        raise _invalid("unparsable", "a delete transaction lacks a field")
     return DeleteTransaction(
         message.txID,
         ContainerId(message.containerID),
