@@ -17,8 +17,8 @@ ones have not) is set aside on all sides first. The verdict is UNKNOWN where not
 compared; and where a tree was never built, instead of a MATCH or a loss that this replica might refute.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from merkle.check import TreeRefusal
@@ -170,13 +170,14 @@ def plan_repair(ours: ContainerTree, peers: Mapping[PeerId, ContainerTree]) -> R
         TreeRefusedError: the trees are of different containers.
     """
     names = sorted(peers)
-    survey = _survey([ours, *(peers[name] for name in names)])
+    survey = _Survey([ours, *(peers[name] for name in names)])
     blocks: list[BlockRepair] = []
     tombstones: list[BlockTree] = []
     claimed: list[BlockId] = []
     if ours.data_checksum is None:
-        return RepairPlan(ours.container_id, Verdict.UNKNOWN, evidence=tuple(survey.evidence))
-    for block in survey.blocks:
+        never_built = Evidence(EvidenceKind.NO_ROOT, None, None, "our tree was never built: what we lack is unknown")
+        return RepairPlan(ours.container_id, Verdict.UNKNOWN, evidence=(never_built,))
+    for block in survey.blocks():
         own, others = block.entries[0], block.entries[1:]
         if block.tombstone is not None:
             if own is None or not own.deleted or own.data_checksum < block.tombstone.data_checksum:
@@ -194,7 +195,7 @@ def plan_repair(ours: ContainerTree, peers: Mapping[PeerId, ContainerTree]) -> R
         tuple(blocks),
         tuple(tombstones),
         tuple(claimed),
-        tuple(survey.evidence),
+        survey.evidence,
     )
 
 
@@ -210,32 +211,22 @@ def compare(trees: Mapping[str, ContainerTree], *, bad_windows: Mapping[str, Bad
     assert trees
     names = sorted(trees)
     windows = [(bad_windows or {}).get(name) for name in names]
-    survey = _survey([trees[name] for name in names], windows)
-    differences = [difference for block in survey.blocks for difference in _differences(block, names)]
+    survey = _Survey([trees[name] for name in names], windows)
+    differences = [difference for block in survey.blocks() for difference in _differences(block, names)]
     container_id = trees[names[0]].container_id
-    return Comparison(container_id, survey.verdict, tuple(differences), tuple(survey.evidence))
+    return Comparison(container_id, survey.verdict, tuple(differences), survey.evidence)
 
 
 @dataclass(slots=True)
 class _Slot:
-    """All copies of the chunk at one offset, by replica; `known` says whose lack of it means anything."""
+    """All copies of the chunk at one offset, and which replicas hold it healthy, corrupt, or not though they should."""
 
     offset: int
-    copies: list[ChunkTree | None]
-    known: list[bool]
+    copies: Sequence[ChunkTree | None]
+    healthy: Sequence[int]
+    corrupt: Sequence[int]
+    absent: Sequence[int]
     evidence: EvidenceKind | None = None
-
-    @property
-    def healthy(self) -> list[int]:
-        return [i for i, chunk in enumerate(self.copies) if chunk is not None and chunk.checksum_matches]
-
-    @property
-    def corrupt(self) -> list[int]:
-        return [i for i, chunk in enumerate(self.copies) if chunk is not None and not chunk.checksum_matches]
-
-    @property
-    def absent(self) -> list[int]:
-        return [i for i, chunk in enumerate(self.copies) if chunk is None and self.known[i]]
 
     @property
     def verdict(self) -> Verdict:
@@ -246,25 +237,20 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Block:
-    """One block on all replicas; its slots are empty where a tombstone settles it."""
+    """One block on all replicas; a tombstone settles it, without one it has slots in ascending offset order."""
 
     block_id: BlockId
-    entries: list[BlockTree | None]
-    known: list[bool]
+    entries: Sequence[BlockTree | None]
+    # Replicas without an entry that should have one: of a tree that was never built nothing is missing.
+    without: Sequence[int]
     tombstone: BlockTree | None = None
-    slots: list[_Slot] = field(default_factory=list)
+    slots: Sequence[_Slot] = ()
 
     @property
     def undeleted(self) -> list[int]:
-        """Replicas that do not hold the winning tombstone."""
-        return [i for i, e in enumerate(self.entries) if e != self.tombstone and (e is not None or self.known[i])]
-
-
-@dataclass(slots=True)
-class _Survey:
-    blocks: list[_Block]
-    verdict: Verdict
-    evidence: list[Evidence]
+        """Replicas that should take over the winning tombstone."""
+        other = [i for i, entry in enumerate(self.entries) if entry is not None and entry != self.tombstone]
+        return sorted([*other, *self.without])
 
 
 _VERDICTS: Mapping[EvidenceKind, Verdict] = {
@@ -288,84 +274,157 @@ _DETAILS: Mapping[EvidenceKind, str] = {
 _WORST_FIRST = (Verdict.UNRECOVERABLE, Verdict.CONFLICT, Verdict.REPAIRABLE, Verdict.MATCH)
 
 
-def _survey(trees: Sequence[ContainerTree], windows: Sequence[BadWindows | None] = ()) -> _Survey:
-    """Lay the trees side by side; blocks that are whole and equal everywhere are left out."""
-    for tree in trees:
-        if tree.container_id != trees[0].container_id:
-            raise TreeRefusedError(
-                TreeRefusal.WRONG_CONTAINER.value,
-                f"trees of containers {trees[0].container_id} and {tree.container_id} cannot be compared",
-            )
-    known = [tree.data_checksum is not None for tree in trees]
-    by_id = [{block.block_id: block for block in tree.blocks} for tree in trees]
-    blocks: list[_Block] = []
-    aside: list[BlockId] = []
-    verdicts: set[Verdict] = set()
-    evidence: list[Evidence] = []
-    for block_id in sorted(set().union(*by_id)):
-        entries = [replica.get(block_id) for replica in by_id]
-        if _is_settled(entries):
-            verdicts.add(Verdict.MATCH)
-            continue
-        block = _Block(block_id, entries, known)
-        blocks.append(block)
-        tombstones = [entry for entry in entries if entry is not None and entry.deleted]
-        if tombstones:
-            block.tombstone = max(tombstones, key=lambda entry: entry.data_checksum)
-            verdicts.add(Verdict.REPAIRABLE if block.undeleted else Verdict.MATCH)
-            continue
-        block.slots, all_verifiable = _slots(entries, known)
-        if not all_verifiable:
-            aside.append(block_id)
-        _judge(block, windows)
-        for slot in block.slots:
-            verdicts.add(slot.verdict)
-            if slot.evidence is not None:
-                evidence.append(Evidence(slot.evidence, block_id, slot.offset, _DETAILS[slot.evidence]))
-    verdict = next((verdict for verdict in _WORST_FIRST if verdict in verdicts), Verdict.UNKNOWN)
-    if aside or not verdicts:
-        evidence.append(Evidence(EvidenceKind.UNVERIFIABLE, None, None, _unverifiable(aside)))
-    if not all(known):
-        evidence.append(Evidence(EvidenceKind.NO_ROOT, None, None, "a replica has no tree yet, or one without a root"))
-        if verdict in (Verdict.MATCH, Verdict.UNRECOVERABLE):
-            verdict = Verdict.UNKNOWN
-    if len(trees) < 2:
-        evidence.append(Evidence(EvidenceKind.NOTHING_COMPARED, None, None, "there is only one tree"))
-        if verdict is Verdict.MATCH:
-            verdict = Verdict.UNKNOWN
-    return _Survey(blocks, verdict, evidence)
+class _Survey:
+    """The trees side by side: walk `blocks` to the end, then ask for `verdict` and `evidence`."""
 
+    def __init__(self, trees: Sequence[ContainerTree], windows: Sequence[BadWindows | None] = ()) -> None:
+        for tree in trees:
+            if tree.container_id != trees[0].container_id:
+                raise TreeRefusedError(
+                    TreeRefusal.WRONG_CONTAINER.value,
+                    f"trees of containers {trees[0].container_id} and {tree.container_id} cannot be compared",
+                )
+        self._trees = trees
+        self._windows = windows
+        self._unknown = frozenset(i for i, tree in enumerate(trees) if tree.data_checksum is None)
+        self._verdicts: set[Verdict] = set()
+        self._aside: list[BlockId] = []
+        self._evidence: list[Evidence] = []
 
-def _is_settled(entries: Sequence[BlockTree | None]) -> bool:
-    """Whether all replicas hold the same entry with nothing to verify or mend in it: the common case, so fast."""
-    first = entries[0]
-    if first is None or not all(entry == first for entry in entries[1:]):
-        return False
-    if first.deleted:
-        return True
-    return bool(first.chunks) and all(chunk.checksum_matches and chunk.data_checksum for chunk in first.chunks)
-
-
-def _slots(entries: Sequence[BlockTree | None], known: list[bool]) -> tuple[list[_Slot], bool]:
-    """The verifiable chunks of all replicas by ascending offset, and whether these are all there is."""
-    copies: dict[int, list[ChunkTree | None]] = {}
-    all_verifiable = True
-    for i, entry in enumerate(entries):
-        for chunk in entry.chunks if entry is not None else ():
-            # A matching chunk that folds to 0 had no checksums to match. (One real chunk in 2^32 folds to 0, too.)
-            if chunk.checksum_matches and chunk.data_checksum == 0:
-                all_verifiable = False
+    def blocks(self) -> Iterator[_Block]:
+        """All blocks, ascending, without those that are whole and equal everywhere."""
+        by_id = [{block.block_id: block for block in tree.blocks} for tree in self._trees]
+        for block_id in sorted(set().union(*by_id)):
+            entries = [replica.get(block_id) for replica in by_id]
+            held = [entry for entry in entries if entry is not None]
+            is_uniform = all(entry == held[0] for entry in held[1:]) and _is_settled(held[0])
+            if is_uniform and len(held) == len(entries):
+                self._verdicts.add(Verdict.MATCH)
+                continue
+            without = [i for i, entry in enumerate(entries) if entry is None and i not in self._unknown]
+            tombstones = [entry for entry in held if entry.deleted]
+            if tombstones:
+                winner = max(tombstones, key=lambda entry: entry.data_checksum)
+                block = _Block(block_id, entries, without, winner)
+                self._verdicts.add(Verdict.REPAIRABLE if block.undeleted else Verdict.MATCH)
+            elif is_uniform:
+                block = _Block(block_id, entries, without, slots=_uniform_slots(entries, without))
+                self._verdicts.add(Verdict.REPAIRABLE if without else Verdict.MATCH)
             else:
-                copies.setdefault(chunk.offset, [None] * len(entries))[i] = chunk
-    return [_Slot(offset, copies[offset], known) for offset in sorted(copies)], all_verifiable and bool(copies)
+                block = _Block(block_id, entries, without, slots=self._slots(block_id, entries))
+            yield block
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        general = []
+        if self._aside or not self._verdicts:
+            general.append(Evidence(EvidenceKind.UNVERIFIABLE, None, None, _unverifiable(self._aside)))
+        if self._unknown:
+            detail = f"{len(self._unknown)} of {len(self._trees)} trees were never built, or have no root"
+            general.append(Evidence(EvidenceKind.NO_ROOT, None, None, detail))
+        if len(self._trees) < 2:
+            general.append(Evidence(EvidenceKind.NOTHING_COMPARED, None, None, "there is only one tree"))
+        return (*self._evidence, *general)
+
+    @property
+    def verdict(self) -> Verdict:
+        worst = next((verdict for verdict in _WORST_FIRST if verdict in self._verdicts), Verdict.UNKNOWN)
+        if worst is Verdict.MATCH and len(self._trees) < 2:
+            return Verdict.UNKNOWN
+        # A replica whose tree was never built may hold what the others lost, or lack what they have.
+        if worst in (Verdict.MATCH, Verdict.UNRECOVERABLE) and self._unknown:
+            return Verdict.UNKNOWN
+        return worst
+
+    def _slots(self, block_id: BlockId, entries: Sequence[BlockTree | None]) -> list[_Slot]:
+        """The verifiable chunks of all replicas by ascending offset, each judged; the others are set aside."""
+        copies: dict[int, list[ChunkTree | None]] = {}
+        has_unverifiable = False
+        for i, entry in enumerate(entries):
+            for chunk in entry.chunks if entry is not None else ():
+                # A matching chunk that folds to 0 had no checksums to match. (So does one real chunk in 2^32.)
+                if chunk.checksum_matches and chunk.data_checksum == 0:
+                    has_unverifiable = True
+                else:
+                    copies.setdefault(chunk.offset, [None] * len(entries))[i] = chunk
+        if has_unverifiable or not copies:
+            self._aside.append(block_id)
+        slots = [self._slot(block_id, offset, copies[offset]) for offset in sorted(copies)]
+        _mark_overlaps(slots)
+        for slot in slots:
+            self._verdicts.add(slot.verdict)
+            if slot.evidence is not None:
+                self._evidence.append(Evidence(slot.evidence, block_id, slot.offset, _DETAILS[slot.evidence]))
+        return slots
+
+    def _slot(self, block_id: BlockId, offset: int, copies: Sequence[ChunkTree | None]) -> _Slot:
+        healthy, corrupt, absent = list[int](), list[int](), list[int]()
+        for i, chunk in enumerate(copies):
+            if chunk is None:
+                if i not in self._unknown:
+                    absent.append(i)
+            elif chunk.checksum_matches:
+                healthy.append(i)
+            else:
+                corrupt.append(i)
+        slot = _Slot(offset, copies, healthy, corrupt, absent)
+        slot.evidence = _healthy_evidence(slot) if healthy else self._corrupt_evidence(block_id, slot)
+        return slot
+
+    def _corrupt_evidence(self, block_id: BlockId, slot: _Slot) -> EvidenceKind:
+        """What there is to hope for where no copy is healthy."""
+        if len(slot.corrupt) == 1:
+            return EvidenceKind.SOLE_COPY_CORRUPT
+        bad = [_bad_windows(self._windows, i, block_id, slot.offset) for i in slot.corrupt]
+        scanned = [windows for windows in bad if windows is not None]
+        if len(scanned) == len(bad):
+            shared = frozenset.intersection(*scanned)
+            return EvidenceKind.BAD_WINDOWS_SHARED if shared else EvidenceKind.WINDOWS_UNPROVEN
+        alike = len({slot.copies[i] for i in slot.corrupt}) == 1
+        return EvidenceKind.COPIES_CORRUPT_ALIKE if alike else EvidenceKind.WINDOWS_UNPROVEN
 
 
-def _judge(block: _Block, windows: Sequence[BadWindows | None]) -> None:
-    """Note on each slot why it cannot simply be copied."""
+def _is_settled(entry: BlockTree) -> bool:
+    """Whether an entry, equal everywhere, leaves nothing to verify or mend."""
+    if entry.deleted:
+        return True
+    return bool(entry.chunks) and all(chunk.checksum_matches and chunk.data_checksum for chunk in entry.chunks)
+
+
+def _uniform_slots(entries: Sequence[BlockTree | None], without: Sequence[int]) -> list[_Slot]:
+    """Slots of a healthy block that all holders hold alike, the bulk of what a lost replica needs."""
+    healthy = [i for i, entry in enumerate(entries) if entry is not None]
+    chunks = next(entry.chunks for entry in entries if entry is not None)
+    return [
+        _Slot(chunk.offset, [chunk if entry is not None else None for entry in entries], healthy, (), without)
+        for chunk in chunks
+    ]
+
+
+def _healthy_evidence(slot: _Slot) -> EvidenceKind | None:
+    """What speaks against copying the healthy chunk to where it is not."""
+    kind = None
+    first = slot.copies[slot.healthy[0]]
+    assert first is not None
+    for chunk in slot.copies:
+        if chunk is None or chunk is first:
+            continue
+        if chunk.checksum_matches:
+            if chunk.length_bytes != first.length_bytes:
+                return EvidenceKind.LENGTHS_DIFFER
+            if chunk.data_checksum != first.data_checksum:
+                kind = EvidenceKind.HEALTHY_COPIES_DIFFER
+        # A corrupt copy may be cut short, but what was read of it is never longer than its record.
+        elif chunk.length_bytes > first.length_bytes:
+            return EvidenceKind.LENGTHS_DIFFER
+    return kind
+
+
+def _mark_overlaps(slots: Sequence[_Slot]) -> None:
+    """Chunks at different offsets that overlap were cut differently, and neither can be laid over the other."""
     longest: _Slot | None = None
     longest_end = 0
-    for slot in block.slots:
-        slot.evidence = _evidence(slot, block.block_id, windows)
+    for slot in slots:
         if longest is not None and slot.offset < longest_end:
             for overlapping in (longest, slot):
                 if overlapping.verdict is not Verdict.CONFLICT:
@@ -373,30 +432,6 @@ def _judge(block: _Block, windows: Sequence[BadWindows | None]) -> None:
         end = slot.offset + max(chunk.length_bytes for chunk in slot.copies if chunk is not None)
         if end > longest_end:
             longest, longest_end = slot, end
-
-
-def _evidence(slot: _Slot, block_id: BlockId, windows: Sequence[BadWindows | None]) -> EvidenceKind | None:
-    healthy = [chunk for chunk in slot.copies if chunk is not None and chunk.checksum_matches]
-    corrupt = [chunk for chunk in slot.copies if chunk is not None and not chunk.checksum_matches]
-    if healthy:
-        length_bytes = healthy[0].length_bytes
-        # A corrupt copy may be cut short, but what was read of it is never longer than its record.
-        if any(chunk.length_bytes != length_bytes for chunk in healthy) or any(
-            chunk.length_bytes > length_bytes for chunk in corrupt
-        ):
-            return EvidenceKind.LENGTHS_DIFFER
-        if any(chunk.data_checksum != healthy[0].data_checksum for chunk in healthy):
-            return EvidenceKind.HEALTHY_COPIES_DIFFER
-        return None
-    if len(corrupt) == 1:
-        return EvidenceKind.SOLE_COPY_CORRUPT
-    bad = [_bad_windows(windows, i, block_id, slot.offset) for i in slot.corrupt]
-    scanned = [indices for indices in bad if indices is not None]
-    if len(scanned) == len(corrupt):
-        shared = frozenset.intersection(*scanned)
-        return EvidenceKind.BAD_WINDOWS_SHARED if shared else EvidenceKind.WINDOWS_UNPROVEN
-    alike = len({(chunk.length_bytes, chunk.data_checksum) for chunk in corrupt}) == 1
-    return EvidenceKind.COPIES_CORRUPT_ALIKE if alike else EvidenceKind.WINDOWS_UNPROVEN
 
 
 def _bad_windows(windows: Sequence[BadWindows | None], i: int, block_id: BlockId, offset: int) -> frozenset[int] | None:
@@ -410,6 +445,7 @@ def _chunk_repair(block_id: BlockId, slot: _Slot, names: Sequence[PeerId]) -> Ch
     if slot.verdict is not Verdict.REPAIRABLE or (own is not None and own.checksum_matches):
         return None
     fault = ChunkFault.MISSING if own is None else ChunkFault.CORRUPT
+    # Replica 0 is ours, the peers follow.
     sources = [names[i - 1] for i in slot.healthy]
     # A copy that is corrupt exactly as ours is has no window that ours has not.
     partial = [names[i - 1] for i in slot.corrupt if i > 0 and slot.copies[i] != own]
@@ -435,7 +471,7 @@ def _differences(block: _Block, names: Sequence[str]) -> Iterable[Difference]:
             deleted = [i for i, entry in enumerate(block.entries) if entry == block.tombstone]
             yield Difference(DifferenceKind.DELETED_BLOCK, block.block_id, None, named(block.undeleted), named(deleted))
         return
-    without = {i for i, entry in enumerate(block.entries) if entry is None and block.known[i]}
+    without = set(block.without)
     if without and block.slots:
         whole = set(range(len(names))).intersection(*(slot.healthy for slot in block.slots))
         partly = set().union(*(slot.healthy for slot in block.slots))
