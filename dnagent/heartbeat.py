@@ -5,6 +5,7 @@ are new. What the controller is known to know is what it last answered to; every
 a lost one costs nothing but time. `Heartbeats` is the shell: a thread that sends, waits, and hands commands on.
 """
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ from typing import Protocol, assert_never
 
 from merkle.errors import ControllerUnavailableError, ReconcileError
 from merkle.limits import PEERS_MAX
-from merkle.replica import ContainerReplica, PeerId
+from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos import controller_pb2, controller_pb2_grpc
 from runtime.log import error_fields, get_logger
@@ -26,6 +27,7 @@ REPLICAS_PER_REPORT = 50_000
 COMMANDS_REMEMBERED = 10_000
 # Ends of reconciliations that wait to be told; a controller away for longer learns the rest from the reports.
 PROGRESS_MAX = 1_000
+JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 DEADLINE_S = 10.0
 # While the controller is away: doubles from the interval up to this, so that it is found soon when it is back.
 BACKOFF_MAX_S = 30.0
@@ -49,6 +51,8 @@ class ReconcileCommand:
     container_id: ContainerId
     job_id: str
     peers: tuple[PeerAddress, ...]
+    # What an unhealthy replica may return to; None where the controller does not say.
+    container_state: ReplicaState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,12 +223,19 @@ def answer_of(message: controller_pb2.HeartbeatResponse) -> Answer:
     return Answer(tuple(envelopes), message.full_report_wanted, message.term)
 
 
+_RETURNS = {state.value: state for state in (ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED)}
+
+
 def _command_of(sent: controller_pb2.Command) -> Command | None:
     match sent.WhichOneof("body"):
         case "reconcile":
             body = sent.reconcile
             peers = tuple(PeerAddress(PeerId(p.datanode_id), p.address) for p in body.peers[:PEERS_MAX])
-            return ReconcileCommand(ContainerId(body.container_id), body.job_id, peers)
+            # It becomes the name of a folder of undo copies, among others.
+            if not JOB_ID.fullmatch(body.job_id):
+                return None
+            state = _RETURNS.get(body.container_state)
+            return ReconcileCommand(ContainerId(body.container_id), body.job_id, peers, state)
         case "cancel":
             return CancelCommand(sent.cancel.job_id)
         case "scan":

@@ -242,7 +242,10 @@ class RequestQueue:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often and how fast; `bytes_per_second` is for each of the two threads, 0 sets no limit."""
+    """How often and how fast; `bytes_per_second` is for each of the two threads, 0 sets no limit.
+
+    Without `background` no data are read unless asked for; missing trees are built all the same.
+    """
 
     background: bool = True
     interval_ms: int = 7 * 86_400_000
@@ -275,14 +278,16 @@ class Scanner:
         # A failed scan leaves no time on disk: without this the same container would be next for ever.
         self._not_before_ms: dict[ContainerId, int] = {}
         self._limiters = [Limiter(pace.bytes_per_second, self._clock, self._stop.wait) for _ in range(2)]
-        self._threads = [threading.Thread(target=self._serve_requests, name=f"scan-requests-{volume.name}")]
-        if pace.background:
-            self._threads.append(threading.Thread(target=self._go_round, name=f"scan-background-{volume.name}"))
+        self._threads = (
+            threading.Thread(target=self._serve_requests, name=f"scan-requests-{volume.name}"),
+            threading.Thread(target=self._go_round, name=f"scan-background-{volume.name}"),
+        )
         self.bytes_scanned = 0
         self.containers_scanned = 0
         self.last_error = ""
 
     def start(self) -> None:
+        """Begin to answer requests and to go round."""
         for thread in self._threads:
             thread.start()
 
@@ -322,7 +327,7 @@ class Scanner:
             return True
         # A container whose records cannot be read gets its tree, and its findings, from a data scan.
         container_id = treeless
-        if container_id is None:
+        if container_id is None and self._pace.background:
             container_id = next_to_scan(ready, now_ms=now_ms, gap_ms=self._background_gap_ms)
         if container_id is None:
             self._note_full_pass(candidates)

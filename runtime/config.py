@@ -54,6 +54,12 @@ def check_address(value: str) -> str:
     return value
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of an address that was checked; an IPv6 host without its brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def _parse_folder(value: object) -> object:
     if value == "":
         raise ValueError("expected a path, found an empty text")

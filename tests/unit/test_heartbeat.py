@@ -168,12 +168,17 @@ def test_an_unknown_root_is_left_out_of_the_message_and_zero_is_not() -> None:
 
 def test_commands_are_read_from_the_answer_and_unknown_ones_left_out() -> None:
     peer = controller_pb2.Datanode(datanode_id="dn-2", address="127.0.0.1:2")
-    reconcile = controller_pb2.ReconcileCommand(container_id=4, job_id="j", peers=[peer])
+    reconcile = controller_pb2.ReconcileCommand(
+        container_id=4, job_id="j", peers=[peer], container_state="QUASI_CLOSED"
+    )
     response = controller_pb2.HeartbeatResponse(
         commands=[
             controller_pb2.Command(command_id="a", term=3, reconcile=reconcile),
             controller_pb2.Command(command_id="b", term=3, cancel=controller_pb2.CancelCommand(job_id="j")),
             controller_pb2.Command(command_id="c", term=3, scan=controller_pb2.ScanCommand(container_id=5)),
+            controller_pb2.Command(
+                command_id="d", reconcile=controller_pb2.ReconcileCommand(container_id=4, job_id="../../etc")
+            ),
             controller_pb2.Command(command_id="from a newer controller", term=3),
             controller_pb2.Command(term=3, scan=controller_pb2.ScanCommand(container_id=6)),
         ],
@@ -181,7 +186,7 @@ def test_commands_are_read_from_the_answer_and_unknown_ones_left_out() -> None:
     )
     answer = answer_of(response)
     assert [envelope.command for envelope in answer.envelopes] == [
-        ReconcileCommand(ContainerId(4), "j", (PeerAddress(PeerId("dn-2"), "127.0.0.1:2"),)),
+        ReconcileCommand(ContainerId(4), "j", (PeerAddress(PeerId("dn-2"), "127.0.0.1:2"),), ReplicaState.QUASI_CLOSED),
         CancelCommand("j"),
         ScanCommand(ContainerId(5)),
     ]

@@ -174,12 +174,12 @@ class Rig:
     changed: list[ContainerId]
 
 
-def rig(*candidates: Candidate, **more: object) -> Rig:
+def rig(*candidates: Candidate, background: bool = True, **more: object) -> Rig:
     volume = FakeVolume({c.container_id: c for c in candidates})
     for name, value in more.items():
         setattr(volume, name, value)
     metrics, clock, changed = Metrics("dnagent"), Clock(), list[ContainerId]()
-    pace = Pace(background=False, min_gap_ms=GAP_MS, bytes_per_second=0)
+    pace = Pace(background, min_gap_ms=GAP_MS, bytes_per_second=0)
     return Rig(
         volume, Scanner(volume, pace, metrics=metrics, on_change=changed.append, clock=clock), metrics, clock, changed
     )
@@ -267,7 +267,7 @@ def test_a_scan_that_was_overtaken_marks_nothing_and_is_repeated_later() -> None
 
 
 def test_a_scan_on_request_that_was_overtaken_is_repeated_at_once() -> None:
-    r = rig(closed(ONE), write_errors=[StaleTreeError("changed")])
+    r = rig(closed(ONE), write_errors=[StaleTreeError("changed")], background=False)
     assert answer(r, ONE).data_checksum == 99
     assert len(r.volume.examined) == 2
 
@@ -283,6 +283,13 @@ def test_a_replica_without_a_tree_gets_one_before_any_data_is_read() -> None:
     assert r.metrics.value("dnagent_trees_built_total") == 2
 
 
+def test_without_background_scans_trees_are_still_built() -> None:
+    r = rig(closed(ONE, root=None), background=False)
+    assert r.scanner.step()
+    assert not r.scanner.step()
+    assert r.volume.examined == [(ONE, Source.METADATA)]
+
+
 def test_records_that_cannot_be_read_lead_to_a_data_scan() -> None:
     r = rig(closed(ONE, root=None), examine_error=DatabaseError("broken"))
     r.scanner.step()
@@ -292,7 +299,7 @@ def test_records_that_cannot_be_read_lead_to_a_data_scan() -> None:
 
 def test_an_open_container_gets_no_tree_and_no_scan() -> None:
     """S15"""
-    r = rig(replace(closed(ONE, root=None), state=ReplicaState.OPEN))
+    r = rig(replace(closed(ONE, root=None), state=ReplicaState.OPEN), background=False)
     assert not r.scanner.step()
     with pytest.raises(ContainerStateError):
         answer(r, ONE)
@@ -301,7 +308,7 @@ def test_an_open_container_gets_no_tree_and_no_scan() -> None:
 
 def test_a_request_within_the_gap_is_answered_with_what_is_known() -> None:
     """S10"""
-    r = rig(closed(ONE, NOW_MS - 1))
+    r = rig(closed(ONE, NOW_MS - 1), background=False)
     report = answer(r, ONE, without_gap=False)
     assert (report.state, report.data_checksum, report.bytes_read) == (ReplicaState.CLOSED, 7, 0)
     assert r.volume.examined == []
@@ -309,7 +316,7 @@ def test_a_request_within_the_gap_is_answered_with_what_is_known() -> None:
 
 def test_a_request_without_gap_is_scanned_and_answered_with_its_findings() -> None:
     """S10"""
-    r = rig(closed(ONE, NOW_MS - 1), findings=(CORRUPT,))
+    r = rig(closed(ONE, NOW_MS - 1), findings=(CORRUPT,), background=False)
     report = answer(r, ONE)
     assert (report.state, report.data_checksum, report.bytes_read) == (ReplicaState.UNHEALTHY, 99, 100)
     assert [(fault.type, fault.block_id, fault.offset) for fault in report.findings] == [("CORRUPT_CHUNK", 20, 0)]
@@ -329,7 +336,7 @@ def test_a_failed_volume_ends_its_background_thread_and_is_named() -> None:
 def test_a_stop_during_a_scan_marks_nothing() -> None:
     """S18"""
     reading, go_on = threading.Event(), threading.Event()
-    r = rig(closed(ONE), findings=(CORRUPT,))
+    r = rig(closed(ONE), findings=(CORRUPT,), background=False)
 
     def during() -> None:
         reading.set()

@@ -1,0 +1,309 @@
+"""An agent: one datanode's volumes, opened, scanned, served, reported and repaired by one process.
+
+This module only puts the parts together and takes them apart again. A volume that cannot be opened is named and left
+out, the others work; without any volume there is no agent.
+"""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from dnagent.config import AgentConfig, VolumeSettings
+from dnagent.heartbeat import (
+    CancelCommand,
+    Command,
+    ControllerClient,
+    Heartbeats,
+    PeerAddress,
+    Progress,
+    ReconcileCommand,
+    ScanCommand,
+)
+from dnagent.jobs import Jobs
+from dnagent.peer import AgentPeer
+from dnagent.ports import AgentStatus, Peer, ScanReport, VolumeStatus
+from dnagent.runner import Runner
+from dnagent.scanner import Limiter, Pace, Scanner, SystemClock
+from dnagent.server import AgentService
+from dnagent.store import HeldVolume, ReplicaStore
+from merkle.errors import BusyError, InterruptedRepairError, ReconcileError, VolumeError
+from merkle.replica import PeerId
+from merkle.tree import ContainerId
+from ozone.datanode import XceiverService
+from ozone.disk import Disk
+from ozone.volume import Hold, open_volume
+from protos import controller_pb2
+from runtime.config import split_address
+from runtime.log import AuditLog, error_fields, get_logger
+from runtime.metrics import Metrics, MetricsServer
+from runtime.rpc import open_channel, start_server
+
+# What a datanode changes under a read-only volume is seen after so long at the latest.
+REFRESH_S = 60.0
+# A scan holds its caller's thread for as long as it takes; the other threads are for reads.
+SCAN_CALLS_MAX = 8
+# Long enough for a write and its sync; a call to a peer that hangs is not waited for.
+INTERRUPT_S = 30.0
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class FailedVolume:
+    """A volume that is not held, and why."""
+
+    settings: VolumeSettings
+    error: ReconcileError
+
+
+class Agent:
+    """One running agent. Everything that `start` began, `stop` ends."""
+
+    def __init__(self, config: AgentConfig, disk: Disk | None = None) -> None:
+        self._config = config
+        self._disk = disk or Disk()
+        self._log = get_logger("agent")
+        self._stop = threading.Event()
+        self._stack = ExitStack()
+        self._failed: list[FailedVolume] = []
+        self._last_errors: dict[str, str] = {}
+        self._scanners: dict[str, Scanner] = {}
+        self._heartbeats: Heartbeats | None = None
+        self._scan_calls = threading.Semaphore(SCAN_CALLS_MAX)
+        self.metrics = Metrics("dnagent")
+        self.datanode_id = PeerId("")
+        self.address = ""
+        self.metrics_port = 0
+
+    def start(self) -> None:
+        """Open, serve, scan and report; where this fails, all that was begun is ended.
+
+        Raises:
+            ReconcileError: no volume can be opened, or an address cannot be bound.
+        """
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End everything, last begun first; a scan or repair under way is cut short and leaves no half state."""
+        self._stop.set()
+        self._stack.close()
+
+    # ---- what the services ask ----
+
+    def scan(self, container_id: ContainerId, cancelled: Callable[[], bool]) -> ScanReport:
+        if not self._scan_calls.acquire(blocking=False):
+            raise BusyError(f"{SCAN_CALLS_MAX} callers wait for scans already", limit=SCAN_CALLS_MAX)
+        try:
+            future = self._scanner_of(container_id).request(container_id, without_gap=True)
+            while not cancelled():
+                try:
+                    return future.result(timeout=_POLL_S)
+                except FutureTimeoutError:
+                    continue
+            raise InterruptedRepairError("nobody waits for this scan any more", container_id=container_id)
+        finally:
+            self._scan_calls.release()
+
+    def schedule(self, container_id: ContainerId) -> None:
+        self._scanner_of(container_id).wake()
+
+    def status(self) -> AgentStatus:
+        volumes = []
+        for held in self._store.volumes:
+            scanner = self._scanners[held.name]
+            volumes.append(
+                VolumeStatus(
+                    path=held.name,
+                    storage_id=held.volume.storage_id,
+                    hold=_hold_name(held.volume.hold),
+                    containers=len(held.replicas()),
+                    bytes_scanned=scanner.bytes_scanned,
+                    containers_scanned=scanner.containers_scanned,
+                    last_error=self._last_errors.get(held.name) or scanner.last_error,
+                )
+            )
+        for failed in self._failed:
+            text = f"{failed.error.code}: {failed.error.message}"
+            volumes.append(
+                VolumeStatus(str(failed.settings.path), "", _hold_name(failed.settings.hold), 0, last_error=text)
+            )
+        return AgentStatus(self.datanode_id, self._config.repair.enabled, tuple(volumes), self._jobs.status())
+
+    # ---- start ----
+
+    def _start(self) -> None:
+        config = self._config
+        self._disk.make_folder(config.state_folder.absolute())
+        audit = AuditLog(config.audit_file or config.state_folder / "audit.jsonl")
+        self._stack.callback(audit.close)
+        held = self._open_volumes()
+        self.datanode_id = PeerId(held[0].volume.datanode_id)
+        repair, clock = config.repair, SystemClock()
+        runner = Runner(
+            self.datanode_id,
+            threads_max=min(repair.reconciliations_max * repair.fetches_max, 64),
+            audit=audit.write,
+            take=Limiter(repair.bytes_per_second, clock, self._stop.wait).take,
+        )
+        self._store = ReplicaStore(
+            held,
+            repair_enabled=repair.enabled,
+            interrupt=lambda container_id: runner.interrupt(
+                container_id, "the container is being deleted", timeout_s=INTERRUPT_S
+            ),
+        )
+        self._jobs = Jobs(
+            runner,
+            self._store,
+            connect=self._connect,
+            threads_max=repair.reconciliations_max,
+            fetches_max=repair.fetches_max,
+            return_to_service=repair.return_to_closed,
+            on_scan_bytes=Limiter(config.scan.bytes_per_second, clock, self._stop.wait).take,
+            on_end=self._job_ended,
+            metrics=self.metrics,
+        )
+        self._stack.callback(self._jobs.close)
+        for volume in held:
+            scanner = Scanner(volume, self._pace(), metrics=self.metrics, on_change=self._changed)
+            self._scanners[volume.name] = scanner
+        self._serve()
+        self._report()
+        for scanner in self._scanners.values():
+            scanner.start()
+            self._stack.callback(scanner.stop)
+        upkeep = threading.Thread(target=self._keep_up, name="upkeep")
+        upkeep.start()
+        self._stack.callback(upkeep.join)
+        self._log.info("process_started", datanode_id=self.datanode_id, address=self.address, volumes=len(held))
+
+    def _open_volumes(self) -> list[HeldVolume]:
+        held: list[HeldVolume] = []
+        for settings in self._config.volumes:
+            try:
+                held.append(self._open_volume(settings, held))
+            except ReconcileError as error:
+                self._failed.append(FailedVolume(settings, error))
+                self._log.error("volume_failed", **{**error_fields(error), "volume": str(settings.path)})
+        self.metrics.set("dnagent_volumes_failed", len(self._failed))
+        if not held:
+            raise self._failed[0].error
+        return held
+
+    def _open_volume(self, settings: VolumeSettings, held: list[HeldVolume]) -> HeldVolume:
+        volume = open_volume(settings.path, hold=settings.hold, state_folder=self._config.state_folder, disk=self._disk)
+        try:
+            if held and volume.datanode_id != held[0].volume.datanode_id:
+                text = f"{volume.root} belongs to datanode {volume.datanode_id}, {held[0].name} to another"
+                raise VolumeError(text, reason="datanode_differs", path=str(volume.root))
+            opened = HeldVolume(volume, self._disk, undo_bytes=self._config.repair.undo_bytes)
+        except BaseException:
+            volume.close()
+            raise
+        self._stack.callback(opened.close)
+        containers = len(opened.replicas())
+        self._log.info("volume_opened", volume=opened.name, hold=_hold_name(settings.hold), containers=containers)
+        return opened
+
+    def _serve(self) -> None:
+        config = self._config
+        services = [AgentService(self._store, self, self).register, XceiverService(self._store).register]
+        server = start_server(
+            config.listen, services, tls=config.rpc_tls, insecure=config.insecure, threads=32, calls_max=128
+        )
+        self._stack.callback(server.stop)
+        self.address = server.address
+        if config.metrics:
+            host, port = split_address(config.metrics)
+            page = MetricsServer(self.metrics, host, port)
+            self._stack.callback(page.close)
+            self.metrics_port = page.port
+        self._log.info("server_started", address=self.address)
+
+    def _report(self) -> None:
+        config = self._config
+        if config.controller is None:
+            return
+        address = config.advertised or self.address
+        self._heartbeats = Heartbeats(
+            ControllerClient(config.controller, tls=config.rpc_tls, insecure=config.insecure),
+            datanode=controller_pb2.Datanode(
+                datanode_id=self.datanode_id, hostname=split_address(address)[0], address=address
+            ),
+            incarnation=uuid.uuid4().hex,
+            interval_s=config.heartbeat_interval_s,
+            replicas=self._store.replicas,
+            running=self._jobs.running,
+            on_command=self._obey,
+            metrics=self.metrics,
+        )
+        self._heartbeats.start()
+        self._stack.callback(self._heartbeats.stop)
+
+    def _pace(self) -> Pace:
+        scan = self._config.scan
+        return Pace(
+            background=scan.enabled,
+            interval_ms=round(scan.interval_s * 1000),
+            min_gap_ms=round(scan.min_gap_s * 1000),
+            bytes_per_second=scan.bytes_per_second,
+        )
+
+    # ---- while it runs ----
+
+    def _connect(self, peer: PeerAddress) -> Peer:
+        channel = open_channel(peer.address, tls=self._config.rpc_tls, insecure=self._config.insecure)
+        return AgentPeer(peer.peer, channel, peer.address)
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case ReconcileCommand():
+                self._jobs.submit(command)
+            case CancelCommand(job_id):
+                self._jobs.cancel(job_id)
+            case ScanCommand(container_id):
+                try:
+                    self._scanner_of(container_id).request(container_id, without_gap=True)
+                except ReconcileError as error:
+                    self._log.warning("command_dropped", **{**error_fields(error), "container_id": container_id})
+
+    def _job_ended(self, progress: Progress) -> None:
+        if self._heartbeats is not None:
+            self._heartbeats.ended(progress)
+
+    def _changed(self, _: ContainerId) -> None:
+        if self._heartbeats is not None:
+            self._heartbeats.poke()
+
+    def _scanner_of(self, container_id: ContainerId) -> Scanner:
+        return self._scanners[self._store.volume_of(container_id).name]
+
+    def _keep_up(self) -> None:
+        """Now and then: see what datanodes changed under read-only volumes, drop undo copies that are old enough."""
+        older_than_s = self._config.repair.undo_days * 86_400.0
+        while True:
+            for held in self._store.volumes:
+                try:
+                    if held.volume.hold is Hold.READ_ONLY:
+                        held.refresh()
+                        self._scanners[held.name].wake()
+                    held.undo.clean(older_than_s=older_than_s, now_s=time.time())
+                    self._last_errors.pop(held.name, None)
+                except ReconcileError as error:
+                    self._last_errors[held.name] = f"{error.code}: {error.message}"
+                    self._log.error("volume_failed", **{**error_fields(error), "volume": held.name})
+                self.metrics.set("dnagent_containers", len(held.replicas()), volume=held.name)
+                self.metrics.set("dnagent_undo_bytes", held.undo.used_bytes, volume=held.name)
+            if self._stop.wait(REFRESH_S):
+                return
+
+
+def _hold_name(hold: Hold) -> str:
+    return hold.value.replace("_", "-")

@@ -1,0 +1,87 @@
+"""`treefold agent run`: a datanode's agent as a process."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from dnagent.agent import Agent
+from dnagent.config import AgentConfig
+from merkle.errors import DiskError
+from runtime.config import load
+from runtime.log import LogFormat, LogLevel, configure, get_logger
+
+
+@click.group()
+def agent() -> None:
+    """The agent of one datanode: scans, serves, reports and repairs its replicas."""
+
+
+@agent.command("run")
+@click.option("--config", "config_path", type=click.Path(path_type=Path), help="Settings, TOML.")
+@click.option("--volume", "volumes", multiple=True, metavar="PATH", help="A volume instead of the file's; repeatable.")
+@click.option("--hold", type=click.Choice(["read-only", "owner"]), default="read-only", help="How --volume is held.")
+@click.option("--state-folder", metavar="PATH", help="Where trees, scan times and undo copies are kept.")
+@click.option("--listen", metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")
+@click.option("--controller", metavar="HOST:PORT", help="Who gets the reports and gives the commands.")
+@click.option("--port-file", type=click.Path(path_type=Path), help="Write the address there once it listens.")
+@click.option("--check-config", is_flag=True, help="Print the settings in effect as JSON, and end.")
+@click.option("--log-format", type=click.Choice([f.value for f in LogFormat]), default=LogFormat.CONSOLE.value)
+@click.option("--log-level", type=click.Choice([level.value for level in LogLevel]), default=LogLevel.INFO.value)
+def run(
+    config_path: Path | None,
+    volumes: tuple[str, ...],
+    hold: str,
+    state_folder: str | None,
+    listen: str | None,
+    controller: str | None,
+    port_file: Path | None,
+    check_config: bool,
+    log_format: str,
+    log_level: str,
+) -> None:
+    """Run an agent until SIGTERM or SIGINT."""
+    configure(LogFormat(log_format), LogLevel(log_level))
+    overrides = {
+        "volumes": [{"path": path, "hold": hold} for path in volumes] or None,
+        "state_folder": state_folder,
+        "listen": listen,
+        "controller": controller,
+    }
+    config = load(config_path, AgentConfig, overrides)
+    if check_config:
+        click.echo(json.dumps(config.model_dump(mode="json"), indent=2))
+        return
+    stop = threading.Event()
+
+    def stop_soon(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop_soon)
+    running = Agent(config)
+    running.start()
+    log = get_logger("agent")
+    try:
+        if port_file:
+            _announce(port_file, running.address)
+        click.echo(f"agent of datanode {running.datanode_id} is ready on {running.address}", err=True)
+        stop.wait()
+        log.info("process_stopping")
+    finally:
+        running.stop()
+    log.info("process_stopped")
+
+
+def _announce(path: Path, address: str) -> None:
+    """Whole or not at all: whoever waits for the file must not read half an address."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(address + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DiskError(f"{path}: cannot be written: {error.strerror}", path=str(path)) from error

@@ -1,0 +1,503 @@
+"""The replicas of one datanode: all its volumes together, as servers, scanner, repairs and reports see them.
+
+What a report says of a replica is kept in memory and follows every change made here; what a datanode changes under a
+read-only volume is seen at the next `refresh`. A scan and a repair may meet in one container: trees are guarded by
+their generation, everything else by the container's lock inside the writer.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import assert_never
+
+from dnagent.requests import OwnLoaded, Scanned, TreeStored
+from dnagent.scanner import Candidate, Examination, Source
+from merkle.checksum import fingerprint
+from merkle.columns import encode_tree, state_fingerprint
+from merkle.errors import (
+    BusyError,
+    ContainerNotFoundError,
+    ContainerStateError,
+    DescriptorError,
+    DiskError,
+    ReadOnlyError,
+    ReconcileError,
+    RecordInvalidError,
+    TreeMissingError,
+    VolumeError,
+)
+from merkle.record import BlockRecord, ChunkRecord
+from merkle.replica import ContainerReplica, PeerId, ReplicaState
+from merkle.tree import BlockId, ContainerId, ContainerTree
+from merkle.windows import Proven, bad_windows, prove
+from ozone.containers import Container, ContainerStore
+from ozone.disk import Disk
+from ozone.ports import ReplicaHead
+from ozone.scan import ScanResult, build_from_metadata, scan
+from ozone.treefile import TreeFiles, TreeStatus
+from ozone.undo import UndoStore
+from ozone.volume import Hold, Volume
+from ozone.writer import ContainerWriter, Patch
+from runtime.log import error_fields, get_logger
+from runtime.retry import Backoff, retrying
+
+# A scan after a repair is repeated when another writer of the tree was faster; so often is enough.
+_RESCAN_BACKOFF = Backoff(attempts_max=4, first_s=0.1, most_s=2.0)
+_log = get_logger("store")
+
+
+class HeldVolume:
+    """The replicas of one volume, for its scanner (dnagent.scanner.ScannedVolume). Thread-safe."""
+
+    def __init__(self, volume: Volume, disk: Disk, *, undo_bytes: int) -> None:
+        """Look at every replica once, and finish what a deletion cut short has left.
+
+        Raises:
+            VolumeError, DatabaseError, DiskError: the volume as a whole cannot be used.
+        """
+        self.volume = volume
+        self.name = str(volume.root)
+        self.containers = ContainerStore(volume, disk)
+        self.trees = TreeFiles(volume, disk)
+        self.undo = UndoStore(volume.state_folder / "undo", disk, budget_bytes=undo_bytes)
+        owned = volume.hold is Hold.OWNER
+        self.writer = ContainerWriter(volume, self.trees, self.undo, disk) if owned else None
+        self._disk = disk
+        self._lock = threading.Lock()
+        self._held: dict[ContainerId, ContainerReplica] = {}
+        self.refresh()
+        if self.writer is not None:
+            deleted = [replica.container_id for replica in self.replicas() if replica.state is ReplicaState.DELETED]
+            for container_id in self.writer.finish_deletions(deleted):
+                self.forget(container_id)
+
+    def refresh(self) -> None:
+        """See what is there now.
+
+        Raises:
+            VolumeError, DatabaseError, DiskError: the volume as a whole cannot be used.
+        """
+        self.volume.refresh()
+        # A volume whose database is lost is lost: each of its containers would seem damaged, and none is.
+        _ = self.volume.database
+        found = {container_id: self._look_at(container_id) for container_id in self.containers.ids()}
+        with self._lock:
+            self._held = found
+
+    def replicas(self) -> list[ContainerReplica]:
+        """All replicas, as they are known."""
+        with self._lock:
+            return list(self._held.values())
+
+    def replica(self, container_id: ContainerId) -> ContainerReplica:
+        """One replica, as it is known.
+
+        Raises:
+            ContainerNotFoundError: it is not here, or not any more.
+        """
+        with self._lock:
+            found = self._held.get(container_id)
+        if found is None:
+            text = f"there is no container {container_id} in {self.name}"
+            raise ContainerNotFoundError(text, container_id=container_id)
+        return found
+
+    # ---- for the scanner ----
+
+    def candidates(self) -> list[Candidate]:
+        if self.volume.suspect:
+            raise VolumeError(f"{self.name} is suspect: {self.volume.suspect}", reason="suspect", path=self.name)
+        return [_candidate(replica) for replica in self.replicas()]
+
+    def candidate(self, container_id: ContainerId) -> Candidate:
+        return _candidate(self.replica(container_id))
+
+    def examine(
+        self, container_id: ContainerId, source: Source, on_bytes: Callable[[int], None], cancelled: Callable[[], bool]
+    ) -> Examination:
+        self.replica(container_id)
+        generation = self.trees.read(container_id).generation
+        container = self.containers.get(container_id)
+        match source:
+            case Source.DATA:
+                result = scan(container, on_bytes=on_bytes, cancelled=cancelled)
+            case Source.METADATA:
+                result = ScanResult(build_from_metadata(container))
+            case _:
+                assert_never(source)
+        return Examination(container_id, source, result, generation)
+
+    def write_tree(self, examination: Examination) -> None:
+        self.store_tree(examination.result.tree, examination.generation)
+
+    def settle(self, examination: Examination, at_ms: int) -> bool:
+        container_id, before = examination.container_id, self.replica(examination.container_id)
+        is_worse = bool(examination.result.findings) and before.state is not ReplicaState.UNHEALTHY
+        self._keep_findings(examination, at_ms)
+        if self.writer is None:
+            # The state of a replica that a datanode owns is for that datanode to change.
+            self._remember(replace(before, data_scan_timestamp_ms=at_ms))
+            return False
+        try:
+            if is_worse:
+                self.writer.mark_unhealthy(container_id)
+            self.writer.set_scan_timestamp(container_id, at_ms)
+            self.look_again(container_id)
+        except (DescriptorError, DiskError, RecordInvalidError) as error:
+            # What cannot be written down is reported all the same; the next start finds the damage again.
+            _log.error("scan_failed", container_id=container_id, volume=self.name, **_fields(error))
+            state = ReplicaState.UNHEALTHY if is_worse else before.state
+            self._remember(replace(before, state=state, data_scan_timestamp_ms=at_ms))
+        return is_worse
+
+    # ---- for servers and repairs ----
+
+    def store_tree(self, tree: ContainerTree, generation: bytes) -> ContainerTree:
+        """Lay a tree over the stored one and report it from now on.
+
+        Raises:
+            StaleTreeError: the stored tree has not this generation any more.
+        """
+        container_id = tree.container_id
+        self.replica(container_id)
+        store = self.writer.store_tree if self.writer else self.trees.update
+        stored = store(container_id, tree, expected_generation=generation)
+        self._remember(
+            replace(
+                self.replica(container_id),
+                data_checksum=stored.data_checksum,
+                fingerprint=state_fingerprint(stored),
+            )
+        )
+        return stored
+
+    def look_again(self, container_id: ContainerId) -> None:
+        """See what is on disk of one replica now; of one that was forgotten nothing."""
+        self._remember(self._look_at(container_id))
+
+    def forget(self, container_id: ContainerId) -> None:
+        """Drop a replica that is being deleted, so that nobody begins anything with it."""
+        with self._lock:
+            self._held.pop(container_id, None)
+
+    def restore(self, container_id: ContainerId) -> None:
+        """Take back a replica whose deletion was given up."""
+        replica = self._look_at(container_id)
+        with self._lock:
+            self._held[container_id] = replica
+
+    def tree_bytes(self, container_id: ContainerId) -> bytes | None:
+        """The tree file as it is; None where there is none."""
+        self.replica(container_id)
+        paths = [self.trees.path(container_id)]
+        if self.volume.hold is Hold.READ_ONLY:
+            paths.append(self.containers.get(container_id).tree_path)
+        for path in paths:
+            try:
+                return self._disk.read(path)
+            except DiskError as error:
+                if not error.facts.get("missing"):
+                    raise
+        return None
+
+    def close(self) -> None:
+        self.volume.close()
+
+    def _remember(self, replica: ContainerReplica) -> None:
+        with self._lock:
+            # What was deleted meanwhile stays so.
+            if replica.container_id in self._held:
+                self._held[replica.container_id] = replica
+
+    def _look_at(self, container_id: ContainerId) -> ContainerReplica:
+        """One replica as its descriptor, its rows and its tree tell; INVALID where the descriptor is of no use."""
+        own = PeerId(self.volume.datanode_id)
+        read_only = self.volume.hold is Hold.READ_ONLY
+        try:
+            container = self.containers.open(container_id)
+        except ReconcileError as error:
+            _log.error("container_skipped", container_id=container_id, volume=self.name, **_fields(error))
+            return ContainerReplica(own, container_id, ReplicaState.INVALID, None, 0, read_only=read_only)
+        counters = container.counters()
+        stored = self.trees.read(container_id)
+        has_tree = stored.status is TreeStatus.PRESENT and container.state.is_closed
+        scanned_ms = self._own_scan_ms(container_id) if read_only else container.descriptor.data_scan_timestamp_ms
+        return ContainerReplica(
+            peer=own,
+            container_id=container_id,
+            state=container.state,
+            data_checksum=stored.tree.data_checksum if has_tree else None,
+            bcs_id=counters.bcs_id or 0,
+            replica_index=container.replica_index,
+            used_bytes=counters.used_bytes or 0,
+            block_count=counters.block_count or 0,
+            data_scan_timestamp_ms=scanned_ms,
+            read_only=read_only,
+            fingerprint=state_fingerprint(stored.tree) if has_tree else b"",
+        )
+
+    def _findings_path(self, container_id: ContainerId) -> Path:
+        return self.volume.state_folder / "scans" / f"{container_id}.json"
+
+    def _keep_findings(self, examination: Examination, at_ms: int) -> None:
+        findings = [
+            {
+                "type": finding.type.value,
+                "blockID": finding.block_id,
+                "offset": finding.offset,
+                "detail": finding.detail,
+            }
+            for finding in examination.result.findings
+        ]
+        path = self._findings_path(examination.container_id)
+        self._disk.make_folder(path.parent)
+        self._disk.replace(path, json.dumps({"at_ms": at_ms, "findings": findings}).encode())
+
+    def _own_scan_ms(self, container_id: ContainerId) -> int | None:
+        try:
+            at_ms = json.loads(self._disk.read(self._findings_path(container_id)))["at_ms"]
+        except (DiskError, ValueError, KeyError, TypeError):
+            # Lost or damaged: the container is scanned once more than needed.
+            return None
+        return at_ms if isinstance(at_ms, int) else None
+
+
+class ReplicaStore:
+    """All replicas of one datanode (ozone.ports.ReplicaSource). Thread-safe."""
+
+    def __init__(
+        self,
+        volumes: Sequence[HeldVolume],
+        *,
+        repair_enabled: bool,
+        interrupt: Callable[[ContainerId], bool] = lambda _: True,
+    ) -> None:
+        """`interrupt` ends whatever repairs a container; True once nothing works in it any more."""
+        self.volumes = tuple(volumes)
+        self._repair_enabled = repair_enabled
+        self._interrupt = interrupt
+
+    def replicas(self) -> list[ContainerReplica]:
+        """All replicas; of one found on two volumes, the first volume's."""
+        found: dict[ContainerId, ContainerReplica] = {}
+        for volume in self.volumes:
+            for replica in volume.replicas():
+                found.setdefault(replica.container_id, replica)
+        return list(found.values())
+
+    def volume_of(self, container_id: ContainerId) -> HeldVolume:
+        """The volume that holds the container.
+
+        Raises:
+            ContainerNotFoundError: none does.
+        """
+        for volume in self.volumes:
+            try:
+                volume.replica(container_id)
+            except ContainerNotFoundError:
+                continue
+            return volume
+        raise ContainerNotFoundError(f"there is no container {container_id} here", container_id=container_id)
+
+    def head(self, container_id: ContainerId) -> ReplicaHead:
+        replica = self.volume_of(container_id).replica(container_id)
+        return ReplicaHead(replica.state, replica.bcs_id, replica.replica_index)
+
+    def tree_bytes(self, container_id: ContainerId, *, build_missing: bool) -> bytes:
+        volume = self.volume_of(container_id)
+        raw = volume.tree_bytes(container_id)
+        if raw is not None:
+            return raw
+        if build_missing:
+            return encode_tree(build_from_metadata(volume.containers.get(container_id)))
+        raise TreeMissingError(f"container {container_id} has no tree yet", container_id=container_id)
+
+    def record(self, container_id: ContainerId, block_id: BlockId) -> BlockRecord | None:
+        return self._container(container_id).record(block_id)
+
+    def records(self, container_id: ContainerId, start: BlockId | None, count: int) -> Sequence[BlockRecord]:
+        container = self._container(container_id)
+        # The database's own order: keys are decimal text.
+        block_ids = sorted(container.block_ids(), key=str)
+        if start is not None:
+            if start not in block_ids:
+                return []
+            block_ids = block_ids[block_ids.index(start) :]
+        found = (container.record(block_id) for block_id in block_ids[:count])
+        return [record for record in found if record is not None]
+
+    def read(self, container_id: ContainerId, block_id: BlockId, offset: int, length_bytes: int) -> bytes:
+        return self._container(container_id).read(block_id, offset, length_bytes)
+
+    def open_replica(
+        self, container_id: ContainerId, job_id: str, *, cancelled: Callable[[], bool], on_bytes: Callable[[int], None]
+    ) -> "OwnReplica":
+        """The replica, to repair it; `on_bytes` hears of each byte that its scans read.
+
+        Raises:
+            ContainerNotFoundError: it is not here.
+            ReadOnlyError: it may not be written.
+        """
+        volume = self.volume_of(container_id)
+        if volume.writer is None:
+            text = f"{volume.name} is held read-only"
+            raise ReadOnlyError(text, hint='Set hold = "owner" for the volume, with its datanode stopped.')
+        if not self._repair_enabled:
+            raise ReadOnlyError("repair is not enabled", hint="Set enabled = true in [repair].")
+        return OwnReplica(volume, volume.writer, container_id, job_id, cancelled=cancelled, on_bytes=on_bytes)
+
+    def delete_container(self, container_id: ContainerId) -> None:
+        """Delete a replica; its reconciliation, if there is one, is ended first (CR-057).
+
+        Raises:
+            ContainerNotFoundError: it is not here.
+            ReadOnlyError: its volume is held read-only.
+            BusyError: its reconciliation did not end in time; nothing is deleted.
+        """
+        volume = self.volume_of(container_id)
+        if volume.writer is None:
+            raise ReadOnlyError(f"{volume.name} is held read-only")
+        # First of all, so that no other reconciliation can begin behind the one that ends.
+        volume.forget(container_id)
+        if not self._interrupt(container_id):
+            volume.restore(container_id)
+            raise BusyError(f"container {container_id} is still being repaired", container_id=container_id)
+        volume.writer.delete_container(container_id)
+
+    def close(self) -> None:
+        """Give all volumes back."""
+        for volume in self.volumes:
+            volume.close()
+
+    def _container(self, container_id: ContainerId) -> Container:
+        return self.volume_of(container_id).containers.get(container_id)
+
+
+class OwnReplica:
+    """One replica of ours under repair (dnagent.runner.Replica)."""
+
+    def __init__(
+        self,
+        volume: HeldVolume,
+        writer: ContainerWriter,
+        container_id: ContainerId,
+        job_id: str,
+        *,
+        cancelled: Callable[[], bool],
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        """Not for callers: see `ReplicaStore.open_replica`."""
+        self._volume = volume
+        self._writer = writer
+        self._container_id = container_id
+        self._job_id = job_id
+        self._cancelled = cancelled
+        self._on_bytes = on_bytes
+
+    def own(self) -> OwnLoaded:
+        replica = self._volume.replica(self._container_id)
+        stored = self._volume.trees.read(self._container_id)
+        has_root = stored.status is TreeStatus.PRESENT and stored.tree.data_checksum is not None
+        tree = stored.known if has_root else None
+        return OwnLoaded(tree, stored.generation, replica.state, replica.bcs_id, replica.replica_index)
+
+    def records(self, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
+        container, found = self._container, dict[BlockId, BlockRecord]()
+        for block_id in block_ids:
+            try:
+                record = container.record(block_id)
+            except RecordInvalidError:
+                # As good as none; the scan has named it.
+                continue
+            if record is not None:
+                found[block_id] = record
+        return found
+
+    def check(self, block_id: BlockId, chunk: ChunkRecord) -> tuple[tuple[int, ...], int]:
+        container = self._container
+        length = container.block_length(block_id)
+        if length is None:
+            return tuple(range(len(chunk.checksums))), 0
+        try:
+            return bad_windows(chunk, container.read(block_id, chunk.offset, chunk.length_bytes)), length
+        except DiskError:
+            # A bad sector: the other windows may be readable still.
+            good = [index for index in range(len(chunk.checksums)) if self._is_good(container, block_id, chunk, index)]
+            return tuple(sorted(set(range(len(chunk.checksums))) - set(good))), length
+
+    def scan(self) -> Scanned:
+        return retrying(self._scan_once, sleep=time.sleep, backoff=_RESCAN_BACKOFF)
+
+    def write_windows(self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]) -> None:
+        self._require_here()
+        patches = [Patch(chunk.offset + chunk.window(run.first)[0], run.data) for run in runs]
+        self._writer.write_windows(self._container_id, block_id, patches, job=self._job_id)
+
+    def put_block(self, record: BlockRecord) -> None:
+        self._require_here()
+        self._writer.put_repaired_block(record)
+
+    def store_tree(self, tree: ContainerTree, generation: bytes) -> TreeStored:
+        stored = self._volume.store_tree(tree, generation)
+        return TreeStored(stored, _generation(stored))
+
+    def advance_bcs_id(self, bcs_id: int) -> None:
+        self._require_here()
+        self._writer.advance_bcs_id(self._container_id, bcs_id)
+        self._volume.look_again(self._container_id)
+
+    def set_state(self, state: ReplicaState) -> None:
+        assert state in (ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED)
+        with self._writer.locked(self._container_id):
+            before = self._container.state
+            if before is not ReplicaState.UNHEALTHY:
+                text = f"container {self._container_id} is {before.name}, not UNHEALTHY"
+                raise ContainerStateError(text, container_id=self._container_id, state=before.name)
+            self._writer.set_state(self._container_id, state)
+        self._volume.look_again(self._container_id)
+        _log.info("replica_returned_to_closed", container_id=self._container_id, state=state.name)
+
+    def _scan_once(self) -> Scanned:
+        container_id = self._container_id
+        examination = self._volume.examine(container_id, Source.DATA, self._on_bytes, self._cancelled)
+        result = examination.result
+        if result.deleted:
+            raise ContainerNotFoundError(f"container {container_id} is being deleted", container_id=container_id)
+        if result.transient:
+            raise BusyError("too many open files; nothing was decided about the container", container_id=container_id)
+        stored = self._volume.store_tree(result.tree, examination.generation)
+        self._volume.settle(examination, time.time_ns() // 1_000_000)
+        state = self._volume.replica(container_id).state
+        return Scanned(stored, _generation(stored), len(result.findings), state)
+
+    def _is_good(self, container: Container, block_id: BlockId, chunk: ChunkRecord, index: int) -> bool:
+        start, length_bytes = chunk.window(index)
+        try:
+            data = container.read(block_id, chunk.offset + start, length_bytes)
+        except DiskError:
+            return False
+        return bool(prove(chunk, index, data))
+
+    def _require_here(self) -> None:
+        self._volume.replica(self._container_id)
+
+    @property
+    def _container(self) -> Container:
+        self._require_here()
+        return self._volume.containers.get(self._container_id)
+
+
+def _generation(tree: ContainerTree) -> bytes:
+    """The generation of this tree where it is the stored one, whatever was stored after it."""
+    return fingerprint(encode_tree(tree))
+
+
+def _candidate(replica: ContainerReplica) -> Candidate:
+    return Candidate(replica.container_id, replica.state, replica.data_checksum, replica.data_scan_timestamp_ms)
+
+
+def _fields(error: ReconcileError) -> dict[str, object]:
+    return {key: value for key, value in error_fields(error).items() if key not in ("container_id", "volume")}
