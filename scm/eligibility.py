@@ -53,6 +53,13 @@ _OZONE = frozenset({
     Eligibility.NOT_ENOUGH_REQUIRED_NODES,
 })  # fmt: skip
 
+_PROVEN = (
+    (ReplicaState.CLOSED, ContainerState.CLOSED),
+    (ReplicaState.RECOVERING, ContainerState.RECOVERING),
+    (ReplicaState.QUASI_CLOSED, ContainerState.QUASI_CLOSED),
+    (ReplicaState.CLOSING, ContainerState.CLOSING),
+    (ReplicaState.OPEN, ContainerState.OPEN),
+)
 _ELIGIBLE_CONTAINER_STATES = frozenset({ContainerState.CLOSED, ContainerState.QUASI_CLOSED})
 
 
@@ -96,15 +103,9 @@ def container_state(replicas: Iterable[ContainerReplica]) -> ContainerState | No
     states = {replica.state for replica in replicas}
     if not states:
         return None
-    for state in (
-        ReplicaState.CLOSED,
-        ReplicaState.RECOVERING,
-        ReplicaState.QUASI_CLOSED,
-        ReplicaState.CLOSING,
-        ReplicaState.OPEN,
-    ):
+    for state, proven in _PROVEN:
         if state in states:
-            return ContainerState[state.name]
+            return proven
     return ContainerState.DELETED if states == {ReplicaState.DELETED} else ContainerState.CLOSED
 
 

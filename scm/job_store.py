@@ -61,13 +61,16 @@ _visits = Table(
 _terms = Table("terms", _metadata, Column("term", Integer, primary_key=True))
 
 # Each brings a file from the version that is its index to the next. What was released is never edited.
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (lambda connection: _metadata.create_all(connection),)
+Migration = Callable[[Connection], None]
+MIGRATIONS: tuple[Migration, ...] = (lambda connection: _metadata.create_all(connection),)
 
 
 class SqliteJobStore:
     """The store of one controller, which alone may open it. Not thread-safe: its owner holds a lock."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, *, migrations: Sequence[Migration] = MIGRATIONS, ended_jobs_kept: int = ENDED_JOBS_KEPT
+    ) -> None:
         """Open, creating or migrating as needed.
 
         Raises:
@@ -76,11 +79,12 @@ class SqliteJobStore:
             DatabaseError: it cannot be opened.
         """
         self._path = path
+        self._ended_jobs_kept = ended_jobs_kept
         self._lock = _lock(path)
         self._engine = _engine(path)
         try:
             with self._transaction() as connection:
-                _migrate(connection, path)
+                _migrate(connection, path, migrations)
         except BaseException:
             self.close()
             raise
@@ -114,7 +118,7 @@ class SqliteJobStore:
                 changed = {"state": upsert.excluded.state, "job": upsert.excluded.job}
                 connection.execute(upsert.on_conflict_do_update(index_elements=["job_id"], set_=changed), job_rows)
                 if any(row["state"] in _TERMINAL for row in job_rows):
-                    _drop_old(connection)
+                    _drop_old(connection, self._ended_jobs_kept)
             if visit_rows:
                 upsert = insert(_visits)
                 kept = upsert.on_conflict_do_update(
@@ -175,21 +179,21 @@ def _engine(path: Path) -> Engine:
     return engine
 
 
-def _migrate(connection: Connection, path: Path) -> None:
+def _migrate(connection: Connection, path: Path, migrations: Sequence[Migration]) -> None:
     version = int(connection.execute(text("PRAGMA user_version")).scalar() or 0)
-    if version > len(MIGRATIONS):
+    if version > len(migrations):
         raise ConfigError(
-            f"{path}: has schema version {version}, this program knows {len(MIGRATIONS)} at most",
+            f"{path}: has schema version {version}, this program knows {len(migrations)} at most",
             hint="use the version of treefold that wrote it, or newer",
         )
-    for migration in MIGRATIONS[version:]:
+    for migration in migrations[version:]:
         migration(connection)
-    connection.execute(text(f"PRAGMA user_version={len(MIGRATIONS)}"))
+    connection.execute(text(f"PRAGMA user_version={len(migrations)}"))
 
 
-def _drop_old(connection: Connection) -> None:
+def _drop_old(connection: Connection, kept: int) -> None:
     ended = _jobs.c.state.in_(_TERMINAL)
-    newest = select(_jobs.c.created_at_s).where(ended).order_by(_jobs.c.created_at_s.desc()).offset(ENDED_JOBS_KEPT)
+    newest = select(_jobs.c.created_at_s).where(ended).order_by(_jobs.c.created_at_s.desc()).offset(kept)
     oldest_kept = connection.execute(newest.limit(1)).scalar()
     if oldest_kept is not None:
         connection.execute(_jobs.delete().where(ended, _jobs.c.created_at_s <= oldest_kept))

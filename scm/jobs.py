@@ -265,7 +265,7 @@ def new_job(
     requested_by: str = "",
 ) -> Job:
     """A job in QUEUED, with an order for each target."""
-    return Job(
+    job = Job(
         job_id,
         container_id,
         tuple(Order(target.peer, target.peers) for target in targets),
@@ -276,6 +276,7 @@ def new_job(
         last_progress_at_s=now_s,
         counted_at_s=now_s,
     )
+    return _settle(job, now_s)
 
 
 def step(job: Job, event: Event, now_s: float) -> Job:
@@ -309,6 +310,8 @@ def _change(job: Job, peer: PeerId, now_s: float, change: Callable[[Order, float
 
 
 def _issued(order: Order, now_s: float) -> Order:
+    if order.state is not OrderState.QUEUED:
+        return order
     return replace(order, state=OrderState.ISSUED, attempts=order.attempts + 1, advanced_at_s=now_s, detail="")
 
 

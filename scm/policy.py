@@ -71,6 +71,9 @@ class Visit:
     hopeless_roots: Roots | None = None
 
 
+MATCH = Compared(Comparison.MATCH)
+
+
 def compare(replicas: Sequence[ContainerReplica], *, silent: AbstractSet[PeerId] = frozenset()) -> Compared:
     """Compare what the replicas reported; `silent` are datanodes whose last report is too old to prove agreement.
 
@@ -96,7 +99,7 @@ def compare(replicas: Sequence[ContainerReplica], *, silent: AbstractSet[PeerId]
     if any(replica.peer in silent for replica in closed):
         return Compared(Comparison.UNKNOWN, "some replicas are on datanodes that are silent")
     unhealthy = sum(replica.state is ReplicaState.UNHEALTHY for replica in closed)
-    return Compared(Comparison.MATCH, f"{unhealthy} of {len(closed)} replicas are UNHEALTHY" if unhealthy else "")
+    return Compared(Comparison.MATCH, f"{unhealthy} of {len(closed)} replicas are UNHEALTHY") if unhealthy else MATCH
 
 
 def targets(replicas: Iterable[ContainerReplica], live: AbstractSet[PeerId]) -> tuple[Target, ...]:

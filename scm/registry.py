@@ -93,7 +93,9 @@ class Registry:
         self._compared: dict[ContainerId, Compared] = {}
         self._diverged: dict[ContainerId, None] = {}
         self._counts: Counter[Comparison] = Counter()
+        # STALE or DEAD; DEAD.
         self._silent: frozenset[PeerId] = frozenset()
+        self._dead: frozenset[PeerId] = frozenset()
         self._ordered: list[ContainerId] | None = []
 
     # ---- in
@@ -149,7 +151,7 @@ class Registry:
     def replicas(self, container_id: ContainerId) -> list[ContainerReplica]:
         """The replicas on datanodes that are not dead, in the order of their datanodes' IDs."""
         held = self._replicas.get(container_id, {})
-        return [held[peer] for peer in sorted(held) if self._datanodes[peer].liveness is not Liveness.DEAD]
+        return [held[peer] for peer in sorted(held) if peer not in self._dead]
 
     def state(self, container_id: ContainerId) -> ContainerState | None:
         """The state by the rule of `container_state`, the last one known without replicas; None if unknown."""
@@ -168,8 +170,7 @@ class Registry:
 
     def is_dead(self, peer: PeerId) -> bool:
         """Whether it was heard of, but too long ago."""
-        known = self._datanodes.get(peer)
-        return known is not None and known.liveness is Liveness.DEAD
+        return peer in self._dead
 
     def datanode(self, peer: PeerId) -> Datanode | None:
         known = self._datanodes.get(peer)
@@ -229,7 +230,9 @@ class Registry:
         gone = known.containers - present.keys() if report.full else self._named_gone(report) & known.containers
         for container_id in gone:
             self._forget(container_id, peer)
-        known.containers = (known.containers | present.keys()) - gone
+        # In place: an incremental report must not cost as much as the datanode holds.
+        known.containers |= present.keys()
+        known.containers -= gone
         known.full_report_wanted &= not report.full
         return changed | gone
 
@@ -252,13 +255,15 @@ class Registry:
 
     def _note_silent(self) -> None:
         self._silent = frozenset(self._datanodes.keys() - self.live())
+        self._dead = frozenset(p for p in self._silent if self._datanodes[p].liveness is Liveness.DEAD)
 
     def _index(self, container_ids: Iterable[ContainerId]) -> None:
         for container_id in container_ids:
             earlier = self._compared.pop(container_id, None)
             if earlier:
                 self._counts[earlier.comparison] -= 1
-            replicas = self.replicas(container_id)
+            held = self._replicas.get(container_id, {})
+            replicas = [held[peer] for peer in held if peer not in self._dead]
             if not replicas:
                 self._diverged.pop(container_id, None)
                 continue

@@ -1,0 +1,123 @@
+"""The SQLite file itself: who may open it, which versions, what is dropped, what a crash leaves."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection
+
+from merkle.errors import BusyError, ConfigError, DatabaseError
+from merkle.tree import ContainerId
+from scm.job_store import MIGRATIONS, SqliteJobStore
+from scm.jobs import CancelRequested, Job, JobId, new_job, step
+from scm.policy import Target, Visit
+from tests.support.cluster_reports import DN1, DN2
+
+
+def job(number: int, *, ended: bool = False) -> Job:
+    made = new_job(JobId(f"j{number:05}"), ContainerId(number), (Target(DN1, (DN2,)),), now_s=float(number))
+    return step(made, CancelRequested(), float(number)) if ended else made
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "controller.db"
+
+
+def test_two_controllers_cannot_have_one_store(path: Path) -> None:
+    store = SqliteJobStore(path)
+    with pytest.raises(BusyError):
+        SqliteJobStore(path)
+    store.close()
+    store.close()
+    SqliteJobStore(path).close()
+
+
+def test_the_file_is_in_wal_mode_and_bears_its_version(path: Path) -> None:
+    SqliteJobStore(path).close()
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert connection.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
+    connection.close()
+
+
+def test_a_file_of_a_newer_version_is_refused_and_left_alone(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version={len(MIGRATIONS) + 1}")
+    connection.commit()
+    connection.close()
+    with pytest.raises(ConfigError, match="schema version"):
+        SqliteJobStore(path)
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS) + 1,)
+    assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    connection.close()
+    # The lock was given back with the refusal.
+    path.unlink()
+    SqliteJobStore(path).close()
+
+
+def test_an_older_file_is_brought_up_step_by_step(path: Path) -> None:
+    store = SqliteJobStore(path)
+    store.save([job(1)])
+    store.close()
+
+    def add_notes(connection: Connection) -> None:
+        connection.exec_driver_sql("CREATE TABLE notes (note TEXT)")
+
+    store = SqliteJobStore(path, migrations=(*MIGRATIONS, add_notes))
+    assert list(store.jobs()) == [job(1)]
+    store.close()
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS) + 1,)
+    assert connection.execute("SELECT count(*) FROM notes").fetchone() == (0,)
+    connection.close()
+
+
+def test_what_is_no_database_is_refused(path: Path) -> None:
+    path.write_bytes(b"this is not a database, " * 100)
+    with pytest.raises(DatabaseError):
+        SqliteJobStore(path)
+
+
+def test_a_row_that_cannot_be_understood_is_refused_by_name(path: Path) -> None:
+    store = SqliteJobStore(path)
+    store.save([job(1)])
+    store.close()
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE jobs SET job = '{}'")
+    connection.commit()
+    connection.close()
+    store = SqliteJobStore(path)
+    with pytest.raises(DatabaseError, match="controller"):
+        store.jobs()
+    store.close()
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match="nowhere"):
+        SqliteJobStore(tmp_path / "nowhere" / "controller.db")
+
+
+def test_the_oldest_ended_jobs_are_dropped_and_no_active_one(path: Path) -> None:
+    store = SqliteJobStore(path, ended_jobs_kept=3)
+    store.save([job(1)])
+    store.save([job(number, ended=True) for number in range(2, 8)])
+    assert [kept.job_id for kept in store.jobs()] == ["j00001", "j00005", "j00006", "j00007"]
+    store.close()
+
+
+def test_a_save_that_fails_leaves_nothing_behind(path: Path) -> None:
+    store = SqliteJobStore(path)
+    store.save([job(1)])
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("CREATE TRIGGER full BEFORE INSERT ON visits BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
+    visit = Visit(ContainerId(1), "j", 0, 0.0)
+    with pytest.raises(DatabaseError, match="disk is full"):
+        store.save([job(2)], [visit])
+    other.execute("DROP TRIGGER full")
+    assert [kept.job_id for kept in store.jobs()] == ["j00001"]
+    store.save([job(2)], [visit])
+    assert len(store.jobs()) == 2
+    other.close()
+    store.close()

@@ -1,0 +1,300 @@
+"""A job's life: its state follows from its orders, what ended stays ended, and no figure flatters."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from merkle.plan import Verdict
+from merkle.replica import PeerId
+from merkle.tree import ContainerId
+from scm.jobs import (
+    ATTEMPTS_MAX,
+    CANCEL_GRACE_S,
+    Accepted,
+    CancelRequested,
+    Event,
+    GivenUp,
+    Issued,
+    Job,
+    JobId,
+    JobState,
+    OrderState,
+    Progress,
+    Progressed,
+    Restarted,
+    Ticked,
+    new_job,
+    step,
+)
+from scm.policy import Target
+
+PEERS = (PeerId("dn-1"), PeerId("dn-2"), PeerId("dn-3"))
+LIVE = frozenset(PEERS)
+DEADLINE_S = 600.0
+
+
+def fresh(now_s: float = 0.0) -> Job:
+    chosen = tuple(Target(peer, tuple(p for p in PEERS if p != peer)) for peer in PEERS)
+    return new_job(JobId("j"), ContainerId(1), chosen, now_s=now_s)
+
+
+def after(job: Job, *events: Event, now_s: float = 0.0) -> Job:
+    for event in events:
+        job = step(job, event, now_s)
+    return job
+
+
+def told(peer: PeerId, state: OrderState = OrderState.RUNNING, **figures: object) -> Progressed:
+    return Progressed(peer, state, Progress(**figures))  # type: ignore[arg-type]
+
+
+def done(peer: PeerId, verdict: Verdict = Verdict.MATCH) -> Progressed:
+    return told(peer, OrderState.DONE, verdict=verdict)
+
+
+def issued() -> Job:
+    return after(fresh(), *(Issued(peer) for peer in PEERS))
+
+
+def test_a_new_job_is_queued_and_says_what_it_waits_for() -> None:
+    assert fresh().state is JobState.QUEUED
+    assert "dn-1" in fresh().detail
+
+
+def test_a_job_runs_from_its_first_order_on() -> None:
+    job = after(fresh(), Issued(PEERS[0]), now_s=5)
+    assert (job.state, job.started_at_s) == (JobState.RUNNING, 5)
+
+
+def test_a_job_with_some_orders_ended_and_others_queued_is_waiting() -> None:
+    job = after(fresh(), Issued(PEERS[0]), done(PEERS[0]))
+    assert job.state is JobState.WAITING
+    assert "dn-2" in job.detail
+
+
+def test_a_job_whose_datanodes_are_silent_is_waiting_and_names_them() -> None:
+    job = after(issued(), done(PEERS[0]), Ticked(frozenset(PEERS[:1]), DEADLINE_S))
+    assert job.state is JobState.WAITING
+    assert job.detail == "silent: datanode dn-2, dn-3"
+    assert after(job, told(PEERS[1], bytes_fetched=1)).state is JobState.RUNNING
+
+
+def test_a_job_is_done_when_all_are() -> None:
+    job = after(issued(), *(done(peer) for peer in PEERS), now_s=9)
+    assert (job.state, job.verdict, job.finished_at_s, job.detail) == (JobState.DONE, Verdict.MATCH, 9, "")
+
+
+@pytest.mark.parametrize("verdict", [Verdict.UNRECOVERABLE, Verdict.CONFLICT])
+def test_damage_that_remains_makes_a_job_partial_and_the_worst_verdict_counts(verdict: Verdict) -> None:
+    job = after(issued(), done(PEERS[0]), done(PEERS[1], verdict), done(PEERS[2], Verdict.REPAIRABLE))
+    assert (job.state, job.verdict) == (JobState.PARTIAL, verdict)
+    assert job.detail == f"{verdict.value} damage remains"
+
+
+def test_one_datanode_that_fails_leaves_the_job_partial_and_is_named() -> None:
+    failed = told(PEERS[1], OrderState.FAILED, error_code="disk_failed", message="no space left")
+    job = after(issued(), done(PEERS[0]), failed, done(PEERS[2]))
+    assert job.state is JobState.PARTIAL
+    assert job.detail == "dn-2: disk_failed: no space left"
+
+
+@pytest.mark.parametrize("state", [OrderState.FAILED, OrderState.REFUSED, OrderState.INTERRUPTED])
+def test_a_job_that_nobody_carried_out_failed(state: OrderState) -> None:
+    assert after(issued(), *(told(peer, state) for peer in PEERS)).state is JobState.FAILED
+
+
+def test_an_order_that_makes_no_progress_expires_and_the_rest_goes_on() -> None:
+    """R7."""
+    job = after(issued(), told(PEERS[0], bytes_fetched=1), now_s=500)
+    job = after(job, Ticked(LIVE, DEADLINE_S), now_s=600)
+    assert [order.state for order in job.orders] == [OrderState.RUNNING, OrderState.EXPIRED, OrderState.EXPIRED]
+    job = after(job, done(PEERS[0]), now_s=700)
+    assert job.state is JobState.PARTIAL
+    assert "no progress for 600 s" in job.detail
+
+
+def test_progress_moves_the_deadline_and_repetition_does_not() -> None:
+    job = issued()
+    for now_s in (300, 599, 800):
+        job = after(job, told(PEERS[0], bytes_fetched=7), now_s=now_s)
+    order = job.order(PEERS[0])
+    assert order is not None
+    assert order.advanced_at_s == 300
+    assert job.last_progress_at_s == 300
+
+
+def test_an_agent_that_restarts_gets_its_order_again_but_not_for_ever() -> None:
+    job = fresh()
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        job = after(job, Issued(PEERS[0]), Accepted(PEERS[0]))
+        order = job.order(PEERS[0])
+        assert order is not None
+        assert (order.state, order.attempts) == (OrderState.RUNNING, attempt)
+        job = after(job, Restarted(PEERS[0]))
+    order = job.order(PEERS[0])
+    assert order is not None
+    assert order.state is OrderState.FAILED
+    assert "restarted" in order.detail
+
+
+def test_a_restart_of_an_agent_that_had_no_order_changes_nothing() -> None:
+    job = fresh()
+    assert step(job, Restarted(PEERS[0]), 1.0) is job
+
+
+def test_figures_of_a_restarted_agent_do_not_fall() -> None:
+    """R13."""
+    job = after(issued(), told(PEERS[0], bytes_fetched=70, bytes_planned=100))
+    job = after(job, Restarted(PEERS[0]), Issued(PEERS[0]), told(PEERS[0], bytes_fetched=10, bytes_planned=30))
+    assert (job.bytes_done, job.bytes_planned) == (70, 100)
+
+
+def test_progress_of_an_order_that_never_went_out_is_not_believed() -> None:
+    job = fresh()
+    assert step(job, done(PEERS[0]), 1.0) is job
+
+
+def test_a_queued_job_is_cancelled_at_once() -> None:
+    assert after(fresh(), CancelRequested()).state is JobState.CANCELLED
+
+
+def test_a_running_job_is_cancelled_when_its_agents_have_stopped() -> None:
+    job = after(issued(), CancelRequested())
+    assert (job.state, job.detail) == (JobState.RUNNING, "stopping")
+    job = after(job, *(told(peer, OrderState.INTERRUPTED) for peer in PEERS))
+    assert job.state is JobState.CANCELLED
+
+
+def test_a_cancelled_job_does_not_wait_for_ever() -> None:
+    job = after(issued(), CancelRequested(), Ticked(LIVE, DEADLINE_S), now_s=1)
+    assert not job.state.is_terminal
+    assert after(job, Ticked(LIVE, DEADLINE_S), now_s=1 + CANCEL_GRACE_S).state is JobState.CANCELLED
+
+
+def test_a_cancelled_order_is_not_sent_again_after_a_restart() -> None:
+    job = after(issued(), CancelRequested(), Restarted(PEERS[0]))
+    order = job.order(PEERS[0])
+    assert order is not None
+    assert order.state is OrderState.CANCELLED
+
+
+def test_a_job_that_was_done_before_the_cancellation_arrived_is_done() -> None:
+    assert after(issued(), CancelRequested(), *(done(peer) for peer in PEERS)).state is JobState.DONE
+
+
+def test_orders_of_dead_datanodes_are_given_up() -> None:
+    job = after(issued(), GivenUp(PEERS[2], "datanode is dead"), done(PEERS[0]), done(PEERS[1]))
+    assert (job.state, job.detail) == (JobState.PARTIAL, "dn-3: datanode is dead")
+
+
+# ---- R1, R2: rate and ETA ----
+
+
+def running(seconds: int, *, bytes_per_s: int = 10, planned: int = 10_000, start: Job | None = None) -> Job:
+    job, begin = start or issued(), int(start.counted_at_s) if start else 0
+    base = job.bytes_done
+    for second in range(1, seconds + 1):
+        job = after(
+            job,
+            told(PEERS[0], bytes_fetched=base + second * bytes_per_s, bytes_planned=planned),
+            now_s=begin + second,
+        )
+    return job
+
+
+def test_the_rate_is_that_of_the_last_minute() -> None:
+    slow = running(120, bytes_per_s=10)
+    assert slow.rate_bytes_per_s == pytest.approx(10)
+    fast = running(90, bytes_per_s=50, start=slow)
+    assert fast.rate_bytes_per_s == pytest.approx(50)
+
+
+def test_the_rate_keeps_few_samples() -> None:
+    job = issued()
+    for tenth in range(1, 3000):
+        job = after(job, told(PEERS[0], bytes_fetched=tenth, bytes_planned=9999), now_s=tenth / 10)
+    assert len(job.samples) <= 130
+    assert job.rate_bytes_per_s == pytest.approx(10, rel=0.05)
+
+
+def test_waiting_time_counts_neither_for_the_rate_nor_for_the_eta() -> None:
+    job = running(60)
+    before = job.rate_bytes_per_s
+    job = after(job, Ticked(frozenset(), DEADLINE_S), now_s=60)
+    assert job.state is JobState.WAITING
+    job = after(job, Ticked(LIVE, 10**9), now_s=50_000)
+    job = after(job, told(PEERS[0], bytes_fetched=611, bytes_planned=10_000), now_s=50_001)
+    assert job.active_s == pytest.approx(61, abs=1)
+    assert job.rate_bytes_per_s == pytest.approx(before, rel=0.1)
+
+
+def test_there_is_no_eta_while_it_is_too_early_to_tell() -> None:
+    assert running(5, bytes_per_s=1).eta_s is None
+    assert running(31, bytes_per_s=1).eta_s == pytest.approx((10_000 - 31) / 1, rel=0.05)
+    assert running(5, bytes_per_s=100).eta_s == pytest.approx((10_000 - 500) / 100, rel=0.05)
+
+
+def test_nothing_is_ever_more_than_finished() -> None:
+    job = running(40, bytes_per_s=100, planned=1000)
+    assert job.bytes_planned >= job.bytes_done
+    assert job.eta_s == 0.0
+
+
+# ---- laws ----
+
+events: st.SearchStrategy[Event] = st.one_of(
+    st.builds(Issued, st.sampled_from(PEERS)),
+    st.builds(Accepted, st.sampled_from(PEERS)),
+    st.builds(Restarted, st.sampled_from(PEERS)),
+    st.builds(GivenUp, st.sampled_from(PEERS), st.just("gone")),
+    st.just(CancelRequested()),
+    st.builds(Ticked, st.frozensets(st.sampled_from(PEERS)), st.sampled_from([50.0, 600.0])),
+    st.builds(
+        Progressed,
+        st.sampled_from([*PEERS, PeerId("stranger")]),
+        st.sampled_from(
+            [OrderState.RUNNING, OrderState.DONE, OrderState.FAILED, OrderState.INTERRUPTED, OrderState.REFUSED]
+        ),
+        st.builds(
+            Progress,
+            verdict=st.one_of(st.none(), st.sampled_from(Verdict)),
+            bytes_fetched=st.integers(0, 100),
+            bytes_planned=st.integers(0, 100),
+        ),
+    ),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(events, st.floats(0, 100)), max_size=30))
+def test_the_laws_of_a_job_hold_whatever_happens(history: list[tuple[Event, float]]) -> None:
+    """R6, R13: terminal states are final, figures never fall, and the state is what the orders say."""
+    job, now_s = fresh(), 0.0
+    for event, wait_s in history:
+        now_s += wait_s
+        earlier, job = job, step(job, event, now_s)
+        if earlier.state.is_terminal:
+            assert job is earlier
+        assert job.state.is_terminal == all(order.state.is_terminal for order in job.orders)
+        assert job.bytes_done >= earlier.bytes_done
+        assert job.bytes_planned >= max(job.bytes_done, earlier.bytes_planned)
+        assert job.last_progress_at_s >= earlier.last_progress_at_s
+        assert all(order.attempts <= ATTEMPTS_MAX for order in job.orders)
+        for was, now in zip(earlier.orders, job.orders, strict=True):
+            assert not was.state.is_terminal or now == was
+        assert bool(job.finished_at_s) <= job.state.is_terminal
+        assert job.eta_s is None or job.eta_s >= 0
+        assert job.rate_bytes_per_s >= 0
+
+
+@given(st.lists(st.tuples(events, st.floats(0, 100)), max_size=20))
+def test_doubled_events_change_nothing_more(history: list[tuple[Event, float]]) -> None:
+    """At-least-once delivery: the same news twice is the same news."""
+    job, now_s = fresh(), 0.0
+    for event, wait_s in history:
+        now_s += wait_s
+        job = step(job, event, now_s)
+        again = step(job, event, now_s)
+        assert replace(again, samples=()) == replace(job, samples=())

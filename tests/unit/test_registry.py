@@ -1,0 +1,216 @@
+"""Who is alive and holds what, whatever the order in which reports come."""
+
+import time
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from merkle.replica import ContainerReplica, PeerId, ReplicaState
+from merkle.tree import ContainerId
+from scm.eligibility import ContainerState
+from scm.policy import Comparison
+from scm.registry import Datanode, Liveness, Observed, Registry, Report
+from tests.support.cluster_reports import replica, replicas
+
+DN1 = Datanode(PeerId("dn-1"), "host-1", "127.0.0.1:1")
+
+
+def make() -> Registry:
+    return Registry(stale_after_s=90, dead_after_s=600)
+
+
+def observe(
+    registry: Registry,
+    *found: ContainerReplica,
+    peer: str = "dn-1",
+    incarnation: str = "1",
+    sequence: int = 1,
+    full: bool = True,
+    removed: tuple[int, ...] = (),
+    now_s: float = 0.0,
+) -> Observed:
+    return registry.observe(
+        Datanode(PeerId(peer), "", "127.0.0.1:1"),
+        incarnation=incarnation,
+        sequence=sequence,
+        report=Report(full, found, tuple(ContainerId(number) for number in removed)),
+        now_s=now_s,
+    )
+
+
+def held(registry: Registry, container_id: int = 1) -> list[tuple[str, int | None]]:
+    return [(r.peer, r.data_checksum) for r in registry.replicas(ContainerId(container_id))]
+
+
+def test_a_full_report_replaces_all_that_was_known() -> None:
+    registry = make()
+    observe(registry, replica(container_id=1), replica(container_id=2))
+    changed = observe(registry, replica(container_id=2, root=9), replica(container_id=3), sequence=2).changed
+    assert changed == {1, 2, 3}
+    assert list(registry.container_ids()) == [1, 2, 3]
+    assert (held(registry, 1), held(registry, 2)) == ([], [("dn-1", 9)])
+
+
+def test_an_incremental_report_changes_what_it_names() -> None:
+    registry = make()
+    observe(registry, replica(container_id=1), replica(container_id=2), replica(container_id=3))
+    changed = observe(registry, replica(container_id=2, root=9), sequence=2, full=False, removed=(3, 99)).changed
+    assert changed == {2, 3}
+    assert (held(registry, 1), held(registry, 2), held(registry, 3)) == ([("dn-1", 7)], [("dn-1", 9)], [])
+
+
+def test_a_report_without_news_touches_nothing() -> None:
+    registry = make()
+    observe(registry, replica(), replica(container_id=2))
+    assert observe(registry, replica(), replica(container_id=2), sequence=2).changed == frozenset()
+
+
+def test_a_deleted_replica_is_gone() -> None:
+    registry = make()
+    observe(registry, replica())
+    observe(registry, replica(state=ReplicaState.DELETED), sequence=2, full=False)
+    assert held(registry) == []
+    assert registry.state(ContainerId(1)) is ContainerState.CLOSED
+    assert not registry.knows(ContainerId(2))
+
+
+@pytest.mark.parametrize("order", list(permutations([1, 2, 3])))
+def test_late_and_reordered_reports_never_overwrite_newer_ones(order: tuple[int, ...]) -> None:
+    """CR-052."""
+    registry = make()
+    for sequence in order:
+        observe(registry, replica(root=sequence), sequence=sequence, full=sequence == 1)
+    assert held(registry) == [("dn-1", 3)]
+
+
+def test_a_report_that_comes_twice_counts_once() -> None:
+    registry = make()
+    assert observe(registry, replica(), sequence=4).applied
+    assert not observe(registry, replica(), sequence=4).applied
+
+
+@pytest.mark.parametrize(("earlier", "later"), [("100", "200"), ("a1", "b2"), ("99", "100")])
+def test_a_report_from_an_earlier_life_is_dropped_however_late_it_comes(earlier: str, later: str) -> None:
+    registry = make()
+    observe(registry, replica(root=1), incarnation=earlier, sequence=50)
+    born = observe(registry, replica(root=2), incarnation=later, sequence=1)
+    assert born.applied
+    assert born.restarted
+    assert not observe(registry, replica(root=3), incarnation=earlier, sequence=51).applied
+    assert held(registry) == [("dn-1", 2)]
+
+
+def test_an_earlier_life_is_known_by_its_number_even_if_it_was_never_seen() -> None:
+    registry = make()
+    observe(registry, replica(root=2), incarnation="200")
+    assert not observe(registry, replica(root=1), incarnation="100", sequence=9).applied
+
+
+def test_a_full_report_is_asked_for_until_it_comes() -> None:
+    registry = make()
+    first = observe(registry, replica(), full=False)
+    assert first.registered
+    assert first.full_report_wanted
+    assert observe(registry, sequence=2, full=False).full_report_wanted
+    assert not observe(registry, replica(), sequence=3).full_report_wanted
+    assert observe(registry, incarnation="2", full=False).full_report_wanted
+
+
+def test_a_gap_in_the_sequence_asks_for_nothing() -> None:
+    registry = make()
+    observe(registry, replica())
+    assert not observe(registry, sequence=9, full=False).full_report_wanted
+
+
+def test_a_datanode_grows_stale_then_dead_and_comes_back() -> None:
+    registry = make()
+    observe(registry, replica("dn-1"), peer="dn-1")
+    observe(registry, replica("dn-2"), peer="dn-2", now_s=80)
+    assert registry.age(89) == []
+    assert registry.age(90) == [("dn-1", Liveness.STALE)]
+    assert registry.age(91) == []
+    assert registry.compared(ContainerId(1)).comparison is Comparison.UNKNOWN
+    assert registry.live() == {"dn-2"}
+    assert registry.age(600) == [("dn-1", Liveness.DEAD), ("dn-2", Liveness.STALE)]
+    assert held(registry) == [("dn-2", 7)]
+    for peer in ("dn-1", "dn-2"):
+        observe(registry, peer=peer, sequence=2, full=False, now_s=601)
+    assert held(registry) == [("dn-1", 7), ("dn-2", 7)]
+    assert registry.compared(ContainerId(1)).comparison is Comparison.MATCH
+
+
+def test_the_replicas_of_a_dead_datanode_neither_match_nor_diverge() -> None:
+    registry = make()
+    for found in replicas(1, 2, 2):
+        observe(registry, found, peer=found.peer, now_s=0 if found.peer == "dn-1" else 590)
+    assert list(registry.diverged()) == [1]
+    registry.age(600)
+    assert list(registry.diverged()) == []
+    assert registry.compared(ContainerId(1)).comparison is Comparison.MATCH
+
+
+def test_null_checksums_of_old_containers_do_not_break_the_comparison() -> None:
+    """CR-047."""
+    registry = make()
+    observe(registry, replica("dn-1", root=None), peer="dn-1")
+    observe(registry, replica("dn-2", root=None), peer="dn-2")
+    assert registry.compared(ContainerId(1)).comparison is Comparison.UNKNOWN
+    assert registry.counts()[Comparison.UNKNOWN] == 1
+
+
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(["dn-1", "dn-2", "dn-3"]),
+        st.booleans(),
+        st.dictionaries(st.integers(1, 4), st.sampled_from([None, 1, 2]), max_size=4),
+        st.floats(0, 400),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=200)
+@given(actions)
+def test_the_index_always_says_what_a_fresh_comparison_would(
+    steps: list[tuple[str, bool, dict[int, int | None], float]],
+) -> None:
+    registry, now_s = make(), 0.0
+    for sequence, (peer, full, roots, wait_s) in enumerate(steps, start=1):
+        now_s += wait_s
+        found = [replica(peer, container_id, root=root) for container_id, root in roots.items()]
+        observe(registry, *found, peer=peer, sequence=sequence, full=full, now_s=now_s)
+        registry.age(now_s)
+    fresh = make()
+    for status in registry.datanodes(now_s):
+        peer = status.datanode.peer
+        every = [r for c in registry.container_ids() for r in registry._replicas.get(c, {}).values() if r.peer == peer]
+        observe(fresh, *every, peer=peer, now_s=now_s - status.heartbeat_age_s)
+    fresh.age(now_s)
+    for container_id in registry.container_ids():
+        assert registry.compared(container_id) == fresh.compared(container_id)
+    assert set(registry.diverged()) == set(fresh.diverged())
+    assert {k: v for k, v in registry.counts().items() if v} == {k: v for k, v in fresh.counts().items() if v}
+
+
+def test_a_hundred_thousand_containers_are_cheap() -> None:
+    registry = make()
+    reports = {
+        peer: [
+            replica(peer, number, root=number if peer != "dn-3" or number % 1000 else 0) for number in range(1, 100_001)
+        ]
+        for peer in ("dn-1", "dn-2", "dn-3")
+    }
+    began = time.process_time()
+    for peer, found in reports.items():
+        observe(registry, *found, peer=peer)
+    took_s = time.process_time() - began
+    assert len(registry.diverged()) == 100
+    assert len(registry) == 100_000
+    # A bound that a quadratic step would break by far, and a busy machine does not.
+    assert took_s < 20
+    began = time.process_time()
+    for sequence in range(2, 1002):
+        observe(registry, replica("dn-1", sequence, root=5), sequence=sequence, full=False)
+    assert time.process_time() - began < 2
