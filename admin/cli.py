@@ -33,8 +33,10 @@ class Lazy:
 
 
 COMMANDS: Mapping[str, Lazy] = {
+    "agent": Lazy("dnagent.cli:agent", "The agent of one datanode: scan, serve, report, repair."),
     "demo": Lazy("admin.demo:demo", "Heal damaged replicas of real containers, on loopback."),
     "doctor": Lazy("admin.doctor:doctor", "Look at this machine and its volumes, touching nothing."),
+    "scm": Lazy("scm.cli:scm", "The controller: take reports, compare replicas, run jobs."),
     "tree": Lazy("admin.tree:tree", "Build, show, compare and check trees offline."),
 }
 
