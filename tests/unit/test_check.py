@@ -56,6 +56,8 @@ ACCEPTED = {
     "a corrupt chunk": healthy_with(corrupt(chunk(0)), chunk(CHUNK_BYTES)),
     "a corrupt chunk that is cut short": healthy_with(chunk(0, length_bytes=100, matches=False), chunk(CHUNK_BYTES)),
     "a corrupt chunk of which nothing could be read": healthy_with(chunk(0, 0, matches=False)),
+    # Only a healthy chunk's length is the recorded one, and only healthy chunks are copied.
+    "a corrupt chunk beginning in the one before": healthy_with(chunk(0), corrupt(chunk(100))),
     "a gap between chunks": healthy_with(chunk(0), chunk(3 * CHUNK_BYTES)),
     "the largest checksum": healthy_with(chunk(0, CHECKSUM_MAX)),
     "the longest chunk": healthy_with(chunk(0, length_bytes=CHUNK_BYTES_MAX)),

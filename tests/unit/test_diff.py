@@ -133,6 +133,12 @@ def test_chunks_that_are_corrupt_at_the_peer_too_are_counted_only() -> None:
     assert not report.needs_repair
 
 
+def test_chunks_that_are_corrupt_alike_are_no_difference() -> None:
+    ours, theirs = container(block(20, corrupt(chunk(0)))), container(block(20, corrupt(chunk(0)), chunk(4096)))
+    report = diff(ours, theirs)
+    assert report == DiffReport(missing_chunks=((BlockId(20), (chunk(4096),)),))
+
+
 def test_two_healthy_but_different_chunks_are_left_alone() -> None:
     ours, theirs = container(block(20, chunk(0, 1))), container(block(20, chunk(0, 2)))
     assert diff(ours, theirs) == DiffReport()

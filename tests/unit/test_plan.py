@@ -390,6 +390,17 @@ def test_a_missing_block_has_sources_even_if_nobody_holds_it_whole() -> None:
     assert comparison.verdict is Verdict.REPAIRABLE
 
 
+def test_a_missing_block_is_not_listed_again_for_its_chunks() -> None:
+    comparison = compared(
+        container(), container(block(20, FIRST, corrupt(SECOND))), container(block(20, chunk(0, 5), SECOND))
+    )
+    assert differences(comparison) == [
+        ("missing_block", 20, None, "a", "c"),
+        ("conflicting_chunk", 20, 0, "", "bc"),
+        ("corrupt_chunk", 20, CHUNK_BYTES, "b", "c"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("windows", "verdict", "kind"),
     [
@@ -414,5 +425,6 @@ def test_known_bad_windows_decide_what_checksums_only_suggest(
 
 
 def test_a_comparison_of_replicas_of_which_one_is_unknown_blames_it_for_nothing() -> None:
-    comparison = compared(WHOLE, WHOLE, without_root())
-    assert (comparison.differences, comparison.verdict) == ((), Verdict.UNKNOWN)
+    for unknown in (without_root(), without_root(block(20, FIRST))):
+        comparison = compared(WHOLE, WHOLE, unknown)
+        assert (comparison.differences, comparison.verdict) == ((), Verdict.UNKNOWN)
