@@ -194,11 +194,9 @@ class Controller:
         ticked = Ticked(self._registry.live(), self._rules.command_deadline_s)
         for job_id in list(self._in_flight):
             self._step(job_id, ticked, now_s)
-        for peer in list(self._queued):
-            self._dispatch(peer, now_s)
         if self._rules.automatic and self._leadership.term() is not None:
             self._automatic(now_s)
-        self._save_changes(now_s)
+        self._dispatch_all(now_s)
 
     # ---- requests
 
@@ -219,10 +217,7 @@ class Controller:
             else:
                 job = self._start(container_id, reason=reason, requested_by=requested_by, now_s=now_s)
                 outcomes.append(Outcome(container_id, ruling, job.job_id))
-        self._save_changes(now_s)
-        for peer in list(self._queued):
-            self._dispatch(peer, now_s)
-        self._save_changes(now_s)
+        self._dispatch_all(now_s)
         return outcomes
 
     def cancel(self, job_id: JobId, now_s: float) -> Job:
@@ -430,9 +425,11 @@ class Controller:
             return
         self._keep(changed)
         self._unsaved[job_id] = None
-        if changed.state is not job.state:
-            log.info("job_changed", job=job_id, container_id=job.container_id, state=changed.state.value)
+        if [order.state for order in changed.orders] != [order.state for order in job.orders]:
             self._save_now = True
+        if changed.state is not job.state:
+            self._save_now = True
+            log.info("job_changed", job=job_id, container_id=job.container_id, state=changed.state.value)
         if changed.state.is_terminal:
             self._finish(changed, now_s)
 
@@ -502,6 +499,13 @@ class Controller:
         return now_s - self._started_at_s >= self._rules.dead_after_s
 
     # ---- orders
+
+    def _dispatch_all(self, now_s: float) -> None:
+        # Stored before anything goes out: an agent must never work for a job that nobody remembers.
+        self._save_changes(now_s)
+        for peer in list(self._queued):
+            self._dispatch(peer, now_s)
+        self._save_changes(now_s)
 
     def _dispatch(self, peer: PeerId, now_s: float) -> None:
         if not self._registry.is_live(peer):

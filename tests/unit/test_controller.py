@@ -1,0 +1,371 @@
+"""The controller as a whole, in memory: jobs from request to result, limits, restarts, automatic mode."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from merkle.errors import BusyError, JobNotFoundError
+from merkle.plan import Verdict
+from merkle.replica import PeerId
+from merkle.tree import ContainerId
+from scm.controller import ProgressReport, Rules
+from scm.eligibility import Eligibility
+from scm.jobs import JobId, JobState, OrderState, Progress
+from scm.policy import Comparison
+from scm.ports import ReconcileOrder, ScanOrder
+from tests.support.cluster_reports import World, replica, replicas
+
+DNS = ("dn-1", "dn-2", "dn-3")
+
+
+def diverged(world: World, count: int = 1) -> None:
+    """Containers 1..count, whose replicas differ."""
+    for peer in DNS:
+        world.beat(
+            peer, [replica(peer, number, root=number if peer == "dn-1" else 0) for number in range(1, count + 1)]
+        )
+
+
+def test_a_job_goes_from_request_to_result() -> None:
+    world = World()
+    diverged(world)
+    [job] = world.reconcile(1)
+    assert job.state is JobState.RUNNING
+    for peer in DNS:
+        [order] = world.orders(peer)
+        world.beat(peer, acknowledged=(order.command_id,))
+        assert world.orders(peer) == []
+        world.told(job, peer, OrderState.RUNNING, bytes_fetched=10, bytes_planned=30)
+    assert world.controller.job(job.job_id).bytes_done == 30
+    world.report(*replicas(5, 5, 5))
+    ended = world.finish(job, *DNS)
+    assert (ended.state, ended.verdict) == (JobState.DONE, Verdict.REPAIRABLE)
+    view = world.controller.container(ContainerId(1))
+    assert view is not None
+    assert view.visit is not None
+    assert (view.visit.job_id, view.visit.failures) == (job.job_id, 0)
+    assert view.ruling.is_ok
+
+
+def test_a_second_request_for_a_container_gets_the_job_that_is_under_way() -> None:
+    world = World()
+    diverged(world)
+    [job] = world.reconcile(1)
+    [outcome] = world.controller.reconcile(
+        [ContainerId(1)], dry_run=False, reason="", requested_by="", now_s=world.now_s
+    )
+    assert outcome.ruling.eligibility is Eligibility.ALREADY_RUNNING
+    assert outcome.job_id == job.job_id
+    assert len(world.sink.orders) == 3
+
+
+def test_a_dry_run_starts_nothing() -> None:
+    world = World()
+    diverged(world, 2)
+    outcomes = world.controller.reconcile(
+        [ContainerId(1), ContainerId(1), ContainerId(9)], dry_run=True, reason="", requested_by="", now_s=world.now_s
+    )
+    assert [(o.container_id, o.ruling.eligibility.value, o.job_id) for o in outcomes] == [
+        (1, "ok", None),
+        (9, "CONTAINER_NOT_FOUND", None),
+    ]
+    assert world.controller.jobs(None, 10) == []
+    assert world.sink.orders == []
+    assert list(world.store.jobs()) == []
+
+
+def test_a_datanode_never_has_more_orders_than_its_limit_and_gets_the_next_when_one_ends() -> None:
+    """CR: limits per datanode; reliability F7."""
+    world = World(Rules(orders_per_datanode=2))
+    diverged(world, 5)
+    jobs = world.reconcile(1, 2, 3, 4, 5)
+    assert [len(world.orders(peer)) for peer in DNS] == [2, 2, 2]
+    assert [world.controller.job(job.job_id).state for job in jobs[2:]] == [JobState.QUEUED] * 3
+    world.finish(jobs[0], "dn-1")
+    assert {order.container_id for order in world.orders("dn-1")} == {2, 3}
+    assert {order.container_id for order in world.orders("dn-2")} == {1, 2}
+
+
+def test_orders_go_to_live_datanodes_only() -> None:
+    world = World()
+    diverged(world)
+    world.pass_time(100, beating=("dn-1", "dn-2"))
+    [job] = world.reconcile(1)
+    assert [order.peer for order in job.orders] == ["dn-1", "dn-2"]
+    assert world.orders("dn-3") == []
+    assert {datanode.peer for datanode in world.orders("dn-1")[0].peers} == {"dn-2"}
+
+
+def test_a_container_with_one_live_replica_is_refused() -> None:
+    """CR: Ozone would send a command with an empty list of peers (T1)."""
+    world = World()
+    diverged(world)
+    world.pass_time(100, beating=("dn-1",))
+    assert world.reconcile(1) == []
+    view = world.controller.container(ContainerId(1))
+    assert view is not None
+    assert view.ruling.eligibility is Eligibility.NO_LIVE_PEERS
+
+
+def test_a_restarted_controller_goes_on_and_sends_again_what_was_out() -> None:
+    world = World()
+    diverged(world)
+    [job] = world.reconcile(1)
+    sent = {order.peer: order.command_id for order in world.orders("dn-1") + world.orders("dn-2")}
+    world.finish(job, "dn-3")
+    world.restart()
+    assert world.controller.job(job.job_id).order(PeerId("dn-3")).state is OrderState.DONE  # type: ignore[union-attr]
+    assert world.sink.orders == []
+    diverged(world)
+    world.pass_time(1)
+    assert {o.peer: o.command_id for o in world.sink.orders if isinstance(o, ReconcileOrder)} == sent
+    assert world.finish(job, "dn-1", "dn-2").state is JobState.DONE
+
+
+def test_after_a_restart_orders_wait_until_their_peers_are_known() -> None:
+    world = World()
+    diverged(world)
+    world.reconcile(1)
+    world.restart()
+    world.beat("dn-1", [replica("dn-1")])
+    world.pass_time(30, beating=("dn-1",))
+    assert world.sink.orders == []
+    world.beat("dn-2", [replica("dn-2")])
+    world.pass_time(70, beating=("dn-1", "dn-2"))
+    # The third did not come in time: the others go on without it.
+    assert {datanode.peer for datanode in world.orders("dn-1")[0].peers} == {"dn-2"}
+
+
+def test_a_restarted_agent_gets_its_order_again_as_a_new_command() -> None:
+    world = World()
+    diverged(world)
+    [job] = world.reconcile(1)
+    [before] = world.orders("dn-1")
+    world.beat("dn-1", acknowledged=(before.command_id,))
+    world.incarnations[PeerId("dn-1")] = "2"
+    world.beat("dn-1", [replica("dn-1")])
+    [again] = world.orders("dn-1")
+    assert again.job_id == job.job_id
+    assert again.command_id != before.command_id
+
+
+def test_what_a_dead_datanode_owed_is_given_up_and_the_rest_counts() -> None:
+    world = World(Rules(orders_per_datanode=1))
+    diverged(world, 2)
+    first, second = world.reconcile(1, 2)
+    world.pass_time(700, beating=("dn-1", "dn-2"))
+    world.finish(first, "dn-1", "dn-2")
+    assert world.controller.job(first.job_id).state is JobState.PARTIAL
+    ended = world.finish(second, "dn-1", "dn-2")
+    assert ended.state is JobState.PARTIAL
+    assert ended.detail == "dn-3: datanode is dead"
+
+
+def test_an_order_all_of_whose_peers_died_is_given_up() -> None:
+    world = World(Rules(orders_per_datanode=1))
+    diverged(world, 2)
+    first, second = world.reconcile(1, 2)
+    world.pass_time(700, beating=("dn-1",))
+    world.finish(first, "dn-1")
+    world.pass_time(10, beating=("dn-1",))
+    assert world.controller.job(second.job_id).state is JobState.FAILED
+
+
+def test_a_job_nobody_works_on_expires_by_its_deadline() -> None:
+    world = World(Rules(command_deadline_s=300))
+    diverged(world)
+    [job] = world.reconcile(1)
+    world.pass_time(310, beating=DNS)
+    ended = world.controller.job(job.job_id)
+    assert ended.state is JobState.FAILED
+    assert "no progress" in ended.detail
+    assert [len(world.cancels(peer)) for peer in DNS] == [1, 1, 1]
+    assert [len(world.orders(peer)) for peer in DNS] == [0, 0, 0]
+
+
+def test_a_cancelled_job_tells_its_agents() -> None:
+    world = World()
+    diverged(world)
+    [job] = world.reconcile(1)
+    world.controller.cancel(job.job_id, world.now_s)
+    assert [len(world.orders(peer)) for peer in DNS] == [0, 0, 0]
+    assert [len(world.cancels(peer)) for peer in DNS] == [1, 1, 1]
+    for peer in DNS:
+        world.told(job, peer, OrderState.INTERRUPTED)
+    assert world.controller.cancel(job.job_id, world.now_s).state is JobState.CANCELLED
+
+
+def test_progress_of_a_job_that_ended_changes_nothing() -> None:
+    world = World()
+    diverged(world)
+    [job] = world.reconcile(1)
+    ended = world.finish(job, *DNS)
+    world.told(job, "dn-1", OrderState.FAILED)
+    assert world.controller.job(job.job_id) is ended
+
+
+def test_an_unknown_job_is_not_found() -> None:
+    world = World()
+    with pytest.raises(JobNotFoundError):
+        world.controller.job(JobId("nope"))
+    with pytest.raises(JobNotFoundError):
+        world.controller.cancel(JobId("nope"), world.now_s)
+    world.beat("dn-1", progress=(ProgressReport(JobId("nope"), OrderState.DONE, Progress()),))
+
+
+def test_a_scan_is_ordered_of_every_live_replica() -> None:
+    world = World()
+    diverged(world, 2)
+    unknown, orders = world.controller.scan([ContainerId(1), ContainerId(9), ContainerId(1)])
+    assert (unknown, orders) == ([9], 3)
+    assert all(isinstance(order, ScanOrder) for order in world.sink.orders)
+    world.leadership.value = None
+    with pytest.raises(BusyError):
+        world.controller.scan([ContainerId(1)])
+
+
+def test_containers_are_listed_in_pages_by_state_and_comparison() -> None:
+    world = World()
+    for peer in DNS:
+        world.beat(peer, [replica(peer, n, root=1 if peer == "dn-1" and n % 2 else 0) for n in range(1, 8)])
+    views, more = world.controller.containers(state=None, comparison=Comparison.DIVERGED, after=1, limit=2)
+    assert ([view.container_id for view in views], more) == ([3, 5], True)
+    views, more = world.controller.containers(state=None, comparison=Comparison.DIVERGED, after=5, limit=2)
+    assert ([view.container_id for view in views], more) == ([7], False)
+    assert world.controller.diverged() == [1, 3, 5, 7]
+
+
+# ---- automatic mode ----
+
+AUTOMATIC = Rules(automatic=True, automatic_jobs=2, visit_every_s=100)
+
+
+def test_automatic_mode_is_off_unless_asked_for() -> None:
+    world = World()
+    diverged(world, 3)
+    world.pass_time(60, beating=DNS)
+    assert world.controller.jobs(None, 10) == []
+
+
+def test_automatic_mode_works_the_diverged_list_down_some_at_a_time() -> None:
+    world = World(AUTOMATIC)
+    diverged(world, 5)
+    seen = set[int]()
+    for _ in range(10):
+        world.pass_time(10, beating=DNS)
+        active = [job for job in world.controller.jobs(None, 10) if not job.state.is_terminal]
+        assert len(active) <= 2
+        for job in active:
+            for peer in DNS:
+                world.beat(peer, [replica(peer, job.container_id, root=5)], full=False)
+            world.finish(job, *DNS)
+            seen.add(job.container_id)
+    assert seen == {1, 2, 3, 4, 5}
+    assert world.controller.diverged() == []
+
+
+def test_a_container_that_does_not_heal_is_tried_again_ever_later() -> None:
+    world = World(AUTOMATIC)
+    diverged(world)
+    times = list[float]()
+    for _ in range(200):
+        world.pass_time(30, beating=DNS, step_s=30)
+        for job in world.controller.jobs(None, 10):
+            if not job.state.is_terminal:
+                times.append(world.now_s)
+                for peer in DNS:
+                    world.told(job, peer, OrderState.FAILED)
+    gaps = [b - a for a, b in pairwise(times)]
+    assert len(gaps) >= 4
+    assert all(b > 1.4 * a for a, b in pairwise(gaps))
+
+
+def test_a_container_beyond_repair_is_left_alone_until_a_replica_changes() -> None:
+    world = World(AUTOMATIC)
+    diverged(world)
+    world.pass_time(10, beating=DNS)
+    [job] = world.controller.jobs(None, 10)
+    world.finish(job, *DNS, verdict=Verdict.UNRECOVERABLE)
+    world.pass_time(50_000, beating=DNS, step_s=60)
+    assert len(world.controller.jobs(None, 10)) == 1
+    world.beat("dn-1", [replica("dn-1", root=77)])
+    world.pass_time(60, beating=DNS)
+    assert len(world.controller.jobs(None, 10)) == 2
+
+
+def test_matching_containers_are_visited_one_by_one_so_that_tombstones_spread() -> None:
+    """CR-060."""
+    world = World(AUTOMATIC)
+    for peer in DNS:
+        world.beat(peer, [replica(peer, number) for number in range(1, 4)])
+    visited = list[int]()
+    for _ in range(6):
+        world.pass_time(100, beating=DNS)
+        for job in world.controller.jobs(None, 10):
+            if not job.state.is_terminal:
+                visited.append(job.container_id)
+                world.finish(job, *DNS, verdict=Verdict.MATCH)
+    assert visited[:3] == [1, 2, 3]
+    assert 5 <= len(visited) <= 6
+
+
+# ---- laws ----
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.integers(1, 6)),
+        st.tuples(st.just("end"), st.sampled_from(DNS)),
+        st.tuples(st.just("fail"), st.sampled_from(DNS)),
+        st.tuples(st.just("wait"), st.sampled_from(DNS)),
+        st.tuples(st.just("reborn"), st.sampled_from(DNS)),
+        st.tuples(st.just("restart"), st.just("")),
+        st.tuples(st.just("cancel"), st.integers(0, 5)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps)
+def test_limits_hold_whatever_happens(history: list[tuple[str, str | int]]) -> None:
+    """Never more orders than slots, none to the dead, erasure-coded or read-only, one job a container."""
+    world = World(Rules(orders_per_datanode=2, automatic=True, automatic_jobs=2, visit_every_s=30))
+
+    def reports() -> None:
+        for peer in DNS:
+            found = [replica(peer, number, root=hash((peer, number)) % 2) for number in range(1, 6)]
+            found.append(replica(peer, 6, index=int(peer[-1])))
+            world.beat(peer, [*found, replica(peer, 7, root=int(peer[-1]), read_only=peer == "dn-3")])
+
+    reports()
+    for action, argument in history:
+        jobs = world.controller.jobs(None, 100)
+        if action == "ask":
+            world.reconcile(int(argument), 7)
+        elif action in ("end", "fail"):
+            state = OrderState.DONE if action == "end" else OrderState.FAILED
+            for order in world.orders(str(argument))[:1]:
+                world.told(world.controller.job(order.job_id), str(argument), state, verdict=Verdict.REPAIRABLE)
+        elif action == "wait":
+            world.pass_time(60, beating=[peer for peer in DNS if peer != argument], step_s=20)
+        elif action == "reborn":
+            world.incarnations[PeerId(str(argument))] = f"{len(world.incarnations)}-{world.now_s}"
+            reports()
+        elif action == "restart":
+            world.restart()
+            reports()
+            world.pass_time(1)
+        elif jobs:
+            world.controller.cancel(jobs[int(argument) % len(jobs)].job_id, world.now_s)
+        active = [job for job in world.controller.jobs(None, 1000) if not job.state.is_terminal]
+        assert len({job.container_id for job in active}) == len(active)
+        assert all(job.container_id != 6 for job in active)
+        for peer in DNS:
+            in_flight = [job for job in active if (o := job.order(PeerId(peer))) and o.state.is_in_flight]
+            assert len(in_flight) <= 2
+            assert {order.job_id for order in world.orders(peer)} <= {job.job_id for job in in_flight}
+        assert all(order.container_id != 7 for order in world.orders("dn-3"))
+        stored = {job.job_id: job.state for job in world.store.jobs()}
+        assert all(stored[job.job_id] == job.state for job in active), "a state that is not on disk"
