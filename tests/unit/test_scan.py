@@ -28,7 +28,7 @@ from ozone.scan import (
     scan_metadata,
 )
 from ozone.volume import Hold, open_volume
-from tests.support.volumes import VolumeMaker, chunk_record, some_bytes
+from tests.support.handmade import VolumeMaker, chunk_record, some_bytes
 
 Found = list[tuple[FindingType, int | None, int | None]]
 
