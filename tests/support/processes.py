@@ -1,0 +1,63 @@
+"""Treefold as real processes: started on free loopback ports, waited for with a deadline, always ended."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.support.waiting import wait_until
+
+STOP_S = 20.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class TreefoldProcess:
+    """One long-running `treefold` command that takes `--port-file`; a context manager that ends it."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        """Start it; what it prints goes to files in `folder`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._port_file = folder / "port"
+        self._port_file.unlink(missing_ok=True)
+        self._stdout, self._stderr = folder / "stdout", folder / "stderr"
+        command = [sys.executable, "-m", "admin.cli", *arguments, "--port-file", str(self._port_file)]
+        with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
+            self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(STOP_S)
+
+    @property
+    def stdout(self) -> str:
+        return self._stdout.read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self._stderr.read_text()
+
+    def address(self) -> str:
+        """Where it listens, once it does."""
+
+        def is_ready() -> bool:
+            assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.stderr}"
+            return self._port_file.exists()
+
+        wait_until(is_ready, "the process to listen")
+        return self._port_file.read_text().strip()
+
+    def stop(self, signal: int) -> int:
+        """Send a signal and return the exit status; fails if the process does not end in time."""
+        self.process.send_signal(signal)
+        return self.process.wait(STOP_S)
+
+    def ended(self) -> int:
+        """The exit status of a process that is expected to end by itself."""
+        return self.process.wait(STOP_S)
