@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import click
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
@@ -51,12 +51,19 @@ def print_line(text: str, *, style: str = "") -> None:
     console().print(_printable(text), style=style, soft_wrap=True)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:
-    """A table; the columns named in `numbers` are aligned to the right."""
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    numbers: Sequence[str] = (),
+    folded: Sequence[str] = (),
+) -> None:
+    """A table; the columns in `numbers` are aligned to the right, those in `folded` give way where space is short."""
     out = console()
     table = Table(box=box.ROUNDED if out.is_terminal else None, pad_edge=out.is_terminal, header_style="bold")
     for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+        justify: JustifyMethod = "right" if column in numbers else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column not in folded)
     for row in rows:
         table.add_row(*(_printable(str(cell)) for cell in row))
     out.print(table)

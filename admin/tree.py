@@ -5,6 +5,7 @@ them, and a live datanode may own them. Whatever is wrong with a container is sa
 that container, and the others still get theirs.
 """
 
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -150,7 +151,8 @@ def check(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
                     verdict = ", ".join(checked.reasons) or "right"
                     rows.append((checked.container_id, checked.root, verdict, "; ".join(checked.notes), file.name))
     if not as_json:
-        print_table(("CONTAINER", "ROOT", "VERDICT", "NOTES", "PATH"), rows, numbers=("CONTAINER", "ROOT"))
+        columns = ("CONTAINER", "ROOT", "VERDICT", "NOTES", "PATH")
+        print_table(columns, rows, numbers=("CONTAINER", "ROOT"), folded=("NOTES", "PATH"))
     return failures.exit_status(found=wrong)
 
 
@@ -425,10 +427,10 @@ def _print_built(built: Sequence[tuple[str, _Built]]) -> None:
     rows = []
     for name, one in built:
         shown = _build_json(one)
-        keys = ("containerID", "state", "dataChecksum", "source", "blocks", "deletedBlocks")
+        keys = ("containerID", "state", "dataChecksum", "blocks", "deletedBlocks")
         rows.append([*(shown[key] for key in keys), len(one.findings), name])
-    columns = ("CONTAINER", "STATE", "ROOT", "SOURCE", "BLOCKS", "DELETED", "FINDINGS", "PATH")
-    print_table(columns, rows, numbers=("CONTAINER", "ROOT", "BLOCKS", "DELETED", "FINDINGS"))
+    columns = ("CONTAINER", "STATE", "ROOT", "BLOCKS", "DELETED", "FINDINGS", "PATH")
+    print_table(columns, rows, numbers=("CONTAINER", "ROOT", "BLOCKS", "DELETED", "FINDINGS"), folded=("PATH",))
     for name, one in built:
         for finding in one.findings:
             where = _where(finding.block_id, finding.offset)
@@ -517,7 +519,7 @@ class _Checked:
 @contextmanager
 def _stored_trees(names: Sequence[str], ids: Sequence[int]) -> Iterator[list[_TreeFile]]:
     """The tree files that the paths stand for: files themselves, or those of containers."""
-    files = [name for name in names if Path(name).is_file()]
+    files = [name for name in names if os.path.isfile(name)]
     with _opened(_places([name for name in names if name not in files])) as places:
         found = [_lone_file(name) for name in files]
         lone = {file.container_id for file in found}
