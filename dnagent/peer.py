@@ -6,7 +6,6 @@ are good, is for whoever compares them with the recorded checksums.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import TypeVar
 
 import grpc
@@ -52,6 +51,9 @@ from protos.ozone_datanode_pb2 import ContainerChecksumInfo, ContainerMerkleTree
 from runtime.rpc import Deadlines, UnaryCall, UnaryStreamCall, error_from, sent_error
 
 _SHORT = "short_read"
+# Parsed, every part of a tree takes some 60 bytes, however few it has in the message: a block or a chunk of less than
+# 8 bytes, which Ozone never writes, exists to fill memory. By chance few bytes of an honest tree look like one.
+_SMALL_PARTS = tuple(bytes((tag, length)) for tag in (0x12, 0x1A) for length in range(8))
 _M = TypeVar("_M", bound=Message)
 
 
@@ -90,7 +92,7 @@ class AgentPeer:
                 raise self._failed(error) from error
             tree = self._paged_tree(container_id)
         else:
-            tree = tree_from_bytes(self._message(GetContainerHashesResponse, raw).container_checksum_info, container_id)
+            tree = _parsed(self._message(GetContainerHashesResponse, raw).container_checksum_info, container_id)
         check_tree(tree)
         return tree
 
@@ -177,7 +179,10 @@ class AgentPeer:
                     raise self._nonsense(f"sent a page of container {page.container_id}", container_id)
                 if (page.fingerprint, page.data_checksum) != (first.fingerprint, first.data_checksum):
                     raise self._nonsense("sent pages of different trees", container_id)
-                blocks += self._page_blocks(page, container_id)
+                for block in self._page_blocks(page, container_id):
+                    if blocks and blocks[-1].block_id >= block.block_id:
+                        raise TreeRefusedError("blocks_unsorted", f"{self._target}: pages overlap or are out of order")
+                    blocks.append(block)
                 if size > TREE_BYTES_MAX or len(blocks) > TREE_BLOCKS_MAX:
                     raise TreeRefusedError("too_large", f"{self._target}: the tree does not end within its limits")
         except grpc.RpcError as error:
@@ -186,12 +191,11 @@ class AgentPeer:
             call.cancel()
         if first is None:
             raise self._nonsense("sent no page of its tree", container_id)
-        if any(before.block_id >= after.block_id for before, after in pairwise(blocks)):
-            raise TreeRefusedError("blocks_unsorted", f"{self._target}: pages overlap or are out of order")
         root = first.data_checksum if first.HasField("data_checksum") else None
         return ContainerTree(container_id, root, tuple(blocks))
 
     def _page_blocks(self, page: ContainerHashPage, container_id: ContainerId) -> Sequence[BlockTree]:
+        _check_parts(page.blocks, container_id)
         try:
             part = ContainerMerkleTree.FromString(page.blocks)
         except DecodeError as error:
@@ -230,7 +234,7 @@ class DatanodePeer:
         self._client = client
 
     def tree(self, container_id: ContainerId) -> ContainerTree:
-        tree = tree_from_bytes(self._client.tree_bytes(container_id), container_id)
+        tree = _parsed(self._client.tree_bytes(container_id), container_id)
         check_tree(tree)
         return tree
 
@@ -254,3 +258,13 @@ class DatanodePeer:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _parsed(raw: bytes, container_id: ContainerId) -> ContainerTree:
+    _check_parts(raw, container_id)
+    return tree_from_bytes(raw, container_id)
+
+
+def _check_parts(raw: bytes, container_id: ContainerId) -> None:
+    if len(raw) > 2 * TREE_BLOCKS_MAX and sum(map(raw.count, _SMALL_PARTS)) > TREE_BLOCKS_MAX:
+        raise TreeRefusedError("too_large", f"the tree of container {container_id} has millions of empty parts")
