@@ -3,7 +3,7 @@
 from functools import reduce
 from itertools import permutations
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from merkle.check import check_tree
@@ -22,6 +22,9 @@ from tests.support.replicas import (
     plan_of,
 )
 from tests.support.trees import CHUNK_BYTES, CONTAINER, container, deleted
+
+# A busy machine breaks no law.
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 PEERS = [PeerId(name) for name in ("dn-a", "dn-b", "dn-c", "dn-d")]
 BLOCK_IDS = range(20, 24)
@@ -74,6 +77,7 @@ def stored_replicas(draw: st.DrawFn) -> StoredReplica:
 clusters = st.lists(stored_replicas(), min_size=2, max_size=4).map(lambda rs: dict(zip(PEERS, rs, strict=False)))
 
 
+@unhurried
 @given(trees, trees, trees)
 def test_merging_is_idempotent_and_associative(a: ContainerTree, b: ContainerTree, c: ContainerTree) -> None:
     """inv-I2: laying a tree over the stored one again changes nothing, however the writes are grouped."""
@@ -82,6 +86,7 @@ def test_merging_is_idempotent_and_associative(a: ContainerTree, b: ContainerTre
     assert merge(a, merge(b, c)) == merge(merge(a, b), c)
 
 
+@unhurried
 @given(trees, trees)
 def test_what_is_deleted_after_a_merge_does_not_depend_on_its_order(a: ContainerTree, b: ContainerTree) -> None:
     """inv-I5: tombstones of both sides stay; only which of two checksums stays depends on the side."""
@@ -92,12 +97,14 @@ def test_what_is_deleted_after_a_merge_does_not_depend_on_its_order(a: Container
     assert deletions(merge(a, b)) == deletions(merge(b, a)) == deletions(a) | deletions(b)
 
 
+@unhurried
 @given(trees)
 def test_a_built_tree_passes_the_check_and_builds_the_same_tree(tree: ContainerTree) -> None:
     check_tree(tree)
     assert TreeBuilder(CONTAINER, tree).build() == tree
 
 
+@unhurried
 @given(trees)
 def test_a_tree_does_not_differ_from_itself(tree: ContainerTree) -> None:
     """D3, CR-040"""
@@ -107,6 +114,7 @@ def test_a_tree_does_not_differ_from_itself(tree: ContainerTree) -> None:
     assert plan.verdict is not Verdict.REPAIRABLE
 
 
+@unhurried
 @given(trees, trees)
 def test_a_plan_against_one_peer_asks_for_no_more_than_the_diff(ours: ContainerTree, theirs: ContainerTree) -> None:
     """Ozone's rules bound ours: the plan leaves out conflicts and what cannot be verified, and adds nothing."""
@@ -132,6 +140,7 @@ def _checksum_at(tree: ContainerTree, block_id: BlockId, offset: int) -> int | N
     return next((c.data_checksum for c in block.chunks if c.offset == offset), None) if block else None
 
 
+@unhurried
 @given(trees, st.lists(trees, max_size=3))
 def test_a_plan_never_touches_a_healthy_chunk_of_ours(ours: ContainerTree, others: list[ContainerTree]) -> None:
     """inv-I4, inv-I5"""
@@ -145,6 +154,7 @@ def test_a_plan_never_touches_a_healthy_chunk_of_ours(ours: ContainerTree, other
             assert mine is None or not mine.checksum_matches or mine.data_checksum == 0
 
 
+@unhurried
 @given(trees, st.lists(trees, min_size=2, max_size=3))
 def test_the_order_of_peers_makes_no_difference(ours: ContainerTree, others: list[ContainerTree]) -> None:
     named = list(zip(PEERS, others, strict=False))
@@ -154,6 +164,7 @@ def test_the_order_of_peers_makes_no_difference(ours: ContainerTree, others: lis
     assert all(comparison == comparisons[0] for comparison in comparisons)
 
 
+@unhurried
 @given(st.lists(trees, min_size=2, max_size=4))
 def test_every_replica_gives_the_same_verdict_as_the_comparison(replicas: list[ContainerTree]) -> None:
     """A verdict is on the set, so it does not matter who looks."""
@@ -165,6 +176,7 @@ def test_every_replica_gives_the_same_verdict_as_the_comparison(replicas: list[C
         assert not (plan.verdict is Verdict.MATCH and plan.blocks)
 
 
+@unhurried
 @given(st.lists(trees, min_size=2, max_size=4))
 def test_replicas_match_exactly_when_nobody_has_anything_to_do(replicas: list[ContainerTree]) -> None:
     comparison = compare(dict(zip(PEERS, replicas, strict=False)))
@@ -174,6 +186,7 @@ def test_replicas_match_exactly_when_nobody_has_anything_to_do(replicas: list[Co
         assert not set(difference.lacking) & set(difference.sources)
 
 
+@unhurried
 @given(stored_replicas(), stored_replicas(), stored_replicas())
 def test_the_join_of_replicas_is_a_join(a: StoredReplica, b: StoredReplica, c: StoredReplica) -> None:
     """inv-I2"""
@@ -182,7 +195,7 @@ def test_the_join_of_replicas_is_a_join(a: StoredReplica, b: StoredReplica, c: S
     assert join(join(a, b), c) == join(a, join(b, c))
 
 
-@settings(max_examples=200)
+@unhurried
 @given(clusters)
 def test_carrying_out_the_plans_yields_the_join(cluster: Cluster) -> None:
     """inv-I1, I3, I4: live in two orders and at once; where the join is whole, all replicas end as the join."""
