@@ -67,6 +67,7 @@ class EvidenceKind(Enum):
     SOURCE_UNREACHABLE = "source_unreachable"
     HOLE = "hole"
     DAMAGED_AGAIN = "damaged_again"
+    FINDINGS_REMAIN = "findings_remain"
     UNVERIFIABLE = "unverifiable"
     NO_ROOT = "no_root"
     NOTHING_COMPARED = "nothing_compared"
