@@ -102,9 +102,6 @@ def fold_windows(entries: Buffer, starts: Int64s) -> Int64s:
     `starts` begins anywhere, never descends, and ends within `entries`.
     """
     view = memoryview(entries)
-    assert np.all(starts[1:] >= starts[:-1])
-    assert starts[0] >= 0
-    assert starts[-1] <= view.nbytes
     kernel = compiled(view.nbytes)
     if kernel and view.nbytes:
         return kernel.crc32c_ranges(view.cast("B"), np.ascontiguousarray(starts, np.int64))
@@ -113,15 +110,12 @@ def fold_windows(entries: Buffer, starts: Int64s) -> Int64s:
 
 def library_fold_windows(entries: memoryview, starts: Int64s) -> Int64s:
     """The same by one library call a chunk."""
+    _check_starts(starts, entries.nbytes)
     return np.array([fold(entries[a:b]) for a, b in pairwise(starts.tolist())], np.int64)
 
 
 def fold_blocks(block_ids: Int64s, chunk_starts: Int64s, chunk_checksums: Int64s) -> Int64s:
     """The checksum of every block, over its ID and the checksums of its chunks (any int64)."""
-    assert len(chunk_starts) == len(block_ids) + 1
-    assert np.all(chunk_starts[1:] >= chunk_starts[:-1])
-    assert chunk_starts[0] >= 0
-    assert chunk_starts[-1] <= len(chunk_checksums)
     kernel = compiled(block_ids.nbytes + chunk_checksums.nbytes)
     if kernel:
         return kernel.blocks(*(np.ascontiguousarray(a, np.int64) for a in (block_ids, chunk_starts, chunk_checksums)))
@@ -130,6 +124,8 @@ def fold_blocks(block_ids: Int64s, chunk_starts: Int64s, chunk_checksums: Int64s
 
 def library_fold_blocks(block_ids: Int64s, chunk_starts: Int64s, chunk_checksums: Int64s) -> Int64s:
     """The same by one library call a block, over one image of what all blocks fold."""
+    assert len(chunk_starts) == len(block_ids) + 1
+    _check_starts(chunk_starts, len(chunk_checksums))
     first, last = chunk_starts[:-1], chunk_starts[1:]
     # Block i begins behind i IDs and all chunks of the blocks before it.
     at = first - chunk_starts[0] + np.arange(len(block_ids))
@@ -215,6 +211,13 @@ def _encode_blocks(columns: TreeColumns) -> bytes:
         at = _put_varints(out, _put_byte(out, at, tag), field, size)
     _put_byte(out, _put_byte(out, at, 0x20), columns.chunk_matches)
     return out.tobytes()
+
+
+def _check_starts(starts: Int64s, end: int) -> None:
+    # The kernels assert the same as they go.
+    assert np.all(starts[1:] >= starts[:-1])
+    assert starts[0] >= 0
+    assert starts[-1] <= end
 
 
 def _starts(counts: Int64s) -> Int64s:

@@ -95,16 +95,16 @@ def crc32c_windows(view: memoryview, bytes_per_checksum: int) -> bytes:
 
 
 def crc32c_ranges(view: memoryview, starts: "NDArray[np.int64]") -> "NDArray[np.int64]":
-    """The CRC32C of every `view[starts[i]:starts[i + 1]]`; `starts` ascends and stays inside `view`."""
+    """The CRC32C of every `view[starts[i]:starts[i + 1]]`; asserts that `starts` ascends and stays inside `view`."""
     out = np.empty(starts.size - 1, np.int64)
-    _ranges(_read_only(view), starts, _CRC32C.keys, _CRC32C.tables, out)
+    _ranges(_read_only(view), starts, _CRC32C.keys, _CRC32C.tables, True, out)
     return out
 
 
 def blocks(
     block_ids: "NDArray[np.int64]", chunk_starts: "NDArray[np.int64]", chunk_checksums: "NDArray[np.int64]"
 ) -> "NDArray[np.int64]":
-    """The checksum of every block from its ID and its chunks' checksums."""
+    """The checksum of every block from its ID and its chunks' checksums; asserts that `chunk_starts` fits both."""
     out = np.empty(block_ids.size, np.int64)
     _blocks(block_ids, chunk_starts, chunk_checksums, out)
     return out
@@ -112,7 +112,9 @@ def blocks(
 
 def _all_windows(view: memoryview, bytes_per_checksum: int, polynomial: _Polynomial) -> bytes:
     out = np.empty(-(-view.nbytes // bytes_per_checksum), np.uint32)
-    _windows(_read_only(view), np.uint64(bytes_per_checksum), polynomial.keys, polynomial.tables, out)
+    _windows(
+        _read_only(view), np.uint64(bytes_per_checksum), polynomial.keys, polynomial.tables, polynomial is _CRC32C, out
+    )
     return out.tobytes()
 
 
@@ -297,9 +299,11 @@ def _product(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, half: int, lanes: 
     return builder.bitcast(_call(builder, "llvm.aarch64.neon.pmull64", ir.VectorType(_I8, 16), words), _PAIR)
 
 
-@_jit(_U64(_U64, _U64, _TABLES))
-def _table_word(register: np.uint64, word: np.uint64, tables: "NDArray[np.uint32]") -> np.uint64:
-    """Eight bytes into a register by table."""
+@_jit(_U64(_U64, _U64, _TABLES, types.boolean))
+def _word(register: np.uint64, word: np.uint64, tables: "NDArray[np.uint32]", by_instruction: bool) -> np.uint64:
+    """Eight bytes into a register."""
+    if by_instruction:
+        return _crc32c_word(register, word)
     x = register ^ word
     y = _0
     for i in range(8):
@@ -308,9 +312,13 @@ def _table_word(register: np.uint64, word: np.uint64, tables: "NDArray[np.uint32
     return y
 
 
-@_jit(_U64(_U64, _U64, _KEYS, _TABLES))
+@_jit(_U64(_U64, _U64, _KEYS, _TABLES, types.boolean))
 def _crc(
-    address: np.uint64, length_bytes: np.uint64, keys: "NDArray[np.uint64]", tables: "NDArray[np.uint32]"
+    address: np.uint64,
+    length_bytes: np.uint64,
+    keys: "NDArray[np.uint64]",
+    tables: "NDArray[np.uint32]",
+    by_instruction: bool,
 ) -> np.uint64:
     """The CRC of the bytes at an address."""
     register = _ONES
@@ -328,9 +336,9 @@ def _crc(
             low, high = _fold_lane(low, high, _load64(address), _load64(address + _8), keys[4], keys[5])
             address += _16
             length_bytes -= _16
-        register = _table_word(_table_word(_0, low, tables), high, tables)
+        register = _word(_word(_0, low, tables, by_instruction), high, tables, by_instruction)
     if length_bytes >= _8:
-        register = _table_word(register, _load64(address), tables)
+        register = _word(register, _load64(address), tables, by_instruction)
         address += _8
         length_bytes -= _8
     while length_bytes > _0:
@@ -340,35 +348,38 @@ def _crc(
     return register ^ _ONES
 
 
-@_jit(types.void(_BYTES, _U64, _KEYS, _TABLES, types.Array(types.uint32, 1, "C")))
+@_jit(types.void(_BYTES, _U64, _KEYS, _TABLES, types.boolean, types.Array(types.uint32, 1, "C")))
 def _windows(
     data: "NDArray[np.uint8]",
     window_bytes: np.uint64,
     keys: "NDArray[np.uint64]",
     tables: "NDArray[np.uint32]",
+    by_instruction: bool,
     out: "NDArray[np.uint32]",
 ) -> None:
     address, length_bytes = np.uint64(data.ctypes.data), np.uint64(data.size)
     for i in range(out.size):
         here = min(window_bytes, length_bytes)
         # Swapped so that the bytes of `out` are big-endian.
-        out[i] = np.uint32(_swap(_crc(address, here, keys, tables)) >> _32)
+        out[i] = np.uint32(_swap(_crc(address, here, keys, tables, by_instruction)) >> _32)
         address += here
         length_bytes -= here
 
 
-@_jit(types.void(_BYTES, _WORDS, _KEYS, _TABLES, _WORDS))
+@_jit(types.void(_BYTES, _WORDS, _KEYS, _TABLES, types.boolean, _WORDS))
 def _ranges(
     data: "NDArray[np.uint8]",
     starts: "NDArray[np.int64]",
     keys: "NDArray[np.uint64]",
     tables: "NDArray[np.uint32]",
+    by_instruction: bool,
     out: "NDArray[np.int64]",
 ) -> None:
     address = np.uint64(data.ctypes.data)
     for i in range(out.size):
+        assert 0 <= starts[i] <= starts[i + 1] <= data.size
         here = np.uint64(starts[i])
-        out[i] = np.int64(_crc(address + here, np.uint64(starts[i + 1]) - here, keys, tables))
+        out[i] = np.int64(_crc(address + here, np.uint64(starts[i + 1]) - here, keys, tables, by_instruction))
 
 
 @_jit(types.void(_WORDS, _WORDS, _WORDS, _WORDS))
@@ -378,7 +389,9 @@ def _blocks(
     chunk_checksums: "NDArray[np.int64]",
     out: "NDArray[np.int64]",
 ) -> None:
+    assert chunk_starts.size == out.size + 1
     for i in range(out.size):
+        assert 0 <= chunk_starts[i] <= chunk_starts[i + 1] <= chunk_checksums.size
         register = _crc32c_word(_ONES, _swap(np.uint64(block_ids[i])))
         for j in range(chunk_starts[i], chunk_starts[i + 1]):
             register = _crc32c_word(register, _swap(np.uint64(chunk_checksums[j])))

@@ -1,5 +1,6 @@
 """Trees as columns: the reference's golden values, and what columns refuse to hold."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -128,11 +129,20 @@ def test_a_part_of_many_blocks_folds_as_in_the_whole() -> None:
     ("starts", "entries"), [([4, 0], b"1234"), ([0, 5], b"1234"), ([-1, 4], b"1234")], ids=["down", "beyond", "before"]
 )
 def test_starts_outside_the_entries_are_refused(starts: list[int], entries: bytes) -> None:
-    """The kernels read addresses: a wrong place must stop here."""
-    with pytest.raises(AssertionError):
-        fold_windows(entries, int64s(starts))
-    with pytest.raises(AssertionError):
-        fold_blocks(int64s([1]), int64s(starts), int64s([7] * 4))
+    """The kernels read addresses: a wrong place must stop before they do."""
+    window_folds: list[Callable[..., object]] = [fold_windows, library_fold_windows]
+    block_folds: list[Callable[..., object]] = [fold_blocks, library_fold_blocks]
+    if kernel := compiled(KERNEL_BYTES_MIN):
+        window_folds.append(kernel.crc32c_ranges)
+        block_folds.append(kernel.blocks)
+    for fold_some in window_folds:
+        with pytest.raises(AssertionError):
+            fold_some(memoryview(entries), int64s(starts))
+    for fold_some in block_folds:
+        with pytest.raises(AssertionError):
+            fold_some(int64s([1]), int64s(starts), int64s([7] * 4))
+        with pytest.raises(AssertionError):
+            fold_some(int64s([1, 2]), int64s([0, 4]), int64s([7] * 4))
 
 
 def test_many_blocks_take_the_kernel_and_agree_with_the_library() -> None:
