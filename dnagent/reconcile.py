@@ -170,6 +170,7 @@ class Reconciliation:
         self._bcs_seen = 0
         self._changed = False
         self._scanned_clean = False
+        self._findings: tuple[tuple[BlockId | None, int | None], ...] = ()
         # Of the round.
         self._own_tree: ContainerTree | None = None
         self._own_ready = False
@@ -485,7 +486,7 @@ class Reconciliation:
                 self._fetch_next(work, chunk)
             if chunk.writing or chunk.fetching:
                 continue
-            if not chunk.wanted and not chunk.held:
+            if not chunk.wanted and not chunk.held and (not chunk.is_new or self._follows(work, chunk)):
                 chunk.done = True
                 self._counters["chunks_repaired"] += 1
                 if self._differs_at_all(work, chunk):
@@ -522,11 +523,11 @@ class Reconciliation:
         return position <= file_bytes
 
     def _may_extend(self, work: _BlockWork, chunk: _ChunkWork) -> bool:
-        """Whether a chunk may be written now: one that no record of ours names must follow one that will be named."""
-        if not chunk.is_new:
-            return True
-        if chunk.wanted:
-            return False
+        """Whether a chunk may be written now: one that no record of ours names only whole, and without a hole."""
+        return not chunk.is_new or (not chunk.wanted and self._follows(work, chunk))
+
+    def _follows(self, work: _BlockWork, chunk: _ChunkWork) -> bool:
+        """Whether a record of ours names, or will name, what ends where the chunk begins."""
         if chunk.offset == 0:
             return True
         if work.own is not None and any(ours.end == chunk.offset for ours in work.own.chunks):
@@ -650,14 +651,23 @@ class Reconciliation:
 
     def _block_gone(self, block_id: BlockId) -> None:
         """It was deleted meanwhile: forget it, and let the tree say what deletion made of it."""
-        work = self._blocks[block_id]
+        self._drop(self._blocks[block_id])
+        for key in self._failures_of(block_id):
+            del self._failures[key]
+        self._repaired.pop(block_id, None)
+
+    def _damaged_again(self, work: _BlockWork) -> None:
+        """The file shrank while we worked on it: leave the block as it is, and let the scan start another round."""
+        self._is_clean = False
+        self._must_scan = True
+        self._drop(work)
+
+    def _drop(self, work: _BlockWork) -> None:
+        """Do nothing more for a block; what is under way for it is heard and forgotten."""
         work.gone = True
         for chunk in work.chunks:
             chunk.failed = True
             chunk.held.clear()
-        for key in self._failures_of(block_id):
-            del self._failures[key]
-        self._repaired.pop(block_id, None)
 
     # -- after the blocks --
 
@@ -716,7 +726,10 @@ class Reconciliation:
     def _scanned(self, event: Scanned) -> None:
         self._counters["scans"] += 1
         self._own_tree, self._generation, self._state = event.tree, event.generation, event.state
-        self._scanned_clean = event.findings == 0
+        self._scanned_clean = not event.findings
+        # What a deleted block lacks is nobody's loss.
+        deleted = {block.block_id for block in event.tree.blocks if block.deleted}
+        self._findings = tuple(place for place in event.findings if place[0] not in deleted)
         self._must_scan = False
 
     def _after_scan(self) -> None:
@@ -772,6 +785,10 @@ class Reconciliation:
                 self._block_gone(block_id)
             case PutBlock(record) if event.code in _BLOCK_GONE:
                 self._block_gone(record.block_id)
+            case WriteWindows(block_id) if event.code == "chunk_gap":
+                self._damaged_again(self._blocks[block_id])
+            case PutBlock(record) if event.code == "chunk_gap":
+                self._damaged_again(self._blocks[record.block_id])
             case _ if event.code in _GONE:
                 self._finish(OutcomeState.INTERRUPTED, event.code, event.message)
             case _:
@@ -795,6 +812,8 @@ class Reconciliation:
         progress = self.progress
         self._phase = _Phase.DONE
         evidence = [*(self._plan.evidence if self._plan else ()), *(fact for _, fact in self._failures.values())]
+        for place in self._findings:
+            evidence.append(Evidence(EvidenceKind.FINDINGS_REMAIN, *place, "found by the last scan"))
         self.outcome = Outcome(
             container_id=self._container_id,
             state=state,
@@ -816,6 +835,9 @@ class Reconciliation:
         if self._plan is None:
             return None
         seen = {self._plan.verdict, *(verdict for verdict, _ in self._failures.values())}
+        if self._findings and not seen & set(_WORST_FIRST):
+            # Damage that no tree shows: chunks of which nobody has a byte left are in none.
+            seen.add(Verdict.UNRECOVERABLE)
         if Verdict.UNRECOVERABLE in seen and len(self._trees) < len(self._peers):
             # A peer that did not answer may hold what the others lack.
             seen = seen - {Verdict.UNRECOVERABLE} | {Verdict.UNKNOWN}

@@ -203,11 +203,11 @@ class BcsIdAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """The tree now stored, and how many faults the scan found."""
+    """The tree now stored, and where the scan found faults, as far as they have a place in a block."""
 
     tree: ContainerTree
     generation: bytes
-    findings: int
+    findings: tuple[tuple[BlockId | None, int | None], ...]
     state: ReplicaState
 
 

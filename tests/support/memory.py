@@ -1,7 +1,7 @@
 """One replica in memory with the manners of the real one: twin of the ports `ReplicaReader` and `ReplicaWriter`.
 
-What it stores is a `MemoryReplica`, so that the memory peers can serve it. Every change is shown to an `Observer` first,
-and a `tear` makes the next write end half-way, as a crash does.
+What it stores is a `MemoryReplica`, so that the memory peers can serve it. Every change is shown to an `Observer`
+first, and a `tear` makes the next write end half-way, as a crash does.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ from merkle.checksum import fingerprint
 from merkle.columns import encode_tree
 from merkle.errors import (
     BlockNotFoundError,
+    ChunkGapError,
     ContainerNotFoundError,
     ContainerStateError,
     DiskError,
@@ -56,6 +57,7 @@ class RepairableReplica:
         self.exists = True
         self.tear: Callable[[int], int] | None = None
         self.failing_disk = False
+        self.refuses_gaps = True
         self.bytes_written = 0
         self.puts = 0
         self.scans = 0
@@ -94,6 +96,8 @@ class RepairableReplica:
         for run in runs:
             offset = chunk.offset + chunk.window(run.first)[0]
             data = run.data
+            if self.refuses_gaps and offset > len(self.stored.files.get(block_id, b"")):
+                raise ChunkGapError(f"the file of block {block_id} would get a gap at {offset}")
             if self.observer:
                 self.observer.writes(self, block_id, offset, data)
             if self.failing_disk:
@@ -102,7 +106,6 @@ class RepairableReplica:
             if self.tear is not None:
                 data, self.tear = data[: self.tear(len(data))], None
             file = self.stored.files.setdefault(block_id, bytearray())
-            assert offset <= len(file), "a gap in a file"
             file[offset : offset + len(data)] = data
             self.bytes_written += len(data)
             if torn:
@@ -111,6 +114,10 @@ class RepairableReplica:
     def put_block(self, record: BlockRecord) -> None:
         self._check(to_write=True)
         self._check_block(record.block_id)
+        known, length = self.stored.records.get(record.block_id), len(self.stored.files.get(record.block_id, b""))
+        for chunk in record.chunks:
+            if chunk.end > length and not (known and chunk.offset in known.by_offset):
+                raise ChunkGapError(f"block {record.block_id} has not the chunk at {chunk.offset}")
         if self.observer:
             self.observer.puts(self, record)
         self.stored.records[record.block_id] = record
@@ -151,30 +158,31 @@ class RepairableReplica:
             known = replace(known, data_checksum=None)
         return known, fingerprint(raw) if raw else b""
 
-    def examine(self) -> tuple[ContainerTree, int]:
-        """What a scan of the bytes shows, and how many faults."""
+    def examine(self) -> tuple[ContainerTree, tuple[tuple[BlockId | None, int | None], ...]]:
+        """What a scan of the bytes shows, and where it finds faults."""
         builder = TreeBuilder(self.stored.container_id)
-        findings = 0
+        findings: list[tuple[BlockId | None, int | None]] = []
         for block_id in sorted(self.stored.records):
             file = self.stored.files.get(block_id)
             for chunk in self.stored.records[block_id].chunks:
                 if not is_sound(chunk):
                     continue
                 if file is None:
-                    findings += 1
+                    findings.append((block_id, None))
                     break
                 builder.add_block(block_id)
                 entry = scanned_chunk(chunk, file)
-                findings += not entry.checksum_matches
+                if not entry.checksum_matches:
+                    findings.append((block_id, chunk.offset))
                 if entry.length_bytes:
                     builder.add_chunk(block_id, entry)
-        return builder.build(), findings
+        return builder.build(), tuple(findings)
 
     def delete_block(self, block_id: BlockId, *, crash_after: int | None = None) -> None:
-        """Finish a delete transaction: file, tombstone, record; `crash_after` so many steps of it."""
+        """Finish a delete transaction: tombstone, file, record; `crash_after` so many steps of it."""
         self._check(to_write=True)
         record = self.stored.records.get(block_id)
-        for number, act in enumerate((self._remove_file, self._add_tombstone, self._remove_record)):
+        for number, act in enumerate((self._add_tombstone, self._remove_file, self._remove_record)):
             if number == crash_after:
                 raise CrashError
             act(block_id, record)
