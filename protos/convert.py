@@ -173,30 +173,30 @@ def chunk_from_proto(message: ChunkInfo, block_id: int | None = None) -> ChunkRe
     where = f"chunk {message.offset} of block {block_id}"
     if not message.IsInitialized():
         raise _invalid("unparsable", f"{where} lacks a field", block_id)
-    checksums = message.checksumData
-    kind = ChecksumType(checksums.type)
+    data = message.checksumData
+    kind, checksums = ChecksumType(data.type), tuple(data.checksums)
     if message.offset > _INT64_MAX or message.len > _INT64_MAX:
         raise _invalid("negative_number", f"{where} has a negative offset or length", block_id)
     if message.len > CHUNK_BYTES_MAX:
         raise _invalid("chunk_too_large", f"{where} is {message.len} bytes", block_id)
-    if checksums.bytesPerChecksum > _INT32_MAX:
+    if data.bytesPerChecksum > _INT32_MAX:
         raise _invalid("negative_number", f"{where} has a negative window size", block_id)
     # Without checksums there are no windows, and a writer may record any size for them.
     if kind is not ChecksumType.NONE:
-        if checksums.bytesPerChecksum == 0:
+        if data.bytesPerChecksum == 0:
             raise _invalid("window_size", f"{where} has windows of 0 bytes", block_id)
-        windows = -(-message.len // checksums.bytesPerChecksum)
-        if len(checksums.checksums) != windows:
-            text = f"{where} has {len(checksums.checksums)} checksums for {windows} windows"
+        windows = -(-message.len // data.bytesPerChecksum)
+        if len(checksums) != windows:
+            text = f"{where} has {len(checksums)} checksums for {windows} windows"
             raise _invalid("checksum_count", text, block_id)
-        if any(len(checksum) != WIDTH[kind] for checksum in checksums.checksums):
+        if not set(map(len, checksums)) <= {WIDTH[kind]}:
             raise _invalid("checksum_width", f"{where} has a checksum that is no {kind.name}", block_id)
     return ChunkRecord(
         message.offset,
         message.len,
         kind,
-        checksums.bytesPerChecksum,
-        tuple(checksums.checksums),
+        data.bytesPerChecksum,
+        checksums,
         _text(message.chunkName, block_id),
         _metadata_from_proto(message.metadata, block_id),
         message.stripeChecksum if message.HasField("stripeChecksum") else None,
