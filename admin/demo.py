@@ -169,7 +169,7 @@ class Demo:
         self.outcome.jobs = answer["data"]["jobs"]
         for job in self.outcome.jobs:
             container_id = ContainerId(int(str(job["containerID"])))
-            self.outcome.verdicts[container_id] = Verdict(str(job["verdict"] or "unknown"))
+            self.outcome.verdicts[container_id] = Verdict(str(job["verdict"] or "UNKNOWN"))
 
     @contextmanager
     def _killer(self, cluster: LocalCluster, victim: str) -> Iterator[None]:

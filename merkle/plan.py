@@ -37,11 +37,11 @@ BadWindows = Mapping[tuple[BlockId, int], frozenset[int]]
 class Verdict(Enum):
     """What is known of a set of replicas."""
 
-    MATCH = "match"
-    REPAIRABLE = "repairable"
-    UNRECOVERABLE = "unrecoverable"
-    CONFLICT = "conflict"
-    UNKNOWN = "unknown"
+    MATCH = "MATCH"
+    REPAIRABLE = "REPAIRABLE"
+    UNRECOVERABLE = "UNRECOVERABLE"
+    CONFLICT = "CONFLICT"
+    UNKNOWN = "UNKNOWN"
 
 
 class ChunkFault(Enum):

@@ -248,7 +248,7 @@ def roots(replicas: list[VolumeMaker]) -> list[str]:
 
 
 def test_equal_replicas_match(replicas: list[VolumeMaker]) -> None:
-    assert lines("diff", *roots(replicas)) == [{"containerID": 1, "verdict": "match", "differences": []}]
+    assert lines("diff", *roots(replicas)) == [{"containerID": 1, "verdict": "MATCH", "differences": []}]
 
 
 def test_diff_names_who_lacks_and_who_has_by_the_paths_given(replicas: list[VolumeMaker]) -> None:
@@ -259,7 +259,7 @@ def test_diff_names_who_lacks_and_who_has_by_the_paths_given(replicas: list[Volu
     assert lines("diff", one, two, three, status=3) == [
         {
             "containerID": 1,
-            "verdict": "repairable",
+            "verdict": "REPAIRABLE",
             "differences": [
                 {"kind": "corrupt_chunk", "blockID": 20, "offset": 0, "lacking": [one], "sources": [two, three]},
                 {"kind": "missing_chunk", "blockID": 20, "offset": 3000, "lacking": [two], "sources": [one, three]},
@@ -271,12 +271,12 @@ def test_diff_names_who_lacks_and_who_has_by_the_paths_given(replicas: list[Volu
 def test_diff_says_what_only_the_bad_windows_of_all_can_decide(replicas: list[VolumeMaker]) -> None:
     for number, made in enumerate(replicas):
         flip(made.block_file(1, 20), 1024 * number)
-    assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "repairable"
+    assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "REPAIRABLE"
 
     for number, made in enumerate(replicas):
         flip(made.block_file(1, 20), 1024 * number)
         flip(made.block_file(1, 20), 2100 + number)
-    assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "unrecoverable"
+    assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "UNRECOVERABLE"
 
 
 def test_damage_that_only_reading_finds_is_no_difference_of_records_and_stored_trees(
@@ -284,9 +284,9 @@ def test_damage_that_only_reading_finds_is_no_difference_of_records_and_stored_t
 ) -> None:
     flip(replicas[0].block_file(1, 20), 10)
 
-    assert lines("diff", *roots(replicas), "--source", "metadata")[0]["verdict"] == "match"
+    assert lines("diff", *roots(replicas), "--source", "metadata")[0]["verdict"] == "MATCH"
     # No tree was ever stored.
-    assert lines("diff", *roots(replicas), "--source", "tree")[0]["verdict"] == "unknown"
+    assert lines("diff", *roots(replicas), "--source", "tree")[0]["verdict"] == "UNKNOWN"
 
 
 def test_folders_of_a_container_are_compared_alone(replicas: list[VolumeMaker], tmp_path: Path) -> None:
@@ -310,8 +310,8 @@ def test_a_container_held_once_and_erasure_coded_ones_are_unknown(tmp_path: Path
     one, two = (make(tmp_path / f"dn{index}", fill(index)) for index in (1, 2))
 
     assert lines("diff", one.root, two.root)[1:] == [
-        {"containerID": 3, "verdict": "unknown", "differences": []},
-        {"containerID": 4, "verdict": "unknown", "differences": []},
+        {"containerID": 3, "verdict": "UNKNOWN", "differences": []},
+        {"containerID": 4, "verdict": "UNKNOWN", "differences": []},
     ]
 
 
@@ -320,7 +320,7 @@ def test_a_lost_container_lacks_everything(replicas: list[VolumeMaker]) -> None:
 
     (line,) = lines("diff", *roots(replicas), status=3)
 
-    assert line["verdict"] == "repairable"
+    assert line["verdict"] == "REPAIRABLE"
     assert [d["lacking"] for d in line["differences"]] == [[str(replicas[2].root)]]  # type: ignore[attr-defined]
 
 
@@ -329,7 +329,7 @@ def test_diff_of_real_damage_finds_what_was_done(tmp_path: Path) -> None:
 
     compared = lines("diff", *(tmp_path / f"dn{number}" / "volume1" for number in (1, 2, 3)), status=3)
 
-    verdicts = ["repairable", "repairable", "repairable", "repairable", "unknown", "repairable"]
+    verdicts = ["REPAIRABLE"] * 4 + ["UNKNOWN", "REPAIRABLE"]
     assert [line["verdict"] for line in compared] == verdicts
     kinds = [[d["kind"] for d in line["differences"]] for line in compared]  # type: ignore[attr-defined]
     assert kinds[0] == ["missing_block", "corrupt_chunk", "corrupt_chunk"]
@@ -343,7 +343,7 @@ def test_diff_of_real_healthy_volumes_matches(tmp_path: Path) -> None:
 
     for source in ("data", "metadata", "tree"):
         compared = lines("diff", *paths, "--source", source)
-        assert [line["verdict"] for line in compared] == ["match"] * 4 + ["unknown", "match"]
+        assert [line["verdict"] for line in compared] == ["MATCH"] * 4 + ["UNKNOWN", "MATCH"]
 
 
 # ---- show and check ----
