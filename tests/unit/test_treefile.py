@@ -1,0 +1,360 @@
+"""Tree files: merged, replaced durably, and no deletion ever forgotten (rows M1-M15, inv-I5, inv-I7)."""
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from merkle.checksum import ChecksumType
+from merkle.columns import encode_tree
+from merkle.errors import ContainerNotFoundError, DiskError, StaleTreeError, TreeRefusedError
+from merkle.limits import MESSAGE_BYTES_MAX
+from merkle.record import BlockRecord, ChunkRecord, DeleteTransaction
+from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree, TreeBuilder
+from ozone.disk import Disk, Operation
+from ozone.treefile import TreeFiles, TreeStatus
+from ozone.volume import Hold, Volume, open_volume
+from tests.support.disk import CountingDisk, FailingDisk
+from tests.support.trees import CONTAINER, block, chunk, container, counted_tree, deleted, without_root
+from tests.support.volumes import (
+    Owned,
+    block_record,
+    copy_volume,
+    new_volume,
+    owned,
+    tree_of_files,
+    unpack,
+    write_block,
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return new_volume(tmp_path / "volume1")
+
+
+@pytest.fixture
+def owner(root: Path, tmp_path: Path) -> Iterator[Owned]:
+    """A volume with the empty container 12."""
+    with owned(root, tmp_path / "state") as held:
+        held.writer.create_container(CONTAINER)
+        yield held
+
+
+@pytest.fixture
+def trees(owner: Owned) -> TreeFiles:
+    return owner.trees
+
+
+def records(*block_ids: int) -> list[BlockRecord]:
+    """The conformance rows' deleted block data: chunks at offsets 0, 1, 2 with stored checksums counting from 0."""
+    windows = (bytes([0, 1, 2]), bytes([3, 4, 5]), bytes([6, 7, 8]))
+    chunks = [ChunkRecord(i, 1, ChecksumType.CRC32, 1, (window,)) for i, window in enumerate(windows)]
+    return [block_record(CONTAINER, block_id, chunks) for block_id in block_ids]
+
+
+def tombstones(tree: ContainerTree) -> list[int]:
+    return [b.block_id for b in tree.blocks if b.deleted]
+
+
+# ---- rows M ----
+
+
+def test_the_file_has_the_name_that_ozone_gave_it(owner: Owned) -> None:
+    """M1."""
+    owner.trees.update(CONTAINER, counted_tree(1))
+    path = owner.volume.container_folder(CONTAINER) / "metadata" / f"{CONTAINER}.tree"
+    assert owner.trees.path(CONTAINER) == path
+    assert path.is_file()
+    assert {p.name for p in path.parent.iterdir()} == {f"{CONTAINER}.tree", f"{CONTAINER}.container"}
+
+
+def test_an_empty_update_writes_a_tree_with_root_zero(trees: TreeFiles) -> None:
+    """M2."""
+    trees.update(CONTAINER, TreeBuilder(CONTAINER).build())
+    stored = trees.read(CONTAINER)
+    assert stored.raw.hex() == "080c12020800"
+    assert (stored.tree.data_checksum, stored.tree.blocks) == (0, ())
+
+
+def test_adding_no_tombstones_writes_a_tree_without_root(trees: TreeFiles) -> None:
+    """M3."""
+    trees.add_tombstones(CONTAINER, [])
+    stored = trees.read(CONTAINER)
+    assert stored.status is TreeStatus.PRESENT
+    assert (stored.tree.container_id, stored.tree.data_checksum, stored.tree.blocks) == (CONTAINER, None, ())
+
+
+def test_an_update_writes_the_tree_as_it_is(trees: TreeFiles) -> None:
+    """M4."""
+    assert trees.update(CONTAINER, counted_tree(5)) == counted_tree(5)
+    assert trees.read(CONTAINER).raw == encode_tree(counted_tree(5))
+
+
+def test_tombstones_alone_make_no_root(trees: TreeFiles) -> None:
+    """M5, M14."""
+    trees.add_tombstones(CONTAINER, records(1, 3, 7))
+    stored = trees.read(CONTAINER)
+    assert [f"{b.data_checksum:x}" for b in stored.tree.blocks] == ["3f7361e4", "631af6de", "dbc9d8aa"]
+    assert tombstones(stored.tree) == [1, 3, 7]
+    assert stored.tree.data_checksum is None
+
+
+def test_a_block_deleted_twice_is_one_tombstone(trees: TreeFiles) -> None:
+    """M6."""
+    trees.add_tombstones(CONTAINER, records(1, 2, 2, 3))
+    trees.add_tombstones(CONTAINER, records(1, 1, 4))
+    assert tombstones(trees.read(CONTAINER).tree) == [1, 2, 3, 4]
+
+
+def test_tombstones_are_stored_sorted(trees: TreeFiles) -> None:
+    """M7."""
+    trees.add_tombstones(CONTAINER, records(2, 1, 3))
+    assert tombstones(trees.read(CONTAINER).tree) == [1, 2, 3]
+
+
+def test_tombstones_and_update_give_the_same_in_either_order(trees: TreeFiles, owner: Owned) -> None:
+    """M8, M9."""
+    trees.add_tombstones(CONTAINER, records(1, 2))
+    trees.update(CONTAINER, counted_tree(5))
+    first = trees.read(CONTAINER).tree
+    assert tombstones(first) == [1, 2]
+    assert f"{first.data_checksum:x}" == "e85e9bd5"
+    owner.writer.create_container(ContainerId(13))
+    other = ContainerTree.of(ContainerId(13), counted_tree(5).blocks)
+    trees.update(ContainerId(13), other)
+    trees.add_tombstones(ContainerId(13), records(1, 2))
+    assert trees.read(ContainerId(13)).tree.blocks == first.blocks
+    assert trees.read(ContainerId(13)).tree.data_checksum == first.data_checksum
+
+
+@pytest.mark.parametrize("operation", [Operation.WRITE, Operation.SYNC, Operation.RENAME])
+def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(owner: Owned, operation: Operation) -> None:
+    """M10: by the file port, since root may write anywhere."""
+    owner.trees.update(CONTAINER, counted_tree(3))
+    before = tree_of_files(owner.volume.root / "hdds" / owner.volume.cluster_id / "current")
+    metadata = owner.volume.container_folder(CONTAINER) / "metadata"
+    disk = FailingDisk(errno.EACCES, lambda op, path: op is operation and path.parent == metadata)
+    failing = TreeFiles(owner.volume, disk)
+    with pytest.raises(DiskError) as failed:
+        failing.update(CONTAINER, counted_tree(5))
+    assert failed.value.facts["errno"] == "EACCES"
+    assert disk.failed
+    assert failing.stats.failures == 1
+    assert tree_of_files(owner.volume.root / "hdds" / owner.volume.cluster_id / "current") == before
+    assert owner.trees.read(CONTAINER).tree == counted_tree(3)
+
+
+def test_an_unreadable_file_is_said_to_be_and_an_update_replaces_it(trees: TreeFiles) -> None:
+    """M11: unlike Ozone, the old file is kept in quarantine."""
+    trees.path(CONTAINER).write_bytes(b"\x01\x02\x03")
+    stored = trees.read(CONTAINER)
+    assert (stored.status, stored.reason, stored.tree.blocks) == (TreeStatus.UNREADABLE, "unparsable", ())
+    trees.update(CONTAINER, counted_tree(5))
+    assert trees.read(CONTAINER).tree == counted_tree(5)
+    assert trees.stats.quarantined == 1
+
+
+def test_an_empty_file_counts_as_unreadable_and_an_update_restores_it(trees: TreeFiles) -> None:
+    """M12: Ozone parses it to an empty message; here it is known that something was lost."""
+    trees.path(CONTAINER).write_bytes(b"")
+    stored = trees.read(CONTAINER)
+    assert (stored.status, stored.reason, stored.generation) == (TreeStatus.UNREADABLE, "empty", b"")
+    assert (stored.tree.data_checksum, stored.tree.blocks) == (None, ())
+    trees.update(CONTAINER, counted_tree(5))
+    assert trees.read(CONTAINER).tree == counted_tree(5)
+
+
+def test_a_root_of_zero_is_a_root(trees: TreeFiles) -> None:
+    """M14: unknown is None, wherever it comes from."""
+    assert trees.read(CONTAINER).tree.data_checksum is None
+    trees.path(CONTAINER).write_bytes(b"")
+    assert trees.read(CONTAINER).tree.data_checksum is None
+    trees.path(CONTAINER).write_bytes(encode_tree(without_root(deleted(1, 5))))
+    assert trees.read(CONTAINER).tree.data_checksum is None
+    trees.path(CONTAINER).write_bytes(encode_tree(container()))
+    assert trees.read(CONTAINER).tree.data_checksum == 0
+    trees.path(CONTAINER).write_bytes(encode_tree(counted_tree(1)))
+    assert trees.read(CONTAINER).tree.data_checksum == counted_tree(1).data_checksum
+
+
+def test_reads_and_writes_are_counted_and_an_update_reads_too(trees: TreeFiles) -> None:
+    """M15."""
+    trees.read(CONTAINER)
+    assert (trees.stats.reads, trees.stats.writes) == (1, 0)
+    trees.update(CONTAINER, counted_tree(2))
+    assert (trees.stats.reads, trees.stats.writes) == (2, 1)
+    trees.update(CONTAINER, counted_tree(2))
+    assert (trees.stats.reads, trees.stats.writes, trees.stats.unchanged) == (3, 1, 1)
+    assert trees.stats.read_s > 0
+    assert trees.stats.write_s > 0
+
+
+# ---- what Ozone does not have ----
+
+
+def test_an_absent_file_is_no_tree_and_no_loss(trees: TreeFiles) -> None:
+    stored = trees.read(CONTAINER)
+    assert (stored.status, stored.raw, stored.generation, stored.recovered) == (TreeStatus.ABSENT, b"", b"", ())
+    with pytest.raises(ContainerNotFoundError):
+        trees.read(ContainerId(99))
+
+
+def test_a_stale_tree_does_not_overwrite_a_newer_one(trees: TreeFiles) -> None:
+    began = trees.read(CONTAINER).generation
+    trees.update(CONTAINER, counted_tree(2), expected_generation=began)
+    with pytest.raises(StaleTreeError):
+        trees.update(CONTAINER, counted_tree(1), expected_generation=began)
+    assert trees.read(CONTAINER).tree == counted_tree(2)
+    trees.update(CONTAINER, counted_tree(3), expected_generation=trees.read(CONTAINER).generation)
+    assert trees.read(CONTAINER).tree == counted_tree(3)
+
+
+@pytest.mark.parametrize("loss", ["garbage", "empty", "removed", "old version put back"])
+def test_a_deleted_block_stays_deleted_when_the_tree_is_lost(trees: TreeFiles, loss: str) -> None:
+    """inv-I5: also where an old tree is put back."""
+    trees.update(CONTAINER, counted_tree(5))
+    old = trees.read(CONTAINER).raw
+    trees.add_tombstones(CONTAINER, records(1))
+    trees.add_tombstones(CONTAINER, records(4))
+    whole = trees.read(CONTAINER).tree
+    path = trees.path(CONTAINER)
+    match loss:
+        case "garbage":
+            path.write_bytes(b"\xff" * 30)
+        case "empty":
+            path.write_bytes(b"")
+        case "removed":
+            path.unlink()
+        case _:
+            path.write_bytes(old)
+    stored = trees.read(CONTAINER)
+    assert [b.block_id for b in stored.recovered] == [1, 4]
+    assert tombstones(stored.known) == [1, 4]
+    trees.update(CONTAINER, counted_tree(5))
+    assert trees.read(CONTAINER).tree == whole
+    assert trees.read(CONTAINER).recovered == ()
+
+
+def test_the_previous_version_gives_back_what_a_datanode_had_deleted(trees: TreeFiles) -> None:
+    """A tombstone that was written by Ozone, not by us, is remembered from the next update on."""
+    trees.path(CONTAINER).write_bytes(encode_tree(container(block(1, chunk(0)), deleted(2, 7))))
+    trees.update(CONTAINER, container(block(1, chunk(0)), block(3, chunk(0))))
+    trees.path(CONTAINER).write_bytes(b"\xff")
+    assert [b.block_id for b in trees.read(CONTAINER).recovered] == [2]
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_a_flipped_bit_in_the_tree_is_noticed(trees: TreeFiles, bit: int) -> None:
+    raw = encode_tree(counted_tree(3))
+    # In the root, and in a chunk's checksum.
+    for position in (6, 40):
+        damaged = bytearray(raw)
+        damaged[position] ^= 1 << bit
+        trees.path(CONTAINER).write_bytes(bytes(damaged))
+        assert trees.read(CONTAINER).status is TreeStatus.UNREADABLE
+
+
+def test_tombstones_come_back_from_delete_transactions_that_were_not_finished(owner: Owned) -> None:
+    for block_id in (1, 2, 3):
+        write_block(owner.writer, CONTAINER, block_id, 100)
+    tree = owner.writer.close(CONTAINER)
+    owner.writer.receive_delete(DeleteTransaction(5, CONTAINER, (BlockId(2), BlockId(77))))
+    assert owner.trees.read(CONTAINER).recovered == ()
+    owner.trees.path(CONTAINER).write_bytes(b"\xff")
+    expected = BlockTree.tombstone(BlockId(2), tree.blocks[1].data_checksum)
+    assert owner.trees.read(CONTAINER).recovered == (expected,)
+
+
+def test_a_quarantined_file_is_kept_once_outside_the_volume(owner: Owned) -> None:
+    for _ in range(2):
+        owner.trees.path(CONTAINER).write_bytes(b"\x01\x02\x03")
+        owner.trees.update(CONTAINER, counted_tree(1))
+    kept = list((owner.volume.state_folder / "quarantine").iterdir())
+    assert [file.read_bytes() for file in kept] == [b"\x01\x02\x03"]
+
+
+def test_nothing_is_written_where_nothing_changes(owner: Owned) -> None:
+    """inv-I8."""
+    owner.trees.update(CONTAINER, counted_tree(3))
+    disk = CountingDisk()
+    assert TreeFiles(owner.volume, disk).update(CONTAINER, counted_tree(3)) == counted_tree(3)
+    assert disk.operations == []
+
+
+def test_an_update_is_durable_before_it_is_visible(owner: Owned) -> None:
+    """reliability F1: write, sync, rename, sync of the folder."""
+    disk = CountingDisk()
+    TreeFiles(owner.volume, disk).update(CONTAINER, counted_tree(3))
+    path = owner.trees.path(CONTAINER)
+    temporary = path.with_name(path.name + ".tmp")
+    assert [(op, p) for op, p in disk.operations if p.parent == path.parent or p == path.parent][-4:] == [
+        (Operation.WRITE, temporary),
+        (Operation.SYNC, temporary),
+        (Operation.RENAME, path),
+        (Operation.SYNC_FOLDER, path.parent),
+    ]
+
+
+def test_a_tree_beyond_the_limit_is_neither_acted_on_nor_replaced(trees: TreeFiles) -> None:
+    trees.path(CONTAINER).write_bytes(bytes(MESSAGE_BYTES_MAX + 1))
+    with pytest.raises(TreeRefusedError) as refused:
+        trees.update(CONTAINER, counted_tree(1))
+    assert refused.value.reason == "too_large"
+    assert trees.path(CONTAINER).stat().st_size == MESSAGE_BYTES_MAX + 1
+
+
+def test_a_deleted_container_is_forgotten(owner: Owned) -> None:
+    owner.trees.update(CONTAINER, counted_tree(5))
+    owner.trees.add_tombstones(CONTAINER, records(1))
+    assert list(owner.volume.state_folder.rglob("*.tree"))
+    owner.trees.forget(CONTAINER)
+    assert not list(owner.volume.state_folder.rglob("*.tree"))
+
+
+def test_deleted_blocks_follow_the_tree(trees: TreeFiles) -> None:
+    assert trees.deleted_blocks(CONTAINER) == frozenset()
+    trees.add_tombstones(CONTAINER, records(1))
+    assert trees.deleted_blocks(CONTAINER) == {1}
+    trees.update(CONTAINER, counted_tree(2))
+    trees.add_tombstones(CONTAINER, records(2))
+    assert trees.deleted_blocks(CONTAINER) == {1, 2}
+    trees.path(CONTAINER).unlink()
+    assert trees.deleted_blocks(CONTAINER) == {1, 2}
+
+
+# ---- read-only ----
+
+
+def _reader(root: Path, state: Path) -> Volume:
+    return open_volume(root, hold=Hold.READ_ONLY, state_folder=state, disk=Disk())
+
+
+def test_a_reader_keeps_its_trees_to_itself(tmp_path: Path) -> None:
+    root = copy_volume(unpack("healthy", tmp_path / "healthy"), "dn1", tmp_path / "volume1")
+    before = tree_of_files(root)
+    six = ContainerId(6)
+    with _reader(root, tmp_path / "state") as volume:
+        trees = TreeFiles(volume, Disk())
+        theirs = trees.read(six)
+        assert len(tombstones(theirs.tree)) == 4
+        fresh = ContainerTree.of(six, [b for b in theirs.tree.blocks if not b.deleted][:3])
+        ours = trees.update(six, fresh, expected_generation=theirs.generation)
+        assert tombstones(ours) == tombstones(theirs.tree)
+        assert trees.read(six).tree == ours
+        assert trees.path(six).is_relative_to(tmp_path / "state")
+    assert tree_of_files(root) == before
+
+
+def test_a_reader_learns_what_the_datanode_deletes_later(tmp_path: Path) -> None:
+    root = new_volume(tmp_path / "volume1")
+    with owned(root, tmp_path / "theirs") as datanode:
+        datanode.writer.create_container(CONTAINER)
+        datanode.trees.update(CONTAINER, counted_tree(5))
+        with _reader(root, tmp_path / "ours") as volume:
+            trees = TreeFiles(volume, Disk())
+            trees.update(CONTAINER, counted_tree(4))
+            datanode.trees.add_tombstones(CONTAINER, records(3))
+            assert [b.block_id for b in trees.read(CONTAINER).recovered] == [3]
+            assert tombstones(trees.update(CONTAINER, counted_tree(4))) == [3]
