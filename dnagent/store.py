@@ -471,7 +471,8 @@ class OwnReplica:
         stored = self._volume.store_tree(result.tree, examination.generation)
         self._volume.settle(examination, time.time_ns() // 1_000_000)
         state = self._volume.replica(container_id).state
-        return Scanned(stored, _generation(stored), len(result.findings), state)
+        places = tuple((finding.block_id, finding.offset) for finding in result.findings)
+        return Scanned(stored, _generation(stored), places, state)
 
     def _is_good(self, container: Container, block_id: BlockId, chunk: ChunkRecord, index: int) -> bool:
         start, length_bytes = chunk.window(index)
