@@ -1,0 +1,370 @@
+"""The replicas of a datanode: what is told of them is what is on disk, and a read-only volume is never written."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dnagent.scanner import Examination, Source
+from dnagent.store import HeldVolume, OwnReplica, ReplicaStore
+from merkle.columns import encode_tree
+from merkle.errors import (
+    BlockNotFoundError,
+    BusyError,
+    ContainerNotFoundError,
+    ContainerStateError,
+    DatabaseError,
+    InterruptedRepairError,
+    ReadOnlyError,
+    ReconcileError,
+    StaleTreeError,
+    TreeMissingError,
+    UndoBudgetError,
+    VolumeError,
+)
+from merkle.record import BlockRecord
+from merkle.replica import ReplicaState
+from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
+from merkle.windows import prove
+from ozone.disk import Disk
+from ozone.scan import FindingType
+from ozone.volume import Hold, open_volume
+from tests.support.volumes import content, new_volume, owned, tree_of_files, write_block
+
+ONE, TWO = ContainerId(1), ContainerId(2)
+BLOCK, OTHER = BlockId(9), BlockId(10)
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Container 1, closed, with blocks 9 and 10; container 2, open."""
+    root = new_volume(tmp_path / "volume")
+    with owned(root, tmp_path / "writer") as volume:
+        for container_id in (ONE, TWO):
+            volume.writer.create_container(container_id)
+            write_block(volume.writer, container_id, BLOCK, 5000, 2500, bcs_id=1)
+        write_block(volume.writer, ONE, OTHER, 1024, bcs_id=2)
+        volume.writer.close(ONE)
+    return root
+
+
+@contextmanager
+def held(root: Path, hold: Hold = Hold.OWNER, *, undo_bytes: int = 1 << 20) -> Iterator[HeldVolume]:
+    volume = open_volume(root, hold=hold, state_folder=root.parent / "state", disk=Disk())
+    try:
+        opened = HeldVolume(volume, Disk(), undo_bytes=undo_bytes)
+    except ReconcileError:
+        volume.close()
+        raise
+    yield opened
+    opened.close()
+
+
+def block_file(volume: HeldVolume, block_id: BlockId = BLOCK) -> Path:
+    return volume.containers.get(ONE).block_path(block_id)
+
+
+def damage(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
+
+
+def scan(volume: HeldVolume) -> Examination:
+    return volume.examine(ONE, Source.DATA, lambda _: None, lambda: False)
+
+
+def repairable(volume: HeldVolume) -> OwnReplica:
+    store = ReplicaStore([volume], repair_enabled=True)
+    return store.open_replica(ONE, "job-1", cancelled=lambda: False, on_bytes=lambda _: None)
+
+
+# ---- what is told ----
+
+
+def test_what_is_reported_is_what_is_on_disk(root: Path) -> None:
+    with held(root) as volume:
+        closed, still_open = volume.replicas()
+        stored = volume.trees.read(ONE).tree
+    assert (closed.state, closed.data_checksum, closed.read_only) == (ReplicaState.CLOSED, stored.data_checksum, False)
+    assert (closed.bcs_id, closed.block_count, closed.used_bytes) == (2, 2, 8524)
+    assert closed.data_scan_timestamp_ms is None
+    assert len(closed.fingerprint) == 16
+    # Nothing is known of the root of an open container, which is not the same as zero.
+    assert (still_open.state, still_open.data_checksum, still_open.fingerprint) == (ReplicaState.OPEN, None, b"")
+
+
+def test_a_container_whose_descriptor_is_broken_is_named_and_hides_no_other(root: Path) -> None:
+    with held(root) as volume:
+        path = volume.containers.get(TWO).descriptor_path
+    path.write_bytes(b"not a descriptor")
+    with held(root) as volume:
+        assert [replica.state for replica in volume.replicas()] == [ReplicaState.CLOSED, ReplicaState.INVALID]
+
+
+def test_a_volume_without_its_database_is_no_volume_and_damages_no_container(root: Path) -> None:
+    """inv-I4: the containers are not at fault, so none is marked."""
+    [database] = root.glob("hdds/*/DS-*/container.db")
+    database.rename(database.with_name("gone"))
+    with pytest.raises(DatabaseError), held(root):
+        pass
+
+
+def test_records_are_listed_in_the_order_of_their_keys(root: Path) -> None:
+    with held(root) as volume:
+        store = ReplicaStore([volume], repair_enabled=False)
+
+        def listed(start: BlockId | None, count: int) -> list[int]:
+            return [record.block_id for record in store.records(ONE, start, count)]
+
+        # Decimal text: 10 before 9.
+        assert listed(None, 5) == [OTHER, BLOCK]
+        assert listed(None, 1) == [OTHER]
+        assert listed(BLOCK, 5) == [BLOCK]
+        assert listed(BlockId(11), 5) == []
+        assert store.read(ONE, BLOCK, 10, 20) == content(BLOCK, 7500)[10:30]
+        with pytest.raises(BlockNotFoundError):
+            store.read(ONE, BlockId(11), 0, 1)
+        with pytest.raises(ContainerNotFoundError):
+            store.head(ContainerId(3))
+
+
+def test_a_missing_tree_is_said_to_be_missing_or_built_as_asked(root: Path) -> None:
+    with held(root) as volume:
+        stored = volume.trees.path(ONE).read_bytes()
+        volume.trees.path(ONE).unlink()
+        store = ReplicaStore([volume], repair_enabled=False)
+        with pytest.raises(TreeMissingError):
+            store.tree_bytes(ONE, build_missing=False)
+        assert store.tree_bytes(ONE, build_missing=True) == stored
+
+
+# ---- scans ----
+
+
+def test_findings_make_an_owned_replica_unhealthy_on_disk_once(root: Path) -> None:
+    """S12, S13"""
+    with held(root) as volume:
+        damage(block_file(volume), 1500)
+        for first in (True, False):
+            examination = scan(volume)
+            volume.write_tree(examination)
+            assert volume.settle(examination, NOW_MS) is first
+        assert [finding.type for finding in examination.result.findings] == [FindingType.CORRUPT_CHUNK]
+        before = volume.replica(ONE)
+    with held(root) as volume:
+        assert volume.replica(ONE) == before
+    assert (before.state, before.data_scan_timestamp_ms) == (ReplicaState.UNHEALTHY, NOW_MS)
+
+
+def test_a_read_only_volume_is_scanned_without_a_byte_written_to_it(root: Path) -> None:
+    """inv-I8"""
+    with held(root, Hold.READ_ONLY) as volume:
+        damage(block_file(volume), 1500)
+        files, healthy = tree_of_files(root), volume.replica(ONE)
+        examination = scan(volume)
+        volume.write_tree(examination)
+        assert not volume.settle(examination, NOW_MS)
+        found = volume.replica(ONE)
+        volume.refresh()
+        assert volume.replica(ONE) == found
+    assert tree_of_files(root) == files
+    assert (found.state, found.read_only) == (ReplicaState.CLOSED, True)
+    assert found.data_checksum != healthy.data_checksum
+    # Where the round was is known after a restart, and so is the tree.
+    with held(root, Hold.READ_ONLY) as volume:
+        assert volume.replica(ONE) == found
+        assert volume.candidate(ONE).last_scan_ms == NOW_MS
+
+
+def test_a_damaged_note_of_a_scan_means_one_scan_more(root: Path) -> None:
+    with held(root, Hold.READ_ONLY) as volume:
+        volume.settle(scan(volume), NOW_MS)
+        (volume.volume.state_folder / "scans" / "1.json").write_text("[")
+        volume.refresh()
+        assert volume.candidate(ONE).last_scan_ms is None
+
+
+def test_a_tree_that_changed_during_a_scan_is_not_overwritten(root: Path) -> None:
+    """inv-I4"""
+    with held(root) as volume:
+        examination = scan(volume)
+        newer = ContainerTree.of(ONE, [*examination.result.tree.blocks, BlockTree.tombstone(BlockId(5), 77)])
+        volume.store_tree(newer, volume.trees.read(ONE).generation)
+        with pytest.raises(StaleTreeError):
+            volume.write_tree(examination)
+        assert volume.trees.path(ONE).read_bytes() == encode_tree(newer)
+        assert volume.replica(ONE).data_checksum == newer.data_checksum
+
+
+def test_a_container_deleted_during_a_scan_stays_deleted(root: Path) -> None:
+    """S12, S15"""
+    with held(root) as volume:
+        examination = scan(volume)
+        ReplicaStore([volume], repair_enabled=True).delete_container(ONE)
+        for act in (lambda: volume.write_tree(examination), lambda: volume.settle(examination, NOW_MS)):
+            with pytest.raises(ContainerNotFoundError):
+                act()
+        assert [replica.container_id for replica in volume.replicas()] == [TWO]
+        assert not list((root / "hdds").rglob("1.tree"))
+
+
+def test_a_suspect_volume_is_given_up(root: Path) -> None:
+    """S17"""
+    with held(root) as volume:
+        volume.volume.suspect = "a sync failed"
+        with pytest.raises(VolumeError, match="a sync failed"):
+            volume.candidates()
+
+
+# ---- repair ----
+
+
+def test_what_may_not_be_written_is_not_opened_for_repair(root: Path) -> None:
+    def open_one(volume: HeldVolume, *, repair_enabled: bool) -> None:
+        store = ReplicaStore([volume], repair_enabled=repair_enabled)
+        store.open_replica(ONE, "j", cancelled=lambda: False, on_bytes=lambda _: None)
+
+    with held(root, Hold.READ_ONLY) as volume, pytest.raises(ReadOnlyError, match="held read-only"):
+        open_one(volume, repair_enabled=True)
+    with held(root) as volume, pytest.raises(ReadOnlyError, match="not enabled"):
+        open_one(volume, repair_enabled=False)
+
+
+def test_a_damaged_window_is_found_written_proven_and_the_replica_returned(root: Path) -> None:
+    with held(root) as volume:
+        damage(block_file(volume), 1500)
+        damaged = block_file(volume).read_bytes()
+        replica = repairable(volume)
+        first = replica.scan()
+        assert (first.findings, first.state) == (((BLOCK, 0),), ReplicaState.UNHEALTHY)
+        own = replica.own()
+        assert own.state is ReplicaState.UNHEALTHY
+        chunk = replica.records([BLOCK, BlockId(99)])[BLOCK].chunks[0]
+        assert replica.check(BLOCK, chunk) == ((1,), 7500)
+        runs = prove(chunk, 1, content(BLOCK, 7500)[1024:2048])
+        replica.write_windows(BLOCK, chunk, runs)
+        assert replica.check(BLOCK, chunk) == ((), 7500)
+        assert block_file(volume).read_bytes() == content(BLOCK, 7500)
+        # What stood there is kept, and by the job's name.
+        [copy] = (volume.volume.state_folder / "undo" / "1" / "job-1").iterdir()
+        assert copy.read_bytes() == damaged[1024:2048]
+        scanned = replica.scan()
+        assert (scanned.findings, scanned.state) == ((), ReplicaState.UNHEALTHY)
+        assert scanned.generation == volume.trees.read(ONE).generation
+        replica.set_state(ReplicaState.CLOSED)
+        assert volume.replica(ONE).state is ReplicaState.CLOSED
+        with pytest.raises(ContainerStateError, match="CLOSED, not UNHEALTHY"):
+            replica.set_state(ReplicaState.CLOSED)
+
+
+def test_a_repair_beyond_the_undo_budget_writes_nothing(root: Path) -> None:
+    with held(root, undo_bytes=1023) as volume:
+        damage(block_file(volume), 1500)
+        before = block_file(volume).read_bytes()
+        replica = repairable(volume)
+        chunk = replica.records([BLOCK])[BLOCK].chunks[0]
+        with pytest.raises(UndoBudgetError):
+            replica.write_windows(BLOCK, chunk, prove(chunk, 1, content(BLOCK, 7500)[1024:2048]))
+        assert block_file(volume).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("length", "bad"), [(None, (0, 1, 2, 3, 4)), (0, (0, 1, 2, 3, 4)), (2000, (1, 2, 3, 4)), (5000, ()), (7500, ())]
+)
+def test_windows_that_the_file_lacks_are_bad(root: Path, length: int | None, bad: tuple[int, ...]) -> None:
+    with held(root) as volume:
+        path = block_file(volume)
+        if length is None:
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[:length])
+        replica = repairable(volume)
+        chunk = replica.records([BLOCK])[BLOCK].chunks[0]
+        assert replica.check(BLOCK, chunk) == (bad, length or 0)
+
+
+def test_a_commit_is_raised_and_never_lowered(root: Path) -> None:
+    with held(root) as volume:
+        replica = repairable(volume)
+        for bcs_id in (7, 3):
+            replica.advance_bcs_id(bcs_id)
+            assert volume.replica(ONE).bcs_id == replica.own().bcs_id == 7
+
+
+def test_a_tree_of_an_older_generation_is_refused(root: Path) -> None:
+    with held(root) as volume:
+        replica = repairable(volume)
+        own = replica.own()
+        assert own.tree is not None
+        tree = ContainerTree.of(ONE, [*own.tree.blocks, BlockTree.tombstone(BlockId(5), 77)])
+        stored = replica.store_tree(tree, own.generation)
+        assert (stored.tree, replica.own().generation) == (tree, stored.generation)
+        with pytest.raises(StaleTreeError):
+            replica.store_tree(own.tree, own.generation)
+
+
+def test_a_cancelled_repair_ends_its_scan(root: Path) -> None:
+    with held(root) as volume:
+        store = ReplicaStore([volume], repair_enabled=True)
+        replica = store.open_replica(ONE, "j", cancelled=lambda: True, on_bytes=lambda _: None)
+        with pytest.raises(InterruptedRepairError):
+            replica.scan()
+        assert volume.candidate(ONE).last_scan_ms is None
+
+
+# ---- deletion ----
+
+
+def test_deleting_a_container_ends_its_repair_first(root: Path) -> None:
+    """CR-057"""
+    interrupted = list[ContainerId]()
+
+    with held(root) as volume:
+
+        def interrupt(container_id: ContainerId) -> bool:
+            # Nobody can begin another one behind our back.
+            with pytest.raises(ContainerNotFoundError):
+                store.open_replica(ONE, "j", cancelled=lambda: False, on_bytes=lambda _: None)
+            assert block_file(volume).exists()
+            interrupted.append(container_id)
+            return True
+
+        store = ReplicaStore([volume], repair_enabled=True, interrupt=interrupt)
+        replica = store.open_replica(ONE, "j", cancelled=lambda: False, on_bytes=lambda _: None)
+        record: BlockRecord = replica.records([BLOCK])[BLOCK]
+        store.delete_container(ONE)
+        assert interrupted == [ONE]
+        assert not block_file(volume).exists()
+        # A repair that did not notice is refused whatever it tries.
+        with pytest.raises(ContainerNotFoundError):
+            replica.put_block(record)
+        with pytest.raises(ContainerNotFoundError):
+            replica.own()
+
+
+def test_a_repair_that_does_not_end_keeps_its_container(root: Path) -> None:
+    """CR-057"""
+    with held(root) as volume:
+        store = ReplicaStore([volume], repair_enabled=True, interrupt=lambda _: False)
+        before = volume.replica(ONE)
+        with pytest.raises(BusyError):
+            store.delete_container(ONE)
+        assert volume.replica(ONE) == before
+        assert block_file(volume).exists()
+
+
+def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(root: Path) -> None:
+    with held(root) as volume:
+        assert volume.writer is not None
+        volume.writer.set_state(ONE, ReplicaState.DELETED)
+    with held(root) as volume:
+        assert [replica.container_id for replica in volume.replicas()] == [TWO]
+        assert not block_file(volume).exists()
+
+
+def test_a_read_only_volume_deletes_nothing(root: Path) -> None:
+    with held(root, Hold.READ_ONLY) as volume, pytest.raises(ReadOnlyError):
+        ReplicaStore([volume], repair_enabled=True).delete_container(ONE)
