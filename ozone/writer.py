@@ -20,6 +20,7 @@ from merkle.errors import (
     ChunkGapError,
     ContainerNotFoundError,
     ContainerStateError,
+    ContainerUnsupportedError,
     DatabaseError,
     DescriptorError,
     DiskError,
@@ -50,8 +51,6 @@ from ozone.volume import Hold, Version, Volume
 from protos.convert import delete_transaction_from_bytes, delete_transaction_to_bytes, record_to_bytes
 
 CONTAINER_BYTES_MAX = 5 << 30
-_FILE_PER_BLOCK = 2
-_SCHEMA_V3 = "3"
 # The metadata key of a chunk that an incremental writer has filled.
 _FULL = "full"
 # While closing, a follower still gets what its leader accepted before; a recovering replica is being filled.
@@ -71,8 +70,9 @@ class Patch:
 class ContainerWriter:
     """Writes to the containers of one volume that is held as owner. Thread-safe.
 
-    Every method may raise ContainerNotFoundError, DescriptorError, ContainerStateError, DatabaseError and DiskError;
-    after a failed sync (fact `suspect`) the volume is marked suspect and every further change is refused.
+    Every method may raise ContainerNotFoundError, DescriptorError, ContainerUnsupportedError, ContainerStateError,
+    DatabaseError and DiskError. After a failed sync (fact `suspect`) the volume is marked suspect and every further
+    change is refused.
     """
 
     def __init__(self, volume: Volume, trees: TreeFiles, undo: UndoStore, disk: Disk) -> None:
@@ -215,7 +215,7 @@ class ContainerWriter:
                 finished.append(container_id)
         for container_id in container_ids:
             # Without a readable descriptor nothing says that it is to go.
-            with suppress(DescriptorError, ContainerNotFoundError):
+            with suppress(DescriptorError, ContainerNotFoundError, ContainerUnsupportedError):
                 if self._store.open(container_id).state is ReplicaState.DELETED:
                     self.delete_container(container_id)
                     finished.append(container_id)
@@ -426,14 +426,7 @@ class ContainerWriter:
         return self._volume.working_folder / "tmp" / "deleted-containers"
 
     def _container(self, container_id: ContainerId) -> Container:
-        container = self._store.open(container_id)
-        layout = container.descriptor.layout_version, container.descriptor.schema_version
-        if layout != (_FILE_PER_BLOCK, _SCHEMA_V3):
-            raise ContainerStateError(
-                f"container {container_id} has layout {layout[0]} and schema {layout[1] or 1}, which we only read",
-                container_id=container_id,
-            )
-        return container
+        return self._store.open(container_id)
 
     def _writable(self, container_id: ContainerId) -> Container:
         container = self._container(container_id)
