@@ -31,8 +31,8 @@ from merkle.limits import MESSAGE_BYTES_MAX
 
 # Names, a trace and our own trailers fit many times over; grpc's default is the same, but only a default.
 METADATA_BYTES_MAX = 8 << 10
-# Of an error's message and of its hint: both travel as metadata, together well below its limit.
-ERROR_TEXT_MAX = 1000
+# Of an error's message and of its hint: both travel as metadata, where a character can take 12 bytes and 4.
+ERROR_TEXT_MAX = 400
 _KEEPALIVE_MS = 5 * 60_000
 _SIZES: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -68,6 +68,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
+_REASON_MAX = 50
 _CODE, _HINT, _REASON = "treefold-code", "treefold-hint-bin", "treefold-reason-bin"
 _STATUS: Mapping[str, grpc.StatusCode] = {
     "usage": grpc.StatusCode.INVALID_ARGUMENT,
@@ -201,7 +202,7 @@ def refuse(context: grpc.ServicerContext, error: ReconcileError) -> NoReturn:
     if error.hint:
         trailers.append((_HINT, error.hint[:ERROR_TEXT_MAX].encode()))
     if reason := str(error.facts.get("reason", "")):
-        trailers.append((_REASON, reason[:ERROR_TEXT_MAX].encode()))
+        trailers.append((_REASON, reason[:_REASON_MAX].encode()))
     context.set_trailing_metadata(tuple(trailers))
     context.abort(_STATUS.get(error.code, _default_status(error)), printable(error.message))
 

@@ -222,12 +222,6 @@ def _part(*block_ids: int) -> bytes:
     return ContainerMerkleTree(blockMerkleTree=[_raw_block(i) for i in block_ids]).SerializeToString()
 
 
-def _smallest_block(block_id: int) -> bytes:
-    """A block with nothing but an ID, of 8 bytes."""
-    number = bytes((block_id & 0x7F | 0x80, block_id >> 7 & 0x7F | 0x80, block_id >> 14 & 0x7F | 0x80, 1))
-    return b"\x12\x07\x08" + number + b"\x20\x00"
-
-
 _AWAY = ("peer_unavailable",)
 _HUGE = bytes(64 << 20)
 _TOO_LARGE = _abort(
@@ -265,7 +259,7 @@ _PAGES: dict[str, tuple[Answers, tuple[str, ...]]] = {
     "a page twice": (lambda c, _: repeat(_page(c, _part(1)), 2), ("tree_refused",)),
     "wrong root of all pages": (lambda c, _: [_page(c, _part(1)), _page(c, _part(2))], ("tree_refused",)),
     "endless pages": (
-        lambda c, _: (_page(c, b"".join(map(_smallest_block, range(i, i + 50_000)))) for i in count(0, 50_000)),
+        lambda c, _: (_page(c, _part(i)) + _field(15, bytes(16 << 20)) for i in count()),
         ("tree_refused",),
     ),
     "pages that stop coming": (
