@@ -1,8 +1,8 @@
 """Checksum algorithms: window checksums as Ozone records them, the CRC32C that folds them, fingerprints.
 
 The only importer of the CRC and hash libraries. CRCs of much data go to compiled kernels (merkle.kernels, the extra
-`fast`), which take a whole chunk in one call without the GIL; everything else is one library call a window. Whether
-there are kernels is found out once, on first use; both ways give the same bytes.
+`fast`), which take a whole chunk in one call without the GIL; everything else is one library call a window. They
+are loaded once a process has had enough work for them to pay; both ways give the same bytes.
 """
 
 import hashlib
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | mmap
 
-# Less than this is no reason to load the kernels: that takes as long as a library takes for ten GB.
-KERNEL_BYTES_MIN = 64 << 10
+# Loading the kernels takes as long as a library takes for ten GB. A process that has checked this much is taken to go
+# on; one that looks at a few trees or a small container never waits for them.
+KERNEL_BYTES_MIN = 256 << 20
 
 
 class ChecksumType(IntEnum):
@@ -64,6 +65,18 @@ class Compiled(Protocol):
         chunk_checksums: "NDArray[np.int64]",
     ) -> "NDArray[np.int64]": ...
 
+    def encode_blocks(
+        self,
+        block_ids: "NDArray[np.int64]",
+        block_checksums: "NDArray[np.int64]",
+        block_deleted: "NDArray[np.bool_]",
+        chunk_starts: "NDArray[np.int64]",
+        chunk_offsets: "NDArray[np.int64]",
+        chunk_lengths: "NDArray[np.int64]",
+        chunk_checksums: "NDArray[np.int64]",
+        chunk_matches: "NDArray[np.bool_]",
+    ) -> bytes: ...
+
 
 def fold(data: Buffer) -> int:
     """CRC32C of the bytes, 0 for none: how every node of a tree is computed."""
@@ -97,9 +110,11 @@ def fingerprint(data: Buffer) -> bytes:
 
 
 def compiled(length_bytes: int) -> Compiled | None:
-    """The kernels, if there are any and so many bytes are worth loading them, or they are loaded already."""
-    if length_bytes < KERNEL_BYTES_MIN and not _load.cache_info().currsize:
-        return None
+    """The kernels for work on so many bytes, if there are any and the process has had enough work to load them."""
+    if not _load.cache_info().currsize:
+        _work.seen_bytes += length_bytes
+        if _work.seen_bytes < KERNEL_BYTES_MIN:
+            return None
     loaded = _load()
     return None if isinstance(loaded, str) else loaded
 
@@ -120,6 +135,15 @@ _ONE: Mapping[ChecksumType, Callable[[memoryview], bytes]] = {
     ChecksumType.SHA256: lambda window: hashlib.sha256(window).digest(),
     ChecksumType.MD5: lambda window: hashlib.md5(window, usedforsecurity=False).digest(),
 }
+
+
+class _Work:
+    """How much was done without kernels; threads that count at once may lose some of it, which does no harm."""
+
+    seen_bytes = 0
+
+
+_work = _Work()
 
 
 @cache

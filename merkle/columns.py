@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 
-from merkle.checksum import Buffer, compiled, fingerprint, fold
+from merkle.checksum import Buffer, Compiled, compiled, fingerprint, fold
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 Int64s: TypeAlias = "NDArray[np.int64]"
 Bools: TypeAlias = "NDArray[np.bool_]"
-Bytes: TypeAlias = "NDArray[np.uint8]"
 
-# Up to here plain loops encode faster than arrays do.
-FEW_ROWS = 128
+# What a row of a tree weighs when the kernels are asked for: encoding it takes a plain loop about 2 us, as long as a
+# library takes to checksum 20 KB.
+_ROW_BYTES = 20_000
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -46,6 +46,8 @@ class TreeColumns:
         assert len(self.chunk_offsets) == len(self.chunk_lengths) == len(self.chunk_checksums)
         assert len(self.chunk_offsets) == len(self.chunk_matches)
         assert len(self.chunk_starts) == len(self.block_ids) + 1
+        # A tombstone has no chunks.
+        assert not np.any(self.block_deleted & (self.chunk_starts[1:] > self.chunk_starts[:-1]))
         assert (int(self.chunk_starts[0]), int(self.chunk_starts[-1])) == (0, len(self.chunk_offsets))
 
     @classmethod
@@ -151,7 +153,9 @@ def encode_tree(tree: ContainerTree) -> bytes:
 
 def encode_columns(columns: TreeColumns) -> bytes:
     """The same from columns."""
-    return _checksum_info(columns.container_id, columns.data_checksum, _encode_blocks(columns))
+    kernel = compiled(_ROW_BYTES * (len(columns.block_ids) + len(columns.chunk_offsets)))
+    blocks = _encode_by(kernel, columns) if kernel else library_encode_blocks(columns.to_tree())
+    return _checksum_info(columns.container_id, columns.data_checksum, blocks)
 
 
 def state_fingerprint(tree: ContainerTree) -> bytes:
@@ -162,15 +166,8 @@ def state_fingerprint(tree: ContainerTree) -> bytes:
     return fingerprint(_encode_tree_blocks(tree))
 
 
-def _checksum_info(container_id: int, data_checksum: int | None, blocks: bytes) -> bytes:
-    root = b"" if data_checksum is None else b"\x08" + _varint(data_checksum)
-    return b"\x08" + _varint(container_id) + b"\x12" + _varint(len(root) + len(blocks)) + root + blocks
-
-
-def _encode_tree_blocks(tree: ContainerTree) -> bytes:
-    """All `blockMerkleTree` fields; a small tree without arrays, whose set-up costs more than its fields."""
-    if len(tree.blocks) + sum(len(block.chunks) for block in tree.blocks) > FEW_ROWS:
-        return _encode_blocks(TreeColumns.of(tree))
+def library_encode_blocks(tree: ContainerTree) -> bytes:
+    """All `blockMerkleTree` fields, in plain Python, where there is no kernel or it is not worth loading."""
     out = []
     for block in tree.blocks:
         body = [b"\x08", _varint(block.block_id), b"\x10", _varint(block.data_checksum)]
@@ -184,33 +181,36 @@ def _encode_tree_blocks(tree: ContainerTree) -> bytes:
     return b"".join(out)
 
 
-def _encode_blocks(columns: TreeColumns) -> bytes:
-    """The same from columns: sizes first, from the inside out, then every field at the place that follows."""
-    fields = (columns.chunk_offsets, columns.chunk_lengths, columns.chunk_checksums)
-    sizes = [_varint_sizes(field) for field in fields]
-    # Four tags and a bool; never more than 35 bytes, so that the length takes one.
-    chunk_bodies = sizes[0] + sizes[1] + sizes[2] + 5
-    chunk_ends = _starts(chunk_bodies + 2)
-    id_sizes, checksum_sizes = _varint_sizes(columns.block_ids), _varint_sizes(columns.block_checksums)
-    first, last = columns.chunk_starts[:-1], columns.chunk_starts[1:]
-    # Three tags and a bool.
-    bodies = id_sizes + checksum_sizes + 4 + chunk_ends[last] - chunk_ends[first]
-    body_sizes = _varint_sizes(bodies)
-    block_ends = _starts(1 + body_sizes + bodies)
-    out = np.empty(int(block_ends[-1]), np.uint8)
+def _encode_tree_blocks(tree: ContainerTree) -> bytes:
+    kernel = compiled(_ROW_BYTES * sum(1 + len(block.chunks) for block in tree.blocks))
+    return _encode_by(kernel, TreeColumns.of(tree)) if kernel else library_encode_blocks(tree)
 
-    at = block_ends[:-1]
-    at = _put_varints(out, _put_byte(out, at, 0x12), bodies, body_sizes)
-    at = _put_varints(out, _put_byte(out, at, 0x08), columns.block_ids, id_sizes)
-    at = _put_varints(out, _put_byte(out, at, 0x10), columns.block_checksums, checksum_sizes)
-    _put_byte(out, _put_byte(out, block_ends[1:] - 2, 0x20), columns.block_deleted)
 
-    at = np.repeat(at - chunk_ends[first], last - first) + chunk_ends[:-1]
-    at = _put_byte(out, _put_byte(out, at, 0x1A), chunk_bodies)
-    for tag, field, size in zip((0x08, 0x10, 0x18), fields, sizes, strict=True):
-        at = _put_varints(out, _put_byte(out, at, tag), field, size)
-    _put_byte(out, _put_byte(out, at, 0x20), columns.chunk_matches)
-    return out.tobytes()
+def _encode_by(kernel: Compiled, columns: TreeColumns) -> bytes:
+    return kernel.encode_blocks(
+        columns.block_ids,
+        columns.block_checksums,
+        columns.block_deleted,
+        columns.chunk_starts,
+        columns.chunk_offsets,
+        columns.chunk_lengths,
+        columns.chunk_checksums,
+        columns.chunk_matches,
+    )
+
+
+def _checksum_info(container_id: int, data_checksum: int | None, blocks: bytes) -> bytes:
+    root = b"" if data_checksum is None else b"\x08" + _varint(data_checksum)
+    return b"\x08" + _varint(container_id) + b"\x12" + _varint(len(root) + len(blocks)) + root + blocks
+
+
+def _varint(value: int) -> bytes:
+    word, out = value & 0xFFFF_FFFF_FFFF_FFFF, bytearray()
+    while word > 0x7F:
+        out.append(word & 0x7F | 0x80)
+        word >>= 7
+    out.append(word)
+    return bytes(out)
 
 
 def _check_starts(starts: Int64s, end: int) -> None:
@@ -225,41 +225,3 @@ def _starts(counts: Int64s) -> Int64s:
     starts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     return starts
-
-
-def _varint_sizes(values: Int64s) -> Int64s:
-    words = values.view(np.uint64)
-    sizes = np.ones(len(words), np.int64)
-    for bits in range(7, 64, 7):
-        longer = words >= np.uint64(1 << bits)
-        if not longer.any():
-            break
-        sizes += longer
-    return sizes
-
-
-def _put_byte(out: Bytes, at: Int64s, values: "int | Int64s | Bools") -> Int64s:
-    """Write one byte at each place; return the places behind."""
-    out[at] = values
-    return at + 1
-
-
-def _put_varints(out: Bytes, at: Int64s, values: Int64s, sizes: Int64s) -> Int64s:
-    """Write one varint at each place; return the places behind."""
-    behind, words = at + sizes, values.view(np.uint64)
-    while at.size:
-        more = sizes > 1
-        out[at] = (words & np.uint64(0x7F)) | (more.astype(np.uint64) << np.uint64(7))
-        if not more.all():
-            at, words, sizes = at[more], words[more], sizes[more]
-        at, words, sizes = at + 1, words >> np.uint64(7), sizes - 1
-    return behind
-
-
-def _varint(value: int) -> bytes:
-    word, out = value & 0xFFFF_FFFF_FFFF_FFFF, bytearray()
-    while word > 0x7F:
-        out.append(word & 0x7F | 0x80)
-        word >>= 7
-    out.append(word)
-    return bytes(out)

@@ -110,6 +110,33 @@ def blocks(
     return out
 
 
+def encode_blocks(
+    block_ids: "NDArray[np.int64]",
+    block_checksums: "NDArray[np.int64]",
+    block_deleted: "NDArray[np.bool_]",
+    chunk_starts: "NDArray[np.int64]",
+    chunk_offsets: "NDArray[np.int64]",
+    chunk_lengths: "NDArray[np.int64]",
+    chunk_checksums: "NDArray[np.int64]",
+    chunk_matches: "NDArray[np.bool_]",
+) -> bytes:
+    """The `blockMerkleTree` fields of a tree as Ozone writes them; asserts that the columns fit each other."""
+    # Every tag, bool, length and varint at its longest.
+    out = np.empty(40 * (block_ids.size + chunk_offsets.size), np.uint8)
+    length_bytes = _encode(
+        np.ascontiguousarray(block_ids, np.int64),
+        np.ascontiguousarray(block_checksums, np.int64),
+        np.ascontiguousarray(block_deleted, np.bool_),
+        np.ascontiguousarray(chunk_starts, np.int64),
+        np.ascontiguousarray(chunk_offsets, np.int64),
+        np.ascontiguousarray(chunk_lengths, np.int64),
+        np.ascontiguousarray(chunk_checksums, np.int64),
+        np.ascontiguousarray(chunk_matches, np.bool_),
+        out,
+    )
+    return out[:length_bytes].tobytes()
+
+
 def _all_windows(view: memoryview, bytes_per_checksum: int, polynomial: _Polynomial) -> bytes:
     out = np.empty(-(-view.nbytes // bytes_per_checksum), np.uint32)
     _windows(
@@ -131,12 +158,14 @@ _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _PAIR = ir.VectorType(_I64, 2)
 _ONES = np.uint64(0xFFFF_FFFF)
 _BYTE = np.uint64(0xFF)
-_0, _1, _8, _16, _32 = (np.uint64(number) for number in (0, 1, 8, 16, 32))
+_0, _1, _7, _8, _16, _32 = (np.uint64(number) for number in (0, 1, 7, 8, 16, 32))
+_7F, _80 = np.uint64(0x7F), np.uint64(0x80)
 _STRIDE = np.uint64(_STRIDE_BYTES)
 _U64 = types.uint64
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _KEYS, _WORDS = types.Array(_U64, 1, "C"), types.Array(types.int64, 1, "C")
 _TABLES = types.Array(types.uint32, 2, "C")
+_FLAGS, _OUT = types.Array(types.boolean, 1, "C"), types.Array(types.uint8, 1, "C")
 
 
 def _jit(signature: object) -> Callable[[_Function], _Function]:
@@ -396,6 +425,69 @@ def _blocks(
         for j in range(chunk_starts[i], chunk_starts[i + 1]):
             register = _crc32c_word(register, _swap(np.uint64(chunk_checksums[j])))
         out[i] = np.int64(register ^ _ONES)
+
+
+@_jit(types.int64(types.int64))
+def _varint_bytes(value: int) -> int:
+    size, word = 1, np.uint64(value) >> _7
+    while word > _0:
+        size += 1
+        word >>= _7
+    return size
+
+
+@_jit(types.int64(_OUT, types.int64, types.uint8, types.int64))
+def _put(out: "NDArray[np.uint8]", at: int, tag: int, value: int) -> int:
+    """Write a tag and a varint; return the place behind."""
+    out[at] = tag
+    word = np.uint64(value)
+    at += 1
+    while word > _7F:
+        out[at] = np.uint8(word & _7F | _80)
+        word >>= _7
+        at += 1
+    out[at] = np.uint8(word)
+    return at + 1
+
+
+@_jit(types.int64(_WORDS, _WORDS, _FLAGS, _WORDS, _WORDS, _WORDS, _WORDS, _FLAGS, _OUT))
+def _encode(
+    block_ids: "NDArray[np.int64]",
+    block_checksums: "NDArray[np.int64]",
+    block_deleted: "NDArray[np.bool_]",
+    chunk_starts: "NDArray[np.int64]",
+    chunk_offsets: "NDArray[np.int64]",
+    chunk_lengths: "NDArray[np.int64]",
+    chunk_checksums: "NDArray[np.int64]",
+    chunk_matches: "NDArray[np.bool_]",
+    out: "NDArray[np.uint8]",
+) -> int:
+    """All blocks into `out`; the count of bytes written."""
+    chunks = chunk_offsets.size
+    assert block_ids.size == block_checksums.size == block_deleted.size == chunk_starts.size - 1
+    assert chunks == chunk_lengths.size == chunk_checksums.size == chunk_matches.size
+    sizes = np.empty(chunks, np.int64)
+    at = 0
+    for i in range(block_ids.size):
+        first, last = chunk_starts[i], chunk_starts[i + 1]
+        assert 0 <= first <= last <= chunks
+        body = 4 + _varint_bytes(block_ids[i]) + _varint_bytes(block_checksums[i])
+        for j in range(first, last):
+            numbers = _varint_bytes(chunk_offsets[j]) + _varint_bytes(chunk_lengths[j])
+            sizes[j] = 5 + numbers + _varint_bytes(chunk_checksums[j])
+            # At most 35 bytes, so that the length takes one; and a tag.
+            body += 2 + sizes[j]
+        at = _put(out, at, 0x12, body)
+        at = _put(out, at, 0x08, block_ids[i])
+        at = _put(out, at, 0x10, block_checksums[i])
+        for j in range(first, last):
+            at = _put(out, at, 0x1A, sizes[j])
+            at = _put(out, at, 0x08, chunk_offsets[j])
+            at = _put(out, at, 0x10, chunk_lengths[j])
+            at = _put(out, at, 0x18, chunk_checksums[j])
+            at = _put(out, at, 0x20, int(chunk_matches[j]))
+        at = _put(out, at, 0x20, int(block_deleted[i]))
+    return at
 
 
 def _prove() -> None:

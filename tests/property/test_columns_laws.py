@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from merkle.checksum import KERNEL_BYTES_MIN, compiled, fold
 from merkle.columns import (
-    FEW_ROWS,
     TreeColumns,
     encode_columns,
     encode_tree,
     fold_blocks,
     fold_root,
     fold_windows,
+    library_encode_blocks,
     library_fold_blocks,
     library_fold_windows,
     state_fingerprint,
@@ -50,6 +50,19 @@ def test_bytes_are_those_of_the_protobuf_library(tree: ContainerTree) -> None:
     expected = encode_by_protobuf(tree)
     assert encode_tree(tree) == expected
     assert encode_columns(TreeColumns.of(tree)) == expected
+    columns, blocks = TreeColumns.of(tree), library_encode_blocks(tree)
+    assert expected.endswith(blocks)
+    kernel = compiled(KERNEL_BYTES_MIN)
+    assert kernel is None or blocks == kernel.encode_blocks(
+        columns.block_ids,
+        columns.block_checksums,
+        columns.block_deleted,
+        columns.chunk_starts,
+        columns.chunk_offsets,
+        columns.chunk_lengths,
+        columns.chunk_checksums,
+        columns.chunk_matches,
+    )
 
 
 @unhurried
@@ -104,12 +117,3 @@ def test_fingerprints_are_equal_for_equal_blocks_and_no_others(ours: ContainerTr
     assert (state_fingerprint(ours) == state_fingerprint(theirs)) == (ours.blocks == theirs.blocks)
     rootless = replace(ours, data_checksum=None)
     assert state_fingerprint(rootless) == state_fingerprint(ours)
-
-
-@unhurried
-@given(st.integers(FEW_ROWS - 3, FEW_ROWS + 3), st.data())
-def test_a_tree_encodes_alike_on_both_sides_of_the_limit_for_loops(rows: int, data: st.DataObject) -> None:
-    checksums = data.draw(st.lists(int64s, min_size=rows - 1, max_size=rows - 1))
-    chunks = tuple(ChunkTree(i * 4096, 4096, checksum, i % 3 > 0) for i, checksum in enumerate(checksums))
-    tree = ContainerTree(ContainerId(5), 0, (BlockTree(BlockId(-1), 7, False, chunks),))
-    assert encode_tree(tree) == encode_by_protobuf(tree)

@@ -32,7 +32,7 @@ CHECK_ENTRIES = {
     ChecksumType.SHA256: "15e2b0d3c33891ebb0f1ef609ec419420c20e320ce94c65fbc8c3312448eb225",
     ChecksumType.MD5: "25f9e794323b453885f5181f1b624d0b",
 }
-DATA = np.random.default_rng(7).integers(0, 256, 3 * KERNEL_BYTES_MIN + 1234, np.uint8).tobytes()
+DATA = np.random.default_rng(7).integers(0, 256, 200_000, np.uint8).tobytes()
 
 
 @pytest.fixture
@@ -136,14 +136,17 @@ def test_kernels_names_what_serves_each_type() -> None:
         assert served["CRC32C"].startswith("numba")
 
 
-def test_little_data_do_not_load_numba() -> None:
+def test_numba_is_loaded_only_once_there_was_enough_work_for_it(kernel: Compiled) -> None:
     code = (
         "import sys\n"
-        "from merkle.checksum import ChecksumType, compiled, window_checksums\n"
-        "window_checksums(bytes(65535), ChecksumType.CRC32, 512)\n"
-        "print('numba' in sys.modules, 'numpy' in sys.modules, compiled(100))"
+        "from merkle.checksum import KERNEL_BYTES_MIN, ChecksumType, compiled, window_checksums\n"
+        "piece = bytes(KERNEL_BYTES_MIN // 4)\n"
+        "for _ in range(4):\n"
+        "    print('numba' in sys.modules, 'numpy' in sys.modules)\n"
+        "    window_checksums(piece, ChecksumType.CRC32, 16384)\n"
+        "print('numba' in sys.modules, compiled(1) is not None)"
     )
-    assert fresh_interpreter(code) == "False False None"
+    assert fresh_interpreter(code).splitlines() == ["False False"] * 4 + ["True True"]
 
 
 def test_without_numba_the_library_serves_and_kernels_says_why() -> None:
@@ -151,7 +154,8 @@ def test_without_numba_the_library_serves_and_kernels_says_why() -> None:
         "import sys\n"
         "sys.modules['numba'] = None\n"
         "from merkle.checksum import ChecksumType, kernels, window_checksums\n"
-        "print(window_checksums(b'123456789' * 20000, ChecksumType.CRC32C, 9)[-4:].hex(), kernels()['CRC32C'])"
+        "said = kernels()['CRC32C']\n"
+        "print(window_checksums(b'123456789' * 20000, ChecksumType.CRC32C, 9)[-4:].hex(), said)"
     )
     said = fresh_interpreter(code)
     assert said.startswith("e3069283 fastcrc a window (no kernels:")
@@ -167,10 +171,11 @@ def test_first_use_by_many_threads_and_without_a_cache_folder(kernel: Compiled) 
     """A cache folder that cannot be made costs time, not the kernels; threads that load them together all get them."""
     code = (
         "from concurrent.futures import ThreadPoolExecutor\n"
-        "from merkle.checksum import ChecksumType, kernels, window_checksums\n"
+        "from merkle.checksum import KERNEL_BYTES_MIN, compiled, kernels\n"
         "with ThreadPoolExecutor(8) as pool:\n"
-        "    jobs = [pool.submit(window_checksums, b'123456789' * 20000, ChecksumType.CRC32, 9) for _ in range(8)]\n"
-        "print({job.result()[-4:].hex() for job in jobs}, kernels()['CRC32'])"
+        "    jobs = [pool.submit(compiled, KERNEL_BYTES_MIN) for _ in range(8)]\n"
+        "found = [job.result() for job in jobs]\n"
+        "print({kernel.crc32_windows(memoryview(b'123456789'), 9).hex() for kernel in found}, kernels()['CRC32'])"
     )
     said = fresh_interpreter(code, NUMBA_CACHE_DIR="/proc/no/such/folder")
     assert said.startswith("{'cbf43926'} numba")

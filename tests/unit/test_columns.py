@@ -14,6 +14,7 @@ from merkle.columns import (
     fold_blocks,
     fold_root,
     fold_windows,
+    library_encode_blocks,
     library_fold_blocks,
     library_fold_windows,
     state_fingerprint,
@@ -52,6 +53,7 @@ def test_the_full_file_example_has_the_bytes_of_ozone() -> None:
     assert [b.data_checksum for b in tree.blocks] == [0x967C8194, 0x96DD07F3, 0xF49A6946]
     assert tree.data_checksum == 0xF8062E72
     assert encode_tree(tree).hex() == FULL
+    assert encode_tree(tree).endswith(library_encode_blocks(tree))
     assert encode_columns(TreeColumns.of(tree)).hex() == FULL
 
 
@@ -82,6 +84,10 @@ def test_chunks_under_a_tombstone_are_left_out() -> None:
     foreign = container(BlockTree(BlockId(1), 5, True, chunks(2)))
     assert TreeColumns.of(foreign).to_tree() == container(deleted(1, 5))
     assert encode_tree(foreign) == encode_tree(container(deleted(1, 5)))
+    assert library_encode_blocks(foreign) == library_encode_blocks(container(deleted(1, 5)))
+    columns = TreeColumns.of(container(block(1, *chunks(2))))
+    with pytest.raises(AssertionError):
+        replace(columns, block_deleted=np.array([True]))
 
 
 def test_counted_windows_fold_to_the_golden_chunks_blocks_and_roots() -> None:
@@ -179,6 +185,14 @@ def test_the_fingerprint_tells_a_live_block_from_a_deleted_one() -> None:
     gone = container(deleted(1, live.blocks[0].data_checksum))
     assert live.data_checksum == gone.data_checksum
     assert state_fingerprint(live) != state_fingerprint(gone)
+
+
+def test_columns_that_are_slices_of_bigger_ones_encode_alike() -> None:
+    tree = TreeColumns.of(counted_tree(5))
+    wide = np.zeros((len(tree.block_ids), 3), np.int64)
+    wide[:, 1] = tree.block_ids
+    assert not wide[:, 1].flags.c_contiguous
+    assert encode_columns(replace(tree, block_ids=wide[:, 1])) == encode_columns(tree)
 
 
 def test_columns_of_different_lengths_are_refused() -> None:

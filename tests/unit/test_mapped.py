@@ -13,7 +13,6 @@ from merkle.checksum import ChecksumType, window_checksums
 from merkle.errors import DiskError, MappedReadError
 from ozone.mapped import MappedRange, MappedReader
 
-# Too little for the workers to load the kernels, so that they start fast.
 DATA = np.random.default_rng(5).integers(0, 256, 60_001, np.uint8).tobytes()
 WHOLE = MappedRange(0, len(DATA), ChecksumType.CRC32, 16384)
 
