@@ -1,0 +1,140 @@
+"""Measure variants of one job side by side, and report them as a table or as JSON.
+
+Machines are shared and their speed drifts, so no variant is measured alone: each round runs all of them in turn, and
+what is compared are the medians of the rounds. A row sets one of ours beside its peer; the noise is the span of all
+rounds, and says how far to trust the ratio.
+"""
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+ROUNDS = 7
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One variant's rate in every round."""
+
+    name: str
+    rates: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rates)
+
+    @property
+    def noise(self) -> str:
+        return f"{min(self.rates):.3g}-{max(self.rates):.3g}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One of ours beside its peer; `bar` is the least ratio that is asked for, if one is."""
+
+    job: str
+    unit: str
+    ours: Samples
+    peer: Samples
+    bar: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        return self.ours.median / self.peer.median
+
+    @property
+    def verdict(self) -> str:
+        if self.bar is None:
+            return ""
+        return "met" if self.ratio >= self.bar else "missed"
+
+
+@dataclass
+class Report:
+    """The rows of one benchmark."""
+
+    title: str
+    notes: Sequence[str] = ()
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, job: str, unit: str, ours: Samples, peer: Samples, bar: float | None = None) -> None:
+        self.rows.append(Row(job, unit, ours, peer, bar))
+
+    def show(self, *, as_json: bool) -> None:
+        """Print to stdout."""
+        if as_json:
+            print(json.dumps(self._as_json(), indent=1))
+            return
+        table = Table(title=self.title, caption="\n".join(self.notes), caption_justify="left")
+        for heading in ("job", "ours", "noise", "peer", "its rate", "noise", "unit", "ratio", "bar"):
+            table.add_column(heading, justify="left" if heading in ("job", "peer", "unit") else "right")
+        for row in self.rows:
+            table.add_row(
+                row.job,
+                f"{row.ours.median:.3g}",
+                row.ours.noise,
+                row.peer.name,
+                f"{row.peer.median:.3g}",
+                row.peer.noise,
+                row.unit,
+                f"{row.ratio:.2f}x",
+                "" if row.bar is None else f">= {row.bar:g} {row.verdict}",
+            )
+        # A pipe has no width of its own; a table that is cut says nothing.
+        Console(width=None if sys.stdout.isatty() else 170).print(table)
+
+    def _as_json(self) -> dict[str, object]:
+        def of(samples: Samples) -> dict[str, object]:
+            return {"name": samples.name, "median": samples.median, "rates": samples.rates}
+
+        return {
+            "benchmark": self.title,
+            "notes": list(self.notes),
+            "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg()},
+            "python": platform.python_version(),
+            "rows": [
+                {
+                    "job": row.job,
+                    "unit": row.unit,
+                    "ours": of(row.ours),
+                    "peer": of(row.peer),
+                    "ratio": row.ratio,
+                    "bar": row.bar,
+                    "verdict": row.verdict,
+                }
+                for row in self.rows
+            ],
+        }
+
+
+def interleaved(
+    amount: float, variants: Mapping[str, Callable[[], object]], *, rounds: int = ROUNDS, repeat: int = 1
+) -> dict[str, Samples]:
+    """The rate of every variant in each of `rounds` rounds; each call does `amount` of the unit.
+
+    A variant is called once more at first, so that nothing is measured that happens only once.
+    """
+    rates: dict[str, list[float]] = {name: [] for name in variants}
+    for run in variants.values():
+        run()
+    for _ in range(rounds):
+        for name, run in variants.items():
+            start = time.perf_counter()
+            for _ in range(repeat):
+                run()
+            rates[name].append(amount * repeat / (time.perf_counter() - start))
+    return {name: Samples(name, tuple(values)) for name, values in rates.items()}
+
+
+def in_series(name: str, *stages: Samples) -> Samples:
+    """The best that stages one after the other can do, round by round."""
+    rounds = zip(*(stage.rates for stage in stages), strict=True)
+    return Samples(name, tuple(1 / sum(1 / rate for rate in rates) for rates in rounds))
