@@ -1,0 +1,211 @@
+"""Reconcile commands on a datanode: each ends once, whatever becomes of it, and its end is told."""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from dnagent.heartbeat import PeerAddress, Progress, ReconcileCommand
+from dnagent.jobs import Jobs
+from dnagent.ports import Peer
+from dnagent.runner import Runner
+from dnagent.store import HeldVolume, ReplicaStore
+from merkle.errors import PeerUnavailableError
+from merkle.plan import Verdict
+from merkle.replica import PeerId, ReplicaState
+from merkle.tree import BlockId, ContainerId, ContainerTree
+from ozone.disk import Disk
+from ozone.volume import Hold, open_volume
+from protos import controller_pb2
+from runtime.metrics import Metrics
+from tests.support.peers import MemoryPeer, MemorySource
+from tests.support.volumes import content, new_volume, owned, write_block
+from tests.support.waiting import wait_until
+
+OWN, THEIRS = PeerId("dn-1"), PeerId("dn-2")
+ONE, TWO = ContainerId(1), ContainerId(2)
+BLOCK = BlockId(9)
+
+
+class Held(MemoryPeer):
+    """A peer that answers when it is let."""
+
+    def __init__(self, peer_id: PeerId, source: MemorySource) -> None:
+        super().__init__(peer_id, source)
+        self.asked, self.let, self.is_closed = threading.Event(), threading.Event(), threading.Event()
+
+    def tree(self, container_id: ContainerId) -> ContainerTree:
+        self.asked.set()
+        # As a channel does: closing it ends its calls.
+        wait_until(lambda: self.let.is_set() or self.is_closed.is_set(), "the peer to be let answer")
+        if self.is_closed.is_set():
+            raise PeerUnavailableError("closed")
+        return super().tree(container_id)
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+@dataclass
+class Rig:
+    """Our damaged copy and a peer's healthy one of containers 1 and 2."""
+
+    root: Path
+    store: ReplicaStore
+    peer: Held
+    metrics: Metrics = field(default_factory=lambda: Metrics("dnagent"))
+    audited: list[tuple[int, str]] = field(default_factory=list)
+    ends: list[controller_pb2.ReconcileProgress] = field(default_factory=list)
+
+    def jobs(self, store: ReplicaStore | None = None, *, return_to_service: bool = False) -> Jobs:
+        def audit(*, container: int, block: int, offset: int, length: int, source: str, job: str) -> None:
+            self.audited.append((offset, source))
+
+        def on_end(progress: Progress) -> None:
+            assert progress.is_final
+            self.ends.append(progress.message)
+
+        def connect(_: PeerAddress) -> Peer:
+            return self.peer
+
+        return Jobs(
+            Runner(OWN, threads_max=2, audit=audit),
+            store or self.store,
+            connect=connect,
+            threads_max=1,
+            fetches_max=2,
+            return_to_service=return_to_service,
+            on_scan_bytes=lambda _: None,
+            on_end=on_end,
+            metrics=self.metrics,
+        )
+
+    def end(self, count: int = 1) -> controller_pb2.ReconcileProgress:
+        wait_until(lambda: len(self.ends) >= count, "the job to end")
+        return self.ends[count - 1]
+
+
+def hold(root: Path, state_folder: Path, mode: Hold = Hold.OWNER) -> HeldVolume:
+    volume = open_volume(root, hold=mode, state_folder=state_folder, disk=Disk())
+    return HeldVolume(volume, Disk(), undo_bytes=1 << 20)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    theirs = new_volume(tmp_path / "theirs")
+    with owned(theirs, tmp_path / "writer") as volume:
+        for container_id in (ONE, TWO):
+            volume.writer.create_container(container_id)
+            write_block(volume.writer, container_id, BLOCK, 5000, bcs_id=1)
+            volume.writer.close(container_id)
+    ours = shutil.copytree(theirs, tmp_path / "ours")
+    held, peers = hold(ours, tmp_path / "state"), hold(theirs, tmp_path / "their-state", Hold.READ_ONLY)
+    path = held.containers.get(ONE).block_path(BLOCK)
+    data = bytearray(path.read_bytes())
+    data[1500] ^= 1
+    path.write_bytes(data)
+    store = ReplicaStore([held], repair_enabled=True)
+    store.open_replica(ONE, "scan", cancelled=lambda: False, on_bytes=lambda _: None).scan()
+    assert held.replica(ONE).state is ReplicaState.UNHEALTHY
+    peer = Held(THEIRS, cast(MemorySource, ReplicaStore([peers], repair_enabled=False)))
+    yield Rig(ours, store, peer)
+    held.close()
+    peers.close()
+
+
+def command(
+    container_id: ContainerId = ONE, job_id: str = "job-1", state: ReplicaState | None = None
+) -> ReconcileCommand:
+    return ReconcileCommand(container_id, job_id, (PeerAddress(THEIRS, "127.0.0.1:1"),), state)
+
+
+@pytest.mark.parametrize(
+    ("return_to_service", "told", "state"),
+    [
+        (False, ReplicaState.CLOSED, ReplicaState.UNHEALTHY),
+        (True, None, ReplicaState.CLOSED),
+        (True, ReplicaState.CLOSED, ReplicaState.CLOSED),
+        (True, ReplicaState.QUASI_CLOSED, ReplicaState.QUASI_CLOSED),
+    ],
+)
+def test_a_job_mends_the_replica_and_tells_how_it_ended(
+    rig: Rig, return_to_service: bool, told: ReplicaState | None, state: ReplicaState
+) -> None:
+    rig.peer.let.set()
+    jobs = rig.jobs(return_to_service=return_to_service)
+    jobs.submit(command(state=told))
+    end = rig.end()
+    jobs.close()
+    assert (end.state, end.verdict, end.error_code) == ("done", Verdict.REPAIRABLE.value, "")
+    assert (end.windows_written, end.bytes_fetched, end.chunks_repaired) == (1, 1024, 1)
+    assert [(peer.datanode_id, peer.outcome) for peer in end.peers] == [(THEIRS, "ok")]
+    assert rig.audited == [(1024, THEIRS)]
+    assert rig.store.head(ONE).state is state
+    assert rig.store.read(ONE, BLOCK, 0, 5000) == content(BLOCK, 5000)
+    assert rig.metrics.value("dnagent_reconciliations_total", state="done") == 1
+    assert rig.peer.is_closed.is_set()
+
+
+def test_a_replica_that_may_not_be_written_is_refused(rig: Rig) -> None:
+    jobs = rig.jobs(ReplicaStore(rig.store.volumes, repair_enabled=False))
+    jobs.submit(command())
+    end = rig.end()
+    jobs.close()
+    assert (end.state, end.error_code, end.container_id) == ("refused", "read_only", ONE)
+    assert not rig.peer.asked.is_set()
+
+
+def test_a_container_that_is_not_here_is_refused(rig: Rig) -> None:
+    jobs = rig.jobs()
+    jobs.submit(command(ContainerId(77)))
+    assert (rig.end().state, rig.end().error_code) == ("refused", "container_not_found")
+    jobs.close()
+
+
+def test_a_second_job_for_a_container_is_refused_and_the_first_goes_on(rig: Rig) -> None:
+    jobs = rig.jobs()
+    jobs.submit(command())
+    assert rig.peer.asked.wait(20)
+    jobs.submit(command(job_id="job-2"))
+    assert (rig.end().job_id, rig.end().state, rig.end().error_code) == ("job-2", "refused", "busy")
+    assert [progress.job_id for progress in jobs.running()] == ["job-1"]
+    assert [status.job_id for status in jobs.status()] == ["job-1"]
+    rig.peer.let.set()
+    assert (rig.end(2).job_id, rig.end(2).state) == ("job-1", "done")
+    # Once it has ended the container may be reconciled again.
+    jobs.submit(command(job_id="job-3"))
+    assert rig.end(3).job_id == "job-3"
+    jobs.close()
+
+
+def test_a_job_that_waits_or_runs_can_be_cancelled(rig: Rig) -> None:
+    jobs = rig.jobs()
+    jobs.submit(command())
+    assert rig.peer.asked.wait(20)
+    jobs.submit(command(TWO, "job-2"))
+    jobs.cancel("job-2")
+    assert (rig.end().job_id, rig.end().state) == ("job-2", "interrupted")
+    jobs.cancel("job-1")
+    assert (rig.end(2).job_id, rig.end(2).state) == ("job-1", "interrupted")
+    jobs.cancel("job-of-somebody-else")
+    jobs.close()
+    assert rig.audited == []
+
+
+def _within(seconds: float, act: Callable[[], None]) -> bool:
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def test_a_stop_does_not_wait_for_a_peer_that_does_not_answer(rig: Rig) -> None:
+    jobs = rig.jobs()
+    jobs.submit(command())
+    assert rig.peer.asked.wait(20)
+    assert _within(10, jobs.close)
+    assert rig.end().state == "interrupted"
