@@ -34,8 +34,12 @@ class Lazy:
 
 COMMANDS: Mapping[str, Lazy] = {
     "agent": Lazy("dnagent.cli:agent", "The agent of one datanode: scan, serve, report, repair."),
+    "container": Lazy("admin.containers:container", "Show containers, their replicas, and how these differ."),
     "demo": Lazy("admin.demo:demo", "Heal damaged replicas of real containers, on loopback."),
     "doctor": Lazy("admin.doctor:doctor", "Look at this machine and its volumes, touching nothing."),
+    "job": Lazy("admin.jobs:job", "Show, watch and cancel the controller's jobs."),
+    "reconcile": Lazy("admin.reconcile:reconcile", "Make the replicas of containers equal."),
+    "scan": Lazy("admin.scan:scan", "Have agents read replicas and look for damage."),
     "scm": Lazy("scm.cli:scm", "The controller: take reports, compare replicas, run jobs."),
     "tree": Lazy("admin.tree:tree", "Build, show, compare and check trees offline."),
 }

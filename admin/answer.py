@@ -1,0 +1,184 @@
+"""What commands that ask a controller answer: for people as it comes, with --json as one document at the end.
+
+The document is always written, also when the command fails or is interrupted: `ok` tells, and every error has a stable
+code. Errors and warnings go to stderr as well when no document is asked for.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec, TypeAlias
+
+import click
+
+from admin.controller_client import ControllerClient
+from admin.output import print_json
+from merkle.errors import ReconcileError, UsageError
+from runtime.rpc import Tls
+
+SCHEMA_VERSION = 1
+EXIT_FAILED, EXIT_FINDINGS, EXIT_UNRECOVERABLE, EXIT_PARTLY, EXIT_REFUSED, EXIT_BUSY = 1, 3, 4, 5, 6, 8
+INTERRUPTED = 130
+# Java's longs are Ozone's IDs.
+CONTAINER_ID_MAX = (1 << 63) - 1
+# Of one command; a list this long is worked down in several.
+IDS_MAX = 1_000_000
+
+JsonObject: TypeAlias = dict[str, object]
+P = ParamSpec("P")
+
+
+@dataclass(slots=True)
+class Answer:
+    """The document in the making."""
+
+    command: str
+    as_json: bool
+    data: object = None
+    exit_status: int = 0
+    errors: list[JsonObject] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def fail(self, code: str, message: str, *, hint: str = "", exit_status: int = EXIT_FAILED) -> None:
+        """Note an error; the command goes on, and ends with the status of the first."""
+        self.errors.append({"code": code, "message": message, "hint": hint})
+        self.exit_status = self.exit_status or exit_status
+        if not self.as_json:
+            click.echo(message, err=True)
+            if hint:
+                click.echo(f"  {hint}", err=True)
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+        if not self.as_json:
+            click.echo(f"warning: {message}", err=True)
+
+    def say(self, text: str) -> None:
+        """A line for people, on stdout."""
+        if not self.as_json:
+            click.echo(text)
+
+    def document(self) -> JsonObject:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "command": self.command,
+            "as_of": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "ok": not self.errors and self.exit_status in (0, EXIT_FINDINGS),
+            "data": self.data,
+            "warnings": self.warnings,
+            "errors": self.errors,
+        }
+
+
+@contextmanager
+def answering(command: str, *, as_json: bool) -> Iterator[Answer]:
+    """Run a command's body and end with its exit status; with `as_json` its document is printed, whatever happens."""
+    answer = Answer(command, as_json)
+    try:
+        yield answer
+    except ReconcileError as error:
+        if not as_json:
+            raise
+        answer.fail(error.code, error.message, hint=error.hint)
+        answer.exit_status = error.exit_status
+    except KeyboardInterrupt:
+        if not as_json:
+            raise
+        answer.fail("interrupted", "interrupted")
+        answer.exit_status = INTERRUPTED
+    if as_json:
+        print_json(answer.document())
+    if answer.exit_status:
+        raise click.exceptions.Exit(answer.exit_status)
+
+
+def json_option(command: Callable[P, None]) -> Callable[P, None]:
+    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(command)
+
+
+def controller_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Where the controller is; the command gets it as `controller`, ready to be called and closed afterwards."""
+
+    @click.option(
+        "--controller",
+        "address",
+        metavar="HOST:PORT",
+        envvar="TREEFOLD_CONTROLLER",
+        default="127.0.0.1:9896",
+        show_default=True,
+        help="Also TREEFOLD_CONTROLLER.",
+    )
+    @click.option("--tls-cert", type=click.Path(dir_okay=False), help="Our certificate, PEM.")
+    @click.option("--tls-key", type=click.Path(dir_okay=False), help="Its key, PEM.")
+    @click.option("--tls-ca", type=click.Path(dir_okay=False), help="Who signed the controller's, PEM.")
+    @click.option("--insecure", is_flag=True, help="Without TLS, though not on loopback.")
+    @wraps(command)
+    def connected(
+        *,
+        address: str,
+        tls_cert: str | None,
+        tls_key: str | None,
+        tls_ca: str | None,
+        insecure: bool,
+        **options: object,
+    ) -> None:
+        try:
+            controller = ControllerClient(address, tls=_tls(tls_cert, tls_key, tls_ca), insecure=insecure)
+        except ReconcileError:
+            # Before the command's own body has begun, but under the same rules.
+            with answering(_name(), as_json=bool(options.get("as_json"))):
+                raise
+            return
+        try:
+            command(controller=controller, **options)
+        finally:
+            controller.close()
+
+    return connected
+
+
+def _name() -> str:
+    context, words = click.get_current_context(), list[str]()
+    while context.parent is not None:
+        words.insert(0, context.info_name or "")
+        context = context.parent
+    return " ".join(words)
+
+
+def _tls(cert: str | None, key: str | None, ca: str | None) -> Tls | None:
+    given = [path for path in (cert, key, ca) if path]
+    if not given:
+        return None
+    if cert is None or key is None or ca is None:
+        raise UsageError("--tls-cert, --tls-key and --tls-ca go together")
+    return Tls(Path(cert), Path(key), Path(ca))
+
+
+def container_ids(arguments: tuple[str, ...]) -> list[int]:
+    """The IDs given, or those on standard input where the one argument is `-`; in order, each once.
+
+    Raises:
+        UsageError: none is given, or some are no positive integers: all of these are named, and nothing is done.
+    """
+    if not arguments:
+        raise UsageError("Missing required parameter: '<container ID>'")
+    texts = list(arguments)
+    if texts == ["-"]:
+        texts = [line.strip() for line in sys.stdin if line.strip()]
+    if len(texts) > IDS_MAX:
+        raise UsageError(f"{len(texts)} container IDs, {IDS_MAX} at most")
+    invalid = [text for text in texts if not _is_id(text)]
+    if invalid:
+        named = " ".join(invalid[:100])
+        raise UsageError(f"Container IDs must be positive integers. Invalid container IDs: {named}")
+    return list(dict.fromkeys(int(text) for text in texts))
+
+
+def _is_id(text: str) -> bool:
+    # int() takes more than Ozone does: blanks, underscores, digits of other scripts.
+    digits = text.removeprefix("+")
+    return digits.isascii() and digits.isdigit() and len(digits) < 100 and 0 < int(digits) <= CONTAINER_ID_MAX

@@ -1,0 +1,296 @@
+"""`treefold container`: what the controller knows of containers, and how their replicas differ."""
+
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from itertools import islice
+
+import click
+
+from admin.answer import EXIT_FINDINGS, JsonObject, answering, container_ids, controller_options, json_option
+from admin.controller_client import ControllerClient
+from admin.output import print_line, print_table, size_text
+from dnagent.peer import AgentPeer
+from merkle.errors import ReconcileError
+from merkle.limits import PEERS_MAX
+from merkle.plan import Comparison as TreeComparison
+from merkle.plan import compare
+from merkle.replica import PeerId
+from merkle.tree import ContainerId, ContainerTree, root_hex
+from protos import controller_pb2 as pb
+from runtime.rpc import open_channel
+from scm.eligibility import ContainerState
+from scm.policy import Comparison
+
+LIST_DEFAULT = 100
+
+
+@click.group()
+def container() -> None:
+    """Show containers, their replicas, and how these differ."""
+
+
+@container.command("list")
+@click.option("--state", type=click.Choice([state.value for state in ContainerState]), help="Only in this state.")
+@click.option("--diverged", is_flag=True, help="Only containers whose replicas differ.")
+@click.option(
+    "--comparison", type=click.Choice([c.value for c in Comparison]), help="Only with this result of the comparison."
+)
+@click.option("--limit", type=click.IntRange(1), default=LIST_DEFAULT, show_default=True, help="At most so many.")
+@click.option("--after", type=click.IntRange(0), default=0, help="Begin behind this container ID.")
+@click.option("--ids", is_flag=True, help="IDs alone, one a line: input for `treefold reconcile -`.")
+@json_option
+@controller_options
+def list_command(
+    *,
+    controller: ControllerClient,
+    state: str | None,
+    diverged: bool,
+    comparison: str | None,
+    limit: int,
+    after: int,
+    ids: bool,
+    as_json: bool,
+) -> None:
+    """List containers in ascending order of their IDs."""
+    with answering("container list", as_json=as_json) as answer:
+        wanted = Comparison.DIVERGED.value if diverged else comparison or ""
+        views = list(islice(controller.containers(state=state or "", comparison=wanted, after=after), limit + 1))
+        more, views = len(views) > limit, views[:limit]
+        answer.data = {"containers": [container_json(view) for view in views], "more": more}
+        if more:
+            answer.warn(f"there are more: go on with --after {views[-1].container_id}, or raise --limit")
+        if as_json:
+            return
+        if ids:
+            for view in views:
+                click.echo(view.container_id)
+            return
+        rows = [
+            (
+                view.container_id,
+                view.state,
+                view.comparison,
+                len(view.replicas),
+                view.eligibility,
+                view.last_verdict or "-",
+                view.comparison_note,
+            )
+            for view in views
+        ]
+        columns = ("CONTAINER", "STATE", "REPLICAS", "COUNT", "RECONCILE", "LAST VERDICT", "NOTE")
+        print_table(columns, rows, numbers=("CONTAINER", "COUNT"))
+
+
+@container.command("info")
+@click.argument("arguments", metavar="ID... | -", nargs=-1)
+@json_option
+@controller_options
+def info(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: bool) -> None:
+    """Show containers with all their replicas."""
+    with answering("container info", as_json=as_json) as answer:
+        asked = container_ids(arguments)
+        found = controller.get_containers(asked)
+        answer.data = [container_json(found[number]) for number in asked if number in found]
+        if not as_json:
+            for number in asked:
+                if number in found:
+                    _print_container(found[number])
+        for number in asked:
+            if number not in found:
+                answer.fail("CONTAINER_NOT_FOUND", f"Container {number} is not known.")
+
+
+@container.command("diff")
+@click.argument("argument", metavar="ID")
+@json_option
+@controller_options
+def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
+    """Fetch the trees of all live replicas from their agents and compare them.
+
+    Exit status: 0 no differences, 3 differences, 1 a tree could not be had.
+    """
+    with answering("container diff", as_json=as_json) as answer:
+        [number] = container_ids((argument,))
+        view = controller.get_containers([number]).get(number)
+        if view is None:
+            answer.fail("CONTAINER_NOT_FOUND", f"Container {number} is not known.")
+            return
+        if view.comparison == Comparison.NOT_APPLICABLE.value:
+            answer.fail("NOT_APPLICABLE", f"Container {number} cannot be compared: {view.comparison_note}.")
+            return
+        for replica in view.replicas:
+            if not replica.live:
+                answer.warn(f"datanode {replica.datanode.datanode_id} is silent and left out")
+        trees, errors = fetch_trees(controller, view)
+        for name, error in errors.items():
+            answer.fail(error.code, f"datanode {name}: {error.message}", hint=error.hint)
+        if errors:
+            # A verdict without one of the replicas could call lost what only that one holds.
+            return
+        compared = compare(trees)
+        answer.data = comparison_json(compared)
+        if compared.differences:
+            answer.exit_status = answer.exit_status or EXIT_FINDINGS
+        if not as_json:
+            _print_comparison(compared, trees)
+
+
+# ---- trees ----
+
+
+def fetch_trees(
+    controller: ControllerClient, view: pb.ContainerView
+) -> tuple[dict[str, ContainerTree], dict[str, ReconcileError]]:
+    """The trees of the live replicas, and why some could not be had; by datanode."""
+    container_id = ContainerId(view.container_id)
+
+    def fetch(replica: pb.ReplicaView) -> ContainerTree | ReconcileError:
+        try:
+            channel = open_channel(replica.datanode.address, tls=controller.tls, insecure=controller.insecure)
+            peer = AgentPeer(PeerId(replica.datanode.datanode_id), channel, replica.datanode.address)
+            try:
+                return peer.tree(container_id)
+            finally:
+                peer.close()
+        except ReconcileError as error:
+            return error
+
+    trees: dict[str, ContainerTree] = {}
+    errors: dict[str, ReconcileError] = {}
+    live = [replica for replica in view.replicas if replica.live]
+    with ThreadPoolExecutor(max(1, min(len(live), PEERS_MAX))) as pool:
+        for replica, result in zip(live, pool.map(fetch, live), strict=True):
+            name = replica.datanode.datanode_id
+            if isinstance(result, ReconcileError):
+                errors[name] = result
+            else:
+                trees[name] = result
+    return trees, errors
+
+
+# ---- JSON ----
+
+
+def container_json(view: pb.ContainerView) -> JsonObject:
+    """A container; an unknown root is null, which "0", the root of an empty tree, is not."""
+    return {
+        "containerID": view.container_id,
+        "state": view.state,
+        "comparison": view.comparison,
+        "comparisonNote": view.comparison_note,
+        "eligibility": view.eligibility,
+        "eligibilityMessage": view.eligibility_message,
+        "requiredNodes": view.required_nodes,
+        "lastVerdict": view.last_verdict or None,
+        "lastJobID": view.last_job_id or None,
+        "replicas": [_replica_json(replica) for replica in view.replicas],
+    }
+
+
+def _replica_json(view: pb.ReplicaView) -> JsonObject:
+    replica = view.replica
+    return {
+        "datanode": datanode_json(view.datanode) | {"address": view.datanode.address},
+        "live": view.live,
+        "reportAgeSeconds": round(view.report_age_s, 3),
+        "state": replica.state,
+        "dataChecksum": root_of(replica),
+        "sequenceId": replica.bcs_id,
+        "usedBytes": replica.used_bytes,
+        "blockCount": replica.block_count,
+        "replicaIndex": replica.replica_index,
+        "lastScan": time_text(replica.data_scan_timestamp / 1000) if replica.HasField("data_scan_timestamp") else None,
+        "readOnly": replica.read_only,
+    }
+
+
+def datanode_json(datanode: pb.Datanode) -> JsonObject:
+    """As Ozone shows a datanode."""
+    host = datanode.address.rpartition(":")[0].strip("[]")
+    return {"id": datanode.datanode_id, "hostname": datanode.hostname or host, "ipAddress": host}
+
+
+def comparison_json(compared: TreeComparison) -> JsonObject:
+    """As `treefold tree diff` shows it."""
+    differences = []
+    for difference in compared.differences:
+        one: JsonObject = {"kind": difference.kind.value, "blockID": difference.block_id}
+        if difference.offset is not None:
+            one["offset"] = difference.offset
+        differences.append(one | {"lacking": list(difference.lacking), "sources": list(difference.sources)})
+    return {"containerID": compared.container_id, "verdict": compared.verdict.value, "differences": differences}
+
+
+def root_of(replica: pb.ReplicaReport) -> str | None:
+    return root_hex(replica.data_checksum) if replica.HasField("data_checksum") else None
+
+
+def time_text(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def age_text(seconds: float) -> str:
+    """`3m ago`."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit} ago"
+    return f"{max(0.0, seconds):.0f}s ago"
+
+
+# ---- for people ----
+
+
+def _print_container(view: pb.ContainerView) -> None:
+    note = f" ({view.comparison_note})" if view.comparison_note else ""
+    print_line(f"Container {view.container_id}")
+    print_line(f"  state:       {view.state or 'unknown'}")
+    print_line(f"  replicas:    {view.comparison}{note}")
+    print_line(f"  reconcile:   {view.eligibility}{': ' if view.eligibility_message else ''}{view.eligibility_message}")
+    if view.last_job_id:
+        print_line(f"  last job:    {view.last_job_id}, verdict {view.last_verdict or 'none'}")
+    columns = ("DATANODE", "HOST", "STATE", "ROOT", "BCSID", "BLOCKS", "USED", "SCANNED", "REPORT")
+    print_table(columns, _replica_rows(view.replicas), numbers=("ROOT", "BCSID", "BLOCKS", "USED"))
+
+
+def _replica_rows(replicas: Iterable[pb.ReplicaView]) -> Iterator[tuple[object, ...]]:
+    for view in replicas:
+        replica = view.replica
+        scanned = "never"
+        if replica.HasField("data_scan_timestamp"):
+            seconds = replica.data_scan_timestamp / 1000
+            scanned = f"{time_text(seconds)} ({age_text(time.time() - seconds)})"
+        index = f" index {replica.replica_index}" if replica.replica_index else ""
+        yield (
+            view.datanode.datanode_id,
+            view.datanode.hostname or view.datanode.address,
+            replica.state + index + (" read-only" if replica.read_only else ""),
+            root_of(replica) or "unknown",
+            replica.bcs_id,
+            replica.block_count,
+            size_text(replica.used_bytes),
+            scanned,
+            age_text(view.report_age_s) if view.live else f"silent, {age_text(view.report_age_s)}",
+        )
+
+
+def _print_comparison(compared: TreeComparison, trees: dict[str, ContainerTree]) -> None:
+    print_line(f"Container {compared.container_id}: {compared.verdict.value}")
+    print_table(
+        ("DATANODE", "ROOT", "BLOCKS", "DELETED"),
+        [
+            (name, root_hex(tree.data_checksum), len(tree.blocks), sum(block.deleted for block in tree.blocks))
+            for name, tree in trees.items()
+        ],
+        numbers=("ROOT", "BLOCKS", "DELETED"),
+    )
+    for difference in compared.differences:
+        where = f" at {difference.offset}" if difference.offset is not None else ""
+        sources = ", ".join(difference.sources) or "nowhere"
+        lacking = ", ".join(difference.lacking)
+        print_line(f"{difference.kind.value}: block {difference.block_id}{where}: {lacking} <- {sources}")
+    for evidence in compared.evidence:
+        where = f" block {evidence.block_id}" if evidence.block_id is not None else ""
+        where += f" at {evidence.offset}" if evidence.offset is not None else ""
+        print_line(f"{evidence.kind.value}:{where} {evidence.detail}")

@@ -1,0 +1,306 @@
+"""`treefold job`: what the controller works at. The work goes on there; a terminal is only a window on it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import click
+from rich.live import Live
+from rich.table import Table
+
+from admin.answer import (
+    EXIT_FAILED,
+    EXIT_PARTLY,
+    EXIT_UNRECOVERABLE,
+    JsonObject,
+    answering,
+    controller_options,
+    json_option,
+)
+from admin.containers import time_text
+from admin.controller_client import ControllerClient
+from admin.output import LINE_EVERY_S, Output, console, print_line, print_table, size_text
+from merkle.errors import ControllerUnavailableError
+from merkle.plan import Verdict
+from protos import controller_pb2 as pb
+from scm.jobs import JobState
+
+# A watched job is asked for so often; a line goes to a log less often, see LINE_EVERY_S.
+POLL_S = 0.25
+# Of many jobs watched at once, so many are asked for each time: they end in the order they were made.
+POLL_JOBS_MAX = 100
+# A controller that is restarted is back by then.
+AWAY_S = 60.0
+# Rows of a live table: more do not fit a terminal.
+LIVE_ROWS_MAX = 20
+
+_HOPELESS = {Verdict.UNRECOVERABLE.value, Verdict.CONFLICT.value}
+_ENDED = {state.value for state in JobState if state.is_terminal}
+
+
+@click.group()
+def job() -> None:
+    """Show, watch and cancel the controller's jobs."""
+
+
+@job.command("list")
+@click.option("--state", type=click.Choice([state.value for state in JobState]), help="Only in this state.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most so many.")
+@json_option
+@controller_options
+def list_command(*, controller: ControllerClient, state: str | None, limit: int, as_json: bool) -> None:
+    """List jobs, newest first."""
+    with answering("job list", as_json=as_json) as answer:
+        jobs = controller.jobs(state=state or "", limit=limit)
+        answer.data = {"jobs": [job_json(one) for one in jobs]}
+        if not as_json:
+            print_jobs(jobs)
+
+
+@job.command("show")
+@click.argument("job_id", metavar="JOB")
+@json_option
+@controller_options
+def show(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
+    """Show one job with what each datanode did."""
+    with answering("job show", as_json=as_json) as answer:
+        one = controller.job(job_id)
+        answer.data = job_json(one)
+        if not as_json:
+            _print_job(one)
+
+
+@job.command("watch")
+@click.argument("job_id", metavar="JOB")
+@json_option
+@controller_options
+@click.pass_obj
+def watch(output: Output | None, *, controller: ControllerClient, job_id: str, as_json: bool) -> None:
+    """Follow a job until it has ended; interrupting this leaves the job alone.
+
+    Exit status: that of the job: 0 done, 1 failed, 4 damage beyond repair, 5 partly done.
+    """
+    with answering("job watch", as_json=as_json) as answer:
+        [one] = await_jobs(controller, [controller.job(job_id)], output or Output())
+        answer.data = job_json(one)
+        answer.exit_status = exit_status_of([one])
+        if not as_json:
+            _print_job(one)
+
+
+@job.command("cancel")
+@click.argument("job_id", metavar="JOB")
+@json_option
+@controller_options
+def cancel(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
+    """Cancel a job: agents stop after the window they are writing. One that has ended stays as it is."""
+    with answering("job cancel", as_json=as_json) as answer:
+        one = controller.cancel(job_id)
+        answer.data = job_json(one)
+        if one.state in _ENDED and one.state != JobState.CANCELLED.value:
+            answer.warn(f"job {job_id} had ended already: {one.state}")
+        answer.say(f"job {job_id} of container {one.container_id}: {one.state} {one.detail}".rstrip())
+
+
+# ---- waiting ----
+
+
+def await_jobs(
+    controller: ControllerClient,
+    jobs: Sequence[pb.Job],
+    output: Output,
+    *,
+    pause: Callable[[float], object] | None = None,
+) -> list[pb.Job]:
+    """The jobs once all have ended; until then their progress goes to stderr.
+
+    Raises:
+        ControllerUnavailableError: the controller was away for longer than a restart takes; its jobs go on.
+    """
+    wait = pause or threading.Event().wait
+    latest = {one.job_id: one for one in jobs}
+    heard_s = time.monotonic()
+    with _telling(output) as tell:
+        while True:
+            waiting = [one for one in latest.values() if one.state not in _ENDED]
+            tell(list(latest.values()))
+            if not waiting:
+                return list(latest.values())
+            wait(POLL_S)
+            try:
+                for one in waiting[:POLL_JOBS_MAX]:
+                    latest[one.job_id] = controller.job(one.job_id)
+                heard_s = time.monotonic()
+            except ControllerUnavailableError:
+                if time.monotonic() - heard_s >= AWAY_S:
+                    raise
+
+
+@contextmanager
+def _telling(output: Output) -> Iterator[Callable[[Sequence[pb.Job]], None]]:
+    """A live table on a terminal; else a line every ten seconds."""
+    if output.bars:
+        with Live(console=console(stderr=True), transient=True, refresh_per_second=4) as live:
+            yield lambda jobs: live.update(_live_table(jobs))
+        return
+    said = time.monotonic()
+
+    def tell(jobs: Sequence[pb.Job]) -> None:
+        nonlocal said
+        if time.monotonic() - said < LINE_EVERY_S:
+            return
+        said = time.monotonic()
+        ended = sum(one.state in _ENDED for one in jobs)
+        if len(jobs) > 1:
+            click.echo(f"{ended} of {len(jobs)} jobs ended", err=True)
+        for one in [one for one in jobs if one.state not in _ENDED][:LIVE_ROWS_MAX]:
+            click.echo(progress_line(one), err=True)
+
+    yield tell
+
+
+def _live_table(jobs: Sequence[pb.Job]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    waiting = [one for one in jobs if one.state not in _ENDED]
+    for one in waiting[:LIVE_ROWS_MAX]:
+        table.add_row(progress_line(one))
+    table.add_row(f"{len(jobs) - len(waiting)} of {len(jobs)} jobs ended")
+    return table
+
+
+def progress_line(one: pb.Job) -> str:
+    """`repairing container 12  3/5 blocks  48.0 MiB/80.0 MiB  38.0 MiB/s  ETA 1s  dn-1 done, dn-2 running`."""
+    parts = [d.progress for d in one.datanodes]
+    text = f"container {one.container_id}  {one.state}"
+    if one.state == JobState.RUNNING.value:
+        done, planned = sum(p.blocks_done for p in parts), sum(p.blocks_planned for p in parts)
+        text += f"  {done}/{planned} blocks  {size_text(one.bytes_done)}/{size_text(one.bytes_planned)}"
+        text += f"  {size_text(one.rate_bytes_per_s)}/s"
+        if one.HasField("eta_s"):
+            text += "  finishing" if one.eta_s == 0 else f"  ETA {one.eta_s:.0f}s"
+    if one.detail:
+        text += f"  {one.detail}"
+    return text + "  " + ", ".join(f"{d.datanode_id[:8]} {d.progress.state}" for d in one.datanodes)
+
+
+def exit_status_of(jobs: Iterable[pb.Job]) -> int:
+    """One status for all: damage that remains, then what failed, then what was left undone."""
+    ended = list(jobs)
+    if any(one.verdict in _HOPELESS for one in ended):
+        return EXIT_UNRECOVERABLE
+    clean = [one for one in ended if one.state == JobState.DONE.value]
+    if len(clean) == len(ended):
+        return 0
+    partial = any(one.state == JobState.PARTIAL.value for one in ended)
+    return EXIT_PARTLY if clean or partial else EXIT_FAILED
+
+
+# ---- JSON ----
+
+
+def job_json(one: pb.Job) -> JsonObject:
+    return {
+        "jobID": one.job_id,
+        "containerID": one.container_id,
+        "state": one.state,
+        "detail": one.detail,
+        "verdict": one.verdict or None,
+        "reason": one.reason,
+        "requestedBy": one.requested_by,
+        "createdAt": time_text(one.created_at_s),
+        "startedAt": time_text(one.started_at_s) if one.started_at_s else None,
+        "finishedAt": time_text(one.finished_at_s) if one.finished_at_s else None,
+        "lastProgressAt": time_text(one.last_progress_at_s) if one.last_progress_at_s else None,
+        "bytesDone": one.bytes_done,
+        "bytesPlanned": one.bytes_planned,
+        "rateBytesPerSecond": round(one.rate_bytes_per_s, 1),
+        "etaSeconds": round(one.eta_s, 1) if one.HasField("eta_s") else None,
+        "datanodes": [_datanode_json(part) for part in one.datanodes],
+    }
+
+
+def _datanode_json(part: pb.DatanodeProgress) -> JsonObject:
+    progress = part.progress
+    return {
+        "id": part.datanode_id,
+        "state": progress.state,
+        "verdict": progress.verdict or None,
+        "bytesFetched": progress.bytes_fetched,
+        "bytesWritten": progress.bytes_written,
+        "windowsWritten": progress.windows_written,
+        "chunksRepaired": progress.chunks_repaired,
+        "tombstonesAdopted": progress.tombstones_adopted,
+        "blocksDone": progress.blocks_done,
+        "blocksPlanned": progress.blocks_planned,
+        "errorCode": progress.error_code or None,
+        "message": progress.message,
+        "claimedDeletedBlockIDs": list(progress.claimed_deleted_block_ids),
+        "evidence": [_evidence_json(evidence) for evidence in progress.evidence],
+        "peers": [
+            {"id": peer.datanode_id, "outcome": peer.outcome, "bytesFetched": peer.bytes_fetched}
+            for peer in progress.peers
+        ],
+    }
+
+
+def _evidence_json(evidence: pb.Evidence) -> JsonObject:
+    place: JsonObject = {}
+    if evidence.HasField("block_id"):
+        place["blockID"] = evidence.block_id
+    if evidence.HasField("offset"):
+        place["offset"] = evidence.offset
+    return {"kind": evidence.kind} | place | {"detail": evidence.detail}
+
+
+# ---- for people ----
+
+
+def print_jobs(jobs: Iterable[pb.Job]) -> None:
+    """A row a job."""
+    rows = [
+        (
+            one.job_id,
+            one.container_id,
+            one.state,
+            one.verdict or "-",
+            size_text(one.bytes_done),
+            sum(d.progress.chunks_repaired for d in one.datanodes),
+            time_text(one.created_at_s),
+            one.detail,
+        )
+        for one in jobs
+    ]
+    columns = ("JOB", "CONTAINER", "STATE", "VERDICT", "FETCHED", "CHUNKS", "CREATED", "DETAIL")
+    print_table(columns, rows, numbers=("CONTAINER", "FETCHED", "CHUNKS"))
+
+
+def _print_job(one: pb.Job) -> None:
+    print_line(f"Job {one.job_id}: container {one.container_id}, {one.state}{': ' if one.detail else ''}{one.detail}")
+    print_line(f"  verdict:   {one.verdict or 'none yet'}")
+    print_line(f"  created:   {time_text(one.created_at_s)} by {one.requested_by or 'nobody'} {one.reason}".rstrip())
+    if one.finished_at_s:
+        print_line(f"  finished:  {time_text(one.finished_at_s)}")
+    else:
+        print_line(f"  progress:  {progress_line(one)}")
+    rows = [
+        (
+            part.datanode_id,
+            part.progress.state,
+            part.progress.verdict or "-",
+            size_text(part.progress.bytes_fetched),
+            size_text(part.progress.bytes_written),
+            part.progress.windows_written,
+            part.progress.chunks_repaired,
+            part.progress.tombstones_adopted,
+            " ".join(text for text in (part.progress.error_code, part.progress.message) if text),
+        )
+        for part in one.datanodes
+    ]
+    columns = ("DATANODE", "STATE", "VERDICT", "FETCHED", "WRITTEN", "WINDOWS", "CHUNKS", "DELETES", "MESSAGE")
+    print_table(columns, rows, numbers=("FETCHED", "WRITTEN", "WINDOWS", "CHUNKS", "DELETES"))
+    for part in one.datanodes:
+        for evidence in part.progress.evidence:
+            where = f" block {evidence.block_id}" if evidence.HasField("block_id") else ""
+            where += f" at {evidence.offset}" if evidence.HasField("offset") else ""
+            print_line(f"{part.datanode_id}: {evidence.kind}{where}: {evidence.detail}")

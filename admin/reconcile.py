@@ -1,0 +1,375 @@
+"""`treefold reconcile`: make the replicas of containers equal, after the plan was shown and confirmed.
+
+With --status nothing is done: it shows what the datanodes last reported, with --json exactly in the shape of
+`ozone admin container reconcile --status`. One thing differs on purpose: where a replica's root is unknown, or there
+is nothing to compare with, `replicasMatch` is null, where Ozone says true.
+"""
+
+import getpass
+import json
+import socket
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+import click
+
+from admin.answer import (
+    EXIT_BUSY,
+    EXIT_FAILED,
+    EXIT_FINDINGS,
+    EXIT_PARTLY,
+    EXIT_REFUSED,
+    INTERRUPTED,
+    Answer,
+    JsonObject,
+    answering,
+    container_ids,
+    controller_options,
+    json_option,
+)
+from admin.containers import comparison_json, container_json, datanode_json, fetch_trees, root_of
+from admin.controller_client import ControllerClient
+from admin.jobs import await_jobs, exit_status_of, job_json, print_jobs
+from admin.output import Output, print_table
+from merkle.errors import ReconcileError, UsageError
+from merkle.plan import Comparison as TreeComparison
+from merkle.plan import Verdict, compare
+from protos import controller_pb2 as pb
+from scm.eligibility import ContainerState, Eligibility
+from scm.policy import Comparison
+
+# Trees are fetched for a plan of so many containers; it shows so many rows to people.
+PLAN_TREES_MAX = 20
+PLAN_ROWS_MAX = 100
+
+OK = Eligibility.OK.value
+_BUSY = {Eligibility.ALREADY_RUNNING.value, Eligibility.QUEUE_FULL.value}
+_MATCH = {Comparison.MATCH.value: True, Comparison.DIVERGED.value: False}
+# Ozone's names for how many replicas there should be.
+_FACTORS = {1: "ONE", 3: "THREE"}
+
+
+@click.command()
+@click.argument("arguments", metavar="ID... | -", nargs=-1)
+@click.option("--all-diverged", is_flag=True, help="All containers whose replicas differ.")
+@click.option("--status", is_flag=True, help="Show roots and whether they match; do nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the plan; do nothing.")
+@click.option("--yes", is_flag=True, help="Do it without asking.")
+@click.option("--wait", is_flag=True, help="Wait for the jobs and show what came of them.")
+@click.option("--reason", default="", metavar="TEXT", help="Why; kept with the jobs.")
+@json_option
+@controller_options
+@click.pass_obj
+def reconcile(
+    output: Output | None,
+    *,
+    controller: ControllerClient,
+    arguments: tuple[str, ...],
+    all_diverged: bool,
+    status: bool,
+    dry_run: bool,
+    yes: bool,
+    wait: bool,
+    reason: str,
+    as_json: bool,
+) -> None:
+    """Make the replicas of containers equal, repairing each from the others.
+
+    IDs are arguments, or lines of standard input with `-`. The plan comes first; what changes data wants --yes, or a
+    yes on a terminal.
+
+    Exit status: 0 done, 1 failed, 2 usage, 3 replicas differ (--status), 4 damage beyond repair, 5 partly done,
+    6 refused, 7 controller unreachable, 8 already running.
+    """
+    if status:
+        _status(controller, _asked(controller, arguments, all_diverged), as_json=as_json)
+        return
+    with answering("reconcile", as_json=as_json) as answer:
+        asked = _asked(controller, arguments, all_diverged)
+        outcomes = controller.reconcile(asked, dry_run=True)
+        views = controller.get_containers(asked)
+        wanted = [outcome for outcome in outcomes if outcome.eligibility == OK]
+        busy = [outcome for outcome in outcomes if outcome.job_id]
+        compared = _compared(controller, answer, [views[o.container_id] for o in wanted if o.container_id in views])
+        answer.data = {"plan": [_plan_json(outcome, views, compared) for outcome in outcomes], "jobs": []}
+        if not as_json:
+            _print_plan(wanted, views, compared)
+        if dry_run or not (wanted or (wait and busy)):
+            _note_refusals(answer, outcomes)
+            return
+        if wanted and not _is_confirmed(len(wanted), yes=yes):
+            answer.fail(
+                "refused",
+                "Nothing was changed: not confirmed.",
+                hint="add --yes to do it, or --dry-run to see the plan alone",
+                exit_status=EXIT_REFUSED,
+            )
+            return
+        # What was refused in the plan stays refused: only what was shown and confirmed is done.
+        started = controller.reconcile(
+            [outcome.container_id for outcome in wanted], dry_run=False, reason=reason, requested_by=_who()
+        )
+        outcomes = [*started, *(outcome for outcome in outcomes if outcome.eligibility != OK)]
+        _tell_triggered(answer, outcomes)
+        if wait:
+            _wait(controller, answer, [outcome.job_id for outcome in outcomes if outcome.job_id], output or Output())
+
+
+def _asked(controller: ControllerClient, arguments: tuple[str, ...], all_diverged: bool) -> list[int]:
+    if not all_diverged:
+        return container_ids(arguments)
+    if arguments:
+        raise UsageError("either container IDs or --all-diverged, not both")
+    return [view.container_id for view in controller.containers(comparison=Comparison.DIVERGED.value)]
+
+
+# ---- the plan ----
+
+
+def _compared(
+    controller: ControllerClient, answer: Answer, views: Sequence[pb.ContainerView]
+) -> dict[int, TreeComparison]:
+    """What differs, by the trees that the agents hold now; of a long list the roots have to do."""
+    if len(views) > PLAN_TREES_MAX:
+        return {}
+    found = {}
+    for view in views:
+        trees, errors = fetch_trees(controller, view)
+        for name, error in errors.items():
+            answer.warn(f"container {view.container_id}: the plan lacks the tree of datanode {name}: {error.message}")
+        # A plan without one of the replicas could call lost what only that one holds.
+        if not errors:
+            found[view.container_id] = compare(trees)
+    return found
+
+
+def _plan_json(
+    outcome: pb.ReconcileOutcome, views: dict[int, pb.ContainerView], compared: dict[int, TreeComparison]
+) -> JsonObject:
+    view = views.get(outcome.container_id)
+    differences = compared.get(outcome.container_id)
+    return {
+        "containerID": outcome.container_id,
+        "eligibility": outcome.eligibility,
+        "message": outcome.message,
+        "datanodes": _ordered(view) if view and outcome.eligibility == OK else [],
+        "container": container_json(view) if view else None,
+        "trees": comparison_json(differences) if differences else None,
+    }
+
+
+def _ordered(view: pb.ContainerView) -> list[str]:
+    """Who would get an order: the live replicas that may be written."""
+    return [r.datanode.datanode_id for r in view.replicas if r.live and not r.replica.read_only]
+
+
+def _print_plan(
+    wanted: Sequence[pb.ReconcileOutcome], views: dict[int, pb.ContainerView], compared: dict[int, TreeComparison]
+) -> None:
+    if not wanted:
+        return
+    click.echo("Plan: each datanode compares its replica with the others' and repairs what differs.")
+    rows = []
+    for outcome in wanted[:PLAN_ROWS_MAX]:
+        view = views.get(outcome.container_id)
+        if view is not None:
+            rows.append((view.container_id, view.state, view.comparison, len(_ordered(view)), _work(view, compared)))
+    print_table(("CONTAINER", "STATE", "REPLICAS", "ORDERS", "TO DO"), rows, numbers=("CONTAINER", "ORDERS"))
+    if len(wanted) > PLAN_ROWS_MAX:
+        click.echo(f"... and {len(wanted) - PLAN_ROWS_MAX} more")
+
+
+def _work(view: pb.ContainerView, compared: dict[int, TreeComparison]) -> str:
+    comparison = compared.get(view.container_id)
+    if comparison is None:
+        return "roots " + ", ".join(root_of(replica.replica) or "unknown" for replica in view.replicas)
+    kinds = Counter(difference.kind.value for difference in comparison.differences)
+    counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return f"{comparison.verdict.value}{': ' if counted else ''}{counted}"
+
+
+def _is_confirmed(count: int, *, yes: bool) -> bool:
+    if yes:
+        return True
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    return click.confirm(f"Reconcile {count} container{'' if count == 1 else 's'}?", default=False, err=True)
+
+
+def _note_refusals(answer: Answer, outcomes: Sequence[pb.ReconcileOutcome]) -> int:
+    """Say what was refused, in Ozone's words; returns how many."""
+    refused = [outcome for outcome in outcomes if outcome.eligibility != OK]
+    for outcome in refused:
+        answer.fail(outcome.eligibility, outcome.message)
+    if refused:
+        answer.exit_status = _refusal_status(refused) if len(refused) == len(outcomes) else EXIT_PARTLY
+    return len(refused)
+
+
+def _refusal_status(refused: Sequence[pb.ReconcileOutcome]) -> int:
+    names = {outcome.eligibility for outcome in refused}
+    if names <= _BUSY:
+        return EXIT_BUSY
+    return EXIT_FAILED if names == {Eligibility.CONTAINER_NOT_FOUND.value} else EXIT_REFUSED
+
+
+# ---- doing it ----
+
+
+def _tell_triggered(answer: Answer, outcomes: Sequence[pb.ReconcileOutcome]) -> None:
+    """Which jobs there are now, and what was refused, in Ozone's words."""
+    started = [outcome for outcome in outcomes if outcome.eligibility == OK]
+    for outcome in started:
+        answer.say(f"Reconciliation has been triggered for container {outcome.container_id} (job {outcome.job_id})")
+    failed = _note_refusals(answer, outcomes)
+    if started:
+        answer.say("")
+        answer.say('Use "treefold reconcile --status" to see the checksums of each container replica')
+    if failed and not answer.as_json:
+        click.echo(f"Failed to trigger reconciliation for {failed} container{'s' if failed > 1 else ''}", err=True)
+    assert isinstance(answer.data, dict)
+    answer.data["jobs"] = [{"containerID": o.container_id, "jobID": o.job_id} for o in outcomes if o.job_id]
+
+
+def _wait(controller: ControllerClient, answer: Answer, job_ids: Sequence[str], output: Output) -> None:
+    try:
+        jobs = await_jobs(controller, [controller.job(job_id) for job_id in job_ids], output)
+    except KeyboardInterrupt:
+        answer.fail(
+            "interrupted",
+            "Interrupted; the jobs go on.",
+            hint="treefold job list shows them, treefold job cancel JOB ends one",
+        )
+        answer.exit_status = INTERRUPTED
+        return
+    views = controller.get_containers([job.container_id for job in jobs])
+    assert isinstance(answer.data, dict)
+    answer.data["jobs"] = [
+        job_json(job) | {"comparison": views[job.container_id].comparison if job.container_id in views else None}
+        for job in jobs
+    ]
+    status = exit_status_of(jobs)
+    for job in jobs:
+        if job.verdict == Verdict.UNKNOWN.value:
+            answer.warn(f"container {job.container_id}: unverifiable: it holds what nobody recorded a checksum of")
+        view = views.get(job.container_id)
+        if status == 0 and view is not None and view.comparison == Comparison.DIVERGED.value:
+            answer.warn(f"container {job.container_id}: the replicas still differ: {view.comparison_note}")
+            status = EXIT_PARTLY
+    if not answer.as_json:
+        print_jobs(jobs)
+    # A container that was under way already was waited for, and is no failure then.
+    others = {str(error["code"]) for error in answer.errors} - {Eligibility.ALREADY_RUNNING.value}
+    if not others:
+        answer.errors.clear()
+        answer.exit_status = status
+    elif status:
+        answer.exit_status = status
+
+
+def _who() -> str:
+    """Who asks, for the record; whoever has no name is nobody."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        return f"nobody@{socket.gethostname()}"
+
+
+# ---- status ----
+
+
+def _status(controller: ControllerClient, asked: Sequence[int], *, as_json: bool) -> None:
+    """Ozone's own array with --json, a table for people; what could not be shown goes to stderr either way."""
+    try:
+        views = controller.get_containers(asked)
+    except ReconcileError:
+        if as_json:
+            click.echo(ozone_json([]))
+        raise
+    shown, failures = list[pb.ContainerView](), list[str]()
+    for number in asked:
+        view = views.get(number)
+        if view is None:
+            failures.append(
+                f"Failed to get reconciliation status of container {number}: Container #{number} not found."
+            )
+        elif view.state == ContainerState.OPEN.value:
+            failures.append(
+                f"Cannot get status of container {number}. Reconciliation is not supported for open containers"
+            )
+        elif any(replica.replica.replica_index > 0 for replica in view.replicas):
+            failures.append(
+                f"Cannot get status of container {number}. "
+                "Reconciliation is only supported for Ratis replicated containers"
+            )
+        else:
+            shown.append(view)
+    if as_json:
+        click.echo(ozone_json([_status_json(view) for view in shown]))
+    elif shown:
+        _print_status(shown)
+    for failure in failures:
+        click.echo(failure, err=True)
+    if failures:
+        many = "s" if len(failures) > 1 else ""
+        click.echo(f"Failed to process reconciliation status for {len(failures)} container{many}", err=True)
+        raise click.exceptions.Exit(EXIT_PARTLY if shown else EXIT_FAILED)
+    if any(view.comparison == Comparison.DIVERGED.value for view in shown):
+        raise click.exceptions.Exit(EXIT_FINDINGS)
+
+
+def _status_json(view: pb.ContainerView) -> JsonObject:
+    return {
+        "containerID": view.container_id,
+        "state": view.state,
+        "replicationConfig": {
+            "replicationFactor": _FACTORS.get(view.required_nodes, str(view.required_nodes)),
+            "requiredNodes": view.required_nodes,
+            "minimumNodes": 1,
+            "replicationType": "RATIS",
+        },
+        "replicasMatch": _MATCH.get(view.comparison),
+        "replicas": [
+            {
+                "datanode": datanode_json(replica.datanode),
+                "state": replica.replica.state,
+                "dataChecksum": root_of(replica.replica) or "0",
+            }
+            for replica in view.replicas
+        ],
+    }
+
+
+def _print_status(shown: Sequence[pb.ContainerView]) -> None:
+    rows = []
+    for view in shown:
+        for number, replica in enumerate(view.replicas):
+            rows.append(
+                (
+                    "" if number else view.container_id,
+                    "" if number else view.state,
+                    "" if number else view.comparison,
+                    replica.datanode.datanode_id,
+                    replica.datanode.hostname or replica.datanode.address,
+                    replica.replica.state,
+                    root_of(replica.replica) or "unknown",
+                )
+            )
+        if not view.replicas:
+            rows.append((view.container_id, view.state, view.comparison, "-", "-", "-", "-"))
+    columns = ("CONTAINER", "STATE", "REPLICAS", "DATANODE", "HOST", "REPLICA STATE", "ROOT")
+    print_table(columns, rows, numbers=("CONTAINER", "ROOT"))
+
+
+def ozone_json(value: object, indent: int = 0) -> str:
+    """JSON as Ozone's library prints it: `"key" : value`, arrays and objects opened on one line, `[ ]` when empty."""
+    if isinstance(value, dict):
+        if not value:
+            return "{ }"
+        inner = "  " * (indent + 1)
+        lines = [f"{inner}{json.dumps(key)} : {ozone_json(item, indent + 1)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(lines) + "\n" + "  " * indent + "}"
+    if isinstance(value, list):
+        return "[ " + ", ".join(ozone_json(item, indent) for item in value) + " ]" if value else "[ ]"
+    return json.dumps(value, ensure_ascii=False)
