@@ -24,8 +24,9 @@ from merkle.tree import BlockId, ChunkTree, ContainerTree, TreeBuilder
 from ozone.containers import Container
 from ozone.disk import Reader
 
-# Stays in a core's second-level cache between the read and the checksums; larger is slower, smaller costs more calls.
-BUFFER_BYTES = 256 << 10
+# Measured: each doubling up to here makes reading from the page cache faster (fewer calls, and a buffer that the system
+# can back with one large page), and none beyond it does.
+BUFFER_BYTES = 2 << 20
 # Files or descriptors have run out in this process or machine: it says nothing about the container.
 _EXHAUSTED = {errno.errorcode[errno.EMFILE], errno.errorcode[errno.ENFILE]}
 
