@@ -30,7 +30,7 @@ from merkle.errors import (
     RemoteProtocolError,
     TreeRefusedError,
 )
-from merkle.limits import TREE_BLOCKS_MAX, TREE_BYTES_MAX
+from merkle.limits import CHUNK_BYTES_MAX, TREE_BLOCKS_MAX, TREE_BYTES_MAX
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
@@ -131,7 +131,7 @@ class AgentPeer:
         self, container_id: ContainerId, block_id: BlockId, record_chunk: ChunkRecord, ranges: Sequence[ByteRange]
     ) -> Iterator[Piece]:
         assert all(record_chunk.offset <= one.offset and one.end <= record_chunk.end for one in ranges)
-        wanted = merged(ranges, READ_BYTES_MAX)
+        wanted = merged(ranges, CHUNK_BYTES_MAX)
         assert len(wanted) <= RANGES_MAX
         request = ReadWindowsRequest(
             container_id=container_id,
