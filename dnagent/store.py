@@ -83,9 +83,14 @@ class HeldVolume:
         self.volume.refresh()
         # A volume whose database is lost is lost: each of its containers would seem damaged, and none is.
         _ = self.volume.database
-        found = {container_id: self._look_at(container_id) for container_id in self.containers.ids()}
-        with self._lock:
-            self._held = found
+        found = set(self.containers.ids())
+        for container_id in found:
+            # One at a time: what a scan notes meanwhile must not be overwritten by what was seen before it.
+            replica = self._look_at(container_id)
+            with self._lock:
+                self._held[container_id] = replica
+        for container_id in self._held.keys() - found:
+            self.forget(container_id)
 
     def replicas(self) -> list[ContainerReplica]:
         """All replicas, as they are known."""
@@ -219,25 +224,36 @@ class HeldVolume:
         try:
             container = self.containers.open(container_id)
         except ReconcileError as error:
-            _log.error("container_skipped", container_id=container_id, volume=self.name, **_fields(error))
+            before = self._held.get(container_id)
+            # Said once, not at every look.
+            if before is None or before.state is not ReplicaState.INVALID:
+                _log.error("container_skipped", container_id=container_id, volume=self.name, **_fields(error))
             return ContainerReplica(own, container_id, ReplicaState.INVALID, None, 0, read_only=read_only)
         counters = container.counters()
-        stored = self.trees.read(container_id)
-        has_tree = stored.status is TreeStatus.PRESENT and container.state.is_closed
+        tree = self._stored_tree(container_id) if container.state.is_closed else None
         scanned_ms = self._own_scan_ms(container_id) if read_only else container.descriptor.data_scan_timestamp_ms
         return ContainerReplica(
             peer=own,
             container_id=container_id,
             state=container.state,
-            data_checksum=stored.tree.data_checksum if has_tree else None,
+            data_checksum=tree.data_checksum if tree else None,
             bcs_id=counters.bcs_id or 0,
             replica_index=container.replica_index,
             used_bytes=counters.used_bytes or 0,
             block_count=counters.block_count or 0,
             data_scan_timestamp_ms=scanned_ms,
             read_only=read_only,
-            fingerprint=state_fingerprint(stored.tree) if has_tree else b"",
+            fingerprint=state_fingerprint(tree) if tree else b"",
         )
+
+    def _stored_tree(self, container_id: ContainerId) -> ContainerTree | None:
+        try:
+            stored = self.trees.read(container_id)
+        except (DiskError, ContainerNotFoundError) as error:
+            # As good as none: a scan tells what else cannot be read, and other containers are not concerned.
+            _log.warning("container_skipped", container_id=container_id, volume=self.name, **_fields(error))
+            return None
+        return stored.tree if stored.status is TreeStatus.PRESENT else None
 
     def _findings_path(self, container_id: ContainerId) -> Path:
         return self.volume.state_folder / "scans" / f"{container_id}.json"

@@ -104,6 +104,32 @@ def test_a_container_whose_descriptor_is_broken_is_named_and_hides_no_other(root
         assert [replica.state for replica in volume.replicas()] == [ReplicaState.CLOSED, ReplicaState.INVALID]
 
 
+def test_a_refresh_sees_what_the_datanode_changed(root: Path, tmp_path: Path) -> None:
+    with held(root, Hold.READ_ONLY) as ours:
+        with owned(root, tmp_path / "writer") as theirs:
+            theirs.writer.create_container(ContainerId(3))
+            theirs.writer.close(TWO)
+            theirs.writer.delete_container(ONE)
+        ours.refresh()
+        assert [(r.container_id, r.state) for r in ours.replicas()] == [
+            (TWO, ReplicaState.CLOSED),
+            (ContainerId(3), ReplicaState.OPEN),
+        ]
+
+
+def test_a_tree_that_cannot_be_read_is_as_good_as_none(root: Path) -> None:
+    with held(root) as volume:
+        path = volume.trees.path(ONE)
+    path.write_bytes(b"\xff\xff")
+    with held(root) as volume:
+        assert volume.candidate(ONE).data_checksum is None
+    path.unlink()
+    path.mkdir()
+    with held(root) as volume:
+        assert volume.candidate(ONE).data_checksum is None
+        assert len(volume.replicas()) == 2
+
+
 def test_a_volume_without_its_database_is_no_volume_and_damages_no_container(root: Path) -> None:
     """inv-I4: the containers are not at fault, so none is marked."""
     [database] = root.glob("hdds/*/DS-*/container.db")
