@@ -1,6 +1,7 @@
 """Window checksums: what goes in, what comes out, and which code serves it."""
 
 import os
+import platform
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -197,3 +198,26 @@ def test_threads_share_the_kernels(kernel: Compiled) -> None:
     with ThreadPoolExecutor(4) as pool:
         entries = list(pool.map(lambda piece: window_checksums(piece, ChecksumType.CRC32C, 512), pieces))
     assert entries == [library_windows(memoryview(piece), ChecksumType.CRC32C, 512) for piece in pieces]
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        ("+sse4.2,+crc32,+pclmul", "128 bits"),
+        ("+sse4.2,+crc32,+avx2,+pclmul,+vpclmulqdq", "256 bits"),
+        ("+sse4.2,+crc32,+avx2", "no carry-less multiplication"),
+    ],
+    ids=["narrow", "wider", "none"],
+)
+def test_lesser_processors_get_narrower_kernels_or_none(
+    kernel: Compiled, tmp_path: Path, features: str, expected: str
+) -> None:
+    """Each kernel proves itself against crcmod as it loads, so that its name says that it works."""
+    if platform.machine() != "x86_64":
+        pytest.skip("names of x86 features")
+    flags = Path("/proc/cpuinfo").read_text()
+    if "vpclmulqdq" in features and "vpclmulqdq" not in flags:
+        pytest.skip("this processor is a lesser one")
+    code = "from merkle.checksum import kernels; print(kernels()['CRC32'])"
+    said = fresh_interpreter(code, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES=features, NUMBA_CACHE_DIR=str(tmp_path))
+    assert expected in said
