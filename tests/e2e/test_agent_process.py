@@ -28,20 +28,22 @@ def expected(moment: str, node: str) -> dict[int, tuple[str, str]]:
     return {row["containerID"]: (row["state"], row["treeFileRoot"]) for row in rows if row["datanode"] == node}
 
 
-def settings(folder: Path, volume: Path, hold: str) -> Path:
+def settings(folder: Path, volume: Path, hold: str, *, bytes_per_second: int = 0) -> Path:
     path = folder / "agent.toml"
     path.write_text(
         f'state_folder = "{folder / "state"}"\nlisten = "127.0.0.1:0"\n'
         f'[[volumes]]\npath = "{volume}"\nhold = "{hold}"\n'
-        "[scan]\nenabled = false\nbytes_per_second = 0\n"
+        f"[scan]\nenabled = false\nbytes_per_second = {bytes_per_second}\n"
     )
     return path
 
 
 @contextmanager
-def agent(folder: Path, volume: Path, hold: str) -> Iterator[tuple[TreefoldProcess, AgentStub]]:
+def agent(
+    folder: Path, volume: Path, hold: str, *, bytes_per_second: int = 0
+) -> Iterator[tuple[TreefoldProcess, AgentStub]]:
     folder.mkdir(exist_ok=True)
-    config = settings(folder, volume, hold)
+    config = settings(folder, volume, hold, bytes_per_second=bytes_per_second)
     with TreefoldProcess(folder / "run", "agent", "run", "--config", str(config), "--log-format", "json") as process:
         channel = open_channel(process.address())
         try:
@@ -113,6 +115,24 @@ def test_a_volume_has_one_owner(tmp_path: Path) -> None:
             assert "volume_locked" in second.stderr
             assert "Traceback" not in second.stderr
         assert first.process.poll() is None
+
+
+def test_a_stop_cuts_a_slow_scan_short_and_marks_nothing(tmp_path: Path) -> None:
+    """S18"""
+    volume = unpack(OZONE / "damaged.tar.xz", tmp_path / "copy") / "dn1" / "volume1"
+    with agent(tmp_path / "agent", volume, "owner", bytes_per_second=1024) as (process, stub):
+        call = stub.ScanContainer.future(ScanContainerRequest(container_id=1), timeout=CALL_S)
+
+        def has_begun() -> bool:
+            return bool(stub.GetStatus(GetStatusRequest(), timeout=CALL_S).volumes[0].bytes_scanned > 0)
+
+        wait_until(has_begun, "the scan to begin")
+        before = state_of(volume)
+        assert process.stop(signal.SIGTERM) == 0
+        assert call.exception(timeout=CALL_S) is not None
+    # RocksDB tidies its own files when it is closed; the containers are as they were.
+    kept = {name: found for name, found in state_of(volume).items() if "/current/" in name}
+    assert kept == {name: found for name, found in before.items() if "/current/" in name}
 
 
 def test_a_bad_volume_does_not_stop_the_others(tmp_path: Path) -> None:
