@@ -294,7 +294,9 @@ class Agent:
                     if held.volume.hold is Hold.READ_ONLY:
                         held.refresh()
                         self._scanners[held.name].wake()
-                    held.undo.clean(older_than_s=older_than_s, now_s=time.time())
+                    freed = held.undo.clean(older_than_s=older_than_s, now_s=time.time())
+                    if freed:
+                        self._log.info("undo_pruned", volume=held.name, length_bytes=freed)
                     self._last_errors.pop(held.name, None)
                 except ReconcileError as error:
                     self._last_errors[held.name] = f"{error.code}: {error.message}"

@@ -67,6 +67,7 @@ class Jobs:
                 refusal = BusyError(f"{JOBS_MAX} jobs are waiting already", limit=JOBS_MAX)
             else:
                 self._jobs[container_id] = command, self._pool.submit(self._run, command)
+                self._metrics.set("dnagent_reconciliations_queued", len(self._jobs))
                 return
         self._refuse(command, refusal)
 
@@ -146,6 +147,7 @@ class Jobs:
         self._metrics.count("dnagent_chunks_repaired_total", progress.chunks_repaired, outcome="written")
         for peer in outcome.peers:
             if peer.outcome != "ok":
+                self._log.warning("peer_set_aside", job_id=command.job_id, peer=peer.peer, error_code=peer.outcome)
                 self._metrics.count("dnagent_peer_refusals_total", reason=peer.outcome)
         fields = {
             "container_id": command.container_id,
@@ -181,6 +183,7 @@ class Jobs:
     def _forget(self, command: ReconcileCommand) -> None:
         with self._lock:
             self._jobs.pop(command.container_id, None)
+            self._metrics.set("dnagent_reconciliations_queued", len(self._jobs))
 
 
 def progress_message(

@@ -382,6 +382,7 @@ class ReplicaStore:
             volume.restore(container_id)
             raise BusyError(f"container {container_id} is still being repaired", container_id=container_id)
         volume.writer.delete_container(container_id)
+        _log.info("container_deleted", container_id=container_id, volume=volume.name)
 
     def close(self) -> None:
         """Give all volumes back."""

@@ -25,14 +25,14 @@ EVENTS = frozenset({
     "process_started", "process_stopping", "process_stopped", "server_started", "request_failed",
     # volumes and scans
     "volume_opened", "volume_failed", "container_skipped", "scan_started", "scan_finished", "scan_failed",
-    "scan_transient", "scan_interrupted", "replica_marked_unhealthy", "replica_returned_to_closed",
-    "container_deleted", "tree_built", "tree_written", "tree_write_failed", "tree_stale", "tree_quarantined",
+    "scan_interrupted", "replica_marked_unhealthy", "replica_returned_to_closed", "container_deleted", "tree_built",
+    "tree_write_failed", "tree_stale", "undo_pruned",
     # reconciliation
     "reconcile_started", "reconcile_finished", "reconcile_failed", "reconcile_interrupted", "reconcile_refused",
-    "chunk_repaired", "block_repaired", "window_written", "tombstones_adopted", "peer_set_aside", "undo_pruned",
+    "peer_set_aside",
     # controller and heartbeats
     "heartbeat_failed", "heartbeat_recovered", "command_received", "command_dropped", "datanode_registered",
-    "datanode_stale", "job_created", "job_changed", "job_finished", "container_diverged", "report_refused",
+    "datanode_stale", "job_created", "job_changed", "job_finished",
 })  # fmt: skip
 
 

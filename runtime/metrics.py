@@ -46,7 +46,7 @@ _TABLE = (
     Metric("dnagent_windows_written_total", Kind.COUNTER, "Windows written by repairs."),
     Metric("dnagent_repair_fetched_bytes_total", Kind.COUNTER, "Bytes fetched from peers by repairs."),
     Metric("dnagent_reconciliations_total", Kind.COUNTER, "Reconciliations that ended, by state.", ("state",)),
-    Metric("dnagent_reconciliations_running", Kind.GAUGE, "Reconciliations under way."),
+    Metric("dnagent_reconciliations_queued", Kind.GAUGE, "Reconciliations that wait or run."),
     Metric("dnagent_peer_refusals_total", Kind.COUNTER, "Answers of peers set aside, by reason.", ("reason",)),
     Metric("dnagent_undo_bytes", Kind.GAUGE, "Bytes kept to undo repairs.", ("volume",)),
     Metric("dnagent_heartbeats_total", Kind.COUNTER, "Heartbeats, by outcome.", ("outcome",)),
