@@ -3,11 +3,11 @@
 Importing this module compiles (or loads from numba's cache) everything, so only merkle.checksum imports it, on
 first use; where the machine cannot run the kernels the import fails with an ImportError that says why.
 
-A CRC of 16 KiB and more is folded: carry-less multiplication moves the bytes seen so far past the bytes to come,
-128 to 512 bits at a time in several independent accumulators, which keeps up with memory where the crc32
-instruction is bound by its latency, and works alike for both polynomials. What is left of a window (under 16 bytes)
-goes through byte tables. crcmod makes the tables; the folding keys are shifts of one bit by zero bytes. In trees
-every word feeds the next, so there the crc32 instruction itself is best.
+A CRC is folded: carry-less multiplication moves the bytes seen so far past the bytes to come, 128 to 512 bits at a
+time in several independent accumulators, which keeps up with memory where the crc32 instruction is bound by its
+latency, and works alike for both polynomials. crcmod makes the byte tables and the folding keys, which are shifts of
+one bit by zero bytes. The last bytes of a window go through the tables, or through the crc32 instruction where there
+is one for the polynomial; in trees every word feeds the next, so there that instruction itself is best.
 """
 
 # Only part of numba is typed.
