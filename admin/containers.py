@@ -1,7 +1,6 @@
 """`treefold container`: what the controller knows of containers, and how their replicas differ."""
 
 import time
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from itertools import islice
@@ -80,7 +79,7 @@ def list_command(
             for view in views
         ]
         columns = ("CONTAINER", "STATE", "REPLICAS", "COUNT", "RECONCILE", "LAST VERDICT", "NOTE")
-        print_table(columns, rows, numbers=("CONTAINER", "COUNT"))
+        print_table(columns, rows, numbers=("CONTAINER", "COUNT"), folded=("RECONCILE", "NOTE"))
 
 
 @container.command("info")
@@ -250,29 +249,23 @@ def _print_container(view: pb.ContainerView) -> None:
     print_line(f"  reconcile:   {view.eligibility}{': ' if view.eligibility_message else ''}{view.eligibility_message}")
     if view.last_job_id:
         print_line(f"  last job:    {view.last_job_id}, verdict {view.last_verdict or 'none'}")
-    columns = ("DATANODE", "HOST", "STATE", "ROOT", "BCSID", "BLOCKS", "USED", "SCANNED", "REPORT")
-    print_table(columns, _replica_rows(view.replicas), numbers=("ROOT", "BCSID", "BLOCKS", "USED"))
+    for replica in view.replicas:
+        _print_replica(replica)
 
 
-def _replica_rows(replicas: Iterable[pb.ReplicaView]) -> Iterator[tuple[object, ...]]:
-    for view in replicas:
-        replica = view.replica
-        scanned = "never"
-        if replica.HasField("data_scan_timestamp"):
-            seconds = replica.data_scan_timestamp / 1000
-            scanned = f"{time_text(seconds)} ({age_text(time.time() - seconds)})"
-        index = f" index {replica.replica_index}" if replica.replica_index else ""
-        yield (
-            view.datanode.datanode_id,
-            view.datanode.hostname or view.datanode.address,
-            replica.state + index + (" read-only" if replica.read_only else ""),
-            root_of(replica) or "unknown",
-            replica.bcs_id,
-            replica.block_count,
-            size_text(replica.used_bytes),
-            scanned,
-            age_text(view.report_age_s) if view.live else f"silent, {age_text(view.report_age_s)}",
-        )
+def _print_replica(view: pb.ReplicaView) -> None:
+    replica = view.replica
+    scanned = "never scanned"
+    if replica.HasField("data_scan_timestamp"):
+        seconds = replica.data_scan_timestamp / 1000
+        scanned = f"scanned {time_text(seconds)} ({age_text(time.time() - seconds)})"
+    index = f", replica index {replica.replica_index}" if replica.replica_index else ""
+    held = ", read-only" if replica.read_only else ""
+    heard = "reported" if view.live else "silent: last reported"
+    print_line(f"  datanode {view.datanode.datanode_id} ({view.datanode.hostname or view.datanode.address})")
+    print_line(f"    {replica.state}{held}{index}, root {root_of(replica) or 'unknown'}, BCSID {replica.bcs_id}")
+    print_line(f"    {replica.block_count} blocks, {size_text(replica.used_bytes)}, {scanned}")
+    print_line(f"    {heard} {age_text(view.report_age_s)}")
 
 
 def _print_comparison(compared: TreeComparison, trees: dict[str, ContainerTree]) -> None:

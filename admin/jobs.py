@@ -18,7 +18,7 @@ from admin.answer import (
     controller_options,
     json_option,
 )
-from admin.containers import time_text
+from admin.containers import age_text, time_text
 from admin.controller_client import ControllerClient
 from admin.output import LINE_EVERY_S, Output, console, print_line, print_table, size_text
 from merkle.errors import ControllerUnavailableError
@@ -266,13 +266,13 @@ def print_jobs(jobs: Iterable[pb.Job]) -> None:
             one.verdict or "-",
             size_text(one.bytes_done),
             sum(d.progress.chunks_repaired for d in one.datanodes),
-            time_text(one.created_at_s),
+            age_text(time.time() - one.created_at_s),
             one.detail,
         )
         for one in jobs
     ]
     columns = ("JOB", "CONTAINER", "STATE", "VERDICT", "FETCHED", "CHUNKS", "CREATED", "DETAIL")
-    print_table(columns, rows, numbers=("CONTAINER", "FETCHED", "CHUNKS"))
+    print_table(columns, rows, numbers=("CONTAINER", "FETCHED", "CHUNKS"), folded=("DETAIL",))
 
 
 def _print_job(one: pb.Job) -> None:
@@ -283,24 +283,25 @@ def _print_job(one: pb.Job) -> None:
         print_line(f"  finished:  {time_text(one.finished_at_s)}")
     else:
         print_line(f"  progress:  {progress_line(one)}")
-    rows = [
-        (
-            part.datanode_id,
-            part.progress.state,
-            part.progress.verdict or "-",
-            size_text(part.progress.bytes_fetched),
-            size_text(part.progress.bytes_written),
-            part.progress.windows_written,
-            part.progress.chunks_repaired,
-            part.progress.tombstones_adopted,
-            " ".join(text for text in (part.progress.error_code, part.progress.message) if text),
-        )
-        for part in one.datanodes
-    ]
-    columns = ("DATANODE", "STATE", "VERDICT", "FETCHED", "WRITTEN", "WINDOWS", "CHUNKS", "DELETES", "MESSAGE")
-    print_table(columns, rows, numbers=("FETCHED", "WRITTEN", "WINDOWS", "CHUNKS", "DELETES"))
     for part in one.datanodes:
-        for evidence in part.progress.evidence:
-            where = f" block {evidence.block_id}" if evidence.HasField("block_id") else ""
-            where += f" at {evidence.offset}" if evidence.HasField("offset") else ""
-            print_line(f"{part.datanode_id}: {evidence.kind}{where}: {evidence.detail}")
+        _print_datanode(part)
+
+
+def _print_datanode(part: pb.DatanodeProgress) -> None:
+    progress = part.progress
+    message = ": ".join(text for text in (progress.error_code, progress.message) if text)
+    print_line(f"  datanode {part.datanode_id}: {progress.state}, verdict {progress.verdict or 'none yet'}")
+    print_line(
+        f"    fetched {size_text(progress.bytes_fetched)}, wrote {size_text(progress.bytes_written)} "
+        f"in {progress.windows_written} windows: {progress.chunks_repaired} chunks repaired, "
+        f"{progress.tombstones_adopted} deletes learned"
+    )
+    if message:
+        print_line(f"    {message}")
+    if progress.claimed_deleted_block_ids:
+        claimed = ", ".join(str(number) for number in progress.claimed_deleted_block_ids)
+        print_line(f"    live here, deleted at a peer: blocks {claimed}")
+    for evidence in progress.evidence:
+        where = f" block {evidence.block_id}" if evidence.HasField("block_id") else ""
+        where += f" at {evidence.offset}" if evidence.HasField("offset") else ""
+        print_line(f"    {evidence.kind}{where}: {evidence.detail}")

@@ -31,7 +31,7 @@ from admin.answer import (
 from admin.containers import comparison_json, container_json, datanode_json, fetch_trees, root_of
 from admin.controller_client import ControllerClient
 from admin.jobs import await_jobs, exit_status_of, job_json, print_jobs
-from admin.output import Output, print_table
+from admin.output import Output, print_line, print_table
 from merkle.errors import ReconcileError, UsageError
 from merkle.plan import Comparison as TreeComparison
 from merkle.plan import Verdict, compare
@@ -175,7 +175,12 @@ def _print_plan(
         view = views.get(outcome.container_id)
         if view is not None:
             rows.append((view.container_id, view.state, view.comparison, len(_ordered(view)), _work(view, compared)))
-    print_table(("CONTAINER", "STATE", "REPLICAS", "ORDERS", "TO DO"), rows, numbers=("CONTAINER", "ORDERS"))
+    print_table(
+        ("CONTAINER", "STATE", "REPLICAS", "ORDERS", "TO DO"),
+        rows,
+        numbers=("CONTAINER", "ORDERS"),
+        folded=("TO DO",),
+    )
     if len(wanted) > PLAN_ROWS_MAX:
         click.echo(f"... and {len(wanted) - PLAN_ROWS_MAX} more")
 
@@ -342,24 +347,19 @@ def _status_json(view: pb.ContainerView) -> JsonObject:
 
 
 def _print_status(shown: Sequence[pb.ContainerView]) -> None:
-    rows = []
     for view in shown:
-        for number, replica in enumerate(view.replicas):
-            rows.append(
-                (
-                    "" if number else view.container_id,
-                    "" if number else view.state,
-                    "" if number else view.comparison,
-                    replica.datanode.datanode_id,
-                    replica.datanode.hostname or replica.datanode.address,
-                    replica.replica.state,
-                    root_of(replica.replica) or "unknown",
-                )
+        note = f" ({view.comparison_note})" if view.comparison_note else ""
+        print_line(f"Container {view.container_id}: {view.state}, replicas: {view.comparison}{note}")
+        rows = [
+            (
+                replica.datanode.datanode_id,
+                replica.datanode.hostname or replica.datanode.address,
+                replica.replica.state,
+                root_of(replica.replica) or "unknown",
             )
-        if not view.replicas:
-            rows.append((view.container_id, view.state, view.comparison, "-", "-", "-", "-"))
-    columns = ("CONTAINER", "STATE", "REPLICAS", "DATANODE", "HOST", "REPLICA STATE", "ROOT")
-    print_table(columns, rows, numbers=("CONTAINER", "ROOT"))
+            for replica in view.replicas
+        ]
+        print_table(("DATANODE", "HOST", "STATE", "ROOT"), rows, numbers=("ROOT",), folded=("HOST",))
 
 
 def ozone_json(value: object, indent: int = 0) -> str:

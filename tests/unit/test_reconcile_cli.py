@@ -1,0 +1,568 @@
+"""`treefold reconcile`, `container`, `job` and `scan` against a real controller on loopback.
+
+Rows T11-T19 are Ozone's tests of its own command; where we differ on purpose the test says so. The exit codes are ours.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc
+import pytest
+from click.testing import CliRunner, Result
+
+from admin.cli import treefold
+from admin.reconcile import ozone_json
+from merkle.columns import encode_tree
+from merkle.replica import ContainerReplica, ReplicaState
+from protos import controller_pb2 as pb
+from scm.config import ControllerConfig
+from scm.server import ControllerServer
+from tests.support.cluster_reports import replica
+from tests.support.peers import MemoryReplica, replica_of
+from tests.support.reporting_agents import ReportingAgent, done, report_of
+
+DNS = ("dn-1", "dn-2", "dn-3")
+NOWHERE = "127.0.0.1:1"
+
+
+@dataclass
+class Cluster:
+    """A controller and three agents that report what a test tells them to."""
+
+    server: ControllerServer
+    agents: dict[str, ReportingAgent]
+
+    def run(self, *arguments: str, stdin: str = "") -> Result:
+        words = [*arguments, "--controller", self.server.address]
+        return CliRunner().invoke(treefold, words, input=stdin)
+
+    def json(self, *arguments: str) -> dict[str, object]:
+        """The document, which must be there whatever the exit status, and be alone on stdout."""
+        result = self.run(*arguments, "--json")
+        document = json.loads(result.stdout)
+        assert document.keys() == {"schema_version", "command", "as_of", "ok", "data", "warnings", "errors"}
+        assert document["command"] == " ".join(word for word in arguments[:2] if word in COMMAND_WORDS)
+        for error in document["errors"]:
+            assert error.keys() == {"code", "message", "hint"}
+        document["exit"] = result.exit_code
+        assert isinstance(document, dict)
+        return document
+
+    def report(self, *replicas: ContainerReplica) -> None:
+        for peer, agent in self.agents.items():
+            agent.report(*(one for one in replicas if one.peer == peer))
+
+    def roots(self, *roots: int | None, container_id: int = 1) -> list[ContainerReplica]:
+        return [replica(peer, container_id, root=root) for peer, root in zip(DNS, roots, strict=False)]
+
+
+COMMAND_WORDS = {"reconcile", "container", "list", "info", "diff", "job", "show", "watch", "cancel", "scan"}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    server = ControllerServer(ControllerConfig(listen="127.0.0.1:0", state_folder=tmp_path / "state"))
+    agents = {peer: ReportingAgent(server.address, peer) for peer in DNS}
+    yield Cluster(server, agents)
+    for agent in agents.values():
+        agent.close()
+    server.stop()
+
+
+def work(cluster: Cluster, verdict: str = "REPAIRABLE", **verdicts: str) -> None:
+    """All agents heal what they are told to, and report equal roots."""
+    for peer, agent in cluster.agents.items():
+
+        def heal(command: pb.ReconcileCommand, peer: str = peer, agent: ReportingAgent = agent) -> None:
+            agent.report(replica(peer, command.container_id, root=42), full=False)
+
+        agent.work(done(verdicts.get(peer[3:], verdict), chunks_repaired=1), heal)
+
+
+# ---- IDs: T12, T13, T18 ----
+
+
+@pytest.mark.parametrize("mode", [[], ["--status"]], ids=["trigger", "status"])
+class TestIds:
+    def test_t12_no_ids_is_a_missing_parameter(self, cluster: Cluster, mode: list[str]) -> None:
+        result = cluster.run("reconcile", *mode)
+        assert result.exit_code == 2
+        assert "Missing required parameter: '<container ID>'" in result.stderr
+        assert result.stdout == ""
+
+    def test_t12_empty_standard_input_does_nothing(self, cluster: Cluster, mode: list[str]) -> None:
+        result = cluster.run("reconcile", "-", *mode, stdin="")
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+        assert cluster.run("reconcile", "-", "--status", "--json").stdout == "[ ]\n"
+
+    def test_t13_a_dash_among_ids_is_an_invalid_id(self, cluster: Cluster, mode: list[str]) -> None:
+        cluster.report(*cluster.roots(1, 2, 3))
+        result = cluster.run("reconcile", "1", "-", "--yes", *mode)
+        assert result.exit_code == 2
+        assert "Container IDs must be positive integers. Invalid container IDs: -\n" in result.stderr
+        assert result.stdout == ""
+
+    def test_t18_all_invalid_ids_are_named_and_valid_ones_not_processed(
+        self, cluster: Cluster, mode: list[str]
+    ) -> None:
+        cluster.report(*cluster.roots(1, 2, 3))
+        result = cluster.run("reconcile", "a", "1", "0", "1.5", "9223372036854775808", "--yes", *mode)
+        assert result.exit_code == 2
+        assert "Invalid container IDs: a 0 1.5 9223372036854775808\n" in result.stderr
+        assert result.stdout == ""
+        assert cluster.json("job", "list")["data"] == {"jobs": []}
+
+    def test_ids_come_from_standard_input_each_once(self, cluster: Cluster, mode: list[str]) -> None:
+        cluster.report(*cluster.roots(7, 7, 7), *cluster.roots(7, 7, 7, container_id=2))
+        result = cluster.run("reconcile", "-", "--status", "--json", *mode, stdin="2\n\n 1 \n2\n")
+        assert [one["containerID"] for one in json.loads(result.stdout)] == [2, 1]
+
+
+# ---- --status: T11, T14, T15, T19 ----
+
+
+def test_the_status_has_ozones_shape_to_the_character(cluster: Cluster) -> None:
+    cluster.report(replica("dn-1", 100, root=0xF8062E72), replica("dn-2", 100, ReplicaState.UNHEALTHY, root=None))
+    result = cluster.run("reconcile", "--status", "100", "--json")
+    assert result.stdout == (
+        "[ {\n"
+        '  "containerID" : 100,\n'
+        '  "state" : "CLOSED",\n'
+        '  "replicationConfig" : {\n'
+        '    "replicationFactor" : "THREE",\n'
+        '    "requiredNodes" : 3,\n'
+        '    "minimumNodes" : 1,\n'
+        '    "replicationType" : "RATIS"\n'
+        "  },\n"
+        '  "replicasMatch" : null,\n'
+        '  "replicas" : [ {\n'
+        '    "datanode" : {\n'
+        '      "id" : "dn-1",\n'
+        '      "hostname" : "host-dn-1",\n'
+        '      "ipAddress" : "127.0.0.1"\n'
+        "    },\n"
+        '    "state" : "CLOSED",\n'
+        '    "dataChecksum" : "f8062e72"\n'
+        "  }, {\n"
+        '    "datanode" : {\n'
+        '      "id" : "dn-2",\n'
+        '      "hostname" : "host-dn-2",\n'
+        '      "ipAddress" : "127.0.0.1"\n'
+        "    },\n"
+        '    "state" : "UNHEALTHY",\n'
+        '    "dataChecksum" : "0"\n'
+        "  } ]\n"
+        "} ]\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("roots", "match", "exit_code"),
+    [((7, 7, 7), True, 0), ((7, 7, 8), False, 3), ((7, None, 7), None, 0), ((None, None), None, 0), ((7,), None, 0)],
+)
+def test_t11_replicas_match_is_true_false_or_unknown(
+    cluster: Cluster, roots: tuple[int | None, ...], match: bool | None, exit_code: int
+) -> None:
+    """On purpose null where Ozone says true: unknown roots, and nothing to compare with."""
+    cluster.report(*cluster.roots(*roots))
+    result = cluster.run("reconcile", "--status", "1", "--json")
+    assert json.loads(result.stdout)[0]["replicasMatch"] is match
+    assert result.exit_code == exit_code
+    assert "1" in cluster.run("reconcile", "--status", "1").stdout
+
+
+def test_t14_open_and_erasure_coded_containers_have_no_status(cluster: Cluster) -> None:
+    cluster.report(replica("dn-1", 1, ReplicaState.OPEN), replica("dn-1", 2, index=1))
+    result = cluster.run("reconcile", "--status", "1", "2", "--json")
+    assert result.stdout == "[ ]\n"
+    assert result.stderr.splitlines() == [
+        "Cannot get status of container 1. Reconciliation is not supported for open containers",
+        "Cannot get status of container 2. Reconciliation is only supported for Ratis replicated containers",
+        "Failed to process reconciliation status for 2 containers",
+    ]
+    assert result.exit_code == 1
+
+
+def test_t15_the_status_of_the_valid_one_of_four_is_shown(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(7, 7, 7), replica("dn-1", 2, ReplicaState.OPEN), replica("dn-1", 3, index=1))
+    result = cluster.run("reconcile", "--status", "1", "2", "3", "4", "--json")
+    assert [one["containerID"] for one in json.loads(result.stdout)] == [1]
+    assert "Failed to get reconciliation status of container 4: " in result.stderr
+    assert result.stderr.endswith("Failed to process reconciliation status for 3 containers\n")
+    assert result.exit_code == 5
+
+
+def test_t17_t19_an_unreachable_controller_ends_the_command_at_once() -> None:
+    """On purpose once and not per container: all are asked about in one call."""
+    runner = CliRunner()
+    status = runner.invoke(treefold, ["reconcile", "--status", "1", "2", "--json", "--controller", NOWHERE])
+    assert (status.exit_code, status.stdout) == (7, "[ ]\n")
+    assert "controller_unavailable" in status.stderr
+    trigger = runner.invoke(treefold, ["reconcile", "1", "--yes", "--json", "--controller", NOWHERE])
+    assert trigger.exit_code == 7
+    document = json.loads(trigger.stdout)
+    assert (document["ok"], document["errors"][0]["code"]) == (False, "controller_unavailable")
+
+
+def test_an_array_is_printed_as_ozones_library_does() -> None:
+    assert ozone_json([]) == "[ ]"
+    assert ozone_json({}) == "{ }"
+    assert (
+        ozone_json([{"a": [1, 2], "b": {}}, {"c": None}])
+        == '[ {\n  "a" : [ 1, 2 ],\n  "b" : { }\n}, {\n  "c" : null\n} ]'
+    )
+
+
+# ---- the plan ----
+
+
+def test_without_yes_and_without_a_terminal_the_plan_is_shown_and_refused(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(1, 2, 3))
+    result = cluster.run("reconcile", "1")
+    assert result.exit_code == 6
+    assert "Plan" in result.stdout
+    assert "--yes" in result.stderr
+    assert cluster.json("job", "list")["data"] == {"jobs": []}
+
+
+def test_a_dry_run_shows_the_plan_and_starts_nothing(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(1, 2, 3))
+    document = cluster.json("reconcile", "1", "--dry-run", "--yes")
+    assert (document["exit"], document["ok"]) == (0, True)
+    data = document["data"]
+    assert isinstance(data, dict)
+    assert data["plan"][0]["datanodes"] == list(DNS)
+    assert data["jobs"] == []
+    assert cluster.json("job", "list")["data"] == {"jobs": []}
+
+
+def test_the_plan_says_what_differs_by_the_trees_of_the_agents(tmp_path: Path) -> None:
+    """R16."""
+    with healing_cluster(tmp_path) as (cluster, _):
+        document = cluster.json("reconcile", "1", "--dry-run")
+        data = document["data"]
+        assert isinstance(data, dict)
+        assert data["plan"][0]["trees"]["verdict"] == "REPAIRABLE"
+        assert [(d["kind"], d["blockID"], d["lacking"]) for d in data["plan"][0]["trees"]["differences"]] == [
+            ("corrupt_chunk", 20, ["dn-2"])
+        ]
+        assert "REPAIRABLE: 1 corrupt_chunk" in " ".join(cluster.run("reconcile", "1", "--dry-run").stdout.split())
+
+
+# ---- doing it ----
+
+
+def test_reconcile_waits_and_shows_what_came_of_it(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(1, 2, 3))
+    work(cluster)
+    result = cluster.run("reconcile", "1", "--yes", "--wait", "--reason", "drill")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^Reconciliation has been triggered for container 1 \(job \w+\)$", result.stdout, re.MULTILINE)
+    assert "DONE" in result.stdout
+    assert json.loads(cluster.run("reconcile", "--status", "1", "--json").stdout)[0]["replicasMatch"] is True
+    [job] = jobs(cluster.json("job", "list"))
+    assert (job["state"], job["verdict"], job["reason"]) == ("DONE", "REPAIRABLE", "drill")
+    assert [one["chunksRepaired"] for one in datanodes(job)] == [1, 1, 1]
+
+
+def jobs(document: dict[str, object]) -> list[dict[str, object]]:
+    data = document["data"]
+    assert isinstance(data, dict)
+    return list(data["jobs"])
+
+
+def datanodes(job: dict[str, object]) -> list[dict[str, object]]:
+    found = job["datanodes"]
+    assert isinstance(found, list)
+    return found
+
+
+def test_reconcile_json_has_plan_jobs_and_comparison(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(1, 2, 3), *cluster.roots(1, 2, 3, container_id=2))
+    work(cluster)
+    document = cluster.json("reconcile", "--all-diverged", "--yes", "--wait")
+    assert (document["exit"], document["ok"], document["errors"]) == (0, True, [])
+    assert [(job["containerID"], job["state"], job["comparison"]) for job in jobs(document)] == [
+        (1, "DONE", "match"),
+        (2, "DONE", "match"),
+    ]
+
+
+@pytest.mark.parametrize("verdict", ["UNRECOVERABLE", "CONFLICT"])
+def test_damage_beyond_repair_ends_with_4(cluster: Cluster, verdict: str) -> None:
+    cluster.report(*cluster.roots(1, 2, 3))
+    work(cluster, **{"2": verdict})
+    document = cluster.json("reconcile", "1", "--yes", "--wait")
+    assert document["exit"] == 4
+    [job] = jobs(document)
+    assert (job["state"], job["verdict"]) == ("PARTIAL", verdict)
+
+
+def test_what_cannot_be_verified_is_named_and_no_failure(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(1, 2, 3))
+    work(cluster, "UNKNOWN")
+    document = cluster.json("reconcile", "1", "--yes", "--wait")
+    assert document["exit"] == 0
+    assert "unverifiable" in str(document["warnings"])
+
+
+def test_replicas_that_still_differ_are_only_partly_done(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(1, 2, 3))
+    for agent in cluster.agents.values():
+        agent.work(done())
+    document = cluster.json("reconcile", "1", "--yes", "--wait")
+    assert document["exit"] == 5
+    assert "still differ" in str(document["warnings"])
+
+
+def test_t16_a_refusal_is_named_and_the_others_are_processed(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(1, 2, 3), replica("dn-1", 2, ReplicaState.OPEN))
+    result = cluster.run("reconcile", "2", "1", "--yes")
+    assert result.exit_code == 5
+    assert "Cannot reconcile container 2 in state OPEN." in result.stderr.splitlines()
+    assert result.stderr.endswith("Failed to trigger reconciliation for 1 container\n")
+    assert "triggered for container 1 " in result.stdout
+    assert "triggered for container 2" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "exit_code"),
+    [
+        ([], "CONTAINER_NOT_FOUND", 1),
+        ([replica("dn-1", state=ReplicaState.OPEN)], "INELIGIBLE_CONTAINER_STATE", 6),
+        ([replica("dn-1"), replica("dn-2", state=ReplicaState.CLOSING)], "INELIGIBLE_REPLICA_STATES", 6),
+        ([replica("dn-1", index=1), replica("dn-2", index=2)], "INELIGIBLE_REPLICATION_TYPE", 6),
+        ([replica("dn-1")], "NO_LIVE_PEERS", 6),
+        ([replica("dn-1", read_only=True), replica("dn-2", read_only=True)], "READ_ONLY", 6),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_each_refusal_has_its_code_and_exit_status(
+    cluster: Cluster, found: list[ContainerReplica], code: str, exit_code: int
+) -> None:
+    cluster.report(*found)
+    document = cluster.json("reconcile", "1", "--yes")
+    assert (document["exit"], document["ok"]) == (exit_code, False)
+    assert [error["code"] for error in errors(document)] == [code]
+    assert cluster.json("reconcile", "1", "--dry-run")["exit"] == exit_code
+
+
+def errors(document: dict[str, object]) -> list[dict[str, object]]:
+    found = document["errors"]
+    assert isinstance(found, list)
+    return found
+
+
+def test_a_container_under_way_is_busy_and_its_job_is_named(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(1, 2, 3))
+    first = cluster.json("reconcile", "1", "--yes")
+    second = cluster.json("reconcile", "1", "--yes")
+    assert second["exit"] == 8
+    [error] = errors(second)
+    assert error["code"] == "ALREADY_RUNNING"
+    assert str(jobs(first)[0]["jobID"]) in str(error["message"])
+
+
+def test_waiting_for_a_container_under_way_joins_its_job(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(1, 2, 3))
+    first = cluster.json("reconcile", "1", "--yes")
+    work(cluster)
+    joined = cluster.json("reconcile", "1", "--yes", "--wait")
+    assert joined["exit"] == 0
+    assert [job["jobID"] for job in jobs(joined)] == [job["jobID"] for job in jobs(first)]
+
+
+def test_ids_and_all_diverged_together_are_a_mistake(cluster: Cluster) -> None:
+    assert cluster.run("reconcile", "1", "--all-diverged").exit_code == 2
+
+
+def test_all_diverged_of_nothing_is_done(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(7, 7, 7))
+    assert cluster.json("reconcile", "--all-diverged", "--yes", "--wait")["exit"] == 0
+
+
+# ---- container ----
+
+
+def test_containers_are_listed_by_state_and_comparison(cluster: Cluster) -> None:
+    cluster.report(
+        *cluster.roots(7, 7, 7), *cluster.roots(7, 8, 7, container_id=2), replica("dn-1", 3, ReplicaState.OPEN)
+    )
+
+    def listed(*options: str) -> list[int]:
+        data = cluster.json("container", "list", *options)["data"]
+        assert isinstance(data, dict)
+        return [one["containerID"] for one in data["containers"]]
+
+    assert listed() == [1, 2, 3]
+    assert listed("--diverged") == [2]
+    assert listed("--state", "OPEN") == [3]
+    assert listed("--comparison", "match") == [1]
+    assert listed("--after", "1", "--limit", "1") == [2]
+    assert cluster.run("container", "list", "--ids", "--limit", "2").stdout == "1\n2\n"
+    assert "--after 2" in cluster.run("container", "list", "--ids", "--limit", "2").stderr
+    assert "diverged" in cluster.run("container", "list").stdout
+
+
+def test_info_tells_unknown_from_zero(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(0, None, 0xABC))
+    document = cluster.json("container", "info", "1", "9")
+    assert document["exit"] == 1
+    data = document["data"]
+    assert isinstance(data, list)
+    assert [one["dataChecksum"] for one in data[0]["replicas"]] == ["0", None, "abc"]
+    assert [error["code"] for error in errors(document)] == ["CONTAINER_NOT_FOUND"]
+    text = cluster.run("container", "info", "1").stdout
+    assert "unknown" in text
+    assert "diverged (roots differ)" in text
+
+
+@contextmanager
+def healing_cluster(folder: Path) -> Iterator[tuple[Cluster, dict[str, MemoryReplica]]]:
+    """A controller and three agents that serve real trees of container 1; the second has a corrupt chunk."""
+    server = ControllerServer(ControllerConfig(listen="127.0.0.1:0", state_folder=folder / "state"))
+    replicas = {peer: replica_of(1, {10: 5000, 20: 70_000}) for peer in DNS}
+    replicas["dn-2"].flip(20, 100)
+    agents = {}
+    for peer, held in replicas.items():
+        store_tree(held)
+        agents[peer] = ReportingAgent(server.address, peer, held)
+        agents[peer].report(report_of(peer, held))
+    try:
+        yield Cluster(server, agents), replicas
+    finally:
+        for agent in agents.values():
+            agent.close()
+        server.stop()
+
+
+def store_tree(held: MemoryReplica) -> None:
+    held.tree = encode_tree(held.scanned_tree())
+
+
+def test_diff_compares_the_trees_of_the_agents(tmp_path: Path) -> None:
+    with healing_cluster(tmp_path) as (cluster, replicas):
+        document = cluster.json("container", "diff", "1")
+        assert document["exit"] == 3
+        assert document["data"] == {
+            "containerID": 1,
+            "verdict": "REPAIRABLE",
+            "differences": [
+                {
+                    "kind": "corrupt_chunk",
+                    "blockID": 20,
+                    "offset": 0,
+                    "lacking": ["dn-2"],
+                    "sources": ["dn-1", "dn-3"],
+                }
+            ],
+        }
+        assert "corrupt_chunk: block 20 at 0: dn-2 <- dn-1, dn-3" in cluster.run("container", "diff", "1").stdout
+        for held in replicas.values():
+            held.files = replicas["dn-1"].files
+            store_tree(held)
+        equal = cluster.json("container", "diff", "1")
+        assert (equal["exit"], equal["ok"]) == (0, True)
+        replicas["dn-3"].tree = b"nonsense"
+        refused = cluster.json("container", "diff", "1")
+        assert refused["exit"] == 1
+        assert errors(refused)[0]["code"] == "tree_refused"
+
+
+def test_diff_of_what_is_not_comparable_or_not_known(cluster: Cluster) -> None:
+    cluster.report(replica("dn-1", 2, index=1), replica("dn-2", 2, index=2))
+    assert [error["code"] for error in errors(cluster.json("container", "diff", "2"))] == ["NOT_APPLICABLE"]
+    assert [error["code"] for error in errors(cluster.json("container", "diff", "9"))] == ["CONTAINER_NOT_FOUND"]
+
+
+# ---- job, scan ----
+
+
+def test_a_job_is_shown_watched_and_cancelled(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(1, 2, 3))
+    for agent in cluster.agents.values():
+        agent.work(None)
+    job_id = str(jobs(cluster.json("reconcile", "1", "--yes"))[0]["jobID"])
+    shown = cluster.json("job", "show", job_id)
+    assert isinstance(shown["data"], dict)
+    assert shown["data"]["state"] == "RUNNING"
+    assert cluster.json("job", "cancel", job_id)["exit"] == 0
+    watched = cluster.json("job", "watch", job_id)
+    assert isinstance(watched["data"], dict)
+    assert (watched["exit"], watched["data"]["state"]) == (1, "CANCELLED")
+    assert "CANCELLED" in cluster.run("job", "show", job_id).stdout
+    assert job_id in cluster.run("job", "list", "--state", "CANCELLED").stdout
+
+
+@pytest.mark.parametrize("words", [["show"], ["watch"], ["cancel"]], ids=lambda words: words[0])
+def test_an_unknown_job_is_an_error_with_a_code(cluster: Cluster, words: list[str]) -> None:
+    document = cluster.json("job", *words, "nope")
+    assert (document["exit"], errors(document)[0]["code"]) == (1, "job_not_found")
+    assert "job_not_found" in cluster.run("job", *words, "nope").stderr
+
+
+def test_a_scan_reaches_every_agent(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(1, 2, 3))
+    document = cluster.json("scan", "1", "9")
+    assert document["data"] == {"scansOrdered": 3, "unknownContainerIDs": [9]}
+    assert document["exit"] == 1
+    for agent in cluster.agents.values():
+        [command] = agent.beat().commands
+        assert command.scan.container_id == 1
+
+
+# ---- the contract of all of them ----
+
+EVERY_COMMAND = [
+    ["reconcile", "1", "--yes"],
+    ["reconcile", "--all-diverged"],
+    ["container", "list"],
+    ["container", "info", "1"],
+    ["container", "diff", "1"],
+    ["job", "list"],
+    ["job", "show", "x"],
+    ["job", "watch", "x"],
+    ["job", "cancel", "x"],
+    ["scan", "1"],
+]
+
+
+@pytest.mark.parametrize("words", EVERY_COMMAND, ids=lambda words: " ".join(words))
+@pytest.mark.parametrize(
+    ("options", "code", "exit_code"),
+    [
+        (["--controller", NOWHERE], "controller_unavailable", 7),
+        (["--controller", "192.0.2.1:9"], "config_invalid", 2),
+        (["--controller", NOWHERE, "--tls-cert", "x"], "usage", 2),
+    ],
+    ids=["unreachable", "not loopback", "half of TLS"],
+)
+def test_every_error_is_a_document_with_json_and_a_sentence_without(
+    words: list[str], options: list[str], code: str, exit_code: int
+) -> None:
+    """R14."""
+    plain = CliRunner().invoke(treefold, [*words, *options])
+    assert (plain.exit_code, plain.stdout) == (exit_code, "")
+    assert f"error [{code}]" in plain.stderr
+    assert "Traceback" not in plain.stderr
+    result = CliRunner().invoke(treefold, [*words, *options, "--json"])
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["ok"], document["errors"][0]["code"]) == (exit_code, False, code)
+    assert words[0] in document["command"]
+
+
+def test_the_controller_is_taken_from_the_environment(cluster: Cluster) -> None:
+    environment = {"TREEFOLD_CONTROLLER": cluster.server.address}
+    assert CliRunner().invoke(treefold, ["job", "list"], env=environment).exit_code == 0
+
+
+def test_a_heartbeat_that_cannot_be_is_refused_by_name(cluster: Cluster) -> None:
+    agent = cluster.agents["dn-1"]
+    good = replica("dn-1")
+    with pytest.raises(grpc.RpcError) as refused:
+        agent.report(replace(good, container_id=type(good.container_id)(-1)))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
