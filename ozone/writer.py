@@ -122,7 +122,8 @@ class ContainerWriter:
         """An empty container; a failed creation leaves nothing. ContainerStateError if it is there already."""
         with self.locked(container_id):
             folder = self._volume.usual_folder(container_id)
-            if (folder / "metadata").exists():
+            # Not the folder: a creation that was cut short left one behind.
+            if (folder / "metadata" / f"{container_id}.container").exists():
                 raise ContainerStateError(f"container {container_id} exists already", container_id=container_id)
             descriptor = Descriptor(
                 container_id=container_id,

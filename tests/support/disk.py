@@ -84,7 +84,8 @@ def _restorer(path: Path) -> Callable[[], None]:
     def restore() -> None:
         if before is not None:
             path.write_bytes(before)
-        else:
+        elif not path.is_dir():
+            # A folder that was renamed stays where it is: a power cut may leave either, and BEFORE leaves the other.
             path.unlink(missing_ok=True)
 
     return restore

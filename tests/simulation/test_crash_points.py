@@ -1,0 +1,381 @@
+"""Kill a process at every durable operation of every kind of change: what is found then is legal, and repeating the
+change ends where it would have ended undisturbed (inv-I3 to I5, I7, I8; CR-046, CR-055).
+
+Each run is a process of its own that ends itself with SIGKILL before the operation, in the middle of it (a torn write),
+or right after it together with a power cut, which takes all that was not synced.
+"""
+
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from merkle.errors import ContainerNotFoundError, ReconcileError
+from merkle.record import DeleteTransaction
+from merkle.replica import ReplicaState
+from merkle.tree import BlockId, ContainerId, ContainerTree
+from merkle.windows import bad_windows
+from ozone.descriptor import dump_descriptor, parse_descriptor, with_checksum
+from ozone.disk import Disk, Operation
+from ozone.rocks import Batch, Table, block_key, container_prefix
+from ozone.scan import build_from_metadata, scan
+from ozone.treefile import TreeStatus
+from ozone.writer import Patch
+from tests.support.disk import CountingDisk, Crash, CrashingDisk
+from tests.support.forks import Forks
+from tests.support.volumes import (
+    Owned,
+    block_record,
+    chunk_record,
+    content,
+    new_volume,
+    owned,
+    tree_of_files,
+    write_block,
+)
+
+SEVEN = ContainerId(7)
+ONE, TWO, THREE, FOUR = (BlockId(i) for i in (1, 2, 3, 4))
+LENGTHS: Mapping[BlockId, tuple[int, ...]] = {ONE: (4096, 1000), TWO: (3000,), THREE: (2048,)}
+JOB = "job-1"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One kind of change: how it is set up, done (again), and what must hold wherever it was cut short."""
+
+    prepare: Callable[[Owned], None]
+    act: Callable[[Owned], None]
+    holds: Callable[[Owned], None]
+    # Done once more it changes nothing; a client's write is written again, though, and only its commit is not.
+    settles: bool = True
+
+
+def whole(block_id: BlockId) -> bytes:
+    return content(block_id, sum(LENGTHS[block_id]))
+
+
+def closed(owner: Owned) -> None:
+    """Container 7, closed, with blocks 1 to 3; block 3 deleted."""
+    owner.writer.create_container(SEVEN)
+    for bcs_id, (block_id, lengths) in enumerate(LENGTHS.items(), 1):
+        write_block(owner.writer, SEVEN, block_id, *lengths, bcs_id=bcs_id)
+    owner.writer.close(SEVEN)
+    delete(owner, 5, THREE)
+
+
+def delete(owner: Owned, tx_id: int, block_id: BlockId) -> None:
+    owner.writer.receive_delete(DeleteTransaction(tx_id, SEVEN, (block_id,), 10))
+    owner.writer.delete_blocks(SEVEN)
+
+
+def always(owner: Owned) -> None:
+    """In whatever state: no record names bytes that are not there, and no deleted block lacks its tombstone."""
+    container = owner.store.open(SEVEN)
+    deleted = owner.trees.deleted_blocks(SEVEN)
+    for record in container.records():
+        # With its tombstone written, a block's bytes go before its record does.
+        for chunk in record.chunks if record.block_id not in deleted else ():
+            assert bad_windows(chunk, container.read(record.block_id, chunk.offset, chunk.length_bytes)) == ()
+    if container.state in (ReplicaState.CLOSED, ReplicaState.UNHEALTHY):
+        assert THREE in deleted or not (container.metadata_folder / "7.tree").exists()
+
+
+# ---- tree write ----
+
+
+def _scanned(owner: Owned) -> ContainerTree:
+    """A tree that differs from the stored one in a live block and in a tombstone."""
+    live = build_from_metadata(owner.store.open(SEVEN))
+    adopted = next(block for block in live.blocks if block.block_id == TWO)
+    others = [block for block in live.blocks if block.block_id != TWO]
+    return ContainerTree.of(SEVEN, [*others, type(adopted).tombstone(TWO, adopted.data_checksum)])
+
+
+def write_tree(owner: Owned) -> None:
+    owner.writer.store_tree(SEVEN, _scanned(owner))
+
+
+def tree_is_old_or_new(owner: Owned) -> None:
+    stored = owner.trees.read(SEVEN)
+    assert stored.status is TreeStatus.PRESENT
+    deleted = [block.block_id for block in stored.tree.blocks if block.deleted]
+    assert deleted in ([THREE], [TWO, THREE])
+    always(owner)
+
+
+def garbled(owner: Owned) -> None:
+    closed(owner)
+    owner.trees.path(SEVEN).write_bytes(b"\xff\xff garbage")
+
+
+def tree_is_garbled_or_new(owner: Owned) -> None:
+    stored = owner.trees.read(SEVEN)
+    assert stored.status is TreeStatus.PRESENT or stored.raw == b"\xff\xff garbage"
+    assert THREE in owner.trees.deleted_blocks(SEVEN)
+    if stored.status is TreeStatus.PRESENT:
+        quarantine = owner.volume.state_folder / "quarantine"
+        assert [file.read_bytes() for file in quarantine.glob("*.tree")] == [b"\xff\xff garbage"]
+
+
+# ---- window repair ----
+
+
+def damaged(owner: Owned) -> None:
+    """Block 1 with its second window bad and its tail lost; block 2 without its file."""
+    closed(owner)
+    container = owner.store.open(SEVEN)
+    bad = bytearray(whole(ONE)[:4500])
+    bad[1024:2048] = bytes(1024)
+    container.block_path(ONE).write_bytes(bytes(bad))
+    container.block_path(TWO).unlink()
+
+
+def repair_windows(owner: Owned) -> None:
+    good = whole(ONE)
+    patches = [Patch(1024, good[1024:2048]), Patch(4096, good[4096:])]
+    owner.writer.write_windows(SEVEN, ONE, patches, job=JOB)
+    owner.writer.write_windows(SEVEN, TWO, [Patch(0, whole(TWO))], job=JOB)
+
+
+def only_bad_windows_changed(owner: Owned) -> None:
+    good, found = whole(ONE), owner.store.open(SEVEN).read(ONE, 0, 1 << 20)
+    assert found[:1024] + found[2048:4096] == good[:1024] + good[2048:4096]
+    assert len(found) >= 4500
+    undo = owner.volume.state_folder / "undo" / "7" / JOB
+    if found[1024:2048] != bytes(1024):
+        assert (undo / "1-1024-1024").read_bytes() == bytes(1024)
+    if found[4096:4500] != good[4096:4500] or len(found) > 4500:
+        assert (undo / "1-4096-404").exists() or (undo / "1-4096-1000").exists()
+
+
+# ---- a lost record ----
+
+
+def without_record(owner: Owned) -> None:
+    closed(owner)
+    batch = Batch()
+    batch.delete(Table.BLOCK_DATA, block_key(SEVEN, TWO))
+    owner.volume.database.write(batch)
+    owner.store.open(SEVEN).block_path(TWO).unlink()
+    owner.writer.store_tree(SEVEN, scan(owner.store.open(SEVEN)).tree)
+
+
+def repair_block(owner: Owned) -> None:
+    data = whole(TWO)
+    owner.writer.write_windows(SEVEN, TWO, [Patch(0, data)], job=JOB)
+    record = block_record(SEVEN, TWO, [chunk_record(0, data)], bcs_id=9)
+    owner.writer.put_repaired_block(record, advance_container_to=9)
+    owner.writer.store_tree(SEVEN, build_from_metadata(owner.store.open(SEVEN)))
+
+
+def tree_names_recorded_blocks_only(owner: Owned) -> None:
+    always(owner)
+    container = owner.store.open(SEVEN)
+    live = {block.block_id for block in owner.trees.read(SEVEN).tree.blocks if not block.deleted}
+    assert live <= set(container.block_ids())
+    counters = container.counters()
+    assert (counters.block_count, counters.used_bytes) in ((2, 8096), (1, 5096), (2, 8096))
+
+
+# ---- put block ----
+
+
+def opened(owner: Owned) -> None:
+    owner.writer.create_container(SEVEN)
+    write_block(owner.writer, SEVEN, ONE, *LENGTHS[ONE], bcs_id=1)
+
+
+def put_block(owner: Owned) -> None:
+    data = content(FOUR, 3000)
+    owner.writer.write_chunk(SEVEN, FOUR, 0, data[:2048])
+    owner.writer.write_chunk(SEVEN, FOUR, 2048, data[2048:])
+    chunks = [chunk_record(0, data[:2048]), chunk_record(2048, data[2048:])]
+    owner.writer.put_block(block_record(SEVEN, FOUR, chunks, bcs_id=2))
+
+
+def commits_match_counters(owner: Owned) -> None:
+    always(owner)
+    container = owner.store.open(SEVEN)
+    counters = container.counters()
+    assert counters.block_count == len(container.block_ids())
+    assert counters.bcs_id == counters.block_count
+    assert counters.used_bytes == sum(record.length_bytes for record in container.records())
+
+
+# ---- close ----
+
+
+def filled(owner: Owned) -> None:
+    opened(owner)
+    batch = Batch()
+    batch.put(Table.FINALIZE_BLOCKS, block_key(SEVEN, ONE), bytes(8))
+    owner.volume.database.write(batch)
+
+
+def close(owner: Owned) -> None:
+    owner.writer.close(SEVEN)
+
+
+def closed_means_with_a_tree(owner: Owned) -> None:
+    container = owner.store.open(SEVEN)
+    assert container.state in (ReplicaState.OPEN, ReplicaState.CLOSING, ReplicaState.CLOSED)
+    if container.state is ReplicaState.CLOSED:
+        root = owner.trees.read(SEVEN).tree.data_checksum
+        assert root is not None
+        assert container.counters().data_checksum == root
+
+
+# ---- deletion of blocks and of the container ----
+
+
+def delete_block(owner: Owned) -> None:
+    delete(owner, 6, TWO)
+
+
+def gone_means_with_a_tombstone(owner: Owned) -> None:
+    always(owner)
+    container = owner.store.open(SEVEN)
+    if container.stored_record(TWO) is None or container.block_length(TWO) is None:
+        assert TWO in owner.trees.deleted_blocks(SEVEN)
+        tree = owner.trees.read(SEVEN).tree
+        assert [block.block_id for block in tree.blocks if block.deleted] == [TWO, THREE]
+
+
+def delete_container(owner: Owned) -> None:
+    owner.writer.finish_deletions(owner.volume.container_ids())
+    with suppress(ContainerNotFoundError):
+        owner.writer.delete_container(SEVEN)
+
+
+def whole_or_going(owner: Owned) -> None:
+    if SEVEN in owner.volume.container_ids():
+        container = owner.store.open(SEVEN)
+        assert container.state in (ReplicaState.CLOSED, ReplicaState.DELETED)
+        assert container.read(ONE, 0, 1 << 20) == whole(ONE)
+        assert container.record(ONE) is not None
+
+
+# ---- creation ----
+
+
+def nothing(owner: Owned) -> None:
+    del owner
+
+
+def create_container(owner: Owned) -> None:
+    if SEVEN not in owner.volume.container_ids() or not owner.store.get(SEVEN).descriptor_path.exists():
+        owner.writer.create_container(SEVEN)
+
+
+def absent_or_empty(owner: Owned) -> None:
+    for container_id in owner.volume.container_ids():
+        path = owner.store.get(container_id).descriptor_path
+        assert not path.exists() or owner.store.open(container_id).state is ReplicaState.OPEN
+
+
+CHANGES = {
+    "tree write": Change(closed, write_tree, tree_is_old_or_new),
+    "tree write over garbage": Change(garbled, write_tree, tree_is_garbled_or_new),
+    "window repair": Change(damaged, repair_windows, only_bad_windows_changed),
+    "block repair": Change(without_record, repair_block, tree_names_recorded_blocks_only),
+    "put block": Change(opened, put_block, commits_match_counters, settles=False),
+    "close": Change(filled, close, closed_means_with_a_tree),
+    "delete block": Change(closed, delete_block, gone_means_with_a_tombstone),
+    "delete container": Change(closed, delete_container, whole_or_going),
+    "create container": Change(nothing, create_container, absent_or_empty),
+}
+
+
+# ---- running ----
+
+
+@dataclass(frozen=True)
+class Place:
+    """A volume and the agent's state beside it, copied together."""
+
+    folder: Path
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "volume1"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    def copy(self, folder: Path) -> "Place":
+        shutil.copytree(self.folder, folder)
+        return Place(folder)
+
+
+def crash(name: str, folder: str, at: int, kind: str) -> None:
+    """In a process of its own: carry out the change and die in it."""
+    run(Place(Path(folder)), CHANGES[name].act, CrashingDisk(at, Crash(kind)))
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with Forks(__name__) as server:
+        yield server
+
+
+def outcome(owner: Owned) -> tuple[dict[str, bytes], dict[bytes, bytes], frozenset[BlockId]]:
+    """All that counts of container 7; what a crash left of temporary files does not."""
+    rows = {
+        table.encode() + key: value
+        for table in Table
+        for key, value in owner.volume.database.items(table, container_prefix(SEVEN))
+    }
+    if SEVEN not in owner.volume.container_ids():
+        return tree_of_files(owner.volume.working_folder / "tmp" / "deleted-containers"), rows, frozenset()
+    files = tree_of_files(owner.volume.container_folder(SEVEN))
+    files = {name: data for name, data in files.items() if not name.endswith(".tmp")}
+    # The descriptor holds the paths of the copy it was made in.
+    descriptor = replace(parse_descriptor(files.pop("metadata/7.container")), chunks_path="", metadata_path="")
+    files["descriptor"] = dump_descriptor(with_checksum(descriptor))
+    return files, rows, owner.trees.deleted_blocks(SEVEN)
+
+
+def run(place: Place, change: Callable[[Owned], None], disk: Disk | None = None) -> None:
+    with owned(place.root, place.state, disk=disk) as owner:
+        change(owner)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_cut_short_anywhere_can_be_repeated(name: str, tmp_path: Path, forks: Forks) -> None:
+    change = CHANGES[name]
+    start = Place(tmp_path / "start")
+    start.folder.mkdir()
+    new_volume(start.root)
+    run(start, change.prepare)
+    undisturbed, disk = start.copy(tmp_path / "undisturbed"), CountingDisk()
+    with owned(undisturbed.root, undisturbed.state, disk=disk) as owner:
+        change.act(owner)
+        expected = outcome(owner)
+    operations = disk.operations
+    assert operations
+    cases = [(at, Crash.BEFORE) for at in range(len(operations))]
+    cases += [(at, Crash.POWER_CUT) for at in range(len(operations))]
+    cases += [(at, Crash.TORN) for at, (operation, _) in enumerate(operations) if operation is Operation.WRITE]
+    for at, kind in cases:
+        where = f"{kind.value} operation {at}, {operations[at][0].value} of {operations[at][1].name}"
+        place = start.copy(tmp_path / "crashed")
+        assert forks.run("crash", name, str(place.folder), at, kind.value) == -signal.SIGKILL, f"not reached: {where}"
+        disk = CountingDisk()
+        with owned(place.root, place.state, disk=disk) as owner:
+            try:
+                change.holds(owner)
+                change.act(owner)
+                assert outcome(owner) == expected
+                disk.operations.clear()
+                change.act(owner)
+                assert outcome(owner) == expected
+                assert disk.operations == [] or not change.settles
+            except (AssertionError, ReconcileError) as error:
+                raise AssertionError(f"{where}: {error}") from error
+        shutil.rmtree(place.folder)
