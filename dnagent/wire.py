@@ -31,14 +31,14 @@ def encode_piece(offset: int, data: bytes) -> bytes:
 
 
 def decode_piece(raw: bytes) -> Piece | None:
-    """The piece as a view of the message; None where the message is laid out in another way, or broken."""
+    """The piece as a view of the message; None where that is empty, laid out in another way, or broken."""
     offset, position = 0, 0
     if raw[:1] == b"\x08":
         offset, position = _read_varint(raw, 1)
     if raw[position : position + 1] != b"\x12":
         return None
     length, position = _read_varint(raw, position + 1)
-    if length != len(raw) - position:
+    if not length or length != len(raw) - position:
         return None
     return Piece(offset, memoryview(raw)[position:])
 
