@@ -1,0 +1,857 @@
+"""What a reconciliation asks for, event by event, on replicas in memory."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from dnagent.reconcile import RECORDS_PAGE_BLOCKS, Reconciliation
+from dnagent.requests import (
+    AdvanceBcsId,
+    Cancelled,
+    CheckLocal,
+    Event,
+    FetchRecords,
+    FetchTree,
+    FetchWindows,
+    LoadOwn,
+    Outcome,
+    OutcomeState,
+    PutBlock,
+    ReconcileOptions,
+    Report,
+    Request,
+    RequestFailed,
+    Rescan,
+    Scanned,
+    StoreTree,
+    WriteWindows,
+)
+from dnagent.runner import carry_out_here, carry_out_there
+from merkle.checksum import ChecksumType
+from merkle.columns import encode_tree
+from merkle.errors import UndoBudgetError
+from merkle.plan import EvidenceKind, Verdict
+from merkle.record import BlockRecord
+from merkle.replica import PeerId, ReplicaState
+from merkle.tree import BlockId, ContainerId, ContainerTree
+from tests.support.cluster import Forger
+from tests.support.memory import CrashError, RepairableReplica
+from tests.support.peers import Evil, EvilPeer, MemoryPeer, MemoryReplica, MemorySource, replica_of
+
+WINDOW = 16
+CHUNK = 4 * WINDOW
+BLOCK = 3 * CHUNK
+A = BlockId(1)
+B = BlockId(2)
+OWN = PeerId("dn1")
+
+
+@dataclass
+class World:
+    """Our replica, its peers, and what was asked of them, in order."""
+
+    ours: RepairableReplica
+    peers: dict[PeerId, MemoryPeer]
+    asked: list[Request]
+
+    def of(self, kind: type[Request]) -> list[Request]:
+        return [request for request in self.asked if isinstance(request, kind)]
+
+    def disk(self, peer: str) -> MemoryReplica:
+        return self.peers[PeerId(peer)].source.replicas[ContainerId(7)]
+
+
+def world(*blocks: int, peers: int = 2, length: int = BLOCK, bcs_id: int = 1) -> World:
+    """Equal, healthy replicas of these blocks."""
+    copies = [_stored(blocks, length, bcs_id) for _ in range(peers + 1)]
+    others = {PeerId(f"dn{i}"): MemoryPeer(PeerId(f"dn{i}"), MemorySource(copies[i - 1])) for i in range(2, peers + 2)}
+    return World(RepairableReplica("dn1", copies[0]), others, [])
+
+
+def _stored(blocks: Iterable[int], length: int, bcs_id: int) -> MemoryReplica:
+    stored = replica_of(7, dict.fromkeys(blocks, length), window_bytes=WINDOW, chunk_bytes=CHUNK)
+    stored.bcs_id = bcs_id
+    stored.records = {block_id: replace(record, bcs_id=bcs_id) for block_id, record in stored.records.items()}
+    return stored
+
+
+def scan(stored: MemoryReplica) -> None:
+    """Bring the tree up to what the bytes are; the state stays."""
+    stored.tree = encode_tree(RepairableReplica("scan", replace(stored)).examine()[0])
+
+
+def drop_record(stored: MemoryReplica, block_id: BlockId, *, data_too: bool) -> None:
+    del stored.records[block_id]
+    if data_too:
+        del stored.files[block_id]
+
+
+def run(
+    at: World,
+    options: ReconcileOptions | None = None,
+    *,
+    meddle: Callable[[Request], Event | None] = lambda _: None,
+    stop_before: int | None = None,
+) -> Outcome:
+    """Everything in the order asked; `meddle` may answer in the place of the world, or change it."""
+    machine = Reconciliation(ContainerId(7), OWN, sorted(at.peers), options)
+    waiting = list(machine.start())
+    at.asked = []
+    while waiting:
+        if len(at.asked) == stop_before:
+            raise CrashError
+        request = waiting.pop(0)
+        at.asked.append(request)
+        if isinstance(request, Report):
+            continue
+        event = meddle(request)
+        if event is None:
+            match request:
+                case FetchTree() | FetchRecords() | FetchWindows():
+                    event = carry_out_there(request, ContainerId(7), at.peers[request.peer])
+                case _:
+                    event = carry_out_here(request, at.ours)
+        waiting += machine.step(event)
+    assert machine.outcome is not None
+    assert at.of(Report) == [Report(machine.outcome)]
+    return machine.outcome
+
+
+def kinds(outcome: Outcome) -> set[EvidenceKind]:
+    return {evidence.kind for evidence in outcome.evidence}
+
+
+def healthy(at: World, block_id: BlockId) -> bytes:
+    return bytes(replica_of(7, {block_id: BLOCK}, window_bytes=WINDOW, chunk_bytes=CHUNK).files[block_id])
+
+
+# ---- windows ----
+
+
+def test_equal_replicas_are_left_alone_and_only_trees_are_asked_for() -> None:
+    at = world(A, B)
+    outcome = run(at)
+    assert (outcome.state, outcome.verdict) == (OutcomeState.DONE, Verdict.MATCH)
+    assert {type(request) for request in at.asked} == {LoadOwn, FetchTree, Report}
+
+
+def test_only_the_bad_window_of_a_corrupt_chunk_is_fetched_and_written() -> None:
+    at = world(A)
+    at.ours.stored.flip(A, CHUNK + WINDOW)
+    scan(at.ours.stored)
+    outcome = run(at)
+    (fetch,) = at.of(FetchWindows)
+    assert isinstance(fetch, FetchWindows)
+    assert fetch.windows == (1,)
+    assert outcome.progress.bytes_fetched == outcome.progress.bytes_written == WINDOW
+    assert outcome.verdict is Verdict.REPAIRABLE
+    assert bytes(at.ours.stored.files[A]) == healthy(at, A)
+    assert not at.of(PutBlock)
+
+
+def test_a_chunk_that_nobody_holds_whole_is_put_together_window_by_window() -> None:
+    at = world(A)
+    at.ours.stored.flip(A, 0)
+    at.disk("dn2").flip(A, WINDOW)
+    at.disk("dn3").flip(A, 2 * WINDOW)
+    for stored in (at.ours.stored, at.disk("dn2"), at.disk("dn3")):
+        scan(stored)
+    outcome = run(at)
+    assert outcome.verdict is Verdict.REPAIRABLE
+    assert bytes(at.ours.stored.files[A]) == healthy(at, A)
+    assert outcome.progress.bytes_fetched == WINDOW
+
+
+def test_what_a_peer_lacks_too_is_asked_of_the_next_one_and_good_windows_are_kept() -> None:
+    at = world(A)
+    for window in (0, 1):
+        at.ours.stored.flip(A, window * WINDOW)
+    at.disk("dn2").flip(A, 0)
+    at.disk("dn3").flip(A, WINDOW)
+    for stored in (at.ours.stored, at.disk("dn2"), at.disk("dn3")):
+        scan(stored)
+    outcome = run(at)
+    assert bytes(at.ours.stored.files[A]) == healthy(at, A)
+    assert [len(fetch.windows) for fetch in at.of(FetchWindows) if isinstance(fetch, FetchWindows)] == [2, 1]
+    assert outcome.verdict is Verdict.REPAIRABLE
+
+
+def test_good_windows_are_written_even_if_others_are_bad_everywhere() -> None:
+    at = world(A)
+    for stored, windows in ((at.ours.stored, (0, 1)), (at.disk("dn2"), (1, 2)), (at.disk("dn3"), (1, 3))):
+        for window in windows:
+            stored.flip(A, window * WINDOW)
+        scan(stored)
+    outcome = run(at)
+    assert outcome.verdict is Verdict.UNRECOVERABLE
+    assert EvidenceKind.WINDOWS_UNPROVEN in kinds(outcome)
+    assert outcome.progress.bytes_written == WINDOW
+    assert bytes(at.ours.stored.files[A][:WINDOW]) == healthy(at, A)[:WINDOW]
+
+
+def test_a_tree_that_is_wrong_about_our_data_makes_us_write_nothing() -> None:
+    """inv-I4: what matches here is not written again, whatever trees say."""
+    at = world(A)
+    at.ours.stored.flip(A, 0)
+    scan(at.ours.stored)
+    at.ours.stored.flip(A, 0)
+    outcome = run(at)
+    assert outcome.progress.bytes_fetched == outcome.progress.bytes_written == 0
+    assert outcome.data_checksum == at.peers[PeerId("dn2")].tree(ContainerId(7)).data_checksum
+
+
+def test_bytes_beyond_the_recorded_end_stay() -> None:
+    at = world(A)
+    at.ours.stored.files[A] += b"more"
+    at.ours.stored.flip(A, BLOCK - 1)
+    scan(at.ours.stored)
+    run(at)
+    assert bytes(at.ours.stored.files[A]) == healthy(at, A) + b"more"
+
+
+def test_a_truncated_block_is_refilled_in_order_in_one_pass() -> None:
+    at = world(A)
+    del at.ours.stored.files[A][CHUNK + 5 :]
+    scan(at.ours.stored)
+    outcome = run(at)
+    assert bytes(at.ours.stored.files[A]) == healthy(at, A)
+    assert outcome.progress.rounds == 1
+
+
+def test_a_file_is_never_extended_past_a_gap() -> None:
+    at = world(A)
+    del at.ours.stored.files[A][:]
+    for peer in ("dn2", "dn3"):
+        at.disk(peer).flip(A, 0)
+        at.disk(peer).flip(A, WINDOW * (2 if peer == "dn2" else 3))
+    for stored in (at.ours.stored, at.disk("dn2"), at.disk("dn3")):
+        scan(stored)
+    outcome = run(at)
+    assert outcome.verdict is Verdict.UNRECOVERABLE
+    assert EvidenceKind.HOLE in kinds(outcome)
+    assert len(at.ours.stored.files[A]) == 0
+
+
+def test_at_most_the_allowed_number_of_chunks_is_under_way() -> None:
+    at = world(*range(1, 9))
+    for block_id in at.ours.stored.files:
+        at.ours.stored.flip(block_id, 0)
+        at.ours.stored.flip(block_id, CHUNK)
+    scan(at.ours.stored)
+    machine = Reconciliation(ContainerId(7), OWN, sorted(at.peers), ReconcileOptions(fetches_max=3))
+    under_way: list[Request] = list(machine.start())
+    most = 0
+    while under_way:
+        bulk = [request for request in under_way if isinstance(request, FetchWindows | WriteWindows | CheckLocal)]
+        most = max(most, len(bulk))
+        # Bulk is answered last, so that as much as may be is under way.
+        request = next((one for one in under_way if one not in bulk), under_way[0])
+        under_way.remove(request)
+        match request:
+            case FetchTree() | FetchRecords() | FetchWindows():
+                under_way += machine.step(carry_out_there(request, ContainerId(7), at.peers[request.peer]))
+            case Report():
+                pass
+            case _:
+                under_way += machine.step(carry_out_here(request, at.ours))
+    assert most == 3
+    assert machine.outcome is not None
+    assert machine.outcome.progress.chunks_repaired == 16
+
+
+# ---- sources ----
+
+
+def test_a_peer_that_sends_bad_bytes_is_passed_over_and_asked_last_from_then_on() -> None:
+    """CR-036."""
+    at = world(A, B)
+    at.peers[PeerId("dn2")] = EvilPeer(PeerId("dn2"), at.peers[PeerId("dn2")].source, Evil.BAD_BYTES)
+    for block_id in (A, B):
+        at.ours.stored.flip(block_id, 0)
+        at.ours.stored.flip(block_id, CHUNK)
+    scan(at.ours.stored)
+    outcome = run(at, ReconcileOptions(fetches_max=1))
+    assert outcome.verdict is Verdict.REPAIRABLE
+    asked = [fetch.peer for fetch in at.of(FetchWindows) if isinstance(fetch, FetchWindows)]
+    assert asked.count(PeerId("dn2")) <= 1
+    assert {block_id: bytes(at.ours.stored.files[block_id]) for block_id in (A, B)} == {
+        block_id: healthy(at, block_id) for block_id in (A, B)
+    }
+
+
+@pytest.mark.parametrize("evil", list(Evil))
+def test_one_honest_peer_is_enough_for_what_we_have_records_of(evil: Evil) -> None:
+    """inv-I11: all others lie or hang; a tombstone that a peer claims is adopted, and said."""
+    at = world(A, peers=3)
+    for peer in ("dn2", "dn3"):
+        at.peers[PeerId(peer)] = EvilPeer(PeerId(peer), at.peers[PeerId(peer)].source, evil)
+    at.ours.stored.flip(A, 0)
+    scan(at.ours.stored)
+    outcome = run(at)
+    if evil is Evil.ALL_DELETED:
+        assert outcome.claimed_deleted == (A,)
+    elif evil in (Evil.TREE_OF_ANOTHER_CONTENT, Evil.CHANGING_TREE):
+        # Copies that are both said to be good and differ are for a person to judge.
+        assert outcome.verdict is Verdict.CONFLICT
+    else:
+        assert bytes(at.ours.stored.files[A]) == healthy(at, A)
+
+
+def test_a_peer_without_an_answer_leaves_no_claim_that_all_is_well() -> None:
+    """inv-I12."""
+    at = world(A)
+    at.peers[PeerId("dn2")] = EvilPeer(PeerId("dn2"), at.peers[PeerId("dn2")].source, Evil.NEVER_ANSWERS)
+    outcome = run(at)
+    assert outcome.verdict is Verdict.UNKNOWN
+    assert [(peer.peer, peer.outcome) for peer in outcome.peers] == [("dn2", "peer_unavailable"), ("dn3", "ok")]
+
+
+def test_no_loss_is_declared_while_a_peer_that_may_have_the_data_is_silent() -> None:
+    at = world(A)
+    at.peers[PeerId("dn2")] = EvilPeer(PeerId("dn2"), at.peers[PeerId("dn2")].source, Evil.NEVER_ANSWERS)
+    at.ours.stored.flip(A, 0)
+    at.disk("dn3").flip(A, 0)
+    for stored in (at.ours.stored, at.disk("dn3")):
+        scan(stored)
+    assert run(at).verdict is Verdict.UNKNOWN
+
+
+def test_all_peers_failing_changes_nothing_and_is_reported() -> None:
+    """R7."""
+    at = world(A)
+    at.ours.stored.flip(A, 0)
+    scan(at.ours.stored)
+    outcome = run(at, meddle=lambda r: RequestFailed(r, "peer_refused") if isinstance(r, FetchTree) else None)
+    assert (outcome.state, outcome.error_code, outcome.verdict) == (OutcomeState.FAILED, "no_peer", None)
+    assert {type(request) for request in at.asked} == {LoadOwn, FetchTree, Report}
+
+
+# ---- records ----
+
+
+def test_a_lost_record_of_whole_data_is_taken_from_a_peer_without_fetching_a_byte() -> None:
+    at = world(A)
+    drop_record(at.ours.stored, A, data_too=False)
+    scan(at.ours.stored)
+    outcome = run(at)
+    assert outcome.progress.bytes_fetched == 0
+    assert at.ours.stored.records[A] == at.disk("dn2").records[A]
+
+
+def test_a_missing_block_is_added_with_its_metadata_and_commit_after_its_bytes() -> None:
+    at = world(A, B, bcs_id=5)
+    drop_record(at.ours.stored, A, data_too=True)
+    scan(at.ours.stored)
+    outcome = run(at)
+    order = [type(request) for request in at.asked if isinstance(request, WriteWindows | PutBlock | StoreTree | Rescan)]
+    assert order == [WriteWindows] * 3 + [PutBlock, StoreTree, Rescan]
+    assert at.ours.stored.records[A] == at.disk("dn2").records[A]
+    assert at.ours.stored.records[A].metadata == (("TYPE", "KEY"),)
+    assert outcome.progress.blocks_added == 1
+
+
+def test_records_that_disagree_are_a_conflict_and_none_is_taken() -> None:
+    at = world(A)
+    drop_record(at.ours.stored, A, data_too=True)
+    scan(at.ours.stored)
+    theirs = at.disk("dn3")
+    other = replica_of(7, {A: BLOCK}, seed=9, window_bytes=WINDOW, chunk_bytes=CHUNK)
+    theirs.records, theirs.files, theirs.tree = other.records, other.files, None
+    scan(theirs)
+    # As if the third one's tree were lost on the way: the records alone must tell.
+    honest = at.peers[PeerId("dn2")].tree(ContainerId(7))
+    (block,) = honest.blocks
+    doubtful = replace(block, chunks=tuple(replace(chunk, checksum_matches=False) for chunk in block.chunks))
+    theirs.tree = encode_tree(ContainerTree.of(ContainerId(7), [doubtful]))
+    outcome = run(at)
+    assert outcome.verdict is Verdict.CONFLICT
+    assert EvidenceKind.RECORDS_DIFFER in kinds(outcome)
+    assert A not in at.ours.stored.records
+    assert A not in at.ours.stored.files
+
+
+def test_a_record_that_its_own_tree_belies_is_set_aside_for_an_honest_one() -> None:
+    at = world(A)
+    drop_record(at.ours.stored, A, data_too=True)
+    scan(at.ours.stored)
+    at.peers[PeerId("dn2")] = Forger(PeerId("dn2"), at.peers[PeerId("dn2")].source, Evil.BAD_BYTES)
+    outcome = run(at)
+    assert bytes(at.ours.stored.files[A]) == healthy(at, A)
+    assert outcome.verdict is Verdict.REPAIRABLE
+
+
+def test_our_own_record_decides_even_if_all_peers_recorded_something_else() -> None:
+    at = world(A)
+    at.ours.stored.flip(A, 0)
+    scan(at.ours.stored)
+    for peer in ("dn2", "dn3"):
+        other = replica_of(7, {A: BLOCK}, seed=9, window_bytes=WINDOW, chunk_bytes=CHUNK)
+        at.disk(peer).records, at.disk(peer).files, at.disk(peer).tree = other.records, other.files, other.tree
+    before, record = bytes(at.ours.stored.files[A]), at.ours.stored.records[A]
+    outcome = run(at)
+    assert outcome.verdict is Verdict.CONFLICT
+    assert bytes(at.ours.stored.files[A]) == before
+    assert at.ours.stored.records[A] == record
+
+
+def test_a_record_without_checksums_is_never_taken_in_nor_repaired_by() -> None:
+    at = world(A, B)
+    for stored in (at.disk("dn2"), at.disk("dn3")):
+        stored.records[A] = _unverifiable(stored.records[A])
+    drop_record(at.ours.stored, A, data_too=True)
+    scan(at.ours.stored)
+    outcome = run(at)
+    assert outcome.state is OutcomeState.DONE
+    assert A not in at.ours.stored.records
+    assert A not in at.ours.stored.files
+
+
+def _unverifiable(record: BlockRecord) -> BlockRecord:
+    chunks = tuple(replace(c, checksum_type=ChecksumType.NONE, checksums=()) for c in record.chunks)
+    return replace(record, chunks=chunks)
+
+
+def test_two_holders_that_recorded_the_same_are_believed_where_no_copy_is_whole() -> None:
+    at = world(A)
+    drop_record(at.ours.stored, A, data_too=True)
+    at.disk("dn2").flip(A, 0)
+    at.disk("dn3").flip(A, WINDOW)
+    for stored in (at.ours.stored, at.disk("dn2"), at.disk("dn3")):
+        scan(stored)
+    outcome = run(at)
+    assert bytes(at.ours.stored.files[A]) == healthy(at, A)
+    assert outcome.verdict is Verdict.REPAIRABLE
+
+
+def test_a_single_holder_whose_tree_does_not_bear_out_its_record_is_not_believed() -> None:
+    at = world(A, peers=1)
+    drop_record(at.ours.stored, A, data_too=True)
+    at.disk("dn2").flip(A, 0)
+    for stored in (at.ours.stored, at.disk("dn2")):
+        scan(stored)
+    outcome = run(at)
+    assert outcome.verdict is Verdict.UNRECOVERABLE
+    assert A not in at.ours.stored.files
+
+
+def test_records_of_many_blocks_are_asked_for_a_page_at_a_time() -> None:
+    count = 2 * RECORDS_PAGE_BLOCKS + 1
+    at = world(*range(1, count + 1), length=WINDOW)
+    for block_id in list(at.ours.stored.records):
+        drop_record(at.ours.stored, block_id, data_too=True)
+    scan(at.ours.stored)
+    outcome = run(at)
+    assert outcome.progress.blocks_added == count
+    assert max(len(r.block_ids) for r in at.of(FetchRecords) if isinstance(r, FetchRecords)) == RECORDS_PAGE_BLOCKS
+
+
+# ---- commits and holes ----
+
+
+def _with_peer_block(chunks: Sequence[int], *, own: Sequence[int] = (0,), unhealthy: Sequence[int] = ()) -> World:
+    """Rows B: our block 0 has a chunk at 0 and commit 1; the one peer's has these chunks and commit 99."""
+    at = world(A, peers=1, length=4 * CHUNK)
+    theirs, ours = at.disk("dn2"), at.ours.stored
+    theirs.records[A] = _only(theirs.records[A], chunks, 99)
+    theirs.bcs_id = 99
+    ours.records[A] = _only(ours.records[A], own, 1)
+    del ours.files[A][len(own) * CHUNK :]
+    for chunk in unhealthy:
+        theirs.flip(A, chunk * CHUNK)
+    for stored in (ours, theirs):
+        scan(stored)
+    return at
+
+
+def _only(record: BlockRecord, chunks: Iterable[int], bcs_id: int) -> BlockRecord:
+    return replace(record, chunks=tuple(record.chunks[i] for i in chunks), bcs_id=bcs_id)
+
+
+def _commits(at: World) -> tuple[int, int]:
+    return at.ours.stored.records[A].bcs_id, at.ours.stored.bcs_id
+
+
+def _offsets(at: World, block_id: BlockId = A) -> list[int]:
+    return [chunk.offset // CHUNK for chunk in at.ours.stored.records[block_id].chunks]
+
+
+def test_a_hole_stops_the_block_and_keeps_both_commits() -> None:
+    """B1."""
+    at = _with_peer_block((0, 1, 3))
+    outcome = run(at)
+    assert _offsets(at) == [0, 1]
+    assert _commits(at) == (1, 1)
+    assert outcome.verdict is Verdict.UNRECOVERABLE
+    assert EvidenceKind.HOLE in kinds(outcome)
+
+
+def test_a_peers_unhealthy_chunk_is_left_out_and_keeps_both_commits() -> None:
+    """B2."""
+    at = _with_peer_block((0, 1, 2), unhealthy=(2,))
+    run(at)
+    assert _offsets(at) == [0, 1]
+    assert _commits(at) == (1, 1)
+
+
+def test_of_a_missing_block_the_healthy_beginning_is_taken() -> None:
+    """B3; a new block that is not whole has commit 0."""
+    at = _with_peer_block((0, 1, 2), unhealthy=(2,))
+    drop_record(at.ours.stored, A, data_too=True)
+    scan(at.ours.stored)
+    run(at)
+    assert _offsets(at) == [0, 1]
+    assert _commits(at) == (0, 1)
+
+
+def test_a_block_that_is_whole_takes_the_peers_commit_and_the_container_after_a_clean_round() -> None:
+    """B4."""
+    at = _with_peer_block((0, 1))
+    commits: list[tuple[int, int]] = []
+
+    def look(request: Request) -> None:
+        if isinstance(request, AdvanceBcsId):
+            commits.append(_commits(at))
+
+    run(at, meddle=look)
+    assert commits == [(99, 1)]
+    assert _commits(at) == (99, 99)
+
+
+def test_one_block_that_is_not_whole_keeps_the_containers_commit() -> None:
+    """B5: another block is whole and has its commit."""
+    at = world(A, B, peers=1)
+    theirs, ours = at.disk("dn2"), at.ours.stored
+    theirs.records[A], theirs.records[B] = _only(theirs.records[A], (0, 1, 2), 98), _only(theirs.records[B], (0, 1), 99)
+    theirs.flip(A, 2 * CHUNK)
+    for block_id in (A, B):
+        ours.records[block_id] = _only(ours.records[block_id], (0,), 1)
+        del ours.files[block_id][CHUNK:]
+    for stored in (ours, theirs):
+        scan(stored)
+    run(at)
+    assert (ours.records[A].bcs_id, ours.records[B].bcs_id, ours.bcs_id) == (1, 99, 1)
+
+
+def test_an_unhealthy_chunk_anywhere_keeps_the_containers_commit() -> None:
+    """B6: what nobody can give us is in no repair, and yet not ours."""
+    at = world(A, B, peers=1)
+    theirs, ours = at.disk("dn2"), at.ours.stored
+    theirs.records[A] = _only(theirs.records[A], (0, 1), 99)
+    ours.records[A] = _only(ours.records[A], (0,), 1)
+    del ours.files[A][CHUNK:]
+    for stored in (ours, theirs):
+        stored.flip(B, 0)
+        scan(stored)
+    outcome = run(at)
+    assert _commits(at) == (99, 1)
+    assert outcome.verdict is Verdict.UNRECOVERABLE
+
+
+# ---- deletes ----
+
+
+def test_a_peers_tombstone_changes_our_tree_and_nothing_else() -> None:
+    at = world(A, B)
+    other = RepairableReplica("dn2", at.disk("dn2"))
+    other.delete_block(A)
+    before = bytes(at.ours.stored.files[A]), at.ours.stored.records[A]
+    outcome = run(at)
+    assert outcome.claimed_deleted == (A,)
+    assert outcome.progress.tombstones_adopted == 1
+    assert (bytes(at.ours.stored.files[A]), at.ours.stored.records[A]) == before
+    tree, _ = at.ours.known_tree()
+    assert tree is not None
+    entry = tree.block(A)
+    assert entry is not None
+    assert entry.deleted
+    assert not at.of(Rescan)
+
+
+def test_a_deleted_block_is_never_brought_back() -> None:
+    """inv-I5: also after our tree file is lost."""
+    at = world(A, B)
+    at.ours.delete_block(A)
+    at.ours.stored.tree = None
+    outcome = run(at)
+    assert A not in at.ours.stored.records
+    assert A not in at.ours.stored.files
+    assert outcome.state is OutcomeState.DONE
+
+
+def test_a_block_that_a_peer_deleted_is_not_repaired() -> None:
+    at = world(A, B)
+    RepairableReplica("dn2", at.disk("dn2")).delete_block(A)
+    at.ours.stored.flip(A, 0)
+    scan(at.ours.stored)
+    run(at)
+    assert not at.of(FetchWindows)
+
+
+def test_a_delete_that_comes_during_the_repair_wins() -> None:
+    """CR-052."""
+    at = world(A, B)
+    for block_id in (A, B):
+        at.ours.stored.flip(block_id, 0)
+    scan(at.ours.stored)
+
+    def meddle(request: Request) -> None:
+        if isinstance(request, WriteWindows) and request.block_id == A and A in at.ours.stored.records:
+            at.ours.delete_block(A)
+
+    outcome = run(at, meddle=meddle)
+    assert A not in at.ours.stored.files
+    assert bytes(at.ours.stored.files[B]) == healthy(at, B)
+    assert outcome.state is OutcomeState.DONE
+
+
+# ---- trees and scans ----
+
+
+def test_a_tree_that_changed_meanwhile_is_read_again_and_the_repair_laid_over_it() -> None:
+    at = world(A, B)
+    at.ours.stored.flip(A, 0)
+    scan(at.ours.stored)
+    done: list[int] = []
+
+    def meddle(request: Request) -> None:
+        if isinstance(request, StoreTree) and not done:
+            done.append(1)
+            at.ours.delete_block(B)
+
+    outcome = run(at, meddle=meddle)
+    tree, _ = at.ours.known_tree()
+    assert tree is not None
+    assert [block.deleted for block in tree.blocks] == [False, True]
+    assert all(chunk.checksum_matches for chunk in tree.blocks[0].chunks)
+    assert len(at.of(StoreTree)) == 2
+    assert outcome.state is OutcomeState.DONE
+
+
+def test_a_replica_without_a_tree_is_scanned_first() -> None:
+    at = world(A)
+    at.ours.stored.flip(A, 0)
+    at.ours.stored.tree = None
+    outcome = run(at)
+    assert bytes(at.ours.stored.files[A]) == healthy(at, A)
+    assert outcome.progress.scans == 2
+
+
+def test_damage_that_only_the_last_scan_shows_starts_another_round() -> None:
+    at = world(A, B)
+    at.ours.stored.flip(A, 0)
+    scan(at.ours.stored)
+    hits = [B]
+
+    def meddle(request: Request) -> None:
+        if isinstance(request, Rescan) and hits:
+            at.ours.stored.flip(hits.pop(), 0)
+
+    outcome = run(at, meddle=meddle)
+    assert outcome.progress.rounds == 2
+    assert bytes(at.ours.stored.files[B]) == healthy(at, B)
+    assert outcome.verdict is Verdict.REPAIRABLE
+
+
+def test_a_disk_that_damages_again_and_again_is_given_up_by_name() -> None:
+    at = world(A)
+    at.ours.stored.flip(A, 0)
+    scan(at.ours.stored)
+
+    def meddle(request: Request) -> None:
+        if isinstance(request, Rescan):
+            at.ours.stored.flip(A, 0)
+
+    outcome = run(at, ReconcileOptions(rounds_max=3), meddle=meddle)
+    assert outcome.progress.rounds == 3
+    assert outcome.verdict is Verdict.UNKNOWN
+    assert EvidenceKind.DAMAGED_AGAIN in kinds(outcome)
+
+
+def test_an_own_tree_that_cannot_be_read_still_gets_a_scan() -> None:
+    """R6."""
+    at = world(A)
+    outcome = run(at, meddle=lambda r: RequestFailed(r, "disk_failed") if isinstance(r, LoadOwn) else None)
+    assert (outcome.state, outcome.error_code) == (OutcomeState.FAILED, "disk_failed")
+    assert len(at.of(Rescan)) == 1
+
+
+# ---- return to service ----
+
+BACK = ReconcileOptions(return_to=ReplicaState.CLOSED)
+
+
+def _unhealthy(at: World) -> World:
+    at.ours.stored.flip(A, 0)
+    at.ours.scan()
+    assert at.ours.stored.state is ReplicaState.UNHEALTHY
+    return at
+
+
+def test_a_mended_replica_returns_to_service_only_where_asked() -> None:
+    for options, state in ((None, ReplicaState.UNHEALTHY), (BACK, ReplicaState.CLOSED)):
+        at = _unhealthy(world(A))
+        assert run(at, options).replica_state is state
+        assert at.ours.stored.state is state
+
+
+def test_a_replica_that_was_mended_by_a_killed_run_returns_after_a_scan() -> None:
+    at = _unhealthy(world(A))
+    run(at)
+    outcome = run(at, BACK)
+    assert outcome.replica_state is ReplicaState.CLOSED
+    assert outcome.progress.scans == 1
+
+
+def test_a_replica_that_is_not_whole_stays_unhealthy() -> None:
+    at = world(A)
+    for stored in (at.ours.stored, at.disk("dn2"), at.disk("dn3")):
+        stored.flip(A, 0)
+        scan(stored)
+    at.ours.scan()
+    assert run(at, BACK).replica_state is ReplicaState.UNHEALTHY
+
+
+def test_a_replica_whose_commit_could_not_be_advanced_stays_unhealthy() -> None:
+    at = _unhealthy(world(A))
+    at.disk("dn2").records[A] = replace(at.disk("dn2").records[A], bcs_id=9)
+
+    def meddle(request: Request) -> Event | None:
+        return RequestFailed(request, "database_failed") if isinstance(request, AdvanceBcsId) else None
+
+    outcome = run(at, BACK, meddle=meddle)
+    assert (outcome.state, outcome.replica_state) == (OutcomeState.FAILED, ReplicaState.UNHEALTHY)
+
+
+def test_a_finding_of_the_last_scan_that_no_tree_shows_is_a_loss() -> None:
+    at = _unhealthy(world(A, B))
+
+    def meddle(request: Request) -> Event | None:
+        if not isinstance(request, Rescan):
+            return None
+        event = carry_out_here(request, at.ours)
+        assert isinstance(event, Scanned)
+        return replace(event, findings=((BlockId(9), None),))
+
+    outcome = run(at, BACK, meddle=meddle)
+    assert outcome.verdict is Verdict.UNRECOVERABLE
+    assert EvidenceKind.FINDINGS_REMAIN in kinds(outcome)
+    assert outcome.replica_state is ReplicaState.UNHEALTHY
+
+
+# ---- refusals, failures, interruptions ----
+
+
+@pytest.mark.parametrize("state", [s for s in ReplicaState if not s.is_closed])
+def test_a_replica_that_is_not_closed_is_refused(state: ReplicaState) -> None:
+    at = world(A)
+    at.ours.stored.state = state
+    outcome = run(at)
+    assert (outcome.state, outcome.error_code) == (OutcomeState.REFUSED, "container_state")
+    assert not at.of(FetchRecords)
+
+
+def test_an_erasure_coded_replica_is_refused() -> None:
+    at = world(A)
+    at.ours.stored.replica_index = 2
+    assert run(at).state is OutcomeState.REFUSED
+
+
+def test_a_failing_disk_stops_the_repair_and_is_named() -> None:
+    at = world(A, B)
+    for block_id in (A, B):
+        at.ours.stored.flip(block_id, 0)
+    scan(at.ours.stored)
+    at.ours.failing_disk = True
+    outcome = run(at, ReconcileOptions(fetches_max=1))
+    assert (outcome.state, outcome.error_code) == (OutcomeState.FAILED, "disk_failed")
+    assert len(at.of(WriteWindows)) == 1
+    assert not at.of(Rescan)
+
+
+def test_an_exhausted_undo_budget_keeps_what_is_done_and_begins_nothing_more() -> None:
+    at = world(A, B)
+    for block_id in (A, B):
+        at.ours.stored.flip(block_id, 0)
+    scan(at.ours.stored)
+
+    def meddle(request: Request) -> Event | None:
+        if isinstance(request, WriteWindows) and request.block_id == B:
+            return RequestFailed(request, UndoBudgetError.code)
+        return None
+
+    outcome = run(at, ReconcileOptions(fetches_max=1), meddle=meddle)
+    assert (outcome.state, outcome.error_code) == (OutcomeState.FAILED, "undo_budget")
+    assert len(at.of(StoreTree)) == 1
+    assert run(at).verdict is Verdict.REPAIRABLE
+
+
+def _battered() -> World:
+    """Something of everything to repair."""
+    at = world(A, B, 3, 4)
+    at.ours.stored.flip(A, 0)
+    del at.ours.stored.files[B][CHUNK + 3 :]
+    drop_record(at.ours.stored, BlockId(3), data_too=True)
+    scan(at.ours.stored)
+    RepairableReplica("dn2", at.disk("dn2")).delete_block(BlockId(4))
+    return at
+
+
+def _state(at: World) -> tuple[object, ...]:
+    stored = at.ours.stored
+    return stored.records, stored.files, stored.tree, stored.state, stored.bcs_id
+
+
+def test_a_kill_before_any_request_leaves_the_rest_to_the_next_run() -> None:
+    """inv-I7, I8: and that ends in the same state as a run that nobody disturbed."""
+    calm = _battered()
+    run(calm)
+    steps = len(calm.asked)
+    assert steps > 15
+    for number in range(steps):
+        at = _battered()
+        with pytest.raises(CrashError):
+            run(at, stop_before=number)
+        run(at)
+        assert _state(at) == _state(calm)
+        written = at.ours.bytes_written
+        run(at)
+        assert at.ours.bytes_written == written
+
+
+def test_a_cancel_ends_the_run_at_once_wherever_it_is() -> None:
+    """CR-057."""
+    calm = _battered()
+    run(calm)
+    for number in range(len(calm.asked) - 1):
+        at = _battered()
+        machine = Reconciliation(ContainerId(7), OWN, sorted(at.peers))
+        waiting = list(machine.start())
+        for _ in range(number):
+            request = waiting.pop(0)
+            match request:
+                case FetchTree() | FetchRecords() | FetchWindows():
+                    waiting += machine.step(carry_out_there(request, ContainerId(7), at.peers[request.peer]))
+                case Report():
+                    raise AssertionError
+                case _:
+                    waiting += machine.step(carry_out_here(request, at.ours))
+        (report,) = machine.step(Cancelled("the container is being deleted"))
+        assert isinstance(report, Report)
+        assert report.outcome.state is OutcomeState.INTERRUPTED
+        assert machine.step(Cancelled("again")) == []
+        late = RequestFailed(waiting[0], "interrupted") if waiting else Cancelled("late")
+        assert machine.step(late) == []
+
+
+def test_a_container_that_goes_away_interrupts() -> None:
+    at = world(A)
+    at.ours.stored.flip(A, 0)
+    scan(at.ours.stored)
+
+    def meddle(request: Request) -> None:
+        if isinstance(request, WriteWindows):
+            at.ours.delete_container()
+
+    outcome = run(at, meddle=meddle)
+    assert (outcome.state, outcome.error_code) == (OutcomeState.INTERRUPTED, "container_not_found")
