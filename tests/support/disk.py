@@ -83,6 +83,7 @@ def _restorer(path: Path) -> Callable[[], None]:
 
     def restore() -> None:
         if before is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(before)
         elif not path.is_dir():
             # A folder that was renamed stays where it is: a power cut may leave either, and BEFORE leaves the other.
