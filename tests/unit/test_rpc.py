@@ -1,6 +1,7 @@
 """Servers and channels: limits, security, ports, and errors that keep their names."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -280,9 +281,9 @@ def test_all_interfaces_may_be_had_insecurely(echo: Echo) -> None:
     running.stop(0)
 
 
-def issue(authority: trustme.CA, folder: Path, name: str) -> Tls:
+def issue(authority: trustme.CA, folder: Path, name: str, *, not_after: datetime | None = None) -> Tls:
     """PEM files for 127.0.0.1 signed by this authority."""
-    certificate = authority.issue_cert("127.0.0.1")
+    certificate = authority.issue_cert("127.0.0.1", not_after=not_after)
     paths = [folder / f"{name}.{kind}.pem" for kind in ("cert", "key", "ca")]
     certificate.cert_chain_pems[0].write_to_path(paths[0])
     certificate.private_key_pem.write_to_path(paths[1])
@@ -319,6 +320,19 @@ def test_a_certificate_for_another_name_is_not_believed(tmp_path: Path, echo: Ec
         open_channel(running.address, tls=issue(authority, tmp_path, "client")) as channel,
         pytest.raises(PeerUnavailableError),
     ):
+        unary(channel)
+    running.stop(0)
+
+
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_an_expired_certificate_is_not_believed(tmp_path: Path, echo: Echo, side: str) -> None:
+    authority, yesterday = trustme.CA(), datetime.now(UTC) - timedelta(days=1)
+    of = {
+        name: issue(authority, tmp_path, name, not_after=yesterday if name == side else None)
+        for name in ("server", "client")
+    }
+    running = start_server("127.0.0.1:0", [echo.register], tls=of["server"])
+    with open_channel(running.address, tls=of["client"]) as channel, pytest.raises(PeerUnavailableError):
         unary(channel)
     running.stop(0)
 
