@@ -19,9 +19,11 @@ What makes it safe, and what every change here must keep:
 - A kill between any two requests leaves a state in which the next run does the rest and rewrites nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import TypeAlias, assert_never
 
 from dnagent.requests import (
@@ -126,12 +128,18 @@ class _ChunkWork:
 
 @dataclass(slots=True, eq=False)
 class _BlockWork:
-    """One block being mended; `chunks` ascending."""
+    """One block being mended; `chunks` ascending, all before `first_open` settled."""
 
     repair: BlockRepair
     own: BlockRecord | None
     records: Mapping[PeerId, BlockRecord]
+    # The holders' tree entries by offset.
+    entries: Mapping[PeerId, Mapping[int, ChunkTree]]
     chunks: list[_ChunkWork] = field(default_factory=list)
+    by_offset: dict[int, _ChunkWork] = field(default_factory=dict)
+    first_open: int = 0
+    # Where what our record names, or will name, ends: there another chunk may begin.
+    ends: set[int] = field(default_factory=set)
     file_bytes: int = 0
     is_clean: bool = True
     gone: bool = False
@@ -141,6 +149,16 @@ class _BlockWork:
     @property
     def block_id(self) -> BlockId:
         return self.repair.block_id
+
+    def open_chunks(self) -> Iterator[_ChunkWork]:
+        """Those not settled, in order."""
+        while self.first_open < len(self.chunks) and self.chunks[self.first_open].is_settled:
+            self.first_open += 1
+        return (chunk for chunk in islice(self.chunks, self.first_open, None) if not chunk.is_settled)
+
+    @property
+    def is_settled(self) -> bool:
+        return next(self.open_chunks(), None) is None
 
 
 class Reconciliation:
@@ -165,7 +183,6 @@ class Reconciliation:
         self._bytes_from: dict[PeerId, int] = dict.fromkeys(self._peers, 0)
         self._counters: dict[str, int] = dict.fromkeys(Progress.__slots__[1:], 0)
         self._halt: RequestFailed | None = None
-        self._first_verdict: Verdict | None = None
         self._claimed: set[BlockId] = set()
         self._bcs_seen = 0
         self._changed = False
@@ -179,14 +196,15 @@ class Reconciliation:
         self._bcs_id = 0
         self._trees: dict[PeerId, ContainerTree] = {}
         self._plan: RepairPlan | None = None
-        self._queue: list[BlockRepair] = []
+        # How many blocks of the plan were begun.
+        self._begun = 0
         self._page: tuple[BlockRepair, ...] = ()
         self._own_records: Mapping[BlockId, BlockRecord] = {}
         self._peer_records: dict[PeerId, Mapping[BlockId, BlockRecord]] = {}
         self._blocks: dict[BlockId, _BlockWork] = {}
         self._repaired: dict[BlockId, dict[int, ChunkTree]] = {}
         self._tombstones: tuple[BlockTree, ...] = ()
-        self._failures: dict[tuple[BlockId, int], tuple[Verdict, Evidence]] = {}
+        self._failures: dict[BlockId, dict[int, tuple[Verdict, Evidence]]] = {}
         self._is_clean = True
         self._adopted_bcs_id = 0
         self._must_scan = False
@@ -315,11 +333,10 @@ class Reconciliation:
 
     def _make_plan(self, own: ContainerTree) -> None:
         self._plan = plan_repair(own, self._trees)
-        self._first_verdict = self._first_verdict or self._plan.verdict
         self._claimed.update(self._plan.claimed_deleted)
         self._tombstones = self._adopted(self._plan)
-        self._queue = list(self._plan.blocks)
-        self._counters["blocks_planned"] += len(self._queue)
+        self._begun = 0
+        self._counters["blocks_planned"] += len(self._plan.blocks)
         self._is_clean = not self._plan.evidence
         self._phase = _Phase.REPAIRING
         self._next_page()
@@ -330,12 +347,14 @@ class Reconciliation:
     # -- records --
 
     def _next_page(self) -> None:
+        assert self._plan is not None
         self._blocks = {}
-        if self._halt is not None or not self._queue:
+        if self._halt is not None or self._begun == len(self._plan.blocks):
             self._store_tree()
             return
         self._phase = _Phase.RECORDS
-        self._page, self._queue = tuple(self._queue[:RECORDS_PAGE_BLOCKS]), self._queue[RECORDS_PAGE_BLOCKS:]
+        self._page = self._plan.blocks[self._begun : self._begun + RECORDS_PAGE_BLOCKS]
+        self._begun += len(self._page)
         self._own_records, self._peer_records = {}, {}
         self._ask(LoadRecords(tuple(block.block_id for block in self._page)))
         for peer in self._trees:
@@ -355,7 +374,8 @@ class Reconciliation:
                 for peer, records in self._peer_records.items()
                 if repair.block_id in records and peer in repair.holders
             }
-            work = _BlockWork(repair, own, theirs)
+            work = _BlockWork(repair, own, theirs, {peer: self._entries(peer, repair.block_id) for peer in theirs})
+            work.ends.update(ours.end for ours in (own.chunks if own else ()))
             self._blocks[repair.block_id] = work
             for record in (*theirs.values(), *((own,) if own else ())):
                 self._bcs_seen = max(self._bcs_seen, record.bcs_id)
@@ -382,7 +402,7 @@ class Reconciliation:
             if chunk.offset not in record.by_offset:
                 continue
             theirs = record.by_offset[chunk.offset]
-            entry = self._entry(peer, work.block_id, chunk.offset)
+            entry = work.entries[peer].get(chunk.offset)
             if entry is None or not entry.checksum_matches or not theirs.is_verifiable:
                 others[peer] = theirs
             elif self._is_proven_record(theirs, entry):
@@ -407,32 +427,31 @@ class Reconciliation:
     def _is_proven_record(self, record: ChunkRecord, entry: ChunkTree) -> bool:
         return is_sound(record) and record.data_checksum == entry.data_checksum
 
-    def _entry(self, peer: PeerId, block_id: BlockId, offset: int) -> ChunkTree | None:
-        block = _block_of(self._trees[peer], block_id)
-        return next((chunk for chunk in block.chunks if chunk.offset == offset), None) if block else None
+    def _entries(self, peer: PeerId, block_id: BlockId) -> dict[int, ChunkTree]:
+        blocks = self._trees[peer].blocks
+        at = bisect_left(blocks, block_id, key=lambda block: block.block_id)
+        found = blocks[at] if at < len(blocks) and blocks[at].block_id == block_id else None
+        return {chunk.offset: chunk for chunk in found.chunks} if found else {}
 
     def _add_chunk(self, work: _BlockWork, chunk: ChunkRepair, record: ChunkRecord) -> None:
         is_new = work.own is None or chunk.offset not in work.own.by_offset
-        if is_new and work.own is not None and any(_overlap(record, ours) for ours in work.own.chunks):
-            self._give_up(
-                work, chunk.offset, Verdict.CONFLICT, EvidenceKind.CHUNKINGS_OVERLAP, "our record has other chunks here"
-            )
+        if is_new and work.own is not None and _overlaps(record, work.own.chunks):
+            detail = "our record has other chunks here"
+            self._give_up(work, chunk.offset, Verdict.CONFLICT, EvidenceKind.CHUNKINGS_OVERLAP, detail)
             return
         sources = list(dict.fromkeys((*chunk.sources, *chunk.partial_sources)))
-        work.chunks.append(_ChunkWork(chunk.offset, record, is_new, sources, frozenset(chunk.partial_sources)))
+        added = _ChunkWork(chunk.offset, record, is_new, sources, frozenset(chunk.partial_sources))
+        work.chunks.append(added)
+        work.by_offset[chunk.offset] = added
 
     # -- chunks --
 
     def _start_chunks(self) -> None:
         """Begin as many chunks as may be under way, in order: bytes can be fetched ahead, and wait to be written."""
-        active = 0
+        left = self._options.fetches_max
         for work in self._blocks.values():
-            for chunk in work.chunks:
-                if chunk.is_settled:
-                    continue
-                if active == self._options.fetches_max:
-                    return
-                active += 1
+            for chunk in islice(work.open_chunks(), left):
+                left -= 1
                 if chunk.wanted is None and not chunk.fetching:
                     chunk.fetching = True
                     self._ask(CheckLocal(work.block_id, chunk.record))
@@ -478,23 +497,30 @@ class Reconciliation:
         """Do for each chunk of a block, in order, what can be done now."""
         if self._halt is not None or work.gone:
             return
-        for chunk in work.chunks:
-            if chunk.is_settled or chunk.wanted is None:
-                continue
-            self._write_held(work, chunk)
-            if chunk.wanted and not chunk.fetching:
-                self._fetch_next(work, chunk)
-            if chunk.writing or chunk.fetching:
-                continue
-            if not chunk.wanted and not chunk.held and (not chunk.is_new or self._follows(work, chunk)):
-                chunk.done = True
-                self._counters["chunks_repaired"] += 1
-                if self._differs_at_all(work, chunk):
-                    detail = "mended here, but a peer recorded other checksums than we did"
-                    self._give_up(work, chunk.offset, Verdict.CONFLICT, EvidenceKind.RECORDS_DIFFER, detail)
-            elif not any(before.offset < chunk.offset and not before.is_settled for before in work.chunks):
-                self._chunk_failed(work, chunk)
+        # Those under way are the first ones open, and no more than may be.
+        is_first = True
+        for chunk in list(islice(work.open_chunks(), self._options.fetches_max)):
+            if chunk.wanted is not None:
+                self._advance_chunk(work, chunk, is_first=is_first)
+            is_first = is_first and chunk.is_settled
         self._block_settled(work)
+
+    def _advance_chunk(self, work: _BlockWork, chunk: _ChunkWork, *, is_first: bool) -> None:
+        """Write, fetch, or settle one chunk; one that is not the first open one may still be given its place."""
+        self._write_held(work, chunk)
+        if chunk.wanted and not chunk.fetching:
+            self._fetch_next(work, chunk)
+        if chunk.writing or chunk.fetching:
+            return
+        if not chunk.wanted and not chunk.held and (not chunk.is_new or self._follows(work, chunk)):
+            chunk.done = True
+            work.ends.add(chunk.record.end)
+            self._counters["chunks_repaired"] += 1
+            if self._differs_at_all(work, chunk):
+                detail = "mended here, but a peer recorded other checksums than we did"
+                self._give_up(work, chunk.offset, Verdict.CONFLICT, EvidenceKind.RECORDS_DIFFER, detail)
+        elif is_first:
+            self._chunk_failed(work, chunk)
 
     def _write_held(self, work: _BlockWork, chunk: _ChunkWork) -> None:
         if chunk.writing or not chunk.held or not self._may_extend(work, chunk):
@@ -528,11 +554,7 @@ class Reconciliation:
 
     def _follows(self, work: _BlockWork, chunk: _ChunkWork) -> bool:
         """Whether a record of ours names, or will name, what ends where the chunk begins."""
-        if chunk.offset == 0:
-            return True
-        if work.own is not None and any(ours.end == chunk.offset for ours in work.own.chunks):
-            return True
-        return any(before.is_new and before.done and before.record.end == chunk.offset for before in work.chunks)
+        return chunk.offset == 0 or chunk.offset in work.ends
 
     def _fetch_next(self, work: _BlockWork, chunk: _ChunkWork) -> None:
         """Ask the next source for what is still lacking: those without a strike first, healthy ones before others."""
@@ -559,8 +581,8 @@ class Reconciliation:
         """Nothing more can be done for this chunk in this round; say why."""
         assert chunk.wanted is not None
         if not chunk.wanted:
-            before = next((self._failures[key] for key in sorted(self._failures_of(work.block_id))), None)
-            verdict = before[0] if before else Verdict.UNRECOVERABLE
+            before = self._failures.get(work.block_id, {})
+            verdict = before[min(before)][0] if before else Verdict.UNRECOVERABLE
             self._give_up(
                 work, chunk.offset, verdict, EvidenceKind.HOLE, "what lies before it is missing, and is not to be had"
             )
@@ -576,33 +598,31 @@ class Reconciliation:
         chunk.failed = True
         chunk.held.clear()
 
-    def _failures_of(self, block_id: BlockId) -> list[tuple[BlockId, int]]:
-        return [place for place in self._failures if place[0] == block_id]
-
     def _differs_at_all(self, work: _BlockWork, chunk: _ChunkWork) -> bool:
         """Whether a peer recorded something else for this chunk; a record that its own tree belies does not count."""
         for peer, record in work.records.items():
             theirs = record.by_offset.get(chunk.offset)
             if theirs is None or _essence(theirs) == _essence(chunk.record):
                 continue
-            entry = self._entry(peer, work.block_id, chunk.offset)
+            entry = work.entries[peer].get(chunk.offset)
             if entry is None or not entry.checksum_matches or theirs.data_checksum == entry.data_checksum:
                 return True
         return False
 
     def _give_up(self, work: _BlockWork, offset: int, verdict: Verdict, kind: EvidenceKind, detail: str) -> None:
         work.is_clean = False
-        self._failures[(work.block_id, offset)] = (verdict, Evidence(kind, work.block_id, offset, detail))
+        fact = Evidence(kind, work.block_id, offset, detail)
+        self._failures.setdefault(work.block_id, {})[offset] = verdict, fact
 
     def _work(self, block_id: BlockId, offset: int) -> tuple[_BlockWork, _ChunkWork]:
         work = self._blocks[block_id]
-        return work, next(chunk for chunk in work.chunks if chunk.offset == offset)
+        return work, work.by_offset[offset]
 
     # -- blocks --
 
     def _block_settled(self, work: _BlockWork) -> None:
         """Once all chunks of a block are, store its record if that changed."""
-        if work.stored or work.gone or self._halt is not None or not all(chunk.is_settled for chunk in work.chunks):
+        if work.stored or work.gone or self._halt is not None or not work.is_settled:
             return
         work.stored = True
         chunks = {ours.offset: ours for ours in work.own.chunks} if work.own else {}
@@ -652,8 +672,7 @@ class Reconciliation:
     def _block_gone(self, block_id: BlockId) -> None:
         """It was deleted meanwhile: forget it, and let the tree say what deletion made of it."""
         self._drop(self._blocks[block_id])
-        for key in self._failures_of(block_id):
-            del self._failures[key]
+        self._failures.pop(block_id, None)
         self._repaired.pop(block_id, None)
 
     def _damaged_again(self, work: _BlockWork) -> None:
@@ -739,13 +758,15 @@ class Reconciliation:
         assert self._own_tree is not None
         self._plan = plan_repair(self._own_tree, self._trees)
         left = [(block.block_id, chunk.offset) for block in self._plan.blocks for chunk in block.chunks]
-        fresh = bool(self._plan.tombstones) or any(place not in self._failures for place in left)
+        fresh = bool(self._plan.tombstones) or any(
+            offset not in self._failures.get(block_id, {}) for block_id, offset in left
+        )
         if fresh and self._counters["rounds"] < self._options.rounds_max:
             self._begin_round()
             return
-        for place in left:
-            fact = Evidence(EvidenceKind.DAMAGED_AGAIN, *place, "still or again damaged after the last round")
-            self._failures.setdefault(place, (Verdict.UNKNOWN, fact))
+        for block_id, offset in left:
+            fact = Evidence(EvidenceKind.DAMAGED_AGAIN, block_id, offset, "still or again damaged after the last round")
+            self._failures.setdefault(block_id, {}).setdefault(offset, (Verdict.UNKNOWN, fact))
         if (
             self._state is ReplicaState.UNHEALTHY
             and self._scanned_clean
@@ -811,7 +832,8 @@ class Reconciliation:
         """Everything under way is forgotten: its answers come too late to matter."""
         progress = self.progress
         self._phase = _Phase.DONE
-        evidence = [*(self._plan.evidence if self._plan else ()), *(fact for _, fact in self._failures.values())]
+        failures = [failure for of_block in self._failures.values() for failure in of_block.values()]
+        evidence = [*(self._plan.evidence if self._plan else ()), *(fact for _, fact in failures)]
         for place in self._findings:
             evidence.append(Evidence(EvidenceKind.FINDINGS_REMAIN, *place, "found by the last scan"))
         self.outcome = Outcome(
@@ -834,7 +856,8 @@ class Reconciliation:
     def _verdict(self) -> Verdict | None:
         if self._plan is None:
             return None
-        seen = {self._plan.verdict, *(verdict for verdict, _ in self._failures.values())}
+        failed = {verdict for of_block in self._failures.values() for verdict, _ in of_block.values()}
+        seen = {self._plan.verdict, *failed}
         if self._findings and not seen & set(_WORST_FIRST):
             # Damage that no tree shows: chunks of which nobody has a byte left are in none.
             seen.add(Verdict.UNRECOVERABLE)
@@ -867,8 +890,10 @@ def _essence(chunk: ChunkRecord) -> tuple[int, ChecksumType, int, tuple[bytes, .
     return chunk.length_bytes, chunk.checksum_type, chunk.bytes_per_checksum, chunk.checksums
 
 
-def _overlap(one: ChunkRecord, other: ChunkRecord) -> bool:
-    return one.offset < other.end and other.offset < one.end
+def _overlaps(chunk: ChunkRecord, ours: Sequence[ChunkRecord]) -> bool:
+    """Whether a chunk lies over one of ours, which are in order and do not overlap."""
+    at = bisect_left(ours, chunk.offset, key=lambda own: own.offset)
+    return any(own.offset < chunk.end and chunk.offset < own.end for own in ours[max(at - 1, 0) : at + 1])
 
 
 def _covers(chunks: Mapping[int, ChunkRecord], record: BlockRecord) -> bool:
@@ -877,18 +902,6 @@ def _covers(chunks: Mapping[int, ChunkRecord], record: BlockRecord) -> bool:
         (ours := chunks.get(theirs.offset)) is not None and ours.length_bytes == theirs.length_bytes
         for theirs in record.chunks
     )
-
-
-def _block_of(tree: ContainerTree, block_id: BlockId) -> BlockTree | None:
-    low, high = 0, len(tree.blocks)
-    while low < high:
-        middle = (low + high) // 2
-        if tree.blocks[middle].block_id < block_id:
-            low = middle + 1
-        else:
-            high = middle
-    found = tree.blocks[low] if low < len(tree.blocks) else None
-    return found if found is not None and found.block_id == block_id else None
 
 
 def _windows(wanted: Iterable[int]) -> str:
