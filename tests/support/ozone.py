@@ -57,12 +57,14 @@ class OzoneCluster:
         found: list[dict[str, Any]] = json.loads(self.admin("container", "list"))
         return found
 
-    def roots(self, container_id: int) -> dict[str, tuple[str, str]]:
-        """State and root of each replica as SCM knows them, by the datanode's UUID."""
-        (status,) = json.loads(self.admin("container", "reconcile", "--status", str(container_id)))
-        return {
-            replica["datanode"]["id"]: (replica["state"], replica["dataChecksum"]) for replica in status["replicas"]
-        }
+    def roots(self, container_ids: Sequence[int]) -> dict[str, dict[int, tuple[str, str]]]:
+        """State and root of each replica as SCM knows them, by the datanode's UUID and the container."""
+        found: dict[str, dict[int, tuple[str, str]]] = {}
+        for status in json.loads(self.admin("container", "reconcile", "--status", *map(str, container_ids))):
+            for replica in status["replicas"]:
+                replicas = found.setdefault(replica["datanode"]["id"], {})
+                replicas[status["containerID"]] = (replica["state"], replica["dataChecksum"])
+        return found
 
     def stop(self, datanode: int) -> None:
         self._run("stop-datanode", str(datanode))

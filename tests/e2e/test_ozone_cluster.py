@@ -1,0 +1,282 @@
+"""Against a real Ozone 2.2 cluster: we see what it sees, it accepts what we wrote. Run by `make test-ozone`."""
+
+import hashlib
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from dnagent.peer import DatanodePeer
+from dnagent.requests import Outcome, OutcomeState, ReconcileOptions
+from dnagent.runner import Job, Runner
+from dnagent.store import HeldVolume, ReplicaStore
+from merkle.check import check_tree
+from merkle.checksum import ChecksumType, window_checksums
+from merkle.errors import PeerRefusedError
+from merkle.plan import Verdict
+from merkle.record import BlockRecord, ChunkRecord
+from merkle.replica import PeerId, ReplicaState
+from merkle.tree import BlockId, ContainerId, root_hex
+from ozone.datanode import DatanodeClient
+from ozone.disk import Disk
+from ozone.ports import ByteRange
+from ozone.rocks import Batch, Table, block_key
+from ozone.volume import Hold, open_volume
+from protos.agent_pb2 import ScanContainerRequest
+from protos.agent_pb2_grpc import AgentStub
+from protos.convert import tree_from_bytes
+from runtime.rpc import open_channel
+from tests.support.ozone import ROOT, OzoneCluster, eventually
+from tests.support.processes import TreefoldProcess
+
+pytestmark = [pytest.mark.ozone, pytest.mark.timeout(900)]
+
+CHECKSUM_TYPES = ("CRC32", "CRC32C", "SHA256", "MD5")
+SIZES = (1, 16_384, 300_000, 5_242_883)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[OzoneCluster]:
+    with OzoneCluster(ROOT / ".testbed") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def containers(cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory) -> list[ContainerId]:
+    """Closed containers, one for each checksum type, with keys of several sizes in them."""
+    folder = tmp_path_factory.mktemp("keys")
+    for size in SIZES:
+        (folder / str(size)).write_bytes(random.Random(size).randbytes(size))
+    cluster.shell("volume create /vol1", "bucket create /vol1/buck1")
+    closed: set[int] = set()
+    for kind in CHECKSUM_TYPES:
+        puts = [f"key put /vol1/buck1/{kind}-{size} {folder / str(size)}" for size in SIZES]
+        cluster.shell(*puts, settings=[f"ozone.client.checksum.type={kind}"])
+        for container in cluster.containers():
+            if container["containerID"] not in closed and container["state"] == "OPEN":
+                cluster.admin("container", "close", str(container["containerID"]))
+        eventually("all containers are closed", lambda: all(c["state"] == "CLOSED" for c in cluster.containers()))
+        closed |= {container["containerID"] for container in cluster.containers()}
+    assert closed
+
+    def all_known() -> bool:
+        roots = cluster.roots(sorted(closed)).values()
+        known = [state == "CLOSED" and root != "0" for replicas in roots for state, root in replicas.values()]
+        return len(known) == 3 * len(closed) and all(known)
+
+    eventually("SCM knows the roots of all replicas", all_known)
+    return [ContainerId(container_id) for container_id in sorted(closed)]
+
+
+def treefold(*words: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "admin.cli", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout
+
+
+def content(folder: Path) -> dict[str, str]:
+    """A digest of every file that a running datanode has no reason to change."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "container.db" not in path.parts and "tmp" not in path.parts and path.name != "scmUsed"
+    }
+
+
+def datanode_ids(cluster: OzoneCluster) -> dict[str, int]:
+    lines = {k: (cluster.volume(k) / "hdds" / "VERSION").read_text().splitlines() for k in (1, 2, 3)}
+    return {line.partition("=")[2]: k for k, text in lines.items() for line in text if line.startswith("datanodeUuid=")}
+
+
+def test_roots_built_beside_live_datanodes_are_those_that_scm_knows(
+    cluster: OzoneCluster, containers: list[ContainerId]
+) -> None:
+    roots = cluster.roots(containers)
+    for uuid, datanode in datanode_ids(cluster).items():
+        before = content(cluster.volume(datanode))
+        for source in ("data", "metadata"):
+            status, out = treefold("tree", "build", str(cluster.volume(datanode)), "--json", "--source", source)
+            assert status == 0
+            built = {row["containerID"]: row["dataChecksum"] for row in map(json.loads, out.splitlines())}
+            assert built == {i: root for i, (_, root) in roots[uuid].items()}
+        assert content(cluster.volume(datanode)) == before
+    status, out = treefold("tree", "diff", *(str(cluster.volume(k)) for k in (1, 2, 3)), "--json")
+    assert status == 0
+    assert len(out.splitlines()) == len(containers)
+
+
+def test_trees_records_and_every_window_can_be_read_from_live_datanodes(
+    cluster: OzoneCluster, containers: list[ContainerId]
+) -> None:
+    roots = cluster.roots(containers)
+    for uuid, datanode in datanode_ids(cluster).items():
+        client = DatanodeClient(open_channel(cluster.address(datanode)), target=f"dn{datanode}")
+        try:
+            for container_id in containers:
+                tree = tree_from_bytes(client.tree_bytes(container_id), container_id)
+                check_tree(tree)
+                assert root_hex(tree.data_checksum) == roots[uuid][container_id][1]
+                records = list(client.list_records(container_id, page=2))
+                assert [r.block_id for r in records] == [b.block_id for b in tree.blocks]
+                for record in records:
+                    for chunk in record.chunks:
+                        wanted = [ByteRange(chunk.offset, chunk.length_bytes)]
+                        parts = [
+                            p for _, part in client.read(container_id, record.block_id, chunk, wanted) for p in part
+                        ]
+                        data = b"".join(parts)
+                        seen = window_checksums(data, chunk.checksum_type, chunk.bytes_per_checksum)
+                        assert seen == b"".join(chunk.checksums)
+        finally:
+            client.close()
+
+
+def test_an_agent_beside_a_live_datanode_reports_its_roots_and_writes_nothing_there(
+    cluster: OzoneCluster, containers: list[ContainerId], tmp_path: Path
+) -> None:
+    uuid, datanode = next(iter(datanode_ids(cluster).items()))
+    before, roots = content(cluster.volume(datanode)), cluster.roots(containers)
+    words = ["--volume", str(cluster.volume(datanode)), "--state-folder", str(tmp_path / "state")]
+    with TreefoldProcess(tmp_path / "agent", "agent", "run", *words, "--listen", "127.0.0.1:0") as agent:
+        with open_channel(agent.address()) as channel:
+            for container_id in containers:
+                answer = AgentStub(channel).ScanContainer(ScanContainerRequest(container_id=container_id), timeout=120)
+                assert not answer.findings
+                assert (answer.state, root_hex(answer.data_checksum)) == roots[uuid][container_id]
+        assert agent.stop(signal.SIGTERM) == 0
+    assert content(cluster.volume(datanode)) == before
+
+
+def reconcile_stopped(cluster: OzoneCluster, stopped: int, container_id: ContainerId, state: Path) -> Outcome:
+    """Own the stopped datanode's volume and repair one container from the live datanodes, in their own protocol."""
+    with ExitStack() as stack:
+        disk = Disk()
+        volume = open_volume(cluster.volume(stopped), hold=Hold.OWNER, state_folder=state, disk=disk)
+        held = HeldVolume(volume, disk, undo_bytes=1 << 30)
+        store = ReplicaStore([held], repair_enabled=True)
+        stack.callback(store.close)
+        runner = Runner(PeerId(volume.datanode_id), threads_max=4, audit=lambda **_: None)
+        stack.callback(runner.close)
+        peers = {}
+        for uuid, datanode in datanode_ids(cluster).items():
+            if datanode != stopped:
+                client = DatanodeClient(open_channel(cluster.address(datanode)), target=f"dn{datanode}")
+                peers[PeerId(uuid)] = peer = DatanodePeer(PeerId(uuid), client)
+                stack.callback(peer.close)
+        # What is on disk is not in the tree yet.
+        return runner.run(
+            Job(f"job-{container_id}", container_id, ReconcileOptions(return_to=ReplicaState.CLOSED)),
+            lambda cancelled: store.open_replica(
+                container_id, f"job-{container_id}", cancelled=cancelled, on_bytes=lambda _: None
+            ),
+            peers,
+        )
+
+
+def test_a_stopped_datanode_is_repaired_from_live_ones_and_ozone_finds_nothing_wrong(
+    cluster: OzoneCluster, containers: list[ContainerId], tmp_path: Path
+) -> None:
+    stopped, disk = 3, Disk()
+    uuid = next(u for u, k in datanode_ids(cluster).items() if k == stopped)
+    roots = {container_id: root for container_id, (_, root) in cluster.roots(containers)[uuid].items()}
+    cluster.stop(stopped)
+    volume = open_volume(cluster.volume(stopped), hold=Hold.OWNER, state_folder=tmp_path / "damage", disk=disk)
+    healthy, expected = {}, {}
+    with volume:
+        held = HeldVolume(volume, disk, undo_bytes=1 << 30)
+        for at, container_id in enumerate(containers):
+            container = held.containers.open(container_id)
+            blocks = sorted(container.records(), key=lambda record: record.length_bytes)
+            for record in blocks:
+                path = container.block_path(record.block_id)
+                healthy[path] = path.read_bytes()
+                expected[container_id, record.block_id] = volume.database.get(
+                    Table.BLOCK_DATA, block_key(container_id, record.block_id)
+                )
+            largest, middle = container.block_path(blocks[-1].block_id), blocks[-1].length_bytes // 2
+            match at % 4:
+                case 0:
+                    flipped = bytes([disk.read_at(largest, middle, 1)[0] ^ 4])
+                    disk.write_at(largest, middle, flipped)
+                case 1:
+                    with largest.open("r+b") as file:
+                        file.truncate(middle)
+                case 2:
+                    disk.remove(largest)
+                case 3:
+                    batch = Batch()
+                    batch.delete(Table.BLOCK_DATA, block_key(container_id, blocks[-1].block_id))
+                    volume.database.write(batch)
+                    disk.remove(container.metadata_folder / f"{container_id}.tree")
+    for container_id in containers:
+        outcome = reconcile_stopped(cluster, stopped, container_id, tmp_path / "state")
+        assert (outcome.state, outcome.verdict) == (OutcomeState.DONE, Verdict.REPAIRABLE), outcome
+        assert outcome.replica_state is ReplicaState.CLOSED
+        assert root_hex(outcome.data_checksum) == roots[container_id]
+    assert {path: path.read_bytes() for path in healthy} == healthy
+    with open_volume(
+        cluster.volume(stopped), hold=Hold.READ_ONLY, state_folder=tmp_path / "proof", disk=disk
+    ) as proven:
+        for (container_id, block_id), raw in expected.items():
+            assert proven.database.get(Table.BLOCK_DATA, block_key(container_id, block_id)) == raw
+    cluster.start(stopped)
+    client = DatanodeClient(open_channel(cluster.address(stopped)), target="dn3")
+    for container_id in containers:
+        # A request that fails has the datanode scan the container by itself.
+        with pytest.raises(PeerRefusedError):
+            list(client.read(container_id, BlockId(1), _any_chunk(), [ByteRange(0, 1)]))
+    for container_id in containers:
+        eventually(
+            f"SCM sees container {container_id} as it was",
+            lambda i=container_id: cluster.roots(i).get(uuid) == ("CLOSED", roots[i]),  # type: ignore[misc]
+        )
+        assert (
+            root_hex(tree_from_bytes(client.tree_bytes(container_id), container_id).data_checksum)
+            == roots[container_id]
+        )
+    client.close()
+
+
+def test_ozone_opens_and_serves_a_container_that_we_wrote(
+    cluster: OzoneCluster, containers: list[ContainerId], tmp_path: Path
+) -> None:
+    stopped, disk, container_id, block_id = 2, Disk(), ContainerId(1_000_001), BlockId(115_816_896_921_600_001)
+    data = random.Random(1).randbytes(100_000)
+    sums = window_checksums(data, ChecksumType.CRC32C, 16_384)
+    chunk = ChunkRecord(
+        0, len(data), ChecksumType.CRC32C, 16_384, tuple(sums[i : i + 4] for i in range(0, len(sums), 4)), "chunk_1"
+    )
+    record = BlockRecord(container_id, block_id, 7, (chunk,), (("TYPE", "KEY"),))
+    cluster.stop(stopped)
+    with open_volume(cluster.volume(stopped), hold=Hold.OWNER, state_folder=tmp_path, disk=disk) as volume:
+        writer = HeldVolume(volume, disk, undo_bytes=0).writer
+        assert writer is not None
+        writer.create_container(container_id)
+        writer.write_chunk(container_id, block_id, 0, data)
+        writer.put_block(record)
+        tree = writer.close(container_id)
+    cluster.start(stopped)
+    client = DatanodeClient(open_channel(cluster.address(stopped)), target="dn2")
+    try:
+        assert tree_from_bytes(client.tree_bytes(container_id), container_id) == tree
+        assert list(client.list_records(container_id)) == [record]
+        parts = [p for _, part in client.read(container_id, block_id, chunk, [ByteRange(0, len(data))]) for p in part]
+        assert b"".join(parts) == data
+    finally:
+        client.close()
+
+
+def _any_chunk() -> ChunkRecord:
+    return ChunkRecord(0, 1, ChecksumType.NONE, 0, ())
