@@ -336,8 +336,10 @@ class Cluster:
                 node.replica.failing_disk = faults and self.rng.random() < self._chances["disk"]
                 if faults and self.rng.random() < self._chances["tear"]:
                     node.replica.tear = lambda length: self.rng.randrange(length + 1)
+                before = _held(node.replica)
                 event = carry_out_here(request, node.replica)
                 node.replica.tear = None
+                _hold_kept(before, _held(node.replica))
                 self.marks["disk failed"] += node.replica.failing_disk and isinstance(event, RequestFailed)
                 if isinstance(event, RequestFailed):
                     self.marks["repair met a deleted block"] += event.code == "block_not_found"
@@ -640,6 +642,20 @@ class Cluster:
 
     def _note(self, node: Node, text: str) -> None:
         self.trace.append(f"{node.name} {text}")
+
+
+def _held(replica: RepairableReplica) -> dict[BlockId, tuple[bool, int]]:
+    """Which blocks have a record, and how long their files are."""
+    stored = replica.stored
+    ids = stored.records.keys() | stored.files.keys()
+    return {block_id: (block_id in stored.records, len(stored.files.get(block_id, b""))) for block_id in ids}
+
+
+def _hold_kept(before: dict[BlockId, tuple[bool, int]], after: dict[BlockId, tuple[bool, int]]) -> None:
+    """inv-I6: only a delete transaction of the cluster takes anything away."""
+    for block_id, (had_record, length) in before.items():
+        has_record, length_now = after.get(block_id, (False, 0))
+        _hold(has_record >= had_record and length_now >= length, f"a repair took something of block {block_id} away")
 
 
 def _only_unverifiable(outcome: Outcome) -> bool:
