@@ -11,7 +11,7 @@ from runtime.rpc import Tls, named_errors, open_channel
 DEADLINE_S = 30.0
 # The controller's own limits on one call.
 PAGE = 1_000
-IDS_PER_CALL = 100_000
+IDS_PER_CALL = 10_000
 
 
 class ControllerClient:

@@ -95,22 +95,25 @@ def reconcile(
         answer.data = {"plan": [_plan_json(outcome, views, compared) for outcome in outcomes], "jobs": []}
         if not as_json:
             _print_plan(wanted, views, compared)
+        _note_refusals(answer, outcomes)
+        answer.exit_status = _status_of(outcomes)
         if dry_run or not (wanted or (wait and busy)):
-            _note_refusals(answer, outcomes)
             return
         if wanted and not _is_confirmed(len(wanted), yes=yes):
             answer.fail(
                 "refused",
                 "Nothing was changed: not confirmed.",
                 hint="add --yes to do it, or --dry-run to see the plan alone",
-                exit_status=EXIT_REFUSED,
             )
+            answer.exit_status = EXIT_REFUSED
             return
         # What was refused in the plan stays refused: only what was shown and confirmed is done.
         started = controller.reconcile(
             [outcome.container_id for outcome in wanted], dry_run=False, reason=reason, requested_by=_who()
         )
+        _note_refusals(answer, started)
         outcomes = [*started, *(outcome for outcome in outcomes if outcome.eligibility != OK)]
+        answer.exit_status = _status_of(outcomes)
         _tell_triggered(answer, outcomes)
         if wait:
             _wait(controller, answer, [outcome.job_id for outcome in outcomes if outcome.job_id], output or Output())
@@ -202,14 +205,18 @@ def _is_confirmed(count: int, *, yes: bool) -> bool:
     return click.confirm(f"Reconcile {count} container{'' if count == 1 else 's'}?", default=False, err=True)
 
 
-def _note_refusals(answer: Answer, outcomes: Sequence[pb.ReconcileOutcome]) -> int:
-    """Say what was refused, in Ozone's words; returns how many."""
+def _note_refusals(answer: Answer, outcomes: Sequence[pb.ReconcileOutcome]) -> None:
+    """Say what was refused, in Ozone's words."""
+    for outcome in outcomes:
+        if outcome.eligibility != OK:
+            answer.fail(outcome.eligibility, outcome.message)
+
+
+def _status_of(outcomes: Sequence[pb.ReconcileOutcome]) -> int:
     refused = [outcome for outcome in outcomes if outcome.eligibility != OK]
-    for outcome in refused:
-        answer.fail(outcome.eligibility, outcome.message)
-    if refused:
-        answer.exit_status = _refusal_status(refused) if len(refused) == len(outcomes) else EXIT_PARTLY
-    return len(refused)
+    if refused and len(refused) < len(outcomes):
+        return EXIT_PARTLY
+    return _refusal_status(refused) if refused else 0
 
 
 def _refusal_status(refused: Sequence[pb.ReconcileOutcome]) -> int:
@@ -223,11 +230,11 @@ def _refusal_status(refused: Sequence[pb.ReconcileOutcome]) -> int:
 
 
 def _tell_triggered(answer: Answer, outcomes: Sequence[pb.ReconcileOutcome]) -> None:
-    """Which jobs there are now, and what was refused, in Ozone's words."""
+    """Which jobs there are now, and how many there are not, in Ozone's words."""
     started = [outcome for outcome in outcomes if outcome.eligibility == OK]
     for outcome in started:
         answer.say(f"Reconciliation has been triggered for container {outcome.container_id} (job {outcome.job_id})")
-    failed = _note_refusals(answer, outcomes)
+    failed = len(outcomes) - len(started)
     if started:
         answer.say("")
         answer.say('Use "treefold reconcile --status" to see the checksums of each container replica')

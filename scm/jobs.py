@@ -27,8 +27,6 @@ RATE_WINDOW_S = 60.0
 # Too early to tell: before both of these no ETA is given.
 ETA_AFTER_S = 30.0
 ETA_AFTER_SHARE = 0.01
-# What is kept of an agent's evidence with a job; the rest is in the agent's own log.
-EVIDENCE_MAX = 1_000
 
 
 class JobState(Enum):
@@ -115,7 +113,6 @@ class Progress:
             blocks_planned=max(self.blocks_planned, earlier.blocks_planned),
             chunks_repaired=max(self.chunks_repaired, earlier.chunks_repaired),
             tombstones_adopted=max(self.tombstones_adopted, earlier.tombstones_adopted),
-            evidence=self.evidence[:EVIDENCE_MAX],
         )
 
 

@@ -1,6 +1,7 @@
 """Messages of the Controller service <-> values, checked on the way in."""
 
 from collections.abc import Iterable
+from itertools import islice
 
 from merkle.errors import UsageError
 from merkle.limits import PEERS_MAX
@@ -17,6 +18,10 @@ from scm.registry import Datanode, DatanodeStatus, Liveness, Report
 NAME_CHARACTERS_MAX = 300
 # Of one heartbeat: an agent runs a few reconciliations at a time.
 PROGRESS_MAX = 10_000
+# What is kept of one order's end; the rest is in the agent's own log.
+EVIDENCE_MAX = 1_000
+CLAIMED_MAX = 10_000
+TEXT_CHARACTERS_MAX = 1_000
 _TOLD_STATES = {
     state.value: state
     for state in (
@@ -118,21 +123,21 @@ def _progress_from(message: pb.ReconcileProgress) -> ProgressReport:
             blocks_planned=message.blocks_planned,
             chunks_repaired=message.chunks_repaired,
             tombstones_adopted=message.tombstones_adopted,
-            error_code=message.error_code,
-            message=message.message,
+            error_code=message.error_code[:TEXT_CHARACTERS_MAX],
+            message=message.message[:TEXT_CHARACTERS_MAX],
             evidence=tuple(
                 Evidence(
-                    evidence.kind,
+                    evidence.kind[:TEXT_CHARACTERS_MAX],
                     evidence.block_id if evidence.HasField("block_id") else None,
                     evidence.offset if evidence.HasField("offset") else None,
-                    evidence.detail,
+                    evidence.detail[:TEXT_CHARACTERS_MAX],
                 )
-                for evidence in message.evidence
+                for evidence in islice(message.evidence, EVIDENCE_MAX)
             ),
-            claimed_deleted=tuple(message.claimed_deleted_block_ids),
+            claimed_deleted=tuple(islice(message.claimed_deleted_block_ids, CLAIMED_MAX)),
             peers=tuple(
-                PeerOutcome(PeerId(peer.datanode_id), peer.outcome, peer.bytes_fetched)
-                for peer in list(message.peers)[:PEERS_MAX]
+                PeerOutcome(PeerId(peer.datanode_id), peer.outcome[:TEXT_CHARACTERS_MAX], peer.bytes_fetched)
+                for peer in islice(message.peers, PEERS_MAX)
             ),
         ),
     )
@@ -214,7 +219,8 @@ def outcome_to(outcome: Outcome) -> pb.ReconcileOutcome:
     )
 
 
-def job_to(job: Job) -> pb.Job:
+def job_to(job: Job, *, brief: bool = False) -> pb.Job:
+    """A job; `brief` leaves out what can be long, so that a thousand fit one answer."""
     message = pb.Job(
         job_id=job.job_id,
         container_id=job.container_id,
@@ -230,14 +236,14 @@ def job_to(job: Job) -> pb.Job:
         verdict=job.verdict.value if job.verdict else "",
         reason=job.reason,
         requested_by=job.requested_by,
-        datanodes=_orders_to(job),
+        datanodes=_orders_to(job, brief=brief),
     )
     if (eta_s := job.eta_s) is not None:
         message.eta_s = eta_s
     return message
 
 
-def _orders_to(job: Job) -> Iterable[pb.DatanodeProgress]:
+def _orders_to(job: Job, *, brief: bool) -> Iterable[pb.DatanodeProgress]:
     for order in job.orders:
         progress = order.progress
         told = pb.ReconcileProgress(
@@ -255,13 +261,12 @@ def _orders_to(job: Job) -> Iterable[pb.DatanodeProgress]:
             tombstones_adopted=progress.tombstones_adopted,
             error_code=progress.error_code,
             message=progress.message or order.detail,
-            claimed_deleted_block_ids=progress.claimed_deleted,
-            peers=[
-                pb.PeerOutcome(datanode_id=peer.peer, outcome=peer.outcome, bytes_fetched=peer.bytes_fetched)
-                for peer in progress.peers
-            ],
         )
-        for evidence in progress.evidence:
+        if not brief:
+            told.claimed_deleted_block_ids.extend(progress.claimed_deleted)
+            for peer in progress.peers:
+                told.peers.add(datanode_id=peer.peer, outcome=peer.outcome, bytes_fetched=peer.bytes_fetched)
+        for evidence in () if brief else progress.evidence:
             told.evidence.add(
                 kind=evidence.kind, block_id=evidence.block_id, offset=evidence.offset, detail=evidence.detail
             )

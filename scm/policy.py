@@ -24,6 +24,9 @@ BACKOFF_JITTER = 0.1
 # Another try with the same bytes everywhere ends in the same verdict.
 HOPELESS = frozenset({Verdict.UNRECOVERABLE, Verdict.CONFLICT})
 
+# Of a tree without blocks: what a scan leaves of blocks that have no recorded checksums.
+EMPTY_ROOT = 0
+
 # The roots of a container's replicas: what must change before a hopeless container is tried again.
 # Fingerprints stand in hex, since a visit is stored as JSON.
 Roots: TypeAlias = tuple[tuple[PeerId, int | None, str], ...]
@@ -98,6 +101,8 @@ def compare(replicas: Sequence[ContainerReplica], *, silent: AbstractSet[PeerId]
         return Compared(Comparison.UNKNOWN, "some replicas have no tree yet")
     if any(replica.peer in silent for replica in closed):
         return Compared(Comparison.UNKNOWN, "some replicas are on datanodes that are silent")
+    if any(replica.data_checksum == EMPTY_ROOT and replica.block_count for replica in closed):
+        return Compared(Comparison.UNKNOWN, "there are blocks, but none in the trees: nothing can be verified")
     unhealthy = sum(replica.state is ReplicaState.UNHEALTHY for replica in closed)
     return Compared(Comparison.MATCH, f"{unhealthy} of {len(closed)} replicas are UNHEALTHY") if unhealthy else MATCH
 

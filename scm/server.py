@@ -41,7 +41,7 @@ COMMANDS_MAX = 1_000
 DATANODES_MAX = 20_000
 # Containers or jobs in one answer, and IDs in one request: keeps each far below the limit of a message.
 PAGE_MAX = 1_000
-IDS_MAX = 100_000
+IDS_MAX = 10_000
 TICK_S = 1.0
 # A reason is a sentence; a longer one is a mistake.
 TEXT_CHARACTERS_MAX = 1_000
@@ -178,7 +178,7 @@ class ControllerService:
         state = _chosen(JobState, request.state)
         with self._lock:
             jobs = self._controller.jobs(state, min(request.limit or PAGE_MAX, PAGE_MAX))
-        return pb.ListJobsResponse(jobs=[job_to(job) for job in jobs])
+        return pb.ListJobsResponse(jobs=[job_to(job, brief=True) for job in jobs])
 
     def get_job(self, request: pb.GetJobRequest, _: grpc.ServicerContext) -> pb.Job:
         with self._lock:

@@ -1,5 +1,7 @@
 """What counts as agreement, who gets orders, and how long automatic mode waits."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,6 +80,13 @@ def test_a_replica_without_a_fingerprint_is_compared_by_its_root() -> None:
 def test_a_silent_datanode_proves_no_match() -> None:
     assert compare(replicas(7, 7), silent={PeerId("dn-2")}).comparison is Comparison.UNKNOWN
     assert compare(replicas(7, 8), silent={PeerId("dn-2")}).comparison is Comparison.DIVERGED
+
+
+def test_empty_trees_of_containers_with_blocks_prove_no_match() -> None:
+    """Blocks without recorded checksums are in no scanned tree: equal roots say nothing of them."""
+    found = [replace(one, block_count=2) for one in replicas(0, 0, 0)]
+    assert compare(found).comparison is Comparison.UNKNOWN
+    assert compare([replace(one, block_count=2) for one in replicas(0, 7, 7)]).comparison is Comparison.DIVERGED
 
 
 def test_a_match_of_unhealthy_replicas_says_so() -> None:

@@ -226,6 +226,10 @@ def test_without_yes_and_without_a_terminal_the_plan_is_shown_and_refused(cluste
     assert result.exit_code == 6
     assert "Plan" in result.stdout
     assert "--yes" in result.stderr
+    refused = cluster.run("reconcile", "1", "9")
+    assert refused.exit_code == 6
+    # What would be left out is told before the question, not after the answer.
+    assert refused.stderr.index("Container #9 not found for reconciliation.") < refused.stderr.index("not confirmed")
     assert cluster.json("job", "list")["data"] == {"jobs": []}
 
 
