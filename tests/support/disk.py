@@ -67,6 +67,9 @@ class CrashingDisk(CountingDisk):
         match operation:
             case Operation.WRITE:
                 self._unsynced.append((path, _restorer(path)))
+            case Operation.RENAME if any(p == path.with_name(path.name + ".tmp") for p, _ in self._unsynced):
+                # The new name without the bytes, as file systems do it: an empty file in the place of the old one.
+                self._unsynced.append((path, lambda: os.truncate(path, 0)))
             case Operation.RENAME:
                 # The name under which the file was before is not known here: losing the new entry is what counts.
                 self._unsynced.append((path.parent / "*", _restorer(path)))
