@@ -2,8 +2,9 @@
 
 Ozone verifies a descriptor by dumping the known fields again and hashing that text, so only a dump equal to that of
 its YAML library, byte for byte, is a dump at all. PyYAML's emitter is a relative of that library (SnakeYAML) and
-agrees on quoting and on folding at 80 columns; `_Dumper` sets right where the two differ. In the text that is
-hashed, the checksum is replaced by 64 NUL characters, which YAML can only show as a binary scalar.
+agrees on quoting and on folding at 80 columns; `_Dumper` sets right where the two differ. (Text that holds line
+breaks, tabs or emoji, which no datanode writes here, may still be shown otherwise; such a file is refused.) In the
+text that is hashed, the checksum is replaced by 64 NUL characters, which YAML can only show as a binary scalar.
 """
 
 import hashlib
@@ -152,13 +153,9 @@ class _FlowMapping(dict[str, str]):
 
 
 class _Dumper(yaml.SafeDumper):
-    """PyYAML's emitter with SnakeYAML's rules where the two differ."""
+    """PyYAML's emitter with SnakeYAML's idea of what a plain text would be read as."""
 
-    # A copy: PyYAML keeps its resolvers in a table shared by all classes.
-    yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [(tag, regexp) for tag, regexp in resolvers if tag not in ("tag:yaml.org,2002:value",)]
-        for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
-    }
+    yaml_implicit_resolvers = {}  # noqa: RUF012
 
     def ignore_aliases(self, data: object) -> bool:
         """Equal strings are written out each time."""
@@ -166,10 +163,34 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-# In SnakeYAML a number may have an exponent without a point, so that such a text is quoted.
-_Dumper.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+# Text that matches one of these is quoted; the characters are those that a match may begin with.
+for _kind, _first, _pattern in (
+    ("bool", "yYnNtTfFoO", r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF"),
+    (
+        "int",
+        "-+0123456789",
+        r"[-+]?0b_*[0-1][0-1_]*|[-+]?0_*[0-7][0-7_]*|[-+]?(?:0|[1-9][0-9_]*)|[-+]?0x_*[0-9a-fA-F][0-9a-fA-F_]*"
+        # The last one is no number, but other readers take it for one.
+        r"|[-+]?[1-9][0-9_]*(?::[0-5]?[0-9])+|0[0-9_]+",
+    ),
+    (
+        "float",
+        "-+0123456789.",
+        r"[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*(?:[eE][-+]?[0-9]+)"
+        r"|[-+]?\.[0-9_]+(?:[eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+    ),
+    ("merge", "<", r"<<"),
+    ("null", "~nN", r"~|null|Null|NULL"),
+    ("null", ("",), r""),
+    (
+        "timestamp",
+        "0123456789",
+        r"[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{4}-[0-9][0-9]?-[0-9][0-9]?(?:[Tt]|[ \t]+)[0-9][0-9]?:[0-9]{2}:[0-9]{2}"
+        r"(?:\.[0-9]*)?(?:[ \t]*(?:Z|[-+][0-9][0-9]?(?::[0-9]{2})?))?",
+    ),
+):
+    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_pattern})$"), list(_first))
 _Dumper.add_representer(
     _FlowMapping,
     lambda dumper, data: dumper.represent_mapping("tag:yaml.org,2002:map", data.items(), flow_style=True),

@@ -118,6 +118,16 @@ def test_integers_are_those_of_yaml_1_1(text: str, value: int) -> None:
         ("3", "originNodeId: '3'"),
         ("1.5", "originNodeId: '1.5'"),
         ("1e5", "originNodeId: '1e5'"),
+        ("1.e5", "originNodeId: '1.e5'"),
+        ("08", "originNodeId: '08'"),
+        ("0_", "originNodeId: '0_'"),
+        ("08a", "originNodeId: 08a"),
+        ("1:20", "originNodeId: '1:20'"),
+        ("1:60", "originNodeId: 1:60"),
+        ("0b_1", "originNodeId: '0b_1'"),
+        ("-.5e1", "originNodeId: '-.5e1'"),
+        ("<<", "originNodeId: '<<'"),
+        ("y", "originNodeId: y"),
         ("true", "originNodeId: 'true'"),
         ("off", "originNodeId: 'off'"),
         ("null", "originNodeId: 'null'"),
@@ -136,6 +146,7 @@ def test_integers_are_those_of_yaml_1_1(text: str, value: int) -> None:
     ],
 )
 def test_text_is_quoted_where_it_would_read_as_something_else(value: str, line: str) -> None:
+    """The lines are what SnakeYAML 2.5 writes."""
     dumped = dump_descriptor(replace(DESCRIPTOR, origin_node_id=value)).decode()
     assert line in dumped.splitlines()
 
@@ -146,6 +157,12 @@ def test_only_text_with_blanks_is_folded_at_80_columns() -> None:
     start = next(i for i, line in enumerate(dumped) if line.startswith("chunksPath"))
     assert dumped[start + 1].startswith("  data")
     assert 80 < len(dumped[start]) <= 85
+    # From SnakeYAML 2.5.
+    spaced = "/data " + "long" * 6 + " " + "long" * 6 + " vol umes it's a: x - b data # data data data longer"
+    assert (
+        "chunksPath: '/data longlonglonglonglonglong longlonglonglonglonglong vol umes it''s\n"
+        "  a: x - b data # data data data longer'\n"
+    ) in dump_descriptor(replace(DESCRIPTOR, chunks_path=spaced)).decode()
     long = "/" + "d" * 500
     assert f"chunksPath: {long}" in dump_descriptor(replace(DESCRIPTOR, chunks_path=long)).decode().splitlines()
 
