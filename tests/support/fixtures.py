@@ -14,7 +14,9 @@ OZONE_EC = DATA / "ozone-2.2.0-ec"
 def unpack(archive: Path, target: Path) -> Path:
     """Unpack one moment into `target`, which then holds `dn1/volume1` and so on."""
     with tarfile.open(archive) as tar:
-        tar.extractall(target, filter="data")
+        # Not as an argument: Python 3.11.2, Debian 12's, does not know it.
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)
+        tar.extractall(target)
     return target
 
 

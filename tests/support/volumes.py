@@ -28,7 +28,9 @@ VERSION = Version("DS-00000000-0000-4000-8000-000000000001", "CID-0000", "000000
 def unpack(moment: str, folder: Path, *, fixture: str = OZONE) -> Path:
     """The volumes of one moment, `dn1/volume1` and so on, unpacked into `folder`, which is returned."""
     with tarfile.open(FIXTURES / fixture / f"{moment}.tar.xz") as packed:
-        packed.extractall(folder, filter="data")
+        # Not as an argument: Python 3.11.2, Debian 12's, does not know it.
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)
+        packed.extractall(folder)
     return folder
 
 
