@@ -111,6 +111,7 @@ class Watch:
         """inv-I4, I5, I7: only good bytes, only where bytes are bad, never past a gap or into a deleted block."""
         record, data = self.written[block_id]
         file = replica.stored.files.get(block_id, bytearray())
+        faulted = (replica.name, block_id) in self.faulted
         self._hold(replica.exists, "a write into a deleted container")
         self._hold(block_id not in replica.remembered, f"block {block_id} is deleted and written again")
         self._hold(offset <= len(file), f"a write at {offset} behind the end {len(file)} of block {block_id}")
@@ -121,7 +122,8 @@ class Watch:
                 start += chunk.offset
                 if offset < start + size and start < offset + len(new):
                     good = bytes(file[start : start + size]) == data[start : start + size]
-                    self._hold(not good, f"good window at {start} of block {block_id} overwritten")
+                    # A second flip of one bit mends it while we are about to.
+                    self._hold(faulted or not good, f"good window at {start} of block {block_id} overwritten")
 
     def puts(self, replica: RepairableReplica, record: BlockRecord) -> None:
         """inv-I5, inv-I7: no deleted block, no recorded chunk lost or changed, no chunk without its bytes."""
