@@ -19,6 +19,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from admin.cluster import LocalCluster, ScannedReplica
@@ -208,18 +209,14 @@ class Demo:
     def _conclude(self, compared: bool) -> None:
         proof = self.outcome.proof
         assert proof is not None
-        against = (
-            "records, block files and trees equal those of the undamaged volumes"
-            if compared
-            else ("every window matches its record, and the replicas are equal")
-        )
+        against = "records, files, trees as undamaged" if compared else "every window as recorded, replicas equal"
         for flaw in proof.flaws:
             if flaw.container_id in self.outcome.unhealed:
                 self._say(f"container {flaw.container_id} on {flaw.replica}: {flaw.text}")
         for container_id in self.outcome.unverifiable:
             self._say(f"container {container_id} has no recorded checksums: unverifiable, left alone")
         if self.outcome.healed:
-            self._say(f"read again without any agent: in {_listed(self.outcome.healed)} {against}")
+            self._say(f"read again without any agent: {_listed(self.outcome.healed)}: {against}")
         if self.outcome.lost:
             self._say(f"nobody holds what {_listed(self.outcome.lost)} lost: unrecoverable, left as it is")
 
@@ -233,13 +230,13 @@ class Demo:
             trees = {replica.replica: cluster.tree(replica.replica, container_id) for replica in replicas}
             comparison = compare(trees)
             beside = {replica.replica: f"{root_hex(replica.data_checksum):>8}  {replica.state}" for replica in replicas}
-            self._console.print(Text(f"\n  container {container_id}  {comparison.verdict.value}", "bold"))
-            self._console.print(strips(cells(trees, comparison), beside))
-        self._console.print(legend())
-        self._console.print()
+            self._console.print(Text(f"\n    container {container_id}  {comparison.verdict.value}", "bold"))
+            self._console.print(Padding(strips(cells(trees, comparison), beside), (0, 0, 0, 4)))
+        self._console.print(Padding(legend(), (1, 0, 1, 4)))
 
     def _say(self, text: str) -> None:
-        self._console.print(f"[{time.monotonic() - self._started:5.1f}s] {text}", markup=False, highlight=False)
+        line = f"[{time.monotonic() - self._started:5.1f}s] {text}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def _work_folder(self, scratch: Path) -> Iterator[Path]:
