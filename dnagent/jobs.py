@@ -16,7 +16,7 @@ from dnagent.requests import Outcome, OutcomeState, Progress, ReconcileOptions
 from dnagent.runner import Job, Runner
 from dnagent.store import ReplicaStore
 from merkle.errors import BusyError, InterruptedRepairError, ReconcileError
-from merkle.replica import PeerId, ReplicaState
+from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from protos import controller_pb2
 from runtime.log import error_fields, get_logger
@@ -136,8 +136,9 @@ class Jobs:
         self._on_end(JobProgress(job_id, True, outcome_message(job_id, outcome)))
 
     def _options(self, command: ReconcileCommand) -> ReconcileOptions:
-        state = command.container_state or ReplicaState.CLOSED
-        return ReconcileOptions(fetches_max=self._fetches_max, return_to=state if self._return_to_service else None)
+        # Without the controller's word it is not known what the replica may claim to be, so it stays as it is.
+        return_to = command.container_state if self._return_to_service else None
+        return ReconcileOptions(fetches_max=self._fetches_max, return_to=return_to)
 
     def _note(self, command: ReconcileCommand, outcome: Outcome) -> None:
         progress = outcome.progress

@@ -319,8 +319,9 @@ class ReconcileOptions:
 
     The rule: a full scan after everything else found no fault; our plan is empty and neither UNRECOVERABLE nor
     CONFLICT nor UNKNOWN; and our commit is not behind that of any block seen here or at a peer in this job. Which
-    state it returns to is the choice of whoever knows the container: CLOSED only where another replica is CLOSED, else
-    QUASI_CLOSED: a replica that falsely claims CLOSED makes SCM close the container at its commit and drop others.
+    state it returns to is the choice of whoever knows the container (scm.registry): CLOSED only where a replica of it
+    is or was CLOSED, else QUASI_CLOSED. A replica that falsely claims CLOSED makes SCM close the container at its
+    commit and drop others.
     """
 
     fetches_max: int = 4

@@ -539,8 +539,9 @@ class Controller:
         if term is None or not known or is_early or not self._registry.is_live(order.peer):
             return False
         container_id = self._jobs[job_id].container_id
+        returns_to = self._registry.returns_to(container_id)
         return self._sink.send(
-            ReconcileOrder(command_id(job_id, attempt), term, order.peer, job_id, container_id, known)
+            ReconcileOrder(command_id(job_id, attempt), term, order.peer, job_id, container_id, known, returns_to)
         )
 
     def _call_off(self, job_id: JobId, order: Order) -> None:

@@ -150,6 +150,7 @@ def command_to(order: AnyOrder) -> pb.Command:
             command.reconcile.container_id = order.container_id
             command.reconcile.job_id = order.job_id
             command.reconcile.peers.extend(datanode_to(peer) for peer in order.peers)
+            command.reconcile.container_state = order.returns_to.value
         case CancelOrder():
             command.cancel.job_id = order.job_id
         case ScanOrder():

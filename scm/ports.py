@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from merkle.replica import PeerId
+from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId
 from scm.jobs import Job, JobId
 from scm.policy import Visit
@@ -26,6 +26,8 @@ class ReconcileOrder:
     job_id: JobId
     container_id: ContainerId
     peers: tuple[Datanode, ...]
+    # CLOSED or QUASI_CLOSED: what an unhealthy replica that proves clean may return to.
+    returns_to: ReplicaState = ReplicaState.QUASI_CLOSED
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,8 @@ class Registry:
         self._datanodes: dict[PeerId, _Known] = {}
         self._replicas: dict[ContainerId, dict[PeerId, ContainerReplica]] = {}
         self._empty: dict[ContainerId, ContainerState] = {}
+        # A container that was closed once stays closed, whatever becomes of its replicas.
+        self._seen_closed: set[ContainerId] = set()
         self._compared: dict[ContainerId, Compared] = {}
         self._diverged: dict[ContainerId, None] = {}
         self._counts: Counter[Comparison] = Counter()
@@ -158,6 +160,15 @@ class Registry:
         replicas = self.replicas(container_id) or list(self._replicas.get(container_id, {}).values())
         return container_state(replicas) or self._empty.get(container_id)
 
+    def returns_to(self, container_id: ContainerId) -> ReplicaState:
+        """What an unhealthy replica of it that proves clean may become.
+
+        CLOSED only if a replica was ever reported CLOSED here: SCM closes a container at the commit of whoever claims
+        to be CLOSED, and drops replicas that differ. QUASI_CLOSED is safe where that is not known, since SCM, which
+        knows, orders such a replica to close.
+        """
+        return ReplicaState.CLOSED if container_id in self._seen_closed else ReplicaState.QUASI_CLOSED
+
     def compared(self, container_id: ContainerId) -> Compared:
         return self._compared.get(container_id) or Compared(Comparison.UNKNOWN, "no replicas are known")
 
@@ -224,6 +235,8 @@ class Registry:
                 held = self._replicas[container_id] = {}
                 if self._empty.pop(container_id, None) is None:
                     self._ordered = None
+            if replica.state is ReplicaState.CLOSED:
+                self._seen_closed.add(container_id)
             if held.get(peer) != replica:
                 held[peer] = replica
                 changed.add(container_id)
@@ -250,7 +263,9 @@ class Registry:
         assert state is not None
         self._empty[container_id] = state
         if len(self._empty) > EMPTY_CONTAINERS_MAX:
-            del self._empty[next(iter(self._empty))]
+            oldest = next(iter(self._empty))
+            del self._empty[oldest]
+            self._seen_closed.discard(oldest)
             self._ordered = None
 
     def _note_silent(self) -> None:

@@ -127,7 +127,8 @@ def command(
     ("return_to_service", "told", "state"),
     [
         (False, ReplicaState.CLOSED, ReplicaState.UNHEALTHY),
-        (True, None, ReplicaState.CLOSED),
+        # The controller does not say what the replica may claim to be.
+        (True, None, ReplicaState.UNHEALTHY),
         (True, ReplicaState.CLOSED, ReplicaState.CLOSED),
         (True, ReplicaState.QUASI_CLOSED, ReplicaState.QUASI_CLOSED),
     ],

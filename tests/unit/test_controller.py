@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from merkle.errors import BusyError, JobNotFoundError
 from merkle.plan import Verdict
-from merkle.replica import PeerId
+from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId
 from scm.controller import ProgressReport, Rules
 from scm.eligibility import Eligibility
 from scm.jobs import JobId, JobState, OrderState, Progress
+from scm.messages import command_to
 from scm.policy import Comparison
 from scm.ports import ReconcileOrder, ScanOrder
 from tests.support.cluster_reports import World, replica, replicas
@@ -47,6 +48,18 @@ def test_a_job_goes_from_request_to_result() -> None:
     assert view.visit is not None
     assert (view.visit.job_id, view.visit.failures) == (job.job_id, 0)
     assert view.ruling.is_ok
+
+
+def test_an_order_says_what_an_unhealthy_replica_may_return_to() -> None:
+    world = World()
+    for peer, state in zip(DNS, (ReplicaState.CLOSED, ReplicaState.UNHEALTHY, ReplicaState.UNHEALTHY), strict=True):
+        other = ReplicaState.QUASI_CLOSED if state is ReplicaState.CLOSED else state
+        world.beat(peer, [replica(peer, 1, state, root=int(peer[-1])), replica(peer, 2, other, root=int(peer[-1]))])
+    world.reconcile(1, 2)
+    for peer in DNS:
+        orders = [order for order in world.orders(peer) if isinstance(order, ReconcileOrder)]
+        assert {order.container_id: order.returns_to.value for order in orders} == {1: "CLOSED", 2: "QUASI_CLOSED"}
+        assert [command_to(order).reconcile.container_state for order in orders] == ["CLOSED", "QUASI_CLOSED"]
 
 
 def test_a_second_request_for_a_container_gets_the_job_that_is_under_way() -> None:

@@ -76,6 +76,20 @@ def test_a_deleted_replica_is_gone() -> None:
     assert not registry.knows(ContainerId(2))
 
 
+def test_an_unhealthy_replica_may_return_to_closed_only_where_one_was_closed() -> None:
+    """CR-001"""
+    registry, one, two = make(), ContainerId(1), ContainerId(2)
+    unhealthy = [replica(container_id=number, state=ReplicaState.UNHEALTHY) for number in (1, 2)]
+    observe(registry, *unhealthy)
+    assert registry.returns_to(one) is ReplicaState.QUASI_CLOSED
+    quasi = replica("dn-2", 2, ReplicaState.QUASI_CLOSED)
+    observe(registry, replica("dn-2"), quasi, peer="dn-2")
+    assert (registry.returns_to(one), registry.returns_to(two)) == (ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED)
+    # Damage that is found on the last closed replica does not open the container again.
+    observe(registry, replica("dn-2", state=ReplicaState.UNHEALTHY), quasi, peer="dn-2", sequence=2)
+    assert registry.returns_to(one) is ReplicaState.CLOSED
+
+
 @pytest.mark.parametrize("order", list(permutations([1, 2, 3])))
 def test_late_and_reordered_reports_never_overwrite_newer_ones(order: tuple[int, ...]) -> None:
     """CR-052."""
