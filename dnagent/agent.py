@@ -198,12 +198,19 @@ class Agent:
         return held
 
     def _open_volume(self, settings: VolumeSettings, held: list[HeldVolume]) -> HeldVolume:
-        volume = open_volume(settings.path, hold=settings.hold, state_folder=self._config.state_folder, disk=self._disk)
+        config = self._config
+        volume = open_volume(
+            settings.path,
+            hold=settings.hold,
+            state_folder=config.state_folder,
+            disk=self._disk,
+            database_volumes=config.database_volumes,
+        )
         try:
             if held and volume.datanode_id != held[0].volume.datanode_id:
                 text = f"{volume.root} belongs to datanode {volume.datanode_id}, {held[0].name} to another"
                 raise VolumeError(text, reason="datanode_differs", path=str(volume.root))
-            opened = HeldVolume(volume, self._disk, undo_bytes=self._config.repair.undo_bytes)
+            opened = HeldVolume(volume, self._disk, undo_bytes=config.repair.undo_bytes)
         except BaseException:
             volume.close()
             raise

@@ -52,6 +52,8 @@ class AgentConfig(Settings):
     volumes: tuple[VolumeSettings, ...] = Field(min_length=1, max_length=VOLUMES_MAX)
     # Trees and scan times of read-only volumes, shadows, undo copies, previous trees: nothing of it inside a volume.
     state_folder: FilePath
+    # The datanode's hdds.datanode.container.db.dir, where its databases lie on disks of their own.
+    database_volumes: tuple[FilePath, ...] = Field(default=(), max_length=VOLUMES_MAX)
     listen: Address = "127.0.0.1:9893"
     # Where peers and the controller reach us; what is listened on, unless given.
     advertised: Address | None = None

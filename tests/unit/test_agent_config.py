@@ -38,6 +38,7 @@ listen = "0.0.0.0:9893"
 advertised = "dn1.example:9893"
 controller = "scm.example:9896"
 heartbeat_interval_s = "30s"
+database_volumes = ["/ssd/1", "/ssd/2"]
 metrics = "127.0.0.1:9892"
 audit_file = "/var/log/treefold/audit.jsonl"
 volumes = [{path = "/data/1", hold = "owner"}, {path = "/data/2", hold = "read-only"}]
@@ -53,6 +54,7 @@ ca = "/pki/ca.pem"
 """,
     )
     assert [volume.hold for volume in config.volumes] == [Hold.OWNER, Hold.READ_ONLY]
+    assert config.database_volumes == (Path("/ssd/1"), Path("/ssd/2"))
     assert config.scan.bytes_per_second == 40 << 20
     tls = config.rpc_tls
     assert tls is not None
