@@ -33,6 +33,7 @@ from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree, root_hex
 from ozone.containers import Container, ContainerStore
 from ozone.disk import Disk
+from ozone.mapped import MappedReader
 from ozone.scan import Finding, ScanResult, scan, scan_metadata
 from ozone.volume import Hold, container_of_folder, open_volume
 from protos.convert import container_id_of_tree, tree_from_bytes
@@ -88,22 +89,28 @@ def tree() -> None:
     show_default=True,
     help="Read all data and verify it, or believe the block records.",
 )
+@click.option("--mapped", is_flag=True, help="Map files in a worker process instead of copying what they hold.")
 @_json
 @click.pass_obj
-def build(output: Output, paths: tuple[str, ...], ids: tuple[int, ...], source: str, as_json: bool) -> int:
+def build(
+    output: Output, paths: tuple[str, ...], ids: tuple[int, ...], source: str, mapped: bool, as_json: bool
+) -> int:
     """Build the trees of containers and report what is wrong with them.
 
     The tombstones of the stored tree are laid over each. Exit status: 0 nothing found, 3 findings, 1 a container
     could not be read.
     """
+    if mapped and Source(source) is not Source.DATA:
+        raise UsageError("--mapped says how data are read, and --source metadata reads none")
     built: list[tuple[str, _Built]] = []
-    with _opened(_places(paths)) as places:
+    with _opened(_places(paths)) as places, ExitStack() as stack:
+        reader = stack.enter_context(MappedReader()) if mapped else None
         jobs = _jobs(places, ids)
         failures = _Failures()
         with _progress("building", jobs, Source(source), output) as on_bytes:
             for place, container_id in jobs:
                 with failures.caught(place.name, container_id):
-                    one = _built(place.store.get(container_id), Source(source), on_bytes)
+                    one = _built(place.store.get(container_id), Source(source), on_bytes, reader)
                     if as_json:
                         print_json(_build_json(one))
                     built.append((place.name, one))
@@ -345,7 +352,9 @@ class _Built:
     deleted: bool = False
 
 
-def _built(container: Container, source: Source, on_bytes: Callable[[int], None] | None) -> _Built:
+def _built(
+    container: Container, source: Source, on_bytes: Callable[[int], None] | None, mapped: MappedReader | None = None
+) -> _Built:
     notes: list[str] = []
     state, replica_index = STATE_UNKNOWN, 0
     # A scan names what is wrong with the descriptor.
@@ -359,7 +368,7 @@ def _built(container: Container, source: Source, on_bytes: Callable[[int], None]
     if source is Source.TREE:
         empty = ContainerTree(container.container_id, None)
         return _Built(container.container_id, state, replica_index, source, stored or empty, notes=tuple(notes))
-    result = _scanned(container, source, on_bytes)
+    result = _scanned(container, source, on_bytes, mapped)
     return _Built(
         container.container_id,
         state,
@@ -373,8 +382,11 @@ def _built(container: Container, source: Source, on_bytes: Callable[[int], None]
     )
 
 
-def _scanned(container: Container, source: Source, on_bytes: Callable[[int], None] | None) -> ScanResult:
-    result = scan(container, on_bytes=on_bytes) if source is Source.DATA else scan_metadata(container)
+def _scanned(
+    container: Container, source: Source, on_bytes: Callable[[int], None] | None, mapped: MappedReader | None
+) -> ScanResult:
+    by_data = source is Source.DATA
+    result = scan(container, on_bytes=on_bytes, mapped=mapped) if by_data else scan_metadata(container)
     if result.transient:
         raise DiskError(
             "too many files are open, which says nothing about the container",

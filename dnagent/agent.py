@@ -35,6 +35,7 @@ from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from ozone.datanode import XceiverService
 from ozone.disk import Disk
+from ozone.mapped import MappedReader
 from ozone.volume import Hold, open_volume
 from protos import controller_pb2
 from runtime.config import split_address
@@ -210,7 +211,12 @@ class Agent:
             if held and volume.datanode_id != held[0].volume.datanode_id:
                 text = f"{volume.root} belongs to datanode {volume.datanode_id}, {held[0].name} to another"
                 raise VolumeError(text, reason="datanode_differs", path=str(volume.root))
-            opened = HeldVolume(volume, self._disk, undo_bytes=config.repair.undo_bytes)
+            opened = HeldVolume(
+                volume,
+                self._disk,
+                undo_bytes=config.repair.undo_bytes,
+                mapped=MappedReader() if self._config.scan.mapped else None,
+            )
         except BaseException:
             volume.close()
             raise

@@ -25,12 +25,16 @@ class VolumeSettings(Settings):
 
 
 class ScanSettings(Settings):
-    """Background scans, at Ozone's defaults; `bytes_per_second` is for each volume, 0 sets no limit."""
+    """Background scans, at Ozone's defaults; `bytes_per_second` is for each volume, 0 sets no limit.
+
+    `mapped` reads files by mapping them in a worker process a volume, which is faster.
+    """
 
     enabled: bool = True
     interval_s: Duration = 7 * 86_400.0
     min_gap_s: Duration = 15 * 60.0
     bytes_per_second: Rate = 5 << 20
+    mapped: bool = False
 
 
 class RepairSettings(Settings):

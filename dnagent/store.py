@@ -35,6 +35,7 @@ from merkle.tree import BlockId, ContainerId, ContainerTree
 from merkle.windows import Proven, bad_windows, prove
 from ozone.containers import Container, ContainerStore
 from ozone.disk import Disk
+from ozone.mapped import MappedReader
 from ozone.ports import ReplicaHead
 from ozone.scan import ScanResult, build_from_metadata, scan
 from ozone.treefile import TreeFiles, TreeStatus
@@ -52,8 +53,8 @@ _log = get_logger("store")
 class HeldVolume:
     """The replicas of one volume, for its scanner (dnagent.scanner.ScannedVolume). Thread-safe."""
 
-    def __init__(self, volume: Volume, disk: Disk, *, undo_bytes: int) -> None:
-        """Look at every replica once, and finish what a deletion cut short has left.
+    def __init__(self, volume: Volume, disk: Disk, *, undo_bytes: int, mapped: MappedReader | None = None) -> None:
+        """Look at every replica once, and finish what a deletion cut short has left; `mapped` is closed with it.
 
         Raises:
             VolumeError, DatabaseError, DiskError: the volume as a whole cannot be used.
@@ -66,6 +67,7 @@ class HeldVolume:
         owned = volume.hold is Hold.OWNER
         self.writer = ContainerWriter(volume, self.trees, self.undo, disk) if owned else None
         self._disk = disk
+        self._mapped = mapped
         self._lock = threading.Lock()
         self._held: dict[ContainerId, ContainerReplica] = {}
         self.refresh()
@@ -128,7 +130,7 @@ class HeldVolume:
         container = self.containers.get(container_id)
         match source:
             case Source.DATA:
-                result = scan(container, on_bytes=on_bytes, cancelled=cancelled)
+                result = scan(container, on_bytes=on_bytes, cancelled=cancelled, mapped=self._mapped)
             case Source.METADATA:
                 result = ScanResult(build_from_metadata(container))
             case _:
@@ -209,6 +211,8 @@ class HeldVolume:
         return None
 
     def close(self) -> None:
+        if self._mapped is not None:
+            self._mapped.close()
         self.volume.close()
 
     def _remember(self, replica: ContainerReplica) -> None:

@@ -16,6 +16,7 @@ from mmap import PROT_READ, mmap
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -60,7 +61,10 @@ class MappedReader:
                 underneath, or the worker died or took too long.
         """
         with self._turn:
-            process, connection = self._worker = self._worker or _start()
+            try:
+                process, connection = self._worker = self._worker or _start()
+            except OSError as error:
+                raise self._given_up(path, f"no worker can be started: {error.strerror or error}") from error
             try:
                 connection.send((os.fspath(path), tuple(ranges)))
                 if not connection.poll(self._timeout_s):
@@ -104,9 +108,16 @@ class MappedReader:
 def _start() -> tuple[BaseProcess, Connection]:
     # A fresh interpreter: a fork would inherit locks that other threads hold.
     context = get_context("spawn")
+    # Python's own helper of spawned processes; when it is started, signals are unblocked.
+    ensure_running()
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), name="mapped-reader", daemon=True)
-    process.start()
+    # An interrupt at the terminal is for the parent to handle; what a thread blocks, its children block too.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     # Else the pipe would stay open when the worker dies, and the answer would be waited for in vain.
     theirs.close()
     return process, ours
@@ -120,8 +131,7 @@ def _cause(exit_code: int | None) -> str:
 
 def _serve(connection: Connection) -> None:
     """The worker: answer with entries, or with the reason why there are none, until the pipe closes."""
-    # An interrupt at the terminal is for the parent to handle; a core file would hold the whole mapping.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A core file would hold the whole mapping.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while True:
         try:
@@ -132,7 +142,10 @@ def _serve(connection: Connection) -> None:
             answer: bytes | str = _checksums(path, ranges)
         except OSError as error:
             answer = error.strerror or str(error)
-        connection.send(answer)
+        try:
+            connection.send(answer)
+        except BrokenPipeError:
+            return
 
 
 def _checksums(path: str, ranges: Sequence[MappedRange]) -> bytes:

@@ -6,6 +6,9 @@ fail, nothing else is read and the tree is empty. Then every chunk is read windo
 match enters the tree with the checksums of the bytes that were found, marked as not matching.
 
 One deliberate difference: a record that cannot be parsed costs its own block only. Ozone stops at the first.
+
+Data are read into a buffer, or mapped by a worker process, which is faster. The worker is believed only where it finds
+what was recorded: everything else is read again the plain way, so that every finding is that of a plain read.
 """
 
 import contextlib
@@ -17,16 +20,27 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from merkle.checksum import WIDTH, fold, window_checksums
-from merkle.errors import DatabaseError, DescriptorError, DiskError, InterruptedRepairError, RecordInvalidError
+from merkle.errors import (
+    DatabaseError,
+    DescriptorError,
+    DiskError,
+    InterruptedRepairError,
+    MappedReadError,
+    RecordInvalidError,
+)
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ChunkTree, ContainerTree, TreeBuilder
 from ozone.containers import Container
 from ozone.disk import Reader
+from ozone.mapped import MappedRange, MappedReader
 
 # Measured: each doubling up to here makes reading from the page cache faster (fewer calls, and a buffer that the system
 # can back with one large page), and none beyond it does.
 BUFFER_BYTES = 2 << 20
+# One call to the worker covers so much: long beside the call itself, short beside what a rate limit or a cancel, which
+# act between calls, may let pass.
+MAPPED_BYTES = 32 << 20
 # Files or descriptors have run out in this process or machine: it says nothing about the container.
 _EXHAUSTED = {errno.errorcode[errno.EMFILE], errno.errorcode[errno.ENFILE]}
 
@@ -104,8 +118,9 @@ def scan(
     *,
     on_bytes: Callable[[int], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
+    mapped: MappedReader | None = None,
 ) -> ScanResult:
-    """Check the container and read all of its data.
+    """Check the container and read all of its data, by `mapped` if given; what comes out is the same.
 
     `on_bytes` is told of every piece read and may wait, which limits the rate; `cancelled` is asked before each.
 
@@ -117,7 +132,7 @@ def scan(
         return _deleted(container)
     if findings:
         return ScanResult(ContainerTree.of(container.container_id, ()), tuple(findings))
-    data = _DataScan(container, on_bytes or _ignore, cancelled or _never)
+    data = _DataScan(container, on_bytes or _ignore, cancelled or _never, mapped)
     for record in _records(container, findings):
         data.block(record)
     findings += _still_recorded(container, data.findings)
@@ -259,7 +274,13 @@ class _Observed:
 class _DataScan:
     """Reads the blocks of one container."""
 
-    def __init__(self, container: Container, on_bytes: Callable[[int], None], cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        container: Container,
+        on_bytes: Callable[[int], None],
+        cancelled: Callable[[], bool],
+        mapped: MappedReader | None,
+    ) -> None:
         self.builder = TreeBuilder(container.container_id)
         self.findings: list[Finding] = []
         self.notes = _Notes()
@@ -269,6 +290,7 @@ class _DataScan:
         self._container = container
         self._on_bytes = on_bytes
         self._cancelled = cancelled
+        self._mapped = mapped
 
     def block(self, record: BlockRecord) -> None:
         """Read one block and note what there is."""
@@ -277,9 +299,8 @@ class _DataScan:
             return
         try:
             with self._container.open_block(record.block_id) as reader:
-                for chunk in record.chunks:
-                    if chunk.is_verifiable:
-                        self._judge(record.block_id, chunk, self._read(reader, chunk))
+                for chunk, seen in self._chunks(reader, record):
+                    self._judge(record.block_id, chunk, seen)
         except DiskError as error:
             if error.facts.get("missing"):
                 self._file_missing(record)
@@ -296,6 +317,37 @@ class _DataScan:
         path = self._container.block_path(record.block_id)
         self.findings.append(Finding(FindingType.MISSING_DATA_FILE, record.block_id, detail=f"{path} is not there"))
 
+    def _chunks(self, reader: Reader, record: BlockRecord) -> Iterator[tuple[ChunkRecord, _Observed]]:
+        """Every chunk that can be verified, as read."""
+        chunks = [chunk for chunk in record.chunks if chunk.is_verifiable]
+        mapped, proven_until, proven = self._mapped, 0, dict[int, _Observed]()
+        for i, chunk in enumerate(chunks):
+            if mapped and i == proven_until:
+                group = _first(chunks[i:])
+                proven_until += len(group)
+                try:
+                    proven = self._proven(mapped, record.block_id, group)
+                except MappedReadError:
+                    # Of this file the rest is read the plain way, which has a name for each fault.
+                    mapped = None
+            seen = proven.get(chunk.offset)
+            yield chunk, seen or self._read(reader, chunk)
+
+    def _proven(self, mapped: MappedReader, block_id: BlockId, chunks: list[ChunkRecord]) -> dict[int, _Observed]:
+        """Those of the chunks that hold what was recorded, by offset."""
+        self._go_on()
+        ranges = [MappedRange(c.offset, c.length_bytes, c.checksum_type, c.bytes_per_checksum) for c in chunks]
+        entries = mapped.checksums(self._container.block_path(block_id), ranges)
+        proven, at = {}, 0
+        for chunk in chunks:
+            width = -(-chunk.length_bytes // chunk.bytes_per_checksum) * WIDTH[chunk.checksum_type]
+            here = entries[at : at + width]
+            at += width
+            if here == b"".join(chunk.checksums):
+                proven[chunk.offset] = _Observed(chunk.length_bytes, [here])
+                self._count(chunk.length_bytes)
+        return proven
+
     def _read(self, reader: Reader, chunk: ChunkRecord) -> _Observed:
         """Read one chunk through the buffer, whole windows at a time, and compare as it goes."""
         observed = _Observed()
@@ -304,8 +356,7 @@ class _DataScan:
         buffer = _buffer.of(min(window, chunk.length_bytes))
         step = max(window, len(buffer) // window * window)
         while observed.length_bytes < chunk.length_bytes:
-            if self._cancelled():
-                raise InterruptedRepairError(f"the scan of container {self._container.container_id} was cancelled")
+            self._go_on()
             start = observed.length_bytes
             wanted = min(step, chunk.length_bytes - start)
             try:
@@ -321,11 +372,18 @@ class _DataScan:
                     observed.bad |= {first + i for i in _differing(checksums, expected, width)}
                 observed.checksums.append(checksums)
                 observed.length_bytes += count
-                self.bytes_read += count
-                self._on_bytes(count)
+                self._count(count)
             if count < wanted:
                 break
         return observed
+
+    def _go_on(self) -> None:
+        if self._cancelled():
+            raise InterruptedRepairError(f"the scan of container {self._container.container_id} was cancelled")
+
+    def _count(self, length_bytes: int) -> None:
+        self.bytes_read += length_bytes
+        self._on_bytes(length_bytes)
 
     def _judge(self, block_id: BlockId, chunk: ChunkRecord, seen: _Observed) -> None:
         """Enter one chunk into the tree, with at most one finding."""
@@ -353,6 +411,17 @@ class _DataScan:
             if seen.length_bytes < chunk.length_bytes:
                 bad |= set(range(seen.length_bytes // chunk.bytes_per_checksum, len(chunk.checksums)))
             self.bad_windows[block_id, chunk.offset] = frozenset(bad)
+
+
+def _first(chunks: list[ChunkRecord]) -> list[ChunkRecord]:
+    """As many chunks as one call to the worker covers, at least one."""
+    group, length_bytes = chunks[:1], chunks[0].length_bytes
+    for chunk in chunks[1:]:
+        length_bytes += chunk.length_bytes
+        if length_bytes > MAPPED_BYTES:
+            break
+        group.append(chunk)
+    return group
 
 
 def _differing(ours: bytes, theirs: bytes, width: int) -> Iterator[int]:

@@ -12,6 +12,7 @@ import pytest
 from merkle.checksum import ChecksumType, window_checksums
 from merkle.errors import DiskError, MappedReadError
 from ozone.mapped import MappedRange, MappedReader
+from tests.support.mapping import wait_until_mapped
 
 DATA = np.random.default_rng(5).integers(0, 256, 60_001, np.uint8).tobytes()
 WHOLE = MappedRange(0, len(DATA), ChecksumType.CRC32, 16384)
@@ -28,17 +29,6 @@ def block_file(tmp_path: Path) -> Path:
     path = tmp_path / "1.block"
     path.write_bytes(DATA)
     return path
-
-
-def wait_until_mapped(path: Path, stop: threading.Event) -> None:
-    """Return as soon as a child process has the file in its memory, or when told to stop."""
-    while not stop.wait(0.005):
-        for child in psutil.Process().children():
-            try:
-                if any(region.path == str(path) for region in child.memory_maps()):
-                    return
-            except psutil.Error:
-                continue
 
 
 def test_every_range_is_cut_into_its_own_windows(reader: MappedReader, block_file: Path) -> None:

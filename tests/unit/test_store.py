@@ -1,5 +1,6 @@
 """The replicas of a datanode: what is told of them is what is on disk, and a read-only volume is never written."""
 
+import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from merkle.windows import prove
 from ozone.disk import Disk
+from ozone.mapped import MappedReader
 from ozone.scan import FindingType
 from ozone.volume import Hold, open_volume
 from tests.support.volumes import content, new_volume, owned, tree_of_files, write_block
@@ -51,10 +53,12 @@ def root(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def held(root: Path, hold: Hold = Hold.OWNER, *, undo_bytes: int = 1 << 20) -> Iterator[HeldVolume]:
+def held(
+    root: Path, hold: Hold = Hold.OWNER, *, undo_bytes: int = 1 << 20, mapped: MappedReader | None = None
+) -> Iterator[HeldVolume]:
     volume = open_volume(root, hold=hold, state_folder=root.parent / "state", disk=Disk())
     try:
-        opened = HeldVolume(volume, Disk(), undo_bytes=undo_bytes)
+        opened = HeldVolume(volume, Disk(), undo_bytes=undo_bytes, mapped=mapped)
     except ReconcileError:
         volume.close()
         raise
@@ -203,6 +207,16 @@ def test_a_read_only_volume_is_scanned_without_a_byte_written_to_it(root: Path) 
     with held(root, Hold.READ_ONLY) as volume:
         assert volume.replica(ONE) == found
         assert volume.candidate(ONE).last_scan_ms == NOW_MS
+
+
+def test_a_volume_scanned_by_a_worker_has_the_same_findings_and_leaves_no_worker_behind(root: Path) -> None:
+    with held(root) as volume:
+        damage(block_file(volume), 1500)
+        plain = scan(volume)
+    with held(root, mapped=MappedReader()) as volume:
+        assert scan(volume) == plain
+        (worker,) = multiprocessing.active_children()
+    assert not worker.is_alive()
 
 
 def test_a_damaged_note_of_a_scan_means_one_scan_more(root: Path) -> None:

@@ -120,6 +120,14 @@ def test_build_gives_the_roots_and_findings_of_real_volumes(tmp_path: Path) -> N
             assert [line["containerID"] for line in built] == [1, 2, 3, 4, 5, 6]
 
 
+def test_build_says_the_same_of_mapped_files_and_refuses_to_map_what_it_does_not_read(tmp_path: Path) -> None:
+    unpack(OZONE / "damaged.tar.xz", tmp_path)
+    volumes = [tmp_path / name / "volume1" for name in ("dn1", "dn2", "dn3")]
+
+    assert lines("build", *volumes, "--mapped", status=3) == lines("build", *volumes, status=3)
+    assert run("build", volumes[0], "--mapped", "--source", "metadata").exit_code == 2
+
+
 def test_build_takes_the_folder_of_one_container(tmp_path: Path) -> None:
     unpack(OZONE_EC / "healthy.tar.xz", tmp_path)
     folder = container_folder(tmp_path / "dn1" / "volume1", 2)
