@@ -199,16 +199,7 @@ class HeldVolume:
     def tree_bytes(self, container_id: ContainerId) -> bytes | None:
         """The tree file as it is; None where there is none."""
         self.replica(container_id)
-        paths = [self.trees.path(container_id)]
-        if self.volume.hold is Hold.READ_ONLY:
-            paths.append(self.containers.get(container_id).tree_path)
-        for path in paths:
-            try:
-                return self._disk.read(path)
-            except DiskError as error:
-                if not error.facts.get("missing"):
-                    raise
-        return None
+        return self.trees.raw(container_id)
 
     def close(self) -> None:
         if self._mapped is not None:

@@ -87,6 +87,16 @@ class Disk:
                 return None
             raise
 
+    def modified_ns(self, path: Path) -> int | None:
+        """When a file was last written, in ns since the epoch; None if there is no such file."""
+        try:
+            with _translated("stat", path):
+                return os.lstat(path).st_mtime_ns
+        except DiskError as error:
+            if error.facts.get("missing"):
+                return None
+            raise
+
     def names(self, folder: Path) -> list[str]:
         """The entries of a folder, sorted."""
         with _translated("list", folder):

@@ -5,7 +5,8 @@ deleted block brings it back. So they are remembered beside the volume, in its s
 every tree, and the tombstones alone, written before the tree that has them. What a tree file lacks of them, because it
 is unreadable, lost or an old one put back, is found again at the next read. An unreadable file is kept in quarantine.
 
-Under a read-only hold our trees lie in the state folder altogether, and come before the volume's.
+Under a read-only hold our trees lie in the state folder altogether. Of the two, the one written last counts: ours
+after a scan, the volume's once its datanode has scanned or repaired the container since.
 """
 
 import contextlib
@@ -126,9 +127,7 @@ class TreeFiles:
             TreeRefusedError: the tree is beyond our limits.
         """
         started = time.perf_counter()
-        raw = self._raw(self.path(container_id))
-        volume_raw = self._raw(self._volume_path(container_id)) if self._volume.hold is Hold.READ_ONLY else None
-        raw, other = (volume_raw, None) if raw is None else (raw, volume_raw)
+        raw, other = self._versions(container_id)
         tree, reason = _parsed(raw, container_id)
         # What we remember, newest last; of a read-only volume also what its datanode has deleted since.
         sources = [self._raw(self._state(kind, container_id)) for kind in ("previous", "tombstones")]
@@ -151,13 +150,21 @@ class TreeFiles:
             reason,
         )
 
+    def raw(self, container_id: ContainerId) -> bytes | None:
+        """The bytes of the tree file that counts, whatever they are; None where there is none.
+
+        Raises:
+            ContainerNotFoundError, DiskError: as `read` does.
+        """
+        return self._versions(container_id)[0]
+
     def deleted_blocks(self, container_id: ContainerId) -> frozenset[BlockId]:
         """The blocks that are known as deleted. The tree is parsed again only if its bytes changed.
 
         Raises:
             as `read` does.
         """
-        generation = fingerprint(self._raw(self.path(container_id)) or b"")
+        generation = fingerprint(self.raw(container_id) or b"")
         last_id, last_generation, deleted = self._last_deleted
         if (last_id, last_generation) != (container_id, generation):
             deleted = frozenset(block.block_id for block in self.read(container_id).known.blocks if block.deleted)
@@ -256,6 +263,20 @@ class TreeFiles:
             if error.facts.get("missing"):
                 return None
             raise
+
+    def _versions(self, container_id: ContainerId) -> tuple[bytes | None, bytes | None]:
+        """The file that counts, and under a read-only hold the older one, which may have tombstones of its own."""
+        path, volume_path = self.path(container_id), self._volume_path(container_id)
+        raw = self._raw(path)
+        if path == volume_path:
+            return raw, None
+        volume_raw = self._raw(volume_path)
+        if raw is None:
+            return volume_raw, None
+        # Equal times prove nothing; then ours, which a scan of ours made.
+        ours_ns, theirs_ns = self._disk.modified_ns(path), self._disk.modified_ns(volume_path)
+        theirs_is_newer = theirs_ns is not None and ours_ns is not None and theirs_ns > ours_ns
+        return (volume_raw, raw) if theirs_is_newer and volume_raw else (raw, volume_raw)
 
     def _volume_path(self, container_id: ContainerId) -> Path:
         return self._volume.container_folder(container_id) / "metadata" / f"{container_id}.tree"

@@ -1,12 +1,14 @@
 """Tree files: merged, replaced durably, and no deletion ever forgotten (rows M1-M15, inv-I5, inv-I7)."""
 
 import errno
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from merkle.checksum import ChecksumType
+from merkle.checksum import ChecksumType, fingerprint
 from merkle.columns import encode_tree
 from merkle.errors import ContainerNotFoundError, DiskError, StaleTreeError, TreeRefusedError
 from merkle.limits import MESSAGE_BYTES_MAX
@@ -356,5 +358,42 @@ def test_a_reader_learns_what_the_datanode_deletes_later(tmp_path: Path) -> None
             trees = TreeFiles(volume, Disk())
             trees.update(CONTAINER, counted_tree(4))
             datanode.trees.add_tombstones(CONTAINER, records(3))
+            set_age(trees.path(CONTAINER), datanode.trees.path(CONTAINER), ours_s=0, theirs_s=60)
             assert [b.block_id for b in trees.read(CONTAINER).recovered] == [3]
             assert tombstones(trees.update(CONTAINER, counted_tree(4))) == [3]
+
+
+def set_age(ours: Path, theirs: Path, *, ours_s: float, theirs_s: float) -> None:
+    now_s = time.time()
+    os.utime(ours, (now_s - ours_s, now_s - ours_s))
+    os.utime(theirs, (now_s - theirs_s, now_s - theirs_s))
+
+
+def test_a_reader_goes_by_whichever_tree_was_written_last(tmp_path: Path) -> None:
+    """Ours after our scan; the datanode's once it has scanned or repaired the container since."""
+    root = new_volume(tmp_path / "volume1")
+    with owned(root, tmp_path / "theirs") as datanode:
+        datanode.writer.create_container(CONTAINER)
+        datanode.trees.update(CONTAINER, counted_tree(5))
+        with _reader(root, tmp_path / "ours") as volume:
+            trees = TreeFiles(volume, Disk())
+            ours = TreeBuilder(CONTAINER, counted_tree(3))
+            ours.set_deleted(BlockId(2), 77)
+            stale = trees.update(CONTAINER, ours.build())
+            paths = trees.path(CONTAINER), datanode.trees.path(CONTAINER)
+            set_age(*paths, ours_s=0, theirs_s=60)
+            assert trees.read(CONTAINER).tree == stale
+            assert trees.raw(CONTAINER) == encode_tree(stale)
+
+            set_age(*paths, ours_s=60, theirs_s=0)
+            newer = trees.read(CONTAINER)
+            assert newer.tree == counted_tree(5)
+            assert trees.raw(CONTAINER) == newer.raw == paths[1].read_bytes()
+            # What we know as deleted is not forgotten over it.
+            assert (tombstones(newer.known), sorted(trees.deleted_blocks(CONTAINER))) == ([2], [2])
+            # A scan that began before it came must not hide it.
+            with pytest.raises(StaleTreeError):
+                trees.update(CONTAINER, counted_tree(3), expected_generation=fingerprint(encode_tree(stale)))
+            # An empty file is no tree, however new.
+            paths[1].write_bytes(b"")
+            assert trees.read(CONTAINER).tree == stale
