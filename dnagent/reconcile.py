@@ -20,12 +20,11 @@ What makes it safe, and what every change here must keep:
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from itertools import islice
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
+from dnagent.mending import BlockMending, Failure, Sources
 from dnagent.requests import (
     AdvanceBcsId,
     BcsIdAdvanced,
@@ -43,7 +42,6 @@ from dnagent.requests import (
     OutcomeState,
     OwnLoaded,
     OwnRecords,
-    PeerOutcome,
     Progress,
     PutBlock,
     ReconcileOptions,
@@ -62,18 +60,14 @@ from dnagent.requests import (
     WindowsWritten,
     WriteWindows,
 )
-from merkle.checksum import ChecksumType
 from merkle.limits import PEERS_MAX
-from merkle.plan import BlockRepair, ChunkRepair, Evidence, EvidenceKind, RepairPlan, Verdict, plan_repair
-from merkle.record import BlockRecord, ChunkRecord
+from merkle.plan import BlockRepair, Evidence, EvidenceKind, RepairPlan, Verdict, plan_repair
+from merkle.record import BlockRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree, TreeBuilder
-from merkle.windows import Proven, is_sound, runs_of
 
 # Records of so many blocks are held at a time, of every holder; a page more costs one round trip.
 RECORDS_PAGE_BLOCKS = 64
-# A peer that failed or lied this often in one job is not asked again in it.
-STRIKES_MAX = 3
 # A tree that changes under us so often is being rewritten by something; the next job tries again.
 STALE_TREES_MAX = 5
 # Evidence is a report, not a log: a wholly lost replica must not fill a message.
@@ -97,72 +91,14 @@ class _Phase(Enum):
 _GONE = frozenset({"container_not_found", "container_state", "interrupted"})
 # The block was deleted while we worked on it: nothing is wrong, and nothing is left to do.
 _BLOCK_GONE = frozenset({"block_not_found", "block_deleted"})
-_Refusal: TypeAlias = tuple[Verdict, EvidenceKind, str]
 _WORST_FIRST = (Verdict.UNRECOVERABLE, Verdict.CONFLICT, Verdict.UNKNOWN)
-
-
-@dataclass(slots=True, eq=False)
-class _ChunkWork:
-    """One chunk being mended; `wanted` are the windows still lacking proven bytes, None before the check."""
-
-    offset: int
-    record: ChunkRecord
-    is_new: bool
-    sources: list[PeerId]
-    partial_sources: frozenset[PeerId]
-    wanted: set[int] | None = None
-    held: list[tuple[Proven, PeerId]] = field(default_factory=list)
-    fetching: bool = False
-    writing: bool = False
-    unreachable: bool = False
-    done: bool = False
-    failed: bool = False
-
-    @property
-    def is_settled(self) -> bool:
-        return self.done or self.failed
-
-    def position(self, run: Proven) -> int:
-        return self.offset + self.record.window(run.first)[0]
-
-
-@dataclass(slots=True, eq=False)
-class _BlockWork:
-    """One block being mended; `chunks` ascending, all before `first_open` settled."""
-
-    repair: BlockRepair
-    own: BlockRecord | None
-    records: Mapping[PeerId, BlockRecord]
-    # The holders' tree entries by offset.
-    entries: Mapping[PeerId, Mapping[int, ChunkTree]]
-    chunks: list[_ChunkWork] = field(default_factory=list)
-    by_offset: dict[int, _ChunkWork] = field(default_factory=dict)
-    first_open: int = 0
-    # Where what our record names, or will name, ends: there another chunk may begin.
-    ends: set[int] = field(default_factory=set)
-    file_bytes: int = 0
-    is_clean: bool = True
-    gone: bool = False
-    stored: bool = False
-    new_record: BlockRecord | None = None
-
-    @property
-    def block_id(self) -> BlockId:
-        return self.repair.block_id
-
-    def open_chunks(self) -> Iterator[_ChunkWork]:
-        """Those not settled, in order."""
-        while self.first_open < len(self.chunks) and self.chunks[self.first_open].is_settled:
-            self.first_open += 1
-        return (chunk for chunk in islice(self.chunks, self.first_open, None) if not chunk.is_settled)
-
-    @property
-    def is_settled(self) -> bool:
-        return next(self.open_chunks(), None) is None
 
 
 class Reconciliation:
     """One container's repair on one datanode; see the module's docstring for the contract."""
+
+    # What mends one block; tests put worse ones in its place.
+    mending: type[BlockMending] = BlockMending
 
     def __init__(
         self, container_id: ContainerId, own: PeerId, peers: Sequence[PeerId], options: ReconcileOptions | None = None
@@ -178,9 +114,7 @@ class Reconciliation:
         self._in_flight = 0
         self._peers = tuple(sorted(peers))
         # Of the job.
-        self._strikes: dict[PeerId, int] = dict.fromkeys(self._peers, 0)
-        self._peer_codes: dict[PeerId, str] = {}
-        self._bytes_from: dict[PeerId, int] = dict.fromkeys(self._peers, 0)
+        self._sources = Sources(self._peers)
         self._counters: dict[str, int] = dict.fromkeys(Progress.__slots__[1:], 0)
         self._halt: RequestFailed | None = None
         self._claimed: set[BlockId] = set()
@@ -201,10 +135,11 @@ class Reconciliation:
         self._page: tuple[BlockRepair, ...] = ()
         self._own_records: Mapping[BlockId, BlockRecord] = {}
         self._peer_records: dict[PeerId, Mapping[BlockId, BlockRecord]] = {}
-        self._blocks: dict[BlockId, _BlockWork] = {}
+        self._blocks: dict[BlockId, BlockMending] = {}
+        self._settled: set[BlockId] = set()
         self._repaired: dict[BlockId, dict[int, ChunkTree]] = {}
         self._tombstones: tuple[BlockTree, ...] = ()
-        self._failures: dict[BlockId, dict[int, tuple[Verdict, Evidence]]] = {}
+        self._failures: dict[BlockId, dict[int, Failure]] = {}
         self._is_clean = True
         self._adopted_bcs_id = 0
         self._must_scan = False
@@ -234,12 +169,17 @@ class Reconciliation:
                 self._own_records = records
             case RecordsArrived(peer, records):
                 self._peer_records[peer] = records
-            case LocalChecked():
-                self._local_checked(event)
-            case WindowsArrived():
-                self._windows_arrived(event)
-            case WindowsWritten():
+            case LocalChecked(block_id):
+                self._counters["bytes_planned"] += self._blocks[block_id].local_checked(event)
+                self._advance(self._blocks[block_id])
+            case WindowsArrived(_, block_id):
+                self._counters["bytes_fetched"] += event.bytes_fetched
+                self._blocks[block_id].windows_arrived(event)
+                self._advance(self._blocks[block_id])
+            case WindowsWritten(block_id):
                 self._windows_written(event)
+                self._blocks[block_id].windows_written(event)
+                self._advance(self._blocks[block_id])
             case BlockStored(block_id):
                 self._block_stored(self._blocks[block_id])
             case TreeStored(tree, generation):
@@ -276,7 +216,7 @@ class Reconciliation:
         self._must_scan = False
         self._ask(LoadOwn())
         for peer in self._peers:
-            if self._strikes[peer] < STRIKES_MAX:
+            if self._sources.is_usable(peer):
                 self._ask(FetchTree(peer))
 
     def _go_on(self) -> None:
@@ -348,7 +288,7 @@ class Reconciliation:
 
     def _next_page(self) -> None:
         assert self._plan is not None
-        self._blocks = {}
+        self._blocks, self._settled = {}, set()
         if self._halt is not None or self._begun == len(self._plan.blocks):
             self._store_tree()
             return
@@ -359,7 +299,7 @@ class Reconciliation:
         self._ask(LoadRecords(tuple(block.block_id for block in self._page)))
         for peer in self._trees:
             wanted = tuple(block.block_id for block in self._page if peer in block.holders)
-            if wanted and self._strikes[peer] < STRIKES_MAX:
+            if wanted and self._sources.is_usable(peer):
                 self._ask(FetchRecords(peer, wanted))
 
     def _records_settled(self) -> None:
@@ -374,58 +314,18 @@ class Reconciliation:
                 for peer, records in self._peer_records.items()
                 if repair.block_id in records and peer in repair.holders
             }
-            work = _BlockWork(repair, own, theirs, {peer: self._entries(peer, repair.block_id) for peer in theirs})
-            work.ends.update(ours.end for ours in (own.chunks if own else ()))
-            self._blocks[repair.block_id] = work
             for record in (*theirs.values(), *((own,) if own else ())):
                 self._bcs_seen = max(self._bcs_seen, record.bcs_id)
-            for chunk in repair.chunks:
-                chosen = self._chosen(work, chunk)
-                if isinstance(chosen, ChunkRecord):
-                    self._add_chunk(work, chunk, chosen)
-                else:
-                    self._give_up(work, chunk.offset, *chosen)
+            self._blocks[repair.block_id] = self._mending(repair, own, theirs)
         for work in self._blocks.values():
-            self._block_settled(work)
+            self._settle(work)
         self._go_on()
 
-    def _chosen(self, work: _BlockWork, chunk: ChunkRepair) -> ChunkRecord | _Refusal:
-        """The record that decides what this chunk's bytes are, or why none may."""
-        if work.own is not None and chunk.offset in work.own.by_offset:
-            own = work.own.by_offset[chunk.offset]
-            if is_sound(own):
-                return own
-            return Verdict.UNKNOWN, EvidenceKind.UNVERIFIABLE, "our record has no usable checksums"
-        proven: dict[PeerId, ChunkRecord] = {}
-        others: dict[PeerId, ChunkRecord] = {}
-        for peer, record in work.records.items():
-            if chunk.offset not in record.by_offset:
-                continue
-            theirs = record.by_offset[chunk.offset]
-            entry = work.entries[peer].get(chunk.offset)
-            if entry is None or not entry.checksum_matches or not theirs.is_verifiable:
-                others[peer] = theirs
-            elif self._is_proven_record(theirs, entry):
-                proven[peer] = theirs
-            else:
-                # Its record and its tree contradict each other, so neither says anything about the chunk.
-                self._strike(peer, "remote_protocol")
-        agreed = {_essence(theirs) for theirs in (*proven.values(), *others.values())}
-        if proven and len(agreed) == 1:
-            return proven[next(peer for peer in (*chunk.sources, *sorted(proven)) if peer in proven)]
-        if len(agreed) > 1:
-            return Verdict.CONFLICT, EvidenceKind.RECORDS_DIFFER, "the peers' records disagree"
-        if not chunk.sources and len(others) > 1 and all(is_sound(theirs) for theirs in others.values()):
-            # All copies are bad somewhere, so no tree can bear a record out; those who wrote it agree on it.
-            return others[min(others)]
-        if any(peer not in work.records for peer in work.repair.holders):
-            return Verdict.UNKNOWN, EvidenceKind.SOURCE_UNREACHABLE, "a holder gave no record"
-        if agreed and not any(theirs.is_verifiable for theirs in others.values()):
-            return Verdict.UNKNOWN, EvidenceKind.UNVERIFIABLE, "the peers' records have no checksums"
-        return Verdict.UNRECOVERABLE, EvidenceKind.RECORD_UNPROVEN, "no peer's record is borne out by its tree"
-
-    def _is_proven_record(self, record: ChunkRecord, entry: ChunkTree) -> bool:
-        return is_sound(record) and record.data_checksum == entry.data_checksum
+    def _mending(
+        self, repair: BlockRepair, own: BlockRecord | None, theirs: Mapping[PeerId, BlockRecord]
+    ) -> BlockMending:
+        entries = {peer: self._entries(peer, repair.block_id) for peer in theirs}
+        return self.mending(repair, own, theirs, entries, self._sources, at_once_max=self._options.fetches_max)
 
     def _entries(self, peer: PeerId, block_id: BlockId) -> dict[int, ChunkTree]:
         blocks = self._trees[peer].blocks
@@ -433,260 +333,72 @@ class Reconciliation:
         found = blocks[at] if at < len(blocks) and blocks[at].block_id == block_id else None
         return {chunk.offset: chunk for chunk in found.chunks} if found else {}
 
-    def _add_chunk(self, work: _BlockWork, chunk: ChunkRepair, record: ChunkRecord) -> None:
-        is_new = work.own is None or chunk.offset not in work.own.by_offset
-        if is_new and work.own is not None and _overlaps(record, work.own.chunks):
-            detail = "our record has other chunks here"
-            self._give_up(work, chunk.offset, Verdict.CONFLICT, EvidenceKind.CHUNKINGS_OVERLAP, detail)
-            return
-        sources = list(dict.fromkeys((*chunk.sources, *chunk.partial_sources)))
-        added = _ChunkWork(chunk.offset, record, is_new, sources, frozenset(chunk.partial_sources))
-        work.chunks.append(added)
-        work.by_offset[chunk.offset] = added
-
-    # -- chunks --
+    # -- blocks --
 
     def _start_chunks(self) -> None:
         """Begin as many chunks as may be under way, in order: bytes can be fetched ahead, and wait to be written."""
         left = self._options.fetches_max
         for work in self._blocks.values():
-            for chunk in islice(work.open_chunks(), left):
-                left -= 1
-                if chunk.wanted is None and not chunk.fetching:
-                    chunk.fetching = True
-                    self._ask(CheckLocal(work.block_id, chunk.record))
+            if not work.is_dropped:
+                left -= work.start(left)
+                self._take(work)
 
-    def _local_checked(self, event: LocalChecked) -> None:
-        work, chunk = self._work(event.block_id, event.offset)
-        chunk.fetching = False
-        chunk.wanted = set(event.bad)
-        work.file_bytes = max(work.file_bytes, event.file_bytes)
-        self._counters["bytes_planned"] += sum(chunk.record.window(index)[1] for index in event.bad)
-        self._advance(work)
+    def _advance(self, work: BlockMending) -> None:
+        if self._halt is None:
+            work.advance()
+            self._take(work)
+            self._settle(work)
 
-    def _windows_arrived(self, event: WindowsArrived) -> None:
-        self._count_bytes(event.peer, event.bytes_fetched)
-        work, chunk = self._work(event.block_id, event.offset)
-        chunk.fetching = False
-        assert chunk.wanted is not None
-        for run in event.runs:
-            assert chunk.wanted.issuperset(run.windows)
-            chunk.wanted.difference_update(run.windows)
-            chunk.held.append((run, event.peer))
-        chunk.unreachable = chunk.unreachable or event.retryable
-        if event.retryable:
-            self._strike(event.peer, event.code)
-            # It was cut off while it was of use: it may send the rest. Strikes bound how often.
-            chunk.sources.append(event.peer)
-        elif chunk.wanted and event.peer not in chunk.partial_sources:
-            # It called the chunk healthy and yet did not send it so.
-            self._strike(event.peer, event.code or "remote_protocol")
-        self._advance(work)
+    def _take(self, work: BlockMending) -> None:
+        """Its requests are ours."""
+        for request in work.out:
+            self._ask(request)
+        work.out.clear()
 
     def _windows_written(self, event: WindowsWritten) -> None:
-        work, chunk = self._work(event.block_id, event.offset)
-        chunk.writing = False
         self._changed = self._must_scan = True
-        for run in event.runs:
-            work.file_bytes = max(work.file_bytes, chunk.position(run) + len(run.data))
-            self._counters["bytes_written"] += len(run.data)
-            self._counters["windows_written"] += run.count
-        self._advance(work)
+        self._counters["bytes_written"] += sum(len(run.data) for run in event.runs)
+        self._counters["windows_written"] += sum(run.count for run in event.runs)
 
-    def _advance(self, work: _BlockWork) -> None:
-        """Do for each chunk of a block, in order, what can be done now."""
-        if self._halt is not None or work.gone:
+    def _settle(self, work: BlockMending) -> None:
+        """Once all chunks of a block are settled, store its record if that changed."""
+        if work.block_id in self._settled or work.is_dropped or not work.is_settled:
             return
-        # Those under way are the first ones open, and no more than may be.
-        is_first = True
-        for chunk in list(islice(work.open_chunks(), self._options.fetches_max)):
-            if chunk.wanted is not None:
-                self._advance_chunk(work, chunk, is_first=is_first)
-            is_first = is_first and chunk.is_settled
-        self._block_settled(work)
-
-    def _advance_chunk(self, work: _BlockWork, chunk: _ChunkWork, *, is_first: bool) -> None:
-        """Write, fetch, or settle one chunk; one that is not the first open one may still be given its place."""
-        self._write_held(work, chunk)
-        if chunk.wanted and not chunk.fetching:
-            self._fetch_next(work, chunk)
-        if chunk.writing or chunk.fetching:
-            return
-        if not chunk.wanted and not chunk.held and (not chunk.is_new or self._follows(work, chunk)):
-            chunk.done = True
-            work.ends.add(chunk.record.end)
-            self._counters["chunks_repaired"] += 1
-            if self._differs_at_all(work, chunk):
-                detail = "mended here, but a peer recorded other checksums than we did"
-                self._give_up(work, chunk.offset, Verdict.CONFLICT, EvidenceKind.RECORDS_DIFFER, detail)
-        elif is_first:
-            self._chunk_failed(work, chunk)
-
-    def _write_held(self, work: _BlockWork, chunk: _ChunkWork) -> None:
-        if chunk.writing or not chunk.held or not self._may_extend(work, chunk):
-            return
-        reach = work.file_bytes
-        ready: list[Proven] = []
-        source = chunk.held[0][1]
-        for run, peer in sorted(chunk.held, key=lambda held: held[0].first):
-            # One request has one source, so that the audit line can name it.
-            if peer == source and self._fits(chunk.position(run), reach):
-                ready.append(run)
-                reach = max(reach, chunk.position(run) + len(run.data))
-        if not ready:
-            # Another source's run may be the one that closes the gap.
-            for run, peer in sorted(chunk.held, key=lambda held: held[0].first):
-                if self._fits(chunk.position(run), reach):
-                    ready, source = [run], peer
-                    break
-            else:
-                return
-        chunk.held = [held for held in chunk.held if held[0] not in ready]
-        chunk.writing = True
-        self._ask(WriteWindows(work.block_id, chunk.record, tuple(ready), source))
-
-    def _fits(self, position: int, file_bytes: int) -> bool:
-        return position <= file_bytes
-
-    def _may_extend(self, work: _BlockWork, chunk: _ChunkWork) -> bool:
-        """Whether a chunk may be written now: one that no record of ours names only whole, and without a hole."""
-        return not chunk.is_new or (not chunk.wanted and self._follows(work, chunk))
-
-    def _follows(self, work: _BlockWork, chunk: _ChunkWork) -> bool:
-        """Whether a record of ours names, or will name, what ends where the chunk begins."""
-        return chunk.offset == 0 or chunk.offset in work.ends
-
-    def _fetch_next(self, work: _BlockWork, chunk: _ChunkWork) -> None:
-        """Ask the next source for what is still lacking: those without a strike first, healthy ones before others."""
-        usable = [peer for peer in chunk.sources if self._strikes[peer] < STRIKES_MAX]
-        if len(usable) < len(chunk.sources):
-            chunk.unreachable = True
-        if not usable:
-            chunk.sources = []
-            return
-        disagreeing = {
-            peer
-            for peer in usable
-            if (record := work.records.get(peer)) is not None
-            and (theirs := record.by_offset.get(chunk.offset)) is not None
-            and _essence(theirs) != _essence(chunk.record)
-        }
-        peer = min(usable, key=lambda p: (p in disagreeing, p in chunk.partial_sources, self._strikes[p]))
-        chunk.sources.remove(peer)
-        chunk.fetching = True
-        assert chunk.wanted is not None
-        self._ask(FetchWindows(peer, work.block_id, chunk.record, tuple(sorted(chunk.wanted))))
-
-    def _chunk_failed(self, work: _BlockWork, chunk: _ChunkWork) -> None:
-        """Nothing more can be done for this chunk in this round; say why."""
-        assert chunk.wanted is not None
-        if not chunk.wanted:
-            before = self._failures.get(work.block_id, {})
-            verdict = before[min(before)][0] if before else Verdict.UNRECOVERABLE
-            self._give_up(
-                work, chunk.offset, verdict, EvidenceKind.HOLE, "what lies before it is missing, and is not to be had"
-            )
-        elif chunk.unreachable:
-            detail = f"{_windows(chunk.wanted)}: a source did not answer"
-            self._give_up(work, chunk.offset, Verdict.UNKNOWN, EvidenceKind.SOURCE_UNREACHABLE, detail)
-        elif self._differs_at_all(work, chunk):
-            detail = f"{_windows(chunk.wanted)}: a peer recorded other checksums than we did"
-            self._give_up(work, chunk.offset, Verdict.CONFLICT, EvidenceKind.RECORDS_DIFFER, detail)
-        else:
-            detail = f"{_windows(chunk.wanted)}: bad everywhere"
-            self._give_up(work, chunk.offset, Verdict.UNRECOVERABLE, EvidenceKind.WINDOWS_UNPROVEN, detail)
-        chunk.failed = True
-        chunk.held.clear()
-
-    def _differs_at_all(self, work: _BlockWork, chunk: _ChunkWork) -> bool:
-        """Whether a peer recorded something else for this chunk; a record that its own tree belies does not count."""
-        for peer, record in work.records.items():
-            theirs = record.by_offset.get(chunk.offset)
-            if theirs is None or _essence(theirs) == _essence(chunk.record):
-                continue
-            entry = work.entries[peer].get(chunk.offset)
-            if entry is None or not entry.checksum_matches or theirs.data_checksum == entry.data_checksum:
-                return True
-        return False
-
-    def _give_up(self, work: _BlockWork, offset: int, verdict: Verdict, kind: EvidenceKind, detail: str) -> None:
-        work.is_clean = False
-        fact = Evidence(kind, work.block_id, offset, detail)
-        self._failures.setdefault(work.block_id, {})[offset] = verdict, fact
-
-    def _work(self, block_id: BlockId, offset: int) -> tuple[_BlockWork, _ChunkWork]:
-        work = self._blocks[block_id]
-        return work, work.by_offset[offset]
-
-    # -- blocks --
-
-    def _block_settled(self, work: _BlockWork) -> None:
-        """Once all chunks of a block are, store its record if that changed."""
-        if work.stored or work.gone or self._halt is not None or not work.is_settled:
-            return
-        work.stored = True
-        chunks = {ours.offset: ours for ours in work.own.chunks} if work.own else {}
-        chunks.update({chunk.offset: chunk.record for chunk in work.chunks if chunk.is_new and chunk.done})
-        covered = [record for record in work.records.values() if _covers(chunks, record)]
-        own_bcs_id = work.own.bcs_id if work.own else 0
-        bcs_id = max([own_bcs_id, *(record.bcs_id for record in covered)]) if work.is_clean else own_bcs_id
-        if len(covered) < len(work.records):
-            work.is_clean = False
-        if not work.is_clean:
-            self._is_clean = False
-        elif work.chunks:
-            self._adopted_bcs_id = max(self._adopted_bcs_id, bcs_id)
-        ordered = tuple(chunks[offset] for offset in sorted(chunks))
-        if work.own is not None:
-            work.new_record = BlockRecord(
-                self._container_id, work.block_id, bcs_id, ordered, work.own.metadata, work.own.replica_index
-            )
-        elif ordered:
-            # The peer that knows most of the block describes it; the same one whoever is asked first.
-            knowing = max(
-                (work.records[peer] for peer in sorted(work.records)),
-                key=lambda record: (_covers(chunks, record), record.bcs_id),
-            )
-            # Our list is whole: there is no pending last chunk that this mark would have readers look for.
-            metadata = tuple(entry for entry in knowing.metadata if entry[0] != "incremental")
-            work.new_record = BlockRecord(self._container_id, work.block_id, bcs_id, ordered, metadata)
-        if work.new_record is not None and work.new_record != work.own:
-            self._ask(PutBlock(work.new_record))
+        self._settled.add(work.block_id)
+        put, adopted_bcs_id = work.put(self._container_id)
+        self._is_clean = self._is_clean and work.is_clean
+        self._adopted_bcs_id = max(self._adopted_bcs_id, adopted_bcs_id)
+        if work.failures:
+            self._failures[work.block_id] = work.failures
+        if put is not None:
+            self._ask(put)
         else:
             self._note_repaired(work)
 
-    def _block_stored(self, work: _BlockWork) -> None:
+    def _block_stored(self, work: BlockMending) -> None:
         self._changed = self._must_scan = True
         if work.own is None:
             self._counters["blocks_added"] += 1
         self._note_repaired(work)
 
-    def _note_repaired(self, work: _BlockWork) -> None:
+    def _note_repaired(self, work: BlockMending) -> None:
         self._counters["blocks_done"] += 1
-        for chunk in work.chunks:
-            if chunk.done:
-                record = chunk.record
-                entry = ChunkTree(record.offset, record.length_bytes, record.data_checksum)
-                self._repaired.setdefault(work.block_id, {})[record.offset] = entry
+        for record in work.repaired():
+            self._counters["chunks_repaired"] += 1
+            entry = ChunkTree(record.offset, record.length_bytes, record.data_checksum)
+            self._repaired.setdefault(work.block_id, {})[record.offset] = entry
 
     def _block_gone(self, block_id: BlockId) -> None:
         """It was deleted meanwhile: forget it, and let the tree say what deletion made of it."""
-        self._drop(self._blocks[block_id])
+        self._blocks[block_id].drop()
         self._failures.pop(block_id, None)
         self._repaired.pop(block_id, None)
 
-    def _damaged_again(self, work: _BlockWork) -> None:
+    def _damaged_again(self, work: BlockMending) -> None:
         """The file shrank while we worked on it: leave the block as it is, and let the scan start another round."""
         self._is_clean = False
         self._must_scan = True
-        self._drop(work)
-
-    def _drop(self, work: _BlockWork) -> None:
-        """Do nothing more for a block; what is under way for it is heard and forgotten."""
-        work.gone = True
-        for chunk in work.chunks:
-            chunk.failed = True
-            chunk.held.clear()
+        work.drop()
 
     # -- after the blocks --
 
@@ -786,17 +498,11 @@ class Reconciliation:
     def _failed(self, event: RequestFailed) -> None:
         match event.request:
             case FetchTree(peer) | FetchRecords(peer):
-                self._strike(peer, event.code)
-            case FetchWindows(peer, block_id, chunk_record):
-                self._strike(peer, event.code)
-                work, chunk = self._work(block_id, chunk_record.offset)
-                chunk.fetching = False
-                chunk.unreachable = chunk.unreachable or event.retryable
-                self._advance(work)
-            case LoadOwn() if self._phase is _Phase.RELOADING:
-                self._finish(OutcomeState.FAILED, event.code, event.message)
-            case LoadOwn() if event.code in _GONE:
-                self._finish(OutcomeState.REFUSED, event.code, event.message)
+                self._sources.strike(peer, event.code)
+            case FetchWindows(peer, block_id, chunk):
+                self._sources.strike(peer, event.code)
+                self._blocks[block_id].fetch_failed(chunk.offset, retryable=event.retryable)
+                self._advance(self._blocks[block_id])
             case StoreTree() if event.code == "tree_stale" and self._stale_trees < STALE_TREES_MAX:
                 # A scan or a delete was faster: our repairs are on disk, so lay them over what is stored now.
                 self._stale_trees += 1
@@ -815,10 +521,6 @@ class Reconciliation:
             case _:
                 # The disk, or the undo budget: what is done is done; nothing new is begun.
                 self._halt = self._halt or event
-
-    def _strike(self, peer: PeerId, code: str) -> None:
-        self._strikes[peer] += 1
-        self._peer_codes[peer] = code
 
     # -- the end --
 
@@ -845,9 +547,7 @@ class Reconciliation:
             message=message,
             evidence=tuple(evidence[:EVIDENCE_MAX]),
             claimed_deleted=tuple(sorted(self._claimed)),
-            peers=tuple(
-                PeerOutcome(peer, self._peer_codes.get(peer, "ok"), self._bytes_from[peer]) for peer in self._peers
-            ),
+            peers=self._sources.outcomes(),
             replica_state=self._state,
             data_checksum=self._own_tree.data_checksum if self._own_tree else None,
         )
@@ -872,10 +572,6 @@ class Reconciliation:
         # Equal to those that answered is not equal to all.
         return Verdict.MATCH if len(self._trees) == len(self._peers) else Verdict.UNKNOWN
 
-    def _count_bytes(self, peer: PeerId, length_bytes: int) -> None:
-        self._bytes_from[peer] += length_bytes
-        self._counters["bytes_fetched"] += length_bytes
-
     def _ask(self, request: Request) -> None:
         self._in_flight += 1
         self._out.append(request)
@@ -883,28 +579,3 @@ class Reconciliation:
     def _taken(self) -> list[Request]:
         out, self._out = self._out, []
         return out
-
-
-def _essence(chunk: ChunkRecord) -> tuple[int, ChecksumType, int, tuple[bytes, ...]]:
-    """What two records of one chunk must have in common to mean the same bytes."""
-    return chunk.length_bytes, chunk.checksum_type, chunk.bytes_per_checksum, chunk.checksums
-
-
-def _overlaps(chunk: ChunkRecord, ours: Sequence[ChunkRecord]) -> bool:
-    """Whether a chunk lies over one of ours, which are in order and do not overlap."""
-    at = bisect_left(ours, chunk.offset, key=lambda own: own.offset)
-    return any(own.offset < chunk.end and chunk.offset < own.end for own in ours[max(at - 1, 0) : at + 1])
-
-
-def _covers(chunks: Mapping[int, ChunkRecord], record: BlockRecord) -> bool:
-    """Whether every chunk of a peer's record is ours too, by offset and length."""
-    return all(
-        (ours := chunks.get(theirs.offset)) is not None and ours.length_bytes == theirs.length_bytes
-        for theirs in record.chunks
-    )
-
-
-def _windows(wanted: Iterable[int]) -> str:
-    """Window numbers for people, shortened: "windows 3, 7-9"."""
-    runs = [str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}" for run in runs_of(sorted(wanted))]
-    return "windows " + ", ".join(runs[:10]) + (", ..." if len(runs) > 10 else "")

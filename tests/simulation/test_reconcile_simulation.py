@@ -5,14 +5,16 @@
 
 import os
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from dnagent.mending import BlockMending, ChunkMending
 from dnagent.reconcile import Reconciliation
-from dnagent.requests import Cancelled, Event, LocalChecked, Request
-from merkle.plan import RepairPlan, Verdict
+from dnagent.requests import Cancelled, Event, LocalChecked, PutBlock, Request
+from merkle.plan import ChunkRepair, RepairPlan, Verdict
 from merkle.record import ChunkRecord
-from merkle.tree import BlockTree, ChunkTree
+from merkle.tree import BlockTree, ChunkTree, ContainerId
 from merkle.windows import Proven
 from tests.support.cluster import MARKS, Cluster, ViolationError, simulate
 
@@ -65,26 +67,38 @@ class _ForgetsTombstones(Reconciliation):
         return ()
 
 
-class _TrustsAnyRecord(Reconciliation):
+class _TrustsAnyRecord(BlockMending):
     def _is_proven_record(self, record: ChunkRecord, entry: ChunkTree) -> bool:
         return True
 
 
-class _IgnoresGaps(Reconciliation):
+class _IgnoresGaps(BlockMending):
     def _fits(self, position: int, file_bytes: int) -> bool:
         return True
 
 
-class _RecordsHoles(Reconciliation):
-    def _follows(self, work: object, chunk: object) -> bool:
+class _RecordsHoles(BlockMending):
+    def _follows(self, chunk: ChunkMending) -> bool:
         return True
 
 
-class _WritesGoodWindowsToo(Reconciliation):
-    def _local_checked(self, event: LocalChecked) -> None:
-        _, chunk = self._work(event.block_id, event.offset)
-        everything = tuple(range(len(chunk.record.checksums)))
-        super()._local_checked(LocalChecked(event.block_id, event.offset, everything, event.file_bytes))
+class _WritesGoodWindowsToo(BlockMending):
+    def local_checked(self, event: LocalChecked) -> int:
+        everything = tuple(range(len(self._by_offset[event.offset].record.checksums)))
+        return super().local_checked(replace(event, bad=everything))
+
+
+class _SkipsPartialSources(BlockMending):
+    def _add_chunk(self, chunk: ChunkRepair, record: ChunkRecord) -> None:
+        if chunk.sources:
+            super()._add_chunk(chunk, record)
+
+
+class _TakesTheCommitOfWhatItLacks(BlockMending):
+    def put(self, container_id: ContainerId) -> tuple[PutBlock | None, int]:
+        put, _ = super().put(container_id)
+        highest = max((record.bcs_id for record in self._records.values()), default=0)
+        return (PutBlock(replace(put.record, bcs_id=highest)) if put else None), highest
 
 
 class _CannotBeStopped(Reconciliation):
@@ -97,12 +111,6 @@ class _AlwaysSaysMatch(Reconciliation):
         return Verdict.MATCH
 
 
-class _SkipsPartialSources(Reconciliation):
-    def _add_chunk(self, work, chunk, record) -> None:  # type: ignore[no-untyped-def]
-        if chunk.sources:
-            super()._add_chunk(work, chunk, record)
-
-
 class _NeverStoresTheTree(Reconciliation):
     def _store_tree(self) -> None:
         self._repaired.clear()
@@ -113,24 +121,30 @@ class _NeverStoresTheTree(Reconciliation):
         super()._scan_if_needed()
 
 
+def _with(mending: type[BlockMending]) -> type[Reconciliation]:
+    return type(mending.__name__, (Reconciliation,), {"mending": mending})
+
+
 @pytest.mark.parametrize(
     "bug",
     [
         _ForgetsTombstones,
-        _TrustsAnyRecord,
-        _IgnoresGaps,
-        _RecordsHoles,
-        _WritesGoodWindowsToo,
         _CannotBeStopped,
         _AlwaysSaysMatch,
-        _SkipsPartialSources,
         _NeverStoresTheTree,
+        _with(_TrustsAnyRecord),
+        _with(_IgnoresGaps),
+        _with(_RecordsHoles),
+        _with(_WritesGoodWindowsToo),
+        _with(_SkipsPartialSources),
+        _with(_TakesTheCommitOfWhatItLacks),
     ],
+    ids=lambda bug: bug.__name__,
 )
 def test_the_simulation_catches_a_planted_bug(bug: type[Reconciliation]) -> None:
     for seed in range(SEEDS_TO_FIND):
         try:
-            simulate(seed, machine=bug, refuse_gaps=bug is not _IgnoresGaps)
+            simulate(seed, machine=bug, refuse_gaps=bug.mending is not _IgnoresGaps)
         except ViolationError:
             return
     pytest.fail(f"{bug.__name__} was not caught within {SEEDS_TO_FIND} seeds")
