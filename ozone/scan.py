@@ -102,7 +102,7 @@ def build_from_metadata(container: Container) -> ContainerTree:
 
 def scan_metadata(container: Container) -> ScanResult:
     """Check folder, descriptor and records, and build the tree by the records that can be read."""
-    findings, deleted = _check_folder(container)
+    findings, deleted, transient = _check_folder(container)
     if deleted:
         return _deleted(container)
     builder = TreeBuilder(container.container_id)
@@ -110,7 +110,7 @@ def scan_metadata(container: Container) -> ScanResult:
     for record in _records(container, findings):
         notes.see(record)
         _add_record(builder, record)
-    return ScanResult(builder.build(), tuple(findings), notes.all(container))
+    return ScanResult(builder.build(), tuple(findings), notes.all(container), transient=transient)
 
 
 def scan(
@@ -127,11 +127,11 @@ def scan(
     Raises:
         InterruptedRepairError: `cancelled` said so.
     """
-    findings, deleted = _check_folder(container)
+    findings, deleted, transient = _check_folder(container)
     if deleted:
         return _deleted(container)
     if findings:
-        return ScanResult(ContainerTree.of(container.container_id, ()), tuple(findings))
+        return ScanResult(ContainerTree.of(container.container_id, ()), tuple(findings), transient=transient)
     data = _DataScan(container, on_bytes or _ignore, cancelled or _never, mapped)
     for record in _records(container, findings):
         data.block(record)
@@ -151,14 +151,14 @@ def scan(
 # ---- folder, descriptor, records ----
 
 
-def _check_folder(container: Container) -> tuple[list[Finding], bool]:
-    """The faults of folder and descriptor, and whether the container is marked as deleted.
+def _check_folder(container: Container) -> tuple[list[Finding], bool, bool]:
+    """The faults of folder and descriptor; whether the container is marked as deleted; whether they prove nothing.
 
     The descriptor's recorded paths are not compared with where the container was found: volumes move.
     """
 
-    def found(kind: FindingType, detail: str) -> tuple[list[Finding], bool]:
-        return [Finding(kind, detail=detail)], False
+    def found(kind: FindingType, detail: str, *, transient: bool = False) -> tuple[list[Finding], bool, bool]:
+        return [Finding(kind, detail=detail)], False, transient
 
     if not container.folder.is_dir():
         return found(FindingType.MISSING_CONTAINER_DIR, f"{container.folder} is not there")
@@ -169,14 +169,14 @@ def _check_folder(container: Container) -> tuple[list[Finding], bool]:
     except DiskError as error:
         missing = error.facts.get("missing")
         kind = FindingType.MISSING_CONTAINER_FILE if missing else FindingType.CORRUPT_CONTAINER_FILE
-        return found(kind, error.message)
+        return found(kind, error.message, transient=error.facts.get("errno") in _EXHAUSTED)
     except DescriptorError as error:
         return found(FindingType.CORRUPT_CONTAINER_FILE, error.message)
     if state is ReplicaState.DELETED:
-        return [], True
+        return [], True, False
     if not container.chunks_folder.is_dir():
         return found(FindingType.MISSING_CHUNKS_DIR, f"{container.chunks_folder} is not there")
-    return [], False
+    return [], False, False
 
 
 def _records(container: Container, findings: list[Finding]) -> Iterator[BlockRecord]:

@@ -433,6 +433,18 @@ def test_s20_a_lack_of_file_handles_proves_nothing(made: VolumeMaker, error: int
     assert scanned(made, FailingReads(error)).transient
 
 
+def test_s20_a_descriptor_that_cannot_be_opened_for_lack_of_handles_proves_nothing(made: VolumeMaker) -> None:
+    made.container()
+
+    class NoHandles(Disk):
+        def read(self, path: Path) -> bytes:
+            raise disk_error("read", path, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+
+    with opened(made, disk=NoHandles()) as container:
+        assert scan(container).transient
+        assert scan_metadata(container).transient
+
+
 def test_s20_a_real_fault_beside_a_lack_of_file_handles_counts(made: VolumeMaker) -> None:
     made.container()
     made.block(1, 20, whole(100))
