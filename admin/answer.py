@@ -18,6 +18,7 @@ import click
 from admin.controller_client import ControllerClient
 from admin.output import print_json
 from merkle.errors import ReconcileError, UsageError
+from runtime.config import check_address
 from runtime.rpc import Tls
 
 SCHEMA_VERSION = 1
@@ -127,6 +128,7 @@ def controller_options(command: Callable[..., None]) -> Callable[..., None]:
         **options: object,
     ) -> None:
         try:
+            _check_address(address)
             controller = ControllerClient(address, tls=_tls(tls_cert, tls_key, tls_ca), insecure=insecure)
         except ReconcileError:
             # Before the command's own body has begun, but under the same rules.
@@ -147,6 +149,14 @@ def _name() -> str:
         words.insert(0, context.info_name or "")
         context = context.parent
     return " ".join(words)
+
+
+def _check_address(address: str) -> None:
+    try:
+        check_address(address)
+    except ValueError as error:
+        # A port beyond 65535 would be taken for another one, and a name without a port for anything.
+        raise UsageError(f"--controller: {error}") from error
 
 
 def _tls(cert: str | None, key: str | None, ca: str | None) -> Tls | None:

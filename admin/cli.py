@@ -84,6 +84,8 @@ def treefold(ctx: click.Context) -> None:
 
 def main() -> None:
     """The console script."""
+    # gRPC writes to stderr by itself, before and beside the error that we raise and name; read when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     treefold.main(prog_name="treefold")
 
 

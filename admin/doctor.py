@@ -18,7 +18,15 @@ import click
 
 from admin.output import console, print_json, print_table
 from merkle.checksum import kernels
-from merkle.errors import ConfigError, ContainerNotFoundError, DatabaseError, DescriptorError, DiskError, VolumeError
+from merkle.errors import (
+    ConfigError,
+    ContainerNotFoundError,
+    ContainerUnsupportedError,
+    DatabaseError,
+    DescriptorError,
+    DiskError,
+    VolumeError,
+)
 from ozone.containers import ContainerStore
 from ozone.disk import Disk
 from ozone.rocks import lock_holder
@@ -69,6 +77,9 @@ def examine(path: Path, scratch: Path, database_volumes: Sequence[Path] = ()) ->
         for container_id in store.ids():
             try:
                 container = store.open(container_id)
+            except ContainerUnsupportedError:
+                seen.not_supported += 1
+                continue
             except (ContainerNotFoundError, DescriptorError, DiskError) as error:
                 seen.states["UNREADABLE"] += 1
                 seen.problems.append(f"container {container_id}: {error.message}")
@@ -76,7 +87,6 @@ def examine(path: Path, scratch: Path, database_volumes: Sequence[Path] = ()) ->
             found = container.descriptor
             seen.states[container.state.value] += 1
             seen.erasure_coded += found.replica_index > 0
-            seen.not_supported += found.schema_version != "3" or found.layout_version != 2
             tree = container.metadata_folder / f"{container_id}.tree"
             seen.without_tree += container.state.is_closed and not tree.exists()
     return seen
@@ -97,16 +107,20 @@ def volumes_of_site(folder: Path) -> tuple[list[Path], list[Path]]:
     if len(raw) > _SITE_BYTES_MAX or b"<!DOCTYPE" in raw or b"<!ENTITY" in raw:
         raise ConfigError(f"{file} is no site file: too large, or with a document type", path=str(file))
     try:
-        root = ElementTree.fromstring(raw)
-    except ElementTree.ParseError as error:
-        raise ConfigError(f"{file} is not XML: {error}", path=str(file)) from error
+        # As text, so that no other encoding hides a document type.
+        root = ElementTree.fromstring(raw.decode())
+    except (ElementTree.ParseError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not XML in UTF-8: {error}", path=str(file)) from error
     values = {
         (item.findtext("name") or "").strip(): (item.findtext("value") or "").strip() for item in root.iter("property")
     }
-    data = _folders(values.get("hdds.datanode.dir", ""))
+    try:
+        data, databases = (_folders(values.get(f"hdds.datanode.{key}", "")) for key in ("dir", "container.db.dir"))
+    except ValueError as error:
+        raise ConfigError(f"{file} names a folder by what is no URL: {error}", path=str(file)) from error
     if not data:
         raise ConfigError(f"{file} does not set hdds.datanode.dir", path=str(file))
-    return data, _folders(values.get("hdds.datanode.container.db.dir", ""))
+    return data, databases
 
 
 def _folders(value: str) -> list[Path]:

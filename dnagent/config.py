@@ -1,5 +1,7 @@
 """The settings of an agent, checked as a whole before anything is opened."""
 
+import os
+from pathlib import Path
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
@@ -50,6 +52,10 @@ class RepairSettings(Settings):
     bytes_per_second: Rate = 0
 
 
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
 class AgentConfig(Settings):
     """All settings of `treefold agent run`."""
 
@@ -81,12 +87,14 @@ class AgentConfig(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        paths = [volume.path.absolute() for volume in self.volumes]
+        # As the system will find them: links and dots must not lead what we write into a volume.
+        paths = [_real(volume.path) for volume in self.volumes]
         for path in paths:
             if paths.count(path) > 1:
                 raise ValueError(f"volumes: {path} is listed twice")
-            if self.state_folder.absolute().is_relative_to(path):
-                raise ValueError(f"state_folder: must not lie inside the volume {path}")
+            for key, ours in (("state_folder", self.state_folder), ("audit_file", self.audit_file)):
+                if ours and _real(ours).is_relative_to(path.parent if path.name == "hdds" else path):
+                    raise ValueError(f"{key}: must not lie inside the volume {path}")
         for key, address in (("listen", self.listen), ("controller", self.controller)):
             if address and not is_loopback(address) and not (self.tls or self.insecure):
                 raise ValueError(f"{key}: {address} is not on loopback: set [tls] cert, key and ca, or insecure = true")

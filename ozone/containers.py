@@ -32,7 +32,8 @@ from protos.convert import record_from_bytes
 
 # The metadata key of a block whose chunk list is still being appended to.
 INCREMENTAL = "incremental"
-_DECIMAL = re.compile(rb"-?(0|[1-9][0-9]*)")
+_DECIMAL = re.compile(rb"-?(0|[1-9][0-9]{0,18})")
+_INT64_MAX = (1 << 63) - 1
 _BLOCK_FILE = re.compile(r"(-?(?:0|[1-9][0-9]*))\.block")
 
 
@@ -169,7 +170,7 @@ class Container:
             # Other rows, from the days of one table for all, begin with this mark.
             if suffix.startswith(b"#"):
                 continue
-            if not _DECIMAL.fullmatch(suffix):
+            if not _DECIMAL.fullmatch(suffix) or abs(int(suffix)) > _INT64_MAX:
                 raise self._invalid(f"container {self.container_id} has a record under {suffix!r}", "key", None)
             ids.append(BlockId(int(suffix)))
         # Rows come in the order of decimal text: 10 before 9.

@@ -238,8 +238,8 @@ def _root(raw: bytes) -> yaml.MappingNode:
         node = yaml.compose(raw.decode(), Loader=_Loader)
     except UnicodeDecodeError as error:
         raise _refused(DescriptorRefusal.NOT_YAML, "the descriptor is not UTF-8") from error
-    # RecursionError: brackets nested by the thousand.
-    except (yaml.YAMLError, RecursionError) as error:
+    # RecursionError: brackets nested by the thousand. ValueError: characters and versions that are none.
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise _refused(DescriptorRefusal.NOT_YAML, "the descriptor is not YAML") from error
     if not isinstance(node, yaml.MappingNode) or node.tag not in (TAG, f"!{TAG}"):
         raise _refused(DescriptorRefusal.TAG_MISSING, f"the descriptor does not begin with !<{TAG}>")
@@ -279,7 +279,8 @@ class _Fields:
             raise _invalid(name, "is not a whole number")
         try:
             value = int(yaml.constructor.SafeConstructor().construct_yaml_int(node))
-        except ValueError as error:
+        # IndexError: the tag of a number, and nothing behind it.
+        except (ValueError, IndexError) as error:
             raise _invalid(name, "is not a whole number") from error
         if not 0 <= value <= _INT64_MAX:
             raise _invalid(name, f"is {value}, not a number from 0 to {_INT64_MAX}")

@@ -16,10 +16,13 @@ from pathlib import Path
 
 from merkle.checksum import Buffer
 from merkle.errors import DiskError
+from merkle.limits import TREE_BYTES_MAX
 
 # O_NONBLOCK: opening a pipe returns at once, so that the check of the file's kind can refuse it.
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _READ_BYTES = 1 << 20
+# No file that is read whole is larger than a tree; a damaged inode can claim to be of any length.
+WHOLE_BYTES_MAX = TREE_BYTES_MAX
 
 
 class Operation(Enum):
@@ -53,8 +56,10 @@ class Disk:
     # ---- reads ----
 
     def read(self, path: Path) -> bytes:
-        """The whole file."""
+        """The whole file; DiskError with EFBIG where it is larger than WHOLE_BYTES_MAX."""
         with _translated("read", path), _opened(path, os.O_RDONLY) as fd:
+            if os.fstat(fd).st_size > WHOLE_BYTES_MAX:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
             parts = []
             while part := os.read(fd, _READ_BYTES):
                 parts.append(part)

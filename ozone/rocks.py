@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import struct
 import tempfile
 import threading
@@ -93,7 +94,8 @@ def delete_key(container_id: ContainerId, tx_id: int) -> bytes:
 def key_number(key: bytes) -> int | None:
     """The block or transaction ID that a key ends in; None for any other key."""
     suffix = key[9:]
-    return int(suffix) if suffix.isdigit() else None
+    # More digits than a Java long has are no ID.
+    return int(suffix) if suffix.isdigit() and len(suffix) < 20 else None
 
 
 def long_bytes(value: int) -> bytes:
@@ -143,7 +145,7 @@ class Database:
                 for name in os.listdir(path):
                     if name not in ("LOCK", _STRAY) and not name.startswith("LOG"):
                         # Absolute, or RocksDB reports a missing CURRENT.
-                        (shadow / name).symlink_to((path / name).resolve())
+                        (shadow / name).symlink_to(os.path.realpath(path / name))
                 with _translated(path, "open a shadow of"):
                     return cls(_open(shadow, AccessType.read_only(False)), path, disk=None)
             except DatabaseError:
@@ -360,6 +362,11 @@ def _locked(path: Path, pid: int) -> VolumeLockedError:
 def _require_database(path: Path) -> None:
     if not (path / "CURRENT").is_file():
         raise DatabaseError(f"there is no RocksDB in {path}", path=str(path), missing=True)
+    for entry in path.iterdir():
+        # A datanode may remove a file at any time; what is gone is no pipe. RocksDB would wait for ever at one.
+        with contextlib.suppress(OSError):
+            if not stat.S_ISREG(mode := entry.stat().st_mode) and not stat.S_ISDIR(mode):
+                raise DatabaseError(f"in the database {path}, {entry.name} is not a file", path=str(path))
 
 
 def _open(path: Path, access: AccessType) -> Rdict:

@@ -28,7 +28,7 @@ _VERSION = "VERSION"
 _LAYOUT_VERSION = "1"
 _ID_MAX = (1 << 63) - 1
 # These become parts of paths.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
 class Hold(Enum):
@@ -207,7 +207,7 @@ def open_volume(
     hdds = path if path.name == _HDDS and (path / _VERSION).exists() else path / _HDDS
     if not hdds.is_dir():
         raise VolumeError(f"{path} is no volume: it has no folder {_HDDS}", reason="no_hdds", path=str(path))
-    if state_folder.resolve().is_relative_to(hdds.parent.resolve()):
+    if Path(os.path.realpath(state_folder)).is_relative_to(os.path.realpath(hdds.parent)):
         raise VolumeError(
             f"the state folder {state_folder} lies in the volume {hdds.parent}",
             reason="state_in_volume",

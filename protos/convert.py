@@ -127,7 +127,7 @@ def record_from_proto(message: BlockData) -> BlockRecord:
     """The record in a `BlockData` message.
 
     Raises:
-        RecordInvalidError: its fact `reason` is one of `too_many_chunks`, `chunks_not_ascending`, `chunks_overlap`,
+        RecordInvalidError: its fact `reason` is one of `too_many_chunks`, `chunks_unsorted`, `chunks_overlap`,
             `size_contradicts_chunks`, `block_too_large`, or one of `chunk_from_proto`.
     """
     # Parsing does not ask for required fields; a checksum type that we do not know counts as missing.
@@ -142,7 +142,7 @@ def record_from_proto(message: BlockData) -> BlockRecord:
     for before, after in pairwise(chunks):
         if before.offset >= after.offset:
             text = f"chunk {after.offset} of block {block_id} follows {before.offset}"
-            raise _invalid("chunks_not_ascending", text, block_id)
+            raise _invalid("chunks_unsorted", text, block_id)
         if before.end > after.offset:
             text = f"chunk {before.offset} of block {block_id} runs into chunk {after.offset}"
             raise _invalid("chunks_overlap", text, block_id)

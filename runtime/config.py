@@ -20,12 +20,15 @@ from merkle.errors import ConfigError
 
 # A configuration is a page of text; a larger file is another file named by mistake.
 CONFIG_BYTES_MAX = 1 << 20
+# Sizes, durations and rates are below it: what does not fit a long is a slip of the hand.
+QUANTITY_END = 1 << 63
 
 _SIZE_UNITS: Mapping[str, int] = {
     "": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
 _DURATION_UNITS: Mapping[str, float] = {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_PORT = re.compile(r"[0-9]{1,5}")
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -49,7 +52,7 @@ def parse_rate(value: object) -> int:
 def check_address(value: str) -> str:
     """The address as given, if it is host:port; ValueError tells what is expected."""
     host, _, port = value.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 0xFFFF or (":" in host and not host.startswith("[")):
+    if not host or not _PORT.fullmatch(port) or int(port) > 0xFFFF or (":" in host and not host.startswith("[")):
         raise ValueError(f'expected an address such as "127.0.0.1:9893" or "[::1]:9893", found {value!r}')
     return value
 
@@ -61,8 +64,8 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def _parse_folder(value: object) -> object:
-    if value == "":
-        raise ValueError("expected a path, found an empty text")
+    if value == "" or (isinstance(value, str) and "\0" in value):
+        raise ValueError(f"expected a path, found {value!r}" if value else "expected a path, found an empty text")
     return value
 
 
@@ -118,7 +121,8 @@ def _read(path: Path) -> dict[str, object]:
         raise ConfigError(f"{path}: larger than {CONFIG_BYTES_MAX} bytes, so not a configuration", path=str(path))
     try:
         return tomllib.loads(raw.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    # ValueError: not TOML, not UTF-8, or a number of thousands of digits.
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML: {error}", path=str(path)) from error
 
 
@@ -168,11 +172,12 @@ def _settings_in(annotation: object) -> type[Settings] | None:
 
 def _quantity(value: object, units: Mapping[str, float], expected: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if not (math.isfinite(value) and value >= 0):
+        # Not a number is neither.
+        if not 0 <= value < QUANTITY_END:
             raise ValueError(f"expected {expected}, found {value!r}")
         return value
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     unit = match[2].lower() if match else "?"
-    if match is None or unit not in units:
+    if match is None or unit not in units or float(match[1]) * units[unit] >= QUANTITY_END:
         raise ValueError(f"expected {expected}, found {value!r}")
     return float(match[1]) * units[unit]

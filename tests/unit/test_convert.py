@@ -137,7 +137,7 @@ def too_many_chunks(message: BlockData) -> None:
 @pytest.mark.parametrize(
     ("reason", "change"),
     [
-        ("chunks_not_ascending", second_chunk(0)),
+        ("chunks_unsorted", second_chunk(0)),
         ("chunks_overlap", second_chunk(20479)),
         ("size_contradicts_chunks", field("size", 20479)),
         ("size_contradicts_chunks", field("size", -1)),
