@@ -8,7 +8,7 @@ it was, by the time of each container's last scan, which lies on disk; a scan cu
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
@@ -33,6 +33,10 @@ from runtime.retry import Backoff, retrying
 
 # States whose data can be checked: in the others chunks may still be written.
 SCANNED_STATES = frozenset({ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED, ReplicaState.UNHEALTHY})
+# States in which chunks may still be written: only folder, descriptor and records can be checked.
+CHECKED_STATES = frozenset({ReplicaState.OPEN, ReplicaState.CLOSING})
+# As often as Ozone's scanner of metadata does.
+CHECK_INTERVAL_MS = 3 * 3_600_000
 # Ozone's own limit on a datanode's command queue.
 REQUESTS_MAX = 5000
 # How long the background thread sleeps when nothing is due; a wake-up ends it at once.
@@ -98,14 +102,27 @@ def next_without_tree(candidates: Iterable[Candidate]) -> ContainerId | None:
     return min(treeless, default=None)
 
 
+def next_to_check(
+    candidates: Iterable[Candidate], checked_ms: Mapping[ContainerId, int], *, now_ms: int
+) -> ContainerId | None:
+    """The lowest ID among the open replicas that were not checked for an interval; the times are this process's."""
+    due = (
+        c.container_id
+        for c in candidates
+        if c.state in CHECKED_STATES and not 0 <= now_ms - checked_ms.get(c.container_id, -1) < CHECK_INTERVAL_MS
+    )
+    return min(due, default=None)
+
+
 # ---- what a scanner works on ----
 
 
 class Source(Enum):
-    """Where a tree's checksums come from."""
+    """What is read: all data; the records, for a missing tree; or folder, descriptor and records, for faults."""
 
     DATA = "data"
     METADATA = "metadata"
+    CHECK = "check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +170,7 @@ class ScannedVolume(Protocol):
         """
 
     def settle(self, examination: Examination, at_ms: int) -> bool:
-        """Keep findings and time of a data scan and, with findings, make the replica UNHEALTHY; True if that is new."""
+        """Keep findings, and the time if it was all data; with findings make the replica UNHEALTHY, True if new."""
 
 
 # ---- the shell ----
@@ -277,6 +294,7 @@ class Scanner:
         self._wake = threading.Event()
         # A failed scan leaves no time on disk: without this the same container would be next for ever.
         self._not_before_ms: dict[ContainerId, int] = {}
+        self._checked_ms: dict[ContainerId, int] = {}
         self._limiters = [Limiter(pace.bytes_per_second, self._clock, self._stop.wait) for _ in range(2)]
         self._threads = (
             threading.Thread(target=self._serve_requests, name=f"scan-requests-{volume.name}"),
@@ -328,6 +346,11 @@ class Scanner:
         # A container whose records cannot be read gets its tree, and its findings, from a data scan.
         container_id = treeless
         if container_id is None and self._pace.background:
+            unchecked = next_to_check(ready, self._checked_ms, now_ms=now_ms)
+            if unchecked is not None:
+                self._checked_ms[unchecked] = now_ms
+                self._do(unchecked, Source.CHECK, now_ms)
+                return True
             container_id = next_to_scan(ready, now_ms=now_ms, gap_ms=self._background_gap_ms)
         if container_id is None:
             self._note_full_pass(candidates)
@@ -412,23 +435,27 @@ class Scanner:
             raise ContainerNotFoundError(f"container {container_id} is being deleted", container_id=container_id)
         if result.transient:
             raise BusyError("too many open files; nothing was decided about the container", container_id=container_id)
-        try:
-            self._volume.write_tree(examination)
-        except (StaleTreeError, ContainerNotFoundError):
-            raise
-        except ReconcileError as error:
-            # Row S16: what was found counts, whether or not the tree could be kept.
-            self._log.error("tree_write_failed", container_id=container_id, **error_fields(error))
+        if source is not Source.CHECK:
+            self._write_tree(examination)
         if source is Source.METADATA:
             self._metrics.count("dnagent_trees_built_total")
             self._log.info("tree_built", container_id=container_id)
-        else:
+        elif source is Source.DATA or result.findings:
             self._settle(examination)
         self._not_before_ms.pop(container_id, None)
         after = self._volume.candidate(container_id)
         if (after.state, after.data_checksum) != (before.state, before.data_checksum):
             self._on_change(container_id)
         return _report(after, result)
+
+    def _write_tree(self, examination: Examination) -> None:
+        try:
+            self._volume.write_tree(examination)
+        except (StaleTreeError, ContainerNotFoundError):
+            raise
+        except ReconcileError as error:
+            # Row S16: what was found counts, whether or not the tree could be kept.
+            self._log.error("tree_write_failed", container_id=examination.container_id, **error_fields(error))
 
     def _settle(self, examination: Examination) -> None:
         container_id, findings = examination.container_id, examination.result.findings

@@ -37,7 +37,7 @@ from ozone.containers import Container, ContainerStore
 from ozone.disk import Disk
 from ozone.mapped import MappedReader
 from ozone.ports import ReplicaHead
-from ozone.scan import ScanResult, build_from_metadata, scan
+from ozone.scan import ScanResult, build_from_metadata, scan, scan_metadata
 from ozone.treefile import TreeFiles, TreeStatus
 from ozone.undo import UndoStore
 from ozone.volume import Hold, Volume
@@ -133,6 +133,8 @@ class HeldVolume:
                 result = scan(container, on_bytes=on_bytes, cancelled=cancelled, mapped=self._mapped)
             case Source.METADATA:
                 result = ScanResult(build_from_metadata(container))
+            case Source.CHECK:
+                result = scan_metadata(container)
             case _:
                 assert_never(source)
         return Examination(container_id, source, result, generation)
@@ -143,21 +145,23 @@ class HeldVolume:
     def settle(self, examination: Examination, at_ms: int) -> bool:
         container_id, before = examination.container_id, self.replica(examination.container_id)
         is_worse = bool(examination.result.findings) and before.state is not ReplicaState.UNHEALTHY
-        self._keep_findings(examination, at_ms)
+        scanned_ms = at_ms if examination.source is Source.DATA else before.data_scan_timestamp_ms
+        self._keep_findings(examination, scanned_ms)
         if self.writer is None:
             # The state of a replica that a datanode owns is for that datanode to change.
-            self._remember(replace(before, data_scan_timestamp_ms=at_ms))
+            self._remember(replace(before, data_scan_timestamp_ms=scanned_ms))
             return False
         try:
             if is_worse:
                 self.writer.mark_unhealthy(container_id)
-            self.writer.set_scan_timestamp(container_id, at_ms)
+            if examination.source is Source.DATA:
+                self.writer.set_scan_timestamp(container_id, at_ms)
             self.look_again(container_id)
         except (DescriptorError, DiskError, RecordInvalidError) as error:
             # What cannot be written down is reported all the same; the next start finds the damage again.
             _log.error("scan_failed", container_id=container_id, volume=self.name, **_fields(error))
             state = ReplicaState.UNHEALTHY if is_worse else before.state
-            self._remember(replace(before, state=state, data_scan_timestamp_ms=at_ms))
+            self._remember(replace(before, state=state, data_scan_timestamp_ms=scanned_ms))
         return is_worse
 
     # ---- for servers and repairs ----
@@ -253,7 +257,7 @@ class HeldVolume:
     def _findings_path(self, container_id: ContainerId) -> Path:
         return self.volume.state_folder / "scans" / f"{container_id}.json"
 
-    def _keep_findings(self, examination: Examination, at_ms: int) -> None:
+    def _keep_findings(self, examination: Examination, at_ms: int | None) -> None:
         findings = [
             {
                 "type": finding.type.value,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dnagent.ports import ScanReport
 from dnagent.scanner import (
+    CHECK_INTERVAL_MS,
     REQUESTS_MAX,
     Candidate,
     Examination,
@@ -159,7 +160,8 @@ class FakeVolume:
         before = self.candidate(examination.container_id)
         worse = bool(examination.result.findings) and before.state is not ReplicaState.UNHEALTHY
         state = ReplicaState.UNHEALTHY if worse else before.state
-        self.held[before.container_id] = replace(before, state=state, last_scan_ms=at_ms)
+        scanned_ms = at_ms if examination.source is Source.DATA else before.last_scan_ms
+        self.held[before.container_id] = replace(before, state=state, last_scan_ms=scanned_ms)
         if worse:
             self.marked.append(before.container_id)
         return worse
@@ -304,6 +306,38 @@ def test_an_open_container_gets_no_tree_and_no_scan() -> None:
     with pytest.raises(ContainerStateError):
         answer(r, ONE)
     assert r.volume.examined == []
+
+
+def test_an_open_container_is_checked_now_and_then_and_keeps_its_state() -> None:
+    """S12, S13, S15"""
+    r = rig(replace(closed(ONE, root=None), state=ReplicaState.OPEN))
+    assert r.scanner.step()
+    assert not r.scanner.step()
+    assert r.volume.held[ONE] == replace(closed(ONE, root=None), state=ReplicaState.OPEN)
+    assert (r.volume.written, r.changed) == ([], [])
+    r.clock.time_ms += CHECK_INTERVAL_MS
+    assert r.scanner.step()
+    assert r.volume.examined == [(ONE, Source.CHECK)] * 2
+    # Not counted among the containers whose data were read.
+    assert r.metrics.value("dnagent_containers_scanned_total", volume="v1") == 0
+
+
+def test_corrupt_metadata_of_an_open_container_makes_it_unhealthy_once() -> None:
+    """S12, S14, S15"""
+    r = rig(
+        replace(closed(ONE, root=None), state=ReplicaState.OPEN),
+        findings=(Finding(FindingType.CORRUPT_CONTAINER_FILE),),
+    )
+    assert r.scanner.step()
+    assert (r.volume.marked, r.volume.written, r.changed) == ([ONE], [], [ONE])
+    assert r.volume.held[ONE] == replace(closed(ONE, root=None), state=ReplicaState.UNHEALTHY)
+    assert r.metrics.value("dnagent_containers_marked_unhealthy_total") == 1
+    r.clock.time_ms += CHECK_INTERVAL_MS
+    # From here on it is a replica like others: it gets a tree, then its data are read.
+    assert r.scanner.step()
+    assert r.scanner.step()
+    assert r.volume.examined == [(ONE, Source.CHECK), (ONE, Source.METADATA), (ONE, Source.DATA)]
+    assert r.volume.marked == [ONE]
 
 
 def test_a_request_within_the_gap_is_answered_with_what_is_known() -> None:

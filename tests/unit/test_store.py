@@ -30,6 +30,7 @@ from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from merkle.windows import prove
 from ozone.disk import Disk
 from ozone.mapped import MappedReader
+from ozone.rocks import Batch, Table, block_key
 from ozone.scan import FindingType
 from ozone.volume import Hold, open_volume
 from tests.support.volumes import content, new_volume, owned, tree_of_files, write_block
@@ -187,6 +188,24 @@ def test_findings_make_an_owned_replica_unhealthy_on_disk_once(root: Path) -> No
     with held(root) as volume:
         assert volume.replica(ONE) == before
     assert (before.state, before.data_scan_timestamp_ms) == (ReplicaState.UNHEALTHY, NOW_MS)
+
+
+@pytest.mark.parametrize("hold", [Hold.OWNER, Hold.READ_ONLY])
+def test_a_record_of_an_open_container_that_cannot_be_read_makes_an_owned_one_unhealthy(root: Path, hold: Hold) -> None:
+    """S12, S13: a check reads no data, so that it leaves no time."""
+    with owned(root, root.parent / "writer") as volume:
+        batch = Batch()
+        batch.put(Table.BLOCK_DATA, block_key(TWO, BLOCK), b"\x0a\xff")
+        volume.volume.database.write(batch)
+    with held(root, hold) as checked:
+        examination = checked.examine(TWO, Source.CHECK, lambda _: None, lambda: False)
+        assert [finding.type for finding in examination.result.findings] == [FindingType.INACCESSIBLE_DB]
+        assert checked.settle(examination, NOW_MS) is (hold is Hold.OWNER)
+        assert not checked.settle(examination, NOW_MS)
+        checked.refresh()
+        replica = checked.replica(TWO)
+    expected = ReplicaState.UNHEALTHY if hold is Hold.OWNER else ReplicaState.OPEN
+    assert (replica.state, replica.data_scan_timestamp_ms) == (expected, None)
 
 
 def test_a_read_only_volume_is_scanned_without_a_byte_written_to_it(root: Path) -> None:
