@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from dnagent.peer import AgentPeer
-from merkle.errors import ControllerUnavailableError, PeerUnavailableError, ReconcileError
+from merkle.errors import ControllerUnavailableError, PeerUnavailableError, ReconcileError, UsageError
 from merkle.replica import PeerId
 from merkle.tree import ContainerId, ContainerTree
 from ozone.disk import Disk
 from ozone.volume import parse_version
 from protos.agent_pb2 import ScanContainerRequest
 from protos.agent_pb2_grpc import AgentStub
-from protos.controller_pb2 import ContainerView, ListContainersRequest, ListDatanodesRequest
+from protos.controller_pb2 import ContainerView, ListContainersRequest, ListDatanodesRequest, ReplicaReport
 from protos.controller_pb2_grpc import ControllerStub
 from runtime.rpc import named_errors, open_channel
 
@@ -40,7 +40,7 @@ class ProcessFailedError(ReconcileError):
 
 @dataclass(frozen=True, slots=True)
 class ScannedReplica:
-    """One replica as its agent's scan left it."""
+    """One replica as its agent's scan left it, or why it was not scanned."""
 
     replica: str
     container_id: ContainerId
@@ -48,6 +48,7 @@ class ScannedReplica:
     data_checksum: int
     findings: tuple[str, ...] = ()
     replica_index: int = 0
+    refusal: str = ""
 
 
 @dataclass(slots=True)
@@ -100,6 +101,16 @@ class LocalCluster:
         self._agents = {name: self._process(name, ["agent", "run"]) for name in volumes}
 
     def __enter__(self) -> Self:
+        """Start all.
+
+        Raises:
+            UsageError: two of the volumes are of one datanode.
+            ReconcileError: a volume cannot be read, or a process does not start.
+        """
+        if len(self.names_by_datanode()) < len(self._volumes):
+            raise UsageError(
+                "two of the volumes belong to the same datanode", hint="Each needs the volume of a datanode of its own."
+            )
         try:
             self._configure_controller()
             self._controller.start()
@@ -180,20 +191,28 @@ class LocalCluster:
                     return found
                 after = found[-1].container_id
 
-    def scan(self, replicas: Mapping[str, Sequence[ContainerId]]) -> list[ScannedReplica]:
-        """Have each agent scan these of its containers now; sorted by container, then by replica."""
+    def scan(self, replicas: Mapping[str, Mapping[ContainerId, ReplicaReport]]) -> list[ScannedReplica]:
+        """Have each agent scan these of its containers, as they were reported; sorted by container and replica.
+
+        A container that an agent refuses to scan, or cannot, costs nobody else their scan.
+        """
 
         def scan_on(name: str) -> list[ScannedReplica]:
-            with (
-                open_channel(self._agents[name].address) as channel,
-                named_errors(name, PeerUnavailableError),
-            ):
-                stub, seen = AgentStub(channel), []
-                for container_id in replicas[name]:
+            with open_channel(self._agents[name].address) as channel:
+                stub = AgentStub(channel)
+                return [scan_one(name, stub, reported) for reported in replicas[name].values()]
+
+        def scan_one(name: str, stub: AgentStub, reported: ReplicaReport) -> ScannedReplica:
+            container_id, index = ContainerId(reported.container_id), reported.replica_index
+            try:
+                with named_errors(name, PeerUnavailableError):
                     answer = stub.ScanContainer(ScanContainerRequest(container_id=container_id), timeout=SCAN_S)
-                    findings = tuple(finding.type for finding in answer.findings)
-                    seen.append(ScannedReplica(name, container_id, answer.state, answer.data_checksum, findings))
-                return seen
+            except PeerUnavailableError:
+                raise
+            except ReconcileError as error:
+                return ScannedReplica(name, container_id, reported.state, 0, (), index, error.message)
+            findings = tuple(finding.type for finding in answer.findings)
+            return ScannedReplica(name, container_id, answer.state, answer.data_checksum, findings, index)
 
         with ThreadPoolExecutor(len(self._agents)) as pool:
             scanned = [replica for part in pool.map(scan_on, replicas) for replica in part]

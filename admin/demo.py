@@ -6,13 +6,14 @@ once more without any of it (admin.proof).
 """
 
 import json
+import os
 import shutil
 import tarfile
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -27,9 +28,10 @@ from admin.damage import Damage, Inflicted, inflict
 from admin.output import console, print_json
 from admin.picture import cells, legend, strips
 from admin.proof import Proof, prove
-from merkle.errors import UsageError
+from merkle.errors import DiskError, ReconcileError, UsageError
 from merkle.plan import Verdict, compare
-from merkle.tree import ContainerId, root_hex
+from merkle.tree import ContainerId, ContainerTree, root_hex
+from protos.controller_pb2 import ReplicaReport
 
 # Verdicts that end the demo with the exit status for damage that nobody can mend.
 _LOST = {Verdict.UNRECOVERABLE, Verdict.CONFLICT}
@@ -102,7 +104,7 @@ class Outcome:
 
     @property
     def exit_status(self) -> int:
-        return 4 if self.lost else 1 if self.unhealed or not self.healed else 0
+        return 4 if self.lost else 1 if self.unhealed or not (self.healed or self.unverifiable) else 0
 
 
 class Demo:
@@ -131,19 +133,19 @@ class Demo:
                 for one in self.outcome.inflicted:
                     at = f", block {one.block_id} at byte {one.offset}" if one.block_id else ""
                     self._say(f"added damage: {one.damage.value} on {one.replica}, container {one.container_id}{at}")
-            if self._options.kill and self._options.kill > len(volumes):
-                raise UsageError(f"there is no agent {self._options.kill}: the fixture has {len(volumes)}")
             with LocalCluster(volumes, scratch / "processes") as cluster:
                 self._say(f"started 1 controller and {len(volumes)} agents on {', '.join(volumes)}, loopback only")
                 self._heal(cluster)
+            for log in (log for path in volumes.values() for log in path.glob("hdds/*/*/container.db/LOG*")):
+                # What RocksDB says of its own doings is no part of the data.
+                log.unlink()
             self.outcome.proof = prove(volumes, scratch / "proof", reference=reference)
             self._conclude(reference is not None)
         self.outcome.elapsed_s = time.monotonic() - self._started
         return self.outcome
 
     def _heal(self, cluster: LocalCluster) -> None:
-        held = _held(cluster)
-        self.outcome.before = cluster.scan(held)
+        self.outcome.before = cluster.scan(_held(cluster))
         self._show("scanned", cluster, self.outcome.before)
         eligible = []
         for view in cluster.containers():
@@ -154,7 +156,7 @@ class Demo:
                 self._say(f"container {view.container_id} is not eligible: {view.eligibility_message}")
         if eligible:
             self._reconcile(cluster, eligible)
-        self.outcome.after = cluster.scan(held)
+        self.outcome.after = cluster.scan(_held(cluster))
         self._show("rescanned", cluster, self.outcome.after)
 
     def _reconcile(self, cluster: LocalCluster, container_ids: Sequence[str]) -> None:
@@ -223,13 +225,18 @@ class Demo:
     def _show(self, verb: str, cluster: LocalCluster, scanned: Sequence[ScannedReplica]) -> None:
         faults = sum(len(replica.findings) for replica in scanned)
         self._say(f"{verb} {len(scanned)} replicas: {faults} findings")
+        for replica in scanned:
+            if replica.refusal:
+                self._say(f"container {replica.container_id} on {replica.replica} was not scanned: {replica.refusal}")
         if not self._options.pictures:
             return
         for container_id in sorted({replica.container_id for replica in scanned}):
             replicas = [replica for replica in scanned if replica.container_id == container_id]
-            trees = {replica.replica: cluster.tree(replica.replica, container_id) for replica in replicas}
+            trees = dict(_trees(cluster, replicas))
+            if not trees:
+                continue
             comparison = compare(trees)
-            beside = {replica.replica: f"{root_hex(replica.data_checksum):>8}  {replica.state}" for replica in replicas}
+            beside = {r.replica: f"{root_hex(r.data_checksum):>8}  {r.state}" for r in replicas if r.replica in trees}
             self._console.print(Text(f"\n    container {container_id}  {comparison.verdict.value}", "bold"))
             self._console.print(Padding(strips(cells(trees, comparison), beside), (0, 0, 0, 4)))
         self._console.print(Padding(legend(), (1, 0, 1, 4)))
@@ -245,14 +252,21 @@ class Demo:
         if keep is None:
             yield scratch / "volumes"
             return
-        if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        if os.path.lexists(keep) and (not keep.is_dir() or any(keep.iterdir())):
             raise UsageError(f"{keep} is not an empty folder", hint="Name a new folder for --keep.")
-        yield keep
+        try:
+            yield keep
+        except BaseException:
+            # Half-healed volumes would be taken for healed ones.
+            shutil.rmtree(keep, ignore_errors=True)
+            raise
 
     def _volumes(self, work: Path) -> dict[str, Path]:
         fixture = self._options.fixture
         if fixture is None:
-            return _unpacked("damaged", work)
+            volumes = _unpacked("damaged", work)
+            self._require_agent(len(volumes))
+            return volumes
         found = sorted(
             (path for path in fixture.glob("dn*") if path.name[2:].isdigit() and (path / _VOLUME / "hdds").is_dir()),
             key=lambda path: int(path.name[2:]),
@@ -262,9 +276,18 @@ class Demo:
                 f"{fixture} does not hold the volumes of two or more datanodes",
                 hint="It should have folders dn1/volume1, dn2/volume1 and so on, each a datanode's volume.",
             )
-        for path in found:
-            shutil.copytree(path / _VOLUME, work / path.name / _VOLUME, symlinks=True)
-        return {path.name: work / path.name / _VOLUME for path in found}
+        self._require_agent(len(found))
+        volumes = {path.name: work / path.name / _VOLUME for path in found}
+        try:
+            for path in found:
+                shutil.copytree(path / _VOLUME, volumes[path.name], symlinks=True)
+        except (OSError, shutil.Error) as error:
+            raise DiskError(f"{fixture} cannot be copied to {work}: {error}") from error
+        return volumes
+
+    def _require_agent(self, agents: int) -> None:
+        if self._options.kill and self._options.kill > agents:
+            raise UsageError(f"there is no agent {self._options.kill}: the fixture has {agents}")
 
 
 def report(outcome: Outcome) -> dict[str, object]:
@@ -278,6 +301,7 @@ def report(outcome: Outcome) -> dict[str, object]:
                     "dataChecksum": root_hex(replica.data_checksum),
                     "state": replica.state,
                     "findings": list(replica.findings),
+                    **({"refused": replica.refusal} if replica.refusal else {}),
                 }
                 for replica in scanned
                 if replica.container_id == wanted
@@ -341,14 +365,21 @@ def _unpacked(moment: str, folder: Path) -> dict[str, Path]:
     return {path.name: path / _VOLUME for path in sorted(folder.glob("dn*"))}
 
 
-def _held(cluster: LocalCluster) -> dict[str, list[ContainerId]]:
-    """The containers of each agent, by the name of its volume."""
+def _held(cluster: LocalCluster) -> dict[str, dict[ContainerId, ReplicaReport]]:
+    """The replicas of each agent as it reported them, by the name of its volume."""
     names = cluster.names_by_datanode()
-    held: dict[str, list[ContainerId]] = {name: [] for name in names.values()}
+    held: dict[str, dict[ContainerId, ReplicaReport]] = {name: {} for name in names.values()}
     for view in cluster.containers():
         for replica in view.replicas:
-            held[names[replica.datanode.datanode_id]].append(ContainerId(view.container_id))
+            held[names[replica.datanode.datanode_id]][ContainerId(view.container_id)] = replica.replica
     return held
+
+
+def _trees(cluster: LocalCluster, replicas: Sequence[ScannedReplica]) -> Iterator[tuple[str, ContainerTree]]:
+    """The trees that there are, by replica: one whose folder is damaged has none."""
+    for replica in replicas:
+        with suppress(ReconcileError):
+            yield replica.replica, cluster.tree(replica.replica, replica.container_id)
 
 
 def _listed(container_ids: Sequence[ContainerId]) -> str:

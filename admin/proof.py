@@ -1,15 +1,25 @@
 """Prove on disk, with no agent running, that replicas are whole and equal.
 
 Nothing of what an agent said is believed: records, block files and trees are read again. Where undamaged volumes are at
-hand for comparison, records, block files and tree files must be theirs, byte for byte.
+hand for comparison, records, block files and tree files must be theirs, byte for byte. Without them, replicas must have
+equal block files, and records that demand the same bytes: Ozone's own repair leaves out a record's metadata, and a last
+chunk may still stand apart on one replica.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from merkle.errors import DiskError
+from merkle.errors import (
+    ContainerUnsupportedError,
+    DatabaseError,
+    DescriptorError,
+    DiskError,
+    RecordInvalidError,
+    TreeRefusedError,
+)
+from merkle.record import BlockRecord
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import Container, ContainerStore
 from ozone.disk import Disk
@@ -48,7 +58,7 @@ class Proof:
 def prove(volumes: Mapping[str, Path], scratch: Path, *, reference: Mapping[str, Path] | None = None) -> Proof:
     """Read all replicas; with `reference`, volumes of the same names, also compare each with its undamaged self.
 
-    A container whose blocks have no recorded checksums is named unverifiable and not looked at further.
+    A block without recorded checksums is not compared; a container of nothing else is named unverifiable.
     """
     disk = Disk()
     with ExitStack() as stack:
@@ -65,63 +75,113 @@ def prove(volumes: Mapping[str, Path], scratch: Path, *, reference: Mapping[str,
             }
 
         stores, healthy = opened(volumes, "proven"), opened(reference or {}, "reference")
-        read_bytes = compared_bytes = 0
+        containers = read_bytes = compared_bytes = 0
         flaws: list[Flaw] = []
-        unverifiable = set()
-        container_ids = sorted({i for store in [*stores.values(), *healthy.values()] for i in store.ids()})
-        for container_id in container_ids:
-            replicas = {n: store.open(container_id) for n, store in stores.items() if container_id in store.ids()}
+        unverifiable = set[ContainerId]()
+        for container_id in sorted({i for store in [*stores.values(), *healthy.values()] for i in _ids(store)}):
+            containers += 1
+            replicas = {n: store.get(container_id) for n, store in stores.items() if container_id in _ids(store)}
             flaws += [
                 Flaw(container_id, name, "the replica is gone")
                 for name, store in healthy.items()
                 if container_id in store.ids() and name not in replicas
             ]
-            if all(_is_unverifiable(replica) for replica in replicas.values()):
+            records = {name: dict(_records(replica)) for name, replica in replicas.items()}
+            unproven = _unverifiable_blocks(records.values())
+            if unproven and unproven == set().union(*records.values()):
                 unverifiable.add(container_id)
                 continue
             for name, replica in replicas.items():
                 result = scan(replica)
                 read_bytes += result.bytes_read
                 flaws += [Flaw(container_id, name, f"{f.type.value} {f.detail}".strip()) for f in result.findings]
-            if not any(replica.replica_index for replica in replicas.values()):
+            if not any(_is_erasure_coded(replica) for replica in replicas.values()):
                 first_name, first = next(iter(replicas.items()))
                 # A block that some replica has deleted stays on the others until the cluster's own delete arrives.
                 claimed = {block_id for replica in replicas.values() for block_id in _tombstones(replica)}
                 for name, replica in list(replicas.items())[1:]:
-                    compared_bytes += _file_bytes(replica)
-                    flaws += [
-                        Flaw(container_id, name, f"{text} than on {first_name}")
-                        for text in _differences(replica, first, claimed)
-                    ]
+                    compared_bytes += _file_bytes(replica, records[name])
+                    texts = _differences(replica, first, records[name], records[first_name], claimed | unproven)
+                    flaws += [Flaw(container_id, name, f"{text} than on {first_name}") for text in texts]
             for name, replica in replicas.items():
                 if name in healthy and container_id in healthy[name].ids():
                     whole = healthy[name].open(container_id)
-                    compared_bytes += _file_bytes(replica)
-                    flaws += [
-                        Flaw(container_id, name, f"{text} than undamaged")
-                        for text in [*_differences(replica, whole, set()), *_tree_differences(replica, whole)]
+                    compared_bytes += _file_bytes(replica, records[name])
+                    changes = [
+                        *_differences(replica, whole, records[name], dict(_records(whole)), set()),
+                        *_changed_records(replica, whole),
+                        *_tree_differences(replica, whole),
                     ]
-        return Proof(len(container_ids), read_bytes, compared_bytes, tuple(flaws), frozenset(unverifiable))
+                    flaws += [Flaw(container_id, name, f"{text} than undamaged") for text in changes]
+        return Proof(containers, read_bytes, compared_bytes, tuple(flaws), frozenset(unverifiable))
 
 
-def _is_unverifiable(replica: Container) -> bool:
-    chunks = [chunk for record in replica.records() for chunk in record.chunks]
-    return bool(chunks) and not any(chunk.is_verifiable for chunk in chunks)
+def _ids(store: ContainerStore) -> set[ContainerId]:
+    """The containers that a volume has a part of: a folder, or records of blocks whose folder is lost."""
+    found = set(store.ids())
+    # Without its database, a volume has flaws enough in the containers that it has.
+    with suppress(DatabaseError):
+        found |= set(store.ids_without_folder())
+    return found
 
 
-def _file_bytes(replica: Container) -> int:
-    return sum(replica.block_length(block_id) or 0 for block_id in replica.block_ids())
+def _records(replica: Container) -> Iterator[tuple[BlockId, BlockRecord]]:
+    """The records that can be read, as readers see them; the others are findings of the scan."""
+    with suppress(DatabaseError, RecordInvalidError):
+        for block_id in replica.block_ids():
+            with suppress(RecordInvalidError):
+                record = replica.record(block_id)
+                if record is not None:
+                    yield block_id, record
 
 
-def _differences(replica: Container, other: Container, passed_over: set[BlockId]) -> Iterator[str]:
-    ours, theirs = set(replica.block_ids()) - passed_over, set(other.block_ids()) - passed_over
-    if ours != theirs:
-        yield f"{len(ours ^ theirs)} block records more or fewer"
-    for block_id in sorted(ours & theirs):
-        if _record(replica, block_id) != _record(other, block_id):
+def _unverifiable_blocks(replicas: Iterable[Mapping[BlockId, BlockRecord]]) -> set[BlockId]:
+    """The blocks of which no replica has recorded any checksums, though there are bytes."""
+    proven, unproven = set[BlockId](), set[BlockId]()
+    for records in replicas:
+        for block_id, record in records.items():
+            is_verifiable = not record.chunks or any(chunk.is_verifiable for chunk in record.chunks)
+            (proven if is_verifiable else unproven).add(block_id)
+    return unproven - proven
+
+
+def _is_erasure_coded(replica: Container) -> bool:
+    # Without a descriptor nobody knows; the scan has said that it is damaged.
+    with suppress(DescriptorError, DiskError, ContainerUnsupportedError):
+        return replica.replica_index > 0
+    return False
+
+
+def _file_bytes(replica: Container, block_ids: Iterable[BlockId]) -> int:
+    return sum(replica.block_length(block_id) or 0 for block_id in block_ids)
+
+
+def _differences(
+    replica: Container,
+    other: Container,
+    ours: Mapping[BlockId, BlockRecord],
+    theirs: Mapping[BlockId, BlockRecord],
+    passed_over: set[BlockId],
+) -> Iterator[str]:
+    one_sided = (ours.keys() ^ theirs.keys()) - passed_over
+    if one_sided:
+        yield f"{len(one_sided)} block records more or fewer"
+    for block_id in sorted((ours.keys() & theirs.keys()) - passed_over):
+        if _demanded(ours[block_id]) != _demanded(theirs[block_id]):
             yield f"another record of block {block_id}"
         if not _files_equal(replica, other, block_id):
             yield f"another file of block {block_id}"
+
+
+def _demanded(record: BlockRecord) -> list[object]:
+    """What the record says of the bytes."""
+    return [(c.offset, c.length_bytes, c.checksum_type, c.bytes_per_checksum, c.checksums) for c in record.chunks]
+
+
+def _changed_records(replica: Container, other: Container) -> Iterator[str]:
+    for block_id in other.block_ids():
+        if _raw_record(replica, block_id) != _raw_record(other, block_id):
+            yield f"another text of the record of block {block_id}"
 
 
 def _tree_differences(replica: Container, other: Container) -> Iterator[str]:
@@ -131,11 +191,13 @@ def _tree_differences(replica: Container, other: Container) -> Iterator[str]:
 
 def _tombstones(replica: Container) -> Iterator[BlockId]:
     raw = _tree(replica)
-    if raw is not None:
-        yield from (block.block_id for block in tree_from_bytes(raw, replica.container_id).blocks if block.deleted)
+    # One that cannot be read counts as absent, as it does for Ozone.
+    with suppress(TreeRefusedError):
+        blocks = tree_from_bytes(raw, replica.container_id).blocks if raw is not None else ()
+        yield from (block.block_id for block in blocks if block.deleted)
 
 
-def _record(replica: Container, block_id: BlockId) -> bytes | None:
+def _raw_record(replica: Container, block_id: BlockId) -> bytes | None:
     return replica.volume.database.get(Table.BLOCK_DATA, block_key(replica.container_id, block_id))
 
 
