@@ -137,6 +137,21 @@ def test_three_replicas_damaged_in_different_places_end_equal_in_one_round(
             assert counters.bcs_id == BLOCKS - 1
 
 
+def test_replicas_of_ten_eleven_and_twelve_blocks_end_with_twelve(written: Path, tmp_path: Path) -> None:
+    """CR-041, with three blocks more on each: what one misses the others have, and nobody has all."""
+    with datanodes(_copies(written, tmp_path), tmp_path / "state") as nodes:
+        healthy = _root(nodes["dn3"])
+        for name, missing in (("dn1", (0, 1)), ("dn2", (2,)), ("dn3", (3, 4, 5))):
+            for block_id in missing:
+                _remove_block(nodes[name], block_id)
+        for node in nodes.values():
+            _scan(node)
+        for name in NAMES:
+            reconcile(nodes, name, CONTAINER)
+        assert {_root(node) for node in nodes.values()} == {healthy}
+        assert {len(_files(node)) for node in nodes.values()} == {BLOCKS}
+
+
 class _FailingPeer(MemoryPeer):
     """Fails in one kind of call and counts all."""
 

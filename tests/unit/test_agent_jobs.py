@@ -160,6 +160,34 @@ def test_a_replica_that_may_not_be_written_is_refused(rig: Rig) -> None:
     assert not rig.peer.asked.is_set()
 
 
+def test_a_job_without_peers_fails_once_and_changes_nothing(rig: Rig) -> None:
+    """T1, on purpose not as Ozone, which reports such a container as reconciled; our controller never orders it."""
+    root = rig.store.volume_of(ONE).replica(ONE).data_checksum
+    jobs = rig.jobs()
+    jobs.submit(ReconcileCommand(ONE, "job-1", ()))
+    end = rig.end()
+    jobs.close()
+    assert (end.state, end.error_code, end.windows_written) == ("failed", "no_peer", 0)
+    assert len(rig.ends) == 1
+    assert rig.store.volume_of(ONE).replica(ONE).data_checksum == root != 0
+    assert rig.metrics.value("dnagent_reconciliations_total", state="failed") == 1
+    assert rig.metrics.value("dnagent_reconciliations_queued") == 0
+
+
+def test_jobs_are_the_same_if_their_container_is_whoever_the_peers_are(rig: Rig) -> None:
+    """T2; on purpose the second one is not dropped in silence: its end is told."""
+    jobs = rig.jobs()
+    jobs.submit(command())
+    assert rig.peer.asked.wait(20)
+    jobs.submit(ReconcileCommand(ONE, "job-2", ()))
+    jobs.submit(ReconcileCommand(TWO, "job-3", (PeerAddress(THEIRS, "127.0.0.1:1"),)))
+    assert (rig.end().job_id, rig.end().error_code) == ("job-2", "busy")
+    assert rig.metrics.value("dnagent_reconciliations_queued") == 2
+    rig.peer.let.set()
+    assert {rig.end(number).job_id for number in (2, 3)} == {"job-1", "job-3"}
+    jobs.close()
+
+
 def test_a_container_that_is_not_here_is_refused(rig: Rig) -> None:
     jobs = rig.jobs()
     jobs.submit(command(ContainerId(77)))

@@ -24,11 +24,13 @@ from dnagent.heartbeat import (
     answer_of,
     request_of,
 )
+from merkle.columns import state_fingerprint
 from merkle.errors import ControllerUnavailableError
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos import controller_pb2
 from runtime.metrics import Metrics
+from tests.support.trees import counted_tree
 
 OURS = PeerId("dn-1")
 KNOWN = Answer((), full_report_wanted=False, term=1)
@@ -164,6 +166,18 @@ def test_an_unknown_root_is_left_out_of_the_message_and_zero_is_not() -> None:
     assert not unknown.HasField("data_checksum")
     assert zero.HasField("data_checksum")
     assert not unknown.HasField("data_scan_timestamp")
+
+
+def test_a_report_costs_the_same_however_many_blocks_there_are() -> None:
+    """CR-013: of a tree only its root and a fingerprint of fixed length are told."""
+
+    def length(blocks: int) -> int:
+        tree = counted_tree(blocks)
+        held = replace(replica(1, root=1 << 31), fingerprint=state_fingerprint(tree), block_count=blocks)
+        request = request_of(HeartbeatState().next([held], []), datanode=controller_pb2.Datanode(), incarnation="i")
+        return request.ByteSize()
+
+    assert length(100) == length(1)
 
 
 def test_commands_are_read_from_the_answer_and_unknown_ones_left_out() -> None:

@@ -13,6 +13,7 @@ from scm.policy import (
     BACKOFF_FIRST_S,
     BACKOFF_JITTER,
     BACKOFF_MOST_S,
+    Compared,
     Comparison,
     Visit,
     after_job,
@@ -87,6 +88,11 @@ def test_empty_trees_of_containers_with_blocks_prove_no_match() -> None:
     found = [replace(one, block_count=2) for one in replicas(0, 0, 0)]
     assert compare(found).comparison is Comparison.UNKNOWN
     assert compare([replace(one, block_count=2) for one in replicas(0, 7, 7)]).comparison is Comparison.DIVERGED
+
+
+def test_replicas_of_an_empty_container_match() -> None:
+    """CR-009: unlike the root of a container with blocks, that of an empty one is known to be 0."""
+    assert compare(replicas(0, 0, 0)) == Compared(Comparison.MATCH)
 
 
 def test_a_match_of_unhealthy_replicas_says_so() -> None:

@@ -605,6 +605,29 @@ def test_a_delete_that_comes_during_the_repair_wins() -> None:
     assert outcome.state is OutcomeState.DONE
 
 
+def test_a_block_deleted_before_there_were_trees_ends_deleted_everywhere_and_leaves_no_orphan() -> None:
+    """CR-059, its eight steps; unlike CR-061 the last delete is the cluster's own transaction, not one of ours."""
+    at = world(A, B)
+    # Deleted here by an old version, which left no tombstone: a peer's copy comes back, as if it had been lost.
+    drop_record(at.ours.stored, A, data_too=True)
+    scan(at.ours.stored)
+    assert run(at).progress.blocks_added == 1
+    assert bytes(at.ours.stored.files[A]) == healthy(at, A)
+    # Each peer deletes it, with a tombstone: from the first we learn of it, the second tells nothing new.
+    for peer, claimed in (("dn2", (A,)), ("dn3", ())):
+        RepairableReplica(peer, at.disk(peer)).delete_block(A)
+        outcome = run(at)
+        assert (outcome.claimed_deleted, outcome.progress.blocks_added) == (claimed, 0)
+        assert A in at.ours.stored.records
+    # At last the transaction reaches us too.
+    at.ours.delete_block(A)
+    outcome = run(at)
+    assert (outcome.verdict, outcome.claimed_deleted) == (Verdict.MATCH, ())
+    for stored in (at.ours.stored, at.disk("dn2"), at.disk("dn3")):
+        assert (set(stored.records), set(stored.files)) == ({B}, {B})
+    assert {stored.tree for stored in (at.ours.stored, at.disk("dn2"), at.disk("dn3"))} == {at.ours.stored.tree}
+
+
 # ---- trees and scans ----
 
 

@@ -222,6 +222,15 @@ def test_findings_make_a_replica_unhealthy_once() -> None:
     assert r.metrics.value("dnagent_findings_total", type="CORRUPT_CHUNK") == 4
 
 
+def test_a_replica_that_was_unhealthy_before_is_scanned_and_not_newly_unhealthy() -> None:
+    """S12, S14"""
+    r = rig(replace(closed(ONE), state=ReplicaState.UNHEALTHY), findings=(CORRUPT,))
+    assert r.scanner.step()
+    assert r.volume.marked == []
+    assert r.metrics.value("dnagent_containers_marked_unhealthy_total") == 0
+    assert r.metrics.value("dnagent_containers_scanned_total", volume="v1") == 1
+
+
 def test_a_scan_that_changes_nothing_is_not_reported() -> None:
     r = rig(closed(ONE, root=99))
     assert r.scanner.step()
@@ -365,6 +374,27 @@ def test_a_failed_volume_ends_its_background_thread_and_is_named() -> None:
     # Bound to requests, not to the round: still there.
     assert scanner.request(ONE, without_gap=True).result(timeout=20).container_id == ONE
     scanner.stop()
+
+
+def test_a_volume_that_fails_in_the_middle_of_a_scan_marks_nothing() -> None:
+    """S17"""
+    r = rig(closed(ONE), findings=(CORRUPT,), examine_error=VolumeError("the disk is gone"))
+    with pytest.raises(VolumeError):
+        r.scanner.step()
+    assert r.volume.held[ONE] == closed(ONE)
+    assert (r.volume.written, r.volume.marked) == ([], [])
+
+
+def test_a_failed_volume_does_not_stop_the_scanner_of_another() -> None:
+    """S17"""
+    failed, good = rig(closed(ONE), failed=VolumeError("the disk is gone")), rig(closed(TWO))
+    for one in (failed, good):
+        one.scanner.start()
+    wait_until(lambda: good.volume.written == [TWO], "the good volume to be scanned")
+    wait_until(lambda: failed.scanner.last_error == "the disk is gone", "the reason to be named")
+    for one in (failed, good):
+        one.scanner.stop()
+    assert failed.volume.examined == []
 
 
 def test_a_stop_during_a_scan_marks_nothing() -> None:

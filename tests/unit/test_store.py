@@ -238,6 +238,24 @@ def test_a_volume_scanned_by_a_worker_has_the_same_findings_and_leaves_no_worker
     assert not worker.is_alive()
 
 
+def test_a_scan_changes_the_tree_and_never_what_was_recorded(root: Path) -> None:
+    """CR-048, CR-049: the root that is reported is that of the bytes on disk."""
+    with held(root) as volume:
+        before, healthy = volume.containers.get(ONE).record(BLOCK), volume.replica(ONE)
+        damage(block_file(volume), 1500)
+        examination = scan(volume)
+        volume.write_tree(examination)
+        volume.settle(examination, NOW_MS)
+        assert volume.containers.get(ONE).record(BLOCK) == before
+        reported = volume.replica(ONE)
+        assert before is not None
+        [entry] = [block for block in examination.result.tree.blocks if block.block_id == BLOCK]
+        assert [chunk.checksum_matches for chunk in entry.chunks] == [False, True]
+        assert entry.chunks[0].data_checksum != before.chunks[0].data_checksum
+    assert reported.state is ReplicaState.UNHEALTHY
+    assert reported.data_checksum == examination.result.tree.data_checksum != healthy.data_checksum
+
+
 def test_a_damaged_note_of_a_scan_means_one_scan_more(root: Path) -> None:
     with held(root, Hold.READ_ONLY) as volume:
         volume.settle(scan(volume), NOW_MS)

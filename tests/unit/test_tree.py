@@ -65,6 +65,20 @@ def test_the_same_chunks_in_another_block_have_another_checksum() -> None:
     assert root_hex(tree.data_checksum) == "f6f6d114"
 
 
+def test_changing_any_chunk_changes_its_block_and_the_root_and_no_other_block() -> None:
+    """CR-011"""
+    whole = counted_tree(3)
+    for at, entry in enumerate(whole.blocks):
+        for position, entry_chunk in enumerate(entry.chunks):
+            changed = list(entry.chunks)
+            changed[position] = replace(entry_chunk, data_checksum=entry_chunk.data_checksum ^ 1)
+            blocks = list(whole.blocks)
+            blocks[at] = BlockTree.live(entry.block_id, changed)
+            tree = container(*blocks, container_id=whole.container_id)
+            assert blocks[at].data_checksum != entry.data_checksum
+            assert tree.data_checksum != whole.data_checksum
+
+
 def test_the_same_content_builds_the_same_tree() -> None:
     """W5"""
     content = (1, [recorded(0, ABC), recorded(1, DEF)])

@@ -27,7 +27,7 @@ from ozone.descriptor import dump_descriptor, with_checksum
 from ozone.disk import Disk, Operation
 from ozone.rocks import Batch, Counter, Table, block_key, container_prefix, counter_key, long_bytes
 from ozone.scan import build_from_metadata, scan
-from ozone.treefile import TreeFiles
+from ozone.treefile import TreeFiles, TreeStatus
 from ozone.undo import UndoStore
 from ozone.volume import Hold, open_volume
 from ozone.writer import ContainerWriter, Patch
@@ -172,6 +172,15 @@ def test_bytes_are_durable_before_a_record_names_them(root: Path, tmp_path: Path
             Operation.SYNC_FOLDER,
             Operation.BATCH,
         ]
+
+
+def test_writing_does_no_work_for_a_tree_that_comes_with_the_close(owner: Owned) -> None:
+    """CR-045, CR-012: what it is made of are the checksums that the client recorded."""
+    record = write_block(owner.writer, SEVEN, ONE, 4096, 1000, bcs_id=3)
+    assert owner.trees.read(SEVEN).status is TreeStatus.ABSENT
+    tree = owner.writer.close(SEVEN)
+    assert [chunk.data_checksum for chunk in tree.blocks[0].chunks] == [c.data_checksum for c in record.chunks]
+    assert owner.trees.read(SEVEN).tree == tree
 
 
 def test_a_close_has_its_tree_before_it_is_closed(root: Path, tmp_path: Path) -> None:
