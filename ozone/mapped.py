@@ -6,18 +6,19 @@ worker; whatever becomes of it, the caller gets a MappedReadError, reads that fi
 a name, and its next call starts a new worker.
 """
 
+import contextlib
 import os
 import resource
 import signal
 import stat
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from mmap import PROT_READ, mmap
-from multiprocessing import get_context
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
 from threading import Lock
 from types import TracebackType
 from typing import Self
@@ -51,7 +52,7 @@ class MappedReader:
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
         self._turn = Lock()
-        self._worker: tuple[BaseProcess, Connection] | None = None
+        self._worker: _Worker | None = None
 
     def checksums(self, path: Path, ranges: Sequence[MappedRange]) -> bytes:
         """The window entries of all ranges, joined in order, as `window_checksums` gives them.
@@ -62,17 +63,16 @@ class MappedReader:
         """
         with self._turn:
             try:
-                process, connection = self._worker = self._worker or _start()
+                worker = self._worker = self._worker or _start()
             except OSError as error:
                 raise self._given_up(path, f"no worker can be started: {error.strerror or error}") from error
             try:
-                connection.send((os.fspath(path), tuple(ranges)))
-                if not connection.poll(self._timeout_s):
+                worker.connection.send((os.fspath(path), tuple(ranges)))
+                if not worker.connection.poll(self._timeout_s):
                     raise self._given_up(path, f"no answer in {self._timeout_s:g} s")
-                answer: bytes | str = connection.recv()
+                answer: bytes | str = worker.connection.recv()
             except (EOFError, OSError) as error:
-                process.join(_STOP_TIMEOUT_S)
-                raise self._given_up(path, f"the worker died ({_cause(process.exitcode)})") from error
+                raise self._given_up(path, f"the worker died ({worker.ended()})") from error
         if isinstance(answer, str):
             raise MappedReadError(f"cannot check {path} mapped: {answer}", path=str(path))
         return answer
@@ -95,57 +95,63 @@ class MappedReader:
         return MappedReadError(f"cannot check {path} mapped: {reason}", path=str(path))
 
     def _stop(self) -> None:
-        if self._worker is None:
-            return
-        process, connection = self._worker
-        self._worker = None
-        connection.close()
+        if self._worker is not None:
+            self._worker.stop()
+            self._worker = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    process: Popen[bytes]
+    connection: Connection
+
+    def stop(self) -> None:
+        self.connection.close()
         # It ends by itself when its pipe closes, unless it is in the middle of a file.
-        process.kill()
-        process.join(_STOP_TIMEOUT_S)
+        self.process.kill()
+        self.ended()
+
+    def ended(self) -> str:
+        """Wait for its end, and say how it came."""
+        try:
+            status = self.process.wait(_STOP_TIMEOUT_S)
+        except TimeoutExpired:
+            return "it hangs in the kernel"
+        return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
 
-def _start() -> tuple[BaseProcess, Connection]:
-    # A fresh interpreter: a fork would inherit locks that other threads hold.
-    context = get_context("spawn")
-    # Python's own helper of spawned processes; when it is started, signals are unblocked.
-    ensure_running()
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), name="mapped-reader", daemon=True)
-    # An interrupt at the terminal is for the parent to handle; what a thread blocks, its children block too.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _start() -> _Worker:
+    ours, theirs = Pipe()
+    # An interpreter of its own: a fork would inherit locks that other threads hold. It loads this module alone and not,
+    # as multiprocessing would have it, the program that it works for.
+    code = f"import sys; sys.path[:] = {sys.path!r}; from ozone.mapped import serve; serve({theirs.fileno()})"
     try:
-        process.start()
+        # A process group of its own: an interrupt at the terminal is for the parent to handle.
+        process = Popen(
+            [sys.executable, "-c", code], stdin=DEVNULL, stdout=DEVNULL, pass_fds=[theirs.fileno()], process_group=0
+        )
+    except OSError:
+        ours.close()
+        raise
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    # Else the pipe would stay open when the worker dies, and the answer would be waited for in vain.
-    theirs.close()
-    return process, ours
+        # Else the pipe would stay open when the worker dies, and the answer would be waited for in vain.
+        theirs.close()
+    return _Worker(process, ours)
 
 
-def _cause(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code < 0:
-        return signal.Signals(-exit_code).name
-    return f"exit status {exit_code}"
-
-
-def _serve(connection: Connection) -> None:
+def serve(fd: int) -> None:
     """The worker: answer with entries, or with the reason why there are none, until the pipe closes."""
     # A core file would hold the whole mapping.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    while True:
-        try:
+    connection = Connection(fd)
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
             path, ranges = connection.recv()
-        except EOFError:
-            return
-        try:
-            answer: bytes | str = _checksums(path, ranges)
-        except OSError as error:
-            answer = error.strerror or str(error)
-        try:
+            try:
+                answer: bytes | str = _checksums(path, ranges)
+            except OSError as error:
+                answer = error.strerror or str(error)
             connection.send(answer)
-        except BrokenPipeError:
-            return
 
 
 def _checksums(path: str, ranges: Sequence[MappedRange]) -> bytes:

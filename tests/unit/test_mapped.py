@@ -119,4 +119,4 @@ def test_a_closed_reader_leaves_no_process_behind(block_file: Path) -> None:
 def workers() -> set[int]:
     """The process IDs of our children that serve a reader."""
     children = psutil.Process().children()
-    return {child.pid for child in children if "spawn_main" in " ".join(child.cmdline())}
+    return {child.pid for child in children if "ozone.mapped" in " ".join(child.cmdline())}

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ from tests.support.handmade import VolumeMaker, chunk_record, some_bytes
 from tests.support.mapping import wait_until_mapped
 from tests.support.volumes import ERASURE_CODED, OZONE, unpack
 
-CHUNK_BYTES = 12 << 20
+CHUNK_BYTES = 4 << 20
+# Two of these fit into one call to the worker.
+LARGE_BYTES = 24 << 20
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +56,14 @@ def first(made: VolumeMaker, disk: Disk | None = None) -> Iterator[Container]:
 def whole(length: int, offset: int = 0, **kind: object) -> tuple[ChunkRecord, bytes]:
     data = some_bytes(length, offset)
     return chunk_record(data, offset, **kind), data  # type: ignore[arg-type]
+
+
+def large_block(made: VolumeMaker, block_id: int, chunks: int) -> None:
+    """A block of large chunks of zeros, which take no room on disk."""
+    record = chunk_record(bytes(LARGE_BYTES), window=1 << 20)
+    made.block(1, block_id, *(replace(record, offset=i * LARGE_BYTES) for i in range(chunks)))
+    made.block_file(1, block_id).touch()
+    os.truncate(made.block_file(1, block_id), chunks * LARGE_BYTES)
 
 
 def flip(path: Path, at: int) -> None:
@@ -158,14 +169,14 @@ def test_every_damage_of_a_file_is_seen_alike_in_both_modes(made: VolumeMaker, r
 
 def test_the_worker_is_asked_for_many_chunks_at_once_and_no_more_of_a_file_that_it_fails_on(made: VolumeMaker) -> None:
     made.container()
-    made.block(1, 20, *(whole(CHUNK_BYTES, i * CHUNK_BYTES, window=16384) for i in range(5)))
-    made.block(1, 21, *(whole(CHUNK_BYTES, i * CHUNK_BYTES, window=16384) for i in range(5)))
+    large_block(made, 20, 5)
+    large_block(made, 21, 5)
     os.truncate(made.block_file(1, 20), 100)
 
     with first(made) as container, CountingReader() as reader:
         scan(container, mapped=reader)
 
-    assert MAPPED_BYTES // CHUNK_BYTES == 2
+    assert MAPPED_BYTES // LARGE_BYTES == 2
     assert reader.calls == [("20.block", 2, False), ("21.block", 2, True), ("21.block", 2, True), ("21.block", 1, True)]
 
 
@@ -177,7 +188,7 @@ class SlowReader(MappedReader):
         self.errors: list[str] = []
 
     def checksums(self, path: Path, ranges: Sequence[MappedRange]) -> bytes:
-        repeated = [MappedRange(CHUNK_BYTES, CHUNK_BYTES, ChecksumType.SHA256, 1 << 20)] * 500
+        repeated = [MappedRange(CHUNK_BYTES, CHUNK_BYTES, ChecksumType.SHA256, 1 << 20)] * 1500
         if path.name != "20.block":
             return super().checksums(path, ranges)
         try:
@@ -273,10 +284,10 @@ def test_an_io_error_has_the_words_of_the_plain_read(made: VolumeMaker) -> None:
 
 def test_a_mapped_scan_is_told_of_and_cancelled_between_calls(made: VolumeMaker, reader: MappedReader) -> None:
     made.container()
-    made.block(1, 20, *(whole(CHUNK_BYTES, i * CHUNK_BYTES, window=16384) for i in range(4)))
+    large_block(made, 20, 4)
     told: list[int] = []
 
     with first(made) as container, pytest.raises(InterruptedRepairError):
         scan(container, mapped=reader, on_bytes=told.append, cancelled=lambda: bool(told))
 
-    assert told == [CHUNK_BYTES] * 2
+    assert told == [LARGE_BYTES] * 2
