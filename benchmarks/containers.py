@@ -1,0 +1,66 @@
+"""Containers to measure: volumes in a temporary folder, filled by the product's own writer."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dnagent.store import HeldVolume
+from merkle.checksum import WIDTH, ChecksumType, window_checksums
+from merkle.record import BlockRecord, ChunkRecord
+from merkle.tree import BlockId, ContainerId
+from ozone.disk import Disk
+from ozone.volume import Hold, Version, open_volume
+from ozone.writer import ContainerWriter, format_volume
+
+# What Ozone's clients write, unless told otherwise.
+CHUNK_BYTES = 4 << 20
+WINDOW_BYTES = 16 << 10
+
+
+def new_volume(root: Path, number: int) -> Path:
+    """A volume without containers, of the datanode with this number."""
+    version = Version(
+        f"DS-00000000-0000-4000-8000-{number:012d}", "CID-bench", f"00000000-0000-4000-8000-{number:012d}"
+    )
+    format_volume(root, version, Disk(), created_ms=0)
+    return root
+
+
+@contextmanager
+def held(root: Path, state_folder: Path) -> Iterator[tuple[HeldVolume, ContainerWriter]]:
+    """The volume, held as owner."""
+    disk = Disk()
+    volume = open_volume(root, hold=Hold.OWNER, state_folder=state_folder, disk=disk)
+    opened = HeldVolume(volume, disk, undo_bytes=1 << 30)
+    try:
+        assert opened.writer is not None
+        yield opened, opened.writer
+    finally:
+        opened.close()
+
+
+def write_container(
+    writer: ContainerWriter, container_id: ContainerId, *, blocks: int, chunks: int, checksum_type: ChecksumType
+) -> list[BlockRecord]:
+    """A closed container of full chunks, the same bytes each time."""
+    writer.create_container(container_id)
+    rng, records = random.Random(container_id), []
+    for number in range(1, blocks + 1):
+        block_id = BlockId(number)
+        written = []
+        for offset in range(0, chunks * CHUNK_BYTES, CHUNK_BYTES):
+            data = rng.randbytes(CHUNK_BYTES)
+            written.append(_recorded(offset, data, checksum_type))
+            writer.write_chunk(container_id, block_id, offset, data)
+        record = BlockRecord(container_id, block_id, number, tuple(written))
+        assert writer.put_block(record)
+        records.append(record)
+    writer.close(container_id)
+    return records
+
+
+def _recorded(offset: int, data: bytes, checksum_type: ChecksumType) -> ChunkRecord:
+    joined, width = window_checksums(data, checksum_type, WINDOW_BYTES), WIDTH[checksum_type]
+    entries = tuple(joined[i : i + width] for i in range(0, len(joined), width))
+    return ChunkRecord(offset, len(data), checksum_type, WINDOW_BYTES, entries, f"chunk_{offset}")
