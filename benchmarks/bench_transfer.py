@@ -1,29 +1,26 @@
 """How fast data come from a peer: our ReadWindows against a bare gRPC stream of the same messages and plain TCP.
 
-    python -m benchmarks.bench_transfer [--json] [--rounds N] [--mebibytes N]
+    python -m benchmarks.bench_transfer [--json]
 
-Servers run in processes of their own over one file in the page cache; variants take turns, and the median of the rounds
-counts. `bare gRPC` reads the file and streams the bytes of each piece as they are, with neither protocol nor checks: it
+Servers run in processes of their own over one file in the page cache. `bare gRPC` reads the file and streams the bytes of each piece as they are, with neither protocol nor checks: it
 is what the transport allows. `agent` is AgentPeer against AgentService; `agent, verified` also computes every window's
 checksum; `datanode` is DatanodePeer against XceiverService. TCP sends with sendfile.
 """
 
-import argparse
-import json
 import multiprocessing
 import os
 import socket
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import grpc
 
+from benchmarks.measure import Report, Samples, interleaved
 from dnagent.peer import AgentPeer, DatanodePeer
 from dnagent.ports import AgentStatus, ByteRange, Peer, ReplicaHead, ScanReport
 from dnagent.server import AgentService
@@ -38,6 +35,8 @@ from ozone.ports import ReplicaSource
 from runtime.rpc import Handler, UnaryStreamCall, open_channel, start_server
 
 CHUNK_BYTES = 4 << 20
+FILE_BYTES = 192 << 20
+ROUNDS = 9
 # Of what a bare stream of the same messages reaches.
 BAR = 0.8
 CONTAINER, BLOCK, PEER = ContainerId(1), BlockId(1), PeerId("bench")
@@ -152,8 +151,20 @@ def tcp_reader(port: int) -> Callable[[int], int]:
     return read
 
 
-def measure(path: Path, rounds: int) -> dict[str, list[float]]:
-    """MB/s of each variant in each round."""
+def main(as_json: bool) -> None:
+    report = Report("transfer of a 192 MiB block file over loopback")
+    with tempfile.TemporaryDirectory(prefix="treefold-bench-") as folder:
+        path = Path(folder) / "1.block"
+        path.write_bytes(os.urandom(FILE_BYTES))
+        rates = _measure(path)
+    bare = rates["bare gRPC"]
+    report.add("agent", "MB/s", rates["agent"], bare, BAR)
+    for name in ("agent, verified", "datanode", "plain TCP, sendfile"):
+        report.add(name, "MB/s", rates[name], bare)
+    report.show(as_json=as_json)
+
+
+def _measure(path: Path) -> dict[str, Samples]:
     context, stops, ports = multiprocessing.get_context("spawn"), [], []
     for serve in (serve_ours, serve_bare, serve_tcp):
         here, there = context.Pipe()
@@ -171,15 +182,11 @@ def measure(path: Path, rounds: int) -> dict[str, list[float]]:
         "agent, verified": peer_reader(agent, verify=True),
         "datanode": peer_reader(datanode, verify=False),
     }
-    offsets = range(0, path.stat().st_size, CHUNK_BYTES)
-    rates: dict[str, list[float]] = {name: [] for name in readers}
-    for number in range(rounds + 1):
-        for name, read in readers.items():
-            started = time.perf_counter()
-            assert sum(map(read, offsets)) == path.stat().st_size
-            # The first round warms connections, kernels and the page cache.
-            if number:
-                rates[name].append(path.stat().st_size / (time.perf_counter() - started) / 1e6)
+
+    def whole(read: Callable[[int], int]) -> None:
+        assert sum(map(read, range(0, FILE_BYTES, CHUNK_BYTES))) == FILE_BYTES
+
+    rates = interleaved(FILE_BYTES / 1e6, {name: partial(whole, read) for name, read in readers.items()}, rounds=ROUNDS)
     agent.close()
     datanode.close()
     for stop in stops[:2]:
@@ -187,41 +194,5 @@ def measure(path: Path, rounds: int) -> dict[str, list[float]]:
     return rates
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--mebibytes", type=int, default=192)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "1.block"
-        path.write_bytes(os.urandom(arguments.mebibytes // 4 * CHUNK_BYTES))
-        rates = measure(path, arguments.rounds)
-    # Each round against the bare stream of the same round: what else the machine does then concerns both.
-    ratios = {
-        name: statistics.median(one / bare for one, bare in zip(found, rates["bare gRPC"], strict=True))
-        for name, found in rates.items()
-    }
-    rows = {
-        name: {
-            "mb_per_s": round(statistics.median(found)),
-            "mb_per_s_min": round(min(found)),
-            "mb_per_s_max": round(max(found)),
-            "of_bare_grpc": round(ratios[name], 3),
-        }
-        for name, found in rates.items()
-    }
-    holds = ratios["agent"] >= BAR
-    if arguments.json:
-        print(json.dumps({"benchmark": "transfer", "bar": BAR, "holds": holds, "rows": rows}))
-    else:
-        print(f"{'variant':22} {'MB/s':>6} {'range':>13} {'of bare gRPC':>13}")
-        for name, row in rows.items():
-            span = f"{row['mb_per_s_min']:.0f}-{row['mb_per_s_max']:.0f}"
-            print(f"{name:22} {row['mb_per_s']:6.0f} {span:>13} {row['of_bare_grpc']:13.2f}")
-        print(f"bar: agent >= {BAR} of bare gRPC: {'holds' if holds else 'MISSED'}")
-    return 0 if holds else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main("--json" in sys.argv[1:])

@@ -94,7 +94,7 @@ class Report:
             return
         caption = "\n".join((*self.notes, _machine()))
         table = Table(title=self.title, caption=caption, caption_justify="left")
-        for heading in ("job", "ours", "noise", "peer", "its rate", "noise", "unit", "ratio", "bar"):
+        for heading in ("job", "ours", "noise", "peer", "its figure", "noise", "unit", "ratio", "bar"):
             table.add_column(heading, justify="left" if heading in ("job", "peer", "unit") else "right")
         for row in self.rows:
             table.add_row(
@@ -105,7 +105,7 @@ class Report:
                 _short(row.peer.median),
                 row.peer.noise,
                 row.unit,
-                f"{row.ratio:.2f}x",
+                f"{_short(row.ratio)}x",
                 row.asked,
             )
         # A pipe has no width of its own; a table that is cut says nothing.
