@@ -178,7 +178,10 @@ def container_ids(arguments: tuple[str, ...]) -> list[int]:
         raise UsageError("Missing required parameter: '<container ID>'")
     texts = list(arguments)
     if texts == ["-"]:
-        texts = [line.strip() for line in sys.stdin if line.strip()]
+        try:
+            texts = [line.strip() for line in sys.stdin if line.strip()]
+        except UnicodeDecodeError as error:
+            raise UsageError("standard input is no text: one container ID a line is expected") from error
     if len(texts) > IDS_MAX:
         raise UsageError(f"{len(texts)} container IDs, {IDS_MAX} at most")
     invalid = [text for text in texts if not _is_id(text)]

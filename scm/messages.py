@@ -9,6 +9,7 @@ from merkle.plan import Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
+from runtime.config import check_address
 from scm.controller import ContainerView, Controller, Heartbeat, Outcome, ProgressReport
 from scm.jobs import Evidence, Job, JobId, OrderState, PeerOutcome, Progress
 from scm.ports import AnyOrder, CancelOrder, ReconcileOrder, ScanOrder
@@ -76,7 +77,13 @@ def _name(text: str, what: str) -> str:
 def _datanode_from(message: pb.Datanode) -> Datanode:
     peer = PeerId(_name(message.datanode_id, "datanode ID"))
     hostname = _name(message.hostname, "host name") if message.hostname else ""
-    return Datanode(peer, hostname, _name(message.address, "address"))
+    address = _name(message.address, "address")
+    try:
+        check_address(address)
+    except ValueError as error:
+        # Peers are told of it and would call whoever has the port that it is taken for.
+        raise UsageError(f"datanode {peer}: address: {error}") from error
+    return Datanode(peer, hostname, address)
 
 
 def _replica_from(peer: PeerId, message: pb.ReplicaReport) -> ContainerReplica:

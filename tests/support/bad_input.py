@@ -23,7 +23,7 @@ def refused(code: str, exit_status: int, *arguments: object, stdin: str = "") ->
     result = run(*arguments, stdin=stdin)
     assert (result.exit_code, result.stdout) == (exit_status, ""), result.output
     # What Click refuses, it says in its own way.
-    head = "Usage: " if code == "click" else f"error [{code}]: "
+    head = ("Usage: ", "Error: ") if code == "click" else f"error [{code}]: "
     assert result.stderr.startswith(head), result.stderr
     return result.stderr
 
