@@ -14,35 +14,12 @@ from click.testing import CliRunner
 
 from admin.cli import treefold as root
 from tests.support.fixtures import OZONE, unpack
-from tests.support.processes import ROOT, TreefoldProcess
+from tests.support.processes import ROOT, TreefoldProcess, agent, controller
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 COMMAND_S = 60
 NODES = ("dn1", "dn2", "dn3")
-
-
-def controller_settings(folder: Path, listen: str = "127.0.0.1:0") -> Path:
-    folder.mkdir(exist_ok=True)
-    path = folder / "controller.toml"
-    path.write_text(f'state_folder = "{folder / "state"}"\nlisten = "{listen}"\nmetrics = "127.0.0.1:0"\n')
-    return path
-
-
-def controller(folder: Path, listen: str = "127.0.0.1:0") -> TreefoldProcess:
-    settings = controller_settings(folder, listen)
-    return TreefoldProcess(folder / "run", "scm", "run", "--config", str(settings), "--log-format", "json")
-
-
-def agent(folder: Path, volume: Path, address: str) -> TreefoldProcess:
-    folder.mkdir(exist_ok=True)
-    path = folder / "agent.toml"
-    path.write_text(
-        f'state_folder = "{folder / "state"}"\nlisten = "127.0.0.1:0"\ncontroller = "{address}"\n'
-        f'heartbeat_interval_s = 0.1\n[[volumes]]\npath = "{volume}"\nhold = "owner"\n'
-        "[scan]\nenabled = false\nbytes_per_second = 0\n[repair]\nenabled = true\n"
-    )
-    return TreefoldProcess(folder / "run", "agent", "run", "--config", str(path), "--log-format", "json")
 
 
 def treefold(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -61,3 +61,24 @@ class TreefoldProcess:
     def ended(self) -> int:
         """The exit status of a process that is expected to end by itself."""
         return self.process.wait(STOP_S)
+
+
+def controller(folder: Path, listen: str = "127.0.0.1:0") -> TreefoldProcess:
+    """A controller whose state lies in `folder`, and is found there again by the next one."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "controller.toml"
+    path.write_text(f'state_folder = "{folder / "state"}"\nlisten = "{listen}"\nmetrics = "127.0.0.1:0"\n')
+    return TreefoldProcess(folder / "run", "scm", "run", "--config", str(path), "--log-format", "json")
+
+
+def agent(folder: Path, volume: Path, address: str, *, return_to_closed: bool = False) -> TreefoldProcess:
+    """An agent that owns a volume, may repair it, and reports to the controller at `address`."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "agent.toml"
+    path.write_text(
+        f'state_folder = "{folder / "state"}"\nlisten = "127.0.0.1:0"\ncontroller = "{address}"\n'
+        f'heartbeat_interval_s = 0.1\n[[volumes]]\npath = "{volume}"\nhold = "owner"\n'
+        "[scan]\nenabled = false\nbytes_per_second = 0\n"
+        f"[repair]\nenabled = true\nreturn_to_closed = {str(return_to_closed).lower()}\n"
+    )
+    return TreefoldProcess(folder / "run", "agent", "run", "--config", str(path), "--log-format", "json")
