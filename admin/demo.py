@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.resources import as_file, files
@@ -183,27 +184,23 @@ class Demo:
         audit = cluster.audit_file(victim)
 
         def watch() -> None:
-            while not over.wait(0.001):
-                if audit.exists() and audit.stat().st_size:
-                    cluster.kill_agent(victim)
-                    lines = audit.read_text().splitlines()
-                    self.outcome.kill = Kill(
-                        victim,
-                        time.monotonic() - self._started,
-                        len(lines),
-                        ContainerId(json.loads(lines[0])["container_id"]) if lines else None,
-                    )
-                    self._say(f"killed the agent of {victim} after its first write; starting it again")
-                    cluster.start_agent(victim)
+            while not (audit.exists() and audit.stat().st_size):
+                if over.wait(0.001):
                     return
+            cluster.kill_agent(victim)
+            after_s, lines = time.monotonic() - self._started, audit.read_text().splitlines()
+            self._say(f"killed the agent of {victim} after its first write; starting it again")
+            cluster.start_agent(victim)
+            self.outcome.kill = Kill(victim, after_s, len(lines), ContainerId(json.loads(lines[0])["container"]))
 
-        watcher = threading.Thread(target=watch, name="kill")
-        watcher.start()
-        try:
-            yield
-        finally:
-            over.set()
-            watcher.join()
+        with ThreadPoolExecutor(1) as pool:
+            watched = pool.submit(watch)
+            try:
+                yield
+            finally:
+                over.set()
+            # An error of the watcher is one of the demo.
+            watched.result()
         if self.outcome.kill is None:
             cluster.stop_agent(victim)
             cluster.start_agent(victim)

@@ -53,6 +53,7 @@ class ReconcileCommand:
     peers: tuple[PeerAddress, ...]
     # What an unhealthy replica may return to; None where the controller does not say.
     container_state: ReplicaState | None = None
+    spare_scan: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +236,7 @@ def _command_of(sent: controller_pb2.Command) -> Command | None:
             if not JOB_ID.fullmatch(body.job_id):
                 return None
             state = _RETURNS.get(body.container_state)
-            return ReconcileCommand(ContainerId(body.container_id), body.job_id, peers, state)
+            return ReconcileCommand(ContainerId(body.container_id), body.job_id, peers, state, body.spare_scan)
         case "cancel":
             return CancelCommand(sent.cancel.job_id)
         case "scan":

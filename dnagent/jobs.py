@@ -138,7 +138,7 @@ class Jobs:
     def _options(self, command: ReconcileCommand) -> ReconcileOptions:
         # Without the controller's word it is not known what the replica may claim to be, so it stays as it is.
         return_to = command.container_state if self._return_to_service else None
-        return ReconcileOptions(fetches_max=self._fetches_max, return_to=return_to)
+        return ReconcileOptions(fetches_max=self._fetches_max, return_to=return_to, spare_scan=command.spare_scan)
 
     def _note(self, command: ReconcileCommand, outcome: Outcome) -> None:
         progress = outcome.progress

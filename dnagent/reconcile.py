@@ -10,8 +10,8 @@ A scan that shows damage the plan had not seen starts another round.
 What makes it safe, and what every change here must keep:
 
 - Our own recorded checksums decide what is good. Only where we have no record is a peer's taken, and only if it
-  hashes to that peer's healthy tree entry (or, where no peer holds the chunk whole, two holders recorded the same)
-  and no other replica's record says otherwise.
+  hashes to that peer's healthy tree entry (or, where no peer holds the chunk whole, if bytes are found that it proves
+  in every window) and no other replica's record says otherwise.
 - Bytes reach a `WriteWindows` only as `Proven`, which `prove` alone makes, by comparing them with that record; windows
   that match here are never among them. Bytes are durable before a record names them, records before the tree does.
 - A file never grows past a gap. A chunk that no record of ours names is added only whole, right behind one that is.
@@ -438,7 +438,8 @@ class Reconciliation:
             self._conclude()
             return
         self._phase = _Phase.SCANNING
-        if self._must_scan or self._wants_return():
+        unseen = not self._options.spare_scan and not self._counters["scans"]
+        if self._must_scan or unseen or self._wants_return():
             self._ask(Rescan())
         else:
             self._after_scan()
@@ -500,8 +501,7 @@ class Reconciliation:
             case FetchTree(peer) | FetchRecords(peer):
                 self._sources.strike(peer, event.code)
             case FetchWindows(peer, block_id, chunk):
-                self._sources.strike(peer, event.code)
-                self._blocks[block_id].fetch_failed(chunk.offset, retryable=event.retryable)
+                self._blocks[block_id].fetch_failed(peer, chunk.offset, event.code, retryable=event.retryable)
                 self._advance(self._blocks[block_id])
             case StoreTree() if event.code == "tree_stale" and self._stale_trees < STALE_TREES_MAX:
                 # A scan or a delete was faster: our repairs are on disk, so lay them over what is stored now.

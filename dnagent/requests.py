@@ -322,11 +322,15 @@ class ReconcileOptions:
     state it returns to is the choice of whoever knows the container (scm.registry): CLOSED only where a replica of it
     is or was CLOSED, else QUASI_CLOSED. A replica that falsely claims CLOSED makes SCM close the container at its
     commit and drop others.
+
+    All data are read once more at the end, as Ozone does, so that damage which no tree shows yet is found and repaired
+    in the same job. `spare_scan` leaves that out where nothing was changed, for visits that nobody asked for.
     """
 
     fetches_max: int = 4
     rounds_max: int = 3
     return_to: ReplicaState | None = None
+    spare_scan: bool = False
 
     def __post_init__(self) -> None:
         assert self.fetches_max >= 1

@@ -538,10 +538,18 @@ class Controller:
         is_early = len(known) < len(order.peers) and now_s - self._started_at_s < self._rules.stale_after_s
         if term is None or not known or is_early or not self._registry.is_live(order.peer):
             return False
-        container_id = self._jobs[job_id].container_id
-        returns_to = self._registry.returns_to(container_id)
+        job = self._jobs[job_id]
         return self._sink.send(
-            ReconcileOrder(command_id(job_id, attempt), term, order.peer, job_id, container_id, known, returns_to)
+            ReconcileOrder(
+                command_id(job_id, attempt),
+                term,
+                order.peer,
+                job_id,
+                job.container_id,
+                known,
+                returns_to=self._registry.returns_to(job.container_id),
+                spare_scan=job.automatic,
+            )
         )
 
     def _call_off(self, job_id: JobId, order: Order) -> None:

@@ -158,6 +158,7 @@ def command_to(order: AnyOrder) -> pb.Command:
             command.reconcile.job_id = order.job_id
             command.reconcile.peers.extend(datanode_to(peer) for peer in order.peers)
             command.reconcile.container_state = order.returns_to.value
+            command.reconcile.spare_scan = order.spare_scan
         case CancelOrder():
             command.cancel.job_id = order.job_id
         case ScanOrder():
