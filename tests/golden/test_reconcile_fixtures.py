@@ -86,6 +86,7 @@ def test_trees_are_those_that_ozone_ended_with_where_it_succeeded(moments: dict[
 
 
 def test_a_healed_replica_returns_to_service_where_asked(moments: dict[str, Path], tmp_path: Path) -> None:
+    """CR-001"""
     roots = _copies(moments["detected"], tmp_path)
     options = ReconcileOptions(return_to=ReplicaState.CLOSED)
     with datanodes(roots, tmp_path / "state") as nodes:

@@ -93,7 +93,7 @@ def assert_nothing_was_lost(before: Cluster, after: Cluster) -> None:
 
 @pytest.mark.parametrize("first", STATES)
 def test_one_round_makes_replicas_equal_or_names_why_not(first: str) -> None:
-    """inv-I1, I3, I4, I5, I6, I8: 512 states times seven ways to carry out a round."""
+    """CR-007, inv-I1, I3, I4, I5, I6, I8: 512 states times seven ways to carry out a round."""
     cases = 0
     for names in product([first], STATES, STATES):
         start = dict(zip(PEERS, (STATES[name] for name in names), strict=True))

@@ -113,7 +113,10 @@ def test_closed_replicas_have_one_root_and_a_scan_leaves_it(written: Path, tmp_p
 def test_three_replicas_damaged_in_different_places_end_equal_in_one_round(
     written: Path, tmp_path: Path, removed: int, corrupted: int
 ) -> None:
-    """R3, R4: damage counted from the first block on one replica, from the last on another; at most one scan each."""
+    """CR-003, CR-042, R3, R4.
+
+    Damage counted from the first block on one replica, from the last on another; at most one scan each.
+    """
     with datanodes(_copies(written, tmp_path), tmp_path / "state") as nodes:
         healthy, files = _root(nodes["dn3"]), _files(nodes["dn3"])
         for name, order in (("dn1", range(BLOCKS)), ("dn2", range(BLOCKS - 1, -1, -1))):
@@ -188,7 +191,7 @@ class _FailingPeer(MemoryPeer):
 def test_one_failing_peer_does_not_keep_the_other_from_helping(
     written: Path, tmp_path: Path, call: str, error: Callable[[], ReconcileError]
 ) -> None:
-    """R5."""
+    """CR-039, R5."""
     with datanodes(_copies(written, tmp_path), tmp_path / "state") as nodes:
         healthy = _root(nodes["dn3"])
         _remove_block(nodes["dn1"], 3)
@@ -249,6 +252,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_one_flipped_byte_of_64_mib_costs_one_window(large: Path, tmp_path: Path) -> None:
+    """CR-017"""
     with datanodes(_copies(large, tmp_path, NAMES[:2]), tmp_path / "state") as nodes:
         path = nodes["dn1"].held.containers.get(CONTAINER).block_path(BlockId(2))
         with path.open("r+b") as file:
@@ -275,6 +279,7 @@ def test_one_lost_chunk_costs_no_more_than_the_chunk(large: Path, tmp_path: Path
 
 
 def test_a_lost_record_of_whole_data_costs_nothing(large: Path, tmp_path: Path) -> None:
+    """CR-003"""
     with datanodes(_copies(large, tmp_path, NAMES[:2]), tmp_path / "state") as nodes:
         batch = Batch()
         batch.delete(Table.BLOCK_DATA, block_key(CONTAINER, BlockId(1)))

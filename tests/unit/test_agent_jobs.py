@@ -136,6 +136,7 @@ def command(
 def test_a_job_mends_the_replica_and_tells_how_it_ended(
     rig: Rig, return_to_service: bool, told: ReplicaState | None, state: ReplicaState
 ) -> None:
+    """T2"""
     rig.peer.let.set()
     jobs = rig.jobs(return_to_service=return_to_service)
     jobs.submit(command(state=told))
@@ -189,6 +190,7 @@ def test_jobs_are_the_same_if_their_container_is_whoever_the_peers_are(rig: Rig)
 
 
 def test_a_container_that_is_not_here_is_refused(rig: Rig) -> None:
+    """T1: on purpose its end is told, where Ozone says nothing."""
     jobs = rig.jobs()
     jobs.submit(command(ContainerId(77)))
     assert (rig.end().state, rig.end().error_code) == ("refused", "container_not_found")

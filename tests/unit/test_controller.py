@@ -263,6 +263,7 @@ def test_automatic_mode_is_off_unless_asked_for() -> None:
 
 
 def test_automatic_mode_works_the_diverged_list_down_some_at_a_time() -> None:
+    """CR-014, CR-022"""
     world = World(AUTOMATIC)
     diverged(world, 5)
     seen = set[int]()

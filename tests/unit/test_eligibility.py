@@ -20,6 +20,7 @@ C1 = ContainerId(1)
 
 
 def test_t3_an_erasure_coded_container_is_refused() -> None:
+    """CR-024"""
     coded = [replica("dn-1"), replica("dn-2", index=2)]
     ruling = evaluate(C1, ContainerState.CLOSED, coded, required_nodes=3)
     assert ruling.eligibility is Eligibility.INELIGIBLE_REPLICATION_TYPE
@@ -90,6 +91,7 @@ def test_t8_only_closed_and_quasi_closed_containers_are_eligible(state: Containe
 
 
 def test_t9_each_of_three_replicas_gets_a_command_with_the_other_two_as_peers() -> None:
+    """CR-019"""
     world = World()
     world.leadership.value = 17
     world.report(*replicas(1, 2, 3))

@@ -49,6 +49,7 @@ def scan(command_id: str, *, term: int = 1, container_id: int = 1) -> Envelope:
 
 
 def test_the_first_report_is_full_and_the_next_ones_tell_what_changed() -> None:
+    """CR-038"""
     state = HeartbeatState()
     first = state.next([replica(1), replica(2)], [])
     assert (first.full, len(first.replicas), first.sequence) == (True, 2, 1)
@@ -241,6 +242,7 @@ def heartbeats(controller: FakeController, commands: list[Command], metrics: Met
 
 
 def test_an_absent_controller_is_waited_out_and_its_commands_are_handed_on() -> None:
+    """CR-018"""
     command = controller_pb2.Command(command_id="c1", scan=controller_pb2.ScanCommand(container_id=1))
     answers = [None, controller_pb2.HeartbeatResponse(commands=[command])]
     controller, commands, metrics = FakeController(iter(answers)), list[Command](), Metrics("dnagent")

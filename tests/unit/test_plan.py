@@ -68,7 +68,7 @@ def test_equal_replicas_need_nothing() -> None:
 
 
 def test_a_missing_block_is_fetched_from_its_holders() -> None:
-    """CR-034"""
+    """CR-005, CR-034"""
     made = plan(container(block(21, FIRST)), WHOLE, container(block(21, FIRST)), WHOLE)
     assert made.verdict is Verdict.REPAIRABLE
     assert [(repair.block_id, repair.block_missing, repair.holders) for repair in made.blocks] == [(20, True, (B, D))]
@@ -113,6 +113,7 @@ def test_a_truncated_tail_and_a_hole_are_mended_in_one_pass_in_offset_order() ->
 
 
 def test_the_longest_block_wins() -> None:
+    """CR-005, CR-010"""
     short, long = container(block(20, FIRST)), container(block(20, FIRST, SECOND))
     assert [repair.offset for repair in plan(short, long).blocks[0].chunks] == [SECOND.offset]
     beyond = plan(long, short)
@@ -207,7 +208,7 @@ UNRECOVERABLE = {
 
 @pytest.mark.parametrize("case", UNRECOVERABLE)
 def test_what_no_replica_has_is_named(case: str) -> None:
-    """inv-I3 says that it was not us who lost it."""
+    """CR-029, inv-I3 says that it was not us who lost it."""
     *copies, kind = UNRECOVERABLE[case]
     made = plan(*(container(block(20, *copy), block(21, FIRST)) for copy in copies))
     assert made.is_empty
@@ -237,6 +238,7 @@ CONFLICTS = {
 
 @pytest.mark.parametrize("case", CONFLICTS)
 def test_a_conflict_is_named_and_not_touched(case: str) -> None:
+    """CR-004"""
     ours, theirs, expected = CONFLICTS[case]
     for trees in ((ours, theirs), (theirs, ours)):
         made = plan(*(container(block(20, *chunk_trees)) for chunk_trees in trees))

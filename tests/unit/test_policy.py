@@ -63,7 +63,7 @@ some_peers = st.frozensets(st.sampled_from([PeerId(f"dn-{number}") for number in
     ],
 )
 def test_an_unknown_root_is_neither_zero_nor_a_match(found: list[ContainerReplica], expected: Comparison) -> None:
-    """CR-047; Ozone's own comparison takes 0 for a root (T11)."""
+    """CR-002, CR-014, CR-047; Ozone's own comparison takes 0 for a root (T11)."""
     assert compare(found).comparison is expected
 
 

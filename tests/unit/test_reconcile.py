@@ -148,6 +148,7 @@ def test_damage_that_no_tree_shows_yet_is_found_and_mended_in_the_same_job() -> 
 
 
 def test_only_the_bad_window_of_a_corrupt_chunk_is_fetched_and_written() -> None:
+    """CR-030"""
     at = world(A)
     at.ours.stored.flip(A, CHUNK + WINDOW)
     scan(at.ours.stored)
@@ -222,6 +223,7 @@ def test_bytes_beyond_the_recorded_end_stay() -> None:
 
 
 def test_a_truncated_block_is_refilled_in_order_in_one_pass() -> None:
+    """CR-003"""
     at = world(A)
     del at.ours.stored.files[A][CHUNK + 5 :]
     scan(at.ours.stored)
@@ -329,7 +331,7 @@ def test_no_loss_is_declared_while_a_peer_that_may_have_the_data_is_silent() -> 
 
 
 def test_all_peers_failing_changes_nothing_and_is_reported() -> None:
-    """R7."""
+    """CR-029, R7."""
     at = world(A)
     at.ours.stored.flip(A, 0)
     scan(at.ours.stored)
@@ -608,6 +610,7 @@ def test_an_unhealthy_chunk_anywhere_keeps_the_containers_commit() -> None:
 
 
 def test_a_peers_tombstone_changes_our_tree_and_nothing_else() -> None:
+    """CR-003, CR-005, CR-006, inv-I6"""
     at = world(A, B)
     other = RepairableReplica("dn2", at.disk("dn2"))
     other.delete_block(A)
@@ -707,6 +710,7 @@ def test_a_tree_that_changed_meanwhile_is_read_again_and_the_repair_laid_over_it
 
 
 def test_a_replica_without_a_tree_is_scanned_first() -> None:
+    """CR-033"""
     at = world(A)
     at.ours.stored.flip(A, 0)
     at.ours.stored.tree = None

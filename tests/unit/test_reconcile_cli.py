@@ -362,6 +362,7 @@ def errors(document: dict[str, object]) -> list[dict[str, object]]:
 
 
 def test_a_container_under_way_is_busy_and_its_job_is_named(cluster: Cluster) -> None:
+    """CR-019"""
     cluster.report(*cluster.roots(1, 2, 3))
     first = cluster.json("reconcile", "1", "--yes")
     second = cluster.json("reconcile", "1", "--yes")
@@ -413,6 +414,7 @@ def test_containers_are_listed_by_state_and_comparison(cluster: Cluster) -> None
 
 
 def test_info_tells_unknown_from_zero(cluster: Cluster) -> None:
+    """CR-020"""
     cluster.report(*cluster.roots(0, None, 0xABC))
     document = cluster.json("container", "info", "1", "9")
     assert document["exit"] == 1

@@ -172,6 +172,7 @@ def test_containers_of_older_schemas_and_layouts_are_refused_by_name(
 
 
 def test_s2_findings_come_by_block_and_chunk_and_the_tree_holds_what_was_seen(made: VolumeMaker) -> None:
+    """CR-026"""
     made.container()
     for block in range(1, 7):
         made.block(1, block, whole(2048), whole(2048, 2048), whole(2048, 4096))
@@ -197,6 +198,7 @@ def test_s2_findings_come_by_block_and_chunk_and_the_tree_holds_what_was_seen(ma
 
 
 def test_s3_an_undamaged_container_has_the_tree_of_its_records(made: VolumeMaker) -> None:
+    """CR-012"""
     made.container()
     for number, kind in enumerate((ChecksumType.CRC32, ChecksumType.CRC32C, ChecksumType.SHA256, ChecksumType.MD5)):
         made.block(1, 100 - number, whole(5000, checksum_type=kind), whole(1, 5000, checksum_type=kind, window=16))

@@ -284,6 +284,7 @@ def test_a_scan_on_request_that_was_overtaken_is_repeated_at_once() -> None:
 
 
 def test_a_replica_without_a_tree_gets_one_before_any_data_is_read() -> None:
+    """CR-016, CR-058"""
     r = rig(closed(ONE), closed(TWO, root=None), closed(THREE, NOW_MS, root=None))
     r.scanner.step()
     r.scanner.step()

@@ -42,7 +42,7 @@ def test_an_empty_tree_has_the_root_zero() -> None:
 
 
 def test_a_chunk_a_block_and_a_root_are_folded_in_turn() -> None:
-    """W2"""
+    """CR-011, CR-012, W2"""
     tree = built((1, [recorded(0, ABC, length_bytes=4 << 20)]))
     assert tree.blocks[0].chunks == (ChunkTree(0, 4 << 20, 0xF130F21E, True),)
     assert hexes(tree) == ["e2533532"]
@@ -106,7 +106,7 @@ def test_adding_a_block_again_changes_nothing() -> None:
 
 
 def test_blocks_and_chunks_added_in_any_order_come_out_sorted() -> None:
-    """W9"""
+    """CR-015, W9"""
     tree = built((3, [recorded(1, ABC), recorded(0, ABC)]), (1, [recorded(1, ABC), recorded(0, ABC)]))
     assert [entry.block_id for entry in tree.blocks] == [1, 3]
     assert hexes(tree) == ["6715b889", "d8dc0037"]
@@ -128,7 +128,7 @@ def interleaved() -> TreeBuilder:
 
 
 def test_interleaved_adding_makes_no_difference() -> None:
-    """W10"""
+    """CR-015, W10"""
     tree = interleaved().build()
     assert hexes(tree) == ["029c103e", "8738dc68", "d78a5175"]
     assert root_hex(tree.data_checksum) == "44294df9"

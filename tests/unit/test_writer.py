@@ -184,7 +184,7 @@ def test_writing_does_no_work_for_a_tree_that_comes_with_the_close(owner: Owned)
 
 
 def test_a_close_has_its_tree_before_it_is_closed(root: Path, tmp_path: Path) -> None:
-    """CR-046: tree, its root in the database, then the state."""
+    """CR-016, CR-046: tree, its root in the database, then the state."""
     disk = CountingDisk()
     with owned(root, tmp_path / "state", disk=disk) as owner:
         owner.writer.create_container(SEVEN)
