@@ -1,7 +1,7 @@
 """The Controller service as commands use it: pages put together, errors under their own names, a deadline on all."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 
 from merkle.errors import ControllerUnavailableError
 from protos import controller_pb2 as pb
@@ -92,8 +92,17 @@ class ControllerClient:
             ordered += answer.commands
         return unknown, ordered
 
-    def _named(self) -> AbstractContextManager[None]:
-        return named_errors(f"controller {self.address}", ControllerUnavailableError)
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            with named_errors(f"controller {self.address}", ControllerUnavailableError):
+                yield
+        except ControllerUnavailableError as error:
+            raise ControllerUnavailableError(
+                f"no controller answers at {self.address}",
+                hint=error.hint or "Start one with `treefold scm run`, or name another with --controller HOST:PORT.",
+                **error.facts | {"detail": error.message},
+            ) from error
 
 
 def _chunks(container_ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
