@@ -202,6 +202,7 @@ class Demo:
             # An error of the watcher is one of the demo.
             watched.result()
         if self.outcome.kill is None:
+            self._say(f"the agent of {victim} had nothing to write, so it was not killed")
             cluster.stop_agent(victim)
             cluster.start_agent(victim)
 
