@@ -170,12 +170,14 @@ class Database:
             holder = lock_holder(path / "LOCK")
             if holder is not None:
                 raise _locked(path, holder)
-            with _translated(path, "open"):
-                rdict = _open(path, AccessType.read_write())
-                for missing in set(Table) - set(Rdict.list_cf(str(path), Options(raw_mode=True))):
-                    rdict.create_column_family(missing.value, _table_options()).close()
-            # Harmless to a datanode, but not ours to leave behind.
-            (path / _STRAY).unlink(missing_ok=True)
+            try:
+                with _translated(path, "open"):
+                    rdict = _open(path, AccessType.read_write())
+                    for missing in set(Table) - set(Rdict.list_cf(str(path), Options(raw_mode=True))):
+                        rdict.create_column_family(missing.value, _table_options()).close()
+            finally:
+                # Harmless to a datanode, but not ours to leave behind, least of all in what cannot be opened.
+                (path / _STRAY).unlink(missing_ok=True)
             return cls(rdict, path, disk=disk)
 
     @classmethod

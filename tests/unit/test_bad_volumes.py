@@ -190,7 +190,7 @@ DESCRIPTORS: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("two documents", lambda raw: raw + b"---\n" + raw, "not_yaml"),
     ("the tag of another class", descriptor(b"KeyValueContainerData>", b"java.lang.Runtime>"), "tag_missing"),
     ("2 MiB", lambda raw: raw + b"#" * (2 * DESCRIPTOR_BYTES_MAX), "too_large"),
-    ("brackets by the thousand", instead(HEAD + b"a: " + b"[" * 3000), "not_yaml"),
+    ("brackets by the thousand", instead(HEAD + b"a: " + b"[" * 1500), "not_yaml"),
     ("aliases that double twenty times", instead(BOMB), "alias"),
     ("a mapping in itself", descriptor(b"metadata: {}", b"metadata: &a {a: *a}"), "alias"),
     ("a character beyond all", descriptor(b"state: CLOSED", b'state: "\\U00110000"'), "not_yaml"),
@@ -447,6 +447,22 @@ def test_a_database_that_cannot_be_read_is_a_finding(made: VolumeMaker, spoil: S
         assert findings(made.root) == [{"type": "INACCESSIBLE_DB"}]
         assert len(problems(made.root)) == 1
         run("tree", "check", made.root)
+
+
+@pytest.mark.parametrize("spoil", [pytest.param(spoil, id=name) for name, spoil in DATABASES])
+def test_an_owner_leaves_a_database_that_it_cannot_open_as_it_is(made: VolumeMaker, spoil: Spoil) -> None:
+    """But for RocksDB's own log, which begins anew with every try."""
+    put(made, Table.METADATA, counter_key(ONE, Counter.BLOCK_COUNT), long_bytes(1))
+    spoil(made)
+
+    def files() -> dict[str, object]:
+        kept = (path for path in made.database_path.iterdir() if not path.name.startswith("LOG"))
+        return {path.name: path.read_bytes() if path.is_file() else path.lstat().st_mode for path in kept}
+
+    before = files()
+    with pytest.raises(DatabaseError):
+        Database.open_owner(made.database_path, Disk())
+    assert files() == before
 
 
 HARMLESS: list[tuple[str, Spoil]] = [
