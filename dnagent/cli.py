@@ -1,18 +1,14 @@
 """`treefold agent run`: a datanode's agent as a process."""
 
 import json
-import os
-import signal
-import threading
 from pathlib import Path
-from types import FrameType
 
 import click
 
 from dnagent.agent import Agent
 from dnagent.config import AgentConfig
-from merkle.errors import DiskError
 from runtime.config import load
+from runtime.lifecycle import announce, stop_on_signals
 from runtime.log import LogFormat, LogLevel, configure, get_logger
 
 
@@ -56,32 +52,16 @@ def run(
     if check_config:
         click.echo(json.dumps(config.model_dump(mode="json"), indent=2))
         return
-    stop = threading.Event()
-
-    def stop_soon(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop_soon)
+    stop = stop_on_signals()
     running = Agent(config)
     running.start()
     log = get_logger("agent")
     try:
         if port_file:
-            _announce(port_file, running.address)
+            announce(port_file, running.address)
         click.echo(f"agent of datanode {running.datanode_id} is ready on {running.address}", err=True)
         stop.wait()
         log.info("process_stopping")
     finally:
         running.stop()
     log.info("process_stopped")
-
-
-def _announce(path: Path, address: str) -> None:
-    """Whole or not at all: whoever waits for the file must not read half an address."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(address + "\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise DiskError(f"{path}: cannot be written: {error.strerror}", path=str(path)) from error

@@ -1,15 +1,11 @@
 """`treefold scm run`: the controller as a process."""
 
-import os
-import signal
-import threading
 from pathlib import Path
-from types import FrameType
 
 import click
 
-from merkle.errors import DiskError
 from runtime.config import load
+from runtime.lifecycle import announce, stop_on_signals
 from runtime.log import LogFormat, LogLevel, configure, get_logger
 from scm.config import ControllerConfig
 from scm.server import ControllerServer
@@ -41,28 +37,12 @@ def run(
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {"listen": listen, "state_folder": state_folder, "automatic.enabled": automatic}
     config = load(config_path, ControllerConfig, overrides)
-    stop = threading.Event()
-
-    def stop_soon(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop_soon)
+    stop = stop_on_signals()
     server = ControllerServer(config)
     try:
         if port_file:
-            _announce(port_file, server.address)
+            announce(port_file, server.address)
         stop.wait()
         get_logger("scm").info("process_stopping")
     finally:
         server.stop()
-
-
-def _announce(path: Path, address: str) -> None:
-    """Whole or not at all: whoever waits for the file must not read half an address."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(address + "\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise DiskError(f"{path}: cannot be written: {error.strerror}", path=str(path)) from error
