@@ -138,7 +138,7 @@ def test_reads_spread_over_the_sources() -> None:
 
 
 def test_a_peers_tombstone_changes_the_tree_only() -> None:
-    """Differs from CR-037 and CR-061 on purpose: bytes stay until the cluster's own delete (inv-I6)."""
+    """Differs from CR-021, CR-037, CR-061 on purpose: bytes stay until the cluster's own delete (inv-I6)."""
     live, tombstone = block(20, FIRST, corrupt(SECOND)), deleted(20, 5)
     made = plan(container(live), container(tombstone), container(block(20, FIRST, SECOND)))
     assert made == RepairPlan(
