@@ -164,7 +164,10 @@ class BlockMending:
         ordered = tuple(chunks[offset] for offset in sorted(chunks))
         if self.own is not None:
             own = self.own
-            record = BlockRecord(container_id, self.block_id, bcs_id, ordered, own.metadata, own.replica_index)
+            # A pending last chunk that peers hold in full, so that their trees have it: ours shall have it too.
+            is_pending_mended = own.chunks[-1:] and own.chunks[-1] in self.repaired()
+            metadata = _settled(own.metadata) if is_pending_mended else own.metadata
+            record = BlockRecord(container_id, self.block_id, bcs_id, ordered, metadata, own.replica_index)
             return (PutBlock(record) if record != own else None), adopted
         if not ordered:
             return None, adopted
@@ -173,9 +176,7 @@ class BlockMending:
             (self._records[peer] for peer in sorted(self._records)),
             key=lambda record: (_covers(chunks, record), record.bcs_id),
         )
-        # Our list is whole: there is no pending last chunk that this mark would have readers look for.
-        metadata = tuple(entry for entry in knowing.metadata if entry[0] != "incremental")
-        return PutBlock(BlockRecord(container_id, self.block_id, bcs_id, ordered, metadata)), adopted
+        return PutBlock(BlockRecord(container_id, self.block_id, bcs_id, ordered, _settled(knowing.metadata))), adopted
 
     def drop(self) -> None:
         """Do nothing more."""
@@ -211,10 +212,13 @@ class BlockMending:
             # It called the chunk healthy and yet did not send it so.
             self._sources.strike(event.peer, event.code or "remote_protocol")
 
-    def fetch_failed(self, offset: int, *, retryable: bool) -> None:
+    def fetch_failed(self, peer: PeerId, offset: int, code: str, *, retryable: bool) -> None:
         chunk = self._by_offset[offset]
         chunk.fetching = False
         chunk.unreachable = chunk.unreachable or retryable
+        # One that holds the chunk corrupt, or perhaps not at all, promised nothing.
+        if retryable or peer not in chunk.partial_sources:
+            self._sources.strike(peer, code)
 
     def windows_written(self, event: WindowsWritten) -> None:
         chunk = self._by_offset[event.offset]
@@ -261,10 +265,17 @@ class BlockMending:
             return proven[next(peer for peer in (*chunk.sources, *sorted(proven)) if peer in proven)]
         if len(agreed) > 1:
             return Verdict.CONFLICT, EvidenceKind.RECORDS_DIFFER, "the peers' records disagree"
-        if not chunk.sources and len(others) > 1 and all(is_sound(theirs) for theirs in others.values()):
-            # All copies are bad somewhere, so no tree can bear a record out; those who wrote it agree on it.
+        is_complete = all(peer in self._records for peer in self.repair.holders)
+        if (
+            not chunk.sources
+            and others
+            and (is_complete or len(others) > 1)
+            and all(is_sound(theirs) for theirs in others.values())
+        ):
+            # All copies are bad somewhere, so no tree can bear a record out. Bytes can: those who have a record agree
+            # on it, and it is taken only once it has proven every window, bytes from elsewhere if one gave it.
             return others[min(others)]
-        if any(peer not in self._records for peer in self.repair.holders):
+        if not is_complete:
             return Verdict.UNKNOWN, EvidenceKind.SOURCE_UNREACHABLE, "a holder gave no record"
         if agreed and not any(theirs.is_verifiable for theirs in others.values()):
             return Verdict.UNKNOWN, EvidenceKind.UNVERIFIABLE, "the peers' records have no checksums"
@@ -280,6 +291,10 @@ class BlockMending:
             self._give_up(chunk.offset, Verdict.CONFLICT, EvidenceKind.CHUNKINGS_OVERLAP, detail)
             return
         sources = list(dict.fromkeys((*chunk.sources, *chunk.partial_sources)))
+        givers = [peer for peer, theirs in self._records.items() if chunk.offset in theirs.by_offset]
+        if is_new and not chunk.sources and len(givers) == 1:
+            # Its bytes would fit its record even if both were forged.
+            sources.remove(givers[0])
         added = ChunkMending(chunk.offset, record, is_new, sources, frozenset(chunk.partial_sources))
         self._chunks.append(added)
         self._by_offset[chunk.offset] = added
@@ -390,6 +405,11 @@ class BlockMending:
     def _give_up(self, offset: int, verdict: Verdict, kind: EvidenceKind, detail: str) -> None:
         self.is_clean = False
         self.failures[offset] = verdict, Evidence(kind, self.block_id, offset, detail)
+
+
+def _settled(metadata: tuple[tuple[str, str | None], ...]) -> tuple[tuple[str, str | None], ...]:
+    """A block's metadata without the mark that has readers look for a pending last chunk: our list is whole."""
+    return tuple(entry for entry in metadata if entry[0] != "incremental")
 
 
 def _essence(chunk: ChunkRecord) -> tuple[int, ChecksumType, int, tuple[bytes, ...]]:

@@ -8,7 +8,8 @@ decided by its copies at one offset:
 - healthy copies that disagree, or chunkings that overlap: CONFLICT, nobody's bytes are touched;
 - only corrupt copies with different observed checksums: they may be bad in different windows, so that good ones
   can be put together and proven, window by window: REPAIRABLE;
-- only corrupt copies, all alike: the same bytes are wrong everywhere: UNRECOVERABLE.
+- only corrupt copies, all alike: the same bytes are wrong everywhere: UNRECOVERABLE, as far as trees tell. A replica
+  that has no entry for the chunk may have lost no more than the record, so its file is asked all the same.
 
 A verdict speaks of the whole set: a plan may hold no work for us and say REPAIRABLE, because a peer lacks what we
 have. The worst finding decides: UNRECOVERABLE, CONFLICT, REPAIRABLE, MATCH, in this order. What nobody can verify
@@ -95,7 +96,10 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRepair:
-    """One chunk to mend here: `sources` hold it healthy, best first; `partial_sources` hold it corrupt."""
+    """One chunk to mend here: `sources` hold it healthy, best first.
+
+    `partial_sources` hold it corrupt, or, where nobody is known to hold it whole, in a file that no record names.
+    """
 
     offset: int
     fault: ChunkFault
@@ -441,18 +445,20 @@ def _bad_windows(windows: Sequence[BadWindows | None], i: int, block_id: BlockId
 
 
 def _chunk_repair(block_id: BlockId, slot: _Slot, names: Sequence[PeerId]) -> ChunkRepair | None:
-    """What to do about our copy (replica 0): nothing if it is healthy, or if no copy is known to be right."""
+    """What to do about our copy (replica 0): nothing if it is healthy, or if there is nowhere to look for better."""
     own = slot.copies[0]
-    if slot.verdict is not Verdict.REPAIRABLE or (own is not None and own.checksum_matches):
+    if slot.verdict not in (Verdict.REPAIRABLE, Verdict.UNRECOVERABLE) or (own is not None and own.checksum_matches):
         return None
     fault = ChunkFault.MISSING if own is None else ChunkFault.CORRUPT
     # Replica 0 is ours, the peers follow.
     sources = [names[i - 1] for i in slot.healthy]
     # A copy that is corrupt exactly as ours is has no window that ours has not.
     partial = [names[i - 1] for i in slot.corrupt if i > 0 and slot.copies[i] != own]
-    return ChunkRepair(
-        slot.offset, fault, _ranked(sources, block_id, slot.offset), _ranked(partial, block_id, slot.offset)
-    )
+    unrecorded = [names[i - 1] for i in slot.absent if i > 0 and not slot.healthy]
+    if not (sources or partial or unrecorded):
+        return None
+    ranked, rest = _ranked(partial, block_id, slot.offset), _ranked(unrecorded, block_id, slot.offset)
+    return ChunkRepair(slot.offset, fault, _ranked(sources, block_id, slot.offset), (*ranked, *rest))
 
 
 def _ranked(peers: Sequence[PeerId], block_id: BlockId, offset: int) -> tuple[PeerId, ...]:
