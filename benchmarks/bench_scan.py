@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
-from mmap import mmap
 from pathlib import Path
 
 from benchmarks.containers import WINDOW_BYTES, held, new_volume, write_container
@@ -21,14 +20,14 @@ from merkle.checksum import ChecksumType, kernels, window_checksums
 from merkle.record import BlockRecord
 from merkle.tree import ContainerId
 from ozone.mapped import MappedReader
-from ozone.scan import BUFFER_BYTES, scan
+from ozone.scan import BUFFER_BYTES, large_pages, scan
 
 # Blocks as Ozone's clients fill them.
 BLOCKS, CHUNKS = 4, 64
 BLOCK_BYTES = 256 << 20
 TOTAL_BYTES = BLOCKS * BLOCK_BYTES
-BUFFERS = tuple(1 << bits for bits in range(18, 24))
-ROUNDS = 9
+BUFFERS = tuple(1 << bits for bits in range(19, 24))
+ROUNDS = 15
 GB = 1e9
 # What Apache Ozone 2.2.0's scanner reads from a hot page cache, at its best.
 DATANODE = Samples("Ozone datanode, stated", (4.5,))
@@ -59,7 +58,7 @@ def _measure(
     container_id = records[0].container_id
     paths = [store.get(container_id).block_path(record.block_id) for record in records]
     expected = b"".join(entry for record in records for chunk in record.chunks for entry in chunk.checksums)
-    memory = memoryview(mmap(-1, max(BUFFERS)))
+    memory = memoryview(large_pages(max(BUFFERS)))
     buffer = memory[:BUFFER_BYTES]
     checked = partial(window_checksums, buffer, checksum_type, WINDOW_BYTES)
 

@@ -3,7 +3,7 @@
 A mapped file spares the copy out of the page cache, which bounds every plain read. Its price: a disk error, or a file
 cut short underneath, is no error code but the signal SIGBUS, and that ends the process. So the mapping is done in a
 worker; whatever becomes of it, the caller gets a MappedReadError, reads that file the plain way, where each fault has
-a name, and its next call starts a new worker.
+a name, and its next request starts a new worker.
 """
 
 import contextlib
@@ -12,7 +12,8 @@ import resource
 import signal
 import stat
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from mmap import PROT_READ, mmap
 from multiprocessing import Pipe
@@ -28,6 +29,10 @@ from merkle.errors import MappedReadError
 
 # A block file is 256 MiB, seconds even on a slow disk; a worker that takes longer hangs in the kernel.
 TIMEOUT_S = 120.0
+# So that a request fits into the pipe while the worker is busy with, or waits to send, the answer before.
+RANGES_MAX = 256
+# Requests sent beside the one that is worked on.
+_AHEAD = 1
 _STOP_TIMEOUT_S = 5.0
 
 
@@ -46,13 +51,28 @@ class MappedRange:
         assert self.bytes_per_checksum > 0 or self.checksum_type is ChecksumType.NONE
 
 
+@dataclass(frozen=True, slots=True)
+class MappedRequest:
+    """What to check of one file; at most `RANGES_MAX` ranges."""
+
+    path: Path
+    ranges: tuple[MappedRange, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.ranges) <= RANGES_MAX
+
+    def failed(self, reason: str) -> MappedReadError:
+        return MappedReadError(f"cannot check {self.path} mapped: {reason}", path=str(self.path))
+
+
 class MappedReader:
-    """Owns the worker, which starts with the first call; callers on several threads take turns."""
+    """Owns the workers: one for each thread at work, started when there is need. Thread-safe."""
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
-        self._turn = Lock()
-        self._worker: _Worker | None = None
+        self._lock = Lock()
+        self._idle: list[_Worker] = []
+        self._closed = False
 
     def checksums(self, path: Path, ranges: Sequence[MappedRange]) -> bytes:
         """The window entries of all ranges, joined in order, as `window_checksums` gives them.
@@ -61,26 +81,56 @@ class MappedReader:
             MappedReadError: the file cannot be opened, is no regular file, ends before a range does, changed
                 underneath, or the worker died or took too long.
         """
-        with self._turn:
-            try:
-                worker = self._worker = self._worker or _start()
-            except OSError as error:
-                raise self._given_up(path, f"no worker can be started: {error.strerror or error}") from error
-            try:
-                worker.connection.send((os.fspath(path), tuple(ranges)))
-                if not worker.connection.poll(self._timeout_s):
-                    raise self._given_up(path, f"no answer in {self._timeout_s:g} s")
-                answer: bytes | str = worker.connection.recv()
-            except (EOFError, OSError) as error:
-                raise self._given_up(path, f"the worker died ({worker.ended()})") from error
-        if isinstance(answer, str):
-            raise MappedReadError(f"cannot check {path} mapped: {answer}", path=str(path))
+        (answer,) = self.answers([MappedRequest(path, tuple(ranges))])
+        if isinstance(answer, MappedReadError):
+            raise answer
         return answer
 
+    def answers(self, requests: Iterable[MappedRequest]) -> Generator[bytes | MappedReadError, None, None]:
+        """To each request, in turn, what `checksums` returns or raises.
+
+        The next request is drawn and sent before an answer is waited for: a worker that has to be woken for each
+        loses a good part of its time.
+        """
+        source, waiting = iter(requests), deque[MappedRequest]()
+        worker: _Worker | None = None
+        try:
+            while True:
+                while len(waiting) <= _AHEAD and (request := next(source, None)):
+                    waiting.append(request)
+                    if worker:
+                        worker.send(request)
+                if not waiting:
+                    break
+                answer: bytes | str = ""
+                try:
+                    if worker is None:
+                        worker = self._taken()
+                        for request in waiting:
+                            worker.send(request)
+                    answer = worker.receive(self._timeout_s)
+                except TimeoutError:
+                    answer = f"no answer in {self._timeout_s:g} s"
+                    _stopped(worker)
+                    worker = None
+                except (EOFError, OSError) as error:
+                    answer = f"the worker died ({worker.ended()})" if worker else f"no worker can be started: {error}"
+                    _stopped(worker)
+                    worker = None
+                request = waiting.popleft()
+                yield request.failed(answer) if isinstance(answer, str) else answer
+            worker = self._given_back(worker)
+        finally:
+            # Cut short: its next answer would be to a question that nobody has asked.
+            _stopped(worker)
+
     def close(self) -> None:
-        """Stop the worker."""
-        with self._turn:
-            self._stop()
+        """Stop the workers; one that is at work stops after it."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for worker in idle:
+            worker.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -90,20 +140,41 @@ class MappedReader:
     ) -> None:
         self.close()
 
-    def _given_up(self, path: Path, reason: str) -> MappedReadError:
-        self._stop()
-        return MappedReadError(f"cannot check {path} mapped: {reason}", path=str(path))
+    def _taken(self) -> "_Worker":
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return _start()
 
-    def _stop(self) -> None:
-        if self._worker is not None:
-            self._worker.stop()
-            self._worker = None
+    def _given_back(self, worker: "_Worker | None") -> "_Worker | None":
+        """Keep the worker for the next caller; returned where nobody will come."""
+        with self._lock:
+            if worker is None or self._closed:
+                return worker
+            self._idle.append(worker)
+            return None
+
+
+def _stopped(worker: "_Worker | None") -> None:
+    if worker is not None:
+        worker.stop()
 
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
     process: Popen[bytes]
     connection: Connection
+
+    def send(self, request: MappedRequest) -> None:
+        # One that is dead says so when its answer is waited for.
+        with contextlib.suppress(ConnectionError):
+            self.connection.send((os.fspath(request.path), request.ranges))
+
+    def receive(self, timeout_s: float) -> bytes | str:
+        if not self.connection.poll(timeout_s):
+            raise TimeoutError
+        answer: bytes | str = self.connection.recv()
+        return answer
 
     def stop(self) -> None:
         self.connection.close()

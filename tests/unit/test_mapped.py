@@ -11,7 +11,7 @@ import pytest
 
 from merkle.checksum import ChecksumType, window_checksums
 from merkle.errors import DiskError, MappedReadError
-from ozone.mapped import MappedRange, MappedReader
+from ozone.mapped import MappedRange, MappedReader, MappedRequest
 from tests.support.mapping import wait_until_mapped
 
 DATA = np.random.default_rng(5).integers(0, 256, 60_001, np.uint8).tobytes()
@@ -97,6 +97,52 @@ def test_a_file_cut_short_underneath_kills_the_worker_and_nobody_else(block_file
     finally:
         stop.set()
         cutter.join(10)
+
+
+def test_the_request_behind_one_that_kills_the_worker_is_answered_by_the_next(block_file: Path, tmp_path: Path) -> None:
+    big = tmp_path / "2.block"
+    big.touch()
+    os.truncate(big, 64 << 20)
+    slow = MappedRequest(big, (MappedRange(0, 64 << 20, ChecksumType.SHA256, 1 << 20),) * 100)
+    good = MappedRequest(block_file, (WHOLE,))
+    stop = threading.Event()
+
+    def cut() -> None:
+        wait_until_mapped(big, stop)
+        os.truncate(big, 0)
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    try:
+        with MappedReader(timeout_s=60) as reader:
+            first, *others = reader.answers([slow, good, good])
+    finally:
+        stop.set()
+        cutter.join(10)
+    assert isinstance(first, MappedReadError)
+    assert others == [window_checksums(DATA, ChecksumType.CRC32, 16384)] * 2
+
+
+def test_answers_that_nobody_waits_for_are_never_given_to_another(block_file: Path) -> None:
+    first, second = (MappedRequest(block_file, (MappedRange(0, n, ChecksumType.CRC32, 16384),)) for n in (10, 20))
+    before = workers()
+    with MappedReader(timeout_s=60) as reader:
+        abandoned = reader.answers([first, second, first])
+        next(abandoned)
+        abandoned.close()
+        assert workers() == before
+        (answer,) = reader.answers([first])
+        assert answer == window_checksums(DATA[:10], ChecksumType.CRC32, 16384)
+
+
+def test_two_callers_at_once_have_a_worker_each(block_file: Path) -> None:
+    request = MappedRequest(block_file, (WHOLE,))
+    before = workers()
+    with MappedReader(timeout_s=60) as reader:
+        one, other = reader.answers([request] * 3), reader.answers([request] * 3)
+        assert [next(one), next(other), *one, *other] == [window_checksums(DATA, ChecksumType.CRC32, 16384)] * 6
+        assert len(workers() - before) == 2
+    assert workers() == before
 
 
 def test_a_worker_that_does_not_answer_is_given_up(block_file: Path) -> None:

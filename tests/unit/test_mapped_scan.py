@@ -3,10 +3,11 @@
 import errno
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -16,16 +17,17 @@ from merkle.record import ChunkRecord
 from merkle.tree import ContainerId
 from ozone.containers import Container, ContainerStore
 from ozone.disk import Disk, Reader, disk_error
-from ozone.mapped import MappedRange, MappedReader
+from ozone.mapped import RANGES_MAX, MappedRange, MappedReader, MappedRequest
 from ozone.scan import MAPPED_BYTES, FindingType, ScanResult, scan
 from ozone.volume import Hold, open_volume
 from tests.support.handmade import VolumeMaker, chunk_record, some_bytes
 from tests.support.mapping import wait_until_mapped
 from tests.support.volumes import ERASURE_CODED, OZONE, unpack
 
+Answers: TypeAlias = Generator[bytes | MappedReadError, None, None]
 CHUNK_BYTES = 4 << 20
 # Two of these fit into one call to the worker.
-LARGE_BYTES = 24 << 20
+LARGE_BYTES = 12 << 20
 
 
 @pytest.fixture(scope="module")
@@ -75,20 +77,22 @@ def flip(path: Path, at: int) -> None:
 
 
 class CountingReader(MappedReader):
-    """Notes what it was asked and whether it could answer."""
+    """Notes what it was asked, and whether it could answer."""
 
     def __init__(self) -> None:
         super().__init__(timeout_s=60)
-        self.calls: list[tuple[str, int, bool]] = []
+        self.asked: list[tuple[str, int]] = []
+        self.answered: list[bool] = []
 
-    def checksums(self, path: Path, ranges: Sequence[MappedRange]) -> bytes:
-        answered = False
-        try:
-            entries = super().checksums(path, ranges)
-            answered = True
-        finally:
-            self.calls.append((path.name, len(ranges), answered))
-        return entries
+    def answers(self, requests: Iterable[MappedRequest]) -> Answers:
+        def noted() -> Iterator[MappedRequest]:
+            for request in requests:
+                self.asked.append((request.path.name, len(request.ranges)))
+                yield request
+
+        for answer in super().answers(noted()):
+            self.answered.append(isinstance(answer, bytes))
+            yield answer
 
 
 @pytest.mark.parametrize(
@@ -177,7 +181,9 @@ def test_the_worker_is_asked_for_many_chunks_at_once_and_no_more_of_a_file_that_
         scan(container, mapped=reader)
 
     assert MAPPED_BYTES // LARGE_BYTES == 2
-    assert reader.calls == [("20.block", 2, False), ("21.block", 2, True), ("21.block", 2, True), ("21.block", 1, True)]
+    # One request more was sent already when the first answer came.
+    assert reader.asked == [("20.block", 2)] * 2 + [("21.block", 2), ("21.block", 2), ("21.block", 1)]
+    assert reader.answered == [False, False, True, True, True]
 
 
 class SlowReader(MappedReader):
@@ -187,15 +193,13 @@ class SlowReader(MappedReader):
         super().__init__(timeout_s=60)
         self.errors: list[str] = []
 
-    def checksums(self, path: Path, ranges: Sequence[MappedRange]) -> bytes:
-        repeated = [MappedRange(CHUNK_BYTES, CHUNK_BYTES, ChecksumType.SHA256, 1 << 20)] * 1500
-        if path.name != "20.block":
-            return super().checksums(path, ranges)
-        try:
-            return super().checksums(path, [*ranges, *repeated])
-        except MappedReadError as error:
-            self.errors.append(error.message)
-            raise
+    def answers(self, requests: Iterable[MappedRequest]) -> Answers:
+        repeated = (MappedRange(CHUNK_BYTES, CHUNK_BYTES, ChecksumType.SHA256, 1 << 20),) * 200
+        slow = (replace(r, ranges=r.ranges + repeated) if r.path.name == "20.block" else r for r in requests)
+        for answer in super().answers(slow):
+            if isinstance(answer, MappedReadError):
+                self.errors.append(answer.message)
+            yield answer
 
 
 @pytest.mark.parametrize("left_bytes", [0, CHUNK_BYTES + 16384])
@@ -234,8 +238,9 @@ def test_an_answer_that_does_not_match_is_never_a_finding_by_itself(made: Volume
     """A file cut inside its last page shows zeros to whoever had it mapped: only a plain read may accuse."""
 
     class LyingReader(MappedReader):
-        def checksums(self, path: Path, ranges: Sequence[MappedRange]) -> bytes:
-            return bytes(4 * sum(-(-part.length_bytes // part.bytes_per_checksum) for part in ranges))
+        def answers(self, requests: Iterable[MappedRequest]) -> Answers:
+            for request in requests:
+                yield bytes(4 * sum(-(-part.length_bytes // part.bytes_per_checksum) for part in request.ranges))
 
     made.container()
     made.block(1, 20, whole(5000), whole(5000, 5000))
@@ -265,8 +270,8 @@ class UnreadableDisk(Disk):
 class DeadReader(MappedReader):
     """Its worker has died, as it does where the disk cannot read."""
 
-    def checksums(self, path: Path, ranges: Sequence[MappedRange]) -> bytes:
-        raise MappedReadError(f"cannot check {path} mapped: the worker died (SIGBUS)", path=str(path))
+    def answers(self, requests: Iterable[MappedRequest]) -> Answers:
+        return (request.failed("the worker died (SIGBUS)") for request in requests)
 
 
 def test_an_io_error_has_the_words_of_the_plain_read(made: VolumeMaker) -> None:
@@ -291,3 +296,35 @@ def test_a_mapped_scan_is_told_of_and_cancelled_between_calls(made: VolumeMaker,
         scan(container, mapped=reader, on_bytes=told.append, cancelled=lambda: bool(told))
 
     assert told == [LARGE_BYTES] * 2
+
+
+def test_blocks_are_judged_in_order_whatever_was_asked_of_the_worker(made: VolumeMaker, reader: MappedReader) -> None:
+    """Empty blocks, blocks without checksums and lost files stand between those that the worker sees."""
+    made.container()
+    for block_id in range(1, 12):
+        match block_id % 4:
+            case 0:
+                made.block(1, block_id)
+            case 1:
+                made.block(1, block_id, whole(5000), whole(5000, 5000))
+                flip(made.block_file(1, block_id), 5000 + block_id)
+            case 2:
+                made.block(1, block_id, whole(100, checksum_type=ChecksumType.NONE, window=0))
+            case _:
+                made.block(1, block_id, whole(100)[0])
+
+    with first(made) as container:
+        by_mapping = scan(container, mapped=reader)
+        assert by_mapping == scan(container)
+
+    assert [finding.block_id for finding in by_mapping.findings] == [1, 3, 5, 7, 9, 11]
+
+
+def test_many_small_chunks_are_asked_for_in_requests_that_fit_into_the_pipe(made: VolumeMaker) -> None:
+    made.container()
+    made.block(1, 20, *(whole(10, i * 10, window=16) for i in range(700)))
+
+    with first(made) as container, CountingReader() as reader:
+        assert scan(container, mapped=reader).findings == ()
+
+    assert [count for _, count in reader.asked] == [RANGES_MAX, RANGES_MAX, 700 - 2 * RANGES_MAX]
