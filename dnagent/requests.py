@@ -320,8 +320,8 @@ class ReconcileOptions:
     The rule: a full scan after everything else found no fault; our plan is empty and neither UNRECOVERABLE nor
     CONFLICT nor UNKNOWN; and our commit is not behind that of any block seen here or at a peer in this job. Which
     state it returns to is the choice of whoever knows the container (scm.registry): CLOSED only where a replica of it
-    is or was CLOSED, else QUASI_CLOSED. A replica that falsely claims CLOSED makes SCM close the container at its
-    commit and drop others.
+    is or was CLOSED or all have one commit, else QUASI_CLOSED. A replica that falsely claims CLOSED makes SCM close
+    the container at its commit and drop others.
 
     All data are read once more at the end, as Ozone does, so that damage which no tree shows yet is found and repaired
     in the same job. `spare_scan` leaves that out where nothing was changed, for visits that nobody asked for.

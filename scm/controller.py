@@ -547,7 +547,7 @@ class Controller:
                 job_id,
                 job.container_id,
                 known,
-                returns_to=self._registry.returns_to(job.container_id),
+                returns_to=self._registry.returns_to(job.container_id, required_nodes=self._rules.required_nodes),
                 spare_scan=job.automatic,
             )
         )

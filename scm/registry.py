@@ -160,14 +160,19 @@ class Registry:
         replicas = self.replicas(container_id) or list(self._replicas.get(container_id, {}).values())
         return container_state(replicas) or self._empty.get(container_id)
 
-    def returns_to(self, container_id: ContainerId) -> ReplicaState:
+    def returns_to(self, container_id: ContainerId, *, required_nodes: int) -> ReplicaState:
         """What an unhealthy replica of it that proves clean may become.
 
-        CLOSED only if a replica was ever reported CLOSED here: SCM closes a container at the commit of whoever claims
-        to be CLOSED, and drops replicas that differ. QUASI_CLOSED is safe where that is not known, since SCM, which
-        knows, orders such a replica to close.
+        SCM closes a container at the commit of whoever claims to be CLOSED, and drops replicas with another. So CLOSED
+        only if a replica was ever reported CLOSED here, or if there is no other commit: as many replicas as there
+        should be, all UNHEALTHY, all at one. QUASI_CLOSED is safe where neither is known, since SCM, which knows,
+        orders such a replica to close.
         """
-        return ReplicaState.CLOSED if container_id in self._seen_closed else ReplicaState.QUASI_CLOSED
+        replicas = self.replicas(container_id)
+        has_one_commit = len(replicas) >= required_nodes and len({replica.bcs_id for replica in replicas}) == 1
+        all_unhealthy = all(replica.state is ReplicaState.UNHEALTHY for replica in replicas)
+        is_closed = container_id in self._seen_closed or (has_one_commit and all_unhealthy)
+        return ReplicaState.CLOSED if is_closed else ReplicaState.QUASI_CLOSED
 
     def compared(self, container_id: ContainerId) -> Compared:
         return self._compared.get(container_id) or Compared(Comparison.UNKNOWN, "no replicas are known")

@@ -1,6 +1,7 @@
 """Who is alive and holds what, whatever the order in which reports come."""
 
 import time
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -78,16 +79,41 @@ def test_a_deleted_replica_is_gone() -> None:
 
 def test_an_unhealthy_replica_may_return_to_closed_only_where_one_was_closed() -> None:
     """CR-001"""
-    registry, one, two = make(), ContainerId(1), ContainerId(2)
+    registry = make()
+
+    def returns(container_id: int) -> ReplicaState:
+        return registry.returns_to(ContainerId(container_id), required_nodes=3)
+
     unhealthy = [replica(container_id=number, state=ReplicaState.UNHEALTHY) for number in (1, 2)]
     observe(registry, *unhealthy)
-    assert registry.returns_to(one) is ReplicaState.QUASI_CLOSED
+    assert returns(1) is ReplicaState.QUASI_CLOSED
     quasi = replica("dn-2", 2, ReplicaState.QUASI_CLOSED)
     observe(registry, replica("dn-2"), quasi, peer="dn-2")
-    assert (registry.returns_to(one), registry.returns_to(two)) == (ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED)
+    assert (returns(1), returns(2)) == (ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED)
     # Damage that is found on the last closed replica does not open the container again.
     observe(registry, replica("dn-2", state=ReplicaState.UNHEALTHY), quasi, peer="dn-2", sequence=2)
-    assert registry.returns_to(one) is ReplicaState.CLOSED
+    assert returns(1) is ReplicaState.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("commits", "states", "expected"),
+    [
+        ((5, 5, 5), ("UNHEALTHY",) * 3, ReplicaState.CLOSED),
+        ((5, 5, 6), ("UNHEALTHY",) * 3, ReplicaState.QUASI_CLOSED),
+        # A third one may have another.
+        ((5, 5), ("UNHEALTHY",) * 2, ReplicaState.QUASI_CLOSED),
+        ((5, 5, 5), ("UNHEALTHY", "UNHEALTHY", "QUASI_CLOSED"), ReplicaState.QUASI_CLOSED),
+    ],
+)
+def test_replicas_that_are_all_unhealthy_may_return_to_closed_if_there_is_one_commit(
+    commits: tuple[int, ...], states: tuple[str, ...], expected: ReplicaState
+) -> None:
+    """CR-001"""
+    registry = make()
+    for number, (commit, state) in enumerate(zip(commits, states, strict=True)):
+        found = replace(replica(f"dn-{number}", state=ReplicaState(state)), bcs_id=commit)
+        observe(registry, found, peer=f"dn-{number}")
+    assert registry.returns_to(ContainerId(1), required_nodes=3) is expected
 
 
 @pytest.mark.parametrize("order", list(permutations([1, 2, 3])))
