@@ -1,0 +1,172 @@
+"""Replicas damaged at random heal as far as bytes that match their records are left anywhere; nothing else changes."""
+
+import os
+import random
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from dnagent.requests import Outcome, OutcomeState, ReconcileOptions
+from merkle.checksum import ChecksumType
+from merkle.plan import Verdict
+from merkle.record import DeleteTransaction
+from merkle.replica import ReplicaState
+from merkle.tree import BlockId, ContainerId
+from ozone.containers import ContainerStore
+from ozone.disk import Disk
+from ozone.rocks import Batch, Table, block_key
+from ozone.volume import Hold, Version, open_volume
+from tests.support.fixtures import container_folder
+from tests.support.in_process import Datanode, datanodes, reconcile
+from tests.support.oracle import Seen, faults, good_windows, look, lost_windows
+from tests.support.volumes import block_record, chunk_record, content, new_volume, owned
+
+NAMES = ("dn1", "dn2", "dn3")
+SEEDS = 12
+DELETED = BlockId(90)
+# Window sizes of no round number among them, and one larger than a whole chunk.
+CONTAINERS = {
+    1: (ChecksumType.CRC32, 1000, 7000),
+    2: (ChecksumType.CRC32C, 8 << 10, 64 << 10),
+    3: (ChecksumType.SHA256, 16 << 10, 40_000),
+    4: (ChecksumType.MD5, 1 << 20, 100_000),
+}
+LENGTHS = (1, 999, 1000, 7001, 70_000, 200_001)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Three equal volumes, each container with blocks of one and several chunks and a deleted one."""
+    folder = tmp_path_factory.mktemp("whole")
+    roots = {}
+    for number, name in enumerate(NAMES, start=1):
+        version = Version(f"DS-{number}", "CID-random", f"00000000-0000-4000-8000-00000000000{number}")
+        roots[name] = new_volume(folder / name / "volume1", version=version)
+        with owned(roots[name], folder / "state" / name) as volume:
+            for container_id, (checksum_type, window, chunk_bytes) in CONTAINERS.items():
+                volume.writer.create_container(ContainerId(container_id))
+                for block_id, length in enumerate((*LENGTHS, 5000), start=DELETED - len(LENGTHS)):
+                    data, chunks = content(block_id, length), []
+                    for offset in range(0, length, chunk_bytes):
+                        part = data[offset : offset + chunk_bytes]
+                        volume.writer.write_chunk(ContainerId(container_id), BlockId(block_id), offset, part)
+                        chunks.append(
+                            chunk_record(offset, part, checksum_type=checksum_type, bytes_per_checksum=window)
+                        )
+                    assert volume.writer.put_block(block_record(container_id, block_id, chunks, bcs_id=block_id))
+                volume.writer.close(ContainerId(container_id))
+                volume.writer.receive_delete(DeleteTransaction(1, ContainerId(container_id), (DELETED,)))
+                assert volume.writer.delete_blocks(ContainerId(container_id)) == [DELETED]
+    return roots
+
+
+def _copies(whole: Mapping[str, Path], folder: Path) -> dict[str, Path]:
+    return {name: Path(shutil.copytree(root, folder / name / "volume1")) for name, root in whole.items()}
+
+
+def _damage(rng: random.Random, root: Path, state: Path, container_id: int) -> str:
+    """Do one of the things that disks, crashes and people do."""
+    kind = rng.choice(("flip", "flip", "flip", "truncate", "file", "record", "chunks", "tree", "garbage", "orphan"))
+    folder = container_folder(root, container_id)
+    files = sorted((folder / "chunks").glob("*.block"))
+    if kind == "chunks":
+        shutil.rmtree(folder / "chunks", ignore_errors=True)
+    elif kind == "tree":
+        (folder / "metadata" / f"{container_id}.tree").unlink(missing_ok=True)
+    elif kind == "garbage":
+        (folder / "metadata" / f"{container_id}.tree").write_bytes(rng.randbytes(rng.choice((0, 50))))
+    elif not files:
+        return "nothing"
+    elif kind == "orphan":
+        (folder / "chunks" / "777.block").write_bytes(b"nobody's")
+    elif kind == "record":
+        with owned(root, state) as volume:
+            batch = Batch()
+            key = block_key(ContainerId(container_id), BlockId(int(rng.choice(files).stem)))
+            batch.delete(Table.BLOCK_DATA, key)
+            volume.volume.database.write(batch)
+    else:
+        path = rng.choice(files)
+        data = bytearray(path.read_bytes())
+        if kind == "file":
+            path.unlink()
+        elif kind == "truncate":
+            _, window, chunk_bytes = CONTAINERS[container_id]
+            os.truncate(path, min(len(data), rng.choice((0, window, chunk_bytes, rng.randrange(len(data) + 1)))))
+        elif data:
+            for _ in range(rng.randint(1, 3)):
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            path.write_bytes(data)
+    return kind
+
+
+def _look(roots: Mapping[str, Path], scratch: Path) -> dict[int, dict[str, Seen]]:
+    found: dict[int, dict[str, Seen]] = {container_id: {} for container_id in CONTAINERS}
+    with ExitStack() as stack:
+        for name, root in roots.items():
+            volume = open_volume(root, hold=Hold.READ_ONLY, state_folder=scratch / name, disk=Disk())
+            store = ContainerStore(stack.enter_context(volume), Disk())
+            for container_id in CONTAINERS:
+                found[container_id][name] = look(store, container_id)
+    return found
+
+
+def _scan(node: Datanode, container_id: int) -> ReplicaState:
+    replica = node.store.open_replica(
+        ContainerId(container_id), "scan", cancelled=lambda: False, on_bytes=lambda _: None
+    )
+    scanned = replica.scan()
+    return scanned.state
+
+
+def _heal(nodes: Mapping[str, Datanode], container_id: int, rng: random.Random) -> dict[str, Outcome]:
+    options = ReconcileOptions(return_to=ReplicaState.CLOSED)
+    order = rng.sample(NAMES, 3)
+    if rng.random() < 0.5:
+        return {name: reconcile(nodes, name, container_id, options=options) for name in order}
+    with ThreadPoolExecutor(3) as pool:
+        outcomes = pool.map(lambda name: reconcile(nodes, name, container_id, options=options), order)
+        return dict(zip(order, outcomes, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whatever_is_left_anywhere_comes_back_everywhere(whole: dict[str, Path], tmp_path: Path, seed: int) -> None:
+    """inv-I1, I3, I4, I5, I6: one round; where something is gone for good, that is said."""
+    rng = random.Random(seed)
+    roots = _copies(whole, tmp_path)
+    done = {}
+    for container_id in CONTAINERS:
+        for _ in range(rng.choice((1, 2, 4, 8))):
+            name = rng.choice(NAMES)
+            done[name, container_id] = _damage(rng, roots[name], tmp_path / "damage" / name, container_id)
+    before = _look(roots, tmp_path / "before")
+    outcomes, states = {}, {}
+    with datanodes(roots, tmp_path / "state") as nodes:
+        for container_id in CONTAINERS:
+            for node in nodes.values():
+                _scan(node, container_id)
+            outcomes[container_id] = _heal(nodes, container_id, rng)
+            states[container_id] = {_scan(node, container_id) for node in nodes.values()}
+    after = _look(roots, tmp_path / "after")
+    for container_id in CONTAINERS:
+        about = f"seed {seed}, container {container_id}: {done}"
+        assert faults(before[container_id], after[container_id]) == [], about
+        verdicts = {outcome.verdict for outcome in outcomes[container_id].values()}
+        assert {outcome.state for outcome in outcomes[container_id].values()} == {OutcomeState.DONE}, about
+        if lost_windows(before[container_id]):
+            assert Verdict.UNRECOVERABLE in verdicts, about
+        else:
+            assert verdicts <= {Verdict.MATCH, Verdict.REPAIRABLE}, about
+            assert states[container_id] == {ReplicaState.CLOSED}, about
+
+
+def test_the_oracle_knows_a_good_window_from_a_bad_one() -> None:
+    data = content(1, 2500)
+    chunk = chunk_record(0, data, bytes_per_checksum=1000)
+    assert good_windows(chunk, data) == {0, 1, 2}
+    assert good_windows(chunk, data[:-1]) == {0, 1}
+    assert good_windows(chunk, b"\0" + data[1:]) == {1, 2}
