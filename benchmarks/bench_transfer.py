@@ -2,9 +2,10 @@
 
     python -m benchmarks.bench_transfer [--json]
 
-Servers run in processes of their own over one file in the page cache. `bare gRPC` reads the file and streams the bytes of each piece as they are, with neither protocol nor checks: it
-is what the transport allows. `agent` is AgentPeer against AgentService; `agent, verified` also computes every window's
-checksum; `datanode` is DatanodePeer against XceiverService. TCP sends with sendfile.
+Servers run in processes of their own over one file in the page cache. `bare gRPC` reads the file and streams the bytes
+of each piece as they are, with neither protocol nor checks: it is what the transport allows. `agent` is AgentPeer
+against AgentService; `agent, verified` also computes every window's checksum; `datanode` is DatanodePeer against
+XceiverService. TCP sends with sendfile.
 """
 
 import multiprocessing

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from merkle.tree import root_hex
@@ -28,22 +29,23 @@ def expected(moment: str, node: str) -> dict[int, tuple[str, str]]:
     return {row["containerID"]: (row["state"], row["treeFileRoot"]) for row in rows if row["datanode"] == node}
 
 
-def settings(folder: Path, volume: Path, hold: str, *, bytes_per_second: int = 0) -> Path:
+def settings(folder: Path, volume: Path, hold: str, *, bytes_per_second: int = 0, mapped: bool = False) -> Path:
     path = folder / "agent.toml"
     path.write_text(
         f'state_folder = "{folder / "state"}"\nlisten = "127.0.0.1:0"\n'
         f'[[volumes]]\npath = "{volume}"\nhold = "{hold}"\n'
         f"[scan]\nenabled = false\nbytes_per_second = {bytes_per_second}\n"
+        f"mapped = {str(mapped).lower()}\n"
     )
     return path
 
 
 @contextmanager
 def agent(
-    folder: Path, volume: Path, hold: str, *, bytes_per_second: int = 0
+    folder: Path, volume: Path, hold: str, *, bytes_per_second: int = 0, mapped: bool = False
 ) -> Iterator[tuple[TreefoldProcess, AgentStub]]:
     folder.mkdir(exist_ok=True)
-    config = settings(folder, volume, hold, bytes_per_second=bytes_per_second)
+    config = settings(folder, volume, hold, bytes_per_second=bytes_per_second, mapped=mapped)
     with TreefoldProcess(folder / "run", "agent", "run", "--config", str(config), "--log-format", "json") as process:
         channel = open_channel(process.address())
         try:
@@ -75,6 +77,20 @@ def test_an_owner_finds_what_the_datanode_found(tmp_path: Path, node: str) -> No
     assert process.stdout == ""
     for line in process.stderr.splitlines():
         assert line.startswith("agent of datanode") or json.loads(line)["event"]
+
+
+def test_an_agent_that_maps_files_finds_the_same_and_survives_its_workers(tmp_path: Path) -> None:
+    volume = unpack(OZONE / "damaged.tar.xz", tmp_path / "copy") / "dn1" / "volume1"
+    with agent(tmp_path / "agent", volume, "owner", mapped=True) as (process, stub):
+        assert scan_all(stub) == expected("detected", "dn1")
+        workers = psutil.Process(process.process.pid).children()
+        assert ["ozone.mapped" in " ".join(worker.cmdline()) for worker in workers] == [True]
+        workers[0].kill()
+        assert scan_all(stub) == expected("detected", "dn1")
+        workers = psutil.Process(process.process.pid).children()
+        assert process.stop(signal.SIGTERM) == 0
+        assert not any(worker.is_running() for worker in workers)
+    assert "Traceback" not in process.stderr
 
 
 def test_a_read_only_agent_changes_no_byte_under_the_volume(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ def test_the_defaults_write_nothing_and_listen_on_loopback(tmp_path: Path) -> No
     assert config.listen == "127.0.0.1:9893"
     assert not config.repair.enabled
     assert not config.repair.return_to_closed
+    assert not config.scan.mapped
     assert (config.scan.interval_s, config.scan.min_gap_s, config.scan.bytes_per_second) == (604800, 900, 5242880)
     assert config.repair.undo_bytes == 1 << 30
     assert config.rpc_tls is None
