@@ -32,12 +32,6 @@ _STOP_S = 10.0
 _POLL_S = 0.02
 
 
-class ProcessFailedError(ReconcileError):
-    """A process of the cluster ended or did not start; the end of its log is in the message."""
-
-    code = "process_failed"
-
-
 @dataclass(frozen=True, slots=True)
 class ScannedReplica:
     """One replica as its agent's scan left it, or why it was not scanned."""

@@ -19,6 +19,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2_grpc
 
+from merkle import errors
 from merkle.errors import (
     ConfigError,
     PeerRefusedError,
@@ -329,13 +330,9 @@ def _text(value: str | bytes | None) -> str:
 
 
 def _classes() -> dict[str, type[ReconcileError]]:
-    """Every error class by its code; collected anew, since modules may define their own."""
-    found, waiting = {}, [ReconcileError]
-    while waiting:
-        kind = waiting.pop()
-        found[kind.code] = kind
-        waiting += kind.__subclasses__()
-    return found
+    """Every error class by its code."""
+    kinds = (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ReconcileError))
+    return {kind.code: kind for kind in kinds}
 
 
 # ---- security --------------------------------------------------------------------------------------------------------
