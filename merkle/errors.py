@@ -198,3 +198,9 @@ class JobNotFoundError(ReconcileError):
     """There is no such job."""
 
     code = "job_not_found"
+
+
+class ProcessFailedError(ReconcileError):
+    """A process that was started for a purpose ended or did not start; the end of its log is in the message."""
+
+    code = "process_failed"
