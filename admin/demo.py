@@ -34,8 +34,6 @@ from merkle.plan import Verdict, compare
 from merkle.tree import ContainerId, ContainerTree, root_hex
 from protos.controller_pb2 import ReplicaReport
 
-# Verdicts that end the demo with the exit status for damage that nobody can mend.
-_LOST = {Verdict.UNRECOVERABLE, Verdict.CONFLICT}
 _VOLUME = "volume1"
 # Slow enough that an agent can be killed between two of its writes.
 _SLOW_BYTES_PER_SECOND = 48 << 10
@@ -80,7 +78,11 @@ class Outcome:
 
     @property
     def lost(self) -> list[ContainerId]:
-        return sorted(i for i, verdict in self.verdicts.items() if verdict in _LOST)
+        return sorted(i for i, verdict in self.verdicts.items() if verdict is Verdict.UNRECOVERABLE)
+
+    @property
+    def conflicts(self) -> list[ContainerId]:
+        return sorted(i for i, verdict in self.verdicts.items() if verdict is Verdict.CONFLICT)
 
     @property
     def unverifiable(self) -> list[ContainerId]:
@@ -105,7 +107,7 @@ class Outcome:
 
     @property
     def exit_status(self) -> int:
-        return 4 if self.lost else 1 if self.unhealed or not (self.healed or self.unverifiable) else 0
+        return 4 if self.lost or self.conflicts else 1 if self.unhealed or not (self.healed or self.unverifiable) else 0
 
 
 class Demo:
@@ -219,6 +221,8 @@ class Demo:
             self._say(f"read again without any agent: {_listed(self.outcome.healed)}: {against}")
         if self.outcome.lost:
             self._say(f"nobody holds what {_listed(self.outcome.lost)} lost: unrecoverable, left as it is")
+        if self.outcome.conflicts:
+            self._say(f"records of {_listed(self.outcome.conflicts)} contradict each other: in conflict, left as it is")
 
     def _show(self, verb: str, cluster: LocalCluster, scanned: Sequence[ScannedReplica]) -> None:
         faults = sum(len(replica.findings) for replica in scanned)
@@ -323,6 +327,7 @@ def report(outcome: Outcome) -> dict[str, object]:
         "unhealed": outcome.unhealed,
         "unverifiable": outcome.unverifiable,
         "unrecoverable": outcome.lost,
+        "conflicts": outcome.conflicts,
         "damageAdded": [
             {
                 "damage": one.damage.value,
@@ -438,7 +443,9 @@ def demo(
     )
     outcome = Demo(options, out).run()
     status = outcome.exit_status
-    summary = {0: "HEALED", 4: "NOT HEALED: data are lost on every replica"}.get(status, "NOT HEALED")
+    summary = {0: "HEALED", 4: "NOT HEALED: data are lost on every replica, or replicas in conflict"}.get(
+        status, "NOT HEALED"
+    )
     out.print(Text(f"[{outcome.elapsed_s:5.1f}s] {summary}", "bold green" if status == 0 else "bold red"))
     if svg:
         out.save_svg(str(svg), title="treefold demo")

@@ -21,6 +21,7 @@ from merkle.errors import (
     BusyError,
     ContainerNotFoundError,
     ContainerStateError,
+    DatabaseError,
     DescriptorError,
     DiskError,
     ReadOnlyError,
@@ -217,18 +218,21 @@ class HeldVolume:
                 self._held[replica.container_id] = replica
 
     def _look_at(self, container_id: ContainerId) -> ContainerReplica:
-        """One replica as its descriptor, its rows and its tree tell; INVALID where the descriptor is of no use."""
+        """One replica as its descriptor, its rows and its tree tell; INVALID where one of the first two is no use."""
         own = PeerId(self.volume.datanode_id)
         read_only = self.volume.hold is Hold.READ_ONLY
         try:
             container = self.containers.open(container_id)
+            counters = container.counters()
         except ReconcileError as error:
+            if isinstance(error, DatabaseError) and "container_id" not in error.facts:
+                # Not a row of this container: the database as a whole.
+                raise
             before = self._held.get(container_id)
             # Said once, not at every look.
             if before is None or before.state is not ReplicaState.INVALID:
                 _log.error("container_skipped", container_id=container_id, volume=self.name, **_fields(error))
             return ContainerReplica(own, container_id, ReplicaState.INVALID, None, 0, read_only=read_only)
-        counters = container.counters()
         tree = self._stored_tree(container_id) if container.state.is_closed else None
         scanned_ms = self._own_scan_ms(container_id) if read_only else container.descriptor.data_scan_timestamp_ms
         return ContainerReplica(

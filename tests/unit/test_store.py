@@ -30,7 +30,7 @@ from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from merkle.windows import prove
 from ozone.disk import Disk
 from ozone.mapped import MappedReader
-from ozone.rocks import Batch, Table, block_key
+from ozone.rocks import Batch, Counter, Table, block_key, counter_key
 from ozone.scan import FindingType
 from ozone.volume import Hold, open_volume
 from tests.support.volumes import content, new_volume, owned, tree_of_files, write_block
@@ -107,6 +107,18 @@ def test_a_container_whose_descriptor_is_broken_is_named_and_hides_no_other(root
     path.write_bytes(b"not a descriptor")
     with held(root) as volume:
         assert [replica.state for replica in volume.replicas()] == [ReplicaState.CLOSED, ReplicaState.INVALID]
+
+
+def test_a_container_whose_counters_are_no_numbers_is_named_and_hides_no_other(root: Path, tmp_path: Path) -> None:
+    """A datanode skips it at its start, too."""
+    with owned(root, tmp_path / "damage") as volume:
+        batch = Batch()
+        batch.put(Table.METADATA, counter_key(TWO, Counter.BLOCK_COUNT), b"abc")
+        volume.volume.database.write(batch)
+    with held(root) as volume:
+        states = {replica.container_id: replica.state for replica in volume.replicas()}
+        assert states.pop(TWO) is ReplicaState.INVALID
+        assert ReplicaState.INVALID not in states.values()
 
 
 def test_a_refresh_sees_what_the_datanode_changed(root: Path, tmp_path: Path) -> None:
