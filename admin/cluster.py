@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dnagent.peer import AgentPeer
-from merkle.errors import ControllerUnavailableError, PeerUnavailableError, ProcessFailedError, ReconcileError
+from merkle.errors import ControllerUnavailableError, PeerUnavailableError, ProcessFailedError, UsageError
 from merkle.replica import PeerId
 from merkle.tree import ContainerId, ContainerTree
 from ozone.disk import Disk
