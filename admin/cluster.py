@@ -14,7 +14,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from dnagent.peer import AgentPeer
-from merkle.errors import ControllerUnavailableError, PeerUnavailableError, ProcessFailedError, UsageError
+from merkle.errors import (
+    ControllerUnavailableError,
+    PeerUnavailableError,
+    ProcessFailedError,
+    ReconcileError,
+    UsageError,
+)
 from merkle.replica import PeerId
 from merkle.tree import ContainerId, ContainerTree
 from ozone.disk import Disk
