@@ -448,7 +448,8 @@ def demo(
     )
     out.print(Text(f"[{outcome.elapsed_s:5.1f}s] {summary}", "bold green" if status == 0 else "bold red"))
     if svg:
-        out.save_svg(str(svg), title="treefold demo")
+        # Without the fonts that the picture would load from elsewhere: it has to be seen without a network.
+        svg.write_text(re.sub(r"@font-face \{.*?\}\s*", "", out.export_svg(title="treefold demo"), flags=re.DOTALL))
     if as_json:
         print_json({"schema_version": 1, "command": "demo", "ok": status == 0, "data": report(outcome)})
     click.get_current_context().exit(status)
