@@ -7,6 +7,7 @@ once more without any of it (admin.proof).
 
 import json
 import os
+import re
 import shutil
 import tarfile
 import tempfile
