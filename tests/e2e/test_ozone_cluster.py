@@ -237,15 +237,11 @@ def test_a_stopped_datanode_is_repaired_from_live_ones_and_ozone_finds_nothing_w
         # A request that fails has the datanode scan the container by itself.
         with pytest.raises(PeerRefusedError):
             list(client.read(container_id, BlockId(1), _any_chunk(), [ByteRange(0, 1)]))
+    as_it_was = {container_id: ("CLOSED", root) for container_id, root in roots.items()}
+    eventually("SCM sees all replicas as they were", lambda: cluster.roots(containers).get(uuid) == as_it_was)
     for container_id in containers:
-        eventually(
-            f"SCM sees container {container_id} as it was",
-            lambda i=container_id: cluster.roots(i).get(uuid) == ("CLOSED", roots[i]),  # type: ignore[misc]
-        )
-        assert (
-            root_hex(tree_from_bytes(client.tree_bytes(container_id), container_id).data_checksum)
-            == roots[container_id]
-        )
+        tree = tree_from_bytes(client.tree_bytes(container_id), container_id)
+        assert root_hex(tree.data_checksum) == roots[container_id]
     client.close()
 
 
