@@ -1,7 +1,7 @@
 """What must come of damaged replicas, worked out from bytes and records alone, with other code than the product's.
 
-A window can be had if any replica's file holds bytes that match the recorded checksum. A block that any tree calls
-deleted is passed over. Everything that can be had must be on every replica afterwards.
+A window can be had if any replica's file holds bytes that match the recorded checksum, of a chunk that is in some
+tree. A block that any tree calls deleted is passed over. All that can be had must be on every replica afterwards.
 """
 
 import hashlib
@@ -76,7 +76,15 @@ def lost_windows(replicas: Mapping[str, Seen]) -> set[tuple[BlockId, int, int]]:
     lost = set()
     for block_id, chunks in _live_chunks(replicas).items():
         for chunk in chunks:
-            held = set().union(*(good_windows(chunk, replica.file(block_id)) for replica in replicas.values()))
+            # A chunk of which no replica with a record has a byte is in no tree; files without a record are not
+            # searched for what nobody knows of.
+            is_in_a_tree = any(
+                len(replica.file(block_id)) > chunk.offset
+                for replica in replicas.values()
+                if block_id in replica.records and chunk.offset in replica.records[block_id].by_offset
+            )
+            files = [replica.file(block_id) for replica in replicas.values() if is_in_a_tree]
+            held = set[int]().union(*(good_windows(chunk, file) for file in files))
             lost |= {(block_id, chunk.offset, index) for index in range(len(chunk.checksums)) if index not in held}
     return lost
 
