@@ -14,8 +14,8 @@ from merkle.tree import root_hex
 from protos.agent_pb2 import GetContainerHashesRequest, GetStatusRequest, ScanContainerRequest
 from protos.agent_pb2_grpc import AgentStub
 from runtime.rpc import open_channel
-from tests.support.fixtures import OZONE, state_of, unpack
 from tests.support.processes import TreefoldProcess
+from tests.support.volumes import OZONE, state_of, unpack
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -65,7 +65,7 @@ def scan_all(stub: AgentStub) -> dict[int, tuple[str, str]]:
 @pytest.mark.parametrize("node", ["dn1", "dn2", "dn3"])
 def test_an_owner_finds_what_the_datanode_found(tmp_path: Path, node: str) -> None:
     """The damaged volumes, scanned by us, end in the states and roots that Ozone's own scanner gave them."""
-    volume = unpack(OZONE / "damaged.tar.xz", tmp_path / "copy") / node / "volume1"
+    volume = unpack("damaged", tmp_path / "copy") / node / "volume1"
     with agent(tmp_path / "agent", volume, "owner") as (process, stub):
         assert scan_all(stub) == expected("detected", node)
         assert process.stop(signal.SIGTERM) == 0
@@ -80,7 +80,7 @@ def test_an_owner_finds_what_the_datanode_found(tmp_path: Path, node: str) -> No
 
 
 def test_an_agent_that_maps_files_finds_the_same_and_survives_its_workers(tmp_path: Path) -> None:
-    volume = unpack(OZONE / "damaged.tar.xz", tmp_path / "copy") / "dn1" / "volume1"
+    volume = unpack("damaged", tmp_path / "copy") / "dn1" / "volume1"
     with agent(tmp_path / "agent", volume, "owner", mapped=True) as (process, stub):
         assert scan_all(stub) == expected("detected", "dn1")
         workers = psutil.Process(process.process.pid).children()
@@ -94,7 +94,7 @@ def test_an_agent_that_maps_files_finds_the_same_and_survives_its_workers(tmp_pa
 
 
 def test_a_read_only_agent_changes_no_byte_under_the_volume(tmp_path: Path) -> None:
-    volume = unpack(OZONE / "damaged.tar.xz", tmp_path / "copy") / "dn1" / "volume1"
+    volume = unpack("damaged", tmp_path / "copy") / "dn1" / "volume1"
     before = state_of(volume)
     with agent(tmp_path / "agent", volume, "read-only") as (process, stub):
         scanned = scan_all(stub)
@@ -112,7 +112,7 @@ def test_a_read_only_agent_changes_no_byte_under_the_volume(tmp_path: Path) -> N
 
 def test_a_lost_tree_is_built_without_being_asked_for(tmp_path: Path) -> None:
     """dn2 lost the tree file of container 6; until it has one, nobody can tell whether it differs."""
-    volume = unpack(OZONE / "damaged.tar.xz", tmp_path / "copy") / "dn2" / "volume1"
+    volume = unpack("damaged", tmp_path / "copy") / "dn2" / "volume1"
     [folder] = volume.glob("hdds/CID-*/current/containerDir0/6/metadata")
     assert not (folder / "6.tree").exists()
     with agent(tmp_path / "agent", volume, "owner") as (_, stub):
@@ -122,7 +122,7 @@ def test_a_lost_tree_is_built_without_being_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_volume_has_one_owner(tmp_path: Path) -> None:
-    volume = unpack(OZONE / "damaged.tar.xz", tmp_path / "copy") / "dn1" / "volume1"
+    volume = unpack("damaged", tmp_path / "copy") / "dn1" / "volume1"
     with agent(tmp_path / "first", volume, "owner") as (first, _):
         (tmp_path / "second").mkdir()
         config = settings(tmp_path / "second", volume, "owner")
@@ -135,7 +135,7 @@ def test_a_volume_has_one_owner(tmp_path: Path) -> None:
 
 def test_a_stop_cuts_a_slow_scan_short_and_marks_nothing(tmp_path: Path) -> None:
     """S18"""
-    volume = unpack(OZONE / "damaged.tar.xz", tmp_path / "copy") / "dn1" / "volume1"
+    volume = unpack("damaged", tmp_path / "copy") / "dn1" / "volume1"
     with agent(tmp_path / "agent", volume, "owner", bytes_per_second=1024) as (process, stub):
         call = stub.ScanContainer.future(ScanContainerRequest(container_id=1), timeout=CALL_S)
 
@@ -152,7 +152,7 @@ def test_a_stop_cuts_a_slow_scan_short_and_marks_nothing(tmp_path: Path) -> None
 
 
 def test_a_bad_volume_does_not_stop_the_others(tmp_path: Path) -> None:
-    volume = unpack(OZONE / "damaged.tar.xz", tmp_path / "copy") / "dn1" / "volume1"
+    volume = unpack("damaged", tmp_path / "copy") / "dn1" / "volume1"
     (tmp_path / "empty").mkdir()
     arguments = [
         "--volume",

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from admin.cli import treefold as root
-from tests.support.fixtures import OZONE, unpack
 from tests.support.processes import ROOT, TreefoldProcess, agent, controller
+from tests.support.volumes import unpack
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -55,7 +55,7 @@ class Cluster:
 
 @contextmanager
 def cluster(folder: Path, moment: str) -> Iterator[Cluster]:
-    volumes = unpack(OZONE / f"{moment}.tar.xz", folder / "volumes")
+    volumes = unpack(moment, folder / "volumes")
     with ExitStack() as stack:
         process = stack.enter_context(controller(folder / "controller"))
         agents = [

@@ -24,9 +24,8 @@ from ozone.rocks import Batch, Table, block_key
 from ozone.scan import FindingType, scan
 from ozone.volume import Hold, open_volume
 from protos.convert import record_to_bytes
-from tests.support.fixtures import container_folder
 from tests.support.oracle import Seen, faults, look
-from tests.support.volumes import ERASURE_CODED, copy_volume, owned, unpack
+from tests.support.volumes import ERASURE_CODED, container_folder, copy_volume, owned, unpack
 
 NAMES = ("dn1", "dn2", "dn3")
 WINDOW = 16 << 10

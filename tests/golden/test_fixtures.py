@@ -24,7 +24,7 @@ from ozone.rocks import Table, block_key, container_prefix
 from ozone.scan import FindingType, ScanResult, build_from_metadata, scan
 from ozone.volume import Hold, open_volume
 from protos.convert import record_from_bytes, record_to_bytes, tree_from_bytes
-from tests.support.fixtures import OZONE, OZONE_EC, state_of, unpack
+from tests.support.volumes import ERASURE_CODED, OZONE, state_of, unpack
 
 # What the independent reader calls by one name.
 KINDS = {
@@ -47,7 +47,7 @@ class Moment:
 
 
 def archives() -> list[tuple[Path, str]]:
-    folders = [OZONE, OZONE_EC]
+    folders = [OZONE, ERASURE_CODED]
     if further := os.environ.get("TREEFOLD_FIXTURES_DIR"):
         folders.append(Path(further))
     return [(folder, name) for folder in folders for name in json.loads((folder / "expected.json").read_text())]
@@ -56,10 +56,10 @@ def archives() -> list[tuple[Path, str]]:
 @pytest.fixture(scope="module", params=archives(), ids=lambda found: f"{found[0].name}-{found[1]}")
 def moment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moment]:
     folder, name = request.param
-    unpacked = unpack(folder / f"{name}.tar.xz", tmp_path_factory.mktemp("fixture"))
+    unpacked = unpack(name, tmp_path_factory.mktemp("fixture"), fixture=folder)
     before = state_of(unpacked)
     rows = json.loads((folder / "expected.json").read_text())[name]
-    yield Moment(name, unpacked, rows, packaged=folder in (OZONE, OZONE_EC))
+    yield Moment(name, unpacked, rows, packaged=folder in (OZONE, ERASURE_CODED))
     assert state_of(unpacked) == before
 
 
@@ -152,7 +152,7 @@ def test_records_are_read_and_written_byte_for_byte(
 
 
 def test_a_scan_of_the_damage_gives_what_ozones_scanner_got(tmp_path: Path) -> None:
-    unpack(OZONE / "damaged.tar.xz", tmp_path)
+    unpack("damaged", tmp_path)
     detected = json.loads((OZONE / "expected.json").read_text())["detected"]
     for datanode in ("dn1", "dn2", "dn3"):
         state = tmp_path / "state" / datanode

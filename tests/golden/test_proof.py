@@ -9,8 +9,7 @@ import pytest
 from admin.proof import Proof, prove
 from merkle.tree import BlockId, ContainerId
 from ozone.rocks import Batch, Table, block_key
-from tests.support.fixtures import container_folder
-from tests.support.volumes import copy_volume, owned, unpack
+from tests.support.volumes import container_folder, copy_volume, owned, unpack
 
 NAMES = ("dn1", "dn2", "dn3")
 UNVERIFIABLE = 5

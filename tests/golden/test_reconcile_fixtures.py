@@ -8,9 +8,8 @@ from dnagent.requests import OutcomeState, ReconcileOptions
 from merkle.plan import Verdict
 from merkle.replica import ReplicaState
 from merkle.tree import ContainerId
-from tests.support.fixtures import container_folder
 from tests.support.in_process import Datanode, datanodes, reconcile
-from tests.support.volumes import copy_volume, unpack
+from tests.support.volumes import container_folder, copy_volume, unpack
 
 NAMES = ("dn1", "dn2", "dn3")
 CONTAINERS = (1, 2, 3, 4, 5, 6)

@@ -17,15 +17,15 @@ from ozone.datanode import DatanodeClient, XceiverService
 from ozone.disk import Disk
 from ozone.volume import Hold, open_volume
 from runtime.rpc import RpcServer, open_channel, start_server
-from tests.support.fixtures import OZONE, container_folder, state_of, unpack
 from tests.support.peers import MemoryScans, MemorySource, MemoryStatus
+from tests.support.volumes import container_folder, state_of, unpack
 
 PEER = PeerId("dn1")
 
 
 @pytest.fixture(scope="module")
 def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpack(OZONE / "healthy.tar.xz", tmp_path_factory.mktemp("healthy")) / "dn1" / "volume1"
+    return unpack("healthy", tmp_path_factory.mktemp("healthy")) / "dn1" / "volume1"
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,9 @@ from ozone.containers import ContainerStore
 from ozone.disk import Disk
 from ozone.rocks import Batch, Table, block_key
 from ozone.volume import Hold, Version, open_volume
-from tests.support.fixtures import container_folder
 from tests.support.in_process import Datanode, datanodes, reconcile
 from tests.support.oracle import Seen, faults, good_windows, look, lost_windows
-from tests.support.volumes import block_record, chunk_record, content, new_volume, owned
+from tests.support.volumes import block_record, chunk_record, container_folder, content, new_volume, owned
 
 NAMES = ("dn1", "dn2", "dn3")
 SEEDS = 12

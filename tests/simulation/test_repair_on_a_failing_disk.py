@@ -16,9 +16,8 @@ from merkle.tree import BlockId, ContainerId
 from ozone.disk import Disk, Operation
 from ozone.rocks import Batch, Table, block_key
 from tests.support.disk import CountingDisk, FailingDisk
-from tests.support.fixtures import container_folder
 from tests.support.in_process import datanodes, reconcile
-from tests.support.volumes import new_volume, owned, tree_of_files, write_block
+from tests.support.volumes import container_folder, new_volume, owned, tree_of_files, write_block
 
 CONTAINER = ContainerId(9)
 

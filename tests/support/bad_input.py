@@ -7,7 +7,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from admin.cli import treefold
-from tests.support.fixtures import state_of
+from tests.support.volumes import state_of
 
 
 def run(*arguments: object, stdin: str = "") -> Result:

@@ -39,6 +39,14 @@ def chunk_record(
     return ChunkRecord(offset, len(data), checksum_type, window, checksums, name)
 
 
+def whole(
+    length: int, offset: int = 0, *, checksum_type: ChecksumType = ChecksumType.CRC32, window: int = 1024
+) -> tuple[ChunkRecord, bytes]:
+    """A chunk of so many bytes: its record, and the bytes."""
+    data = some_bytes(length, offset)
+    return chunk_record(data, offset, checksum_type=checksum_type, window=window), data
+
+
 def block_record(container_id: int, block_id: int, chunks: Iterable[ChunkRecord] = ()) -> BlockRecord:
     return BlockRecord(ContainerId(container_id), BlockId(block_id), 7, tuple(chunks))
 

@@ -1,5 +1,6 @@
 """Volumes for tests: copies of those that real datanodes wrote, and small ones made by our own writer."""
 
+import os
 import shutil
 import tarfile
 from collections.abc import Iterable, Iterator
@@ -7,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from merkle.checksum import WIDTH, ChecksumType, window_checksums
+from merkle.checksum import WIDTH, ChecksumType, fingerprint, window_checksums
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import ContainerStore
@@ -18,16 +19,16 @@ from ozone.volume import Hold, Version, Volume, open_volume
 from ozone.writer import ContainerWriter, format_volume
 
 FIXTURES = Path(__file__).resolve().parents[1] / "golden" / "data" / "fixtures"
-OZONE = "ozone-2.2.0"
-ERASURE_CODED = "ozone-2.2.0-ec"
+OZONE = FIXTURES / "ozone-2.2.0"
+ERASURE_CODED = FIXTURES / "ozone-2.2.0-ec"
 MOMENTS = ("healthy", "damaged", "detected", "reconciled")
 UNDO_BYTES_MAX = 64 << 20
 VERSION = Version("DS-00000000-0000-4000-8000-000000000001", "CID-0000", "00000000-0000-4000-8000-00000000000a")
 
 
-def unpack(moment: str, folder: Path, *, fixture: str = OZONE) -> Path:
+def unpack(moment: str, folder: Path, *, fixture: Path = OZONE) -> Path:
     """The volumes of one moment, `dn1/volume1` and so on, unpacked into `folder`, which is returned."""
-    with tarfile.open(FIXTURES / fixture / f"{moment}.tar.xz") as packed:
+    with tarfile.open(fixture / f"{moment}.tar.xz") as packed:
         # Not as an argument: Python 3.11.2, Debian 12's, does not know it.
         packed.extraction_filter = getattr(tarfile, "data_filter", None)
         packed.extractall(folder)
@@ -37,6 +38,12 @@ def unpack(moment: str, folder: Path, *, fixture: str = OZONE) -> Path:
 def copy_volume(moments: Path, node: str, target: Path) -> Path:
     """A copy of one datanode's volume out of an unpacked moment, free to be written to."""
     return Path(shutil.copytree(moments / node / "volume1", target))
+
+
+def container_folder(volume: Path, container_id: int) -> Path:
+    """Where a container lies in an unpacked volume."""
+    (folder,) = volume.glob(f"hdds/CID-*/current/containerDir*/{container_id}")
+    return folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +137,22 @@ def write_block(
 def tree_of_files(folder: Path) -> dict[str, bytes]:
     """All files under a folder by relative path, for comparing before and after."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def state_of(folder: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Every entry below a folder with its mode, time of change and content: equal iff nothing was touched."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        held = fingerprint(path.read_bytes()) if path.is_file() and not path.is_symlink() else b""
+        found[os.fspath(path.relative_to(folder))] = (status.st_mode, status.st_mtime_ns, held)
+    return found
+
+
+def flip(path: Path, at: int) -> None:
+    """Change one bit of the byte at an offset."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))

@@ -13,16 +13,15 @@ import pytest
 
 from merkle.checksum import ChecksumType
 from merkle.errors import DiskError, InterruptedRepairError, MappedReadError
-from merkle.record import ChunkRecord
 from merkle.tree import ContainerId
 from ozone.containers import Container, ContainerStore
 from ozone.disk import Disk, Reader, disk_error
 from ozone.mapped import RANGES_MAX, MappedRange, MappedReader, MappedRequest
 from ozone.scan import MAPPED_BYTES, FindingType, ScanResult, scan
 from ozone.volume import Hold, open_volume
-from tests.support.handmade import VolumeMaker, chunk_record, some_bytes
+from tests.support.handmade import VolumeMaker, chunk_record, whole
 from tests.support.mapping import wait_until_mapped
-from tests.support.volumes import ERASURE_CODED, OZONE, unpack
+from tests.support.volumes import ERASURE_CODED, OZONE, flip, unpack
 
 Answers: TypeAlias = Generator[bytes | MappedReadError, None, None]
 CHUNK_BYTES = 4 << 20
@@ -55,25 +54,12 @@ def first(made: VolumeMaker, disk: Disk | None = None) -> Iterator[Container]:
         yield store.get(ContainerId(1))
 
 
-def whole(length: int, offset: int = 0, **kind: object) -> tuple[ChunkRecord, bytes]:
-    data = some_bytes(length, offset)
-    return chunk_record(data, offset, **kind), data  # type: ignore[arg-type]
-
-
 def large_block(made: VolumeMaker, block_id: int, chunks: int) -> None:
     """A block of large chunks of zeros, which take no room on disk."""
     record = chunk_record(bytes(LARGE_BYTES), window=1 << 20)
     made.block(1, block_id, *(replace(record, offset=i * LARGE_BYTES) for i in range(chunks)))
     made.block_file(1, block_id).touch()
     os.truncate(made.block_file(1, block_id), chunks * LARGE_BYTES)
-
-
-def flip(path: Path, at: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 4]))
 
 
 class CountingReader(MappedReader):
@@ -96,7 +82,9 @@ class CountingReader(MappedReader):
 
 
 @pytest.mark.parametrize(
-    ("fixture", "moment"), [(OZONE, "damaged"), (OZONE, "detected"), (ERASURE_CODED, "healthy")], ids=str
+    ("fixture", "moment"),
+    [(OZONE, "damaged"), (OZONE, "detected"), (ERASURE_CODED, "healthy")],
+    ids=lambda value: getattr(value, "name", value),
 )
 def test_what_real_datanodes_wrote_is_seen_alike_in_both_modes(
     tmp_path: Path, reader: MappedReader, fixture: str, moment: str

@@ -28,7 +28,8 @@ from ozone.scan import (
     scan_metadata,
 )
 from ozone.volume import Hold, open_volume
-from tests.support.handmade import VolumeMaker, chunk_record, some_bytes
+from tests.support.handmade import VolumeMaker, chunk_record, whole
+from tests.support.volumes import flip
 
 Found = list[tuple[FindingType, int | None, int | None]]
 
@@ -54,17 +55,6 @@ def scanned(made: VolumeMaker, disk: Disk | None = None) -> ScanResult:
 
 def found(result: ScanResult) -> Found:
     return [(finding.type, finding.block_id, finding.offset) for finding in result.findings]
-
-
-def whole(length: int, offset: int = 0, **kind: object) -> tuple[ChunkRecord, bytes]:
-    data = some_bytes(length, offset)
-    return chunk_record(data, offset, **kind), data  # type: ignore[arg-type]
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
 
 
 def observed(record: ChunkRecord, data: bytes) -> int:

@@ -19,8 +19,8 @@ from merkle.errors import ReadOnlyError
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
 from ozone.rocks import Counter, Table, block_key, counter_key, long_bytes
-from tests.support.fixtures import OZONE, OZONE_EC, container_folder, state_of, unpack
 from tests.support.handmade import VolumeMaker, chunk_record, some_bytes
+from tests.support.volumes import ERASURE_CODED, OZONE, container_folder, flip, state_of, unpack
 
 NONE = ChecksumType.NONE
 JsonObject = dict[str, object]
@@ -55,12 +55,6 @@ def make(root: Path, fill: Callable[[VolumeMaker], object] = lambda _: None) -> 
 
 def tree_path(made: VolumeMaker, container_id: int = 1) -> Path:
     return made.folder(container_id) / "metadata" / f"{container_id}.tree"
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.fixture
@@ -99,7 +93,7 @@ def test_build_prints_one_bare_object_a_container_with_exactly_these_keys(made: 
 
 
 def test_build_gives_the_roots_and_findings_of_real_volumes(tmp_path: Path) -> None:
-    unpack(OZONE / "damaged.tar.xz", tmp_path)
+    unpack("damaged", tmp_path)
     expected = {
         (row["datanode"], row["containerID"]): row
         for row in json.loads((OZONE / "expected.json").read_text())["damaged"]
@@ -121,7 +115,7 @@ def test_build_gives_the_roots_and_findings_of_real_volumes(tmp_path: Path) -> N
 
 
 def test_build_says_the_same_of_mapped_files_and_refuses_to_map_what_it_does_not_read(tmp_path: Path) -> None:
-    unpack(OZONE / "damaged.tar.xz", tmp_path)
+    unpack("damaged", tmp_path)
     volumes = [tmp_path / name / "volume1" for name in ("dn1", "dn2", "dn3")]
 
     assert lines("build", *volumes, "--mapped", status=3) == lines("build", *volumes, status=3)
@@ -129,7 +123,7 @@ def test_build_says_the_same_of_mapped_files_and_refuses_to_map_what_it_does_not
 
 
 def test_build_takes_the_folder_of_one_container(tmp_path: Path) -> None:
-    unpack(OZONE_EC / "healthy.tar.xz", tmp_path)
+    unpack("healthy", tmp_path, fixture=ERASURE_CODED)
     folder = container_folder(tmp_path / "dn1" / "volume1", 2)
 
     (line,) = lines("build", folder)
@@ -333,7 +327,7 @@ def test_a_lost_container_lacks_everything(replicas: list[VolumeMaker]) -> None:
 
 
 def test_diff_of_real_damage_finds_what_was_done(tmp_path: Path) -> None:
-    unpack(OZONE / "damaged.tar.xz", tmp_path)
+    unpack("damaged", tmp_path)
 
     compared = lines("diff", *(tmp_path / f"dn{number}" / "volume1" for number in (1, 2, 3)), status=3)
 
@@ -346,7 +340,7 @@ def test_diff_of_real_damage_finds_what_was_done(tmp_path: Path) -> None:
 
 
 def test_diff_of_real_healthy_volumes_matches(tmp_path: Path) -> None:
-    unpack(OZONE / "healthy.tar.xz", tmp_path)
+    unpack("healthy", tmp_path)
     paths = [tmp_path / f"dn{number}" / "volume1" for number in (1, 2, 3)]
 
     for source in ("data", "metadata", "tree"):
@@ -387,7 +381,7 @@ def test_show_decodes_a_tree_file(tmp_path: Path) -> None:
 
 
 def test_check_finds_stored_trees_of_real_volumes_right_and_a_lost_one_missing(tmp_path: Path) -> None:
-    unpack(OZONE / "damaged.tar.xz", tmp_path)
+    unpack("damaged", tmp_path)
 
     checked = lines("check", *(tmp_path / f"dn{number}" / "volume1" for number in (1, 2, 3)), status=3)
 
