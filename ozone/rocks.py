@@ -91,13 +91,6 @@ def delete_key(container_id: ContainerId, tx_id: int) -> bytes:
     return container_prefix(container_id) + str(tx_id).encode()
 
 
-def key_number(key: bytes) -> int | None:
-    """The block or transaction ID that a key ends in; None for any other key."""
-    suffix = key[9:]
-    # More digits than a Java long has are no ID.
-    return int(suffix) if suffix.isdigit() and len(suffix) < 20 else None
-
-
 def long_bytes(value: int) -> bytes:
     """A number as the metadata table holds it."""
     return value.to_bytes(8, "big", signed=True)
@@ -251,11 +244,16 @@ class Database:
             yield item
 
     def write(self, batch: Batch, *, sync: bool = True) -> None:
-        """Write all changes of a batch, or none; durable on return unless `sync` is off."""
+        """Write all changes of a batch, or none; durable on return unless `sync` is off.
+
+        Raises:
+            DatabaseError: with the fact `suspect`, as a failed sync of a file has it: the library does not say which
+                part failed, and until the database is opened anew it is unknown what it holds.
+        """
         assert self._disk is not None, "a shadow is read-only"
 
         def act() -> None:
-            with _translated(self._path, "write"):
+            with _translated(self._path, "write", suspect=True):
                 changes = WriteBatch(raw_mode=True)
                 for table, key, value in batch.changes:
                     if value is None:
@@ -275,7 +273,7 @@ class Database:
         assert self._disk is not None, "a shadow is read-only"
 
         def act() -> None:
-            with _translated(self._path, "sync"):
+            with _translated(self._path, "sync", suspect=True):
                 self._rdict.flush_wal(True)
 
         self._check_open()
@@ -413,7 +411,7 @@ def _table_options() -> Options:
 
 
 @contextlib.contextmanager
-def _translated(path: Path, verb: str) -> Iterator[None]:
+def _translated(path: Path, verb: str, *, suspect: bool = False) -> Iterator[None]:
     """RocksDB's errors become ours. The binding raises bare `Exception`, so that no narrower class can be caught."""
     try:
         yield
@@ -422,4 +420,4 @@ def _translated(path: Path, verb: str) -> Iterator[None]:
             raise
         if "lock" in str(error).lower() and "LOCK" in str(error):
             raise _locked(path, 0) from error
-        raise DatabaseError(f"cannot {verb} the database {path}: {error}", path=str(path)) from error
+        raise DatabaseError(f"cannot {verb} the database {path}: {error}", path=str(path), suspect=suspect) from error

@@ -4,6 +4,7 @@ A repair writes only what matches a recorded checksum, so that its copies are fo
 lie in the state folder as `undo/<container>/<job>/<block>-<offset>-<length>`, each file the bytes that stood there.
 """
 
+import contextlib
 import re
 from pathlib import Path
 from threading import Lock
@@ -25,6 +26,8 @@ class UndoStore:
         self._disk = disk
         self._budget_bytes = budget_bytes
         self._lock = Lock()
+        # What one removal counts, another must not have removed meanwhile.
+        self._removing = Lock()
         self._used_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
     @property
@@ -62,16 +65,20 @@ class UndoStore:
     def clean(self, *, older_than_s: float, now_s: float) -> int:
         """Remove the copies of jobs that wrote nothing for so long; returns the bytes freed."""
         freed = 0
-        for job in sorted(self._folder.glob("*/*")):
-            files = [path for path in job.iterdir() if path.is_file()]
-            newest_s = max((path.stat().st_mtime for path in files), default=job.stat().st_mtime)
-            if newest_s < now_s - older_than_s:
-                freed += self._remove(job)
+        with self._removing:
+            for job in sorted(self._folder.glob("*/*")):
+                # A copy may be getting its name at this moment: that job is not old, and its turn comes again.
+                with contextlib.suppress(FileNotFoundError):
+                    files = [path for path in job.iterdir() if path.is_file()]
+                    newest_s = max((path.stat().st_mtime for path in files), default=job.stat().st_mtime)
+                    if newest_s < now_s - older_than_s:
+                        freed += self._remove(job)
         return freed
 
     def forget(self, container_id: ContainerId) -> None:
         """Remove the copies of a container that was deleted."""
-        self._remove(self._folder / str(container_id))
+        with self._removing:
+            self._remove(self._folder / str(container_id))
 
     def _remove(self, folder: Path) -> int:
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -102,7 +102,7 @@ class ContainerWriter:
                 )
             try:
                 yield
-            except DiskError as error:
+            except (DiskError, DatabaseError) as error:
                 if error.facts.get("suspect"):
                     self._volume.suspect = error.message
                 raise
@@ -395,6 +395,11 @@ class ContainerWriter:
                         block_id=block_id,
                         offset=chunk.offset,
                     )
+            if any(chunk.length_bytes and not (known and chunk.offset in known.by_offset) for chunk in record.chunks):
+                # A run that was killed may have written them, so that this one found them in place, and the cache may
+                # be all that has them.
+                self._disk.sync(container.block_path(block_id))
+                self._disk.sync_folder(container.chunks_folder)
             batch, key = Batch(), block_key(container_id, block_id)
             self._put_changed(batch, Table.BLOCK_DATA, key, record_to_bytes(record))
             if self._database.get(Table.LAST_CHUNK_INFO, key) is not None:

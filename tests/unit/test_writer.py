@@ -2,11 +2,14 @@
 
 import errno
 import os
+import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rocksdict import Options, Rdict
 
 from merkle.checksum import Buffer
 from merkle.errors import (
@@ -15,6 +18,7 @@ from merkle.errors import (
     ContainerNotFoundError,
     ContainerStateError,
     ContainerUnsupportedError,
+    DatabaseError,
     DiskError,
     ReadOnlyError,
     UndoBudgetError,
@@ -577,6 +581,22 @@ def test_a_repaired_record_names_no_new_chunk_that_the_file_lacks(closed: Owned)
     assert (counters(closed).used_bytes, counters(closed).block_count) == (10_096, 3)
 
 
+def test_bytes_that_a_killed_repair_wrote_are_durable_before_a_record_names_them(root: Path, tmp_path: Path) -> None:
+    """inv-I7: the next run finds them in place and writes nothing, yet only the page cache may have them."""
+    disk = CountingDisk()
+    with owned(root, tmp_path / "state", disk=disk) as owner:
+        owner.writer.create_container(SEVEN)
+        write_block(owner.writer, SEVEN, ONE, 4096)
+        owner.writer.close(SEVEN)
+        container = owner.store.open(SEVEN)
+        container.block_path(TWO).write_bytes(content(TWO, 1024))
+        disk.operations.clear()
+        owner.writer.put_repaired_block(block_record(SEVEN, TWO, [chunk_record(0, content(TWO, 1024))]))
+        operations = [operation for operation, _ in disk.operations]
+        assert (Operation.SYNC, container.block_path(TWO)) in disk.operations
+        assert operations == [Operation.SYNC, Operation.SYNC_FOLDER, Operation.BATCH]
+
+
 def test_an_unreadable_record_does_not_keep_others_from_repair(closed: Owned) -> None:
     record = closed.store.open(SEVEN).record(ONE)
     assert record is not None
@@ -605,6 +625,39 @@ def test_after_a_failed_sync_nothing_more_is_changed(root: Path, tmp_path: Path)
         with pytest.raises(DiskError, match="suspect"):
             owner.writer.set_state(SEVEN, ReplicaState.UNHEALTHY)
         assert len(disk.failed) == 1
+
+
+def test_a_database_that_cannot_be_made_durable_makes_the_volume_suspect(
+    closed: Owned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log is synced by the library, which does not tell a failed sync from another fault."""
+    failing = Rdict(str(tmp_path / "failing"), options=Options(raw_mode=True))
+    failing.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(closed.volume.database, "_rdict", failing)
+        with pytest.raises(DatabaseError):
+            closed.writer.advance_bcs_id(SEVEN, 1000)
+    assert closed.volume.suspect is not None
+    with pytest.raises(DiskError, match="is suspect"):
+        closed.writer.advance_bcs_id(SEVEN, 1000)
+
+
+class _ForgettingDisk(Disk):
+    """While one job's copies are removed, the container of the next goes."""
+
+    def __init__(self, other: Path) -> None:
+        self._other = other
+
+    def remove_folder(self, folder: Path) -> None:
+        super().remove_folder(folder)
+        shutil.rmtree(self._other, ignore_errors=True)
+
+
+def test_undo_copies_that_vanish_while_old_ones_are_removed_are_no_error(tmp_path: Path) -> None:
+    for container_id in (1, 2):
+        UndoStore(tmp_path, Disk(), budget_bytes=100).keep(ContainerId(container_id), JOB, ONE, 0, b"bytes")
+    store = UndoStore(tmp_path, _ForgettingDisk(tmp_path / "2"), budget_bytes=100)
+    assert store.clean(older_than_s=-100, now_s=time.time()) == 5
 
 
 class _LyingDisk(Disk):
