@@ -324,7 +324,9 @@ class Reconciliation:
     def _mending(
         self, repair: BlockRepair, own: BlockRecord | None, theirs: Mapping[PeerId, BlockRecord]
     ) -> BlockMending:
-        entries = {peer: self._entries(peer, repair.block_id) for peer in theirs}
+        # Of a holder that was heard and has no readable record nothing can disagree.
+        telling = [peer for peer in repair.holders if peer in theirs or peer not in self._peer_records]
+        entries = {peer: self._entries(peer, repair.block_id) for peer in telling}
         return self.mending(repair, own, theirs, entries, self._sources, at_once_max=self._options.fetches_max)
 
     def _entries(self, peer: PeerId, block_id: BlockId) -> dict[int, ChunkTree]:
@@ -453,6 +455,7 @@ class Reconciliation:
             and not self._failures
             and self._plan is not None
             and self._plan.verdict in (Verdict.MATCH, Verdict.REPAIRABLE)
+            and len(self._trees) == len(self._peers)
         )
 
     def _scanned(self, event: Scanned) -> None:
@@ -488,9 +491,11 @@ class Reconciliation:
             and not self._failures
             and self._plan.verdict in (Verdict.MATCH, Verdict.REPAIRABLE)
             and self._bcs_id >= self._bcs_seen
+            # One that is silent may have a later commit, or what nobody else has.
+            and len(self._trees) == len(self._peers)
         ):
             self._phase = _Phase.RETURNING
-            self._ask(ReturnToService(self._options.return_to))
+            self._ask(ReturnToService(self._options.return_to, self._generation))
             return
         self._conclude()
 

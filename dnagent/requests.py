@@ -106,9 +106,10 @@ class Rescan:
 
 @dataclass(frozen=True, slots=True)
 class ReturnToService:
-    """Change the state of an unhealthy replica that proved clean -> StateChanged."""
+    """Change the state of an unhealthy replica that proved clean, if its tree is still the one -> StateChanged."""
 
     state: ReplicaState
+    generation: bytes
 
 
 @dataclass(frozen=True, slots=True)

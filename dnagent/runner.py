@@ -117,8 +117,12 @@ class ReplicaWriter(Protocol):
     def advance_bcs_id(self, bcs_id: int) -> None:
         """Raise the container's commit to this one; never lowers it."""
 
-    def set_state(self, state: ReplicaState) -> None:
-        """Bring an unhealthy replica back into service."""
+    def set_state(self, state: ReplicaState, generation: bytes) -> None:
+        """Bring an unhealthy replica back into service.
+
+        Raises:
+            StaleTreeError: the stored tree is not of this generation any more: another scan saw something else.
+        """
 
 
 class Replica(ReplicaReader, ReplicaWriter, Protocol):
@@ -158,8 +162,8 @@ def carry_out_here(request: LocalRequest, replica: Replica) -> Event:
                 return BcsIdAdvanced(bcs_id)
             case Rescan():
                 return replica.scan()
-            case ReturnToService(state):
-                replica.set_state(state)
+            case ReturnToService(state, generation):
+                replica.set_state(state, generation)
                 return StateChanged(state)
             case _:
                 assert_never(request)

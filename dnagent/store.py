@@ -27,9 +27,11 @@ from merkle.errors import (
     ReadOnlyError,
     ReconcileError,
     RecordInvalidError,
+    StaleTreeError,
     TreeMissingError,
     VolumeError,
 )
+from merkle.merge import merge
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
@@ -153,7 +155,8 @@ class HeldVolume:
             self._remember(replace(before, data_scan_timestamp_ms=scanned_ms))
             return False
         try:
-            if is_worse:
+            if examination.result.findings:
+                # Whatever is remembered of its state: a repair may be returning it to service at this moment.
                 self.writer.mark_unhealthy(container_id)
             if examination.source is Source.DATA:
                 self.writer.set_scan_timestamp(container_id, at_ms)
@@ -331,7 +334,9 @@ class ReplicaStore:
         if raw is not None:
             return raw
         if build_missing:
-            return encode_tree(build_from_metadata(volume.containers.get(container_id)))
+            built = build_from_metadata(volume.containers.get(container_id))
+            # The records of a block may outlive its tombstone in the file that is lost.
+            return encode_tree(merge(built, volume.trees.read(container_id).known))
         raise TreeMissingError(f"container {container_id} has no tree yet", container_id=container_id)
 
     def record(self, container_id: ContainerId, block_id: BlockId) -> BlockRecord | None:
@@ -469,13 +474,16 @@ class OwnReplica:
         self._writer.advance_bcs_id(self._container_id, bcs_id)
         self._volume.look_again(self._container_id)
 
-    def set_state(self, state: ReplicaState) -> None:
+    def set_state(self, state: ReplicaState, generation: bytes) -> None:
         assert state in (ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED)
         with self._writer.locked(self._container_id):
             before = self._container.state
             if before is not ReplicaState.UNHEALTHY:
                 text = f"container {self._container_id} is {before.name}, not UNHEALTHY"
                 raise ContainerStateError(text, container_id=self._container_id, state=before.name)
+            if self._volume.trees.read(self._container_id).generation != generation:
+                text = f"the tree of container {self._container_id} changed since it was found whole"
+                raise StaleTreeError(text, container_id=self._container_id)
             self._writer.set_state(self._container_id, state)
         self._volume.look_again(self._container_id)
         _log.info("replica_returned_to_closed", container_id=self._container_id, state=state.name)

@@ -214,8 +214,12 @@ def test_a_scan_tells_where_it_found_faults_stores_its_tree_and_marks_the_replic
     own = twin.replica.own()
     assert (own.tree, own.generation, own.state) == (scanned.tree, scanned.generation, scanned.state)
     twin.put_bytes(A, DATA[A])
-    assert twin.replica.scan().findings == ()
-    twin.replica.set_state(ReplicaState.CLOSED)
+    clean = twin.replica.scan()
+    assert clean.findings == ()
+    # The tree of another scan says something else.
+    with pytest.raises(StaleTreeError):
+        twin.replica.set_state(ReplicaState.CLOSED, scanned.generation)
+    twin.replica.set_state(ReplicaState.CLOSED, clean.generation)
     assert twin.replica.own().state is ReplicaState.CLOSED
 
 
@@ -253,7 +257,7 @@ def test_a_deleted_container_is_named_by_every_call(twin: Twin) -> None:
         lambda: twin.replica.put_block(RECORDS[A]),
         lambda: twin.replica.store_tree(tree, own.generation),
         lambda: twin.replica.advance_bcs_id(9),
-        lambda: twin.replica.set_state(ReplicaState.CLOSED),
+        lambda: twin.replica.set_state(ReplicaState.CLOSED, own.generation),
     ):
         with pytest.raises(ContainerNotFoundError):
             call()

@@ -134,8 +134,10 @@ class RepairableReplica:
         self._check(to_write=True)
         self.stored.bcs_id = max(self.stored.bcs_id, bcs_id)
 
-    def set_state(self, state: ReplicaState) -> None:
+    def set_state(self, state: ReplicaState, generation: bytes) -> None:
         self._check(to_write=True)
+        if generation != self.known_tree()[1]:
+            raise StaleTreeError("the tree changed since it was found whole")
         self.stored.state = state
 
     # -- what else happens to a replica --

@@ -33,6 +33,7 @@ from ozone.mapped import MappedReader
 from ozone.rocks import Batch, Counter, Table, block_key, counter_key
 from ozone.scan import FindingType
 from ozone.volume import Hold, open_volume
+from protos.convert import tree_from_bytes
 from tests.support.volumes import content, new_volume, owned, tree_of_files, write_block
 
 ONE, TWO = ContainerId(1), ContainerId(2)
@@ -185,6 +186,44 @@ def test_a_missing_tree_is_said_to_be_missing_or_built_as_asked(root: Path) -> N
 
 
 # ---- scans ----
+
+
+def test_a_tree_built_for_a_peer_names_the_deletions_that_are_known(root: Path) -> None:
+    """inv-I5: the tree is lost, and the block's record still there, since its deletion was not finished."""
+    with held(root) as volume:
+        assert volume.writer is not None
+        record = volume.containers.get(ONE).record(OTHER)
+        assert record is not None
+        volume.trees.add_tombstones(ONE, [record])
+        volume.trees.path(ONE).unlink()
+        raw = ReplicaStore([volume], repair_enabled=True).tree_bytes(ONE, build_missing=True)
+    found = tree_from_bytes(raw, ONE).block(OTHER)
+    assert found is not None
+    assert found.deleted
+
+
+def test_damage_found_while_a_replica_returns_to_service_is_not_lost(root: Path) -> None:
+    """A scan of the background ends between the last scan of a repair and the change of state, or right after it."""
+    with held(root) as volume:
+        assert volume.writer is not None
+        good = block_file(volume).read_bytes()
+        damage(block_file(volume), 100)
+        replica = repairable(volume)
+        replica.scan()
+        block_file(volume).write_bytes(good)
+        clean = replica.scan()
+        assert (clean.findings, clean.state) == ((), ReplicaState.UNHEALTHY)
+        damage(block_file(volume), 100)
+        late = scan(volume)
+        volume.write_tree(late)
+        with pytest.raises(StaleTreeError):
+            replica.set_state(ReplicaState.CLOSED, clean.generation)
+        volume.settle(late, NOW_MS)
+        assert volume.containers.get(ONE).state is ReplicaState.UNHEALTHY
+        # The state is changed on disk, and not noted yet, when the scan ends.
+        volume.writer.set_state(ONE, ReplicaState.CLOSED)
+        volume.settle(late, NOW_MS)
+        assert volume.containers.get(ONE).state is ReplicaState.UNHEALTHY
 
 
 def test_findings_make_an_owned_replica_unhealthy_on_disk_once(root: Path) -> None:
@@ -343,10 +382,10 @@ def test_a_damaged_window_is_found_written_proven_and_the_replica_returned(root:
         scanned = replica.scan()
         assert (scanned.findings, scanned.state) == ((), ReplicaState.UNHEALTHY)
         assert scanned.generation == volume.trees.read(ONE).generation
-        replica.set_state(ReplicaState.CLOSED)
+        replica.set_state(ReplicaState.CLOSED, scanned.generation)
         assert volume.replica(ONE).state is ReplicaState.CLOSED
         with pytest.raises(ContainerStateError, match="CLOSED, not UNHEALTHY"):
-            replica.set_state(ReplicaState.CLOSED)
+            replica.set_state(ReplicaState.CLOSED, scanned.generation)
 
 
 def test_a_repair_beyond_the_undo_budget_writes_nothing(root: Path) -> None:
