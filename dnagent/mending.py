@@ -100,7 +100,10 @@ class BlockMending:
         *,
         at_once_max: int,
     ) -> None:
-        """`records` and `entries` are the holders': their records, and their tree entries by offset."""
+        """`records` and `entries` are the holders': their records, and their tree entries by offset.
+
+        A holder with entries and no record was asked for one in vain.
+        """
         self.repair = repair
         self.block_id = repair.block_id
         self.own = own
@@ -261,6 +264,9 @@ class BlockMending:
                 # Its record and its tree contradict each other, so neither says anything about the chunk.
                 self._sources.strike(peer, "remote_protocol")
         agreed = {_essence(theirs) for theirs in (*proven.values(), *others.values())}
+        if len(agreed) == 1 and self._may_be_contradicted(next(iter((*proven.values(), *others.values())))):
+            detail = "a holder that may have recorded something else gave no record"
+            return Verdict.UNKNOWN, EvidenceKind.SOURCE_UNREACHABLE, detail
         if proven and len(agreed) == 1:
             return proven[next(peer for peer in (*chunk.sources, *sorted(proven)) if peer in proven)]
         if len(agreed) > 1:
@@ -280,6 +286,14 @@ class BlockMending:
         if agreed and not any(theirs.is_verifiable for theirs in others.values()):
             return Verdict.UNKNOWN, EvidenceKind.UNVERIFIABLE, "the peers' records have no checksums"
         return Verdict.UNRECOVERABLE, EvidenceKind.RECORD_UNPROVEN, "no peer's record is borne out by its tree"
+
+    def _may_be_contradicted(self, record: ChunkRecord) -> bool:
+        """Whether a holder was asked for its record in vain, and its tree does not bear this one out."""
+        silent = (entries.get(record.offset) for peer, entries in self._entries.items() if peer not in self._records)
+        return any(
+            entry is None or not entry.checksum_matches or entry.data_checksum != record.data_checksum
+            for entry in silent
+        )
 
     def _is_proven_record(self, record: ChunkRecord, entry: ChunkTree) -> bool:
         return is_sound(record) and record.data_checksum == entry.data_checksum

@@ -437,6 +437,31 @@ def test_two_holders_that_recorded_the_same_are_believed_where_no_copy_is_whole(
     assert outcome.verdict is Verdict.REPAIRABLE
 
 
+@pytest.mark.parametrize("sound", ["dn3", ""])
+def test_a_holder_that_gave_no_record_may_contradict_the_others(sound: str) -> None:
+    """Its tree says that it has a record of the chunk and does not bear out theirs: who gave one may have lied."""
+    at = world(A, peers=3)
+    drop_record(at.ours.stored, A, data_too=True)
+    for window, peer in enumerate(("dn2", "dn3", "dn4")):
+        if peer != sound:
+            at.disk(peer).flip(A, window * WINDOW)
+        scan(at.disk(peer))
+    scan(at.ours.stored)
+
+    def silent(request: Request) -> Event | None:
+        is_asked = isinstance(request, FetchRecords) and request.peer == "dn2"
+        return RequestFailed(request, "peer_unavailable", retryable=True) if is_asked else None
+
+    outcome = run(at, meddle=silent)
+    assert outcome.verdict is Verdict.UNKNOWN
+    assert EvidenceKind.SOURCE_UNREACHABLE in kinds(outcome)
+    # The first chunk is the one that is damaged; what lies behind it waits.
+    assert A not in at.ours.stored.records
+    assert A not in at.ours.stored.files
+    assert run(at).verdict is Verdict.REPAIRABLE
+    assert bytes(at.ours.stored.files[A]) == healthy(at, A)
+
+
 def test_a_single_holder_whose_tree_does_not_bear_out_its_record_is_not_believed() -> None:
     at = world(A, peers=1)
     drop_record(at.ours.stored, A, data_too=True)
@@ -783,6 +808,14 @@ def test_a_replica_that_was_mended_by_a_killed_run_returns_after_a_scan() -> Non
     outcome = run(at, BACK)
     assert outcome.replica_state is ReplicaState.CLOSED
     assert outcome.progress.scans == 1
+
+
+def test_a_replica_that_not_all_peers_were_compared_with_stays_unhealthy() -> None:
+    """The one that is silent may have a later commit, or what nobody else has."""
+    at = _unhealthy(world(A))
+    at.peers[PeerId("dn2")] = EvilPeer(PeerId("dn2"), at.peers[PeerId("dn2")].source, Evil.NEVER_ANSWERS)
+    assert run(at, BACK).replica_state is ReplicaState.UNHEALTHY
+    assert bytes(at.ours.stored.files[A]) == healthy(at, A)
 
 
 def test_a_replica_that_is_not_whole_stays_unhealthy() -> None:
