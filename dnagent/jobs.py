@@ -131,6 +131,13 @@ class Jobs:
             self._forget(command)
             self._refuse(command, error)
             return
+        except BaseException as error:
+            # A fault of our own. It ends this job alone: the container may have another, and the controller hears.
+            self._forget(command)
+            fault = ReconcileError(f"a fault of the agent ended the job: {error!r}")
+            self._log.error("reconcile_failed", container_id=container_id, job_id=job_id, **error_fields(fault))
+            self._end(command, fault, "failed")
+            raise
         self._forget(command)
         self._note(command, outcome)
         self._on_end(JobProgress(job_id, True, outcome_message(job_id, outcome)))

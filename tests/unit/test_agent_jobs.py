@@ -240,3 +240,15 @@ def test_a_stop_does_not_wait_for_a_peer_that_does_not_answer(rig: Rig) -> None:
     assert rig.peer.asked.wait(20)
     assert _within(10, jobs.close)
     assert rig.end().state == "interrupted"
+
+
+def test_a_job_that_breaks_a_belief_of_ours_still_ends_and_keeps_no_other_away(rig: Rig) -> None:
+    jobs = rig.jobs()
+    rig.peer.let.set()
+    # A controller that takes us for our own peer.
+    jobs.submit(ReconcileCommand(ONE, "job-1", (PeerAddress(OWN, "127.0.0.1:1"),), None))
+    assert rig.end(1).state in ("failed", "refused")
+    jobs.submit(command(job_id="job-2"))
+    # It ran: only its peer is gone.
+    assert (rig.end(2).job_id, rig.end(2).error_code) == ("job-2", "no_peer")
+    jobs.close()
