@@ -75,7 +75,7 @@ def test_the_checksum_is_that_of_the_reference_implementation(descriptor: Descri
 
 @pytest.mark.parametrize(("fixture", "moment"), [*((OZONE, moment) for moment in MOMENTS), (ERASURE_CODED, "healthy")])
 def test_every_descriptor_of_a_real_datanode_comes_back_byte_for_byte(
-    fixture: str, moment: str, tmp_path: Path
+    fixture: Path, moment: str, tmp_path: Path
 ) -> None:
     files = sorted(unpack(moment, tmp_path, fixture=fixture).rglob("*.container"))
     assert len(files) >= 15

@@ -84,10 +84,10 @@ class CountingReader(MappedReader):
 @pytest.mark.parametrize(
     ("fixture", "moment"),
     [(OZONE, "damaged"), (OZONE, "detected"), (ERASURE_CODED, "healthy")],
-    ids=lambda value: getattr(value, "name", value),
+    ids=["damaged", "detected", "erasure coded"],
 )
 def test_what_real_datanodes_wrote_is_seen_alike_in_both_modes(
-    tmp_path: Path, reader: MappedReader, fixture: str, moment: str
+    tmp_path: Path, reader: MappedReader, fixture: Path, moment: str
 ) -> None:
     """Findings with their words, tree, windows, bytes read and notes: the results are equal as values."""
     compared = 0
