@@ -77,7 +77,6 @@ class Agent:
         self.metrics = Metrics("dnagent")
         self.datanode_id = PeerId("")
         self.address = ""
-        self.metrics_port = 0
 
     def start(self) -> None:
         """Open, serve, scan and report; where this fails, all that was begun is ended.
@@ -237,7 +236,6 @@ class Agent:
             host, port = split_address(config.metrics)
             page = MetricsServer(self.metrics, host, port)
             self._stack.callback(page.close)
-            self.metrics_port = page.port
         self._log.info("server_started", address=self.address)
 
     def _report(self) -> None:

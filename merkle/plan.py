@@ -115,7 +115,6 @@ class BlockRepair:
     """One block to mend here, in offset order; `holders` are the peers with a live entry, and so with a record."""
 
     block_id: BlockId
-    block_missing: bool
     holders: tuple[PeerId, ...]
     chunks: tuple[ChunkRepair, ...]
 
@@ -193,7 +192,7 @@ def plan_repair(ours: ContainerTree, peers: Mapping[PeerId, ContainerTree]) -> R
         chunks = tuple(filter(None, (_chunk_repair(block.block_id, slot, names) for slot in block.slots)))
         if chunks:
             holders = tuple(name for name, entry in zip(names, others, strict=True) if entry is not None)
-            blocks.append(BlockRepair(block.block_id, own is None, holders, chunks))
+            blocks.append(BlockRepair(block.block_id, holders, chunks))
     return RepairPlan(
         ours.container_id,
         survey.verdict,

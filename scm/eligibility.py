@@ -19,7 +19,6 @@ class ContainerState(Enum):
     CLOSING = "CLOSING"
     QUASI_CLOSED = "QUASI_CLOSED"
     CLOSED = "CLOSED"
-    DELETING = "DELETING"
     DELETED = "DELETED"
     RECOVERING = "RECOVERING"
 
@@ -40,18 +39,6 @@ class Eligibility(Enum):
     READ_ONLY = "READ_ONLY"
     ALREADY_RUNNING = "ALREADY_RUNNING"
     QUEUE_FULL = "QUEUE_FULL"
-
-    @property
-    def is_ozone(self) -> bool:
-        """Whether Ozone itself would answer so; the others are rules of ours."""
-        return self in _OZONE
-
-
-_OZONE = frozenset({
-    Eligibility.OK, Eligibility.CONTAINER_NOT_FOUND, Eligibility.INELIGIBLE_CONTAINER_STATE,
-    Eligibility.NO_REPLICAS_FOUND, Eligibility.INELIGIBLE_REPLICA_STATES, Eligibility.INELIGIBLE_REPLICATION_TYPE,
-    Eligibility.NOT_ENOUGH_REQUIRED_NODES,
-})  # fmt: skip
 
 _PROVEN = (
     (ReplicaState.CLOSED, ContainerState.CLOSED),

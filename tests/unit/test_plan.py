@@ -71,7 +71,7 @@ def test_a_missing_block_is_fetched_from_its_holders() -> None:
     """CR-005, CR-034"""
     made = plan(container(block(21, FIRST)), WHOLE, container(block(21, FIRST)), WHOLE)
     assert made.verdict is Verdict.REPAIRABLE
-    assert [(repair.block_id, repair.block_missing, repair.holders) for repair in made.blocks] == [(20, True, (B, D))]
+    assert [(repair.block_id, repair.holders) for repair in made.blocks] == [(20, (B, D))]
     assert [(repair.offset, repair.fault) for repair in made.blocks[0].chunks] == [
         (FIRST.offset, ChunkFault.MISSING),
         (SECOND.offset, ChunkFault.MISSING),
@@ -90,7 +90,6 @@ def test_a_block_is_put_together_from_several_peers() -> None:
     assert made.blocks == (
         BlockRepair(
             BlockId(20),
-            False,
             (B, C),
             (
                 ChunkRepair(FIRST.offset, ChunkFault.CORRUPT, (B,), (C,)),
@@ -313,7 +312,7 @@ def test_what_nobody_can_verify_is_set_aside_beside_the_rest() -> None:
 def test_an_empty_entry_is_no_healthy_block() -> None:
     """A block file cut to nothing leaves an empty entry: what others hold of it is missing, not set aside."""
     made = plan(container(block(20)), container(block(20, FIRST)))
-    assert [(repair.block_missing, len(repair.chunks)) for repair in made.blocks] == [(False, 1)]
+    assert [len(repair.chunks) for repair in made.blocks] == [1]
     assert made.verdict is Verdict.REPAIRABLE
 
 
