@@ -188,7 +188,7 @@ def _as_json(seen: Examined) -> dict[str, object]:
 def _print(machine: dict[str, str], examined: list[Examined]) -> None:
     out = console()
     out.print("  ".join(f"{name} {value}" for name, value in machine.items()))
-    print_table(["checksum", "computed by"], kernels().items())
+    print_table(["checksum", "computed by"], kernels().items(), folded=["computed by"])
     for seen in examined:
         out.print(f"\nvolume {seen.path}")
         if seen.datanode_id:

@@ -151,8 +151,8 @@ def _load() -> Compiled | str:
     """The kernels, or why there are none. Threads that come first together meet at Python's import lock."""
     try:
         from merkle import kernels as loaded
-    except ModuleNotFoundError as missing:
-        return f"the extra `fast` is not installed: {missing}"
+    except ModuleNotFoundError:
+        return "the extra `fast` is not installed"
     except ImportError as refusal:
         return str(refusal)
     return loaded

@@ -159,8 +159,7 @@ def test_without_numba_the_library_serves_and_kernels_says_why() -> None:
         "print(window_checksums(b'123456789' * 20000, ChecksumType.CRC32C, 9)[-4:].hex(), said)"
     )
     said = fresh_interpreter(code)
-    assert said.startswith("e3069283 fastcrc a window (no kernels:")
-    assert "numba" in said
+    assert said.strip() == "e3069283 fastcrc a window (no kernels: the extra `fast` is not installed)"
 
 
 def test_a_switched_off_compiler_is_said_and_survived() -> None:
