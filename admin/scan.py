@@ -11,7 +11,7 @@ from admin.controller_client import ControllerClient
 @json_option
 @controller_options
 def scan(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: bool) -> None:
-    """Order a scan of every live replica of these containers; what it finds shows in `treefold container info`."""
+    """Order a scan of every live replica of these containers; `treefold container info` shows state, root and time."""
     with answering("scan", as_json=as_json) as answer:
         unknown, ordered = controller.scan(container_ids(arguments))
         answer.data = {"scansOrdered": ordered, "unknownContainerIDs": unknown}

@@ -147,7 +147,7 @@ class ReadOnlyError(ReconcileError):
 
 
 class UndoBudgetError(ReconcileError):
-    """The bytes to be overwritten do not fit the undo budget; the repair pauses."""
+    """The bytes to be overwritten do not fit the undo budget; the repair ends, and a later one goes on."""
 
     code = "undo_budget"
     exit_status = 6

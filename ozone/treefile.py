@@ -85,7 +85,7 @@ class StoredTree:
 
 @dataclass(slots=True)
 class TreeFileStats:
-    """What was done so far; for metrics."""
+    """What was done so far."""
 
     reads: int = 0
     writes: int = 0

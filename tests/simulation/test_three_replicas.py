@@ -290,7 +290,7 @@ def test_a_lost_record_of_whole_data_costs_nothing(large: Path, tmp_path: Path) 
         assert nodes["dn1"].store.record(CONTAINER, BlockId(1)) == nodes["dn2"].store.record(CONTAINER, BlockId(1))
 
 
-def test_an_undo_budget_that_is_used_up_pauses_the_repair_with_its_name(written: Path, tmp_path: Path) -> None:
+def test_an_undo_budget_that_is_used_up_ends_the_repair_with_its_name(written: Path, tmp_path: Path) -> None:
     with datanodes(_copies(written, tmp_path), tmp_path / "state", undo_bytes=3 * WINDOW_BYTES) as nodes:
         for block_id in range(BLOCKS):
             _corrupt_chunk(nodes["dn1"], block_id, 1)
