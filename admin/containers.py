@@ -136,9 +136,6 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
             _print_comparison(compared, trees)
 
 
-# ---- trees ----
-
-
 def fetch_trees(
     controller: ControllerClient, view: pb.ContainerView
 ) -> tuple[dict[str, ContainerTree], dict[str, ReconcileError]]:
@@ -167,9 +164,6 @@ def fetch_trees(
             else:
                 trees[name] = result
     return trees, errors
-
-
-# ---- JSON ----
 
 
 def container_json(view: pb.ContainerView) -> JsonObject:
@@ -236,9 +230,6 @@ def age_text(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f}{unit} ago"
     return f"{max(0.0, seconds):.0f}s ago"
-
-
-# ---- for people ----
 
 
 def _print_container(view: pb.ContainerView) -> None:

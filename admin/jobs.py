@@ -103,9 +103,6 @@ def cancel(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
         answer.say(f"job {job_id} of container {one.container_id}: {one.state} {one.detail}".rstrip())
 
 
-# ---- waiting ----
-
-
 def await_jobs(
     controller: ControllerClient,
     jobs: Sequence[pb.Job],
@@ -196,9 +193,6 @@ def exit_status_of(jobs: Iterable[pb.Job]) -> int:
     return EXIT_PARTLY if clean or partial else EXIT_FAILED
 
 
-# ---- JSON ----
-
-
 def job_json(one: pb.Job) -> JsonObject:
     return {
         "jobID": one.job_id,
@@ -251,9 +245,6 @@ def _evidence_json(evidence: pb.Evidence) -> JsonObject:
     if evidence.HasField("offset"):
         place["offset"] = evidence.offset
     return {"kind": evidence.kind} | place | {"detail": evidence.detail}
-
-
-# ---- for people ----
 
 
 def print_jobs(jobs: Iterable[pb.Job]) -> None:

@@ -127,9 +127,6 @@ def _asked(controller: ControllerClient, arguments: tuple[str, ...], all_diverge
     return [view.container_id for view in controller.containers(comparison=Comparison.DIVERGED.value)]
 
 
-# ---- the plan ----
-
-
 def _compared(
     controller: ControllerClient, answer: Answer, views: Sequence[pb.ContainerView]
 ) -> dict[int, TreeComparison]:
@@ -226,9 +223,6 @@ def _refusal_status(refused: Sequence[pb.ReconcileOutcome]) -> int:
     return EXIT_FAILED if names == {Eligibility.CONTAINER_NOT_FOUND.value} else EXIT_REFUSED
 
 
-# ---- doing it ----
-
-
 def _tell_triggered(answer: Answer, outcomes: Sequence[pb.ReconcileOutcome]) -> None:
     """Which jobs there are now, and how many there are not, in Ozone's words."""
     started = [outcome for outcome in outcomes if outcome.eligibility == OK]
@@ -286,9 +280,6 @@ def _who() -> str:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError):
         return f"nobody@{socket.gethostname()}"
-
-
-# ---- status ----
 
 
 def _status(controller: ControllerClient, asked: Sequence[int], *, as_json: bool) -> None:

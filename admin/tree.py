@@ -76,9 +76,6 @@ def tree() -> None:
     """
 
 
-# ---- commands ----
-
-
 @tree.command()
 @_paths
 @_ids
@@ -213,9 +210,6 @@ def _exit(ctx: click.Context, status: int) -> None:
     ctx.exit(status)
 
 
-# ---- places ----
-
-
 @dataclass(frozen=True, slots=True)
 class _Path:
     """One PATH as given: a volume, or one container in it."""
@@ -332,9 +326,6 @@ def _progress(
             total += place.store.get(container_id).counters().used_bytes or 0
     with byte_progress(what, total, output) as advance:
         yield advance
-
-
-# ---- building ----
 
 
 @dataclass(frozen=True)
@@ -454,9 +445,6 @@ def _print_built(built: Sequence[tuple[str, _Built]]) -> None:
 def _where(block_id: BlockId | None, offset: int | None) -> str:
     block = "" if block_id is None else f" block {block_id}"
     return block if offset is None else f"{block} offset {offset}"
-
-
-# ---- stored trees ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -597,9 +585,6 @@ def _print_tree(name: str, container_id: ContainerId, stored: ContainerTree) -> 
     columns = ("BLOCK", "STATE", "CHECKSUM", "OFFSET", "LENGTH", "CHUNK", "DATA")
     if rows:
         print_table(columns, rows, numbers=("BLOCK", "CHECKSUM", "OFFSET", "LENGTH", "CHUNK"))
-
-
-# ---- comparing ----
 
 
 @dataclass(frozen=True, slots=True)

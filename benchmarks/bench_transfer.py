@@ -76,9 +76,6 @@ class OneFile:
         raise NotImplementedError
 
 
-# ---- servers ---------------------------------------------------------------------------------------------------------
-
-
 def serve_ours(path: Path, ready: Connection) -> None:
     one = OneFile(path)
     source: ReplicaSource = one
@@ -115,9 +112,6 @@ def serve_tcp(path: Path, ready: Connection) -> None:
                 position = start
                 while position < start + length:
                     position += os.sendfile(connection.fileno(), file.fileno(), position, start + length - position)
-
-
-# ---- clients: each reads one chunk and returns how many bytes came ---------------------------------------------------
 
 
 def peer_reader(peer: Peer, *, verify: bool) -> Callable[[int], int]:

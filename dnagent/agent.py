@@ -95,8 +95,6 @@ class Agent:
         self._stop.set()
         self._stack.close()
 
-    # ---- what the services ask ----
-
     def scan(self, container_id: ContainerId, cancelled: Callable[[], bool]) -> ScanReport:
         if not self._scan_calls.acquire(blocking=False):
             raise BusyError(f"{SCAN_CALLS_MAX} callers wait for scans already", limit=SCAN_CALLS_MAX)
@@ -135,8 +133,6 @@ class Agent:
                 VolumeStatus(str(failed.settings.path), "", _hold_name(failed.settings.hold), 0, last_error=text)
             )
         return AgentStatus(self.datanode_id, self._config.repair.enabled, tuple(volumes), self._jobs.status())
-
-    # ---- start ----
 
     def _start(self) -> None:
         config = self._config
@@ -266,8 +262,6 @@ class Agent:
             min_gap_ms=round(scan.min_gap_s * 1000),
             bytes_per_second=scan.bytes_per_second,
         )
-
-    # ---- while it runs ----
 
     def _connect(self, peer: PeerAddress) -> Peer:
         channel = open_channel(peer.address, tls=self._config.rpc_tls, insecure=self._config.insecure)

@@ -35,9 +35,6 @@ BACKOFF_MAX_S = 30.0
 SPACING_S = 0.05
 
 
-# ---- values ----
-
-
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
     """Another holder, and where its services listen."""
@@ -106,9 +103,6 @@ class Answer:
     envelopes: tuple[Envelope, ...]
     full_report_wanted: bool
     term: int
-
-
-# ---- decisions ----
 
 
 class HeartbeatState:
@@ -192,9 +186,6 @@ class HeartbeatState:
         return True
 
 
-# ---- messages ----
-
-
 def request_of(heartbeat: Heartbeat, *, datanode: controller_pb2.Datanode, incarnation: str) -> (
     controller_pb2.HeartbeatRequest
 ):  # fmt: skip
@@ -261,9 +252,6 @@ def _replica_message(replica: ContainerReplica) -> controller_pb2.ReplicaReport:
         read_only=replica.read_only,
         fingerprint=replica.fingerprint,
     )
-
-
-# ---- the shell ----
 
 
 class Controller(Protocol):

@@ -15,8 +15,6 @@ from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from merkle.windows import Proven
 
-# ---- requests ----
-
 
 @dataclass(frozen=True, slots=True)
 class LoadOwn:
@@ -124,9 +122,6 @@ LocalRequest: TypeAlias = (
     LoadOwn | LoadRecords | CheckLocal | WriteWindows | PutBlock | StoreTree | AdvanceBcsId | Rescan | ReturnToService
 )
 Request: TypeAlias = PeerRequest | LocalRequest | Report
-
-
-# ---- events ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +245,6 @@ Event: TypeAlias = (
     | RequestFailed
     | Cancelled
 )
-
-
-# ---- what comes of it ----
 
 
 class OutcomeState(Enum):

@@ -63,9 +63,6 @@ from runtime.retry import Backoff, retrying
 Prove: TypeAlias = Callable[[ChunkRecord, int, bytearray], tuple[Proven, ...]]
 
 
-# ---- ports ----
-
-
 class ReplicaReader(Protocol):
     """One replica of ours, to read. Every method may raise ContainerNotFoundError, DiskError and DatabaseError."""
 
@@ -133,9 +130,6 @@ class Audit(Protocol):
     """Puts down one write into replica data before it counts as done (runtime.log.AuditLog.write)."""
 
     def __call__(self, *, container: int, block: int, offset: int, length: int, source: str, job: str) -> None: ...
-
-
-# ---- one request ----
 
 
 def carry_out_here(request: LocalRequest, replica: Replica) -> Event:
@@ -243,9 +237,6 @@ def _keep(offset: int, data: bytes | memoryview, ranges: Sequence[ByteRange], re
             so_far += data
             return
     raise RemoteProtocolError(f"a peer sent bytes from {offset} that do not continue what was asked", offset=offset)
-
-
-# ---- one container ----
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,9 +67,6 @@ class SystemClock:
         return time.monotonic()
 
 
-# ---- policy ----
-
-
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A replica as far as the choice of the next scan needs to know it; times are ms since the epoch."""
@@ -112,9 +109,6 @@ def next_to_check(
         if c.state in CHECKED_STATES and not 0 <= now_ms - checked_ms.get(c.container_id, -1) < CHECK_INTERVAL_MS
     )
     return min(due, default=None)
-
-
-# ---- what a scanner works on ----
 
 
 class Source(Enum):
@@ -171,9 +165,6 @@ class ScannedVolume(Protocol):
 
     def settle(self, examination: Examination, at_ms: int) -> bool:
         """Keep findings, and the time if it was all data; with findings make the replica UNHEALTHY, True if new."""
-
-
-# ---- the shell ----
 
 
 class Limiter:

@@ -115,8 +115,6 @@ class HeldVolume:
             raise ContainerNotFoundError(text, container_id=container_id)
         return found
 
-    # ---- for the scanner ----
-
     def candidates(self) -> list[Candidate]:
         if self.volume.suspect:
             raise VolumeError(f"{self.name} is suspect: {self.volume.suspect}", reason="suspect", path=self.name)
@@ -167,8 +165,6 @@ class HeldVolume:
             state = ReplicaState.UNHEALTHY if is_worse else before.state
             self._remember(replace(before, state=state, data_scan_timestamp_ms=scanned_ms))
         return is_worse
-
-    # ---- for servers and repairs ----
 
     def store_tree(self, tree: ContainerTree, generation: bytes) -> ContainerTree:
         """Lay a tree over the stored one and report it from now on.

@@ -152,8 +152,6 @@ def _read_only(view: memoryview) -> "NDArray[np.uint8]":
     return data
 
 
-# ---- compiled -------------------------------------------------------------------------------------------------
-
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _PAIR = ir.VectorType(_I64, 2)
 _ONES = np.uint64(0xFFFF_FFFF)

@@ -117,8 +117,6 @@ class Container:
         self.descriptor_path = self.metadata_folder / f"{container_id}.container"
         self.tree_path = self.metadata_folder / f"{container_id}.tree"
 
-    # ---- descriptor ----
-
     @cached_property
     def descriptor(self) -> Descriptor:
         """The descriptor, read once.
@@ -153,8 +151,6 @@ class Container:
     def replica_index(self) -> int:
         """The place in an erasure-coded group, 0 where there is none."""
         return self.descriptor.replica_index
-
-    # ---- records ----
 
     def block_ids(self) -> list[BlockId]:
         """The blocks that have a record, ascending.
@@ -226,8 +222,6 @@ class Container:
             delete_transaction=number(Counter.DELETE_TX),
         )
 
-    # ---- block files ----
-
     def block_path(self, block_id: BlockId) -> Path:
         """The file of a block, which need not be there."""
         return self.chunks_folder / f"{block_id}.block"
@@ -267,8 +261,6 @@ class Container:
             if not (match and int(match[1]) in recorded):
                 orphans.append(name)
         return orphans
-
-    # ---- rows ----
 
     def _row(self, table: Table, block_id: BlockId) -> BlockRecord | None:
         raw = self.volume.database.get(table, block_key(self.container_id, block_id))

@@ -92,9 +92,6 @@ _Body = (
 )
 
 
-# ---- server ----------------------------------------------------------------------------------------------------------
-
-
 class XceiverService:
     """Answers from a ReplicaSource; knows no container of its own."""
 
@@ -269,9 +266,6 @@ def _piece_bytes(chunk: ChunkInfo) -> int:
     if chunk.checksumData.type == NONE:
         step = _PIECE_BYTES
     return step if step and chunk.len // step < _PIECES_MAX else max(chunk.len, 1)
-
-
-# ---- client ----------------------------------------------------------------------------------------------------------
 
 
 class DatanodeClient:

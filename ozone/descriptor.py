@@ -145,9 +145,6 @@ def _body(descriptor: Descriptor) -> str:
     )
 
 
-# ---- writing -------------------------------------------------------------------------------------------------------
-
-
 class _FlowMapping(dict[str, str]):
     """A mapping shown on one line."""
 
@@ -217,9 +214,6 @@ def _dump(fields: dict[str, object]) -> str:
         width=80,
         line_break="\n",
     )
-
-
-# ---- reading -------------------------------------------------------------------------------------------------------
 
 
 class _Loader(yaml.SafeLoader):

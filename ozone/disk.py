@@ -53,8 +53,6 @@ class Disk:
         del operation, path, torn
         act()
 
-    # ---- reads ----
-
     def read(self, path: Path) -> bytes:
         """The whole file; DiskError with EFBIG where it is larger than WHOLE_BYTES_MAX."""
         with _translated("read", path), _opened(path, os.O_RDONLY) as fd:
@@ -106,8 +104,6 @@ class Disk:
         """The entries of a folder, sorted."""
         with _translated("list", folder):
             return sorted(os.listdir(folder))
-
-    # ---- changes ----
 
     def write_at(self, path: Path, offset: int, data: Buffer) -> None:
         """Write in place; the file is created if it is not there. Not durable before `sync`."""

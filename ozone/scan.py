@@ -148,9 +148,6 @@ def scan(
     )
 
 
-# ---- folder, descriptor, records ----
-
-
 def _check_folder(container: Container) -> tuple[list[Finding], bool, bool]:
     """The faults of folder and descriptor; whether the container is marked as deleted; whether they prove nothing.
 
@@ -240,9 +237,6 @@ class _Notes:
         with contextlib.suppress(DatabaseError, DiskError, RecordInvalidError):
             notes += [f"orphan file {name}: no record names it" for name in container.orphan_files()]
         return tuple(notes)
-
-
-# ---- data ----
 
 
 def large_pages(length_bytes: int) -> mmap.mmap:

@@ -107,8 +107,6 @@ class ContainerWriter:
                     self._volume.suspect = error.message
                 raise
 
-    # ---- the life of a container ----
-
     def create_container(
         self,
         container_id: ContainerId,
@@ -222,8 +220,6 @@ class ContainerWriter:
                     finished.append(container_id)
         return finished
 
-    # ---- writes to open containers ----
-
     def write_chunk(self, container_id: ContainerId, block_id: BlockId, offset: int, data: Buffer) -> None:
         """Bytes of a block, inside its file or right at its end; durable once `put_block` names them.
 
@@ -268,8 +264,6 @@ class ContainerWriter:
             self._add_counter(batch, container_id, Counter.BLOCK_COUNT, 0 if stored else 1)
             self._database.write(batch)
             return True
-
-    # ---- deletion of blocks ----
 
     def receive_delete(self, transaction: DeleteTransaction) -> bool:
         """Record the cluster's order to delete blocks; False where it was received before. Nothing is deleted yet."""
@@ -326,8 +320,6 @@ class ContainerWriter:
                 self._add_counter(batch, container_id, Counter.PENDING_DELETE_BYTES, -pending_bytes)
             self._database.write(batch)
             return [record.block_id for record in records]
-
-    # ---- repair ----
 
     def write_windows(self, container_id: ContainerId, block_id: BlockId, patches: Sequence[Patch], *, job: str) -> int:
         """Put proven bytes into a closed container's block file: undo copy, write, sync, read back.
@@ -420,8 +412,6 @@ class ContainerWriter:
             batch = Batch()
             self._advance(batch, container_id, bcs_id)
             self._database.write(batch)
-
-    # ---- parts ----
 
     @property
     def _database(self) -> Database:

@@ -35,9 +35,6 @@ _INT32_MAX = (1 << 31) - 1
 Metadata = tuple[tuple[str, str | None], ...]
 
 
-# ---- trees -----------------------------------------------------------------------------------------------------------
-
-
 def tree_from_bytes(raw: bytes, container_id: ContainerId) -> ContainerTree:
     """The tree in a serialised `ContainerChecksumInfo`, as a tree file or a peer holds it.
 
@@ -106,9 +103,6 @@ def _block_tree(block: BlockMerkleTree, container_id: ContainerId) -> BlockTree:
                 f"follows {before.offset}",
             )
     return BlockTree(BlockId(block.blockID), block.dataChecksum, block.deleted, chunks)
-
-
-# ---- records ---------------------------------------------------------------------------------------------------------
 
 
 def record_from_bytes(raw: bytes) -> BlockRecord:
@@ -239,9 +233,6 @@ def chunk_to_proto(chunk: ChunkRecord) -> ChunkInfo:
     if chunk.stripe_checksum is not None:
         message.stripeChecksum = chunk.stripe_checksum
     return message
-
-
-# ---- delete transactions ---------------------------------------------------------------------------------------------
 
 
 def delete_transaction_from_bytes(raw: bytes) -> DeleteTransaction:

@@ -134,9 +134,6 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-# ---- servers ---------------------------------------------------------------------------------------------------------
-
-
 class RpcServer:
     """A server that listens; `port` is the one it got where 0 was asked for."""
 
@@ -269,9 +266,6 @@ def _parsed(parse: Callable[[bytes], Any], raw: bytes) -> Any:
         raise UsageError("the request is no message of this method") from error
 
 
-# ---- channels --------------------------------------------------------------------------------------------------------
-
-
 def open_channel(address: str, *, tls: Tls | None = None, insecure: bool = False) -> grpc.Channel:
     """A channel to `host:port`; it connects on first use, and again whenever the connection is lost.
 
@@ -333,9 +327,6 @@ def _classes() -> dict[str, type[ReconcileError]]:
     """Every error class by its code."""
     kinds = (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ReconcileError))
     return {kind.code: kind for kind in kinds}
-
-
-# ---- security --------------------------------------------------------------------------------------------------------
 
 
 def _require_security(address: str, tls: Tls | None, insecure: bool) -> None:

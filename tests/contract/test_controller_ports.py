@@ -46,9 +46,6 @@ FULL_PROGRESS = Progress(
 VISIT = Visit(ContainerId(1), "j1", 3, 99.5, Verdict.CONFLICT, ((DN1, -1, "00ff"), (DN2, None, "")))
 
 
-# ---- JobStore ----
-
-
 @pytest.fixture(params=["memory", "sqlite"])
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], JobStore]]:
     """Opens the store; called again, what a restarted controller would open."""
@@ -106,9 +103,6 @@ def test_no_term_is_given_twice(reopen: Callable[[], JobStore]) -> None:
     assert terms[0] > 0
 
 
-# ---- CommandSink ----
-
-
 @pytest.fixture(params=[Outbox, MemorySink], ids=["outbox", "memory"])
 def sink(request: pytest.FixtureRequest) -> Outbox | MemorySink:
     made = request.param()
@@ -148,9 +142,6 @@ def test_the_outbox_is_bounded_for_scans_and_never_refuses_a_cancellation() -> N
     assert sent == [True] * 10_000 + [False]
     assert outbox.send(cancel(1))
     assert len(outbox.waiting(DN1)) == 1_000
-
-
-# ---- Leadership ----
 
 
 @pytest.mark.parametrize("make", [lambda: SoleLeader(MemoryJobStore()), FixedLeadership], ids=["sole", "fixed"])

@@ -129,9 +129,6 @@ def refused(channel: grpc.Channel, request: Request, result: Result) -> str:
     return reply.message
 
 
-# ---- GetContainerChecksumInfo ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "state",
     [
@@ -209,9 +206,6 @@ def test_a_tree_beyond_a_message_is_an_answer_and_not_a_broken_stream(
     refused(channel, checksum_info(), Result.CONTAINER_INTERNAL_ERROR)
 
 
-# ---- GetBlock, ListBlock ---------------------------------------------------------------------------------------------
-
-
 def test_a_block_is_served_with_its_record_as_stored(channel: grpc.Channel, replica: MemoryReplica) -> None:
     """The size is always set: real datanodes refuse a record without."""
     found = ask(channel, get_block()).getBlock.blockData
@@ -266,9 +260,6 @@ def test_a_long_list_is_read_in_pages_and_any_count_is_bounded(source: MemorySou
         ids = [record.block_id for record in client.list_records(CONTAINER, page)]
         assert sorted(ids) == list(range(1, 2501))
     client.close()
-
-
-# ---- ReadChunk -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [None, ReadChunkVersion.V0])
@@ -357,9 +348,6 @@ def test_a_block_without_file_has_no_chunks(channel: grpc.Channel, replica: Memo
 def test_a_corrupt_chunk_is_served_as_it_is(channel: grpc.Channel, replica: MemoryReplica) -> None:
     replica.flip(BLOCK, 0)
     assert b"".join(ask(channel, read_chunk()).readChunk.dataBuffers.buffers) == replica.files[BLOCK][:16384]
-
-
-# ---- the rest --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20])

@@ -82,9 +82,6 @@ def bytes_of(source: MemorySource, *ranges: ByteRange, block_id: BlockId = BLOCK
     return {i: bytes(file[i : i + 1]) for one in ranges for i in range(one.offset, one.end)}
 
 
-# ---- trees -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_tree_arrives_as_it_is_stored(peer: Peer, source: MemorySource) -> None:
     """CR-025, CR-031."""
     assert peer.peer_id == PEER
@@ -142,9 +139,6 @@ def test_a_tree_that_cannot_be_right_is_refused(peer: Peer, source: MemorySource
     assert caught.value.reason
 
 
-# ---- records ---------------------------------------------------------------------------------------------------------
-
-
 def test_records_of_the_blocks_asked_for_arrive(peer: Peer, source: MemorySource) -> None:
     records = source.replicas[CONTAINER].records
     assert peer.records(CONTAINER, [BLOCK, BlockId(9)]) == {BLOCK: records[BLOCK], BlockId(9): records[BlockId(9)]}
@@ -164,9 +158,6 @@ def test_more_blocks_than_fit_one_request_are_asked_for_in_turns(peer: Peer, sou
 def test_records_of_an_unknown_container_are_refused(peer: Peer) -> None:
     with pytest.raises(PeerRefusedError):
         peer.records(ContainerId(404), [BLOCK])
-
-
-# ---- bytes -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_window_arrives_with_nothing_around_it(peer: Peer, source: MemorySource) -> None:
@@ -239,9 +230,6 @@ def test_reading_may_be_given_up_half_way(peer: Peer, source: MemorySource) -> N
     next(pieces)
     del pieces
     assert peer.tree(CONTAINER)
-
-
-# ---- what only happens over a network --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["agent", "datanode"])
@@ -344,9 +332,6 @@ def test_an_empty_tree_file_is_an_error_at_a_datanode_and_no_tree_at_an_agent(
     assert agent.tree(CONTAINER) == tree_from_bytes(b"", CONTAINER)
     datanode.close()
     agent.close()
-
-
-# ---- ranges ----------------------------------------------------------------------------------------------------------
 
 
 def test_ranges_that_touch_become_one() -> None:

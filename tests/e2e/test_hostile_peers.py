@@ -137,9 +137,6 @@ def test_a_hostile_peer_ends_in_a_named_error(evil_address: str, container_id: C
     assert took_s < (STALLED_S + 5 if stalls else PATIENT_S)
 
 
-# ---- below gRPC ------------------------------------------------------------------------------------------------------
-
-
 def reset(connection: socket.socket) -> None:
     """Close with RST instead of FIN."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

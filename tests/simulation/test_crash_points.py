@@ -87,9 +87,6 @@ def always(owner: Owned) -> None:
         assert THREE in deleted or not (container.metadata_folder / "7.tree").exists()
 
 
-# ---- tree write ----
-
-
 def _scanned(owner: Owned) -> ContainerTree:
     """A tree that differs from the stored one in a live block and in a tombstone."""
     live = build_from_metadata(owner.store.open(SEVEN))
@@ -124,9 +121,6 @@ def tree_is_garbled_or_new(owner: Owned) -> None:
         assert [file.read_bytes() for file in quarantine.glob("*.tree")] == [b"\xff\xff garbage"]
 
 
-# ---- window repair ----
-
-
 def damaged(owner: Owned) -> None:
     """Block 1 with its second window bad and its tail lost; block 2 without its file."""
     closed(owner)
@@ -155,9 +149,6 @@ def only_bad_windows_changed(owner: Owned) -> None:
         assert (undo / "1-4096-404").exists() or (undo / "1-4096-1000").exists()
 
 
-# ---- a lost record ----
-
-
 def without_record(owner: Owned) -> None:
     closed(owner)
     batch = Batch()
@@ -184,9 +175,6 @@ def tree_names_recorded_blocks_only(owner: Owned) -> None:
     assert (counters.block_count, counters.used_bytes) in ((2, 8096), (1, 5096), (2, 8096))
 
 
-# ---- put block ----
-
-
 def opened(owner: Owned) -> None:
     owner.writer.create_container(SEVEN)
     write_block(owner.writer, SEVEN, ONE, *LENGTHS[ONE], bcs_id=1)
@@ -209,9 +197,6 @@ def commits_match_counters(owner: Owned) -> None:
     assert counters.used_bytes == sum(record.length_bytes for record in container.records())
 
 
-# ---- close ----
-
-
 def filled(owner: Owned) -> None:
     opened(owner)
     batch = Batch()
@@ -230,9 +215,6 @@ def closed_means_with_a_tree(owner: Owned) -> None:
         root = owner.trees.read(SEVEN).tree.data_checksum
         assert root is not None
         assert container.counters().data_checksum == root
-
-
-# ---- deletion of blocks and of the container ----
 
 
 def delete_block(owner: Owned) -> None:
@@ -262,9 +244,6 @@ def whole_or_going(owner: Owned) -> None:
         assert container.record(ONE) is not None
 
 
-# ---- creation ----
-
-
 def nothing(owner: Owned) -> None:
     del owner
 
@@ -291,9 +270,6 @@ CHANGES = {
     "delete container": Change(closed, delete_container, whole_or_going),
     "create container": Change(nothing, create_container, absent_or_empty),
 }
-
-
-# ---- running ----
 
 
 @dataclass(frozen=True)

@@ -48,9 +48,6 @@ def test_a_seed_tells_the_same_story_twice(seed: int) -> None:
     assert simulate(seed).trace == simulate(seed).trace
 
 
-# ---- planted bugs: each must be caught ----
-
-
 def _believe(chunk: ChunkRecord, first: int, data: bytearray) -> tuple[Proven, ...]:
     """Takes whatever a peer sends."""
     count, length = 0, 0

@@ -263,8 +263,6 @@ class Cluster:
             del stored.files[block_id][record.chunks[-1].offset :]
             stored.bcs_id = min(other.bcs_id for other in stored.records.values())
 
-    # -- the storm --
-
     def storm(self, steps: int) -> None:
         """Faults of all kinds between and during repairs."""
         for _ in range(self.rng.randint(1, 5)):
@@ -404,8 +402,6 @@ class Cluster:
         if outcome.replica_state is self._options.return_to and progress.scans:
             self.marks["returned to service"] += 1
 
-    # -- what befalls a node --
-
     def _crash(self, node: Node) -> None:
         if node.machine is None:
             return
@@ -519,8 +515,6 @@ class Cluster:
             self.marks["client read good" if passes else "client read bad"] += 1
             _hold(not passes or got == data[chunk.offset : chunk.end], "a client was given bad data")
 
-    # -- after every step --
-
     def _check(self) -> None:
         """inv-I3, I5, I6 by looking at the disks; I4 was held at each write."""
         for node in self.nodes.values():
@@ -528,8 +522,6 @@ class Cluster:
                 tree, _ = node.replica.known_tree() if self.rng.random() < 0.1 else (None, b"")
                 entry = tree.block(block_id) if tree else None
                 _hold(entry is None or entry.deleted, f"{node.name} brought block {block_id} back")
-
-    # -- peace --
 
     def heal(self) -> None:
         """Faults end; everybody scans, finishes the cluster's deletes, and reconciles once with all others.

@@ -84,9 +84,6 @@ def replica(container_id: ContainerId) -> MemoryReplica:
     return replica_of(container_id, {20: CHUNK_BYTES, 21: 5000}, chunk_bytes=CHUNK_BYTES)
 
 
-# ---- trees, whatever the protocol ------------------------------------------------------------------------------------
-
-
 def _honest(container_id: ContainerId) -> ContainerTree:
     return replica(container_id).scanned_tree()
 
@@ -148,9 +145,6 @@ TREES: dict[str, Callable[[ContainerId], bytes]] = {
     "garbage tree": lambda _: b"\xff" * 1000,
     "tree cut short": lambda c: encode_tree(_honest(c))[:-1],
 }
-
-
-# ---- answers of agents -----------------------------------------------------------------------------------------------
 
 
 def _field(number: int, data: bytes) -> bytes:
@@ -318,9 +312,6 @@ _AGENT_READ: dict[str, tuple[Answers, tuple[str, ...]]] = {
 }
 
 
-# ---- answers of datanodes --------------------------------------------------------------------------------------------
-
-
 Reply = ContainerCommandResponseProto
 
 
@@ -436,9 +427,6 @@ def _cases() -> Iterator[Case]:
 
 
 CASES: dict[ContainerId, Case] = {ContainerId(FIRST_CONTAINER + i): case for i, case in enumerate(_cases())}
-
-
-# ---- the process -----------------------------------------------------------------------------------------------------
 
 
 def _hashes(raw: bytes, context: grpc.ServicerContext) -> bytes:

@@ -62,8 +62,6 @@ class RepairableReplica:
         self.puts = 0
         self.scans = 0
 
-    # -- ReplicaReader --
-
     def own(self) -> OwnLoaded:
         self._check()
         tree, generation = self.known_tree()
@@ -87,8 +85,6 @@ class RepairableReplica:
         if findings:
             self.stored.state = ReplicaState.UNHEALTHY
         return Scanned(stored.tree, stored.generation, findings, self.stored.state)
-
-    # -- ReplicaWriter --
 
     def write_windows(self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]) -> None:
         self._check(to_write=True)
@@ -139,8 +135,6 @@ class RepairableReplica:
         if generation != self.known_tree()[1]:
             raise StaleTreeError("the tree changed since it was found whole")
         self.stored.state = state
-
-    # -- what else happens to a replica --
 
     def known_tree(self) -> tuple[ContainerTree | None, bytes]:
         """The stored tree with all remembered tombstones, and its generation; no tree unless one was built."""

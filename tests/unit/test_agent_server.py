@@ -99,9 +99,6 @@ def service(replica: MemoryReplica, scans: WatchfulScans) -> AgentService:
     return AgentService(MemorySource(replica), scans, MemoryStatus(STATUS))
 
 
-# ---- trees -----------------------------------------------------------------------------------------------------------
-
-
 def pages(service: AgentService, call: Call, request: GetContainerHashPagesRequest) -> Iterator[ContainerHashPage]:
     """Each page as it was when it was sent."""
     for page in service.hash_pages(request, call.context):
@@ -194,9 +191,6 @@ def test_a_tree_that_cannot_be_parsed_has_no_pages(service: AgentService, replic
     assert caught.value.reason == "unparsable"
 
 
-# ---- records and bytes -----------------------------------------------------------------------------------------------
-
-
 def test_too_many_blocks_at_a_time_are_refused(service: AgentService, call: Call) -> None:
     ids = range(RECORDS_PER_CALL_MAX)
     assert service.records(GetBlockRecordsRequest(container_id=CONTAINER, block_ids=ids), call.context).block_data
@@ -266,9 +260,6 @@ def test_a_piece_is_an_ordinary_message(offset: int, data: bytes) -> None:
 )
 def test_what_is_laid_out_in_another_way_is_left_to_protobuf(raw: bytes) -> None:
     assert decode_piece(raw) is None
-
-
-# ---- scans, status ---------------------------------------------------------------------------------------------------
 
 
 def test_a_scan_answers_with_what_it_found(service: AgentService, scans: WatchfulScans, call: Call) -> None:

@@ -214,9 +214,6 @@ def test_a_million_ids_and_one_more_are_too_many() -> None:
     assert "at most" in refused("usage", 2, "scan", "-", stdin="1\n" * 1_000_001)
 
 
-# ---- folders ----
-
-
 @pytest.mark.parametrize("kind", ["empty", "one datanode", "no volumes", "a name that is no number"])
 def test_a_fixture_without_volumes_is_a_usage_error(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "fixture"
@@ -262,9 +259,6 @@ def test_a_site_file_that_is_none_is_a_config_error(tmp_path: Path, what: str) -
     (tmp_path / "ozone-site.xml").write_bytes(text)
     with unchanged(tmp_path):
         refused("config_invalid", 2, "doctor", "--ozone-conf", tmp_path)
-
-
-# ---- as processes ----
 
 
 def process(*words: str | bytes, stdin: bytes = b"") -> tuple[int, bytes, str]:

@@ -150,9 +150,6 @@ def test_what_is_no_file_of_text_is_no_configuration(tmp_path: Path, command: st
         refused("config_invalid", 2, command, "run", "--config", path)
 
 
-# ---- what only shows when it is begun ----
-
-
 @pytest.fixture
 def volume(tmp_path: Path) -> Path:
     root = tmp_path / "volume1"

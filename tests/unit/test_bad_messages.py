@@ -270,8 +270,6 @@ def test_a_message_in_a_foreign_encoding_is_refused(services: Services) -> None:
     assert caught.value.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL)
 
 
-# ---- Ozone's own protocol ----
-
 Request = ContainerCommandRequestProto
 BLOCK = DatanodeBlockID(containerID=1, localID=20)
 

@@ -77,9 +77,6 @@ def test_the_volume_that_is_spoiled_below_is_healthy(made: VolumeMaker) -> None:
         assert problems(made.root) == []
 
 
-# ---- VERSION ----
-
-
 def version(**values: str) -> Spoil:
     """VERSION with these properties in the place of its own."""
     properties = {"clusterID": CLUSTER, "storageID": STORAGE, "datanodeUuid": NODE, "layOutVersion": "1", **values}
@@ -160,9 +157,6 @@ def test_a_version_that_names_no_volume_is_refused(made: VolumeMaker, spoil: Spo
         for command in ("build", "check", "show"):
             refused("volume_invalid", 1, "tree", command, made.root)
         assert problems(made.root)
-
-
-# ---- descriptors ----
 
 
 def descriptor(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
@@ -271,8 +265,6 @@ class Held:
     def __exit__(self, *_: object) -> None:
         self._volume.close()
 
-
-# ---- records ----
 
 KEY = block_key(ONE, BLOCK)
 
@@ -390,9 +382,6 @@ def test_a_counter_that_is_no_number_is_an_error_with_its_name(made: VolumeMaker
             store.open(ONE).counters()
 
 
-# ---- the database's files ----
-
-
 def in_database(pattern: str, spoil: Callable[[Path], object]) -> Spoil:
     def act(made: VolumeMaker) -> None:
         paths = list(made.database_path.glob(pattern))
@@ -479,8 +468,6 @@ def test_what_a_database_can_do_without_is_no_finding(made: VolumeMaker, spoil: 
     with unchanged(made.root):
         assert findings(made.root) == []
 
-
-# ---- files of a container ----
 
 HERE = f"hdds/{CLUSTER}/current/containerDir0/1"
 CHUNKS, METADATA = f"{HERE}/chunks", f"{HERE}/metadata"

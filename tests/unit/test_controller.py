@@ -250,8 +250,6 @@ def test_containers_are_listed_in_pages_by_state_and_comparison() -> None:
     assert world.controller.diverged() == [1, 3, 5, 7]
 
 
-# ---- automatic mode ----
-
 AUTOMATIC = Rules(automatic=True, automatic_jobs=2, visit_every_s=100)
 
 
@@ -324,8 +322,6 @@ def test_matching_containers_are_visited_one_by_one_so_that_tombstones_spread() 
     assert visited[:3] == [1, 2, 3]
     assert 5 <= len(visited) <= 6
 
-
-# ---- laws ----
 
 steps = st.lists(
     st.one_of(

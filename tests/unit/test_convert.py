@@ -32,8 +32,6 @@ EMPTY_TREE = bytes.fromhex("086412020800")
 ONLY_A_TOMBSTONE = bytes.fromhex("0864120c120a080810f38ff4b6092001")
 CONTAINER = ContainerId(100)
 
-# ---- records ----
-
 
 def test_a_record_of_ozone_is_read() -> None:
     assert record_from_bytes(RECORD) == BlockRecord(
@@ -200,9 +198,6 @@ def test_a_chunk_at_the_limit_is_read() -> None:
     message.chunks[0].checksumData.bytesPerChecksum = CHUNK_BYTES_MAX // 2
 
     assert record_from_proto(message).length_bytes == CHUNK_BYTES_MAX
-
-
-# ---- trees ----
 
 
 def test_a_tree_of_ozone_is_read() -> None:

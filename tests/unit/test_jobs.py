@@ -189,9 +189,6 @@ def test_orders_of_dead_datanodes_are_given_up() -> None:
     assert (job.state, job.detail) == (JobState.PARTIAL, "dn-3: datanode is dead")
 
 
-# ---- R1, R2: rate and ETA ----
-
-
 def running(seconds: int, *, bytes_per_s: int = 10, planned: int = 10_000, start: Job | None = None) -> Job:
     job, begin = start or issued(), int(start.counted_at_s) if start else 0
     base = job.bytes_done
@@ -241,8 +238,6 @@ def test_nothing_is_ever_more_than_finished() -> None:
     assert job.bytes_planned >= job.bytes_done
     assert job.eta_s == 0.0
 
-
-# ---- laws ----
 
 events: st.SearchStrategy[Event] = st.one_of(
     st.builds(Issued, st.sampled_from(PEERS)),

@@ -126,9 +126,6 @@ def healthy(at: World, block_id: BlockId) -> bytes:
     return bytes(replica_of(7, {block_id: BLOCK}, window_bytes=WINDOW, chunk_bytes=CHUNK).files[block_id])
 
 
-# ---- windows ----
-
-
 def test_equal_replicas_are_left_alone_and_only_trees_are_asked_for() -> None:
     """CR-040."""
     at = world(A, B)
@@ -273,9 +270,6 @@ def test_at_most_the_allowed_number_of_chunks_is_under_way() -> None:
     assert machine.outcome.progress.chunks_repaired == 16
 
 
-# ---- sources ----
-
-
 def test_a_peer_that_sends_bad_bytes_is_passed_over_and_asked_last_from_then_on() -> None:
     """CR-036."""
     at = world(A, B)
@@ -338,9 +332,6 @@ def test_all_peers_failing_changes_nothing_and_is_reported() -> None:
     outcome = run(at, meddle=lambda r: RequestFailed(r, "peer_refused") if isinstance(r, FetchTree) else None)
     assert (outcome.state, outcome.error_code, outcome.verdict) == (OutcomeState.FAILED, "no_peer", None)
     assert {type(request) for request in at.asked} == {LoadOwn, FetchTree, Report}
-
-
-# ---- records ----
 
 
 def test_a_lost_record_of_whole_data_is_taken_from_a_peer_without_fetching_a_byte() -> None:
@@ -529,9 +520,6 @@ def test_records_of_many_blocks_are_asked_for_a_page_at_a_time() -> None:
     assert max(len(r.block_ids) for r in at.of(FetchRecords) if isinstance(r, FetchRecords)) == RECORDS_PAGE_BLOCKS
 
 
-# ---- commits and holes ----
-
-
 def _with_peer_block(chunks: Sequence[int], *, own: Sequence[int] = (0,), unhealthy: Sequence[int] = ()) -> World:
     """Rows B: our block 0 has a chunk at 0 and commit 1; the one peer's has these chunks and commit 99."""
     at = world(A, peers=1, length=4 * CHUNK)
@@ -631,9 +619,6 @@ def test_an_unhealthy_chunk_anywhere_keeps_the_containers_commit() -> None:
     assert outcome.verdict is Verdict.UNRECOVERABLE
 
 
-# ---- deletes ----
-
-
 def test_a_peers_tombstone_changes_our_tree_and_nothing_else() -> None:
     """CR-003, CR-005, CR-006, inv-I6"""
     at = world(A, B)
@@ -711,9 +696,6 @@ def test_a_block_deleted_before_there_were_trees_ends_deleted_everywhere_and_lea
     assert {stored.tree for stored in (at.ours.stored, at.disk("dn2"), at.disk("dn3"))} == {at.ours.stored.tree}
 
 
-# ---- trees and scans ----
-
-
 def test_a_tree_that_changed_meanwhile_is_read_again_and_the_repair_laid_over_it() -> None:
     at = world(A, B)
     at.ours.stored.flip(A, 0)
@@ -783,8 +765,6 @@ def test_an_own_tree_that_cannot_be_read_still_gets_a_scan() -> None:
     assert len(at.of(Rescan)) == 1
 
 
-# ---- return to service ----
-
 BACK = ReconcileOptions(return_to=ReplicaState.CLOSED)
 
 
@@ -852,9 +832,6 @@ def test_a_finding_of_the_last_scan_that_no_tree_shows_is_a_loss() -> None:
     assert outcome.verdict is Verdict.UNRECOVERABLE
     assert EvidenceKind.FINDINGS_REMAIN in kinds(outcome)
     assert outcome.replica_state is ReplicaState.UNHEALTHY
-
-
-# ---- refusals, failures, interruptions ----
 
 
 @pytest.mark.parametrize("state", [s for s in ReplicaState if not s.is_closed])

@@ -83,9 +83,6 @@ def work(cluster: Cluster, verdict: str = "REPAIRABLE", **verdicts: str) -> None
         agent.work(done(verdicts.get(peer[3:], verdict), chunks_repaired=1), heal)
 
 
-# ---- IDs: T12, T13, T18 ----
-
-
 @pytest.mark.parametrize("mode", [[], ["--status"]], ids=["trigger", "status"])
 class TestIds:
     def test_t12_no_ids_is_a_missing_parameter(self, cluster: Cluster, mode: list[str]) -> None:
@@ -120,9 +117,6 @@ class TestIds:
         cluster.report(*cluster.roots(7, 7, 7), *cluster.roots(7, 7, 7, container_id=2))
         result = cluster.run("reconcile", "-", "--status", "--json", *mode, stdin="2\n\n 1 \n2\n")
         assert [one["containerID"] for one in json.loads(result.stdout)] == [2, 1]
-
-
-# ---- --status: T11, T14, T15, T19 ----
 
 
 def test_the_status_has_ozones_shape_to_the_character(cluster: Cluster) -> None:
@@ -217,9 +211,6 @@ def test_an_array_is_printed_as_ozones_library_does() -> None:
     )
 
 
-# ---- the plan ----
-
-
 def test_without_yes_and_without_a_terminal_the_plan_is_shown_and_refused(cluster: Cluster) -> None:
     cluster.report(*cluster.roots(1, 2, 3))
     result = cluster.run("reconcile", "1")
@@ -255,9 +246,6 @@ def test_the_plan_says_what_differs_by_the_trees_of_the_agents(tmp_path: Path) -
             ("corrupt_chunk", 20, ["dn-2"])
         ]
         assert "REPAIRABLE: 1 corrupt_chunk" in " ".join(cluster.run("reconcile", "1", "--dry-run").stdout.split())
-
-
-# ---- doing it ----
 
 
 def test_reconcile_waits_and_shows_what_came_of_it(cluster: Cluster) -> None:
@@ -390,9 +378,6 @@ def test_all_diverged_of_nothing_is_done(cluster: Cluster) -> None:
     assert cluster.json("reconcile", "--all-diverged", "--yes", "--wait")["exit"] == 0
 
 
-# ---- container ----
-
-
 def test_containers_are_listed_by_state_and_comparison(cluster: Cluster) -> None:
     cluster.report(
         *cluster.roots(7, 7, 7), *cluster.roots(7, 8, 7, container_id=2), replica("dn-1", 3, ReplicaState.OPEN)
@@ -485,9 +470,6 @@ def test_diff_of_what_is_not_comparable_or_not_known(cluster: Cluster) -> None:
     assert [error["code"] for error in errors(cluster.json("container", "diff", "9"))] == ["CONTAINER_NOT_FOUND"]
 
 
-# ---- job, scan ----
-
-
 def test_a_job_is_shown_watched_and_cancelled(cluster: Cluster) -> None:
     cluster.report(*cluster.roots(1, 2, 3))
     for agent in cluster.agents.values():
@@ -520,8 +502,6 @@ def test_a_scan_reaches_every_agent(cluster: Cluster) -> None:
         [command] = agent.beat().commands
         assert command.scan.container_id == 1
 
-
-# ---- the contract of all of them ----
 
 EVERY_COMMAND = [
     ["reconcile", "1", "--yes"],

@@ -105,9 +105,6 @@ def unary(channel: grpc.Channel, raw: bytes = b"x", method: str = "Unary") -> by
     return answer
 
 
-# ---- errors ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -177,9 +174,6 @@ def test_foreign_text_is_made_fit_for_a_terminal() -> None:
     assert len(printable("x" * 10**6)) == ERROR_TEXT_MAX
 
 
-# ---- limits ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_message_at_the_limit_passes_and_one_above_is_refused(channel: grpc.Channel) -> None:
     """CR-025 rests on it: Ozone's own cap is 32 MiB."""
     assert len(unary(channel, bytes(MESSAGE_BYTES_MAX))) == MESSAGE_BYTES_MAX
@@ -220,9 +214,6 @@ def test_a_read_gets_time_for_its_bytes() -> None:
     assert limits.read(100 << 20) == 30 + 1024
 
 
-# ---- ports and health ------------------------------------------------------------------------------------------------
-
-
 def test_port_0_gives_a_port_that_answers(server: RpcServer, channel: grpc.Channel) -> None:
     assert server.port > 0
     assert server.address == f"127.0.0.1:{server.port}"
@@ -253,9 +244,6 @@ def test_running_calls_end_in_peace_when_a_server_stops(server: RpcServer, chann
     assert list(stream) == []
     with pytest.raises(PeerUnavailableError):
         unary(channel)
-
-
-# ---- security --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.255.0.9:1", "[::1]:1", "localhost:1", "unix:/run/treefold"])

@@ -94,9 +94,6 @@ def run(runner: Runner, replica: RepairableReplica, *peers: Peer, job: str = "jo
     return runner.run(Job(job, CONTAINER), lambda _: replica, {peer.peer_id: peer for peer in peers})
 
 
-# ---- one job ----
-
-
 def test_a_job_heals_and_puts_down_one_line_for_each_run_of_windows(make_runner: Callable[..., Runner]) -> None:
     audit, replica = Audit(), damaged(1, 2, 5)
     outcome = run(make_runner(audit), replica, HookedPeer("dn2", lambda _: None))
@@ -149,9 +146,6 @@ def test_an_error_that_may_pass_is_tried_again_and_another_is_not(make_runner: C
 
     assert run(make_runner(), damaged(1), HookedPeer("dn2", refuse)).error_code == "no_peer"
     assert refusals == ["tree"]
-
-
-# ---- one request ----
 
 
 def _fetch(peer: MemoryPeer, *windows: int) -> WindowsArrived | RequestFailed:
@@ -211,9 +205,6 @@ def test_bytes_that_nobody_asked_for_are_nonsense(offset: int) -> None:
     event = _fetch(Confused("dn2", lambda _: None), 0)
     assert isinstance(event, RequestFailed)
     assert event.code == "remote_protocol"
-
-
-# ---- several at once, and stopping ----
 
 
 class Gate:

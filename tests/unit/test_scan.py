@@ -61,9 +61,6 @@ def observed(record: ChunkRecord, data: bytes) -> int:
     return fold(window_checksums(data, record.checksum_type, record.bytes_per_checksum))
 
 
-# ---- folder and descriptor ----
-
-
 def break_folder(kind: str, folder: Path) -> None:
     descriptor = folder / "metadata" / "1.container"
     match kind:
@@ -156,9 +153,6 @@ def test_containers_of_older_schemas_and_layouts_are_refused_by_name(
 
     with opened(made) as container, pytest.raises(ContainerUnsupportedError):
         scan(container)
-
-
-# ---- data ----
 
 
 def test_s2_findings_come_by_block_and_chunk_and_the_tree_holds_what_was_seen(made: VolumeMaker) -> None:
@@ -356,9 +350,6 @@ def test_files_without_a_record_are_noted_and_no_finding(made: VolumeMaker) -> N
     ]
 
 
-# ---- the disk fails ----
-
-
 class FailingReader(Reader):
     def __init__(self, path: Path, fails_at: int, error: int) -> None:
         self._real = path.open("rb")
@@ -466,9 +457,6 @@ def test_a_block_file_that_is_no_file_is_corrupt_and_nothing_is_followed(made: V
     assert found(scanned(made)) == [(FindingType.CORRUPT_CHUNK, 20, 0)]
 
 
-# ---- the database fails ----
-
-
 def test_a_record_that_cannot_be_parsed_costs_its_own_block_only(made: VolumeMaker) -> None:
     made.container()
     made.block(1, 20, whole(100))
@@ -513,9 +501,6 @@ def test_a_volume_without_a_readable_database_has_a_finding_for_each_container(m
 
     assert found(result) == [(FindingType.INACCESSIBLE_DB, None, None)]
     assert result.tree.blocks == ()
-
-
-# ---- callers ----
 
 
 def test_a_cancelled_scan_ends_with_an_error_and_no_result(made: VolumeMaker) -> None:

@@ -49,9 +49,6 @@ def closed(container_id: ContainerId, last_scan_ms: int | None = None, root: int
     return Candidate(container_id, ReplicaState.CLOSED, root, last_scan_ms)
 
 
-# ---- policy ----
-
-
 def test_never_scanned_comes_first_then_the_oldest_then_the_lowest_id() -> None:
     """S11"""
     old, older, never = closed(ONE, 20), closed(TWO, 10), closed(THREE)
@@ -91,9 +88,6 @@ def test_what_is_chosen_is_due_and_nothing_due_is_older(scans: list[tuple[int, i
     if chosen is not None:
         last = min((c.last_scan_ms if c.last_scan_ms is not None else -1) for c in due if c.container_id == chosen)
         assert all(last <= (c.last_scan_ms if c.last_scan_ms is not None else -1) for c in due)
-
-
-# ---- what a scan leads to ----
 
 
 class Clock:
@@ -431,9 +425,6 @@ def test_a_stop_during_a_scan_marks_nothing() -> None:
     assert (r.volume.written, r.volume.marked) == ([], [])
 
 
-# ---- requests ----
-
-
 def test_a_container_asked_for_twice_while_queued_is_scanned_once() -> None:
     """S21"""
     queue = RequestQueue()
@@ -471,9 +462,6 @@ def test_closing_the_queue_answers_all_who_wait() -> None:
         waiting.result(timeout=1)
     with pytest.raises(BusyError, match="stopping"):
         queue.add(ONE, without_gap=True)
-
-
-# ---- bandwidth ----
 
 
 def test_bytes_pass_at_the_rate_and_idle_time_is_not_saved_up() -> None:

@@ -87,9 +87,6 @@ def repairable(volume: HeldVolume) -> OwnReplica:
     return store.open_replica(ONE, "job-1", cancelled=lambda: False, on_bytes=lambda _: None)
 
 
-# ---- what is told ----
-
-
 def test_what_is_reported_is_what_is_on_disk(root: Path) -> None:
     with held(root) as volume:
         closed, still_open = volume.replicas()
@@ -183,9 +180,6 @@ def test_a_missing_tree_is_said_to_be_missing_or_built_as_asked(root: Path) -> N
         with pytest.raises(TreeMissingError):
             store.tree_bytes(ONE, build_missing=False)
         assert store.tree_bytes(ONE, build_missing=True) == stored
-
-
-# ---- scans ----
 
 
 def test_a_tree_built_for_a_peer_names_the_deletions_that_are_known(root: Path) -> None:
@@ -347,9 +341,6 @@ def test_a_suspect_volume_is_given_up(root: Path) -> None:
             volume.candidates()
 
 
-# ---- repair ----
-
-
 def test_what_may_not_be_written_is_not_opened_for_repair(root: Path) -> None:
     def open_one(volume: HeldVolume, *, repair_enabled: bool) -> None:
         store = ReplicaStore([volume], repair_enabled=repair_enabled)
@@ -441,9 +432,6 @@ def test_a_cancelled_repair_ends_its_scan(root: Path) -> None:
         with pytest.raises(InterruptedRepairError):
             replica.scan()
         assert volume.candidate(ONE).last_scan_ms is None
-
-
-# ---- deletion ----
 
 
 def test_deleting_a_container_ends_its_repair_first(root: Path) -> None:

@@ -62,9 +62,6 @@ def made(tmp_path: Path) -> VolumeMaker:
     return make(tmp_path / "volume")
 
 
-# ---- build ----
-
-
 def test_build_prints_one_bare_object_a_container_with_exactly_these_keys(made: VolumeMaker) -> None:
     flip(made.block_file(1, 20), 3500)
 
@@ -237,9 +234,6 @@ def test_people_get_a_table_and_a_list_of_findings(made: VolumeMaker) -> None:
     assert "CORRUPT_CHUNK block 20 offset 3000: 1 of 3 windows differ" in result.stdout
 
 
-# ---- diff ----
-
-
 @pytest.fixture
 def replicas(tmp_path: Path) -> list[VolumeMaker]:
     return [make(tmp_path / f"dn{number}") for number in (1, 2, 3)]
@@ -348,9 +342,6 @@ def test_diff_of_real_healthy_volumes_matches(tmp_path: Path) -> None:
         assert [line["verdict"] for line in compared] == ["MATCH"] * 4 + ["UNKNOWN", "MATCH"]
 
 
-# ---- show and check ----
-
-
 def test_show_decodes_a_tree_file(tmp_path: Path) -> None:
     tree = ContainerTree.of(
         ContainerId(7),
@@ -415,9 +406,6 @@ def test_check_names_what_is_wrong_with_a_stored_tree(tmp_path: Path, reason: st
 
 def test_a_tree_that_was_never_built_is_no_fault(made: VolumeMaker) -> None:
     assert lines("check", made.root)[0]["reasons"] == []
-
-
-# ---- bad input ----
 
 
 def no_volume(tmp_path: Path, kind: str) -> Path:
@@ -572,9 +560,6 @@ def test_reading_changes_nothing_under_the_volumes(replicas: list[VolumeMaker]) 
         run(command, *roots(replicas))
 
     assert [state_of(made.root) for made in replicas] == before
-
-
-# ---- the command itself ----
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -60,9 +60,6 @@ def tombstones(tree: ContainerTree) -> list[int]:
     return [b.block_id for b in tree.blocks if b.deleted]
 
 
-# ---- rows M ----
-
-
 def test_the_file_has_the_name_that_ozone_gave_it(owner: Owned) -> None:
     """M1."""
     owner.trees.update(CONTAINER, counted_tree(1))
@@ -193,9 +190,6 @@ def test_reads_and_writes_are_counted_and_an_update_reads_too(trees: TreeFiles) 
     assert trees.stats.write_s > 0
 
 
-# ---- what Ozone does not have ----
-
-
 def test_an_absent_file_is_no_tree_and_no_loss(trees: TreeFiles) -> None:
     stored = trees.read(CONTAINER)
     assert (stored.status, stored.raw, stored.generation, stored.recovered) == (TreeStatus.ABSENT, b"", b"", ())
@@ -324,9 +318,6 @@ def test_deleted_blocks_follow_the_tree(trees: TreeFiles) -> None:
     assert trees.deleted_blocks(CONTAINER) == {1, 2}
     trees.path(CONTAINER).unlink()
     assert trees.deleted_blocks(CONTAINER) == {1, 2}
-
-
-# ---- read-only ----
 
 
 def _reader(root: Path, state: Path) -> Volume:

@@ -93,9 +93,6 @@ def delete(owner: Owned, tx_id: int, *block_ids: int) -> None:
     owner.writer.receive_delete(DeleteTransaction(tx_id, SEVEN, tuple(map(BlockId, block_ids)), 100 * len(block_ids)))
 
 
-# ---- creating, writing, closing ----
-
-
 def test_a_new_container_has_folders_and_descriptor_and_no_rows(owner: Owned) -> None:
     container = owner.store.open(SEVEN)
     assert container.folder == owner.volume.working_folder / "current" / "containerDir0" / "7"
@@ -261,9 +258,6 @@ def test_state_and_scan_time_change_nothing_else(closed: Owned) -> None:
     assert after == with_checksum(changed)
 
 
-# ---- incremental commits ----
-
-
 def _incremental(offset: int, length: int, *, full: bool = False, bcs_id: int = 0) -> BlockRecord:
     data = content(ONE, offset + length)[offset:]
     chunk = chunk_record(offset, data, metadata=(("full", ""),) if full else ())
@@ -304,9 +298,6 @@ def test_an_incremental_block_grows_by_its_last_chunk(owner: Owned) -> None:
     assert counters(owner) == Counters(5, 1, 3500, None, None)
     writer.close(SEVEN)
     assert scan(store.open(SEVEN)).findings == ()
-
-
-# ---- deletion ----
 
 
 def test_receiving_a_delete_deletes_nothing_yet(closed: Owned) -> None:
@@ -395,9 +386,6 @@ def test_deletions_that_were_cut_short_are_finished_at_start(closed: Owned) -> N
     assert closed.volume.container_ids() == [9]
     assert all(rows(closed, table) == [] for table in Table)
     assert dump_descriptor(nine) != b"nonsense"
-
-
-# ---- repair ----
 
 
 def _damage(owner: Owned, block_id: BlockId, offset: int) -> bytes:
