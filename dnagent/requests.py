@@ -310,7 +310,8 @@ class Outcome:
 class ReconcileOptions:
     """`return_to` brings an UNHEALTHY replica back into service; None leaves it UNHEALTHY, as Ozone does.
 
-    The rule: a full scan after everything else found no fault; our plan is empty and neither UNRECOVERABLE nor
+    The rule: every peer gave its tree; a full scan after everything else found no fault, and no other has changed the
+    tree since; our plan is empty and neither UNRECOVERABLE nor
     CONFLICT nor UNKNOWN; and our commit is not behind that of any block seen here or at a peer in this job. Which
     state it returns to is the choice of whoever knows the container (scm.registry): CLOSED only where a replica of it
     is or was CLOSED or all have one commit, else QUASI_CLOSED. A replica that falsely claims CLOSED makes SCM close
