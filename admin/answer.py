@@ -44,10 +44,10 @@ class Answer:
     errors: list[JsonObject] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def fail(self, code: str, message: str, *, hint: str = "", exit_status: int = EXIT_FAILED) -> None:
+    def fail(self, code: str, message: str, *, hint: str = "") -> None:
         """Note an error; the command goes on, and ends with the status of the first."""
         self.errors.append({"code": code, "message": message, "hint": hint})
-        self.exit_status = self.exit_status or exit_status
+        self.exit_status = self.exit_status or EXIT_FAILED
         if not self.as_json:
             click.echo(message, err=True)
             if hint:

@@ -1,6 +1,5 @@
 """`treefold job`: what the controller works at. The work goes on there; a terminal is only a window on it."""
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -103,19 +102,12 @@ def cancel(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
         answer.say(f"job {job_id} of container {one.container_id}: {one.state} {one.detail}".rstrip())
 
 
-def await_jobs(
-    controller: ControllerClient,
-    jobs: Sequence[pb.Job],
-    output: Output,
-    *,
-    pause: Callable[[float], object] | None = None,
-) -> list[pb.Job]:
+def await_jobs(controller: ControllerClient, jobs: Sequence[pb.Job], output: Output) -> list[pb.Job]:
     """The jobs once all have ended; until then their progress goes to stderr.
 
     Raises:
         ControllerUnavailableError: the controller was away for longer than a restart takes; its jobs go on.
     """
-    wait = pause or threading.Event().wait
     latest = {one.job_id: one for one in jobs}
     heard_s = time.monotonic()
     with _telling(output) as tell:
@@ -124,7 +116,7 @@ def await_jobs(
             tell(list(latest.values()))
             if not waiting:
                 return list(latest.values())
-            wait(POLL_S)
+            time.sleep(POLL_S)
             try:
                 for one in waiting[:POLL_JOBS_MAX]:
                     latest[one.job_id] = controller.job(one.job_id)

@@ -63,9 +63,9 @@ class FailedVolume:
 class Agent:
     """One running agent. Everything that `start` began, `stop` ends."""
 
-    def __init__(self, config: AgentConfig, disk: Disk | None = None) -> None:
+    def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        self._disk = disk or Disk()
+        self._disk = Disk()
         self._log = get_logger("agent")
         self._stop = threading.Event()
         self._stack = ExitStack()

@@ -277,13 +277,10 @@ class DatanodeClient:
     name of Ozone's result or of the gRPC status.
     """
 
-    def __init__(
-        self, channel: grpc.Channel, target: str, *, datanode_id: str = "", deadlines: Deadlines | None = None
-    ) -> None:
+    def __init__(self, channel: grpc.Channel, target: str, *, deadlines: Deadlines | None = None) -> None:
         """`channel` is ours from now on; `target` is how errors name the datanode."""
         self._channel = channel
         self._target = target
-        self._datanode_id = datanode_id
         self._deadlines = deadlines or Deadlines()
         # Answers stay bytes until their size has been judged.
         self._send: StreamCall = channel.stream_stream(f"/{SERVICE}/send", Request.SerializeToString, None)
@@ -379,9 +376,7 @@ class DatanodeClient:
         self._channel.close()
 
     def _request(self, container_id: ContainerId, kind: Type, body: _Body) -> Request:
-        request = Request(
-            cmdType=kind, containerID=container_id, datanodeUuid=self._datanode_id, version=CLIENT_VERSION
-        )
+        request = Request(cmdType=kind, containerID=container_id, datanodeUuid="", version=CLIENT_VERSION)
         getattr(request, _BODIES[kind]).CopyFrom(body)
         return request
 

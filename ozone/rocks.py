@@ -243,8 +243,8 @@ class Database:
                 found.next()
             yield item
 
-    def write(self, batch: Batch, *, sync: bool = True) -> None:
-        """Write all changes of a batch, or none; durable on return unless `sync` is off.
+    def write(self, batch: Batch) -> None:
+        """Write all changes of a batch, or none; durable on return.
 
         Raises:
             DatabaseError: with the fact `suspect`, as a failed sync of a file has it: the library does not say which
@@ -261,7 +261,7 @@ class Database:
                     else:
                         changes.put(key, value, self._handle(table))
                 options = WriteOptions()
-                options.sync = sync
+                options.sync = True
                 self._rdict.write(changes, options)
 
         if batch.changes:
@@ -269,7 +269,7 @@ class Database:
             self._disk.durable(Operation.BATCH, self._path, act)
 
     def sync_wal(self) -> None:
-        """Make durable what was written without sync, by us or by the datanode before us."""
+        """Make durable what the datanode before us wrote without sync."""
         assert self._disk is not None, "a shadow is read-only"
 
         def act() -> None:

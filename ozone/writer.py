@@ -112,10 +112,7 @@ class ContainerWriter:
         container_id: ContainerId,
         *,
         state: ReplicaState = ReplicaState.OPEN,
-        max_size_bytes: int = CONTAINER_BYTES_MAX,
-        origin_pipeline_id: str | None = None,
         replica_index: int = 0,
-        metadata: tuple[tuple[str, str], ...] = (),
     ) -> Descriptor:
         """An empty container; a failed creation leaves nothing. ContainerStateError if it is there already."""
         with self.locked(container_id):
@@ -128,11 +125,10 @@ class ContainerWriter:
                 state=state,
                 chunks_path=str(folder / "chunks"),
                 metadata_path=str(folder / "metadata"),
-                max_size_bytes=max_size_bytes,
+                max_size_bytes=CONTAINER_BYTES_MAX,
                 origin_node_id=self._volume.datanode_id,
-                origin_pipeline_id=origin_pipeline_id,
+                origin_pipeline_id=None,
                 replica_index=replica_index,
-                metadata=tuple(sorted(metadata)),
             )
             try:
                 self._disk.make_folder(folder / "metadata")
@@ -363,10 +359,10 @@ class ContainerWriter:
                     )
             return sum(len(patch.data) for patch, _ in changes)
 
-    def put_repaired_block(self, record: BlockRecord, *, advance_container_to: int | None = None) -> bool:
+    def put_repaired_block(self, record: BlockRecord) -> bool:
         """Make this the block's record, its last chunk merged in; counters are computed anew from all records.
 
-        The commit ID to stand in the record, and that of the container if it may rise, are the caller's decision.
+        The commit ID to stand in the record is the caller's decision; that of the container is left (`advance_bcs_id`).
         Returns False where all of it stood there already.
 
         Raises:
@@ -400,8 +396,6 @@ class ContainerWriter:
             used = record.length_bytes + sum(other.length_bytes for other in others if other)
             self._put_counter(batch, container_id, Counter.BYTES_USED, used)
             self._put_counter(batch, container_id, Counter.BLOCK_COUNT, 1 + len(others))
-            if advance_container_to is not None:
-                self._advance(batch, container_id, advance_container_to)
             self._database.write(batch)
             return bool(batch.changes)
 

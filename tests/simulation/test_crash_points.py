@@ -162,7 +162,8 @@ def repair_block(owner: Owned) -> None:
     data = whole(TWO)
     owner.writer.write_windows(SEVEN, TWO, [Patch(0, data)], job=JOB)
     record = block_record(SEVEN, TWO, [chunk_record(0, data)], bcs_id=9)
-    owner.writer.put_repaired_block(record, advance_container_to=9)
+    owner.writer.put_repaired_block(record)
+    owner.writer.advance_bcs_id(record.container_id, 9)
     owner.writer.store_tree(SEVEN, build_from_metadata(owner.store.open(SEVEN)))
 
 

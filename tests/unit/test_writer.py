@@ -535,13 +535,10 @@ def test_a_repair_raises_commits_only_as_it_is_told(closed: Owned) -> None:
     assert record is not None
     closed.writer.put_repaired_block(replace(record, bcs_id=8))
     assert counters(closed).bcs_id == 4
-    closed.writer.put_repaired_block(replace(record, bcs_id=8), advance_container_to=8)
+    closed.writer.advance_bcs_id(SEVEN, 8)
     assert counters(closed).bcs_id == 8
-    closed.writer.put_repaired_block(replace(record, bcs_id=8), advance_container_to=5)
     closed.writer.advance_bcs_id(SEVEN, 6)
     assert counters(closed).bcs_id == 8
-    closed.writer.advance_bcs_id(SEVEN, 9)
-    assert counters(closed).bcs_id == 9
 
 
 def test_a_repaired_block_takes_in_its_last_chunk(owner: Owned) -> None:
