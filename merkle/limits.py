@@ -1,4 +1,4 @@
-"""Bounds on what we accept from disks and peers; each is tested at the limit and one above."""
+"""Bounds on what we accept from disks and peers; what exceeds one is refused by name."""
 
 # Ozone's own cap on a gRPC message, and so on a tree sent as one (OZONE_SCM_CHUNK_MAX_SIZE).
 MESSAGE_BYTES_MAX = 32 << 20
