@@ -13,7 +13,7 @@ from scm.policy import Visit
 from scm.ports import AnyOrder, CancelOrder, ReconcileOrder
 from scm.registry import Datanode, Observed, Report
 
-DN1, DN2, DN3 = PeerId("dn-1"), PeerId("dn-2"), PeerId("dn-3")
+DN1, DN2 = PeerId("dn-1"), PeerId("dn-2")
 
 
 def replica(

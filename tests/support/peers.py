@@ -184,7 +184,6 @@ class MemoryPeer:
     def __init__(self, peer_id: PeerId, source: MemorySource) -> None:
         self.peer_id = peer_id
         self.source = source
-        self.bytes_sent = 0
 
     def tree(self, container_id: ContainerId) -> ContainerTree:
         self._check(container_id)
@@ -214,7 +213,6 @@ class MemoryPeer:
                 data = self.source.read(container_id, block_id, one.offset, one.length_bytes)
             except BlockNotFoundError as error:
                 raise PeerRefusedError(error.message, result=error.code) from error
-            self.bytes_sent += len(data)
             short |= len(data) < one.length_bytes
             if data:
                 yield Piece(one.offset, data)

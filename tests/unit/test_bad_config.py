@@ -22,7 +22,6 @@ from tests.support.volumes import VERSION
 
 HEAD = 'state_folder = "/s"\n'
 VOLUME = '[[volumes]]\npath = "/data/1"\n'
-TLS = '[tls]\ncert = "/no/cert"\nkey = "/no/key"\nca = "/no/ca"\n'
 
 
 @pytest.fixture(autouse=True)
