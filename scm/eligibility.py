@@ -40,6 +40,7 @@ class Eligibility(Enum):
     ALREADY_RUNNING = "ALREADY_RUNNING"
     QUEUE_FULL = "QUEUE_FULL"
 
+
 _PROVEN = (
     (ReplicaState.CLOSED, ContainerState.CLOSED),
     (ReplicaState.RECOVERING, ContainerState.RECOVERING),
