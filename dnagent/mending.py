@@ -131,8 +131,6 @@ class BlockMending:
             else:
                 self._give_up(chunk.offset, *chosen)
 
-    # -- what the reconciliation asks --
-
     @property
     def is_settled(self) -> bool:
         return next(self._open_chunks(), None) is None
@@ -187,8 +185,6 @@ class BlockMending:
         for chunk in self._chunks:
             chunk.held.clear()
 
-    # -- events --
-
     def local_checked(self, event: LocalChecked) -> int:
         """Returns how many bytes are bad."""
         chunk = self._by_offset[event.offset]
@@ -239,8 +235,6 @@ class BlockMending:
             if chunk.wanted is not None:
                 self._advance_chunk(chunk, is_first=is_first)
             is_first = is_first and chunk.is_settled
-
-    # -- records --
 
     def _chosen(self, chunk: ChunkRepair) -> ChunkRecord | _Refusal:
         """The record that decides what this chunk's bytes are, or why none may."""
@@ -312,8 +306,6 @@ class BlockMending:
         added = ChunkMending(chunk.offset, record, is_new, sources, frozenset(chunk.partial_sources))
         self._chunks.append(added)
         self._by_offset[chunk.offset] = added
-
-    # -- chunks --
 
     def _open_chunks(self) -> Iterator[ChunkMending]:
         """Those not settled, in order."""

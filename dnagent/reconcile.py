@@ -145,8 +145,6 @@ class Reconciliation:
         self._must_scan = False
         self._stale_trees = 0
 
-    # -- the interface --
-
     def start(self) -> list[Request]:
         """The first requests."""
         self._begin_round()
@@ -201,8 +199,6 @@ class Reconciliation:
     def progress(self) -> Progress:
         """How far it is."""
         return Progress(self._phase.value, **self._counters)
-
-    # -- rounds --
 
     def _begin_round(self) -> None:
         self._phase = _Phase.LOADING
@@ -284,8 +280,6 @@ class Reconciliation:
     def _adopted(self, plan: RepairPlan) -> tuple[BlockTree, ...]:
         return plan.tombstones
 
-    # -- records --
-
     def _next_page(self) -> None:
         assert self._plan is not None
         self._blocks, self._settled = {}, set()
@@ -334,8 +328,6 @@ class Reconciliation:
         at = bisect_left(blocks, block_id, key=lambda block: block.block_id)
         found = blocks[at] if at < len(blocks) and blocks[at].block_id == block_id else None
         return {chunk.offset: chunk for chunk in found.chunks} if found else {}
-
-    # -- blocks --
 
     def _start_chunks(self) -> None:
         """Begin as many chunks as may be under way, in order: bytes can be fetched ahead, and wait to be written."""
@@ -401,8 +393,6 @@ class Reconciliation:
         self._is_clean = False
         self._must_scan = True
         work.drop()
-
-    # -- after the blocks --
 
     def _store_tree(self) -> None:
         """Lay what was repaired and which deletes were learned over our tree as it is stored."""
@@ -499,8 +489,6 @@ class Reconciliation:
             return
         self._conclude()
 
-    # -- failures --
-
     def _failed(self, event: RequestFailed) -> None:
         match event.request:
             case FetchTree(peer) | FetchRecords(peer):
@@ -526,8 +514,6 @@ class Reconciliation:
             case _:
                 # The disk, or the undo budget: what is done is done; nothing new is begun.
                 self._halt = self._halt or event
-
-    # -- the end --
 
     def _conclude(self) -> None:
         if self._halt is not None:

@@ -86,6 +86,8 @@ class ContainerWriter:
         self._disk = disk
         self._locks: dict[ContainerId, threading.RLock] = {}
         self._locks_guard = threading.Lock()
+        # Containers whose counters this round of repairs computed from all records: one pass, not one a block.
+        self._counted: set[ContainerId] = set()
 
     @contextmanager
     def locked(self, container_id: ContainerId) -> Iterator[None]:
@@ -174,6 +176,7 @@ class ContainerWriter:
     ) -> ContainerTree:
         """Merge a tree into the stored one (see `TreeFiles.update`), and let the database have its root."""
         with self.locked(container_id):
+            self._counted.discard(container_id)
             tree = self._trees.update(container_id, fresh, expected_generation=expected_generation)
             root = tree.data_checksum
             assert root is not None, "a merged tree has a root"
@@ -360,7 +363,10 @@ class ContainerWriter:
             return sum(len(patch.data) for patch, _ in changes)
 
     def put_repaired_block(self, record: BlockRecord) -> bool:
-        """Make this the block's record, its last chunk merged in; counters are computed anew from all records.
+        """Make this the block's record, its last chunk merged in.
+
+        The first time after a tree was stored, the container's counters are computed anew from all records: damage may
+        have left them wrong.
 
         The commit ID to stand in the record is the caller's decision; that of the container is left (`advance_bcs_id`).
         Returns False where all of it stood there already.
@@ -392,11 +398,18 @@ class ContainerWriter:
             self._put_changed(batch, Table.BLOCK_DATA, key, record_to_bytes(record))
             if self._database.get(Table.LAST_CHUNK_INFO, key) is not None:
                 batch.delete(Table.LAST_CHUNK_INFO, key)
-            others = [_readable(container, other) for other in container.block_ids() if other != block_id]
-            used = record.length_bytes + sum(other.length_bytes for other in others if other)
-            self._put_counter(batch, container_id, Counter.BYTES_USED, used)
-            self._put_counter(batch, container_id, Counter.BLOCK_COUNT, 1 + len(others))
+            if container_id in self._counted:
+                is_new = self._database.get(Table.BLOCK_DATA, key) is None
+                before = known.length_bytes if known and not is_new else 0
+                self._add_counter(batch, container_id, Counter.BYTES_USED, record.length_bytes - before)
+                self._add_counter(batch, container_id, Counter.BLOCK_COUNT, int(is_new))
+            else:
+                others = [_readable(container, other) for other in container.block_ids() if other != block_id]
+                used = record.length_bytes + sum(other.length_bytes for other in others if other)
+                self._put_counter(batch, container_id, Counter.BYTES_USED, used)
+                self._put_counter(batch, container_id, Counter.BLOCK_COUNT, 1 + len(others))
             self._database.write(batch)
+            self._counted.add(container_id)
             return bool(batch.changes)
 
     def advance_bcs_id(self, container_id: ContainerId, bcs_id: int) -> None:
@@ -483,6 +496,7 @@ class ContainerWriter:
         self._disk.remove_folder(self._gone_folder / str(container_id))
         self._trees.forget(container_id)
         self._undo.forget(container_id)
+        self._counted.discard(container_id)
 
     def _make_durable(self, container: Container, record: BlockRecord) -> None:
         if not any(chunk.length_bytes for chunk in record.chunks):

@@ -512,6 +512,7 @@ def test_a_repaired_block_is_counted_once(closed: Owned) -> None:
     assert record is not None
     assert not closed.writer.put_repaired_block(record)
     assert counters(closed).used_bytes == 8096
+    closed.writer.store_tree(SEVEN, build_from_metadata(closed.store.open(SEVEN)))
     batch = Batch()
     batch.delete(Table.BLOCK_DATA, block_key(SEVEN, ONE))
     closed.volume.database.write(batch)
@@ -528,6 +529,25 @@ def test_a_wrong_counter_is_set_right_by_a_repair(closed: Owned) -> None:
     assert record is not None
     assert closed.writer.put_repaired_block(record)
     assert (counters(closed).used_bytes, counters(closed).block_count) == (8096, 2)
+
+
+def test_counters_stay_right_over_a_repair_of_many_blocks(closed: Owned) -> None:
+    """Counted once, then kept: what is lost, grows or is new is told apart."""
+    one, two = (closed.store.open(SEVEN).record(block_id) for block_id in (ONE, TWO))
+    assert one is not None
+    assert two is not None
+    three = replace(one, block_id=BlockId(3))
+    batch = Batch()
+    batch.delete(Table.BLOCK_DATA, block_key(SEVEN, ONE))
+    batch.put(Table.METADATA, counter_key(SEVEN, Counter.BYTES_USED), long_bytes(999_999))
+    closed.volume.database.write(batch)
+    closed.writer.write_windows(SEVEN, three.block_id, [Patch(0, bytes(one.length_bytes))], job="job")
+    shorter = replace(two, chunks=two.chunks[:-1])
+    for record in (one, shorter, three, two, three):
+        closed.writer.put_repaired_block(record)
+        held = list(closed.store.open(SEVEN).records())
+        assert counters(closed).block_count == len(held)
+        assert counters(closed).used_bytes == sum(block.length_bytes for block in held)
 
 
 def test_a_repair_raises_commits_only_as_it_is_told(closed: Owned) -> None:
