@@ -100,6 +100,11 @@ class Disk:
                 return None
             raise
 
+    def is_folder(self, path: Path) -> bool:
+        """Whether there is a folder; what a failing device answers is an error, not a no."""
+        with _translated("stat", path):
+            return path.is_dir()
+
     def names(self, folder: Path) -> list[str]:
         """The entries of a folder, sorted."""
         with _translated("list", folder):

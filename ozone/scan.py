@@ -136,7 +136,7 @@ def scan(
     data = _DataScan(container, on_bytes or _ignore, cancelled or _never)
     data.blocks(_records(container, findings), mapped)
     findings += _still_recorded(container, data.findings)
-    if findings and not container.folder.exists():
+    if findings and not container.disk.is_folder(container.folder):
         return _deleted(container)
     return ScanResult(
         tree=data.builder.build(),
@@ -157,9 +157,9 @@ def _check_folder(container: Container) -> tuple[list[Finding], bool, bool]:
     def found(kind: FindingType, detail: str, *, transient: bool = False) -> tuple[list[Finding], bool, bool]:
         return [Finding(kind, detail=detail)], False, transient
 
-    if not container.folder.is_dir():
+    if not container.disk.is_folder(container.folder):
         return found(FindingType.MISSING_CONTAINER_DIR, f"{container.folder} is not there")
-    if not container.metadata_folder.is_dir():
+    if not container.disk.is_folder(container.metadata_folder):
         return found(FindingType.MISSING_METADATA_DIR, f"{container.metadata_folder} is not there")
     try:
         state = container.descriptor.state
@@ -171,7 +171,7 @@ def _check_folder(container: Container) -> tuple[list[Finding], bool, bool]:
         return found(FindingType.CORRUPT_CONTAINER_FILE, error.message)
     if state is ReplicaState.DELETED:
         return [], True, False
-    if not container.chunks_folder.is_dir():
+    if not container.disk.is_folder(container.chunks_folder):
         return found(FindingType.MISSING_CHUNKS_DIR, f"{container.chunks_folder} is not there")
     return [], False, False
 

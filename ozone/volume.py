@@ -114,7 +114,7 @@ class Volume:
             ContainerNotFoundError: it has none.
         """
         usual = self.usual_folder(container_id)
-        folder = usual if usual.is_dir() else self._folders().get(container_id)
+        folder = usual if self._disk.is_folder(usual) else self._folders().get(container_id)
         if folder is None:
             raise ContainerNotFoundError(
                 f"there is no container {container_id} in {self.root}", container_id=container_id, path=str(self.root)
@@ -182,7 +182,7 @@ class Volume:
             for name in _names(self._disk, current / group):
                 container_id = _container_id(name)
                 folder = current / group / name
-                if container_id is None or not folder.is_dir() or folder.is_symlink():
+                if container_id is None or not self._disk.is_folder(folder) or folder.is_symlink():
                     continue
                 # Found twice: the usual place counts.
                 if container_id not in found or folder == self.usual_folder(container_id):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from merkle.errors import ContainerNotFoundError, DatabaseError, VolumeError, VolumeLockedError
+from merkle.errors import ContainerNotFoundError, DatabaseError, DiskError, VolumeError, VolumeLockedError
 from merkle.tree import ContainerId
 from ozone.disk import Disk
 from ozone.rocks import Counter, Table, container_prefix
@@ -229,3 +229,11 @@ def test_a_closed_volume_has_no_database(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match="closed"):
         volume.database.get(Table.METADATA, b"any")
     assert volume.storage_id == VERSION.storage_id
+
+
+def test_what_a_device_fails_to_answer_is_an_error_and_not_a_missing_folder(tmp_path: Path) -> None:
+    # The one failure of a look-up that needs no broken device.
+    with pytest.raises(DiskError) as caught:
+        Disk().is_folder(tmp_path / ("x" * 300))
+    assert caught.value.facts["errno"] == "ENAMETOOLONG"
+    assert not Disk().is_folder(tmp_path / "absent")
