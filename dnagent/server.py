@@ -60,7 +60,18 @@ _PAGE_BYTES = 4 << 20
 class AgentService:
     """Serves one agent's replicas."""
 
-    def __init__(self, source: ReplicaSource, scans: ScanService, status: StatusSource) -> None:
+    def __init__(
+        self,
+        source: ReplicaSource,
+        scans: ScanService,
+        status: StatusSource,
+        *,
+        payload_bytes_max: int = _PAYLOAD_BYTES_MAX,
+        page_bytes: int = _PAGE_BYTES,
+    ) -> None:
+        """`payload_bytes_max` bounds one answer; a page of a tree ends with the block that fills `page_bytes`."""
+        self._payload_bytes_max = payload_bytes_max
+        self._page_bytes = page_bytes
         self._source = source
         self._scans = scans
         self._status = status
@@ -88,7 +99,7 @@ class AgentService:
     def hashes(self, request: GetContainerHashesRequest, _: grpc.ServicerContext) -> GetContainerHashesResponse:
         """The stored tree, unparsed; TreeRefusedError "too_large" where pages must be asked for."""
         raw = self._stored_tree(ContainerId(request.container_id))
-        if len(raw) > _PAYLOAD_BYTES_MAX:
+        if len(raw) > self._payload_bytes_max:
             text = f"the tree of container {request.container_id} has {len(raw)} bytes"
             raise TreeRefusedError(TREE_TOO_LARGE, text, hint="ask for it in pages")
         return GetContainerHashesResponse(container_checksum_info=raw)
@@ -105,7 +116,7 @@ class AgentService:
         if tree.HasField("dataChecksum"):
             page.data_checksum = tree.dataChecksum
         blocks_max = request.page_blocks_max or _PAGE_BLOCKS_DEFAULT
-        for blocks in _pages(_between(tree.blockMerkleTree, request), blocks_max):
+        for blocks in _pages(_between(tree.blockMerkleTree, request), blocks_max, self._page_bytes):
             page.blocks = ContainerMerkleTree(blockMerkleTree=blocks).SerializeToString()
             yield page
 
@@ -126,7 +137,7 @@ class AgentService:
                 continue
             raw = record_to_bytes(record)
             size += len(raw) + 8
-            if size > _PAYLOAD_BYTES_MAX:
+            if size > self._payload_bytes_max:
                 break
             reply.block_data.append(raw)
         return reply
@@ -217,13 +228,13 @@ def _between(blocks: Iterable[BlockMerkleTree], request: GetContainerHashPagesRe
         yield block
 
 
-def _pages(blocks: Iterable[BlockMerkleTree], blocks_max: int) -> Iterator[list[BlockMerkleTree]]:
+def _pages(blocks: Iterable[BlockMerkleTree], blocks_max: int, page_bytes: int) -> Iterator[list[BlockMerkleTree]]:
     page: list[BlockMerkleTree] = []
     size, pages = 0, 0
     for block in blocks:
         page.append(block)
         size += block.ByteSize()
-        if len(page) >= blocks_max or size >= _PAGE_BYTES:
+        if len(page) >= blocks_max or size >= page_bytes:
             yield page
             page, size, pages = [], 0, pages + 1
     if page or not pages:

@@ -3,11 +3,12 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+import grpc
 import pytest
 
-from dnagent import server as agent_server
 from dnagent.peer import AgentPeer, DatanodePeer
 from dnagent.ports import AgentStatus, ByteRange, Peer, Piece
 from dnagent.server import AgentService
@@ -18,6 +19,8 @@ from merkle.record import ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from ozone.datanode import DatanodeClient, XceiverService, merged
+from protos.agent_pb2 import GetBlockRecordsRequest, GetContainerHashesRequest
+from protos.agent_pb2_grpc import AgentStub
 from protos.convert import tree_from_bytes
 from runtime.rpc import Deadlines, RpcServer, open_channel, start_server
 from tests.support.peers import MemoryPeer, MemoryScans, MemorySource, MemoryStatus, replica_of
@@ -47,6 +50,18 @@ def server(source: MemorySource, scans: MemoryScans) -> Iterator[RpcServer]:
     running = start_server("127.0.0.1:0", [agent.register, XceiverService(source).register])
     yield running
     running.stop(0)
+
+
+@contextmanager
+def limited(source: MemorySource, scans: MemoryScans, *, payload_bytes_max: int) -> Iterator[str]:
+    """The address of an agent whose answers are small, so that few replicas exceed them."""
+    status = MemoryStatus(AgentStatus(PEER, False))
+    agent = AgentService(source, scans, status, payload_bytes_max=payload_bytes_max, page_bytes=payload_bytes_max // 2)
+    running = start_server("127.0.0.1:0", [agent.register])
+    try:
+        yield running.address
+    finally:
+        running.stop(0)
 
 
 def connect(kind: str, address: str, deadlines: Deadlines | None = None) -> Peer:
@@ -278,26 +293,28 @@ def test_a_missing_tree_is_an_error_for_agents_and_has_it_made(source: MemorySou
     peer.close()
 
 
-def test_a_tree_too_large_for_a_message_comes_in_pages(
-    source: MemorySource, server: RpcServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tree_too_large_for_a_message_comes_in_pages(source: MemorySource, scans: MemoryScans) -> None:
     replica = replica_of(CONTAINER, dict.fromkeys(range(1, 2001), 5))
     source.replicas[CONTAINER] = replica
-    monkeypatch.setattr(agent_server, "_PAYLOAD_BYTES_MAX", 10_000)
-    monkeypatch.setattr(agent_server, "_PAGE_BYTES", 5_000)
-    peer = connect("agent", server.address)
-    assert peer.tree(CONTAINER) == replica.scanned_tree()
-    peer.close()
+    with limited(source, scans, payload_bytes_max=10_000) as address:
+        with open_channel(address) as channel, pytest.raises(grpc.RpcError) as refused:
+            AgentStub(channel).GetContainerHashes(GetContainerHashesRequest(container_id=CONTAINER), timeout=10)
+        assert "treefold-code" in {entry.key for entry in refused.value.trailing_metadata()}
+        peer = connect("agent", address)
+        assert peer.tree(CONTAINER) == replica.scanned_tree()
+        peer.close()
 
 
-def test_records_beyond_one_message_come_in_turns(
-    source: MemorySource, server: RpcServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agent_server, "_PAYLOAD_BYTES_MAX", 2_000)
+def test_records_beyond_one_message_come_in_turns(source: MemorySource, scans: MemoryScans) -> None:
     source.replicas[CONTAINER] = replica_of(CONTAINER, dict.fromkeys(range(1, 51), 5))
-    peer = connect("agent", server.address)
-    assert list(peer.records(CONTAINER, [BlockId(i) for i in range(60)])) == list(range(1, 51))
-    peer.close()
+    with limited(source, scans, payload_bytes_max=2_000) as address:
+        with open_channel(address) as channel:
+            asked = GetBlockRecordsRequest(container_id=CONTAINER, block_ids=range(60))
+            first_turn = AgentStub(channel).GetBlockRecords(asked, timeout=10).block_data
+        assert 0 < len(first_turn) < 50
+        peer = connect("agent", address)
+        assert list(peer.records(CONTAINER, [BlockId(i) for i in range(60)])) == list(range(1, 51))
+        peer.close()
 
 
 def test_a_record_of_another_block_is_nonsense(source: MemorySource, server: RpcServer) -> None:
