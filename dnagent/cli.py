@@ -18,16 +18,36 @@ def agent() -> None:
 
 
 @agent.command("run")
-@click.option("--config", "config_path", type=click.Path(path_type=Path), help="Settings, TOML.")
-@click.option("--volume", "volumes", multiple=True, metavar="PATH", help="A volume instead of the file's; repeatable.")
-@click.option("--hold", type=click.Choice(["read-only", "owner"]), default="read-only", help="How --volume is held.")
-@click.option("--state-folder", metavar="PATH", help="Where trees, scan times and undo copies are kept.")
-@click.option("--listen", metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")
+@click.option("--config", "config_path", type=click.Path(path_type=Path), help="Settings, a TOML file; flags win.")
+@click.option(
+    "--volume", "volumes", multiple=True, metavar="PATH", help="A volume, instead of those of the file; repeatable."
+)
+@click.option(
+    "--hold",
+    type=click.Choice(["read-only", "owner"]),
+    default="read-only",
+    show_default=True,
+    help="How every --volume is held: owner writes to it, and wants its datanode stopped.",
+)
+@click.option("--state-folder", metavar="PATH", help="Where trees, scan times and undo copies are kept; in no volume.")
+@click.option("--listen", metavar="HOST:PORT", help="Where peers and the controller find it; port 0 takes a free one.")
 @click.option("--controller", metavar="HOST:PORT", help="Who gets the reports and gives the commands.")
-@click.option("--port-file", type=click.Path(path_type=Path), help="Write the address there once it listens.")
+@click.option("--port-file", type=click.Path(path_type=Path), help="Write the address into this file once it listens.")
 @click.option("--check-config", is_flag=True, help="Print the settings in effect as JSON, and end.")
-@click.option("--log-format", type=click.Choice([f.value for f in LogFormat]), default=LogFormat.CONSOLE.value)
-@click.option("--log-level", type=click.Choice([level.value for level in LogLevel]), default=LogLevel.INFO.value)
+@click.option(
+    "--log-format",
+    type=click.Choice([f.value for f in LogFormat]),
+    default=LogFormat.CONSOLE.value,
+    show_default=True,
+    help="How log lines on stderr look.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice([level.value for level in LogLevel]),
+    default=LogLevel.INFO.value,
+    show_default=True,
+    help="The least that is logged.",
+)
 def run(
     config_path: Path | None,
     volumes: tuple[str, ...],
@@ -40,7 +60,11 @@ def run(
     log_format: str,
     log_level: str,
 ) -> None:
-    """Run an agent until SIGTERM or SIGINT."""
+    """Run an agent until SIGTERM or SIGINT.
+
+    It needs volumes and a state folder, from the file or from flags, and repairs nothing unless the file says
+    enabled = true in [repair]. Every key of the file is listed in docs/formats.md.
+    """
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {
         "volumes": [{"path": path, "hold": hold} for path in volumes] or None,

@@ -4,6 +4,7 @@ The rules of a single value are in test_config.py and test_agent_config.py; here
 Rows: what is wrong, the file, and what the message must say.
 """
 
+import json
 import signal
 import socket
 import subprocess
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from dnagent.config import AgentConfig
 from ozone.disk import Disk
 from ozone.writer import format_volume
-from runtime.config import CONFIG_BYTES_MAX
+from runtime.config import CONFIG_BYTES_MAX, load
+from scm.config import ControllerConfig
 from tests.support.bad_input import refused, run, unchanged
 from tests.support.processes import ROOT
 from tests.support.volumes import VERSION
@@ -126,12 +129,31 @@ def test_an_agent_is_not_begun_with_what_cannot_be(tmp_path: Path, text: str, na
 
 
 @pytest.mark.parametrize(("text", "named"), [pytest.param(*rest, id=name) for name, *rest in CONTROLLER])
-def test_a_controller_is_not_begun_with_what_cannot_be(tmp_path: Path, text: str, named: str) -> None:
+@pytest.mark.parametrize("check", [["--check-config"], []], ids=["checked", "run"])
+def test_a_controller_is_not_begun_with_what_cannot_be(tmp_path: Path, text: str, named: str, check: list[str]) -> None:
     path = written(tmp_path, text)
     with unchanged(tmp_path):
-        message = refused("config_invalid", 2, "scm", "run", "--config", path)
+        message = refused("config_invalid", 2, "scm", "run", "--config", path, *check)
     assert named in message
     assert str(path) in message
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "given", "model"),
+    [
+        ("agent", 'volumes = [{path = "/v"}]\nscan.min_gap_s = "5m"\n', ("--state-folder", "/s"), AgentConfig),
+        ("scm", 'dead_after_s = "1h"\nautomatic.jobs_max = 9\n', ("--automatic",), ControllerConfig),
+    ],
+)
+def test_a_checked_configuration_is_printed_whole_and_nothing_is_begun(
+    tmp_path: Path, command: str, text: str, given: tuple[str, ...], model: type[AgentConfig | ControllerConfig]
+) -> None:
+    path = written(tmp_path, text)
+    with unchanged(tmp_path):
+        result = run(command, "run", "--config", path, *given, "--check-config", "--port-file", tmp_path / "port")
+    assert (result.exit_code, result.stderr) == (0, "")
+    overrides = {"automatic.enabled": True} if command == "scm" else {"state_folder": "/s"}
+    assert model.model_validate(json.loads(result.stdout)) == load(path, model, overrides)
 
 
 @pytest.mark.parametrize("command", ["agent", "scm"])
