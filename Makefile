@@ -47,7 +47,7 @@ test-ozone: $(STAMP)  ## the tests against a real Ozone cluster on loopback (wan
 
 lock: $(STAMP)  ## resolve requirements.lock anew
 	$(BIN)/python -m pip install -q uv
-	$(BIN)/uv pip compile -q pyproject.toml --extra fast --extra test --universal --python-version 3.11 \
+	$(BIN)/uv pip compile -q pyproject.toml --extra fast --extra spark --extra test --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --upgrade -o requirements.lock
 
 clean:
