@@ -1,7 +1,9 @@
 """Reconcile commands on this datanode: queued, run a few at a time, and told of until their end.
 
-One job a container: a second command for a container whose job waits or runs is refused, as Ozone drops it, and the
-refusal is reported like any other end, so that the controller never waits for a job that nobody does.
+One job a container: a command for a container that another job waits for or works on is refused, as Ozone drops it,
+and the refusal is reported like any other end, so that the controller never waits for a job that nobody does. A job
+that is sent once more while it is here is neither begun twice nor refused. `JobTable` decides that, without threads;
+`Jobs` runs what it admits.
 """
 
 import threading
@@ -24,6 +26,41 @@ from runtime.metrics import Metrics
 
 # Ozone's own limit on a datanode's command queue.
 JOBS_MAX = 5000
+
+
+class JobTable:
+    """Which container has which job, from its command to its end. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._commands: dict[ContainerId, ReconcileCommand] = {}
+
+    def admit(self, command: ReconcileCommand) -> bool:
+        """Take in a job; False where it is here already.
+
+        Raises:
+            BusyError: the container has another job, or too many jobs wait.
+        """
+        container_id = command.container_id
+        held = self._commands.get(container_id)
+        if held is not None and held.job_id == command.job_id:
+            return False
+        if held is not None:
+            raise BusyError(f"container {container_id} has job {held.job_id} already", container_id=container_id)
+        if len(self._commands) >= JOBS_MAX:
+            raise BusyError(f"{JOBS_MAX} jobs are waiting already", limit=JOBS_MAX)
+        self._commands[container_id] = command
+        return True
+
+    def find(self, job_id: str) -> ReconcileCommand | None:
+        """The command of a job that waits or runs."""
+        return next((command for command in self._commands.values() if command.job_id == job_id), None)
+
+    def forget(self, command: ReconcileCommand) -> None:
+        """The job ended."""
+        self._commands.pop(command.container_id, None)
+
+    def __len__(self) -> int:
+        return len(self._commands)
 
 
 class Jobs:
@@ -53,31 +90,27 @@ class Jobs:
         self._metrics = metrics
         self._pool = ThreadPoolExecutor(threads_max, thread_name_prefix="job")
         self._lock = threading.Lock()
-        self._jobs: dict[ContainerId, tuple[ReconcileCommand, Future[None]]] = {}
+        self._table = JobTable()
+        self._futures: dict[ContainerId, Future[None]] = {}
         self._log = get_logger("jobs")
 
     def submit(self, command: ReconcileCommand) -> None:
         """Queue a job; where that is refused, the refusal is its end."""
-        container_id = command.container_id
-        with self._lock:
-            if container_id in self._jobs:
-                other = self._jobs[container_id][0].job_id
-                refusal = BusyError(f"container {container_id} has job {other} already", container_id=container_id)
-            elif len(self._jobs) >= JOBS_MAX:
-                refusal = BusyError(f"{JOBS_MAX} jobs are waiting already", limit=JOBS_MAX)
-            else:
-                self._jobs[container_id] = command, self._pool.submit(self._run, command)
-                self._metrics.set("dnagent_reconciliations_queued", len(self._jobs))
-                return
-        self._refuse(command, refusal)
+        try:
+            with self._lock:
+                if self._table.admit(command):
+                    self._futures[command.container_id] = self._pool.submit(self._run, command)
+                    self._metrics.set("dnagent_reconciliations_queued", len(self._table))
+        except BusyError as refusal:
+            self._refuse(command, refusal)
 
     def cancel(self, job_id: str) -> None:
         """End a job that waits or runs; nothing happens where there is none."""
         with self._lock:
-            found = next((held for held in self._jobs.values() if held[0].job_id == job_id), None)
-        if found is None:
+            command = self._table.find(job_id)
+            future = self._futures[command.container_id] if command else None
+        if command is None or future is None:
             return
-        command, future = found
         if future.cancel():
             self._forget(command)
             self._end(command, InterruptedRepairError("the job was cancelled before it began"), "interrupted")
@@ -105,7 +138,7 @@ class Jobs:
     def close(self) -> None:
         """End all jobs and wait for the threads."""
         with self._lock:
-            futures = [future for _, future in self._jobs.values()]
+            futures = list(self._futures.values())
         for future in futures:
             future.cancel()
         self._runner.close()
@@ -121,7 +154,7 @@ class Jobs:
                     peers[address.peer] = peer = self._connect(address)
                     stack.callback(peer.close)
                 outcome = self._runner.run(
-                    Job(job_id, container_id, self._options(command)),
+                    Job(job_id, container_id, options_of(command, self._fetches_max, self._return_to_service)),
                     lambda cancelled: self._store.open_replica(
                         container_id, job_id, cancelled=cancelled, on_bytes=self._on_scan_bytes
                     ),
@@ -141,11 +174,6 @@ class Jobs:
         self._forget(command)
         self._note(command, outcome)
         self._on_end(JobProgress(job_id, True, outcome_message(job_id, outcome)))
-
-    def _options(self, command: ReconcileCommand) -> ReconcileOptions:
-        # Without the controller's word it is not known what the replica may claim to be, so it stays as it is.
-        return_to = command.container_state if self._return_to_service else None
-        return ReconcileOptions(fetches_max=self._fetches_max, return_to=return_to, spare_scan=command.spare_scan)
 
     def _note(self, command: ReconcileCommand, outcome: Outcome) -> None:
         progress = outcome.progress
@@ -179,19 +207,32 @@ class Jobs:
         self._end(command, error, "refused")
 
     def _end(self, command: ReconcileCommand, error: ReconcileError, state: str) -> None:
-        message = controller_pb2.ReconcileProgress(
-            job_id=command.job_id,
-            container_id=command.container_id,
-            state=state,
-            error_code=error.code,
-            message=error.message,
-        )
-        self._on_end(JobProgress(command.job_id, True, message))
+        self._on_end(refusal_of(command, error, state))
 
     def _forget(self, command: ReconcileCommand) -> None:
         with self._lock:
-            self._jobs.pop(command.container_id, None)
-            self._metrics.set("dnagent_reconciliations_queued", len(self._jobs))
+            self._table.forget(command)
+            self._futures.pop(command.container_id, None)
+            self._metrics.set("dnagent_reconciliations_queued", len(self._table))
+
+
+def options_of(command: ReconcileCommand, fetches_max: int, return_to_service: bool) -> ReconcileOptions:
+    """How to carry out a command."""
+    # Without the controller's word it is not known what the replica may claim to be, so it stays as it is.
+    return_to = command.container_state if return_to_service else None
+    return ReconcileOptions(fetches_max=fetches_max, return_to=return_to, spare_scan=command.spare_scan)
+
+
+def refusal_of(command: ReconcileCommand, error: ReconcileError, state: str) -> JobProgress:
+    """The end of a job that an error kept from having an outcome."""
+    message = controller_pb2.ReconcileProgress(
+        job_id=command.job_id,
+        container_id=command.container_id,
+        state=state,
+        error_code=error.code,
+        message=error.message,
+    )
+    return JobProgress(command.job_id, True, message)
 
 
 def progress_message(

@@ -213,6 +213,18 @@ def test_a_second_job_for_a_container_is_refused_and_the_first_goes_on(rig: Rig)
     jobs.close()
 
 
+def test_a_job_that_is_sent_once_more_while_it_runs_is_neither_refused_nor_begun_twice(rig: Rig) -> None:
+    """CR-052"""
+    jobs = rig.jobs()
+    jobs.submit(command())
+    assert rig.peer.asked.wait(20)
+    jobs.submit(command())
+    rig.peer.let.set()
+    assert (rig.end().job_id, rig.end().state) == ("job-1", "done")
+    jobs.close()
+    assert len(rig.ends) == 1
+
+
 def test_a_job_that_waits_or_runs_can_be_cancelled(rig: Rig) -> None:
     jobs = rig.jobs()
     jobs.submit(command())
