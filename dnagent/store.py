@@ -459,7 +459,7 @@ class OwnReplica:
 
     def put_block(self, record: BlockRecord) -> None:
         self._require_here()
-        self._writer.put_repaired_block(record)
+        self._writer.put_repaired_block(record, job=self._job_id)
 
     def store_tree(self, tree: ContainerTree, generation: bytes) -> TreeStored:
         stored = self._volume.store_tree(tree, generation)

@@ -1,7 +1,8 @@
-"""Undo copies: the bytes that a repair is about to overwrite, kept outside the volume for a while, within a budget.
+"""Undo copies: what a repair is about to overwrite, kept outside the volume for a while, within a budget.
 
 A repair writes only what matches a recorded checksum, so that its copies are for the case nobody thought of. They
-lie in the state folder as `undo/<container>/<job>/<block>-<offset>-<length>`, each file the bytes that stood there.
+lie in the state folder as `undo/<container>/<job>/<block>-<offset>-<length>`, each file the bytes that stood there, and
+`<block>-<table>-<length>`, the row that stood in the database and that we could not read.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ from threading import Lock
 from merkle.errors import DiskError, UndoBudgetError
 from merkle.tree import BlockId, ContainerId
 from ozone.disk import Disk
+from ozone.rocks import Table
 
 # A job's name becomes a folder's.
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -41,26 +43,11 @@ class UndoStore:
             UndoBudgetError: they do not fit; nothing is kept, and nothing may be overwritten.
             DiskError: they could not be kept.
         """
-        assert _JOB.fullmatch(job), job
-        path = self._folder / str(container_id) / job / f"{block_id}-{offset}-{len(data)}"
-        with self._lock:
-            if path.exists():
-                return
-            if self._used_bytes + len(data) > self._budget_bytes:
-                raise UndoBudgetError(
-                    f"undo copies of {len(data)} bytes do not fit the budget of {self._budget_bytes} bytes",
-                    hint="Old copies go by age; raise the budget, or remove copies that are no longer wanted.",
-                    container_id=container_id,
-                    used_bytes=self._used_bytes,
-                )
-            self._used_bytes += len(data)
-        try:
-            self._disk.make_folder(path.parent)
-            self._disk.replace(path, data)
-        except DiskError:
-            with self._lock:
-                self._used_bytes -= len(data)
-            raise
+        self._keep(container_id, job, f"{block_id}-{offset}-{len(data)}", data)
+
+    def keep_row(self, container_id: ContainerId, job: str, block_id: BlockId, table: Table, row: bytes) -> None:
+        """Keep a block's row of a table; raises as `keep` does."""
+        self._keep(container_id, job, f"{block_id}-{table.value}-{len(row)}", row)
 
     def clean(self, *, older_than_s: float, now_s: float) -> int:
         """Remove the copies of jobs that wrote nothing for so long; returns the bytes freed."""
@@ -79,6 +66,28 @@ class UndoStore:
         """Remove the copies of a container that was deleted."""
         with self._removing:
             self._remove(self._folder / str(container_id))
+
+    def _keep(self, container_id: ContainerId, job: str, name: str, data: bytes) -> None:
+        assert _JOB.fullmatch(job), job
+        path = self._folder / str(container_id) / job / name
+        with self._lock:
+            if path.exists():
+                return
+            if self._used_bytes + len(data) > self._budget_bytes:
+                raise UndoBudgetError(
+                    f"undo copies of {len(data)} bytes do not fit the budget of {self._budget_bytes} bytes",
+                    hint="Old copies go by age; raise the budget, or remove copies that are no longer wanted.",
+                    container_id=container_id,
+                    used_bytes=self._used_bytes,
+                )
+            self._used_bytes += len(data)
+        try:
+            self._disk.make_folder(path.parent)
+            self._disk.replace(path, data)
+        except DiskError:
+            with self._lock:
+                self._used_bytes -= len(data)
+            raise
 
     def _remove(self, folder: Path) -> int:
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -362,8 +362,8 @@ class ContainerWriter:
                     )
             return sum(len(patch.data) for patch, _ in changes)
 
-    def put_repaired_block(self, record: BlockRecord) -> bool:
-        """Make this the block's record, its last chunk merged in.
+    def put_repaired_block(self, record: BlockRecord, *, job: str) -> bool:
+        """Make this the block's record, its last chunk merged in; a row that could not be read gets an undo copy.
 
         The first time after a tree was stored, the container's counters are computed anew from all records: damage may
         have left them wrong.
@@ -374,6 +374,7 @@ class ContainerWriter:
         Raises:
             ContainerStateError, BlockNotFoundError: as in `write_windows`.
             ChunkGapError: the record names a chunk that our record did not and that the file has not whole.
+            UndoBudgetError: nothing is written.
         """
         container_id, block_id = record.container_id, record.block_id
         with self.locked(container_id):
@@ -395,6 +396,12 @@ class ContainerWriter:
                 self._disk.sync(container.block_path(block_id))
                 self._disk.sync_folder(container.chunks_folder)
             batch, key = Batch(), block_key(container_id, block_id)
+            if known is None:
+                # What we cannot read another program, or a person, may.
+                for table in (Table.BLOCK_DATA, Table.LAST_CHUNK_INFO):
+                    row = self._database.get(table, key)
+                    if row is not None:
+                        self._undo.keep_row(container_id, job, block_id, table, row)
             self._put_changed(batch, Table.BLOCK_DATA, key, record_to_bytes(record))
             if self._database.get(Table.LAST_CHUNK_INFO, key) is not None:
                 batch.delete(Table.LAST_CHUNK_INFO, key)

@@ -162,9 +162,33 @@ def repair_block(owner: Owned) -> None:
     data = whole(TWO)
     owner.writer.write_windows(SEVEN, TWO, [Patch(0, data)], job=JOB)
     record = block_record(SEVEN, TWO, [chunk_record(0, data)], bcs_id=9)
-    owner.writer.put_repaired_block(record)
+    owner.writer.put_repaired_block(record, job=JOB)
     owner.writer.advance_bcs_id(record.container_id, 9)
     owner.writer.store_tree(SEVEN, build_from_metadata(owner.store.open(SEVEN)))
+
+
+GARBAGE = b"\xff no record"
+
+
+def with_an_unreadable_record(owner: Owned) -> None:
+    closed(owner)
+    batch = Batch()
+    batch.put(Table.BLOCK_DATA, block_key(SEVEN, TWO), GARBAGE)
+    batch.put(Table.LAST_CHUNK_INFO, block_key(SEVEN, TWO), GARBAGE)
+    owner.volume.database.write(batch)
+
+
+def repair_record(owner: Owned) -> None:
+    record = block_record(SEVEN, TWO, [chunk_record(0, whole(TWO))], bcs_id=2)
+    owner.writer.put_repaired_block(record, job=JOB)
+
+
+def an_unreadable_record_is_there_or_kept(owner: Owned) -> None:
+    undo = owner.volume.state_folder / "undo" / "7" / JOB
+    for table in (Table.BLOCK_DATA, Table.LAST_CHUNK_INFO):
+        if owner.volume.database.get(table, block_key(SEVEN, TWO)) != GARBAGE:
+            assert (undo / f"2-{table.value}-{len(GARBAGE)}").read_bytes() == GARBAGE
+            always(owner)
 
 
 def tree_names_recorded_blocks_only(owner: Owned) -> None:
@@ -265,6 +289,7 @@ CHANGES = {
     "tree write over garbage": Change(garbled, write_tree, tree_is_garbled_or_new),
     "window repair": Change(damaged, repair_windows, only_bad_windows_changed),
     "block repair": Change(without_record, repair_block, tree_names_recorded_blocks_only),
+    "record repair": Change(with_an_unreadable_record, repair_record, an_unreadable_record_is_there_or_kept),
     "put block": Change(opened, put_block, commits_match_counters, settles=False),
     "close": Change(filled, close, closed_means_with_a_tree),
     "delete block": Change(closed, delete_block, gone_means_with_a_tombstone),

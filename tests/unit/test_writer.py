@@ -452,7 +452,7 @@ def test_a_deleted_block_is_never_brought_back(closed: Owned, how: str) -> None:
     with pytest.raises(BlockNotFoundError):
         closed.writer.write_windows(SEVEN, ONE, [Patch(0, good)], job=JOB)
     with pytest.raises(BlockNotFoundError):
-        closed.writer.put_repaired_block(record)
+        closed.writer.put_repaired_block(record, job=JOB)
     if how == "tombstone":
         assert closed.store.open(SEVEN).block_length(ONE) is None
 
@@ -463,7 +463,7 @@ def test_only_closed_containers_are_repaired(owner: Owned) -> None:
     with pytest.raises(ContainerStateError):
         owner.writer.write_windows(SEVEN, ONE, [Patch(0, b"x")], job=JOB)
     with pytest.raises(ContainerStateError):
-        owner.writer.put_repaired_block(record)
+        owner.writer.put_repaired_block(record, job=JOB)
     with pytest.raises(ContainerStateError):
         owner.writer.advance_bcs_id(SEVEN, 9)
     with pytest.raises(ContainerNotFoundError):
@@ -510,13 +510,13 @@ def test_a_repaired_block_is_counted_once(closed: Owned) -> None:
     """Row 6 of the reference's quirks: a refilled file does not count a second time."""
     record = closed.store.open(SEVEN).record(ONE)
     assert record is not None
-    assert not closed.writer.put_repaired_block(record)
+    assert not closed.writer.put_repaired_block(record, job=JOB)
     assert counters(closed).used_bytes == 8096
     closed.writer.store_tree(SEVEN, build_from_metadata(closed.store.open(SEVEN)))
     batch = Batch()
     batch.delete(Table.BLOCK_DATA, block_key(SEVEN, ONE))
     closed.volume.database.write(batch)
-    assert closed.writer.put_repaired_block(record)
+    assert closed.writer.put_repaired_block(record, job=JOB)
     assert (counters(closed).used_bytes, counters(closed).block_count) == (8096, 2)
 
 
@@ -527,7 +527,7 @@ def test_a_wrong_counter_is_set_right_by_a_repair(closed: Owned) -> None:
     closed.volume.database.write(batch)
     record = closed.store.open(SEVEN).record(TWO)
     assert record is not None
-    assert closed.writer.put_repaired_block(record)
+    assert closed.writer.put_repaired_block(record, job=JOB)
     assert (counters(closed).used_bytes, counters(closed).block_count) == (8096, 2)
 
 
@@ -544,7 +544,7 @@ def test_counters_stay_right_over_a_repair_of_many_blocks(closed: Owned) -> None
     closed.writer.write_windows(SEVEN, three.block_id, [Patch(0, bytes(one.length_bytes))], job="job")
     shorter = replace(two, chunks=two.chunks[:-1])
     for record in (one, shorter, three, two, three):
-        closed.writer.put_repaired_block(record)
+        closed.writer.put_repaired_block(record, job=JOB)
         held = list(closed.store.open(SEVEN).records())
         assert counters(closed).block_count == len(held)
         assert counters(closed).used_bytes == sum(block.length_bytes for block in held)
@@ -553,7 +553,7 @@ def test_counters_stay_right_over_a_repair_of_many_blocks(closed: Owned) -> None
 def test_a_repair_raises_commits_only_as_it_is_told(closed: Owned) -> None:
     record = closed.store.open(SEVEN).record(ONE)
     assert record is not None
-    closed.writer.put_repaired_block(replace(record, bcs_id=8))
+    closed.writer.put_repaired_block(replace(record, bcs_id=8), job=JOB)
     assert counters(closed).bcs_id == 4
     closed.writer.advance_bcs_id(SEVEN, 8)
     assert counters(closed).bcs_id == 8
@@ -570,7 +570,7 @@ def test_a_repaired_block_takes_in_its_last_chunk(owner: Owned) -> None:
     merged = owner.store.open(SEVEN).record(ONE)
     assert merged is not None
     assert len(merged.chunks) == 2
-    assert owner.writer.put_repaired_block(merged)
+    assert owner.writer.put_repaired_block(merged, job=JOB)
     assert rows(owner, Table.LAST_CHUNK_INFO) == []
     assert owner.store.open(SEVEN).record(ONE) == merged == owner.store.open(SEVEN).stored_record(ONE)
     assert counters(owner).used_bytes == 3000
@@ -580,9 +580,9 @@ def test_a_repaired_record_names_no_new_chunk_that_the_file_lacks(closed: Owned)
     data = content(THREE, 2000)
     record = block_record(SEVEN, THREE, [chunk_record(0, data)])
     with pytest.raises(ChunkGapError):
-        closed.writer.put_repaired_block(record)
+        closed.writer.put_repaired_block(record, job=JOB)
     closed.writer.write_windows(SEVEN, THREE, [Patch(0, data)], job=JOB)
-    assert closed.writer.put_repaired_block(record)
+    assert closed.writer.put_repaired_block(record, job=JOB)
     assert (counters(closed).used_bytes, counters(closed).block_count) == (10_096, 3)
 
 
@@ -596,7 +596,7 @@ def test_bytes_that_a_killed_repair_wrote_are_durable_before_a_record_names_them
         container = owner.store.open(SEVEN)
         container.block_path(TWO).write_bytes(content(TWO, 1024))
         disk.operations.clear()
-        owner.writer.put_repaired_block(block_record(SEVEN, TWO, [chunk_record(0, content(TWO, 1024))]))
+        owner.writer.put_repaired_block(block_record(SEVEN, TWO, [chunk_record(0, content(TWO, 1024))]), job=JOB)
         operations = [operation for operation, _ in disk.operations]
         assert (Operation.SYNC, container.block_path(TWO)) in disk.operations
         assert operations == [Operation.SYNC, Operation.SYNC_FOLDER, Operation.BATCH]
@@ -609,8 +609,38 @@ def test_an_unreadable_record_does_not_keep_others_from_repair(closed: Owned) ->
     batch.put(Table.BLOCK_DATA, block_key(SEVEN, ONE), b"\xff")
     batch.put(Table.BLOCK_DATA, block_key(SEVEN, TWO), b"\xff")
     closed.volume.database.write(batch)
-    assert closed.writer.put_repaired_block(record)
+    assert closed.writer.put_repaired_block(record, job=JOB)
     assert counters(closed).block_count == 2
+
+
+def test_a_row_that_could_not_be_read_is_kept_before_it_is_overwritten(closed: Owned) -> None:
+    record = closed.store.open(SEVEN).record(ONE)
+    assert record is not None
+    rows_before = {Table.BLOCK_DATA: b"\xff no record", Table.LAST_CHUNK_INFO: b"\xff"}
+    batch = Batch()
+    for table, row in rows_before.items():
+        batch.put(table, block_key(SEVEN, ONE), row)
+    closed.volume.database.write(batch)
+    assert closed.writer.put_repaired_block(record, job=JOB)
+    kept = tree_of_files(closed.volume.state_folder / "undo")
+    assert kept == {f"7/{JOB}/1-block_data-11": b"\xff no record", f"7/{JOB}/1-last_chunk_info-1": b"\xff"}
+    assert closed.undo.used_bytes == 12
+    # What could be read is known from the tree, the peers and the log; it takes no room.
+    assert closed.writer.put_repaired_block(replace(record, bcs_id=8), job=JOB)
+    assert tree_of_files(closed.volume.state_folder / "undo") == kept
+
+
+def test_a_row_that_could_not_be_read_and_does_not_fit_the_budget_stays(root: Path, tmp_path: Path) -> None:
+    with owned(root, tmp_path / "state", undo_bytes_max=10) as owner:
+        owner.writer.create_container(SEVEN)
+        record = write_block(owner.writer, SEVEN, ONE, 4096)
+        owner.writer.close(SEVEN)
+        batch = Batch()
+        batch.put(Table.BLOCK_DATA, block_key(SEVEN, ONE), b"\xff no record")
+        owner.volume.database.write(batch)
+        with pytest.raises(UndoBudgetError):
+            owner.writer.put_repaired_block(record, job=JOB)
+        assert owner.volume.database.get(Table.BLOCK_DATA, block_key(SEVEN, ONE)) == b"\xff no record"
 
 
 def test_after_a_failed_sync_nothing_more_is_changed(root: Path, tmp_path: Path) -> None:
@@ -722,7 +752,7 @@ def test_a_container_of_a_real_datanode_is_repaired_in_place(tmp_path: Path) -> 
         container.block_path(block_id).unlink()
         owner.writer.write_windows(one, block_id, [Patch(0, good)], job=JOB)
         # Ozone's own counters and record are what we would write.
-        assert not owner.writer.put_repaired_block(record)
+        assert not owner.writer.put_repaired_block(record, job=JOB)
         assert owner.writer.store_tree(one, scan(container).tree) == tree
     with owned(root, tmp_path / "state") as owner:
         result = scan(owner.store.open(one))
