@@ -255,6 +255,11 @@ class HeldVolume:
             # As good as none: a scan tells what else cannot be read, and other containers are not concerned.
             _log.warning("container_skipped", container_id=container_id, volume=self.name, **_fields(error))
             return None
+        try:
+            self.trees.remember(stored)
+        except (DiskError, ContainerNotFoundError) as error:
+            # The tree is as good as before; the next look tries again.
+            _log.warning("tree_write_failed", container_id=container_id, volume=self.name, **_fields(error))
         return stored.tree if stored.status is TreeStatus.PRESENT else None
 
     def _findings_path(self, container_id: ContainerId) -> Path:

@@ -2,8 +2,9 @@
 
 A tree can be built anew from the data, except for its tombstones: once they are lost, a peer that still holds a
 deleted block brings it back. So they are remembered beside the volume, in its state folder: the previous version of
-every tree, and the tombstones alone, written before the tree that has them. What a tree file lacks of them, because it
-is unreadable, lost or an old one put back, is found again at the next read. An unreadable file is kept in quarantine.
+every tree, and the tombstones alone, written before the tree that has them, or, of a tree that a datanode wrote, when
+it is first seen. What a tree file lacks of them, because it is unreadable, lost or an old one put back, is found again
+at the next read. An unreadable file is kept in quarantine.
 
 Under a read-only hold our trees lie in the state folder altogether. Of the two, the one written last counts: ours
 after a scan, the volume's once its datanode has scanned or repaired the container since.
@@ -12,8 +13,8 @@ after a scan, the volume's once its datanode has scanned or repaired the contain
 import contextlib
 import threading
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
@@ -71,6 +72,8 @@ class StoredTree:
     recovered: tuple[BlockTree, ...] = ()
     # Why it is unreadable (a TreeRefusal's value, or "empty").
     reason: str = ""
+    # The tombstones that are kept alone in the state folder.
+    kept: Mapping[BlockId, BlockTree] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def known(self) -> ContainerTree:
@@ -129,15 +132,14 @@ class TreeFiles:
         started = time.perf_counter()
         raw, other = self._versions(container_id)
         tree, reason = _parsed(raw, container_id)
-        # What we remember, newest last; of a read-only volume also what its datanode has deleted since.
-        sources = [self._raw(self._state(kind, container_id)) for kind in ("previous", "tombstones")]
+        previous, alone = (self._raw(self._state(kind, container_id)) for kind in ("previous", "tombstones"))
         remembered: dict[BlockId, BlockTree] = {}
-        if tree is None and (raw is not None or any(sources)):
+        if tree is None and (raw is not None or previous or alone):
             # The file was there once. Its tombstones may be of deletions that were not finished.
             remembered = {t.block_id: t for t in self._pending(container_id)}
-        for source in (other, *sources):
-            known, _ = _parsed(source, container_id)
-            remembered |= {b.block_id: b for b in (known.blocks if known else ()) if b.deleted}
+        kept = _tombstones_in(alone, container_id)
+        # What we remember, newest last; of a read-only volume also what its datanode has deleted since.
+        remembered |= _tombstones_in(other, container_id) | _tombstones_in(previous, container_id) | kept
         present = {b.block_id for b in tree.blocks if b.deleted} if tree else set[BlockId]()
         self.stats.reads += 1
         self.stats.read_s += time.perf_counter() - started
@@ -148,7 +150,25 @@ class TreeFiles:
             fingerprint(raw) if raw else b"",
             tuple(remembered[block_id] for block_id in sorted(remembered.keys() - present)),
             reason,
+            kept,
         )
+
+    def remember(self, stored: StoredTree) -> None:
+        """Keep the tombstones of a tree as it was read, lest they go with a file that another program may lose.
+
+        Written once: what is kept already costs nothing.
+
+        Raises:
+            ContainerNotFoundError, TreeRefusedError: as in `read`.
+            DiskError: they could not be kept.
+        """
+        if _are_kept(stored.tree, stored.kept):
+            return
+        with self._lock(stored.tree.container_id):
+            # Read again: what was kept meanwhile must not be replaced by less.
+            now = self.read(stored.tree.container_id)
+            if not _are_kept(now.tree, now.kept):
+                self._keep_tombstones(now.known)
 
     def raw(self, container_id: ContainerId) -> bytes | None:
         """The bytes of the tree file that counts, whatever they are; None where there is none.
@@ -223,10 +243,8 @@ class TreeFiles:
             raise TreeRefusedError(TreeRefusal.TOO_LARGE.value, text, container_id=container_id)
         path = self.path(container_id)
         try:
-            tombstones = tuple(block for block in tree.blocks if block.deleted)
-            if tombstones != tuple(block for block in stored.tree.blocks if block.deleted):
-                alone = encode_tree(ContainerTree(container_id, None, tombstones))
-                self._replace(self._state("tombstones", container_id), alone)
+            if not _are_kept(tree, stored.kept):
+                self._keep_tombstones(tree)
             if stored.status is TreeStatus.PRESENT:
                 self._replace(self._state("previous", container_id), stored.raw)
             elif stored.raw:
@@ -244,6 +262,11 @@ class TreeFiles:
         self.stats.tombstones_recovered += len(stored.recovered)
         self.stats.write_s += time.perf_counter() - started
         return tree
+
+    def _keep_tombstones(self, tree: ContainerTree) -> None:
+        tombstones = tuple(block for block in tree.blocks if block.deleted)
+        alone = encode_tree(ContainerTree(tree.container_id, None, tombstones))
+        self._replace(self._state("tombstones", tree.container_id), alone)
 
     def _replace(self, path: Path, data: bytes) -> None:
         self._disk.make_folder(path.parent)
@@ -329,6 +352,15 @@ def _parsed(raw: bytes | None, container_id: ContainerId) -> tuple[ContainerTree
     if tree.data_checksum not in (None, container_checksum(b.data_checksum for b in tree.blocks)):
         return None, TreeRefusal.ROOT_CHECKSUM.value
     return tree, ""
+
+
+def _tombstones_in(raw: bytes | None, container_id: ContainerId) -> dict[BlockId, BlockTree]:
+    tree, _ = _parsed(raw, container_id)
+    return {block.block_id: block for block in (tree.blocks if tree else ()) if block.deleted}
+
+
+def _are_kept(tree: ContainerTree, kept: Mapping[BlockId, BlockTree]) -> bool:
+    return all(kept.get(block.block_id) == block for block in tree.blocks if block.deleted)
 
 
 def _live_checksum(block: BlockTree) -> int:

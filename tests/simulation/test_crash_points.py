@@ -121,6 +121,23 @@ def tree_is_garbled_or_new(owner: Owned) -> None:
         assert [file.read_bytes() for file in quarantine.glob("*.tree")] == [b"\xff\xff garbage"]
 
 
+def as_a_datanode_left_it(owner: Owned) -> None:
+    closed(owner)
+    owner.trees.forget(SEVEN)
+
+
+def remember(owner: Owned) -> None:
+    owner.trees.remember(owner.trees.read(SEVEN))
+
+
+def tree_is_as_it_was(owner: Owned) -> None:
+    stored = owner.trees.read(SEVEN)
+    assert stored.status is TreeStatus.PRESENT
+    # All of them are kept, or, as yet, none.
+    assert list(stored.kept) in ([], [THREE])
+    always(owner)
+
+
 def damaged(owner: Owned) -> None:
     """Block 1 with its second window bad and its tail lost; block 2 without its file."""
     closed(owner)
@@ -287,6 +304,7 @@ def absent_or_empty(owner: Owned) -> None:
 CHANGES = {
     "tree write": Change(closed, write_tree, tree_is_old_or_new),
     "tree write over garbage": Change(garbled, write_tree, tree_is_garbled_or_new),
+    "first sight of a tree": Change(as_a_datanode_left_it, remember, tree_is_as_it_was),
     "window repair": Change(damaged, repair_windows, only_bad_windows_changed),
     "block repair": Change(without_record, repair_block, tree_names_recorded_blocks_only),
     "record repair": Change(with_an_unreadable_record, repair_record, an_unreadable_record_is_there_or_kept),

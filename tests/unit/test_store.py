@@ -24,7 +24,7 @@ from merkle.errors import (
     UndoBudgetError,
     VolumeError,
 )
-from merkle.record import BlockRecord
+from merkle.record import BlockRecord, DeleteTransaction
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from merkle.windows import prove
@@ -194,6 +194,28 @@ def test_a_tree_built_for_a_peer_names_the_deletions_that_are_known(root: Path) 
     found = tree_from_bytes(raw, ONE).block(OTHER)
     assert found is not None
     assert found.deleted
+
+
+def test_deletions_in_a_tree_of_the_datanode_outlive_its_file(root: Path) -> None:
+    """inv-I5: the agent has only looked at it, and then the file is lost."""
+    with owned(root, root.parent / "datanode") as datanode:
+        datanode.writer.receive_delete(DeleteTransaction(1, ONE, (OTHER,), None))
+        datanode.writer.delete_blocks(ONE)
+    with held(root) as volume:
+        volume.trees.path(ONE).write_bytes(b"")
+    with held(root) as volume:
+        assert volume.trees.deleted_blocks(ONE) == {OTHER}
+
+
+def test_deletions_that_cannot_be_kept_do_not_make_the_tree_unreadable(root: Path) -> None:
+    with owned(root, root.parent / "datanode") as datanode:
+        datanode.writer.receive_delete(DeleteTransaction(1, ONE, (OTHER,), None))
+        datanode.writer.delete_blocks(ONE)
+        state = root.parent / "state" / datanode.volume.storage_id
+    state.mkdir(parents=True)
+    (state / "tombstones").write_bytes(b"a file where the folder should be")
+    with held(root) as volume:
+        assert volume.replica(ONE).data_checksum is not None
 
 
 def test_damage_found_while_a_replica_returns_to_service_is_not_lost(root: Path) -> None:

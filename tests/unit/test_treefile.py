@@ -388,3 +388,54 @@ def test_a_reader_goes_by_whichever_tree_was_written_last(tmp_path: Path) -> Non
             # An empty file is no tree, however new.
             paths[1].write_bytes(b"")
             assert trees.read(CONTAINER).tree == stale
+
+
+def _written_by_a_datanode(owner: Owned, *block_ids: int) -> Path:
+    """The tree file as Ozone leaves it: we keep nothing beside it."""
+    owner.trees.update(CONTAINER, counted_tree(4))
+    owner.trees.add_tombstones(CONTAINER, records(*block_ids))
+    owner.trees.forget(CONTAINER)
+    return owner.trees.path(CONTAINER)
+
+
+def test_tombstones_of_a_tree_that_a_datanode_wrote_are_kept_when_it_is_first_seen(owner: Owned) -> None:
+    """inv-I5: nothing was written by us, and then the file cannot be read any more."""
+    path = _written_by_a_datanode(owner, 1, 3)
+    before = path.read_bytes()
+    owner.trees.remember(owner.trees.read(CONTAINER))
+    assert path.read_bytes() == before
+    path.write_bytes(b"\xff\xff garbage")
+    stored = owner.trees.read(CONTAINER)
+    assert (stored.status, tombstones(stored.known)) == (TreeStatus.UNREADABLE, [1, 3])
+
+
+def test_what_is_kept_already_is_not_kept_again(root: Path, tmp_path: Path) -> None:
+    disk = CountingDisk()
+    with owned(root, tmp_path / "state", disk=disk) as held:
+        held.writer.create_container(CONTAINER)
+        _written_by_a_datanode(held, 1, 3)
+        stored = held.trees.read(CONTAINER)
+        disk.operations.clear()
+        held.trees.remember(stored)
+        assert disk.operations
+        disk.operations.clear()
+        held.trees.remember(stored)
+        held.trees.remember(held.trees.read(CONTAINER))
+        assert disk.operations == []
+
+
+def test_remembering_an_older_reading_loses_nothing_that_was_kept_since(owner: Owned) -> None:
+    _written_by_a_datanode(owner, 1)
+    old = owner.trees.read(CONTAINER)
+    owner.trees.add_tombstones(CONTAINER, records(3))
+    owner.trees.remember(old)
+    owner.trees.path(CONTAINER).unlink()
+    (owner.volume.state_folder / "previous" / f"{CONTAINER}.tree").unlink()
+    assert tombstones(owner.trees.read(CONTAINER).known) == [1, 3]
+
+
+def test_a_tree_without_tombstones_leaves_nothing_to_keep(owner: Owned) -> None:
+    owner.trees.update(CONTAINER, counted_tree(4))
+    owner.trees.forget(CONTAINER)
+    owner.trees.remember(owner.trees.read(CONTAINER))
+    assert not list((owner.volume.state_folder / "tombstones").glob("*"))
