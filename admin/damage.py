@@ -99,7 +99,7 @@ def _is_whole(replica: Container, record: BlockRecord) -> bool:
         except BlockNotFoundError:
             return False
         seen = window_checksums(data, chunk.checksum_type, chunk.bytes_per_checksum)
-        if not chunk.is_verifiable or seen != b"".join(chunk.checksums):
+        if not chunk.is_verifiable or seen != chunk.entries:
             return False
     return True
 

@@ -225,7 +225,7 @@ def _copy(peer: AgentPeer, writer: ContainerWriter) -> None:
             parts = peer.read(CONTAINER, block_id, chunk, [ByteRange(chunk.offset, chunk.length_bytes)])
             data = b"".join(piece.data for piece in parts)
             found = window_checksums(data, chunk.checksum_type, chunk.bytes_per_checksum)
-            assert found == b"".join(chunk.checksums)
+            assert found == chunk.entries
             writer.write_chunk(CONTAINER, block_id, chunk.offset, data)
         assert writer.put_block(record)
     writer.close(CONTAINER)

@@ -57,7 +57,7 @@ def _measure(
     store, name = volume.containers, checksum_type.name
     container_id = records[0].container_id
     paths = [store.get(container_id).block_path(record.block_id) for record in records]
-    expected = b"".join(entry for record in records for chunk in record.chunks for entry in chunk.checksums)
+    expected = b"".join(chunk.entries for record in records for chunk in record.chunks)
     memory = memoryview(large_pages(max(BUFFERS)))
     buffer = memory[:BUFFER_BYTES]
     checked = partial(window_checksums, buffer, checksum_type, WINDOW_BYTES)

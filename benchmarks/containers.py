@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dnagent.store import HeldVolume
 from merkle.checksum import WIDTH, ChecksumType, window_checksums
-from merkle.record import BlockRecord, ChunkRecord
+from merkle.record import BlockRecord, ChunkRecord, WindowChecksums
 from merkle.tree import BlockId, ContainerId
 from ozone.disk import Disk
 from ozone.volume import Hold, Version, open_volume
@@ -61,6 +61,5 @@ def write_container(
 
 
 def _recorded(offset: int, data: bytes, checksum_type: ChecksumType) -> ChunkRecord:
-    joined, width = window_checksums(data, checksum_type, WINDOW_BYTES), WIDTH[checksum_type]
-    entries = tuple(joined[i : i + width] for i in range(0, len(joined), width))
-    return ChunkRecord(offset, len(data), checksum_type, WINDOW_BYTES, entries, f"chunk_{offset}")
+    checksums = WindowChecksums(window_checksums(data, checksum_type, WINDOW_BYTES), WIDTH[checksum_type])
+    return ChunkRecord(offset, len(data), checksum_type, WINDOW_BYTES, checksums, f"chunk_{offset}")

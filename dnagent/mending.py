@@ -98,11 +98,12 @@ class BlockMending:
         entries: Mapping[PeerId, Mapping[int, ChunkTree]],
         sources: Sources,
         *,
+        committed: int,
         at_once_max: int,
     ) -> None:
         """`records` and `entries` are the holders': their records, and their tree entries by offset.
 
-        A holder with entries and no record was asked for one in vain.
+        A holder with entries and no record was asked for one in vain. `committed` is our container's commit.
         """
         self.repair = repair
         self.block_id = repair.block_id
@@ -116,6 +117,7 @@ class BlockMending:
         self._records = records
         self._entries = entries
         self._sources = sources
+        self._committed = committed
         self._at_once_max = at_once_max
         self._chunks: list[ChunkMending] = []
         self._by_offset: dict[int, ChunkMending] = {}
@@ -152,14 +154,15 @@ class BlockMending:
     def put(self, container_id: ContainerId) -> tuple[PutBlock | None, int]:
         """Of a settled block: the record to store, if it changed, and the commit that is ours now, 0 if it is not.
 
-        The commit of a peer is taken only if nothing failed, and only of those whose every chunk we have.
+        The commit of a peer is taken only if nothing failed, and only of those whose every chunk we have, as far as it
+        can be believed.
         """
         chunks = {ours.offset: ours for ours in (self.own.chunks if self.own else ())}
         chunks.update({chunk.offset: chunk.record for chunk in self._chunks if chunk.is_new and chunk.done})
-        covered = [record for record in self._records.values() if _covers(chunks, record)]
+        covered = [peer for peer, record in self._records.items() if _covers(chunks, record)]
         bcs_id = self.own.bcs_id if self.own else 0
         if self.is_clean:
-            bcs_id = max([bcs_id, *(record.bcs_id for record in covered)])
+            bcs_id = max([bcs_id, *(believed_commit(peer, self._records, self._committed) for peer in covered)])
         self.is_clean = self.is_clean and len(covered) == len(self._records)
         adopted = bcs_id if self.is_clean else 0
         ordered = tuple(chunks[offset] for offset in sorted(chunks))
@@ -413,12 +416,31 @@ class BlockMending:
         self.failures[offset] = verdict, Evidence(kind, self.block_id, offset, detail)
 
 
+def believed_commit(peer: PeerId, records: Mapping[PeerId, BlockRecord], committed: int) -> int:
+    """The commit in a peer's record of a block, or a lower one if that is all that others bear out.
+
+    Up to our container's own commit it changes nothing that SCM or a reader goes by. One beyond that must not be
+    contradicted by another peer, which has recorded every chunk of this one's and still an earlier commit: then the
+    highest of those counts. A record with commit 0 says nothing. Among honest peers a later commit comes with more
+    data, so that the peer who has it is not contradicted and Ozone's rule, the highest, holds.
+    """
+    record = records[peer]
+    others = [
+        theirs.bcs_id
+        for other, theirs in records.items()
+        if other != peer and theirs.bcs_id and _covers(theirs.by_offset, record)
+    ]
+    if not others or record.bcs_id <= max(committed, *others):
+        return record.bcs_id
+    return max(others)
+
+
 def _settled(metadata: tuple[tuple[str, str | None], ...]) -> tuple[tuple[str, str | None], ...]:
     """A block's metadata without the mark that has readers look for a pending last chunk: our list is whole."""
     return tuple(entry for entry in metadata if entry[0] != "incremental")
 
 
-def _essence(chunk: ChunkRecord) -> tuple[int, ChecksumType, int, tuple[bytes, ...]]:
+def _essence(chunk: ChunkRecord) -> tuple[int, ChecksumType, int, Sequence[bytes]]:
     """What two records of one chunk must have in common to mean the same bytes."""
     return chunk.length_bytes, chunk.checksum_type, chunk.bytes_per_checksum, chunk.checksums
 

@@ -4,11 +4,55 @@ Recorded checksums never change. A chunk is split into windows of `bytes_per_che
 be shorter; each window has one entry in `checksums`, in order (Ozone's `ChunkInfo`, `BlockData`).
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import overload
 
 from merkle.checksum import ChecksumType, fold
 from merkle.tree import BlockId, ContainerId
+
+
+class WindowChecksums(Sequence[bytes]):
+    """Checksums of `width` bytes each, kept joined: a full block has 16,384, and to make an object of each takes time.
+
+    Equal to a tuple of the same checksums.
+    """
+
+    __slots__ = ("joined", "width")
+
+    def __init__(self, joined: bytes, width: int) -> None:
+        assert width > 0
+        assert len(joined) % width == 0
+        self.joined = joined
+        self.width = width
+
+    def __len__(self) -> int:
+        return len(self.joined) // self.width
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[bytes, ...]: ...
+    def __getitem__(self, index: int | slice) -> bytes | tuple[bytes, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        start = range(0, len(self.joined), self.width)[index]
+        return self.joined[start : start + self.width]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self.joined[i : i + self.width] for i in range(0, len(self.joined), self.width))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, WindowChecksums):
+            return (self.joined, len(self)) == (other.joined, len(other))
+        return isinstance(other, tuple) and tuple(self) == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
 
 
 @dataclass(frozen=True)
@@ -19,7 +63,7 @@ class ChunkRecord:
     length_bytes: int
     checksum_type: ChecksumType
     bytes_per_checksum: int
-    checksums: tuple[bytes, ...]
+    checksums: tuple[bytes, ...] | WindowChecksums
     name: str = ""
     metadata: tuple[tuple[str, str | None], ...] = ()
     stripe_checksum: bytes | None = None
@@ -32,10 +76,15 @@ class ChunkRecord:
     def end(self) -> int:
         return self.offset + self.length_bytes
 
+    @property
+    def entries(self) -> bytes:
+        """The recorded checksums joined in order, as `merkle.checksum.window_checksums` gives those of bytes."""
+        return self.checksums.joined if isinstance(self.checksums, WindowChecksums) else b"".join(self.checksums)
+
     @cached_property
     def data_checksum(self) -> int:
         """The chunk's leaf in a tree: CRC32C over the recorded checksums in order, 0 if there are none."""
-        return fold(b"".join(self.checksums))
+        return fold(self.entries)
 
     @property
     def is_verifiable(self) -> bool:

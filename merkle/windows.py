@@ -40,7 +40,7 @@ def is_sound(chunk: ChunkRecord) -> bool:
 def bad_windows(chunk: ChunkRecord, data: Buffer) -> tuple[int, ...]:
     """The windows of a chunk that `data`, what the disk holds of it from its start, does not match or lacks."""
     observed = window_checksums(memoryview(data)[: chunk.length_bytes], chunk.checksum_type, chunk.bytes_per_checksum)
-    if observed == b"".join(chunk.checksums):
+    if observed == chunk.entries:
         return ()
     width = WIDTH[chunk.checksum_type]
     entries = (observed[i : i + width] for i in range(0, len(observed), width))

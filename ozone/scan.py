@@ -302,7 +302,7 @@ class _MappedBlock:
             width = -(-chunk.length_bytes // chunk.bytes_per_checksum) * WIDTH[chunk.checksum_type]
             entries = answer[at : at + width]
             at += width
-            if entries == b"".join(chunk.checksums):
+            if entries == chunk.entries:
                 self.proven[chunk.offset] = _Observed(chunk.length_bytes, [entries])
                 yield chunk
 
@@ -382,7 +382,7 @@ class _DataScan:
         """Read one chunk through the buffer, whole windows at a time, and compare as it goes."""
         observed = _Observed()
         window, width = chunk.bytes_per_checksum, WIDTH[chunk.checksum_type]
-        recorded = b"".join(chunk.checksums)
+        recorded = chunk.entries
         buffer = _buffer.of(min(window, chunk.length_bytes))
         step = max(window, len(buffer) // window * window)
         while observed.length_bytes < chunk.length_bytes:

@@ -7,15 +7,17 @@ Ozone, a record does not carry the unused `flags` nor unknown fields; whoever le
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import pairwise
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from merkle.check import TreeRefusal
 from merkle.checksum import WIDTH, ChecksumType
 from merkle.errors import RecordInvalidError, TreeRefusedError
 from merkle.limits import BLOCK_BYTES_MAX, BLOCK_CHUNKS_MAX, CHUNK_BYTES_MAX, MESSAGE_BYTES_MAX, TREE_BLOCKS_MAX
-from merkle.record import BlockRecord, ChunkRecord, DeleteTransaction
+from merkle.record import BlockRecord, ChunkRecord, DeleteTransaction, WindowChecksums
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
 from protos.ozone_datanode_pb2 import (
     BlockData,
@@ -31,6 +33,10 @@ from protos.ozone_datanode_pb2 import (
 # Java reads the uint64 and uint32 fields as signed numbers; beyond these they would turn negative there.
 _INT64_MAX = (1 << 63) - 1
 _INT32_MAX = (1 << 31) - 1
+
+# How a checksum stands in a serialised ChecksumData: its tag, that of a field with a length; its length; itself.
+_CHECKSUMS_TAG = ChecksumData.CHECKSUMS_FIELD_NUMBER << 3 | 2
+_ROW = {kind: np.dtype([("start", "V2"), ("checksum", f"V{width}")]) for kind, width in WIDTH.items()}
 
 Metadata = tuple[tuple[str, str | None], ...]
 
@@ -168,7 +174,7 @@ def chunk_from_proto(message: ChunkInfo, block_id: int | None = None) -> ChunkRe
     if not message.IsInitialized():
         raise _invalid("unparsable", f"{where} lacks a field", block_id)
     data = message.checksumData
-    kind, checksums = ChecksumType(data.type), tuple(data.checksums)
+    kind, checksums = ChecksumType(data.type), None
     if message.offset > _INT64_MAX or message.len > _INT64_MAX:
         raise _invalid("negative_number", f"{where} has a negative offset or length", block_id)
     if message.len > CHUNK_BYTES_MAX:
@@ -180,17 +186,18 @@ def chunk_from_proto(message: ChunkInfo, block_id: int | None = None) -> ChunkRe
         if data.bytesPerChecksum == 0:
             raise _invalid("window_size", f"{where} has windows of 0 bytes", block_id)
         windows = -(-message.len // data.bytesPerChecksum)
-        if len(checksums) != windows:
-            text = f"{where} has {len(checksums)} checksums for {windows} windows"
+        if len(data.checksums) != windows:
+            text = f"{where} has {len(data.checksums)} checksums for {windows} windows"
             raise _invalid("checksum_count", text, block_id)
-        if not set(map(len, checksums)) <= {WIDTH[kind]}:
+        checksums = _of_width(data, kind)
+        if checksums is None:
             raise _invalid("checksum_width", f"{where} has a checksum that is no {kind.name}", block_id)
     return ChunkRecord(
         message.offset,
         message.len,
         kind,
         data.bytesPerChecksum,
-        checksums,
+        tuple(data.checksums) if checksums is None else checksums,
         _text(message.chunkName, block_id),
         _metadata_from_proto(message.metadata, block_id),
         message.stripeChecksum if message.HasField("stripeChecksum") else None,
@@ -265,6 +272,26 @@ def delete_transaction_to_bytes(transaction: DeleteTransaction) -> bytes:
     if transaction.replica_bytes is not None:
         message.totalSizePerReplica = transaction.replica_bytes
     return message.SerializeToString()
+
+
+def _of_width(data: ChecksumData, kind: ChecksumType) -> WindowChecksums | None:
+    """The checksums, or None where one has not the width that its type demands."""
+    # Serialised, each is a tag, its length and itself. If that is what the bytes behind the other fields are, as often
+    # as there are checksums, all have the width, and none was made an object, which takes several times as long.
+    raw, head, count = data.SerializeToString(), _head(kind, data.bytesPerChecksum), len(data.checksums)
+    row, width = _ROW[kind], WIDTH[kind]
+    if raw.startswith(head) and len(raw) >= len(head) + count * row.itemsize:
+        rows = np.frombuffer(raw, row, count, len(head))
+        if rows["start"].tobytes() == bytes((_CHECKSUMS_TAG, width)) * count:
+            return WindowChecksums(rows["checksum"].tobytes(), width)
+    # Nobody promises how a message is serialised, so it is a look at each that refuses.
+    return WindowChecksums(b"".join(data.checksums), width) if {*map(len, data.checksums)} <= {width} else None
+
+
+@lru_cache
+def _head(kind: ChecksumType, bytes_per_checksum: int) -> bytes:
+    """What comes before the checksums."""
+    return ChecksumData(type=kind.name, bytesPerChecksum=bytes_per_checksum).SerializeToString()
 
 
 def _metadata_from_proto(entries: Iterable[KeyValue], block_id: int | None) -> Metadata:

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from merkle.checksum import WIDTH, ChecksumType
 from merkle.columns import encode_tree
 from merkle.errors import RecordInvalidError, TreeRefusedError
-from merkle.record import BlockRecord, ChunkRecord
+from merkle.record import BlockRecord, ChunkRecord, WindowChecksums
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
-from protos.convert import record_from_bytes, record_to_bytes, tree_from_bytes
+from protos.convert import chunk_from_proto, record_from_bytes, record_to_bytes, tree_from_bytes
+from protos.ozone_datanode_pb2 import ChecksumData, ChunkInfo
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -77,6 +79,41 @@ def test_a_record_is_read_back_as_it_was_written(record: BlockRecord) -> None:
 
     assert record_from_bytes(raw) == record
     assert record_to_bytes(record_from_bytes(raw)) == raw
+
+
+@given(st.lists(st.sampled_from((0, 2, 4, 6, 16, 32)), max_size=4), st.data())
+def test_checksums_are_read_exactly_where_each_has_the_width_of_its_type(
+    widths: list[int], data: st.DataObject
+) -> None:
+    kind = data.draw(st.sampled_from([kind for kind in ChecksumType if WIDTH[kind]]))
+    # Every other one of the right width, lest nothing be ever right; and bytes that look like the start of another.
+    widths = data.draw(st.sampled_from((widths, [WIDTH[kind]] * len(widths))))
+    checksums = [(data.draw(st.sampled_from((b"\x1a\x04", b"\0", b"ab"))) * 32)[:width] for width in widths]
+    window = data.draw(st.integers(1, 1 << 22))
+    sums = ChecksumData(type=kind.name, bytesPerChecksum=window, checksums=checksums)
+    message = ChunkInfo(chunkName="1", offset=0, len=len(checksums) * window, checksumData=sums)
+
+    if set(widths) <= {WIDTH[kind]}:
+        assert chunk_from_proto(message).checksums == tuple(checksums)
+    else:
+        assert value_or_reason(lambda _: chunk_from_proto(message), b"") == "checksum_width"
+
+
+@given(st.sampled_from([4, 16, 32]), st.integers(0, 5), st.data())
+def test_joined_checksums_are_as_good_as_a_tuple_of_them(width: int, count: int, data: st.DataObject) -> None:
+    plain = tuple(data.draw(st.binary(min_size=width, max_size=width)) for _ in range(count))
+    joined = WindowChecksums(b"".join(plain), width)
+
+    assert joined == plain == joined == WindowChecksums(b"".join(plain), width)
+    assert hash(joined) == hash(plain)
+    assert (len(joined), list(joined), repr(joined)) == (len(plain), list(plain), repr(plain))
+    assert [joined[i] for i in range(-count, count)] == [plain[i] for i in range(-count, count)]
+    cut = slice(data.draw(st.integers(-6, 6)), data.draw(st.none() | st.integers(-6, 6)))
+    assert joined[cut] == plain[cut]
+    assert joined != (*plain, bytes(width))
+    assert WindowChecksums(bytes(32), 4) != WindowChecksums(bytes(32), 16)
+    with pytest.raises(IndexError):
+        joined[count]
 
 
 @given(trees())

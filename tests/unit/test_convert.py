@@ -127,6 +127,15 @@ def a_short_checksum(message: BlockData) -> None:
     message.chunks[0].checksumData.checksums[1] = b"abc"
 
 
+def widths_that_add_up(message: BlockData) -> None:
+    message.chunks[0].checksumData.checksums[:] = [b"abc", b"abcde"]
+
+
+def a_checksum_that_looks_like_two(message: BlockData) -> None:
+    """Serialised, the one of 10 bytes holds what could be the start of another."""
+    message.chunks[0].checksumData.checksums[:] = [b"abcd\x1a\x04efgh", b""]
+
+
 def too_many_chunks(message: BlockData) -> None:
     chunk = message.chunks[0]
     message.chunks.extend([chunk] * BLOCK_CHUNKS_MAX)
@@ -149,6 +158,8 @@ def too_many_chunks(message: BlockData) -> None:
         ("checksum_count", one_checksum_less),
         ("checksum_count", one_checksum_more),
         ("checksum_width", a_short_checksum),
+        ("checksum_width", widths_that_add_up),
+        ("checksum_width", a_checksum_that_looks_like_two),
         ("checksum_width", field("chunk.checksumData.type", "SHA256")),
         ("duplicate_metadata", metadata_twice),
         ("too_many_chunks", too_many_chunks),
@@ -162,6 +173,15 @@ def test_a_record_that_contradicts_itself_is_refused_by_name(reason: str, change
         record_from_bytes(message.SerializeToString())
 
     assert caught.value.facts["reason"] == reason
+
+
+@pytest.mark.parametrize("unknown", [b"\x20\x05", b"\x22\x04abcd"], ids=["a number", "as long as a checksum"])
+def test_a_field_that_we_do_not_know_is_passed_over_among_checksums(unknown: bytes) -> None:
+    sums = BlockData.FromString(RECORD).chunks[0].checksumData.SerializeToString()
+    for at in (0, 2, 6, 12, len(sums)):
+        message = BlockData.FromString(RECORD)
+        message.chunks[0].checksumData.ParseFromString(sums[:at] + unknown + sums[at:])
+        assert record_from_proto(message) == record_from_bytes(RECORD)
 
 
 @pytest.mark.parametrize(
