@@ -38,6 +38,7 @@ _HAS = {name[1:] for name in _FEATURES.split(",") if name.startswith("+")}
 _X86 = _TRIPLE.startswith("x86_64") and {"pclmul", "sse4.2"} <= _HAS
 _ARM = _TRIPLE.startswith("aarch64") and {"aes", "crc"} <= _HAS
 
+# numba puts its options into this module when it is loaded, where mypy cannot see them.
 if config.DISABLE_JIT:  # type: ignore[attr-defined]
     raise ImportError("numba's compiler is switched off (NUMBA_DISABLE_JIT)")
 if sys.byteorder != "little" or not (_X86 or _ARM):
