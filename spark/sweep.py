@@ -55,17 +55,23 @@ class Engine(Protocol):
         ...
 
     def fold(self, parts: Sequence[Part], store: Callable[[Wave], None], tell: Callable[[int], None]) -> None:
-        """Fold all parts, in waves of a few minutes at most, each given to `store` once; `tell` of rows as they are read.
+        """Fold all parts, in waves of a few minutes at most, each given to `store`; `tell` of rows as they are read.
 
-        A part that cannot be read is no error: its rows are missing and a finding names it.
+        All parts are of files: the volumes of this machine are made into some first. A part that cannot be read is no
+        error: a finding names it.
         """
         ...
 
-    def exact(self, parts: Sequence[Part], container_ids: Int64s) -> Iterator[Judged]:
-        """Replicas and findings of these containers from their sorted rows (spark.exact), without verdicts."""
+    def exact(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> Iterator[Judged]:
+        """Replicas and findings of these containers from their sorted rows (spark.exact), without verdicts.
+
+        `rows` says about how many rows each of them has.
+        """
         ...
 
-    def inspect(self, parts: Sequence[Part], container_ids: Int64s, replicas: pa.Table) -> Iterator[Judged]:
+    def inspect(
+        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table
+    ) -> Iterator[Judged]:
         """Verdicts and findings of these containers from their rows (spark.compare), without replicas.
 
         `replicas` are those of these containers, whether they take part or not.
