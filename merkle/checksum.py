@@ -109,6 +109,21 @@ def fingerprint(data: Buffer) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
+class RunningFingerprint:
+    """The same fingerprint of bytes that come piece by piece."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_128()
+
+    def update(self, data: "Buffer | NDArray[np.generic]") -> None:
+        """Take in the next piece; an array must be contiguous."""
+        self._state.update(cast(Buffer, data))
+
+    def digest(self) -> bytes:
+        """The fingerprint of all pieces so far, 16 bytes."""
+        return self._state.digest()
+
+
 def compiled(length_bytes: int) -> Compiled | None:
     """The kernels for work on so many bytes, if there are any and the process has had enough work to load them."""
     if not _load.cache_info().currsize:

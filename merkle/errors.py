@@ -200,6 +200,24 @@ class JobNotFoundError(ReconcileError):
     code = "job_not_found"
 
 
+class ChunkTableError(ReconcileError):
+    """A chunk table cannot be read; `reason` says why (protos.chunk_table.TableRefusal)."""
+
+    code = "chunk_table_invalid"
+
+    def __init__(self, reason: str, message: str, *, hint: str = "", **facts: object) -> None:
+        super().__init__(message, hint=hint, reason=reason, **facts)
+        self.reason = reason
+
+
+class DestinationError(ReconcileError):
+    """A folder or bucket to export to cannot be written; what it held before is still there."""
+
+    code = "destination_failed"
+    retryable = True
+    exit_status = 7
+
+
 class ProcessFailedError(ReconcileError):
     """A process that was started for a purpose ended or did not start; the end of its log is in the message."""
 

@@ -32,6 +32,15 @@ class ReplicaState(Enum):
         return self in _CLOSED
 
 
+class Source(Enum):
+    """Which truth of a replica its tree is taken from."""
+
+    # The stored tree file; the block records where there is none.
+    TREE = "tree"
+    METADATA = "metadata"
+    DATA = "data"
+
+
 _CLOSED = frozenset({ReplicaState.QUASI_CLOSED, ReplicaState.CLOSED, ReplicaState.UNHEALTHY})
 
 

@@ -11,16 +11,8 @@ from enum import Enum
 
 import pyarrow as pa
 
+from merkle.replica import Source as Source
 from protos.chunk_table import CHUNK_SCHEMA
-
-
-class Source(Enum):
-    """Which of a volume's truths is compared."""
-
-    # The stored tree file; the records where there is none.
-    TREE = "tree"
-    METADATA = "metadata"
-    DATA = "data"
 
 
 class PartKind(Enum):
