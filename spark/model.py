@@ -61,8 +61,8 @@ _IDENTITY = [
     for name in ("datanode", "volume", "container_id", "state", "bcs_id", "replica_index", "source", "generation")
 ]
 
-# One row a replica. Two replicas of one container with equal root and fingerprint, computed along one path, hold the
-# same tree in every field; the fingerprints of different paths are unlike.
+# One row a replica. Two replicas of one container with equal root and fingerprint hold the same tree in every field.
+# Along the path SQL fingerprints are others than along the other paths, and are compared among themselves alone.
 REPLICA_SCHEMA = pa.schema(
     [
         *_IDENTITY,
