@@ -1,0 +1,189 @@
+"""The report of a sweep says what the tables say, worst first, and lets nothing in that a page would run."""
+
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+
+import pyarrow as pa
+import pytest
+
+from spark import report as subject
+from spark.model import FINDING_SCHEMA, VERDICT_SCHEMA
+from spark.report import Cell, Night, Report, Share, render, report_of
+
+AT = datetime(2026, 11, 22, 1, 30, tzinfo=UTC)
+DAY_MS = 86_400_000
+
+
+def finding(
+    kind: str,
+    container_id: int | None,
+    block_id: int | None,
+    lacking: tuple[str, ...],
+    sources: tuple[str, ...] = (),
+    detail: str = "",
+) -> dict[str, object]:
+    return {
+        "kind": kind,
+        "container_id": container_id,
+        "block_id": block_id,
+        "chunk_offset": None,
+        "lacking": list(lacking),
+        "sources": list(sources),
+        "detail": detail,
+    }
+
+
+def verdict(container_id: int, value: str, detail: str = "") -> dict[str, object]:
+    diverged = value not in ("MATCH", "UNKNOWN")
+    row = {"container_id": container_id, "verdict": value, "replicas": 3, "excluded": 0}
+    return row | {"diverged": diverged, "detail": detail}
+
+
+def made(
+    verdicts: list[dict[str, object]],
+    findings: list[dict[str, object]],
+    *,
+    earlier: tuple[Night, ...] = (),
+    skipped: tuple[str, ...] = (),
+    created_ms: dict[tuple[str, str], int] | None = None,
+) -> Report:
+    names = ("dn-a", "dn-b", "dn-c")
+    counts: dict[str, int] = {}
+    for row in verdicts:
+        counts[str(row["verdict"])] = counts.get(str(row["verdict"]), 0) + 1
+    replicas = [
+        {"datanode": name, "volume": f"DS-{name}", "container_id": row["container_id"]}
+        for row in verdicts
+        for name in names
+    ]
+    schema = pa.schema([("datanode", pa.string()), ("volume", pa.string()), ("container_id", pa.int64())])
+    return report_of(
+        Night("20261122T013000Z-aa", AT, len(verdicts), counts),
+        engine="local",
+        held={(name, f"DS-{name}"): 10 for name in names},
+        replicas=pa.Table.from_pylist(replicas, schema=schema),
+        verdicts=pa.Table.from_pylist(verdicts, schema=VERDICT_SCHEMA),
+        findings=pa.Table.from_pylist(findings, schema=FINDING_SCHEMA),
+        earlier=earlier,
+        skipped=skipped,
+        volumes_created_ms=created_ms,
+    )
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and all text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_containers_come_worst_first_and_only_diverged_ones() -> None:
+    report = made(
+        [verdict(1, "REPAIRABLE"), verdict(2, "MATCH"), verdict(3, "UNRECOVERABLE"), verdict(4, "REPAIRABLE")],
+        [
+            finding("missing_block", 1, 7, ("dn-a",)),
+            finding("corrupt_chunk", 3, 7, ("dn-a", "dn-b", "dn-c")),
+            finding("corrupt_chunk", 4, 7, ("dn-a",)),
+            finding("missing_chunk", 4, 8, ("dn-b",)),
+        ],
+    )
+    assert [line.container_id for line in report.lines] == [3, 4, 1]
+    assert report.lines[1].kinds == "corrupt chunk (1), missing chunk (1)"
+    assert report.lines[1].lacking == "dn-a, dn-b"
+    assert (report.containers, report.diverged, report.findings) == (4, 3, 4)
+
+
+def test_a_heatmap_shows_the_worst_of_each_replica_and_block() -> None:
+    report = made(
+        [verdict(5, "CONFLICT")],
+        [
+            finding("missing_chunk", 5, 70, ("dn-a",)),
+            finding("corrupt_chunk", 5, 70, ("dn-a",), ("dn-b",)),
+            finding("deleted_block", 5, 71, ("dn-b",), ("dn-c",)),
+            finding("conflicting_chunk", 5, 72, (), ("dn-b", "dn-c")),
+            finding("silent_change", 5, 73, ("dn-a",)),
+        ],
+    )
+    (heatmap,) = report.heatmaps
+    assert heatmap.replicas == ("dn-a", "dn-b", "dn-c")
+    assert heatmap.rows == (
+        (70, (Cell.CORRUPT, Cell.RIGHT, Cell.RIGHT)),
+        (71, (Cell.RIGHT, Cell.UNDELETED, Cell.RIGHT)),
+        (72, (Cell.RIGHT, Cell.CONFLICT, Cell.CONFLICT)),
+    )
+    assert report.silent_changes == ("container 5 block 73 offset None on dn-a: ",)
+
+
+def test_two_replicas_on_one_datanode_have_a_column_each() -> None:
+    (heatmap,) = made(
+        [verdict(5, "REPAIRABLE")], [finding("missing_block", 5, 7, ("dn-a/DS-1",), ("dn-a/DS-2",))]
+    ).heatmaps
+    assert heatmap.replicas == ("dn-a/DS-1", "dn-a/DS-2", "dn-b", "dn-c")
+
+
+def test_what_there_is_no_room_for_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "HEATMAP_BLOCKS_MAX", 2)
+    monkeypatch.setattr(subject, "CONTAINERS_MAX", 1)
+    findings = [finding("missing_block", 1, block, ("dn-a",)) for block in range(5)]
+    report = made(
+        [verdict(1, "REPAIRABLE"), verdict(2, "REPAIRABLE")], [*findings, finding("missing_block", 2, 1, ("dn-b",))]
+    )
+    assert [(len(heatmap.rows), heatmap.left_out) for heatmap in report.heatmaps] == [(2, 3), (1, 0)]
+    assert (len(report.lines), report.lines_left_out) == (1, 1)
+    assert "and 3 more blocks" in Page(render(report)).text
+
+
+def test_damage_is_counted_once_a_replica_by_datanode_and_by_age() -> None:
+    at_ms = int(AT.timestamp() * 1000)
+    report = made(
+        [verdict(1, "REPAIRABLE"), verdict(2, "REPAIRABLE")],
+        [
+            finding("missing_block", 1, 7, ("dn-b",)),
+            finding("corrupt_chunk", 1, 8, ("dn-b",)),
+            finding("corrupt_chunk", 2, 8, ("dn-b", "dn-c")),
+        ],
+        created_ms={("dn-a", "DS-dn-a"): at_ms - DAY_MS, ("dn-b", "DS-dn-b"): at_ms - 400 * DAY_MS},
+    )
+    assert report.datanodes == (Share("dn-b", 10, 2), Share("dn-c", 10, 1), Share("dn-a", 10, 0))
+    assert report.ages == (Share("under 1 month", 10, 0), Share("1 to 3 years", 10, 2), Share("unknown", 10, 1))
+
+
+def test_nights_are_in_order_and_the_last_is_this_one() -> None:
+    before = tuple(Night(f"2026112{day}T013000Z-bb", AT, 9, {"REPAIRABLE": day}) for day in (1, 0))
+    report = made([verdict(1, "MATCH")], [], earlier=before)
+    assert [night.diverged for night in report.nights] == [0, 1, 0]
+    page = Page(render(report))
+    assert "No container diverged." in page.text
+    titles = [attributes for tag, attributes in page.tags if tag == "rect" and attributes.get("class") == "REPAIRABLE"]
+    assert len(titles) == 1, "one night has a column, the two without divergence have none"
+
+
+def test_skipped_inputs_are_said_first() -> None:
+    text = Page(render(made([verdict(1, "MATCH")], [], skipped=("dn-x: no manifest",)))).text
+    assert "1 input could not be read" in text
+    assert text.index("dn-x: no manifest") < text.index("Divergence over nights")
+
+
+def test_hostile_names_stay_text() -> None:
+    name = "<script>alert(1)</script>"
+    page = render(
+        made([verdict(1, "CONFLICT", name)], [finding("missing_block", 1, 7, (name,), ("&amp;",))], skipped=(name,))
+    )
+    assert name not in page
+    assert name in Page(page).text
+    assert [tag for tag, _ in Page(page).tags].count("script") == 1
+
+
+def test_the_page_asks_nobody_for_anything() -> None:
+    page = Page(render(made([verdict(1, "REPAIRABLE")], [finding("missing_block", 1, 7, ("dn-a",))])))
+    assert not [tag for tag, attributes in page.tags if {"src", "href", "srcset"} & attributes.keys()]
+    assert not [tag for tag, _ in page.tags if tag in ("link", "iframe", "img", "object", "base")]
