@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Event
 
 from benchmarks.containers import CHUNK_BYTES, WINDOW_BYTES, held, new_volume, write_container
 from benchmarks.measure import ROUNDS, Report, Samples
@@ -200,7 +201,7 @@ def _flip(path: Path) -> None:
 
 
 def _scan(store: ReplicaStore) -> None:
-    found = store.open_replica(CONTAINER, "scan", cancelled=lambda: False, on_bytes=lambda _: None).scan()
+    found = store.open_replica(CONTAINER, "scan", cancelled=Event(), on_bytes=lambda _: None).scan()
     assert found.findings
 
 

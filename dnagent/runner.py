@@ -284,14 +284,14 @@ class Runner:
     def run(
         self,
         job: Job,
-        open_replica: Callable[[Callable[[], bool]], Replica],
+        open_replica: Callable[[threading.Event], Replica],
         peers: Mapping[PeerId, Peer],
         *,
         on_progress: Callable[[Progress], None] = lambda _: None,
     ) -> Outcome:
         """Reconcile until the end; failures are in the outcome.
 
-        `open_replica` gets a function that tells whether the run was cancelled, for what takes long.
+        `open_replica` gets what is set when the run is cancelled, for what takes long.
 
         Raises:
             BusyError: this container is being reconciled already.
@@ -304,7 +304,7 @@ class Runner:
                 raise BusyError(text, container_id=job.container_id, job_id=self._runs[job.container_id].job.job_id)
             self._runs[job.container_id] = run
         try:
-            return self._drive(run, open_replica(run.cancelled.is_set), peers, on_progress)
+            return self._drive(run, open_replica(run.cancelled), peers, on_progress)
         finally:
             with self._lock:
                 del self._runs[job.container_id]

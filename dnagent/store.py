@@ -358,9 +358,9 @@ class ReplicaStore:
         return self._container(container_id).read(block_id, offset, length_bytes)
 
     def open_replica(
-        self, container_id: ContainerId, job_id: str, *, cancelled: Callable[[], bool], on_bytes: Callable[[int], None]
+        self, container_id: ContainerId, job_id: str, *, cancelled: threading.Event, on_bytes: Callable[[int], None]
     ) -> "OwnReplica":
-        """The replica, to repair it; `on_bytes` hears of each byte that its scans read.
+        """The replica, to repair it; `on_bytes` hears of each byte that its scans read, `cancelled` ends them.
 
         Raises:
             ContainerNotFoundError: it is not here.
@@ -412,7 +412,7 @@ class OwnReplica:
         container_id: ContainerId,
         job_id: str,
         *,
-        cancelled: Callable[[], bool],
+        cancelled: threading.Event,
         on_bytes: Callable[[int], None],
     ) -> None:
         """Not for callers: see `ReplicaStore.open_replica`."""
@@ -455,7 +455,10 @@ class OwnReplica:
             return tuple(sorted(set(range(len(chunk.checksums))) - set(good))), length
 
     def scan(self) -> Scanned:
-        return retrying(self._scan_once, sleep=time.sleep, backoff=_RESCAN_BACKOFF)
+        def pause(seconds: float) -> None:
+            self._cancelled.wait(seconds)
+
+        return retrying(self._scan_once, sleep=pause, backoff=_RESCAN_BACKOFF)
 
     def write_windows(self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]) -> None:
         self._require_here()
@@ -491,7 +494,7 @@ class OwnReplica:
 
     def _scan_once(self) -> Scanned:
         container_id = self._container_id
-        examination = self._volume.examine(container_id, Source.DATA, self._on_bytes, self._cancelled)
+        examination = self._volume.examine(container_id, Source.DATA, self._on_bytes, self._cancelled.is_set)
         result = examination.result
         if result.deleted:
             raise ContainerNotFoundError(f"container {container_id} is being deleted", container_id=container_id)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -99,7 +100,7 @@ def _on_disk(folder: Path) -> Iterator[Twin]:
             node.held.look_again(CONTAINER)
 
         yield Twin(
-            node.store.open_replica(CONTAINER, "job-1", cancelled=lambda: False, on_bytes=lambda _: None),
+            node.store.open_replica(CONTAINER, "job-1", cancelled=Event(), on_bytes=lambda _: None),
             put_bytes,
             lambda block_id: container.block_path(block_id).read_bytes(),
             delete_block,

@@ -1,6 +1,7 @@
 """Three datanodes with the volumes that real Ozone wrote and damaged heal each other, as Ozone did or better."""
 
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -106,7 +107,7 @@ def test_damage_that_nobody_has_noticed_yet_needs_a_scan_first_and_then_heals(
             for container_id in CONTAINERS:
                 node = nodes[name]
                 node.store.open_replica(
-                    ContainerId(container_id), "scan", cancelled=lambda: False, on_bytes=lambda _: None
+                    ContainerId(container_id), "scan", cancelled=Event(), on_bytes=lambda _: None
                 ).scan()
         for container_id in CONTAINERS:
             for name in NAMES:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -116,7 +117,7 @@ def _look(roots: Mapping[str, Path], scratch: Path) -> dict[int, dict[str, Seen]
 
 def _scan(node: Datanode, container_id: int) -> ReplicaState:
     replica = node.store.open_replica(
-        ContainerId(container_id), "scan", cancelled=lambda: False, on_bytes=lambda _: None
+        ContainerId(container_id), "scan", cancelled=Event(), on_bytes=lambda _: None
     )
     scanned = replica.scan()
     return scanned.state

@@ -7,6 +7,7 @@ import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -44,7 +45,7 @@ def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         batch = Batch()
         batch.delete(Table.BLOCK_DATA, block_key(CONTAINER, BlockId(3)))
         held.volume.database.write(batch)
-        nodes["dn1"].store.open_replica(CONTAINER, "scan", cancelled=lambda: False, on_bytes=lambda _: None).scan()
+        nodes["dn1"].store.open_replica(CONTAINER, "scan", cancelled=Event(), on_bytes=lambda _: None).scan()
     return folder
 
 

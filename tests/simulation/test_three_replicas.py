@@ -4,6 +4,7 @@ import errno
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -77,7 +78,7 @@ def _corrupt_chunk(node: Datanode, block_id: int, chunk: int) -> None:
 
 
 def _scan(node: Datanode) -> None:
-    node.store.open_replica(CONTAINER, "scan", cancelled=lambda: False, on_bytes=lambda _: None).scan()
+    node.store.open_replica(CONTAINER, "scan", cancelled=Event(), on_bytes=lambda _: None).scan()
 
 
 def _root(node: Datanode) -> int:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import cast
 
 import pytest
@@ -109,7 +110,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     data[1500] ^= 1
     path.write_bytes(data)
     store = ReplicaStore([held], repair_enabled=True)
-    store.open_replica(ONE, "scan", cancelled=lambda: False, on_bytes=lambda _: None).scan()
+    store.open_replica(ONE, "scan", cancelled=Event(), on_bytes=lambda _: None).scan()
     assert held.replica(ONE).state is ReplicaState.UNHEALTHY
     peer = Held(THEIRS, cast(MemorySource, ReplicaStore([peers], repair_enabled=False)))
     yield Rig(ours, store, peer)

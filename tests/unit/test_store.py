@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
 import psutil
 import pytest
@@ -84,7 +85,7 @@ def scan(volume: HeldVolume) -> Examination:
 
 def repairable(volume: HeldVolume) -> OwnReplica:
     store = ReplicaStore([volume], repair_enabled=True)
-    return store.open_replica(ONE, "job-1", cancelled=lambda: False, on_bytes=lambda _: None)
+    return store.open_replica(ONE, "job-1", cancelled=Event(), on_bytes=lambda _: None)
 
 
 def test_what_is_reported_is_what_is_on_disk(root: Path) -> None:
@@ -366,7 +367,7 @@ def test_a_suspect_volume_is_given_up(root: Path) -> None:
 def test_what_may_not_be_written_is_not_opened_for_repair(root: Path) -> None:
     def open_one(volume: HeldVolume, *, repair_enabled: bool) -> None:
         store = ReplicaStore([volume], repair_enabled=repair_enabled)
-        store.open_replica(ONE, "j", cancelled=lambda: False, on_bytes=lambda _: None)
+        store.open_replica(ONE, "j", cancelled=Event(), on_bytes=lambda _: None)
 
     with held(root, Hold.READ_ONLY) as volume, pytest.raises(ReadOnlyError, match="held read-only"):
         open_one(volume, repair_enabled=True)
@@ -450,10 +451,32 @@ def test_a_tree_of_an_older_generation_is_refused(root: Path) -> None:
 def test_a_cancelled_repair_ends_its_scan(root: Path) -> None:
     with held(root) as volume:
         store = ReplicaStore([volume], repair_enabled=True)
-        replica = store.open_replica(ONE, "j", cancelled=lambda: True, on_bytes=lambda _: None)
+        cancelled = Event()
+        cancelled.set()
+        replica = store.open_replica(ONE, "j", cancelled=cancelled, on_bytes=lambda _: None)
         with pytest.raises(InterruptedRepairError):
             replica.scan()
         assert volume.candidate(ONE).last_scan_ms is None
+
+
+class _CancelledWhileWaited(Event):
+    def wait(self, timeout: float | None = None) -> bool:
+        self.set()
+        return super().wait(timeout)
+
+
+def test_a_repair_that_waits_to_scan_again_hears_that_it_is_cancelled(root: Path) -> None:
+    with held(root) as volume:
+        other, deleted = repairable(volume), list[BlockTree]()
+
+        def write_the_tree_meanwhile(_: int) -> None:
+            deleted.append(BlockTree.tombstone(BlockId(100 + len(deleted)), 77))
+            other.store_tree(ContainerTree.of(ONE, deleted), other.own().generation)
+
+        store = ReplicaStore([volume], repair_enabled=True)
+        replica = store.open_replica(ONE, "j", cancelled=_CancelledWhileWaited(), on_bytes=write_the_tree_meanwhile)
+        with pytest.raises(InterruptedRepairError):
+            replica.scan()
 
 
 def test_deleting_a_container_ends_its_repair_first(root: Path) -> None:
@@ -465,13 +488,13 @@ def test_deleting_a_container_ends_its_repair_first(root: Path) -> None:
         def interrupt(container_id: ContainerId) -> bool:
             # Nobody can begin another one behind our back.
             with pytest.raises(ContainerNotFoundError):
-                store.open_replica(ONE, "j", cancelled=lambda: False, on_bytes=lambda _: None)
+                store.open_replica(ONE, "j", cancelled=Event(), on_bytes=lambda _: None)
             assert block_file(volume).exists()
             interrupted.append(container_id)
             return True
 
         store = ReplicaStore([volume], repair_enabled=True, interrupt=interrupt)
-        replica = store.open_replica(ONE, "j", cancelled=lambda: False, on_bytes=lambda _: None)
+        replica = store.open_replica(ONE, "j", cancelled=Event(), on_bytes=lambda _: None)
         record: BlockRecord = replica.records([BLOCK])[BLOCK]
         store.delete_container(ONE)
         assert interrupted == [ONE]
