@@ -321,7 +321,15 @@ class Reconciliation:
         # Of a holder that was heard and has no readable record nothing can disagree.
         telling = [peer for peer in repair.holders if peer in theirs or peer not in self._peer_records]
         entries = {peer: self._entries(peer, repair.block_id) for peer in telling}
-        return self.mending(repair, own, theirs, entries, self._sources, at_once_max=self._options.fetches_max)
+        return self.mending(
+            repair,
+            own,
+            theirs,
+            entries,
+            self._sources,
+            committed=self._bcs_id,
+            at_once_max=self._options.fetches_max,
+        )
 
     def _entries(self, peer: PeerId, block_id: BlockId) -> dict[int, ChunkTree]:
         blocks = self._trees[peer].blocks

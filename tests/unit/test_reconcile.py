@@ -619,6 +619,42 @@ def test_an_unhealthy_chunk_anywhere_keeps_the_containers_commit() -> None:
     assert outcome.verdict is Verdict.UNRECOVERABLE
 
 
+@pytest.mark.parametrize(
+    ("committed", "honest", "other", "taken"),
+    [
+        (1, 99, 10**15, (99, 99)),
+        # Our container is there already: the block's commit may be any up to it.
+        (500, 99, 500, (500, 500)),
+        # A record without a commit contradicts nothing.
+        (1, 0, 10**15, (10**15, 10**15)),
+    ],
+)
+def test_a_commit_that_another_peer_with_the_same_chunks_contradicts_is_not_taken(
+    committed: int, honest: int, other: int, taken: tuple[int, int]
+) -> None:
+    at = world(A, peers=2, bcs_id=1)
+    at.ours.stored.bcs_id = committed
+    for peer, commit in (("dn2", honest), ("dn3", other)):
+        at.disk(peer).records[A] = replace(at.disk(peer).records[A], bcs_id=commit)
+    at.ours.stored.flip(A, 0)
+    scan(at.ours.stored)
+    assert run(at).verdict is Verdict.REPAIRABLE
+    assert _commits(at) == taken
+
+
+def test_a_later_commit_of_a_peer_that_alone_has_the_last_chunk_is_taken() -> None:
+    """As Ozone does: honest peers of one block differ in commit because they differ in chunks."""
+    at = world(A, peers=2)
+    for stored, chunks, commit in ((at.ours.stored, 1, 1), (at.disk("dn2"), 2, 10), (at.disk("dn3"), 3, 12)):
+        stored.records[A] = _only(stored.records[A], range(chunks), commit)
+        del stored.files[A][chunks * CHUNK :]
+        stored.bcs_id = commit
+        scan(stored)
+    run(at)
+    assert _offsets(at) == [0, 1, 2]
+    assert _commits(at) == (12, 12)
+
+
 def test_a_peers_tombstone_changes_our_tree_and_nothing_else() -> None:
     """CR-003, CR-005, CR-006, inv-I6"""
     at = world(A, B)
@@ -809,7 +845,8 @@ def test_a_replica_that_is_not_whole_stays_unhealthy() -> None:
 
 def test_a_replica_whose_commit_could_not_be_advanced_stays_unhealthy() -> None:
     at = _unhealthy(world(A))
-    at.disk("dn2").records[A] = replace(at.disk("dn2").records[A], bcs_id=9)
+    for peer in ("dn2", "dn3"):
+        at.disk(peer).records[A] = replace(at.disk(peer).records[A], bcs_id=9)
 
     def meddle(request: Request) -> Event | None:
         return RequestFailed(request, "database_failed") if isinstance(request, AdvanceBcsId) else None
