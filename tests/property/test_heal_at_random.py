@@ -116,9 +116,7 @@ def _look(roots: Mapping[str, Path], scratch: Path) -> dict[int, dict[str, Seen]
 
 
 def _scan(node: Datanode, container_id: int) -> ReplicaState:
-    replica = node.store.open_replica(
-        ContainerId(container_id), "scan", cancelled=Event(), on_bytes=lambda _: None
-    )
+    replica = node.store.open_replica(ContainerId(container_id), "scan", cancelled=Event(), on_bytes=lambda _: None)
     scanned = replica.scan()
     return scanned.state
 
