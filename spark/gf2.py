@@ -1,0 +1,139 @@
+"""CRC32C as an affine map over GF(2): what lets checksums of fragments be joined, and blocks be XOR aggregates.
+
+Let S append one zero byte to the 32-bit register, and let L8 be the register after the eight bytes of a big-endian
+word, started from zero. Both are linear, and S is invertible. A block of n chunks has the checksum
+
+    S^8n (L8(id) ^ XOR over its chunks of G_r(c_r)) ^ A(n),   G_r = S^-8(r+1) L8,   A(n): checksum of n + 1 zero words
+
+with r the rank of a chunk in its block. G_r does not know how many chunks follow, so that the sum is one aggregate in
+any order. A map of k bytes is kept as k tables of 256 entries; the image is their XOR.
+"""
+
+from functools import cache
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+UInt32s: TypeAlias = "NDArray[np.uint32]"
+
+# Reflected: the lowest bit of the register is the highest power.
+_POLYNOMIAL = 0x82F6_3B78
+_ONES = 0xFFFF_FFFF
+_BITS = np.arange(32, dtype=np.uint32)
+
+
+def image(tables: UInt32s, values: "NDArray[np.int64]") -> UInt32s:
+    """The images of many words under a map of as many bytes as it has tables; higher bytes are ignored."""
+    words = values.view(np.uint64)
+    out = np.zeros(len(words), np.uint32)
+    for i, table in enumerate(tables):
+        out ^= table[((words >> np.uint64(8 * i)) & np.uint64(0xFF)).astype(np.intp)]
+    return out
+
+
+def append_zero_words(checksums: "NDArray[np.int64]", counts: "NDArray[np.int64]") -> "NDArray[np.int64]":
+    """S^8n of every 32-bit value, n of its own: what it adds to a checksum when n words follow its own."""
+    assert not len(counts) or counts.min() >= 0
+    out, left, power = checksums, counts, 0
+    while left.any():
+        odd = np.flatnonzero(left & 1)
+        if len(odd):
+            out = out.copy()
+            out[odd] = image(_doubled(power), out[odd])
+        left, power = left >> 1, power + 1
+    return out
+
+
+@cache
+def rank_tables(ranks: int) -> UInt32s:
+    """G_r for r below `ranks`, of checksums that fit 32 bits: (ranks, 4, 256)."""
+    columns, back = _WORD[:32], _inverse(_STEP)
+    out = np.empty((ranks, 4, 256), np.uint32)
+    for rank in range(ranks):
+        columns = _apply(back, columns)
+        out[rank] = _tables(columns)
+    return out
+
+
+@cache
+def end_tables(chunks: int) -> tuple[UInt32s, UInt32s]:
+    """S^8n for n up to and with `chunks`, (chunks + 1, 4, 256), and A(n), (chunks + 1)."""
+    columns, register = np.uint32(1) << _BITS, _apply(_STEP, np.array([_ONES], np.uint32))
+    steps, constants = np.empty((chunks + 1, 4, 256), np.uint32), np.empty(chunks + 1, np.uint32)
+    for count in range(chunks + 1):
+        steps[count], constants[count] = _tables(columns), register[0] ^ np.uint32(_ONES)
+        columns, register = _apply(_STEP, columns), _apply(_STEP, register)
+    return steps, constants
+
+
+@cache
+def word_tables() -> UInt32s:
+    """L8 of any int64, for block IDs and block checksums: (8, 256)."""
+    return _tables(_WORD)
+
+
+@cache
+def step_tables() -> UInt32s:
+    """S^8, which makes room for one word: (4, 256)."""
+    return _tables(_STEP)
+
+
+@cache
+def _doubled(power: int) -> UInt32s:
+    """S^(8 * 2^power)."""
+    columns = _STEP
+    for _ in range(power):
+        columns = _apply(columns, columns)
+    return _tables(columns)
+
+
+def _register(data: bytes) -> int:
+    """The register after these bytes, started from zero."""
+    register = 0
+    for byte in data:
+        register = _zero_byte(register ^ byte)
+    return register
+
+
+def _zero_byte(register: int) -> int:
+    """S of one register."""
+    for _ in range(8):
+        register = (register >> 1) ^ (_POLYNOMIAL if register & 1 else 0)
+    return register
+
+
+def _apply(columns: UInt32s, values: UInt32s) -> UInt32s:
+    """The images of values under the map whose column i is the image of bit i; composes maps, too."""
+    bits = (values[:, None] >> _BITS) & np.uint32(1)
+    images: UInt32s = np.bitwise_xor.reduce(bits * columns, axis=1)
+    return images
+
+
+def _inverse(columns: UInt32s) -> UInt32s:
+    """By elimination over pairs of an image and what it is the image of."""
+    pairs = [(int(image), 1 << bit) for bit, image in enumerate(columns)]
+    for bit in range(32):
+        at = next(i for i in range(bit, 32) if pairs[i][0] >> bit & 1)
+        pairs[bit], pairs[at] = pairs[at], pairs[bit]
+        pivot = pairs[bit]
+        pairs = [
+            (a ^ pivot[0], b ^ pivot[1]) if i != bit and a >> bit & 1 else (a, b) for i, (a, b) in enumerate(pairs)
+        ]
+    return np.array([before for _, before in pairs], np.uint32)
+
+
+def _tables(columns: UInt32s) -> UInt32s:
+    out = np.zeros((len(columns) // 8, 256), np.uint32)
+    for i, column in enumerate(columns):
+        table, bit = out[i // 8], 1 << i % 8
+        table[bit : 2 * bit] = table[:bit] ^ column
+    return out
+
+
+# Column i is the image of bit i: L8, and S^8.
+_WORD = np.array([_register((1 << bit).to_bytes(8, "big")) for bit in range(64)], np.uint32)
+_BYTE = np.array([_zero_byte(1 << bit) for bit in range(32)], np.uint32)
+_STEP = _apply(_apply(_apply(_BYTE, _BYTE), _apply(_BYTE, _BYTE)), _apply(_apply(_BYTE, _BYTE), _apply(_BYTE, _BYTE)))

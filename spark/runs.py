@@ -1,0 +1,514 @@
+"""Runs: what the rows of a replica fold to, however they are cut into batches and parts.
+
+A run is a stretch of one replica's rows in order. Its first and its last block may go on in another run, so both are
+kept as fragments; the blocks between them are folded to one checksum, sums and a fingerprint. Two runs of a replica
+that follow each other join to one, and joining is associative: CRC32C is affine (spark.gf2), so that the checksum of
+a whole follows from the checksums of its pieces. Each piece's checksum is that which it would have if it were all
+there is: a fragment's that of a block with these chunks alone, `inner_checksum` that of a container of these blocks.
+
+What cannot be joined (rows out of order, twice at one place, of two states, without a value) makes a run that is
+not `ordered`, and sends its container to the exact path (spark.exact). Nothing is ever folded wrongly in silence.
+
+Chunks of a deleted block count nowhere: a tombstone has none. Whether a block is deleted is known only when its last
+row was seen, so that fragments count the rows that say so. Sums are modulo 2^64.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import numpy as np
+import pyarrow as pa
+
+from merkle.columns import fold_blocks, fold_windows
+from protos.chunk_table import CHUNK_SCHEMA, CONTAINER_ROW, REPLICA_COLUMNS
+from spark.gf2 import append_zero_words
+from spark.model import REPLICA_SCHEMA, Path
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Int64s: TypeAlias = "NDArray[np.int64]"
+Bools: TypeAlias = "NDArray[np.bool_]"
+# Integers or booleans: one a row, or a single one where all rows are alike.
+Column: TypeAlias = "NDArray[np.int64] | NDArray[np.int32] | NDArray[np.bool_]"
+
+
+class Fragment(IntEnum):
+    """What is known of a block's rows in one run."""
+
+    BLOCK_ID = 0
+    # Least and greatest chunk offset; BLOCK_ROW where the block's own row is all there is.
+    LOW = 1
+    HIGH = 2
+    CHECKSUM = 3
+    # From here on sums.
+    CHUNKS = 4
+    DELETED_ROWS = 5
+    BYTES = 6
+    CORRUPT = 7
+    UNVERIFIABLE = 8
+    MIX = 9
+
+
+class Inner(IntEnum):
+    """What is known of the whole blocks of a run."""
+
+    CHECKSUM = 0
+    # XOR of the blocks' mixes.
+    FINGERPRINT = 1
+    # From here on sums.
+    BLOCKS = 2
+    DELETED_BLOCKS = 3
+    CHUNKS = 4
+    BYTES = 5
+    CORRUPT = 6
+    UNVERIFIABLE = 7
+
+
+# The numbers of a run, in this order: how many fragments there are (none: a replica without blocks; the first alone;
+# the first and the last), the fragments, and what lies between them.
+ENDS = 0
+FIRST = slice(1, 1 + len(Fragment))
+LAST = slice(FIRST.stop, FIRST.stop + len(Fragment))
+INNER = slice(LAST.stop, LAST.stop + len(Inner))
+_NUMBERS = (
+    "ends",
+    *(f"first_{field.name.lower()}" for field in Fragment),
+    *(f"last_{field.name.lower()}" for field in Fragment),
+    *(f"inner_{field.name.lower()}" for field in Inner),
+)
+
+RUN_SCHEMA = pa.schema(
+    [
+        *(CHUNK_SCHEMA.field(name) for name in REPLICA_COLUMNS),
+        pa.field("ordered", pa.bool_(), nullable=False),
+        *(pa.field(name, pa.int64(), nullable=False) for name in _NUMBERS),
+    ]
+)
+
+# What identifies a replica, and what all its rows must agree in; they may have been read at different times.
+KEY = ("container_id", "datanode", "volume")
+AGREED = ("state", "bcs_id", "replica_index", "source", "generation")
+TEXT = ("datanode", "volume", "state", "source")
+_NEVER = int(np.iinfo(np.int64).min)
+
+# Runs that wait to be joined: some 350 bytes each. Rows in no order at all make one a row.
+_PENDING_MAX = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What all runs of some containers come to."""
+
+    # REPLICA_SCHEMA, by container, datanode and volume.
+    replicas: pa.Table
+    # Containers, ascending, of which no replica is in `replicas`: their rows have to be sorted.
+    exact: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A column of text as places in a list of values."""
+
+    codes: "NDArray[np.int32]"
+    values: pa.Array
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A stretch of at least one row of the chunk table as arrays; times in milliseconds, null as the least int64."""
+
+    count: int
+    text: Mapping[str, Text]
+    numbers: Mapping[str, Column]
+    # Rows that lack a value.
+    unreadable: "Bools | None" = None
+
+
+def fold_batches(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    """The runs (RUN_SCHEMA) of the rows in these batches of CHUNK_SCHEMA: one a replica unless its rows are scattered.
+
+    Rows without datanode, volume or container ID belong to no replica: whoever reads them leaves them out.
+    """
+    return fold_rows(rows_of(batch) for batch in batches if batch.num_rows)
+
+
+def fold_rows(stretches: Iterable[Rows]) -> pa.Table:
+    """The same of rows as arrays."""
+    pending: list[pa.Table] = []
+    count, left = 0, 0
+    for rows in stretches:
+        pending.append(_folded(rows))
+        count += pending[-1].num_rows
+        # Joining costs what it takes in, and there may be nothing to join: wait for as much again as it left.
+        if count > max(_PENDING_MAX, 2 * left):
+            pending = [join(pa.concat_tables(pending))]
+            count = left = pending[0].num_rows
+    return join(pa.concat_tables(pending)) if pending else RUN_SCHEMA.empty_table()
+
+
+def join(runs: pa.Table) -> pa.Table:
+    """One run for each replica, by container, datanode and volume."""
+    return _joined(runs)[0]
+
+
+def settle(runs: pa.Table) -> Settled:
+    """The replicas of all containers whose runs (RUN_SCHEMA, in any order) are given completely."""
+    joined, counts = _joined(runs.select(RUN_SCHEMA.names).cast(RUN_SCHEMA))
+    containers = _int64s(joined["container_id"])
+    exact = np.unique(containers[~joined["ordered"].to_numpy()])
+    settled = ~np.isin(containers, exact)
+    paths = np.where(counts[settled] > 1, Path.FRAGMENTS.value, Path.FILE_WISE.value)
+    return Settled(replicas_of(joined.filter(pa.array(settled)), pa.array(paths.tolist(), pa.string())), exact)
+
+
+def replicas_of(runs: pa.Table, paths: pa.Array) -> pa.Table:
+    """REPLICA_SCHEMA of ordered runs, each of which is all there is of its replica."""
+    numbers = _numbers_of(runs)
+    ends = numbers[ENDS]
+    whole = _followed(_finished(numbers[FIRST], ends > 0), numbers[INNER])
+    whole = _followed(whole, _finished(numbers[LAST], ends > 1))
+    unknown = np.array([source == "none" for source in runs["source"].to_pylist()], np.bool_)
+    columns = {name: runs[name] for name in REPLICA_COLUMNS}
+    columns["root"] = pa.array(whole[Inner.CHECKSUM], mask=unknown)
+    for field in Inner:
+        columns[field.name.lower()] = pa.array(whole[field])
+    columns["path"] = paths
+    return pa.table([columns[name] for name in REPLICA_SCHEMA.names], REPLICA_SCHEMA)
+
+
+def rows_of(batch: pa.RecordBatch) -> Rows:
+    """A batch of CHUNK_SCHEMA as arrays; text may be dictionaries."""
+    unreadable: Bools | None = None
+    text, numbers = dict[str, Text](), dict[str, Column]()
+    for name in CHUNK_SCHEMA.names:
+        column = batch.column(name)
+        if column.null_count and name != "scanned_at":
+            lacking = column.is_null().to_numpy(zero_copy_only=False)
+            unreadable = lacking if unreadable is None else unreadable | lacking
+        if name in TEXT:
+            text[name] = text_of(column)
+        else:
+            numbers[name] = numbers_of(column)
+    return Rows(batch.num_rows, text, numbers, unreadable)
+
+
+def text_of(column: pa.Array) -> Text:
+    """A column of text, null as ""."""
+    if column.null_count:
+        column = column.cast(pa.string()).fill_null("")
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    return Text(column.indices.to_numpy(), column.dictionary)
+
+
+def numbers_of(column: pa.Array) -> Column:
+    """A column of integers, booleans or times; null as 0, False or the least int64."""
+    if pa.types.is_timestamp(column.type):
+        column = column.view(pa.int64()).fill_null(_NEVER)
+    elif column.null_count:
+        column = column.fill_null(pa.scalar(0).cast(column.type))
+    array: Column = column.to_numpy(zero_copy_only=False)
+    return array
+
+
+def chunk_mixes(offsets: Int64s, lengths: Int64s, checksums: Int64s, matches: Bools) -> Int64s:
+    """64 bits a chunk, unlike wherever one field alone is unlike; their sum over a block says which chunks it holds."""
+    words = _stirred(offsets.view(np.uint64) ^ SEED, PRIME_1)
+    words = _stirred(words + lengths.view(np.uint64), PRIME_2)
+    words = _stirred(words ^ checksums.view(np.uint64), PRIME_3)
+    return _stirred(words + matches.astype(np.uint64), PRIME_1).view(np.int64)
+
+
+def block_mixes(block_ids: Int64s, checksums: Int64s, deleted: Bools, mixes: Int64s) -> Int64s:
+    """64 bits a block, of which `mixes` has the sum over its chunks; their XOR is the replica's fingerprint."""
+    words = _stirred(block_ids.view(np.uint64) ^ SEED, PRIME_2)
+    words = _stirred(words + checksums.view(np.uint64), PRIME_3)
+    words = _stirred(words ^ mixes.view(np.uint64), PRIME_1)
+    return _stirred(words + deleted.astype(np.uint64), PRIME_2).view(np.int64)
+
+
+# Odd, so that to multiply is a bijection.
+PRIME_1, PRIME_2, PRIME_3 = (
+    np.uint64(odd) for odd in (0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB)
+)
+SEED = np.uint64(0xD6E8_FEB8_6659_FD93)
+HALF = np.uint64(32)
+
+
+def _stirred(words: "NDArray[np.uint64]", prime: np.uint64) -> "NDArray[np.uint64]":
+    words = words * prime
+    return words ^ (words >> HALF)
+
+
+def _folded(rows: Rows) -> pa.Table:
+    """One run for each stretch of one replica's rows, also where such stretches follow each other."""
+    starts = _changes(rows)
+    ordered, numbers = fold_stretches(starts, *_full(rows))
+    sources = rows.text["source"]
+    is_none = sources.values.to_numpy(zero_copy_only=False) == "none"
+    # A replica without a tree has no blocks.
+    ordered &= ~is_none[_at(sources.codes, starts)] | (numbers[ENDS] == 0)
+    if rows.unreadable is not None:
+        ordered &= ~np.logical_or.reduceat(rows.unreadable, starts)
+    columns: dict[str, pa.Array] = {name: pa.array(row) for name, row in zip(_NUMBERS, numbers, strict=True)}
+    columns["ordered"] = pa.array(ordered)
+    for name, text in rows.text.items():
+        columns[name] = text.values.take(pa.array(_at(text.codes, starts)))
+    for name in REPLICA_COLUMNS:
+        if name not in TEXT:
+            columns[name] = _arrow(name, _at(rows.numbers[name], starts))
+    return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA)
+
+
+def _changes(rows: Rows) -> Int64s:
+    """Where a row is not of the same replica as the row before."""
+    changes = np.zeros(rows.count, np.bool_)
+    changes[0] = True
+    of_text = [text.codes for text in rows.text.values()]
+    for column in (*of_text, *(rows.numbers[name] for name in REPLICA_COLUMNS if name not in TEXT)):
+        if len(column) > 1:
+            changes[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(changes)
+
+
+def _at(column: Column, places: Int64s) -> Column:
+    return column[places] if len(column) > 1 else cast(Column, np.repeat(column, len(places)))
+
+
+def _arrow(name: str, column: Column) -> pa.Array:
+    if name == "scanned_at":
+        return pa.array(column, pa.int64(), mask=column == _NEVER).view(CHUNK_SCHEMA.field(name).type)
+    return pa.array(column, CHUNK_SCHEMA.field(name).type)
+
+
+def _full(rows: Rows) -> tuple[Int64s, Int64s, Int64s, Int64s, Bools, Bools]:
+    """The columns that are folded, one entry a row."""
+    names = ("block_id", "chunk_offset", "length", "checksum", "matches", "deleted")
+    columns = [rows.numbers[name] for name in names]
+    full = [column if len(column) == rows.count else np.repeat(column, rows.count) for column in columns]
+    return tuple(full)  # type: ignore[return-value]
+
+
+def fold_stretches(
+    starts: Int64s,
+    block_ids: Int64s,
+    offsets: Int64s,
+    lengths: Int64s,
+    checksums: Int64s,
+    matches: Bools,
+    deleted: Bools,
+) -> tuple[Bools, Int64s]:
+    """For each stretch of rows that begins at one of `starts`: whether it is in order, and the numbers of its run."""
+    is_chunk = offsets >= 0
+    # A block's rows, as far as they stand together.
+    first_row = np.zeros(len(offsets), np.bool_)
+    first_row[starts] = True
+    begins_run = first_row.copy()
+    first_row[1:] |= block_ids[1:] != block_ids[:-1]
+    disordered = offsets < CONTAINER_ROW
+    # The row of a block, and that of a replica without blocks, stand alone.
+    follows = ~begins_run[1:]
+    same_block = ~first_row[1:]
+    disordered[1:] |= follows & (block_ids[1:] < block_ids[:-1])
+    disordered[1:] |= same_block & ((offsets[1:] <= offsets[:-1]) | ~is_chunk[:-1])
+    disordered[1:] |= follows & ((offsets[1:] == CONTAINER_ROW) | (offsets[:-1] == CONTAINER_ROW))
+    ordered = ~np.logical_or.reduceat(disordered, starts)
+
+    pieces = np.flatnonzero(first_row)
+    fragments = np.empty((len(Fragment), len(pieces)), np.int64)
+    fragments[Fragment.BLOCK_ID] = block_ids[pieces]
+    fragments[Fragment.LOW] = offsets[pieces]
+    fragments[Fragment.HIGH] = offsets[np.append(pieces[1:], len(offsets)) - 1]
+    fragments[Fragment.CHUNKS] = np.add.reduceat(is_chunk, pieces, dtype=np.int64)
+    chunks_before = np.concatenate(([0], np.cumsum(fragments[Fragment.CHUNKS])))
+    folded = fold_blocks(block_ids[pieces], chunks_before, checksums[is_chunk])
+    is_tombstone = ~is_chunk & deleted
+    fragments[Fragment.CHECKSUM] = np.where(is_tombstone[pieces], checksums[pieces], folded)
+    fragments[Fragment.DELETED_ROWS] = np.add.reduceat(deleted, pieces, dtype=np.int64)
+    fragments[Fragment.BYTES] = np.add.reduceat(np.where(is_chunk, lengths, 0), pieces)
+    fragments[Fragment.CORRUPT] = np.add.reduceat(is_chunk & ~matches, pieces, dtype=np.int64)
+    fragments[Fragment.UNVERIFIABLE] = np.add.reduceat(~is_chunk | (matches & (checksums == 0)), pieces, dtype=np.int64)
+    mixes = np.where(is_chunk, chunk_mixes(offsets, lengths, checksums, matches), 0)
+    fragments[Fragment.MIX] = np.add.reduceat(mixes, pieces)
+
+    run_starts = np.searchsorted(pieces, starts)
+    counts = np.diff(np.append(run_starts, len(pieces)))
+    numbers = np.zeros((1 + 2 * len(Fragment) + len(Inner), len(starts)), np.int64)
+    is_empty = offsets[starts] == CONTAINER_ROW
+    numbers[ENDS] = np.where(is_empty, 0, np.minimum(counts, 2))
+    numbers[FIRST] = np.where(is_empty, 0, fragments[:, run_starts])
+    numbers[LAST] = np.where(numbers[ENDS] > 1, fragments[:, run_starts + counts - 1], 0)
+    is_inner = np.ones(len(pieces), np.bool_)
+    is_inner[run_starts] = False
+    is_inner[run_starts + counts - 1] = False
+    numbers[INNER] = _chained(fragments[:, is_inner], np.maximum(counts - 2, 0))
+    return ordered, numbers
+
+
+def _chained(fragments: Int64s, counts: Int64s) -> Int64s:
+    """Whole blocks, `counts[i]` of them for run i, to what is known of them together."""
+    each = _finished(fragments, np.ones(fragments.shape[1], np.bool_))
+    # Of a block alone the checksum is that of a container; here the blocks' own are folded in a row.
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    out = np.zeros((len(Inner), len(counts)), np.int64)
+    some = counts > 0
+    if some.any():
+        at = starts[:-1][some]
+        out[Inner.BLOCKS :, some] = np.add.reduceat(each[Inner.BLOCKS :], at, axis=1)
+        out[Inner.FINGERPRINT, some] = np.bitwise_xor.reduceat(each[Inner.FINGERPRINT], at)
+        out[Inner.CHECKSUM] = fold_windows(fragments[Fragment.CHECKSUM].astype(">i8").tobytes(), 8 * starts)
+    return out
+
+
+def _finished(fragments: Int64s, known: Bools) -> Int64s:
+    """A fragment that is all of its block, as what is known of a row of blocks; nothing where not `known`."""
+    deleted = fragments[Fragment.DELETED_ROWS] > 0
+    live = np.where(deleted, 0, fragments)
+    checksums = fragments[Fragment.CHECKSUM]
+    out = np.empty((len(Inner), fragments.shape[1]), np.int64)
+    out[Inner.CHECKSUM] = _word_checksums(checksums)
+    out[Inner.FINGERPRINT] = block_mixes(fragments[Fragment.BLOCK_ID], checksums, deleted, live[Fragment.MIX])
+    out[Inner.BLOCKS] = 1
+    out[Inner.DELETED_BLOCKS] = deleted
+    out[Inner.CHUNKS] = live[Fragment.CHUNKS]
+    out[Inner.BYTES] = live[Fragment.BYTES]
+    out[Inner.CORRUPT] = live[Fragment.CORRUPT]
+    out[Inner.UNVERIFIABLE] = live[Fragment.UNVERIFIABLE]
+    return np.where(known, out, 0)
+
+
+def _followed(left: Int64s, right: Int64s) -> Int64s:
+    """What is known of the blocks on the left and those on the right."""
+    out = left + right
+    moved = append_zero_words(left[Inner.CHECKSUM], right[Inner.BLOCKS])
+    out[Inner.CHECKSUM] = moved ^ right[Inner.CHECKSUM]
+    out[Inner.FINGERPRINT] = left[Inner.FINGERPRINT] ^ right[Inner.FINGERPRINT]
+    return out
+
+
+def _continued(left: Int64s, right: Int64s) -> Int64s:
+    """Two fragments of one block as one."""
+    out = left + right
+    out[Fragment.BLOCK_ID] = left[Fragment.BLOCK_ID]
+    out[Fragment.LOW], out[Fragment.HIGH] = left[Fragment.LOW], right[Fragment.HIGH]
+    # Both begin with the ID; the one in the middle is taken out.
+    without_id = left[Fragment.CHECKSUM] ^ _word_checksums(left[Fragment.BLOCK_ID])
+    out[Fragment.CHECKSUM] = append_zero_words(without_id, right[Fragment.CHUNKS]) ^ right[Fragment.CHECKSUM]
+    return out
+
+
+def _word_checksums(words: Int64s) -> Int64s:
+    """The CRC32C of each word alone."""
+    return fold_blocks(words, np.zeros(len(words) + 1, np.int64), np.empty(0, np.int64))
+
+
+def _joined(runs: pa.Table) -> tuple[pa.Table, Int64s]:
+    """One run for each replica, and how many it was made of."""
+    runs = runs.combine_chunks()
+    if not runs.num_rows:
+        return runs, np.empty(0, np.int64)
+    order, starts = _by_replica(runs)
+    counts = np.diff(np.append(starts, len(order)))
+    several = counts > 1
+    if not several.any():
+        return runs.take(pa.array(order)), counts
+    single = runs.take(pa.array(order[starts]))
+    torn = np.repeat(several, counts)
+    pieces = runs.take(pa.array(order[torn]))
+    groups = np.cumsum(several)[np.repeat(np.arange(len(starts)), counts)[torn]] - 1
+    ordered, numbers, scanned = _reduced(pieces, groups)
+    return _replaced(single, several, ordered, numbers, scanned), counts
+
+
+def _by_replica(runs: pa.Table) -> tuple[Int64s, Int64s]:
+    """The runs' places by replica and place of the first row; where each replica begins among them."""
+    keys = [_int64s(runs["container_id"]), ranks(runs["datanode"]), ranks(runs["volume"])]
+    order = np.lexsort((_int64s(runs["first_low"]), _int64s(runs["first_block_id"]), *reversed(keys)))
+    changes = np.ones(len(order), np.bool_)
+    changes[1:] = np.logical_or.reduce([key[order][1:] != key[order][:-1] for key in keys])
+    return order, np.flatnonzero(changes)
+
+
+def ranks(column: pa.ChunkedArray) -> Int64s:
+    """Numbers that sort as the text does."""
+    text = text_of(column.combine_chunks())
+    values = text.values.to_pylist()
+    places = {value: place for place, value in enumerate(sorted(set(values)))}
+    rank = np.array([places[value] for value in values], np.int64)
+    taken: Int64s = rank[text.codes]
+    return taken
+
+
+def _reduced(pieces: pa.Table, groups: Int64s) -> tuple[Bools, Int64s, Int64s]:
+    """The runs of each group (numbered upwards, two or more each) joined: whether in order, numbers, time of scan."""
+    starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
+    ordered = pieces["ordered"].to_numpy().copy()
+    for name in AGREED:
+        column = ranks(pieces[name]) if name in TEXT else _int64s(pieces[name])
+        # It spoils the group, whichever of its runs is marked.
+        ordered &= column == column[starts][groups]
+    scanned = np.maximum.reduceat(numbers_of(pieces["scanned_at"].combine_chunks()), starts)
+    numbers = _numbers_of(pieces)
+    # Neighbours first: each round halves what is left of a group.
+    while len(groups) > len(starts):
+        ranks_in_group = np.arange(len(groups)) - starts[groups]
+        left = np.flatnonzero(ranks_in_group % 2 == 0)
+        has_right = np.append(groups[1:] == groups[:-1], False)[left]
+        pairs = left[has_right]
+        ordered_pairs, numbers_pairs = _pairs(ordered, numbers, pairs)
+        ordered, numbers, groups = ordered[left], numbers[:, left], groups[left]
+        ordered[has_right], numbers[:, has_right] = ordered_pairs, numbers_pairs
+        starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
+    return ordered, numbers, scanned
+
+
+def _pairs(ordered: Bools, numbers: Int64s, places: Int64s) -> tuple[Bools, Int64s]:
+    """The run at each of these places joined with the one behind it."""
+    a, b = numbers[:, places], numbers[:, places + 1]
+    a_two, b_two = a[ENDS] > 1, b[ENDS] > 1
+    tail, head = np.where(a_two, a[LAST], a[FIRST]), b[FIRST]
+    same = tail[Fragment.BLOCK_ID] == head[Fragment.BLOCK_ID]
+    # A replica without blocks has one row, and so has a block without chunks.
+    fits = (tail[Fragment.LOW] >= 0) & (tail[Fragment.HIGH] < head[Fragment.LOW])
+    fits = np.where(same, fits, tail[Fragment.BLOCK_ID] < head[Fragment.BLOCK_ID])
+    in_order = ordered[places] & ordered[places + 1] & (a[ENDS] > 0) & (b[ENDS] > 0) & fits
+    whole = np.where(same, _continued(tail, head), tail)
+    out = np.empty_like(a)
+    out[ENDS] = np.where(same & ~a_two & ~b_two, 1, 2)
+    out[FIRST] = np.where(a_two, a[FIRST], whole)
+    out[LAST] = np.where(b_two, b[LAST], np.where(same, whole, head))
+    inner = _followed(a[INNER], _finished(whole, a_two & (~same | b_two)))
+    inner = _followed(inner, _finished(head, ~same & b_two))
+    out[INNER] = _followed(inner, b[INNER])
+    # What is not in order has no numbers that mean anything, and none that could overflow a count.
+    return in_order, np.where(in_order, out, 0)
+
+
+def _replaced(runs: pa.Table, where: Bools, ordered: Bools, numbers: Int64s, scanned: Int64s) -> pa.Table:
+    """The table with these columns of some of its rows replaced."""
+    new = {"ordered": ordered, "scanned_at": scanned, **dict(zip(_NUMBERS, numbers, strict=True))}
+    columns = []
+    for name in RUN_SCHEMA.names:
+        column = runs[name]
+        if name in new:
+            array = numbers_of(column.combine_chunks()).copy()
+            array[where] = new[name]
+            column = pa.array(array) if name == "ordered" else _arrow_number(name, array)
+        columns.append(column)
+    return pa.table(columns, RUN_SCHEMA)
+
+
+def _arrow_number(name: str, array: Column) -> pa.Array:
+    return _arrow(name, array) if name in REPLICA_COLUMNS else pa.array(array)
+
+
+def _numbers_of(runs: pa.Table) -> Int64s:
+    return np.array([_int64s(runs[name]) for name in _NUMBERS], np.int64).reshape(len(_NUMBERS), -1)
+
+
+def _int64s(column: pa.ChunkedArray) -> Int64s:
+    array: Int64s = column.to_numpy().astype(np.int64, copy=False)
+    return array
