@@ -216,6 +216,9 @@ class Demo:
         for flaw in proof.flaws:
             if flaw.container_id in self.outcome.unhealed:
                 self._say(f"container {flaw.container_id} on {flaw.replica}: {flaw.text}")
+        for extra in proof.surplus:
+            where = f"container {extra.container_id} on {extra.replica}, block {extra.block_id}"
+            self._say(f"{where}: {extra.length_bytes} bytes behind the last recorded chunk, left as they are")
         for container_id in self.outcome.unverifiable:
             self._say(f"container {container_id} has no recorded checksums: unverifiable, left alone")
         if self.outcome.healed:
@@ -354,6 +357,15 @@ def report(outcome: Outcome) -> dict[str, object]:
             "bytesCompared": proof.compared_bytes,
             "flaws": [
                 {"containerID": flaw.container_id, "replica": flaw.replica, "text": flaw.text} for flaw in proof.flaws
+            ],
+            "surplus": [
+                {
+                    "containerID": extra.container_id,
+                    "replica": extra.replica,
+                    "blockID": extra.block_id,
+                    "length": extra.length_bytes,
+                }
+                for extra in proof.surplus
             ],
         },
         "elapsed_s": round(outcome.elapsed_s, 3),

@@ -4,6 +4,9 @@ Nothing of what an agent said is believed: records, block files and trees are re
 hand for comparison, records, block files and tree files must be theirs, byte for byte. Without them, replicas must have
 equal block files, and records that demand the same bytes: Ozone's own repair leaves out a record's metadata, and a last
 chunk may still stand apart on one replica.
+
+A block file is compared as far as chunks are recorded. What lies behind them is no part of the block, is never cut off
+(docs/safety.md) and is named.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -42,14 +45,25 @@ class Flaw:
 
 
 @dataclass(frozen=True, slots=True)
+class Surplus:
+    """Bytes behind the last recorded chunk of a block's file on one replica."""
+
+    container_id: ContainerId
+    replica: str
+    block_id: BlockId
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Proof:
-    """What was read: containers, blocks and bytes, and every flaw found."""
+    """What was read: containers, blocks and bytes, and every flaw found; surplus bytes are none."""
 
     containers: int
     windows_matching_bytes: int
     compared_bytes: int
     flaws: tuple[Flaw, ...] = ()
     unverifiable: frozenset[ContainerId] = field(default_factory=frozenset)
+    surplus: tuple[Surplus, ...] = ()
 
     def flawed(self) -> frozenset[ContainerId]:
         return frozenset(flaw.container_id for flaw in self.flaws)
@@ -77,6 +91,7 @@ def prove(volumes: Mapping[str, Path], scratch: Path, *, reference: Mapping[str,
         stores, healthy = opened(volumes, "proven"), opened(reference or {}, "reference")
         containers = read_bytes = compared_bytes = 0
         flaws: list[Flaw] = []
+        surplus: list[Surplus] = []
         unverifiable = set[ContainerId]()
         for container_id in sorted({i for store in [*stores.values(), *healthy.values()] for i in _ids(store)}):
             containers += 1
@@ -95,6 +110,7 @@ def prove(volumes: Mapping[str, Path], scratch: Path, *, reference: Mapping[str,
                 result = scan(replica)
                 read_bytes += result.bytes_read
                 flaws += [Flaw(container_id, name, f"{f.type.value} {f.detail}".strip()) for f in result.findings]
+                surplus += [Surplus(container_id, name, *extra) for extra in _surplus(replica, records[name])]
             if not any(_is_erasure_coded(replica) for replica in replicas.values()):
                 first_name, first = next(iter(replicas.items()))
                 # A block that some replica has deleted stays on the others until the cluster's own delete arrives.
@@ -113,7 +129,7 @@ def prove(volumes: Mapping[str, Path], scratch: Path, *, reference: Mapping[str,
                         *_tree_differences(replica, whole),
                     ]
                     flaws += [Flaw(container_id, name, f"{text} than undamaged") for text in changes]
-        return Proof(containers, read_bytes, compared_bytes, tuple(flaws), frozenset(unverifiable))
+        return Proof(containers, read_bytes, compared_bytes, tuple(flaws), frozenset(unverifiable), tuple(surplus))
 
 
 def _ids(store: ContainerStore) -> set[ContainerId]:
@@ -152,8 +168,18 @@ def _is_erasure_coded(replica: Container) -> bool:
     return False
 
 
-def _file_bytes(replica: Container, block_ids: Iterable[BlockId]) -> int:
-    return sum(replica.block_length(block_id) or 0 for block_id in block_ids)
+def _file_bytes(replica: Container, records: Mapping[BlockId, BlockRecord]) -> int:
+    return sum(
+        (replica.block_length(block_id) or 0) - replica.unrecorded_bytes(record) for block_id, record in records.items()
+    )
+
+
+def _surplus(replica: Container, records: Mapping[BlockId, BlockRecord]) -> Iterator[tuple[BlockId, int]]:
+    for block_id, record in records.items():
+        # Where the file cannot be looked at, the scan has said so.
+        with suppress(DiskError):
+            if length_bytes := replica.unrecorded_bytes(record):
+                yield block_id, length_bytes
 
 
 def _differences(
@@ -169,7 +195,7 @@ def _differences(
     for block_id in sorted((ours.keys() & theirs.keys()) - passed_over):
         if _demanded(ours[block_id]) != _demanded(theirs[block_id]):
             yield f"another record of block {block_id}"
-        if not _files_equal(replica, other, block_id):
+        if not _files_equal(replica, other, ours[block_id]):
             yield f"another file of block {block_id}"
 
 
@@ -208,11 +234,13 @@ def _tree(replica: Container) -> bytes | None:
         return None
 
 
-def _files_equal(replica: Container, other: Container, block_id: BlockId) -> bool:
-    length = replica.block_length(block_id)
-    if length != other.block_length(block_id):
-        return False
+def _files_equal(replica: Container, other: Container, record: BlockRecord) -> bool:
+    block_id, end = record.block_id, record.chunks[-1].end if record.chunks else 0
+    lengths = [holder.block_length(block_id) for holder in (replica, other)]
+    if None in lengths:
+        return lengths == [None, None]
     return all(
-        replica.read(block_id, offset, PIECE_BYTES) == other.read(block_id, offset, PIECE_BYTES)
-        for offset in range(0, length or 0, PIECE_BYTES)
+        replica.read(block_id, offset, min(PIECE_BYTES, end - offset))
+        == other.read(block_id, offset, min(PIECE_BYTES, end - offset))
+        for offset in range(0, end, PIECE_BYTES)
     )

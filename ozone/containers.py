@@ -252,6 +252,11 @@ class Container:
         """Bytes of the block's file; None where there is none."""
         return self.disk.length(self.block_path(block_id))
 
+    def unrecorded_bytes(self, record: BlockRecord) -> int:
+        """How many bytes of a block's file lie behind its last recorded chunk: no reader gets them, no scan minds."""
+        end = record.chunks[-1].end if record.chunks else 0
+        return max((self.block_length(record.block_id) or 0) - end, 0)
+
     def orphan_files(self) -> list[str]:
         """The names in the chunks folder that belong to no record, sorted."""
         recorded = set(self.block_ids())

@@ -2,13 +2,16 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from admin.proof import Proof, prove
+from admin.proof import Proof, Surplus, prove
+from merkle.checksum import ChecksumType
 from merkle.tree import BlockId, ContainerId
 from ozone.rocks import Batch, Table, block_key
+from protos.convert import record_to_bytes
 from tests.support.volumes import container_folder, copy_volume, owned, unpack
 
 NAMES = ("dn1", "dn2", "dn3")
@@ -71,9 +74,8 @@ def _flip(root: Path) -> None:
         (_flip, "CORRUPT_CHUNK"),
         (lambda root: _blocks(root, 1)[0].unlink(), "MISSING_DATA_FILE"),
         (lambda root: _lose_record(root, 1, int(_blocks(root, 1)[0].stem)), "1 block records more or fewer"),
-        (lambda root: _blocks(root, 1)[0].write_bytes(_blocks(root, 1)[0].read_bytes() + b"more"), "another file"),
     ],
-    ids=["descriptor", "metadata", "folder", "chunks", "flip", "file", "record", "tail"],
+    ids=["descriptor", "metadata", "folder", "chunks", "flip", "file", "record"],
 )
 def test_a_damaged_replica_is_named_and_costs_the_others_nothing(
     moments: dict[str, Path], tmp_path: Path, damage: Callable[[Path], None], named: str
@@ -81,6 +83,51 @@ def test_a_damaged_replica_is_named_and_costs_the_others_nothing(
     proof = _proof(moments["healthy"], tmp_path, damage)
     assert proof.flawed() == {1}
     assert any(named in flaw.text for flaw in proof.flaws)
+
+
+@pytest.mark.parametrize("compared", [False, True], ids=["alone", "with the undamaged"])
+def test_bytes_behind_the_last_recorded_chunk_are_no_flaw_and_are_named(
+    moments: dict[str, Path], tmp_path: Path, compared: bool
+) -> None:
+    roots = {name: copy_volume(moments["healthy"], name, tmp_path / name / "volume1") for name in NAMES}
+    path = _blocks(roots["dn2"], 1)[0]
+    path.write_bytes(path.read_bytes() + b"more")
+    whole = {name: moments["healthy"] / name / "volume1" for name in NAMES} if compared else None
+    proof = prove(roots, tmp_path / "proof", reference=whole)
+    assert proof.flaws == ()
+    assert proof.surplus == (Surplus(ContainerId(1), "dn2", BlockId(int(path.stem)), 4),)
+
+
+@pytest.mark.parametrize("compared", [False, True], ids=["alone", "with the undamaged"])
+def test_bytes_that_no_checksum_covers_must_be_equal_as_far_as_they_are_recorded(
+    moments: dict[str, Path], tmp_path: Path, compared: bool
+) -> None:
+    """A block of which one chunk has checksums and one has none: a scan cannot see what changed in the other."""
+    whole = {name: copy_volume(moments["healthy"], name, tmp_path / "whole" / name / "volume1") for name in NAMES}
+    for root in whole.values():
+        _forget_checksums(root, 1, int(_blocks(root, 1)[-1].stem))
+    roots = {name: copy_volume(tmp_path / "whole", name, tmp_path / name / "volume1") for name in NAMES}
+    path = _blocks(roots["dn2"], 1)[-1]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    proof = prove(roots, tmp_path / "proof", reference=whole if compared else None)
+    # Whose file differs nobody can tell without the undamaged one.
+    assert proof.flawed() == {1}
+    assert {flaw.text.split(" than ")[0] for flaw in proof.flaws} == {f"another file of block {path.stem}"}
+
+
+def _forget_checksums(root: Path, container_id: int, block_id: int) -> None:
+    """Make the last chunk of a block one that was written without checksums."""
+    with owned(root, root.parents[1] / "state") as held:
+        record = held.store.get(ContainerId(container_id)).record(BlockId(block_id))
+        assert record is not None
+        assert len(record.chunks) > 1
+        last = replace(record.chunks[-1], checksum_type=ChecksumType.NONE, checksums=())
+        batch = Batch()
+        key = block_key(ContainerId(container_id), BlockId(block_id))
+        batch.put(Table.BLOCK_DATA, key, record_to_bytes(replace(record, chunks=(*record.chunks[:-1], last))))
+        held.volume.database.write(batch)
 
 
 def test_a_container_without_recorded_checksums_stays_unverifiable_where_a_replica_lost_its_records(
