@@ -108,6 +108,9 @@ def info(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: b
 def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
     """Fetch the trees of all live replicas from their agents and compare them.
 
+    Agents are asked at the addresses that they reported, so that they must be reachable from here. UNRECOVERABLE is
+    what trees tell: good windows in a file whose record is lost are in no tree, and a reconciliation finds them.
+
     Exit status: 0 no differences, 3 differences, 1 a tree could not be had.
     """
     with answering("container diff", as_json=as_json) as answer:

@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
@@ -18,11 +18,13 @@ import click
 from admin.output import Output, byte_progress, print_json, print_line, print_table
 from merkle.check import check_tree
 from merkle.errors import (
+    BlockNotFoundError,
     ContainerNotFoundError,
     DatabaseError,
     DescriptorError,
     DiskError,
     ReconcileError,
+    RecordInvalidError,
     TreeRefusedError,
     UsageError,
     VolumeError,
@@ -31,10 +33,11 @@ from merkle.merge import merge
 from merkle.plan import Comparison, Verdict, compare
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree, root_hex
+from merkle.windows import bad_windows, is_sound
 from ozone.containers import Container, ContainerStore
 from ozone.disk import Disk
 from ozone.mapped import MappedReader
-from ozone.scan import Finding, ScanResult, scan, scan_metadata
+from ozone.scan import Finding, FindingType, ScanResult, scan, scan_metadata
 from ozone.volume import Hold, container_of_folder, open_volume
 from protos.convert import container_id_of_tree, tree_from_bytes
 
@@ -62,7 +65,7 @@ _ids = click.option(
     metavar="ID",
     type=click.IntRange(0, (1 << 63) - 1),
     multiple=True,
-    help="Only this container.",
+    help="Only this container; may be given again.",
 )
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object a line and container.")
 
@@ -94,8 +97,9 @@ def build(
 ) -> int:
     """Build the trees of containers and report what is wrong with them.
 
-    The tombstones of the stored tree are laid over each. Exit status: 0 nothing found, 3 findings, 1 a container
-    could not be read.
+    The tombstones of the stored tree are laid over each. Notes are no faults.
+
+    Exit status: 0 nothing found, 3 findings, 1 a container could not be read.
     """
     if mapped and Source(source) is not Source.DATA:
         raise UsageError("--mapped says how data are read, and --source metadata reads none")
@@ -121,7 +125,10 @@ def build(
 @_ids
 @_json
 def show(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
-    """Show stored trees: root, blocks, chunks, tombstones."""
+    """Show stored trees: root, blocks, chunks, tombstones.
+
+    Exit status: 0 shown, 1 a tree is not there or could not be read.
+    """
     failures = _Failures()
     with _stored_trees(paths, ids) as files:
         for file in files:
@@ -168,7 +175,7 @@ def check(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
     type=click.Choice([source.value for source in Source]),
     default=Source.DATA.value,
     show_default=True,
-    help="Compare trees built from data, from block records, or the stored ones.",
+    help="Read all data and compare what it is, believe the block records, or compare the stored trees.",
 )
 @_json
 @click.pass_obj
@@ -177,6 +184,11 @@ def diff_command(output: Output, paths: tuple[str, ...], ids: tuple[int, ...], s
 
     Given a folder of a container, only that container is compared. Erasure-coded replicas hold different parts by
     design: they are not compared, and their verdict is unknown, as is that of a container with one replica here.
+
+    Verdicts: MATCH, REPAIRABLE, UNRECOVERABLE, CONFLICT, UNKNOWN. With --source data, UNRECOVERABLE is what `treefold
+    reconcile` would come to: it takes good windows wherever they are, also out of a file whose record is lost. By
+    records or stored trees alone it is a presumption. Records that contradict each other, a conflict too, show only
+    in a reconciliation.
 
     Exit status: 0 no differences, 3 differences, 1 a replica could not be read.
     """
@@ -195,7 +207,10 @@ def diff_command(output: Output, paths: tuple[str, ...], ids: tuple[int, ...], s
                         replicas[place.name] = _built(place.store.get(container_id), Source(source), on_bytes)
                 # A verdict without one of the replicas could call lost what only that one holds.
                 if len(replicas) == len(holders):
-                    one = _compare(container_id, {n: r for n, r in replicas.items() if not r.deleted})
+                    live = {name: replica for name, replica in replicas.items() if not replica.deleted}
+                    stores = {place.name: place.store for place in holders}
+                    files = {name: stores[name].get(container_id) for name in live}
+                    one = _compare(container_id, live, files)
                     if as_json:
                         print_json(_compared_json(one))
                     compared.append(one)
@@ -367,7 +382,7 @@ def _built(
         source,
         merge(result.tree, stored),
         result.findings,
-        (*notes, *result.notes),
+        (*notes, *result.notes, *_surplus(container)),
         result.bad_windows,
         result.deleted,
     )
@@ -384,6 +399,17 @@ def _scanned(
             hint="Raise the limit of open files (ulimit -n) and try again.",
         )
     return result
+
+
+def _surplus(container: Container) -> Iterator[str]:
+    """What lies behind the last recorded chunk of a block: no fault, and never cut off, but worth a word."""
+    # What cannot be read is a finding already.
+    with suppress(DatabaseError, RecordInvalidError):
+        for block_id in container.block_ids():
+            with suppress(DiskError, RecordInvalidError):
+                record = container.record(block_id)
+                if record is not None and (length_bytes := container.unrecorded_bytes(record)):
+                    yield f"block {block_id} has {length_bytes} bytes behind its last recorded chunk"
 
 
 def _stored_tree(container: Container) -> tuple[ContainerTree | None, str]:
@@ -599,16 +625,71 @@ class _Compared:
         return bool(self.comparison.differences) or self.comparison.verdict not in (Verdict.MATCH, Verdict.UNKNOWN)
 
 
-def _compare(container_id: ContainerId, replicas: Mapping[str, _Built]) -> _Compared:
+def _compare(container_id: ContainerId, replicas: Mapping[str, _Built], files: Mapping[str, Container]) -> _Compared:
     if any(replica.replica_index for replica in replicas.values()):
         return _Compared(Comparison(container_id, Verdict.UNKNOWN), ("erasure-coded: replicas differ by design",))
     if not replicas:
         return _Compared(Comparison(container_id, Verdict.UNKNOWN), ("deleted everywhere",))
+    unrecorded = _unrecorded(replicas, files)
     comparison = compare(
         {name: replica.tree for name, replica in replicas.items()},
-        bad_windows={name: replica.bad_windows for name, replica in replicas.items()},
+        bad_windows={name: {**replica.bad_windows, **unrecorded[name]} for name, replica in replicas.items()},
     )
-    return _Compared(comparison, tuple(evidence.detail for evidence in comparison.evidence))
+    remarks = tuple(evidence.detail for evidence in comparison.evidence)
+    lost = _lost(replicas)
+    if lost and len(replicas) > 1:
+        comparison = replace(comparison, verdict=Verdict.UNRECOVERABLE)
+    return _Compared(comparison, (*remarks, *lost))
+
+
+def _lost(replicas: Mapping[str, _Built]) -> list[str]:
+    """What is on record and of which no replica has a byte, so that it is in no tree."""
+    blocks = [block for replica in replicas.values() for block in replica.tree.blocks]
+    deleted = {block.block_id for block in blocks if block.deleted}
+    held: set[tuple[BlockId, int | None]] = {(block.block_id, None) for block in blocks if block.chunks}
+    held |= {(block.block_id, chunk.offset) for block in blocks for chunk in block.chunks}
+    missing = {
+        (finding.block_id, finding.offset)
+        for replica in replicas.values()
+        for finding in replica.findings
+        if finding.type in (FindingType.MISSING_DATA_FILE, FindingType.MISSING_CHUNK)
+        and finding.block_id is not None
+        and finding.block_id not in deleted
+    }
+    places = sorted(missing - held, key=lambda place: (place[0], place[1] or 0))
+    return [f"nobody has a byte of what is recorded as{_where(*place)}" for place in places]
+
+
+def _unrecorded(
+    replicas: Mapping[str, _Built], files: Mapping[str, Container]
+) -> dict[str, dict[tuple[BlockId, int], frozenset[int]]]:
+    """Of chunks that nobody has whole, the bad windows of files that are there though no readable record names them.
+
+    What is good is told by the records of the replicas whose scans found those chunks corrupt.
+    """
+    found: dict[str, dict[tuple[BlockId, int], frozenset[int]]] = {name: {} for name in replicas}
+    corrupt = {place: other for other, replica in replicas.items() for place in replica.bad_windows}
+    if not corrupt:
+        return found
+    entries = {name: _chunks(replica.tree) for name, replica in replicas.items()}
+    for place, other in corrupt.items():
+        if any(held.get(place) for held in entries.values()):
+            continue
+        for name in (name for name, held in entries.items() if place not in held):
+            block_id, offset = place
+            # What cannot be read here is of no use; that the other has it on record is known from its scan.
+            with suppress(BlockNotFoundError, DiskError, RecordInvalidError):
+                record = files[other].record(block_id)
+                chunk = record.by_offset.get(offset) if record else None
+                if chunk is not None and is_sound(chunk):
+                    data = files[name].read(block_id, offset, chunk.length_bytes)
+                    found[name][place] = frozenset(bad_windows(chunk, data))
+    return found
+
+
+def _chunks(built: ContainerTree) -> dict[tuple[BlockId, int], bool]:
+    """Whether each chunk of a tree matches its record."""
+    return {(b.block_id, c.offset): c.checksum_matches for b in built.blocks for c in b.chunks}
 
 
 def _compared_json(compared: _Compared) -> JsonObject:

@@ -207,7 +207,8 @@ def compare(trees: Mapping[str, ContainerTree], *, bad_windows: Mapping[str, Bad
     """How replicas differ, all against all, and what can be done about it.
 
     With the bad windows of scans (window indices by block and offset, those beyond the end of a truncated file
-    included) a chunk that is corrupt on all replicas is decided instead of presumed.
+    included) a chunk that is corrupt on all replicas is decided instead of presumed. They may also be of a file that
+    outlived its record, where the replica's tree has no entry: a repair asks for its bytes too.
 
     Raises:
         TreeRefusedError: the trees are of different containers.
@@ -273,7 +274,7 @@ _DETAILS: Mapping[EvidenceKind, str] = {
     EvidenceKind.SOLE_COPY_CORRUPT: "the only copy is corrupt",
     EvidenceKind.COPIES_CORRUPT_ALIKE: "all copies are corrupt in the same way",
     EvidenceKind.BAD_WINDOWS_SHARED: "the same windows are bad in all copies",
-    EvidenceKind.WINDOWS_UNPROVEN: "all copies are corrupt, in different ways: their windows may complete each other",
+    EvidenceKind.WINDOWS_UNPROVEN: "no copy on record is whole: windows of several may complete each other",
 }
 _WORST_FIRST = (Verdict.UNRECOVERABLE, Verdict.CONFLICT, Verdict.REPAIRABLE, Verdict.MATCH)
 
@@ -377,9 +378,11 @@ class _Survey:
 
     def _corrupt_evidence(self, block_id: BlockId, slot: _Slot) -> EvidenceKind:
         """What there is to hope for where no copy is healthy."""
-        if len(slot.corrupt) == 1:
+        pieces = [_bad_windows(self._windows, i, block_id, slot.offset) for i in slot.absent]
+        unrecorded = [windows for windows in pieces if windows is not None]
+        if len(slot.corrupt) == 1 and not unrecorded:
             return EvidenceKind.SOLE_COPY_CORRUPT
-        bad = [_bad_windows(self._windows, i, block_id, slot.offset) for i in slot.corrupt]
+        bad = [*(_bad_windows(self._windows, i, block_id, slot.offset) for i in slot.corrupt), *unrecorded]
         scanned = [windows for windows in bad if windows is not None]
         if len(scanned) == len(bad):
             shared = frozenset.intersection(*scanned)

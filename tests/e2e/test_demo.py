@@ -32,6 +32,7 @@ WINDOW = 16 << 10
 # Container 1 ends with a block of two chunks; container 5 has no checksums; container 6 has blocks of several chunks.
 UNVERIFIABLE = 5
 WITHIN_S = 60
+UNCOMMITTED = b"a write that no commit followed"
 LAYOUT = re.compile(
     r"dn\d+(/volume1(/hdds(/VERSION|/CID-[^/]*(/DS-[^/]*(/container\.db(/(\d+\.(sst|log)|IDENTITY|CURRENT|LOCK"
     r"|MANIFEST-\d+|OPTIONS-\d+))?)?|/tmp(/disk-check|/deleted-containers)?"
@@ -86,6 +87,15 @@ def _truncate(root: Path, container_id: int, which: int, length: int) -> None:
     os.truncate(_file(root, container_id, which), length)
 
 
+def _verdicts(roots: Roots) -> dict[int, str]:
+    """What `treefold tree diff` says can be done."""
+    command = [sys.executable, "-m", "admin.cli", "tree", "diff", "--json", *map(str, roots.values())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return {one["containerID"]: one["verdict"] for one in found}
+
+
 def _lose_record(root: Path, container_id: int, which: int) -> None:
     block_id = BlockId(int(_file(root, container_id, which).stem))
     with owned(root, root.parents[1] / "damage" / root.parent.name) as held:
@@ -130,6 +140,8 @@ def _windows(roots: Roots) -> None:
     _file(roots["dn1"], 2, 0).unlink()
     _file(roots["dn3"], 2, 0).unlink()
     _flip(roots["dn3"], 4, -1, 1)
+    with _file(roots["dn2"], 4, 0).open("ab") as file:
+        file.write(UNCOMMITTED)
 
 
 def _metadata(roots: Roots) -> None:
@@ -156,11 +168,16 @@ def test_everything_that_is_left_somewhere_comes_back(
     roots = _copies(healthy, tmp_path / "fixture")
     damage(roots)
     before = _look(roots, tmp_path / "before")
+    said = _verdicts(roots)
     status, answer = _demo("--fixture", str(tmp_path / "fixture"), "--keep", str(tmp_path / "kept"))
     assert (status, answer["healed"], answer["unverifiable"]) == (0, [1, 2, 3, 4, 6], [UNVERIFIABLE])
+    # What can be done was known beforehand.
+    assert {said[container_id] for container_id in answer["healed"]} <= {"MATCH", "REPAIRABLE"}
     after = _look({name: tmp_path / "kept" / name / "volume1" for name in NAMES}, tmp_path / "after")
     for container_id in answer["healed"]:
         assert faults(before[container_id], after[container_id]) == []
+    surplus = [(extra["containerID"], extra["replica"], extra["length"]) for extra in answer["proof"]["surplus"]]
+    assert surplus == ([(4, "dn2", len(UNCOMMITTED))] if damage is _windows else [])
     for name in NAMES:
         assert after[UNVERIFIABLE][name].files == before[UNVERIFIABLE][name].files
         # The fixture itself is as it was.
@@ -185,8 +202,10 @@ def test_what_is_lost_or_contradicts_is_named_and_everything_else_heals(healthy:
     _state(roots["dn2"], UNVERIFIABLE, ReplicaState.OPEN)
     _flip(roots["dn3"], 4, 1, 0)
     before = _look(roots, tmp_path / "before")
+    said = _verdicts(roots)
     status, answer = _demo("--fixture", str(tmp_path / "fixture"), "--keep", str(tmp_path / "kept"))
     assert status == 4
+    assert (said[1], said[4], said[6]) == ("UNRECOVERABLE", "REPAIRABLE", "UNRECOVERABLE")
     assert (answer["unrecoverable"], answer["conflicts"], answer["healed"]) == ([1, 6], [2], [4])
     assert answer["unhealed"] == [1, 2, 3, 6]
     after = _look({name: tmp_path / "kept" / name / "volume1" for name in NAMES}, tmp_path / "after")

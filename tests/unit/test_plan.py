@@ -427,6 +427,30 @@ def test_known_bad_windows_decide_what_checksums_only_suggest(
     assert differences(comparison) == [(DifferenceKind.CORRUPT_CHUNK.value, 20, 0, "abc", "")]
 
 
+@pytest.mark.parametrize(
+    ("copies", "windows", "verdict", "kind"),
+    [
+        ((1, None), ({0}, set()), Verdict.REPAIRABLE, EvidenceKind.WINDOWS_UNPROVEN),
+        ((1, None), ({0}, {1}), Verdict.REPAIRABLE, EvidenceKind.WINDOWS_UNPROVEN),
+        ((1, None), ({0}, {0, 1}), Verdict.UNRECOVERABLE, EvidenceKind.BAD_WINDOWS_SHARED),
+        ((1, None), ({0}, None), Verdict.UNRECOVERABLE, EvidenceKind.SOLE_COPY_CORRUPT),
+        ((1, 1, None), ({0}, {0}, {1}), Verdict.REPAIRABLE, EvidenceKind.WINDOWS_UNPROVEN),
+        ((1, 1, None), ({0}, {0}, {0}), Verdict.UNRECOVERABLE, EvidenceKind.BAD_WINDOWS_SHARED),
+    ],
+)
+def test_a_file_that_outlived_its_record_completes_the_corrupt_copies_if_its_windows_do(
+    copies: tuple[int | None, ...], windows: tuple[set[int] | None, ...], verdict: Verdict, kind: EvidenceKind
+) -> None:
+    trees = [container(block(20, corrupt(FIRST, damage))) if damage else container() for damage in copies]
+    scans = {
+        name: {(BlockId(20), 0): frozenset(indices)}
+        for name, indices in zip("abc", windows, strict=False)
+        if indices is not None
+    }
+    comparison = compared(*trees, bad_windows=scans)
+    assert (comparison.verdict, kinds(comparison)) == (verdict, [kind])
+
+
 def test_a_comparison_of_replicas_of_which_one_is_unknown_blames_it_for_nothing() -> None:
     for unknown in (without_root(), without_root(block(20, FIRST))):
         comparison = compared(WHOLE, WHOLE, unknown)

@@ -18,7 +18,8 @@ from merkle.columns import encode_tree
 from merkle.errors import ReadOnlyError
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
-from ozone.rocks import Counter, Table, block_key, counter_key, long_bytes
+from ozone.disk import Disk
+from ozone.rocks import Batch, Counter, Database, Table, block_key, counter_key, long_bytes
 from tests.support.handmade import VolumeMaker, chunk_record, some_bytes
 from tests.support.volumes import ERASURE_CODED, OZONE, container_folder, flip, state_of, unpack
 
@@ -273,6 +274,57 @@ def test_diff_says_what_only_the_bad_windows_of_all_can_decide(replicas: list[Vo
         flip(made.block_file(1, 20), 1024 * number)
         flip(made.block_file(1, 20), 2100 + number)
     assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "UNRECOVERABLE"
+
+
+def _lose_record(made: VolumeMaker) -> None:
+    database = Database.open_owner(made.database_path, Disk())
+    batch = Batch()
+    batch.delete(Table.BLOCK_DATA, block_key(ContainerId(1), BlockId(20)))
+    database.write(batch)
+    database.close()
+
+
+def test_diff_looks_for_good_windows_in_a_file_whose_record_is_lost_as_a_repair_does(
+    replicas: list[VolumeMaker],
+) -> None:
+    one, two, three = replicas
+    flip(one.block_file(1, 20), 10)
+    flip(two.block_file(1, 20), 20)
+    _lose_record(three)
+    assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "REPAIRABLE"
+    # Neither tree nor records can tell: a presumption.
+    flip(three.block_file(1, 20), 30)
+    assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "UNRECOVERABLE"
+    flip(three.block_file(1, 20), 30)
+    os.truncate(three.block_file(1, 20), 1023)
+    assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "UNRECOVERABLE"
+    os.truncate(three.block_file(1, 20), 0)
+    assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "UNRECOVERABLE"
+    three.block_file(1, 20).unlink()
+    assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "UNRECOVERABLE"
+
+
+@pytest.mark.parametrize("left", [None, 0, 3000])
+def test_diff_calls_lost_what_is_recorded_everywhere_and_held_nowhere(
+    replicas: list[VolumeMaker], left: int | None
+) -> None:
+    """Of what nobody has a byte there is nothing in any tree, so that trees match."""
+    for made in replicas:
+        if left is None:
+            made.block_file(1, 20).unlink()
+        else:
+            os.truncate(made.block_file(1, 20), left)
+    assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "UNRECOVERABLE"
+    result = run("diff", *roots(replicas))
+    where = {None: "block 20", 0: "block 20 offset 0", 3000: "block 20 offset 3000"}[left]
+    assert f"note: nobody has a byte of what is recorded as {where}" in result.output
+
+
+def test_bytes_behind_the_last_recorded_chunk_are_a_note_and_no_difference(replicas: list[VolumeMaker]) -> None:
+    with replicas[0].block_file(1, 20).open("ab") as file:
+        file.write(bytes(5))
+    assert "block 20 has 5 bytes behind its last recorded chunk" in str(lines("build", replicas[0].root)[0]["notes"])
+    assert lines("diff", *roots(replicas))[0]["verdict"] == "MATCH"
 
 
 def test_damage_that_only_reading_finds_is_no_difference_of_records_and_stored_trees(
