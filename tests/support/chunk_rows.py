@@ -1,0 +1,67 @@
+"""The chunk table read the slow way, row by row into trees: what every fast path is held against."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from merkle.plan import Comparison, compare
+from merkle.replica import ReplicaState
+from merkle.tree import BlockId, ChunkTree, ContainerId, ContainerTree, TreeBuilder, block_checksum
+from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
+
+Row = Mapping[str, Any]
+ReplicaKey = tuple[str, str]
+
+
+def rows_in(folder: Path) -> list[Row]:
+    """All rows of all Parquet files below a folder."""
+    tables = [pq.ParquetFile(path).read() for path in sorted(folder.rglob("*.parquet"))]
+    rows: list[Row] = pa.concat_tables(tables).cast(CHUNK_SCHEMA).to_pylist()
+    return rows
+
+
+def trees_in(rows: Iterable[Row]) -> dict[int, dict[ReplicaKey, tuple[Row, ContainerTree]]]:
+    """By container, then by (datanode, volume): a row of the replica, and its tree."""
+    by_replica: dict[int, dict[ReplicaKey, list[Row]]] = {}
+    for row in rows:
+        by_replica.setdefault(row["container_id"], {}).setdefault((row["datanode"], row["volume"]), []).append(row)
+    return {
+        container_id: {key: (found[0], _tree(container_id, found)) for key, found in sorted(replicas.items())}
+        for container_id, replicas in sorted(by_replica.items())
+    }
+
+
+def compared(replicas: Mapping[ReplicaKey, tuple[Row, ContainerTree]]) -> Comparison | None:
+    """What merkle.plan says of those that take part; None where there is none."""
+    names = [datanode for datanode, _ in replicas]
+    trees = {
+        f"{datanode}/{volume}" if names.count(datanode) > 1 else datanode: tree
+        for (datanode, volume), (row, tree) in replicas.items()
+        if row["replica_index"] == 0 and ReplicaState(row["state"]).is_closed
+    }
+    return compare(trees) if trees else None
+
+
+def _tree(container_id: int, rows: Iterable[Row]) -> ContainerTree:
+    if any(row["source"] == "none" for row in rows):
+        return ContainerTree(ContainerId(container_id), None)
+    builder, blocks = TreeBuilder(ContainerId(container_id)), dict[int, list[Row]]()
+    for row in rows:
+        if row["chunk_offset"] != CONTAINER_ROW:
+            blocks.setdefault(row["block_id"], []).append(row)
+    for number, held in blocks.items():
+        block_id = BlockId(number)
+        chunks = sorted((row for row in held if row["chunk_offset"] != BLOCK_ROW), key=lambda row: row["chunk_offset"])
+        checksums = [row["checksum"] for row in chunks]
+        if any(row["deleted"] for row in held):
+            own = [row["checksum"] for row in held if row["chunk_offset"] == BLOCK_ROW]
+            builder.set_deleted(block_id, own[0] if own else block_checksum(number, checksums))
+        else:
+            builder.add_block(block_id)
+            for row in chunks:
+                chunk = ChunkTree(row["chunk_offset"], row["length"], row["checksum"], row["matches"])
+                builder.add_chunk(block_id, chunk)
+    return builder.build()
