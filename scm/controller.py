@@ -31,6 +31,7 @@ from scm.jobs import (
     Restarted,
     Ticked,
     new_job,
+    roots_spoken_of,
     step,
 )
 from scm.policy import Compared, Comparison, Visit, after_job, free_slots, is_due, roots, targets
@@ -395,7 +396,8 @@ class Controller:
     def _start(
         self, container_id: ContainerId, *, reason: str, requested_by: str, now_s: float, automatic: bool = False
     ) -> Job:
-        found = targets(self._registry.replicas(container_id), self._registry.live())
+        replicas = self._registry.replicas(container_id)
+        found = targets(replicas, self._registry.live())
         assert found, "a container that may be reconciled has somebody to do it"
         job = new_job(
             self._new_job_id(),
@@ -405,6 +407,7 @@ class Controller:
             automatic=automatic,
             reason=reason,
             requested_by=requested_by,
+            roots=roots(replicas),
         )
         assert job.job_id not in self._jobs
         self._keep(job)
@@ -441,7 +444,7 @@ class Controller:
             job_id=job.job_id,
             verdict=job.verdict,
             succeeded=job.state is JobState.DONE and compared.comparison is not Comparison.DIVERGED,
-            now_roots=roots(self._registry.replicas(job.container_id)),
+            spoken_of=roots_spoken_of(job),
             now_s=now_s,
         )
         self._unsaved_visits[job.container_id] = None

@@ -14,7 +14,7 @@ from typing import NewType, TypeAlias, assert_never
 from merkle.plan import Verdict
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from scm.policy import HOPELESS, Target
+from scm.policy import HOPELESS, Roots, Target
 
 JobId = NewType("JobId", str)
 
@@ -150,6 +150,8 @@ class Job:
     counted_at_s: float = 0.0
     # (active time, bytes done), within the window of the rate.
     samples: tuple[tuple[float, int], ...] = ()
+    # Of the replicas as they were before it.
+    roots: Roots = ()
 
     def __post_init__(self) -> None:
         assert self.orders
@@ -260,6 +262,7 @@ def new_job(
     automatic: bool = False,
     reason: str = "",
     requested_by: str = "",
+    roots: Roots = (),
 ) -> Job:
     """A job in QUEUED, with an order for each target."""
     job = Job(
@@ -272,6 +275,7 @@ def new_job(
         requested_by=requested_by,
         last_progress_at_s=now_s,
         counted_at_s=now_s,
+        roots=roots,
     )
     return _settle(job, now_s)
 
@@ -297,6 +301,20 @@ def step(job: Job, event: Event, now_s: float) -> Job:
             return _ticked(job, now_s, live, command_deadline_s)
         case _:
             assert_never(event)
+
+
+def roots_spoken_of(job: Job) -> Roots:
+    """The roots that a hopeless verdict of the job holds for: of whoever gave it and of the peers that it heard.
+
+    As they were before the job: what one replica could put together meanwhile, the others may now have from it. And
+    another replica, on a datanode that was silent or is new, may have what these lack.
+    """
+    most = frozenset[PeerId]()
+    for order in job.orders:
+        if order.progress.verdict in HOPELESS:
+            heard = {peer.peer for peer in order.progress.peers if peer.outcome == "ok"}
+            most = max(most, frozenset({order.peer, *heard}), key=len)
+    return tuple(root for root in job.roots if root[0] in most)
 
 
 def _change(job: Job, peer: PeerId, now_s: float, change: Callable[[Order, float], Order]) -> Job:

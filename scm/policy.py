@@ -146,14 +146,18 @@ def after_job(
     job_id: str,
     verdict: Verdict | None,
     succeeded: bool,
-    now_roots: Roots,
+    spoken_of: Roots,
     now_s: float,
 ) -> Visit:
-    """What to remember once a job ended; `succeeded` means that it ended clean and the replicas agree now."""
+    """What to remember once a job ended.
+
+    `succeeded` means that it ended clean and the replicas agree now; `spoken_of` are the roots that a hopeless verdict
+    holds for.
+    """
     if succeeded and verdict not in HOPELESS:
         return Visit(container_id, job_id, 0, now_s, verdict)
     failures = (previous.failures if previous else 0) + 1
-    held = now_roots if verdict in HOPELESS else None
+    held = spoken_of if verdict in HOPELESS else None
     return Visit(container_id, job_id, failures, now_s + backoff_s(container_id, failures), verdict, held)
 
 

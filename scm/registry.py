@@ -1,7 +1,8 @@
 """What datanodes reported: who is alive, and which replicas of which container they hold.
 
 Reports come late, twice and out of order. Within one life of an agent (its incarnation) the sequence number decides;
-a report of an earlier life is dropped however late it comes. A gap in the sequence loses nothing: agents send what
+a report of an earlier life is dropped however late it comes, as long as the present one is heard of: a late first
+report of a dead life must not shut out the living one for ever. A gap in the sequence loses nothing: agents send what
 differs from what was last answered. Only after a start, of ours or of theirs, is a full report asked for. Comparisons
 are kept as an index that is updated for the containers a report touches, so that asking for the diverged ones costs
 nothing. No clock: times are passed in.
@@ -111,7 +112,8 @@ class Registry:
             known = self._datanodes[datanode.peer] = _Known(datanode, incarnation, sequence, now_s)
             registered, restarted = True, False
         elif incarnation != known.incarnation:
-            if incarnation in known.earlier or _is_older(incarnation, known.incarnation):
+            is_earlier = incarnation in known.earlier or _is_older(incarnation, known.incarnation)
+            if is_earlier and known.liveness is Liveness.LIVE:
                 return Observed(False, full_report_wanted=known.full_report_wanted)
             known.earlier.append(known.incarnation)
             known.incarnation, known.full_report_wanted = incarnation, True

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -126,8 +127,9 @@ class ControllerService:
             if self._controller.datanode(peer) is None and self._controller.datanodes_known >= DATANODES_MAX:
                 raise BusyError(f"{DATANODES_MAX} datanodes are known already")
             observed = self._controller.heartbeat(heartbeat, self._clock())
-            orders = self._outbox.waiting(peer)
             term = self._controller.term
+            # In the term of now: agents take for void what waited here while another led.
+            orders = [replace(order, term=term) for order in self._outbox.waiting(peer)] if term is not None else []
         return pb.HeartbeatResponse(
             commands=[command_to(order) for order in orders],
             full_report_wanted=observed.full_report_wanted,

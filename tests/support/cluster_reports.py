@@ -8,9 +8,9 @@ from merkle.plan import Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from scm.controller import Controller, Heartbeat, ProgressReport, Rules
-from scm.jobs import Job, JobId, OrderState, Progress
+from scm.jobs import Job, JobId, OrderState, PeerOutcome, Progress
 from scm.policy import Visit
-from scm.ports import AnyOrder, CancelOrder, ReconcileOrder
+from scm.ports import AnyOrder, CancelOrder, CommandSink, ReconcileOrder
 from scm.registry import Datanode, Observed, Report
 
 DN1, DN2 = PeerId("dn-1"), PeerId("dn-2")
@@ -103,10 +103,14 @@ class World:
     def restart(self) -> None:
         """A new controller over the same store; orders that waited are lost with the old one."""
         self.sink = MemorySink()
-        self.controller = Controller(
+        self.controller = self.new_controller(self.sink)
+
+    def new_controller(self, sink: CommandSink) -> Controller:
+        """A controller over the store, whose orders go there."""
+        return Controller(
             rules=self.rules,
             store=self.store,
-            sink=self.sink,
+            sink=sink,
             leadership=self.leadership,
             new_job_id=lambda: JobId(f"job{next(self._numbers)}"),
             now_s=self.now_s,
@@ -159,8 +163,10 @@ class World:
         return [self.controller.job(outcome.job_id) for outcome in outcomes if outcome.job_id]
 
     def told(self, job: Job, peer: str, state: OrderState, **figures: object) -> None:
-        """The datanode reports progress of its order."""
-        progress = Progress(**figures)  # type: ignore[arg-type]
+        """The datanode reports progress of its order, for which it heard all its peers."""
+        order = job.order(PeerId(peer))
+        heard = tuple(PeerOutcome(other, "ok") for other in order.peers) if order else ()
+        progress = Progress(**{"peers": heard, **figures})  # type: ignore[arg-type]
         self.beat(peer, progress=(ProgressReport(job.job_id, state, progress),))
 
     def finish(self, job: Job, *peers: str, verdict: Verdict = Verdict.REPAIRABLE) -> Job:

@@ -1,7 +1,10 @@
 """The controller as a whole, in memory: jobs from request to result, limits, restarts, automatic mode."""
 
 from itertools import pairwise
+from threading import Lock
+from typing import cast
 
+import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,12 +13,15 @@ from merkle.errors import BusyError, JobNotFoundError
 from merkle.plan import Verdict
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId
+from protos import controller_pb2 as pb
+from runtime.metrics import Metrics
 from scm.controller import ProgressReport, Rules
 from scm.eligibility import Eligibility
 from scm.jobs import JobId, JobState, OrderState, Progress
 from scm.messages import command_to
 from scm.policy import Comparison
 from scm.ports import ReconcileOrder, ScanOrder
+from scm.server import ControllerService, Outbox
 from tests.support.cluster_reports import World, replica, replicas
 
 DNS = ("dn-1", "dn-2", "dn-3")
@@ -305,6 +311,54 @@ def test_a_container_beyond_repair_is_left_alone_until_a_replica_changes() -> No
     world.beat("dn-1", [replica("dn-1", root=77)])
     world.pass_time(60, beating=DNS)
     assert len(world.controller.jobs(None, 10)) == 2
+
+
+def test_a_verdict_without_a_silent_replica_holds_only_until_that_is_heard_of_again() -> None:
+    world = World(AUTOMATIC)
+    diverged(world)
+    world.pass_time(100, beating=DNS[:2])
+    for job in world.controller.jobs(None, 10):
+        world.controller.cancel(job.job_id, world.now_s)
+    world.pass_time(200, beating=DNS[:2])
+    [job] = [job for job in world.controller.jobs(None, 10) if not job.state.is_terminal]
+    assert [order.peer for order in job.orders] == list(DNS[:2])
+    world.finish(job, *DNS[:2], verdict=Verdict.UNRECOVERABLE)
+    world.pass_time(1_000, beating=DNS)
+    again = world.controller.jobs(None, 1)[0]
+    assert [order.peer for order in again.orders] == list(DNS)
+
+
+def test_a_hopeless_verdict_does_not_hold_for_what_its_own_job_put_together() -> None:
+    world = World(AUTOMATIC)
+    diverged(world)
+    world.pass_time(10, beating=DNS)
+    [job] = world.controller.jobs(None, 10)
+    # The others gave up before the third had its own in order.
+    world.beat("dn-3", [replica("dn-3", root=5)])
+    world.finish(job, "dn-3", verdict=Verdict.REPAIRABLE)
+    world.finish(job, "dn-1", "dn-2", verdict=Verdict.UNRECOVERABLE)
+    world.pass_time(1_000, beating=DNS)
+    assert len(world.controller.jobs(None, 10)) == 2
+
+
+def test_orders_that_waited_while_another_led_bear_the_term_of_now() -> None:
+    """CR-052"""
+    world, outbox = World(), Outbox()
+    world.controller = world.new_controller(outbox)
+    service = ControllerService(world.controller, outbox, Lock(), lambda: world.now_s, Metrics("scm"))
+    diverged(world)
+    world.reconcile(1)
+    world.leadership.value = None
+    assert _commands(service, 100) == []
+    world.leadership.value = 3
+    assert _commands(service, 101) == [("job1/1", 3)]
+
+
+def _commands(service: ControllerService, sequence: int) -> list[tuple[str, int]]:
+    datanode = pb.Datanode(datanode_id="dn-1", address="127.0.0.1:9001")
+    request = pb.HeartbeatRequest(datanode=datanode, incarnation="1", sequence=sequence)
+    answer = service.heartbeat(request, cast(grpc.ServicerContext, None))
+    return [(command.command_id, command.term) for command in answer.commands]
 
 
 def test_matching_containers_are_visited_one_by_one_so_that_tombstones_spread() -> None:

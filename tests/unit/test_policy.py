@@ -163,7 +163,7 @@ def ended(previous: Visit | None, verdict: Verdict | None, *, succeeded: bool, n
         job_id="j",
         verdict=verdict,
         succeeded=succeeded,
-        now_roots=roots(replicas(root, 8)),
+        spoken_of=roots(replicas(root, 8)),
         now_s=now_s,
     )
 

@@ -148,6 +148,20 @@ def test_an_earlier_life_is_known_by_its_number_even_if_it_was_never_seen() -> N
     assert not observe(registry, replica(root=1), incarnation="100", sequence=9).applied
 
 
+@pytest.mark.parametrize(("dead", "living"), [("a1", "b2"), ("200", "100")])
+def test_a_late_first_report_of_a_dead_life_does_not_shut_out_the_living_one_for_ever(dead: str, living: str) -> None:
+    """CR-052"""
+    registry = make()
+    observe(registry, replica(root=2), incarnation=living)
+    assert observe(registry, replica(root=1), incarnation=dead).applied
+    assert not observe(registry, replica(root=2), incarnation=living, sequence=2, now_s=30).applied
+    registry.age(90)
+    back = observe(registry, incarnation=living, sequence=3, full=False, now_s=95)
+    assert (back.applied, back.restarted, back.full_report_wanted) == (True, True, True)
+    observe(registry, replica(root=2), incarnation=living, sequence=4, now_s=96)
+    assert held(registry) == [("dn-1", 2)]
+
+
 def test_a_full_report_is_asked_for_until_it_comes() -> None:
     registry = make()
     first = observe(registry, replica(), full=False)
