@@ -280,18 +280,22 @@ class Database:
         self._disk.durable(Operation.SYNC, self._path, act)
 
     def close(self) -> None:
-        """Close the database; an owner's lock is free afterwards. Closing twice is no error."""
+        """Close the database; an owner's lock is free afterwards. Closing twice is no error.
+
+        Raises:
+            DatabaseError: the library says that a write failed, which its writer heard then; it is closed all the same.
+        """
         if self._closed:
             return
         self._closed = True
-        with _translated(self._path, "close"):
-            for rows in self._tables.values():
-                rows.close()
+        with contextlib.ExitStack() as closing:
+            if self._disk is not None:
+                closing.callback(_release, self._path)
+                closing.callback((self._path / _STRAY).unlink, missing_ok=True)
+            closing.enter_context(_translated(self._path, "close"))
+            for rows in (self._rdict, *self._tables.values()):
+                closing.callback(rows.close)
             self._tables.clear()
-            self._rdict.close()
-        if self._disk is not None:
-            (self._path / _STRAY).unlink(missing_ok=True)
-            _release(self._path)
 
     def _handle(self, table: Table) -> ColumnFamily:
         return self._rdict.get_column_family_handle(table.value)

@@ -2,14 +2,15 @@
 
 import errno
 import os
+import resource
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rocksdict import Options, Rdict
 
 from merkle.checksum import Buffer
 from merkle.errors import (
@@ -662,19 +663,34 @@ def test_after_a_failed_sync_nothing_more_is_changed(root: Path, tmp_path: Path)
         assert len(disk.failed) == 1
 
 
-def test_a_database_that_cannot_be_made_durable_makes_the_volume_suspect(
-    closed: Owned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its log is synced by the library, which does not tell a failed sync from another fault."""
-    failing = Rdict(str(tmp_path / "failing"), options=Options(raw_mode=True))
-    failing.close()
-    with monkeypatch.context() as patched:
-        patched.setattr(closed.volume.database, "_rdict", failing)
-        with pytest.raises(DatabaseError):
-            closed.writer.advance_bcs_id(SEVEN, 1000)
-    assert closed.volume.suspect is not None
-    with pytest.raises(DiskError, match="is suspect"):
-        closed.writer.advance_bcs_id(SEVEN, 1000)
+@contextmanager
+def _no_file_grows() -> Iterator[None]:
+    """The system refuses every write of this process, as a disk does that fails or is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_database_that_cannot_be_made_durable_makes_the_volume_suspect(root: Path, tmp_path: Path) -> None:
+    """Its log is written and synced by the library, which does not tell a failed sync from another fault."""
+    with owned(root, tmp_path / "state") as owner:
+        owner.writer.create_container(SEVEN)
+        write_block(owner.writer, SEVEN, ONE, 1000, bcs_id=3)
+        owner.writer.close(SEVEN)
+        with _no_file_grows(), pytest.raises(DatabaseError) as caught:
+            owner.writer.advance_bcs_id(SEVEN, 1000)
+        assert caught.value.facts["suspect"]
+        assert owner.volume.suspect is not None
+        with pytest.raises(DiskError, match="is suspect"):
+            owner.writer.advance_bcs_id(SEVEN, 1000)
+        with pytest.raises(DatabaseError, match="cannot close"):
+            owner.volume.close()
+    # Given back all the same, and whole.
+    with owned(root, tmp_path / "state") as owner:
+        assert counters(owner).bcs_id == 3
 
 
 class _ForgettingDisk(Disk):
