@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from pathlib import Path
 
 import click
@@ -21,7 +20,6 @@ from merkle.errors import (
     BlockNotFoundError,
     ContainerNotFoundError,
     DatabaseError,
-    DescriptorError,
     DiskError,
     ReconcileError,
     RecordInvalidError,
@@ -29,15 +27,15 @@ from merkle.errors import (
     UsageError,
     VolumeError,
 )
-from merkle.merge import merge
 from merkle.plan import Comparison, Verdict, compare
-from merkle.replica import ReplicaState
+from merkle.replica import Source
 from merkle.tree import BlockId, ContainerId, ContainerTree, root_hex
 from merkle.windows import bad_windows, is_sound
 from ozone.containers import Container, ContainerStore
 from ozone.disk import Disk
 from ozone.mapped import MappedReader
-from ozone.scan import Finding, FindingType, ScanResult, scan, scan_metadata
+from ozone.scan import Finding, FindingType
+from ozone.survey import survey_container
 from ozone.volume import Hold, container_of_folder, open_volume
 from protos.convert import container_id_of_tree, tree_from_bytes
 
@@ -47,15 +45,6 @@ EXIT_FINDINGS = 3
 STATE_UNKNOWN = "UNKNOWN"
 
 JsonObject = dict[str, object]
-
-
-class Source(Enum):
-    """What a tree is made from."""
-
-    DATA = "data"
-    METADATA = "metadata"
-    # The stored tree file as it is.
-    TREE = "tree"
 
 
 _paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True)
@@ -361,44 +350,19 @@ class _Built:
 def _built(
     container: Container, source: Source, on_bytes: Callable[[int], None] | None, mapped: MappedReader | None = None
 ) -> _Built:
-    notes: list[str] = []
-    state, replica_index = STATE_UNKNOWN, 0
-    # A scan names what is wrong with the descriptor.
-    with suppress(DescriptorError, DiskError):
-        state, replica_index = container.state.name, container.replica_index
-        if not container.state.is_closed and container.state is not ReplicaState.DELETED:
-            notes.append(f"the container is {state}: what it holds may still change")
-    stored, note = _stored_tree(container)
-    if note:
-        notes.append(note)
-    if source is Source.TREE:
-        empty = ContainerTree(container.container_id, None)
-        return _Built(container.container_id, state, replica_index, source, stored or empty, notes=tuple(notes))
-    result = _scanned(container, source, on_bytes, mapped)
+    found = survey_container(container, source, fall_back=False, on_bytes=on_bytes, mapped=mapped)
+    surplus = () if source is Source.TREE else _surplus(container)
     return _Built(
         container.container_id,
-        state,
-        replica_index,
+        found.state.name if found.state else STATE_UNKNOWN,
+        found.replica_index,
         source,
-        merge(result.tree, stored),
-        result.findings,
-        (*notes, *result.notes, *_surplus(container)),
-        result.bad_windows,
-        result.deleted,
+        found.tree,
+        found.findings,
+        (*found.notes, *surplus),
+        found.bad_windows,
+        found.deleted,
     )
-
-
-def _scanned(
-    container: Container, source: Source, on_bytes: Callable[[int], None] | None, mapped: MappedReader | None
-) -> ScanResult:
-    by_data = source is Source.DATA
-    result = scan(container, on_bytes=on_bytes, mapped=mapped) if by_data else scan_metadata(container)
-    if result.transient:
-        raise DiskError(
-            "too many files are open, which says nothing about the container",
-            hint="Raise the limit of open files (ulimit -n) and try again.",
-        )
-    return result
 
 
 def _surplus(container: Container) -> Iterator[str]:
@@ -410,27 +374,6 @@ def _surplus(container: Container) -> Iterator[str]:
                 record = container.record(block_id)
                 if record is not None and (length_bytes := container.unrecorded_bytes(record)):
                     yield f"block {block_id} has {length_bytes} bytes behind its last recorded chunk"
-
-
-def _stored_tree(container: Container) -> tuple[ContainerTree | None, str]:
-    """The stored tree as far as Ozone would take it; None and a note where it counts as absent."""
-    try:
-        raw = container.disk.read(container.tree_path)
-    except DiskError as error:
-        if error.facts.get("missing"):
-            return None, "there is no stored tree"
-        return None, f"the stored tree is unreadable and counts as absent: {error.message}"
-    if not raw:
-        return None, "the stored tree is empty and counts as absent"
-    try:
-        stored = tree_from_bytes(raw, container.container_id)
-    except TreeRefusedError as error:
-        return None, f"the stored tree is unreadable and counts as absent: {error.reason}"
-    try:
-        check_tree(stored)
-    except TreeRefusedError as error:
-        return stored, f"the stored tree contradicts itself: {error.reason}"
-    return stored, ""
 
 
 def _build_json(built: _Built) -> JsonObject:
