@@ -222,3 +222,15 @@ class ProcessFailedError(ReconcileError):
     """A process that was started for a purpose ended or did not start; the end of its log is in the message."""
 
     code = "process_failed"
+
+
+class SweepInputError(ReconcileError):
+    """None of a sweep's inputs can be read, so that there is nothing to compare."""
+
+    code = "sweep_input"
+
+
+class SweepNotFoundError(ReconcileError):
+    """There is no such sweep in the folder."""
+
+    code = "sweep_not_found"
