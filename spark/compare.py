@@ -5,25 +5,31 @@ hold no corrupt chunk and nothing that might be judged otherwise by its place. A
 decided by `merkle.plan.compare` itself on the trees of its rows.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, TypeAlias
+from itertools import groupby
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from merkle.plan import Verdict
+from merkle.columns import TreeColumns
+from merkle.plan import Comparison, Evidence, Verdict, compare
 from merkle.replica import ReplicaState
+from merkle.tree import ContainerId, ContainerTree
+from spark.exact import trees_of
 from spark.model import FINDING_SCHEMA, VERDICT_SCHEMA, FindingKind, Path
+from spark.runs import Bools, Int64s, ranks
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+# A row of a table.
+_Row: TypeAlias = Mapping[str, Any]
 
-Int64s: TypeAlias = "NDArray[np.int64]"
-Bools: TypeAlias = "NDArray[np.bool_]"
-
+_DIVERGED = frozenset({Verdict.REPAIRABLE, Verdict.UNRECOVERABLE, Verdict.CONFLICT})
 _CLOSED = pa.array([state.value for state in ReplicaState if state.is_closed])
 _CONTRADICTED = "one replica is in the input more than once"
+_CHANGED = "the rows are not those that the root was computed of"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +62,6 @@ def compare_replicas(replicas: pa.Table) -> Compared:
     # Chunks without checksums leave the others of their block to be judged place by place, equal as they may be.
     has_both = (_int64s(replicas["unverifiable"]) > 0) & (chunks > 0)
     undecided = told & (differs | has_both | (_int64s(replicas["corrupt"]) > 0))
-    # Where there is no root, there may be tombstones all the same.
-    undecided |= untold & (blocks > 0)
 
     is_candidate = grouped.any(undecided) & ~grouped.is_contradicted
     is_verified = grouped.any(told & ((chunks > 0) | (_int64s(replicas["deleted_blocks"]) > 0)))
@@ -88,6 +92,184 @@ def compare_replicas(replicas: pa.Table) -> Compared:
     return Compared(verdicts, grouped.containers[is_candidate], grouped.contradictions(replicas))
 
 
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """What rows decide: VERDICT_SCHEMA and FINDING_SCHEMA, ascending by container."""
+
+    verdicts: pa.Table
+    findings: pa.Table
+
+
+def inspect(rows: pa.Table, replicas: pa.Table) -> Inspected:
+    """Decide the candidates among the containers of these replicas (REPLICA_SCHEMA) by their rows (CHUNK_SCHEMA).
+
+    Both are given whole for each container in `replicas`; containers that `compare_replicas` decides are passed over.
+    A replica of which there are no rows, or others than its root was computed of, is a finding, and its container
+    UNKNOWN: what was read at two times is not one state.
+    """
+    is_candidate = pc.is_in(replicas["container_id"], value_set=pa.array(compare_replicas(replicas).candidates))
+    takes_part = pa.array(_Grouped.of(replicas).takes_part)
+    chosen = replicas.append_column("takes_part", takes_part).filter(is_candidate)
+    by_container: dict[int, list[_Row]] = {}
+    for replica in chosen.select(["container_id", "datanode", "volume", "root", "takes_part"]).to_pylist():
+        by_container.setdefault(replica["container_id"], []).append(replica)
+    judged = list[_Judged]()
+    for container_id, found in groupby(trees_of(rows), lambda one: one[0].container_id):
+        if container_id in by_container:
+            trees = {(identity.datanode, identity.volume): tree for identity, tree in found}
+            judged.append(_judge(container_id, by_container.pop(container_id), trees))
+    judged += [_judge(ContainerId(container_id), group, {}) for container_id, group in by_container.items()]
+    judged.sort(key=lambda one: int(one.verdict["container_id"]))
+    return Inspected(
+        pa.Table.from_pylist([one.verdict for one in judged], VERDICT_SCHEMA),
+        pa.Table.from_pylist([finding for one in judged for finding in one.findings], FINDING_SCHEMA),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """One container: its row of VERDICT_SCHEMA and those of FINDING_SCHEMA."""
+
+    verdict: _Row
+    findings: Sequence[_Row]
+
+
+def _judge(
+    container_id: ContainerId, replicas: Sequence[_Row], trees: Mapping[tuple[str, str], TreeColumns]
+) -> _Judged:
+    held = Counter(replica["datanode"] for replica in replicas)
+    named = list[tuple[str, TreeColumns]]()
+    changed = list[str]()
+    for replica in replicas:
+        if not replica["takes_part"]:
+            continue
+        place = (replica["datanode"], replica["volume"])
+        name = "/".join(place) if held[replica["datanode"]] > 1 else replica["datanode"]
+        tree = TreeColumns.of(ContainerTree(container_id, None)) if replica["root"] is None else trees.get(place)
+        if tree is None or tree.data_checksum != replica["root"]:
+            changed.append(name)
+        else:
+            named.append((name, tree))
+    if changed:
+        verdict, detail = Verdict.UNKNOWN, _CHANGED
+        findings = [_contradiction(container_id, name, _CHANGED) for name in sorted(changed)]
+    else:
+        named.sort(key=lambda one: one[0])
+        comparison = _compare([tree for _, tree in named])
+        verdict, detail = comparison.verdict, _detail(comparison.evidence)
+        findings = _findings(comparison, [name for name, _ in named])
+    row = {
+        "container_id": container_id,
+        "verdict": verdict.value,
+        "replicas": len(replicas),
+        "excluded": sum(not replica["takes_part"] for replica in replicas),
+        "diverged": verdict in _DIVERGED,
+        "detail": detail,
+    }
+    return _Judged(row, findings)
+
+
+def _compare(trees: Sequence[TreeColumns]) -> Comparison:
+    """The comparison by `merkle.plan`, which sees only what is not equal and healthy everywhere; replicas are "0", "1".
+
+    One block of those that are stays, because a comparison of nothing is no MATCH.
+    """
+    told = [tree for tree in trees if tree.data_checksum is not None]
+    first, others = told[0], told[1:]
+    alike = _settled(first)
+    for other in others:
+        _, ours, theirs = np.intersect1d(first.block_ids, other.block_ids, assume_unique=True, return_indices=True)
+        equal = np.zeros(len(alike), np.bool_)
+        equal[ours] = _equal(first, ours, other, theirs)
+        alike &= equal
+    passed_over = first.block_ids[alike][1:]
+    width = len(str(len(trees)))
+    kept = [_taken(tree, np.flatnonzero(~np.isin(tree.block_ids, passed_over))) for tree in trees]
+    # Names that sort as their places do, and that no two replicas share.
+    return compare({f"{i:0{width}}": tree.to_tree() for i, tree in enumerate(kept)})
+
+
+def _settled(tree: TreeColumns) -> Bools:
+    """Blocks that, equal everywhere, leave nothing to verify or mend."""
+    counts = np.diff(tree.chunk_starts)
+    is_open = ~tree.chunk_matches | (tree.chunk_checksums == 0)
+    settled: Bools = tree.block_deleted | (counts > 0)
+    settled[np.repeat(np.arange(len(counts)), counts)[is_open]] = False
+    return settled
+
+
+def _equal(a: TreeColumns, at_a: Int64s, b: TreeColumns, at_b: Int64s) -> Bools:
+    """Which of these blocks of a are, in every field, the blocks of b at the same place in `at_b`."""
+    counts = np.diff(a.chunk_starts)[at_a]
+    equal = a.block_checksums[at_a] == b.block_checksums[at_b]
+    equal &= a.block_deleted[at_a] == b.block_deleted[at_b]
+    equal &= counts == np.diff(b.chunk_starts)[at_b]
+    at_a, at_b, counts = at_a[equal], at_b[equal], counts[equal]
+    ours, theirs = _ranges(a.chunk_starts[at_a], counts), _ranges(b.chunk_starts[at_b], counts)
+    differs = a.chunk_offsets[ours] != b.chunk_offsets[theirs]
+    differs |= a.chunk_lengths[ours] != b.chunk_lengths[theirs]
+    differs |= a.chunk_checksums[ours] != b.chunk_checksums[theirs]
+    differs |= a.chunk_matches[ours] != b.chunk_matches[theirs]
+    equal[np.repeat(np.flatnonzero(equal), counts)[differs]] = False
+    return equal
+
+
+def _taken(tree: TreeColumns, blocks: Int64s) -> TreeColumns:
+    """The tree with no more than these of its blocks; the root stays what it was."""
+    counts = np.diff(tree.chunk_starts)[blocks]
+    chunks = _ranges(tree.chunk_starts[blocks], counts)
+    return TreeColumns(
+        tree.container_id,
+        tree.data_checksum,
+        tree.block_ids[blocks],
+        tree.block_checksums[blocks],
+        tree.block_deleted[blocks],
+        np.concatenate(([0], np.cumsum(counts))),
+        tree.chunk_offsets[chunks],
+        tree.chunk_lengths[chunks],
+        tree.chunk_checksums[chunks],
+        tree.chunk_matches[chunks],
+    )
+
+
+def _ranges(starts: Int64s, counts: Int64s) -> Int64s:
+    """The numbers from each start on, as many as its count, one range behind the other."""
+    before = np.cumsum(counts) - counts
+    return np.repeat(starts - before, counts) + np.arange(counts.sum())
+
+
+def _findings(comparison: Comparison, names: Sequence[str]) -> list[_Row]:
+    details = {(evidence.block_id, evidence.offset): evidence.detail for evidence in comparison.evidence}
+    return [
+        {
+            "kind": difference.kind.value,
+            "container_id": comparison.container_id,
+            "block_id": difference.block_id,
+            "chunk_offset": difference.offset,
+            "lacking": [names[int(i)] for i in difference.lacking],
+            "sources": [names[int(i)] for i in difference.sources],
+            "detail": details.get((difference.block_id, difference.offset), ""),
+        }
+        for difference in comparison.differences
+    ]
+
+
+def _contradiction(container_id: int, name: str, detail: str) -> _Row:
+    return {
+        "kind": FindingKind.ROWS_CONTRADICT.value,
+        "container_id": container_id,
+        "lacking": [],
+        "sources": [],
+        "detail": f"{name}: {detail}",
+    }
+
+
+def _detail(found: Iterable[Evidence]) -> str:
+    """What speaks of the container as a whole, and how often the rest was found; each place is in its finding."""
+    counts = Counter((evidence.block_id is None, evidence.detail) for evidence in found)
+    return "; ".join(text if is_general else f"{text} ({count}x)" for (is_general, text), count in counts.items())
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class _Grouped:
     """Replicas by container: `container_of[i]` is the place of row i's container in `containers`, which ascend."""
@@ -102,7 +284,7 @@ class _Grouped:
     @classmethod
     def of(cls, replicas: pa.Table) -> Self:
         container = _int64s(replicas["container_id"])
-        keys = (_codes(replicas["volume"]), _codes(replicas["datanode"]), container)
+        keys = (ranks(replicas["volume"]), ranks(replicas["datanode"]), container)
         order = np.lexsort(keys)
         # Which rows, in this order, are as the one before.
         as_before = [np.diff(key[order], prepend=key[order[:1]] - 1) == 0 for key in keys]
@@ -129,19 +311,7 @@ class _Grouped:
         """A finding for each replica that has several rows."""
         rows = replicas.select(["container_id", "datanode", "volume"]).take(self.repeated).to_pylist()
         found = sorted({(row["container_id"], f"{row['datanode']}/{row['volume']}") for row in rows})
-        return pa.Table.from_pylist(
-            [
-                {
-                    "kind": FindingKind.ROWS_CONTRADICT.value,
-                    "container_id": container_id,
-                    "lacking": [name],
-                    "sources": [],
-                    "detail": _CONTRADICTED,
-                }
-                for container_id, name in found
-            ],
-            FINDING_SCHEMA,
-        )
+        return pa.Table.from_pylist([_contradiction(*one, _CONTRADICTED) for one in found], FINDING_SCHEMA)
 
 
 def _int64s(column: pa.ChunkedArray) -> Int64s:
@@ -150,10 +320,3 @@ def _int64s(column: pa.ChunkedArray) -> Int64s:
 
 def _bools(column: pa.ChunkedArray) -> Bools:
     return np.asarray(column.to_numpy(), np.bool_)
-
-
-def _codes(column: pa.ChunkedArray) -> Int64s:
-    """Numbers that are equal where the strings are."""
-    coded = column.dictionary_encode().unify_dictionaries()
-    codes = [chunk.indices.to_numpy() for chunk in coded.chunks]
-    return np.concatenate(codes).astype(np.int64, copy=False) if codes else np.zeros(0, np.int64)
