@@ -102,7 +102,11 @@ def build_from_metadata(container: Container) -> ContainerTree:
 
 
 def scan_metadata(container: Container) -> ScanResult:
-    """Check folder, descriptor and records, and build the tree by the records that can be read."""
+    """Check folder, descriptor and records, and build the tree by the records that can be read.
+
+    Raises:
+        InterruptedRepairError: the volume was closed meanwhile.
+    """
     findings, deleted, transient = _check_folder(container)
     if deleted:
         return _deleted(container)
@@ -111,6 +115,7 @@ def scan_metadata(container: Container) -> ScanResult:
     for record in _records(container, findings):
         notes.see(record)
         _add_record(builder, record)
+    _check_held(container, findings)
     return ScanResult(builder.build(), tuple(findings), notes.all(container), transient=transient)
 
 
@@ -126,7 +131,7 @@ def scan(
     `on_bytes` is told of every piece read and may wait, which limits the rate; `cancelled` is asked before each.
 
     Raises:
-        InterruptedRepairError: `cancelled` said so.
+        InterruptedRepairError: `cancelled` said so, or the volume was closed meanwhile.
     """
     findings, deleted, transient = _check_folder(container)
     if deleted:
@@ -136,6 +141,7 @@ def scan(
     data = _DataScan(container, on_bytes or _ignore, cancelled or _never)
     data.blocks(_records(container, findings), mapped)
     findings += _still_recorded(container, data.findings)
+    _check_held(container, findings)
     if findings and not container.disk.is_folder(container.folder):
         return _deleted(container)
     return ScanResult(
@@ -189,6 +195,13 @@ def _records(container: Container, findings: list[Finding]) -> Iterator[BlockRec
                 yield record
     except (DatabaseError, RecordInvalidError) as error:
         findings.append(Finding(FindingType.INACCESSIBLE_DB, detail=error.message))
+
+
+def _check_held(container: Container, findings: list[Finding]) -> None:
+    """End without a word about the container if its database was taken away under the scan (row S17)."""
+    if findings and container.volume.is_closed:
+        text = f"the volume was closed during the scan of container {container.container_id}"
+        raise InterruptedRepairError(text, container_id=container.container_id)
 
 
 def _still_recorded(container: Container, findings: list[Finding]) -> list[Finding]:

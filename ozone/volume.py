@@ -103,6 +103,11 @@ class Volume:
             return self._database
         raise self._database or DatabaseError(f"the volume {self.root} is closed", path=str(self.root))
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was given back: what cannot be read of its database since says nothing about containers."""
+        return self._database is None
+
     def container_ids(self) -> list[ContainerId]:
         """The containers that have a folder, ascending; entries that are no container folder are passed over."""
         return sorted(self._folders())

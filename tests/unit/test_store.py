@@ -1,14 +1,16 @@
 """The replicas of a datanode: what is told of them is what is on disk, and a read-only volume is never written."""
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 
 import psutil
 import pytest
+from prometheus_client import generate_latest
 
-from dnagent.scanner import Examination, Source
+from dnagent.scanner import Examination, Pace, Scanner, Source
 from dnagent.store import HeldVolume, OwnReplica, ReplicaStore
 from merkle.columns import encode_tree
 from merkle.errors import (
@@ -29,12 +31,13 @@ from merkle.record import BlockRecord, DeleteTransaction
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from merkle.windows import prove
-from ozone.disk import Disk
+from ozone.disk import Disk, Reader
 from ozone.mapped import MappedReader
 from ozone.rocks import Batch, Counter, Table, block_key, counter_key
 from ozone.scan import FindingType
 from ozone.volume import Hold, open_volume
 from protos.convert import tree_from_bytes
+from runtime.metrics import Metrics
 from tests.support.volumes import content, new_volume, owned, tree_of_files, write_block
 
 ONE, TWO = ContainerId(1), ContainerId(2)
@@ -362,6 +365,104 @@ def test_a_suspect_volume_is_given_up(root: Path) -> None:
         volume.volume.suspect = "a sync failed"
         with pytest.raises(VolumeError, match="a sync failed"):
             volume.candidates()
+
+
+class _OpeningDisk(Disk):
+    """Does something when the first block file is opened: a scan iterates over its records then."""
+
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], None] | None = None
+
+    @contextmanager
+    def reader(self, path: Path) -> Iterator[Reader]:
+        act, self.meanwhile = self.meanwhile, None
+        if act is not None:
+            # As another thread does it, and no later than here.
+            thread = Thread(target=act)
+            thread.start()
+            thread.join()
+        with super().reader(path) as reader:
+            yield reader
+
+
+@contextmanager
+def _held_by(disk: _OpeningDisk, root: Path, hold: Hold) -> Iterator[HeldVolume]:
+    with open_volume(root, hold=hold, state_folder=root.parent / "state", disk=disk) as volume:
+        yield HeldVolume(volume, disk, undo_bytes=0)
+
+
+@pytest.mark.parametrize("hold", Hold)
+@pytest.mark.parametrize("how", ["closed", "closed and lost"])
+def test_a_scan_whose_database_is_closed_under_it_says_nothing_and_marks_nothing(
+    root: Path, hold: Hold, how: str
+) -> None:
+    """S17: the scanner's step ends, the replica is as it was, and the next start scans it anew."""
+    disk, metrics = _OpeningDisk(), Metrics("dnagent")
+    with _held_by(disk, root, hold) as held_volume:
+        volume = held_volume.volume
+        descriptor = held_volume.containers.get(ONE).descriptor_path
+        before = descriptor.read_bytes()
+        scanner = Scanner(held_volume, Pace(bytes_per_second=0), metrics=metrics, on_change=lambda _: None)
+
+        def close() -> None:
+            volume.close()
+            if how == "closed and lost":
+                for file in (descriptor.parents[1] / "chunks").iterdir():
+                    file.unlink()
+
+        disk.meanwhile = close
+        while not volume.is_closed:
+            assert scanner.step()
+        assert held_volume.replica(ONE).state is ReplicaState.CLOSED
+        assert held_volume.replica(ONE).data_scan_timestamp_ms is None
+        assert descriptor.read_bytes() == before
+        assert not (volume.state_folder / "scans").exists()
+        counted = generate_latest(metrics.registry).decode()
+        assert 'dnagent_scans_skipped_total{reason="interrupted"} 1.0' in counted
+        assert "dnagent_findings_total{" not in counted
+    if how == "closed":
+        with held(root) as volume_again:
+            assert (scan(volume_again).result.findings, volume_again.replica(ONE).state) == ((), ReplicaState.CLOSED)
+
+
+def test_a_mapped_scan_whose_database_is_closed_under_it_says_nothing(root: Path) -> None:
+    """S17; more blocks than are asked of the worker ahead."""
+    three = ContainerId(3)
+    with owned(root, root.parent / "datanode") as datanode:
+        datanode.writer.create_container(three)
+        for number in range(1, 9):
+            write_block(datanode.writer, three, number, 5000)
+        datanode.writer.close(three)
+    with held(root, mapped=MappedReader()) as volume:
+
+        def close(_: int) -> None:
+            volume.volume.close()
+
+        with pytest.raises(InterruptedRepairError, match="was closed"):
+            volume.examine(three, Source.DATA, close, lambda: False)
+
+
+@pytest.mark.parametrize("hold", Hold)
+def test_a_scan_whose_database_is_removed_under_it_ends_as_if_it_were_there(root: Path, hold: Hold) -> None:
+    """S17: its files are open, as those of a datanode that is being taken down are."""
+    disk = _OpeningDisk()
+    with _held_by(disk, root, hold) as volume:
+        undisturbed = scan(volume).result
+        disk.meanwhile = lambda: shutil.rmtree(volume.volume.database.path)
+        result = scan(volume).result
+        assert not volume.volume.database.path.exists()
+        assert (result.tree, result.findings) == (undisturbed.tree, ())
+        assert undisturbed.tree.blocks
+
+
+@pytest.mark.parametrize("hold", Hold)
+def test_a_container_whose_folder_and_rows_go_under_a_scan_is_deleted_and_not_damaged(root: Path, hold: Hold) -> None:
+    """S17, S12: another process deletes it, as the datanode under a read-only agent does."""
+    disk = _OpeningDisk()
+    with _held_by(disk, root, hold) as volume:
+        disk.meanwhile = lambda: shutil.rmtree(volume.containers.get(ONE).folder)
+        result = scan(volume).result
+        assert (result.deleted, result.findings) == (True, ())
 
 
 def test_what_may_not_be_written_is_not_opened_for_repair(root: Path) -> None:
