@@ -15,14 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Event
 
-from benchmarks.containers import CHUNK_BYTES, WINDOW_BYTES, held, new_volume, write_container
+from benchmarks.containers import CHUNK_BYTES, WINDOW_BYTES, held, new_volume, serve_agent, write_container
 from benchmarks.measure import ROUNDS, Report, Samples
-from dnagent.agent import Agent
-from dnagent.config import AgentConfig, RepairSettings, ScanSettings, VolumeSettings
 from dnagent.peer import AgentPeer
 from dnagent.ports import ByteRange, Peer, Piece
 from dnagent.requests import OutcomeState, ReconcileOptions
@@ -34,7 +31,6 @@ from merkle.plan import Verdict
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
-from ozone.volume import Hold
 from ozone.writer import ContainerWriter
 from protos.convert import record_to_bytes
 from runtime.rpc import open_channel
@@ -107,7 +103,9 @@ class _Served:
     def __init__(self, root: Path, number: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._control, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(root, number, theirs))
+        self._process = context.Process(
+            target=serve_agent, args=(root / f"volume{number}", root / f"state{number}", theirs)
+        )
         self._process.start()
         datanode_id, address = self._control.recv()
         self.peer = AgentPeer(PeerId(datanode_id), open_channel(address), address)
@@ -119,22 +117,6 @@ class _Served:
         self.peer.close()
         self._control.send(None)
         self._process.join()
-
-
-def _serve(root: Path, number: int, control: Connection) -> None:
-    agent = Agent(
-        AgentConfig(
-            volumes=(VolumeSettings(path=root / f"volume{number}", hold=Hold.OWNER),),
-            state_folder=root / f"state{number}",
-            listen="127.0.0.1:0",
-            scan=ScanSettings(enabled=False),
-            repair=RepairSettings(enabled=True),
-        )
-    )
-    agent.start()
-    control.send((agent.datanode_id, agent.address))
-    control.recv()
-    agent.stop()
 
 
 def _measure(report: Report, volume: HeldVolume, copier: ContainerWriter, peers: Sequence[AgentPeer]) -> None:

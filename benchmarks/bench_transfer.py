@@ -2,10 +2,10 @@
 
     python -m benchmarks.bench_transfer [--json]
 
-Servers run in processes of their own over one file in the page cache. `bare gRPC` reads the file and streams the bytes
-of each piece as they are, with neither protocol nor checks: it is what the transport allows. `agent` is AgentPeer
-against AgentService; `agent, verified` also computes every window's checksum; `datanode` is DatanodePeer against
-XceiverService. TCP sends with sendfile.
+Servers run in processes of their own over one block file in the page cache, ours as the agent that holds its volume.
+`bare gRPC` reads the file and streams the bytes of each piece as they are, with neither protocol nor checks: it is what
+the transport allows. `agent` is AgentPeer against AgentService; `agent, verified` also computes every window's checksum
+and compares; `datanode` is DatanodePeer against XceiverService. TCP sends with sendfile.
 """
 
 import multiprocessing
@@ -13,76 +13,40 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import grpc
 
+from benchmarks.containers import CHUNK_BYTES, held, new_volume, serve_agent, write_container
 from benchmarks.measure import Report, Samples, interleaved
 from dnagent.peer import AgentPeer, DatanodePeer
-from dnagent.ports import AgentStatus, ByteRange, Peer, ReplicaHead, ScanReport
-from dnagent.server import AgentService
+from dnagent.ports import ByteRange, Peer
 from dnagent.wire import PIECE_BYTES_MAX
 from merkle.checksum import ChecksumType, window_checksums
-from merkle.record import BlockRecord, ChunkRecord
-from merkle.replica import PeerId, ReplicaState
+from merkle.record import BlockRecord
 from merkle.tree import BlockId, ContainerId
-from ozone.datanode import DatanodeClient, XceiverService
-from ozone.disk import Disk
-from ozone.ports import ReplicaSource
-from runtime.rpc import Handler, UnaryStreamCall, open_channel, start_server
+from ozone.datanode import DatanodeClient
+from runtime.rpc import Handler, UnaryStreamCall, open_channel
 
-CHUNK_BYTES = 4 << 20
-FILE_BYTES = 192 << 20
+CHUNKS = 48
+FILE_BYTES = CHUNKS * CHUNK_BYTES
 ROUNDS = 9
 # Of what a bare stream of the same messages reaches.
 BAR = 0.8
-CONTAINER, BLOCK, PEER = ContainerId(1), BlockId(1), PeerId("bench")
+CONTAINER, BLOCK = ContainerId(1), BlockId(1)
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0))
 
 
-class OneFile:
-    """A ReplicaSource of one block file; the scanner and the status of the service are never asked."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._disk = Disk()
-
-    def head(self, container_id: ContainerId) -> ReplicaHead:
-        return ReplicaHead(ReplicaState.CLOSED)
-
-    def tree_bytes(self, container_id: ContainerId, *, build_missing: bool) -> bytes:
-        raise NotImplementedError
-
-    def record(self, container_id: ContainerId, block_id: BlockId) -> BlockRecord | None:
-        return None
-
-    def records(self, container_id: ContainerId, start: BlockId | None, count: int) -> Sequence[BlockRecord]:
-        return ()
-
-    def read(self, container_id: ContainerId, block_id: BlockId, offset: int, length_bytes: int) -> bytes:
-        return self._disk.read_at(self._path, offset, length_bytes)
-
-    def scan(self, container_id: ContainerId, cancelled: Callable[[], bool]) -> ScanReport:
-        raise NotImplementedError
-
-    def schedule(self, container_id: ContainerId) -> None:
-        raise NotImplementedError
-
-    def status(self) -> AgentStatus:
-        raise NotImplementedError
-
-
-def serve_ours(path: Path, ready: Connection) -> None:
-    one = OneFile(path)
-    source: ReplicaSource = one
-    server = start_server("127.0.0.1:0", [AgentService(source, one, one).register, XceiverService(source).register])
-    ready.send(server.port)
-    ready.recv()
-    server.stop(0)
+def write_block(volume: Path, state_folder: Path) -> tuple[Path, BlockRecord]:
+    """A container of one block: its file, and its record."""
+    with held(volume, state_folder) as (opened, writer):
+        (record,) = write_container(writer, CONTAINER, blocks=1, chunks=CHUNKS, checksum_type=ChecksumType.CRC32C)
+        return opened.containers.get(CONTAINER).block_path(BLOCK), record
 
 
 def serve_bare(path: Path, ready: Connection) -> None:
@@ -114,14 +78,15 @@ def serve_tcp(path: Path, ready: Connection) -> None:
                     position += os.sendfile(connection.fileno(), file.fileno(), position, start + length - position)
 
 
-def peer_reader(peer: Peer, *, verify: bool) -> Callable[[int], int]:
+def peer_reader(peer: Peer, record: BlockRecord, *, verify: bool) -> Callable[[int], int]:
     def read(offset: int) -> int:
-        chunk = ChunkRecord(offset, CHUNK_BYTES, ChecksumType.CRC32C, 16 << 10, ())
-        size = 0
+        chunk = record.by_offset[offset]
+        size, entries = 0, b""
         for piece in peer.read(CONTAINER, BLOCK, chunk, [ByteRange(offset, CHUNK_BYTES)]):
             size += len(piece.data)
             if verify:
-                window_checksums(piece.data, ChecksumType.CRC32C, 16 << 10)
+                entries += window_checksums(piece.data, chunk.checksum_type, chunk.bytes_per_checksum)
+        assert not verify or entries == chunk.entries
         return size
 
     return read
@@ -149,9 +114,7 @@ def tcp_reader(port: int) -> Callable[[int], int]:
 def main(as_json: bool) -> None:
     report = Report("transfer of a 192 MiB block file over loopback")
     with tempfile.TemporaryDirectory(prefix="treefold-bench-") as folder:
-        path = Path(folder) / "1.block"
-        path.write_bytes(os.urandom(FILE_BYTES))
-        rates = _measure(path)
+        rates = _measure(Path(folder))
     bare = rates["bare gRPC"]
     report.add("agent", "MB/s", rates["agent"], bare, BAR)
     for name in ("agent, verified", "datanode", "plain TCP, sendfile"):
@@ -159,23 +122,29 @@ def main(as_json: bool) -> None:
     report.show(as_json=as_json)
 
 
-def _measure(path: Path) -> dict[str, Samples]:
-    context, stops, ports = multiprocessing.get_context("spawn"), [], []
-    for serve in (serve_ours, serve_bare, serve_tcp):
+def _measure(root: Path) -> dict[str, Samples]:
+    volume, state = new_volume(root / "volume1", 1), root / "state"
+    context = multiprocessing.get_context("spawn")
+    # Elsewhere: a process that has freed large pieces allocates faster from then on, and this one is to be like new.
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        path, record = pool.submit(write_block, volume, state).result()
+
+    def started(serve: Callable[..., None], *arguments: Path) -> tuple[Connection, SpawnProcess]:
         here, there = context.Pipe()
-        context.Process(target=serve, args=(path, there), daemon=True).start()
-        ports.append(here.recv())
-        stops.append(here)
-    ours, bare, tcp = ports
-    address = f"127.0.0.1:{ours}"
-    agent = AgentPeer(PEER, open_channel(address), address)
-    datanode = DatanodePeer(PEER, DatanodeClient(open_channel(address), address))
+        process = context.Process(target=serve, args=(*arguments, there), daemon=True)
+        process.start()
+        return here, process
+
+    ours, bare, tcp = servers = started(serve_agent, volume, state), started(serve_bare, path), started(serve_tcp, path)
+    datanode_id, address = ours[0].recv()
+    agent = AgentPeer(datanode_id, open_channel(address), address)
+    datanode = DatanodePeer(datanode_id, DatanodeClient(open_channel(address), address))
     readers = {
-        "plain TCP, sendfile": tcp_reader(tcp),
-        "bare gRPC": bare_reader(bare),
-        "agent": peer_reader(agent, verify=False),
-        "agent, verified": peer_reader(agent, verify=True),
-        "datanode": peer_reader(datanode, verify=False),
+        "plain TCP, sendfile": tcp_reader(tcp[0].recv()),
+        "bare gRPC": bare_reader(bare[0].recv()),
+        "agent": peer_reader(agent, record, verify=False),
+        "agent, verified": peer_reader(agent, record, verify=True),
+        "datanode": peer_reader(datanode, record, verify=False),
     }
 
     def whole(read: Callable[[int], int]) -> None:
@@ -184,8 +153,9 @@ def _measure(path: Path) -> dict[str, Samples]:
     rates = interleaved(FILE_BYTES / 1e6, {name: partial(whole, read) for name, read in readers.items()}, rounds=ROUNDS)
     agent.close()
     datanode.close()
-    for stop in stops[:2]:
-        stop.send(None)
+    for control, process in servers[:2]:
+        control.send(None)
+        process.join()
     return rates
 
 

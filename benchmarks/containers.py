@@ -1,10 +1,13 @@
-"""Containers to measure: volumes in a temporary folder, filled by the product's own writer."""
+"""Containers to measure: volumes in a temporary folder, filled by the product's own writer and served by its agent."""
 
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 
+from dnagent.agent import Agent
+from dnagent.config import AgentConfig, RepairSettings, ScanSettings, VolumeSettings
 from dnagent.store import HeldVolume
 from merkle.checksum import WIDTH, ChecksumType, window_checksums
 from merkle.record import BlockRecord, ChunkRecord, WindowChecksums
@@ -38,6 +41,23 @@ def held(root: Path, state_folder: Path) -> Iterator[tuple[HeldVolume, Container
         yield opened, opened.writer
     finally:
         opened.close()
+
+
+def serve_agent(volume: Path, state_folder: Path, control: Connection) -> None:
+    """Be the agent of a volume; sends its datanode's ID and its address, and ends when told anything."""
+    agent = Agent(
+        AgentConfig(
+            volumes=(VolumeSettings(path=volume, hold=Hold.OWNER),),
+            state_folder=state_folder,
+            listen="127.0.0.1:0",
+            scan=ScanSettings(enabled=False),
+            repair=RepairSettings(enabled=True),
+        )
+    )
+    agent.start()
+    control.send((agent.datanode_id, agent.address))
+    control.recv()
+    agent.stop()
 
 
 def write_container(
