@@ -114,7 +114,7 @@ def inspect(rows: pa.Table, replicas: pa.Table) -> Inspected:
     for replica in chosen.select(["container_id", "datanode", "volume", "root", "takes_part"]).to_pylist():
         by_container.setdefault(replica["container_id"], []).append(replica)
     judged = list[_Judged]()
-    for container_id, found in groupby(trees_of(rows), lambda one: one[0].container_id):
+    for container_id, found in groupby(trees_of(rows) if rows.num_rows else (), lambda one: one[0].container_id):
         if container_id in by_container:
             trees = {(identity.datanode, identity.volume): tree for identity, tree in found}
             judged.append(_judge(container_id, by_container.pop(container_id), trees))
@@ -201,7 +201,7 @@ def _settled(tree: TreeColumns) -> Bools:
 def _equal(a: TreeColumns, at_a: Int64s, b: TreeColumns, at_b: Int64s) -> Bools:
     """Which of these blocks of a are, in every field, the blocks of b at the same place in `at_b`."""
     counts = np.diff(a.chunk_starts)[at_a]
-    equal = a.block_checksums[at_a] == b.block_checksums[at_b]
+    equal: Bools = a.block_checksums[at_a] == b.block_checksums[at_b]
     equal &= a.block_deleted[at_a] == b.block_deleted[at_b]
     equal &= counts == np.diff(b.chunk_starts)[at_b]
     at_a, at_b, counts = at_a[equal], at_b[equal], counts[equal]
