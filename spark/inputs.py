@@ -1,0 +1,272 @@
+"""What a sweep reads: volumes and chunk tables, cut into parts that are worth a task each.
+
+A table is an export of agents (folders with manifests, at any depth: of each datanode the newest whole manifest
+counts), a Parquet file, or a folder of Parquet files without manifests. An input that cannot be read is skipped by
+name, with its reason: what it holds is then unknown, and a sweep says so instead of taking it for gone.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+
+import pyarrow as pa
+import pyarrow.fs as fs
+import pyarrow.parquet as pq
+
+from merkle.checksum import fingerprint
+from merkle.errors import ChunkTableError
+from protos.chunk_table import (
+    CHUNK_SCHEMA,
+    EVENT_SCHEMA,
+    FileKind,
+    Manifest,
+    is_file_name,
+    latest_manifest,
+    manifest_sequence,
+    place_of,
+    read_events,
+    read_faults,
+    read_manifest,
+)
+from spark.model import FINDING_SCHEMA, Part, PartKind, Source
+from spark.output import Skipped
+
+# Rows of one part: a second or less of one core, so that all cores end at about the same time.
+PART_ROWS = 4 << 20
+# Reading a footer is waiting, above all where files are far away.
+_FOOTERS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Parts in the order of what was asked, and what is left out."""
+
+    parts: tuple[Part, ...]
+    skipped: tuple[Skipped, ...]
+    # Of the exports that are read.
+    manifests: tuple[str, ...] = ()
+
+
+def table_parts(names: Iterable[str]) -> Inputs:
+    """The parts of some tables, paths or URIs; a file that is named twice is read once.
+
+    Raises:
+        UsageError: a URI cannot be understood.
+    """
+    files, exports, skipped = list[_File](), list[_Export](), list[Skipped]()
+    for name in names:
+        found = _found(name)
+        files += found[0]
+        exports += found[1]
+        skipped += found[2]
+    manifests = list[str]()
+    for export in _newest(exports):
+        manifests.append(export.place)
+        files += export.files
+        skipped += export.skipped
+    unlike = list({file.location: file for file in files}.values())
+    parts = list[Part]()
+    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+        for file, groups in zip(unlike, pool.map(_groups, unlike), strict=True):
+            if isinstance(groups, Skipped):
+                skipped.append(groups)
+            else:
+                parts += _cut(file, groups)
+    return Inputs(tuple(parts), tuple(dict.fromkeys(skipped)), tuple(dict.fromkeys(manifests)))
+
+
+def is_unchanged(part: Part) -> bool:
+    """Whether the file of a part is what it was when the part was made."""
+    try:
+        filesystem, path = place_of(part.location)
+        info = filesystem.get_file_info(path)
+    except OSError:
+        return False
+    return info.type is fs.FileType.File and part.part_id == _part_id(part.location, info, part.first, part.last)
+
+
+def export_findings(manifests: Iterable[str]) -> pa.Table:
+    """What the agents met while they made their exports, as FINDING_SCHEMA.
+
+    Raises:
+        ChunkTableError: a file cannot be read.
+    """
+    found = [_fault_findings(read_faults(*_export_of(place))) for place in manifests]
+    return pa.concat_tables([FINDING_SCHEMA.empty_table(), *found])
+
+
+def export_events(manifests: Iterable[str]) -> pa.Table:
+    """The agents' repairs and deletes, as EVENT_SCHEMA.
+
+    Raises:
+        ChunkTableError: a file cannot be read.
+    """
+    found = [read_events(*_export_of(place)) for place in manifests]
+    return pa.concat_tables([EVENT_SCHEMA.empty_table(), *found])
+
+
+def _export_of(place: str) -> tuple[fs.FileSystem, str, Manifest]:
+    filesystem, path = place_of(place)
+    return filesystem, path.rpartition("/")[0], read_manifest(filesystem, path)
+
+
+def _fault_findings(faults: pa.Table) -> pa.Table:
+    return pa.Table.from_pylist(
+        [
+            {
+                "kind": fault["kind"],
+                "container_id": fault["container_id"],
+                "block_id": fault["block_id"],
+                "chunk_offset": fault["chunk_offset"],
+                "lacking": [],
+                "sources": [],
+                "detail": f"{fault['datanode']}/{fault['volume']}: {fault['detail']}",
+            }
+            for fault in faults.to_pylist()
+        ],
+        FINDING_SCHEMA,
+    )
+
+
+def part_id(*facts: object) -> str:
+    """An ID made of what a part reads."""
+    return fingerprint("\n".join(map(str, facts)).encode()).hex()
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A Parquet file to be read, and the manifest that names it, if any."""
+
+    location: str
+    filesystem: fs.FileSystem
+    info: fs.FileInfo
+    manifest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Export:
+    """The newest whole state of one datanode's table."""
+
+    # Of its manifest.
+    place: str
+    manifest: Manifest
+    files: tuple[_File, ...]
+    skipped: tuple[Skipped, ...]
+
+
+def _found(name: str) -> tuple[list[_File], list[_Export], list[Skipped]]:
+    """What there is at a path: files by themselves, exports, and what cannot be read."""
+    try:
+        filesystem, path = place_of(name)
+        info = filesystem.get_file_info(path)
+        if info.type is fs.FileType.NotFound or not name:
+            return [], [], [Skipped(name, "there is nothing")]
+        if info.type is fs.FileType.File:
+            return [_File(name, filesystem, info)], [], []
+        found = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
+    except OSError as error:
+        return [], [], [Skipped(name, str(error))]
+    folders: dict[str, list[fs.FileInfo]] = {}
+    for one in found:
+        if one.type is fs.FileType.File and not _is_hidden(one.path[len(path) :]):
+            folders.setdefault(one.path.rpartition("/")[0], []).append(one)
+    files, exports, skipped = list[_File](), list[_Export](), list[Skipped]()
+    is_export = any(_is_of_export(one) for held in folders.values() for one in held)
+    for folder, held in sorted(folders.items()):
+        tables = sorted((one for one in held if one.extension == "parquet"), key=lambda one: str(one.path))
+        location = _joined(name, path, folder)
+        if any(_is_of_export(one) for one in held):
+            try:
+                exports.append(_export(location, filesystem, folder, {one.base_name: one for one in held}))
+            except ChunkTableError as error:
+                skipped.append(Skipped(location, f"{error.reason}: {error.message}"))
+        elif is_export and tables:
+            skipped.append(Skipped(location, "it has Parquet files and no manifest, beside tables that have one"))
+        else:
+            files += [_File(_joined(name, path, one.path), filesystem, one) for one in tables]
+    if not (files or exports or skipped):
+        skipped.append(Skipped(name, "there is no Parquet file"))
+    return files, exports, skipped
+
+
+def _export(location: str, filesystem: fs.FileSystem, folder: str, held: Mapping[str, fs.FileInfo]) -> _Export:
+    manifest = latest_manifest(filesystem, folder)
+    place = _joined(location, folder, f"{folder}/{manifest.name}")
+    files = [
+        _File(_joined(location, folder, held[file.name].path), filesystem, held[file.name], place)
+        for file in manifest.of_kind(FileKind.CHUNKS)
+    ]
+    skipped = [
+        Skipped(f"{location}: volume {volume.path}", f"{volume.error_code}: {volume.message}")
+        for volume in manifest.skipped
+    ]
+    return _Export(place, manifest, tuple(files), tuple(skipped))
+
+
+def _newest(exports: Iterable[_Export]) -> Iterator[_Export]:
+    """One export a datanode: of tables in several places the one that was written last."""
+    by_datanode: dict[str, _Export] = {}
+    for export in exports:
+        other = by_datanode.get(export.manifest.datanode)
+        if other is None or _age(other) < _age(export):
+            by_datanode[export.manifest.datanode] = export
+    yield from by_datanode.values()
+
+
+def _age(export: _Export) -> tuple[datetime, int]:
+    return export.manifest.created_at, export.manifest.sequence
+
+
+def _is_of_export(info: fs.FileInfo) -> bool:
+    return is_file_name(info.base_name) or manifest_sequence(info.base_name) is not None
+
+
+def _groups(file: _File) -> tuple[int, ...] | Skipped:
+    """The rows of each row group."""
+    try:
+        with file.filesystem.open_input_file(file.info.path) as source:
+            metadata = pq.read_metadata(source)
+        schema = metadata.schema.to_arrow_schema()
+    # pyarrow says what is wrong with a Parquet file by ArrowInvalid, a ValueError.
+    except (OSError, ValueError) as error:
+        return Skipped(file.location, str(error))
+    lacking = [name for name in CHUNK_SCHEMA.names if name not in schema.names]
+    if lacking:
+        return Skipped(file.location, f"it is no chunk table: it lacks {', '.join(lacking)}")
+    return tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+
+
+def _cut(file: _File, groups: Sequence[int]) -> Iterator[Part]:
+    """Row groups that lie together, up to PART_ROWS, one group at least."""
+    first, rows = 0, 0
+    for i, count in enumerate(groups):
+        if rows and rows + count > PART_ROWS:
+            yield _part(file, first, i, rows)
+            first, rows = i, 0
+        rows += count
+    if rows:
+        yield _part(file, first, len(groups), rows)
+
+
+def _part(file: _File, first: int, last: int, rows: int) -> Part:
+    made = _part_id(file.location, file.info, first, last)
+    return Part(made, PartKind.FILE, file.location, first, last, rows, Source.TREE, file.manifest)
+
+
+def _part_id(location: str, info: fs.FileInfo, first: int, last: int) -> str:
+    return part_id(PartKind.FILE.value, location, info.size, info.mtime_ns, first, last)
+
+
+def _joined(name: str, path: str, found: str) -> str:
+    """The file found below `path`, as `name` was given: a URI keeps its scheme and options."""
+    if "://" not in name:
+        return found
+    scheme, _, options = name.partition("?")
+    below = found[len(path.rstrip("/")) :]
+    return f"{scheme.rstrip('/')}{below}{'?' if options else ''}{options}"
+
+
+def _is_hidden(path: str) -> bool:
+    """Whether a file is none of a table's, as Spark has it: in the making, or a note beside it."""
+    return any(part.startswith((".", "_")) for part in path.split("/"))
