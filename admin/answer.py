@@ -111,12 +111,16 @@ def controller_options(command: Callable[..., None]) -> Callable[..., None]:
         envvar="TREEFOLD_CONTROLLER",
         default="127.0.0.1:9896",
         show_default=True,
-        help="Also TREEFOLD_CONTROLLER.",
+        help="Where the controller listens; TREEFOLD_CONTROLLER in the environment says so too.",
     )
-    @click.option("--tls-cert", type=click.Path(dir_okay=False), help="Our certificate, PEM.")
+    @click.option(
+        "--tls-cert", type=click.Path(dir_okay=False), help="Our certificate, PEM. The three --tls options go together."
+    )
     @click.option("--tls-key", type=click.Path(dir_okay=False), help="Its key, PEM.")
-    @click.option("--tls-ca", type=click.Path(dir_okay=False), help="Who signed the controller's, PEM.")
-    @click.option("--insecure", is_flag=True, help="Without TLS, though not on loopback.")
+    @click.option(
+        "--tls-ca", type=click.Path(dir_okay=False), help="The authority that signed the controller's certificate, PEM."
+    )
+    @click.option("--insecure", is_flag=True, help="Talk in the clear to a controller that is not on loopback.")
     @wraps(command)
     def connected(
         *,

@@ -106,10 +106,11 @@ def info(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: b
 @json_option
 @controller_options
 def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
-    """Fetch the trees of all live replicas from their agents and compare them.
+    """Compare the trees of a container's live replicas.
 
-    Agents are asked at the addresses that they reported, so that they must be reachable from here. UNRECOVERABLE is
-    what trees tell: good windows in a file whose record is lost are in no tree, and a reconciliation finds them.
+    Fetches them from their agents, at the addresses that these reported, and says of each difference who lacks what
+    and who has it. UNRECOVERABLE is what trees tell: good windows in a file whose record is lost are in no tree, and
+    a reconciliation may find them.
 
     Exit status: 0 no differences, 3 differences, 1 a tree could not be had.
     """

@@ -412,7 +412,11 @@ def _listed(container_ids: Sequence[ContainerId]) -> str:
 @click.option(
     "--keep", type=click.Path(path_type=Path), help="Leave the healed volumes in this new folder, as dn1/volume1 ..."
 )
-@click.option("--damage", type=click.Choice([damage.value for damage in Damage]), help="Add a damage of this kind.")
+@click.option(
+    "--damage",
+    type=click.Choice([damage.value for damage in Damage]),
+    help="Before healing, add damage of this kind; named in the output.",
+)
 @click.option("--kill", type=click.IntRange(min=1), metavar="N", help="Kill the agent of the Nth datanode (SIGKILL).")
 @click.option(
     "--during",

@@ -76,7 +76,9 @@ def show(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
 @controller_options
 @click.pass_obj
 def watch(output: Output | None, *, controller: ControllerClient, job_id: str, as_json: bool) -> None:
-    """Follow a job until it has ended; interrupting this leaves the job alone.
+    """Follow a job until it has ended.
+
+    Interrupting this leaves the job alone.
 
     Exit status: that of the job: 0 done, 1 failed, 4 damage beyond repair, 5 partly done.
     """
@@ -93,7 +95,10 @@ def watch(output: Output | None, *, controller: ControllerClient, job_id: str, a
 @json_option
 @controller_options
 def cancel(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
-    """Cancel a job: agents stop after the window they are writing. One that has ended stays as it is."""
+    """Cancel a job.
+
+    Agents stop after the window that they are writing. A job that has ended stays as it is.
+    """
     with answering("job cancel", as_json=as_json) as answer:
         one = controller.cancel(job_id)
         answer.data = job_json(one)

@@ -84,7 +84,7 @@ def tree() -> None:
 def build(
     output: Output, paths: tuple[str, ...], ids: tuple[int, ...], source: str, mapped: bool, as_json: bool
 ) -> int:
-    """Build the trees of containers and report what is wrong with them.
+    """Build the trees of containers and say what is wrong.
 
     The tombstones of the stored tree are laid over each. Notes are no faults.
 
@@ -135,7 +135,9 @@ def show(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
 @_ids
 @_json
 def check(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
-    """Verify stored trees: order, ranges, limits, all sums, and the root against the volume's database.
+    """Verify stored trees.
+
+    Order, ranges, limits, all sums, and the root against the volume's database.
 
     Exit status: 0 all are right, 3 some are not, each with its reasons.
     """
@@ -169,10 +171,11 @@ def check(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
 @_json
 @click.pass_obj
 def diff_command(output: Output, paths: tuple[str, ...], ids: tuple[int, ...], source: str, as_json: bool) -> int:
-    """Compare the replicas of containers and say what can be done about each difference.
+    """Compare the replicas of containers.
 
-    Given a folder of a container, only that container is compared. Erasure-coded replicas hold different parts by
-    design: they are not compared, and their verdict is unknown, as is that of a container with one replica here.
+    Says of each difference who lacks what and who has it, and of each container what can be done. Given a folder of a
+    container, only that container is compared. Erasure-coded replicas hold different parts by design: they are not
+    compared, and their verdict is unknown, as is that of a container with one replica here.
 
     Verdicts: MATCH, REPAIRABLE, UNRECOVERABLE, CONFLICT, UNKNOWN. With --source data, UNRECOVERABLE is what `treefold
     reconcile` would come to: it takes good windows wherever they are, also out of a file whose record is lost. By

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -48,6 +49,33 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("line", re.findall(r"^make ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
 def test_a_documented_target_can_be_made(line: str) -> None:
     assert re.search(rf"^{line}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def _groups(command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Group, click.Context]]:
+    if isinstance(command, click.Group):
+        yield context.command_path, command, context
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from _groups(below, click.Context(below, info_name=name, parent=context))
+
+
+def _commands(command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command]]:
+    for path, group, inside in _groups(command, context):
+        for name in group.list_commands(inside):
+            below = group.get_command(inside, name)
+            assert below is not None
+            yield f"{path} {name}", below
+
+
+def test_a_list_of_commands_says_of_each_all_that_it_begins_to_say() -> None:
+    """On 80 columns no summary is cut short, and every option says what it does."""
+    context = click.Context(treefold, info_name="treefold", max_content_width=80, terminal_width=80)
+    for path, group, inside in _groups(treefold, context):
+        assert "..." not in group.get_help(inside).split("Commands:")[-1], path
+    for path, command in _commands(treefold, context):
+        silent = [option.name for option in command.params if isinstance(option, click.Option) and not option.help]
+        assert silent == [], path
 
 
 def test_help_imports_nothing_heavy() -> None:
