@@ -1,28 +1,63 @@
 """Replicas converge under loss, reordering, lies and crashes, and nothing bad is ever written on the way.
 
-`TREEFOLD_SEEDS` sets how many seeds are run, `TREEFOLD_SEED` runs one alone and tells what happened in it.
+A controller starts the repairs, and agents report to it, over a network that loses, doubles and reorders; all of them
+crash. `TREEFOLD_SEEDS` sets how many seeds are run, `TREEFOLD_SEED` runs one alone and tells what happened in it.
 """
 
 import os
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import structlog
 
+from dnagent.heartbeat import (
+    Answer,
+    Command,
+    Envelope,
+    Heartbeat,
+    HeartbeatState,
+    Progress,
+    ReconcileCommand,
+    request_of,
+)
+from dnagent.jobs import JobTable
 from dnagent.mending import BlockMending, ChunkMending
 from dnagent.reconcile import Reconciliation
 from dnagent.requests import Cancelled, Event, LocalChecked, PutBlock, Request
 from merkle.plan import ChunkRepair, RepairPlan, Verdict
 from merkle.record import ChunkRecord
+from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import BlockTree, ChunkTree, ContainerId
 from merkle.windows import Proven
-from tests.support.cluster import MARKS, Cluster, ViolationError, simulate
+from protos import controller_pb2 as pb
+from runtime.log import LogLevel, configure
+from scm.controller import Controller
+from scm.job_store import SqliteJobStore
+from scm.jobs import Event as JobEvent
+from scm.jobs import JobId, Progressed
+from scm.registry import Datanode, Observed, Registry, Report
+from tests.support.cluster import MARKS, Cluster, simulate
+from tests.support.cluster_control import Parts, ViolationError
 
 SEEDS = int(os.environ.get("TREEFOLD_SEEDS", "1000"))
 # Below this many seeds a rare mark may not have fired by chance alone.
 SEEDS_FOR_ALL_MARKS = 1000
 # Within so many seeds a planted bug must be found: this measures the simulation, not the product.
 SEEDS_TO_FIND = 300
+# Over the job store on disk, which is slower than its twin in memory.
+SEEDS_ON_DISK = 12
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """A controller's log of a thousand clusters is nothing to read."""
+    configure(level=LogLevel.ERROR)
+    yield
+    structlog.reset_defaults()
 
 
 def test_every_seed_ends_equal_or_named_and_no_step_breaks_an_invariant() -> None:
@@ -41,6 +76,13 @@ def test_every_seed_ends_equal_or_named_and_no_step_breaks_an_invariant() -> Non
     if SEEDS >= SEEDS_FOR_ALL_MARKS:
         assert not {mark for mark in MARKS if not marks[mark]}, "branches that no seed has reached"
     assert marks.keys() <= MARKS, "a mark that is not listed"
+
+
+def test_the_same_holds_over_the_job_store_on_disk(tmp_path: Path) -> None:
+    for seed in range(SEEDS_ON_DISK):
+        path = tmp_path / f"{seed}.db"
+        on_disk = simulate(seed, open_store=lambda path=path: closing(SqliteJobStore(path)))
+        assert on_disk.trace == simulate(seed).trace
 
 
 @pytest.mark.parametrize("seed", [3, 57, 83, 110, 307])
@@ -118,39 +160,158 @@ class _NeverStoresTheTree(Reconciliation):
         super()._scan_if_needed()
 
 
-def _with(mending: type[BlockMending]) -> type[Reconciliation]:
-    return type(mending.__name__, (Reconciliation,), {"mending": mending})
+def _with(mending: type[BlockMending]) -> Parts:
+    return Parts(machine=type(mending.__name__, (Reconciliation,), {"mending": mending}))
 
 
-@pytest.mark.parametrize(
-    "bug",
-    [
-        _ForgetsTombstones,
-        _CannotBeStopped,
-        _AlwaysSaysMatch,
-        _NeverStoresTheTree,
-        _with(_TrustsAnyRecord),
-        _with(_IgnoresGaps),
-        _with(_RecordsHoles),
-        _with(_WritesGoodWindowsToo),
-        _with(_SkipsPartialSources),
-        _with(_TakesTheCommitOfWhatItLacks),
-    ],
-    ids=lambda bug: bug.__name__,
-)
-def test_the_simulation_catches_a_planted_bug(bug: type[Reconciliation]) -> None:
+class _TellsOfAChangeOnce(HeartbeatState):
+    def next(self, replicas: Sequence[ContainerReplica], running: Sequence[Progress]) -> Heartbeat:
+        heartbeat = super().next(replicas, running)
+        self._known.update((replica.container_id, replica) for replica in heartbeat.replicas)
+        self._unsure.clear()
+        return heartbeat
+
+
+class _TellsOfAnEndOnce(HeartbeatState):
+    def next(self, replicas: Sequence[ContainerReplica], running: Sequence[Progress]) -> Heartbeat:
+        heartbeat = super().next(replicas, running)
+        self._ended.clear()
+        return heartbeat
+
+
+class _NeverTellsWhatIsGone(HeartbeatState):
+    def next(self, replicas: Sequence[ContainerReplica], running: Sequence[Progress]) -> Heartbeat:
+        return replace(super().next(replicas, running), removed=())
+
+
+class _ObeysTwice(HeartbeatState):
+    def _accept(self, envelope: Envelope) -> bool:
+        self._seen.clear()
+        return super()._accept(envelope)
+
+
+class _ForgetsToConfirm(HeartbeatState):
+    def answered(self, sent: Heartbeat, answer: Answer) -> list[Command]:
+        commands = super().answered(sent, answer)
+        self._acknowledged.clear()
+        self._seen.clear()
+        return commands
+
+
+class _WorksTwiceAtOnce(JobTable):
+    def admit(self, command: ReconcileCommand) -> bool:
+        self._commands.pop(command.container_id, None)
+        return super().admit(command)
+
+
+class _NeverSendsAgain(Controller):
+    def _send_again(self, now_s: float) -> None:
+        self._resend.clear()
+
+
+class _SendsBeforeItStores(Controller):
+    def _save_changes(self, now_s: float) -> None:
+        self._save_now = False
+        super()._save_changes(now_s)
+
+
+class _OverlooksRestartsAndDeaths(Controller):
+    def _jobs_with_order_at(self, peer: PeerId) -> list[JobId]:
+        return []
+
+
+class _NeverTriesAgain(Controller):
+    def _may_visit(self, container_id: ContainerId, now_s: float) -> bool:
+        return container_id not in self._visits and super()._may_visit(container_id, now_s)
+
+
+class _TriesTheHopelessAgain(Controller):
+    def _may_visit(self, container_id: ContainerId, now_s: float) -> bool:
+        visit = self._visits.get(container_id)
+        return (visit is None or now_s >= visit.not_before_s) and self._rule(container_id).is_ok
+
+
+class _SeesNoDamage(Controller):
+    def _step(self, job_id: JobId, event: JobEvent, now_s: float) -> None:
+        if isinstance(event, Progressed) and event.progress.verdict is Verdict.UNRECOVERABLE:
+            event = replace(event, progress=replace(event.progress, verdict=Verdict.MATCH))
+        super()._step(job_id, event, now_s)
+
+
+class _TakesLateReports(Registry):
+    def observe(
+        self, datanode: Datanode, *, incarnation: str, sequence: int, report: Report | None, now_s: float
+    ) -> Observed:
+        if known := self._datanodes.get(datanode.peer):
+            known.sequence = 0
+        return super().observe(datanode, incarnation=incarnation, sequence=sequence, report=report, now_s=now_s)
+
+
+class _ForgivesNoLateReport(Registry):
+    def observe(
+        self, datanode: Datanode, *, incarnation: str, sequence: int, report: Report | None, now_s: float
+    ) -> Observed:
+        known = self._datanodes.get(datanode.peer)
+        if known and incarnation != known.incarnation and incarnation in known.earlier:
+            return Observed(False)
+        return super().observe(datanode, incarnation=incarnation, sequence=sequence, report=report, now_s=now_s)
+
+
+def _over(registry: type[Registry]) -> Parts:
+    class Over(Controller):
+        def __init__(self, **settings: object) -> None:
+            super().__init__(**settings)
+            self._registry = registry(stale_after_s=self._rules.stale_after_s, dead_after_s=self._rules.dead_after_s)
+
+    Over.__name__ = registry.__name__
+    return Parts(controller=Over)
+
+
+def _calls_an_unknown_root_zero(
+    heartbeat: Heartbeat, *, datanode: pb.Datanode, incarnation: str
+) -> pb.HeartbeatRequest:
+    request = request_of(heartbeat, datanode=datanode, incarnation=incarnation)
+    for reported in request.report.replicas:
+        reported.data_checksum = reported.data_checksum if reported.HasField("data_checksum") else 0
+    return request
+
+
+BUGS = {
+    **{bug.__name__: Parts(machine=bug) for bug in (
+        _ForgetsTombstones, _CannotBeStopped, _AlwaysSaysMatch, _NeverStoresTheTree
+    )},
+    **{bug.__name__: _with(bug) for bug in (
+        _TrustsAnyRecord, _RecordsHoles, _WritesGoodWindowsToo, _SkipsPartialSources, _TakesTheCommitOfWhatItLacks
+    )},
+    "_IgnoresGaps": replace(_with(_IgnoresGaps), refuse_gaps=False),
+    "_believe": Parts(prove=_believe),
+    **{bug.__name__: Parts(heartbeats=bug) for bug in (
+        _TellsOfAChangeOnce, _TellsOfAnEndOnce, _NeverTellsWhatIsGone, _ObeysTwice, _ForgetsToConfirm
+    )},
+    "_calls_an_unknown_root_zero": Parts(request_of=_calls_an_unknown_root_zero),
+    "_WorksTwiceAtOnce": Parts(jobs=_WorksTwiceAtOnce),
+    **{bug.__name__: Parts(controller=bug) for bug in (
+        _NeverSendsAgain, _SendsBeforeItStores, _OverlooksRestartsAndDeaths, _NeverTriesAgain, _TriesTheHopelessAgain,
+        _SeesNoDamage
+    )},
+    **{bug.__name__: _over(bug) for bug in (_TakesLateReports, _ForgivesNoLateReport)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_simulation_catches_a_planted_bug(bug: str) -> None:
     for seed in range(SEEDS_TO_FIND):
         try:
-            simulate(seed, machine=bug, refuse_gaps=bug.mending is not _IgnoresGaps)
+            simulate(seed, parts=BUGS[bug])
         except ViolationError:
             return
-    pytest.fail(f"{bug.__name__} was not caught within {SEEDS_TO_FIND} seeds")
+    pytest.fail(f"{bug} was not caught within {SEEDS_TO_FIND} seeds")
 
 
 def test_the_simulation_catches_bytes_that_nobody_proved() -> None:
     def run() -> None:
         for seed in range(SEEDS_TO_FIND):
-            Cluster(seed, prove_with=_believe).storm(150)
+            Cluster(seed, parts=BUGS["_believe"]).storm(300)
 
     with pytest.raises(ViolationError, match="nobody wrote"):
         run()

@@ -1,0 +1,258 @@
+"""What the simulated cluster has between its controller and its datanodes: processes that die, a network that loses.
+
+The code is the product's: the controller with its service, outbox and wire messages; the agents' heartbeat state, job
+table and command messages. Only what has threads or sockets is replaced, by lists that the simulation picks from.
+"""
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import cast
+
+import grpc
+
+from dnagent.heartbeat import Heartbeat, HeartbeatState, Progress, ReconcileCommand, request_of
+from dnagent.jobs import JobTable
+from dnagent.reconcile import Reconciliation
+from dnagent.requests import Event, ReconcileOptions, Request
+from dnagent.runner import Prove
+from merkle.replica import ContainerReplica, PeerId
+from merkle.tree import BlockId, ContainerId
+from merkle.windows import prove
+from protos import controller_pb2 as pb
+from runtime.metrics import Metrics
+from scm.controller import Controller, Rules
+from scm.jobs import Job, JobId, OrderState
+from scm.policy import Comparison, Visit
+from scm.ports import JobStore
+from scm.server import ControllerService, Outbox
+from tests.support.memory import CrashError
+
+_CONTEXT = cast(grpc.ServicerContext, None)
+_METRICS = Metrics("scm")
+# How an order's end reads in an agent's message.
+_ENDS = {
+    OrderState.DONE: "done",
+    OrderState.FAILED: "failed",
+    OrderState.REFUSED: "refused",
+    OrderState.INTERRUPTED: "interrupted",
+}
+
+OpenStore = Callable[[], AbstractContextManager[JobStore]]
+
+
+class ViolationError(AssertionError):
+    """An invariant does not hold."""
+
+
+def hold(holds: bool, text: str) -> None:
+    if not holds:
+        raise ViolationError(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of the product that run; a planted bug takes the place of one."""
+
+    machine: type[Reconciliation] = Reconciliation
+    prove: Prove = prove
+    refuse_gaps: bool = True
+    heartbeats: type[HeartbeatState] = HeartbeatState
+    request_of: Callable[..., pb.HeartbeatRequest] = request_of
+    jobs: type[JobTable] = JobTable
+    controller: type[Controller] = Controller
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A reconciliation under way in an agent."""
+
+    command: ReconcileCommand
+    options: ReconcileOptions
+    machine: Reconciliation
+    requests: list[Request] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    fetched_from: dict[tuple[BlockId, int], set[PeerId]] = field(default_factory=dict)
+
+
+class AgentProcess:
+    """One life of an agent: what dies with it."""
+
+    def __init__(self, peer: PeerId, life: int, parts: Parts, *, replicas_per_report: int, born_at_s: float) -> None:
+        self.incarnation = f"life-{life}-of-{peer}"
+        self.heartbeats = parts.heartbeats(replicas_per_report)
+        self.jobs = parts.jobs()
+        self.waiting: deque[ReconcileCommand] = deque()
+        self.runs: dict[ContainerId, Run] = {}
+        self.sent: Heartbeat | None = None
+        self.sent_at_s = born_at_s
+        # Commands for each job that came, and how often the job began: what is sent twice begins once.
+        self.told: dict[str, set[str]] = {}
+        self.begun: Counter[str] = Counter()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.runs and not self.waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Under way between an agent and the controller."""
+
+    peer: PeerId
+    incarnation: str
+    sequence: int
+    raw: bytes
+    sent_at_s: float
+
+
+class Ledger:
+    """Knows what agents reported and how their work ended, and holds what the controller says against it."""
+
+    def __init__(self) -> None:
+        self.reported: dict[tuple[PeerId, ContainerId], set[ContainerReplica]] = {}
+        self.ends: dict[tuple[str, PeerId], list[pb.ReconcileProgress]] = {}
+        # Known to have ended, and those of which the controller said so before it had put it down.
+        self.finished: dict[JobId, Job] = {}
+        self._finishing: list[Job] = []
+
+    def reports(self, replicas: Iterable[ContainerReplica]) -> None:
+        for replica in replicas:
+            self.reported.setdefault((replica.peer, replica.container_id), set()).add(replica)
+
+    def ended(self, peer: PeerId, progress: Progress) -> None:
+        self.ends.setdefault((progress.job_id, peer), []).append(progress.message)
+
+    def finishes(self, job: Job) -> None:
+        """The controller says that a job ended: every order's end is one that its agent told."""
+        self._finishing.append(job)
+        for order in job.orders:
+            told = self.ends.get((job.job_id, order.peer), [])
+            if order.progress.verdict is not None:
+                verdicts = {message.verdict for message in told}
+                hold(order.progress.verdict.value in verdicts, f"job {job.job_id} has a verdict that nobody gave")
+            if order.state in _ENDS and not order.detail.startswith("agent restarted"):
+                states = {message.state for message in told}
+                hold(_ENDS[order.state] in states, f"job {job.job_id}: {order.peer} never told {order.state.value}")
+
+    def dies(self) -> None:
+        """The controller; what it had not put down never was."""
+        self._finishing.clear()
+
+    def check(self, controller: Controller, container_ids: Iterable[ContainerId]) -> None:
+        """What must hold of the controller at any moment."""
+        self.finished.update((job.job_id, job) for job in self._finishing)
+        self._finishing.clear()
+        jobs = controller.jobs(None, 1_000)
+        active = Counter(job.container_id for job in jobs if not job.state.is_terminal)
+        hold(all(count == 1 for count in active.values()), "two jobs at once for one container")
+        for job in jobs:
+            before = self.finished.get(job.job_id)
+            hold(before is None or before == job, f"job {job.job_id} changed after its end")
+        for container_id in container_ids:
+            view = controller.container(container_id)
+            for replica in view.replicas if view else ():
+                known = self.reported.get((replica.peer, container_id), set())
+                hold(replica in known, f"the controller knows a replica on {replica.peer} that nobody reported")
+            if view and view.compared.comparison is Comparison.MATCH:
+                # inv-I12
+                hold(len({r.data_checksum for r in view.replicas} - {None}) == 1, "a match of different roots")
+                hold(all(r.data_checksum is not None for r in view.replicas), "a match of an unknown root")
+
+
+class CrashingStore:
+    """The job store; the process may die before or after a save."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self.dies_before_save = self.dies_after_save = False
+
+    def jobs(self) -> Sequence[Job]:
+        return self._store.jobs()
+
+    def visits(self) -> Sequence[Visit]:
+        return self._store.visits()
+
+    def save(self, jobs: Iterable[Job] = (), visits: Iterable[Visit] = ()) -> None:
+        if self.dies_before_save:
+            raise CrashError
+        self._store.save(jobs, visits)
+        if self.dies_after_save:
+            raise CrashError
+
+    def next_term(self) -> int:
+        return self._store.next_term()
+
+
+@dataclass(slots=True)
+class Leadership:
+    """Held, or lost to somebody else for a while."""
+
+    value: int | None
+
+    def term(self) -> int | None:
+        return self.value
+
+
+class ControllerProcess:
+    """One life of the controller: what dies with it."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        open_store: OpenStore,
+        rules: Rules,
+        ledger: Ledger,
+        new_job_id: Callable[[], JobId],
+        clock: Callable[[], float],
+    ) -> None:
+        self._stack = ExitStack()
+        self._clock = clock
+        self.store = CrashingStore(self._stack.enter_context(open_store()))
+        self.leadership = Leadership(self.store.next_term())
+        outbox = Outbox()
+        self.controller = parts.controller(
+            rules=rules,
+            store=self.store,
+            sink=outbox,
+            leadership=self.leadership,
+            new_job_id=new_job_id,
+            now_s=clock(),
+            on_finished=ledger.finishes,
+        )
+        self.service = ControllerService(self.controller, outbox, Lock(), clock, _METRICS)
+
+    def heartbeat(self, raw: bytes) -> bytes:
+        return self.service.heartbeat(pb.HeartbeatRequest.FromString(raw), _CONTEXT).SerializeToString()
+
+    def tick(self) -> None:
+        self.controller.tick(self._clock())
+
+    def reconcile(self, container_id: ContainerId) -> pb.ReconcileOutcome:
+        request = pb.ReconcileRequest(container_ids=[container_id], reason="asked", requested_by="somebody")
+        return self.service.reconcile(request, _CONTEXT).outcomes[0]
+
+    def cancel(self, job_id: JobId) -> None:
+        self.service.cancel_job(pb.CancelJobRequest(job_id=job_id), _CONTEXT)
+
+    def active(self) -> list[Job]:
+        return [job for job in self.controller.jobs(None, 1_000) if not job.state.is_terminal]
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def chosen_rules(rng: random.Random, *, automatic: bool) -> Rules:
+    """The product's own settings in many seeds; in others such that what is rare happens."""
+    return Rules(
+        stale_after_s=rng.choice((60.0, 90.0)),
+        dead_after_s=rng.choice((150.0, 600.0)),
+        orders_per_datanode=rng.choice((1, 2)),
+        command_deadline_s=rng.choice((200.0, 3600.0, 3600.0)),
+        automatic=automatic,
+        automatic_jobs=rng.choice((1, 4)),
+        visit_every_s=rng.choice((20.0, 60.0)),
+    )
