@@ -33,6 +33,8 @@ from protos.convert import tree_from_bytes
 UNREADABLE = "unreadable"
 ROOT_DIFFERS = "root_differs"
 
+# Far above any scheme's, and what a table has room for.
+_INDEX_MAX = (1 << 31) - 1
 _SUMS = {TreeRefusal.BLOCK_CHECKSUM.value, TreeRefusal.ROOT_CHECKSUM.value}
 
 
@@ -192,6 +194,7 @@ def survey_container(
 
     Raises:
         ContainerUnsupportedError: it is of an older schema or layout.
+        DescriptorError: with `fall_back`, a place in an erasure-coded group that cannot be.
         DiskError: file handles ran out, which says nothing about the container.
         InterruptedRepairError: `cancelled` turned true.
     """
@@ -205,6 +208,8 @@ def survey_container(
             notes.append(f"the container is {state.name}: what it holds may still change")
     if fall_back and state is ReplicaState.DELETED:
         return Surveyed(container_id, state, None, ContainerTree(container_id, None), deleted=True)
+    if fall_back and not 0 <= replica_index <= _INDEX_MAX:
+        raise DescriptorError(f"the descriptor of container {container_id} has replicaIndex {replica_index}")
     stored = _stored(container, trees)
     if stored.note:
         notes.append(stored.note)

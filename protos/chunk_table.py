@@ -266,6 +266,8 @@ class TableRefusal(Enum):
     FILE_SIZE = "file_size"
     # A Parquet file whose columns are not those of its kind.
     SCHEMA = "schema"
+    # A file has not the rows that the inventory says.
+    ROWS = "rows"
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ EVENTS = frozenset({
     # reconciliation
     "reconcile_started", "reconcile_finished", "reconcile_failed", "reconcile_interrupted", "reconcile_refused",
     "peer_set_aside",
+    # chunk tables
+    "export_finished", "export_failed",
     # controller and heartbeats
     "heartbeat_failed", "heartbeat_recovered", "command_received", "command_dropped", "datanode_registered",
     "datanode_stale", "job_created", "job_changed", "job_finished",

@@ -1,0 +1,912 @@
+"""Export a datanode's chunk table: what changed since the last export into new files, then a manifest that names all.
+
+Nothing that was exported is ever written again. A replica whose rows are what they were stays in the file where it is;
+files of which little is live are rewritten, so that a table never grows far beyond what it says. The manifest is
+written last and is the commit: an export that is killed before leaves files that nobody names, and one killed behind
+it leaves files that nobody needs; the next one removes both. The last two tables are kept whole.
+"""
+
+import contextlib
+import fcntl
+import heapq
+import itertools
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import pyarrow as pa
+import pyarrow.fs as pa_fs
+import pyarrow.parquet as pq
+
+from merkle.checksum import RunningFingerprint, fingerprint
+from merkle.columns import TreeColumns
+from merkle.errors import (
+    BusyError,
+    ChunkTableError,
+    DestinationError,
+    DiskError,
+    InterruptedRepairError,
+    ReconcileError,
+)
+from merkle.replica import ReplicaState, Source
+from merkle.tree import ContainerId
+from ozone.disk import Disk, disk_error
+from ozone.survey import Fault, Surveyed
+from protos.chunk_table import (
+    CHUNK_SCHEMA,
+    CONTAINER_SCHEMA,
+    EVENT_SCHEMA,
+    FAULT_SCHEMA,
+    AuditMark,
+    FileKind,
+    Manifest,
+    Replica,
+    ReplicaRows,
+    SkippedVolume,
+    TableFile,
+    TableRefusal,
+    file_name,
+    is_file_name,
+    latest_manifest,
+    manifest_name,
+    manifest_sequence,
+    place_of,
+    read_inventory,
+    replica_stretches,
+    rows_of,
+    sequence_of,
+)
+from runtime.log import error_fields, get_logger
+from runtime.metrics import Metrics
+
+# What a reader that streams holds at once, and skips at once by its statistics.
+GROUP_ROWS = 1 << 20
+# Some 80 MB: enough files for a cluster's tasks, few enough to open.
+FILE_ROWS_MAX = 16 * GROUP_ROWS
+# More files with few rows than this are joined into one.
+SMALL_FILES_MAX = 16
+# All of them are open at once; what is left over has its turn in the next export.
+REWRITTEN_FILES_MAX = 64
+# For so long a table tells of repairs and deletes: longer than anybody waits between two sweeps that are compared.
+EVENTS_KEPT = timedelta(days=35)
+# Events and faults are kept in memory until a file of so many is written.
+PIECE_ROWS = 200_000
+# One write of a file.
+_WRITE_BYTES = 8 << 20
+# Tells whether the audit file is still the one that was read last time.
+_AUDIT_HEAD_BYTES = 4096
+# A scheduled export that failed is tried again so soon.
+_RETRY_S = 300.0
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+# As it is written: a text that is the same in all rows is one entry and a number a row. Readers see plain text.
+_WRITTEN = pa.schema([f.with_type(_TEXT) if f.type == pa.string() else f for f in CHUNK_SCHEMA])
+
+_Place = tuple[str, int]
+
+
+class Walk(Protocol):
+    """A volume's replicas (ozone.survey.Survey)."""
+
+    @property
+    def datanode(self) -> str: ...
+
+    @property
+    def volume(self) -> str: ...
+
+    @property
+    def fault(self) -> Fault | None: ...
+
+    def ids(self) -> list[ContainerId]: ...
+
+    def replicas(
+        self,
+        source: Source,
+        ids: Iterable[ContainerId] | None = None,
+        *,
+        on_bytes: Callable[[int], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Iterator[Surveyed]: ...
+
+
+class Destination(Protocol):
+    """Where one datanode's table lies: read through pyarrow, changed through this."""
+
+    @property
+    def filesystem(self) -> pa_fs.FileSystem: ...
+
+    @property
+    def folder(self) -> str: ...
+
+    def create(self, name: str) -> "AbstractContextManager[_Sink]":
+        """A new file: there under its name, durably and whole, once the block ends without an error.
+
+        Raises:
+            DiskError, DestinationError: it cannot be written.
+        """
+
+    def remove(self, name: str) -> None:
+        """Remove a file; one that is not there is no error."""
+
+    def exclusive(self) -> AbstractContextManager[bool]:
+        """Keep other exports out; False where that cannot be done.
+
+        Raises:
+            BusyError: another is under way.
+        """
+
+
+class LocalDestination:
+    """A folder on disk (Destination)."""
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self.filesystem: pa_fs.FileSystem = pa_fs.LocalFileSystem()
+        self.folder = str(folder)
+        self._path = folder
+        self._disk = disk
+
+    @contextmanager
+    def create(self, name: str) -> Iterator["_Sink"]:
+        path = self._path / name
+        temporary = path.with_name(name + ".tmp")
+        # A crash may have left a longer one.
+        if temporary.exists():
+            self._disk.remove(temporary)
+        try:
+            sink = _Sink(lambda data, at: self._disk.write_at(temporary, at, data))
+            yield sink
+            sink.flush()
+            self._disk.sync(temporary)
+            self._disk.rename(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        self._disk.sync_folder(self._path)
+
+    def remove(self, name: str) -> None:
+        self._disk.remove(self._path / name)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[bool]:
+        self._disk.make_folder(self._path)
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise disk_error("open", self._path, error) from error
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise BusyError(f"another export writes to {self._path}", path=str(self._path)) from error
+            except OSError as error:
+                raise disk_error("lock", self._path, error) from error
+            yield True
+        finally:
+            os.close(fd)
+
+
+class ObjectDestination:
+    """A prefix of a bucket, or a folder of any file system that pyarrow knows (Destination).
+
+    An object is there once its upload has ended, whole. Two exports at once do each other no harm: their files have
+    different names, neither removes what the other may still need, and the later manifest counts.
+    """
+
+    def __init__(self, filesystem: pa_fs.FileSystem, folder: str) -> None:
+        self.filesystem = filesystem
+        self.folder = folder
+
+    @contextmanager
+    def create(self, name: str) -> Iterator["_Sink"]:
+        path = f"{self.folder}/{name}"
+        with self._translated("write", path):
+            stream = self.filesystem.open_output_stream(path, compression=None)
+        try:
+            with self._translated("write", path):
+                sink = _Sink(lambda data, _: stream.write(data))
+                yield sink
+                sink.flush()
+                stream.close()
+        except BaseException:
+            # pyarrow cannot give up an upload; what nobody names is removed sooner or later.
+            with contextlib.suppress(OSError, ValueError):
+                stream.close()
+                self.filesystem.delete_file(path)
+            raise
+
+    def remove(self, name: str) -> None:
+        path = f"{self.folder}/{name}"
+        with self._translated("remove", path), contextlib.suppress(FileNotFoundError):
+            self.filesystem.delete_file(path)
+
+    def exclusive(self) -> AbstractContextManager[bool]:
+        return nullcontext(False)
+
+    @contextmanager
+    def _translated(self, operation: str, path: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DestinationError(f"cannot {operation} {path}: {error}", operation=operation, path=path) from error
+
+
+def destination_of(location: str, datanode: str, disk: Disk) -> Destination:
+    """The table of a datanode in a local folder or under a URI such as `s3://bucket/prefix`.
+
+    Raises:
+        UsageError: the location cannot be understood.
+    """
+    filesystem, path = place_of(location)
+    if isinstance(filesystem, pa_fs.LocalFileSystem):
+        return LocalDestination(Path(path) / datanode, disk)
+    return ObjectDestination(filesystem, f"{path}/{datanode}")
+
+
+class _Sink:
+    """A file that is being written: gathers small writes, and notes size and fingerprint. What pyarrow writes to."""
+
+    closed = False
+
+    def __init__(self, put: Callable[[bytes, int], object]) -> None:
+        """`put` takes the next bytes and where they begin."""
+        self._put = put
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._running = RunningFingerprint()
+        self.length_bytes = 0
+
+    def write(self, data: bytes) -> int:
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        if self._waiting_bytes >= _WRITE_BYTES:
+            self.flush()
+        return len(data)
+
+    def flush(self) -> None:
+        if self._waiting:
+            joined = b"".join(self._waiting)
+            self._waiting, self._waiting_bytes = [], 0
+            self._put(joined, self.length_bytes)
+            self._running.update(joined)
+            self.length_bytes += len(joined)
+
+    def close(self) -> None:
+        self.flush()
+
+    @property
+    def checksum(self) -> str:
+        return self._running.digest().hex()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes of files, which tests make small."""
+
+    group_rows: int = GROUP_ROWS
+    file_rows_max: int = FILE_ROWS_MAX
+    small_files_max: int = SMALL_FILES_MAX
+    piece_rows: int = PIECE_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How far an export is."""
+
+    containers: int
+    containers_total: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What came of an export; `lost_volumes` were in the table before and are not any more."""
+
+    manifest: Manifest
+    location: str
+    containers_written: int
+    rows_written: int
+    bytes_written: int
+    events: int
+    faults: int
+    lost_volumes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where a replica's rows are."""
+
+    generation: int
+    file: str
+    rows: int
+
+
+def files_to_rewrite(
+    rows: Mapping[str, int], live: Mapping[str, int], *, small_rows: int, small_files_max: int
+) -> frozenset[str]:
+    """The files whose live rows are to move to new ones: those with less than half of their rows live, and all small
+    ones once there are too many of them. Files without any live row are not among them: they are simply dropped.
+
+    `rows` are those of each file, `live` those that count.
+    """
+    sparse = sorted(name for name, count in live.items() if count > 0 and 2 * count < rows[name])
+    small = sorted(name for name, count in live.items() if 0 < count < small_rows and name not in sparse)
+    chosen = [*sparse, *(small if len(small) > small_files_max else [])]
+    return frozenset(chosen[:REWRITTEN_FILES_MAX])
+
+
+def export(
+    surveys: Sequence[Walk],
+    skipped: Sequence[SkippedVolume],
+    destination: Destination,
+    *,
+    source: Source,
+    full: bool = False,
+    audit_file: Path | None = None,
+    limits: Limits = Limits(),
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    on_done: Callable[[Done], None] = lambda _: None,
+    on_bytes: Callable[[int], None] | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Exported:
+    """Export all replicas of these volumes, which are of one datanode; one at least.
+
+    `full` writes every row anew. `audit_file` tells of the repairs; it need not be there.
+
+    Raises:
+        BusyError: another export to the same folder is under way.
+        ChunkTableError: a newer release wrote the table, or a file of it that is to be rewritten is damaged.
+        DestinationError, DiskError: the destination cannot be written, or a volume cannot be listed.
+        InterruptedRepairError: `cancelled` turned true.
+    """
+    datanodes = {survey.datanode for survey in surveys}
+    assert len(datanodes) == 1
+    with destination.exclusive() as is_alone:
+        run = _Run(destination, datanodes.pop(), source, limits, now, cancelled)
+        run.begin(full=full)
+        run.take_all(sorted(surveys, key=lambda s: s.volume), skipped, on_done, on_bytes)
+        run.rewrite()
+        run.add_events(audit_file, {survey.volume for survey in surveys})
+        exported = run.commit(sorted(survey.volume for survey in surveys), skipped)
+        # The export is done; what stays behind is removed next time.
+        with contextlib.suppress(DiskError, DestinationError, ChunkTableError):
+            run.clean(is_alone=is_alone)
+        return exported
+
+
+class _Run:
+    """One export from start to end."""
+
+    def __init__(
+        self,
+        destination: Destination,
+        datanode: str,
+        source: Source,
+        limits: Limits,
+        now: Callable[[], datetime],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        self._destination = destination
+        self._datanode = datanode
+        self._source = source
+        self._limits = limits
+        self._now = now
+        self._cancelled = cancelled
+        self._token = uuid.uuid4().hex[:8]
+        self._sequence = 1
+        self._previous: Manifest | None = None
+        # What the table before says, and what this one will say.
+        self._before: dict[_Place, Held] = {}
+        self._after: dict[_Place, Held] = {}
+        self._reusable = True
+        self._files: list[TableFile] = []
+        self._numbers = itertools.count(1)
+        self._faults: list[dict[str, object]] = []
+        self._fault_count = 0
+        self._event_count = 0
+        self._audit: AuditMark | None = None
+        self._written = 0
+
+    def begin(self, *, full: bool) -> None:
+        """Read what is there."""
+        names = self._names()
+        sequences = [s for s in map(manifest_sequence, names) if s is not None]
+        self._sequence = max(sequences, default=0) + 1
+        if not sequences:
+            return
+        try:
+            self._previous = latest_manifest(self._destination.filesystem, self._destination.folder)
+            inventory = read_inventory(self._destination.filesystem, self._destination.folder, self._previous)
+        except ChunkTableError as error:
+            if error.reason == TableRefusal.NEWER_VERSION.value:
+                raise
+            # A table that is damaged is made anew.
+            self._previous = None
+            return
+        for batch in inventory.to_batches():
+            columns = batch.to_pydict()
+            places = zip(columns["volume"], columns["container_id"], strict=True)
+            held = map(Held, columns["generation"], columns["file"], columns["rows"])
+            self._before.update(zip(places, held, strict=True))
+        self._reusable = not full
+
+    def take_all(
+        self,
+        surveys: Sequence[Walk],
+        skipped: Sequence[SkippedVolume],
+        on_done: Callable[[Done], None],
+        on_bytes: Callable[[int], None] | None,
+    ) -> None:
+        """Walk all volumes, and write the rows of what is new or changed."""
+        for volume in skipped:
+            self._add_fault(volume.path, None, Fault("unreadable", f"{volume.error_code}: {volume.message}"))
+        ids = {survey.volume: survey.ids() for survey in surveys}
+        total, rows = sum(map(len, ids.values())), 0
+        with self._chunk_files() as out:
+            for survey in surveys:
+                if survey.fault is not None:
+                    self._add_fault(survey.volume, None, survey.fault)
+                found = survey.replicas(self._source, ids[survey.volume], on_bytes=on_bytes, cancelled=self._cancelled)
+                for replica in found:
+                    rows += self._take(survey, replica, out)
+                    on_done(Done(len(self._after), total, rows))
+
+    def rewrite(self) -> None:
+        """Move live rows out of old files that are mostly superseded, and out of many small ones."""
+        live: dict[str, int] = {}
+        for held in self._after.values():
+            live[held.file] = live.get(held.file, 0) + held.rows
+        old = {f.name: f.rows for f in (self._previous.of_kind(FileKind.CHUNKS) if self._previous else ())}
+        chosen = files_to_rewrite(
+            old,
+            {name: count for name, count in live.items() if name in old},
+            small_rows=self._limits.group_rows,
+            small_files_max=self._limits.small_files_max,
+        )
+        self._files += [
+            f
+            for f in (self._previous.of_kind(FileKind.CHUNKS) if self._previous else ())
+            if f.name in live and f.name not in chosen
+        ]
+        if not chosen:
+            return
+        pieces = heapq.merge(*(self._live_pieces(name) for name in sorted(chosen)), key=lambda piece: piece[0])
+        with self._chunk_files() as out:
+            for place, group in itertools.groupby(pieces, key=lambda piece: piece[0]):
+                held = self._after[place]
+                file = out.add((batch for _, batch in group), held.rows)
+                self._after[place] = Held(held.generation, file, held.rows)
+        moved = [place for place, held in self._after.items() if held.file in chosen]
+        if moved:
+            raise _too_few_rows(self._after[moved[0]].file)
+
+    def add_events(self, audit_file: Path | None, volumes: set[str]) -> None:
+        """Write down the repairs and deletes since the table before, and keep those of the exports before it."""
+        created_at = self._now()
+        old = self._previous.of_kind(FileKind.EVENTS) if self._previous else ()
+        self._files += [f for f in old if created_at - f.created_at < EVENTS_KEPT]
+        gone = sorted((v, c) for v, c in self._before.keys() - self._after.keys() if v in volumes)
+        deletes = (self._event(created_at, "delete", container_id, None, None, 0, "") for _, container_id in gone)
+        audit = _Audit(audit_file, self._previous.audit if self._previous else None)
+        events = itertools.chain(deletes, filter(None, map(self._audited, audit.lines())))
+        order = [(name, "ascending") for name in ("container_id", "block_id", "chunk_offset", "time")]
+        while piece := list(itertools.islice(events, self._limits.piece_rows)):
+            self._write(FileKind.EVENTS, pa.Table.from_pylist(piece, EVENT_SCHEMA).sort_by(order))
+            self._event_count += len(piece)
+        self._audit = audit.mark
+
+    def commit(self, volumes: Sequence[str], skipped: Sequence[SkippedVolume]) -> Exported:
+        """Write faults, inventory and manifest."""
+        self._flush_faults(0)
+        places = sorted(self._after)
+        inventory = pa.table(
+            [
+                [volume for volume, _ in places],
+                [container_id for _, container_id in places],
+                *([getattr(self._after[p], name) for p in places] for name in ("generation", "file", "rows")),
+            ],
+            schema=CONTAINER_SCHEMA,
+        )
+        self._write(FileKind.CONTAINERS, inventory)
+        manifest = Manifest(
+            datanode=self._datanode,
+            sequence=self._sequence,
+            previous=self._previous.sequence if self._previous else None,
+            created_at=self._now(),
+            source=self._source,
+            volumes=tuple(volumes),
+            skipped=tuple(skipped),
+            files=tuple(sorted(self._files, key=lambda file: file.name)),
+            containers=len(places),
+            rows=sum(held.rows for held in self._after.values()),
+            audit=self._audit,
+        )
+        with self._destination.create(manifest.name) as sink:
+            sink.write(manifest.to_bytes())
+        new = [file for file in self._files if file.sequence == self._sequence]
+        return Exported(
+            manifest,
+            self._destination.folder,
+            self._written,
+            sum(file.rows for file in new if file.kind is FileKind.CHUNKS),
+            sum(file.length_bytes for file in new),
+            self._event_count,
+            self._fault_count,
+            tuple(sorted({volume for volume, _ in self._before} - set(volumes))),
+        )
+
+    def clean(self, *, is_alone: bool) -> None:
+        """Remove what neither this table nor the one before names."""
+        # Where others may be at work, files of this number may be theirs.
+        end = self._sequence + is_alone
+        kept = {file.name for file in (*self._files, *(self._previous.files if self._previous else ()))}
+        kept |= {manifest_name(self._sequence)} | ({self._previous.name} if self._previous else set())
+        for name in self._names():
+            plain = name.removesuffix(".tmp")
+            sequence = sequence_of(plain) if is_file_name(plain) else manifest_sequence(plain)
+            if name not in kept and sequence is not None and sequence < end:
+                self._destination.remove(name)
+
+    def _take(self, survey: Walk, found: Surveyed, out: "_ChunkFiles") -> int:
+        for fault in found.faults:
+            self._add_fault(survey.volume, found.container_id, fault)
+        rows = _rows(survey, found, self._now)
+        place = (survey.volume, int(found.container_id))
+        before = self._before.get(place)
+        if self._reusable and before is not None and (before.generation, before.rows) == (rows.generation, rows.count):
+            self._after[place] = before
+        else:
+            file = out.add(rows.batches(), rows.count)
+            self._after[place] = Held(rows.generation, file, rows.count)
+            self._written += 1
+        return rows.count
+
+    def _live_pieces(self, name: str) -> Iterator[tuple[_Place, pa.RecordBatch]]:
+        """The rows of a file that still count, in its order, replica by replica."""
+        path = f"{self._destination.folder}/{name}"
+        try:
+            with self._destination.filesystem.open_input_file(path) as source:
+                file = pq.ParquetFile(
+                    source,
+                    page_checksum_verification=True,
+                    read_dictionary=[f.name for f in _WRITTEN if f.type == _TEXT],
+                )
+                for batch in file.iter_batches(columns=CHUNK_SCHEMA.names):
+                    for volume, container_id, start, end in replica_stretches(batch):
+                        held = self._after.get((volume, container_id))
+                        if held is not None and held.file == name:
+                            yield (volume, container_id), batch.slice(start, end - start)
+        except (OSError, ValueError) as error:
+            hint = "Write the table anew with --full."
+            text = f"{path} cannot be read: {error}"
+            raise ChunkTableError(TableRefusal.UNREADABLE.value, text, hint=hint) from error
+
+    def _chunk_files(self) -> "_ChunkFiles":
+        return _ChunkFiles(self._new_chunk_file, self._limits, self._cancelled)
+
+    @contextmanager
+    def _new_chunk_file(self) -> Iterator["_OpenFile"]:
+        name = file_name(FileKind.CHUNKS, self._sequence, self._token, next(self._numbers))
+        with self._new_file(name, FileKind.CHUNKS, _WRITTEN) as opened:
+            yield opened
+
+    def _write(self, kind: FileKind, table: pa.Table) -> None:
+        number = None if kind is FileKind.CONTAINERS else next(self._numbers)
+        name = file_name(kind, self._sequence, self._token, number)
+        with self._new_file(name, kind, table.schema) as opened:
+            opened.write(table)
+
+    @contextmanager
+    def _new_file(self, name: str, kind: FileKind, schema: pa.Schema) -> Iterator["_OpenFile"]:
+        with self._destination.create(name) as sink:
+            # Page checksums: a flipped bit in a file is found by who reads the page.
+            writer = pq.ParquetWriter(
+                sink,
+                schema,
+                compression="zstd",
+                # Checksums are all different: a dictionary of them would be made in vain.
+                use_dictionary=[column for column in schema.names if column != "checksum"],
+                write_page_checksum=True,
+                store_schema=False,
+            )
+            opened = _OpenFile(name, writer)
+            try:
+                yield opened
+            finally:
+                writer.close()
+        self._files.append(TableFile(name, kind, opened.rows, sink.length_bytes, sink.checksum, self._now()))
+
+    def _add_fault(self, volume: str, container_id: ContainerId | None, fault: Fault) -> None:
+        self._fault_count += 1
+        self._faults.append(
+            {
+                "datanode": self._datanode,
+                "volume": volume,
+                "container_id": container_id,
+                "kind": fault.kind,
+                "block_id": fault.block_id,
+                "chunk_offset": fault.offset,
+                # Names of files need not be text.
+                "detail": fault.detail.encode("utf-8", "backslashreplace").decode(),
+            }
+        )
+        self._flush_faults(self._limits.piece_rows)
+
+    def _flush_faults(self, more_than: int) -> None:
+        if len(self._faults) > more_than:
+            self._write(FileKind.FINDINGS, pa.Table.from_pylist(self._faults, FAULT_SCHEMA))
+            self._faults = []
+
+    def _audited(self, line: Mapping[str, Any]) -> dict[str, object] | None:
+        """The event that a line of the audit file tells of; None for what is no such line."""
+        try:
+            return self._event(
+                datetime.fromisoformat(line["time"]),
+                "delete" if line.get("kind") == "delete" else "repair",
+                int(line["container"]),
+                None if line["block"] is None else int(line["block"]),
+                None if line["offset"] is None else int(line["offset"]),
+                int(line["length"]),
+                str(line["job"]),
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def _event(
+        self,
+        at: datetime,
+        kind: str,
+        container_id: int,
+        block_id: int | None,
+        offset: int | None,
+        length_bytes: int,
+        job: str,
+    ) -> dict[str, object]:
+        return {
+            "datanode": self._datanode,
+            "time": at,
+            "kind": kind,
+            "container_id": container_id,
+            "block_id": block_id,
+            "chunk_offset": offset,
+            "length": length_bytes,
+            "job": job,
+        }
+
+    def _names(self) -> list[str]:
+        folder = self._destination.folder
+        try:
+            entries = self._destination.filesystem.get_file_info(pa_fs.FileSelector(folder, allow_not_found=True))
+        except OSError as error:
+            raise DestinationError(f"cannot list {folder}: {error}", operation="list", path=folder) from error
+        return [entry.base_name for entry in entries if entry.type is pa_fs.FileType.File]
+
+
+@dataclass
+class _OpenFile:
+    """A Parquet file under way."""
+
+    name: str
+    writer: Any
+    rows: int = 0
+
+    def write(self, table: pa.Table) -> None:
+        self.writer.write_table(table, row_group_size=max(table.num_rows, 1))
+        self.rows += table.num_rows
+
+
+@dataclass
+class _ChunkFiles:
+    """Chunk files of bounded size, one after the other, a replica in one piece in one of them."""
+
+    new_file: Callable[[], AbstractContextManager[_OpenFile]]
+    limits: Limits
+    cancelled: Callable[[], bool]
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _open: _OpenFile | None = None
+    _group: list[pa.RecordBatch] = field(default_factory=list)
+    _group_rows: int = 0
+
+    def add(self, batches: Iterable[pa.RecordBatch], count: int) -> str:
+        """Put a replica of so many rows behind the one before; the name of its file."""
+        taken = self._open.rows + self._group_rows if self._open else 0
+        if taken and taken + count > self.limits.file_rows_max:
+            self._close()
+        if self._open is None:
+            self._open = self._stack.enter_context(self.new_file())
+        name = self._open.name
+        for batch in batches:
+            if self.cancelled():
+                raise InterruptedRepairError("the export was cancelled")
+            count -= batch.num_rows
+            self._group.append(_encoded(batch))
+            self._group_rows += batch.num_rows
+            if self._group_rows >= self.limits.group_rows:
+                self._flush()
+        if count:
+            raise _too_few_rows(name)
+        return name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._close()
+        else:
+            self._stack.__exit__(kind, error, trace)
+
+    def _close(self) -> None:
+        self._flush()
+        self._open = None
+        self._stack.close()
+
+    def _flush(self) -> None:
+        if self._group and self._open is not None:
+            self._open.write(pa.Table.from_batches(self._group, _WRITTEN).unify_dictionaries())
+        self._group, self._group_rows = [], 0
+
+
+def _encoded(batch: pa.RecordBatch) -> pa.RecordBatch:
+    arrays = [
+        column.dictionary_encode() if written.type == _TEXT and not isinstance(column, pa.DictionaryArray) else column
+        for column, written in zip(batch.columns, _WRITTEN, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=_WRITTEN)
+
+
+def _rows(survey: Walk, found: Surveyed, now: Callable[[], datetime]) -> ReplicaRows:
+    scanned_ms = round(now().timestamp() * 1000) if found.source is Source.DATA else found.scanned_at_ms
+    replica = Replica(
+        datanode=survey.datanode,
+        volume=survey.volume,
+        container_id=found.container_id,
+        state=found.state or ReplicaState.INVALID,
+        bcs_id=found.bcs_id,
+        replica_index=found.replica_index,
+        source=found.source.value if found.source else "none",
+        scanned_at_ms=scanned_ms,
+    )
+    return rows_of(replica, TreeColumns.of(found.tree) if found.source else None)
+
+
+def _too_few_rows(name: str) -> ChunkTableError:
+    return ChunkTableError(
+        TableRefusal.ROWS.value,
+        f"{name} has not the rows that the inventory says",
+        hint="Write the table anew with --full.",
+    )
+
+
+class _Audit:
+    """The lines of an audit file since a mark; from its start where it is another file than the one marked."""
+
+    def __init__(self, path: Path | None, before: AuditMark | None) -> None:
+        # How far it was read; moves once all lines were taken.
+        self.mark = before
+        self._path = path
+
+    def lines(self) -> Iterator[Mapping[str, Any]]:
+        if self._path is None:
+            return
+        try:
+            with self._path.open("rb") as file:
+                head, size, at = file.read(_AUDIT_HEAD_BYTES), os.fstat(file.fileno()).st_size, 0
+                if self.mark and self.mark.length_bytes <= size:
+                    known = fingerprint(head[: self.mark.head_bytes]).hex() == self.mark.head
+                    at = self.mark.length_bytes if known else 0
+                file.seek(at)
+                for raw in file:
+                    # A line that is being written counts next time.
+                    if not raw.endswith(b"\n"):
+                        break
+                    at += len(raw)
+                    with contextlib.suppress(ValueError, RecursionError):
+                        line = json.loads(raw)
+                        if isinstance(line, dict):
+                            yield line
+                width = min(at, len(head))
+                self.mark = AuditMark(at, width, fingerprint(head[:width]).hex())
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise disk_error("read", self._path, error) from error
+
+
+class ScheduledExport:
+    """Exports again and again in a thread of its own; after a restart it goes on where the table says it was."""
+
+    def __init__(
+        self,
+        run: Callable[[bool, Callable[[], bool]], Exported],
+        last_at: Callable[[], datetime | None],
+        *,
+        interval_s: float,
+        metrics: Metrics,
+    ) -> None:
+        """`run(full, cancelled)` exports once; `last_at` is when the table was last written, None if never."""
+        self._run = run
+        self._last_at = last_at
+        self._interval_s = interval_s
+        self._metrics = metrics
+        self._log = get_logger("export")
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._go_round, name="export")
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Give up what is under way, and wait for it."""
+        self._stop.set()
+        self._thread.join()
+
+    def _go_round(self) -> None:
+        wait_s, full = self._first_wait_s(), False
+        while not self._stop.wait(wait_s):
+            started_s = time.monotonic()
+            try:
+                exported = self._run(full, self._stop.is_set)
+            except ReconcileError as error:
+                if self._stop.is_set():
+                    return
+                # A table that is damaged is made anew.
+                full = isinstance(error, ChunkTableError)
+                wait_s = min(self._interval_s, _RETRY_S)
+                self._metrics.count("dnagent_exports_total", outcome="failed")
+                self._log.error("export_failed", **error_fields(error))
+            else:
+                full, wait_s = False, max(self._interval_s - (time.monotonic() - started_s), 0.0)
+                self._note(exported)
+
+    def _first_wait_s(self) -> float:
+        try:
+            last = self._last_at()
+        except ReconcileError:
+            # The export itself says what is wrong.
+            return 0.0
+        since_s = (datetime.now(UTC) - last).total_seconds() if last else self._interval_s
+        # A table of the future is one of a clock that was set back.
+        return min(max(self._interval_s - since_s, 0.0), self._interval_s)
+
+    def _note(self, exported: Exported) -> None:
+        manifest = exported.manifest
+        self._metrics.count("dnagent_exports_total", outcome="done")
+        self._metrics.count("dnagent_exported_rows_total", exported.rows_written)
+        self._metrics.set("dnagent_export_last_success_timestamp_seconds", manifest.created_at.timestamp())
+        self._metrics.set("dnagent_export_table_rows", manifest.rows)
+        self._log.info(
+            "export_finished",
+            location=exported.location,
+            sequence=manifest.sequence,
+            containers=manifest.containers,
+            rows=manifest.rows,
+            rows_written=exported.rows_written,
+            events=exported.events,
+            findings=exported.faults,
+        )
+
+
+def last_export_at(destination: Destination) -> datetime | None:
+    """When the table was last written; None if never.
+
+    Raises:
+        ChunkTableError: what is there cannot be read.
+    """
+    try:
+        return latest_manifest(destination.filesystem, destination.folder).created_at
+    except ChunkTableError as error:
+        if error.reason in (TableRefusal.NO_MANIFEST.value, TableRefusal.UNREADABLE.value):
+            return None
+        raise
