@@ -7,16 +7,13 @@ it leaves files that nobody needs; the next one removes both. The last two table
 """
 
 import contextlib
-import fcntl
 import heapq
 import itertools
 import json
 import os
-import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,19 +24,18 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
-from merkle.checksum import RunningFingerprint, fingerprint
+from dnagent.destination import Destination
+from merkle.checksum import fingerprint
 from merkle.columns import TreeColumns
 from merkle.errors import (
-    BusyError,
     ChunkTableError,
     DestinationError,
     DiskError,
     InterruptedRepairError,
-    ReconcileError,
 )
 from merkle.replica import ReplicaState, Source
 from merkle.tree import ContainerId
-from ozone.disk import Disk, disk_error
+from ozone.disk import disk_error
 from ozone.survey import Fault, Surveyed
 from protos.chunk_table import (
     CHUNK_SCHEMA,
@@ -59,14 +55,11 @@ from protos.chunk_table import (
     latest_manifest,
     manifest_name,
     manifest_sequence,
-    place_of,
     read_inventory,
     replica_stretches,
     rows_of,
     sequence_of,
 )
-from runtime.log import error_fields, get_logger
-from runtime.metrics import Metrics
 
 # What a reader that streams holds at once, and skips at once by its statistics.
 GROUP_ROWS = 1 << 20
@@ -80,12 +73,8 @@ REWRITTEN_FILES_MAX = 64
 EVENTS_KEPT = timedelta(days=35)
 # Events and faults are kept in memory until a file of so many is written.
 PIECE_ROWS = 200_000
-# One write of a file.
-_WRITE_BYTES = 8 << 20
 # Tells whether the audit file is still the one that was read last time.
 _AUDIT_HEAD_BYTES = 4096
-# A scheduled export that failed is tried again so soon.
-_RETRY_S = 300.0
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 # As it is written: a text that is the same in all rows is one entry and a number a row. Readers see plain text.
 _WRITTEN = pa.schema([f.with_type(_TEXT) if f.type == pa.string() else f for f in CHUNK_SCHEMA])
@@ -115,176 +104,6 @@ class Walk(Protocol):
         on_bytes: Callable[[int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Iterator[Surveyed]: ...
-
-
-class Destination(Protocol):
-    """Where one datanode's table lies: read through pyarrow, changed through this."""
-
-    @property
-    def filesystem(self) -> pa_fs.FileSystem: ...
-
-    @property
-    def folder(self) -> str: ...
-
-    def create(self, name: str) -> "AbstractContextManager[_Sink]":
-        """A new file: there under its name, durably and whole, once the block ends without an error.
-
-        Raises:
-            DiskError, DestinationError: it cannot be written.
-        """
-
-    def remove(self, name: str) -> None:
-        """Remove a file; one that is not there is no error."""
-
-    def exclusive(self) -> AbstractContextManager[bool]:
-        """Keep other exports out; False where that cannot be done.
-
-        Raises:
-            BusyError: another is under way.
-        """
-
-
-class LocalDestination:
-    """A folder on disk (Destination)."""
-
-    def __init__(self, folder: Path, disk: Disk) -> None:
-        self.filesystem: pa_fs.FileSystem = pa_fs.LocalFileSystem()
-        self.folder = str(folder)
-        self._path = folder
-        self._disk = disk
-
-    @contextmanager
-    def create(self, name: str) -> Iterator["_Sink"]:
-        path = self._path / name
-        temporary = path.with_name(name + ".tmp")
-        # A crash may have left a longer one.
-        if temporary.exists():
-            self._disk.remove(temporary)
-        try:
-            sink = _Sink(lambda data, at: self._disk.write_at(temporary, at, data))
-            yield sink
-            sink.flush()
-            self._disk.sync(temporary)
-            self._disk.rename(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        self._disk.sync_folder(self._path)
-
-    def remove(self, name: str) -> None:
-        self._disk.remove(self._path / name)
-
-    @contextmanager
-    def exclusive(self) -> Iterator[bool]:
-        self._disk.make_folder(self._path)
-        try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise disk_error("open", self._path, error) from error
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise BusyError(f"another export writes to {self._path}", path=str(self._path)) from error
-            except OSError as error:
-                raise disk_error("lock", self._path, error) from error
-            yield True
-        finally:
-            os.close(fd)
-
-
-class ObjectDestination:
-    """A prefix of a bucket, or a folder of any file system that pyarrow knows (Destination).
-
-    An object is there once its upload has ended, whole. Two exports at once do each other no harm: their files have
-    different names, neither removes what the other may still need, and the later manifest counts.
-    """
-
-    def __init__(self, filesystem: pa_fs.FileSystem, folder: str) -> None:
-        self.filesystem = filesystem
-        self.folder = folder
-
-    @contextmanager
-    def create(self, name: str) -> Iterator["_Sink"]:
-        path = f"{self.folder}/{name}"
-        with self._translated("write", path):
-            stream = self.filesystem.open_output_stream(path, compression=None)
-        try:
-            with self._translated("write", path):
-                sink = _Sink(lambda data, _: stream.write(data))
-                yield sink
-                sink.flush()
-                stream.close()
-        except BaseException:
-            # pyarrow cannot give up an upload; what nobody names is removed sooner or later.
-            with contextlib.suppress(OSError, ValueError):
-                stream.close()
-                self.filesystem.delete_file(path)
-            raise
-
-    def remove(self, name: str) -> None:
-        path = f"{self.folder}/{name}"
-        with self._translated("remove", path), contextlib.suppress(FileNotFoundError):
-            self.filesystem.delete_file(path)
-
-    def exclusive(self) -> AbstractContextManager[bool]:
-        return nullcontext(False)
-
-    @contextmanager
-    def _translated(self, operation: str, path: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise DestinationError(f"cannot {operation} {path}: {error}", operation=operation, path=path) from error
-
-
-def destination_of(location: str, datanode: str, disk: Disk) -> Destination:
-    """The table of a datanode in a local folder or under a URI such as `s3://bucket/prefix`.
-
-    Raises:
-        UsageError: the location cannot be understood.
-    """
-    filesystem, path = place_of(location)
-    if isinstance(filesystem, pa_fs.LocalFileSystem):
-        return LocalDestination(Path(path) / datanode, disk)
-    return ObjectDestination(filesystem, f"{path}/{datanode}")
-
-
-class _Sink:
-    """A file that is being written: gathers small writes, and notes size and fingerprint. What pyarrow writes to."""
-
-    closed = False
-
-    def __init__(self, put: Callable[[bytes, int], object]) -> None:
-        """`put` takes the next bytes and where they begin."""
-        self._put = put
-        self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
-        self._running = RunningFingerprint()
-        self.length_bytes = 0
-
-    def write(self, data: bytes) -> int:
-        self._waiting.append(data)
-        self._waiting_bytes += len(data)
-        if self._waiting_bytes >= _WRITE_BYTES:
-            self.flush()
-        return len(data)
-
-    def flush(self) -> None:
-        if self._waiting:
-            joined = b"".join(self._waiting)
-            self._waiting, self._waiting_bytes = [], 0
-            self._put(joined, self.length_bytes)
-            self._running.update(joined)
-            self.length_bytes += len(joined)
-
-    def close(self) -> None:
-        self.flush()
-
-    @property
-    def checksum(self) -> str:
-        return self._running.digest().hex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -821,92 +640,3 @@ class _Audit:
             return
         except OSError as error:
             raise disk_error("read", self._path, error) from error
-
-
-class ScheduledExport:
-    """Exports again and again in a thread of its own; after a restart it goes on where the table says it was."""
-
-    def __init__(
-        self,
-        run: Callable[[bool, Callable[[], bool]], Exported],
-        last_at: Callable[[], datetime | None],
-        *,
-        interval_s: float,
-        metrics: Metrics,
-    ) -> None:
-        """`run(full, cancelled)` exports once; `last_at` is when the table was last written, None if never."""
-        self._run = run
-        self._last_at = last_at
-        self._interval_s = interval_s
-        self._metrics = metrics
-        self._log = get_logger("export")
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._go_round, name="export")
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Give up what is under way, and wait for it."""
-        self._stop.set()
-        self._thread.join()
-
-    def _go_round(self) -> None:
-        wait_s, full = self._first_wait_s(), False
-        while not self._stop.wait(wait_s):
-            started_s = time.monotonic()
-            try:
-                exported = self._run(full, self._stop.is_set)
-            except ReconcileError as error:
-                if self._stop.is_set():
-                    return
-                # A table that is damaged is made anew.
-                full = isinstance(error, ChunkTableError)
-                wait_s = min(self._interval_s, _RETRY_S)
-                self._metrics.count("dnagent_exports_total", outcome="failed")
-                self._log.error("export_failed", **error_fields(error))
-            else:
-                full, wait_s = False, max(self._interval_s - (time.monotonic() - started_s), 0.0)
-                self._note(exported)
-
-    def _first_wait_s(self) -> float:
-        try:
-            last = self._last_at()
-        except ReconcileError:
-            # The export itself says what is wrong.
-            return 0.0
-        since_s = (datetime.now(UTC) - last).total_seconds() if last else self._interval_s
-        # A table of the future is one of a clock that was set back.
-        return min(max(self._interval_s - since_s, 0.0), self._interval_s)
-
-    def _note(self, exported: Exported) -> None:
-        manifest = exported.manifest
-        self._metrics.count("dnagent_exports_total", outcome="done")
-        self._metrics.count("dnagent_exported_rows_total", exported.rows_written)
-        self._metrics.set("dnagent_export_last_success_timestamp_seconds", manifest.created_at.timestamp())
-        self._metrics.set("dnagent_export_table_rows", manifest.rows)
-        self._log.info(
-            "export_finished",
-            location=exported.location,
-            sequence=manifest.sequence,
-            containers=manifest.containers,
-            rows=manifest.rows,
-            rows_written=exported.rows_written,
-            events=exported.events,
-            findings=exported.faults,
-        )
-
-
-def last_export_at(destination: Destination) -> datetime | None:
-    """When the table was last written; None if never.
-
-    Raises:
-        ChunkTableError: what is there cannot be read.
-    """
-    try:
-        return latest_manifest(destination.filesystem, destination.folder).created_at
-    except ChunkTableError as error:
-        if error.reason in (TableRefusal.NO_MANIFEST.value, TableRefusal.UNREADABLE.value):
-            return None
-        raise

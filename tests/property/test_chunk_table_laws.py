@@ -8,7 +8,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnagent.export import Exported, Limits, LocalDestination, export, files_to_rewrite
+from dnagent.destination import LocalDestination
+from dnagent.export import Exported, Limits, export, files_to_rewrite
 from merkle.columns import TreeColumns
 from merkle.replica import ReplicaState, Source
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
