@@ -224,6 +224,18 @@ class ProcessFailedError(ReconcileError):
     code = "process_failed"
 
 
+class SparkMissingError(ReconcileError):
+    """Spark cannot run here: there is no pyspark, no Java, or one that is too old."""
+
+    code = "spark_missing"
+
+
+class SparkFailedError(ReconcileError):
+    """A job failed on Spark, and would again."""
+
+    code = "spark_failed"
+
+
 class SweepInputError(ReconcileError):
     """None of a sweep's inputs can be read, so that there is nothing to compare."""
 

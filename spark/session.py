@@ -1,0 +1,187 @@
+"""The Spark session of a sweep: quiet, on our own interpreter, and ended with the command that started it.
+
+The JVM's own talk goes to a file; what it says there is told when it does not come up. A job in hand is cancelled
+when its `watched` block is left by an error, Ctrl-C included.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from threading import Event, Thread
+from typing import IO, TYPE_CHECKING
+from uuid import uuid4
+
+from merkle.errors import ProcessFailedError, SparkMissingError, UsageError
+
+try:
+    from py4j.protocol import Py4JError
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkException
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+except ModuleNotFoundError as missing:
+    raise SparkMissingError(
+        f"{missing.name} is not installed", hint="pip install 'treefold[spark,fast]', or leave out --engine spark"
+    ) from missing
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaGateway
+
+LOCAL = "local[*]"
+# What `treefold sweep pack` makes: our code, and an archive of the libraries that unpacks to the folder.
+CODE = "treefold.zip"
+ENVIRONMENT = "treefold-env"
+
+_PROGRESS_EVERY_S = 0.5
+# A task of a cluster is given up when it has failed so often; a local one, unless Spark is told, at once.
+_FAILURES_MAX = 4
+_JAVA_MIN = 17
+_LOG_TAIL_BYTES = 2000
+
+_ALWAYS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # 64 Ki rows a batch keep the arrays of a task in the cache and the calls few.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    # Times of scans are given in UTC, whatever the machine thinks.
+    "spark.sql.session.timeZone": "UTC",
+    # Spark refuses a data source that could take filters unless this is on.
+    "spark.sql.python.filterPushdown.enabled": "true",
+}
+
+
+@contextmanager
+def spark_session(
+    master: str = LOCAL, *, settings: Mapping[str, str] | None = None, pack: Path | None = None
+) -> Iterator[SparkSession]:
+    """A session for one command; one at a time in a process.
+
+    `settings` are Spark's own and win over ours; `spark.pyspark.python` is the executors' Python, on a cluster
+    `python3` unless told. `pack` is a folder made by spark.pack, for executors that have neither our code nor our
+    libraries.
+
+    Raises:
+        SparkMissingError: There is no Java, or one that is too old.
+        ProcessFailedError: Spark does not come up; the end of its log is in the message.
+    """
+    wanted = {**_ALWAYS, **(_of_local(master) if _is_local(master) else _of_cluster(master, pack)), **(settings or {})}
+    conf = SparkConf().setAppName("treefold sweep").setAll(list(wanted.items()))
+    log = _log()
+    try:
+        context = SparkContext(conf=conf, gateway=_gateway(conf))
+    except (PySparkException, Py4JError) as error:
+        text = f"Spark did not start on {master}: {_tail(log) or error}"
+        raise _java_trouble() or ProcessFailedError(text) from error
+    # pyspark itself would take what the path calls python3, which need not have our packages.
+    context.pythonExec = wanted["spark.pyspark.python"]
+    try:
+        yield SparkSession(context)
+    finally:
+        context.stop()
+
+
+@contextmanager
+def watched(session: SparkSession, what: str, tell: Callable[[int, int], None]) -> Iterator[None]:
+    """Run jobs of this thread as one group: `tell` of tasks done and known of, now and then, from another thread.
+
+    Left by an error or Ctrl-C, the block's jobs are cancelled on the cluster.
+    """
+    context = session.sparkContext
+    group = f"{what}-{uuid4()}"
+    done = Event()
+
+    def follow() -> None:
+        tracker, seen = context.statusTracker(), (0, 0)
+        while not done.wait(_PROGRESS_EVERY_S):
+            jobs = [job for i in tracker.getJobIdsForGroup(group) if (job := tracker.getJobInfo(i))]
+            stages = [stage for job in jobs for i in job.stageIds if (stage := tracker.getStageInfo(i))]
+            now = sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
+            if now != seen:
+                seen = now
+                tell(*now)
+
+    context.setJobGroup(group, what, interruptOnCancel=True)
+    follower = Thread(target=follow, name=f"progress of {what}", daemon=True)
+    follower.start()
+    try:
+        yield
+    except BaseException:
+        context.cancelJobGroup(group)
+        raise
+    finally:
+        done.set()
+        follower.join()
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+
+
+def _is_local(master: str) -> bool:
+    return master == "local" or master.startswith("local[")
+
+
+def _of_local(master: str) -> dict[str, str]:
+    cores = re.fullmatch(r"local\[(\d+|\*)\]", master)
+    return {
+        "spark.master": f"local[{cores[1]},{_FAILURES_MAX}]" if cores else master,
+        "spark.pyspark.python": sys.executable,
+        # A machine by itself needs no name and no network.
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        # For a cluster 200 are meant; a machine would spend its time on empty ones.
+        "spark.sql.shuffle.partitions": "16",
+    }
+
+
+def _of_cluster(master: str, pack: Path | None) -> dict[str, str]:
+    settings = {"spark.master": master, "spark.pyspark.python": "python3"}
+    if pack:
+        archive = pack / f"{ENVIRONMENT}.tar.gz"
+        for made in (pack / CODE, archive):
+            if not made.is_file():
+                raise UsageError(f"{made} is missing", hint="treefold sweep pack --out DIR makes it")
+        settings |= {
+            "spark.files": str(pack / CODE),
+            "spark.archives": f"{archive}#{ENVIRONMENT}",
+            # Both lie in the folder that an executor starts its workers in.
+            "spark.executorEnv.PYTHONPATH": f"{CODE}:{ENVIRONMENT}",
+        }
+    return settings
+
+
+@cache
+def _log() -> IO[bytes]:
+    return tempfile.TemporaryFile(prefix="treefold-spark-")
+
+
+_started: "list[JavaGateway]" = []
+
+
+def _gateway(conf: SparkConf) -> "JavaGateway":
+    """The JVM of this process; sessions that follow each other share it."""
+    if not _started:
+        _started.append(launch_gateway(conf, {"stdout": _log(), "stderr": _log()}))  # type: ignore[no-untyped-call]
+    return _started[0]
+
+
+def _tail(log: IO[bytes]) -> str:
+    log.seek(0, 2)
+    log.seek(max(log.tell() - _LOG_TAIL_BYTES, 0))
+    return log.read().decode(errors="replace").strip()
+
+
+def _java_trouble() -> SparkMissingError | None:
+    """What is wrong with the Java that Spark's scripts would take, if that is what is wrong."""
+    hint = f"install Java {_JAVA_MIN}: sudo apt-get install openjdk-17-jre-headless"
+    # Spark's own rule; the shell knows JAVA_HOME.
+    command = '"${JAVA_HOME:+$JAVA_HOME/bin/}java" -version'
+    told = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    if told.returncode:
+        return SparkMissingError(f"Spark needs Java {_JAVA_MIN} or newer, and there is none", hint=hint)
+    version = re.search(r'version "(?:1\.)?(\d+)', told.stderr)
+    if version and int(version[1]) < _JAVA_MIN:
+        return SparkMissingError(f"Spark needs Java {_JAVA_MIN} or newer, not {version[1]}", hint=hint)
+    return None
