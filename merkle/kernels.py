@@ -155,7 +155,7 @@ def _read_only(view: memoryview) -> "NDArray[np.uint8]":
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _PAIR = ir.VectorType(_I64, 2)
-_ONES = np.uint64(0xFFFF_FFFF)
+ONES = np.uint64(0xFFFF_FFFF)
 _BYTE = np.uint64(0xFF)
 _0, _1, _7, _8, _16, _32 = (np.uint64(number) for number in (0, 1, 7, 8, 16, 32))
 _7F, _80 = np.uint64(0x7F), np.uint64(0x80)
@@ -167,7 +167,7 @@ _TABLES = types.Array(types.uint32, 2, "C")
 _FLAGS, _OUT = types.Array(types.boolean, 1, "C"), types.Array(types.uint8, 1, "C")
 
 
-def _jit(signature: object) -> Callable[[_Function], _Function]:
+def jit(signature: object) -> Callable[[_Function], _Function]:
     """Compile now, for these types, without the GIL; kept in numba's cache where there is one."""
 
     def compiled(function: _Function) -> _Function:
@@ -198,12 +198,12 @@ def _load8(typing_context: object, address: object) -> object:
 
 
 @_emitted
-def _swap(typing_context: object, word: object) -> object:
+def swap(typing_context: object, word: object) -> object:
     return _U64(_U64), lambda context, builder, signature, values: builder.bswap(values[0])
 
 
 @_emitted
-def _crc32c_word(typing_context: object, register: object, word: object) -> object:
+def crc32c_word(typing_context: object, register: object, word: object) -> object:
     """Eight bytes into a CRC32C register by the processor's own instruction."""
 
     def generate(context: object, builder: ir.IRBuilder, signature: object, values: Sequence[ir.Value]) -> ir.Value:
@@ -327,11 +327,11 @@ def _product(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, half: int, lanes: 
     return builder.bitcast(_call(builder, "llvm.aarch64.neon.pmull64", ir.VectorType(_I8, 16), words), _PAIR)
 
 
-@_jit(_U64(_U64, _U64, _TABLES, types.boolean))
+@jit(_U64(_U64, _U64, _TABLES, types.boolean))
 def _word(register: np.uint64, word: np.uint64, tables: "NDArray[np.uint32]", by_instruction: bool) -> np.uint64:
     """Eight bytes into a register."""
     if by_instruction:
-        return _crc32c_word(register, word)
+        return crc32c_word(register, word)
     x = register ^ word
     y = _0
     for i in range(8):
@@ -340,7 +340,7 @@ def _word(register: np.uint64, word: np.uint64, tables: "NDArray[np.uint32]", by
     return y
 
 
-@_jit(_U64(_U64, _U64, _KEYS, _TABLES, types.boolean))
+@jit(_U64(_U64, _U64, _KEYS, _TABLES, types.boolean))
 def _crc(
     address: np.uint64,
     length_bytes: np.uint64,
@@ -349,7 +349,7 @@ def _crc(
     by_instruction: bool,
 ) -> np.uint64:
     """The CRC of the bytes at an address."""
-    register = _ONES
+    register = ONES
     if length_bytes >= _16:
         if length_bytes >= _STRIDE:
             strides = length_bytes // _STRIDE
@@ -357,7 +357,7 @@ def _crc(
             address += strides * _STRIDE
             length_bytes -= strides * _STRIDE
         else:
-            low, high = _load64(address) ^ _ONES, _load64(address + _8)
+            low, high = _load64(address) ^ ONES, _load64(address + _8)
             address += _16
             length_bytes -= _16
         while length_bytes >= _16:
@@ -373,10 +373,10 @@ def _crc(
         register = np.uint64(tables[0, (register ^ _load8(address)) & _BYTE]) ^ (register >> _8)
         address += _1
         length_bytes -= _1
-    return register ^ _ONES
+    return register ^ ONES
 
 
-@_jit(types.void(_BYTES, _U64, _KEYS, _TABLES, types.boolean, types.Array(types.uint32, 1, "C")))
+@jit(types.void(_BYTES, _U64, _KEYS, _TABLES, types.boolean, types.Array(types.uint32, 1, "C")))
 def _windows(
     data: "NDArray[np.uint8]",
     window_bytes: np.uint64,
@@ -389,12 +389,12 @@ def _windows(
     for i in range(out.size):
         here = min(window_bytes, length_bytes)
         # Swapped so that the bytes of `out` are big-endian.
-        out[i] = np.uint32(_swap(_crc(address, here, keys, tables, by_instruction)) >> _32)
+        out[i] = np.uint32(swap(_crc(address, here, keys, tables, by_instruction)) >> _32)
         address += here
         length_bytes -= here
 
 
-@_jit(types.void(_BYTES, _WORDS, _KEYS, _TABLES, types.boolean, _WORDS))
+@jit(types.void(_BYTES, _WORDS, _KEYS, _TABLES, types.boolean, _WORDS))
 def _ranges(
     data: "NDArray[np.uint8]",
     starts: "NDArray[np.int64]",
@@ -410,7 +410,7 @@ def _ranges(
         out[i] = np.int64(_crc(address + here, np.uint64(starts[i + 1]) - here, keys, tables, by_instruction))
 
 
-@_jit(types.void(_WORDS, _WORDS, _WORDS, _WORDS))
+@jit(types.void(_WORDS, _WORDS, _WORDS, _WORDS))
 def _blocks(
     block_ids: "NDArray[np.int64]",
     chunk_starts: "NDArray[np.int64]",
@@ -420,13 +420,13 @@ def _blocks(
     assert chunk_starts.size == out.size + 1
     for i in range(out.size):
         assert 0 <= chunk_starts[i] <= chunk_starts[i + 1] <= chunk_checksums.size
-        register = _crc32c_word(_ONES, _swap(np.uint64(block_ids[i])))
+        register = crc32c_word(ONES, swap(np.uint64(block_ids[i])))
         for j in range(chunk_starts[i], chunk_starts[i + 1]):
-            register = _crc32c_word(register, _swap(np.uint64(chunk_checksums[j])))
-        out[i] = np.int64(register ^ _ONES)
+            register = crc32c_word(register, swap(np.uint64(chunk_checksums[j])))
+        out[i] = np.int64(register ^ ONES)
 
 
-@_jit(types.int64(types.int64))
+@jit(types.int64(types.int64))
 def _varint_bytes(value: int) -> int:
     size, word = 1, np.uint64(value) >> _7
     while word > _0:
@@ -435,7 +435,7 @@ def _varint_bytes(value: int) -> int:
     return size
 
 
-@_jit(types.int64(_OUT, types.int64, types.uint8, types.int64))
+@jit(types.int64(_OUT, types.int64, types.uint8, types.int64))
 def _put(out: "NDArray[np.uint8]", at: int, tag: int, value: int) -> int:
     """Write a tag and a varint; return the place behind."""
     out[at] = tag
@@ -449,7 +449,7 @@ def _put(out: "NDArray[np.uint8]", at: int, tag: int, value: int) -> int:
     return at + 1
 
 
-@_jit(types.int64(_WORDS, _WORDS, _FLAGS, _WORDS, _WORDS, _WORDS, _WORDS, _FLAGS, _OUT))
+@jit(types.int64(_WORDS, _WORDS, _FLAGS, _WORDS, _WORDS, _WORDS, _WORDS, _FLAGS, _OUT))
 def _encode(
     block_ids: "NDArray[np.int64]",
     block_checksums: "NDArray[np.int64]",

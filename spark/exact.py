@@ -16,7 +16,7 @@ from merkle.columns import TreeColumns, fold_blocks, fold_root
 from merkle.tree import ContainerId
 from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from spark.model import FINDING_SCHEMA, FindingKind, Path
-from spark.runs import AGREED, KEY, TEXT, Bools, Int64s, fold_batches, numbers_of, ranks, replicas_of
+from spark.runs import AGREED, KEY, TEXT, Bools, Int64s, flags_of, fold_batches, integers_of, ranks, replicas_of
 
 # What a place holds; `scanned_at` is no part of it.
 _CONTENT = ("length", "checksum", "matches", "deleted")
@@ -200,7 +200,8 @@ def _changes(keys: Int64s) -> Bools:
 def _key(rows: pa.Table, name: str) -> Int64s:
     if name in TEXT:
         return ranks(rows[name])
-    return numbers_of(rows[name].combine_chunks()).astype(np.int64, copy=False)
+    column = rows[name].combine_chunks()
+    return flags_of(column).astype(np.int64) if pa.types.is_boolean(column.type) else integers_of(column)
 
 
 def _text_is(rows: pa.Table, name: str, value: str) -> Bools:

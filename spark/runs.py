@@ -16,11 +16,12 @@ row was seen, so that fragments count the rows that say so. Sums are modulo 2^64
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from merkle.checksum import compiled
 from merkle.columns import fold_blocks, fold_windows
 from protos.chunk_table import CHUNK_SCHEMA, CONTAINER_ROW, REPLICA_COLUMNS
 from spark.gf2 import append_zero_words
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 
 Int64s: TypeAlias = "NDArray[np.int64]"
 Bools: TypeAlias = "NDArray[np.bool_]"
-# Integers or booleans: one a row, or a single one where all rows are alike.
-Column: TypeAlias = "NDArray[np.int64] | NDArray[np.int32] | NDArray[np.bool_]"
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class Fragment(IntEnum):
@@ -94,6 +94,8 @@ AGREED = ("state", "bcs_id", "replica_index", "source", "generation")
 TEXT = ("datanode", "volume", "state", "source")
 _NEVER = int(np.iinfo(np.int64).min)
 
+# What a row weighs when kernels are asked for: numpy takes some 100 ns, in which a library checksums 1 KB.
+_ROW_BYTES = 1000
 # Runs that wait to be joined: some 350 bytes each. Rows in no order at all make one a row.
 _PENDING_MAX = 200_000
 
@@ -118,11 +120,15 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A stretch of at least one row of the chunk table as arrays; times in milliseconds, null as the least int64."""
+    """A stretch of at least one row of the chunk table, its columns by name; of one in which all rows are alike, one.
+
+    `flags` are `matches` and `deleted`. Times are in milliseconds, null is the least int64.
+    """
 
     count: int
     text: Mapping[str, Text]
-    numbers: Mapping[str, Column]
+    integers: Mapping[str, Int64s]
+    flags: Mapping[str, Bools]
     # Rows that lack a value.
     unreadable: "Bools | None" = None
 
@@ -182,7 +188,7 @@ def replicas_of(runs: pa.Table, paths: pa.Array) -> pa.Table:
 def rows_of(batch: pa.RecordBatch) -> Rows:
     """A batch of CHUNK_SCHEMA as arrays; text may be dictionaries."""
     unreadable: Bools | None = None
-    text, numbers = dict[str, Text](), dict[str, Column]()
+    text, integers, flags = dict[str, Text](), dict[str, Int64s](), dict[str, Bools]()
     for name in CHUNK_SCHEMA.names:
         column = batch.column(name)
         if column.null_count and name != "scanned_at":
@@ -190,9 +196,11 @@ def rows_of(batch: pa.RecordBatch) -> Rows:
             unreadable = lacking if unreadable is None else unreadable | lacking
         if name in TEXT:
             text[name] = text_of(column)
+        elif pa.types.is_boolean(column.type):
+            flags[name] = flags_of(column)
         else:
-            numbers[name] = numbers_of(column)
-    return Rows(batch.num_rows, text, numbers, unreadable)
+            integers[name] = integers_of(column)
+    return Rows(batch.num_rows, text, integers, flags, unreadable)
 
 
 def text_of(column: pa.Array) -> Text:
@@ -204,13 +212,19 @@ def text_of(column: pa.Array) -> Text:
     return Text(column.indices.to_numpy(), column.dictionary)
 
 
-def numbers_of(column: pa.Array) -> Column:
-    """A column of integers, booleans or times; null as 0, False or the least int64."""
+def integers_of(column: pa.Array) -> Int64s:
+    """A column of integers, null as 0, or of times."""
     if pa.types.is_timestamp(column.type):
-        column = column.view(pa.int64()).fill_null(_NEVER)
+        column = column.cast(pa.timestamp("ms", tz="UTC")).view(pa.int64()).fill_null(_NEVER)
     elif column.null_count:
-        column = column.fill_null(pa.scalar(0).cast(column.type))
-    array: Column = column.to_numpy(zero_copy_only=False)
+        column = column.fill_null(0)
+    array: Int64s = column.to_numpy().astype(np.int64, copy=False)
+    return array
+
+
+def flags_of(column: pa.Array) -> Bools:
+    """A column of booleans, null as False."""
+    array: Bools = column.fill_null(False).to_numpy(zero_copy_only=False)
     return array
 
 
@@ -243,10 +257,33 @@ def _stirred(words: "NDArray[np.uint64]", prime: np.uint64) -> "NDArray[np.uint6
     return words ^ (words >> HALF)
 
 
+def fold_stretches(starts: Int64s, rows: Rows) -> tuple[Bools, Int64s]:
+    """For each stretch of rows that begins at one of `starts`: whether it is in order, and the numbers of its run.
+
+    Of a stretch that is not in order, the numbers mean nothing. Each number of all runs is one row of the array.
+    """
+    block_ids, offsets, lengths, checksums = (
+        rows.integers[name] for name in ("block_id", "chunk_offset", "length", "checksum")
+    )
+    matches, deleted = rows.flags["matches"], rows.flags["deleted"]
+    if compiled(_ROW_BYTES * rows.count) is None:
+        block_ids, offsets, lengths, checksums = (
+            _full(column, rows.count) for column in (block_ids, offsets, lengths, checksums)
+        )
+        matches, deleted = _full(matches, rows.count), _full(deleted, rows.count)
+        return library_fold_stretches(starts, block_ids, offsets, lengths, checksums, matches, deleted)
+    from spark import kernels
+
+    ordered, numbers = np.empty(len(starts), np.bool_), np.zeros((len(starts), len(_NUMBERS)), np.int64)
+    columns = block_ids, offsets, lengths, checksums, matches, deleted
+    kernels.fold_stretches(starts, rows.count, *columns, ordered, numbers)
+    return ordered, numbers.T
+
+
 def _folded(rows: Rows) -> pa.Table:
     """One run for each stretch of one replica's rows, also where such stretches follow each other."""
     starts = _changes(rows)
-    ordered, numbers = fold_stretches(starts, *_full(rows))
+    ordered, numbers = fold_stretches(starts, rows)
     sources = rows.text["source"]
     is_none = sources.values.to_numpy(zero_copy_only=False) == "none"
     # A replica without a tree has no blocks.
@@ -259,7 +296,7 @@ def _folded(rows: Rows) -> pa.Table:
         columns[name] = text.values.take(pa.array(_at(text.codes, starts)))
     for name in REPLICA_COLUMNS:
         if name not in TEXT:
-            columns[name] = _arrow(name, _at(rows.numbers[name], starts))
+            columns[name] = _arrow(name, _at(rows.integers[name], starts))
     return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA)
 
 
@@ -267,32 +304,30 @@ def _changes(rows: Rows) -> Int64s:
     """Where a row is not of the same replica as the row before."""
     changes = np.zeros(rows.count, np.bool_)
     changes[0] = True
-    of_text = [text.codes for text in rows.text.values()]
-    for column in (*of_text, *(rows.numbers[name] for name in REPLICA_COLUMNS if name not in TEXT)):
+    of_integers = (rows.integers[name] for name in REPLICA_COLUMNS if name not in TEXT)
+    columns: list[NDArray[np.integer]] = [*(text.codes for text in rows.text.values()), *of_integers]
+    for column in columns:
         if len(column) > 1:
             changes[1:] |= column[1:] != column[:-1]
     return np.flatnonzero(changes)
 
 
-def _at(column: Column, places: Int64s) -> Column:
-    return column[places] if len(column) > 1 else cast(Column, np.repeat(column, len(places)))
+def _at(column: "NDArray[_Scalar]", places: Int64s) -> "NDArray[_Scalar]":
+    return column[places] if len(column) > 1 else _full(column, len(places))
 
 
-def _arrow(name: str, column: Column) -> pa.Array:
+def _full(column: "NDArray[_Scalar]", count: int) -> "NDArray[_Scalar]":
+    """With one entry a row."""
+    return column if len(column) == count else np.repeat(column, count)
+
+
+def _arrow(name: str, column: Int64s) -> pa.Array:
     if name == "scanned_at":
         return pa.array(column, pa.int64(), mask=column == _NEVER).view(CHUNK_SCHEMA.field(name).type)
-    return pa.array(column, CHUNK_SCHEMA.field(name).type)
+    return pa.array(column, RUN_SCHEMA.field(name).type)
 
 
-def _full(rows: Rows) -> tuple[Int64s, Int64s, Int64s, Int64s, Bools, Bools]:
-    """The columns that are folded, one entry a row."""
-    names = ("block_id", "chunk_offset", "length", "checksum", "matches", "deleted")
-    columns = [rows.numbers[name] for name in names]
-    full = [column if len(column) == rows.count else np.repeat(column, rows.count) for column in columns]
-    return tuple(full)  # type: ignore[return-value]
-
-
-def fold_stretches(
+def library_fold_stretches(
     starts: Int64s,
     block_ids: Int64s,
     offsets: Int64s,
@@ -301,7 +336,7 @@ def fold_stretches(
     matches: Bools,
     deleted: Bools,
 ) -> tuple[Bools, Int64s]:
-    """For each stretch of rows that begins at one of `starts`: whether it is in order, and the numbers of its run."""
+    """The same by numpy, without kernels; every column has an entry a row."""
     is_chunk = offsets >= 0
     # A block's rows, as far as they stand together.
     first_row = np.zeros(len(offsets), np.bool_)
@@ -450,7 +485,7 @@ def _reduced(pieces: pa.Table, groups: Int64s) -> tuple[Bools, Int64s, Int64s]:
         column = ranks(pieces[name]) if name in TEXT else _int64s(pieces[name])
         # It spoils the group, whichever of its runs is marked.
         ordered &= column == column[starts][groups]
-    scanned = np.maximum.reduceat(numbers_of(pieces["scanned_at"].combine_chunks()), starts)
+    scanned = np.maximum.reduceat(integers_of(pieces["scanned_at"].combine_chunks()), starts)
     numbers = _numbers_of(pieces)
     # Neighbours first: each round halves what is left of a group.
     while len(groups) > len(starts):
@@ -489,20 +524,15 @@ def _pairs(ordered: Bools, numbers: Int64s, places: Int64s) -> tuple[Bools, Int6
 
 def _replaced(runs: pa.Table, where: Bools, ordered: Bools, numbers: Int64s, scanned: Int64s) -> pa.Table:
     """The table with these columns of some of its rows replaced."""
-    new = {"ordered": ordered, "scanned_at": scanned, **dict(zip(_NUMBERS, numbers, strict=True))}
-    columns = []
-    for name in RUN_SCHEMA.names:
-        column = runs[name]
-        if name in new:
-            array = numbers_of(column.combine_chunks()).copy()
-            array[where] = new[name]
-            column = pa.array(array) if name == "ordered" else _arrow_number(name, array)
-        columns.append(column)
-    return pa.table(columns, RUN_SCHEMA)
-
-
-def _arrow_number(name: str, array: Column) -> pa.Array:
-    return _arrow(name, array) if name in REPLICA_COLUMNS else pa.array(array)
+    places = np.flatnonzero(where)
+    all_ordered = runs["ordered"].to_numpy().copy()
+    all_ordered[places] = ordered
+    columns = {name: runs[name] for name in RUN_SCHEMA.names} | {"ordered": pa.array(all_ordered)}
+    for name, new in {"scanned_at": scanned, **dict(zip(_NUMBERS, numbers, strict=True))}.items():
+        array = integers_of(runs[name].combine_chunks()).copy()
+        array[places] = new
+        columns[name] = _arrow(name, array)
+    return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA)
 
 
 def _numbers_of(runs: pa.Table) -> Int64s:
