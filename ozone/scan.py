@@ -357,20 +357,19 @@ class _DataScan:
         self.notes.see(record)
         if not record.chunks:
             return
+        chunks = [chunk for chunk in record.chunks if chunk.is_verifiable]
         try:
             with self._container.open_block(record.block_id) as reader:
-                for chunk in record.chunks:
-                    if chunk.is_verifiable:
-                        seen = proven.get(chunk.offset) or self._read(reader, chunk)
-                        self._judge(record.block_id, chunk, seen)
+                observed = [proven.get(chunk.offset) or self._read(reader, chunk) for chunk in chunks]
         except DiskError as error:
             if error.facts.get("missing"):
                 self._file_missing(record)
                 return
             # Ozone opens the file for each chunk, and fails each time.
-            for chunk in record.chunks:
-                if chunk.is_verifiable:
-                    self._judge(record.block_id, chunk, _Observed(error=error))
+            observed = [_Observed(error=error) for _ in chunks]
+        # Behind all reads: each drives what is not data out of the processor's caches.
+        for chunk, seen in zip(chunks, observed, strict=True):
+            self._judge(record.block_id, chunk, seen)
 
     def _file_missing(self, record: BlockRecord) -> None:
         # The writer of a short erasure-coded stripe records blocks of no bytes that never get a file.

@@ -443,7 +443,7 @@ def test_s20_a_real_fault_beside_a_lack_of_file_handles_counts(made: VolumeMaker
 @pytest.mark.parametrize("kind", ["symbolic link", "folder", "pipe"])
 def test_a_block_file_that_is_no_file_is_corrupt_and_nothing_is_followed(made: VolumeMaker, kind: str) -> None:
     made.container()
-    made.block(1, 20, whole(100))
+    made.block(1, 20, whole(4096), whole(100, 4096))
     path = made.block_file(1, 20)
     path.rename(made.root / "moved")
     match kind:
@@ -454,7 +454,10 @@ def test_a_block_file_that_is_no_file_is_corrupt_and_nothing_is_followed(made: V
         case _:
             os.mkfifo(path)
 
-    assert found(scanned(made)) == [(FindingType.CORRUPT_CHUNK, 20, 0)]
+    result = scanned(made)
+
+    assert found(result) == [(FindingType.CORRUPT_CHUNK, 20, 0), (FindingType.CORRUPT_CHUNK, 20, 4096)]
+    assert result.bad_windows == {(20, 0): {0, 1, 2, 3}, (20, 4096): {0}}
 
 
 def test_a_record_that_cannot_be_parsed_costs_its_own_block_only(made: VolumeMaker) -> None:
