@@ -187,14 +187,14 @@ class Demo:
         audit = cluster.audit_file(victim)
 
         def watch() -> None:
-            while not (audit.exists() and audit.stat().st_size):
+            while not _writes(audit):
                 if over.wait(0.001):
                     return
             cluster.kill_agent(victim)
-            after_s, lines = time.monotonic() - self._started, audit.read_text().splitlines()
+            after_s, writes = time.monotonic() - self._started, _writes(audit)
             self._say(f"killed the agent of {victim} after its first write; starting it again")
             cluster.start_agent(victim)
-            self.outcome.kill = Kill(victim, after_s, len(lines), ContainerId(json.loads(lines[0])["container"]))
+            self.outcome.kill = Kill(victim, after_s, len(writes), ContainerId(writes[0]["container"]))
 
         with ThreadPoolExecutor(1) as pool:
             watched = pool.submit(watch)
@@ -379,6 +379,12 @@ def _unpacked(moment: str, folder: Path) -> dict[str, Path]:
         packed.extraction_filter = getattr(tarfile, "data_filter", None)
         packed.extractall(folder, [member for member in packed if member.name.startswith("dn")])
     return {path.name: path / _VOLUME for path in sorted(folder.glob("dn*"))}
+
+
+def _writes(audit: Path) -> list[dict[str, int]]:
+    """The lines of an audit file that tell of bytes written, not of deletes."""
+    lines = map(json.loads, audit.read_text().splitlines() if audit.exists() else ())
+    return [line for line in lines if line["length"]]
 
 
 def _held(cluster: LocalCluster) -> dict[str, dict[ContainerId, ReplicaReport]]:

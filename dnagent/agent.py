@@ -12,7 +12,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from dnagent.config import AgentConfig, VolumeSettings
+from dnagent.config import EXTRA_HINT, AgentConfig, VolumeSettings
 from dnagent.heartbeat import (
     CancelCommand,
     Command,
@@ -30,7 +30,7 @@ from dnagent.runner import Runner
 from dnagent.scanner import Limiter, Pace, Scanner, SystemClock
 from dnagent.server import AgentService
 from dnagent.store import HeldVolume, ReplicaStore
-from merkle.errors import BusyError, InterruptedRepairError, ReconcileError, VolumeError
+from merkle.errors import BusyError, ConfigError, InterruptedRepairError, ReconcileError, VolumeError
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from ozone.datanode import XceiverService
@@ -137,7 +137,7 @@ class Agent:
     def _start(self) -> None:
         config = self._config
         self._disk.make_folder(config.state_folder.absolute())
-        audit = AuditLog(config.audit_file or config.state_folder / "audit.jsonl")
+        audit = self._audit = AuditLog(config.audit_path)
         self._stack.callback(audit.close)
         held = self._open_volumes()
         self.datanode_id = PeerId(held[0].volume.datanode_id)
@@ -175,6 +175,8 @@ class Agent:
         for scanner in self._scanners.values():
             scanner.start()
             self._stack.callback(scanner.stop)
+        if config.export.to is not None:
+            self._export(config.export.to, clock)
         upkeep = threading.Thread(target=self._keep_up, name="upkeep")
         upkeep.start()
         self._stack.callback(upkeep.join)
@@ -211,6 +213,7 @@ class Agent:
                 self._disk,
                 undo_bytes=config.repair.undo_bytes,
                 mapped=MappedReader() if self._config.scan.mapped else None,
+                on_deleted=self._audit.delete,
             )
         except BaseException:
             volume.close()
@@ -253,6 +256,28 @@ class Agent:
         )
         self._heartbeats.start()
         self._stack.callback(self._heartbeats.stop)
+
+    def _export(self, to: str, clock: SystemClock) -> None:
+        # Behind it is pyarrow, an extra that only those who export need.
+        try:
+            from dnagent.exports import scheduled_export
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"export.to: {error.name} is not installed", hint=EXTRA_HINT) from error
+
+        settings = self._config.export
+        exports = scheduled_export(
+            to,
+            [held.survey() for held in self._store.volumes],
+            [(str(failed.settings.path), failed.error) for failed in self._failed],
+            source=settings.source,
+            interval_s=settings.interval_s,
+            audit_file=self._config.audit_path,
+            disk=self._disk,
+            metrics=self.metrics,
+            on_bytes=Limiter(self._config.scan.bytes_per_second, clock, self._stop.wait).take,
+        )
+        exports.start()
+        self._stack.callback(exports.stop)
 
     def _pace(self) -> Pace:
         scan = self._config.scan

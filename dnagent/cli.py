@@ -1,15 +1,28 @@
-"""`treefold agent run`: a datanode's agent as a process."""
+"""`treefold agent`: a datanode's agent as a process, and what it does once when asked."""
 
 import json
+import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from dnagent.agent import Agent
-from dnagent.config import AgentConfig
+from dnagent.config import EXTRA_HINT, AgentConfig
+from merkle.errors import UsageError
+from merkle.replica import Source
+from ozone.volume import Hold
 from runtime.config import load
 from runtime.lifecycle import announce, stop_on_signals
 from runtime.log import LogFormat, LogLevel, configure, get_logger
+
+if TYPE_CHECKING:
+    from dnagent.export import Done, Exported
+
+EXIT_FINDINGS = 3
+EXIT_PARTLY = 5
 
 
 @click.group()
@@ -89,3 +102,124 @@ def run(
     finally:
         running.stop()
     log.info("process_stopped")
+
+
+@agent.command("export-checksums")
+@click.option("--config", "config_path", type=click.Path(path_type=Path), help="The agent's settings, a TOML file.")
+@click.option("--volume", "volumes", multiple=True, metavar="PATH", help="A volume, instead of a file; repeatable.")
+@click.option("--to", metavar="DEST", help="A folder, or a URI such as s3://bucket/prefix; by default the file's.")
+@click.option(
+    "--source",
+    type=click.Choice([source.value for source in Source]),
+    help="Stored trees and records where there is none (the default), records alone, or all data read.",
+)
+@click.option("--full", is_flag=True, help="Write every row anew, not only what changed.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def export_checksums(
+    ctx: click.Context,
+    config_path: Path | None,
+    volumes: tuple[str, ...],
+    to: str | None,
+    source: str | None,
+    full: bool,
+    as_json: bool,
+) -> None:
+    """Export the checksums of all chunks as Parquet.
+
+    The table is what `treefold sweep` reads.
+
+    Volumes are read only, also while their datanode or an agent runs. Each datanode's table is a folder in DEST, named
+    by its UUID, and says what the volumes given hold now: name all volumes of a datanode. Only what changed since the
+    last export is written; the manifest, written last, makes it count. Credentials for S3 are taken from the
+    environment, as by other tools.
+
+    Exit status: 0 exported, 3 exported with findings, 5 a volume could not be opened and is left out.
+    """
+    if bool(config_path) == bool(volumes):
+        raise UsageError("give either --config or --volume")
+    config = load(config_path, AgentConfig) if config_path else None
+    to = to or (config.export.to if config else None)
+    if not to:
+        raise UsageError("--to is missing: where shall the table go?")
+    try:
+        from dnagent.exports import ExportedVolume, export_now
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed", hint=EXTRA_HINT) from error
+    if config:
+        # Not made here: an agent that never ran keeps nothing.
+        state = config.state_folder if config.state_folder.is_dir() else None
+        given = [ExportedVolume(v.path, state, owned=v.hold is Hold.OWNER) for v in config.volumes]
+    else:
+        given = [ExportedVolume(Path(path)) for path in volumes]
+    tell = _Teller(sys.stderr.isatty())
+    done, skipped = export_now(
+        given,
+        to,
+        source=Source(source) if source else config.export.source if config else Source.TREE,
+        full=full,
+        audit_file=config.audit_path if config else None,
+        database_volumes=config.database_volumes if config else (),
+        on_done=tell.tell,
+    )
+    tell.end()
+    for volume in skipped:
+        click.echo(f"error [{volume.error_code}]: {volume.path}: {volume.message}", err=True)
+    for one in done:
+        for name in one.lost_volumes:
+            click.echo(f"warning: the table had the volume {name}, which was not given, and has it no more", err=True)
+    if as_json:
+        tables = [_table_json(one) for one in done]
+        click.echo(json.dumps({"tables": tables, "skipped": [asdict(volume) for volume in skipped]}))
+    else:
+        for one in done:
+            click.echo(_summary(one))
+    ctx.exit(EXIT_PARTLY if skipped else EXIT_FINDINGS if any(one.faults for one in done) else 0)
+
+
+class _Teller:
+    """Tells on stderr how far an export is: on one line of a terminal, or in a line now and then."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        self._is_terminal = is_terminal
+        self._every_s = 0.2 if is_terminal else 10.0
+        self._said_s = time.monotonic()
+
+    def tell(self, done: "Done") -> None:
+        now_s = time.monotonic()
+        if now_s - self._said_s >= self._every_s:
+            self._said_s = now_s
+            text = f"exporting  {done.containers} of {done.containers_total} containers  {done.rows} rows"
+            click.echo(f"\r\x1b[K{text}" if self._is_terminal else text, err=True, nl=not self._is_terminal)
+
+    def end(self) -> None:
+        if self._is_terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
+def _table_json(exported: "Exported") -> dict[str, object]:
+    manifest = exported.manifest
+    return {
+        "datanode": manifest.datanode,
+        "location": exported.location,
+        "manifest": manifest.name,
+        "sequence": manifest.sequence,
+        "source": manifest.source.value,
+        "containers": manifest.containers,
+        "rows": manifest.rows,
+        "containersWritten": exported.containers_written,
+        "rowsWritten": exported.rows_written,
+        "bytesWritten": exported.bytes_written,
+        "events": exported.events,
+        "findings": exported.faults,
+        "lostVolumes": list(exported.lost_volumes),
+    }
+
+
+def _summary(exported: "Exported") -> str:
+    manifest = exported.manifest
+    return (
+        f"{manifest.datanode}: {manifest.containers} containers, {manifest.rows} rows; "
+        f"{exported.containers_written} changed, {exported.rows_written} rows and {exported.bytes_written} bytes "
+        f"written, {exported.events} events, {exported.faults} findings; {exported.location}/{manifest.name}"
+    )

@@ -6,10 +6,13 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
+from merkle.replica import Source
 from ozone.volume import Hold
 from runtime.config import Address, Duration, FilePath, Rate, Settings, Size, TlsSettings
 from runtime.rpc import Tls, is_loopback
 
+# What exports need beside the package itself.
+EXTRA_HINT = "Install what chunk tables need: pip install 'treefold[sweep]'."
 # More disks than a machine has.
 VOLUMES_MAX = 256
 
@@ -52,6 +55,22 @@ class RepairSettings(Settings):
     bytes_per_second: Rate = 0
 
 
+class ExportSettings(Settings):
+    """Exports of the chunk table in the background; none without a place for it."""
+
+    # A local folder or a URI such as s3://bucket/prefix; each datanode's table is a folder in it.
+    to: str | None = Field(default=None, min_length=1)
+    interval_s: Duration = 86_400.0
+    source: Source = Source.TREE
+
+    @field_validator("interval_s")
+    @classmethod
+    def _not_without_end(cls, value: float) -> float:
+        if value < 1:
+            raise ValueError("expected at least 1s")
+        return value
+
+
 def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
@@ -71,6 +90,7 @@ class AgentConfig(Settings):
     heartbeat_interval_s: Duration = 10.0
     scan: ScanSettings = ScanSettings()
     repair: RepairSettings = RepairSettings()
+    export: ExportSettings = ExportSettings()
     tls: TlsSettings | None = None
     # Serve and call in the clear off loopback too.
     insecure: bool = False
@@ -92,7 +112,9 @@ class AgentConfig(Settings):
         for path in paths:
             if paths.count(path) > 1:
                 raise ValueError(f"volumes: {path} is listed twice")
-            for key, ours in (("state_folder", self.state_folder), ("audit_file", self.audit_file)):
+            exported = Path(self.export.to) if self.export.to and "://" not in self.export.to else None
+            kept = (("state_folder", self.state_folder), ("audit_file", self.audit_file), ("export.to", exported))
+            for key, ours in kept:
                 if ours and _real(ours).is_relative_to(path.parent if path.name == "hdds" else path):
                     raise ValueError(f"{key}: must not lie inside the volume {path}")
         for key, address in (("listen", self.listen), ("controller", self.controller)):
@@ -104,6 +126,10 @@ class AgentConfig(Settings):
                 f"metrics: {self.metrics} is not on loopback and the page is in the clear: insecure = true"
             )
         return self
+
+    @property
+    def audit_path(self) -> Path:
+        return self.audit_file or self.state_folder / "audit.jsonl"
 
     @property
     def rpc_tls(self) -> Tls | None:

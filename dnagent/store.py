@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
@@ -41,6 +42,7 @@ from ozone.disk import Disk
 from ozone.mapped import MappedReader
 from ozone.ports import ReplicaHead
 from ozone.scan import ScanResult, build_from_metadata, scan, scan_metadata
+from ozone.survey import Survey
 from ozone.treefile import TreeFiles, TreeStatus
 from ozone.undo import UndoStore
 from ozone.volume import Hold, Volume
@@ -56,8 +58,18 @@ _log = get_logger("store")
 class HeldVolume:
     """The replicas of one volume, for its scanner (dnagent.scanner.ScannedVolume). Thread-safe."""
 
-    def __init__(self, volume: Volume, disk: Disk, *, undo_bytes: int, mapped: MappedReader | None = None) -> None:
+    def __init__(
+        self,
+        volume: Volume,
+        disk: Disk,
+        *,
+        undo_bytes: int,
+        mapped: MappedReader | None = None,
+        on_deleted: Callable[[ContainerId, Sequence[BlockId] | None], None] = lambda *_: None,
+    ) -> None:
         """Look at every replica once, and finish what a deletion cut short has left; `mapped` is closed with it.
+
+        `on_deleted` hears of blocks, or of the whole container where it gets None, before they are deleted.
 
         Raises:
             VolumeError, DatabaseError, DiskError: the volume as a whole cannot be used.
@@ -65,7 +77,8 @@ class HeldVolume:
         self.volume = volume
         self.name = str(volume.root)
         self.containers = ContainerStore(volume, disk)
-        self.trees = TreeFiles(volume, disk)
+        self.trees = TreeFiles(volume, disk, on_deleted=on_deleted)
+        self.on_deleted = on_deleted
         self.undo = UndoStore(volume.state_folder / "undo", disk, budget_bytes=undo_bytes)
         owned = volume.hold is Hold.OWNER
         self.writer = ContainerWriter(volume, self.trees, self.undo, disk) if owned else None
@@ -189,6 +202,16 @@ class HeldVolume:
         """See what is on disk of one replica now; of one that was forgotten nothing."""
         self._remember(self._look_at(container_id))
 
+    def survey(self) -> Survey:
+        """A walk over all replicas as they are on disk, with the trees and scan times that we keep."""
+
+        def scanned_ms(container_id: ContainerId) -> int | None:
+            with suppress(ContainerNotFoundError):
+                return self.replica(container_id).data_scan_timestamp_ms
+            return None
+
+        return Survey(self.volume, self._disk, trees=self.trees, scanned_ms=scanned_ms)
+
     def forget(self, container_id: ContainerId) -> None:
         """Drop a replica that is being deleted, so that nobody begins anything with it."""
         with self._lock:
@@ -262,9 +285,6 @@ class HeldVolume:
             _log.warning("tree_write_failed", container_id=container_id, volume=self.name, **_fields(error))
         return stored.tree if stored.status is TreeStatus.PRESENT else None
 
-    def _findings_path(self, container_id: ContainerId) -> Path:
-        return self.volume.state_folder / "scans" / f"{container_id}.json"
-
     def _keep_findings(self, examination: Examination, at_ms: int | None) -> None:
         findings = [
             {
@@ -275,17 +295,26 @@ class HeldVolume:
             }
             for finding in examination.result.findings
         ]
-        path = self._findings_path(examination.container_id)
+        path = _findings_path(self.volume, examination.container_id)
         self._disk.make_folder(path.parent)
         self._disk.replace(path, json.dumps({"at_ms": at_ms, "findings": findings}).encode())
 
     def _own_scan_ms(self, container_id: ContainerId) -> int | None:
-        try:
-            at_ms = json.loads(self._disk.read(self._findings_path(container_id)))["at_ms"]
-        except (DiskError, ValueError, KeyError, TypeError):
-            # Lost or damaged: the container is scanned once more than needed.
-            return None
-        return at_ms if isinstance(at_ms, int) else None
+        return own_scan_ms(self.volume, self._disk, container_id)
+
+
+def own_scan_ms(volume: Volume, disk: Disk, container_id: ContainerId) -> int | None:
+    """When an agent that holds the volume read-only last scanned the container; None where it never did."""
+    try:
+        at_ms = json.loads(disk.read(_findings_path(volume, container_id)))["at_ms"]
+    except (DiskError, ValueError, KeyError, TypeError):
+        # Lost or damaged: the container is scanned once more than needed.
+        return None
+    return at_ms if isinstance(at_ms, int) else None
+
+
+def _findings_path(volume: Volume, container_id: ContainerId) -> Path:
+    return volume.state_folder / "scans" / f"{container_id}.json"
 
 
 class ReplicaStore:
@@ -390,6 +419,7 @@ class ReplicaStore:
         if not self._interrupt(container_id):
             volume.restore(container_id)
             raise BusyError(f"container {container_id} is still being repaired", container_id=container_id)
+        volume.on_deleted(container_id, None)
         volume.writer.delete_container(container_id)
         _log.info("container_deleted", container_id=container_id, volume=volume.name)
 

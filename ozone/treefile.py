@@ -13,7 +13,7 @@ after a scan, the volume's once its datanode has scanned or repaired the contain
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -103,8 +103,12 @@ class TreeFileStats:
 class TreeFiles:
     """The tree files of one volume. Thread-safe."""
 
-    def __init__(self, volume: Volume, disk: Disk) -> None:
+    def __init__(
+        self, volume: Volume, disk: Disk, *, on_deleted: Callable[[ContainerId, Sequence[BlockId]], None] | None = None
+    ) -> None:
+        """`on_deleted` hears of the blocks that become tombstones, before their tree is written."""
         self.stats = TreeFileStats()
+        self._on_deleted = on_deleted
         self._volume = volume
         self._disk = disk
         self._locks = [threading.Lock() for _ in range(_LOCK_STRIPES)]
@@ -242,6 +246,11 @@ class TreeFiles:
             text = f"the tree of container {container_id} would be {len(encoded)} bytes"
             raise TreeRefusedError(TreeRefusal.TOO_LARGE.value, text, container_id=container_id)
         path = self.path(container_id)
+        if self._on_deleted is not None:
+            known = {block.block_id for block in stored.known.blocks if block.deleted}
+            deleted = [block.block_id for block in tree.blocks if block.deleted and block.block_id not in known]
+            if deleted:
+                self._on_deleted(container_id, deleted)
         try:
             if not _are_kept(tree, stored.kept):
                 self._keep_tombstones(tree)

@@ -355,7 +355,7 @@ class Manifest:
                 for file in self.files
             ],
         }
-        return json.dumps(said | {"checksum": _json_checksum(said)}, indent=1).encode()
+        return json.dumps(said | {"checksum": _json_checksum(said)}, indent=1).encode() + b"\n"
 
 
 def parse_manifest(raw: bytes, name: str) -> Manifest:

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -102,7 +102,7 @@ class _Stderr:
 
 
 class AuditLog:
-    """Appends one JSON line for each write into replica data. Thread-safe."""
+    """Appends one JSON line for each write into replica data, and for each delete. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         """Open for append, creating the file readable by its owner and group alone.
@@ -123,16 +123,31 @@ class AuditLog:
         Raises:
             DiskError: the line is not on disk; the write it tells of must not be reported as done.
         """
+        fields = {"container": container, "block": block, "offset": offset, "length": length}
+        self._append([{**fields, "source": source, "job": job}])
+
+    def delete(self, container: int, blocks: Sequence[int] | None) -> None:
+        """Put down that blocks, or None for the whole container, are about to be deleted or marked so in the tree.
+
+        Raises:
+            DiskError: the lines are not on disk; the delete must not be done.
+        """
+        same = {"offset": None, "length": 0, "source": "", "job": ""}
+        self._append(
+            {"kind": "delete", "container": container, "block": block, **same}
+            for block in ([None] if blocks is None else blocks)
+        )
+
+    def _append(self, lines: Iterable[Mapping[str, object]]) -> None:
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        fields = {"time": time, "container": container, "block": block, "offset": offset, "length": length}
-        line = json.dumps({**fields, "source": source, "job": job}) + "\n"
+        text = "".join(json.dumps({"time": time, **line}) + "\n" for line in lines)
         try:
             with self._lock:
-                written = os.write(self._descriptor, line.encode())
+                written = os.write(self._descriptor, text.encode())
                 os.fsync(self._descriptor)
         except OSError as error:
             raise DiskError(f"audit file {self._path} cannot be written: {error.strerror}") from error
-        if written != len(line):
+        if written != len(text):
             raise DiskError(f"audit file {self._path} took only a part of a line")
 
     def close(self) -> None:

@@ -86,6 +86,19 @@ def test_the_audit_file_grows_by_one_line_a_write(tmp_path: Path) -> None:
     assert lines == [{**want, "job": "j1"}, {**want, "job": "j2"}]
 
 
+def test_deletes_are_lines_of_their_own_kind(tmp_path: Path) -> None:
+    audit = AuditLog(tmp_path / "audit.jsonl")
+    audit.delete(12, [20, 21])
+    audit.delete(13, None)
+    audit.close()
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [(line["kind"], line["container"], line["block"], line["length"]) for line in lines] == [
+        ("delete", 12, 20, 0),
+        ("delete", 12, 21, 0),
+        ("delete", 13, None, 0),
+    ]
+
+
 def test_an_audit_file_that_cannot_be_opened_is_a_disk_error(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match="Is a directory"):
         AuditLog(tmp_path)
@@ -95,6 +108,8 @@ def test_an_audit_line_that_cannot_be_written_is_a_disk_error() -> None:
     audit = AuditLog(Path("/dev/full"))
     with pytest.raises(DiskError, match="No space left"):
         audit.write(container=1, block=1, offset=0, length=1, source="dn-3", job="j1")
+    with pytest.raises(DiskError, match="No space left"):
+        audit.delete(1, [1])
     audit.close()
 
 
