@@ -138,7 +138,11 @@ def fold_batches(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 
     Rows without datanode, volume or container ID belong to no replica: whoever reads them leaves them out.
     """
-    return fold_rows(rows_of(batch) for batch in batches if batch.num_rows)
+    return fold_rows(
+        rows_of(dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)
+        for batch in batches
+        if batch.num_rows
+    )
 
 
 def fold_rows(stretches: Iterable[Rows]) -> pa.Table:
@@ -185,14 +189,14 @@ def replicas_of(runs: pa.Table, paths: pa.Array) -> pa.Table:
     return pa.table([columns[name] for name in REPLICA_SCHEMA.names], REPLICA_SCHEMA)
 
 
-def rows_of(batch: pa.RecordBatch) -> Rows:
-    """A batch of CHUNK_SCHEMA as arrays; text may be dictionaries."""
+def rows_of(columns: Mapping[str, pa.Array], count: int) -> Rows:
+    """Columns of the types of CHUNK_SCHEMA as arrays; text may be dictionaries, and a single entry stands for all."""
     unreadable: Bools | None = None
     text, integers, flags = dict[str, Text](), dict[str, Int64s](), dict[str, Bools]()
     for name in CHUNK_SCHEMA.names:
-        column = batch.column(name)
+        column = columns[name]
         if column.null_count and name != "scanned_at":
-            lacking = column.is_null().to_numpy(zero_copy_only=False)
+            lacking = _full(column.is_null().to_numpy(zero_copy_only=False), count)
             unreadable = lacking if unreadable is None else unreadable | lacking
         if name in TEXT:
             text[name] = text_of(column)
@@ -200,7 +204,7 @@ def rows_of(batch: pa.RecordBatch) -> Rows:
             flags[name] = flags_of(column)
         else:
             integers[name] = integers_of(column)
-    return Rows(batch.num_rows, text, integers, flags, unreadable)
+    return Rows(count, text, integers, flags, unreadable)
 
 
 def text_of(column: pa.Array) -> Text:

@@ -1,0 +1,227 @@
+"""Chunk tables in Parquet files: parts folded to runs, and the rows of some containers.
+
+Written for the tables that agents export and for anybody else's: columns that have a natural value may be missing,
+numbers may be of any width and text of any kind. Columns of which the statistics of a row group say that they are
+constant are not decoded, and memory is bounded by a batch whatever the size of a file or of its row groups.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from merkle.errors import ChunkTableError
+from protos.chunk_table import (
+    CHUNK_SCHEMA,
+    TableRefusal,
+    held_in,
+    place_of,
+    read_inventory,
+    read_manifest,
+    superseded,
+)
+from spark.model import FINDING_SCHEMA, FindingKind, Part, PartKind
+from spark.runs import RUN_SCHEMA, TEXT, Int64s, Rows, fold_rows, rows_of
+
+# What a column is worth where a table has it not; the others have to be there.
+DEFAULTS: Mapping[str, object] = {
+    "volume": "",
+    "state": "CLOSED",
+    "bcs_id": 0,
+    "replica_index": 0,
+    "matches": True,
+    "deleted": False,
+    "source": "tree",
+    "generation": 0,
+    "scanned_at": None,
+}
+REQUIRED = tuple(name for name in CHUNK_SCHEMA.names if name not in DEFAULTS)
+
+# Some 30 MB of arrays: a page or more of each column.
+_BATCH_ROWS = 1 << 18
+_OWNER = ("datanode", "container_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What came of one part."""
+
+    # RUN_SCHEMA and FINDING_SCHEMA.
+    runs: pa.Table
+    findings: pa.Table
+    rows: int
+    # Why the part gave no runs, "" where it did. A replica may go on in another part: none of the same table tells
+    # then what its datanodes hold, and that rows are not there says nothing.
+    skipped: str = ""
+
+
+def fold_part(part: Part) -> Folded:
+    """The runs of a part of a file, without replicas that its export holds elsewhere by now.
+
+    A part that cannot be read gives a finding and no runs.
+    """
+    assert part.kind is PartKind.FILE
+    try:
+        with _opened(part) as reader:
+            runs = fold_rows(reader.stretches())
+            if part.manifest is not None:
+                keys = ["volume", "container_id"]
+                held = reader.inventory().select(keys)
+                runs = runs.join(held, keys, join_type="left semi", use_threads=False).select(RUN_SCHEMA.names)
+                runs = runs.cast(RUN_SCHEMA)
+    except ChunkTableError as error:
+        return Folded(RUN_SCHEMA.empty_table(), _finding(error.message), 0, error.message)
+    findings = FINDING_SCHEMA.empty_table()
+    if reader.unowned:
+        findings = _finding(f"{part.location}: {reader.unowned} rows name no datanode or no container")
+    return Folded(runs, findings, reader.rows)
+
+
+def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
+    """The rows (CHUNK_SCHEMA) of these containers, ascending, in a part that could be folded, superseded ones left out.
+
+    Raises:
+        ChunkTableError: it cannot be read any more.
+    """
+    assert part.kind is PartKind.FILE
+    with _opened(part) as reader:
+        held = None
+        for batch in reader.batches(container_ids):
+            if part.manifest is not None:
+                held = held or held_in(reader.inventory(), reader.name)
+                batch = batch.filter(pa.array(~superseded(batch, held)))
+            if batch.num_rows:
+                yield batch
+
+
+class _Reader:
+    """The row groups of one part."""
+
+    def __init__(self, part: Part, file: pq.ParquetFile, name: str) -> None:
+        self.name = name
+        # What was read so far, and what of it belongs to no replica.
+        self.rows = 0
+        self.unowned = 0
+        self._part = part
+        self._file = file
+        names = file.schema_arrow.names
+        self._places = {column: names.index(column) for column in CHUNK_SCHEMA.names if column in names}
+        missing = [column for column in REQUIRED if column not in self._places]
+        if missing:
+            raise _unreadable(TableRefusal.SCHEMA, f"{part.location} has no column {', '.join(missing)}")
+
+    def inventory(self) -> pa.Table:
+        """The replicas that the export holds in this file."""
+        assert self._part.manifest is not None
+        filesystem, path = place_of(self._part.manifest)
+        manifest = read_manifest(filesystem, path)
+        inventory = read_inventory(filesystem, path.rpartition("/")[0], manifest)
+        return inventory.filter(pc.equal(inventory["file"], self.name))
+
+    def stretches(self) -> Iterator[Rows]:
+        """All rows, as they are folded."""
+        for group in range(self._part.first, self._part.last):
+            for columns, count in self._read(group):
+                self.rows += count
+                if any(columns[name].null_count for name in _OWNER):
+                    batch = _owned(_whole(columns, count))
+                    self.unowned += count - batch.num_rows
+                    columns, count = dict(zip(CHUNK_SCHEMA.names, batch.columns, strict=True)), batch.num_rows
+                if count:
+                    yield rows_of(columns, count)
+
+    def batches(self, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
+        """The rows of these containers."""
+        for group in range(self._part.first, self._part.last):
+            if not self._may_hold(group, container_ids):
+                continue
+            for columns, count in self._read(group):
+                chosen = np.isin(columns["container_id"].fill_null(0).to_numpy(), container_ids)
+                if not chosen.any():
+                    continue
+                batch = _whole(columns, count).filter(pa.array(np.broadcast_to(chosen, count)))
+                yield _owned(batch)
+
+    def _may_hold(self, group: int, container_ids: Int64s) -> bool:
+        """Whether a row group has rows of any of these containers, for all that its statistics say."""
+        statistics = self._file.metadata.row_group(group).column(self._places["container_id"]).statistics
+        if statistics is None or not statistics.has_min_max:
+            return len(container_ids) > 0
+        first, last = np.searchsorted(container_ids, (statistics.min, statistics.max))
+        return bool(first < len(container_ids) and (first < last or container_ids[first] == statistics.max))
+
+    def _read(self, group: int) -> Iterator[tuple[dict[str, pa.Array], int]]:
+        """A row group batch by batch, each column with all entries or with the one that all rows have; counts."""
+        alike: dict[str, pa.Array] = {}
+        for field in CHUNK_SCHEMA:
+            if field.name not in self._places:
+                alike[field.name] = pa.array([DEFAULTS[field.name]], field.type)
+            elif (value := self._constant(group, field.name)) is not None:
+                alike[field.name] = _conformed(pa.array([value], self._file.schema_arrow.field(field.name).type), field)
+        wanted = [name for name in CHUNK_SCHEMA.names if name not in alike]
+        for batch in self._file.iter_batches(_BATCH_ROWS, [group], wanted, use_threads=False):
+            columns = {name: _conformed(batch.column(name), CHUNK_SCHEMA.field(name)) for name in wanted}
+            yield alike | columns, batch.num_rows
+
+    def _constant(self, group: int, name: str) -> object:
+        """What all rows of a row group have in a column, if its statistics say so."""
+        statistics = self._file.metadata.row_group(group).column(self._places[name]).statistics
+        if statistics is None or not (statistics.has_min_max and statistics.has_null_count):
+            return None
+        return statistics.min if statistics.null_count == 0 and statistics.min == statistics.max else None
+
+
+@contextmanager
+def _opened(part: Part) -> Iterator[_Reader]:
+    try:
+        filesystem, path = place_of(part.location)
+        with (
+            filesystem.open_input_file(path) as source,
+            pq.ParquetFile(source, read_dictionary=list(TEXT), page_checksum_verification=True) as file,
+        ):
+            yield _Reader(part, file, path.rpartition("/")[2])
+    # pyarrow says what is wrong with a Parquet file, or with a cast, by ArrowInvalid, a ValueError, and others of its.
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise _unreadable(TableRefusal.UNREADABLE, f"{part.location} cannot be read: {error}") from error
+
+
+def _conformed(column: pa.Array, field: pa.Field) -> pa.Array:
+    """A column of any width or kind as CHUNK_SCHEMA has it; text may stay a dictionary."""
+    if column.type == field.type:
+        return column
+    if pa.types.is_dictionary(column.type):
+        if field.name in TEXT and not column.dictionary.null_count:
+            return pa.DictionaryArray.from_arrays(column.indices.cast(pa.int32()), column.dictionary.cast(pa.string()))
+        column = column.cast(column.type.value_type)
+    # Of a time that is finer, the rest is dropped; of numbers nothing is.
+    return column.cast(field.type, safe=field.name != "scanned_at")
+
+
+def _whole(columns: Mapping[str, pa.Array], count: int) -> pa.RecordBatch:
+    """With one entry a row, by CHUNK_SCHEMA."""
+    arrays = []
+    for field in CHUNK_SCHEMA:
+        column = columns[field.name]
+        if len(column) != count:
+            column = pa.repeat(column[0], count)
+        arrays.append(column.cast(field.type) if column.type != field.type else column)
+    return pa.RecordBatch.from_arrays(arrays, schema=CHUNK_SCHEMA)
+
+
+def _owned(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Without rows that belong to no replica."""
+    return batch.filter(pc.and_(*(batch.column(name).is_valid() for name in _OWNER)))
+
+
+def _unreadable(refusal: TableRefusal, message: str) -> ChunkTableError:
+    return ChunkTableError(refusal.value, message)
+
+
+def _finding(detail: str) -> pa.Table:
+    nothing: list[str] = []
+    row = {"kind": FindingKind.UNREADABLE.value, "lacking": nothing, "sources": nothing, "detail": detail}
+    return pa.Table.from_pylist([row], FINDING_SCHEMA)
