@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from merkle.checksum import fingerprint
 from merkle.errors import ChunkTableError
 from protos.chunk_table import (
-    CHUNK_SCHEMA,
     EVENT_SCHEMA,
     FileKind,
     Manifest,
@@ -29,6 +28,7 @@ from protos.chunk_table import (
     read_faults,
     read_manifest,
 )
+from spark.files import REQUIRED
 from spark.model import FINDING_SCHEMA, Part, PartKind, Source
 from spark.output import Skipped
 
@@ -231,7 +231,7 @@ def _groups(file: _File) -> tuple[int, ...] | Skipped:
     # pyarrow says what is wrong with a Parquet file by ArrowInvalid, a ValueError.
     except (OSError, ValueError) as error:
         return Skipped(file.location, str(error))
-    lacking = [name for name in CHUNK_SCHEMA.names if name not in schema.names]
+    lacking = [name for name in REQUIRED if name not in schema.names]
     if lacking:
         return Skipped(file.location, f"it is no chunk table: it lacks {', '.join(lacking)}")
     return tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -41,14 +40,16 @@ class Plan:
     # Of volumes, then of files.
     parts: tuple[Part, ...]
     skipped: tuple[Skipped, ...]
-    notes: tuple[str, ...]
+    # Of the exports that are read.
+    manifests: tuple[str, ...]
+    # What was asked for, see `key_of`; a plan leaves out what proves unreadable.
+    key: str
 
-    @property
-    def key(self) -> str:
-        """Equal exactly if the sweep would read the same in the same way."""
-        ids = sorted(part.part_id for part in self.parts)
-        skipped = sorted(one.input for one in self.skipped)
-        return fingerprint(json.dumps([self.engine, self.source.value, ids, skipped]).encode()).hex()
+
+def key_of(engine: str, source: Source, parts: Sequence[Part], skipped: Sequence[Skipped]) -> str:
+    """Equal exactly if two sweeps read the same in the same way."""
+    ids, left_out = sorted(part.part_id for part in parts), sorted(one.input for one in skipped)
+    return fingerprint(json.dumps([engine, source.value, ids, left_out]).encode()).hex()
 
 
 class Work:
@@ -82,17 +83,6 @@ class Work:
         """What is finished of one stage."""
         return Stage(self._folder / plan.sweep_id / name, self._disk)
 
-    def scratch(self, plan: Plan) -> Path:
-        """An empty folder for what need not outlive the process.
-
-        Raises:
-            DiskError: it cannot be made.
-        """
-        folder = self._folder / plan.sweep_id / "scratch"
-        self._disk.remove_folder(folder)
-        self._disk.make_folder(folder)
-        return folder
-
     def end(self, sweep_id: str) -> None:
         """Forget a sweep: it is complete, or was given up.
 
@@ -123,7 +113,8 @@ class Stage:
         self._disk.make_folder(temporary)
         for name, table in tables.items():
             path = temporary / f"{name}.parquet"
-            ordered = table.take(pc.sort_indices(table, [("container_id", "ascending")], null_placement="at_start"))
+            # Rows of no container first.
+            ordered = table.take(pc.sort_indices(pc.fill_null(table["container_id"], _ID_MIN)))
             try:
                 pq.write_table(ordered, path, row_group_size=_ROW_GROUP, compression="zstd")
             except OSError as error:
@@ -132,6 +123,14 @@ class Stage:
         self._disk.replace(temporary / "note.json", json.dumps(note).encode())
         self._disk.rename(temporary, self._folder / f"{number:06}")
         self._disk.sync_folder(self._folder)
+
+    def clear(self) -> None:
+        """Forget all entries.
+
+        Raises:
+            DiskError: they cannot be removed.
+        """
+        self._disk.remove_folder(self._folder)
 
     def notes(self) -> list[JsonObject]:
         """The notes of all entries."""
@@ -162,17 +161,18 @@ class Stored:
         self._schema = schema
         self._files = [pq.ParquetFile(path) for path in paths]
 
-    @property
-    def rows(self) -> int:
-        return sum(file.metadata.num_rows for file in self._files)
-
     def starts(self) -> Iterator[tuple[int, int]]:
         """The least container and the number of rows of each row group that has containers."""
         for file in self._files:
             for i in range(file.metadata.num_row_groups):
                 statistics = _statistics(file, i)
-                if statistics.has_min_max:
+                if statistics is not None and statistics.has_min_max:
                     yield statistics.min, file.metadata.row_group(i).num_rows
+
+    def tables(self) -> Iterator[pa.Table]:
+        """All of it, file by file."""
+        for file in self._files:
+            yield file.read(self._schema.names).cast(self._schema)
 
     def read(self, wanted: Range) -> pa.Table:
         """All rows of these containers, in no order."""
@@ -192,6 +192,8 @@ class Stored:
 
     def _may_hold(self, file: pq.ParquetFile, group: int, wanted: Range) -> bool:
         statistics = _statistics(file, group)
+        if statistics is None:
+            return False
         if wanted.first is None and statistics.null_count:
             return True
         return (
@@ -201,7 +203,7 @@ class Stored:
         )
 
 
-_ID_MAX = (1 << 63) - 1
+_ID_MIN, _ID_MAX = -(1 << 63), (1 << 63) - 1
 
 
 def ranges(tables: Sequence[Stored], rows_max: int = RANGE_ROWS) -> list[Range]:
@@ -216,12 +218,10 @@ def ranges(tables: Sequence[Stored], rows_max: int = RANGE_ROWS) -> list[Range]:
     return [*found, Range(first, _ID_MAX)]
 
 
-def _statistics(file: pq.ParquetFile, group: int) -> pq.Statistics:
-    """Of the containers in a row group."""
+def _statistics(file: pq.ParquetFile, group: int) -> pq.Statistics | None:
+    """Of the containers in a row group; None where it has no rows."""
     place = file.schema_arrow.get_field_index("container_id")
-    statistics = file.metadata.row_group(group).column(place).statistics
-    assert statistics is not None
-    return statistics
+    return file.metadata.row_group(group).column(place).statistics
 
 
 def _plan(raw: dict[str, object]) -> Plan:
@@ -235,7 +235,8 @@ def _plan(raw: dict[str, object]) -> Plan:
         Source(raw["source"]),
         parts_of(parts),
         tuple(Skipped(**one) for one in skipped),
-        tuple(raw["notes"]) if isinstance(raw["notes"], list) else (),
+        tuple(raw["manifests"]) if isinstance(raw["manifests"], list) else (),
+        str(raw["key"]),
     )
 
 
@@ -245,8 +246,3 @@ def parts_of(raw: Sequence[Mapping[str, object]]) -> tuple[Part, ...]:
         Part(**{**one, "kind": PartKind(one["kind"]), "source": Source(one["source"])})  # type: ignore[arg-type]
         for one in raw
     )
-
-
-def as_ids(table: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The containers of a table, each once, ascending."""
-    return np.unique(table["container_id"].to_numpy())
