@@ -197,9 +197,14 @@ def export(
     with destination.exclusive() as is_alone:
         run = _Run(destination, datanodes.pop(), source, limits, now, cancelled)
         run.begin(full=full)
-        run.take_all(sorted(surveys, key=lambda s: s.volume), skipped, on_done, on_bytes)
-        run.rewrite()
-        run.add_events(audit_file, {survey.volume for survey in surveys})
+        try:
+            run.take_all(sorted(surveys, key=lambda s: s.volume), skipped, on_done, on_bytes)
+            run.rewrite()
+            run.add_events(audit_file, {survey.volume for survey in surveys})
+            run.add_inventory()
+        except BaseException:
+            run.discard()
+            raise
         exported = run.commit(sorted(survey.volume for survey in surveys), skipped)
         # The export is done; what stays behind is removed next time.
         with contextlib.suppress(DiskError, DestinationError, ChunkTableError):
@@ -328,8 +333,8 @@ class _Run:
             self._event_count += len(piece)
         self._audit = audit.mark
 
-    def commit(self, volumes: Sequence[str], skipped: Sequence[SkippedVolume]) -> Exported:
-        """Write faults, inventory and manifest."""
+    def add_inventory(self) -> None:
+        """Write the faults that are left, and which file has which replica."""
         self._flush_faults(0)
         places = sorted(self._after)
         inventory = pa.table(
@@ -341,6 +346,16 @@ class _Run:
             schema=CONTAINER_SCHEMA,
         )
         self._write(FileKind.CONTAINERS, inventory)
+
+    def discard(self) -> None:
+        """Remove what was written, for nobody will ever name it; what cannot be removed now is next time."""
+        for file in self._files:
+            if file.sequence == self._sequence:
+                with contextlib.suppress(DiskError, DestinationError):
+                    self._destination.remove(file.name)
+
+    def commit(self, volumes: Sequence[str], skipped: Sequence[SkippedVolume]) -> Exported:
+        """Write the manifest."""
         manifest = Manifest(
             datanode=self._datanode,
             sequence=self._sequence,
@@ -350,7 +365,7 @@ class _Run:
             volumes=tuple(volumes),
             skipped=tuple(skipped),
             files=tuple(sorted(self._files, key=lambda file: file.name)),
-            containers=len(places),
+            containers=len(self._after),
             rows=sum(held.rows for held in self._after.values()),
             audit=self._audit,
         )
