@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "reconcile": Lazy("admin.reconcile:reconcile", "Make the replicas of containers equal."),
     "scan": Lazy("admin.scan:scan", "Have agents read replicas and look for damage."),
     "scm": Lazy("scm.cli:scm", "The controller: take reports, compare replicas, run jobs."),
+    "sweep": Lazy("admin.sweep:sweep", "Check every replica of a cluster in bulk, night by night."),
     "tree": Lazy("admin.tree:tree", "Build, show, compare and check trees offline."),
 }
 

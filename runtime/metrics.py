@@ -62,6 +62,13 @@ _TABLE = (
     Metric("scm_containers_unknown", Kind.GAUGE, "Containers of which some replica has no root."),
     Metric("scm_jobs_running", Kind.GAUGE, "Jobs under way."),
     Metric("scm_jobs_finished_total", Kind.COUNTER, "Jobs that ended, by state.", ("state",)),
+    Metric("sweep_finished_timestamp_seconds", Kind.GAUGE, "When the last sweep was complete."),
+    Metric("sweep_duration_seconds", Kind.GAUGE, "How long the last sweep took."),
+    Metric("sweep_rows", Kind.GAUGE, "Rows that the last sweep read."),
+    Metric("sweep_replicas", Kind.GAUGE, "Replicas that the last sweep saw."),
+    Metric("sweep_inputs_skipped", Kind.GAUGE, "Inputs that the last sweep could not read."),
+    Metric("sweep_containers", Kind.GAUGE, "Containers of the last sweep, by verdict.", ("verdict",)),
+    Metric("sweep_findings", Kind.GAUGE, "Findings of the last sweep, by kind.", ("kind",)),
 )
 
 METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _TABLE})
