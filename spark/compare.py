@@ -114,7 +114,7 @@ def inspect(rows: pa.Table, replicas: pa.Table) -> Inspected:
     for replica in chosen.select(["container_id", "datanode", "volume", "root", "takes_part"]).to_pylist():
         by_container.setdefault(replica["container_id"], []).append(replica)
     judged = list[_Judged]()
-    for container_id, found in groupby(trees_of(rows) if rows.num_rows else (), lambda one: one[0].container_id):
+    for container_id, found in groupby(trees_of(rows), lambda one: one[0].container_id):
         if container_id in by_container:
             trees = {(identity.datanode, identity.volume): tree for identity, tree in found}
             judged.append(_judge(container_id, by_container.pop(container_id), trees))

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from merkle.plan import Verdict
+from merkle.tree import block_checksum
 from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from spark.compare import compare_replicas, inspect
 from spark.exact import exact_replicas
@@ -15,14 +16,16 @@ from spark.runs import fold_batches, settle
 from tests.support.chunk_rows import Row, compared, trees_in
 
 # A busy machine breaks no law, and the first example may load kernels.
-unhurried = settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+unhurried = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 LENGTH = 100
+PLACES = [("dn-a", "DS-1"), ("dn-b", "DS-1"), ("dn-c", "DS-1"), ("dn-c", "DS-2"), ("dn-d", "DS-1")]
 Chunks = Mapping[int, tuple[int, int, bool]]
 
 # Few places and values, so that replicas often agree and often do not; 0 is what a chunk without checksums folds to.
 offsets = st.sampled_from([0, LENGTH, 2 * LENGTH])
 chunks = st.tuples(st.just(LENGTH), st.sampled_from([5, 6, 7]), st.just(True))
+unrecorded = st.just((LENGTH, 0, True))
 hostile_offsets = offsets | st.sampled_from([50, 250, (1 << 63) - 1])
 hostile_chunks = st.tuples(
     st.sampled_from([LENGTH] * 5 + [0, 60, 160, -1, (1 << 63) - 1]),
@@ -33,13 +36,15 @@ block_ids = st.sampled_from([1, 2, 3, -(1 << 63), (1 << 63) - 1])
 
 
 @st.composite
-def mutated(draw: st.DrawFn, block: Chunks) -> Chunks | int | None:
+def mutated(draw: st.DrawFn, block_id: int, block: Chunks) -> Chunks | int | None:
     """What a replica has instead of a block: other chunks, the checksum of a tombstone, or nothing."""
-    fate = draw(st.sampled_from(["gone", "deleted", "emptied", "lost", "corrupt", "corrupt", "unlike", "unlike"]))
+    fate = draw(st.sampled_from(["gone", "deleted", "emptied", "lost", "corrupt", "corrupt", "unlike", "hostile"]))
     if fate == "gone":
         return None
     if fate == "deleted":
-        return draw(st.sampled_from([0, 1, -1, (1 << 63) - 1]))
+        # A tombstone may claim what the block folds to, or what it would without chunks.
+        folded = [block_checksum(block_id, []), block_checksum(block_id, [block[at][1] for at in sorted(block)])]
+        return draw(st.sampled_from([*folded, 0, -1, (1 << 63) - 1]))
     if fate == "emptied" or not block:
         return {}
     at = draw(st.sampled_from(sorted(block)))
@@ -49,6 +54,9 @@ def mutated(draw: st.DrawFn, block: Chunks) -> Chunks | int | None:
         length, checksum, _ = block[at]
         damaged = draw(st.sampled_from([(length, checksum ^ 8), (length, checksum), (length // 2, 9)]))
         return {**block, at: (*damaged, False)}
+    if fate == "unlike":
+        length, checksum, _ = block[at]
+        return {**block, at: draw(st.sampled_from([(length, checksum + 1, True), (length - 1, checksum, True)]))}
     return {**block, draw(hostile_offsets): draw(hostile_chunks)}
 
 
@@ -75,7 +83,7 @@ def replica_rows(draw: st.DrawFn, container_id: int, place: tuple[str, str], bas
     blocks: dict[int, Chunks | int | None] = dict(base)
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 1, 2]))):
         block_id = draw(st.sampled_from(sorted(base)) if base else block_ids)
-        blocks[block_id] = draw(mutated(base.get(block_id, {})))
+        blocks[block_id] = draw(mutated(block_id, base.get(block_id, {})))
     rows = list[Row]()
     for block_id, block in sorted(blocks.items()) if source != "none" else ():
         if isinstance(block, int):
@@ -91,13 +99,12 @@ def replica_rows(draw: st.DrawFn, container_id: int, place: tuple[str, str], bas
 @st.composite
 def cluster_rows(draw: st.DrawFn) -> list[Row]:
     """The rows of some containers, in the order of the table."""
-    kinds = [chunks] * 4 + [chunks | hostile_chunks]
+    kinds = [chunks] * 4 + [chunks | unrecorded, hostile_chunks]
     rows = list[Row]()
     for container_id in draw(st.lists(st.integers(-1, 3), min_size=1, max_size=3, unique=True)):
-        held = st.dictionaries(offsets, draw(st.sampled_from(kinds)), max_size=3)
-        base = draw(st.dictionaries(block_ids, held, max_size=3))
-        places = st.tuples(st.sampled_from(["dn-a", "dn-b", "dn-c", "dn-d"]), st.sampled_from(["DS-1"] * 3 + ["DS-2"]))
-        for place in draw(st.lists(places, min_size=1, max_size=5, unique=True)):
+        held = st.dictionaries(offsets, draw(st.sampled_from(kinds)), min_size=draw(st.integers(0, 2)), max_size=3)
+        base = draw(st.dictionaries(block_ids, held, min_size=draw(st.sampled_from([0, 1, 2, 2])), max_size=3))
+        for place in draw(st.permutations(PLACES))[: draw(st.sampled_from([1, 2, 3, 3, 3, 4, 5]))]:
             rows += draw(replica_rows(container_id, place, base))
     names = ("datanode", "volume", "container_id", "block_id", "chunk_offset")
     return sorted(rows, key=lambda row: [row[name] for name in names])
