@@ -6,6 +6,7 @@ without a tree: what it holds is then unknown, which no comparison takes for equ
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -61,9 +62,7 @@ def trees_of(rows: pa.Table) -> Iterator[tuple[ReplicaId, TreeColumns]]:
     """
     arranged = _arrange(rows)
     columns = {name: _key(arranged.rows, name) for name in ("block_id", "chunk_offset", *_CONTENT)}
-    for start, end in zip(
-        arranged.starts.tolist(), [*arranged.starts[1:].tolist(), arranged.rows.num_rows], strict=True
-    ):
+    for start, end in pairwise([*arranged.starts.tolist(), arranged.rows.num_rows]):
         first = arranged.rows.slice(start, 1).to_pylist()[0]
         identity = ReplicaId(first["container_id"], first["datanode"], first["volume"])
         piece = {name: column[start:end] for name, column in columns.items()}

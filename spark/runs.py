@@ -518,7 +518,7 @@ def _pairs(ordered: Bools, numbers: Int64s, places: Int64s) -> tuple[Bools, Int6
     out = np.empty_like(a)
     out[ENDS] = np.where(same & ~a_two & ~b_two, 1, 2)
     out[FIRST] = np.where(a_two, a[FIRST], whole)
-    out[LAST] = np.where(b_two, b[LAST], np.where(same, whole, head))
+    out[LAST] = np.where(out[ENDS] > 1, np.where(b_two, b[LAST], np.where(same, whole, head)), 0)
     inner = _followed(a[INNER], _finished(whole, a_two & (~same | b_two)))
     inner = _followed(inner, _finished(head, ~same & b_two))
     out[INNER] = _followed(inner, b[INNER])
