@@ -108,8 +108,7 @@ class _Reader:
         self.unowned = 0
         self._part = part
         self._file = file
-        names = file.schema_arrow.names
-        self._places = {column: names.index(column) for column in CHUNK_SCHEMA.names if column in names}
+        self._places = _places(file.metadata)
         missing = [column for column in REQUIRED if column not in self._places]
         if missing:
             raise _unreadable(TableRefusal.SCHEMA, f"{part.location} has no column {', '.join(missing)}")
@@ -179,14 +178,21 @@ class _Reader:
 def _opened(part: Part) -> Iterator[_Reader]:
     try:
         filesystem, path = place_of(part.location)
-        with (
-            filesystem.open_input_file(path) as source,
-            pq.ParquetFile(source, read_dictionary=list(TEXT), page_checksum_verification=True) as file,
-        ):
+        with filesystem.open_input_file(path) as source:
+            metadata = pq.read_metadata(source)
+            kinds = {name: metadata.schema.column(place).physical_type for name, place in _places(metadata).items()}
+            text = [name for name in TEXT if kinds.get(name) == "BYTE_ARRAY"]
+            file = pq.ParquetFile(source, metadata=metadata, read_dictionary=text, page_checksum_verification=True)
             yield _Reader(part, file, path.rpartition("/")[2])
     # pyarrow says what is wrong with a Parquet file, or with a cast, by ArrowInvalid, a ValueError, and others of its.
     except (OSError, ValueError, pa.ArrowException) as error:
         raise _unreadable(TableRefusal.UNREADABLE, f"{part.location} cannot be read: {error}") from error
+
+
+def _places(metadata: pq.FileMetaData) -> dict[str, int]:
+    """Which of the file's columns are ours; inside of others there may be more."""
+    paths = {metadata.schema.column(place).path: place for place in range(metadata.num_columns)}
+    return {name: paths[name] for name in CHUNK_SCHEMA.names if name in paths}
 
 
 def _conformed(column: pa.Array, field: pa.Field) -> pa.Array:
