@@ -19,6 +19,7 @@ from merkle.errors import UsageError
 from merkle.plan import Verdict
 from ozone.disk import Disk
 from runtime.metrics import Metrics
+from spark.gather import Gatherer
 from spark.local import LocalEngine
 from spark.model import FindingKind, Source
 from spark.output import JsonObject, Summary, Table
@@ -116,7 +117,7 @@ def run(
         raise UsageError("give something to sweep: --table or --volume")
     request = Request(out, (*tables, *more), volumes, Source(source), fresh, keep)
     with talking(output) as watcher:
-        summary = carry_out(request, LocalEngine(out / "work" / "spill", threads=threads), watcher)
+        summary = carry_out(request, LocalEngine(Gatherer(out / "work" / "spill", threads=threads)), watcher)
     if metrics_file is not None:
         write_metrics(metrics_file, summary)
     if as_json:

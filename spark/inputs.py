@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
@@ -96,14 +97,27 @@ def export_findings(manifests: Iterable[str]) -> pa.Table:
     return pa.concat_tables([FINDING_SCHEMA.empty_table(), *found])
 
 
-def export_events(manifests: Iterable[str]) -> pa.Table:
-    """The agents' repairs and deletes, as EVENT_SCHEMA.
+def export_events(manifests: Iterable[str], before: Iterable[str]) -> pa.Table:
+    """What agents did to their replicas since they made the exports `before`, as EVENT_SCHEMA.
 
     Raises:
         ChunkTableError: a file cannot be read.
     """
-    found = [read_events(*_export_of(place)) for place in manifests]
-    return pa.concat_tables([EVENT_SCHEMA.empty_table(), *found])
+    begun = {}
+    for place in before:
+        _, _, manifest = _export_of(place)
+        # While it was made, rows were read before some of its events.
+        times = [file.created_at for file in manifest.files if file.sequence == manifest.sequence]
+        begun[manifest.datanode] = min(times, default=manifest.created_at)
+    found = [EVENT_SCHEMA.empty_table()]
+    for place in manifests:
+        filesystem, folder, manifest = _export_of(place)
+        events = read_events(filesystem, folder, manifest)
+        since = begun.get(manifest.datanode)
+        if since is not None:
+            events = events.filter(pc.greater_equal(events["time"], pa.scalar(since, events["time"].type)))
+        found.append(events)
+    return pa.concat_tables(found)
 
 
 def _export_of(place: str) -> tuple[fs.FileSystem, str, Manifest]:

@@ -118,9 +118,9 @@ class Summary:
         }
 
 
-def new_sweep_id(started_at: datetime, salt: int) -> str:
-    """An ID that sorts by time; `salt` tells sweeps of one second apart."""
-    return f"{started_at.astimezone(UTC):%Y%m%dT%H%M%SZ}-{salt & 0xFFFF:04x}"
+def new_sweep_id(started_at: datetime) -> str:
+    """An ID that sorts by time; the suffix is the fraction of the second."""
+    return f"{started_at.astimezone(UTC):%Y%m%dT%H%M%SZ}-{started_at.microsecond * 0x10000 // 1_000_000:04x}"
 
 
 class Output:

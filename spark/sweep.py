@@ -7,7 +7,6 @@ same sweep resumed and not resumed ends in the same tables.
 
 import fcntl
 import os
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ import pyarrow.compute as pc
 from merkle.errors import BusyError, SweepInputError
 from ozone.disk import Disk, disk_error
 from spark.compare import compare_replicas
+from spark.gather import Gatherer
 from spark.history import History
 from spark.inputs import Inputs, export_findings, table_parts
 from spark.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, FindingKind, Part, PartKind, Source
@@ -157,6 +157,9 @@ def sweep(request: Request, engine: Engine, watcher: Watcher, *, disk: Disk | No
         if not (volumes.surveys or inputs.parts or inputs.manifests):
             reasons = "; ".join(f"{one.input}: {one.reason}" for one in skipped)
             raise SweepInputError(f"there is nothing to read: {reasons}", skipped=skipped)
+        for sweep_id in output.sweeps():
+            # Complete, but for what is left of its work.
+            work.end(sweep_id)
         plan = _begin(request, engine.name, volumes, inputs, skipped, work, watcher)
         return _Sweep(request, plan, engine, watcher, volumes, inputs, work, output, disk).run()
 
@@ -173,9 +176,8 @@ def _begin(
     """The plan of an unfinished sweep over the same inputs, or a new one; no other is left behind."""
     now = datetime.now(UTC)
     parts = (*volumes.parts, *inputs.parts)
-    salt = secrets.randbits(16)
     key = key_of(engine, request.source, parts, skipped)
-    plan = Plan(new_sweep_id(now, salt), now, engine, request.source, parts, skipped, inputs.manifests, key)
+    plan = Plan(new_sweep_id(now), now, engine, request.source, parts, skipped, inputs.manifests, key)
     found: Plan | None = None
     for other in work.plans():
         is_same = other.key == plan.key and (not volumes.parts or now - other.started_at < _RESUMED_WITHIN)
@@ -357,12 +359,15 @@ class _Sweep:
         assert totals.judged == totals.containers
         unread = [_unreadable(f"{one.input}: {one.reason}") for one in self._plan.skipped]
         found.append(pa.Table.from_pylist(unread, FINDING_SCHEMA))
-        loose = pa.concat_tables([*found, export_findings(self._plan.manifests), self._volumes.findings])
+        looked = self._history.look(
+            self._output, sweep_id, Gatherer(self._request.out / "work" / "spill"), parts, self._plan.manifests
+        )
+        loose = [*found, export_findings(self._plan.manifests), self._volumes.findings, looked.findings]
         stages = [
             stage.table("findings", FINDING_SCHEMA)
             for stage in (self._work.stage(self._plan, "copied"), folded, exact, inspected)
         ]
-        self._write_findings(loose, stages, totals)
+        self._write_findings(pa.concat_tables(loose), stages, totals)
         return Summary(
             sweep_id=sweep_id,
             engine=self._plan.engine,
@@ -378,6 +383,8 @@ class _Sweep:
             findings=dict(sorted(totals.findings.items())),
             paths=dict(sorted(totals.paths.items())),
             skipped=self._plan.skipped,
+            notes=looked.notes,
+            previous=looked.previous,
         )
 
     def _inspected(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table) -> Stage:
