@@ -1,0 +1,143 @@
+"""Kill an export at every durable operation: the table is the one before or the new one, each whole, and the next
+export ends where this one would have, with nothing left over and every event told once."""
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.fs as pa_fs
+import pytest
+
+from dnagent.destination import LocalDestination
+from dnagent.export import Exported, Limits, export
+from merkle.replica import Source
+from merkle.tree import ContainerTree
+from ozone.disk import Disk, Operation
+from ozone.survey import Fault
+from protos.chunk_table import check_content, latest_manifest, read_events
+from runtime.log import AuditLog
+from tests.support.disk import CountingDisk, Crash, CrashingDisk
+from tests.support.forks import Forks
+from tests.support.tables import MemoryWalk, blocks, current_rows, replica, trees_of
+
+LOCAL = pa_fs.LocalFileSystem()
+# So small that an export closes files, joins old ones and has several pieces of events and faults.
+SMALL = Limits(group_rows=8, file_rows_max=16, small_files_max=1, piece_rows=3)
+STEPS = 3
+
+
+def walk(step: int) -> MemoryWalk:
+    """What the volume holds at each export: something new, changed, deleted, and as it was."""
+    found = MemoryWalk()
+    found.put(
+        replica(1, *blocks(3)),
+        replica(2, *blocks(3, seed=step), faults=(Fault("unreadable", "x"),) * 3),
+        replica(3, *blocks(2 + step)),
+        replica(10 + step, *blocks(4)),
+    )
+    return found
+
+
+def audited(folder: Path, step: int) -> Path:
+    path = folder / "audit.jsonl"
+    audit = AuditLog(path)
+    for block in range(3):
+        audit.write(container=2, block=10 * step + block, offset=0, length=1, source="dn-2", job="j")
+    audit.close()
+    return path
+
+
+def run(folder: Path, step: int, disk: Disk) -> Exported:
+    destination = LocalDestination(folder / "table", disk)
+    return export([walk(step)], [], destination, source=Source.TREE, audit_file=folder / "audit.jsonl", limits=SMALL)
+
+
+def crash(folder: str, at: int, kind: str) -> None:
+    """In a process of its own: export and die in it."""
+    run(Path(folder), STEPS, CrashingDisk(at, Crash(kind)))
+
+
+def trees(folder: Path) -> dict[tuple[str, int], ContainerTree | None]:
+    """What a reader finds, every file of it proven."""
+    table = str(folder / "table")
+    manifest = latest_manifest(LOCAL, table)
+    for file in manifest.files:
+        check_content(LOCAL, table, file)
+    return trees_of(current_rows(LOCAL, table, manifest))
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether there is a table yet."""
+    return any((folder / "table").glob("manifest-*.json"))
+
+
+def events(folder: Path) -> list[tuple[object, ...]]:
+    table = str(folder / "table")
+    rows = read_events(LOCAL, table, latest_manifest(LOCAL, table)).to_pylist()
+    return sorted((row["kind"], row["container_id"], row["block_id"] or 0) for row in rows)
+
+
+def named(folder: Path) -> set[str]:
+    """What may be in the folder: two tables."""
+    done = latest_manifest(LOCAL, str(folder / "table"))
+    names = {done.name} | {file.name for file in done.files}
+    before = [path for path in (folder / "table").glob("manifest-*") if path.name != done.name]
+    for path in before:
+        names |= {path.name} | set(file_names(path))
+    assert len(before) <= 1
+    return names
+
+
+def file_names(manifest: Path) -> list[str]:
+    return [file["name"] for file in json.loads(manifest.read_text())["files"]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory where that is possible: what a power cut takes is played here, so that real syncs only cost time."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with Forks(__name__) as server:
+        yield server
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["third export", "first export"])
+def test_an_export_killed_anywhere_is_done_or_undone(folder: Path, forks: Forks, first: bool) -> None:
+    start = folder / "start"
+    start.mkdir()
+    for step in range(0 if first else STEPS):
+        audited(start, step)
+        run(start, step, Disk())
+    audited(start, STEPS)
+    before = is_begun(start) and trees(start)
+    undisturbed, disk = shutil.copytree(start, folder / "undisturbed"), CountingDisk()
+    run(undisturbed, STEPS, disk)
+    expected, told = trees(undisturbed), events(undisturbed)
+    assert len(set(told)) == len(told)
+    operations = disk.operations
+    removals = [path for operation, path in operations if operation is Operation.REMOVE]
+    assert bool(removals) != first
+    cases = [(at, kind) for at in range(len(operations)) for kind in (Crash.BEFORE, Crash.POWER_CUT)]
+    cases += [(at, Crash.TORN) for at, (operation, _) in enumerate(operations) if operation is Operation.WRITE]
+    for at, kind in cases:
+        where = f"{kind.value} operation {at}, {operations[at][0].value} of {operations[at][1].name}"
+        crashed = shutil.copytree(start, folder / "crashed")
+        assert forks.run("crash", str(crashed), at, kind.value) == -signal.SIGKILL, f"not reached: {where}"
+        assert (is_begun(crashed) and trees(crashed)) in (before, expected), where
+        run(crashed, STEPS, Disk())
+        assert trees(crashed) == expected, where
+        assert events(crashed) == told, where
+        assert {path.name for path in (crashed / "table").iterdir()} == named(crashed), where
+        shutil.rmtree(crashed)
