@@ -1,0 +1,115 @@
+"""Run sweeps in tests, and read what they left behind."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ozone.disk import Disk
+from spark.gather import Gatherer, Int64s
+from spark.local import LocalEngine
+from spark.model import Part, Source
+from spark.output import Output, Summary, Table
+from spark.sweep import Judged, Request, Wave, sweep
+
+# Few rows at a time, so that small clusters meet every limit.
+GROUP_ROWS = 2_000
+
+
+class Quiet:
+    """A watcher that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.begun: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def begin(self, what: str, total: int, unit: str) -> None:
+        self.begun.append(what)
+
+    def advance(self, count: int) -> None:
+        pass
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+class OnePartWaves:
+    """The local engine with a wave for each part, which dies when it has stored some of its results."""
+
+    name = "local"
+
+    def __init__(self, scratch: Path, *, dies_after: int | None = None, group_rows: int = GROUP_ROWS) -> None:
+        self._engine = LocalEngine(Gatherer(scratch, threads=2, group_rows=group_rows))
+        self._left = dies_after
+        self.folded: list[str] = []
+
+    def fold(self, parts: Sequence[Part], store: Callable[[Wave], None], tell: Callable[[int], None]) -> None:
+        for part in parts:
+            self.folded.append(part.part_id)
+            self._engine.fold([part], store, tell)
+            self._live_on()
+
+    def exact(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> Iterator[Judged]:
+        for judged in self._engine.exact(parts, container_ids, rows):
+            yield judged
+            self._live_on()
+
+    def inspect(
+        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table
+    ) -> Iterator[Judged]:
+        for judged in self._engine.inspect(parts, container_ids, rows, replicas):
+            yield judged
+            self._live_on()
+
+    def _live_on(self) -> None:
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                raise Killed
+
+
+def run(
+    out: Path,
+    *tables: Path,
+    volumes: Sequence[Path] = (),
+    source: Source = Source.TREE,
+    engine: OnePartWaves | None = None,
+    watcher: Quiet | None = None,
+    fresh: bool = False,
+    keep: int = 30,
+) -> Summary:
+    """Sweep tables and volumes into a folder."""
+    names = tuple(map(str, tables)), tuple(map(str, volumes))
+    request = Request(out, *names, source, fresh, keep)
+    return sweep(request, engine or OnePartWaves(out / "spill"), watcher or Quiet())
+
+
+def table_of(out: Path, table: Table, sweep_id: str) -> list[dict[str, Any]]:
+    """The rows of one table of a sweep."""
+    rows: list[dict[str, Any]] = Output(out, Disk()).read(table, sweep_id).to_pylist()
+    return rows
+
+
+def findings_of(out: Path, sweep_id: str) -> set[tuple[Any, ...]]:
+    """Kind, container, block, offset, lacking, sources of all findings."""
+    return {
+        (
+            row["kind"],
+            row["container_id"],
+            row["block_id"],
+            row["chunk_offset"],
+            tuple(row["lacking"]),
+            tuple(row["sources"]),
+        )
+        for row in table_of(out, Table.FINDINGS, sweep_id)
+    }
+
+
+def verdicts_of(out: Path, sweep_id: str) -> dict[int, str]:
+    """Verdicts by container."""
+    return {row["container_id"]: row["verdict"] for row in table_of(out, Table.VERDICTS, sweep_id)}
