@@ -163,8 +163,13 @@ _STRIDE = np.uint64(_STRIDE_BYTES)
 _U64 = types.uint64
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _KEYS, _WORDS = types.Array(_U64, 1, "C"), types.Array(types.int64, 1, "C")
+# What is only read may be another library's memory, which it lends without leave to write.
+_IN_WORDS, _IN_FLAGS = (
+    types.Array(types.int64, 1, "C", readonly=True),
+    types.Array(types.boolean, 1, "C", readonly=True),
+)
 _TABLES = types.Array(types.uint32, 2, "C")
-_FLAGS, _OUT = types.Array(types.boolean, 1, "C"), types.Array(types.uint8, 1, "C")
+_OUT = types.Array(types.uint8, 1, "C")
 
 
 def jit(signature: object) -> Callable[[_Function], _Function]:
@@ -394,7 +399,7 @@ def _windows(
         length_bytes -= here
 
 
-@jit(types.void(_BYTES, _WORDS, _KEYS, _TABLES, types.boolean, _WORDS))
+@jit(types.void(_BYTES, _IN_WORDS, _KEYS, _TABLES, types.boolean, _WORDS))
 def _ranges(
     data: "NDArray[np.uint8]",
     starts: "NDArray[np.int64]",
@@ -410,7 +415,7 @@ def _ranges(
         out[i] = np.int64(_crc(address + here, np.uint64(starts[i + 1]) - here, keys, tables, by_instruction))
 
 
-@jit(types.void(_WORDS, _WORDS, _WORDS, _WORDS))
+@jit(types.void(_IN_WORDS, _IN_WORDS, _IN_WORDS, _WORDS))
 def _blocks(
     block_ids: "NDArray[np.int64]",
     chunk_starts: "NDArray[np.int64]",
@@ -449,7 +454,7 @@ def _put(out: "NDArray[np.uint8]", at: int, tag: int, value: int) -> int:
     return at + 1
 
 
-@jit(types.int64(_WORDS, _WORDS, _FLAGS, _WORDS, _WORDS, _WORDS, _WORDS, _FLAGS, _OUT))
+@jit(types.int64(_IN_WORDS, _IN_WORDS, _IN_FLAGS, _IN_WORDS, _IN_WORDS, _IN_WORDS, _IN_WORDS, _IN_FLAGS, _OUT))
 def _encode(
     block_ids: "NDArray[np.int64]",
     block_checksums: "NDArray[np.int64]",

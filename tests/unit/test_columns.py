@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from merkle.checksum import KERNEL_BYTES_MIN, compiled
+from merkle.checksum import KERNEL_BYTES_MIN, compiled, kernels
 from merkle.columns import (
     TreeColumns,
     encode_columns,
@@ -193,6 +193,17 @@ def test_columns_that_are_slices_of_bigger_ones_encode_alike() -> None:
     wide[:, 1] = tree.block_ids
     assert not wide[:, 1].flags.c_contiguous
     assert encode_columns(replace(tree, block_ids=wide[:, 1])) == encode_columns(tree)
+
+
+def test_memory_that_may_only_be_read_folds_and_encodes() -> None:
+    kernels()
+    columns = TreeColumns.of(counted_tree(5))
+    arrays = {name: getattr(columns, name) for name in TreeColumns.__slots__ if name.startswith(("block", "chunk"))}
+    ids, starts, checksums = np.arange(100), np.arange(101), np.arange(100)
+    for array in (*arrays.values(), ids, starts, checksums):
+        array.flags.writeable = False
+    assert encode_columns(replace(columns, **arrays)) == encode_tree(columns.to_tree())
+    assert fold_blocks(ids, starts, checksums).tolist() == library_fold_blocks(ids, starts, checksums).tolist()
 
 
 def test_columns_of_different_lengths_are_refused() -> None:
