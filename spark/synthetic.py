@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
@@ -20,9 +21,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from merkle.checksum import RunningFingerprint
 from merkle.plan import DifferenceKind, Verdict
 from merkle.tree import block_checksum
-from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
+from protos.chunk_table import (
+    BLOCK_ROW,
+    CHUNK_SCHEMA,
+    CONTAINER_ROW,
+    CONTAINER_SCHEMA,
+    FileKind,
+    Manifest,
+    TableFile,
+    file_name,
+)
+from spark.model import Source
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -35,6 +47,10 @@ _SLAB_ROWS = 1 << 19
 _GROUP_ROWS = 1 << 20
 _PENDING_ROWS = 6 << 20
 _SCANNED_AT_MS = 1_790_000_000_000
+_CREATED_AT = datetime.fromtimestamp(_SCANNED_AT_MS / 1000, UTC)
+# Of the one export that each datanode made.
+_SEQUENCE, _TOKEN = 1, "00000000"
+_HELD_NAMES = ["container_id", "generation", "rows"]
 _FIRST_BLOCK = 113_750_153_625_600_000
 _FIRST_CONTAINER = 1
 _BLOCKS_DELETED = 0.01
@@ -48,7 +64,7 @@ _SOURCES = ("tree", "none")
 class Order(Enum):
     """How the rows lie in the files."""
 
-    # A folder a datanode, its rows in order, as agents write them.
+    # An export of each datanode, with its manifest, as agents write them.
     CLUSTERED = "clustered"
     # Everything everywhere: no replica is in one piece, and no statistics of a row group exclude a container.
     SHUFFLED = "shuffled"
@@ -135,7 +151,7 @@ class Truth:
 
 
 def synthetic(folder: Path, cluster: Cluster, *, healthy: bool = False) -> Truth:
-    """Write the cluster's chunk tables into `folder`: one subfolder a datanode, or files of no order.
+    """Write the cluster's chunk tables into `folder`: an export a datanode, or files of no order.
 
     With `healthy` the same cluster as it was before all damage, of which the truth then says nothing.
     """
@@ -157,9 +173,51 @@ def synthetic(folder: Path, cluster: Cluster, *, healthy: bool = False) -> Truth
             for writer, one in zip(writers, rows, strict=True):
                 writer.add(layout, one)
         rows_all = sum(writer.close() for writer in writers)
+    if cluster.order is Order.CLUSTERED:
+        for name, writer in zip(layout.names, writers, strict=True):
+            _commit(folder / name, name, writer)
     without_tree = tuple((np.flatnonzero(layout.is_without_tree) + _FIRST_CONTAINER).tolist())
     damages = tuple(sorted(found, key=lambda damage: damage.container_id))
     return Truth(damages, without_tree, rows_all, cluster.containers, cluster.containers * REPLICAS)
+
+
+def _commit(folder: Path, datanode: str, writer: "_Writer") -> None:
+    """Complete an export: its inventory, and the manifest that names both files."""
+    inventory = folder / file_name(FileKind.CONTAINERS, _SEQUENCE, _TOKEN)
+    held = writer.inventory(_volume(datanode))
+    pq.write_table(held, inventory)
+    files = tuple(
+        TableFile(path.name, kind, rows, path.stat().st_size, _checksum(path), _CREATED_AT)
+        for path, kind, rows in (
+            (writer.path, FileKind.CHUNKS, writer.rows),
+            (inventory, FileKind.CONTAINERS, held.num_rows),
+        )
+    )
+    manifest = Manifest(
+        datanode=datanode,
+        sequence=_SEQUENCE,
+        previous=None,
+        created_at=_CREATED_AT,
+        source=Source.TREE,
+        volumes=(_volume(datanode),),
+        skipped=(),
+        files=files,
+        containers=held.num_rows,
+        rows=writer.rows,
+    )
+    (folder / manifest.name).write_bytes(manifest.to_bytes())
+
+
+def _checksum(path: Path) -> str:
+    running = RunningFingerprint()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            running.update(piece)
+    return running.digest().hex()
+
+
+def _volume(datanode: str) -> str:
+    return f"DS-{datanode}"
 
 
 _KINDS = tuple(DamageKind)
@@ -231,7 +289,7 @@ class _Layout:
 
 def _paths(folder: Path, layout: _Layout, order: Order) -> list[Path]:
     if order is Order.CLUSTERED:
-        return [folder / name / "chunks.parquet" for name in layout.names]
+        return [folder / name / file_name(FileKind.CHUNKS, _SEQUENCE, _TOKEN, 0) for name in layout.names]
     return [folder / f"part-{i:03}.parquet" for i in range(len(layout.names))]
 
 
@@ -387,10 +445,12 @@ class _Writer:
             store_schema=False,
             use_dictionary=[f.name for f in CHUNK_SCHEMA if f.name not in ("chunk_offset", "checksum", "length")],
         )
+        self.path = path
+        self.rows = 0
+        self._inventory: list[Int64s] = []
         self._group_rows = min(_GROUP_ROWS, _PENDING_ROWS // cluster.datanodes)
         self._pending: list[dict[str, npt.NDArray[np.generic]]] = []
         self._waiting = 0
-        self._written = 0
         self._layout: _Layout | None = None
 
     def __enter__(self) -> Self:
@@ -409,7 +469,22 @@ class _Writer:
     def close(self) -> int:
         """How many rows there are."""
         self._flush()
-        return self._written
+        self._out.close()
+        return self.rows
+
+    def inventory(self, volume: str) -> pa.Table:
+        """The replicas in the file, by CONTAINER_SCHEMA."""
+        found = pa.table(list(np.concatenate([np.empty((3, 0), np.int64), *self._inventory], axis=1)), _HELD_NAMES)
+        held = found.group_by(_HELD_NAMES[:2]).aggregate([("rows", "sum")]).sort_by("container_id")
+        count = held.num_rows
+        columns = {
+            "volume": [volume] * count,
+            "container_id": held["container_id"],
+            "generation": held["generation"],
+            "file": [self.path.name] * count,
+            "rows": held["rows_sum"],
+        }
+        return pa.table(columns, CONTAINER_SCHEMA)
 
     def _flush(self) -> None:
         if not self._waiting or self._layout is None:
@@ -419,7 +494,7 @@ class _Writer:
         node = columns["node"]
         arrays = {
             "datanode": _texts(node, names),
-            "volume": _texts(node, [f"DS-{name}" for name in names]),
+            "volume": _texts(node, [_volume(name) for name in names]),
             "state": _texts(columns["state"], _STATES),
             "source": _texts(columns["source"], _SOURCES),
             "scanned_at": pa.array(np.full(len(node), _SCANNED_AT_MS)).cast(CHUNK_SCHEMA.field("scanned_at").type),
@@ -428,7 +503,9 @@ class _Writer:
             [arrays[name] if name in arrays else pa.array(columns[name]) for name in CHUNK_SCHEMA.names], self._schema
         )
         self._out.write_table(table, row_group_size=_GROUP_ROWS)
-        self._written += len(node)
+        self.rows += len(node)
+        ids, first, counts = np.unique(columns["container_id"], return_index=True, return_counts=True)
+        self._inventory.append(np.array([ids, columns["generation"][first], counts], np.int64))
         self._pending, self._waiting = [], 0
 
 

@@ -17,8 +17,9 @@ ReplicaKey = tuple[str, str]
 
 
 def rows_in(folder: Path) -> list[Row]:
-    """All rows of all Parquet files below a folder."""
-    tables = [pq.ParquetFile(path).read() for path in sorted(folder.rglob("*.parquet"))]
+    """All rows of a synthetic cluster's tables."""
+    paths = sorted([*folder.rglob("chunks-*.parquet"), *folder.rglob("part-*.parquet")])
+    tables = [pq.ParquetFile(path).read() for path in paths]
     rows: list[Row] = pa.concat_tables(tables).cast(CHUNK_SCHEMA).to_pylist()
     return rows
 

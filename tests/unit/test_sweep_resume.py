@@ -1,5 +1,6 @@
 """A sweep that ends anywhere goes on where it was, and comes to the same."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ from spark.synthetic import Cluster, Order, synthetic
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of
 
 SMALL = Cluster(seed=4, datanodes=4, containers=80, blocks=5, chunks=6)
+SHUFFLED = replace(SMALL, order=Order.SHUFFLED)
 TABLES = (Table.ROOTS, Table.VERDICTS, Table.FINDINGS)
 
 
@@ -19,7 +21,7 @@ TABLES = (Table.ROOTS, Table.VERDICTS, Table.FINDINGS)
 def test_killed_after_any_stored_result_the_next_run_comes_to_the_same_and_folds_no_part_again(
     tmp_path: Path, order: Order
 ) -> None:
-    synthetic(tmp_path / "table", Cluster(seed=4, datanodes=4, containers=80, blocks=5, chunks=6, order=order))
+    synthetic(tmp_path / "table", replace(SMALL, order=order))
     whole = run(tmp_path / "whole", tmp_path / "table")
     expected = [table_of(tmp_path / "whole", table, whole.sweep_id) for table in TABLES]
     deaths = 0
@@ -54,7 +56,7 @@ def test_fresh_begins_anew(tmp_path: Path) -> None:
 
 
 def test_other_inputs_are_another_sweep(tmp_path: Path) -> None:
-    synthetic(tmp_path / "table", SMALL)
+    synthetic(tmp_path / "table", SHUFFLED)
     with pytest.raises(Killed):
         run(tmp_path / "out", tmp_path / "table", engine=OnePartWaves(tmp_path / "spill", dies_after=2))
     (changed, *_) = sorted((tmp_path / "table").rglob("*.parquet"))
