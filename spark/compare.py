@@ -7,7 +7,7 @@ decided by `merkle.plan.compare` itself on the trees of its rows.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Self, TypeAlias
 
@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from merkle.columns import TreeColumns
-from merkle.plan import Comparison, Evidence, Verdict, compare
+from merkle.plan import Comparison, Difference, DifferenceKind, Evidence, Verdict, compare
 from merkle.replica import ReplicaState
-from merkle.tree import ContainerId, ContainerTree
+from merkle.tree import BlockId, ContainerId, ContainerTree
 from spark.exact import trees_of
 from spark.model import FINDING_SCHEMA, VERDICT_SCHEMA, FindingKind, Path
 from spark.runs import Bools, Int64s, ranks
@@ -170,23 +170,63 @@ def _judge(
 
 
 def _compare(trees: Sequence[TreeColumns]) -> Comparison:
-    """The comparison by `merkle.plan`, which sees only what is not equal and healthy everywhere; replicas are "0", "1".
+    """The comparison by `merkle.plan`; replicas are named by their places in `trees`, in digits that sort alike.
 
-    One block of those that are stays, because a comparison of nothing is no MATCH.
+    It sees only one of the blocks that are equal and healthy everywhere, and one of those that are so wherever they
+    are: comparing nothing is no MATCH, and one lost block makes as much REPAIRABLE as thousands, which take no more
+    than their IDs here.
     """
-    told = [tree for tree in trees if tree.data_checksum is not None]
-    first, others = told[0], told[1:]
-    alike = _settled(first)
-    for other in others:
-        _, ours, theirs = np.intersect1d(first.block_ids, other.block_ids, assume_unique=True, return_indices=True)
-        equal = np.zeros(len(alike), np.bool_)
-        equal[ours] = _equal(first, ours, other, theirs)
-        alike &= equal
-    passed_over = first.block_ids[alike][1:]
-    width = len(str(len(trees)))
-    kept = [_taken(tree, np.flatnonzero(~np.isin(tree.block_ids, passed_over))) for tree in trees]
-    # Names that sort as their places do, and that no two replicas share.
-    return compare({f"{i:0{width}}": tree.to_tree() for i, tree in enumerate(kept)})
+    names = [f"{i:0{len(str(len(trees)))}}" for i in range(len(trees))]
+    told = [i for i, tree in enumerate(trees) if tree.data_checksum is not None]
+    laid = _lay([trees[i] for i in told])
+    everywhere = laid.held.all(axis=0)
+    passed_over = laid.block_ids[laid.is_uniform & everywhere][1:]
+    lost = np.flatnonzero(laid.is_uniform & ~everywhere & ~laid.is_deleted)[1:]
+    left_out = np.concatenate((passed_over, laid.block_ids[lost]))
+    kept = [_taken(tree, np.flatnonzero(~np.isin(tree.block_ids, left_out))) for tree in trees]
+    comparison = compare({name: tree.to_tree() for name, tree in zip(names, kept, strict=True)})
+    patterns, pattern_of = np.unique(laid.held[:, lost], axis=1, return_inverse=True)
+    sides = [
+        tuple(tuple(names[told[i]] for i in np.flatnonzero(pattern == side)) for side in (False, True))
+        for pattern in patterns.T
+    ]
+    missing = [
+        Difference(DifferenceKind.MISSING_BLOCK, BlockId(block_id), None, *sides[pattern])
+        for block_id, pattern in zip(laid.block_ids[lost].tolist(), pattern_of.ravel().tolist(), strict=True)
+    ]
+    differences = sorted((*comparison.differences, *missing), key=lambda difference: difference.block_id)
+    return replace(comparison, differences=tuple(differences))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Laid:
+    """The blocks of all trees, ascending: which tree (row of `held`) has them, and which are the same in all of those.
+
+    Uniform blocks are equal in every field, and are healthy or deleted.
+    """
+
+    block_ids: Int64s
+    held: Bools
+    is_uniform: Bools
+    is_deleted: Bools
+
+
+def _lay(trees: Sequence[TreeColumns]) -> _Laid:
+    block_ids = np.unique(np.concatenate([tree.block_ids for tree in trees]))
+    held = np.array([np.isin(block_ids, tree.block_ids, assume_unique=True) for tree in trees])
+    # Where in a tree a block stands that it has.
+    at = np.cumsum(held, axis=1) - 1
+    first = held.argmax(axis=0)
+    is_uniform, is_deleted = np.zeros((2, len(block_ids)), np.bool_)
+    for i, tree in enumerate(trees):
+        ours = np.flatnonzero(first == i)
+        alike = _settled(tree)[at[i, ours]]
+        for j in range(i + 1, len(trees)):
+            both = held[j, ours]
+            alike[both] &= _equal(tree, at[i, ours[both]], trees[j], at[j, ours[both]])
+        is_uniform[ours] = alike
+        is_deleted[ours] = tree.block_deleted[at[i, ours]]
+    return _Laid(block_ids, held, is_uniform, is_deleted)
 
 
 def _settled(tree: TreeColumns) -> Bools:

@@ -80,7 +80,8 @@ def replica_rows(draw: st.DrawFn, container_id: int, place: tuple[str, str], bas
         values = {"block_id": block_id, "chunk_offset": offset, "length": length, "checksum": checksum}
         return columns | values | {"matches": True, "deleted": False} | flags
 
-    blocks: dict[int, Chunks | int | None] = dict(base)
+    # A scan that failed leaves nothing.
+    blocks: dict[int, Chunks | int | None] = dict(base) if draw(st.sampled_from([True] * 9 + [False])) else {}
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 1, 2]))):
         block_id = draw(st.sampled_from(sorted(base)) if base else block_ids)
         blocks[block_id] = draw(mutated(block_id, base.get(block_id, {})))
