@@ -16,7 +16,7 @@ from spark.runs import fold_batches, settle
 from tests.support.chunk_rows import Row, compared, trees_in
 
 # A busy machine breaks no law, and the first example may load kernels.
-unhurried = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LENGTH = 100
 PLACES = [("dn-a", "DS-1"), ("dn-b", "DS-1"), ("dn-c", "DS-1"), ("dn-c", "DS-2"), ("dn-d", "DS-1")]
