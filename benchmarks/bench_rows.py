@@ -1,0 +1,155 @@
+"""How fast chunk rows become replicas on one core: `python -m benchmarks.bench_rows [--json]`.
+
+Blocks: chunk checksums in memory to block checksums. Rows: columns in memory to runs. Files: one datanode's Parquet
+table to runs, beside reading the same columns and doing nothing with them. Figures a second are held against bars of
+their own, shown as peers.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.measure import Report, Samples
+from benchmarks.measure import interleaved as by_clock
+from merkle.checksum import kernels
+from merkle.columns import fold_blocks, library_fold_blocks
+from merkle.tree import BlockId, ChunkTree, ContainerId, TreeBuilder
+from protos.chunk_table import CHUNK_SCHEMA
+from spark.files import fold_part
+from spark.model import Part, PartKind
+from spark.runs import Rows, fold_stretches, library_fold_stretches, settle
+from spark.synthetic import Cluster, synthetic
+
+CHUNKS = 4_000_000
+BUILDER_CHUNKS = 64_000
+CHUNKS_A_BLOCK = (64, 8, 1)
+CHUNK_BYTES = 4 << 20
+BLOCKS_A_CONTAINER = 20
+# About 2.8 M rows a datanode; only one is read.
+CLUSTER = Cluster(datanodes=3, containers=2400)
+
+# Figures are of one core: its own time counts, not that of whatever else runs.
+interleaved = partial(by_clock, clock=time.process_time)
+# Millions a second.
+BLOCKS_BAR = 400.0
+ROWS_BAR = 100.0
+FILES_BAR = 12.0
+BUILDER_BAR = 20.0
+
+
+def main(as_json: bool) -> None:
+    pa.set_cpu_count(1)
+    report = Report("rows", [f"fold: {kernels()['fold']}", "rates are by CPU time of the process"])
+    for chunks in CHUNKS_A_BLOCK:
+        _blocks(report, chunks)
+    for chunks in CHUNKS_A_BLOCK:
+        _rows(report, chunks)
+    with tempfile.TemporaryDirectory() as folder:
+        _files(report, Path(folder))
+    report.show(as_json=as_json)
+
+
+def _blocks(report: Report, chunks: int) -> None:
+    count = CHUNKS // chunks
+    rng = np.random.default_rng(1)
+    ids, starts = np.arange(count), np.arange(count + 1) * chunks
+    checksums = rng.integers(0, 1 << 32, count * chunks)
+    few = BUILDER_CHUNKS // chunks
+    trees = [
+        (
+            BlockId(block),
+            [ChunkTree(rank * CHUNK_BYTES, CHUNK_BYTES, int(checksum)) for rank, checksum in enumerate(row)],
+        )
+        for block, row in zip(range(few), checksums[: few * chunks].reshape(few, chunks), strict=True)
+    ]
+
+    def by_builder() -> list[int]:
+        builder = TreeBuilder(ContainerId(1))
+        for block_id, held in trees:
+            for chunk in held:
+                builder.add_chunk(block_id, chunk)
+        return [block.data_checksum for block in builder.build().blocks]
+
+    assert by_builder() == fold_blocks(ids[:few], starts[: few + 1], checksums).tolist()
+    job = f"chunks to blocks, {chunks} a block"
+    rates = interleaved(
+        count * chunks / 1e6,
+        {
+            "ours": lambda: fold_blocks(ids, starts, checksums),
+            "a library call a block": lambda: library_fold_blocks(ids, starts, checksums),
+        },
+    )
+    # What it does with fewer chunks is as much a second.
+    builder = interleaved(few * chunks / 1e6, {"TreeBuilder": by_builder})["TreeBuilder"]
+    report.add(job, "M chunks/s", rates["ours"], _bar(BLOCKS_BAR), 1 if chunks == CHUNKS_A_BLOCK[0] else None)
+    report.add(job, "M chunks/s", rates["ours"], builder, BUILDER_BAR)
+    report.add(job, "M chunks/s", rates["ours"], rates["a library call a block"])
+
+
+def _rows(report: Report, chunks: int) -> None:
+    blocks = CHUNKS // chunks
+    count = blocks * chunks
+    integers = {
+        "block_id": np.repeat(np.arange(blocks), chunks),
+        "chunk_offset": np.tile(np.arange(chunks) * CHUNK_BYTES, blocks),
+        "length": np.full(count, CHUNK_BYTES),
+        "checksum": np.random.default_rng(2).integers(0, 1 << 32, count),
+    }
+    flags = {"matches": np.ones(count, np.bool_), "deleted": np.zeros(count, np.bool_)}
+    starts = np.arange(0, count, BLOCKS_A_CONTAINER * chunks)
+    rows = Rows(count, {}, integers, flags)
+    arguments = (*integers.values(), *flags.values())
+    assert fold_stretches(starts, rows)[1].tolist() == library_fold_stretches(starts, *arguments)[1].tolist()
+    rates = interleaved(
+        count / 1e6,
+        {
+            "ours": lambda: fold_stretches(starts, rows),
+            "numpy": lambda: library_fold_stretches(starts, *arguments),
+        },
+    )
+    job = f"rows to runs, {chunks} a block"
+    report.add(job, "M rows/s", rates["ours"], _bar(ROWS_BAR), 1 if chunks == CHUNKS_A_BLOCK[0] else None)
+    report.add(job, "M rows/s", rates["ours"], rates["numpy"])
+
+
+def _files(report: Report, folder: Path) -> None:
+    truth = synthetic(folder, CLUSTER)
+    path = min(folder.rglob("*.parquet"))
+    groups = pq.read_metadata(path).num_row_groups
+    part = Part("part", PartKind.FILE, str(path), 0, groups, 0)
+    folded = fold_part(part)
+    assert not folded.skipped
+    assert truth.rows > folded.rows
+    assert not len(settle(folded.runs).exact)
+    needed = ["container_id", "block_id", "chunk_offset", "length", "checksum"]
+    variants: dict[str, Callable[[], object]] = {
+        "ours": lambda: fold_part(part),
+        "five columns read, no more": lambda: _read(path, needed),
+        "all columns read, no more": lambda: _read(path, CHUNK_SCHEMA.names),
+    }
+    rates = interleaved(folded.rows / 1e6, variants)
+    job = "Parquet, 15 columns, to runs"
+    report.add(job, "M rows/s", rates["ours"], _bar(FILES_BAR), 1)
+    for peer in ("five columns read, no more", "all columns read, no more"):
+        report.add(job, "M rows/s", rates["ours"], rates[peer])
+
+
+def _read(path: Path, columns: Sequence[str]) -> None:
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            file.read_row_group(group, columns=columns, use_threads=False)
+
+
+def _bar(figure: float) -> Samples:
+    return Samples(f"bar of {figure:g}", (figure,))
+
+
+if __name__ == "__main__":
+    main("--json" in sys.argv[1:])
