@@ -6,6 +6,7 @@ import pytest
 
 from dnagent.config import AgentConfig, VolumeSettings
 from merkle.errors import ConfigError
+from merkle.replica import Source
 from ozone.volume import Hold
 from runtime.config import load
 
@@ -27,7 +28,9 @@ def test_the_defaults_write_nothing_and_listen_on_loopback(tmp_path: Path) -> No
     assert not config.scan.mapped
     assert (config.scan.interval_s, config.scan.min_gap_s, config.scan.bytes_per_second) == (604800, 900, 5242880)
     assert config.repair.undo_bytes == 1 << 30
+    assert (config.export.to, config.export.interval_s, config.export.source) == (None, 86_400, Source.TREE)
     assert config.rpc_tls is None
+    assert config.audit_path == Path("/state/audit.jsonl")
 
 
 def test_a_whole_file_is_understood(tmp_path: Path) -> None:
@@ -48,6 +51,10 @@ bytes_per_second = "40MiB/s"
 [repair]
 enabled = true
 undo_bytes = "2GiB"
+[export]
+to = "s3://backup/tables?region=eu"
+interval_s = "6h"
+source = "data"
 [tls]
 cert = "/pki/cert.pem"
 key = "/pki/key.pem"
@@ -55,6 +62,9 @@ ca = "/pki/ca.pem"
 """,
     )
     assert [volume.hold for volume in config.volumes] == [Hold.OWNER, Hold.READ_ONLY]
+    assert (config.export.to, config.export.interval_s) == ("s3://backup/tables?region=eu", 21_600)
+    assert config.export.source is Source.DATA
+    assert config.audit_path == Path("/var/log/treefold/audit.jsonl")
     assert config.database_volumes == (Path("/ssd/1"), Path("/ssd/2"))
     assert config.scan.bytes_per_second == 40 << 20
     tls = config.rpc_tls
@@ -71,6 +81,13 @@ ca = "/pki/ca.pem"
         ('state_folder = "/s"\n[[volumes]]\npath = "/d"\nhold = "mine"\n', "volumes[0].hold: "),
         ('state_folder = "/s"\n' + VOLUME * 2, "volumes: /data/1 is listed twice"),
         ('state_folder = "/data/1/state"\n' + VOLUME, "state_folder: must not lie inside the volume /data/1"),
+        (
+            'state_folder = "/s"\n' + VOLUME + '[export]\nto = "/data/1/hdds/t"',
+            "export.to: must not lie inside the volume",
+        ),
+        ('state_folder = "/s"\n' + VOLUME + '[export]\nto = ""', "export.to: "),
+        ('state_folder = "/s"\n' + VOLUME + "[export]\ninterval_s = 0.5", "export.interval_s: expected at least 1s"),
+        ('state_folder = "/s"\n' + VOLUME + '[export]\nsource = "gossip"', "export.source: "),
         ('state_folder = "/s"\nlisten = "0.0.0.0:9893"\n' + VOLUME, "listen: 0.0.0.0:9893 is not on loopback"),
         ('state_folder = "/s"\ncontroller = "scm:9896"\n' + VOLUME, "controller: scm:9896 is not on loopback"),
         ('state_folder = "/s"\nmetrics = "0.0.0.0:9892"\n' + VOLUME, "metrics: 0.0.0.0:9892 is not on loopback"),

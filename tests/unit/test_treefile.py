@@ -271,6 +271,27 @@ def test_a_quarantined_file_is_kept_once_outside_the_volume(owner: Owned) -> Non
     assert [file.read_bytes() for file in kept] == [b"\x01\x02\x03"]
 
 
+def test_a_block_that_becomes_a_tombstone_is_told_of_before_the_tree_is_written(owner: Owned) -> None:
+    told: list[tuple[int, list[int]]] = []
+    trees = TreeFiles(owner.volume, Disk(), on_deleted=lambda container_id, ids: told.append((container_id, [*ids])))
+    trees.update(CONTAINER, counted_tree(3))
+    tombstones = [BlockTree.tombstone(BlockId(i), 7) for i in (2, 3)]
+    gone = ContainerTree.of(CONTAINER, [counted_tree(3).blocks[0], *tombstones])
+    for _ in range(2):
+        trees.update(CONTAINER, gone)
+    assert told == [(CONTAINER, [2, 3])]
+
+    def refuse(*_: object) -> None:
+        raise DiskError("the audit file is full")
+
+    before = owner.trees.read(CONTAINER)
+    with pytest.raises(DiskError):
+        TreeFiles(owner.volume, Disk(), on_deleted=refuse).update(
+            CONTAINER, ContainerTree.of(CONTAINER, [BlockTree.tombstone(BlockId(1), 7)])
+        )
+    assert owner.trees.read(CONTAINER) == before
+
+
 def test_nothing_is_written_where_nothing_changes(owner: Owned) -> None:
     """inv-I8."""
     owner.trees.update(CONTAINER, counted_tree(3))
