@@ -49,7 +49,7 @@ class Inputs:
     manifests: tuple[str, ...] = ()
 
 
-def table_parts(names: Iterable[str]) -> Inputs:
+def table_parts(names: Iterable[str], part_rows: int = PART_ROWS) -> Inputs:
     """The parts of some tables, paths or URIs; a file that is named twice is read once.
 
     Raises:
@@ -73,7 +73,7 @@ def table_parts(names: Iterable[str]) -> Inputs:
             if isinstance(groups, Skipped):
                 skipped.append(groups)
             else:
-                parts += _cut(file, groups)
+                parts += _cut(file, groups, part_rows)
     return Inputs(tuple(parts), tuple(dict.fromkeys(skipped)), tuple(dict.fromkeys(manifests)))
 
 
@@ -251,11 +251,11 @@ def _groups(file: _File) -> tuple[int, ...] | Skipped:
     return tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
 
 
-def _cut(file: _File, groups: Sequence[int]) -> Iterator[Part]:
-    """Row groups that lie together, up to PART_ROWS, one group at least."""
+def _cut(file: _File, groups: Sequence[int], part_rows: int) -> Iterator[Part]:
+    """Row groups that lie together, up to so many rows, one group at least."""
     first, rows = 0, 0
     for i, count in enumerate(groups):
-        if rows and rows + count > PART_ROWS:
+        if rows and rows + count > part_rows:
             yield _part(file, first, i, rows)
             first, rows = i, 0
         rows += count

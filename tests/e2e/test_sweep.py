@@ -1,0 +1,107 @@
+"""`treefold sweep` as a process: its answers, its exit status, and what a kill leaves behind."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark.synthetic import Cluster, Truth, synthetic
+from tests.support.sweeps import findings_of
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def treefold(*words: object, check: int | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "admin.cli", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False)
+    assert check is None or done.returncode == check, done.stderr
+    return done
+
+
+def said(*words: object, check: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(treefold(*words, "--json", check=check).stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Truth]:
+    """Exports of two nights, the second with damages."""
+    folder = tmp_path_factory.mktemp("nights")
+    cluster = Cluster(seed=12, datanodes=4, containers=60, blocks=4, chunks=4)
+    synthetic(folder / "first", cluster, healthy=True)
+    return folder, synthetic(folder / "second", cluster)
+
+
+def test_night_after_night(tmp_path: Path, nights: tuple[Path, Truth]) -> None:
+    folder, truth = nights
+    out, damaged = tmp_path / "out", [damage.container_id for damage in truth.damages]
+    first = said("sweep", "run", "--table", folder / "first", "--out", out, check=0)
+    assert (first["diverged"], first["containers"], first["skipped"]) == ([], 60, [])
+    metrics = tmp_path / "metrics" / "sweep.prom"
+    second = said("sweep", "run", "--table", folder / "second", "--out", out, "--metrics-file", metrics, check=3)
+    assert second["diverged"] == damaged
+    assert second["engine"] == "local"
+    assert sum(second["verdicts"].values()) == 60
+    assert second["findings"] == sum(second["findingsByKind"].values())
+    assert 'sweep_containers{verdict="CONFLICT"} 1.0' in metrics.read_text()
+    shown = said("sweep", "show", "latest", "--out", out, check=0)
+    assert shown["sweepID"] == second["sweepID"]
+    assert [one["containerID"] for one in shown["containersDiverged"]] == damaged
+    assert all(one["findings"] for one in shown["containersDiverged"])
+    changes = said("sweep", "compare", first["sweepID"], second["sweepID"], "--out", out, check=3)
+    assert {one["containerID"] for one in changes["new"]} == set(damaged)
+    assert (changes["persisting"], changes["healed"], changes["unseen"]) == ([], [], [])
+    back = said("sweep", "compare", second["sweepID"], first["sweepID"], "--out", out, check=0)
+    assert back["healed"] == changes["new"]
+    for words in (("show", "latest"), ("compare", first["sweepID"], "latest")):
+        people = treefold("sweep", *words, "--out", out).stdout
+        assert all(str(container_id) in people for container_id in damaged)
+
+
+def test_several_tables_may_follow_one_option_and_a_lost_one_is_partly_done(
+    tmp_path: Path, nights: tuple[Path, Truth]
+) -> None:
+    exports = sorted((nights[0] / "first").iterdir())
+    found = said("sweep", "run", "--out", tmp_path, "--table", *exports, nights[0] / "nothing", check=5)
+    assert (found["containers"], found["diverged"]) == (60, [])
+    assert [one["input"] for one in found["skipped"]] == [str(nights[0] / "nothing")]
+
+
+@pytest.mark.parametrize("words", [(), ("stray",), ("--volume", "x", "stray")])
+def test_what_cannot_be_understood_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    assert "error [usage]" in treefold("sweep", "run", "--out", tmp_path / "out", *words, check=2).stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_not_there_has_a_name(tmp_path: Path) -> None:
+    assert "error [sweep_input]" in treefold("sweep", "run", "--out", tmp_path, "--table", "/no", check=1).stderr
+    assert "error [sweep_not_found]" in treefold("sweep", "show", "latest", "--out", tmp_path, check=1).stderr
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_killed_or_interrupted_the_same_command_goes_on(tmp_path: Path, end: signal.Signals) -> None:
+    truth = synthetic(tmp_path / "table", Cluster(seed=2, datanodes=3, containers=4000, blocks=20, chunks=16))
+    command = [sys.executable, "-m", "admin.cli", "sweep", "run", "--threads", "1", "--json"]
+    words = ["--table", str(tmp_path / "table"), "--out", str(tmp_path / "out")]
+    running = subprocess.Popen(
+        [*command, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "out").glob("work/*/plan.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    running.send_signal(end)
+    running.communicate(timeout=60)
+    assert running.returncode == (130 if end is signal.SIGINT else -signal.SIGKILL)
+    assert list((tmp_path / "out").glob("summary/*")) == []
+    done = treefold(*command[3:], *words, check=3)
+    summary = json.loads(done.stdout)
+    assert f"going on with sweep {summary['sweepID']}" in done.stderr
+    assert summary["rows"] == truth.rows
+    assert findings_of(tmp_path / "out", summary["sweepID"]) == {damage.finding for damage in truth.damages}
