@@ -334,8 +334,10 @@ class Scanner:
         treeless = next_without_tree(ready)
         if treeless is not None and self._do(treeless, Source.METADATA, now_ms):
             return True
-        # A container whose records cannot be read gets its tree, and its findings, from a data scan.
-        container_id = treeless
+        # A container whose records cannot be read gets its tree, and its findings, from a data scan; one whose tree
+        # cannot be written is not read again each time that is tried.
+        due = (c for c in ready if is_due(c, now_ms=now_ms, gap_ms=self._background_gap_ms))
+        container_id = treeless if treeless in {c.container_id for c in due} else None
         if container_id is None and self._pace.background:
             unchecked = next_to_check(ready, self._checked_ms, now_ms=now_ms)
             if unchecked is not None:
@@ -426,27 +428,36 @@ class Scanner:
             raise ContainerNotFoundError(f"container {container_id} is being deleted", container_id=container_id)
         if result.transient:
             raise BusyError("too many open files; nothing was decided about the container", container_id=container_id)
-        if source is not Source.CHECK:
-            self._write_tree(examination)
+        is_kept = source is Source.CHECK or self._write_tree(examination)
         if source is Source.METADATA:
             self._metrics.count("dnagent_trees_built_total")
             self._log.info("tree_built", container_id=container_id)
         elif source is Source.DATA or result.findings:
             self._settle(examination)
-        self._not_before_ms.pop(container_id, None)
+        if is_kept:
+            self._not_before_ms.pop(container_id, None)
+        else:
+            # What has no tree would be next at once, for ever.
+            self._not_before_ms[container_id] = self._clock.now_ms() + max(self._pace.min_gap_ms, 1)
         after = self._volume.candidate(container_id)
         if (after.state, after.data_checksum) != (before.state, before.data_checksum):
             self._on_change(container_id)
         return _report(after, result)
 
-    def _write_tree(self, examination: Examination) -> None:
+    def _write_tree(self, examination: Examination) -> bool:
+        """Whether it was kept; row S16: what was found counts all the same, and a tree of records found nothing."""
         try:
             self._volume.write_tree(examination)
         except (StaleTreeError, ContainerNotFoundError):
             raise
         except ReconcileError as error:
-            # Row S16: what was found counts, whether or not the tree could be kept.
-            self._log.error("tree_write_failed", container_id=examination.container_id, **error_fields(error))
+            if examination.source is Source.METADATA:
+                raise
+            self.last_error = error.message
+            fields = _without(error, "container_id")
+            self._log.error("tree_write_failed", container_id=examination.container_id, **fields)
+            return False
+        return True
 
     def _settle(self, examination: Examination) -> None:
         container_id, findings = examination.container_id, examination.result.findings

@@ -30,6 +30,7 @@ from merkle.errors import (
     RecordInvalidError,
     StaleTreeError,
     TreeMissingError,
+    TreeRefusedError,
     VolumeError,
 )
 from merkle.merge import merge
@@ -52,6 +53,8 @@ from runtime.retry import Backoff, retrying
 
 # A scan after a repair is repeated when another writer of the tree was faster; so often is enough.
 _RESCAN_BACKOFF = Backoff(attempts_max=4, first_s=0.1, most_s=2.0)
+# What a report has room for.
+_INDEX_MAX = (1 << 31) - 1
 _log = get_logger("store")
 
 
@@ -89,7 +92,7 @@ class HeldVolume:
         self.refresh()
         if self.writer is not None:
             deleted = [replica.container_id for replica in self.replicas() if replica.state is ReplicaState.DELETED]
-            for container_id in self.writer.finish_deletions(deleted):
+            for container_id in self.writer.finish_deletions(deleted, self._skipped):
                 self.forget(container_id)
 
     def refresh(self) -> None:
@@ -101,14 +104,19 @@ class HeldVolume:
         self.volume.refresh()
         # A volume whose database is lost is lost: each of its containers would seem damaged, and none is.
         _ = self.volume.database
-        found = set(self.containers.ids())
-        for container_id in found:
+        unreadable: list[DiskError] = []
+        found = set(self.containers.ids(unreadable.append))
+        for error in unreadable:
+            _log.error("container_skipped", volume=self.name, **_fields(error))
+        # What lies in a folder that cannot be listed is not gone: its containers say so one by one.
+        for container_id in sorted(found | self._held.keys() if unreadable else found):
             # One at a time: what a scan notes meanwhile must not be overwritten by what was seen before it.
             replica = self._look_at(container_id)
             with self._lock:
                 self._held[container_id] = replica
-        for container_id in self._held.keys() - found:
-            self.forget(container_id)
+        if not unreadable:
+            for container_id in self._held.keys() - found:
+                self.forget(container_id)
 
     def replicas(self) -> list[ContainerReplica]:
         """All replicas, as they are known."""
@@ -140,7 +148,7 @@ class HeldVolume:
         self, container_id: ContainerId, source: Source, on_bytes: Callable[[int], None], cancelled: Callable[[], bool]
     ) -> Examination:
         self.replica(container_id)
-        generation = self.trees.read(container_id).generation
+        generation = self.trees.generation(container_id)
         container = self.containers.get(container_id)
         match source:
             case Source.DATA:
@@ -245,6 +253,9 @@ class HeldVolume:
         read_only = self.volume.hold is Hold.READ_ONLY
         try:
             container = self.containers.open(container_id)
+            if not 0 <= container.replica_index <= _INDEX_MAX:
+                text = f"the descriptor of container {container_id} has replicaIndex {container.replica_index}"
+                raise DescriptorError(text, reason="field_invalid", field="replicaIndex", container_id=container_id)
             counters = container.counters()
         except ReconcileError as error:
             if isinstance(error, DatabaseError) and "container_id" not in error.facts:
@@ -253,7 +264,7 @@ class HeldVolume:
             before = self._held.get(container_id)
             # Said once, not at every look.
             if before is None or before.state is not ReplicaState.INVALID:
-                _log.error("container_skipped", container_id=container_id, volume=self.name, **_fields(error))
+                self._skipped(container_id, error)
             return ContainerReplica(own, container_id, ReplicaState.INVALID, None, 0, read_only=read_only)
         tree = self._stored_tree(container_id) if container.state.is_closed else None
         scanned_ms = self._own_scan_ms(container_id) if read_only else container.descriptor.data_scan_timestamp_ms
@@ -274,16 +285,19 @@ class HeldVolume:
     def _stored_tree(self, container_id: ContainerId) -> ContainerTree | None:
         try:
             stored = self.trees.read(container_id)
-        except (DiskError, ContainerNotFoundError) as error:
+        except (DiskError, ContainerNotFoundError, TreeRefusedError) as error:
             # As good as none: a scan tells what else cannot be read, and other containers are not concerned.
-            _log.warning("container_skipped", container_id=container_id, volume=self.name, **_fields(error))
+            self._skipped(container_id, error)
             return None
         try:
             self.trees.remember(stored)
-        except (DiskError, ContainerNotFoundError) as error:
+        except (DiskError, ContainerNotFoundError, TreeRefusedError) as error:
             # The tree is as good as before; the next look tries again.
             _log.warning("tree_write_failed", container_id=container_id, volume=self.name, **_fields(error))
         return stored.tree if stored.status is TreeStatus.PRESENT else None
+
+    def _skipped(self, container_id: ContainerId, error: ReconcileError) -> None:
+        _log.error("container_skipped", container_id=container_id, volume=self.name, **_fields(error))
 
     def _keep_findings(self, examination: Examination, at_ms: int | None) -> None:
         findings = [

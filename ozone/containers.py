@@ -7,7 +7,7 @@ pending last chunk of an incremental writer, which is what readers get.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -55,9 +55,9 @@ class ContainerStore:
         self.volume = volume
         self._disk = disk
 
-    def ids(self) -> list[ContainerId]:
-        """The containers that have a folder, ascending."""
-        return sorted(self.volume.container_ids())
+    def ids(self, on_unreadable: Callable[[DiskError], None] | None = None) -> list[ContainerId]:
+        """The containers that have a folder, ascending; see `Volume.container_ids`."""
+        return self.volume.container_ids(on_unreadable)
 
     def ids_without_folder(self) -> list[ContainerId]:
         """The containers that have block records but no folder, ascending: their folder was lost, not deleted."""

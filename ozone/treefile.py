@@ -182,6 +182,18 @@ class TreeFiles:
         """
         return self._versions(container_id)[0]
 
+    def generation(self, container_id: ContainerId) -> bytes:
+        """That of the stored tree, as `read` has it; of a file that cannot be read that of none, which no write meets.
+
+        Raises:
+            ContainerNotFoundError: there is no such container.
+        """
+        try:
+            raw = self.raw(container_id)
+        except DiskError:
+            return b""
+        return fingerprint(raw) if raw else b""
+
     def deleted_blocks(self, container_id: ContainerId) -> frozenset[BlockId]:
         """The blocks that are known as deleted. The tree is parsed again only if its bytes changed.
 

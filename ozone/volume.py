@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -108,9 +108,16 @@ class Volume:
         """Whether it was given back: what cannot be read of its database since says nothing about containers."""
         return self._database is None
 
-    def container_ids(self) -> list[ContainerId]:
-        """The containers that have a folder, ascending; entries that are no container folder are passed over."""
-        return sorted(self._folders())
+    def container_ids(self, on_unreadable: Callable[[DiskError], None] | None = None) -> list[ContainerId]:
+        """The containers that have a folder, ascending; entries that are no container folder are passed over.
+
+        `on_unreadable` hears of each group of containers that cannot be listed, and the others count; without it that
+        is an error.
+
+        Raises:
+            DiskError: the volume's folders cannot be listed.
+        """
+        return sorted(self._folders(on_unreadable))
 
     def container_folder(self, container_id: ContainerId) -> Path:
         """The folder of one container.
@@ -180,18 +187,23 @@ class Volume:
         except DatabaseError as error:
             return error
 
-    def _folders(self) -> dict[ContainerId, Path]:
+    def _folders(self, on_unreadable: Callable[[DiskError], None] | None = None) -> dict[ContainerId, Path]:
         current = self.working_folder / "current"
         found: dict[ContainerId, Path] = {}
         for group in _names(self._disk, current):
-            for name in _names(self._disk, current / group):
-                container_id = _container_id(name)
-                folder = current / group / name
-                if container_id is None or not self._disk.is_folder(folder) or folder.is_symlink():
-                    continue
-                # Found twice: the usual place counts.
-                if container_id not in found or folder == self.usual_folder(container_id):
-                    found[container_id] = folder
+            try:
+                for name in _names(self._disk, current / group):
+                    container_id = container_id_of(name)
+                    folder = current / group / name
+                    if container_id is None or not self._disk.is_folder(folder) or folder.is_symlink():
+                        continue
+                    # Found twice: the usual place counts.
+                    if container_id not in found or folder == self.usual_folder(container_id):
+                        found[container_id] = folder
+            except DiskError as error:
+                if on_unreadable is None:
+                    raise
+                on_unreadable(error)
         return found
 
 
@@ -236,7 +248,7 @@ def open_volume(
 def container_of_folder(path: Path) -> tuple[Path, ContainerId] | None:
     """The volume root and the ID, if `path` is where a container's folder lies in a volume."""
     path = path.absolute()
-    container_id = _container_id(path.name)
+    container_id = container_id_of(path.name)
     if container_id is None or len(path.parents) < 5 or path.parents[1].name != "current":
         return None
     return (path.parents[4], container_id) if path.parents[3].name == _HDDS else None
@@ -266,8 +278,9 @@ def _names(disk: Disk, folder: Path) -> list[str]:
         raise
 
 
-def _container_id(name: str) -> ContainerId | None:
-    if name.isascii() and name.isdigit() and str(int(name)) == name and int(name) <= _ID_MAX:
+def container_id_of(name: str) -> ContainerId | None:
+    """The container whose folder would have this name; Ozone counts from 1."""
+    if name.isascii() and name.isdigit() and str(int(name)) == name and 0 < int(name) <= _ID_MAX:
         return ContainerId(int(name))
     return None
 

@@ -9,7 +9,7 @@ Nothing here serves client writes; builders, tests and repairs use it.
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from merkle.errors import (
     DescriptorError,
     DiskError,
     ReadOnlyError,
+    ReconcileError,
     RecordInvalidError,
 )
 from merkle.record import BlockRecord, DeleteTransaction
@@ -47,7 +48,7 @@ from ozone.rocks import (
 from ozone.scan import build_from_metadata
 from ozone.treefile import TreeFiles
 from ozone.undo import UndoStore
-from ozone.volume import Hold, Version, Volume
+from ozone.volume import Hold, Version, Volume, container_id_of
 from protos.convert import delete_transaction_from_bytes, delete_transaction_to_bytes, record_to_bytes
 
 CONTAINER_BYTES_MAX = 5 << 30
@@ -201,22 +202,28 @@ class ContainerWriter:
             self._disk.sync_folder(self._gone_folder)
             self._finish_deletion(container_id)
 
-    def finish_deletions(self, container_ids: Iterable[ContainerId]) -> list[ContainerId]:
-        """At start: delete those of these containers that are marked as deleted, and what lies moved aside."""
-        finished, present = [], set(self._volume.container_ids())
-        for name in self._disk.names(self._gone_folder) if self._gone_folder.is_dir() else ():
-            # A container that came back has rows of its own; Ozone empties this folder by itself.
-            if name.isascii() and name.isdigit() and int(name) not in present:
-                container_id = ContainerId(int(name))
-                with self.locked(container_id):
-                    self._finish_deletion(container_id)
-                finished.append(container_id)
-        for container_id in container_ids:
-            # Without a readable descriptor nothing says that it is to go.
-            with suppress(DescriptorError, ContainerNotFoundError, ContainerUnsupportedError):
-                if self._store.open(container_id).state is ReplicaState.DELETED:
-                    self.delete_container(container_id)
+    def finish_deletions(
+        self, container_ids: Iterable[ContainerId], on_failure: Callable[[ContainerId, ReconcileError], None]
+    ) -> list[ContainerId]:
+        """At start: delete those of these containers that are marked as deleted, and what lies moved aside.
+
+        `on_failure` hears of what could not be done, which the next start tries again.
+        """
+        finished: list[ContainerId] = []
+
+        def attempt(container_id: ContainerId, finish: Callable[[ContainerId], bool]) -> None:
+            try:
+                if finish(container_id):
                     finished.append(container_id)
+            except ReconcileError as error:
+                on_failure(container_id, error)
+
+        for name in self._disk.names(self._gone_folder) if self._gone_folder.is_dir() else ():
+            moved = container_id_of(name)
+            if moved is not None:
+                attempt(moved, self._finish_moved)
+        for container_id in container_ids:
+            attempt(container_id, self._finish_marked)
         return finished
 
     def write_chunk(self, container_id: ContainerId, block_id: BlockId, offset: int, data: Buffer) -> None:
@@ -493,6 +500,23 @@ class ContainerWriter:
         valid = with_checksum(descriptor)
         self._disk.replace(folder / "metadata" / f"{valid.container_id}.container", dump_descriptor(valid))
         return valid
+
+    def _finish_moved(self, container_id: ContainerId) -> bool:
+        # A container that came back has rows of its own; Ozone empties this folder by itself.
+        with suppress(ContainerNotFoundError):
+            self._volume.container_folder(container_id)
+            return False
+        with self.locked(container_id):
+            self._finish_deletion(container_id)
+        return True
+
+    def _finish_marked(self, container_id: ContainerId) -> bool:
+        # Without a readable descriptor nothing says that it is to go.
+        with suppress(DescriptorError, ContainerNotFoundError, ContainerUnsupportedError):
+            if self._store.open(container_id).state is ReplicaState.DELETED:
+                self.delete_container(container_id)
+                return True
+        return False
 
     def _finish_deletion(self, container_id: ContainerId) -> None:
         batch = Batch()

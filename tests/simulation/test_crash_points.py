@@ -273,7 +273,10 @@ def gone_means_with_a_tombstone(owner: Owned) -> None:
 
 
 def delete_container(owner: Owned) -> None:
-    owner.writer.finish_deletions(owner.volume.container_ids())
+    def fail(container_id: ContainerId, error: ReconcileError) -> None:
+        raise error
+
+    owner.writer.finish_deletions(owner.volume.container_ids(), fail)
     with suppress(ContainerNotFoundError):
         owner.writer.delete_container(SEVEN)
 

@@ -260,6 +260,21 @@ def test_a_tree_that_cannot_be_written_does_not_hide_the_findings() -> None:
     assert r.volume.held[ONE].last_scan_ms == NOW_MS
 
 
+def test_a_container_whose_tree_cannot_be_written_is_not_read_again_and_again() -> None:
+    r = rig(closed(ONE, root=None), write_errors=[DiskError("no space", container_id=ONE)] * 3)
+    assert r.scanner.step()
+    assert r.volume.examined == [(ONE, Source.METADATA), (ONE, Source.DATA)]
+    assert r.metrics.value("dnagent_trees_built_total") == 0
+    assert r.scanner.last_error == "no space"
+    assert not r.scanner.step()
+    r.clock.time_ms += GAP_MS
+    assert not r.scanner.step()
+    assert r.volume.examined[2:] == [(ONE, Source.METADATA)]
+    r.clock.time_ms += GAP_MS
+    assert r.scanner.step()
+    assert r.volume.written == [ONE]
+
+
 def test_a_scan_that_was_overtaken_marks_nothing_and_is_repeated_later() -> None:
     """inv-I4: what was read before a repair says nothing about what is there after it."""
     r = rig(closed(ONE), findings=(CORRUPT,), write_errors=[StaleTreeError("changed")])

@@ -1,8 +1,11 @@
 """The replicas of a datanode: what is told of them is what is on disk, and a read-only volume is never written."""
 
+import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Thread
 
@@ -27,17 +30,20 @@ from merkle.errors import (
     UndoBudgetError,
     VolumeError,
 )
+from merkle.limits import MESSAGE_BYTES_MAX
 from merkle.record import BlockRecord, DeleteTransaction
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from merkle.windows import prove
-from ozone.disk import Disk, Reader
+from ozone.descriptor import dump_descriptor, with_checksum
+from ozone.disk import Disk, Operation, Reader, disk_error
 from ozone.mapped import MappedReader
 from ozone.rocks import Batch, Counter, Table, block_key, counter_key
 from ozone.scan import FindingType
 from ozone.volume import Hold, open_volume
 from protos.convert import tree_from_bytes
 from runtime.metrics import Metrics
+from tests.support.disk import FailingDisk
 from tests.support.volumes import content, new_volume, owned, tree_of_files, write_block
 
 ONE, TWO = ContainerId(1), ContainerId(2)
@@ -70,6 +76,29 @@ def held(
         raise
     yield opened
     opened.close()
+
+
+@dataclass
+class UnreadableFolder(Disk):
+    """Fails whatever is asked about one folder and what is in it."""
+
+    folder: Path | None = None
+
+    def names(self, folder: Path) -> list[str]:
+        self._check(folder)
+        return super().names(folder)
+
+    def is_folder(self, path: Path) -> bool:
+        self._check(path.parent)
+        return super().is_folder(path)
+
+    def read(self, path: Path) -> bytes:
+        self._check(path)
+        return super().read(path)
+
+    def _check(self, path: Path) -> None:
+        if self.folder is not None and path.is_relative_to(self.folder):
+            raise disk_error("read", path, OSError(errno.EIO, os.strerror(errno.EIO)))
 
 
 def block_file(volume: HeldVolume, block_id: BlockId = BLOCK) -> Path:
@@ -121,6 +150,71 @@ def test_a_container_whose_counters_are_no_numbers_is_named_and_hides_no_other(r
         states = {replica.container_id: replica.state for replica in volume.replicas()}
         assert states.pop(TWO) is ReplicaState.INVALID
         assert ReplicaState.INVALID not in states.values()
+
+
+def test_a_tree_beyond_our_limits_is_named_and_hides_no_other(root: Path) -> None:
+    """Nor is it replaced: it may be whole. What the data lack is found all the same."""
+    with held(root) as volume:
+        path = volume.trees.path(ONE)
+        damage(block_file(volume), 1)
+    with path.open("wb") as file:
+        file.truncate(MESSAGE_BYTES_MAX + 1)
+    with held(root) as volume:
+        assert [r.data_checksum for r in volume.replicas()] == [None, None]
+        assert volume.replica(ONE).state is ReplicaState.CLOSED
+        scanner = Scanner(volume, Pace(bytes_per_second=0), metrics=Metrics("dnagent"), on_change=lambda _: None)
+        assert scanner.step()
+        assert "the tree of container 1 is" in scanner.last_error
+        assert volume.replica(ONE).state is ReplicaState.UNHEALTHY
+        scanner.step()
+        assert not scanner.step()
+    assert path.stat().st_size == MESSAGE_BYTES_MAX + 1
+
+
+def test_a_descriptor_with_an_impossible_place_in_its_group_is_named_and_hides_no_other(root: Path) -> None:
+    """No report has room for it."""
+    with held(root) as volume:
+        container = volume.containers.open(TWO)
+        for index in (-1, 1 << 31):
+            raw = dump_descriptor(with_checksum(replace(container.descriptor, replica_index=index)))
+            container.descriptor_path.write_bytes(raw)
+            volume.refresh()
+            states = {replica.container_id: replica.state for replica in volume.replicas()}
+            assert states == {ONE: ReplicaState.CLOSED, TWO: ReplicaState.INVALID}
+
+
+@pytest.mark.parametrize("hold", Hold)
+def test_a_folder_that_cannot_be_listed_hides_no_container_outside_it_and_loses_none_inside(
+    root: Path, hold: Hold
+) -> None:
+    """A container that was seen there is not reported as gone, which would have it copied anew."""
+    other = ContainerId(512)
+    with owned(root, root.parent / "writer") as volume:
+        volume.writer.create_container(other)
+    disk = UnreadableFolder()
+    volume = open_volume(root, hold=hold, state_folder=root.parent / "state", disk=disk)
+    with closing(HeldVolume(volume, disk, undo_bytes=1 << 20)) as opened:
+        assert [replica.container_id for replica in opened.replicas()] == [ONE, TWO, other]
+        disk.folder = volume.usual_folder(ONE).parent
+        opened.refresh()
+        states = {replica.container_id: replica.state for replica in opened.replicas()}
+        assert states == {ONE: ReplicaState.INVALID, TWO: ReplicaState.INVALID, other: ReplicaState.OPEN}
+    volume = open_volume(root, hold=hold, state_folder=root.parent / "state", disk=disk)
+    with closing(HeldVolume(volume, disk, undo_bytes=1 << 20)) as opened:
+        assert [replica.container_id for replica in opened.replicas()] == [other]
+        disk.folder = None
+        opened.refresh()
+        assert {replica.container_id for replica in opened.replicas()} == {ONE, TWO, other}
+
+
+def test_names_that_are_no_containers_are_passed_over(root: Path) -> None:
+    """Ozone counts from 1, and a controller refuses a report of any other."""
+    [group] = root.glob("hdds/*/current/containerDir0")
+    for name in ("0", "-1", "01", "9223372036854775808", "\udcff", "\u0663"):
+        (group / name).mkdir()
+    (group / "7").write_bytes(b"")
+    with held(root) as volume:
+        assert [replica.container_id for replica in volume.replicas()] == [ONE, TWO]
 
 
 def test_a_refresh_sees_what_the_datanode_changed(root: Path, tmp_path: Path) -> None:
@@ -625,6 +719,21 @@ def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(root: Path)
     with held(root) as volume:
         assert [replica.container_id for replica in volume.replicas()] == [TWO]
         assert not block_file(volume).exists()
+
+
+def test_a_deletion_that_cannot_be_finished_stops_no_other_container(root: Path) -> None:
+    with held(root) as volume:
+        assert volume.writer is not None
+        volume.writer.set_state(ONE, ReplicaState.DELETED)
+    [gone] = root.glob("hdds/*/tmp/deleted-containers")
+    disk = FailingDisk(errno.EIO, lambda operation, path: operation is Operation.RENAME and path.parent == gone)
+    volume = open_volume(root, hold=Hold.OWNER, state_folder=root.parent / "state", disk=disk)
+    with closing(HeldVolume(volume, disk, undo_bytes=1 << 20)) as opened:
+        assert disk.failed
+        states = {replica.container_id: replica.state for replica in opened.replicas()}
+        assert states == {ONE: ReplicaState.DELETED, TWO: ReplicaState.OPEN}
+    with held(root) as volume:
+        assert [replica.container_id for replica in volume.replicas()] == [TWO]
 
 
 def test_a_read_only_volume_deletes_nothing(root: Path) -> None:

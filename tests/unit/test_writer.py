@@ -383,7 +383,11 @@ def test_deletions_that_were_cut_short_are_finished_at_start(closed: Owned) -> N
     nine = closed.writer.create_container(ContainerId(9))
     broken = closed.store.open(ContainerId(9)).descriptor_path
     broken.write_bytes(b"nonsense")
-    assert closed.writer.finish_deletions(closed.volume.container_ids()) == [SEVEN, eight]
+    for name in ("0", "99999999999999999999", "junk"):
+        (gone / name).mkdir()
+    failed: list[ContainerId] = []
+    finished = closed.writer.finish_deletions(closed.volume.container_ids(), lambda one, _: failed.append(one))
+    assert (finished, failed) == ([SEVEN, eight], [])
     assert closed.volume.container_ids() == [9]
     assert all(rows(closed, table) == [] for table in Table)
     assert dump_descriptor(nine) != b"nonsense"
