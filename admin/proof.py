@@ -169,9 +169,12 @@ def _is_erasure_coded(replica: Container) -> bool:
 
 
 def _file_bytes(replica: Container, records: Mapping[BlockId, BlockRecord]) -> int:
-    return sum(
-        (replica.block_length(block_id) or 0) - replica.unrecorded_bytes(record) for block_id, record in records.items()
-    )
+    total = 0
+    for block_id, record in records.items():
+        # Where the file cannot be looked at, the scan has said so.
+        with suppress(DiskError):
+            total += (replica.block_length(block_id) or 0) - replica.unrecorded_bytes(record)
+    return total
 
 
 def _surplus(replica: Container, records: Mapping[BlockId, BlockRecord]) -> Iterator[tuple[BlockId, int]]:
@@ -195,7 +198,12 @@ def _differences(
     for block_id in sorted((ours.keys() & theirs.keys()) - passed_over):
         if _demanded(ours[block_id]) != _demanded(theirs[block_id]):
             yield f"another record of block {block_id}"
-        if not _files_equal(replica, other, ours[block_id]):
+        try:
+            is_equal = _files_equal(replica, other, ours[block_id])
+        except DiskError:
+            # A link, a folder, a bad sector: it holds nothing that could be equal.
+            is_equal = False
+        if not is_equal:
             yield f"another file of block {block_id}"
 
 

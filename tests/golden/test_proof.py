@@ -64,6 +64,11 @@ def _flip(root: Path) -> None:
     path.write_bytes(data)
 
 
+def _link(root: Path) -> None:
+    path = _blocks(root, 1)[-1]
+    path.symlink_to(path.rename(root.parent / "elsewhere"))
+
+
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
@@ -73,9 +78,10 @@ def _flip(root: Path) -> None:
         (lambda root: shutil.rmtree(container_folder(root, 1) / "chunks"), "MISSING_CHUNKS_DIR"),
         (_flip, "CORRUPT_CHUNK"),
         (lambda root: _blocks(root, 1)[0].unlink(), "MISSING_DATA_FILE"),
+        (_link, "CORRUPT_CHUNK"),
         (lambda root: _lose_record(root, 1, int(_blocks(root, 1)[0].stem)), "1 block records more or fewer"),
     ],
-    ids=["descriptor", "metadata", "folder", "chunks", "flip", "file", "record"],
+    ids=["descriptor", "metadata", "folder", "chunks", "flip", "file", "link", "record"],
 )
 def test_a_damaged_replica_is_named_and_costs_the_others_nothing(
     moments: dict[str, Path], tmp_path: Path, damage: Callable[[Path], None], named: str
