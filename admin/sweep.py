@@ -4,9 +4,11 @@ The summary goes to stdout, how the sweep goes on to stderr. All that is compute
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import click
@@ -21,9 +23,10 @@ from ozone.disk import Disk
 from runtime.metrics import Metrics
 from spark.gather import Gatherer
 from spark.local import LocalEngine
-from spark.model import FindingKind, Source
+from spark.model import REPLICA_SCHEMA, FindingKind, Source
 from spark.output import JsonObject, Summary, Table
 from spark.output import Output as Sweeps
+from spark.report import Night, render, report_of
 from spark.sweep import Request, Watcher
 from spark.sweep import sweep as carry_out
 
@@ -118,13 +121,16 @@ def run(
     request = Request(out, (*tables, *more), volumes, Source(source), fresh, keep)
     with talking(output) as watcher:
         summary = carry_out(request, LocalEngine(Gatherer(out / "work" / "spill", threads=threads)), watcher)
+    sweeps = Sweeps(out, Disk())
+    report = write_report(sweeps, summary.sweep_id)
     if metrics_file is not None:
         write_metrics(metrics_file, summary)
     if as_json:
-        print_json(summary.json())
+        print_json(summary.json() | {"report": str(report)})
     else:
         print_summary(summary.json())
-        _print_findings(Sweeps(out, Disk()), summary.sweep_id)
+        _print_findings(sweeps, summary.sweep_id)
+        print_line(f"report: {report}")
     return exit_status(summary)
 
 
@@ -154,9 +160,10 @@ def show(sweep_id: str, out: Path, as_json: bool) -> int:
 @_out
 @_json
 def compare(before: str, after: str, out: Path, as_json: bool) -> int:
-    """Compare two sweeps: what is new in B, what was healed, what persists, by container and kind.
+    """Say what is new, healed, or persists from sweep A to B.
 
-    What A found in a container that B did not see, or could not tell, is `unseen`: nobody knows whether it was healed.
+    It is said by container and kind of finding. What A found in a container that B did not see, or could not tell, is
+    `unseen`: nobody knows whether it was healed.
 
     Exit status: 0 nothing new and nothing persists, 3 otherwise.
     """
@@ -304,6 +311,48 @@ def write_metrics(path: Path, summary: Summary) -> None:
     disk = Disk()
     disk.make_folder(path.absolute().parent)
     disk.replace(path.absolute(), metrics.page())
+
+
+def write_report(sweeps: Sweeps, sweep_id: str) -> Path:
+    """The report of a complete sweep, one HTML file beside its tables.
+
+    Raises:
+        DiskError: it cannot be written, or a table of the sweep cannot be read.
+    """
+    verdicts = sweeps.read(Table.VERDICTS, sweep_id)
+    diverged = verdicts.filter(verdicts["diverged"])
+    held, replicas = Counter[tuple[str, str]](), [REPLICA_SCHEMA.empty_table()]
+    for piece in sweeps.pieces(Table.ROOTS, sweep_id, REPLICA_SCHEMA.names):
+        counted = piece.group_by(["datanode", "volume"]).aggregate([([], "count_all")]).to_pylist()
+        held.update({(row["datanode"], row["volume"]): row["count_all"] for row in counted})
+        replicas.append(piece.filter(pc.is_in(piece["container_id"], value_set=diverged["container_id"])))
+    summary = sweeps.summary(sweep_id)
+    report = report_of(
+        _night(summary),
+        engine=str(summary["engine"]),
+        held=held,
+        replicas=pa.concat_tables(replicas),
+        verdicts=diverged,
+        findings=sweeps.read(Table.FINDINGS, sweep_id).slice(0, _DETAILS_MAX),
+        earlier=[_night(sweeps.summary(name)) for name in sweeps.sweeps() if name < sweep_id],
+        skipped=[f"{one['input']}: {one['reason']}" for one in _objects(summary["skipped"])],
+    )
+    disk, path = Disk(), sweeps.report(sweep_id)
+    disk.make_folder(path.parent)
+    disk.replace(path, render(report).encode())
+    return path
+
+
+def _night(summary: JsonObject) -> Night:
+    verdicts, containers = summary["verdicts"], summary["containers"]
+    assert isinstance(verdicts, dict)
+    assert isinstance(containers, int)
+    return Night(str(summary["sweepID"]), datetime.fromisoformat(str(summary["startedAt"])), containers, verdicts)
+
+
+def _objects(value: object) -> list[JsonObject]:
+    assert isinstance(value, list)
+    return value
 
 
 @dataclass(slots=True)

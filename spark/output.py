@@ -134,6 +134,10 @@ class Output:
         """Where a table of a sweep lies."""
         return self.folder / table.value / f"sweep_id={sweep_id}" / f"{table.value}.parquet"
 
+    def report(self, sweep_id: str) -> Path:
+        """Where the report of a sweep lies."""
+        return self.folder / "report" / f"sweep_id={sweep_id}" / "report.html"
+
     @contextmanager
     def writing(self, table: Table, sweep_id: str) -> Iterator["TableWriter"]:
         """Write a table, which appears when this ends without an error, and replaces what is there.
@@ -205,6 +209,16 @@ class Output:
         """A table of a complete sweep, or some of its columns.
 
         Raises:
+            DiskError: see `pieces`.
+        """
+        schema = SCHEMAS[table]
+        wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+        return pa.concat_tables([wanted.empty_table(), *self.pieces(table, sweep_id, wanted.names)])
+
+    def pieces(self, table: Table, sweep_id: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """The same, some rows at a time.
+
+        Raises:
             DiskError: it cannot be read, or was written by a later version.
         """
         path = self.path(table, sweep_id)
@@ -213,7 +227,8 @@ class Output:
                 version = int((file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"0"))
                 if version > VERSION:
                     raise DiskError(f"{path} is of version {version}, and this reads up to {VERSION}", path=str(path))
-                return file.read(columns)
+                for group in range(file.metadata.num_row_groups):
+                    yield file.read_row_group(group, list(columns)).replace_schema_metadata()
         except (OSError, pa.ArrowException) as error:
             raise DiskError(f"{path} cannot be read: {error}", path=str(path)) from error
 
@@ -227,6 +242,7 @@ class Output:
         for sweep_id in doomed:
             for table in reversed(Table):
                 self._disk.remove_folder(self.path(table, sweep_id).parent)
+            self._disk.remove_folder(self.report(sweep_id).parent)
         return doomed
 
 
