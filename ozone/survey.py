@@ -6,7 +6,7 @@ Nothing is written, so that a live datanode or an agent may own the volume at th
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from merkle.check import TreeRefusal, check_tree
 from merkle.errors import (
@@ -25,7 +25,7 @@ from ozone.containers import Container, ContainerStore
 from ozone.disk import Disk
 from ozone.mapped import MappedReader
 from ozone.scan import Finding, FindingType, ScanResult, scan, scan_metadata
-from ozone.treefile import TreeFiles
+from ozone.treefile import TreeFiles, TreeStatus
 from ozone.volume import Volume
 from protos.convert import tree_from_bytes
 
@@ -308,14 +308,18 @@ class _Stored:
 
 
 def _stored(container: Container, trees: TreeFiles | None) -> _Stored:
-    stored = _parsed(container, trees)
     if trees is None:
-        return stored
+        return _parsed(container, None)
     known = None
-    # Whatever is wrong with the file is said above.
+    # Whatever is wrong with the file is said below.
     with suppress(ContainerNotFoundError, DiskError, TreeRefusedError):
-        known = trees.read(container.container_id).known
-    return _Stored(stored.tree, stored.note, stored.faults, known or stored.known)
+        kept = trees.read(container.container_id)
+        known = kept.known
+        whole = _Stored(kept.tree, known=known)
+        if kept.status is TreeStatus.PRESENT and whole.is_usable:
+            return whole
+    stored = _parsed(container, trees)
+    return replace(stored, known=known or stored.known)
 
 
 def _parsed(container: Container, trees: TreeFiles | None) -> _Stored:
