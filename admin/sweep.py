@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 import click
+import pyarrow as pa
 import pyarrow.compute as pc
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
