@@ -63,6 +63,13 @@ class ExportSettings(Settings):
     interval_s: Duration = 86_400.0
     source: Source = Source.TREE
 
+    @field_validator("to")
+    @classmethod
+    def _without_secrets(cls, value: str | None) -> str | None:
+        if value and "://" in value and "@" in value.split("/")[2]:
+            raise ValueError("give credentials by the environment (AWS_ACCESS_KEY_ID and so on), not in the address")
+        return value
+
     @field_validator("interval_s")
     @classmethod
     def _not_without_end(cls, value: float) -> float:

@@ -150,6 +150,7 @@ def destination_of(location: str, datanode: str, disk: Disk) -> Destination:
 
     Raises:
         UsageError: the location cannot be understood.
+        DestinationError: a bucket cannot be reached.
     """
     filesystem, path = place_of(location)
     if isinstance(filesystem, pa_fs.LocalFileSystem):

@@ -125,19 +125,19 @@ def scheduled_export(
     metrics: Metrics,
     on_bytes: Callable[[int], None],
 ) -> ScheduledExport:
-    """Exports of an agent's volumes; `failed` are those that it could not open.
+    """Exports of an agent's volumes; `failed` are those that it could not open."""
 
-    Raises:
-        UsageError: the destination cannot be understood.
-    """
-    destination = destination_of(to, surveys[0].datanode, disk)
+    def destination() -> Destination:
+        # Each time anew: a bucket that cannot be reached now does not keep the agent from its other work.
+        return destination_of(to, surveys[0].datanode, disk)
+
     skipped = [SkippedVolume(path, error.code, error.message) for path, error in failed]
 
     def run(full: bool, cancelled: Callable[[], bool]) -> Exported:
         return export(
             surveys,
             skipped,
-            destination,
+            destination(),
             source=source,
             full=full,
             audit_file=audit_file,
@@ -145,7 +145,7 @@ def scheduled_export(
             cancelled=cancelled,
         )
 
-    return ScheduledExport(run, lambda: _last_at(destination), interval_s=interval_s, metrics=metrics)
+    return ScheduledExport(run, lambda: _last_at(destination()), interval_s=interval_s, metrics=metrics)
 
 
 def _last_at(destination: Destination) -> datetime | None:

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 
 from merkle.checksum import RunningFingerprint, fingerprint
 from merkle.columns import TreeColumns
-from merkle.errors import ChunkTableError, UsageError
+from merkle.errors import ChunkTableError, DestinationError, UsageError
 from merkle.replica import ReplicaState, Source
 
 if TYPE_CHECKING:
@@ -424,6 +424,7 @@ def place_of(location: str) -> tuple[pa_fs.FileSystem, str]:
 
     Raises:
         UsageError: a URI that cannot be understood, or one with a secret in it.
+        DestinationError: the region of a bucket cannot be asked for.
     """
     if "://" not in location:
         return pa_fs.LocalFileSystem(), os.path.abspath(location)
@@ -432,8 +433,10 @@ def place_of(location: str) -> tuple[pa_fs.FileSystem, str]:
         raise UsageError("give credentials by the environment (AWS_ACCESS_KEY_ID and so on), not in the address")
     try:
         filesystem, path = pa_fs.FileSystem.from_uri(location)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UsageError(f"{location}: not an address of files: {error}") from error
+    except OSError as error:
+        raise DestinationError(f"{location} cannot be reached: {error}", path=location) from error
     return filesystem, path.rstrip("/")
 
 

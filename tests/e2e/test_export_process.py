@@ -83,6 +83,20 @@ def test_an_agent_exports_now_and_then_and_a_command_beside_it(tmp_path: Path, h
     assert hold == "owner" or state_of(volume) == before
 
 
+def test_a_bucket_that_cannot_be_reached_keeps_no_agent_from_its_work(tmp_path: Path) -> None:
+    volume = unpack("healthy", tmp_path / "volumes") / "dn1" / "volume1"
+    config = settings(tmp_path, volume, "read-only", "1s")
+    config.write_text(
+        config.read_text().replace(f"{tmp_path / 'to'}", "s3://b/p?endpoint_override=127.0.0.1:1&scheme=http")
+    )
+    with TreefoldProcess(tmp_path / "run", "agent", "run", "--config", str(config), "--log-format", "json") as agent:
+        agent.address()
+        wait_until(lambda: any(line["event"] == "export_failed" for line in events(agent)), "the failure")
+        (first, *_) = [line for line in events(agent) if line["event"] == "export_failed"]
+        assert first["error_code"] == "destination_failed"
+        assert agent.stop(signal.SIGTERM) == 0
+
+
 def test_an_export_that_cannot_be_done_is_logged_and_counted_and_the_agent_goes_on(tmp_path: Path) -> None:
     volume = unpack("healthy", tmp_path / "volumes") / "dn1" / "volume1"
     (tmp_path / "to").write_text("not a folder")

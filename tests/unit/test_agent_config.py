@@ -86,6 +86,7 @@ ca = "/pki/ca.pem"
             "export.to: must not lie inside the volume",
         ),
         ('state_folder = "/s"\n' + VOLUME + '[export]\nto = ""', "export.to: "),
+        ('state_folder = "/s"\n' + VOLUME + '[export]\nto = "s3://key:word@b/p"', "export.to: give credentials by"),
         ('state_folder = "/s"\n' + VOLUME + "[export]\ninterval_s = 0.5", "export.interval_s: expected at least 1s"),
         ('state_folder = "/s"\n' + VOLUME + '[export]\nsource = "gossip"', "export.source: "),
         ('state_folder = "/s"\nlisten = "0.0.0.0:9893"\n' + VOLUME, "listen: 0.0.0.0:9893 is not on loopback"),
