@@ -44,6 +44,8 @@ REQUIRED = tuple(name for name in CHUNK_SCHEMA.names if name not in DEFAULTS)
 # Some 30 MB of arrays: a page or more of each column.
 _BATCH_ROWS = 1 << 18
 _OWNER = ("datanode", "container_id")
+# Of rows that name none, which are dropped wherever they are met.
+_NO_CONTAINER = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +141,11 @@ class _Reader:
             if not self._may_hold(group, container_ids):
                 continue
             for columns, count in self._read(group):
-                chosen = np.isin(columns["container_id"].fill_null(0).to_numpy(), container_ids)
-                if not chosen.any():
-                    continue
-                batch = _whole(columns, count).filter(pa.array(np.broadcast_to(chosen, count)))
-                yield _owned(batch)
+                rows = _rows_of_containers(columns["container_id"], count, container_ids)
+                if len(rows):
+                    # Of few rows, before they are made whole.
+                    taken = {n: c if len(c) < count else c.take(pa.array(rows)) for n, c in columns.items()}
+                    yield _owned(_whole(taken, len(rows)))
 
     def _may_hold(self, group: int, container_ids: Int64s) -> bool:
         """Whether a row group has rows of any of these containers, for all that its statistics say."""
@@ -172,6 +174,14 @@ class _Reader:
         if statistics is None or not (statistics.has_min_max and statistics.has_null_count):
             return None
         return statistics.min if statistics.null_count == 0 and statistics.min == statistics.max else None
+
+
+def _rows_of_containers(column: pa.Array, count: int, container_ids: Int64s) -> Int64s:
+    """Which rows of a batch, of which the column has all or one, are of these containers: looked up once a stretch."""
+    held = column.fill_null(_NO_CONTAINER).to_numpy()
+    starts = np.flatnonzero(np.r_[True, held[1:] != held[:-1]])
+    lengths = np.diff(np.r_[starts, len(held)]) if len(held) == count else np.array([count])
+    return np.flatnonzero(np.repeat(np.isin(held[starts], container_ids), lengths))
 
 
 @contextmanager

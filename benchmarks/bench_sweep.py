@@ -1,0 +1,146 @@
+"""The sweep on one machine: `python -m benchmarks.bench_sweep [--rows N] [--json]`.
+
+From chunk tables of Parquet to the list of diverged containers, beside DuckDB on the same files: with the statement
+that anybody would write (`list(checksum order by chunk_offset)`, blocks folded by our kernel behind it), and with the
+XOR aggregate of spark.gf2 in its SQL. All of them have to find the containers that were damaged, and no others.
+"""
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from benchmarks.measure import Report, interleaved
+from merkle.columns import fold_blocks, fold_root
+from spark.gather import Gatherer
+from spark.gf2 import end_tables, image, rank_tables, word_tables
+from spark.local import LocalEngine
+from spark.sweep import Request, sweep
+from spark.synthetic import CHUNK_BYTES, Cluster, synthetic
+
+ROUNDS = 5
+ROWS = 20_000_000
+THREADS = 2
+_BLOCKS, _CHUNKS = 20, 64
+# Mean rows of a container of the synthetic cluster, with its three replicas: four blocks of five are full.
+_ROWS_A_CONTAINER = 3 * _BLOCKS * _CHUNKS * 0.9
+
+Int64s = npt.NDArray[np.int64]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=ROWS, help="About so many rows of chunks.")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        truth = synthetic(place / "table", Cluster(containers=round(arguments.rows / _ROWS_A_CONTAINER)))
+        damaged = sorted(damage.container_id for damage in truth.damages)
+        files = str(place / "table" / "*" / "chunks-*.parquet")
+        peers = {
+            "ours": lambda: ours(place),
+            "DuckDB, XOR aggregate": lambda: by_xor(files),
+            "DuckDB, list(... order by)": lambda: by_list(files),
+        }
+        for name, peer in peers.items():
+            assert peer() == damaged, f"{name} does not find what was damaged"
+        rates = interleaved(truth.rows / 1e6, peers, rounds=ROUNDS)
+    report = Report(f"sweep of {truth.rows:,} rows, {THREADS} threads")
+    report.add("Parquet to the diverged list", "M rows/s", rates["ours"], rates["DuckDB, list(... order by)"], 3)
+    report.add("Parquet to the diverged list", "M rows/s", rates["ours"], rates["DuckDB, XOR aggregate"], 1.5)
+    report.show(as_json=arguments.json)
+
+
+def ours(place: Path) -> list[int]:
+    """A whole sweep, with its tables on disk: what `treefold sweep run` does when it is not resumed."""
+    out = place / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    request = Request(out, tables=(str(place / "table"),))
+    summary = sweep(request, LocalEngine(Gatherer(out / "work" / "spill", threads=THREADS)), _Silent())
+    return list(summary.diverged)
+
+
+class _Silent:
+    """Tells nobody of progress."""
+
+    def note(self, text: str) -> None: ...
+
+    def begin(self, what: str, total: int, unit: str) -> None: ...
+
+    def advance(self, count: int) -> None: ...
+
+
+_REPLICAS = """SELECT * FROM read_parquet('{files}')
+    WHERE replica_index = 0 AND state IN ('CLOSED', 'QUASI_CLOSED', 'UNHEALTHY') AND chunk_offset >= -1"""
+_BLOCK = "container_id, datanode, block_id"
+
+
+def by_list(files: str) -> list[int]:
+    """The statement that comes to mind."""
+    blocks = _duckdb().sql(
+        f"""SELECT {_BLOCK}, list(checksum ORDER BY chunk_offset) AS checksums, bool_or(deleted) AS deleted,
+            bool_or(NOT matches) AS corrupt, bool_or(chunk_offset = -1) AS empty
+            FROM ({_REPLICAS.format(files=files)}) GROUP BY ALL ORDER BY {_BLOCK}"""
+    )
+    table = blocks.to_arrow_table().combine_chunks()
+    lists = table["checksums"].combine_chunks()
+    values = lists.flatten().to_numpy()
+    folded = fold_blocks(table["block_id"].to_numpy(), lists.offsets.to_numpy().astype(np.int64), values)
+    return _diverged(table, np.where(table["empty"].to_numpy(), values[lists.offsets.to_numpy()[:-1]], folded))
+
+
+def by_xor(files: str) -> list[int]:
+    """The same with a block's checksum as an order-free aggregate, finished for one row a block."""
+    con = _duckdb()
+    con.register("ranks", pa.table({"g": [rank_tables(_CHUNKS).reshape(-1)]}))
+    byte = "g[k + {skip} + ((checksum >> {bits}) & 255)]"
+    mapped = [byte.format(skip=256 * i, bits=8 * i) for i in range(4)]
+    blocks = con.sql(
+        f"""WITH t AS MATERIALIZED (SELECT g FROM ranks)
+            SELECT {_BLOCK}, bit_xor(xor(xor({mapped[0]}, {mapped[1]}), xor({mapped[2]}, {mapped[3]}))) AS x,
+            count(*) AS n, bool_or(deleted) AS deleted, bool_or(NOT matches) AS corrupt,
+            bool_or(chunk_offset = -1) AS empty, any_value(checksum) AS own
+            FROM (SELECT *, (greatest(chunk_offset, 0) // {CHUNK_BYTES}) * 1024 + 1 AS k
+                  FROM ({_REPLICAS.format(files=files)})), t
+            GROUP BY ALL ORDER BY {_BLOCK}"""
+    )
+    table = blocks.to_arrow_table().combine_chunks()
+    counts = table["n"].to_numpy()
+    ends, constants = end_tables(_CHUNKS)
+    start = table["x"].to_numpy().astype(np.uint32) ^ image(word_tables(), table["block_id"].to_numpy())
+    folded = constants[counts]
+    for i in range(4):
+        folded = folded ^ ends[counts, i, (start >> np.uint32(8 * i)) & np.uint32(255)]
+    return _diverged(table, np.where(table["empty"].to_numpy(), table["own"].to_numpy(), folded.astype(np.int64)))
+
+
+def _duckdb() -> duckdb.DuckDBPyConnection:
+    con = duckdb.connect()
+    con.execute(f"SET threads = {THREADS}")
+    con.execute("SET enable_progress_bar = false")
+    return con
+
+
+def _diverged(blocks: pa.Table, checksums: Int64s) -> list[int]:
+    """Containers whose replicas have different roots or shapes, or a corrupt chunk; blocks ascend within each."""
+    containers, deleted = blocks["container_id"].to_numpy(), blocks["deleted"].to_numpy()
+    datanodes = blocks["datanode"].combine_chunks().dictionary_encode().indices.to_numpy()
+    starts = np.flatnonzero(np.r_[True, (containers[1:] != containers[:-1]) | (datanodes[1:] != datanodes[:-1])])
+    ends = np.r_[starts[1:], len(containers)]
+    roots = np.array([fold_root(checksums[a:b]) for a, b in zip(starts, ends, strict=True)])
+    tombstones = np.add.reduceat(deleted.astype(np.int64), starts)
+    corrupt = np.add.reduceat(blocks["corrupt"].to_numpy().astype(np.int64), starts)
+    ids = containers[starts]
+    first = np.searchsorted(ids, ids)
+    differs = (roots != roots[first]) | (tombstones != tombstones[first]) | (corrupt > 0)
+    return np.unique(ids[differs]).tolist()
+
+
+if __name__ == "__main__":
+    main()
