@@ -451,15 +451,24 @@ def _joined(runs: pa.Table) -> tuple[pa.Table, Int64s]:
         return runs, np.empty(0, np.int64)
     order, starts = _by_replica(runs)
     counts = np.diff(np.append(starts, len(order)))
+    firsts = runs.take(pa.array(order[starts]))
     several = counts > 1
     if not several.any():
-        return runs.take(pa.array(order)), counts
-    single = runs.take(pa.array(order[starts]))
-    torn = np.repeat(several, counts)
-    pieces = runs.take(pa.array(order[torn]))
-    groups = np.cumsum(several)[np.repeat(np.arange(len(starts)), counts)[torn]] - 1
-    ordered, numbers, scanned = _reduced(pieces, groups)
-    return _replaced(single, several, ordered, numbers, scanned), counts
+        return firsts, counts
+    replica = np.repeat(np.arange(len(starts)), counts)
+    in_order = _in_order(runs, order, starts, replica)
+    numbers = _numbers_of(firsts)
+    # What is not in order has no numbers that mean anything.
+    numbers[:, several & ~in_order] = 0
+    torn = several & in_order
+    if torn.any():
+        pieces = torn[replica]
+        numbers[:, torn] = _reduced(_numbers_of(runs.take(pa.array(order[pieces]))), replica[pieces])
+    scanned = np.maximum.reduceat(integers_of(runs["scanned_at"].combine_chunks())[order], starts)
+    columns = {name: firsts[name] for name in REPLICA_COLUMNS}
+    columns |= {"scanned_at": _arrow("scanned_at", scanned), "ordered": pa.array(in_order)}
+    columns |= {name: pa.array(row) for name, row in zip(_NUMBERS, numbers, strict=True)}
+    return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA), counts
 
 
 def _by_replica(runs: pa.Table) -> tuple[Int64s, Int64s]:
@@ -481,39 +490,52 @@ def ranks(column: pa.ChunkedArray) -> Int64s:
     return taken
 
 
-def _reduced(pieces: pa.Table, groups: Int64s) -> tuple[Bools, Int64s, Int64s]:
-    """The runs of each group (numbered upwards, two or more each) joined: whether in order, numbers, time of scan."""
-    starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
-    ordered = pieces["ordered"].to_numpy().copy()
+def _in_order(runs: pa.Table, order: Int64s, starts: Int64s, replica: Int64s) -> Bools:
+    """Whether each replica's runs, sorted, follow each other, and agree."""
+
+    def sorted_by(name: str) -> Int64s:
+        return _int64s(runs[name])[order]
+
+    ends = sorted_by("ends")
+    two = ends > 1
+    last_block = np.where(two, sorted_by("last_block_id"), sorted_by("first_block_id"))
+    low = np.where(two, sorted_by("last_low"), sorted_by("first_low"))
+    high = np.where(two, sorted_by("last_high"), sorted_by("first_high"))
+    next_block, next_low = sorted_by("first_block_id")[1:], sorted_by("first_low")[1:]
+    # A replica without blocks has one row, and so has a block without chunks.
+    fits = np.where(
+        next_block == last_block[:-1], (low[:-1] >= 0) & (high[:-1] < next_low), last_block[:-1] < next_block
+    )
+    fits &= (ends[:-1] > 0) & (ends[1:] > 0)
+    spoiled = ~runs["ordered"].to_numpy()[order]
+    spoiled[1:] |= (replica[1:] == replica[:-1]) & ~fits
     for name in AGREED:
-        column = ranks(pieces[name]) if name in TEXT else _int64s(pieces[name])
-        # It spoils the group, whichever of its runs is marked.
-        ordered &= column == column[starts][groups]
-    scanned = np.maximum.reduceat(integers_of(pieces["scanned_at"].combine_chunks()), starts)
-    numbers = _numbers_of(pieces)
-    # Neighbours first: each round halves what is left of a group.
-    while len(groups) > len(starts):
-        ranks_in_group = np.arange(len(groups)) - starts[groups]
-        left = np.flatnonzero(ranks_in_group % 2 == 0)
-        has_right = np.append(groups[1:] == groups[:-1], False)[left]
+        column = (ranks(runs[name]) if name in TEXT else _int64s(runs[name]))[order]
+        spoiled |= column != column[starts][replica]
+    return ~np.logical_or.reduceat(spoiled, starts)
+
+
+def _reduced(numbers: Int64s, replica: Int64s) -> Int64s:
+    """The numbers of runs that follow each other, joined to one run for each replica."""
+    while True:
+        starts = np.flatnonzero(np.append(True, replica[1:] != replica[:-1]))
+        if len(starts) == len(replica):
+            return numbers
+        # Neighbours first: each round halves what is left of a replica.
+        place = np.arange(len(replica)) - np.repeat(starts, np.diff(np.append(starts, len(replica))))
+        left = np.flatnonzero(place % 2 == 0)
+        has_right = np.append(replica[1:] == replica[:-1], False)[left]
         pairs = left[has_right]
-        ordered_pairs, numbers_pairs = _pairs(ordered, numbers, pairs)
-        ordered, numbers, groups = ordered[left], numbers[:, left], groups[left]
-        ordered[has_right], numbers[:, has_right] = ordered_pairs, numbers_pairs
-        starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
-    return ordered, numbers, scanned
+        joined = _pairs(numbers[:, pairs], numbers[:, pairs + 1])
+        numbers, replica = numbers[:, left], replica[left]
+        numbers[:, has_right] = joined
 
 
-def _pairs(ordered: Bools, numbers: Int64s, places: Int64s) -> tuple[Bools, Int64s]:
-    """The run at each of these places joined with the one behind it."""
-    a, b = numbers[:, places], numbers[:, places + 1]
+def _pairs(a: Int64s, b: Int64s) -> Int64s:
+    """Each run of `a` joined with the one of `b` that follows it."""
     a_two, b_two = a[ENDS] > 1, b[ENDS] > 1
     tail, head = np.where(a_two, a[LAST], a[FIRST]), b[FIRST]
     same = tail[Fragment.BLOCK_ID] == head[Fragment.BLOCK_ID]
-    # A replica without blocks has one row, and so has a block without chunks.
-    fits = (tail[Fragment.LOW] >= 0) & (tail[Fragment.HIGH] < head[Fragment.LOW])
-    fits = np.where(same, fits, tail[Fragment.BLOCK_ID] < head[Fragment.BLOCK_ID])
-    in_order = ordered[places] & ordered[places + 1] & (a[ENDS] > 0) & (b[ENDS] > 0) & fits
     whole = np.where(same, _continued(tail, head), tail)
     out = np.empty_like(a)
     out[ENDS] = np.where(same & ~a_two & ~b_two, 1, 2)
@@ -522,21 +544,7 @@ def _pairs(ordered: Bools, numbers: Int64s, places: Int64s) -> tuple[Bools, Int6
     inner = _followed(a[INNER], _finished(whole, a_two & (~same | b_two)))
     inner = _followed(inner, _finished(head, ~same & b_two))
     out[INNER] = _followed(inner, b[INNER])
-    # What is not in order has no numbers that mean anything, and none that could overflow a count.
-    return in_order, np.where(in_order, out, 0)
-
-
-def _replaced(runs: pa.Table, where: Bools, ordered: Bools, numbers: Int64s, scanned: Int64s) -> pa.Table:
-    """The table with these columns of some of its rows replaced."""
-    places = np.flatnonzero(where)
-    all_ordered = runs["ordered"].to_numpy().copy()
-    all_ordered[places] = ordered
-    columns = {name: runs[name] for name in RUN_SCHEMA.names} | {"ordered": pa.array(all_ordered)}
-    for name, new in {"scanned_at": scanned, **dict(zip(_NUMBERS, numbers, strict=True))}.items():
-        array = integers_of(runs[name].combine_chunks()).copy()
-        array[places] = new
-        columns[name] = _arrow(name, array)
-    return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA)
+    return out
 
 
 def _numbers_of(runs: pa.Table) -> Int64s:
