@@ -262,7 +262,8 @@ class Agent:
         try:
             from dnagent.exports import scheduled_export
         except ModuleNotFoundError as error:
-            raise ConfigError(f"export.to: {error.name} is not installed", hint=EXTRA_HINT) from error
+            missing = str(error.name).partition(".")[0]
+            raise ConfigError(f"export.to: {missing} is not installed", hint=EXTRA_HINT) from error
 
         settings = self._config.export
         exports = scheduled_export(

@@ -145,7 +145,7 @@ def export_checksums(
     try:
         from dnagent.exports import ExportedVolume, export_now
     except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name} is not installed", hint=EXTRA_HINT) from error
+        raise UsageError(f"{str(error.name).partition('.')[0]} is not installed", hint=EXTRA_HINT) from error
     if config:
         # Not made here: an agent that never ran keeps nothing.
         state = config.state_folder if config.state_folder.is_dir() else None

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.fs as pa_fs
@@ -15,6 +17,7 @@ from ozone.treefile import TreeFiles
 from ozone.volume import Hold, open_volume
 from protos.chunk_table import latest_manifest, read_events, read_faults
 from tests.support.handmade import NODE, STORAGE, VolumeMaker, whole
+from tests.support.processes import ROOT
 from tests.support.tables import current_rows, trees_of
 from tests.support.volumes import MOMENTS, flip, owned, state_of, unpack
 
@@ -169,3 +172,29 @@ def test_an_export_runs_beside_an_owner(made: VolumeMaker, tmp_path: Path) -> No
         run("--config", path)
         assert state_of(made.root) == before
     assert len(trees(tmp_path / "to")) == 2
+
+
+def test_who_exports_nothing_needs_no_extra_and_who_does_is_told_of_it(made: VolumeMaker, tmp_path: Path) -> None:
+    program = (
+        "import sys\nsys.modules['pyarrow'] = None\nfrom admin.cli import treefold\n"
+        f"words = ['--volume', {str(made.root)!r}, '--to', {str(tmp_path / 'to')!r}]\n"
+        "treefold.main(['agent', 'export-checksums', *words])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error [usage]: pyarrow is not installed" in done.stderr
+    assert "treefold[sweep]" in done.stderr
+    assert not (tmp_path / "to").exists()
+
+
+def test_an_agent_that_is_to_export_without_the_extra_does_not_start(made: VolumeMaker, tmp_path: Path) -> None:
+    config = settings(tmp_path, made.root, more='listen = "127.0.0.1:0"')
+    program = (
+        "import sys\nsys.modules['pyarrow'] = None\nfrom admin.cli import treefold\n"
+        f"treefold.main(['agent', 'run', '--config', {str(config)!r}])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT, timeout=120
+    )
+    assert done.returncode == 2
+    assert "error [config_invalid]: export.to: pyarrow is not installed" in done.stderr
