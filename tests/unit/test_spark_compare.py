@@ -10,7 +10,7 @@ import pytest
 from merkle.columns import TreeColumns
 from merkle.plan import DifferenceKind, Verdict
 from merkle.replica import ReplicaState
-from merkle.tree import ContainerId, ContainerTree
+from merkle.tree import BlockTree, ContainerId, ContainerTree
 from protos.chunk_table import CHUNK_SCHEMA, EVENT_SCHEMA, Replica, rows_of
 from spark.compare import Inspected, compare_replicas, inspect
 from spark.exact import exact_replicas
@@ -205,12 +205,27 @@ def test_what_cannot_be_verified_does_not_stand_for_all_that_is_passed_over() ->
     assert result.verdicts["detail"].to_pylist() == ["without recorded checksums, wholly or in part: block 19"]
 
 
+@pytest.mark.parametrize(
+    ("theirs", "kind"),
+    [
+        (block(20, replace(chunk(0), length_bytes=1)), DifferenceKind.CONFLICTING_CHUNK),
+        (block(20, replace(chunk(0), checksum_matches=False)), DifferenceKind.CORRUPT_CHUNK),
+        (block(20, replace(chunk(0), offset=CHUNK_BYTES)), DifferenceKind.MISSING_CHUNK),
+        (deleted(20, block(20, chunk(0)).data_checksum), DifferenceKind.DELETED_BLOCK),
+    ],
+    ids=["length", "flag", "offset", "deleted"],
+)
+def test_blocks_of_equal_checksums_are_told_apart_by_every_field(theirs: BlockTree, kind: DifferenceKind) -> None:
+    """Behind one that is equal, which is kept in any case."""
+    same = block(19, chunk(0))
+    result = inspected(held("dn-a", container(same, block(20, chunk(0)))), held("dn-b", container(same, theirs)))
+    assert kind.value in result.findings["kind"].to_pylist()
+
+
 def test_a_tombstone_that_claims_what_an_empty_block_folds_to_is_not_equal_to_it() -> None:
-    empty = block(20)
+    empty, same = block(20), block(19, chunk(0))
     gone = deleted(20, empty.data_checksum)
-    result = inspected(
-        held("dn-a", container(gone, block(21, *chunks(1)))), held("dn-b", container(empty, block(21, *chunks(1))))
-    )
+    result = inspected(held("dn-a", container(same, gone)), held("dn-b", container(same, empty)))
     assert told(result.findings) == [(DifferenceKind.DELETED_BLOCK.value, 20, None, ["dn-b"], ["dn-a"])]
 
 
