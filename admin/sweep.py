@@ -4,39 +4,30 @@ The summary goes to stdout, how the sweep goes on to stderr. All that is compute
 """
 
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
-import pyarrow as pa
 import pyarrow.compute as pc
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from admin.answer import EXIT_FINDINGS, EXIT_PARTLY
-from admin.output import LINE_EVERY_S, Output, console, print_json, print_line, print_table
+from admin.output import Output, print_json, print_line, print_table
+from admin.sweep_demo import demo
+from admin.sweeping import ENGINES, LOCAL, SPARK, chosen_engine, talking, write_report
 from merkle.errors import UsageError
 from merkle.plan import Verdict
 from ozone.disk import Disk
 from runtime.metrics import Metrics
-from spark.gather import Gatherer
-from spark.local import LocalEngine
-from spark.model import REPLICA_SCHEMA, FindingKind, Source
+from spark.model import FindingKind, Source
 from spark.output import JsonObject, Summary, Table
 from spark.output import Output as Sweeps
-from spark.report import Night, render, report_of
-from spark.sweep import Request, Watcher
+from spark.sweep import Request
 from spark.sweep import sweep as carry_out
 
 # Shown to people; --json has them all.
 _ROWS_SHOWN = 50
 _DETAILS_MAX = 100_000
 _PLACES = ("container", "block", "offset")
-# A rate seen for less than this says nothing about the rest.
-_ETA_AFTER_S = 3.0
 
 _out = click.option(
     "--out",
@@ -74,7 +65,18 @@ def sweep() -> None:
     help="Which truth of a volume is compared: stored trees (records where there is none), block records, or all data "
     "read anew. Tables have theirs.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default=LOCAL,
+    show_default=True,
+    help="Threads of this machine, or a Spark cluster; the answers are the same.",
+)
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads of the local engine; as many as cores.")
+@click.option(
+    "--master", metavar="URL", help="The Spark master: local[*] if not said, spark://HOST:PORT, yarn, k8s://..."
+)
+@click.option("--conf", "settings", metavar="KEY=VALUE", multiple=True, help="A setting of Spark's own.")
 @_out
 @click.option("--fresh", is_flag=True, help="Begin anew where a sweep over the same inputs was not finished.")
 @click.option(
@@ -95,7 +97,10 @@ def run(
     tables: tuple[str, ...],
     more: tuple[str, ...],
     source: str,
+    engine: str,
     threads: int | None,
+    master: str | None,
+    settings: tuple[str, ...],
     out: Path,
     fresh: bool,
     keep: int,
@@ -120,8 +125,13 @@ def run(
     if not (tables or volumes):
         raise UsageError("give something to sweep: --table or --volume")
     request = Request(out, (*tables, *more), volumes, Source(source), fresh, keep)
-    with talking(output) as watcher:
-        summary = carry_out(request, LocalEngine(Gatherer(out / "work" / "spill", threads=threads)), watcher)
+    if engine == LOCAL and (master or settings):
+        raise UsageError("--master and --conf are for --engine spark")
+    if engine == SPARK and threads:
+        raise UsageError("--threads is for the local engine; a master in this process is --master 'local[N]'")
+    spark = {"master": master} if master else {}
+    with talking(output) as watcher, chosen_engine(engine, out, threads, settings, **spark) as chosen:
+        summary = carry_out(request, chosen, watcher)
     sweeps = Sweeps(out, Disk())
     report = write_report(sweeps, summary.sweep_id)
     if metrics_file is not None:
@@ -184,6 +194,9 @@ def compare(before: str, after: str, out: Path, as_json: bool) -> int:
             print_table(("CHANGE", "CONTAINER", "KIND"), rows[:_ROWS_SHOWN], numbers=("CONTAINER",))
         _print_rest(len(rows))
     return EXIT_FINDINGS if changes["new"] or changes["persisting"] else 0
+
+
+sweep.add_command(demo)
 
 
 @sweep.result_callback()
@@ -312,131 +325,6 @@ def write_metrics(path: Path, summary: Summary) -> None:
     disk = Disk()
     disk.make_folder(path.absolute().parent)
     disk.replace(path.absolute(), metrics.page())
-
-
-def write_report(sweeps: Sweeps, sweep_id: str) -> Path:
-    """The report of a complete sweep, one HTML file beside its tables.
-
-    Raises:
-        DiskError: it cannot be written, or a table of the sweep cannot be read.
-    """
-    verdicts = sweeps.read(Table.VERDICTS, sweep_id)
-    diverged = verdicts.filter(verdicts["diverged"])
-    held, replicas = Counter[tuple[str, str]](), [REPLICA_SCHEMA.empty_table()]
-    for piece in sweeps.pieces(Table.ROOTS, sweep_id, REPLICA_SCHEMA.names):
-        counted = piece.group_by(["datanode", "volume"]).aggregate([([], "count_all")]).to_pylist()
-        held.update({(row["datanode"], row["volume"]): row["count_all"] for row in counted})
-        replicas.append(piece.filter(pc.is_in(piece["container_id"], value_set=diverged["container_id"])))
-    summary = sweeps.summary(sweep_id)
-    report = report_of(
-        _night(summary),
-        engine=str(summary["engine"]),
-        held=held,
-        replicas=pa.concat_tables(replicas),
-        verdicts=diverged,
-        findings=sweeps.read(Table.FINDINGS, sweep_id).slice(0, _DETAILS_MAX),
-        earlier=[_night(sweeps.summary(name)) for name in sweeps.sweeps() if name < sweep_id],
-        skipped=[f"{one['input']}: {one['reason']}" for one in _objects(summary["skipped"])],
-    )
-    disk, path = Disk(), sweeps.report(sweep_id)
-    disk.make_folder(path.parent)
-    disk.replace(path, render(report).encode())
-    return path
-
-
-def _night(summary: JsonObject) -> Night:
-    verdicts, containers = summary["verdicts"], summary["containers"]
-    assert isinstance(verdicts, dict)
-    assert isinstance(containers, int)
-    return Night(str(summary["sweepID"]), datetime.fromisoformat(str(summary["startedAt"])), containers, verdicts)
-
-
-def _objects(value: object) -> list[JsonObject]:
-    assert isinstance(value, list)
-    return value
-
-
-@dataclass(slots=True)
-class _Stage:
-    what: str
-    total: int
-    unit: str
-    since: float
-    done: int = 0
-    said: float = 0.0
-
-    def text(self, now: float) -> str:
-        rate = self.done / max(now - self.since, 1e-9)
-        text = f"{self.what}  {self.done:,} of {self.total:,} {self.unit}  {rate:,.0f}/s"
-        if now - self.since >= _ETA_AFTER_S and 0 < self.done < self.total:
-            text += f"  ETA {round((self.total - self.done) / rate)}s"
-        return text
-
-
-class _Lines:
-    """Progress for logs: a line when a stage begins, and one now and then."""
-
-    def __init__(self) -> None:
-        self._stage: _Stage | None = None
-
-    def note(self, text: str) -> None:
-        click.echo(text, err=True)
-
-    def begin(self, what: str, total: int, unit: str) -> None:
-        now = time.monotonic()
-        self._stage = _Stage(what, total, unit, now, said=now)
-
-    def advance(self, count: int) -> None:
-        stage, now = self._stage, time.monotonic()
-        assert stage is not None
-        stage.done += count
-        if now - stage.said >= LINE_EVERY_S:
-            stage.said = now
-            click.echo(stage.text(now), err=True)
-
-
-class _Bars:
-    """Progress for people who watch."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task: TaskID | None = None
-        self._stage: _Stage | None = None
-
-    def note(self, text: str) -> None:
-        self._progress.console.print(text)
-
-    def begin(self, what: str, total: int, unit: str) -> None:
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-        self._stage = _Stage(what, total, unit, time.monotonic())
-        self._task = self._progress.add_task(what, total=total, rate="")
-
-    def advance(self, count: int) -> None:
-        assert self._task is not None
-        assert self._stage is not None
-        self._stage.done += count
-        rate = self._stage.done / max(time.monotonic() - self._stage.since, 1e-9)
-        self._progress.update(self._task, advance=count, rate=f"{rate:,.0f} {self._stage.unit}/s")
-
-
-@contextmanager
-def talking(output: Output) -> Iterator[Watcher]:
-    """Who tells how a sweep goes on: a bar where somebody watches, lines elsewhere."""
-    if not output.bars:
-        yield _Lines()
-        return
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-        console=console(stderr=True),
-        transient=True,
-    ) as progress:
-        yield _Bars(progress)
 
 
 def _number(value: object) -> str:
