@@ -8,6 +8,7 @@ constant are not decoded, and memory is bounded by a batch whatever the size of 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +45,14 @@ REQUIRED = tuple(name for name in CHUNK_SCHEMA.names if name not in DEFAULTS)
 # Some 30 MB of arrays: a page or more of each column.
 _BATCH_ROWS = 1 << 18
 _OWNER = ("datanode", "container_id")
+# Kinds of columns of which the statistics are taken at their word.
+_EXACT = (
+    pa.types.is_signed_integer,
+    pa.types.is_boolean,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_timestamp,
+)
 # Of rows that name none, which are dropped wherever they are met.
 _NO_CONTAINER = 0
 
@@ -149,11 +158,11 @@ class _Reader:
 
     def _may_hold(self, group: int, container_ids: Int64s) -> bool:
         """Whether a row group has rows of any of these containers, for all that its statistics say."""
-        statistics = self._file.metadata.row_group(group).column(self._places["container_id"]).statistics
-        if statistics is None or not statistics.has_min_max:
+        range_ = self._range(group, "container_id")
+        if range_ is None:
             return len(container_ids) > 0
-        first, last = np.searchsorted(container_ids, (statistics.min, statistics.max))
-        return bool(first < len(container_ids) and (first < last or container_ids[first] == statistics.max))
+        first, behind = np.searchsorted(container_ids, range_[0]), np.searchsorted(container_ids, range_[1], "right")
+        return bool(first < behind)
 
     def _read(self, group: int) -> Iterator[tuple[dict[str, pa.Array], int]]:
         """A row group batch by batch, each column with all entries or with the one that all rows have; counts."""
@@ -170,10 +179,22 @@ class _Reader:
 
     def _constant(self, group: int, name: str) -> object:
         """What all rows of a row group have in a column, if its statistics say so."""
-        statistics = self._file.metadata.row_group(group).column(self._places[name]).statistics
-        if statistics is None or not (statistics.has_min_max and statistics.has_null_count):
+        range_ = self._range(group, name)
+        return range_[0] if range_ is not None and range_[0] == range_[1] else None
+
+    def _range(self, group: int, name: str) -> tuple[Any, Any] | None:
+        """The least and the greatest value of a column without nulls, where the statistics are to be trusted."""
+        kind = self._file.schema_arrow.field(name).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        # Those of unsigned numbers are told as if they had a sign, and others may be rounded.
+        if not any(is_exact(kind) for is_exact in _EXACT):
             return None
-        return statistics.min if statistics.null_count == 0 and statistics.min == statistics.max else None
+        statistics = self._file.metadata.row_group(group).column(self._places[name]).statistics
+        if statistics is None or not (
+            statistics.has_min_max and statistics.has_null_count and not statistics.null_count
+        ):
+            return None
+        return statistics.min, statistics.max
 
 
 def _rows_of_containers(column: pa.Array, count: int, container_ids: Int64s) -> Int64s:
