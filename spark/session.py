@@ -48,6 +48,10 @@ _ALWAYS = {
     "spark.ui.showConsoleProgress": "false",
     # 64 Ki rows a batch keep the arrays of a task in the cache and the calls few.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    # How much comes to the driver, waves see to.
+    "spark.driver.maxResultSize": "0",
+    # Beyond so many groups in memory Spark sorts them, which is slower; ours are small.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "65536",
     # Times of scans are given in UTC, whatever the machine thinks.
     "spark.sql.session.timeZone": "UTC",
     # Spark refuses a data source that could take filters unless this is on.

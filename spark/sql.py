@@ -1,19 +1,23 @@
 """Replicas from rows in no order at all, in Spark SQL alone: no row of a chunk is shuffled or handed to Python.
 
-A block's checksum is an XOR over its chunks once each chunk's rank is known (spark.gf2). A full chunk tells its rank
-itself: it is offset / length. Only the last chunk may be shorter, and as it has the greatest offset, what it wrongly
-told is taken out again behind the aggregate. That all this is true of a block is proved by the same aggregate:
+A block's checksum is an XOR over its chunks once each chunk's rank is known (spark.gf2). A chunk as long as the
+table's chunks usually are is full, and tells its rank itself: offset / length. The chunk that is not full must be the
+last. That this is true of a block is proved by the same aggregate:
 
-- the n - 1 other chunks are as long as the longest, for together they are n - 1 times as long;
-- their ranks are 0 to n - 2, for the XOR of one bit a rank has n - 1 bits, and n - 1 chunks cannot make them twice;
-- the last begins where they end.
+- full chunks are all of one length, and at most one chunk is not full;
+- the f full ones are of the ranks 0 to f - 1: the XOR of one bit a rank has f bits, and f chunks can make them in no
+  other way;
+- the other one begins where they end.
 
 A block of which it is not proved, of more than RANKS chunks, with checksums of more than 32 bits, with rows that
 contradict each other or lack a value, sends its container to the exact path.
+
+Aggregates by long text are slow. So rows are grouped by a hash of what names a replica, and the names are taken from
+the first row of each block; that no two replicas of a container share a hash is seen there.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -23,13 +27,18 @@ from pyspark.sql import DataFrame, SparkSession
 from protos.chunk_table import BLOCK_ROW, CONTAINER_ROW
 from spark.gf2 import end_tables, rank_tables, step_tables, word_tables
 from spark.model import REPLICA_SCHEMA, Path
+from spark.runs import AGREED, KEY
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+Int64s: TypeAlias = "NDArray[np.int64]"
+
 # Chunks a block, at most: Ozone's own limits make it 64 of 4 MiB. Four words hold one bit each.
 RANKS = 256
 _WORDS = RANKS // 64
+# Lengths that full chunks may have: a cluster has one, or few where clients are set differently.
+_LENGTHS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,166 +47,179 @@ class Aggregated:
 
     # REPLICA_SCHEMA.
     replicas: pa.Table
-    # Containers, ascending, of which no replica is in `replicas`: their rows have to be sorted.
-    exact: "NDArray[np.int64]"
-    # Rows that lack datanode, volume or container ID, and so belong to no replica.
-    lost_rows: int
+    # Containers, ascending, of which no replica is in `replicas`, as their rows have to be sorted; how many these are.
+    exact: Int64s
+    exact_rows: Int64s
     rows: int
+    # Of these, rows that lack datanode or container ID, and so belong to no replica.
+    lost: int
 
 
-def aggregate(rows: DataFrame) -> Aggregated:
-    """The replicas of all containers in `rows`, which has the columns of the chunk table and may have others."""
-    return _settled(replicas(rows).toArrow())
+def names_of(rows: DataFrame) -> pa.Table:
+    """Each replica in `rows`, with its number of `blocks`, as far as these begin where blocks begin."""
+    return rows.sparkSession.sql(_NAMES, rows=rows).toArrow()
 
 
-def replicas(rows: DataFrame) -> DataFrame:
-    """One row a replica (a row for each variant, where rows of a replica contradict each other).
+def aggregate(rows: DataFrame, names: pa.Table) -> Aggregated:
+    """The replicas of all containers in `rows`, which has the columns of the chunk table; `names` are those in it."""
+    lengths = names.group_by("length").aggregate([("blocks", "sum")]).sort_by([("blocks_sum", "descending")])
+    full = [length for length in lengths["length"].to_pylist() if length and length > 0][:_LENGTHS_MAX]
+    return _settled(names, folded(rows, full).toArrow())
 
-    Beside the columns of REPLICA_SCHEMA there is `regular`, false where the root is not to be trusted, and `rows`.
+
+def folded(rows: DataFrame, lengths: list[int]) -> DataFrame:
+    """Sums of each replica, by container and hash of its name; where not `regular`, the root is not to be trusted.
+
+    `lengths` are those that full chunks may have. A wrong one costs speed, and nothing else.
     """
     session = rows.sparkSession
-    chunks = session.sql(_BLOCKS, rows=rows, ranks=_table(session, _with_nothing(rank_tables(RANKS))))
+    ranks = _table(session, np.concatenate([rank_tables(RANKS), np.zeros((1, 4, 256), np.uint32)]))
     ends, constants = end_tables(RANKS)
-    blocks = session.sql(
+    blocks = _BLOCKS.replace("$LENGTHS", ", ".join(f"{length}L" for length in lengths or [0]))
+    checksums = session.sql(
         _CHECKSUMS,
-        blocks=chunks,
-        ranks=_table(session, _with_nothing(rank_tables(RANKS))),
+        blocks=session.sql(blocks, rows=rows, ranks=ranks),
+        ranks=ranks,
         words=_table(session, word_tables()),
         ends=_table(session, ends),
         constants=_table(session, constants),
+        bits=_one_row(session, _bits_below()),
     )
-    return session.sql(_REPLICAS, blocks=blocks)
+    return session.sql(_REPLICAS, blocks=checksums)
 
 
 def _table(session: SparkSession, table: "NDArray[np.uint32]") -> DataFrame:
     """A table as a query of one row: as a literal it would cost the driver half a minute a query."""
-    values = pa.array([table.reshape(-1).view(np.int32)], pa.list_(pa.int32()))
-    return session.createDataFrame(pa.table({"t": values}))
+    return _one_row(session, table.reshape(-1).view(np.int32))
 
 
-def _with_nothing(tables: "NDArray[np.uint32]") -> "NDArray[np.uint32]":
-    """The map of rank RANKS, which stands for no rank, is to 0."""
-    return np.concatenate([tables, np.zeros((1, *tables.shape[1:]), np.uint32)])
+def _one_row(session: SparkSession, value: object) -> DataFrame:
+    return session.createDataFrame(pa.table({"t": pa.array([value])}))
 
 
-def _settled(found: pa.Table) -> Aggregated:
-    named = pc.and_(
-        pc.and_(pc.is_valid(found["datanode"]), pc.is_valid(found["volume"])), pc.is_valid(found["container_id"])
-    )
-    lost = found.filter(pc.invert(named))
-    found = found.filter(named)
-    variants = found.group_by(["container_id", "datanode", "volume"]).aggregate([([], "count_all")])
-    exact = np.union1d(
-        found["container_id"].filter(pc.invert(found["regular"])).to_numpy(),
-        variants["container_id"].filter(pc.greater(variants["count_all"], 1)).to_numpy(),
-    ).astype(np.int64)
-    settled = found.filter(pc.invert(pc.is_in(found["container_id"], pa.array(exact, pa.int64()))))
-    rows = [int(pc.sum(table["rows"]).as_py() or 0) for table in (found, lost)]
-    return Aggregated(settled.select(REPLICA_SCHEMA.names).cast(REPLICA_SCHEMA), exact, rows[1], sum(rows))
+def _bits_below() -> list[list[int]]:
+    """For each count from 0 to RANKS, words with the bits of the ranks below it."""
+    numbers = [((1 << count) - 1).to_bytes(8 * _WORDS, "little") for count in range(RANKS + 1)]
+    return [np.frombuffer(number, np.int64).tolist() for number in numbers]
+
+
+def _settled(names: pa.Table, sums: pa.Table) -> Aggregated:
+    rows = sums["rows"].to_numpy()
+    has_name = sums["has_name"].to_numpy()
+    lost = int(rows[~has_name].sum())
+    sums = sums.filter(pa.array(has_name))
+    names = names.filter(pc.and_(names["datanode"].is_valid(), names["container_id"].is_valid()))
+    hashed = ["container_id", "name"]
+    suspects = [sums["container_id"].filter(pc.invert(sums["regular"]))]
+    # A replica under two names, and two replicas of one hash.
+    for keys in (list(KEY), hashed):
+        counted = names.group_by(keys).aggregate([([], "count_all")])
+        suspects.append(counted["container_id"].filter(pc.greater(counted["count_all"], 1)))
+    # Rows of a name that no block begins with.
+    suspects.append(sums.join(names.select(hashed), hashed, join_type="left anti")["container_id"])
+    exact = np.unique(np.concatenate([column.to_numpy() for column in suspects])).astype(np.int64)
+    containers = sums["container_id"].to_numpy()
+    is_exact = np.isin(containers, exact)
+    counts = np.bincount(np.searchsorted(exact, containers[is_exact]), rows[has_name][is_exact], len(exact))
+    settled = sums.filter(pa.array(~is_exact)).join(names.drop_columns(["length", "blocks"]), hashed, join_type="inner")
+    columns = {name: settled[name] for name in REPLICA_SCHEMA.names if name != "path"}
+    columns["path"] = pa.array([Path.SQL.value] * settled.num_rows, pa.string())
+    columns["root"] = pc.if_else(pc.equal(settled["source"], "none"), None, settled["root"])
+    replicas = pa.table([columns[name] for name in REPLICA_SCHEMA.names], REPLICA_SCHEMA.names).cast(REPLICA_SCHEMA)
+    return Aggregated(replicas, exact, counts.astype(np.int64), int(rows.sum()), lost)
 
 
 def _image(table: str, value: str, *, size: int = 4, at: str = "0") -> str:
     """SQL for the image of the `size` lower bytes of a number under the map whose tables begin at `at`."""
-    byte = "{at} + {skip} + CAST(shiftrightunsigned({value}, {bits}) & 255 AS INT)"
-    return " ^ ".join(f"get({table}, {byte.format(at=at, skip=256 * i, value=value, bits=8 * i)})" for i in range(size))
-
-
-def _rank(offset: str, length: str) -> str:
-    """SQL for the rank that a full chunk tells; RANKS for none."""
-    quotient = f"{offset} div greatest({length}, 1L)"
-    return (
-        f"CAST(IF({offset} >= 0 AND {length} > 0 AND {offset} % greatest({length}, 1L) = 0 AND {quotient} < {RANKS},"
-        f" {quotient}, {RANKS}L) AS INT)"
+    return " ^ ".join(
+        f"get({table}, {at} + {256 * i} + CAST(shiftrightunsigned({value}, {8 * i}) & 255 AS INT))" for i in range(size)
     )
 
 
-def _bit(rank: str, word: int) -> str:
-    """SQL for the word's share of the bit of a rank; 0 for none."""
-    return f"IF({rank} >> 6 = {word}, 1L << {rank}, 0L)"
-
-
-def _ones(count: str, word: int) -> str:
-    """SQL for the word's share of the bits of so many ranks from 0 on."""
-    return (
-        f"CASE WHEN {count} >= {64 * word + 64} THEN -1L WHEN {count} <= {64 * word} THEN 0L"
-        f" ELSE ~(-1L << CAST({count} - {64 * word} AS INT)) END"
-    )
-
-
-_REPLICA = "datanode, volume, container_id, state, bcs_id, replica_index, source, generation"
+_NAME = f"xxhash64({', '.join((*KEY, *AGREED))})"
 _RANK_TABLE = "(SELECT t FROM {ranks})"
+_CHUNK, _BLOCK, _REPLICA, _UNFIT = 1, 2, 4, 8
+_NEEDED = ("volume", *AGREED, "block_id", "length", "checksum", "matches", "deleted")
 
-# What of a block's rows no order can change. In a replica's own row, and in that of a block without chunks, the
-# checksum is `last_checksum`, as there is no other row.
+# The first row of each block, or the only one of a replica without blocks.
+_NAMES = f"""
+SELECT {", ".join((*KEY, *AGREED))}, {_NAME} AS name, max(length) AS length, count(*) AS blocks
+FROM {{rows}}
+WHERE chunk_offset <= 0
+GROUP BY {", ".join((*KEY, *AGREED))}
+"""
+
+_RANK_BITS = ", ".join(
+    f"bit_xor(IF(shiftright(rank, 6) = {word}, shiftleft(1L, rank), 0L)) AS bits{word}" for word in range(_WORDS)
+)
+
+# What of a block's rows no order can change. `other` is the checksum of the only row that is no full chunk.
 _BLOCKS = f"""
-SELECT {_REPLICA}, block_id,
+SELECT container_id, name, block_id, has_name,
   count(*) AS rows,
   max(scanned_at) AS scanned_at,
-  bool_or(lacks_value) AS lacks_value,
-  min(chunk_offset) AS first_offset,
+  bit_or(kind) AS kinds,
   max(chunk_offset) AS last_offset,
-  max_by(length, chunk_offset) AS last_length,
-  max_by(checksum, chunk_offset) AS last_checksum,
-  max(length) AS length_max,
-  try_sum(length) AS bytes,
-  bit_or(checksum) AS checksum_bits,
+  min(full_length) AS length,
+  max(full_length) AS length_max,
+  bit_xor(IF(full_length IS NULL, CAST(shiftright(shiftleft(checksum, 32), 32) AS INT), 0)) AS other,
   bit_xor({_image(_RANK_TABLE, "checksum", at="1024 * rank")}) AS register,
-  {", ".join(f"bit_xor({_bit('rank', word)}) AS ranks{word}" for word in range(_WORDS))},
-  count_if(NOT matches) AS corrupt,
-  count_if(matches AND checksum = 0) AS unverifiable,
-  bool_or(deleted) AS deleted,
+  {_RANK_BITS},
+  -- Four counts in one number, good for 32,767 rows, of which a regular block has 256 at most.
+  try_sum(IF(full_length IS NULL, 1L, 0L) + IF(matches, 0L, 65536L) + IF(deleted, 4294967296L, 0L)
+    + IF(matches AND checksum = 0, 281474976710656L, 0L)) AS counts,
+  try_sum(length) AS bytes,
   bit_xor(xxhash64(chunk_offset, length, checksum, matches)) AS mix
 FROM (
-  SELECT {_REPLICA}, block_id, chunk_offset, length, checksum, matches, deleted, scanned_at,
-    {_rank("chunk_offset", "length")} AS rank,
-    state IS NULL OR bcs_id IS NULL OR replica_index IS NULL OR source IS NULL OR generation IS NULL OR block_id IS NULL
-      OR chunk_offset IS NULL OR length IS NULL OR checksum IS NULL OR matches IS NULL OR deleted IS NULL AS lacks_value
-  FROM {{rows}}
+  SELECT *,
+    CAST(IF(full_length IS NULL OR chunk_offset % full_length <> 0 OR chunk_offset div full_length >= {RANKS},
+      {RANKS}L, chunk_offset div full_length) AS INT) AS rank
+  FROM (
+    SELECT container_id, {_NAME} AS name, block_id, chunk_offset, length, checksum, matches, deleted, scanned_at,
+      datanode IS NOT NULL AND container_id IS NOT NULL AS has_name,
+      IF(chunk_offset >= 0 AND length IN ($LENGTHS), length, NULL) AS full_length,
+      CASE WHEN chunk_offset >= 0 AND checksum BETWEEN 0 AND 4294967295 THEN {_CHUNK}
+        WHEN chunk_offset = {BLOCK_ROW} AND checksum BETWEEN 0 AND 4294967295 THEN {_BLOCK}
+        WHEN chunk_offset = {CONTAINER_ROW} THEN {_REPLICA}
+        ELSE {_UNFIT} END
+      | IF({" OR ".join(f"{name} IS NULL" for name in _NEEDED)}
+        OR source = 'none' AND chunk_offset <> {CONTAINER_ROW}, {_UNFIT}, 0) AS kind
+    FROM {{rows}}
+  )
 )
-GROUP BY {_REPLICA}, block_id
+GROUP BY container_id, name, block_id, has_name
 """
 
 _CHECKSUMS = f"""
-SELECT {_REPLICA}, block_id, rows, scanned_at, kind = 'replica' AS is_empty, regular, word, deleted,
+SELECT container_id, name, block_id, has_name, rows, scanned_at, regular, kinds = {_REPLICA} AS is_empty, deleted,
+  {_image("(SELECT t FROM {words})", "checksum")} AS word,
   IF(deleted, 0L, chunks) AS chunks,
   IF(deleted OR chunks = 0, 0L, bytes) AS bytes,
-  IF(deleted OR chunks = 0, 0L, corrupt) AS corrupt,
-  IF(deleted, 0L, IF(kind = 'block', 1L, unverifiable)) AS unverifiable,
-  xxhash64(block_id, word, deleted, IF(deleted, 0L, mix)) AS mix
+  IF(deleted OR chunks = 0, 0L, shiftright(counts, 16) & 65535) AS corrupt,
+  IF(deleted, 0L, IF(chunks = 0, 1L, shiftright(counts, 48) & 65535)) AS unverifiable,
+  xxhash64(block_id, checksum, deleted, IF(deleted, 0L, mix)) AS mix
 FROM (
-  SELECT *, {_image("(SELECT t FROM {words})", "CAST(block_checksum AS BIGINT)")} AS word
+  SELECT *,
+    IF(kinds = {_BLOCK} AND deleted, other,
+      {_image("(SELECT t FROM {ends})", "register", at="1024 * chunks")} ^ get((SELECT t FROM {{constants}}), chunks)
+    ) AS checksum
   FROM (
-    SELECT *,
-      -- ANSI's cast raises where this one drops the upper half.
-      IF(kind = 'block' AND deleted, CAST((last_checksum << 32) >> 32 AS INT),
-        {_image("(SELECT t FROM {ends})", "register", at="1024 * CAST(chunks AS INT)")}
-        ^ get((SELECT t FROM {{constants}}), CAST(chunks AS INT))) AS block_checksum
-    FROM (
-      SELECT * EXCEPT (register),
-        IF(chunks = 0, 0, register
-          ^ ({_image(_RANK_TABLE, "last_checksum", at="1024 * last_told")})
-          ^ ({_image(_RANK_TABLE, "last_checksum", at="1024 * CAST(chunks - 1 AS INT)")}))
+    SELECT * EXCEPT (register),
+      IF(others > 0 AND chunks > 0, register ^ {_image(_RANK_TABLE, "other", at="1024 * (chunks - 1)")}, register)
         ^ {_image("(SELECT t FROM {words})", "block_id", size=8)} AS register,
-        coalesce(NOT lacks_value AND shiftrightunsigned(checksum_bits, 32) = 0 AND (
-          kind <> 'chunks' AND rows = 1 OR kind = 'chunks' AND bytes IS NOT NULL AND rows = 1
-          OR kind = 'chunks' AND rows <= {RANKS} AND length_max > 0
-            AND last_offset = try_multiply(rows - 1, length_max)
-            AND try_subtract(bytes, last_length) = last_offset
-            AND {
-    " AND ".join(f"ranks{word} ^ {_bit('last_told', word)} = {_ones('(rows - 1)', word)}" for word in range(_WORDS))
-}
-        ), false) AS regular
-      FROM (
-        SELECT *,
-          -- What is irregular needs numbers that raise nothing, no more.
-          IF(kind = 'chunks', least(rows, {RANKS}L), 0L) AS chunks,
-          {_rank("last_offset", "last_length")} AS last_told
-        FROM (
-          SELECT *, CASE WHEN first_offset >= 0 THEN 'chunks' WHEN first_offset = {BLOCK_ROW} THEN 'block'
-            WHEN first_offset = {CONTAINER_ROW} THEN 'replica' ELSE 'none' END AS kind
-          FROM {{blocks}}
-        )
-      )
+      coalesce(bytes IS NOT NULL AND CASE
+        WHEN kinds <> {_CHUNK} THEN rows = 1 AND kinds < {_UNFIT}
+        ELSE rows <= {RANKS} AND others <= 1
+          AND array({", ".join(f"bits{word}" for word in range(_WORDS))}) = get((SELECT t FROM {{bits}}), full)
+          AND (full = 0 OR length = length_max AND (others = 0 OR last_offset = try_multiply(full, length)))
+      END, false) AS regular
+    FROM (
+      SELECT *, (shiftright(counts, 32) & 65535) > 0 AS deleted,
+        -- What is irregular needs numbers that raise nothing, no more.
+        CAST(IF(kinds = {_CHUNK}, least(rows, {RANKS}), 0) AS INT) AS chunks,
+        CAST(counts & 65535 AS INT) AS others,
+        CAST(greatest(least(rows, {RANKS}) - (counts & 65535), 0) AS INT) AS full
+      FROM {{blocks}}
     )
   )
 )
@@ -206,13 +228,13 @@ FROM (
 _STEP = ", ".join(str(value) for value in step_tables().reshape(-1).view(np.int32).tolist())
 
 _REPLICAS = f"""
-SELECT {_REPLICA},
+SELECT container_id, name, has_name,
   max(scanned_at) AS scanned_at,
-  IF(source = 'none', NULL, 4294967295L & ~CAST(aggregate(
+  4294967295L & ~CAST(aggregate(
     array_sort(collect_list(struct(block_id, word)) FILTER (WHERE NOT is_empty)),
     -1,
     (register, block) -> {_image(f"array({_STEP})", "register")} ^ block.word
-  ) AS BIGINT)) AS root,
+  ) AS BIGINT) AS root,
   coalesce(bit_xor(mix) FILTER (WHERE NOT is_empty), 0L) AS fingerprint,
   count_if(NOT is_empty) AS blocks,
   count_if(NOT is_empty AND deleted) AS deleted_blocks,
@@ -220,13 +242,9 @@ SELECT {_REPLICA},
   coalesce(try_sum(bytes), 0L) AS bytes,
   sum(corrupt) AS corrupt,
   coalesce(sum(unverifiable) FILTER (WHERE NOT is_empty), 0L) AS unverifiable,
-  '{Path.SQL.value}' AS path,
-  coalesce(
-    bool_and(regular) AND try_sum(bytes) IS NOT NULL
-      AND IF(bool_or(is_empty), count(*) = 1, source <> 'none'),
-    false
-  ) AS regular,
+  coalesce(bool_and(regular) AND try_sum(bytes) IS NOT NULL AND (NOT bool_or(is_empty) OR count(*) = 1), false)
+    AS regular,
   sum(rows) AS rows
 FROM {{blocks}}
-GROUP BY {_REPLICA}
+GROUP BY container_id, name, has_name
 """

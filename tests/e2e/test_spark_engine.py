@@ -1,0 +1,155 @@
+"""Spark's engine on a real local Spark: along every path it says what the engine of one machine says."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from ozone.disk import Disk
+from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
+from spark.cluster import Scattered, SparkEngine
+from spark.gather import Gatherer
+from spark.local import LocalEngine
+from spark.output import Output, Summary, Table
+from spark.session import spark_session
+from spark.sweep import Engine, Request, sweep
+from spark.synthetic import Cluster, Order, synthetic
+from tests.support.sweeps import Quiet, findings_of, verdicts_of
+
+# One JVM a run of the tests: all of Spark's are of one group.
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.xdist_group("spark"),
+    # pyspark 4.3 names functions of pandas and of Python's that have new names by now.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark.*"),
+    # Its sockets to the JVM are closed when they are collected.
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+]
+
+
+@pytest.fixture(scope="session")
+def session() -> Iterator[SparkSession]:
+    with spark_session("local[2]", settings={"spark.sql.shuffle.partitions": "2"}) as session:
+        yield session
+
+
+def swept(out: Path, engine: Engine, *tables: Path) -> Summary:
+    return sweep(Request(out, tuple(map(str, tables))), engine, Quiet())
+
+
+def roots(out: Path, summary: Summary) -> list[dict[str, Any]]:
+    """But for what depends on the path."""
+    found: list[dict[str, Any]] = Output(out, Disk()).read(Table.ROOTS, summary.sweep_id).to_pylist()
+    return [{key: row[key] for key in row if key not in ("path", "fingerprint")} for row in found]
+
+
+def said(out: Path, summary: Summary) -> tuple[object, ...]:
+    return roots(out, summary), verdicts_of(out, summary.sweep_id), findings_of(out, summary.sweep_id)
+
+
+def agree(tmp_path: Path, session: SparkSession, table: Path, paths: dict[Scattered, set[str]]) -> Summary:
+    """Sweep along each way, and hold the answers against those of one machine."""
+    local = swept(tmp_path / "local", LocalEngine(Gatherer(tmp_path / "scratch", threads=1)), table)
+    for way, expected in paths.items():
+        out = tmp_path / way.value
+        summary = swept(out, SparkEngine(session, scattered=way), table)
+        assert said(out, summary) == said(tmp_path / "local", local)
+        assert set(summary.paths) == expected
+        assert summary.engine == "spark"
+        assert summary.rows == local.rows
+    return local
+
+
+def test_in_order_parts_are_folded_where_they_lie(tmp_path: Path, session: SparkSession) -> None:
+    truth = synthetic(tmp_path / "table", Cluster(seed=4, datanodes=4, containers=60, blocks=5, chunks=8))
+    local = agree(tmp_path, session, tmp_path / "table", {Scattered.AUTO: {"filewise"}})
+    assert local.diverged == tuple(damage.container_id for damage in truth.damages)
+
+
+def test_in_no_order_large_blocks_are_folded_in_sql(tmp_path: Path, session: SparkSession) -> None:
+    cluster = Cluster(seed=5, datanodes=4, containers=60, blocks=5, chunks=12, order=Order.SHUFFLED)
+    truth = synthetic(tmp_path / "table", cluster)
+    # Of a chunk that is missing in the middle no proof can be given.
+    paths = {Scattered.AUTO: {"sql", "exact"}, Scattered.EXACT: {"exact"}}
+    local = agree(tmp_path, session, tmp_path / "table", paths)
+    assert local.diverged == tuple(damage.container_id for damage in truth.damages)
+
+
+def test_in_no_order_tiny_blocks_are_sorted(tmp_path: Path, session: SparkSession) -> None:
+    cluster = Cluster(seed=6, datanodes=3, containers=40, blocks=6, chunks=1, order=Order.SHUFFLED)
+    synthetic(tmp_path / "table", cluster)
+    agree(tmp_path, session, tmp_path / "table", {Scattered.AUTO: {"exact"}})
+
+
+def test_hostile_rows_come_to_the_same_along_every_path(tmp_path: Path, session: SparkSession) -> None:
+    rng = random.Random(7)
+    rows = [row for container in range(1, 120) for node in "abc" for row in hostile(rng, node, container)]
+    rng.shuffle(rows)
+    (tmp_path / "table").mkdir()
+    for number in range(2):
+        columns = list(zip(*rows[number::2], strict=True))
+        table = pa.table([pa.array(column) for column in columns], CHUNK_SCHEMA.names)
+        # Nulls are for others' tables, whose schema allows them.
+        schema = pa.schema([field.with_nullable(True) for field in CHUNK_SCHEMA])
+        pq.write_table(table.cast(schema), tmp_path / "table" / f"{number}.parquet")
+    agree(tmp_path, session, tmp_path / "table", {Scattered.SQL: {"sql", "exact"}, Scattered.EXACT: {"exact"}})
+
+
+def hostile(rng: random.Random, node: str, container: int) -> list[tuple[object, ...]]:
+    """The rows of one replica, some of which no honest datanode would write."""
+    same = random.Random(container)
+    head = (node, "v", container, "CLOSED", 1, 0)
+    kind = rng.choice(["none", "empty", *["blocks"] * 8])
+    if kind != "blocks":
+        return [(*head, 0, CONTAINER_ROW, 0, 0, True, False, "none" if kind == "none" else "tree", 1, None)]
+    rows = list[list[object]]()
+    for block in sorted({same.choice([-(2**63), -1, 0, 2**63 - 1, same.getrandbits(40)]) for _ in range(4)}):
+        size, count = same.choice([4 << 20, 65536, 1000]), same.choice([0, 1, 2, 3, 63, 64, 65, 70])
+        deleted = same.random() < 0.2
+        tail = (deleted, "tree", 1, None)
+        if not count:
+            rows.append([*head, block, BLOCK_ROW, 0, same.getrandbits(32), True, *tail])
+        for place in range(count):
+            length = size if place + 1 < count else same.randrange(1, size + 1)
+            checksum = 0 if same.random() < 0.01 else same.getrandbits(32)
+            rows.append([*head, block, place * size, length, checksum, True, *tail])
+    spoil = rng.random()
+    at = rng.randrange(len(rows))
+    names = CHUNK_SCHEMA.names
+    if spoil < 0.05:
+        del rows[at]
+    elif spoil < 0.3:
+        column, value = rng.choice(
+            [
+                ("chunk_offset", 2**62),
+                ("chunk_offset", 1),
+                ("chunk_offset", -3),
+                ("length", 2**63 - 1),
+                ("length", 0),
+                ("length", -1),
+                ("checksum", -1),
+                ("checksum", 2**63 - 1),
+                ("checksum", 0),
+                ("matches", False),
+                ("deleted", True),
+                ("state", "OPEN"),
+                ("replica_index", 3),
+                ("generation", 9),
+                ("source", "none"),
+                ("checksum", None),
+                ("length", None),
+                ("block_id", None),
+                ("state", None),
+            ]
+        )
+        rows[at][names.index(column)] = value
+    elif spoil < 0.35:
+        rows.append(list(rows[at]))
+    elif spoil < 0.4:
+        rows.append([*rows[at][:9], 5, *rows[at][10:]])
+    return [tuple(row) for row in rows]
