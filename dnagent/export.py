@@ -230,6 +230,7 @@ class _Run:
         self._limits = limits
         self._now = now
         self._cancelled = cancelled
+        self._begun_at = now()
         self._token = uuid.uuid4().hex[:8]
         self._sequence = 1
         self._previous: Manifest | None = None
@@ -360,6 +361,7 @@ class _Run:
             datanode=self._datanode,
             sequence=self._sequence,
             previous=self._previous.sequence if self._previous else None,
+            begun_at=self._begun_at,
             created_at=self._now(),
             source=self._source,
             volumes=tuple(volumes),

@@ -313,6 +313,8 @@ class Manifest:
     sequence: int
     # The sequence of the table before, whose files are kept too.
     previous: int | None
+    # Before the first replica was read: what an agent did later need not be in the rows.
+    begun_at: datetime
     created_at: datetime
     source: Source
     volumes: tuple[str, ...]
@@ -337,6 +339,7 @@ class Manifest:
             "datanode": self.datanode,
             "sequence": self.sequence,
             "previous": self.previous,
+            "begun_at": self.begun_at.isoformat(timespec="milliseconds"),
             "created_at": self.created_at.isoformat(timespec="milliseconds"),
             "source": self.source.value,
             "volumes": list(self.volumes),
@@ -628,6 +631,7 @@ def _manifest(said: Mapping[str, Any]) -> Manifest:
         datanode=_text(said["datanode"]),
         sequence=_number(said["sequence"]),
         previous=None if previous is None else _number(previous),
+        begun_at=_time(said["begun_at"]),
         created_at=_time(said["created_at"]),
         source=Source(said["source"]),
         volumes=tuple(_text(volume) for volume in said["volumes"]),

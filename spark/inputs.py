@@ -107,8 +107,7 @@ def export_events(manifests: Iterable[str], before: Iterable[str]) -> pa.Table:
     for place in before:
         _, _, manifest = _export_of(place)
         # While it was made, rows were read before some of its events.
-        times = [file.created_at for file in manifest.files if file.sequence == manifest.sequence]
-        begun[manifest.datanode] = min(times, default=manifest.created_at)
+        begun[manifest.datanode] = manifest.begun_at
     found = [EVENT_SCHEMA.empty_table()]
     for place in manifests:
         filesystem, folder, manifest = _export_of(place)

@@ -197,6 +197,7 @@ def _commit(folder: Path, datanode: str, writer: "_Writer") -> None:
         datanode=datanode,
         sequence=_SEQUENCE,
         previous=None,
+        begun_at=_CREATED_AT,
         created_at=_CREATED_AT,
         source=Source.TREE,
         volumes=(_volume(datanode),),

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +54,7 @@ MANIFEST = Manifest(
     datanode="dn",
     sequence=3,
     previous=2,
+    begun_at=AT - timedelta(hours=3),
     created_at=AT,
     source=Source.TREE,
     volumes=("DS-1",),

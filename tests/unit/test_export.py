@@ -227,6 +227,7 @@ def test_faults_and_volumes_that_are_not_there_are_named(folder: Path) -> None:
     done = run(folder, walk, skipped=skipped, limits=Limits(piece_rows=2))
     assert done.faults == 4
     assert done.manifest.skipped == tuple(skipped)
+    assert done.manifest.begun_at <= done.manifest.files[0].created_at <= done.manifest.created_at
     rows = read_faults(LOCAL, str(folder), done.manifest).to_pylist()
     assert sorted((row["volume"], row["container_id"] or 0, row["kind"], row["chunk_offset"]) for row in rows) == [
         ("/data/9", 0, "unreadable", None),
