@@ -62,7 +62,6 @@ class Parts:
     refuse_gaps: bool = True
     heartbeats: type[HeartbeatState] = HeartbeatState
     request_of: Callable[..., pb.HeartbeatRequest] = request_of
-    jobs: type[JobTable] = JobTable
     controller: type[Controller] = Controller
 
 
@@ -84,7 +83,7 @@ class AgentProcess:
     def __init__(self, peer: PeerId, life: int, parts: Parts, *, replicas_per_report: int, born_at_s: float) -> None:
         self.incarnation = f"life-{life}-of-{peer}"
         self.heartbeats = parts.heartbeats(replicas_per_report)
-        self.jobs = parts.jobs()
+        self.jobs = JobTable()
         self.waiting: deque[ReconcileCommand] = deque()
         self.runs: dict[ContainerId, Run] = {}
         self.sent: Heartbeat | None = None
@@ -107,6 +106,8 @@ class Message:
     sequence: int
     raw: bytes
     sent_at_s: float
+    # A copy may come long after the first.
+    due_s: float = 0.0
 
 
 class Ledger:
@@ -251,7 +252,7 @@ def chosen_rules(rng: random.Random, *, automatic: bool) -> Rules:
         stale_after_s=rng.choice((60.0, 90.0)),
         dead_after_s=rng.choice((150.0, 600.0)),
         orders_per_datanode=rng.choice((1, 2)),
-        command_deadline_s=rng.choice((200.0, 3600.0, 3600.0)),
+        command_deadline_s=rng.choice((40.0, 200.0, 3600.0, 3600.0)),
         automatic=automatic,
         automatic_jobs=rng.choice((1, 4)),
         visit_every_s=rng.choice((20.0, 60.0)),
