@@ -83,6 +83,12 @@ def sweep() -> None:
     "--keep", type=click.IntRange(1), default=30, show_default=True, metavar="N", help="Sweeps that stay in DIR."
 )
 @click.option(
+    "--write-trees",
+    is_flag=True,
+    help="Write all trees too, as the bytes of Ozone's tree files: DIR/trees, Parquet, a row a replica. Those of two "
+    "sweeps stay.",
+)
+@click.option(
     "--metrics-file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
@@ -104,6 +110,7 @@ def run(
     out: Path,
     fresh: bool,
     keep: int,
+    write_trees: bool,
     metrics_file: Path | None,
     as_json: bool,
 ) -> int:
@@ -124,7 +131,7 @@ def run(
         raise UsageError(f"{more[0]}: say --table or --volume before it")
     if not (tables or volumes):
         raise UsageError("give something to sweep: --table or --volume")
-    request = Request(out, (*tables, *more), volumes, Source(source), fresh, keep)
+    request = Request(out, (*tables, *more), volumes, Source(source), fresh, keep, write_trees)
     if engine == LOCAL and (master or settings):
         raise UsageError("--master and --conf are for --engine spark")
     if engine == SPARK and threads:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from merkle.plan import Verdict
+from protos.chunk_table import CHUNK_SCHEMA, CONTAINER_ROW, REPLICA_COLUMNS
 from spark.compare import compare_replicas, inspect
 from spark.exact import exact_replicas
 from spark.gf2 import append_zero_words
@@ -24,6 +25,15 @@ _CONTRADICTED = "its rows contradict each other"
 _CHANGED = "the rows are not those that the root was computed of"
 
 Row = dict[str, object]
+
+_EMPTY: Row = {
+    "block_id": 0,
+    "chunk_offset": CONTAINER_ROW,
+    "length": 0,
+    "checksum": 0,
+    "matches": True,
+    "deleted": False,
+}
 
 
 def block_ranges(rows: pa.Table, rows_max: int) -> Iterator[pa.Table]:
@@ -55,7 +65,7 @@ def large_replicas(ranges: Iterable[pa.Table]) -> tuple[pa.Table, pa.Table]:
         replicas, found = exact_replicas(rows)
         findings.append(found)
         for piece in replicas.to_pylist():
-            pieces.setdefault(tuple(piece[name] for name in KEY), []).append(piece)
+            pieces.setdefault(_key(piece), []).append(piece)
     joined = [_joined(pieces[key]) for key in sorted(pieces, key=str)]
     broken = [
         _finding(row, f"{row['datanode']}/{row['volume']}: {_CONTRADICTED}")
@@ -73,19 +83,24 @@ def inspect_large(ranges: Iterable[pa.Table], replicas: pa.Table) -> tuple[pa.Ta
     whole = replicas.to_pylist()
     verdicts, findings, pieces = list[Row](), list[pa.Table](), dict[tuple[object, ...], list[Row]]()
     for rows in ranges:
-        here = {tuple(piece[name] for name in KEY): piece for piece in exact_replicas(rows)[0].to_pylist()}
+        here = {_key(piece): piece for piece in exact_replicas(rows)[0].to_pylist()}
         for key, piece in here.items():
             pieces.setdefault(key, []).append(piece)
         ours = pa.Table.from_pylist([_within(replica, here) for replica in whole], REPLICA_SCHEMA)
         compared = compare_replicas(ours)
-        inspected = inspect(rows, ours)
+        # A replica that has no block here is an empty one here, not one that is not there.
+        empty = [
+            _EMPTY | {name: replica[name] for name in REPLICA_COLUMNS} for replica in whole if _key(replica) not in here
+        ]
+        inspected = inspect(
+            pa.concat_tables([rows.cast(CHUNK_SCHEMA), pa.Table.from_pylist(empty, CHUNK_SCHEMA)]), ours
+        )
         verdicts += [*compared.verdicts.to_pylist(), *inspected.verdicts.to_pylist()]
         findings.append(inspected.findings)
     changed = [
         f"{replica['datanode']}/{replica['volume']}"
         for replica in whole
-        if replica["root"] is not None
-        and _root(pieces.get(tuple(replica[name] for name in KEY), ())) != replica["root"]
+        if replica["root"] is not None and _root(pieces.get(_key(replica), ())) != replica["root"]
     ]
     if changed:
         verdict, detail = Verdict.UNKNOWN, _CHANGED
@@ -101,6 +116,10 @@ def inspect_large(ranges: Iterable[pa.Table], replicas: pa.Table) -> tuple[pa.Ta
         "detail": detail,
     }
     return pa.Table.from_pylist([row], VERDICT_SCHEMA), pa.concat_tables(findings)
+
+
+def _key(replica: Row) -> tuple[object, ...]:
+    return tuple(replica[name] for name in KEY)
 
 
 def _joined(pieces: Sequence[Row]) -> Row:
@@ -132,7 +151,7 @@ def _root(pieces: Sequence[Row]) -> int | None:
 
 def _within(replica: Row, here: dict[tuple[object, ...], Row]) -> Row:
     """What a replica is in one range of blocks."""
-    piece = here.get(tuple(replica[name] for name in KEY))
+    piece = here.get(_key(replica))
     if piece is None or replica["root"] is None:
         piece = replica | {"root": None if replica["root"] is None else 0, "fingerprint": 0} | dict.fromkeys(_ADDED, 0)
     return replica | {name: piece[name] for name in ("root", "fingerprint", *_ADDED)} | {"path": Path.EXACT.value}

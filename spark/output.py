@@ -23,6 +23,7 @@ from spark.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA
 VERSION = 1
 _VERSION_KEY = b"treefold.sweep"
 _ROW_GROUP = 1 << 17
+_TREES_KEPT = 2
 
 JsonObject = dict[str, object]
 
@@ -138,6 +139,10 @@ class Output:
         """Where the report of a sweep lies."""
         return self.folder / "report" / f"sweep_id={sweep_id}" / "report.html"
 
+    def trees(self, sweep_id: str) -> Path:
+        """The folder of a sweep's packed trees (spark.trees), if it was asked for them."""
+        return self.folder / "trees" / f"sweep_id={sweep_id}"
+
     @contextmanager
     def writing(self, table: Table, sweep_id: str) -> Iterator["TableWriter"]:
         """Write a table, which appears when this ends without an error, and replaces what is there.
@@ -243,6 +248,9 @@ class Output:
             for table in reversed(Table):
                 self._disk.remove_folder(self.path(table, sweep_id).parent)
             self._disk.remove_folder(self.report(sweep_id).parent)
+        # Trees are as large as all else together.
+        for sweep_id in self.sweeps()[:-_TREES_KEPT]:
+            self._disk.remove_folder(self.trees(sweep_id))
         return doomed
 
 

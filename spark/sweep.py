@@ -30,8 +30,10 @@ from spark.gather import Gatherer
 from spark.history import History
 from spark.inputs import Inputs, export_findings, table_parts
 from spark.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, FindingKind, Part, PartKind, Source
+from spark.model import Path as Way
 from spark.output import JsonObject, Output, Skipped, Summary, Table, new_sweep_id
 from spark.runs import RUN_SCHEMA, settle
+from spark.trees import write_trees
 from spark.volumes import OpenVolumes, copy_part, open_volumes
 from spark.work import Plan, Range, Stage, Stored, Work, key_of, ranges
 
@@ -133,6 +135,8 @@ class Request:
     # Begin anew where a sweep of the same inputs was not finished.
     fresh: bool = False
     keep: int = 30
+    # Beside the tables, all trees; this machine writes them, whatever the engine.
+    write_trees: bool = False
 
 
 def sweep(request: Request, engine: Engine, watcher: Watcher, *, disk: Disk | None = None) -> Summary:
@@ -227,6 +231,9 @@ class _Sweep:
         self._exact(parts, exact, rows)
         summary = self._judged(parts, folded)
         summary = replace(summary, seconds=time.monotonic() - started)
+        if self._request.write_trees:
+            self._write_trees(parts)
+            summary = replace(summary, seconds=time.monotonic() - started)
         self._history.remember(self._plan.sweep_id, parts, self._plan.manifests)
         self._output.write_summary(summary)
         self._work.end(self._plan.sweep_id)
@@ -399,6 +406,28 @@ class _Sweep:
                 stage.add({"containers": ids.tolist()}, {"verdicts": judged.verdicts, "findings": judged.findings})
                 self._watcher.advance(len(ids))
         return stage
+
+    def _write_trees(self, parts: Sequence[Part]) -> None:
+        """The trees of all replicas, packed; those of other paths than the file-wise one from sorted rows."""
+        sweep_id, rows = self._plan.sweep_id, Counter[int]()
+        is_ordered = dict[int, bool]()
+        for piece in self._output.pieces(Table.ROOTS, sweep_id, ["container_id", "path", "chunks", "blocks"]):
+            ids, ways = piece["container_id"].to_pylist(), piece["path"].to_pylist()
+            for container_id, way in zip(ids, ways, strict=True):
+                is_ordered[container_id] = is_ordered.get(container_id, True) and way == Way.FILE_WISE.value
+            rows.update(_rows_by_container(RUN_SCHEMA.empty_table(), piece))
+        others = np.array(sorted(i for i, ordered in is_ordered.items() if not ordered), np.int64)
+        self._watcher.begin("writing trees", sum(part.rows for part in parts), "rows")
+        write_trees(
+            self._output.trees(sweep_id),
+            parts,
+            ordered=np.array(sorted(i for i, ordered in is_ordered.items() if ordered), np.int64),
+            others=others,
+            rows=np.array([max(1, rows[i]) for i in others.tolist()], np.int64),
+            gatherer=Gatherer(self._request.out / "work" / "spill"),
+            disk=self._disk,
+            tell=self._watcher.advance,
+        )
 
     def _write_findings(self, loose: pa.Table, stages: Sequence[Stored], totals: "_Totals") -> None:
         """All findings, by container, block and offset."""
