@@ -19,6 +19,7 @@ from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from spark.model import FINDING_SCHEMA, FindingKind, Path
 from spark.runs import AGREED, KEY, TEXT, Bools, Int64s, flags_of, fold_batches, integers_of, ranks, replicas_of
 
+_PLACE = (*KEY, "block_id", "chunk_offset")
 # What a place holds; `scanned_at` is no part of it.
 _CONTENT = ("length", "checksum", "matches", "deleted")
 # What a replica without a tree has for one row.
@@ -90,15 +91,13 @@ def _arrange(rows: pa.Table) -> _Arranged:
     rows = rows.select(CHUNK_SCHEMA.names).combine_chunks()
     if not rows.num_rows:
         return _Arranged(rows, np.empty(0, np.int64), ())
-    names = (*KEY, "block_id", "chunk_offset", *_CONTENT, *AGREED)
+    names = (*_PLACE, *_CONTENT, *AGREED)
     keys = np.array([_key(rows, name) for name in names])
     lacking = np.zeros(rows.num_rows, np.bool_)
     for name in names:
         if rows[name].null_count:
             lacking |= rows[name].is_null().to_numpy()
-    # Alike rows come to stand together, the one that was read last in front.
-    order = np.lexsort((~_key(rows, "scanned_at"), lacking, *keys[::-1]))
-    order = order[_changes(np.vstack((keys, lacking))[:, order])]
+    order = _sorted(keys, lacking, rows)
     rows, keys, lacking = rows.take(pa.array(order)), keys[:, order], lacking[order]
     begins = _changes(keys[: len(KEY)])
     starts = np.flatnonzero(begins)
@@ -115,6 +114,22 @@ def _arrange(rows: pa.Table) -> _Arranged:
             rows = _with(rows, name, rows[name].fill_null(pa.scalar(value, rows[name].type)))
         rows = rows.combine_chunks()
     return _Arranged(rows, np.flatnonzero(_changes(replica[keep][None])), findings)
+
+
+def _sorted(keys: Int64s, lacking: Bools, rows: pa.Table) -> Int64s:
+    """The rows by place, each of those that are alike once: the one that was read last."""
+    order = np.lexsort(keys[: len(_PLACE)][::-1])
+    again = ~_changes(keys[: len(_PLACE), order])
+    if not again.any():
+        return order
+    # By all that they hold, lest the order of the input tells which comes first.
+    shared = again | np.append(again[1:], False)
+    hit = order[shared]
+    hit = hit[np.lexsort((~_key(rows, "scanned_at")[hit], lacking[hit], *keys[::-1, hit]))]
+    order[shared] = hit
+    unlike = np.ones(len(order), np.bool_)
+    unlike[shared] = _changes(np.vstack((keys[:, hit], lacking[hit])))
+    return order[unlike]
 
 
 def _faults(
