@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ozone.disk import Disk
 from spark.gather import Gatherer, Int64s
@@ -82,10 +83,11 @@ def run(
     watcher: Quiet | None = None,
     fresh: bool = False,
     keep: int = 30,
+    write_trees: bool = False,
 ) -> Summary:
     """Sweep tables and volumes into a folder."""
     names = tuple(map(str, tables)), tuple(map(str, volumes))
-    request = Request(out, *names, source, fresh, keep)
+    request = Request(out, *names, source, fresh, keep, write_trees)
     return sweep(request, engine or OnePartWaves(out / "spill"), watcher or Quiet())
 
 
@@ -113,3 +115,14 @@ def findings_of(out: Path, sweep_id: str) -> set[tuple[Any, ...]]:
 def verdicts_of(out: Path, sweep_id: str) -> dict[int, str]:
     """Verdicts by container."""
     return {row["container_id"]: row["verdict"] for row in table_of(out, Table.VERDICTS, sweep_id)}
+
+
+def packed_trees(out: Path, sweep_id: str) -> dict[tuple[int, str, str], bytes]:
+    """The bytes of the trees that a sweep wrote, by container, datanode and volume."""
+    found = dict[tuple[int, str, str], bytes]()
+    for path in Output(out, Disk()).trees(sweep_id).glob("*.parquet"):
+        for row in pq.ParquetFile(path).read().to_pylist():
+            key = row["container_id"], row["datanode"], row["volume"]
+            assert key not in found
+            found[key] = row["tree"]
+    return found
