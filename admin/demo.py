@@ -38,6 +38,7 @@ from protos.controller_pb2 import ReplicaReport
 _VOLUME = "volume1"
 # Slow enough that an agent can be killed between two of its writes.
 _SLOW_BYTES_PER_SECOND = 48 << 10
+_HOPEFUL = (Verdict.MATCH, Verdict.REPAIRABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +94,17 @@ class Outcome:
     def unhealed(self) -> list[ContainerId]:
         """Containers with a flaw on disk, a finding of the last scan, or replicas whose roots still differ."""
         flawed = set(self.proof.flawed()) if self.proof else set()
-        flawed |= {replica.container_id for replica in self.after if replica.findings}
+        flawed |= {replica.container_id for replica in self.after if replica.findings} | self.diverged
+        return sorted(flawed - set(self.unverifiable))
+
+    @property
+    def diverged(self) -> set[ContainerId]:
+        """Containers whose replicas have different roots after the last scan."""
         roots: dict[ContainerId, set[int]] = {}
         for replica in self.after:
             if not replica.replica_index:
                 roots.setdefault(replica.container_id, set()).add(replica.data_checksum)
-        flawed |= {container_id for container_id, found in roots.items() if len(found) > 1}
-        return sorted(flawed - set(self.unverifiable))
+        return {container_id for container_id, found in roots.items() if len(found) > 1}
 
     @property
     def healed(self) -> list[ContainerId]:
@@ -158,22 +163,26 @@ class Demo:
             else:
                 self.outcome.refused[ContainerId(view.container_id)] = view.eligibility
                 self._say(f"container {view.container_id} is not eligible: {view.eligibility_message}")
+        if eligible and self._options.kill is not None:
+            with self._killer(cluster, list(self.outcome.replicas)[self._options.kill - 1]):
+                self._reconcile(cluster, eligible)
+            # What the killed agent could not finish in the first run it finishes in the next one.
+            self.outcome.jobs.clear()
         if eligible:
             self._reconcile(cluster, eligible)
         self.outcome.after = cluster.scan(_held(cluster))
         self._show("rescanned", cluster, self.outcome.after)
+        # What no tree had, and one replica found in a file of another's, the rest can see only now.
+        hopeful = {container_id for container_id, verdict in self.outcome.verdicts.items() if verdict in _HOPEFUL}
+        if again := [str(container_id) for container_id in sorted(self.outcome.diverged & hopeful)]:
+            self._reconcile(cluster, again)
+            self.outcome.after = cluster.scan(_held(cluster))
+            self._show("rescanned", cluster, self.outcome.after)
 
     def _reconcile(self, cluster: LocalCluster, container_ids: Sequence[str]) -> None:
         self._say(f"treefold reconcile {' '.join(container_ids)} --yes --wait")
-        words = ["reconcile", *container_ids, "--yes", "--wait", "--reason", "demo"]
-        if self._options.kill is None:
-            _, answer = cluster.command(*words)
-        else:
-            with self._killer(cluster, list(self.outcome.replicas)[self._options.kill - 1]):
-                _, answer = cluster.command(*words)
-            # What the killed agent could not finish in the first run it finishes in this one.
-            _, answer = cluster.command(*words)
-        self.outcome.jobs = answer["data"]["jobs"]
+        _, answer = cluster.command("reconcile", *container_ids, "--yes", "--wait", "--reason", "demo")
+        self.outcome.jobs += answer["data"]["jobs"]
         for job in self.outcome.jobs:
             container_id = ContainerId(int(str(job["containerID"])))
             self.outcome.verdicts[container_id] = Verdict(str(job["verdict"] or "UNKNOWN"))

@@ -34,7 +34,7 @@ from merkle.windows import bad_windows, is_sound
 from ozone.containers import Container, ContainerStore
 from ozone.disk import Disk
 from ozone.mapped import MappedReader
-from ozone.scan import Finding, FindingType
+from ozone.scan import Finding, lost_chunks
 from ozone.survey import survey_container
 from ozone.volume import Hold, container_of_folder, open_volume
 from protos.convert import container_id_of_tree, tree_from_bytes
@@ -582,28 +582,41 @@ def _compare(container_id: ContainerId, replicas: Mapping[str, _Built], files: M
         bad_windows={name: {**replica.bad_windows, **unrecorded[name]} for name, replica in replicas.items()},
     )
     remarks = tuple(evidence.detail for evidence in comparison.evidence)
-    lost = _lost(replicas)
+    lost, found = _in_no_tree(replicas, files)
     if lost and len(replicas) > 1:
         comparison = replace(comparison, verdict=Verdict.UNRECOVERABLE)
-    return _Compared(comparison, (*remarks, *lost))
+    elif found and comparison.verdict in (Verdict.MATCH, Verdict.UNKNOWN):
+        comparison = replace(comparison, verdict=Verdict.REPAIRABLE)
+    return _Compared(comparison, (*remarks, *lost, *found))
 
 
-def _lost(replicas: Mapping[str, _Built]) -> list[str]:
-    """What is on record and of which no replica has a byte, so that it is in no tree."""
+def _in_no_tree(replicas: Mapping[str, _Built], files: Mapping[str, Container]) -> tuple[list[str], list[str]]:
+    """What is on record and of which no replica with a record has a byte: what is lost, and what other files hold."""
     blocks = [block for replica in replicas.values() for block in replica.tree.blocks]
-    deleted = {block.block_id for block in blocks if block.deleted}
-    held: set[tuple[BlockId, int | None]] = {(block.block_id, None) for block in blocks if block.chunks}
-    held |= {(block.block_id, chunk.offset) for block in blocks for chunk in block.chunks}
-    missing = {
-        (finding.block_id, finding.offset)
-        for replica in replicas.values()
-        for finding in replica.findings
-        if finding.type in (FindingType.MISSING_DATA_FILE, FindingType.MISSING_CHUNK)
-        and finding.block_id is not None
-        and finding.block_id not in deleted
-    }
-    places = sorted(missing - held, key=lambda place: (place[0], place[1] or 0))
-    return [f"nobody has a byte of what is recorded as{_where(*place)}" for place in places]
+    passed_over = {block.block_id for block in blocks if block.deleted}
+    held = {(block.block_id, chunk.offset) for block in blocks for chunk in block.chunks}
+    recorders: dict[tuple[BlockId, int], str] = {}
+    for name, replica in replicas.items():
+        if replica.source is Source.DATA and replica.findings:
+            with suppress(DatabaseError, RecordInvalidError):
+                places = lost_chunks(files[name], replica.tree).items()
+                recorders |= {(block_id, offset): name for block_id, offsets in places for offset in offsets}
+    lost, found = list[str](), list[str]()
+    for block_id, offset in sorted(recorders.keys() - held):
+        record = files[recorders[block_id, offset]].stored_record(block_id)
+        chunk = record.by_offset.get(offset) if record else None
+        if block_id in passed_over or chunk is None:
+            continue
+        bad = set(range(len(chunk.checksums)))
+        for replica_files in files.values():
+            with suppress(BlockNotFoundError, DiskError):
+                bad.intersection_update(bad_windows(chunk, replica_files.read(block_id, offset, chunk.length_bytes)))
+        where = _where(block_id, offset)
+        if bad:
+            lost.append(f"nobody has all bytes of what is recorded as{where}")
+        else:
+            found.append(f"only files without a record hold what is recorded elsewhere as{where}")
+    return lost, found
 
 
 def _unrecorded(

@@ -20,7 +20,7 @@ What makes it safe, and what every change here must keep:
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from typing import assert_never
 
@@ -122,6 +122,7 @@ class Reconciliation:
         self._changed = False
         self._scanned_clean = False
         self._findings: tuple[tuple[BlockId | None, int | None], ...] = ()
+        self._lost: Mapping[BlockId, Collection[int]] = {}
         # Of the round.
         self._own_tree: ContainerTree | None = None
         self._own_ready = False
@@ -268,7 +269,7 @@ class Reconciliation:
             self._make_plan(self._own_tree)
 
     def _make_plan(self, own: ContainerTree) -> None:
-        self._plan = plan_repair(own, self._trees)
+        self._plan = plan_repair(own, self._trees, self._lost)
         self._claimed.update(self._plan.claimed_deleted)
         self._tombstones = self._adopted(self._plan)
         self._begun = 0
@@ -463,6 +464,7 @@ class Reconciliation:
         # What a deleted block lacks is nobody's loss.
         deleted = {block.block_id for block in event.tree.blocks if block.deleted}
         self._findings = tuple(place for place in event.findings if place[0] not in deleted)
+        self._lost = event.lost
         self._must_scan = False
 
     def _after_scan(self) -> None:
@@ -470,7 +472,7 @@ class Reconciliation:
             self._conclude()
             return
         assert self._own_tree is not None
-        self._plan = plan_repair(self._own_tree, self._trees)
+        self._plan = plan_repair(self._own_tree, self._trees, self._lost)
         left = [(block.block_id, chunk.offset) for block in self._plan.blocks for chunk in block.chunks]
         fresh = bool(self._plan.tombstones) or any(
             offset not in self._failures.get(block_id, {}) for block_id, offset in left

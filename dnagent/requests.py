@@ -4,8 +4,8 @@ decides, and dnagent.runner, which acts.
 Every request but `Report` is answered by exactly one event: the one its docstring names, or `RequestFailed`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
@@ -199,12 +199,16 @@ class BcsIdAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """The tree now stored, and where the scan found faults, as far as they have a place in a block."""
+    """The tree now stored, and where the scan found faults, as far as they have a place in a block.
+
+    `lost` are the offsets of chunks that are on record and not in the tree: not a byte of them was found.
+    """
 
     tree: ContainerTree
     generation: bytes
     findings: tuple[tuple[BlockId | None, int | None], ...]
     state: ReplicaState
+    lost: Mapping[BlockId, Collection[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from ozone.containers import Container, ContainerStore
 from ozone.disk import Disk
 from ozone.mapped import MappedReader
 from ozone.ports import ReplicaHead
-from ozone.scan import ScanResult, build_from_metadata, scan, scan_metadata
+from ozone.scan import ScanResult, build_from_metadata, lost_chunks, scan, scan_metadata
 from ozone.survey import Survey
 from ozone.treefile import TreeFiles, TreeStatus
 from ozone.undo import UndoStore
@@ -548,7 +548,15 @@ class OwnReplica:
         self._volume.settle(examination, time.time_ns() // 1_000_000)
         state = self._volume.replica(container_id).state
         places = tuple((finding.block_id, finding.offset) for finding in result.findings)
-        return Scanned(stored, _generation(stored), places, state)
+        lost = self._lost(stored) if places else {}
+        return Scanned(stored, _generation(stored), places, state, lost)
+
+    def _lost(self, stored: ContainerTree) -> dict[BlockId, list[int]]:
+        try:
+            return lost_chunks(self._container, stored)
+        except (DatabaseError, RecordInvalidError):
+            # The scan has said so: what is on record nobody knows.
+            return {}
 
     def _is_good(self, container: Container, block_id: BlockId, chunk: ChunkRecord, index: int) -> bool:
         start, length_bytes = chunk.window(index)

@@ -9,7 +9,9 @@ decided by its copies at one offset:
 - only corrupt copies with different observed checksums: they may be bad in different windows, so that good ones
   can be put together and proven, window by window: REPAIRABLE;
 - only corrupt copies, all alike: the same bytes are wrong everywhere: UNRECOVERABLE, as far as trees tell. A replica
-  that has no entry for the chunk may have lost no more than the record, so its file is asked all the same.
+  that has no entry for the chunk may have lost no more than the record, so its file is asked all the same;
+- no copies in any tree, because whoever has the record has not a byte: known to that replica's scan alone, which hands
+  such chunks to its plan.
 
 A verdict speaks of the whole set: a plan may hold no work for us and say REPAIRABLE, because a peer lacks what we
 have. The worst finding decides: UNRECOVERABLE, CONFLICT, REPAIRABLE, MATCH, in this order. What nobody can verify
@@ -18,7 +20,7 @@ ones have not) is set aside on all sides first. The verdict is UNKNOWN where not
 compared; and where a tree was never built, instead of a MATCH or a loss that this replica might refute.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -164,11 +166,15 @@ class Comparison:
     evidence: tuple[Evidence, ...] = ()
 
 
-def plan_repair(ours: ContainerTree, peers: Mapping[PeerId, ContainerTree]) -> RepairPlan:
+def plan_repair(
+    ours: ContainerTree, peers: Mapping[PeerId, ContainerTree], lost: Mapping[BlockId, Collection[int]] | None = None
+) -> RepairPlan:
     """What to fetch, and from whom, so that we hold what all replicas together hold. Touches nothing healthy here.
 
     Peers that did not answer are not given; that the verdict does not speak of them is the caller's to say.
-    An empty tree of ours plans the whole container; one that was never built (no root) plans nothing.
+    An empty tree of ours plans the whole container; one that was never built (no root) plans nothing. `lost` are the
+    offsets of chunks that we have on record and not a byte of. Those that no tree has are planned too, without effect
+    on the verdict: a file that outlived its record, which is in no tree either, may hold them.
 
     Raises:
         TreeRefusedError: the trees are of different containers.
@@ -196,7 +202,7 @@ def plan_repair(ours: ContainerTree, peers: Mapping[PeerId, ContainerTree]) -> R
     return RepairPlan(
         ours.container_id,
         survey.verdict,
-        tuple(blocks),
+        _with_lost(blocks, lost or {}, [ours, *peers.values()], names),
         tuple(tombstones),
         tuple(claimed),
         survey.evidence,
@@ -461,6 +467,30 @@ def _chunk_repair(block_id: BlockId, slot: _Slot, names: Sequence[PeerId]) -> Ch
         return None
     ranked, rest = _ranked(partial, block_id, slot.offset), _ranked(unrecorded, block_id, slot.offset)
     return ChunkRepair(slot.offset, fault, _ranked(sources, block_id, slot.offset), (*ranked, *rest))
+
+
+def _with_lost(
+    blocks: Sequence[BlockRepair],
+    lost: Mapping[BlockId, Collection[int]],
+    trees: Iterable[ContainerTree],
+    names: Sequence[PeerId],
+) -> tuple[BlockRepair, ...]:
+    """The plan's blocks and, of live ones, the chunks that we have on record and nobody in a tree."""
+    entries = [block for tree in trees for block in tree.blocks if block.block_id in lost]
+    deleted = {block.block_id for block in entries if block.deleted}
+    known = {(block.block_id, chunk.offset) for block in entries for chunk in block.chunks}
+    planned = {block.block_id: block for block in blocks}
+    for block_id in lost.keys() - deleted if names else ():
+        chunks = [
+            ChunkRepair(offset, ChunkFault.MISSING, (), _ranked(names, block_id, offset))
+            for offset in lost[block_id]
+            if (block_id, offset) not in known
+        ]
+        if chunks:
+            block = planned.get(block_id)
+            whole = sorted([*(block.chunks if block else ()), *chunks], key=lambda chunk: chunk.offset)
+            planned[block_id] = BlockRepair(block_id, block.holders if block else (), tuple(whole))
+    return tuple(planned[block_id] for block_id in sorted(planned))
 
 
 def _ranked(peers: Sequence[PeerId], block_id: BlockId, offset: int) -> tuple[PeerId, ...]:

@@ -154,6 +154,27 @@ def scan(
     )
 
 
+def lost_chunks(container: Container, tree: ContainerTree) -> dict[BlockId, list[int]]:
+    """The offsets of the chunks that records name and a tree of the data has not, by block; deleted ones are not lost.
+
+    Raises:
+        DatabaseError, RecordInvalidError: the table cannot be iterated; a record that cannot be read is passed over.
+    """
+    entries = {block.block_id: block for block in tree.blocks}
+    lost: dict[BlockId, list[int]] = {}
+    for block_id in container.block_ids():
+        entry, record = entries.get(block_id), None
+        with contextlib.suppress(RecordInvalidError):
+            record = container.stored_record(block_id)
+        if record is None or (entry and entry.deleted):
+            continue
+        known = {chunk.offset for chunk in entry.chunks} if entry else set[int]()
+        offsets = [c.offset for c in record.chunks if c.is_verifiable and c.length_bytes and c.offset not in known]
+        if offsets:
+            lost[block_id] = offsets
+    return lost
+
+
 def _check_folder(container: Container) -> tuple[list[Finding], bool, bool]:
     """The faults of folder and descriptor; whether the container is marked as deleted; whether they prove nothing.
 

@@ -145,7 +145,14 @@ def _windows(roots: Roots) -> None:
 
 
 def _metadata(roots: Roots) -> None:
-    """Lost records, trees and folders; a file that outlived its record is the only good copy of a window."""
+    """Lost records, trees and folders; files that outlived their records are the only good copies.
+
+    One is of a block whose record is left only where its file is not.
+    """
+    for name in ("dn2", "dn3"):
+        _lose_record(roots[name], 6, 4)
+    for name in ("dn1", "dn3"):
+        _file(roots[name], 6, 4).unlink()
     _lose_record(roots["dn1"], 1, -1)
     _flip(roots["dn2"], 1, -1, WINDOW)
     _flip(roots["dn3"], 1, -1, WINDOW)

@@ -84,7 +84,13 @@ class RepairableReplica:
         stored = self.store_tree(tree, generation)
         if findings:
             self.stored.state = ReplicaState.UNHEALTHY
-        return Scanned(stored.tree, stored.generation, findings, self.stored.state)
+        known = {(block.block_id, chunk.offset) for block in stored.tree.blocks for chunk in block.chunks}
+        lost = {
+            block_id: [c.offset for c in record.chunks if is_sound(c) and (block_id, c.offset) not in known]
+            for block_id, record in self.stored.records.items()
+            if block_id not in self.remembered
+        }
+        return Scanned(stored.tree, stored.generation, findings, self.stored.state, lost)
 
     def write_windows(self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]) -> None:
         self._check(to_write=True)

@@ -76,17 +76,23 @@ def lost_windows(replicas: Mapping[str, Seen]) -> set[tuple[BlockId, int, int]]:
     lost = set()
     for block_id, chunks in _live_chunks(replicas).items():
         for chunk in chunks:
-            # A chunk of which no replica with a record has a byte is in no tree; files without a record are not
-            # searched for what nobody knows of.
-            is_in_a_tree = any(
-                len(replica.file(block_id)) > chunk.offset
-                for replica in replicas.values()
-                if block_id in replica.records and chunk.offset in replica.records[block_id].by_offset
-            )
-            files = [replica.file(block_id) for replica in replicas.values() if is_in_a_tree]
-            held = set[int]().union(*(good_windows(chunk, file) for file in files))
+            held = set[int]().union(*(good_windows(chunk, replica.file(block_id)) for replica in replicas.values()))
             lost |= {(block_id, chunk.offset, index) for index in range(len(chunk.checksums)) if index not in held}
     return lost
+
+
+def in_no_tree(replicas: Mapping[str, Seen]) -> set[tuple[BlockId, int]]:
+    """The chunks of which no replica with a record has a byte: only files without a record may hold them."""
+    return {
+        (block_id, chunk.offset)
+        for block_id, chunks in _live_chunks(replicas).items()
+        for chunk in chunks
+        if not any(
+            len(replica.file(block_id)) > chunk.offset
+            for replica in replicas.values()
+            if block_id in replica.records and chunk.offset in replica.records[block_id].by_offset
+        )
+    }
 
 
 def faults(before: Mapping[str, Seen], after: Mapping[str, Seen]) -> list[str]:

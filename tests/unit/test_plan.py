@@ -358,6 +358,27 @@ def test_a_loss_is_not_claimed_while_a_replica_is_unknown() -> None:
     assert plan(bad, bad, without_root()).verdict is Verdict.UNKNOWN
 
 
+def test_what_we_have_on_record_and_nobody_in_a_tree_is_asked_of_all() -> None:
+    """A file that outlived its record is in no tree and may have it; what a tree shows is planned by the trees."""
+    ours, theirs = container(block(20, FIRST), deleted(21, 7)), container(block(20, FIRST, SECOND), block(22, FIRST))
+    lost = {
+        BlockId(20): [SECOND.offset, THIRD.offset],
+        BlockId(21): [FIRST.offset],
+        BlockId(22): [FIRST.offset],
+        BlockId(23): [SECOND.offset, FIRST.offset],
+    }
+    made = plan_repair(ours, {B: theirs, C: container(block(20, FIRST))}, lost)
+    assert {b.block_id: b.holders for b in made.blocks} == {20: (B, C), 22: (B,), 23: ()}
+    found = {b.block_id: [(c.offset, c.sources, set(c.partial_sources)) for c in b.chunks] for b in made.blocks}
+    assert found == {
+        20: [(SECOND.offset, (B,), set()), (THIRD.offset, (), {B, C})],
+        22: [(FIRST.offset, (B,), set())],
+        23: [(FIRST.offset, (), {B, C}), (SECOND.offset, (), {B, C})],
+    }
+    assert made.verdict is plan_repair(ours, {B: theirs, C: container(block(20, FIRST))}).verdict
+    assert plan_repair(ours, {}, lost).blocks == ()
+
+
 def test_trees_of_different_containers_make_no_plan() -> None:
     for attempt in (
         lambda: plan(WHOLE, container(container_id=13)),

@@ -483,6 +483,33 @@ def test_a_file_that_outlived_its_record_is_a_source_where_no_copy_is_whole(flip
     assert all(peer.outcome == "ok" for peer in outcome.peers)
 
 
+@pytest.mark.parametrize("has_file", [True, False], ids=["file elsewhere", "nowhere"])
+@pytest.mark.parametrize("kept", [0, 2 * CHUNK], ids=["whole block", "last chunk"])
+def test_what_we_have_on_record_and_nobody_in_a_tree_is_looked_for_in_files_without_record(
+    has_file: bool, kept: int
+) -> None:
+    """The record here, its bytes there: no tree has the chunk, so that only a scan of ours knows of it."""
+    at = world(A, B)
+    for stored in (at.disk("dn2"), at.disk("dn3")):
+        drop_record(stored, A, data_too=not has_file)
+        scan(stored)
+    if kept:
+        del at.ours.stored.files[A][kept:]
+    else:
+        del at.ours.stored.files[A]
+    outcome = run(at, ReconcileOptions(return_to=ReplicaState.CLOSED))
+    assert outcome.state is OutcomeState.DONE
+    assert outcome.verdict is (Verdict.REPAIRABLE if has_file else Verdict.UNRECOVERABLE)
+    assert all(peer.outcome == "ok" for peer in outcome.peers)
+    if has_file:
+        assert bytes(at.ours.stored.files[A]) == healthy(at, A)
+        assert outcome.replica_state is ReplicaState.CLOSED
+        # From now on our tree has it, so that the others take the record, and with it what they hold already.
+        assert {block.block_id for block in at.ours.known_tree()[0].blocks} == {A, B}
+    else:
+        assert (EvidenceKind.WINDOWS_UNPROVEN, A) in {(e.kind, e.block_id) for e in outcome.evidence}
+
+
 def test_a_peer_without_a_file_is_asked_in_vain_and_stays_a_source_for_other_blocks() -> None:
     at = world(*range(1, 9), peers=2)
     for block_id in map(BlockId, range(1, 9)):

@@ -304,6 +304,22 @@ def test_diff_looks_for_good_windows_in_a_file_whose_record_is_lost_as_a_repair_
     assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "UNRECOVERABLE"
 
 
+def test_diff_looks_for_what_is_in_no_tree_in_files_whose_record_is_lost(replicas: list[VolumeMaker]) -> None:
+    """The record on one replica, the bytes on another: each tree lacks the block."""
+    one, two, three = replicas
+    one.block_file(1, 20).unlink()
+    _lose_record(two)
+    _lose_record(three)
+    assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "REPAIRABLE"
+    flip(two.block_file(1, 20), 10)
+    assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "REPAIRABLE"
+    flip(three.block_file(1, 20), 10)
+    assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "UNRECOVERABLE"
+    two.block_file(1, 20).unlink()
+    three.block_file(1, 20).unlink()
+    assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "UNRECOVERABLE"
+
+
 @pytest.mark.parametrize("left", [None, 0, 3000])
 def test_diff_calls_lost_what_is_recorded_everywhere_and_held_nowhere(
     replicas: list[VolumeMaker], left: int | None
@@ -317,7 +333,7 @@ def test_diff_calls_lost_what_is_recorded_everywhere_and_held_nowhere(
     assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "UNRECOVERABLE"
     result = run("diff", *roots(replicas))
     where = {None: "block 20", 0: "block 20 offset 0", 3000: "block 20 offset 3000"}[left]
-    assert f"note: nobody has a byte of what is recorded as {where}" in result.output
+    assert f"note: nobody has all bytes of what is recorded as {where}" in result.output
 
 
 def test_bytes_behind_the_last_recorded_chunk_are_a_note_and_no_difference(replicas: list[VolumeMaker]) -> None:
