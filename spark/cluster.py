@@ -63,13 +63,15 @@ _GATHERED_CONTAINERS = 100_000
 
 # What tasks make, packed.
 _MADE = pa.schema([pa.field("made", pa.binary(), nullable=False)])
-# What an error raised in a task looks like in the text that comes back.
-_ERROR = re.compile(r"\s*(merkle\.errors\.\w+|\w*Error|\w*Exception): ")
+# Where in the text that comes back it says what went wrong: our own error, what a task met, what Spark says.
+_CAUSES = (re.compile(r"merkle\.errors\.(\w+: .*)"), re.compile(r"most recent failure: (.*)"), re.compile(r"(.+)"))
 
+# Others' rows may lack a value.
+_NULLABLE = pa.schema([field.with_nullable(True) for field in CHUNK_SCHEMA])
 # Spark keeps times in microseconds, and must be told which group of containers a row belongs to.
 _TRAVELLING = pa.schema(
     [
-        *(f.with_type(pa.timestamp("us", tz="UTC")) if pa.types.is_timestamp(f.type) else f for f in CHUNK_SCHEMA),
+        *(f.with_type(pa.timestamp("us", tz="UTC")) if pa.types.is_timestamp(f.type) else f for f in _NULLABLE),
         pa.field("gathered_in", pa.int32(), nullable=False),
     ]
 )
@@ -207,9 +209,7 @@ class SparkEngine:
             with watched(self._session, what, tell):
                 made = frame.toArrow()["made"]
         except (PySparkException, Py4JError) as error:
-            lines = [line for line in str(error).splitlines() if line.strip()]
-            cause = next((line for line in lines if _ERROR.match(line)), lines[0] if lines else "")
-            raise SparkFailedError(f"{what} failed on Spark: {cause.strip()}") from error
+            raise SparkFailedError(f"{what} failed on Spark: {_cause(str(error))}") from error
         for one in made:
             # Made by our own tasks, and brought by Spark, which brings the tasks the same way.
             yield pickle.loads(one.as_buffer())
@@ -239,10 +239,10 @@ class Groups:
         ids, rows = self.container_ids[chosen], self.rows[chosen]
         with TemporaryDirectory(prefix="treefold-") as scratch:
             path = Path(scratch, "rows.parquet")
-            with pq.ParquetWriter(path, CHUNK_SCHEMA) as writer:
+            with pq.ParquetWriter(path, _NULLABLE) as writer:
                 for batch in batches:
                     assert (batch["gathered_in"].to_numpy() == group).all()
-                    writer.write_table(pa.Table.from_batches([batch]).select(CHUNK_SCHEMA.names).cast(CHUNK_SCHEMA))
+                    writer.write_table(pa.Table.from_batches([batch]).select(_NULLABLE.names).cast(_NULLABLE))
             engine = LocalEngine(Gatherer(Path(scratch, "spill"), threads=1))
             return list(judge(engine, table_parts([str(path)]).parts, ids, rows))
 
@@ -349,6 +349,10 @@ def _joined(waves: Sequence[Wave]) -> Wave:
         np.concatenate([wave.exact_rows for wave in waves]),
         {part_id: reason for wave in waves for part_id, reason in wave.skipped.items()},
     )
+
+
+def _cause(text: str) -> str:
+    return next((match[1].strip() for cause in _CAUSES if (match := cause.search(text))), "")
 
 
 def _unreadable(detail: str) -> pa.Table:

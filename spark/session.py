@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING
 from uuid import uuid4
 
 from merkle.errors import ProcessFailedError, SparkMissingError, UsageError
+from spark.pack import ARCHIVE, CODE, ENVIRONMENT
 
 try:
     from py4j.protocol import Py4JError
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
 
 LOCAL = "local[*]"
-# What `treefold sweep pack` makes: our code, and an archive of the libraries that unpacks to the folder.
-CODE = "treefold.zip"
-ENVIRONMENT = "treefold-env"
 
 _PROGRESS_EVERY_S = 0.5
 # A task of a cluster is given up when it has failed so often; a local one, unless Spark is told, at once.
@@ -143,13 +141,12 @@ def _of_local(master: str) -> dict[str, str]:
 def _of_cluster(master: str, pack: Path | None) -> dict[str, str]:
     settings = {"spark.master": master, "spark.pyspark.python": "python3"}
     if pack:
-        archive = pack / f"{ENVIRONMENT}.tar.gz"
-        for made in (pack / CODE, archive):
+        for made in (pack / CODE, pack / ARCHIVE):
             if not made.is_file():
                 raise UsageError(f"{made} is missing", hint="treefold sweep pack --out DIR makes it")
         settings |= {
             "spark.files": str(pack / CODE),
-            "spark.archives": f"{archive}#{ENVIRONMENT}",
+            "spark.archives": f"{pack / ARCHIVE}#{ENVIRONMENT}",
             # Both lie in the folder that an executor starts its workers in.
             "spark.executorEnv.PYTHONPATH": f"{CODE}:{ENVIRONMENT}",
         }
