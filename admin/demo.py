@@ -38,7 +38,6 @@ from protos.controller_pb2 import ReplicaReport
 _VOLUME = "volume1"
 # Slow enough that an agent can be killed between two of its writes.
 _SLOW_BYTES_PER_SECOND = 48 << 10
-_HOPEFUL = (Verdict.MATCH, Verdict.REPAIRABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +171,12 @@ class Demo:
             self._reconcile(cluster, eligible)
         self.outcome.after = cluster.scan(_held(cluster))
         self._show("rescanned", cluster, self.outcome.after)
-        # What no tree had, and one replica found in a file of another's, the rest can see only now.
-        hopeful = {container_id for container_id, verdict in self.outcome.verdicts.items() if verdict in _HOPEFUL}
-        if again := [str(container_id) for container_id in sorted(self.outcome.diverged & hopeful)]:
+        # What was in no tree, and one replica put together from other replicas' files, the rest can see only now.
+        before = {(replica.replica, replica.container_id): replica.data_checksum for replica in self.outcome.before}
+        changed = {
+            r.container_id for r in self.outcome.after if before.get((r.replica, r.container_id)) != r.data_checksum
+        }
+        if again := [name for name in eligible if int(name) in self.outcome.diverged & changed]:
             self._reconcile(cluster, again)
             self.outcome.after = cluster.scan(_held(cluster))
             self._show("rescanned", cluster, self.outcome.after)
