@@ -4,17 +4,19 @@ The summary goes to stdout, how the sweep goes on to stderr. All that is compute
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 import click
 import pyarrow.compute as pc
 
-from admin.answer import EXIT_FINDINGS, EXIT_PARTLY
+from admin.answer import EXIT_FINDINGS, EXIT_PARTLY, controller_options
+from admin.controller_client import ControllerClient
 from admin.output import Output, print_json, print_line, print_table
 from admin.sweep_demo import demo
 from admin.sweeping import ENGINES, LOCAL, SPARK, chosen_engine, talking, write_report
-from merkle.errors import UsageError
+from merkle.errors import ReconcileError, UsageError
 from merkle.plan import Verdict
 from ozone.disk import Disk
 from runtime.metrics import Metrics
@@ -27,6 +29,8 @@ from spark.sweep import sweep as carry_out
 # Shown to people; --json has them all.
 _ROWS_SHOWN = 50
 _DETAILS_MAX = 100_000
+# Who asks the controller.
+SWEEP = "treefold sweep"
 _PLACES = ("container", "block", "offset")
 
 _out = click.option(
@@ -94,11 +98,16 @@ def sweep() -> None:
     metavar="FILE",
     help="Write figures for Prometheus' textfile collector: node_exporter reads FILE.prom in its folder.",
 )
+@click.option(
+    "--reconcile", is_flag=True, help="Have the controller repair what can be repaired, within its own limits."
+)
 @_json
+@controller_options
 @click.pass_obj
 def run(
     output: Output,
     *,
+    controller: ControllerClient,
     volumes: tuple[str, ...],
     tables: tuple[str, ...],
     more: tuple[str, ...],
@@ -112,8 +121,9 @@ def run(
     keep: int,
     write_trees: bool,
     metrics_file: Path | None,
+    reconcile: bool,
     as_json: bool,
-) -> int:
+) -> None:
     """Compare all replicas in volumes and chunk tables.
 
     Several tables may follow one --table. Open and erasure-coded replicas take no part. What cannot be read is skipped
@@ -143,13 +153,25 @@ def run(
     report = write_report(sweeps, summary.sweep_id)
     if metrics_file is not None:
         write_metrics(metrics_file, summary)
+    said = summary.json() | {"report": str(report)}
+    refused: ReconcileError | None = None
+    if reconcile:
+        try:
+            said["reconcile"] = dict(_reconciled(controller, sweeps, summary.sweep_id))
+        except ReconcileError as error:
+            refused = error
     if as_json:
-        print_json(summary.json() | {"report": str(report)})
+        print_json(said)
     else:
-        print_summary(summary.json())
+        print_summary(said)
         _print_findings(sweeps, summary.sweep_id)
         print_line(f"report: {report}")
-    return exit_status(summary)
+        if "reconcile" in said:
+            print_line(f"given to the controller: {said['reconcile']}")
+    # The sweep is complete all the same, and was told of.
+    if refused is not None:
+        raise refused
+    click.get_current_context().exit(exit_status(summary))
 
 
 @sweep.command()
@@ -210,6 +232,14 @@ sweep.add_command(demo)
 @click.pass_context
 def _exit(ctx: click.Context, status: int) -> None:
     ctx.exit(status)
+
+
+def _reconciled(controller: ControllerClient, sweeps: Sweeps, sweep_id: str) -> Counter[str]:
+    """Have the controller repair the repairable containers of a sweep; how many it took, and why not the others."""
+    verdicts = sweeps.read(Table.VERDICTS, sweep_id, ["container_id", "verdict"])
+    repairable = verdicts.filter(pc.equal(verdicts["verdict"], Verdict.REPAIRABLE.value))["container_id"].to_pylist()
+    outcomes = controller.reconcile(sorted(repairable), dry_run=False, reason=f"sweep {sweep_id}", requested_by=SWEEP)
+    return Counter(outcome.eligibility for outcome in outcomes)
 
 
 def exit_status(summary: Summary) -> int:

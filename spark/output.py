@@ -257,9 +257,9 @@ class Output:
 class TableWriter:
     """A Parquet file in the making."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, path: Path, schema: pa.Schema, compression: str) -> None:
         self._schema = schema
-        self._out = pq.ParquetWriter(path, schema, compression="zstd")
+        self._out = pq.ParquetWriter(path, schema, compression=compression)
         self.rows = 0
 
     def add(self, table: pa.Table) -> None:
@@ -274,7 +274,7 @@ class TableWriter:
 
 
 @contextmanager
-def written_whole(path: Path, schema: pa.Schema, disk: Disk) -> Iterator[TableWriter]:
+def written_whole(path: Path, schema: pa.Schema, disk: Disk, *, compression: str = "zstd") -> Iterator[TableWriter]:
     """A Parquet file that appears at `path`, durable, when this ends without an error.
 
     Raises:
@@ -283,7 +283,7 @@ def written_whole(path: Path, schema: pa.Schema, disk: Disk) -> Iterator[TableWr
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         disk.make_folder(path.parent)
-        writer = TableWriter(temporary, schema)
+        writer = TableWriter(temporary, schema, compression)
     except (OSError, pa.ArrowException) as error:
         raise DiskError(f"{path} cannot be written: {error}", path=str(path)) from error
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from merkle.columns import TreeColumns, encode_columns, fold_blocks, fold_root
 from merkle.tree import ContainerId
@@ -69,7 +70,8 @@ def write_trees(
 
 
 def _write(path: Path, trees: Iterable[tuple[ReplicaId, TreeColumns]], disk: Disk) -> None:
-    with written_whole(path, TREE_SCHEMA, disk) as writer:
+    # Half of a tree is checksums, which nothing makes smaller.
+    with written_whole(path, TREE_SCHEMA, disk, compression="lz4") as writer:
         waiting, size = list[tuple[object, ...]](), 0
         for replica, tree in trees:
             if tree.data_checksum is None:
@@ -109,17 +111,13 @@ def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _replica_starts(batch: pa.RecordBatch | pa.Table) -> Int64s:
-    changes = np.zeros(batch.num_rows, np.bool_)
-    changes[:1] = True
+    """Where a row is not of the same replica as the row before."""
+    starts = [np.zeros(1, np.int64)]
     for name in ("container_id", "datanode", "volume"):
         column = batch[name]
-        if name != "container_id":
-            column = column.dictionary_encode()
-            column = column.unify_dictionaries().combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-            column = column.indices if isinstance(column, pa.DictionaryArray) else column.chunk(0).indices
-        values = column.to_numpy()
-        changes[1:] |= values[1:] != values[:-1]
-    return np.flatnonzero(changes)
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        starts.append(pc.run_end_encode(column).run_ends.to_numpy()[:-1].astype(np.int64))
+    return np.unique(np.concatenate(starts))
 
 
 def _is_same_replica(before: pa.RecordBatch, after: pa.RecordBatch) -> bool:

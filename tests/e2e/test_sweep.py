@@ -105,3 +105,21 @@ def test_killed_or_interrupted_the_same_command_goes_on(tmp_path: Path, end: sig
     assert f"going on with sweep {summary['sweepID']}" in done.stderr
     assert summary["rows"] == truth.rows
     assert findings_of(tmp_path / "out", summary["sweepID"]) == {damage.finding for damage in truth.damages}
+
+
+@pytest.mark.parametrize("order", ["clustered", "shuffled"])
+def test_the_demo_finds_what_was_done_and_nothing_else(order: str) -> None:
+    words = ("--engine", "local", "--containers", 60, "--chunks", 4, "--order", order)
+    found = said("sweep", "demo", *words, check=0)
+    assert found["wrong"] == []
+    assert found["damages"] == 6
+    assert len(found["engines"]["local"]["diverged"]) == 6
+
+
+def test_a_controller_that_does_not_answer_leaves_the_sweep_complete(
+    tmp_path: Path, nights: tuple[Path, Truth]
+) -> None:
+    words = ("--table", nights[0] / "second", "--out", tmp_path, "--reconcile", "--controller", "127.0.0.1:1")
+    done = treefold("sweep", "run", *words, "--json", check=7)
+    assert json.loads(done.stdout)["diverged"] == [damage.container_id for damage in nights[1].damages]
+    assert "error [controller_unavailable]" in done.stderr
