@@ -1,0 +1,107 @@
+"""A standalone master with two workers whose Python has nothing of ours: zip and archive carry all that tasks need."""
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from ozone.disk import Disk
+from spark.pack import PACKAGES, pack
+from spark.synthetic import Cluster, synthetic
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+HOME = Path(pyspark.__file__).parent
+WAIT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter of our version without site-packages."""
+    folder = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    python = folder / "bin" / "python"
+    asked = f"import importlib.util as u; print([n for n in {(*PACKAGES, 'numpy', 'pyarrow')!r} if u.find_spec(n)])"
+    told = subprocess.run([python, "-I", "-c", asked], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == "[]"
+    return python
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a master with two workers of one core each."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with ExitStack() as stack:
+        port = free_port()
+        url = f"spark://127.0.0.1:{port}"
+        start(stack, folder / "master.log", "master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", 0)
+        for number in range(2):
+            work = folder / f"work{number}"
+            words = ("--host", "127.0.0.1", "--cores", 1, "--memory", "1g", "--webui-port", 0, "--work-dir", work, url)
+            start(stack, folder / f"worker{number}.log", "worker.Worker", *words)
+            wait_for(folder / f"worker{number}.log", "Successfully registered with master")
+        yield url
+
+
+def start(stack: ExitStack, log: Path, name: str, *words: object) -> None:
+    command = [HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{name}", *map(str, words)]
+    # A worker tells its executors where its Spark is, and nothing of our environment but what Java needs.
+    path = ":".join(str(Path(found).parent) for tool in ("java", "bash") if (found := shutil.which(tool)))
+    environment = {"SPARK_HOME": str(HOME), "PATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
+    file = stack.enter_context(log.open("wb"))
+    process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, cwd=log.parent)
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+
+
+def wait_for(log: Path, text: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while text not in log.read_text():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def test_a_cluster_with_a_bare_python_sweeps(tmp_path: Path, bare: Path, master: str) -> None:
+    truth = synthetic(tmp_path / "table", Cluster(seed=9, datanodes=3, containers=30, blocks=4, chunks=4))
+    pack(tmp_path / "pack", Disk())
+    # By a process of its own: the session of the other tests has the JVM of this one.
+    script = f"""
+import sys
+from pathlib import Path
+from spark.cluster import SparkEngine
+from spark.session import spark_session
+from spark.sweep import Request, sweep
+from tests.support.sweeps import Quiet
+
+settings = {{
+    "spark.pyspark.python": {str(bare)!r},
+    "spark.executor.memory": "512m",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "4",
+}}
+with spark_session({master!r}, settings=settings, pack=Path({str(tmp_path / "pack")!r})) as session:
+    request = Request(Path({str(tmp_path / "out")!r}), ({str(tmp_path / "table")!r},))
+    summary = sweep(request, SparkEngine(session), Quiet())
+    print(summary.engine, *summary.diverged)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["spark", *(str(damage.container_id) for damage in truth.damages)]
+    # Whatever Spark says goes to a file.
+    assert done.stderr == ""
