@@ -179,7 +179,7 @@ def run(
 @_out
 @_json
 def show(sweep_id: str, out: Path, as_json: bool) -> int:
-    """Show a sweep: its summary, and what is wrong with which container.
+    """Show what a sweep found, in all and by container.
 
     ID may be `latest`, or the beginning of an ID.
     """

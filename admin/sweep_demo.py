@@ -83,10 +83,11 @@ def demo(
     check: bool,
     as_json: bool,
 ) -> int:
-    """Sweep a synthetic cluster that was damaged overnight, and hold the answer against the truth.
+    """Sweep a synthetic cluster that was damaged overnight.
 
-    Two nights are made from a seed and swept: before the damage and after it. Each engine must find all that was done,
-    and nothing else; with two engines, their roots, verdicts and findings must be equal.
+    The answer is held against the truth. Two nights are made from a seed and swept: before the damage and after it.
+    Each engine must find all that was done, and nothing else; with two engines, their roots, verdicts and findings
+    must be equal.
 
     Exit status: 0 they are, 1 they are not.
     """

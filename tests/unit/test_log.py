@@ -115,7 +115,7 @@ def test_an_audit_line_that_cannot_be_written_is_a_disk_error() -> None:
 
 def test_metric_names_follow_the_house_style() -> None:
     for metric in METRICS.values():
-        assert re.fullmatch(r"(dnagent|scm)_[a-z_]+", metric.name)
+        assert re.fullmatch(r"(dnagent|scm|sweep)_[a-z_]+", metric.name)
         assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
         assert len(metric.labels) <= 2
 
