@@ -15,6 +15,7 @@ from admin.answer import EXIT_FINDINGS, EXIT_PARTLY, controller_options
 from admin.controller_client import ControllerClient
 from admin.output import Output, print_json, print_line, print_table
 from admin.sweep_demo import demo
+from admin.sweep_pack import pack as pack_command
 from admin.sweeping import ENGINES, LOCAL, SPARK, chosen_engine, talking, write_report
 from merkle.errors import ReconcileError, UsageError
 from merkle.plan import Verdict
@@ -81,6 +82,12 @@ def sweep() -> None:
     "--master", metavar="URL", help="The Spark master: local[*] if not said, spark://HOST:PORT, yarn, k8s://..."
 )
 @click.option("--conf", "settings", metavar="KEY=VALUE", multiple=True, help="A setting of Spark's own.")
+@click.option(
+    "--pack",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="What `treefold sweep pack` made, for executors that have neither our code nor our libraries.",
+)
 @_out
 @click.option("--fresh", is_flag=True, help="Begin anew where a sweep over the same inputs was not finished.")
 @click.option(
@@ -116,6 +123,7 @@ def run(
     threads: int | None,
     master: str | None,
     settings: tuple[str, ...],
+    pack: Path | None,
     out: Path,
     fresh: bool,
     keep: int,
@@ -142,12 +150,12 @@ def run(
     if not (tables or volumes):
         raise UsageError("give something to sweep: --table or --volume")
     request = Request(out, (*tables, *more), volumes, Source(source), fresh, keep, write_trees)
-    if engine == LOCAL and (master or settings):
-        raise UsageError("--master and --conf are for --engine spark")
+    if engine == LOCAL and (master or settings or pack):
+        raise UsageError("--master, --conf and --pack are for --engine spark")
     if engine == SPARK and threads:
         raise UsageError("--threads is for the local engine; a master in this process is --master 'local[N]'")
     spark = {"master": master} if master else {}
-    with talking(output) as watcher, chosen_engine(engine, out, threads, settings, **spark) as chosen:
+    with talking(output) as watcher, chosen_engine(engine, out, threads, settings, pack=pack, **spark) as chosen:
         summary = carry_out(request, chosen, watcher)
     sweeps = Sweeps(out, Disk())
     report = write_report(sweeps, summary.sweep_id)
@@ -226,6 +234,7 @@ def compare(before: str, after: str, out: Path, as_json: bool) -> int:
 
 
 sweep.add_command(demo)
+sweep.add_command(pack_command)
 
 
 @sweep.result_callback()

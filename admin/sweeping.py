@@ -34,7 +34,12 @@ _ETA_AFTER_S = 3.0
 
 @contextmanager
 def chosen_engine(
-    name: str, out: Path, threads: int | None = None, settings: Sequence[str] = (), master: str = "local[*]"
+    name: str,
+    out: Path,
+    threads: int | None = None,
+    settings: Sequence[str] = (),
+    master: str = "local[*]",
+    pack: Path | None = None,
 ) -> Iterator[Engine]:
     """The engine of this name, for as long as it is needed.
 
@@ -51,7 +56,7 @@ def chosen_engine(
     # First of all: it says by name what is not installed.
     from spark.session import spark_session
 
-    with spark_session(master, settings={key: value for key, _, value in pairs}) as session:
+    with spark_session(master, settings={key: value for key, _, value in pairs}, pack=pack) as session:
         from spark.cluster import SparkEngine
 
         yield SparkEngine(session)

@@ -1,0 +1,316 @@
+"""The sweep's engines on Spark: `python -m benchmarks.bench_spark [--rows N] [--large N] [--json]`.
+
+CPU seconds of the whole tree of processes (driver, JVM, Python workers), which do not depend on who else uses the
+machine as wall time does, on `local[2]` and clustered tables. Beside the engines stand the job that a careful user
+would write (sort within partitions, fold in `mapInArrow`) and the one that comes to mind (`collect_list` into a Python
+UDF), which is so slow that it only sees a tenth of the rows. All have to come to the same roots.
+
+A ratio of CPU seconds is written as how many times ours could run meanwhile. What one row more costs is the slope
+between two sizes.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, collect_list, struct, udf
+from pyspark.sql.types import LongType
+
+from benchmarks.measure import Report, Samples
+from merkle.columns import fold_blocks, fold_root
+from merkle.tree import block_checksum, container_checksum
+from spark.cluster import SparkEngine
+from spark.inputs import table_parts
+from spark.model import REPLICA_SCHEMA
+from spark.runs import settle
+from spark.session import spark_session
+from spark.sql import aggregate, names_of
+from spark.sweep import Wave
+from spark.synthetic import Cluster, synthetic
+
+ROUNDS = 5
+ROWS = 20_000_000
+LARGE = 100_000_000
+_ROWS_A_CONTAINER = 3 * 20 * 64 * 0.9
+_KEY = ["datanode", "container_id"]
+_SORTED = [*_KEY, "block_id", "chunk_offset"]
+
+Roots = Mapping[tuple[str, int], int]
+
+
+@dataclass
+class Cost:
+    """What one variant took in every round."""
+
+    cpu_s: list[float] = field(default_factory=list)
+    wall_s: list[float] = field(default_factory=list)
+    shuffled_bytes: int = 0
+    worker_bytes: int = 0
+
+    def samples(self, name: str) -> Samples:
+        return Samples(name, tuple(self.cpu_s))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=ROWS, help="About so many rows.")
+    parser.add_argument("--large", type=int, default=LARGE, help="Rows of the table by which growth is measured.")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        small, few, large = (
+            _table(Path(folder, name), rows)
+            for name, rows in (("rows", arguments.rows), ("few", arguments.rows // 10), ("large", arguments.large))
+        )
+        with spark_session("local[2]", settings={"spark.driver.memory": "5g"}) as session:
+            costs = _rounds(
+                session,
+                {
+                    "file-wise": lambda: file_wise(session, small),
+                    "SQL": lambda: by_sql(session, small),
+                    "sort + mapInArrow": lambda: by_sort(session, small),
+                },
+            )
+            tenth = _rounds(
+                session,
+                {"file-wise": lambda: file_wise(session, few), "collect_list + UDF": lambda: by_udf(session, few)},
+            )
+            half = _rounds(session, {"collect_list + UDF": lambda: by_udf(session, few, share=2)})
+            grown = _rounds(session, {"file-wise": lambda: file_wise(session, large)})
+    report = Report(
+        f"Spark local[2], {small.rows:,} rows",
+        [
+            *(
+                f"{name}: {statistics.median(cost.wall_s):.1f} s by the clock, {_mib(cost)}"
+                for name, cost in costs.items()
+            ),
+            f"file-wise, {large.rows:,} rows: {_mib(grown['file-wise'])}",
+        ],
+    )
+    sort = costs["sort + mapInArrow"]
+    _add(report, "CPU, file-wise", costs["file-wise"], sort, 6)
+    _add(report, "CPU, SQL", costs["SQL"], sort, 3)
+    naive = _slope(tenth["collect_list + UDF"], half["collect_list + UDF"], few.rows - few.rows // 2)
+    slope = _slope(grown["file-wise"], costs["file-wise"], large.rows - small.rows)
+    report.add(
+        "CPU of a million rows more", "times", _one("collect_list + UDF, s", naive), _one("file-wise, s", slope), 25
+    )
+    for name in ("file-wise", "SQL"):
+        ours, theirs = (
+            _one(name, costs[name].shuffled_bytes / 2**20),
+            _one("sort + mapInArrow", sort.shuffled_bytes / 2**20),
+        )
+        report.add(f"shuffled, {name}", "MiB", ours, theirs, most=0.05)
+    per_million = [
+        Samples(name, tuple(cpu / table.rows * 1e6 for cpu in cost.cpu_s))
+        for name, cost, table in (("large", grown["file-wise"], large), ("small", costs["file-wise"], small))
+    ]
+    report.add("CPU of a million rows, large to small table", "s", *per_million, most=1.15)
+    worker = _one("file-wise, large table", grown["file-wise"].worker_bytes / 2**20)
+    report.add("peak memory of a Python worker", "MiB", worker, _one("a GiB", 1024.0), most=1)
+    report.show(as_json=arguments.json)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A synthetic table: its folder and its rows."""
+
+    folder: Path
+    rows: int
+
+    def frame(self, session: SparkSession) -> DataFrame:
+        """The chunk rows, as anybody would read them."""
+        return session.read.parquet(*(str(path) for path in sorted(self.folder.glob("*/chunks-*.parquet"))))
+
+
+def _table(folder: Path, rows: int) -> Table:
+    truth = synthetic(folder, Cluster(containers=max(1, round(rows / _ROWS_A_CONTAINER))))
+    return Table(folder, truth.rows)
+
+
+def file_wise(session: SparkSession, table: Table) -> Roots:
+    """Our engine, from files to replicas."""
+    waves: list[Wave] = []
+    SparkEngine(session).fold(table_parts([str(table.folder)]).parts, waves.append, lambda _: None)
+    return _roots(settle(pa.concat_tables([wave.runs for wave in waves])).replicas)
+
+
+def by_sql(session: SparkSession, table: Table) -> Roots:
+    """The XOR aggregate in Spark SQL; containers with irregular blocks from their sorted rows."""
+    rows = table.frame(session)
+    found = aggregate(rows, names_of(rows))
+    judged = SparkEngine(session).exact(table_parts([str(table.folder)]).parts, found.exact, found.exact_rows)
+    return _roots(pa.concat_tables([found.replicas, *(one.replicas for one in judged)]))
+
+
+def by_sort(session: SparkSession, table: Table) -> Roots:
+    """Sort within partitions by replica, fold in Python from Arrow."""
+    rows = table.frame(session).select(*_SORTED, "checksum").repartition(*_KEY).sortWithinPartitions(*_SORTED)
+    found = rows.mapInArrow(_folded, "datanode string, container_id long, root long").toArrow()
+    return _pairs(found)
+
+
+def _folded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Roots of replicas that come one after the other, cut over batches anywhere."""
+    names = ["datanode", "container_id", "root"]
+    rest: pa.Table | None = None
+
+    def whole(rows: pa.Table) -> pa.RecordBatch:
+        rows = rows.combine_chunks()
+        datanode = rows["datanode"].combine_chunks().dictionary_encode()
+        nodes, containers = datanode.indices.to_numpy(), rows["container_id"].to_numpy()
+        blocks, offsets = rows["block_id"].to_numpy(), rows["chunk_offset"].to_numpy()
+        replica = np.r_[True, (containers[1:] != containers[:-1]) | (nodes[1:] != nodes[:-1])]
+        starts = np.flatnonzero(replica | np.r_[True, blocks[1:] != blocks[:-1]])
+        checksums = rows["checksum"].to_numpy()
+        folded = fold_blocks(blocks[starts], np.r_[starts, len(blocks)], checksums)
+        folded = np.where(offsets[starts] < 0, checksums[starts], folded)
+        at = np.flatnonzero(replica[starts])
+        # A replica without blocks, or without a tree, is one row.
+        roots = [
+            0 if offsets[starts[a]] == -2 else fold_root(folded[a:b])
+            for a, b in zip(at, np.r_[at[1:], len(starts)], strict=True)
+        ]
+        taken = rows["datanode"].take(pa.array(starts[at])).combine_chunks()
+        return pa.RecordBatch.from_arrays([taken, pa.array(containers[starts[at]]), pa.array(roots, pa.int64())], names)
+
+    for batch in batches:
+        table = pa.Table.from_batches([batch])
+        rows = table if rest is None else pa.concat_tables([rest, table])
+        last = pc.and_(*(pc.equal(rows[name], rows[name][-1]) for name in _KEY))
+        cut = rows.num_rows - int(pc.sum(last).as_py())
+        if cut:
+            yield whole(rows.slice(0, cut))
+        rest = rows.slice(cut)
+    if rest is not None:
+        yield whole(rest)
+
+
+def by_udf(session: SparkSession, table: Table, *, share: int = 1) -> Roots:
+    """Lists of rows into Python functions, a block at a time and then a container; one container of `share` only."""
+
+    def block(block_id: int, chunks: list[tuple[int, int]]) -> int:
+        ordered = sorted(chunks)
+        return ordered[0][1] if ordered[0][0] < 0 else block_checksum(block_id, [checksum for _, checksum in ordered])
+
+    def container(blocks: list[tuple[int, int]]) -> int:
+        return container_checksum([checksum for _, checksum in sorted(blocks)])
+
+    rows = table.frame(session).where((col("chunk_offset") >= -1) & (col("container_id") % share == 0))
+    blocks = rows.groupBy(*_KEY, "block_id").agg(collect_list(struct("chunk_offset", "checksum")).alias("chunks"))
+    folded = blocks.withColumn("checksum", udf(block, LongType(), useArrow=False)("block_id", "chunks"))
+    replicas = folded.groupBy(*_KEY).agg(collect_list(struct("block_id", "checksum")).alias("blocks"))
+    return _pairs(replicas.select(*_KEY, udf(container, LongType(), useArrow=False)("blocks").alias("root")).toArrow())
+
+
+def _roots(replicas: pa.Table) -> Roots:
+    assert replicas.schema == REPLICA_SCHEMA
+    return _pairs(replicas.filter(pc.is_valid(replicas["root"])))
+
+
+def _pairs(found: pa.Table) -> Roots:
+    columns = (found[name].to_pylist() for name in ("datanode", "container_id", "root"))
+    return {(datanode, container_id): root for datanode, container_id, root in zip(*columns, strict=True) if root}
+
+
+def _rounds(session: SparkSession, variants: Mapping[str, Callable[[], Roots]]) -> dict[str, Cost]:
+    """Every variant in every round, once before all for what happens only once; all must agree."""
+    costs = {name: Cost() for name in variants}
+    first = {name: variant() for name, variant in variants.items()}
+    assert len({len(roots) for roots in first.values()}) == 1
+    assert all(roots == first[next(iter(first))] for roots in first.values()), "the variants do not agree"
+    for _ in range(ROUNDS):
+        for name, variant in variants.items():
+            shuffled = _shuffled(session)
+            with _peak_worker() as peak:
+                cpu, wall = _cpu_s(), time.perf_counter()
+                variant()
+                costs[name].wall_s.append(time.perf_counter() - wall)
+                costs[name].cpu_s.append(_cpu_s() - cpu)
+            costs[name].shuffled_bytes = _shuffled(session) - shuffled
+            costs[name].worker_bytes = max(costs[name].worker_bytes, *peak)
+            print(f"{name}: {costs[name].cpu_s[-1]:.1f} s of CPU", file=sys.stderr)
+    return costs
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and all below it, those that have ended included."""
+    ours = psutil.Process()
+    total = 0.0
+    for process in (ours, *ours.children(recursive=True)):
+        try:
+            total += sum(process.cpu_times()[:4])
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+@contextmanager
+def _peak_worker() -> Iterator[list[int]]:
+    """The most memory that any Python worker has of its own, looked at ten times a second."""
+    peak, done = [0], threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.1):
+            for process in psutil.Process().children(recursive=True):
+                try:
+                    if "python" in process.name():
+                        peak[0] = max(peak[0], process.memory_full_info().uss)
+                except psutil.Error:
+                    continue
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        thread.join()
+
+
+def _shuffled(session: SparkSession) -> int:
+    """Bytes that all stages so far have written for others to read."""
+    stages = session.sparkContext._jsc.sc().statusStore().stageList(None, False, False, [], None)
+    return sum(int(stages.apply(i).shuffleWriteBytes()) for i in range(stages.size()))
+
+
+def _add(report: Report, job: str, ours: Cost, peer: Cost, bar: float) -> None:
+    """How many times ours runs in what the peer takes."""
+    report.add(
+        job,
+        "1/s",
+        *(Samples(n, tuple(1 / s for s in c.cpu_s)) for n, c in (("ours", ours), ("sort + mapInArrow", peer))),
+        bar,
+    )
+
+
+def _slope(large: Cost, small: Cost, rows: int) -> float:
+    """CPU seconds of a million rows more."""
+    return (statistics.median(large.cpu_s) - statistics.median(small.cpu_s)) / rows * 1e6
+
+
+def _one(name: str, figure: float) -> Samples:
+    return Samples(name, (figure,))
+
+
+def _mib(cost: Cost) -> str:
+    return (
+        f"{statistics.median(cost.cpu_s):.1f} s of CPU, {cost.shuffled_bytes / 2**20:.1f} MiB shuffled,"
+        f" workers to {cost.worker_bytes / 2**20:.0f} MiB"
+    )
+
+
+if __name__ == "__main__":
+    main()
