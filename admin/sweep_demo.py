@@ -48,8 +48,10 @@ class Swept:
     help="Which engines sweep; both where Spark and Java are there.",
 )
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Another seed, another cluster.")
-@click.option("--datanodes", type=click.IntRange(3, 1000), default=6, show_default=True)
-@click.option("--containers", type=click.IntRange(1, _LARGEST), default=400, show_default=True)
+@click.option("--datanodes", type=click.IntRange(3, 1000), default=6, show_default=True, help="Datanodes in all.")
+@click.option(
+    "--containers", type=click.IntRange(1, _LARGEST), default=400, show_default=True, help="Of three replicas each."
+)
 @click.option("--blocks", type=click.IntRange(2, _LARGEST), default=20, show_default=True, help="Per container, mean.")
 @click.option("--chunks", type=click.IntRange(1, 256), default=64, show_default=True, help="Per block, at most.")
 @click.option("--largest", type=click.IntRange(0, _LARGEST), default=0, help="Blocks of one container at least.")
