@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help setup demo test check format lint types protos bench test-ozone lock clean
+.PHONY: help setup setup-tests demo test check format lint types protos bench test-ozone lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -17,8 +17,12 @@ $(STAMP): requirements.lock pyproject.toml tools/setup.sh
 demo: $(STAMP)  ## damage real Ozone replicas and heal them: controller and three agents on loopback
 	@$(BIN)/treefold demo
 
-test: $(STAMP)  ## all tests; the unit and golden tests a second time without numba
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ozone" tests
+setup-tests: $(STAMP)  ## Java 17 and Chromium, which only tests run
+	@sh tools/setup.sh tests
+
+test: setup-tests  ## all tests; the unit and golden tests a second time without numba
+	# By group: all that is Spark's shares one JVM.
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ozone" tests
 	$(BIN)/python -m pytest -n 2 -q -p tests.support.without_numba tests/unit tests/golden
 
 check: format lint types test  ## all that has to hold before a change lands

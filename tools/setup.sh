@@ -1,5 +1,6 @@
 #!/bin/sh
-# Make .venv with exactly what requirements.lock names. Installs the one Debian package it may lack, when it may.
+# Make .venv with exactly what requirements.lock names; with the argument `tests`, see to what only tests run: Java for
+# Spark, and a browser for the report. Installs the Debian packages that it lacks, when it may.
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -13,6 +14,13 @@ need() {  # need PACKAGE: install a Debian package, or say how
         exit 1
     fi
 }
+
+if [ "${1:-}" = tests ]; then
+    # Whichever Java Spark's own scripts would take.
+    "${JAVA_HOME:+$JAVA_HOME/bin/}java" -version 2>&1 | grep -qE 'version "(1[7-9]|[2-9][0-9])' || need openjdk-17-jre-headless
+    command -v chromium >/dev/null || need chromium
+    exit
+fi
 
 command -v "$python" >/dev/null || need python3
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
