@@ -397,6 +397,17 @@ class Reconciliation:
         self._failures.pop(block_id, None)
         self._repaired.pop(block_id, None)
 
+    def _unreadable(self, work: BlockMending, message: str) -> None:
+        """Our file cannot be looked at, say because it is a link or a folder: it is this block's fault alone.
+
+        A disk that fails altogether shows in the next write, or in the scan.
+        """
+        self._is_clean = False
+        for chunk in work.repair.chunks:
+            fact = Evidence(EvidenceKind.FILE_UNREADABLE, work.block_id, chunk.offset, message)
+            self._failures.setdefault(work.block_id, {})[chunk.offset] = Verdict.UNKNOWN, fact
+        work.drop()
+
     def _damaged_again(self, work: BlockMending) -> None:
         """The file shrank while we worked on it: leave the block as it is, and let the scan start another round."""
         self._is_clean = False
@@ -515,6 +526,8 @@ class Reconciliation:
                 self._block_gone(block_id)
             case PutBlock(record) if event.code in _BLOCK_GONE:
                 self._block_gone(record.block_id)
+            case CheckLocal(block_id) if event.code == "disk_failed":
+                self._unreadable(self._blocks[block_id], event.message)
             case WriteWindows(block_id) if event.code == "chunk_gap":
                 self._damaged_again(self._blocks[block_id])
             case PutBlock(record) if event.code == "chunk_gap":

@@ -70,6 +70,7 @@ class EvidenceKind(Enum):
     SOURCE_UNREACHABLE = "source_unreachable"
     HOLE = "hole"
     DAMAGED_AGAIN = "damaged_again"
+    FILE_UNREADABLE = "file_unreadable"
     FINDINGS_REMAIN = "findings_remain"
     UNVERIFIABLE = "unverifiable"
     NO_ROOT = "no_root"

@@ -925,6 +925,27 @@ def test_a_failing_disk_stops_the_repair_and_is_named() -> None:
     assert not at.of(Rescan)
 
 
+def test_a_file_that_cannot_be_looked_at_keeps_no_other_block_from_being_mended() -> None:
+    """A link, or a folder, in the place of a block file; each of its chunks fails by itself."""
+    at = world(A, B)
+    at.ours.stored.flip(A, 0)
+    at.ours.stored.flip(A, CHUNK)
+    at.ours.stored.flip(B, 0)
+    scan(at.ours.stored)
+
+    def meddle(request: Request) -> Event | None:
+        if isinstance(request, CheckLocal) and request.block_id == A:
+            return RequestFailed(request, "disk_failed", "not a regular file", retryable=False)
+        return None
+
+    outcome = run(at, ReconcileOptions(return_to=ReplicaState.CLOSED), meddle=meddle)
+    assert (outcome.state, outcome.verdict) == (OutcomeState.DONE, Verdict.UNKNOWN)
+    named = {(e.block_id, e.offset) for e in outcome.evidence if e.kind is EvidenceKind.FILE_UNREADABLE}
+    assert named == {(A, 0), (A, CHUNK)}
+    assert bytes(at.ours.stored.files[B]) == healthy(at, B)
+    assert outcome.replica_state is ReplicaState.UNHEALTHY
+
+
 def test_an_exhausted_undo_budget_keeps_what_is_done_and_begins_nothing_more() -> None:
     at = world(A, B)
     for block_id in (A, B):
