@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import pyarrow.fs as pa_fs
 import pytest
 
 from dnagent.peer import DatanodePeer
@@ -30,13 +32,17 @@ from ozone.rocks import Batch, Table, block_key
 from ozone.volume import Hold, open_volume
 from protos.agent_pb2 import ScanContainerRequest
 from protos.agent_pb2_grpc import AgentStub
+from protos.chunk_table import check_content, latest_manifest, manifest_name
 from protos.convert import tree_from_bytes
 from runtime.rpc import open_channel
 from tests.support.ozone import ROOT, OzoneCluster, eventually
 from tests.support.processes import TreefoldProcess
+from tests.support.tables import current_rows, trees_of
 
 pytestmark = [pytest.mark.ozone, pytest.mark.timeout(900)]
 
+# The gateway of a cluster without security takes any.
+S3_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "thing", "AWS_DEFAULT_REGION": "us-east-1"}
 CHECKSUM_TYPES = ("CRC32", "CRC32C", "SHA256", "MD5")
 SIZES = (1, 16_384, 300_000, 5_242_883)
 
@@ -78,6 +84,7 @@ def containers(cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory) 
 def treefold(*words: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "admin.cli", *words],
+        env={**os.environ, **S3_CREDENTIALS},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -158,6 +165,41 @@ def test_an_agent_beside_a_live_datanode_reports_its_roots_and_writes_nothing_th
                 assert (answer.state, root_hex(answer.data_checksum)) == roots[uuid][container_id]
         assert agent.stop(signal.SIGTERM) == 0
     assert content(cluster.volume(datanode)) == before
+
+
+def test_chunk_tables_of_live_datanodes_are_exported_to_the_s3_gateway(
+    cluster: OzoneCluster, containers: list[ContainerId]
+) -> None:
+    cluster.shell("bucket create /s3v/tables")
+    to = f"s3://tables/nightly?endpoint_override={cluster.s3_address}&scheme=http"
+    filesystem = pa_fs.S3FileSystem(
+        access_key=S3_CREDENTIALS["AWS_ACCESS_KEY_ID"],
+        secret_key=S3_CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+        endpoint_override=cluster.s3_address,
+        scheme="http",
+        region="us-east-1",
+    )
+    volumes = [word for k in (1, 2, 3) for word in ("--volume", str(cluster.volume(k)))]
+    # Data that are written to the bucket are in containers of their own, which are open.
+    roots = cluster.roots(containers)
+    for sequence, more in enumerate(([], ["--full"], [], []), 1):
+        status, out = treefold("agent", "export-checksums", *volumes, "--to", to, "--json", *more)
+        assert status == 0, out
+        tables = json.loads(out)["tables"]
+        assert {table["datanode"] for table in tables} == roots.keys()
+        for table in tables:
+            manifest = latest_manifest(filesystem, table["location"])
+            assert (manifest.name, manifest.sequence) == (table["manifest"], sequence)
+            for file in manifest.files:
+                check_content(filesystem, table["location"], file)
+            trees = trees_of(current_rows(filesystem, table["location"], manifest))
+            found = {i: tree and root_hex(tree.data_checksum) for (_, i), tree in trees.items()}
+            assert {i: found[i] for i in containers} == {i: roots[table["datanode"]][i][1] for i in containers}
+            names = [entry.base_name for entry in filesystem.get_file_info(pa_fs.FileSelector(table["location"]))]
+            manifests = sorted(name for name in names if name.startswith("manifest"))
+            assert manifests == [manifest_name(i) for i in range(max(sequence - 1, 1), sequence + 1)]
+    status, _ = treefold("agent", "export-checksums", *volumes, "--to", to.replace("tables", "no-such-bucket"))
+    assert status == 7
 
 
 def reconcile_stopped(cluster: OzoneCluster, stopped: int, container_id: ContainerId, state: Path) -> Outcome:

@@ -45,6 +45,11 @@ class OzoneCluster:
         """The datanode's gRPC port, which its peers read from."""
         return f"127.0.0.1:{19_800 + _PORT_OFFSET + 20 * (datanode - 1)}"
 
+    @property
+    def s3_address(self) -> str:
+        """Where the S3 gateway listens; a bucket of it is one of the Ozone volume s3v."""
+        return f"127.0.0.1:{9878 + _PORT_OFFSET}"
+
     def shell(self, *commands: str, settings: Sequence[str] = ()) -> None:
         """Run `ozone sh` commands in one start of it; `settings` are key=value."""
         options = [word for setting in settings for word in ("--set", setting)]
