@@ -158,7 +158,7 @@ def run(
     with talking(output) as watcher, chosen_engine(engine, out, threads, settings, pack=pack, **spark) as chosen:
         summary = carry_out(request, chosen, watcher)
     sweeps = Sweeps(out, Disk())
-    report = write_report(sweeps, summary.sweep_id)
+    report = write_report(sweeps, summary)
     if metrics_file is not None:
         write_metrics(metrics_file, summary)
     said = summary.json() | {"report": str(report)}

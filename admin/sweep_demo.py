@@ -175,7 +175,7 @@ def _swept(name: str, folder: Path, watcher: Watcher) -> Swept:
         for night in ("night-1", "night-2"):
             summary = carry_out(Request(out, (str(folder / night),)), engine, watcher)
     sweeps = Sweeps(out, Disk())
-    report = write_report(sweeps, summary.sweep_id)
+    report = write_report(sweeps, summary)
     names = ("kind", "container_id", "block_id", "chunk_offset", "lacking", "sources")
     # Sums alone: the order of their computation tells the paths, and with it the fingerprints.
     sums = [n for n in REPLICA_SCHEMA.names if n not in ("path", "fingerprint")]

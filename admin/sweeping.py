@@ -19,7 +19,7 @@ from ozone.disk import Disk
 from spark.gather import Gatherer
 from spark.local import LocalEngine
 from spark.model import REPLICA_SCHEMA
-from spark.output import JsonObject, Table
+from spark.output import JsonObject, Summary, Table
 from spark.output import Output as Sweeps
 from spark.report import Night, render, report_of
 from spark.sweep import Engine, Watcher
@@ -62,12 +62,13 @@ def chosen_engine(
         yield SparkEngine(session)
 
 
-def write_report(sweeps: Sweeps, sweep_id: str) -> Path:
-    """The report of a complete sweep, one HTML file beside its tables.
+def write_report(sweeps: Sweeps, swept: Summary) -> Path:
+    """The report of a sweep that was just completed, one HTML file beside its tables.
 
     Raises:
         DiskError: it cannot be written, or a table of the sweep cannot be read.
     """
+    sweep_id = swept.sweep_id
     verdicts = sweeps.read(Table.VERDICTS, sweep_id)
     diverged = verdicts.filter(verdicts["diverged"])
     held, replicas = Counter[tuple[str, str]](), [REPLICA_SCHEMA.empty_table()]
@@ -75,16 +76,16 @@ def write_report(sweeps: Sweeps, sweep_id: str) -> Path:
         counted = piece.group_by(["datanode", "volume"]).aggregate([([], "count_all")]).to_pylist()
         held.update({(row["datanode"], row["volume"]): row["count_all"] for row in counted})
         replicas.append(piece.filter(pc.is_in(piece["container_id"], value_set=diverged["container_id"])))
-    summary = sweeps.summary(sweep_id)
     report = report_of(
-        _night(summary),
-        engine=str(summary["engine"]),
+        _night(swept.json()),
+        engine=swept.engine,
         held=held,
         replicas=pa.concat_tables(replicas),
         verdicts=diverged,
         findings=sweeps.read(Table.FINDINGS, sweep_id).slice(0, _REPORTED_MAX),
         earlier=[_night(sweeps.summary(name)) for name in sweeps.sweeps() if name < sweep_id],
-        skipped=[f"{one['input']}: {one['reason']}" for one in _objects(summary["skipped"])],
+        skipped=[f"{one.input}: {one.reason}" for one in swept.skipped],
+        volumes_created_ms=swept.volumes_created_ms,
     )
     disk, path = Disk(), sweeps.report(sweep_id)
     disk.make_folder(path.parent)
@@ -97,11 +98,6 @@ def _night(summary: JsonObject) -> Night:
     assert isinstance(verdicts, dict)
     assert isinstance(containers, int)
     return Night(str(summary["sweepID"]), datetime.fromisoformat(str(summary["startedAt"])), containers, verdicts)
-
-
-def _objects(value: object) -> list[JsonObject]:
-    assert isinstance(value, list)
-    return value
 
 
 @dataclass(slots=True)

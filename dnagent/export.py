@@ -92,6 +92,9 @@ class Walk(Protocol):
     def volume(self) -> str: ...
 
     @property
+    def created_ms(self) -> int | None: ...
+
+    @property
     def fault(self) -> Fault | None: ...
 
     def ids(self) -> list[ContainerId]: ...
@@ -205,7 +208,7 @@ def export(
         except BaseException:
             run.discard()
             raise
-        exported = run.commit(sorted(survey.volume for survey in surveys), skipped)
+        exported = run.commit({s.volume: s.created_ms for s in sorted(surveys, key=lambda s: s.volume)}, skipped)
         # The export is done; what stays behind is removed next time.
         with contextlib.suppress(DiskError, DestinationError, ChunkTableError):
             run.clean(is_alone=is_alone)
@@ -355,8 +358,8 @@ class _Run:
                 with contextlib.suppress(DiskError, DestinationError):
                     self._destination.remove(file.name)
 
-    def commit(self, volumes: Sequence[str], skipped: Sequence[SkippedVolume]) -> Exported:
-        """Write the manifest."""
+    def commit(self, volumes: Mapping[str, int | None], skipped: Sequence[SkippedVolume]) -> Exported:
+        """Write the manifest; `volumes` says of each since when it exists."""
         manifest = Manifest(
             datanode=self._datanode,
             sequence=self._sequence,
@@ -370,6 +373,7 @@ class _Run:
             containers=len(self._after),
             rows=sum(held.rows for held in self._after.values()),
             audit=self._audit,
+            volumes_created_ms={volume: ms for volume, ms in volumes.items() if ms is not None},
         )
         with self._destination.create(manifest.name) as sink:
             sink.write(manifest.to_bytes())

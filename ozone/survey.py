@@ -85,6 +85,7 @@ class Survey:
         """`trees` and `scanned_ms` are what an agent knows beside the volume: its own trees, tombstones, scan times."""
         self.datanode = volume.datanode_id
         self.volume = volume.storage_id
+        self.created_ms = volume.created_ms
         self._store = ContainerStore(volume, disk)
         self._volume = volume
         self._disk = disk

@@ -29,6 +29,8 @@ _LAYOUT_VERSION = "1"
 _ID_MAX = (1 << 63) - 1
 # These become parts of paths.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+# No time before the year 5138, and not 0.
+_CREATED_MS = re.compile(r"[1-9][0-9]{0,13}")
 
 
 class Hold(Enum):
@@ -40,11 +42,12 @@ class Hold(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What `hdds/VERSION` says of a volume."""
+    """What `hdds/VERSION` says of a volume; `created_ms`, since the epoch, is None where it says none that can be."""
 
     storage_id: str
     cluster_id: str
     datanode_id: str
+    created_ms: int | None = None
 
 
 def parse_version(raw: bytes) -> Version:
@@ -65,7 +68,13 @@ def parse_version(raw: bytes) -> Version:
     for key in ("storageID", "clusterID", "datanodeUuid"):
         if not _NAME.fullmatch(properties.get(key, "")):
             raise VolumeError(f"VERSION lacks a usable {key}: {properties.get(key)!r}", reason="version_invalid")
-    return Version(properties["storageID"], properties["clusterID"], properties["datanodeUuid"])
+    created = _CREATED_MS.fullmatch(properties.get("ctime", ""))
+    return Version(
+        properties["storageID"],
+        properties["clusterID"],
+        properties["datanodeUuid"],
+        int(created[0]) if created else None,
+    )
 
 
 class Volume:
@@ -80,6 +89,7 @@ class Volume:
         self.datanode_id = version.datanode_id
         self.storage_id = version.storage_id
         self.cluster_id = version.cluster_id
+        self.created_ms = version.created_ms
         self.working_folder = _working_folder(hdds, version, disk)
         self.hold = hold
         # What an agent keeps about this volume alone.

@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import Enum, StrEnum
 from functools import cached_property
@@ -307,7 +307,10 @@ class AuditMark:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One state of a table. `volumes` are the storage IDs of those that were read; counts are of live rows."""
+    """One state of a table. `volumes` are the storage IDs of those that were read; counts are of live rows.
+
+    `volumes_created_ms` says since when volumes exist, in ms since the epoch, as far as they tell.
+    """
 
     datanode: str
     sequence: int
@@ -323,6 +326,7 @@ class Manifest:
     containers: int
     rows: int
     audit: AuditMark | None = None
+    volumes_created_ms: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -343,6 +347,7 @@ class Manifest:
             "created_at": self.created_at.isoformat(timespec="milliseconds"),
             "source": self.source.value,
             "volumes": list(self.volumes),
+            "volumes_created_ms": dict(self.volumes_created_ms),
             "skipped": [asdict(volume) for volume in self.skipped],
             "counts": {"containers": self.containers, "rows": self.rows},
             "audit": asdict(self.audit) if self.audit else None,
@@ -635,6 +640,8 @@ def _manifest(said: Mapping[str, Any]) -> Manifest:
         created_at=_time(said["created_at"]),
         source=Source(said["source"]),
         volumes=tuple(_text(volume) for volume in said["volumes"]),
+        # Manifests of earlier releases have none.
+        volumes_created_ms={v: _number(ms) for v, ms in dict(said.get("volumes_created_ms", {})).items()},
         skipped=tuple(
             SkippedVolume(_text(v["path"]), _text(v["error_code"]), _text(v["message"])) for v in said["skipped"]
         ),

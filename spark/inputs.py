@@ -7,7 +7,7 @@ name, with its reason: what it holds is then unknown, and a sweep says so instea
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import pyarrow as pa
@@ -47,6 +47,8 @@ class Inputs:
     skipped: tuple[Skipped, ...]
     # Of the exports that are read.
     manifests: tuple[str, ...] = ()
+    # Since when their volumes exist, by datanode and volume, as far as they tell.
+    volumes_created_ms: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 def table_parts(names: Iterable[str], part_rows: int = PART_ROWS) -> Inputs:
@@ -61,9 +63,10 @@ def table_parts(names: Iterable[str], part_rows: int = PART_ROWS) -> Inputs:
         files += found[0]
         exports += found[1]
         skipped += found[2]
-    manifests = list[str]()
+    manifests, created_ms = list[str](), dict[tuple[str, str], int]()
     for export in _newest(exports):
         manifests.append(export.place)
+        created_ms |= {(export.manifest.datanode, v): ms for v, ms in export.manifest.volumes_created_ms.items()}
         files += export.files
         skipped += export.skipped
     unlike = list({file.location: file for file in files}.values())
@@ -74,7 +77,7 @@ def table_parts(names: Iterable[str], part_rows: int = PART_ROWS) -> Inputs:
                 skipped.append(groups)
             else:
                 parts += _cut(file, groups, part_rows)
-    return Inputs(tuple(parts), tuple(dict.fromkeys(skipped)), tuple(dict.fromkeys(manifests)))
+    return Inputs(tuple(parts), tuple(dict.fromkeys(skipped)), tuple(dict.fromkeys(manifests)), created_ms)
 
 
 def is_unchanged(part: Part) -> bool:

@@ -7,7 +7,7 @@ Every file appears whole or not at all, and the summary is written last: a sweep
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -94,6 +94,8 @@ class Summary:
     notes: tuple[str, ...] = ()
     # The sweep that silent changes were looked for against.
     previous: str | None = None
+    # For the report alone: since when volumes exist, by datanode and volume, as far as known.
+    volumes_created_ms: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     def json(self) -> JsonObject:
         """As the command prints it."""

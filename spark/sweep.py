@@ -392,6 +392,7 @@ class _Sweep:
             skipped=self._plan.skipped,
             notes=looked.notes,
             previous=looked.previous,
+            volumes_created_ms={**self._inputs.volumes_created_ms, **self._volumes.created_ms},
         )
 
     def _inspected(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table) -> Stage:

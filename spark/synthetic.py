@@ -48,6 +48,9 @@ _GROUP_ROWS = 1 << 20
 _PENDING_ROWS = 6 << 20
 _SCANNED_AT_MS = 1_790_000_000_000
 _CREATED_AT = datetime.fromtimestamp(_SCANNED_AT_MS / 1000, UTC)
+# Of the volumes, in turn: disks of a cluster are bought over years.
+_AGES_DAYS = (10, 100, 250, 700, 1500, 2200)
+_DAY_MS = 86_400_000
 # Of the one export that each datanode made.
 _SEQUENCE, _TOKEN = 1, "00000000"
 _HELD_NAMES = ["container_id", "generation", "rows"]
@@ -174,14 +177,14 @@ def synthetic(folder: Path, cluster: Cluster, *, healthy: bool = False) -> Truth
                 writer.add(layout, one)
         rows_all = sum(writer.close() for writer in writers)
     if cluster.order is Order.CLUSTERED:
-        for name, writer in zip(layout.names, writers, strict=True):
-            _commit(folder / name, name, writer)
+        for number, (name, writer) in enumerate(zip(layout.names, writers, strict=True)):
+            _commit(folder / name, name, writer, _SCANNED_AT_MS - _AGES_DAYS[number % len(_AGES_DAYS)] * _DAY_MS)
     without_tree = tuple((np.flatnonzero(layout.is_without_tree) + _FIRST_CONTAINER).tolist())
     damages = tuple(sorted(found, key=lambda damage: damage.container_id))
     return Truth(damages, without_tree, rows_all, cluster.containers, cluster.containers * REPLICAS)
 
 
-def _commit(folder: Path, datanode: str, writer: "_Writer") -> None:
+def _commit(folder: Path, datanode: str, writer: "_Writer", volume_created_ms: int) -> None:
     """Complete an export: its inventory, and the manifest that names both files."""
     inventory = folder / file_name(FileKind.CONTAINERS, _SEQUENCE, _TOKEN)
     held = writer.inventory(_volume(datanode))
@@ -205,6 +208,7 @@ def _commit(folder: Path, datanode: str, writer: "_Writer") -> None:
         files=files,
         containers=held.num_rows,
         rows=writer.rows,
+        volumes_created_ms={_volume(datanode): volume_created_ms},
     )
     (folder / manifest.name).write_bytes(manifest.to_bytes())
 

@@ -42,6 +42,12 @@ class OpenVolumes:
     # FINDING_SCHEMA: of volumes whose database cannot be read.
     findings: pa.Table
 
+    @property
+    def created_ms(self) -> dict[tuple[str, str], int]:
+        """Since when volumes exist, by datanode and volume, as far as they tell."""
+        held = self.surveys.values()
+        return {(one.datanode, one.volume): one.created_ms for one in held if one.created_ms is not None}
+
 
 @contextmanager
 def open_volumes(names: Sequence[str], source: Source, scratch: Path, disk: Disk) -> Iterator[OpenVolumes]:

@@ -51,6 +51,8 @@ def test_night_after_night(tmp_path: Path, nights: tuple[Path, Truth]) -> None:
     assert sum(second["verdicts"].values()) == 60
     assert second["findings"] == sum(second["findingsByKind"].values())
     assert 'sweep_containers{verdict="CONFLICT"} 1.0' in metrics.read_text()
+    # Made by exports whose volumes were bought over years.
+    assert all(f">{age}</text>" in Path(second["report"]).read_text() for age in ("1 to 6 months", "1 to 3 years"))
     shown = said("sweep", "show", "latest", "--out", out, check=0)
     assert shown["sweepID"] == second["sweepID"]
     assert [one["containerID"] for one in shown["containersDiverged"]] == damaged

@@ -48,6 +48,9 @@ def test_roots_are_those_of_the_tree_files_and_datanodes_those_of_the_volumes(tm
     volumes = sorted(folder.glob("dn*/volume1"))
     names = {parse_version((path / "hdds" / "VERSION").read_bytes()).datanode_id: path.parent.name for path in volumes}
     summary = run(tmp_path / "out", volumes=volumes)
+    # As `ctime` in their VERSION files has it.
+    assert sorted(summary.volumes_created_ms.values()) == [1795313269105, 1795313269371, 1795313269645]
+    assert {names[datanode] for datanode, _ in summary.volumes_created_ms} == set(names.values())
     found = {
         (names[row["datanode"]], row["container_id"]): f"{row['root']:x}"
         for row in table_of(tmp_path / "out", Table.ROOTS, summary.sweep_id)

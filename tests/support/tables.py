@@ -33,6 +33,7 @@ class MemoryWalk:
     replicas_held: dict[int, Surveyed] = field(default_factory=dict)
     datanode: str = DATANODE
     fault: Fault | None = None
+    created_ms: int | None = None
 
     def ids(self) -> list[ContainerId]:
         return sorted(map(ContainerId, self.replicas_held))

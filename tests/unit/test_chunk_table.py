@@ -63,6 +63,7 @@ MANIFEST = Manifest(
     containers=1,
     rows=5,
     audit=AuditMark(100, 100, "ab"),
+    volumes_created_ms={"DS-1": 1_700_000_000_000},
 )
 
 
@@ -79,6 +80,11 @@ def test_a_manifest_comes_back_as_it_was_written() -> None:
     assert parse_manifest(MANIFEST.to_bytes(), MANIFEST.name) == MANIFEST
     bare = replace(MANIFEST, previous=None, audit=None, skipped=(), files=())
     assert parse_manifest(bare.to_bytes(), bare.name) == bare
+
+
+def test_a_manifest_of_before_volumes_had_an_age_is_read() -> None:
+    raw = changed(lambda said: said.pop("volumes_created_ms"))
+    assert parse_manifest(raw, MANIFEST.name) == replace(MANIFEST, volumes_created_ms={})
 
 
 def test_keys_of_later_releases_are_passed_over() -> None:
@@ -106,6 +112,8 @@ def test_keys_of_later_releases_are_passed_over() -> None:
         (changed(lambda said: said.update(source="gossip")), "not_a_manifest"),
         (changed(lambda said: said.update(created_at="yesterday")), "not_a_manifest"),
         (changed(lambda said: said.update(created_at="2026-11-22T03:00:00")), "not_a_manifest"),
+        (changed(lambda said: said.update(volumes_created_ms={"DS-1": "soon"})), "not_a_manifest"),
+        (changed(lambda said: said.update(volumes_created_ms=7)), "not_a_manifest"),
         (changed(lambda said: said.pop("files")), "not_a_manifest"),
         (changed(lambda said: said.update(files=[*said["files"], *said["files"]])), "not_a_manifest"),  # type: ignore[misc]
         (changed(lambda said: said["files"][0].update(name="../../etc/passwd")), "not_a_manifest"),  # type: ignore[index]

@@ -238,6 +238,12 @@ def test_faults_and_volumes_that_are_not_there_are_named(folder: Path) -> None:
     assert trees_of(current_rows(LOCAL, str(folder), done.manifest))[("DS-1", 2)] is None
 
 
+def test_the_age_of_volumes_is_told_as_far_as_it_is_known(folder: Path) -> None:
+    done = run(folder, MemoryWalk("DS-2", created_ms=5), MemoryWalk("DS-1"))
+    assert done.manifest.volumes == ("DS-1", "DS-2")
+    assert done.manifest.volumes_created_ms == {"DS-2": 5}
+
+
 def test_a_volume_that_is_not_read_any_more_leaves_the_table_and_deleted_nothing(folder: Path) -> None:
     walks = [MemoryWalk("DS-1"), MemoryWalk("DS-2")]
     for walk in walks:

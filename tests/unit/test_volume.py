@@ -31,7 +31,13 @@ def root(tmp_path: Path) -> Path:
 
 def test_version_is_read_as_java_properties() -> None:
     raw = b"#Fri Aug 22\n! note\n clusterID = CID-1\nlayOutVersion=1\r\nstorageID=DS-1\ndatanodeUuid=a-b\nctime=5\n\n"
-    assert parse_version(raw) == Version("DS-1", "CID-1", "a-b")
+    assert parse_version(raw) == Version("DS-1", "CID-1", "a-b", created_ms=5)
+
+
+@pytest.mark.parametrize("ctime", ["", "ctime=", "ctime=0", "ctime=-5", "ctime=soon", "ctime=1e9", "ctime=" + 15 * "9"])
+def test_a_volume_that_does_not_say_since_when_it_exists_is_one_all_the_same(ctime: str) -> None:
+    raw = f"clusterID=CID-1\nlayOutVersion=1\nstorageID=DS-1\ndatanodeUuid=a-b\n{ctime}\n"
+    assert parse_version(raw.encode()).created_ms is None
 
 
 @pytest.mark.parametrize(
