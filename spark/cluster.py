@@ -161,23 +161,26 @@ class SparkEngine:
         rows = self._rows(parts)
         if rows is None:
             return None
-        with suppress(PySparkException, Py4JError), watched(self._session, "reading in no order", _ignore):
-            names = names_of(rows)
-            blocks = pc.sum(names["blocks"]).as_py() or 0
-            if self._scattered is Scattered.AUTO and CHUNKS_MIN * blocks > sum(part.rows for part in parts):
-                return None
-            found = aggregate(rows, names)
-            text = f"{found.lost} rows name no datanode or no container"
-            return Wave(
-                tuple(part.part_id for part in parts),
-                found.rows,
-                RUN_SCHEMA.empty_table(),
-                found.replicas,
-                _unreadable(text) if found.lost else FINDING_SCHEMA.empty_table(),
-                found.exact,
-                found.exact_rows,
-            )
+        with suppress(PySparkException, Py4JError):
+            return watched(self._session, "reading in no order", partial(self._aggregated, rows, parts), _ignore)
         return None
+
+    def _aggregated(self, rows: DataFrame, parts: Sequence[Part]) -> Wave | None:
+        names = names_of(rows)
+        blocks = pc.sum(names["blocks"]).as_py() or 0
+        if self._scattered is Scattered.AUTO and CHUNKS_MIN * blocks > sum(part.rows for part in parts):
+            return None
+        found = aggregate(rows, names)
+        text = f"{found.lost} rows name no datanode or no container"
+        return Wave(
+            tuple(part.part_id for part in parts),
+            found.rows,
+            RUN_SCHEMA.empty_table(),
+            found.replicas,
+            _unreadable(text) if found.lost else FINDING_SCHEMA.empty_table(),
+            found.exact,
+            found.exact_rows,
+        )
 
     def _rows(self, parts: Sequence[Part]) -> DataFrame | None:
         """The rows of whole files that Spark can read as well."""
@@ -206,8 +209,7 @@ class SparkEngine:
     def _made(self, frame: DataFrame, what: str, tell: Callable[[int, int], None] = _ignore) -> Iterator[object]:
         """What tasks made, as they left it."""
         try:
-            with watched(self._session, what, tell):
-                made = frame.toArrow()["made"]
+            made = watched(self._session, what, frame.toArrow, tell)["made"]
         except (PySparkException, Py4JError) as error:
             raise SparkFailedError(f"{what} failed on Spark: {_cause(str(error))}") from error
         for one in made:

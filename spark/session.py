@@ -1,19 +1,23 @@
 """The Spark session of a sweep: quiet, on our own interpreter, and ended with the command that started it.
 
-The JVM's own talk goes to a file; what it says there is told when it does not come up. A job in hand is cancelled
-when its `watched` block is left by an error, Ctrl-C included.
+The JVM's own talk goes to a file; what it says there is told when it does not come up. Jobs run under `watched`, which
+tells how they go on, and cancels them on Ctrl-C.
 """
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from threading import Event, Thread
-from typing import IO, TYPE_CHECKING
+from threading import Event, current_thread, main_thread
+from time import sleep
+from typing import IO, TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
 from merkle.errors import ProcessFailedError, SparkMissingError, UsageError
@@ -21,7 +25,7 @@ from spark.pack import ARCHIVE, CODE, ENVIRONMENT
 
 try:
     from py4j.protocol import Py4JError
-    from pyspark import SparkConf, SparkContext
+    from pyspark import InheritableThread, SparkConf, SparkContext
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
@@ -32,6 +36,8 @@ except ModuleNotFoundError as missing:
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
+
+T = TypeVar("T")
 
 LOCAL = "local[*]"
 
@@ -73,12 +79,15 @@ def spark_session(
     """
     wanted = {**_ALWAYS, **(_of_local(master) if _is_local(master) else _of_cluster(master, pack)), **(settings or {})}
     conf = SparkConf().setAppName("treefold sweep").setAll(list(wanted.items()))
-    log = _log()
+    log, interrupt = _log(), signal.getsignal(signal.SIGINT)
     try:
         context = SparkContext(conf=conf, gateway=_gateway(conf))
     except (PySparkException, Py4JError) as error:
         text = f"Spark did not start on {master}: {_tail(log) or error}"
         raise _java_trouble() or ProcessFailedError(text) from error
+    if current_thread() is main_thread():
+        # pyspark's own handler would talk to the JVM in the midst of another talk.
+        signal.signal(signal.SIGINT, interrupt)
     # pyspark itself would take what the path calls python3, which need not have our packages.
     context.pythonExec = wanted["spark.pyspark.python"]
     try:
@@ -87,19 +96,31 @@ def spark_session(
         context.stop()
 
 
-@contextmanager
-def watched(session: SparkSession, what: str, tell: Callable[[int, int], None]) -> Iterator[None]:
-    """Run jobs of this thread as one group: `tell` of tasks done and known of, now and then, from another thread.
+def watched(session: SparkSession, what: str, work: Callable[[], T], tell: Callable[[int, int], None]) -> T:
+    """What `work` returns; its jobs are one group, and `tell` hears of tasks done and known of, now and then.
 
-    Left by an error or Ctrl-C, the block's jobs are cancelled on the cluster.
+    Both run in other threads: an answer of the JVM that Ctrl-C cut short would be taken for that to the next question.
+    Interrupted, the jobs are cancelled on the cluster.
     """
     context = session.sparkContext
     group = f"{what}-{uuid4()}"
-    done = Event()
+    outcome, cancelled = Future[T](), Event()
+
+    def run() -> None:
+        try:
+            context.setJobGroup(group, what, interruptOnCancel=True)
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001  raised again where it is waited for
+            outcome.set_exception(error)
 
     def follow() -> None:
         tracker, seen = context.statusTracker(), (0, 0)
-        while not done.wait(_PROGRESS_EVERY_S):
+        while not outcome.done():
+            if cancelled.wait(_PROGRESS_EVERY_S):
+                # Again and again: the next job may be about to begin.
+                context.cancelJobGroup(group)
+                sleep(_PROGRESS_EVERY_S)
+                continue
             jobs = [job for i in tracker.getJobIdsForGroup(group) if (job := tracker.getJobInfo(i))]
             stages = [stage for job in jobs for i in job.stageIds if (stage := tracker.getStageInfo(i))]
             now = sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
@@ -107,18 +128,15 @@ def watched(session: SparkSession, what: str, tell: Callable[[int, int], None]) 
                 seen = now
                 tell(*now)
 
-    context.setJobGroup(group, what, interruptOnCancel=True)
-    follower = Thread(target=follow, name=f"progress of {what}", daemon=True)
-    follower.start()
+    threads = [InheritableThread(target=target, name=f"{what} on Spark", daemon=True) for target in (run, follow)]
     try:
-        yield
-    except BaseException:
-        context.cancelJobGroup(group)
-        raise
+        for thread in threads:
+            thread.start()
+        return outcome.result()
     finally:
-        done.set()
-        follower.join()
-        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        cancelled.set()
+        for thread in threads:
+            thread.join()
 
 
 def _is_local(master: str) -> bool:
@@ -130,12 +148,18 @@ def _of_local(master: str) -> dict[str, str]:
     return {
         "spark.master": f"local[{cores[1]},{_FAILURES_MAX}]" if cores else master,
         "spark.pyspark.python": sys.executable,
+        # The JVM's share: as much for the workers, and half for the pages of files.
+        "spark.driver.memory": f"{max(1, (_memory_bytes() >> 30) // 4)}g",
         # A machine by itself needs no name and no network.
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         # For a cluster 200 are meant; a machine would spend its time on empty ones.
         "spark.sql.shuffle.partitions": "16",
     }
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _of_cluster(master: str, pack: Path | None) -> dict[str, str]:

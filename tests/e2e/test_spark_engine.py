@@ -1,7 +1,6 @@
 """Spark's engine on a real local Spark: along every path it says what the engine of one machine says."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +15,12 @@ from spark.cluster import Scattered, SparkEngine
 from spark.gather import Gatherer
 from spark.local import LocalEngine
 from spark.output import Output, Summary, Table
-from spark.session import spark_session
 from spark.sweep import Engine, Request, sweep
 from spark.synthetic import Cluster, Order, synthetic
 from tests.support.sweeps import Quiet, findings_of, verdicts_of
 
 # One JVM a run of the tests: all of Spark's are of one group.
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.xdist_group("spark"),
-    # pyspark 4.3 names functions of pandas and of Python's that have new names by now.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark.*"),
-    # Its sockets to the JVM are closed when they are collected.
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-]
-
-
-@pytest.fixture(scope="session")
-def session() -> Iterator[SparkSession]:
-    with spark_session("local[2]", settings={"spark.sql.shuffle.partitions": "2"}) as session:
-        yield session
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
 def swept(out: Path, engine: Engine, *tables: Path) -> Summary:

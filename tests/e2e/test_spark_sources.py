@@ -1,0 +1,129 @@
+"""Stored trees and volumes as data sources: the rows that a sweep sees, filters that open less, findings as rows."""
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual
+
+from merkle.columns import encode_tree
+from ozone.disk import Disk
+from ozone.survey import Survey
+from ozone.volume import Hold, open_volume
+from spark.datasources import Containers, Files, OzoneTree, OzoneVolume, register
+from spark.model import Source
+from spark.sql import aggregate, names_of
+from tests.support.trees import CHUNK_BYTES, block, chunk, container, deleted
+from tests.support.volumes import state_of, unpack
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trees of two datanodes, one of them not whole, and one whose name tells nothing."""
+    folder = tmp_path_factory.mktemp("trees")
+    for node in ("one", "two"):
+        (folder / f"datanode={node}").mkdir()
+        for number in range(1, 6):
+            tree = container(block(1, chunk(0), chunk(CHUNK_BYTES)), deleted(2, 7), container_id=number)
+            (folder / f"datanode={node}" / f"{number}.tree").write_bytes(encode_tree(tree))
+    (folder / "datanode=two" / "3.tree").write_bytes(b"\xff" * 20)
+    os.truncate(folder / "datanode=two" / "4.tree", 11)
+    (folder / "datanode=one" / "copy.tree").write_bytes(encode_tree(container(block(9), container_id=77)))
+    return folder
+
+
+def test_trees_become_rows_and_torn_ones_findings(trees: Path, session: SparkSession) -> None:
+    register(session)
+    rows = session.read.format("ozonetree").option("volume", "v").load(str(trees))
+    given = {
+        (row.datanode, row.volume, row.container_id, row.block_id, row.chunk_offset, row.deleted)
+        for row in rows.where("findings IS NULL").collect()
+    }
+    whole = [("one", number) for number in range(1, 6)] + [("two", number) for number in (1, 2, 5)]
+    expected = {
+        (node, "v", number, *place)
+        for node, number in whole
+        for place in ((1, 0, False), (1, CHUNK_BYTES, False), (2, -1, True))
+    }
+    assert given == expected | {("one", "v", 77, 9, -1, False)}
+    found = rows.where("findings IS NOT NULL").collect()
+    assert {(row.datanode, row.container_id) for row in found} == {("two", 3), ("two", 4)}
+    assert all(row.block_id is None and ".tree: tree_refused: " in row.findings for row in found)
+
+
+def test_rows_of_a_source_fold_in_sql_to_the_roots_of_their_trees(trees: Path, session: SparkSession) -> None:
+    register(session)
+    rows = session.read.format("ozonetree").load(str(trees / "datanode=one")).where("findings IS NULL")
+    folded = aggregate(rows, names_of(rows))
+    root = container(block(1, chunk(0), chunk(CHUNK_BYTES)), deleted(2, 7)).data_checksum
+    empty = container(block(9)).data_checksum
+    roots = {row["container_id"]: row["root"] for row in folded.replicas.to_pylist()}
+    assert roots == dict.fromkeys(range(1, 6), root) | {77: empty}
+    assert not len(folded.exact)
+
+
+def test_what_is_not_there_is_a_finding_and_fails_no_job(tmp_path: Path, session: SparkSession) -> None:
+    register(session)
+    (tmp_path / "volume").mkdir()
+    for name, text in (("ozonetree", "disk_failed"), ("ozonevolume", "volume_invalid")):
+        path = str(tmp_path / ("nothing.tree" if name == "ozonetree" else "volume"))
+        (row,) = session.read.format(name).load(path).collect()
+        assert text in row.findings
+
+
+def test_filters_keep_files_from_being_opened(trees: Path) -> None:
+    def opened(*filters: EqualTo | In | GreaterThan | LessThanOrEqual) -> list[str]:
+        source = OzoneTree({"path": str(trees)})
+        reader = source.reader(source.schema())
+        assert list(reader.pushFilters(list(filters))) == list(filters)
+        # As Spark sends it.
+        parts = pickle.loads(pickle.dumps(reader)).partitions()
+        return [
+            f"{path.parent.name[9:]} {path.stem}" for part in parts if isinstance(part, Files) for path in part.paths
+        ]
+
+    node, number = ("datanode",), ("container_id",)
+    assert len(opened()) == 11
+    # What its name does not tell has to be opened.
+    assert opened(EqualTo(number, 2)) == ["one 2", "one copy", "two 2"]
+    assert opened(EqualTo(node, "two"), In(number, (1, 4, 9))) == ["two 1", "two 4"]
+    assert opened(GreaterThan(number, 1), LessThanOrEqual(number, 2), EqualTo(node, "two")) == ["two 2"]
+    assert opened(EqualTo(number, 1), EqualTo(number, 2), EqualTo(node, "two")) == []
+
+
+def test_a_volume_is_read_in_place(tmp_path: Path, session: SparkSession) -> None:
+    register(session)
+    roots = sorted(unpack("damaged", tmp_path / "volumes").glob("dn*/volume1"))
+    before = state_of(tmp_path / "volumes")
+    for source in Source:
+        rows = session.read.format("ozonevolume").option("source", source.value).load([str(root) for root in roots])
+        rows = rows.where("findings IS NULL")
+        folded = aggregate(rows, names_of(rows))
+        expected = {}
+        for number, root in enumerate(roots):
+            with open_volume(root, hold=Hold.READ_ONLY, state_folder=tmp_path / f"s{number}", disk=Disk()) as volume:
+                survey = Survey(volume, Disk())
+                for found in survey.replicas(source):
+                    expected[survey.datanode, found.container_id] = found.tree.data_checksum
+        exact = set(folded.exact.tolist())
+        got = {(row["datanode"], row["container_id"]): row["root"] for row in folded.replicas.to_pylist()}
+        assert got == {key: root for key, root in expected.items() if key[1] not in exact}
+        # A chunk of the middle is gone there.
+        assert len(exact) <= 1
+    assert state_of(tmp_path / "volumes") == before
+
+
+def test_containers_of_a_volume_are_picked_before_they_are_read(tmp_path: Path) -> None:
+    (root, *_) = sorted(unpack("healthy", tmp_path).glob("dn*/volume1"))
+    source = OzoneVolume({"path": str(root)})
+    reader = source.reader(source.schema())
+    reader.pushFilters([In(("container_id",), (2, 5, 99))])
+    (part,) = reader.partitions()
+    assert isinstance(part, Containers)
+    assert part.container_ids == (2, 5)
+    reader.pushFilters([EqualTo(("datanode",), "nobody")])
+    assert reader.partitions() == []
