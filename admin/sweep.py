@@ -152,6 +152,8 @@ def run(
     request = Request(out, (*tables, *more), volumes, Source(source), fresh, keep, write_trees)
     if engine == LOCAL and (master or settings or pack):
         raise UsageError("--master, --conf and --pack are for --engine spark")
+    if pack and (master or "local").startswith("local"):
+        raise UsageError("--pack is for the executors of a cluster: name its --master")
     if engine == SPARK and threads:
         raise UsageError("--threads is for the local engine; a master in this process is --master 'local[N]'")
     spark = {"master": master} if master else {}

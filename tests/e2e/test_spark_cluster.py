@@ -1,5 +1,6 @@
 """A standalone master with two workers whose Python has nothing of ours: zip and archive carry all that tasks need."""
 
+import json
 import shutil
 import socket
 import subprocess
@@ -12,8 +13,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from ozone.disk import Disk
-from spark.pack import PACKAGES, pack
+from spark.pack import PACKAGES
 from spark.synthetic import Cluster, synthetic
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -76,32 +76,30 @@ def free_port() -> int:
         return port
 
 
+def treefold(*words: object, check: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "admin.cli", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == check, done.stderr
+    return done
+
+
 def test_a_cluster_with_a_bare_python_sweeps(tmp_path: Path, bare: Path, master: str) -> None:
     truth = synthetic(tmp_path / "table", Cluster(seed=9, datanodes=3, containers=30, blocks=4, chunks=4))
-    pack(tmp_path / "pack", Disk())
-    # By a process of its own: the session of the other tests has the JVM of this one.
-    script = f"""
-import sys
-from pathlib import Path
-from spark.cluster import SparkEngine
-from spark.session import spark_session
-from spark.sweep import Request, sweep
-from tests.support.sweeps import Quiet
-
-settings = {{
-    "spark.pyspark.python": {str(bare)!r},
-    "spark.executor.memory": "512m",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.sql.shuffle.partitions": "4",
-}}
-with spark_session({master!r}, settings=settings, pack=Path({str(tmp_path / "pack")!r})) as session:
-    request = Request(Path({str(tmp_path / "out")!r}), ({str(tmp_path / "table")!r},))
-    summary = sweep(request, SparkEngine(session), Quiet())
-    print(summary.engine, *summary.diverged)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["spark", *(str(damage.container_id) for damage in truth.damages)]
-    # Whatever Spark says goes to a file.
-    assert done.stderr == ""
+    packed = json.loads(treefold("sweep", "pack", "--out", tmp_path / "pack", "--json", check=0).stdout)
+    assert Path(packed["code"]).parent == tmp_path / "pack"
+    assert {name.split()[0] for name in packed["distributions"]} >= {"numpy", "pyarrow", "rocksdict"}
+    settings = {
+        "spark.pyspark.python": bare,
+        "spark.executor.memory": "512m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "4",
+    }
+    words = [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
+    words += ["--master", master, "--pack", tmp_path / "pack", "--table", tmp_path / "table"]
+    done = treefold("sweep", "run", "--engine", "spark", *words, "--out", tmp_path / "out", "--json", check=3)
+    summary = json.loads(done.stdout)
+    assert (summary["engine"], summary["skipped"]) == ("spark", [])
+    assert summary["diverged"] == [damage.container_id for damage in truth.damages]
+    # Whatever Spark says goes to a file; on a slow machine a sweep tells how far it is.
+    assert [line for line in done.stderr.splitlines() if "/s" not in line] == []

@@ -76,7 +76,18 @@ def test_several_tables_may_follow_one_option_and_a_lost_one_is_partly_done(
     assert [one["input"] for one in found["skipped"]] == [str(nights[0] / "nothing")]
 
 
-@pytest.mark.parametrize("words", [(), ("stray",), ("--volume", "x", "stray")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("stray",),
+        ("--volume", "x", "stray"),
+        ("--table", "x", "--pack", "y"),
+        ("--table", "x", "--engine", "spark", "--pack", "y"),
+        ("--table", "x", "--engine", "spark", "--threads", "2"),
+        ("--table", "x", "--engine", "spark", "--conf", "spark.cores.max"),
+    ],
+)
 def test_what_cannot_be_understood_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
     assert "error [usage]" in treefold("sweep", "run", "--out", tmp_path / "out", *words, check=2).stderr
     assert not (tmp_path / "out").exists()
