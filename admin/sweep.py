@@ -167,7 +167,7 @@ def run(
     refused: ReconcileError | None = None
     if reconcile:
         try:
-            said["reconcile"] = dict(_reconciled(controller, sweeps, summary.sweep_id))
+            said["reconcile"] = _reconciled(controller, sweeps, summary.sweep_id)
         except ReconcileError as error:
             refused = error
     if as_json:
@@ -177,7 +177,7 @@ def run(
         _print_findings(sweeps, summary.sweep_id)
         print_line(f"report: {report}")
         if "reconcile" in said:
-            print_line(f"given to the controller: {said['reconcile']}")
+            print_line(_given(said["reconcile"]))
     # The sweep is complete all the same, and was told of.
     if refused is not None:
         raise refused
@@ -245,12 +245,19 @@ def _exit(ctx: click.Context, status: int) -> None:
     ctx.exit(status)
 
 
-def _reconciled(controller: ControllerClient, sweeps: Sweeps, sweep_id: str) -> Counter[str]:
+def _reconciled(controller: ControllerClient, sweeps: Sweeps, sweep_id: str) -> JsonObject:
     """Have the controller repair the repairable containers of a sweep; how many it took, and why not the others."""
     verdicts = sweeps.read(Table.VERDICTS, sweep_id, ["container_id", "verdict"])
     repairable = verdicts.filter(pc.equal(verdicts["verdict"], Verdict.REPAIRABLE.value))["container_id"].to_pylist()
     outcomes = controller.reconcile(sorted(repairable), dry_run=False, reason=f"sweep {sweep_id}", requested_by=SWEEP)
-    return Counter(outcome.eligibility for outcome in outcomes)
+    refused = Counter(outcome.eligibility for outcome in outcomes if not outcome.job_id)
+    return {"jobs": len(outcomes) - refused.total(), "refused": dict(sorted(refused.items()))}
+
+
+def _given(said: object) -> str:
+    assert isinstance(said, dict)
+    refused = "".join(f", {count} refused: {reason}" for reason, count in said["refused"].items())
+    return f"given to the controller: {said['jobs']} jobs{refused}; `treefold job list` shows them"
 
 
 def exit_status(summary: Summary) -> int:

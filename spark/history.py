@@ -16,7 +16,7 @@ from merkle.errors import ChunkTableError, DiskError
 from ozone.disk import Disk
 from protos.chunk_table import CHUNK_SCHEMA
 from spark.gather import Gatherer, Int64s
-from spark.inputs import export_events, is_unchanged
+from spark.inputs import export_datanodes, export_events, is_unchanged
 from spark.model import FINDING_SCHEMA, REPLICA_SCHEMA, Part
 from spark.output import Output, Table
 from spark.silent import silent_changes, silent_findings
@@ -86,7 +86,7 @@ class History:
         notes = []
         try:
             their_parts, their_manifests = self.recall(previous)
-            events = export_events(manifests, their_manifests)
+            events, told = export_events(manifests, their_manifests), export_datanodes(manifests)
         except (DiskError, ChunkTableError) as error:
             note = f"silent changes since {previous} cannot be told: {error.message}"
             return Looked(FINDING_SCHEMA.empty_table(), (note,), previous)
@@ -101,7 +101,8 @@ class History:
         for ids, rows in gatherer.gathered(parts, changed, ones):
             theirs = [held for _, held in gatherer.gathered(kept, ids, np.ones(len(ids), np.int64))]
             before_rows = pa.concat_tables([held.cast(CHUNK_SCHEMA) for held in theirs])
-            found.append(silent_findings(before_rows, rows.cast(CHUNK_SCHEMA), events))
+            unheard = frozenset(rows["datanode"].unique().to_pylist()) - told
+            found.append(silent_findings(before_rows, rows.cast(CHUNK_SCHEMA), events, unheard=unheard))
         return Looked(pa.concat_tables(found), tuple(notes), previous)
 
     def retain(self, sweeps: Sequence[str]) -> None:

@@ -122,6 +122,15 @@ def export_events(manifests: Iterable[str], before: Iterable[str]) -> pa.Table:
     return pa.concat_tables(found)
 
 
+def export_datanodes(manifests: Iterable[str]) -> frozenset[str]:
+    """The datanodes whose exports these are.
+
+    Raises:
+        ChunkTableError: a manifest cannot be read.
+    """
+    return frozenset(_export_of(place)[2].datanode for place in manifests)
+
+
 def _export_of(place: str) -> tuple[fs.FileSystem, str, Manifest]:
     filesystem, path = place_of(place)
     return filesystem, path.rpartition("/")[0], read_manifest(filesystem, path)

@@ -8,6 +8,7 @@ change too, and also corrupt; one that changed together with its record is found
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -49,11 +50,14 @@ def silent_changes(earlier_replicas: pa.Table, replicas: pa.Table) -> Int64s:
     return changed
 
 
-def silent_findings(earlier_rows: pa.Table, rows: pa.Table, events: pa.Table) -> pa.Table:
+def silent_findings(
+    earlier_rows: pa.Table, rows: pa.Table, events: pa.Table, *, unheard: AbstractSet[str] = frozenset()
+) -> pa.Table:
     """A finding (FINDING_SCHEMA) for each chunk that changed silently.
 
     The rows (CHUNK_SCHEMA, in any order) are those of whole containers, of the earlier sweep and of this one; `events`
-    (EVENT_SCHEMA) are those between the two tables. Replicas whose rows contradict each other are passed over.
+    (EVENT_SCHEMA) are those between the two tables. Of datanodes `unheard` nobody tells events: there a chunk that did
+    not match its record and does now was repaired. Replicas whose rows contradict each other are passed over.
     """
     comparable = _replicas_of(rows).join(_replicas_of(earlier_rows), list(_SAME), join_type="inner").to_pylist()
     wanted = {ReplicaId(*(row[name] for name in _REPLICA)) for row in comparable}
@@ -67,8 +71,9 @@ def silent_findings(earlier_rows: pa.Table, rows: pa.Table, events: pa.Table) ->
         container_id, datanode, volume = identity
         name = f"{datanode}/{volume}" if held[container_id, datanode] > 1 else datanode
         done = doings.get((datanode, container_id), {})
-        for block_id, offset, length, was, now, matches in _changed(before[identity], tree):
-            if not _is_explained(done, block_id, offset, length):
+        for block_id, offset, length, was, now, matched, matches in _changed(before[identity], tree):
+            is_mended = datanode in unheard and matches and not matched
+            if not (is_mended or _is_explained(done, block_id, offset, length)):
                 record = "matches its record" if matches else "does not match its record"
                 found.append(
                     {
@@ -88,8 +93,8 @@ def _replicas_of(rows: pa.Table) -> pa.Table:
     return rows.select(list(_SAME)).group_by(list(_SAME)).aggregate([])
 
 
-def _changed(before: TreeColumns, now: TreeColumns) -> Iterator[tuple[int, int, int, int, int, bool]]:
-    """Block, offset, the larger length, both checksums, and whether it matches, of chunks that are live in both."""
+def _changed(before: TreeColumns, now: TreeColumns) -> Iterator[tuple[int, int, int, int, int, bool, bool]]:
+    """Block, offset, the larger length, both checksums, and whether they match, of chunks that are live in both."""
     sides = (before, now)
     blocks = np.concatenate([np.repeat(tree.block_ids, np.diff(tree.chunk_starts)) for tree in sides])
     offsets = np.concatenate([tree.chunk_offsets for tree in sides])
@@ -100,8 +105,8 @@ def _changed(before: TreeColumns, now: TreeColumns) -> Iterator[tuple[int, int, 
     a, b = order[:-1], order[1:]
     is_same = (blocks[a] == blocks[b]) & (offsets[a] == offsets[b]) & (checksums[a] != checksums[b])
     a, b = a[is_same], b[is_same]
-    matches = now.chunk_matches[b - len(before.chunk_offsets)]
-    columns = (blocks[a], offsets[a], np.maximum(lengths[a], lengths[b]), checksums[a], checksums[b], matches)
+    matched, matches = before.chunk_matches[a], now.chunk_matches[b - len(before.chunk_offsets)]
+    columns = (blocks[a], offsets[a], np.maximum(lengths[a], lengths[b]), checksums[a], checksums[b], matched, matches)
     yield from zip(*(column.tolist() for column in columns), strict=True)
 
 

@@ -5,13 +5,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from admin.cluster import LocalCluster
+from merkle.plan import Verdict
 from spark.synthetic import Cluster, Truth, synthetic
 from tests.support.sweeps import findings_of
+from tests.support.volumes import unpack
 
 pytestmark = pytest.mark.e2e
 
@@ -136,3 +140,46 @@ def test_a_controller_that_does_not_answer_leaves_the_sweep_complete(
     done = treefold("sweep", "run", *words, "--json", check=7)
     assert json.loads(done.stdout)["diverged"] == [damage.container_id for damage in nights[1].damages]
     assert "error [controller_unavailable]" in done.stderr
+
+
+@pytest.mark.parametrize(("moment", "source"), [("detected", "tree"), ("damaged", "data")])
+def test_what_a_sweep_finds_repairable_is_repaired_and_the_next_one_finds_nothing(
+    tmp_path: Path, moment: str, source: str
+) -> None:
+    volumes = {path.parent.name: path for path in sorted(unpack(moment, tmp_path / "cluster").glob("dn*/volume1"))}
+    options = [word for path in volumes.values() for word in ("--volume", str(path))]
+    words = ("sweep", "run", *options, "--source", source, "--out", str(tmp_path / "out"))
+    with LocalCluster(volumes, tmp_path / "processes") as cluster:
+        status, first = cluster.command(*words, "--reconcile")
+        # Container 5 has no checksums, and nobody can tell.
+        assert (status, first["diverged"]) == (3, [1, 2, 3, 4, 6])
+        assert first["reconcile"] == {"jobs": 5, "refused": {}}
+        deadline, jobs = time.monotonic() + 120, list[dict[str, Any]]()
+        while not jobs or any(job["finishedAt"] is None for job in jobs):
+            assert time.monotonic() < deadline, jobs
+            jobs = cluster.command("job", "list")[1]["data"]["jobs"]
+            # The controller's default: two orders under way at a datanode.
+            at = Counter(one["id"] for job in jobs for one in job["datanodes"] if one["state"] in ("issued", "running"))
+            assert all(count <= 2 for count in at.values())
+        assert sorted(job["containerID"] for job in jobs) == first["diverged"]
+        assert {(job["state"], job["requestedBy"], job["reason"]) for job in jobs} == {
+            ("DONE", "treefold sweep", f"sweep {first['sweepID']}")
+        }
+        status, second = cluster.command(*words, "--reconcile")
+        # Nor does it take for a silent change what was repaired.
+        assert (status, second["diverged"], second["findings"]) == (0, [], 0)
+        assert second["reconcile"] == {"jobs": 0, "refused": {}}
+    changes = said("sweep", "compare", first["sweepID"], "latest", "--out", tmp_path / "out", check=0)
+    assert {one["containerID"] for one in changes["healed"]} == {1, 2, 3, 4, 6}
+
+
+def test_what_the_controller_refuses_is_counted_by_reason(tmp_path: Path) -> None:
+    volumes = {path.parent.name: path for path in sorted(unpack("healthy", tmp_path / "cluster").glob("dn*/volume1"))}
+    # Containers that no agent has reported.
+    truth = synthetic(tmp_path / "table", Cluster(seed=12, datanodes=4, containers=60, blocks=4, chunks=4))
+    repairable = [damage for damage in truth.damages if damage.verdict is Verdict.REPAIRABLE]
+    with LocalCluster(volumes, tmp_path / "processes") as cluster:
+        words = ("--table", str(tmp_path / "table"), "--out", str(tmp_path / "out"), "--reconcile")
+        status, said = cluster.command("sweep", "run", *words)
+    assert status == 3
+    assert said["reconcile"] == {"jobs": 0, "refused": {"CONTAINER_NOT_FOUND": len(repairable)}}
