@@ -55,6 +55,7 @@ from protos.chunk_table import (
     latest_manifest,
     manifest_name,
     manifest_sequence,
+    parquet_writer,
     read_inventory,
     replica_stretches,
     rows_of,
@@ -453,16 +454,7 @@ class _Run:
     @contextmanager
     def _new_file(self, name: str, kind: FileKind, schema: pa.Schema) -> Iterator["_OpenFile"]:
         with self._destination.create(name) as sink:
-            # Page checksums: a flipped bit in a file is found by who reads the page.
-            writer = pq.ParquetWriter(
-                sink,
-                schema,
-                compression="zstd",
-                # Checksums are all different: a dictionary of them would be made in vain.
-                use_dictionary=[column for column in schema.names if column != "checksum"],
-                write_page_checksum=True,
-                store_schema=False,
-            )
+            writer = parquet_writer(sink, schema)
             opened = _OpenFile(name, writer)
             try:
                 yield opened

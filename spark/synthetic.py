@@ -33,6 +33,7 @@ from protos.chunk_table import (
     Manifest,
     TableFile,
     file_name,
+    parquet_writer,
 )
 from spark.model import Source
 
@@ -443,13 +444,7 @@ class _Writer:
         # Text is handed over as dictionaries, and must not be noted as such in the file.
         schema = pa.schema([_as_dictionary(field) for field in CHUNK_SCHEMA])
         self._schema = schema
-        self._out = pq.ParquetWriter(
-            path,
-            schema,
-            compression="zstd",
-            store_schema=False,
-            use_dictionary=[f.name for f in CHUNK_SCHEMA if f.name not in ("chunk_offset", "checksum", "length")],
-        )
+        self._out = parquet_writer(path, schema)
         self.path = path
         self.rows = 0
         self._inventory: list[Int64s] = []
