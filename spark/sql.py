@@ -75,7 +75,7 @@ def folded(rows: DataFrame, lengths: list[int]) -> DataFrame:
     session = rows.sparkSession
     ranks = _table(session, np.concatenate([rank_tables(RANKS), np.zeros((1, 4, 256), np.uint32)]))
     ends, constants = end_tables(RANKS)
-    blocks = _BLOCKS.replace("$LENGTHS", ", ".join(f"{length}L" for length in lengths or [0]))
+    blocks = _BLOCKS.replace("$LENGTHS", ", ".join(f"{length}L" for length in lengths) or "NULL")
     checksums = session.sql(
         _CHECKSUMS,
         blocks=session.sql(blocks, rows=rows, ranks=ranks),
@@ -172,19 +172,22 @@ SELECT container_id, name, block_id, has_name,
   bit_xor(xxhash64(chunk_offset, length, checksum, matches)) AS mix
 FROM (
   SELECT *,
-    CAST(IF(full_length IS NULL OR chunk_offset % full_length <> 0 OR chunk_offset div full_length >= {RANKS},
-      {RANKS}L, chunk_offset div full_length) AS INT) AS rank
+    -- Divisions are what a row costs most.
+    CAST(IF(quotient < {RANKS} AND quotient * full_length = chunk_offset, quotient, {RANKS}L) AS INT) AS rank
   FROM (
-    SELECT container_id, {_NAME} AS name, block_id, chunk_offset, length, checksum, matches, deleted, scanned_at,
-      datanode IS NOT NULL AND container_id IS NOT NULL AS has_name,
-      IF(chunk_offset >= 0 AND length IN ($LENGTHS), length, NULL) AS full_length,
-      CASE WHEN chunk_offset >= 0 AND checksum BETWEEN 0 AND 4294967295 THEN {_CHUNK}
-        WHEN chunk_offset = {BLOCK_ROW} AND checksum BETWEEN 0 AND 4294967295 THEN {_BLOCK}
-        WHEN chunk_offset = {CONTAINER_ROW} THEN {_REPLICA}
-        ELSE {_UNFIT} END
-      | IF({" OR ".join(f"{name} IS NULL" for name in _NEEDED)}
-        OR source = 'none' AND chunk_offset <> {CONTAINER_ROW}, {_UNFIT}, 0) AS kind
-    FROM {{rows}}
+    SELECT *, chunk_offset div full_length AS quotient
+    FROM (
+      SELECT container_id, {_NAME} AS name, block_id, chunk_offset, length, checksum, matches, deleted, scanned_at,
+        datanode IS NOT NULL AND container_id IS NOT NULL AS has_name,
+        IF(chunk_offset >= 0 AND length IN ($LENGTHS), length, NULL) AS full_length,
+        CASE WHEN chunk_offset >= 0 AND checksum BETWEEN 0 AND 4294967295 THEN {_CHUNK}
+          WHEN chunk_offset = {BLOCK_ROW} AND checksum BETWEEN 0 AND 4294967295 THEN {_BLOCK}
+          WHEN chunk_offset = {CONTAINER_ROW} THEN {_REPLICA}
+          ELSE {_UNFIT} END
+        | IF({" OR ".join(f"{name} IS NULL" for name in _NEEDED)}
+          OR source = 'none' AND chunk_offset <> {CONTAINER_ROW}, {_UNFIT}, 0) AS kind
+      FROM {{rows}}
+    )
   )
 )
 GROUP BY container_id, name, block_id, has_name
