@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import click
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from admin.answer import EXIT_FINDINGS, EXIT_PARTLY, controller_options
@@ -161,8 +162,6 @@ def run(
         summary = carry_out(request, chosen, watcher)
     sweeps = Sweeps(out, Disk())
     report = write_report(sweeps, summary)
-    if metrics_file is not None:
-        write_metrics(metrics_file, summary)
     said = summary.json() | {"report": str(report)}
     refused: ReconcileError | None = None
     if reconcile:
@@ -174,11 +173,13 @@ def run(
         print_json(said)
     else:
         print_summary(said)
-        _print_findings(sweeps, summary.sweep_id)
+        _print_findings(sweeps, summary.sweep_id, said)
         print_line(f"report: {report}")
         if "reconcile" in said:
             print_line(_given(said["reconcile"]))
-    # The sweep is complete all the same, and was told of.
+    # From here on the sweep is complete, and was told of.
+    if metrics_file is not None:
+        write_metrics(metrics_file, summary)
     if refused is not None:
         raise refused
     click.get_current_context().exit(exit_status(summary))
@@ -200,7 +201,7 @@ def show(sweep_id: str, out: Path, as_json: bool) -> int:
         print_json(summary | {"containersDiverged": _details(sweeps, sweep_id)})
     else:
         print_summary(summary)
-        _print_findings(sweeps, sweep_id)
+        _print_findings(sweeps, sweep_id, summary)
     return 0
 
 
@@ -313,8 +314,13 @@ def print_summary(summary: JsonObject) -> None:
         _print_rest(len(listed))
 
 
-def _print_findings(sweeps: Sweeps, sweep_id: str) -> None:
+def _print_findings(sweeps: Sweeps, sweep_id: str, summary: JsonObject) -> None:
     findings = sweeps.read(Table.FINDINGS, sweep_id)
+    skipped = summary["skipped"]
+    assert isinstance(skipped, list)
+    # The summary has named them.
+    told = [f"{one['input']}: {one['reason']}" for one in skipped]
+    findings = findings.filter(pc.invert(pc.is_in(findings["detail"], pa.array(told, pa.string()))))
     for finding in findings.slice(0, _ROWS_SHOWN).to_pylist():
         places = ((name, finding[f"{name}_id" if name != "offset" else "chunk_offset"]) for name in _PLACES)
         where = " ".join(f"{name} {value}" for name, value in places if value is not None)

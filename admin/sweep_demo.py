@@ -234,7 +234,8 @@ def _print(truth: Truth, swept: dict[str, Swept], made_s: float) -> None:
         rows.append((kind.value, len(of_kind), *(len(of_kind & one.found) for one in swept.values())))
     silent = {place for place in _expected(truth) if place[0] == FindingKind.SILENT_CHANGE.value}
     rows.append((FindingKind.SILENT_CHANGE.value, len(silent), *(len(silent & one.found) for one in swept.values())))
-    print_table(("DAMAGE", "DONE", *(f"FOUND BY {n.upper()}" for n in swept)), rows, numbers=("DONE",))
+    headings = ("DAMAGE", "DONE", *(f"FOUND BY {name.upper()}" for name in swept))
+    print_table(headings, rows, numbers=headings[1:])
     for name, one in swept.items():
         summary = one.summary
         verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in summary.verdicts.items())

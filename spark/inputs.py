@@ -186,7 +186,7 @@ def _found(name: str) -> tuple[list[_File], list[_Export], list[Skipped]]:
         filesystem, path = place_of(name)
         info = filesystem.get_file_info(path)
         if info.type is fs.FileType.NotFound or not name:
-            return [], [], [Skipped(name, "there is nothing")]
+            return [], [], [Skipped(name, "there is no such file or folder")]
         if info.type is fs.FileType.File:
             return [_File(name, filesystem, info)], [], []
         found = filesystem.get_file_info(fs.FileSelector(path, recursive=True))

@@ -45,7 +45,8 @@ _PROGRESS_EVERY_S = 0.5
 # A task of a cluster is given up when it has failed so often; a local one, unless Spark is told, at once.
 _FAILURES_MAX = 4
 _JAVA_MIN = 17
-_LOG_TAIL_BYTES = 2000
+_LOG_TAIL_BYTES = 20_000
+_REASONS_MAX = 4
 
 _ALWAYS = {
     "spark.ui.enabled": "false",
@@ -75,23 +76,27 @@ def spark_session(
 
     Raises:
         SparkMissingError: There is no Java, or one that is too old.
-        ProcessFailedError: Spark does not come up; the end of its log is in the message.
+        ProcessFailedError: Spark does not come up, or a job fails; what its log says of it is in the message.
     """
     wanted = {**_ALWAYS, **(_of_local(master) if _is_local(master) else _of_cluster(master, pack)), **(settings or {})}
     conf = SparkConf().setAppName("treefold sweep").setAll(list(wanted.items()))
     log, interrupt = _log(), signal.getsignal(signal.SIGINT)
     try:
         context = SparkContext(conf=conf, gateway=_gateway(conf))
+        if current_thread() is main_thread():
+            # pyspark's own handler would talk to the JVM in the midst of another talk.
+            signal.signal(signal.SIGINT, interrupt)
+        # A master that does not answer ends the context behind our back, and this is who hears of it.
+        session = SparkSession(context)
     except (PySparkException, Py4JError) as error:
-        text = f"Spark did not start on {master}: {_tail(log) or error}"
+        text = f"Spark did not start on {master}: {_reasons(_tail(log)) or error}"
         raise _java_trouble() or ProcessFailedError(text) from error
-    if current_thread() is main_thread():
-        # pyspark's own handler would talk to the JVM in the midst of another talk.
-        signal.signal(signal.SIGINT, interrupt)
     # pyspark itself would take what the path calls python3, which need not have our packages.
     context.pythonExec = wanted["spark.pyspark.python"]
     try:
-        yield SparkSession(context)
+        yield session
+    except (PySparkException, Py4JError) as error:
+        raise ProcessFailedError(f"Spark failed: {_reasons(str(error)) or type(error).__name__}") from error
     finally:
         context.stop()
 
@@ -198,12 +203,19 @@ def _tail(log: IO[bytes]) -> str:
     return log.read().decode(errors="replace").strip()
 
 
+def _reasons(text: str) -> str:
+    """Of what Spark says, the lines that say why, without those that say where."""
+    lines = [line.strip() for line in text.splitlines() if not line.startswith(("\t", " "))]
+    telling = [line for line in lines if re.search(r"Exception\b|Error\b|\bERROR\b", line)]
+    return "\n".join(list(dict.fromkeys(telling or lines))[:_REASONS_MAX])
+
+
 def _java_trouble() -> SparkMissingError | None:
     """What is wrong with the Java that Spark's scripts would take, if that is what is wrong."""
     hint = f"install Java {_JAVA_MIN}: sudo apt-get install openjdk-17-jre-headless"
     # Spark's own rule; the shell knows JAVA_HOME.
     command = '"${JAVA_HOME:+$JAVA_HOME/bin/}java" -version'
-    told = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    told = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
     if told.returncode:
         return SparkMissingError(f"Spark needs Java {_JAVA_MIN} or newer, and there is none", hint=hint)
     version = re.search(r'version "(?:1\.)?(\d+)', told.stderr)
