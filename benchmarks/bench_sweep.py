@@ -62,11 +62,11 @@ def ours(place: Path) -> list[int]:
     out = place / "out"
     shutil.rmtree(out, ignore_errors=True)
     request = Request(out, tables=(str(place / "table"),))
-    summary = sweep(request, LocalEngine(Gatherer(out / "work" / "spill", threads=THREADS)), _Silent())
+    summary = sweep(request, LocalEngine(Gatherer(out / "work" / "spill", threads=THREADS)), Silent())
     return list(summary.diverged)
 
 
-class _Silent:
+class Silent:
     """Tells nobody of progress."""
 
     def note(self, text: str) -> None: ...

@@ -122,7 +122,7 @@ def encode_blocks(
     chunk_matches: "NDArray[np.bool_]",
 ) -> bytes:
     """The `blockMerkleTree` fields of a tree as Ozone writes them; asserts that the columns fit each other."""
-    # Every tag, bool, length and varint at its longest.
+    # Every tag, bool, length and varint at its longest, and some more, which `put` may write to.
     out = np.empty(40 * (block_ids.size + chunk_offsets.size), np.uint8)
     length_bytes = _encode(
         np.ascontiguousarray(block_ids, np.int64),
@@ -157,8 +157,10 @@ _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _PAIR = ir.VectorType(_I64, 2)
 ONES = np.uint64(0xFFFF_FFFF)
 _BYTE = np.uint64(0xFF)
-_0, _1, _7, _8, _16, _32 = (np.uint64(number) for number in (0, 1, 7, 8, 16, 32))
-_7F, _80 = np.uint64(0x7F), np.uint64(0x80)
+_0, _1, _2, _6, _7, _8, _9, _16, _32, _49, _64 = (np.uint64(number) for number in (0, 1, 2, 6, 7, 8, 9, 16, 32, 49, 64))
+_7F, _80, _GOING_ON = np.uint64(0x7F), np.uint64(0x80), np.uint64(0x8080_8080_8080_8080)
+# Tags of a tree file: fields 1 to 4, the middle two also as messages.
+TAG_1, TAG_2, TAG_2_MESSAGE, TAG_3, TAG_3_MESSAGE, TAG_4 = map(np.uint64, (0x08, 0x10, 0x12, 0x18, 0x1A, 0x20))
 _STRIDE = np.uint64(_STRIDE_BYTES)
 _U64 = types.uint64
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
@@ -200,6 +202,20 @@ def _load64(typing_context: object, address: object) -> object:
 @_emitted
 def _load8(typing_context: object, address: object) -> object:
     return _U64(_U64), lambda context, builder, signature, values: builder.zext(_load(builder, values[0], _I8), _I64)
+
+
+@_emitted
+def _store64(typing_context: object, address: object, word: object) -> object:
+    def generate(context: object, builder: ir.IRBuilder, signature: object, values: Sequence[ir.Value]) -> ir.Value:
+        builder.store(values[1], builder.inttoptr(values[0], _I64.as_pointer())).align = 1
+        return values[1]
+
+    return _U64(_U64, _U64), generate
+
+
+@_emitted
+def _leading_zeros(typing_context: object, word: object) -> object:
+    return _U64(_U64), lambda context, builder, signature, values: builder.ctlz(values[0], ir.IntType(1)(0))
 
 
 @_emitted
@@ -432,26 +448,40 @@ def _blocks(
 
 
 @jit(types.int64(types.int64))
-def _varint_bytes(value: int) -> int:
-    size, word = 1, np.uint64(value) >> _7
-    while word > _0:
-        size += 1
-        word >>= _7
-    return size
+def varint_bytes(value: int | np.int64) -> int:
+    """How many bytes a varint takes: a seventh of the bits that count, rounded up; nine 64ths are that up to 64."""
+    bits = _64 - _leading_zeros(np.uint64(value) | _1)
+    return int((bits * _9 + _64) >> _6)
 
 
-@jit(types.int64(_OUT, types.int64, types.uint8, types.int64))
-def _put(out: "NDArray[np.uint8]", at: int, tag: int, value: int) -> int:
-    """Write a tag and a varint; return the place behind."""
-    out[at] = tag
+@jit(_U64(_U64, _U64, types.int64))
+def put(address: np.uint64, tag: np.uint64, value: int | np.int64) -> np.uint64:
+    """Write a tag and a varint to an address; return the one behind. Up to seven bytes behind are overwritten too."""
     word = np.uint64(value)
-    at += 1
+    if word >> _49 == _0:
+        # Seven bytes at most: spread out, marked as going on but for the last, and stored at once.
+        spread = _0
+        for i in range(7):
+            spread |= (word & (_7F << (_7 * np.uint64(i)))) << np.uint64(i)
+        size = np.uint64(varint_bytes(value))
+        spread |= _GOING_ON & ((_1 << (_8 * (size - _1))) - _1)
+        _store64(address, spread << _8 | tag)
+        return address + size + _1
+    _store64(address, tag)
+    address += _1
     while word > _7F:
-        out[at] = np.uint8(word & _7F | _80)
+        _store64(address, word & _7F | _80)
         word >>= _7
-        at += 1
-    out[at] = np.uint8(word)
-    return at + 1
+        address += _1
+    _store64(address, word)
+    return address + _1
+
+
+@jit(_U64(_U64, _U64, types.int64))
+def put_byte(address: np.uint64, tag: np.uint64, value: int | np.int64) -> np.uint64:
+    """The same of a value below 128."""
+    _store64(address, np.uint64(value) << _8 | tag)
+    return address + _2
 
 
 @jit(types.int64(_IN_WORDS, _IN_WORDS, _IN_FLAGS, _IN_WORDS, _IN_WORDS, _IN_WORDS, _IN_WORDS, _IN_FLAGS, _OUT))
@@ -471,27 +501,28 @@ def _encode(
     assert block_ids.size == block_checksums.size == block_deleted.size == chunk_starts.size - 1
     assert chunks == chunk_lengths.size == chunk_checksums.size == chunk_matches.size
     sizes = np.empty(chunks, np.int64)
-    at = 0
+    start = np.uint64(out.ctypes.data)
+    at = start
     for i in range(block_ids.size):
         first, last = chunk_starts[i], chunk_starts[i + 1]
         assert 0 <= first <= last <= chunks
-        body = 4 + _varint_bytes(block_ids[i]) + _varint_bytes(block_checksums[i])
+        body = 4 + varint_bytes(block_ids[i]) + varint_bytes(block_checksums[i])
         for j in range(first, last):
-            numbers = _varint_bytes(chunk_offsets[j]) + _varint_bytes(chunk_lengths[j])
-            sizes[j] = 5 + numbers + _varint_bytes(chunk_checksums[j])
+            numbers = varint_bytes(chunk_offsets[j]) + varint_bytes(chunk_lengths[j])
+            sizes[j] = 5 + numbers + varint_bytes(chunk_checksums[j])
             # At most 35 bytes, so that the length takes one; and a tag.
             body += 2 + sizes[j]
-        at = _put(out, at, 0x12, body)
-        at = _put(out, at, 0x08, block_ids[i])
-        at = _put(out, at, 0x10, block_checksums[i])
+        at = put(at, TAG_2_MESSAGE, body)
+        at = put(at, TAG_1, block_ids[i])
+        at = put(at, TAG_2, block_checksums[i])
         for j in range(first, last):
-            at = _put(out, at, 0x1A, sizes[j])
-            at = _put(out, at, 0x08, chunk_offsets[j])
-            at = _put(out, at, 0x10, chunk_lengths[j])
-            at = _put(out, at, 0x18, chunk_checksums[j])
-            at = _put(out, at, 0x20, int(chunk_matches[j]))
-        at = _put(out, at, 0x20, int(block_deleted[i]))
-    return at
+            at = put_byte(at, TAG_3_MESSAGE, sizes[j])
+            at = put(at, TAG_1, chunk_offsets[j])
+            at = put(at, TAG_2, chunk_lengths[j])
+            at = put(at, TAG_3, chunk_checksums[j])
+            at = put_byte(at, TAG_4, int(chunk_matches[j]))
+        at = put_byte(at, TAG_4, int(block_deleted[i]))
+    return int(at - start)
 
 
 def _prove() -> None:

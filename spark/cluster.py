@@ -11,12 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial, reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeAlias
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,7 @@ from pyspark.sql.functions import col, lit
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from merkle.errors import SparkFailedError
+from ozone.disk import Disk
 from protos.chunk_table import CHUNK_SCHEMA
 from spark.files import DEFAULTS, read_rows
 from spark.gather import GROUP_ROWS, Gatherer, Int64s
@@ -40,6 +42,7 @@ from spark.runs import RUN_SCHEMA
 from spark.session import watched
 from spark.sql import aggregate, names_of
 from spark.sweep import Judged, Wave
+from spark.trees import Packed, TreeJob, pack_part
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -137,6 +140,29 @@ class SparkEngine:
         for ids, counts in _gatherings(container_ids, rows):
             theirs = replicas.filter(pa.array(np.isin(of_replica, ids)))
             yield from self._judged(partial(_inspect, theirs), parts, ids, counts)
+
+    def trees(self, job: TreeJob, disk: Disk) -> Iterator[Packed]:
+        """See Engine: written by tasks where they see the folder; else this machine writes what they would have.
+
+        Raises:
+            SparkFailedError: a job failed, and its tasks again and again.
+        """
+        # Seen by tasks exactly where the folder is shared.
+        mark = job.folder / f".shared-{uuid4().hex}"
+        disk.replace(mark, b"")
+        try:
+            left = list(job.ordered)
+            for wave in _cut(job.ordered, WAVE_ROWS * self._cores):
+                for made in self._made(self._each(len(wave), partial(_pack, job, wave, mark)), "writing trees"):
+                    assert isinstance(made, tuple)
+                    part, packed = made
+                    if packed is not None:
+                        left.remove(part)
+                        yield packed
+        finally:
+            disk.remove(mark)
+        with TemporaryDirectory(prefix="treefold-") as scratch:
+            yield from LocalEngine(Gatherer(Path(scratch))).trees(replace(job, ordered=left), disk)
 
     def _judged(self, judge: "Judge", parts: Sequence[Part], ids: Int64s, rows: Int64s) -> Iterator[Judged]:
         """Bring the rows of these containers together, group by group, and judge each group in a task."""
@@ -280,6 +306,14 @@ def _fold(parts: Sequence[Part], number: int) -> Iterator[pa.RecordBatch]:
     with TemporaryDirectory(prefix="treefold-") as scratch:
         LocalEngine(Gatherer(Path(scratch), threads=1)).fold([parts[number]], waves.append, _ignore)
     yield from map(_packed, waves)
+
+
+def _pack(job: TreeJob, parts: Sequence[Part], mark: Path, number: int) -> Iterator[pa.RecordBatch]:
+    part, packed = parts[number], None
+    if mark.exists():
+        with TemporaryDirectory(prefix="treefold-") as scratch:
+            packed = pack_part(job, part, Gatherer(Path(scratch), threads=1), Disk())
+    yield _packed((part, packed))
 
 
 def _travelling(parts: Sequence[Part], groups: Groups, number: int) -> Iterator[pa.RecordBatch]:

@@ -5,7 +5,7 @@ without a tree: what it holds is then unknown, which no comparison takes for equ
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -49,7 +49,7 @@ def exact_replicas(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
 
     Equal to what ordered runs settle to. A replica with a finding has no root, and its source is "none".
     """
-    arranged = _arrange(rows)
+    arranged = arrange(rows)
     runs = fold_batches(arranged.rows.to_batches())
     assert all(runs["ordered"].to_pylist())
     replicas = replicas_of(runs, pa.array([Path.EXACT.value] * runs.num_rows, pa.string()))
@@ -61,7 +61,7 @@ def trees_of(rows: pa.Table) -> Iterator[tuple[ReplicaId, TreeColumns]]:
 
     Of replicas without a tree, and of those whose rows contradict each other, the root is None.
     """
-    arranged = _arrange(rows)
+    arranged = arrange(rows)
     columns = {name: _key(arranged.rows, name) for name in ("block_id", "chunk_offset", *_CONTENT)}
     for start, end in pairwise([*arranged.starts.tolist(), arranged.rows.num_rows]):
         first = arranged.rows.slice(start, 1).to_pylist()[0]
@@ -71,7 +71,7 @@ def trees_of(rows: pa.Table) -> Iterator[tuple[ReplicaId, TreeColumns]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Arranged:
+class Arranged:
     """Rows by container, datanode, volume, block and offset, each place once, faulty replicas without a tree."""
 
     rows: pa.Table
@@ -87,10 +87,11 @@ class _Fault:
     rows: Bools
 
 
-def _arrange(rows: pa.Table) -> _Arranged:
+def arrange(rows: pa.Table) -> Arranged:
+    """All rows (CHUNK_SCHEMA, in any order) of some replicas, sorted, and what is wrong with them."""
     rows = rows.select(CHUNK_SCHEMA.names).combine_chunks()
     if not rows.num_rows:
-        return _Arranged(rows, np.empty(0, np.int64), ())
+        return Arranged(rows, np.empty(0, np.int64), ())
     names = (*_PLACE, *_CONTENT, *AGREED)
     keys = np.array([_key(rows, name) for name in names])
     lacking = np.zeros(rows.num_rows, np.bool_)
@@ -113,7 +114,7 @@ def _arrange(rows: pa.Table) -> _Arranged:
         for name, value in _UNSAID.items():
             rows = _with(rows, name, rows[name].fill_null(pa.scalar(value, rows[name].type)))
         rows = rows.combine_chunks()
-    return _Arranged(rows, np.flatnonzero(_changes(replica[keep][None])), findings)
+    return Arranged(rows, np.flatnonzero(_changes(replica[keep][None])), findings)
 
 
 def _sorted(keys: Int64s, lacking: Bools, rows: pa.Table) -> Int64s:
@@ -178,29 +179,49 @@ def _findings(fault: _Fault, rows: pa.Table, replica: Int64s) -> Iterator[dict[s
 def _tree(container_id: ContainerId, columns: dict[str, Int64s], *, is_known: bool) -> TreeColumns:
     is_block = columns["chunk_offset"] != CONTAINER_ROW
     columns = {name: column[is_block] for name, column in columns.items()}
-    ids = columns["block_id"]
-    firsts = np.flatnonzero(_changes(ids[None]))
-    deleted = columns["deleted"].astype(np.bool_)
+    tree = tree_of_rows(
+        container_id,
+        columns["block_id"],
+        columns["chunk_offset"],
+        columns["length"],
+        columns["checksum"],
+        columns["matches"].astype(np.bool_),
+        columns["deleted"].astype(np.bool_),
+    )
+    return tree if is_known else replace(tree, data_checksum=None)
+
+
+def tree_of_rows(
+    container_id: ContainerId,
+    block_ids: Int64s,
+    offsets: Int64s,
+    lengths: Int64s,
+    checksums: Int64s,
+    matches: Bools,
+    deleted: Bools,
+) -> TreeColumns:
+    """The tree of one replica of which these are all rows, in order; without blocks there are none."""
+    firsts = np.flatnonzero(_changes(block_ids[None]))
     block_deleted = np.logical_or.reduceat(deleted, firsts) if len(firsts) else deleted
     # In every column, the chunks' rows alone.
-    is_chunk = columns["chunk_offset"] >= 0
-    starts = np.append(0, np.cumsum(is_chunk))[np.append(firsts, len(ids))]
-    checksums = fold_blocks(ids[firsts], starts, columns["checksum"][is_chunk])
+    is_chunk = offsets >= 0
+    starts = np.append(0, np.cumsum(is_chunk))[np.append(firsts, len(block_ids))]
+    folded = fold_blocks(block_ids[firsts], starts, checksums[is_chunk])
     own = ~is_chunk[firsts] & block_deleted
-    checksums = np.where(own, columns["checksum"][firsts], checksums)
+    block_checksums = np.where(own, checksums[firsts], folded)
     counts = np.where(block_deleted, 0, np.diff(starts))
-    is_live = is_chunk & ~np.repeat(block_deleted, np.diff(np.append(firsts, len(ids))))
+    is_live = is_chunk & ~np.repeat(block_deleted, np.diff(np.append(firsts, len(block_ids))))
     return TreeColumns(
         container_id,
-        fold_root(checksums) if is_known else None,
-        ids[firsts],
-        checksums,
+        fold_root(block_checksums),
+        block_ids[firsts],
+        block_checksums,
         block_deleted,
         np.append(0, np.cumsum(counts)),
-        columns["chunk_offset"][is_live],
-        columns["length"][is_live],
-        columns["checksum"][is_live],
-        columns["matches"][is_live].astype(np.bool_),
+        offsets[is_live],
+        lengths[is_live],
+        checksums[is_live],
+        matches[is_live],
     )
 
 

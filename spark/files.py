@@ -109,6 +109,18 @@ def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
                 yield batch
 
 
+@contextmanager
+def opened_rows(part: Part) -> Iterator[tuple[Iterator[Rows], pa.Table | None]]:
+    """All rows of a part that could be folded, as they are folded, superseded ones too; and its inventory, if any.
+
+    Raises:
+        ChunkTableError: it cannot be read any more; also while rows are read.
+    """
+    assert part.kind is PartKind.FILE
+    with _opened(part) as reader:
+        yield reader.stretches(), None if part.manifest is None else reader.inventory()
+
+
 class _Reader:
     """The row groups of one part."""
 

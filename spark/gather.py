@@ -42,6 +42,10 @@ class Gatherer:
         self.group_rows = group_rows
         self._scratch = scratch
 
+    def alone(self) -> "Gatherer":
+        """The same for a single thread, such as one of these."""
+        return Gatherer(self._scratch, threads=1, group_rows=self.group_rows)
+
     def gathered(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> Iterator[tuple[Int64s, pa.Table]]:
         """All rows of these containers with their IDs, some containers at a time."""
         # Few enough files, which are cut again by what they hold; the rows before a container tell its file.

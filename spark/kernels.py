@@ -11,7 +11,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba.core import types
 
-from merkle.kernels import ONES, crc32c_word, jit, swap
+from merkle.kernels import (
+    ONES,
+    TAG_1,
+    TAG_2,
+    TAG_2_MESSAGE,
+    TAG_3,
+    TAG_3_MESSAGE,
+    TAG_4,
+    crc32c_word,
+    jit,
+    put,
+    put_byte,
+    swap,
+    varint_bytes,
+)
 from protos.chunk_table import BLOCK_ROW, CONTAINER_ROW
 from spark.runs import ENDS, FIRST, HALF, INNER, LAST, PRIME_1, PRIME_2, PRIME_3, SEED, Fragment, Inner
 
@@ -27,12 +41,17 @@ _IN_CHECKSUM, _IN_FINGERPRINT, _IN_BLOCKS, _IN_DELETED, _IN_CHUNKS, _IN_BYTES, _
     int, Inner
 )
 
+# What the only row of a block needs at most: tags, flags and lengths, two numbers of the block and three of the chunk,
+# all at their longest. A tree's own fields need less.
+TREE_ROW_BYTES = 72
+
 _U64, _I64 = types.uint64, types.int64
 _IN_WORDS = types.Array(types.int64, 1, "C", readonly=True)
 _IN_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
 _WORDS = types.Array(types.int64, 1, "C")
 _FLAGS = types.Array(types.boolean, 1, "C")
 _MATRIX = types.Array(types.int64, 2, "C")
+_OUT = types.Array(types.uint8, 1, "C")
 
 
 @jit(_U64(_U64, _U64))
@@ -159,3 +178,118 @@ def fold_stretches(
         out[_INNER + _IN_CHECKSUM] = np.int64(register ^ ONES)
         out[_INNER + _IN_FINGERPRINT] = np.int64(fingerprint)
         ordered[run] = in_order
+
+
+@jit(
+    types.void(
+        _IN_WORDS,
+        _IN_WORDS,
+        _IN_WORDS,
+        _I64,
+        _IN_WORDS,
+        _IN_WORDS,
+        _IN_WORDS,
+        _IN_WORDS,
+        _IN_FLAGS,
+        _IN_FLAGS,
+        _WORDS,
+        _WORDS,
+        _OUT,
+    )
+)
+def encode_trees(
+    starts: "Int64s",
+    ends: "Int64s",
+    container_ids: "Int64s",
+    rows: int,
+    block_ids: "Int64s",
+    offsets: "Int64s",
+    lengths: "Int64s",
+    checksums: "Int64s",
+    matches: "Bools",
+    deleted: "Bools",
+    roots: "Int64s",
+    bounds: "Int64s",
+    out: "NDArray[np.uint8]",
+) -> None:
+    """The trees of replicas whose rows, `starts[i]:ends[i]`, are whole and in order, one behind the other in `out`.
+
+    Tree i is `out[bounds[i]:bounds[i + 1]]`. A column of a single entry stands for one in which all rows are alike.
+    `out` has TREE_ROW_BYTES for each row and each replica. Asserts that the columns fit each other.
+    """
+    for size in (block_ids.size, offsets.size, lengths.size, checksums.size, matches.size, deleted.size):
+        assert size in (1, rows)
+    block_mask, offset_mask = -int(block_ids.size > 1), -int(offsets.size > 1)
+    length_mask, checksum_mask = -int(lengths.size > 1), -int(checksums.size > 1)
+    matches_mask, deleted_mask = -int(matches.size > 1), -int(deleted.size > 1)
+    assert starts.size == ends.size == container_ids.size == roots.size == bounds.size - 1
+    largest = 0
+    total_rows = 0
+    for replica in range(starts.size):
+        assert 0 <= starts[replica] < ends[replica] <= rows
+        largest = max(largest, ends[replica] - starts[replica])
+        total_rows += ends[replica] - starts[replica]
+    assert TREE_ROW_BYTES * (total_rows + starts.size) <= out.size
+    # Of each block: where its rows end, its checksum, its bytes on the wire, and whether it is a tombstone.
+    stops, own = np.empty(largest, np.int64), np.empty(largest, np.int64)
+    bodies, gone = np.empty(largest, np.int64), np.empty(largest, np.bool_)
+    begin = np.uint64(out.ctypes.data)
+    at = begin
+    for replica in range(starts.size):
+        bounds[replica] = np.int64(at - begin)
+        i, end = starts[replica], ends[replica]
+        blocks = 0
+        total = 0
+        register = ONES
+        while i < end:
+            low = offsets[i & offset_mask]
+            if low == CONTAINER_ROW:
+                break
+            block_id = block_ids[i & block_mask]
+            is_gone = False
+            body = 0
+            crc = crc32c_word(ONES, swap(np.uint64(block_id)))
+            if low >= 0:
+                while i < end and block_ids[i & block_mask] == block_id:
+                    offset, length = offsets[i & offset_mask], lengths[i & length_mask]
+                    checksum = checksums[i & checksum_mask]
+                    crc = crc32c_word(crc, swap(np.uint64(checksum)))
+                    is_gone |= deleted[i & deleted_mask]
+                    body += 7 + varint_bytes(offset) + varint_bytes(length) + varint_bytes(checksum)
+                    i += 1
+                sum_ = np.int64(crc ^ ONES)
+            else:
+                is_gone = deleted[i & deleted_mask]
+                sum_ = checksums[i & checksum_mask] if is_gone else np.int64(crc ^ ONES)
+                i += 1
+            if is_gone:
+                body = 0
+            body += 4 + varint_bytes(block_id) + varint_bytes(sum_)
+            total += 1 + varint_bytes(body) + body
+            register = crc32c_word(register, swap(np.uint64(sum_)))
+            stops[blocks], own[blocks], bodies[blocks], gone[blocks] = i, sum_, body, is_gone
+            blocks += 1
+        root = np.int64(register ^ ONES)
+        roots[replica] = root
+        at = put(at, TAG_1, container_ids[replica])
+        at = put(at, TAG_2_MESSAGE, 1 + varint_bytes(root) + total)
+        at = put(at, TAG_1, root)
+        i = starts[replica]
+        for block in range(blocks):
+            at = put(at, TAG_2_MESSAGE, bodies[block])
+            at = put(at, TAG_1, block_ids[i & block_mask])
+            at = put(at, TAG_2, own[block])
+            if offsets[i & offset_mask] >= 0 and not gone[block]:
+                for row in range(i, stops[block]):
+                    offset, length = offsets[row & offset_mask], lengths[row & length_mask]
+                    checksum = checksums[row & checksum_mask]
+                    # At most 35 bytes, so that the length takes one.
+                    size = 5 + varint_bytes(offset) + varint_bytes(length) + varint_bytes(checksum)
+                    at = put_byte(at, TAG_3_MESSAGE, size)
+                    at = put(at, TAG_1, offset)
+                    at = put(at, TAG_2, length)
+                    at = put(at, TAG_3, checksum)
+                    at = put_byte(at, TAG_4, int(matches[row & matches_mask]))
+            at = put_byte(at, TAG_4, int(gone[block]))
+            i = stops[block]
+    bounds[starts.size] = np.int64(at - begin)

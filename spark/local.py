@@ -5,7 +5,7 @@ be sorted or compared are gathered first (spark.gather).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ozone.disk import Disk
 from protos.chunk_table import place_of
 from spark.compare import inspect
 from spark.exact import exact_replicas
@@ -22,6 +23,7 @@ from spark.large import block_ranges, inspect_large, large_replicas
 from spark.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, Part
 from spark.runs import RUN_SCHEMA
 from spark.sweep import Judged, Wave
+from spark.trees import Packed, TreeJob, pack_part, pack_rows
 
 # A wave is stored when it has so many rows: some seconds of work, which is all that a crash costs.
 WAVE_ROWS = 64 << 20
@@ -81,6 +83,21 @@ class LocalEngine:
             return Judged(REPLICA_SCHEMA.empty_table(), verdicts, findings)
 
         yield from self._gatherer.each(self._gatherer.gathered(parts, container_ids, rows), work)
+
+    def trees(self, job: TreeJob, disk: Disk) -> Iterator[Packed]:
+        """See Engine."""
+        yield from self._gatherer.each(job.ordered, lambda part: pack_part(job, part, self._gatherer.alone(), disk))
+        if len(job.others):
+            yield from self.other_trees(job, self._gatherer.gathered(job.parts, job.others, job.rows), disk)
+
+    def other_trees(self, job: TreeJob, groups: Iterable[tuple[Int64s, pa.Table]], disk: Disk) -> Iterator[Packed]:
+        """Those of the other containers, of which these are the rows in groups."""
+
+        def work(group: tuple[int, tuple[Int64s, pa.Table]]) -> Packed:
+            number, (ids, held) = group
+            return pack_rows(job, number, ids, held, self._gatherer.group_rows, disk)
+
+        yield from self._gatherer.each(enumerate(groups), work)
 
     def _is_large(self, container_ids: Int64s, rows: pa.Table) -> bool:
         return len(container_ids) == 1 and rows.num_rows > self._gatherer.group_rows

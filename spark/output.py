@@ -251,17 +251,29 @@ class Output:
                 self._disk.remove_folder(self.path(table, sweep_id).parent)
             self._disk.remove_folder(self.report(sweep_id).parent)
         # Trees are as large as all else together.
-        for sweep_id in self.sweeps()[:-_TREES_KEPT]:
-            self._disk.remove_folder(self.trees(sweep_id))
+        kept = {self.trees(sweep_id).name for sweep_id in self.sweeps()[-_TREES_KEPT:]}
+        folder = self.folder / "trees"
+        for name in self._disk.names(folder) if self._disk.is_folder(folder) else ():
+            # Also those of a sweep that was given up.
+            if name not in kept:
+                self._disk.remove_folder(folder / name)
         return doomed
 
 
 class TableWriter:
     """A Parquet file in the making."""
 
-    def __init__(self, path: Path, schema: pa.Schema, compression: str) -> None:
+    def __init__(self, path: Path, schema: pa.Schema, compression: str, opaque: str | None) -> None:
         self._schema = schema
-        self._out = pq.ParquetWriter(path, schema, compression=compression)
+        described = opaque is None or [name for name in schema.names if name != opaque]
+        self._out = pq.ParquetWriter(
+            path,
+            schema,
+            compression=compression,
+            use_dictionary=described,
+            write_statistics=described,
+            write_page_checksum=True,
+        )
         self.rows = 0
 
     def add(self, table: pa.Table) -> None:
@@ -276,8 +288,12 @@ class TableWriter:
 
 
 @contextmanager
-def written_whole(path: Path, schema: pa.Schema, disk: Disk, *, compression: str = "zstd") -> Iterator[TableWriter]:
+def written_whole(
+    path: Path, schema: pa.Schema, disk: Disk, *, compression: str = "zstd", opaque: str | None = None
+) -> Iterator[TableWriter]:
     """A Parquet file that appears at `path`, durable, when this ends without an error.
+
+    Of the column `opaque` no two values are alike: it gets neither a dictionary nor statistics.
 
     Raises:
         DiskError: it cannot be written.
@@ -285,7 +301,7 @@ def written_whole(path: Path, schema: pa.Schema, disk: Disk, *, compression: str
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         disk.make_folder(path.parent)
-        writer = TableWriter(temporary, schema, compression)
+        writer = TableWriter(temporary, schema, compression, opaque)
     except (OSError, pa.ArrowException) as error:
         raise DiskError(f"{path} cannot be written: {error}", path=str(path)) from error
     try:

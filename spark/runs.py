@@ -196,7 +196,7 @@ def rows_of(columns: Mapping[str, pa.Array], count: int) -> Rows:
     for name in CHUNK_SCHEMA.names:
         column = columns[name]
         if column.null_count and name != "scanned_at":
-            lacking = _full(column.is_null().to_numpy(zero_copy_only=False), count)
+            lacking = full(column.is_null().to_numpy(zero_copy_only=False), count)
             unreadable = lacking if unreadable is None else unreadable | lacking
         if name in TEXT:
             text[name] = text_of(column)
@@ -272,9 +272,9 @@ def fold_stretches(starts: Int64s, rows: Rows) -> tuple[Bools, Int64s]:
     matches, deleted = rows.flags["matches"], rows.flags["deleted"]
     if compiled(_ROW_BYTES * rows.count) is None:
         block_ids, offsets, lengths, checksums = (
-            _full(column, rows.count) for column in (block_ids, offsets, lengths, checksums)
+            full(column, rows.count) for column in (block_ids, offsets, lengths, checksums)
         )
-        matches, deleted = _full(matches, rows.count), _full(deleted, rows.count)
+        matches, deleted = full(matches, rows.count), full(deleted, rows.count)
         return library_fold_stretches(starts, block_ids, offsets, lengths, checksums, matches, deleted)
     from spark import kernels
 
@@ -291,16 +291,16 @@ def _folded(rows: Rows) -> pa.Table:
     sources = rows.text["source"]
     is_none = sources.values.to_numpy(zero_copy_only=False) == "none"
     # A replica without a tree has no blocks.
-    ordered &= ~is_none[_at(sources.codes, starts)] | (numbers[ENDS] == 0)
+    ordered &= ~is_none[entries(sources.codes, starts)] | (numbers[ENDS] == 0)
     if rows.unreadable is not None:
         ordered &= ~np.logical_or.reduceat(rows.unreadable, starts)
     columns: dict[str, pa.Array] = {name: pa.array(row) for name, row in zip(_NUMBERS, numbers, strict=True)}
     columns["ordered"] = pa.array(ordered)
     for name, text in rows.text.items():
-        columns[name] = text.values.take(pa.array(_at(text.codes, starts)))
+        columns[name] = text.values.take(pa.array(entries(text.codes, starts)))
     for name in REPLICA_COLUMNS:
         if name not in TEXT:
-            columns[name] = _arrow(name, _at(rows.integers[name], starts))
+            columns[name] = arrow_of(name, entries(rows.integers[name], starts))
     return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA)
 
 
@@ -316,16 +316,18 @@ def _changes(rows: Rows) -> Int64s:
     return np.flatnonzero(changes)
 
 
-def _at(column: "NDArray[_Scalar]", places: Int64s) -> "NDArray[_Scalar]":
-    return column[places] if len(column) > 1 else _full(column, len(places))
+def entries(column: "NDArray[_Scalar]", places: Int64s) -> "NDArray[_Scalar]":
+    """Those of some rows, of a column that has all or the one that all rows have."""
+    return column[places] if len(column) > 1 else full(column, len(places))
 
 
-def _full(column: "NDArray[_Scalar]", count: int) -> "NDArray[_Scalar]":
+def full(column: "NDArray[_Scalar]", count: int) -> "NDArray[_Scalar]":
     """With one entry a row."""
     return column if len(column) == count else np.repeat(column, count)
 
 
-def _arrow(name: str, column: Int64s) -> pa.Array:
+def arrow_of(name: str, column: Int64s) -> pa.Array:
+    """A column of integers or times as REPLICA_SCHEMA has it."""
     if name == "scanned_at":
         return pa.array(column, pa.int64(), mask=column == _NEVER).view(CHUNK_SCHEMA.field(name).type)
     return pa.array(column, RUN_SCHEMA.field(name).type)
@@ -466,7 +468,7 @@ def _joined(runs: pa.Table) -> tuple[pa.Table, Int64s]:
         numbers[:, torn] = _reduced(_numbers_of(runs.take(pa.array(order[pieces]))), replica[pieces])
     scanned = np.maximum.reduceat(integers_of(runs["scanned_at"].combine_chunks())[order], starts)
     columns = {name: firsts[name] for name in REPLICA_COLUMNS}
-    columns |= {"scanned_at": _arrow("scanned_at", scanned), "ordered": pa.array(in_order)}
+    columns |= {"scanned_at": arrow_of("scanned_at", scanned), "ordered": pa.array(in_order)}
     columns |= {name: pa.array(row) for name, row in zip(_NUMBERS, numbers, strict=True)}
     return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA), counts
 

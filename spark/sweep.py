@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from spark.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, FindingK
 from spark.model import Path as Way
 from spark.output import JsonObject, Output, Skipped, Summary, Table, new_sweep_id
 from spark.runs import RUN_SCHEMA, settle
-from spark.trees import write_trees
+from spark.trees import Packed, TreeJob, part_file
 from spark.volumes import OpenVolumes, copy_part, open_volumes
 from spark.work import Plan, Range, Stage, Stored, Work, key_of, ranges
 
@@ -107,6 +107,15 @@ class Engine(Protocol):
         """
         ...
 
+    def trees(self, job: TreeJob, disk: Disk) -> Iterator[Packed]:
+        """Write the trees of all replicas that have one, file by file (spark.trees).
+
+        Raises:
+            DiskError: one cannot be written.
+            ChunkTableError: a part cannot be read any more.
+        """
+        ...
+
 
 class Watcher(Protocol):
     """Who is told how a sweep goes on."""
@@ -135,7 +144,7 @@ class Request:
     # Begin anew where a sweep of the same inputs was not finished.
     fresh: bool = False
     keep: int = 30
-    # Beside the tables, all trees; this machine writes them, whatever the engine.
+    # Beside the tables, all trees.
     write_trees: bool = False
 
 
@@ -232,8 +241,8 @@ class _Sweep:
         summary = self._judged(parts, folded)
         summary = replace(summary, seconds=time.monotonic() - started)
         if self._request.write_trees:
-            self._write_trees(parts)
-            summary = replace(summary, seconds=time.monotonic() - started)
+            notes = (*summary.notes, *self._write_trees(parts))
+            summary = replace(summary, notes=notes, seconds=time.monotonic() - started)
         self._history.remember(self._plan.sweep_id, parts, self._plan.manifests)
         self._output.write_summary(summary)
         self._work.end(self._plan.sweep_id)
@@ -408,27 +417,37 @@ class _Sweep:
                 self._watcher.advance(len(ids))
         return stage
 
-    def _write_trees(self, parts: Sequence[Part]) -> None:
-        """The trees of all replicas, packed; those of other paths than the file-wise one from sorted rows."""
+    def _write_trees(self, parts: Sequence[Part]) -> Sequence[str]:
+        """The trees of all replicas, packed; returns notes on them."""
         sweep_id, rows = self._plan.sweep_id, Counter[int]()
-        is_ordered = dict[int, bool]()
+        others, ordered = [np.empty(0, np.int64)], False
         for piece in self._output.pieces(Table.ROOTS, sweep_id, ["container_id", "path", "chunks", "blocks"]):
-            ids, ways = piece["container_id"].to_pylist(), piece["path"].to_pylist()
-            for container_id, way in zip(ids, ways, strict=True):
-                is_ordered[container_id] = is_ordered.get(container_id, True) and way == Way.FILE_WISE.value
-            rows.update(_rows_by_container(RUN_SCHEMA.empty_table(), piece))
-        others = np.array(sorted(i for i, ordered in is_ordered.items() if not ordered), np.int64)
-        self._watcher.begin("writing trees", sum(part.rows for part in parts), "rows")
-        write_trees(
+            is_ordered = pc.equal(piece["path"], Way.FILE_WISE.value)
+            unordered = np.unique(piece["container_id"].filter(pc.invert(is_ordered)).to_numpy())
+            others.append(unordered)
+            held = pc.is_in(piece["container_id"], value_set=pa.array(unordered))
+            rows.update(_rows_by_container(RUN_SCHEMA.empty_table(), piece.filter(held)))
+            ordered |= not pc.all(held).as_py()
+        ids = np.unique(np.concatenate(others))
+        stage = self._work.stage(self._plan, "trees")
+        done = {str(note["name"]) for note in stage.notes()}
+        wanted = {part_file(part): part for part in parts if ordered and part_file(part) not in done}
+        job = TreeJob(
             self._output.trees(sweep_id),
             parts,
-            ordered=np.array(sorted(i for i, ordered in is_ordered.items() if ordered), np.int64),
-            others=others,
-            rows=np.array([max(1, rows[i]) for i in others.tolist()], np.int64),
-            gatherer=Gatherer(self._request.out / "work" / "spill"),
-            disk=self._disk,
-            tell=self._watcher.advance,
+            tuple(wanted.values()),
+            ids,
+            np.array([max(1, rows[i]) for i in ids.tolist()], np.int64),
         )
+        self._disk.make_folder(job.folder)
+        self._watcher.begin("writing trees", sum(part.rows for part in wanted.values()), "rows")
+        for packed in self._engine.trees(job, self._disk):
+            stage.add(asdict(packed), {})
+            if packed.name in wanted:
+                self._watcher.advance(wanted[packed.name].rows)
+        # Of those that were begun twice, the last counts.
+        too_large = sum({str(note["name"]): _number(note["too_large"]) for note in stage.notes()}.values())
+        return [f"{too_large} trees are larger than agents store, and were not written"] if too_large else []
 
     def _write_findings(self, loose: pa.Table, stages: Sequence[Stored], totals: "_Totals") -> None:
         """All findings, by container, block and offset."""

@@ -17,7 +17,7 @@ from spark.local import LocalEngine
 from spark.output import Output, Summary, Table
 from spark.sweep import Engine, Request, sweep
 from spark.synthetic import Cluster, Order, synthetic
-from tests.support.sweeps import Quiet, findings_of, verdicts_of
+from tests.support.sweeps import Quiet, findings_of, packed_trees, verdicts_of
 
 # One JVM a run of the tests: all of Spark's are of one group.
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -138,3 +138,16 @@ def hostile(rng: random.Random, node: str, container: int) -> list[tuple[object,
     elif spoil < 0.4:
         rows.append([*rows[at][:9], 5, *rows[at][10:]])
     return [tuple(row) for row in rows]
+
+
+@pytest.mark.parametrize("order", [Order.CLUSTERED, Order.SHUFFLED])
+def test_tasks_write_the_trees_that_one_machine_writes(tmp_path: Path, session: SparkSession, order: Order) -> None:
+    synthetic(tmp_path / "table", Cluster(seed=8, datanodes=4, containers=60, blocks=5, chunks=8, order=order))
+    found = {}
+    for engine in (LocalEngine(Gatherer(tmp_path / "scratch", threads=1)), SparkEngine(session)):
+        out = tmp_path / engine.name
+        request = Request(out, (str(tmp_path / "table"),), write_trees=True)
+        found[engine.name] = packed_trees(out, sweep(request, engine, Quiet()).sweep_id)
+        assert not list(out.glob("trees/*/.*"))
+    assert found["spark"] == found["local"]
+    assert found["spark"]

@@ -13,6 +13,7 @@ from spark.local import LocalEngine
 from spark.model import Part, Source
 from spark.output import Output, Summary, Table
 from spark.sweep import Judged, Request, Wave, sweep
+from spark.trees import Packed, TreeJob
 
 # Few rows at a time, so that small clusters meet every limit.
 GROUP_ROWS = 2_000
@@ -65,6 +66,11 @@ class OnePartWaves:
     ) -> Iterator[Judged]:
         for judged in self._engine.inspect(parts, container_ids, rows, replicas):
             yield judged
+            self._live_on()
+
+    def trees(self, job: TreeJob, disk: Disk) -> Iterator[Packed]:
+        for packed in self._engine.trees(job, disk):
+            yield packed
             self._live_on()
 
     def _live_on(self) -> None:
