@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help setup setup-tests demo test check format lint types protos bench test-ozone lock clean
+.PHONY: help setup setup-tests demo test check format lint types protos bench pictures test-ozone lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,17 @@ protos:  ## generate protos/*_pb2* anew
 
 bench: $(STAMP)  ## every benchmark once
 	@for bench in benchmarks/bench_*.py; do $(BIN)/python -m benchmarks.$$(basename $$bench .py) || exit 1; done
+
+# The part of the page that fits a screen; the folder of the browser's profile goes with the rest.
+SHOOT = chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --force-device-scale-factor=0.75 --window-size=1180,1900 \
+	--user-data-dir=build/report/profile 2>build/report/said
+pictures: $(STAMP)  ## docs/report-light.png and -dark.png, of the report of treefold sweep demo (wants Chromium)
+	@rm -rf build/report && mkdir -p build
+	$(BIN)/treefold sweep demo --engine local --keep build/report
+	@set -e; page=$$(ls $$PWD/build/report/sweeps-local/report/*/report.html | tail -n 1); \
+	$(SHOOT) --screenshot=docs/report-light.png "file://$$page"; \
+	$(SHOOT) --blink-settings=preferredColorScheme=0 --screenshot=docs/report-dark.png "file://$$page"
+	@rm -rf build/report
 
 test-ozone: $(STAMP)  ## the tests against a real Ozone cluster on loopback (wants Maven and Java 17)
 	$(BIN)/python -m pytest -m ozone tests/e2e

@@ -121,6 +121,9 @@ def test_a_heatmap_shows_the_worst_of_each_replica_and_block() -> None:
         (72, (Cell.RIGHT, Cell.CONFLICT, Cell.CONFLICT)),
     )
     assert report.silent_changes == ("container 5 block 73 offset None on dn-a: ",)
+    page = Page(render(report))
+    assert "1 chunk changed in silence." in page.text
+    assert ("a", {"class": "v-CORRUPT", "href": "#silent"}) in page.tags
 
 
 def test_two_replicas_on_one_datanode_have_a_column_each() -> None:
