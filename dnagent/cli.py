@@ -13,6 +13,7 @@ from dnagent.agent import Agent
 from dnagent.config import EXTRA_HINT, AgentConfig
 from merkle.errors import UsageError
 from merkle.replica import Source
+from ozone.disk import Disk
 from ozone.volume import Hold
 from runtime.config import load
 from runtime.lifecycle import announce, stop_on_signals
@@ -177,8 +178,60 @@ def export_checksums(
     ctx.exit(EXIT_PARTLY if skipped else EXIT_FINDINGS if any(one.faults for one in done) else 0)
 
 
+@agent.command("import-trees")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--config", "config_path", required=True, type=click.Path(path_type=Path), help="The agent's settings, a TOML file."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def import_trees(ctx: click.Context, folder: Path, config_path: Path, as_json: bool) -> None:
+    """Store the trees that a sweep wrote for this datanode.
+
+    DIR is what `treefold sweep run --out OUT --write-trees` left in OUT/trees/sweep_id=ID. End the agent first.
+    Replicas get a tree that have none, or an older one: a newer tree is never replaced, and no deletion is forgotten.
+    A tree must be sound, and made of the replica as it is here: state, commit and recorded checksums; each refusal is
+    counted by its reason. Volumes held read-only are not touched: their trees go to the agent's state folder.
+
+    Exit status: 0 all are stored, 5 some trees or volumes were refused.
+    """
+    config = load(config_path, AgentConfig)
+    try:
+        from dnagent.imports import import_trees as carry_out
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{str(error.name).partition('.')[0]} is not installed", hint=EXTRA_HINT) from error
+    tell = _Teller(sys.stderr.isatty())
+    try:
+        done = carry_out(
+            config, folder, Disk(), on_tree=lambda done: tell.say(f"importing  {done.trees} trees  {done.imported} new")
+        )
+    finally:
+        tell.end()
+    for volume in done.skipped:
+        click.echo(f"error [{volume.error_code}]: {volume.path}: {volume.message}", err=True)
+    refused = dict(sorted(done.refused.items()))
+    if as_json:
+        refusals = [{"containerID": container_id, "reason": reason} for container_id, reason in done.refusals]
+        click.echo(
+            json.dumps(
+                {
+                    "imported": done.imported,
+                    "unchanged": done.unchanged,
+                    "refused": refused,
+                    "refusals": refusals,
+                    "skipped": [asdict(volume) for volume in done.skipped],
+                }
+            )
+        )
+    else:
+        click.echo(f"{done.imported} trees imported, {done.unchanged} stored already, {done.refused.total()} refused")
+        for reason, count in refused.items():
+            click.echo(f"  {reason}: {count}")
+    ctx.exit(EXIT_PARTLY if done.refused or done.skipped else 0)
+
+
 class _Teller:
-    """Tells on stderr how far an export is: on one line of a terminal, or in a line now and then."""
+    """Tells on stderr how far work is: on one line of a terminal, or in a line now and then."""
 
     def __init__(self, is_terminal: bool) -> None:
         self._is_terminal = is_terminal
@@ -186,10 +239,12 @@ class _Teller:
         self._said_s = time.monotonic()
 
     def tell(self, done: "Done") -> None:
+        self.say(f"exporting  {done.containers} of {done.containers_total} containers  {done.rows} rows")
+
+    def say(self, text: str) -> None:
         now_s = time.monotonic()
         if now_s - self._said_s >= self._every_s:
             self._said_s = now_s
-            text = f"exporting  {done.containers} of {done.containers_total} containers  {done.rows} rows"
             click.echo(f"\r\x1b[K{text}" if self._is_terminal else text, err=True, nl=not self._is_terminal)
 
     def end(self) -> None:
