@@ -240,24 +240,29 @@ class Output:
             raise DiskError(f"{path} cannot be read: {error}", path=str(path)) from error
 
     def retain(self, count: int) -> list[str]:
-        """Remove all complete sweeps but the last `count`, and return them. Their summaries go first.
+        """Remove all complete sweeps but the last `count`, and return them; also whatever given up ones left behind.
+
+        Not for while a sweep is under way.
 
         Raises:
             DiskError: they cannot be removed.
         """
         doomed = self.sweeps()[:-count] if count else []
         for sweep_id in doomed:
-            for table in reversed(Table):
-                self._disk.remove_folder(self.path(table, sweep_id).parent)
-            self._disk.remove_folder(self.report(sweep_id).parent)
+            # First: without it the sweep does not exist.
+            self._disk.remove_folder(self.path(Table.SUMMARY, sweep_id).parent)
+        kept = self.sweeps()
+        self._remove_all_but(kept, *(table.value for table in Table), "report")
         # Trees are as large as all else together.
-        kept = {self.trees(sweep_id).name for sweep_id in self.sweeps()[-_TREES_KEPT:]}
-        folder = self.folder / "trees"
-        for name in self._disk.names(folder) if self._disk.is_folder(folder) else ():
-            # Also those of a sweep that was given up.
-            if name not in kept:
-                self._disk.remove_folder(folder / name)
+        self._remove_all_but(kept[-_TREES_KEPT:], "trees")
         return doomed
+
+    def _remove_all_but(self, kept: Sequence[str], *tables: str) -> None:
+        names = {f"sweep_id={sweep_id}" for sweep_id in kept}
+        for folder in (self.folder / table for table in tables):
+            for name in self._disk.names(folder) if self._disk.is_folder(folder) else ():
+                if name.startswith("sweep_id=") and name not in names:
+                    self._disk.remove_folder(folder / name)
 
 
 class TableWriter:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from merkle.errors import BusyError, SweepInputError, SweepNotFoundError
+from merkle.errors import BusyError, DiskError, SweepInputError, SweepNotFoundError
 from ozone.disk import Disk
 from spark.output import Output, Table
 from spark.synthetic import Cluster, Order, synthetic
@@ -53,6 +53,22 @@ def test_fresh_begins_anew(tmp_path: Path) -> None:
     engine = OnePartWaves(tmp_path / "spill")
     run(tmp_path / "out", tmp_path / "table", engine=engine, fresh=True)
     assert len(engine.folded) == 4
+
+
+def test_what_a_sweep_that_was_given_up_had_written_goes_with_the_next(tmp_path: Path) -> None:
+    """It died for want of room for its findings, when its roots were there."""
+    synthetic(tmp_path / "table", SMALL)
+    blocked = tmp_path / "out" / Table.FINDINGS.value
+    blocked.parent.mkdir()
+    blocked.touch()
+    with pytest.raises(DiskError):
+        run(tmp_path / "out", tmp_path / "table")
+    (given_up,) = (tmp_path / "out" / Table.ROOTS.value).iterdir()
+    blocked.unlink()
+    summary = run(tmp_path / "out", tmp_path / "table", fresh=True)
+    for table in Table:
+        assert [path.name for path in (tmp_path / "out" / table.value).iterdir()] == [f"sweep_id={summary.sweep_id}"]
+    assert given_up.name != f"sweep_id={summary.sweep_id}"
 
 
 def test_other_inputs_are_another_sweep(tmp_path: Path) -> None:
