@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,6 @@ from merkle.limits import MESSAGE_BYTES_MAX
 from ozone.disk import Disk
 from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from protos.convert import tree_from_bytes
-from spark import kernels
 from spark.output import Output, Table
 from spark.synthetic import Cluster, Order, synthetic
 from spark.trees import library_encode_trees
@@ -76,9 +76,10 @@ def test_replicas_whose_ascending_rows_have_others_between_them_get_one_tree_eac
 
 
 def test_kernels_and_libraries_make_the_same_bytes() -> None:
+    kernels = pytest.importorskip("spark.kernels", reason="the extra `fast` is not installed", exc_type=ImportError)
     rng = np.random.default_rng(3)
     for _ in range(200):
-        rows, starts = [], []
+        rows, starts = list[tuple[int | bool, ...]](), list[int]()
         for _ in range(rng.integers(1, 4)):
             starts.append(len(rows))
             if rng.random() < 0.2:
@@ -95,8 +96,8 @@ def test_kernels_and_libraries_make_the_same_bytes() -> None:
                     rows.append((int(block), int(offset), value, value ^ 1, bool(rng.random() < 0.5), is_deleted))
         bounds = np.array([*starts, len(rows)])
         ids = rng.integers(1, 1 << 62, len(starts))
-        kinds = (np.int64, np.int64, np.int64, np.int64, np.bool_, np.bool_)
-        columns = [np.array(column, kind) for column, kind in zip(zip(*rows, strict=True), kinds, strict=True)]
+        kinds = [np.int64] * 4 + [np.bool_] * 2
+        columns: list[Any] = [np.array(c, kind) for c, kind in zip(zip(*rows, strict=True), kinds, strict=True)]
         expected_roots, expected = library_encode_trees(bounds[:-1], bounds[1:], ids, *columns)
         roots, ends = np.empty(len(starts), np.int64), np.empty(len(starts) + 1, np.int64)
         out = np.empty(kernels.TREE_ROW_BYTES * (len(rows) + len(starts)), np.uint8)
