@@ -282,7 +282,9 @@ def _peak_worker() -> Iterator[list[int]]:
 
 def _shuffled(session: SparkSession) -> int:
     """Bytes that all stages so far have written for others to read."""
-    stages = session.sparkContext._jsc.sc().statusStore().stageList(None, False, False, [], None)
+    context = session.sparkContext
+    no_quantiles = context._gateway.new_array(context._gateway.jvm.double, 0)
+    stages = context._jsc.sc().statusStore().stageList(None, False, False, no_quantiles, None)
     return sum(int(stages.apply(i).shuffleWriteBytes()) for i in range(stages.size()))
 
 
