@@ -13,9 +13,11 @@ from importlib import import_module
 
 import click
 
-from merkle.errors import ReconcileError
+from merkle.errors import ReconcileError, UsageError
 
 INTERRUPTED = 130
+# Of the extra `sweep`, which is all that a group of commands may lack.
+_OF_SWEEPS = ("jinja2", "pyarrow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,13 @@ class Lazy:
 
     def load(self) -> click.Command:
         module, _, attribute = self.target.partition(":")
-        command = getattr(import_module(module), attribute)
+        try:
+            command = getattr(import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            missing = str(error.name).partition(".")[0]
+            if missing not in _OF_SWEEPS:
+                raise
+            raise UsageError(f"{missing} is not installed", hint="pip install 'treefold[sweep]'") from error
         assert isinstance(command, click.Command)
         return command
 

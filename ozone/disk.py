@@ -195,7 +195,7 @@ class Disk:
 
     def make_folder(self, folder: Path) -> None:
         """Make a folder and those above it, durably; one that is there is no error."""
-        if folder.is_dir():
+        if self.is_folder(folder):
             return
         self.make_folder(folder.parent)
 

@@ -231,8 +231,13 @@ def open_volume(
         VolumeLockedError: owner only: another process, the fact `pid`, holds it.
     """
     path, state_folder = path.absolute(), state_folder.absolute()
-    hdds = path if path.name == _HDDS and (path / _VERSION).exists() else path / _HDDS
-    if not hdds.is_dir():
+    try:
+        hdds = path if path.name == _HDDS and (path / _VERSION).exists() else path / _HDDS
+        is_folder = hdds.is_dir()
+    except OSError as error:
+        text = f"{path} cannot be looked into: {error.strerror}"
+        raise VolumeError(text, reason="no_hdds", path=str(path)) from error
+    if not is_folder:
         raise VolumeError(f"{path} is no volume: it has no folder {_HDDS}", reason="no_hdds", path=str(path))
     if Path(os.path.realpath(state_folder)).is_relative_to(os.path.realpath(hdds.parent)):
         raise VolumeError(

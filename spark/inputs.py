@@ -7,6 +7,7 @@ name, with its reason: what it holds is then unknown, and a sweep says so instea
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -189,14 +190,15 @@ def _found(name: str) -> tuple[list[_File], list[_Export], list[Skipped]]:
             return [], [], [Skipped(name, "there is no such file or folder")]
         if info.type is fs.FileType.File:
             return [_File(name, filesystem, info)], [], []
-        found = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
+        found, unlisted = _below(filesystem, path)
     except OSError as error:
         return [], [], [Skipped(name, str(error))]
     folders: dict[str, list[fs.FileInfo]] = {}
     for one in found:
         if one.type is fs.FileType.File and not _is_hidden(one.path[len(path) :]):
             folders.setdefault(one.path.rpartition("/")[0], []).append(one)
-    files, exports, skipped = list[_File](), list[_Export](), list[Skipped]()
+    files, exports = list[_File](), list[_Export]()
+    skipped = [Skipped(_joined(name, path, folder), reason) for folder, reason in unlisted.items()]
     is_export = any(_is_of_export(one) for held in folders.values() for one in held)
     for folder, held in sorted(folders.items()):
         tables = sorted((one for one in held if one.extension == "parquet"), key=lambda one: str(one.path))
@@ -213,6 +215,29 @@ def _found(name: str) -> tuple[list[_File], list[_Export], list[Skipped]]:
     if not (files or exports or skipped):
         skipped.append(Skipped(name, "there is no Parquet file"))
     return files, exports, skipped
+
+
+def _below(filesystem: fs.FileSystem, path: str) -> tuple[list[fs.FileInfo], Mapping[str, str]]:
+    """All that is below a folder, and the folders that cannot be listed, with why.
+
+    Raises:
+        OSError: it is the folder itself.
+    """
+    with suppress(OSError):
+        # In one question, which counts where files are far away.
+        return filesystem.get_file_info(fs.FileSelector(path, recursive=True)), {}
+    found, unlisted, waiting = filesystem.get_file_info(fs.FileSelector(path)), dict[str, str](), list[str]()
+    waiting += [one.path for one in found if one.type is fs.FileType.Directory]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            here = filesystem.get_file_info(fs.FileSelector(folder))
+        except OSError as error:
+            unlisted[folder] = str(error)
+            continue
+        found += here
+        waiting += [one.path for one in here if one.type is fs.FileType.Directory]
+    return found, unlisted
 
 
 def _export(location: str, filesystem: fs.FileSystem, folder: str, held: Mapping[str, fs.FileInfo]) -> _Export:

@@ -102,6 +102,22 @@ def test_what_is_not_there_has_a_name(tmp_path: Path) -> None:
     assert "error [sweep_not_found]" in treefold("sweep", "show", "latest", "--out", tmp_path, check=1).stderr
 
 
+@pytest.mark.parametrize("missing", ["pyarrow", "jinja2"])
+def test_the_extra_that_sweeps_need_is_named(missing: str) -> None:
+    program = (
+        f"import sys\nsys.modules[{missing!r}] = None\nfrom admin.cli import treefold\n"
+        "treefold.main(['sweep', 'run', '--table', 'x', '--out', 'y'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error [usage]: {missing} is not installed\n  pip install 'treefold[sweep]'\n"
+
+
+def test_a_folder_that_cannot_be_made_has_a_name(tmp_path: Path, nights: tuple[Path, Truth]) -> None:
+    words = ("sweep", "run", "--table", nights[0] / "first")
+    assert "error [disk_failed]" in treefold(*words, "--out", tmp_path / ("x" * 300) / "y", check=1).stderr
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_killed_or_interrupted_the_same_command_goes_on(tmp_path: Path, end: signal.Signals) -> None:
     truth = synthetic(tmp_path / "table", Cluster(seed=2, datanodes=3, containers=4000, blocks=20, chunks=16))

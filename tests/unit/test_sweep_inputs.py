@@ -1,5 +1,7 @@
 """What a sweep reads of what it is given, and what it skips by name."""
 
+import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +40,27 @@ def test_of_a_datanode_with_two_exports_the_newest_counts(tmp_path: Path, export
     found = table_parts([str(older), *map(str, exports)])
     assert sorted(part.location for part in found.parts) == sorted(str(next(e.glob("chunks-*"))) for e in exports)
     assert found.skipped == ()
+
+
+def test_a_folder_that_may_not_be_listed_costs_what_is_in_it_and_nothing_else() -> None:
+    # Nothing is forbidden to root, and to nobody all that pytest makes.
+    with tempfile.TemporaryDirectory() as name:
+        table = Path(name) / "table"
+        synthetic(table, SMALL)
+        Path(name).chmod(0o755)
+        forbidden, *others = sorted(table.iterdir())
+        forbidden.chmod(0)
+        me = os.geteuid()
+        try:
+            if me == 0:
+                os.seteuid(65534)
+            found = table_parts([str(table)])
+        finally:
+            os.seteuid(me)
+            forbidden.chmod(0o755)
+    assert [one.input for one in found.skipped] == [str(forbidden)]
+    assert "Permission denied" in found.skipped[0].reason
+    assert [Path(part.location).parent for part in found.parts] == others
 
 
 @pytest.mark.parametrize("harm", ["manifest lost", "manifest changed", "file lost", "file cut", "newer version"])

@@ -141,6 +141,7 @@ def test_a_folder_is_known_as_a_container_by_where_it_lies(root: Path) -> None:
     [
         ("no hdds", "no_hdds"),
         ("hdds is a file", "no_hdds"),
+        ("unthinkable path", "no_hdds"),
         ("no VERSION", "no_version"),
         ("VERSION is a folder", "no_version"),
         ("empty VERSION", "layout_version"),
@@ -156,6 +157,9 @@ def test_what_is_no_volume_is_refused_by_name(root: Path, damage: str, reason: s
         case "hdds is a file":
             shutil.rmtree(root / "hdds")
             (root / "hdds").write_bytes(b"")
+        case "unthinkable path":
+            # As if it were forbidden, which nothing is to root.
+            root /= "x" * 300
         case "no VERSION":
             version.unlink()
         case "VERSION is a folder":
