@@ -193,6 +193,9 @@ _started: "list[JavaGateway]" = []
 def _gateway(conf: SparkConf) -> "JavaGateway":
     """The JVM of this process; sessions that follow each other share it."""
     if not _started:
+        # Asked for before all settings, on a machine that cannot resolve its own name in vain.
+        if address := conf.get("spark.driver.bindAddress"):
+            os.environ.setdefault("SPARK_LOCAL_IP", address)
         _started.append(launch_gateway(conf, {"stdout": _log(), "stderr": _log()}))  # type: ignore[no-untyped-call]
     return _started[0]
 

@@ -16,6 +16,7 @@ Aggregates by long text are slow. So rows are grouped by a hash of what names a 
 the first row of each block; that no two replicas of a container share a hash is seen there.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
 
 Int64s: TypeAlias = "NDArray[np.int64]"
 
-# Chunks a block, at most: Ozone's own limits make it 64 of 4 MiB. Four words hold one bit each.
+# Chunks a block, at most: Ozone's own limits make it 64 of 4 MiB, whose bits one word holds; each more costs every row.
 RANKS = 256
-_WORDS = RANKS // 64
+_WORD_BITS = 64
 # Lengths that full chunks may have: a cluster has one, or few where clients are set differently.
 _LENGTHS_MAX = 8
 
@@ -64,26 +65,35 @@ def aggregate(rows: DataFrame, names: pa.Table) -> Aggregated:
     """The replicas of all containers in `rows`, which has the columns of the chunk table; `names` are those in it."""
     lengths = names.group_by("length").aggregate([("blocks", "sum")]).sort_by([("blocks_sum", "descending")])
     full = [length for length in lengths["length"].to_pylist() if length and length > 0][:_LENGTHS_MAX]
-    return _settled(names, folded(rows, full).toArrow())
+    last = rows.sparkSession.sql("SELECT max(chunk_offset) AS last FROM {rows}", rows=rows).toArrow()["last"][0].as_py()
+    words = -(-((last or 0) // min(full, default=1 << 62) + 1) // _WORD_BITS)
+    return _settled(names, folded(rows, full, ranks_max=_WORD_BITS * min(max(words, 1), RANKS // _WORD_BITS)).toArrow())
 
 
-def folded(rows: DataFrame, lengths: list[int]) -> DataFrame:
+def folded(rows: DataFrame, lengths: list[int], *, ranks_max: int = RANKS) -> DataFrame:
     """Sums of each replica, by container and hash of its name; where not `regular`, the root is not to be trusted.
 
-    `lengths` are those that full chunks may have. A wrong one costs speed, and nothing else.
+    `lengths` are those that full chunks may have, and `ranks_max`, a multiple of 64, is how many a block may have.
+    Where these are wrong, more is not regular.
     """
     session = rows.sparkSession
-    ranks = _table(session, np.concatenate([rank_tables(RANKS), np.zeros((1, 4, 256), np.uint32)]))
-    ends, constants = end_tables(RANKS)
-    blocks = _BLOCKS.replace("$LENGTHS", ", ".join(f"{length}L" for length in lengths) or "NULL")
+    ranks = _table(session, np.concatenate([rank_tables(ranks_max), np.zeros((1, 4, 256), np.uint32)]))
+    ends, constants = end_tables(ranks_max)
+    words = range(ranks_max // _WORD_BITS)
+    filled = {
+        "$BITS_OF_RANKS": ", ".join(_bits(word, len(words)) for word in words),
+        "$BITS": f"array({', '.join(f'bits{word}' for word in words)})",
+        "$LENGTHS": ", ".join(f"{length}L" for length in lengths) or "NULL",
+        "$RANKS": str(ranks_max),
+    }
     checksums = session.sql(
-        _CHECKSUMS,
-        blocks=session.sql(blocks, rows=rows, ranks=ranks),
+        _filled(_CHECKSUMS, filled),
+        blocks=session.sql(_filled(_BLOCKS, filled), rows=rows, ranks=ranks),
         ranks=ranks,
         words=_table(session, word_tables()),
         ends=_table(session, ends),
         constants=_table(session, constants),
-        bits=_one_row(session, _bits_below()),
+        bits=_one_row(session, _bits_below(ranks_max)),
     )
     return session.sql(_REPLICAS, blocks=checksums)
 
@@ -97,9 +107,22 @@ def _one_row(session: SparkSession, value: object) -> DataFrame:
     return session.createDataFrame(pa.table({"t": pa.array([value])}))
 
 
-def _bits_below() -> list[list[int]]:
-    """For each count from 0 to RANKS, words with the bits of the ranks below it."""
-    numbers = [((1 << count) - 1).to_bytes(8 * _WORDS, "little") for count in range(RANKS + 1)]
+def _filled(template: str, parts: Mapping[str, str]) -> str:
+    for name, part in parts.items():
+        template = template.replace(name, part)
+    return template
+
+
+def _bits(word: int, words: int) -> str:
+    """SQL for one word of the XOR of a bit a rank; rank `$RANKS` is that of no full chunk."""
+    bit = "shiftleft(1L, rank)"
+    chosen = f"shiftright(rank, 6) = {word}" if words > 1 else "rank < $RANKS"
+    return f"bit_xor(IF({chosen}, {bit}, 0L)) AS bits{word}"
+
+
+def _bits_below(ranks: int) -> list[list[int]]:
+    """For each count from 0 to `ranks`, words with the bits of the ranks below it."""
+    numbers = [((1 << count) - 1).to_bytes(ranks // 8, "little") for count in range(ranks + 1)]
     return [np.frombuffer(number, np.int64).tolist() for number in numbers]
 
 
@@ -149,10 +172,6 @@ WHERE chunk_offset <= 0
 GROUP BY {", ".join((*KEY, *AGREED))}
 """
 
-_RANK_BITS = ", ".join(
-    f"bit_xor(IF(shiftright(rank, 6) = {word}, shiftleft(1L, rank), 0L)) AS bits{word}" for word in range(_WORDS)
-)
-
 # What of a block's rows no order can change. `other` is the checksum of the only row that is no full chunk.
 _BLOCKS = f"""
 SELECT container_id, name, block_id, has_name,
@@ -164,16 +183,17 @@ SELECT container_id, name, block_id, has_name,
   max(full_length) AS length_max,
   bit_xor(IF(full_length IS NULL, CAST(shiftright(shiftleft(checksum, 32), 32) AS INT), 0)) AS other,
   bit_xor({_image(_RANK_TABLE, "checksum", at="1024 * rank")}) AS register,
-  {_RANK_BITS},
+  $BITS_OF_RANKS,
   -- Four counts in one number, good for 32,767 rows, of which a regular block has 256 at most.
   try_sum(IF(full_length IS NULL, 1L, 0L) + IF(matches, 0L, 65536L) + IF(deleted, 4294967296L, 0L)
     + IF(matches AND checksum = 0, 281474976710656L, 0L)) AS counts,
   try_sum(length) AS bytes,
-  bit_xor(xxhash64(chunk_offset, length, checksum, matches)) AS mix
+  -- Of a regular block, the lengths follow from `bytes`; which chunks are corrupt is looked at in any case.
+  bit_xor(xxhash64(chunk_offset, checksum)) AS mix
 FROM (
   SELECT *,
     -- Divisions are what a row costs most.
-    CAST(IF(quotient < {RANKS} AND quotient * full_length = chunk_offset, quotient, {RANKS}L) AS INT) AS rank
+    CAST(IF(quotient < $RANKS AND quotient * full_length = chunk_offset, quotient, $RANKSL) AS INT) AS rank
   FROM (
     SELECT *, chunk_offset div full_length AS quotient
     FROM (
@@ -200,7 +220,7 @@ SELECT container_id, name, block_id, has_name, rows, scanned_at, regular, kinds 
   IF(deleted OR chunks = 0, 0L, bytes) AS bytes,
   IF(deleted OR chunks = 0, 0L, shiftright(counts, 16) & 65535) AS corrupt,
   IF(deleted, 0L, IF(chunks = 0, 1L, shiftright(counts, 48) & 65535)) AS unverifiable,
-  xxhash64(block_id, checksum, deleted, IF(deleted, 0L, mix)) AS mix
+  xxhash64(block_id, checksum, deleted, IF(deleted, 0L, mix), IF(deleted OR chunks = 0, 0L, bytes)) AS mix
 FROM (
   SELECT *,
     IF(kinds = {_BLOCK} AND deleted, other,
@@ -212,16 +232,16 @@ FROM (
         ^ {_image("(SELECT t FROM {words})", "block_id", size=8)} AS register,
       coalesce(bytes IS NOT NULL AND CASE
         WHEN kinds <> {_CHUNK} THEN rows = 1 AND kinds < {_UNFIT}
-        ELSE rows <= {RANKS} AND others <= 1
-          AND array({", ".join(f"bits{word}" for word in range(_WORDS))}) = get((SELECT t FROM {{bits}}), full)
+        ELSE rows <= $RANKS AND others <= 1
+          AND $BITS = get((SELECT t FROM {{bits}}), full)
           AND (full = 0 OR length = length_max AND (others = 0 OR last_offset = try_multiply(full, length)))
       END, false) AS regular
     FROM (
       SELECT *, (shiftright(counts, 32) & 65535) > 0 AS deleted,
         -- What is irregular needs numbers that raise nothing, no more.
-        CAST(IF(kinds = {_CHUNK}, least(rows, {RANKS}), 0) AS INT) AS chunks,
+        CAST(IF(kinds = {_CHUNK}, least(rows, $RANKS), 0) AS INT) AS chunks,
         CAST(counts & 65535 AS INT) AS others,
-        CAST(greatest(least(rows, {RANKS}) - (counts & 65535), 0) AS INT) AS full
+        CAST(greatest(least(rows, $RANKS) - (counts & 65535), 0) AS INT) AS full
       FROM {{blocks}}
     )
   )

@@ -105,7 +105,12 @@ with spark_session("local[1]") as session:
         print("no job is left")
 """
     process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        # Whoever runs tests in the background has SIGINT ignored, and so has what they start.
+        ["env", "--default-signal=INT", sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     )
     with process:
         while not begun.exists():

@@ -121,7 +121,19 @@ def test_a_folder_that_cannot_be_made_has_a_name(tmp_path: Path, nights: tuple[P
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_killed_or_interrupted_the_same_command_goes_on(tmp_path: Path, end: signal.Signals) -> None:
     truth = synthetic(tmp_path / "table", Cluster(seed=2, datanodes=3, containers=4000, blocks=20, chunks=16))
-    command = [sys.executable, "-m", "admin.cli", "sweep", "run", "--threads", "1", "--json"]
+    # Whoever runs tests in the background has SIGINT ignored, and so has what they start.
+    command = [
+        "env",
+        "--default-signal=INT",
+        sys.executable,
+        "-m",
+        "admin.cli",
+        "sweep",
+        "run",
+        "--threads",
+        "1",
+        "--json",
+    ]
     words = ["--table", str(tmp_path / "table"), "--out", str(tmp_path / "out")]
     running = subprocess.Popen(
         [*command, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -133,7 +145,7 @@ def test_killed_or_interrupted_the_same_command_goes_on(tmp_path: Path, end: sig
     running.communicate(timeout=60)
     assert running.returncode == (130 if end is signal.SIGINT else -signal.SIGKILL)
     assert list((tmp_path / "out").glob("summary/*")) == []
-    done = treefold(*command[3:], *words, check=3)
+    done = treefold(*command[command.index("sweep") :], *words, check=3)
     summary = json.loads(done.stdout)
     assert f"going on with sweep {summary['sweepID']}" in done.stderr
     assert summary["rows"] == truth.rows

@@ -525,12 +525,19 @@ def test_what_lies_in_the_place_of_a_file_is_named_and_not_followed(
             run(*words, made.root)
 
 
-@pytest.mark.parametrize("container_id", [0, (1 << 63) - 1])
-def test_a_folder_of_a_container_that_nobody_wrote_is_a_finding(made: VolumeMaker, container_id: int) -> None:
+def test_a_folder_of_a_container_that_nobody_wrote_is_a_finding(made: VolumeMaker) -> None:
+    container_id = (1 << 63) - 1
     made.folder(container_id).mkdir(parents=True)
     with unchanged(made.root):
         result = run("tree", "build", made.root, "--container", container_id, "--json")
     assert json.loads(result.stdout)["findings"] == [{"type": "MISSING_METADATA_DIR"}]
+
+
+def test_a_folder_named_0_is_no_container_for_there_is_none_of_that_number(made: VolumeMaker) -> None:
+    made.folder(0).mkdir(parents=True)
+    with unchanged(made.root):
+        refused("container_not_found", 1, "tree", "build", made.root, "--container", 0)
+        assert json.loads(run("tree", "build", made.root, "--json").stdout)["containerID"] != 0
 
 
 @pytest.mark.parametrize("name", [DESCRIPTION, VERSION, TREE_FILE], ids=lambda name: Path(name).name)
