@@ -1,5 +1,6 @@
 """What all sweeping commands share: the engine, how a sweep is told of, and its report."""
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -54,8 +55,11 @@ def chosen_engine(
     if wrong := next((key for key, equals, _ in pairs if not (key and equals)), None):
         raise UsageError(f"--conf {wrong}: say KEY=VALUE")
     # First of all: it says by name what is not installed.
-    from spark.session import spark_session
+    from spark.session import is_local, spark_session
 
+    if is_local(master):
+        # Spark asks for the machine's address before it reads a setting, and not every machine can tell.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     with spark_session(master, settings={key: value for key, _, value in pairs}, pack=pack) as session:
         from spark.cluster import SparkEngine
 

@@ -70,6 +70,9 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """A session for one command; one at a time in a process.
 
+    A local one on a machine that cannot resolve its own name wants SPARK_LOCAL_IP=127.0.0.1 in the environment: Spark
+    asks for its address before it reads any setting.
+
     `settings` are Spark's own and win over ours; `spark.pyspark.python` is the executors' Python, on a cluster
     `python3` unless told. `pack` is a folder made by spark.pack, for executors that have neither our code nor our
     libraries.
@@ -78,7 +81,7 @@ def spark_session(
         SparkMissingError: There is no Java, or one that is too old.
         ProcessFailedError: Spark does not come up, or a job fails; what its log says of it is in the message.
     """
-    wanted = {**_ALWAYS, **(_of_local(master) if _is_local(master) else _of_cluster(master, pack)), **(settings or {})}
+    wanted = {**_ALWAYS, **(_of_local(master) if is_local(master) else _of_cluster(master, pack)), **(settings or {})}
     conf = SparkConf().setAppName("treefold sweep").setAll(list(wanted.items()))
     log, interrupt = _log(), signal.getsignal(signal.SIGINT)
     try:
@@ -144,7 +147,8 @@ def watched(session: SparkSession, what: str, work: Callable[[], T], tell: Calla
             thread.join()
 
 
-def _is_local(master: str) -> bool:
+def is_local(master: str) -> bool:
+    """Whether all of Spark is to run in this machine's one JVM."""
     return master == "local" or master.startswith("local[")
 
 
@@ -193,9 +197,6 @@ _started: "list[JavaGateway]" = []
 def _gateway(conf: SparkConf) -> "JavaGateway":
     """The JVM of this process; sessions that follow each other share it."""
     if not _started:
-        # Asked for before all settings, on a machine that cannot resolve its own name in vain.
-        if address := conf.get("spark.driver.bindAddress"):
-            os.environ.setdefault("SPARK_LOCAL_IP", address)
         _started.append(launch_gateway(conf, {"stdout": _log(), "stderr": _log()}))  # type: ignore[no-untyped-call]
     return _started[0]
 
