@@ -57,6 +57,10 @@ _ALWAYS = {
     "spark.driver.maxResultSize": "0",
     # Beyond so many groups in memory Spark sorts them, which is slower; ours are small.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "65536",
+    # The checks of every single operation would cost a third; sums that may be too large are tried by name.
+    "spark.sql.ansi.enabled": "false",
+    # So many groups are found without a search: more than there are blocks in a part of a table.
+    "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "18",
     # Times of scans are given in UTC, whatever the machine thinks.
     "spark.sql.session.timeZone": "UTC",
     # Spark refuses a data source that could take filters unless this is on.

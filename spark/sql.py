@@ -1,13 +1,9 @@
 """Replicas from rows in no order at all, in Spark SQL alone: no row of a chunk is shuffled or handed to Python.
 
-A block's checksum is an XOR over its chunks once each chunk's rank is known (spark.gf2). A chunk as long as the
-table's chunks usually are is full, and tells its rank itself: offset / length. The chunk that is not full must be the
-last. That this is true of a block is proved by the same aggregate:
-
-- full chunks are all of one length, and at most one chunk is not full;
-- the f full ones are of the ranks 0 to f - 1: the XOR of one bit a rank has f bits, and f chunks can make them in no
-  other way;
-- the other one begins where they end.
+A block's checksum is an XOR over its chunks once each chunk's rank is known (spark.gf2). Where a cluster's chunks are
+of one length but for the last of a block, a chunk tells its rank itself: offset / length. That this is true of a block
+is proved by the same aggregate: every offset is a multiple of the length, and the XOR of one bit a rank over its n
+chunks has the n lowest bits, which n chunks can make in no other way than by the ranks 0 to n - 1.
 
 A block of which it is not proved, of more than RANKS chunks, with checksums of more than 32 bits, with rows that
 contradict each other or lack a value, sends its container to the exact path.
@@ -18,12 +14,14 @@ the first row of each block; that no two replicas of a container share a hash is
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, StructField, StructType
 
 from protos.chunk_table import BLOCK_ROW, CONTAINER_ROW
 from spark.gf2 import end_tables, rank_tables, step_tables, word_tables
@@ -38,8 +36,15 @@ Int64s: TypeAlias = "NDArray[np.int64]"
 # Chunks a block, at most: Ozone's own limits make it 64 of 4 MiB, whose bits one word holds; each more costs every row.
 RANKS = 256
 _WORD_BITS = 64
-# Lengths that full chunks may have: a cluster has one, or few where clients are set differently.
-_LENGTHS_MAX = 8
+# Lengths of chunks that are looked for: a cluster has one, or two where clients are set differently; and the share of
+# blocks that makes one worth what it costs every row.
+_LENGTHS_MAX = 2
+_SHARE_MIN = 1 / 64
+# Ozone's default, for tables without one.
+_CHUNK_BYTES = 4 << 20
+# Without NULLs, which would be asked for at every look into a table.
+_INTS = ArrayType(IntegerType(), containsNull=False)
+_WORDS = ArrayType(ArrayType(LongType(), containsNull=False), containsNull=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,37 +68,53 @@ def names_of(rows: DataFrame) -> pa.Table:
 
 def aggregate(rows: DataFrame, names: pa.Table) -> Aggregated:
     """The replicas of all containers in `rows`, which has the columns of the chunk table; `names` are those in it."""
-    lengths = names.group_by("length").aggregate([("blocks", "sum")]).sort_by([("blocks_sum", "descending")])
-    full = [length for length in lengths["length"].to_pylist() if length and length > 0][:_LENGTHS_MAX]
+    lengths = lengths_of(names)
     last = rows.sparkSession.sql("SELECT max(chunk_offset) AS last FROM {rows}", rows=rows).toArrow()["last"][0].as_py()
-    words = -(-((last or 0) // min(full, default=1 << 62) + 1) // _WORD_BITS)
-    return _settled(names, folded(rows, full, ranks_max=_WORD_BITS * min(max(words, 1), RANKS // _WORD_BITS)).toArrow())
+    words = -(-((last or 0) // min(lengths) + 1) // _WORD_BITS)
+    ranks_max = _WORD_BITS * min(max(words, 1), RANKS // _WORD_BITS)
+    return _settled(names, folded(rows, lengths, ranks_max=ranks_max).toArrow())
+
+
+def lengths_of(names: pa.Table) -> list[int]:
+    """Lengths of chunks by which ranks are told, those of most blocks first; at least one."""
+    held = names.filter(pc.greater(names["length"], 0)).group_by("length").aggregate([("blocks", "sum")])
+    counted = sorted(zip(held["blocks_sum"].to_pylist(), held["length"].to_pylist(), strict=True), reverse=True)
+    least = _SHARE_MIN * sum(blocks for blocks, _ in counted)
+    return [length for blocks, length in counted[:_LENGTHS_MAX] if blocks >= least] or [_CHUNK_BYTES]
 
 
 def folded(rows: DataFrame, lengths: list[int], *, ranks_max: int = RANKS) -> DataFrame:
     """Sums of each replica, by container and hash of its name; where not `regular`, the root is not to be trusted.
 
-    `lengths` are those that full chunks may have, and `ranks_max`, a multiple of 64, is how many a block may have.
-    Where these are wrong, more is not regular.
+    `lengths` are those by which ranks are told, at least one, and `ranks_max`, a multiple of 64, is how many a block
+    may have. Where these are wrong, more is not regular.
     """
     session = rows.sparkSession
-    ranks = _table(session, np.concatenate([rank_tables(ranks_max), np.zeros((1, 4, 256), np.uint32)]))
+    # The last map is the identity, for what has no rank.
+    plain = np.left_shift(np.arange(256, dtype=np.uint32), np.arange(0, 32, 8, dtype=np.uint32)[:, None])
+    ranks = _table(session, np.concatenate([rank_tables(ranks_max), plain[None]]))
     ends, constants = end_tables(ranks_max)
-    words = range(ranks_max // _WORD_BITS)
+    words, kinds = range(ranks_max // _WORD_BITS), range(len(lengths))
+    bits = [f"array({', '.join(f'bits{i}_{word}' for word in words)})" for i in kinds]
     filled = {
-        "$BITS_OF_RANKS": ", ".join(_bits(word, len(words)) for word in words),
-        "$BITS": f"array({', '.join(f'bits{word}' for word in words)})",
-        "$LENGTHS": ", ".join(f"{length}L" for length in lengths) or "NULL",
+        "$ALL_RANKS": ", ".join(
+            f"CAST(IF(chunk_offset >= 0 AND chunk_offset % {length} = 0 AND chunk_offset div {length} < {ranks_max},"
+            f" chunk_offset div {length}, {ranks_max}) AS INT) AS rank{i}"
+            for i, length in enumerate(lengths)
+        ),
+        "$ALL_BITS": ", ".join(_bits(i, word, len(words)) for i in kinds for word in words),
+        "$MORE_REGISTERS": "".join(f"bit_xor({_image_at(f'rank{i}')}) AS register{i}, " for i in kinds[1:]),
+        "$BITS": bits[0],
+        "$REGISTER": "CASE " + " ".join(f"WHEN {of} = expected THEN register{i}" for i, of in enumerate(bits)) + " END",
         "$RANKS": str(ranks_max),
     }
     checksums = session.sql(
         _filled(_CHECKSUMS, filled),
         blocks=session.sql(_filled(_BLOCKS, filled), rows=rows, ranks=ranks),
-        ranks=ranks,
         words=_table(session, word_tables()),
         ends=_table(session, ends),
         constants=_table(session, constants),
-        bits=_one_row(session, _bits_below(ranks_max)),
+        bits=_one_row(session, _bits_below(ranks_max), _WORDS),
     )
     return session.sql(_REPLICAS, blocks=checksums)
 
@@ -103,8 +124,8 @@ def _table(session: SparkSession, table: "NDArray[np.uint32]") -> DataFrame:
     return _one_row(session, table.reshape(-1).view(np.int32))
 
 
-def _one_row(session: SparkSession, value: object) -> DataFrame:
-    return session.createDataFrame(pa.table({"t": pa.array([value])}))
+def _one_row(session: SparkSession, value: object, kind: DataType = _INTS) -> DataFrame:
+    return session.createDataFrame(pa.table({"t": pa.array([value])}), StructType([StructField("t", kind, False)]))
 
 
 def _filled(template: str, parts: Mapping[str, str]) -> str:
@@ -113,11 +134,11 @@ def _filled(template: str, parts: Mapping[str, str]) -> str:
     return template
 
 
-def _bits(word: int, words: int) -> str:
-    """SQL for one word of the XOR of a bit a rank; rank `$RANKS` is that of no full chunk."""
-    bit = "shiftleft(1L, rank)"
-    chosen = f"shiftright(rank, 6) = {word}" if words > 1 else "rank < $RANKS"
-    return f"bit_xor(IF({chosen}, {bit}, 0L)) AS bits{word}"
+def _bits(length: int, word: int, words: int) -> str:
+    """SQL for one word of the XOR of a bit a rank; rank `$RANKS` is that of none."""
+    rank = f"rank{length}"
+    chosen = f"shiftright({rank}, 6) = {word}" if words > 1 else f"{rank} < $RANKS"
+    return f"bit_xor(IF({chosen}, shiftleft(1L, {rank}), 0L)) AS bits{length}_{word}"
 
 
 def _bits_below(ranks: int) -> list[list[int]]:
@@ -128,7 +149,7 @@ def _bits_below(ranks: int) -> list[list[int]]:
 
 def _settled(names: pa.Table, sums: pa.Table) -> Aggregated:
     rows = sums["rows"].to_numpy()
-    has_name = sums["has_name"].to_numpy()
+    has_name = pc.is_valid(sums["container_id"]).to_numpy()
     lost = int(rows[~has_name].sum())
     sums = sums.filter(pa.array(has_name))
     names = names.filter(pc.and_(names["datanode"].is_valid(), names["container_id"].is_valid()))
@@ -140,6 +161,13 @@ def _settled(names: pa.Table, sums: pa.Table) -> Aggregated:
         suspects.append(counted["container_id"].filter(pc.greater(counted["count_all"], 1)))
     # Rows of a name that no block begins with.
     suspects.append(sums.join(names.select(hashed), hashed, join_type="left anti")["container_id"])
+    # Names that lack something, and chunks of a replica that has no tree.
+    is_whole = reduce(pc.and_, (pc.is_valid(names[name]) for name in ("volume", *AGREED)))
+    suspects.append(names["container_id"].filter(pc.invert(is_whole)))
+    treeless = names.filter(pc.equal(names["source"], "none")).select(hashed)
+    suspects.append(
+        sums.filter(pc.greater(sums["blocks"], 0)).join(treeless, hashed, join_type="left semi")["container_id"]
+    )
     exact = np.unique(np.concatenate([column.to_numpy() for column in suspects])).astype(np.int64)
     containers = sums["container_id"].to_numpy()
     is_exact = np.isin(containers, exact)
@@ -159,10 +187,14 @@ def _image(table: str, value: str, *, size: int = 4, at: str = "0") -> str:
     )
 
 
-_NAME = f"xxhash64({', '.join((*KEY, *AGREED))})"
-_RANK_TABLE = "(SELECT t FROM {ranks})"
-_CHUNK, _BLOCK, _REPLICA, _UNFIT = 1, 2, 4, 8
-_NEEDED = ("volume", *AGREED, "block_id", "length", "checksum", "matches", "deleted")
+# Text is hashed a piece at a time: chained, each would wait for the one before.
+_NAME = (
+    "hash(xxhash64(datanode) ^ shiftleft(CAST(hash(volume) AS BIGINT), 31) ^ shiftleft(CAST(hash(state) AS BIGINT), 17)"
+    " ^ CAST(hash(source) AS BIGINT) ^ xxhash64(bcs_id, replica_index, generation))"
+)
+# What the rows of a block are.
+_CHUNK, _BLOCK, _REPLICA, _UNFIT, _DELETED = (1 << bit for bit in range(5))
+_NEEDED = ("block_id", "chunk_offset", "length", "matches", "deleted")
 
 # The first row of each block, or the only one of a replica without blocks.
 _NAMES = f"""
@@ -172,77 +204,74 @@ WHERE chunk_offset <= 0
 GROUP BY {", ".join((*KEY, *AGREED))}
 """
 
-# What of a block's rows no order can change. `other` is the checksum of the only row that is no full chunk.
+
+def _image_at(rank: str) -> str:
+    """SQL for the image of a chunk's checksum at its rank."""
+    return _image("(SELECT t FROM {ranks})", "checksum", at=f"1024 * {rank}")
+
+
+# What of a block's rows no order can change: few numbers, as each costs every row. Rows of no replica are those of a
+# container that is NULL.
 _BLOCKS = f"""
-SELECT container_id, name, block_id, has_name,
+SELECT container_id, name, block_id,
+  -- Beside the register 32 bits of what is no part of the tree's checksums.
+  bit_xor(CAST({_image_at("rank0")} AS BIGINT) & 4294967295L
+    | shiftleft(CAST(hash(checksum ^ shiftleft(length, 32)) AS BIGINT), 32)) AS register,
+  $MORE_REGISTERS
+  $ALL_BITS,
   count(*) AS rows,
-  max(scanned_at) AS scanned_at,
-  bit_or(kind) AS kinds,
-  max(chunk_offset) AS last_offset,
-  min(full_length) AS length,
-  max(full_length) AS length_max,
-  bit_xor(IF(full_length IS NULL, CAST(shiftright(shiftleft(checksum, 32), 32) AS INT), 0)) AS other,
-  bit_xor({_image(_RANK_TABLE, "checksum", at="1024 * rank")}) AS register,
-  $BITS_OF_RANKS,
-  -- Four counts in one number, good for 32,767 rows, of which a regular block has 256 at most.
-  try_sum(IF(full_length IS NULL, 1L, 0L) + IF(matches, 0L, 65536L) + IF(deleted, 4294967296L, 0L)
-    + IF(matches AND checksum = 0, 281474976710656L, 0L)) AS counts,
   try_sum(length) AS bytes,
-  -- Of a regular block, the lengths follow from `bytes`; which chunks are corrupt is looked at in any case.
-  bit_xor(xxhash64(chunk_offset, checksum)) AS mix
+  -- Corrupt and unverifiable chunks, in one number that is good for 65,535 rows; a regular block has 256 at most.
+  try_sum(IF(matches, IF(checksum = 0, 65536L, 0L), 1L)) AS counts,
+  bit_or(IF({" OR ".join(f"{name} IS NULL" for name in _NEEDED)}, {_UNFIT}, 0)
+    | IF(checksum BETWEEN 0 AND 4294967295, 0, IF(chunk_offset = {CONTAINER_ROW} AND checksum IS NOT NULL, 0, {_UNFIT}))
+    | IF(deleted, {_DELETED}, 0)
+    | CASE WHEN chunk_offset >= 0 THEN {_CHUNK} WHEN chunk_offset = {BLOCK_ROW} THEN {_BLOCK}
+        WHEN chunk_offset = {CONTAINER_ROW} THEN {_REPLICA} ELSE {_UNFIT} END
+  ) AS kinds,
+  max(scanned_at) AS scanned_at
 FROM (
-  SELECT *,
-    -- Divisions are what a row costs most.
-    CAST(IF(quotient < $RANKS AND quotient * full_length = chunk_offset, quotient, $RANKSL) AS INT) AS rank
-  FROM (
-    SELECT *, chunk_offset div full_length AS quotient
-    FROM (
-      SELECT container_id, {_NAME} AS name, block_id, chunk_offset, length, checksum, matches, deleted, scanned_at,
-        datanode IS NOT NULL AND container_id IS NOT NULL AS has_name,
-        IF(chunk_offset >= 0 AND length IN ($LENGTHS), length, NULL) AS full_length,
-        CASE WHEN chunk_offset >= 0 AND checksum BETWEEN 0 AND 4294967295 THEN {_CHUNK}
-          WHEN chunk_offset = {BLOCK_ROW} AND checksum BETWEEN 0 AND 4294967295 THEN {_BLOCK}
-          WHEN chunk_offset = {CONTAINER_ROW} THEN {_REPLICA}
-          ELSE {_UNFIT} END
-        | IF({" OR ".join(f"{name} IS NULL" for name in _NEEDED)}
-          OR source = 'none' AND chunk_offset <> {CONTAINER_ROW}, {_UNFIT}, 0) AS kind
-      FROM {{rows}}
-    )
-  )
+  SELECT IF(datanode IS NULL, NULL, container_id) AS container_id, {_NAME} AS name, block_id, chunk_offset, length,
+    checksum, matches, deleted, scanned_at, $ALL_RANKS
+  FROM {{rows}}
 )
-GROUP BY container_id, name, block_id, has_name
+GROUP BY container_id, name, block_id
 """
 
 _CHECKSUMS = f"""
-SELECT container_id, name, block_id, has_name, rows, scanned_at, regular, kinds = {_REPLICA} AS is_empty, deleted,
+SELECT container_id, name, block_id, rows, scanned_at, regular, kinds & {_REPLICA} > 0 AS is_empty, deleted,
   {_image("(SELECT t FROM {words})", "checksum")} AS word,
   IF(deleted, 0L, chunks) AS chunks,
   IF(deleted OR chunks = 0, 0L, bytes) AS bytes,
-  IF(deleted OR chunks = 0, 0L, shiftright(counts, 16) & 65535) AS corrupt,
-  IF(deleted, 0L, IF(chunks = 0, 1L, shiftright(counts, 48) & 65535)) AS unverifiable,
-  xxhash64(block_id, checksum, deleted, IF(deleted, 0L, mix), IF(deleted OR chunks = 0, 0L, bytes)) AS mix
+  IF(deleted OR chunks = 0, 0L, counts & 65535) AS corrupt,
+  IF(deleted, 0L, IF(chunks = 0, 1L, shiftright(counts, 16) & 65535)) AS unverifiable,
+  -- Where chunks begin follows from the ranks by the first length, or from their being none.
+  xxhash64(block_id, checksum, deleted,
+    IF(deleted, NULL, struct(mix, $BITS)), IF(deleted OR chunks = 0, 0L, bytes)) AS mix
 FROM (
   SELECT *,
-    IF(kinds = {_BLOCK} AND deleted, other,
-      {_image("(SELECT t FROM {ends})", "register", at="1024 * chunks")} ^ get((SELECT t FROM {{constants}}), chunks)
+    IF(kinds = {_BLOCK | _DELETED}, register,
+      {_image("(SELECT t FROM {ends})", "image", at="1024 * chunks")} ^ get((SELECT t FROM {{constants}}), chunks)
     ) AS checksum
   FROM (
-    SELECT * EXCEPT (register),
-      IF(others > 0 AND chunks > 0, register ^ {_image(_RANK_TABLE, "other", at="1024 * (chunks - 1)")}, register)
-        ^ {_image("(SELECT t FROM {words})", "block_id", size=8)} AS register,
-      coalesce(bytes IS NOT NULL AND CASE
-        WHEN kinds <> {_CHUNK} THEN rows = 1 AND kinds < {_UNFIT}
-        ELSE rows <= $RANKS AND others <= 1
-          AND $BITS = get((SELECT t FROM {{bits}}), full)
-          AND (full = 0 OR length = length_max AND (others = 0 OR last_offset = try_multiply(full, length)))
-      END, false) AS regular
+    SELECT *,
+      IF(chunks > 0, register, 0) ^ {_image("(SELECT t FROM {words})", "block_id", size=8)} AS image,
+      coalesce(bytes IS NOT NULL AND IF(is_of_chunks, rows <= $RANKS AND register IS NOT NULL,
+        rows = 1 AND kinds & {_UNFIT} = 0), false) AS regular
     FROM (
-      SELECT *, (shiftright(counts, 32) & 65535) > 0 AS deleted,
-        -- What is irregular needs numbers that raise nothing, no more.
-        CAST(IF(kinds = {_CHUNK}, least(rows, $RANKS), 0) AS INT) AS chunks,
-        CAST(counts & 65535 AS INT) AS others,
-        CAST(greatest(least(rows, $RANKS) - (counts & 65535), 0) AS INT) AS full
-      FROM {{blocks}}
+      SELECT *, CAST(IF(is_of_chunks, $REGISTER, register0) AS INT) AS register
+      FROM (
+        SELECT * EXCEPT (register),
+          CAST(shiftright(shiftleft(register, 32), 32) AS INT) AS register0,
+          CAST(shiftright(register, 32) AS INT) AS mix,
+          -- What is irregular needs numbers that raise nothing, no more.
+          CAST(IF(is_of_chunks, least(rows, $RANKS), 0) AS INT) AS chunks,
+          get((SELECT t FROM {{bits}}), CAST(least(rows, $RANKS) AS INT)) AS expected
+        FROM (
+          SELECT *, kinds & {_DELETED} > 0 AS deleted, kinds & {~_DELETED} = {_CHUNK} AS is_of_chunks
+          FROM {{blocks}}
+        )
+      )
     )
   )
 )
@@ -251,7 +280,7 @@ FROM (
 _STEP = ", ".join(str(value) for value in step_tables().reshape(-1).view(np.int32).tolist())
 
 _REPLICAS = f"""
-SELECT container_id, name, has_name,
+SELECT container_id, name,
   max(scanned_at) AS scanned_at,
   4294967295L & ~CAST(aggregate(
     array_sort(collect_list(struct(block_id, word)) FILTER (WHERE NOT is_empty)),
@@ -269,5 +298,5 @@ SELECT container_id, name, has_name,
     AS regular,
   sum(rows) AS rows
 FROM {{blocks}}
-GROUP BY container_id, name, has_name
+GROUP BY container_id, name
 """
