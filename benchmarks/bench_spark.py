@@ -24,6 +24,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, collect_list, struct, udf
 from pyspark.sql.types import LongType
@@ -31,7 +32,7 @@ from pyspark.sql.types import LongType
 from benchmarks.measure import Report, Samples
 from merkle.columns import fold_blocks, fold_root
 from merkle.tree import block_checksum, container_checksum
-from spark.cluster import SparkEngine
+from spark.cluster import SparkEngine, last_offset
 from spark.inputs import table_parts
 from spark.model import REPLICA_SCHEMA
 from spark.runs import settle
@@ -132,7 +133,10 @@ class Table:
 
     def frame(self, session: SparkSession) -> DataFrame:
         """The chunk rows, as anybody would read them."""
-        return session.read.parquet(*(str(path) for path in sorted(self.folder.glob("*/chunks-*.parquet"))))
+        return session.read.parquet(*map(str, self.files()))
+
+    def files(self) -> list[Path]:
+        return sorted(self.folder.glob("*/chunks-*.parquet"))
 
 
 def _table(folder: Path, rows: int) -> Table:
@@ -150,7 +154,8 @@ def file_wise(session: SparkSession, table: Table) -> Roots:
 def by_sql(session: SparkSession, table: Table) -> Roots:
     """The XOR aggregate in Spark SQL; containers with irregular blocks from their sorted rows."""
     rows = table.frame(session)
-    found = aggregate(rows, names_of(rows))
+    last = last_offset(pq.read_metadata(path) for path in table.files())
+    found = aggregate(rows, names_of(rows), last_offset=last)
     judged = SparkEngine(session).exact(table_parts([str(table.folder)]).parts, found.exact, found.exact_rows)
     return _roots(pa.concat_tables([found.replicas, *(one.replicas for one in judged)]))
 

@@ -9,7 +9,7 @@ it to pay, Spark SQL folds them (spark.sql).
 import pickle
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -184,19 +184,20 @@ class SparkEngine:
         """All these parts in Spark SQL; nothing where another way is better, or Spark cannot read them so."""
         if self._scattered is Scattered.EXACT:
             return None
-        rows = self._rows(parts)
-        if rows is None:
+        files = _whole_files(parts)
+        if files is None:
             return None
         with suppress(PySparkException, Py4JError):
-            return watched(self._session, "reading in no order", partial(self._aggregated, rows, parts), _ignore)
+            return watched(self._session, "reading in no order", partial(self._aggregated, files, parts), _ignore)
         return None
 
-    def _aggregated(self, rows: DataFrame, parts: Sequence[Part]) -> Wave | None:
+    def _aggregated(self, files: Mapping[str, pq.FileMetaData], parts: Sequence[Part]) -> Wave | None:
+        rows = self._rows(files)
         names = names_of(rows)
         blocks = pc.sum(names["blocks"]).as_py() or 0
         if self._scattered is Scattered.AUTO and CHUNKS_MIN * blocks > sum(part.rows for part in parts):
             return None
-        found = aggregate(rows, names)
+        found = aggregate(rows, names, last_offset=last_offset(files.values()))
         text = f"{found.lost} rows name no datanode or no container"
         return Wave(
             tuple(part.part_id for part in parts),
@@ -208,21 +209,11 @@ class SparkEngine:
             found.exact_rows,
         )
 
-    def _rows(self, parts: Sequence[Part]) -> DataFrame | None:
-        """The rows of whole files that Spark can read as well."""
+    def _rows(self, files: Mapping[str, pq.FileMetaData]) -> DataFrame:
         by_columns = dict[tuple[str, ...], list[str]]()
-        rows = Counter[str]()
-        for part in parts:
-            rows[part.location] += part.rows
-        for location, count in rows.items():
-            # What is at another address pyarrow's filesystems know, and Spark perhaps not.
-            if "://" in location:
-                return None
-            metadata = pq.read_metadata(location)
-            if metadata.num_rows != count:
-                return None
+        for location, metadata in files.items():
             by_columns.setdefault(tuple(metadata.schema.names), []).append(location)
-        frames = [_conformed(self._session.read.parquet(*files)) for files in by_columns.values()]
+        frames = [_conformed(self._session.read.parquet(*locations)) for locations in by_columns.values()]
         return reduce(DataFrame.unionAll, frames)
 
     def _each(
@@ -291,6 +282,31 @@ class _Told:
 
     def rest(self) -> None:
         self.share(1, 1)
+
+
+def last_offset(files: Iterable[pq.FileMetaData]) -> int | None:
+    """Where the last chunk of all begins, if the footers say it."""
+    last = 0
+    for metadata in files:
+        at = metadata.schema.names.index("chunk_offset") if "chunk_offset" in metadata.schema.names else -1
+        for group in range(metadata.num_row_groups):
+            statistics = metadata.row_group(group).column(at).statistics if at >= 0 else None
+            if statistics is None or not (statistics.has_min_max and isinstance(statistics.max, int)):
+                return None
+            last = max(last, statistics.max)
+    return last
+
+
+def _whole_files(parts: Sequence[Part]) -> dict[str, pq.FileMetaData] | None:
+    """The files of these parts, if they are whole files that Spark can read as well."""
+    rows = Counter[str]()
+    for part in parts:
+        rows[part.location] += part.rows
+    # What is at another address pyarrow's filesystems know, and Spark perhaps not.
+    if any("://" in location for location in rows):
+        return None
+    files = {location: pq.read_metadata(location) for location in rows}
+    return files if all(files[location].num_rows == count for location, count in rows.items()) else None
 
 
 def _of_numbers(

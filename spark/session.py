@@ -129,6 +129,8 @@ def watched(session: SparkSession, what: str, work: Callable[[], T], tell: Calla
         tracker, seen = context.statusTracker(), (0, 0)
         while not outcome.done():
             if cancelled.wait(_PROGRESS_EVERY_S):
+                if outcome.done():
+                    return
                 # Again and again: the next job may be about to begin.
                 context.cancelJobGroup(group)
                 sleep(_PROGRESS_EVERY_S)

@@ -66,11 +66,16 @@ def names_of(rows: DataFrame) -> pa.Table:
     return rows.sparkSession.sql(_NAMES, rows=rows).toArrow()
 
 
-def aggregate(rows: DataFrame, names: pa.Table) -> Aggregated:
-    """The replicas of all containers in `rows`, which has the columns of the chunk table; `names` are those in it."""
+def aggregate(rows: DataFrame, names: pa.Table, *, last_offset: int | None = None) -> Aggregated:
+    """The replicas of all containers in `rows`, which has the columns of the chunk table; `names` are those in it.
+
+    Where nobody knows beforehand the `last_offset` at which any chunk begins, the rows are asked for it.
+    """
     lengths = lengths_of(names)
-    last = rows.sparkSession.sql("SELECT max(chunk_offset) AS last FROM {rows}", rows=rows).toArrow()["last"][0].as_py()
-    words = -(-((last or 0) // min(lengths) + 1) // _WORD_BITS)
+    if last_offset is None:
+        found = rows.sparkSession.sql("SELECT max(chunk_offset) AS last FROM {rows}", rows=rows).toArrow()
+        last_offset = found["last"][0].as_py() or 0
+    words = -(-(last_offset // min(lengths) + 1) // _WORD_BITS)
     ranks_max = _WORD_BITS * min(max(words, 1), RANKS // _WORD_BITS)
     return _settled(names, folded(rows, lengths, ranks_max=ranks_max).toArrow())
 
@@ -116,7 +121,7 @@ def folded(rows: DataFrame, lengths: list[int], *, ranks_max: int = RANKS) -> Da
         constants=_table(session, constants),
         bits=_one_row(session, _bits_below(ranks_max), _WORDS),
     )
-    return session.sql(_REPLICAS, blocks=checksums)
+    return session.sql(_REPLICAS, blocks=checksums, steps=_table(session, step_tables()))
 
 
 def _table(session: SparkSession, table: "NDArray[np.uint32]") -> DataFrame:
@@ -277,26 +282,30 @@ FROM (
 )
 """
 
-_STEP = ", ".join(str(value) for value in step_tables().reshape(-1).view(np.int32).tolist())
-
 _REPLICAS = f"""
-SELECT container_id, name,
-  max(scanned_at) AS scanned_at,
+SELECT * EXCEPT (words, steps),
   4294967295L & ~CAST(aggregate(
-    array_sort(collect_list(struct(block_id, word)) FILTER (WHERE NOT is_empty)),
-    -1,
-    (register, block) -> {_image(f"array({_STEP})", "register")} ^ block.word
-  ) AS BIGINT) AS root,
-  coalesce(bit_xor(mix) FILTER (WHERE NOT is_empty), 0L) AS fingerprint,
-  count_if(NOT is_empty) AS blocks,
-  count_if(NOT is_empty AND deleted) AS deleted_blocks,
-  sum(chunks) AS chunks,
-  coalesce(try_sum(bytes), 0L) AS bytes,
-  sum(corrupt) AS corrupt,
-  coalesce(sum(unverifiable) FILTER (WHERE NOT is_empty), 0L) AS unverifiable,
-  coalesce(bool_and(regular) AND try_sum(bytes) IS NOT NULL AND (NOT bool_or(is_empty) OR count(*) = 1), false)
-    AS regular,
-  sum(rows) AS rows
-FROM {{blocks}}
-GROUP BY container_id, name
+    words,
+    -- The table goes along, as a function cannot ask for it.
+    struct(-1 AS register, steps),
+    (folded, block) -> struct({_image("folded.steps", "folded.register")} ^ block.word AS register, folded.steps),
+    folded -> folded.register
+  ) AS BIGINT) AS root
+FROM (
+  SELECT container_id, name, (SELECT t FROM {{steps}}) AS steps,
+    array_sort(collect_list(struct(block_id, word)) FILTER (WHERE NOT is_empty)) AS words,
+    max(scanned_at) AS scanned_at,
+    coalesce(bit_xor(mix) FILTER (WHERE NOT is_empty), 0L) AS fingerprint,
+    count_if(NOT is_empty) AS blocks,
+    count_if(NOT is_empty AND deleted) AS deleted_blocks,
+    sum(chunks) AS chunks,
+    coalesce(try_sum(bytes), 0L) AS bytes,
+    sum(corrupt) AS corrupt,
+    coalesce(sum(unverifiable) FILTER (WHERE NOT is_empty), 0L) AS unverifiable,
+    coalesce(bool_and(regular) AND try_sum(bytes) IS NOT NULL AND (NOT bool_or(is_empty) OR count(*) = 1), false)
+      AS regular,
+    sum(rows) AS rows
+  FROM {{blocks}}
+  GROUP BY container_id, name
+)
 """
