@@ -59,8 +59,8 @@ _ALWAYS = {
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "65536",
     # The checks of every single operation would cost a third; sums that may be too large are tried by name.
     "spark.sql.ansi.enabled": "false",
-    # So many groups are found without a search: more than there are blocks in a part of a table.
-    "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "18",
+    # So many groups are found without a search: more than there are blocks in most parts of a table.
+    "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",
     # Times of scans are given in UTC, whatever the machine thinks.
     "spark.sql.session.timeZone": "UTC",
     # Spark refuses a data source that could take filters unless this is on.

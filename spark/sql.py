@@ -221,7 +221,8 @@ _BLOCKS = f"""
 SELECT container_id, name, block_id,
   -- Beside the register 32 bits of what is no part of the tree's checksums.
   bit_xor(CAST({_image_at("rank0")} AS BIGINT) & 4294967295L
-    | shiftleft(CAST(hash(checksum ^ shiftleft(length, 32)) AS BIGINT), 32)) AS register,
+    | shiftleft(CAST(hash(checksum ^ shiftleft(length, 32) ^ shiftleft(CAST(rank0 AS BIGINT), 54)) AS BIGINT), 32)
+  ) AS register,
   $MORE_REGISTERS
   $ALL_BITS,
   count(*) AS rows,
@@ -285,13 +286,10 @@ FROM (
 _REPLICAS = f"""
 SELECT * EXCEPT (words, steps),
   4294967295L & ~CAST(aggregate(
-    words,
-    -- The table goes along, as a function cannot ask for it.
-    struct(-1 AS register, steps),
-    (folded, block) -> struct({_image("folded.steps", "folded.register")} ^ block.word AS register, folded.steps),
-    folded -> folded.register
+    words, -1, (register, block) -> {_image("steps", "register")} ^ block.word
   ) AS BIGINT) AS root
 FROM (
+  -- A function cannot ask for a table, but sees the columns beside it.
   SELECT container_id, name, (SELECT t FROM {{steps}}) AS steps,
     array_sort(collect_list(struct(block_id, word)) FILTER (WHERE NOT is_empty)) AS words,
     max(scanned_at) AS scanned_at,

@@ -11,10 +11,11 @@ from pyspark.sql import SparkSession
 
 from ozone.disk import Disk
 from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
-from spark.cluster import Scattered, SparkEngine
+from spark.cluster import Scattered, SparkEngine, last_offset
 from spark.gather import Gatherer
 from spark.local import LocalEngine
 from spark.output import Output, Summary, Table
+from spark.sql import aggregate, names_of
 from spark.sweep import Engine, Request, sweep
 from spark.synthetic import Cluster, Order, synthetic
 from tests.support.sweeps import Quiet, findings_of, packed_trees, verdicts_of
@@ -151,3 +152,42 @@ def test_tasks_write_the_trees_that_one_machine_writes(tmp_path: Path, session: 
         assert not list(out.glob("trees/*/.*"))
     assert found["spark"] == found["local"]
     assert found["spark"]
+
+
+def test_of_replicas_with_one_root_sql_tells_those_that_differ(session: SparkSession) -> None:
+    """What no checksum of the tree covers: lengths, and where chunks begin."""
+    size, other = 4 << 20, 1 << 20
+
+    def replica(container: int, node: str, *chunks: tuple[int, int]) -> list[tuple[object, ...]]:
+        head = (node, "v", container, "CLOSED", 1, 0, 7)
+        return [(*head, at, length, 11, True, False, "tree", 1, None) for at, length in chunks]
+
+    rows = [
+        *replica(1, "a", (0, size), (size, size)),
+        *replica(1, "alike", (0, size), (size, size)),
+        *replica(1, "shorter", (0, size), (size, size - 1)),
+        # As many bytes as "a".
+        *replica(1, "moved", (0, size + 1), (size, size - 1)),
+        # As many and as long, but elsewhere.
+        *replica(1, "elsewhere", (0, size), (other, size)),
+        *(row for container in range(2, 9) for row in replica(container, "a", (0, other), (other, other))),
+    ]
+    columns = [pa.array(column) for column in zip(*rows, strict=True)]
+    table = pa.table(columns, CHUNK_SCHEMA.names).cast(CHUNK_SCHEMA)
+    frame = session.createDataFrame(table)
+    found = aggregate(frame, names_of(frame))
+    assert not len(found.exact)
+    given = {row["datanode"]: row for row in found.replicas.to_pylist() if row["container_id"] == 1}
+    assert len({row["root"] for row in given.values()}) == 1
+    prints = {node: row["fingerprint"] for node, row in given.items()}
+    assert prints.pop("alike") == prints["a"]
+    assert len(set(prints.values())) == len(prints)
+
+
+def test_the_last_offset_is_told_by_footers_that_know_it(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.parquet" for number in range(3)]
+    for path, offsets in zip(paths, ([5, 300], [7], [None]), strict=True):
+        pq.write_table(pa.table({"chunk_offset": pa.array(offsets, pa.int64())}), path)
+    assert last_offset(map(pq.read_metadata, paths[:2])) == 300
+    # It has no range: all is NULL.
+    assert last_offset(map(pq.read_metadata, paths)) is None
