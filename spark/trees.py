@@ -265,8 +265,8 @@ class _Packer:
 
 @contextmanager
 def _writing(path: Path, disk: Disk) -> Iterator[_Packer]:
-    # Half of a tree is checksums, which nothing makes smaller.
-    with written_whole(path, TREE_SCHEMA, disk, compression="lz4", opaque="tree") as writer:
+    # Half of a tree is checksums, which nothing makes smaller; the other half would cost a third of all the work.
+    with written_whole(path, TREE_SCHEMA, disk, compression="none", opaque="tree") as writer:
         packer = _Packer(writer)
         yield packer
         packer.flush()
