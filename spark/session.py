@@ -6,7 +6,6 @@ tells how they go on, and cancels them on Ctrl-C.
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from threading import Event, current_thread, main_thread
+from threading import Event
 from time import sleep
 from typing import IO, TYPE_CHECKING, TypeVar
 from uuid import uuid4
@@ -87,17 +86,18 @@ def spark_session(
     """
     wanted = {**_ALWAYS, **(_of_local(master) if is_local(master) else _of_cluster(master, pack)), **(settings or {})}
     conf = SparkConf().setAppName("treefold sweep").setAll(list(wanted.items()))
-    log, interrupt = _log(), signal.getsignal(signal.SIGINT)
+    log = _log()
+
+    def started() -> SparkSession:
+        # A master that does not answer ends the context behind our back, and the session is who hears of it.
+        return SparkSession(SparkContext(conf=conf, gateway=_gateway(conf)))
+
     try:
-        context = SparkContext(conf=conf, gateway=_gateway(conf))
-        if current_thread() is main_thread():
-            # pyspark's own handler would talk to the JVM in the midst of another talk.
-            signal.signal(signal.SIGINT, interrupt)
-        # A master that does not answer ends the context behind our back, and this is who hears of it.
-        session = SparkSession(context)
+        session = _apart(started)
     except (PySparkException, Py4JError) as error:
         text = f"Spark did not start on {master}: {_reasons(_tail(log)) or error}"
         raise _java_trouble() or ProcessFailedError(text) from error
+    context = session.sparkContext
     # pyspark itself would take what the path calls python3, which need not have our packages.
     context.pythonExec = wanted["spark.pyspark.python"]
     try:
@@ -151,6 +151,20 @@ def watched(session: SparkSession, what: str, work: Callable[[], T], tell: Calla
         cancelled.set()
         for thread in threads:
             thread.join()
+
+
+def _apart(work: Callable[[], T]) -> T:
+    """What `work` returns, done by another thread: an answer of the JVM that Ctrl-C cut short would be told of."""
+    outcome = Future[T]()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001  raised again where it is waited for
+            outcome.set_exception(error)
+
+    InheritableThread(target=run, name="Spark's start", daemon=True).start()
+    return outcome.result()
 
 
 def is_local(master: str) -> bool:

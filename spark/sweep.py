@@ -156,7 +156,7 @@ def sweep(request: Request, engine: Engine, watcher: Watcher, *, disk: Disk | No
         SweepInputError: none of the inputs can be read.
         DiskError, ChunkTableError, UsageError
     """
-    disk = disk or Disk()
+    disk, was_there = disk or Disk(), request.out.exists()
     disk.make_folder(request.out)
     with _exclusive(request.out), ExitStack() as stack:
         work, output = Work(request.out, disk), Output(request.out, disk)
@@ -168,6 +168,8 @@ def sweep(request: Request, engine: Engine, watcher: Watcher, *, disk: Disk | No
         inputs = table_parts(request.tables)
         skipped = (*volumes.skipped, *inputs.skipped)
         if not (volumes.surveys or inputs.parts or inputs.manifests):
+            if not was_there:
+                disk.remove_folder(request.out)
             reasons = "; ".join(f"{one.input}: {one.reason}" for one in skipped)
             raise SweepInputError(f"there is nothing to read: {reasons}", skipped=skipped)
         for sweep_id in output.sweeps():

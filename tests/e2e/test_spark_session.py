@@ -119,3 +119,35 @@ with spark_session("local[1]") as session:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, "no job is left\n", "")
+
+
+def test_ctrl_c_while_spark_starts_is_told_by_nobody_else(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    # A Java that takes its time.
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep 60\n")
+    java.chmod(0o755)
+    script = """
+from spark.session import spark_session
+try:
+    with spark_session("local[1]"):
+        pass
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    process = subprocess.Popen(
+        ["env", "--default-signal=INT", sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={"PATH": f"{java.parent}:/usr/bin:/bin"},
+    )
+    with process:
+        while not begun.exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err) == (0, "interrupted\n", "")

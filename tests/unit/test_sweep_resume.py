@@ -111,6 +111,11 @@ def test_two_sweeps_do_not_write_to_one_folder_at_a_time(tmp_path: Path) -> None
     assert watcher.begun
 
 
-def test_nothing_to_read_is_an_error_that_names_the_inputs(tmp_path: Path) -> None:
+def test_nothing_to_read_is_an_error_that_names_the_inputs_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(SweepInputError, match="missing"):
         run(tmp_path / "out", tmp_path / "missing")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "kept").mkdir()
+    with pytest.raises(SweepInputError, match="missing"):
+        run(tmp_path / "kept", tmp_path / "missing")
+    assert (tmp_path / "kept").exists()
