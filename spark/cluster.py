@@ -33,7 +33,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from merkle.errors import SparkFailedError
 from ozone.disk import Disk
 from protos.chunk_table import CHUNK_SCHEMA
-from spark.files import DEFAULTS, read_rows
+from spark.files import DEFAULTS, is_plain, read_rows
 from spark.gather import GROUP_ROWS, Gatherer, Int64s
 from spark.inputs import table_parts
 from spark.local import WAVE_ROWS, LocalEngine
@@ -198,6 +198,9 @@ class SparkEngine:
         if self._scattered is Scattered.AUTO and CHUNKS_MIN * blocks > sum(part.rows for part in parts):
             return None
         found = aggregate(rows, names, last_offset=last_offset(files.values()))
+        if found.rows != sum(part.rows for part in parts):
+            # Spark has names of its own for files that it passes over.
+            return None
         text = f"{found.lost} rows name no datanode or no container"
         return Wave(
             tuple(part.part_id for part in parts),
@@ -306,7 +309,8 @@ def _whole_files(parts: Sequence[Part]) -> dict[str, pq.FileMetaData] | None:
     if any("://" in location for location in rows):
         return None
     files = {location: pq.read_metadata(location) for location in rows}
-    return files if all(files[location].num_rows == count for location, count in rows.items()) else None
+    are_whole = all(files[location].num_rows == count for location, count in rows.items())
+    return files if are_whole and all(is_plain(one.schema.to_arrow_schema()) for one in files.values()) else None
 
 
 def _of_numbers(

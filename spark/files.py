@@ -44,6 +44,12 @@ REQUIRED = tuple(name for name in CHUNK_SCHEMA.names if name not in DEFAULTS)
 
 # Some 30 MB of arrays: a page or more of each column.
 _BATCH_ROWS = 1 << 18
+_KINDS = (
+    pa.types.is_signed_integer,
+    pa.types.is_boolean,
+    pa.types.is_timestamp,
+    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+)
 _OWNER = ("datanode", "container_id")
 # Kinds of columns of which the statistics are taken at their word.
 _EXACT = (
@@ -107,6 +113,17 @@ def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
                 batch = batch.filter(pa.array(~superseded(batch, held)))
             if batch.num_rows:
                 yield batch
+
+
+def is_plain(schema: pa.Schema) -> bool:
+    """Whether a table's columns are of our kinds, of any width: of others each reader has ideas of its own."""
+    for field in CHUNK_SCHEMA:
+        if field.name in schema.names:
+            kind = schema.field(field.name).type
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            if not any(is_kind(kind) and is_kind(field.type) for is_kind in _KINDS):
+                return False
+    return True
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from ozone.disk import Disk
 from protos.chunk_table import place_of
 from spark.compare import inspect
 from spark.exact import exact_replicas
-from spark.files import fold_part
+from spark.files import fold_part, is_plain
 from spark.gather import Gatherer, Int64s
 from spark.large import block_ranges, inspect_large, large_replicas
 from spark.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, Part
@@ -139,6 +139,8 @@ def _scattered(part: Part) -> tuple[Int64s, Int64s] | None:
     with suppress(OSError, ValueError, KeyError, pa.ArrowException):
         filesystem, path = place_of(part.location)
         with filesystem.open_input_file(path) as source, pq.ParquetFile(source, read_dictionary=["datanode"]) as file:
+            if not is_plain(file.schema_arrow):
+                return None
             groups = list(range(part.first, part.last))
             first = next(file.iter_batches(_PROBE_ROWS, groups[:1], ["datanode", "container_id"], use_threads=False))
             nodes, ids = first["datanode"].indices.to_numpy(), first["container_id"].to_numpy()

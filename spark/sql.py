@@ -1,4 +1,5 @@
-"""Replicas from rows in no order at all, in Spark SQL alone: no row of a chunk is shuffled or handed to Python.
+"""Replicas from rows in no order at all, in Spark SQL alone: a block's rows of a task are one before they are shuffled,
+and none is handed to Python.
 
 A block's checksum is an XOR over its chunks once each chunk's rank is known (spark.gf2). Where a cluster's chunks are
 of one length but for the last of a block, a chunk tells its rank itself: offset / length. That this is true of a block
@@ -8,8 +9,8 @@ chunks has the n lowest bits, which n chunks can make in no other way than by th
 A block of which it is not proved, of more than RANKS chunks, with checksums of more than 32 bits, with rows that
 contradict each other or lack a value, sends its container to the exact path.
 
-Aggregates by long text are slow. So rows are grouped by a hash of what names a replica, and the names are taken from
-the first row of each block; that no two replicas of a container share a hash is seen there.
+Aggregates by long text are slow. So rows are grouped by a hash of what names a replica, 64 bits, and the names are
+taken from the first row of each block; that no two replicas of a container share a hash is seen there.
 """
 
 from collections.abc import Mapping
@@ -109,7 +110,6 @@ def folded(rows: DataFrame, lengths: list[int], *, ranks_max: int = RANKS) -> Da
         ),
         "$ALL_BITS": ", ".join(_bits(i, word, len(words)) for i in kinds for word in words),
         "$MORE_REGISTERS": "".join(f"bit_xor({_image_at(f'rank{i}')}) AS register{i}, " for i in kinds[1:]),
-        "$BITS": bits[0],
         "$REGISTER": "CASE " + " ".join(f"WHEN {of} = expected THEN register{i}" for i, of in enumerate(bits)) + " END",
         "$RANKS": str(ranks_max),
     }
@@ -181,6 +181,8 @@ def _settled(names: pa.Table, sums: pa.Table) -> Aggregated:
     columns = {name: settled[name] for name in REPLICA_SCHEMA.names if name != "path"}
     columns["path"] = pa.array([Path.SQL.value] * settled.num_rows, pa.string())
     columns["root"] = pc.if_else(pc.equal(settled["source"], "none"), None, settled["root"])
+    # Of a time that is finer, the rest is dropped.
+    columns["scanned_at"] = columns["scanned_at"].cast(REPLICA_SCHEMA.field("scanned_at").type, safe=False)
     replicas = pa.table([columns[name] for name in REPLICA_SCHEMA.names], REPLICA_SCHEMA.names).cast(REPLICA_SCHEMA)
     return Aggregated(replicas, exact, counts.astype(np.int64), int(rows.sum()), lost)
 
@@ -194,8 +196,8 @@ def _image(table: str, value: str, *, size: int = 4, at: str = "0") -> str:
 
 # Text is hashed a piece at a time: chained, each would wait for the one before.
 _NAME = (
-    "hash(xxhash64(datanode) ^ shiftleft(CAST(hash(volume) AS BIGINT), 31) ^ shiftleft(CAST(hash(state) AS BIGINT), 17)"
-    " ^ CAST(hash(source) AS BIGINT) ^ xxhash64(bcs_id, replica_index, generation))"
+    "xxhash64(datanode) ^ shiftleft(CAST(hash(volume) AS BIGINT), 31) ^ shiftleft(CAST(hash(state) AS BIGINT), 17)"
+    " ^ CAST(hash(source) AS BIGINT) ^ xxhash64(bcs_id, replica_index, generation)"
 )
 # What the rows of a block are.
 _CHUNK, _BLOCK, _REPLICA, _UNFIT, _DELETED = (1 << bit for bit in range(5))
@@ -221,8 +223,7 @@ _BLOCKS = f"""
 SELECT container_id, name, block_id,
   -- Beside the register 32 bits of what is no part of the tree's checksums.
   bit_xor(CAST({_image_at("rank0")} AS BIGINT) & 4294967295L
-    | shiftleft(CAST(hash(checksum ^ shiftleft(length, 32) ^ shiftleft(CAST(rank0 AS BIGINT), 54)) AS BIGINT), 32)
-  ) AS register,
+    | shiftleft(CAST(hash(chunk_offset, length, checksum) AS BIGINT), 32)) AS register,
   $MORE_REGISTERS
   $ALL_BITS,
   count(*) AS rows,
@@ -251,9 +252,7 @@ SELECT container_id, name, block_id, rows, scanned_at, regular, kinds & {_REPLIC
   IF(deleted OR chunks = 0, 0L, bytes) AS bytes,
   IF(deleted OR chunks = 0, 0L, counts & 65535) AS corrupt,
   IF(deleted, 0L, IF(chunks = 0, 1L, shiftright(counts, 16) & 65535)) AS unverifiable,
-  -- Where chunks begin follows from the ranks by the first length, or from their being none.
-  xxhash64(block_id, checksum, deleted,
-    IF(deleted, NULL, struct(mix, $BITS)), IF(deleted OR chunks = 0, 0L, bytes)) AS mix
+  xxhash64(block_id, checksum, deleted, IF(deleted, 0, mix), IF(deleted OR chunks = 0, 0L, bytes)) AS mix
 FROM (
   SELECT *,
     IF(kinds = {_BLOCK | _DELETED}, register,

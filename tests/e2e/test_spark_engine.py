@@ -66,6 +66,38 @@ def test_in_no_order_large_blocks_are_folded_in_sql(tmp_path: Path, session: Spa
     assert local.diverged == tuple(damage.container_id for damage in truth.damages)
 
 
+@pytest.mark.parametrize(
+    ("column", "kind", "name", "way"),
+    [
+        ("scanned_at", pa.timestamp("us", tz="UTC"), "rows", "sql"),
+        ("scanned_at", pa.timestamp("ms"), "rows", "sql"),
+        ("checksum", pa.int64(), "_rows", "exact"),
+        ("checksum", pa.float64(), "rows", None),
+        ("replica_index", pa.int8(), "rows", "sql"),
+    ],
+)
+def test_tables_that_spark_reads_in_ways_of_its_own_come_to_the_same(
+    tmp_path: Path, session: SparkSession, column: str, kind: pa.DataType, name: str, way: str | None
+) -> None:
+    cluster = Cluster(seed=8, datanodes=3, containers=12, blocks=3, chunks=12, order=Order.SHUFFLED)
+    synthetic(tmp_path / "made", cluster)
+    table = pa.concat_tables(pq.read_table(path) for path in sorted((tmp_path / "made").rglob("*.parquet")))
+    values = table[column].cast(pa.int64())
+    if column == "scanned_at":
+        # A time that falls between two of ours.
+        scale = 1000 if kind.unit == "us" else 1
+        values = pa.array(values.to_numpy() * scale + scale // 2)
+    elif pa.types.is_floating(kind):
+        values = pa.array(values.to_numpy() + 0.5)
+    changed = table.set_column(table.schema.get_field_index(column), column, values.cast(kind))
+    pq.write_table(changed, tmp_path / f"{name}.parquet")
+    inputs = tmp_path / f"{name}.parquet"
+    local = swept(tmp_path / "local", LocalEngine(Gatherer(tmp_path / "scratch", threads=1)), inputs)
+    summary = swept(tmp_path / "spark", SparkEngine(session), inputs)
+    assert said(tmp_path / "spark", summary) == said(tmp_path / "local", local)
+    assert (way in summary.paths) if way else not summary.paths
+
+
 def test_in_no_order_tiny_blocks_are_sorted(tmp_path: Path, session: SparkSession) -> None:
     cluster = Cluster(seed=6, datanodes=3, containers=40, blocks=6, chunks=1, order=Order.SHUFFLED)
     synthetic(tmp_path / "table", cluster)
@@ -168,8 +200,11 @@ def test_of_replicas_with_one_root_sql_tells_those_that_differ(session: SparkSes
         *replica(1, "shorter", (0, size), (size, size - 1)),
         # As many bytes as "a".
         *replica(1, "moved", (0, size + 1), (size, size - 1)),
+        *replica(1, "scaled", (0, size + 1000), (size, size - 1000)),
         # As many and as long, but elsewhere.
         *replica(1, "elsewhere", (0, size), (other, size)),
+        *replica(9, "a", (0, other), (other, 1000), (2 * other, 2000)),
+        *replica(9, "swapped", (0, other), (other, 2000), (2 * other, 1000)),
         *(row for container in range(2, 9) for row in replica(container, "a", (0, other), (other, other))),
     ]
     columns = [pa.array(column) for column in zip(*rows, strict=True)]
@@ -177,11 +212,12 @@ def test_of_replicas_with_one_root_sql_tells_those_that_differ(session: SparkSes
     frame = session.createDataFrame(table)
     found = aggregate(frame, names_of(frame))
     assert not len(found.exact)
-    given = {row["datanode"]: row for row in found.replicas.to_pylist() if row["container_id"] == 1}
-    assert len({row["root"] for row in given.values()}) == 1
-    prints = {node: row["fingerprint"] for node, row in given.items()}
-    assert prints.pop("alike") == prints["a"]
-    assert len(set(prints.values())) == len(prints)
+    for container in (1, 9):
+        given = [row for row in found.replicas.to_pylist() if row["container_id"] == container]
+        assert len({row["root"] for row in given}) == 1
+        prints = {row["datanode"]: row["fingerprint"] for row in given}
+        assert prints.pop("alike", prints["a"]) == prints["a"]
+        assert len(set(prints.values())) == len(prints) > 1
 
 
 def test_the_last_offset_is_told_by_footers_that_know_it(tmp_path: Path) -> None:
