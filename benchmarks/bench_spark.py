@@ -41,7 +41,7 @@ from spark.sql import aggregate, names_of
 from spark.sweep import Wave
 from spark.synthetic import Cluster, synthetic
 
-ROUNDS = 3
+ROUNDS = 5
 ROWS = 20_000_000
 LARGE = 100_000_000
 _ROWS_A_CONTAINER = 3 * 20 * 64 * 0.9
@@ -75,37 +75,36 @@ def main() -> None:
             _table(Path(folder, name), rows)
             for name, rows in (("rows", arguments.rows), ("few", arguments.rows // 10), ("large", arguments.large))
         )
+        half = Table(few.folder, few.rows // 2, share=2)
         with spark_session("local[2]", settings={"spark.driver.memory": "5g"}) as session:
             # On the large table what planning and compiling cost weighs least, as in a night.
             costs = _rounds(
                 session,
                 {
-                    "file-wise": lambda: file_wise(session, large),
-                    "SQL": lambda: by_sql(session, large),
-                    "sort + mapInArrow": lambda: by_sort(session, large),
+                    "file-wise": (file_wise, large),
+                    "SQL": (by_sql, large),
+                    "sort + mapInArrow": (by_sort, large),
+                    "file-wise, small": (file_wise, small),
+                    "SQL, small": (by_sql, small),
                 },
             )
-            less = _rounds(session, {"file-wise": lambda: file_wise(session, small)})
             tenth = _rounds(
                 session,
-                {"file-wise": lambda: file_wise(session, few), "collect_list + UDF": lambda: by_udf(session, few)},
+                {
+                    "file-wise": (file_wise, few),
+                    "collect_list + UDF": (by_udf, few),
+                    "of half": (by_udf, half),
+                },
             )
-            half = _rounds(session, {"collect_list + UDF": lambda: by_udf(session, few, share=2)})
     report = Report(
         f"Spark local[2], {large.rows:,} rows",
-        [
-            *(
-                f"{name}: {statistics.median(cost.wall_s):.1f} s by the clock, {_mib(cost)}"
-                for name, cost in costs.items()
-            ),
-            f"file-wise, {small.rows:,} rows: {_mib(less['file-wise'])}",
-        ],
+        [f"{name}: {statistics.median(cost.wall_s):.1f} s by the clock, {_mib(cost)}" for name, cost in costs.items()],
     )
     sort = costs["sort + mapInArrow"]
     _add(report, "CPU, file-wise", costs["file-wise"], sort, 6)
     _add(report, "CPU, SQL", costs["SQL"], sort, 3)
-    naive = _slope(tenth["collect_list + UDF"], half["collect_list + UDF"], few.rows - few.rows // 2)
-    slope = _slope(costs["file-wise"], less["file-wise"], large.rows - small.rows)
+    naive = _slope(tenth["collect_list + UDF"], tenth["of half"], few.rows - few.rows // 2)
+    slope = _slope(costs["file-wise"], costs["file-wise, small"], large.rows - small.rows)
     report.add(
         "CPU of a million rows more", "times", _one("collect_list + UDF, s", naive), _one("file-wise, s", slope), 25
     )
@@ -117,7 +116,7 @@ def main() -> None:
         report.add(f"shuffled, {name}", "MiB", ours, theirs, most=0.05)
     per_million = [
         Samples(name, tuple(cpu / table.rows * 1e6 for cpu in cost.cpu_s))
-        for name, cost, table in (("large", costs["file-wise"], large), ("small", less["file-wise"], small))
+        for name, cost, table in (("large", costs["file-wise"], large), ("small", costs["file-wise, small"], small))
     ]
     report.add("CPU of a million rows, large to small table", "s", *per_million, most=1.15)
     worker = _one("file-wise, large table", costs["file-wise"].worker_bytes / 2**20)
@@ -127,14 +126,16 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Table:
-    """A synthetic table: its folder and its rows."""
+    """A synthetic table: its folder, its rows, and of how many containers only one counts."""
 
     folder: Path
     rows: int
+    share: int = 1
 
     def frame(self, session: SparkSession) -> DataFrame:
         """The chunk rows, as anybody would read them."""
-        return session.read.parquet(*map(str, self.files()))
+        rows = session.read.parquet(*map(str, self.files()))
+        return rows if self.share == 1 else rows.where(col("container_id") % self.share == 0)
 
     def files(self) -> list[Path]:
         return sorted(self.folder.glob("*/chunks-*.parquet"))
@@ -204,8 +205,8 @@ def _folded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield whole(rest)
 
 
-def by_udf(session: SparkSession, table: Table, *, share: int = 1) -> Roots:
-    """Lists of rows into Python functions, a block at a time and then a container; one container of `share` only."""
+def by_udf(session: SparkSession, table: Table) -> Roots:
+    """Lists of rows into Python functions, a block at a time and then a container."""
 
     def block(block_id: int, chunks: list[tuple[int, int]]) -> int:
         ordered = sorted(chunks)
@@ -214,7 +215,7 @@ def by_udf(session: SparkSession, table: Table, *, share: int = 1) -> Roots:
     def container(blocks: list[tuple[int, int]]) -> int:
         return container_checksum([checksum for _, checksum in sorted(blocks)])
 
-    rows = table.frame(session).where((col("chunk_offset") >= -1) & (col("container_id") % share == 0))
+    rows = table.frame(session).where(col("chunk_offset") >= -1)
     blocks = rows.groupBy(*_KEY, "block_id").agg(collect_list(struct("chunk_offset", "checksum")).alias("chunks"))
     folded = blocks.withColumn("checksum", udf(block, LongType(), useArrow=False)("block_id", "chunks"))
     replicas = folded.groupBy(*_KEY).agg(collect_list(struct("block_id", "checksum")).alias("blocks"))
@@ -231,18 +232,20 @@ def _pairs(found: pa.Table) -> Roots:
     return {(datanode, container_id): root for datanode, container_id, root in zip(*columns, strict=True) if root}
 
 
-def _rounds(session: SparkSession, variants: Mapping[str, Callable[[], Roots]]) -> dict[str, Cost]:
-    """Every variant in every round, once before all for what happens only once; all must agree."""
+def _rounds(
+    session: SparkSession, variants: Mapping[str, tuple[Callable[[SparkSession, Table], Roots], Table]]
+) -> dict[str, Cost]:
+    """Every variant in every round, once before all for what happens only once; of one table all must agree."""
     costs = {name: Cost() for name in variants}
-    first = {name: variant() for name, variant in variants.items()}
-    assert len({len(roots) for roots in first.values()}) == 1
-    assert all(roots == first[next(iter(first))] for roots in first.values()), "the variants do not agree"
+    first = [(table, variant(session, table)) for variant, table in variants.values()]
+    for table, roots in first:
+        assert all(roots == others for one, others in first if one == table), "the variants do not agree"
     for _ in range(ROUNDS):
-        for name, variant in variants.items():
+        for name, (variant, table) in variants.items():
             shuffled = _shuffled(session)
             with _peak_worker() as peak:
                 cpu, wall = _cpu_s(), time.perf_counter()
-                variant()
+                variant(session, table)
                 costs[name].wall_s.append(time.perf_counter() - wall)
                 costs[name].cpu_s.append(_cpu_s() - cpu)
             costs[name].shuffled_bytes = _shuffled(session) - shuffled
