@@ -20,8 +20,9 @@ from merkle.plan import Comparison, Difference, DifferenceKind, Evidence, Verdic
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from spark.exact import trees_of
+from spark.layout import Bools, Int64s
 from spark.model import FINDING_SCHEMA, VERDICT_SCHEMA, FindingKind, Path
-from spark.runs import Bools, Int64s, ranks
+from spark.runs import ranks
 
 # A row of a table.
 _Row: TypeAlias = Mapping[str, Any]

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 from merkle.columns import TreeColumns, fold_blocks, fold_root
 from merkle.tree import ContainerId
 from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
+from spark.layout import Bools, Int64s
 from spark.model import FINDING_SCHEMA, FindingKind, Path
-from spark.runs import AGREED, KEY, TEXT, Bools, Int64s, flags_of, fold_batches, integers_of, ranks, replicas_of
+from spark.runs import AGREED, KEY, TEXT, flags_of, fold_batches, integers_of, ranks, replicas_of
 
 _PLACE = (*KEY, "block_id", "chunk_offset")
 # What a place holds; `scanned_at` is no part of it.

@@ -25,8 +25,9 @@ from protos.chunk_table import (
     read_manifest,
     superseded,
 )
+from spark.layout import Int64s
 from spark.model import FINDING_SCHEMA, FindingKind, Part, PartKind
-from spark.runs import RUN_SCHEMA, TEXT, Int64s, Rows, fold_rows, rows_of
+from spark.runs import RUN_SCHEMA, TEXT, Rows, fold_rows, rows_of
 
 # What a column is worth where a table has it not; the others have to be there.
 DEFAULTS: Mapping[str, object] = {

@@ -27,12 +27,12 @@ from merkle.kernels import (
     varint_bytes,
 )
 from protos.chunk_table import BLOCK_ROW, CONTAINER_ROW
-from spark.runs import ENDS, FIRST, HALF, INNER, LAST, PRIME_1, PRIME_2, PRIME_3, SEED, Fragment, Inner
+from spark.layout import ENDS, FIRST, HALF, INNER, LAST, PRIME_1, PRIME_2, PRIME_3, SEED, Fragment, Inner
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from spark.runs import Bools, Int64s
+    from spark.layout import Bools, Int64s
 
 # Compiled code takes plain numbers for constants.
 _ENDS, _FIRST, _LAST, _INNER = ENDS, FIRST.start, LAST.start, INNER.start

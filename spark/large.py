@@ -15,8 +15,9 @@ from protos.chunk_table import CHUNK_SCHEMA, CONTAINER_ROW, REPLICA_COLUMNS
 from spark.compare import compare_replicas, inspect
 from spark.exact import exact_replicas
 from spark.gf2 import append_zero_words
+from spark.layout import Int64s
 from spark.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, FindingKind, Path
-from spark.runs import AGREED, KEY, Int64s
+from spark.runs import AGREED, KEY
 
 _SAMPLES = 1 << 16
 _ADDED = ("blocks", "deleted_blocks", "chunks", "bytes", "corrupt", "unverifiable")

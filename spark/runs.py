@@ -15,8 +15,7 @@ row was seen, so that fragments count the rows that say so. Sums are modulo 2^64
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,66 +24,32 @@ from merkle.checksum import compiled
 from merkle.columns import fold_blocks, fold_windows
 from protos.chunk_table import CHUNK_SCHEMA, CONTAINER_ROW, REPLICA_COLUMNS
 from spark.gf2 import append_zero_words
+from spark.layout import (
+    ENDS,
+    FIRST,
+    INNER,
+    LAST,
+    NUMBERS,
+    Bools,
+    Fragment,
+    Inner,
+    Int64s,
+    block_mixes,
+    chunk_mixes,
+)
 from spark.model import REPLICA_SCHEMA, Path
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Int64s: TypeAlias = "NDArray[np.int64]"
-Bools: TypeAlias = "NDArray[np.bool_]"
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
-
-class Fragment(IntEnum):
-    """What is known of a block's rows in one run."""
-
-    BLOCK_ID = 0
-    # Least and greatest chunk offset; BLOCK_ROW where the block's own row is all there is.
-    LOW = 1
-    HIGH = 2
-    CHECKSUM = 3
-    # From here on sums.
-    CHUNKS = 4
-    DELETED_ROWS = 5
-    BYTES = 6
-    CORRUPT = 7
-    UNVERIFIABLE = 8
-    MIX = 9
-
-
-class Inner(IntEnum):
-    """What is known of the whole blocks of a run."""
-
-    CHECKSUM = 0
-    # XOR of the blocks' mixes.
-    FINGERPRINT = 1
-    # From here on sums.
-    BLOCKS = 2
-    DELETED_BLOCKS = 3
-    CHUNKS = 4
-    BYTES = 5
-    CORRUPT = 6
-    UNVERIFIABLE = 7
-
-
-# The numbers of a run, in this order: how many fragments there are (none: a replica without blocks; the first alone;
-# the first and the last), the fragments, and what lies between them.
-ENDS = 0
-FIRST = slice(1, 1 + len(Fragment))
-LAST = slice(FIRST.stop, FIRST.stop + len(Fragment))
-INNER = slice(LAST.stop, LAST.stop + len(Inner))
-_NUMBERS = (
-    "ends",
-    *(f"first_{field.name.lower()}" for field in Fragment),
-    *(f"last_{field.name.lower()}" for field in Fragment),
-    *(f"inner_{field.name.lower()}" for field in Inner),
-)
 
 RUN_SCHEMA = pa.schema(
     [
         *(CHUNK_SCHEMA.field(name) for name in REPLICA_COLUMNS),
         pa.field("ordered", pa.bool_(), nullable=False),
-        *(pa.field(name, pa.int64(), nullable=False) for name in _NUMBERS),
+        *(pa.field(name, pa.int64(), nullable=False) for name in NUMBERS),
     ]
 )
 
@@ -232,35 +197,6 @@ def flags_of(column: pa.Array) -> Bools:
     return array
 
 
-def chunk_mixes(offsets: Int64s, lengths: Int64s, checksums: Int64s, matches: Bools) -> Int64s:
-    """64 bits a chunk, unlike wherever one field alone is unlike; their sum over a block says which chunks it holds."""
-    words = _stirred(offsets.view(np.uint64) ^ SEED, PRIME_1)
-    words = _stirred(words + lengths.view(np.uint64), PRIME_2)
-    words = _stirred(words ^ checksums.view(np.uint64), PRIME_3)
-    return _stirred(words + matches.astype(np.uint64), PRIME_1).view(np.int64)
-
-
-def block_mixes(block_ids: Int64s, checksums: Int64s, deleted: Bools, mixes: Int64s) -> Int64s:
-    """64 bits a block, of which `mixes` has the sum over its chunks; their XOR is the replica's fingerprint."""
-    words = _stirred(block_ids.view(np.uint64) ^ SEED, PRIME_2)
-    words = _stirred(words + checksums.view(np.uint64), PRIME_3)
-    words = _stirred(words ^ mixes.view(np.uint64), PRIME_1)
-    return _stirred(words + deleted.astype(np.uint64), PRIME_2).view(np.int64)
-
-
-# Odd, so that to multiply is a bijection.
-PRIME_1, PRIME_2, PRIME_3 = (
-    np.uint64(odd) for odd in (0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB)
-)
-SEED = np.uint64(0xD6E8_FEB8_6659_FD93)
-HALF = np.uint64(32)
-
-
-def _stirred(words: "NDArray[np.uint64]", prime: np.uint64) -> "NDArray[np.uint64]":
-    words = words * prime
-    return words ^ (words >> HALF)
-
-
 def fold_stretches(starts: Int64s, rows: Rows) -> tuple[Bools, Int64s]:
     """For each stretch of rows that begins at one of `starts`: whether it is in order, and the numbers of its run.
 
@@ -278,7 +214,7 @@ def fold_stretches(starts: Int64s, rows: Rows) -> tuple[Bools, Int64s]:
         return library_fold_stretches(starts, block_ids, offsets, lengths, checksums, matches, deleted)
     from spark import kernels
 
-    ordered, numbers = np.empty(len(starts), np.bool_), np.zeros((len(starts), len(_NUMBERS)), np.int64)
+    ordered, numbers = np.empty(len(starts), np.bool_), np.zeros((len(starts), len(NUMBERS)), np.int64)
     columns = block_ids, offsets, lengths, checksums, matches, deleted
     kernels.fold_stretches(starts, rows.count, *columns, ordered, numbers)
     return ordered, numbers.T
@@ -294,7 +230,7 @@ def _folded(rows: Rows) -> pa.Table:
     ordered &= ~is_none[entries(sources.codes, starts)] | (numbers[ENDS] == 0)
     if rows.unreadable is not None:
         ordered &= ~np.logical_or.reduceat(rows.unreadable, starts)
-    columns: dict[str, pa.Array] = {name: pa.array(row) for name, row in zip(_NUMBERS, numbers, strict=True)}
+    columns: dict[str, pa.Array] = {name: pa.array(row) for name, row in zip(NUMBERS, numbers, strict=True)}
     columns["ordered"] = pa.array(ordered)
     for name, text in rows.text.items():
         columns[name] = text.values.take(pa.array(entries(text.codes, starts)))
@@ -469,7 +405,7 @@ def _joined(runs: pa.Table) -> tuple[pa.Table, Int64s]:
     scanned = np.maximum.reduceat(integers_of(runs["scanned_at"].combine_chunks())[order], starts)
     columns = {name: firsts[name] for name in REPLICA_COLUMNS}
     columns |= {"scanned_at": arrow_of("scanned_at", scanned), "ordered": pa.array(in_order)}
-    columns |= {name: pa.array(row) for name, row in zip(_NUMBERS, numbers, strict=True)}
+    columns |= {name: pa.array(row) for name, row in zip(NUMBERS, numbers, strict=True)}
     return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA), counts
 
 
@@ -550,7 +486,7 @@ def _pairs(a: Int64s, b: Int64s) -> Int64s:
 
 
 def _numbers_of(runs: pa.Table) -> Int64s:
-    return np.array([_int64s(runs[name]) for name in _NUMBERS], np.int64).reshape(len(_NUMBERS), -1)
+    return np.array([_int64s(runs[name]) for name in NUMBERS], np.int64).reshape(len(NUMBERS), -1)
 
 
 def _int64s(column: pa.ChunkedArray) -> Int64s:

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from merkle.columns import TreeColumns
 from merkle.tree import root_hex
 from spark.exact import ReplicaId, trees_of
+from spark.layout import Int64s
 from spark.model import FINDING_SCHEMA, FindingKind, Path
-from spark.runs import Int64s
 
 # Of one block, the starts of the stretches that an agent wrote, ascending, and the furthest end up to each.
 _Written: TypeAlias = tuple[list[int], list[float]]

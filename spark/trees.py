@@ -25,9 +25,10 @@ from spark.exact import arrange, tree_of_rows
 from spark.files import opened_rows
 from spark.gather import Gatherer, Int64s
 from spark.large import block_ranges
+from spark.layout import Bools
 from spark.model import Part
 from spark.output import TableWriter, written_whole
-from spark.runs import AGREED, KEY, TEXT, Bools, Rows, Text, arrow_of, entries, full, rows_of
+from spark.runs import AGREED, KEY, TEXT, Rows, Text, arrow_of, entries, full, rows_of
 
 # What a row weighs when kernels are asked for: numpy and a library take 1 us, in which a library checksums 10 KB.
 _ROW_BYTES = 10_000
