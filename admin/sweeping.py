@@ -57,10 +57,11 @@ def chosen_engine(
     # First of all: it says by name what is not installed.
     from spark.session import is_local, spark_session
 
-    if is_local(master):
+    chosen = {key: value for key, _, value in pairs}
+    if address := chosen.get("spark.driver.bindAddress", "127.0.0.1" if is_local(master) else None):
         # Spark asks for the machine's address before it reads a setting, and not every machine can tell.
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    with spark_session(master, settings={key: value for key, _, value in pairs}, pack=pack) as session:
+        os.environ.setdefault("SPARK_LOCAL_IP", address)
+    with spark_session(master, settings=chosen, pack=pack) as session:
         from spark.cluster import SparkEngine
 
         yield SparkEngine(session)

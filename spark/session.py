@@ -73,8 +73,8 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """A session for one command; one at a time in a process.
 
-    A local one on a machine that cannot resolve its own name wants SPARK_LOCAL_IP=127.0.0.1 in the environment: Spark
-    asks for its address before it reads any setting.
+    A machine that cannot resolve its own name wants SPARK_LOCAL_IP in the environment, 127.0.0.1 for a local master:
+    Spark asks for its address before it reads any setting.
 
     `settings` are Spark's own and win over ours; `spark.pyspark.python` is the executors' Python, on a cluster
     `python3` unless told. `pack` is a folder made by spark.pack, for executors that have neither our code nor our

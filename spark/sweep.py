@@ -156,7 +156,7 @@ def sweep(request: Request, engine: Engine, watcher: Watcher, *, disk: Disk | No
         SweepInputError: none of the inputs can be read.
         DiskError, ChunkTableError, UsageError
     """
-    disk, was_there = disk or Disk(), request.out.exists()
+    disk, was_there = disk or Disk(), os.path.lexists(request.out)
     disk.make_folder(request.out)
     with _exclusive(request.out), ExitStack() as stack:
         work, output = Work(request.out, disk), Output(request.out, disk)
