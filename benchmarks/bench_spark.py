@@ -30,6 +30,7 @@ from pyspark.sql.functions import col, collect_list, struct, udf
 from pyspark.sql.types import LongType
 
 from benchmarks.measure import Report, Samples
+from benchmarks.tables import make_table
 from merkle.columns import fold_blocks, fold_root
 from merkle.tree import block_checksum, container_checksum
 from spark.cluster import SparkEngine, last_offset
@@ -39,12 +40,10 @@ from spark.runs import settle
 from spark.session import spark_session
 from spark.sql import aggregate, names_of
 from spark.sweep import Wave
-from spark.synthetic import Cluster, synthetic
 
 ROUNDS = 5
 ROWS = 20_000_000
 LARGE = 100_000_000
-_ROWS_A_CONTAINER = 3 * 20 * 64 * 0.9
 _KEY = ["datanode", "container_id"]
 _SORTED = [*_KEY, "block_id", "chunk_offset"]
 
@@ -142,7 +141,7 @@ class Table:
 
 
 def _table(folder: Path, rows: int) -> Table:
-    truth = synthetic(folder, Cluster(containers=max(1, round(rows / _ROWS_A_CONTAINER))))
+    truth = make_table(folder, rows)
     return Table(folder, truth.rows)
 
 

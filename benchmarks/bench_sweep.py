@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from benchmarks.measure import Report, Samples, interleaved
+from benchmarks.tables import make_table
 from merkle.columns import fold_blocks, fold_root
 from spark.compare import compare_replicas
 from spark.gather import Gatherer
@@ -25,14 +26,13 @@ from spark.inputs import table_parts
 from spark.local import LocalEngine
 from spark.runs import settle
 from spark.sweep import Request, Wave, sweep
-from spark.synthetic import CHUNK_BYTES, Cluster, synthetic
+from spark.synthetic import CHUNK_BYTES
 
 ROUNDS = 5
 ROWS = 20_000_000
 THREADS = 2
-_BLOCKS, _CHUNKS = 20, 64
-# Mean rows of a container of the synthetic cluster, with its three replicas: four blocks of five are full.
-_ROWS_A_CONTAINER = 3 * _BLOCKS * _CHUNKS * 0.9
+# The most chunks that a block of these tables has.
+_CHUNKS = 64
 
 Int64s = npt.NDArray[np.int64]
 
@@ -44,7 +44,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        truth = synthetic(place / "table", Cluster(containers=round(arguments.rows / _ROWS_A_CONTAINER)))
+        truth = make_table(place / "table", arguments.rows)
         damaged = sorted(damage.container_id for damage in truth.damages)
         files = str(place / "table" / "*" / "chunks-*.parquet")
         peers = {

@@ -12,14 +12,13 @@ from pathlib import Path
 
 from benchmarks.bench_sweep import THREADS, Silent
 from benchmarks.measure import Report, interleaved
+from benchmarks.tables import make_table
 from spark.gather import Gatherer
 from spark.local import LocalEngine
 from spark.sweep import Request, sweep
-from spark.synthetic import Cluster, synthetic
 
 ROUNDS = 5
 ROWS = 5_000_000
-_ROWS_A_CONTAINER = 3 * 20 * 64 * 0.9
 
 
 def main() -> None:
@@ -29,7 +28,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        truth = synthetic(place / "table", Cluster(containers=round(arguments.rows / _ROWS_A_CONTAINER)))
+        truth = make_table(place / "table", arguments.rows)
         variants = {
             "with trees": lambda: swept(place, write_trees=True),
             "roots only": lambda: swept(place, write_trees=False),

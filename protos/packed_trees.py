@@ -13,23 +13,11 @@ import pyarrow.parquet as pq
 
 from merkle.errors import ChunkTableError
 from merkle.limits import MESSAGE_BYTES_MAX
-from protos.chunk_table import CHUNK_SCHEMA, TableRefusal
+from protos.chunk_table import CHUNK_SCHEMA, REPLICA_COLUMNS, TableRefusal
 
 TREE_SCHEMA = pa.schema(
     [
-        *(
-            CHUNK_SCHEMA.field(name)
-            for name in (
-                "datanode",
-                "volume",
-                "container_id",
-                "state",
-                "bcs_id",
-                "replica_index",
-                "source",
-                "scanned_at",
-            )
-        ),
+        *(CHUNK_SCHEMA.field(name) for name in REPLICA_COLUMNS if name != "generation"),
         pa.field("root", pa.int64(), nullable=False),
         # A serialised ContainerChecksumInfo.
         pa.field("tree", pa.binary(), nullable=False),
