@@ -17,7 +17,7 @@ $(STAMP): requirements.lock pyproject.toml tools/setup.sh
 demo: $(STAMP)  ## damage real Ozone replicas and heal them: controller and three agents on loopback
 	@$(BIN)/treefold demo
 
-setup-tests: $(STAMP)  ## Java 17 and Chromium, which only tests run
+setup-tests: $(STAMP)  ## Java 17, Chromium and systemd-analyze, which only tests run
 	@sh tools/setup.sh tests
 
 test: setup-tests  ## all tests; the unit and golden tests a second time without numba

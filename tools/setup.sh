@@ -1,6 +1,6 @@
 #!/bin/sh
 # Make .venv with exactly what requirements.lock names; with the argument `tests`, see to what only tests run: Java for
-# Spark, and a browser for the report. Installs the Debian packages that it lacks, when it may.
+# Spark, a browser for the report, and what checks our units. Installs the Debian packages that it lacks, when it may.
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -19,6 +19,7 @@ if [ "${1:-}" = tests ]; then
     # Whichever Java Spark's own scripts would take.
     "${JAVA_HOME:+$JAVA_HOME/bin/}java" -version 2>&1 | grep -qE 'version "(1[7-9]|[2-9][0-9])' || need openjdk-17-jre-headless
     command -v chromium >/dev/null || need chromium
+    command -v systemd-analyze >/dev/null || need systemd
     exit
 fi
 

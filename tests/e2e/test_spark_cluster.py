@@ -5,7 +5,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from spark.pack import PACKAGES
 from spark.synthetic import Cluster, synthetic
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
@@ -63,10 +63,7 @@ def start(stack: ExitStack, log: Path, name: str, *words: object) -> None:
 
 
 def wait_for(log: Path, text: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while text not in log.read_text():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
+    wait_until(lambda: text in log.read_text(), f"{text} in {log.name}", timeout_s=WAIT_S)
 
 
 def free_port() -> int:

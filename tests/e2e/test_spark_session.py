@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark.session import watched
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -49,8 +49,8 @@ def test_jobs_are_told_of_as_they_run_and_end_with_their_block(tmp_path: Path, s
 
     def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            while batch.column(0)[0].as_py() == 1 and not stop.exists():
-                time.sleep(0.05)
+            if batch.column(0)[0].as_py() == 1:
+                wait_until(stop.exists, "the other task is told of")
             yield batch
 
     def tell(done: int, total: int) -> None:
@@ -89,19 +89,20 @@ def test_a_missing_or_old_java_is_named(tmp_path: Path, java: str) -> None:
 def test_ctrl_c_ends_a_job_and_the_command(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     script = f"""
-import pathlib, time
+import pathlib, threading
 from spark.session import spark_session, watched
+from tests.support.waiting import wait_until
 def sleep(batches):
     pathlib.Path({str(begun)!r}).touch()
-    time.sleep(600)
+    # Only being cancelled ends it.
+    threading.Event().wait()
     yield from batches
 with spark_session("local[1]") as session:
     try:
         watched(session, "sleeping", session.range(1).mapInArrow(sleep, "id long").collect, lambda *_: None)
     except KeyboardInterrupt:
         tracker = session.sparkContext.statusTracker()
-        while tracker.getActiveJobsIds():
-            time.sleep(0.05)
+        wait_until(lambda: not tracker.getActiveJobsIds(), "the job is gone")
         print("no job is left")
 """
     process = subprocess.Popen(
@@ -113,9 +114,8 @@ with spark_session("local[1]") as session:
         cwd=ROOT,
     )
     with process:
-        while not begun.exists():
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.05)
+        wait_until(lambda: begun.exists() or process.poll() is not None, "the task begins", timeout_s=120)
+        assert begun.exists(), process.communicate()
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, "no job is left\n", "")
@@ -123,15 +123,17 @@ with spark_session("local[1]") as session:
 
 def test_ctrl_c_while_spark_starts_is_told_by_nobody_else() -> None:
     script = """
-import os, signal, sys, threading, time
+import os, signal, sys, threading
 from spark.session import spark_session
+from tests.support.waiting import wait_until
+waited = [0]
+def asks():
+    # Looked at so often without a break, it is what takes the JVM long: a context.
+    asked = any(frame.f_code.co_name == "readinto" for frame in sys._current_frames().values())
+    waited[0] = waited[0] + 1 if asked else 0
+    return waited[0] == 20
 def interrupt():
-    # Until the JVM is asked for what takes it long: a context.
-    waited = 0
-    while waited < 10:
-        time.sleep(0.02)
-        asks = any(frame.f_code.co_name == "readinto" for frame in sys._current_frames().values())
-        waited = waited + 1 if asks else 0
+    wait_until(asks, "the JVM is asked for a context", timeout_s=120)
     os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt, daemon=True).start()
 try:

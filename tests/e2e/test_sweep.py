@@ -16,6 +16,7 @@ from merkle.plan import Verdict
 from spark.synthetic import Cluster, Truth, synthetic
 from tests.support.sweeps import findings_of
 from tests.support.volumes import unpack
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -138,9 +139,7 @@ def test_killed_or_interrupted_the_same_command_goes_on(tmp_path: Path, end: sig
     running = subprocess.Popen(
         [*command, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "out").glob("work/*/plan.json")) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: any((tmp_path / "out").glob("work/*/plan.json")), "the sweep has a plan", timeout_s=60)
     running.send_signal(end)
     running.communicate(timeout=60)
     assert running.returncode == (130 if end is signal.SIGINT else -signal.SIGKILL)
