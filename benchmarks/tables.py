@@ -4,10 +4,11 @@ from pathlib import Path
 
 from spark.synthetic import Cluster, Truth, synthetic
 
-# A container of the synthetic cluster: three replicas of 20 blocks of 64 chunks, four blocks of five full.
-_ROWS_A_CONTAINER = 3 * 20 * 64 * 0.9
+# A container of the synthetic cluster: three replicas of 20 blocks of 64 chunks, and half as many where not full.
+_ROWS_A_CONTAINER = 3 * 20 * 64
 
 
-def make_table(folder: Path, rows: int) -> Truth:
-    """A clustered table of about so many rows."""
-    return synthetic(folder, Cluster(containers=max(1, round(rows / _ROWS_A_CONTAINER))))
+def make_table(folder: Path, rows: int, *, full: float = 0.8) -> Truth:
+    """A clustered table of about so many rows, this share of blocks full."""
+    containers = max(1, round(rows / (_ROWS_A_CONTAINER * (1 + full) / 2)))
+    return synthetic(folder, Cluster(containers=containers, full=full))

@@ -10,10 +10,11 @@ A block of which it is not proved, of more than RANKS chunks, with checksums of 
 contradict each other or lack a value, sends its container to the exact path.
 
 Aggregates by long text are slow. So rows are grouped by a hash of what names a replica, 64 bits, and the names are
-taken from the first row of each block; that no two replicas of a container share a hash is seen there.
+taken from the first row of each block; that no two replicas share a hash is seen there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, TypeAlias
@@ -41,6 +42,8 @@ _WORD_BITS = 64
 # blocks that makes one worth what it costs every row.
 _LENGTHS_MAX = 2
 _SHARE_MIN = 1 / 64
+# Blocks of a shuffle's partition: some tens of megabytes.
+_PARTITION_BLOCKS = 1 << 18
 # Ozone's default, for tables without one.
 _CHUNK_BYTES = 4 << 20
 # Without NULLs, which would be asked for at every look into a table.
@@ -78,7 +81,15 @@ def aggregate(rows: DataFrame, names: pa.Table, *, last_offset: int | None = Non
         last_offset = found["last"][0].as_py() or 0
     words = -(-(last_offset // min(lengths) + 1) // _WORD_BITS)
     ranks_max = _WORD_BITS * min(max(words, 1), RANKS // _WORD_BITS)
-    return _settled(names, folded(rows, lengths, ranks_max=ranks_max).toArrow())
+    with _partitions(rows.sparkSession, pc.sum(names["blocks"]).as_py() or 0):
+        sums = folded(rows, lengths, ranks_max=ranks_max).toArrow()
+    unnamed = sums.join(names.select(["name"]), "name", join_type="left anti").filter(pc.field("name").is_valid())
+    owners = names.select(_OWNED)
+    if unnamed.num_rows:
+        known = rows.sparkSession.createDataFrame(unnamed.select(["name"]))
+        found = rows.sparkSession.sql(_OWNERS, rows=rows, names=known).toArrow()
+        owners = pa.concat_tables([owners, found.cast(owners.schema)])
+    return _settled(names, owners, sums)
 
 
 def lengths_of(names: pa.Table) -> list[int]:
@@ -90,7 +101,7 @@ def lengths_of(names: pa.Table) -> list[int]:
 
 
 def folded(rows: DataFrame, lengths: list[int], *, ranks_max: int = RANKS) -> DataFrame:
-    """Sums of each replica, by container and hash of its name; where not `regular`, the root is not to be trusted.
+    """Sums of each replica, by the hash of its name; where not `regular`, the root is not to be trusted.
 
     `lengths` are those by which ranks are told, at least one, and `ranks_max`, a multiple of 64, is how many a block
     may have. Where these are wrong, more is not regular.
@@ -124,6 +135,18 @@ def folded(rows: DataFrame, lengths: list[int], *, ranks_max: int = RANKS) -> Da
     return session.sql(_REPLICAS, blocks=checksums, steps=_table(session, step_tables()))
 
 
+@contextmanager
+def _partitions(session: SparkSession, blocks: int) -> Iterator[None]:
+    """So many partitions that each is of some blocks: where neighbours stay together, less is shuffled."""
+    name = "spark.sql.shuffle.partitions"
+    before = str(session.conf.get(name))
+    session.conf.set(name, max(session.sparkContext.defaultParallelism, -(-blocks // _PARTITION_BLOCKS)))
+    try:
+        yield
+    finally:
+        session.conf.set(name, before)
+
+
 def _table(session: SparkSession, table: "NDArray[np.uint32]") -> DataFrame:
     """A table as a query of one row: as a literal it would cost the driver half a minute a query."""
     return _one_row(session, table.reshape(-1).view(np.int32))
@@ -152,39 +175,40 @@ def _bits_below(ranks: int) -> list[list[int]]:
     return [np.frombuffer(number, np.int64).tolist() for number in numbers]
 
 
-def _settled(names: pa.Table, sums: pa.Table) -> Aggregated:
-    rows = sums["rows"].to_numpy()
-    has_name = pc.is_valid(sums["container_id"]).to_numpy()
-    lost = int(rows[~has_name].sum())
-    sums = sums.filter(pa.array(has_name))
-    names = names.filter(pc.and_(names["datanode"].is_valid(), names["container_id"].is_valid()))
-    hashed = ["container_id", "name"]
-    suspects = [sums["container_id"].filter(pc.invert(sums["regular"]))]
+def _settled(names: pa.Table, owners: pa.Table, sums: pa.Table) -> Aggregated:
+    """Replicas of `sums`, by name, that are whole and sure; `owners` are the containers that each name is of."""
+    rows = pc.sum(sums["rows"]).as_py() or 0
+    sums = sums.filter(pc.field("name").is_valid())
+    lost = rows - (pc.sum(sums["rows"]).as_py() or 0)
+    names = names.filter(pc.field("name").is_valid())
+    owned = owners.filter(pc.field("name").is_valid()).group_by(_OWNED).aggregate([])
+    of_container = sums.select(["name", "rows", "regular", "blocks"]).join(owned, "name", join_type="inner")
+    suspects = [of_container.filter(pc.invert(pc.field("regular")))["container_id"]]
     # A replica under two names, and two replicas of one hash.
-    for keys in (list(KEY), hashed):
-        counted = names.group_by(keys).aggregate([([], "count_all")])
-        suspects.append(counted["container_id"].filter(pc.greater(counted["count_all"], 1)))
+    for keys in (list(KEY), ["name"]):
+        doubled = names.group_by(keys).aggregate([([], "count_all")]).filter(pc.field("count_all") > 1)
+        suspects.append(names.join(doubled.select(keys), keys, join_type="left semi")["container_id"])
     # Rows of a name that no block begins with.
-    suspects.append(sums.join(names.select(hashed), hashed, join_type="left anti")["container_id"])
+    suspects.append(owned.join(names.select(["name"]), "name", join_type="left anti")["container_id"])
     # Names that lack something, and chunks of a replica that has no tree.
     is_whole = reduce(pc.and_, (pc.is_valid(names[name]) for name in ("volume", *AGREED)))
     suspects.append(names["container_id"].filter(pc.invert(is_whole)))
-    treeless = names.filter(pc.equal(names["source"], "none")).select(hashed)
-    suspects.append(
-        sums.filter(pc.greater(sums["blocks"], 0)).join(treeless, hashed, join_type="left semi")["container_id"]
-    )
+    treeless = names.filter(pc.field("source") == "none").select(["name"])
+    with_blocks = of_container.filter(pc.field("blocks") > 0)
+    suspects.append(with_blocks.join(treeless, "name", join_type="left semi")["container_id"])
     exact = np.unique(np.concatenate([column.to_numpy() for column in suspects])).astype(np.int64)
-    containers = sums["container_id"].to_numpy()
-    is_exact = np.isin(containers, exact)
-    counts = np.bincount(np.searchsorted(exact, containers[is_exact]), rows[has_name][is_exact], len(exact))
-    settled = sums.filter(pa.array(~is_exact)).join(names.drop_columns(["length", "blocks"]), hashed, join_type="inner")
+    is_exact = pc.is_in(of_container["container_id"], pa.array(exact))
+    held = of_container.filter(is_exact)
+    counts = np.bincount(np.searchsorted(exact, held["container_id"].to_numpy()), held["rows"].to_numpy(), len(exact))
+    named = names.drop_columns(["length", "blocks"]).filter(pc.invert(pc.field("container_id").isin(pa.array(exact))))
+    settled = sums.join(named, "name", join_type="inner")
     columns = {name: settled[name] for name in REPLICA_SCHEMA.names if name != "path"}
     columns["path"] = pa.array([Path.SQL.value] * settled.num_rows, pa.string())
     columns["root"] = pc.if_else(pc.equal(settled["source"], "none"), None, settled["root"])
     # Of a time that is finer, the rest is dropped.
     columns["scanned_at"] = columns["scanned_at"].cast(REPLICA_SCHEMA.field("scanned_at").type, safe=False)
     replicas = pa.table([columns[name] for name in REPLICA_SCHEMA.names], REPLICA_SCHEMA.names).cast(REPLICA_SCHEMA)
-    return Aggregated(replicas, exact, counts.astype(np.int64), int(rows.sum()), lost)
+    return Aggregated(replicas, exact, counts.astype(np.int64), rows, lost)
 
 
 def _image(table: str, value: str, *, size: int = 4, at: str = "0") -> str:
@@ -194,14 +218,38 @@ def _image(table: str, value: str, *, size: int = 4, at: str = "0") -> str:
     )
 
 
-# Text is hashed a piece at a time: chained, each would wait for the one before.
-_NAME = (
-    "xxhash64(datanode) ^ shiftleft(CAST(hash(volume) AS BIGINT), 31) ^ shiftleft(CAST(hash(state) AS BIGINT), 17)"
-    " ^ CAST(hash(source) AS BIGINT) ^ xxhash64(bcs_id, replica_index, generation)"
+# Odd numbers that mix well: a sum of products by them is a hash of what is multiplied.
+_ODD = (
+    -7046029254386353131,
+    -4417276706812531889,
+    1609587929392839161,
+    -8796714831421723037,
+    2870177450012600261,
+    -3372029247567499371,
+    668265263904567827,
 )
+
+
+def _products(*terms: str) -> str:
+    return " + ".join(f"{term} * {odd}L" for term, odd in zip(terms, _ODD, strict=False))
+
+
+_NUMBERS = ("container_id", "bcs_id", "replica_index", "generation")
+_TEXTS = ("volume", "state", "source")
+# Text is hashed a piece at a time: chained, each would wait for the one before. No replica has a missing number and
+# one of this value.
+_NAME = (
+    "IF(datanode IS NULL OR container_id IS NULL, NULL, xxhash64(datanode) + "
+    + _products(
+        *(f"coalesce({name}, -{_ODD[2]}L)" for name in _NUMBERS),
+        *(f"xxhash64({name})" for name in _TEXTS),
+    )
+    + ")"
+)
+_OWNED = ["name", "container_id"]
 # What the rows of a block are.
 _CHUNK, _BLOCK, _REPLICA, _UNFIT, _DELETED = (1 << bit for bit in range(5))
-_NEEDED = ("block_id", "chunk_offset", "length", "matches", "deleted")
+_NEEDED = ("block_id", "matches", "deleted")
 
 # The first row of each block, or the only one of a replica without blocks.
 _NAMES = f"""
@@ -217,20 +265,28 @@ def _image_at(rank: str) -> str:
     return _image("(SELECT t FROM {ranks})", "checksum", at=f"1024 * {rank}")
 
 
-# What of a block's rows no order can change: few numbers, as each costs every row. Rows of no replica are those of a
-# container that is NULL.
+# The containers of names that were not found so.
+_OWNERS = f"""
+SELECT DISTINCT name, container_id
+FROM (SELECT {_NAME} AS name, container_id FROM {{rows}})
+WHERE name IN (SELECT name FROM {{names}})
+"""
+
+# What of a block's rows no order can change: few numbers, as each costs every row, and those that differ from block to
+# block side by side, which compresses better. Rows of no replica are those of a name that is NULL.
 _BLOCKS = f"""
-SELECT container_id, name, block_id,
+SELECT block_id, name,
   -- Beside the register 32 bits of what is no part of the tree's checksums.
   bit_xor(CAST({_image_at("rank0")} AS BIGINT) & 4294967295L
-    | shiftleft(CAST(hash(chunk_offset, length, checksum) AS BIGINT), 32)) AS register,
+    | (mixed ^ shiftrightunsigned(mixed, 29)) * {_ODD[3]}L & -4294967296L) AS register,
+  sum(length) AS bytes,
   $MORE_REGISTERS
   $ALL_BITS,
-  count(*) AS rows,
-  try_sum(length) AS bytes,
-  -- Corrupt and unverifiable chunks, in one number that is good for 65,535 rows; a regular block has 256 at most.
-  try_sum(IF(matches, IF(checksum = 0, 65536L, 0L), 1L)) AS counts,
+  -- Rows, and of them corrupt and unverifiable chunks, which are right where there are no more than a block may have.
+  sum(IF(matches, IF(checksum = 0, {1 << 48 | 1}L, 1L), {1 << 32 | 1}L)) AS counts,
   bit_or(IF({" OR ".join(f"{name} IS NULL" for name in _NEEDED)}, {_UNFIT}, 0)
+    -- So that no sum of them overflows.
+    | IF(length BETWEEN 0 AND 4294967295, 0, {_UNFIT})
     | IF(checksum BETWEEN 0 AND 4294967295, 0, IF(chunk_offset = {CONTAINER_ROW} AND checksum IS NOT NULL, 0, {_UNFIT}))
     | IF(deleted, {_DELETED}, 0)
     | CASE WHEN chunk_offset >= 0 THEN {_CHUNK} WHEN chunk_offset = {BLOCK_ROW} THEN {_BLOCK}
@@ -238,20 +294,20 @@ SELECT container_id, name, block_id,
   ) AS kinds,
   max(scanned_at) AS scanned_at
 FROM (
-  SELECT IF(datanode IS NULL, NULL, container_id) AS container_id, {_NAME} AS name, block_id, chunk_offset, length,
-    checksum, matches, deleted, scanned_at, $ALL_RANKS
+  SELECT {_NAME} AS name, block_id, chunk_offset, length, checksum, matches, deleted, scanned_at,
+    {_products("chunk_offset", "length", "checksum")} AS mixed, $ALL_RANKS
   FROM {{rows}}
 )
-GROUP BY container_id, name, block_id
+GROUP BY block_id, name
 """
 
 _CHECKSUMS = f"""
-SELECT container_id, name, block_id, rows, scanned_at, regular, kinds & {_REPLICA} > 0 AS is_empty, deleted,
+SELECT name, block_id, rows, scanned_at, regular, kinds & {_REPLICA} > 0 AS is_empty, deleted,
   {_image("(SELECT t FROM {words})", "checksum")} AS word,
   IF(deleted, 0L, chunks) AS chunks,
   IF(deleted OR chunks = 0, 0L, bytes) AS bytes,
-  IF(deleted OR chunks = 0, 0L, counts & 65535) AS corrupt,
-  IF(deleted, 0L, IF(chunks = 0, 1L, shiftright(counts, 16) & 65535)) AS unverifiable,
+  IF(deleted OR chunks = 0, 0L, shiftright(counts, 32) & 65535) AS corrupt,
+  IF(deleted, 0L, IF(chunks = 0, 1L, shiftrightunsigned(counts, 48))) AS unverifiable,
   xxhash64(block_id, checksum, deleted, IF(deleted, 0, mix), IF(deleted OR chunks = 0, 0L, bytes)) AS mix
 FROM (
   SELECT *,
@@ -273,7 +329,8 @@ FROM (
           CAST(IF(is_of_chunks, least(rows, $RANKS), 0) AS INT) AS chunks,
           get((SELECT t FROM {{bits}}), CAST(least(rows, $RANKS) AS INT)) AS expected
         FROM (
-          SELECT *, kinds & {_DELETED} > 0 AS deleted, kinds & {~_DELETED} = {_CHUNK} AS is_of_chunks
+          SELECT *, counts & 4294967295L AS rows,
+            kinds & {_DELETED} > 0 AS deleted, kinds & {~_DELETED} = {_CHUNK} AS is_of_chunks
           FROM {{blocks}}
         )
       )
@@ -283,26 +340,28 @@ FROM (
 """
 
 _REPLICAS = f"""
-SELECT * EXCEPT (words, steps),
-  4294967295L & ~CAST(aggregate(
-    words, -1, (register, block) -> {_image("steps", "register")} ^ block.word
-  ) AS BIGINT) AS root
+SELECT name, 4294967295L & ~CAST(aggregate(
+    array_sort(arrays_zip(block_ids, words)), -1, (register, block) -> {_image("steps", "register")} ^ block.words
+  ) AS BIGINT) AS root,
+  fingerprint, CAST(size(words) AS BIGINT) AS blocks, deleted_blocks, chunks, bytes, corrupt, unverifiable,
+  scanned_at, regular, chunks + others AS rows
 FROM (
-  -- A function cannot ask for a table, but sees the columns beside it.
-  SELECT container_id, name, (SELECT t FROM {{steps}}) AS steps,
-    array_sort(collect_list(struct(block_id, word)) FILTER (WHERE NOT is_empty)) AS words,
-    max(scanned_at) AS scanned_at,
+  -- A function cannot ask for a table, but sees the columns beside it. Little of this differs from replica to replica,
+  -- and pairs in one list would take twice the place.
+  SELECT name, (SELECT t FROM {{steps}}) AS steps,
     coalesce(bit_xor(mix) FILTER (WHERE NOT is_empty), 0L) AS fingerprint,
-    count_if(NOT is_empty) AS blocks,
-    count_if(NOT is_empty AND deleted) AS deleted_blocks,
-    sum(chunks) AS chunks,
     coalesce(try_sum(bytes), 0L) AS bytes,
+    sum(chunks) AS chunks,
+    sum(rows - chunks) AS others,
+    count_if(NOT is_empty AND deleted) AS deleted_blocks,
     sum(corrupt) AS corrupt,
     coalesce(sum(unverifiable) FILTER (WHERE NOT is_empty), 0L) AS unverifiable,
     coalesce(bool_and(regular) AND try_sum(bytes) IS NOT NULL AND (NOT bool_or(is_empty) OR count(*) = 1), false)
       AS regular,
-    sum(rows) AS rows
+    max(scanned_at) AS scanned_at,
+    collect_list(block_id) FILTER (WHERE NOT is_empty) AS block_ids,
+    collect_list(word) FILTER (WHERE NOT is_empty) AS words
   FROM {{blocks}}
-  GROUP BY container_id, name
+  GROUP BY name
 )
 """

@@ -94,7 +94,9 @@ DEFAULT_DAMAGE: Mapping[DamageKind, float] = MappingProxyType(dict.fromkeys(Dama
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What to make: means a container and a block; `largest_blocks` is what the first container has at least."""
+    """What to make: blocks a container in the mean, chunks of a full block and what share of blocks is full;
+    `largest_blocks` is what the first container has at least.
+    """
 
     seed: int = 1
     datanodes: int = 6
@@ -104,12 +106,14 @@ class Cluster:
     largest_blocks: int = 0
     order: Order = Order.CLUSTERED
     damage: Mapping[DamageKind, float] = field(default_factory=lambda: DEFAULT_DAMAGE)
+    full: float = 0.8
 
     def __post_init__(self) -> None:
         assert self.datanodes >= REPLICAS
         assert self.containers >= 1
         assert self.blocks >= 2
         assert self.chunks >= 1
+        assert 0 <= self.full <= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,8 +328,7 @@ class _Slab:
         count, chunks = len(ordinals), layout.cluster.chunks
         containers = np.searchsorted(layout.starts, ordinals, "right") - 1
         damaged = (layout.damage[containers] != _NO_DAMAGE) & (layout.damaged_block[containers] == ordinals)
-        # Most blocks are full.
-        counts = np.where(rng.random(count) < 0.8, chunks, rng.integers(1, chunks + 1, count))
+        counts = np.where(rng.random(count) < layout.cluster.full, chunks, rng.integers(1, chunks + 1, count))
         starts = np.concatenate([[0], np.cumsum(counts)])
         rows = int(starts[-1])
         ranks = np.arange(rows) - np.repeat(starts[:-1], counts)

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from ozone.disk import Disk
 from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
@@ -218,6 +218,29 @@ def test_of_replicas_with_one_root_sql_tells_those_that_differ(session: SparkSes
         prints = {row["datanode"]: row["fingerprint"] for row in given}
         assert prints.pop("alike", prints["a"]) == prints["a"]
         assert len(set(prints.values())) == len(prints) > 1
+
+
+def test_replicas_whose_names_have_one_hash_are_sorted(session: SparkSession) -> None:
+    """The hash is a sum of products, so that what collides with a replica can be solved for."""
+
+    def rows_of(*replicas: tuple[int, int]) -> DataFrame:
+        rows = [("a", "v", c, "CLOSED", bcs_id, 0, 7, 0, 9, 11, True, False, "tree", 1, None) for c, bcs_id in replicas]
+        columns = [pa.array(column) for column in zip(*rows, strict=True)]
+        return session.createDataFrame(pa.table(columns, CHUNK_SCHEMA.names).cast(CHUNK_SCHEMA))
+
+    def hashes(*replicas: tuple[int, int]) -> list[int]:
+        found = {(row["container_id"], row["bcs_id"]): row["name"] for row in names_of(rows_of(*replicas)).to_pylist()}
+        return [found[replica] for replica in replicas]
+
+    first, beyond, later = hashes((1, 0), (2, 0), (1, 1))
+    bcs_id = (first - beyond) * pow(later - first, -1, 1 << 64) % (1 << 64)
+    bcs_id -= (bcs_id >> 63) << 64
+    alike = [(1, 0), (2, bcs_id)]
+    assert len(set(hashes(*alike))) == 1
+    rows = rows_of(*alike, (3, 0))
+    found = aggregate(rows, names_of(rows))
+    assert found.exact.tolist() == [1, 2]
+    assert found.replicas["container_id"].to_pylist() == [3]
 
 
 def test_the_last_offset_is_told_by_footers_that_know_it(tmp_path: Path) -> None:
