@@ -175,7 +175,12 @@ def progress_line(one: pb.Job) -> str:
             text += "  finishing" if one.eta_s == 0 else f"  ETA {one.eta_s:.0f}s"
     if one.detail:
         text += f"  {one.detail}"
-    return text + "  " + ", ".join(f"{d.datanode_id[:8]} {d.progress.state}" for d in one.datanodes)
+    return text + "  " + ", ".join(f"{d.datanode_id[:8]} {_state_text(d)}" for d in one.datanodes)
+
+
+def _state_text(part: pb.DatanodeProgress) -> str:
+    """`running`, and `running in round 2` where a peer's repair made another reconciliation worth while."""
+    return part.progress.state + (f" in round {part.round}" if part.round > 1 else "")
 
 
 def exit_status_of(jobs: Iterable[pb.Job]) -> int:
@@ -216,6 +221,7 @@ def _datanode_json(part: pb.DatanodeProgress) -> JsonObject:
     return {
         "id": part.datanode_id,
         "state": progress.state,
+        "round": part.round,
         "verdict": progress.verdict or None,
         "bytesFetched": progress.bytes_fetched,
         "bytesWritten": progress.bytes_written,
@@ -278,7 +284,7 @@ def _print_job(one: pb.Job) -> None:
 def _print_datanode(part: pb.DatanodeProgress) -> None:
     progress = part.progress
     message = ": ".join(text for text in (progress.error_code, progress.message) if text)
-    print_line(f"  datanode {part.datanode_id}: {progress.state}, verdict {progress.verdict or 'none yet'}")
+    print_line(f"  datanode {part.datanode_id}: {_state_text(part)}, verdict {progress.verdict or 'none yet'}")
     print_line(
         f"    fetched {size_text(progress.bytes_fetched)}, wrote {size_text(progress.bytes_written)} "
         f"in {progress.windows_written} windows: {progress.chunks_repaired} chunks repaired, "

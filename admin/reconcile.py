@@ -77,7 +77,8 @@ def reconcile(
     """Make the replicas of containers equal, repairing each from the others.
 
     IDs are arguments, or lines of standard input with `-`. The plan comes first; what changes data wants --yes, or a
-    yes on a terminal.
+    yes on a terminal. A plan is made by trees: UNRECOVERABLE is a presumption there, since good windows in a file whose
+    record is lost are in no tree, and a reconciliation may find them.
 
     Exit status: 0 done, 1 failed, 2 usage, 3 replicas differ (--status), 4 damage beyond repair, 5 partly done,
     6 refused, 7 controller unreachable, 8 already running.
@@ -191,7 +192,9 @@ def _work(view: pb.ContainerView, compared: dict[int, TreeComparison]) -> str:
         return "roots " + ", ".join(root_of(replica.replica) or "unknown" for replica in view.replicas)
     kinds = Counter(difference.kind.value for difference in comparison.differences)
     counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    return f"{comparison.verdict.value}{': ' if counted else ''}{counted}"
+    # A reconciliation looks into files that are in no tree too.
+    presumed = " by the trees alone" if comparison.verdict is Verdict.UNRECOVERABLE else ""
+    return f"{comparison.verdict.value}{presumed}{': ' if counted else ''}{counted}"
 
 
 def _is_confirmed(count: int, *, yes: bool) -> bool:

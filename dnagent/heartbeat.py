@@ -134,10 +134,13 @@ class HeartbeatState:
         known = {} if self._full_wanted else self._known
         unsure = set[ContainerId]() if self._full_wanted else self._unsure
         changed = [r for r in held.values() if known.get(r.container_id) != r or r.container_id in unsure]
-        changed = sorted(changed, key=lambda replica: replica.container_id)[: self._replicas_per_report]
+        changed.sort(key=lambda replica: replica.container_id)
+        left = {replica.container_id for replica in changed[self._replicas_per_report :]}
+        changed = changed[: self._replicas_per_report]
         removed = sorted((known.keys() | unsure) - held.keys())
         self._unsure |= {replica.container_id for replica in changed} | set(removed)
-        ended = tuple(self._ended.values())
+        # The controller is to hear of an end with what became of the replica, or after it.
+        ended = tuple(p for p in self._ended.values() if p.message.container_id not in left)
         # The end of a job is the last word about it.
         progress = *(p for p in running if p.job_id not in self._ended), *ended
         return Heartbeat(
@@ -157,7 +160,8 @@ class HeartbeatState:
         for container_id in sent.removed:
             self._known.pop(container_id, None)
         self._unsure -= {replica.container_id for replica in sent.replicas} | set(sent.removed)
-        self._full_wanted = answer.full_report_wanted
+        # A controller that began anew may have taken a late copy of an old full report for what we hold.
+        self._full_wanted = answer.full_report_wanted or 0 < self._term < answer.term
         # The controller keeps nothing of a heartbeat whose sender it did not know.
         if not answer.full_report_wanted:
             for progress in sent.progress:

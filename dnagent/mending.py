@@ -305,7 +305,7 @@ class BlockMending:
         givers = [peer for peer, theirs in self._records.items() if chunk.offset in theirs.by_offset]
         if is_new and not chunk.sources and len(givers) == 1:
             # Its bytes would fit its record even if both were forged.
-            sources.remove(givers[0])
+            sources = [peer for peer in sources if peer != givers[0]]
         added = ChunkMending(chunk.offset, record, is_new, sources, frozenset(chunk.partial_sources))
         self._chunks.append(added)
         self._by_offset[chunk.offset] = added

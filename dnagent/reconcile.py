@@ -16,6 +16,9 @@ What makes it safe, and what every change here must keep:
   that match here are never among them. Bytes are durable before a record names them, records before the tree does.
 - A file never grows past a gap. A chunk that no record of ours names is added only whole, right behind one that is.
 - A peer's tombstone changes our tree, nothing else; a block with a tombstone is not repaired.
+- A container's commit says that we have all that was written up to it. A block that a round mended while another stayed
+  broken has a later one. So one that is lost, or behind our block records in an UNHEALTHY replica, is taken from them
+  only where nothing is left that any peer has and we lack, and before the replica returns to service.
 - A kill between any two requests leaves a state in which the next run does the rest and rewrites nothing.
 """
 
@@ -129,6 +132,8 @@ class Reconciliation:
         self._generation = b""
         self._state: ReplicaState | None = None
         self._bcs_id = 0
+        # The highest commit in our block records, where that may be beyond the container's own.
+        self._recorded_bcs_id: int | None = None
         self._trees: dict[PeerId, ContainerTree] = {}
         self._plan: RepairPlan | None = None
         # How many blocks of the plan were begun.
@@ -245,7 +250,8 @@ class Reconciliation:
     def _own_loaded(self, event: OwnLoaded) -> None:
         self._own_tree, self._generation = event.tree, event.generation
         self._state, self._bcs_id = event.state, event.bcs_id
-        self._bcs_seen = max(self._bcs_seen, event.bcs_id)
+        self._recorded_bcs_id = event.recorded_bcs_id
+        self._bcs_seen = max(self._bcs_seen, event.bcs_id, event.recorded_bcs_id or 0)
         self._own_ready = True
         if not event.state.is_closed:
             self._finish(OutcomeState.REFUSED, "container_state", f"the replica is {event.state.value}")
@@ -328,7 +334,7 @@ class Reconciliation:
             theirs,
             entries,
             self._sources,
-            committed=self._bcs_id,
+            committed=self._committed,
             at_once_max=self._options.fetches_max,
         )
 
@@ -374,6 +380,8 @@ class Reconciliation:
         if work.failures:
             self._failures[work.block_id] = work.failures
         if put is not None:
+            if self._recorded_bcs_id is not None:
+                self._recorded_bcs_id = max(self._recorded_bcs_id, put.record.bcs_id)
             self._ask(put)
         else:
             self._note_repaired(work)
@@ -440,7 +448,9 @@ class Reconciliation:
 
     def _commit(self) -> None:
         self._phase = _Phase.COMMITTING
-        if self._halt is None and self._is_clean and self._adopted_bcs_id > self._bcs_id:
+        # A lost commit is not set to what this round happens to have mended: nobody would see then that it was lost.
+        is_known = self._bcs_id > 0 or self._recorded_bcs_id is None
+        if self._halt is None and self._is_clean and is_known and self._adopted_bcs_id > self._bcs_id:
             self._ask(AdvanceBcsId(self._adopted_bcs_id))
         else:
             self._scan_if_needed()
@@ -494,21 +504,32 @@ class Reconciliation:
         for block_id, offset in left:
             fact = Evidence(EvidenceKind.DAMAGED_AGAIN, block_id, offset, "still or again damaged after the last round")
             self._failures.setdefault(block_id, {}).setdefault(offset, (Verdict.UNKNOWN, fact))
-        if (
-            self._state is ReplicaState.UNHEALTHY
-            and self._scanned_clean
-            and self._options.return_to is not None
-            and self._plan.is_empty
+        is_whole = (
+            self._plan.is_empty
             and not self._failures
             and self._plan.verdict in (Verdict.MATCH, Verdict.REPAIRABLE)
-            and self._bcs_id >= self._bcs_seen
             # One that is silent may have a later commit, or what nobody else has.
             and len(self._trees) == len(self._peers)
+        )
+        if is_whole and self._recorded_bcs_id is not None and self._recorded_bcs_id > self._bcs_id:
+            self._phase = _Phase.COMMITTING
+            self._ask(AdvanceBcsId(self._recorded_bcs_id))
+        elif (
+            is_whole
+            and self._state is ReplicaState.UNHEALTHY
+            and self._scanned_clean
+            and self._options.return_to is not None
+            and self._bcs_id >= self._bcs_seen
         ):
             self._phase = _Phase.RETURNING
             self._ask(ReturnToService(self._options.return_to, self._generation))
-            return
-        self._conclude()
+        else:
+            self._conclude()
+
+    @property
+    def _committed(self) -> int:
+        """The container's commit; where it is lost, as far as our records bear one out."""
+        return self._bcs_id or self._recorded_bcs_id or 0
 
     def _failed(self, event: RequestFailed) -> None:
         match event.request:

@@ -126,13 +126,19 @@ Request: TypeAlias = PeerRequest | LocalRequest | Report
 
 @dataclass(frozen=True, slots=True)
 class OwnLoaded:
-    """`tree` is None where none was ever built."""
+    """`tree` is None where none was ever built.
+
+    `bcs_id` is the container's commit, 0 where the database has lost it. `recorded_bcs_id` is the highest commit in the
+    container's block records; it is looked up where the container's is lost, and of an UNHEALTHY replica, which a round
+    that was not clean may have left with a block beyond it; otherwise it is None.
+    """
 
     tree: ContainerTree | None
     generation: bytes
     state: ReplicaState
     bcs_id: int
     replica_index: int = 0
+    recorded_bcs_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +181,13 @@ class WindowsArrived:
 
 @dataclass(frozen=True, slots=True)
 class WindowsWritten:
+    """`unread_bytes` are, for each run, those that a bad sector hid, so that no undo copy has them."""
+
     block_id: BlockId
     offset: int
     source: PeerId
     runs: tuple[Proven, ...]
+    unread_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,8 +89,10 @@ class ReplicaWriter(Protocol):
     Every method may raise ContainerNotFoundError, ContainerStateError, DiskError and DatabaseError.
     """
 
-    def write_windows(self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]) -> None:
+    def write_windows(self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]) -> tuple[int, ...]:
         """Keep an undo copy, write in place, make durable, read back and compare.
+
+        Returns for each run how many of the bytes before it could not be read, so that no undo copy has them.
 
         Raises:
             BlockNotFoundError: the block was deleted.
@@ -129,7 +131,9 @@ class Replica(ReplicaReader, ReplicaWriter, Protocol):
 class Audit(Protocol):
     """Puts down one write into replica data before it counts as done (runtime.log.AuditLog.write)."""
 
-    def __call__(self, *, container: int, block: int, offset: int, length: int, source: str, job: str) -> None: ...
+    def __call__(
+        self, *, container: int, block: int, offset: int, length: int, source: str, job: str, unread: int
+    ) -> None: ...
 
 
 def carry_out_here(request: LocalRequest, replica: Replica) -> Event:
@@ -144,8 +148,8 @@ def carry_out_here(request: LocalRequest, replica: Replica) -> Event:
                 bad, file_bytes = replica.check(block_id, chunk)
                 return LocalChecked(block_id, chunk.offset, bad, file_bytes)
             case WriteWindows(block_id, chunk, runs, source):
-                replica.write_windows(block_id, chunk, runs)
-                return WindowsWritten(block_id, chunk.offset, source, runs)
+                unread = replica.write_windows(block_id, chunk, runs)
+                return WindowsWritten(block_id, chunk.offset, source, runs, unread)
             case PutBlock(record):
                 replica.put_block(record)
                 return BlockStored(record.block_id)
@@ -400,7 +404,7 @@ class Runner:
         if not (isinstance(request, WriteWindows) and isinstance(event, WindowsWritten)):
             return event
         try:
-            for run in request.runs:
+            for run, unread in zip(event.runs, event.unread_bytes, strict=True):
                 self._audit(
                     container=job.container_id,
                     block=request.block_id,
@@ -408,6 +412,7 @@ class Runner:
                     length=len(run.data),
                     source=request.source,
                     job=job.job_id,
+                    unread=unread,
                 )
         except ReconcileError as error:
             # Bytes that nobody can account for must be the last ones.

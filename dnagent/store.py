@@ -30,7 +30,6 @@ from merkle.errors import (
     RecordInvalidError,
     StaleTreeError,
     TreeMissingError,
-    TreeRefusedError,
     VolumeError,
 )
 from merkle.merge import merge
@@ -285,13 +284,15 @@ class HeldVolume:
     def _stored_tree(self, container_id: ContainerId) -> ContainerTree | None:
         try:
             stored = self.trees.read(container_id)
-        except (DiskError, ContainerNotFoundError, TreeRefusedError) as error:
+        except (DiskError, ContainerNotFoundError) as error:
             # As good as none: a scan tells what else cannot be read, and other containers are not concerned.
             self._skipped(container_id, error)
             return None
+        if stored.status is TreeStatus.UNREADABLE:
+            _log.warning("tree_unreadable", container_id=container_id, volume=self.name, reason=stored.reason)
         try:
             self.trees.remember(stored)
-        except (DiskError, ContainerNotFoundError, TreeRefusedError) as error:
+        except (DiskError, ContainerNotFoundError) as error:
             # The tree is as good as before; the next look tries again.
             _log.warning("tree_write_failed", container_id=container_id, volume=self.name, **_fields(error))
         return stored.tree if stored.status is TreeStatus.PRESENT else None
@@ -472,7 +473,11 @@ class OwnReplica:
         stored = self._volume.trees.read(self._container_id)
         has_root = stored.status is TreeStatus.PRESENT and stored.tree.data_checksum is not None
         tree = stored.known if has_root else None
-        return OwnLoaded(tree, stored.generation, replica.state, replica.bcs_id, replica.replica_index)
+        bcs_id, recorded = replica.bcs_id, None
+        # Erasure-coded replicas have no commit, and what is no replica to repair is not looked into.
+        if replica.state.is_closed and replica.replica_index == 0:
+            bcs_id, recorded = self._commits(replica.state)
+        return OwnLoaded(tree, stored.generation, replica.state, bcs_id, replica.replica_index, recorded)
 
     def records(self, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
         container, found = self._container, dict[BlockId, BlockRecord]()
@@ -504,10 +509,11 @@ class OwnReplica:
 
         return retrying(self._scan_once, sleep=pause, backoff=_RESCAN_BACKOFF)
 
-    def write_windows(self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]) -> None:
+    def write_windows(self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]) -> tuple[int, ...]:
         self._require_here()
         patches = [Patch(chunk.offset + chunk.window(run.first)[0], run.data) for run in runs]
-        self._writer.write_windows(self._container_id, block_id, patches, job=self._job_id)
+        written = self._writer.write_windows(self._container_id, block_id, patches, job=self._job_id)
+        return written.unread_bytes
 
     def put_block(self, record: BlockRecord) -> None:
         self._require_here()
@@ -550,6 +556,22 @@ class OwnReplica:
         places = tuple((finding.block_id, finding.offset) for finding in result.findings)
         lost = self._lost(stored) if places else {}
         return Scanned(stored, _generation(stored), places, state, lost)
+
+    def _commits(self, state: ReplicaState) -> tuple[int, int | None]:
+        """The container's commit, 0 if its row is lost, and the highest in our records; None where nobody asks for it.
+
+        A container without commits has no such row either: its records say 0.
+        """
+        container = self._container
+        bcs_id = container.counters().bcs_id
+        if bcs_id is not None and state is not ReplicaState.UNHEALTHY:
+            return bcs_id, None
+        try:
+            return bcs_id or 0, container.recorded_bcs_id()
+        except (DatabaseError, RecordInvalidError):
+            # What cannot be read, or a key that is none, hides what else there is: the commit stays as it is until
+            # that is mended.
+            return bcs_id or 0, 0
 
     def _lost(self, stored: ContainerTree) -> dict[BlockId, list[int]]:
         try:

@@ -160,7 +160,9 @@ _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _PAIR = ir.VectorType(_I64, 2)
 ONES = np.uint64(0xFFFF_FFFF)
 _BYTE = np.uint64(0xFF)
-_0, _1, _2, _6, _7, _8, _9, _16, _32, _49, _64 = (np.uint64(number) for number in (0, 1, 2, 6, 7, 8, 9, 16, 32, 49, 64))
+_0, _1, _2, _4, _6, _7, _8, _9, _16, _32, _49, _64 = map(np.uint64, (0, 1, 2, 4, 6, 7, 8, 9, 16, 32, 49, 64))
+# The lower parts of one word, of its halves and of its quarters.
+_28_BITS, _14_BITS, _7_BITS = map(np.uint64, (0xFFF_FFFF, 0x3FFF_0000_3FFF, 0x7F_007F_007F_007F))
 _7F, _80, _GOING_ON = np.uint64(0x7F), np.uint64(0x80), np.uint64(0x8080_8080_8080_8080)
 # Tags of a tree file: fields 1 to 4, the middle two also as messages.
 TAG_1, TAG_2, TAG_2_MESSAGE, TAG_3, TAG_3_MESSAGE, TAG_4 = map(np.uint64, (0x08, 0x10, 0x12, 0x18, 0x1A, 0x20))
@@ -208,7 +210,7 @@ def _load8(typing_context: object, address: object) -> object:
 
 
 @_emitted
-def _store64(typing_context: object, address: object, word: object) -> object:
+def store64(typing_context: object, address: object, word: object) -> object:
     def generate(context: object, builder: ir.IRBuilder, signature: object, values: Sequence[ir.Value]) -> ir.Value:
         builder.store(values[1], builder.inttoptr(values[0], _I64.as_pointer())).align = 1
         return values[1]
@@ -472,28 +474,29 @@ def put(address: np.uint64, tag: np.uint64, value: int | np.int64) -> np.uint64:
     """Write a tag and a varint to an address; return the one behind. Up to seven bytes behind are overwritten too."""
     word = np.uint64(value)
     if word >> _49 == _0:
-        # Seven bytes at most: spread out, marked as going on but for the last, and stored at once.
-        spread = _0
-        for i in range(7):
-            spread |= (word & (_7F << (_7 * np.uint64(i)))) << np.uint64(i)
+        # Seven bytes at most: spread out (halves, quarters, sevens of bits), marked as going on but for the last, and
+        # stored at once.
+        spread = word & _28_BITS | (word & ~_28_BITS) << _4
+        spread = spread & _14_BITS | (spread & ~_14_BITS) << _2
+        spread = spread & _7_BITS | (spread & ~_7_BITS) << _1
         size = np.uint64(varint_bytes(value))
         spread |= _GOING_ON & ((_1 << (_8 * (size - _1))) - _1)
-        _store64(address, spread << _8 | tag)
+        store64(address, spread << _8 | tag)
         return address + size + _1
-    _store64(address, tag)
+    store64(address, tag)
     address += _1
     while word > _7F:
-        _store64(address, word & _7F | _80)
+        store64(address, word & _7F | _80)
         word >>= _7
         address += _1
-    _store64(address, word)
+    store64(address, word)
     return address + _1
 
 
 @jit(_U64(_U64, _U64, types.int64))
 def put_byte(address: np.uint64, tag: np.uint64, value: int | np.int64) -> np.uint64:
     """The same of a value below 128."""
-    _store64(address, np.uint64(value) << _8 | tag)
+    store64(address, np.uint64(value) << _8 | tag)
     return address + _2
 
 

@@ -278,7 +278,7 @@ _DETAILS: Mapping[EvidenceKind, str] = {
     EvidenceKind.HEALTHY_COPIES_DIFFER: "copies that match their own records have different checksums",
     EvidenceKind.LENGTHS_DIFFER: "copies at the same offset have different recorded lengths",
     EvidenceKind.CHUNKINGS_OVERLAP: "replicas split these bytes into chunks differently",
-    EvidenceKind.SOLE_COPY_CORRUPT: "the only copy is corrupt",
+    EvidenceKind.SOLE_COPY_CORRUPT: "the only copy on record is corrupt",
     EvidenceKind.COPIES_CORRUPT_ALIKE: "all copies are corrupt in the same way",
     EvidenceKind.BAD_WINDOWS_SHARED: "the same windows are bad in all copies",
     EvidenceKind.WINDOWS_UNPROVEN: "no copy on record is whole: windows of several may complete each other",

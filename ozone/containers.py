@@ -8,7 +8,7 @@ pending last chunk of an incremental writer, which is what readers get.
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -221,6 +221,23 @@ class Container:
             data_checksum=number(Counter.DATA_CHECKSUM),
             delete_transaction=number(Counter.DELETE_TX),
         )
+
+    def recorded_bcs_id(self) -> int:
+        """The highest commit in the records that can be read, 0 without any.
+
+        It may be beyond the container's: a repair that was not clean gives a whole block its commit, and that alone.
+
+        Raises:
+            DatabaseError: the table cannot be read.
+            RecordInvalidError: a key is no block ID.
+        """
+        highest = 0
+        for block_id in self.block_ids():
+            # What cannot be read says nothing; the scan has named it.
+            with suppress(RecordInvalidError):
+                record = self.record(block_id)
+                highest = max(highest, record.bcs_id if record else 0)
+        return highest
 
     def block_path(self, block_id: BlockId) -> Path:
         """The file of a block, which need not be there."""

@@ -208,8 +208,18 @@ class Database:
             return value
 
     def get_long(self, container_id: ContainerId, counter: Counter) -> int | None:
-        """One of a container's numbers, or None if it was never written."""
-        raw = self.get(Table.METADATA, counter_key(container_id, counter))
+        """One of a container's numbers, or None if it was never written.
+
+        Raises:
+            DatabaseError: with the fact `container_id`, where the row cannot be read or is no number. A bad sector in a
+                table's file costs the rows of one of its blocks, some 16 KiB, and every other row can be read.
+        """
+        self._check_open()
+        try:
+            raw = self.get(Table.METADATA, counter_key(container_id, counter))
+        except DatabaseError as error:
+            text = f"{counter.value} of container {container_id}: {error.message}"
+            raise DatabaseError(text, path=str(self._path), container_id=container_id) from error
         if raw is None:
             return None
         if len(raw) != 8:

@@ -313,7 +313,7 @@ def _stored(container: Container, trees: TreeFiles | None) -> _Stored:
         return _parsed(container, None)
     known = None
     # Whatever is wrong with the file is said below.
-    with suppress(ContainerNotFoundError, DiskError, TreeRefusedError):
+    with suppress(ContainerNotFoundError, DiskError):
         kept = trees.read(container.container_id)
         known = kept.known
         whole = _Stored(kept.tree, known=known)

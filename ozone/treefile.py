@@ -4,7 +4,8 @@ A tree can be built anew from the data, except for its tombstones: once they are
 deleted block brings it back. So they are remembered beside the volume, in its state folder: the previous version of
 every tree, and the tombstones alone, written before the tree that has them, or, of a tree that a datanode wrote, when
 it is first seen. What a tree file lacks of them, because it is unreadable, lost or an old one put back, is found again
-at the next read. An unreadable file is kept in quarantine.
+at the next read. An unreadable file is kept in quarantine. One beyond our limits (merkle.limits) counts as unreadable,
+but for its tombstones, and is replaced as soon as what the replica holds makes a tree within them.
 
 Under a read-only hold our trees lie in the state folder altogether. Of the two, the one written last counts: ours
 after a scan, the volume's once its datanode has scanned or repaired the container since.
@@ -22,7 +23,7 @@ from merkle.check import TreeRefusal
 from merkle.checksum import fingerprint
 from merkle.columns import encode_tree
 from merkle.errors import DatabaseError, DiskError, RecordInvalidError, StaleTreeError, TreeRefusedError
-from merkle.limits import MESSAGE_BYTES_MAX
+from merkle.limits import BLOCK_CHUNKS_MAX, MESSAGE_BYTES_MAX, TREE_BLOCKS_MAX
 from merkle.merge import merge
 from merkle.record import BlockRecord
 from merkle.tree import (
@@ -37,11 +38,16 @@ from merkle.tree import (
 from ozone.disk import Disk
 from ozone.rocks import Database, Table, block_key, container_prefix
 from ozone.volume import Hold, Volume
-from protos.convert import delete_transaction_from_bytes, record_from_bytes, tree_from_bytes
+from protos.convert import (
+    delete_transaction_from_bytes,
+    record_from_bytes,
+    tombstones_from_bytes,
+    tree_from_bytes,
+)
 
 # Writers of different containers seldom meet; locks made per container would add up for ever.
 _LOCK_STRIPES = 127
-_TOO_LARGE = {
+_BEYOND_LIMITS = {
     refusal.value for refusal in (TreeRefusal.TOO_LARGE, TreeRefusal.TOO_MANY_BLOCKS, TreeRefusal.TOO_MANY_CHUNKS)
 }
 
@@ -51,7 +57,7 @@ class TreeStatus(Enum):
 
     PRESENT = "present"
     ABSENT = "absent"
-    # Empty, not parsable, or with sums that do not add up.
+    # Empty, not parsable, with sums that do not add up, or beyond our limits.
     UNREADABLE = "unreadable"
 
 
@@ -59,10 +65,10 @@ class TreeStatus(Enum):
 class StoredTree:
     """A tree file as read.
 
-    `raw` are its bytes, b"" if absent; `tree` is an empty one without root unless the status is PRESENT; `recovered`
-    are the tombstones that we know from elsewhere and the tree lacks, by ascending block ID. `generation` changes
-    with the bytes. Unless the status is PRESENT, peers may know tombstones that are lost here: ask them before
-    anything is taken for missing.
+    `raw` are its bytes, b"" if absent; `tree` is an empty one without root unless the status is PRESENT, or has the
+    tombstones alone of a file that is beyond our limits; `recovered` are those that we know from elsewhere and the tree
+    lacks, by ascending block ID. `generation` changes with the bytes. Unless the status is PRESENT, peers may know
+    tombstones that are lost here: ask them before anything is taken for missing.
     """
 
     status: TreeStatus
@@ -112,6 +118,8 @@ class TreeFiles:
         self._volume = volume
         self._disk = disk
         self._locks = [threading.Lock() for _ in range(_LOCK_STRIPES)]
+        # Walking through millions of blocks takes seconds, and what cannot be replaced is met again and again.
+        self._last_beyond: tuple[ContainerId | None, bytes, tuple[BlockTree, ...]] = None, b"", ()
         # A repair asks about many blocks of one container in a row.
         self._last_deleted: tuple[ContainerId | None, bytes, frozenset[BlockId]] = None, b"", frozenset()
 
@@ -131,26 +139,25 @@ class TreeFiles:
         Raises:
             ContainerNotFoundError: there is no such container.
             DiskError: the disk cannot be read, which says nothing about the tree.
-            TreeRefusedError: the tree is beyond our limits.
         """
         started = time.perf_counter()
         raw, other = self._versions(container_id)
-        tree, reason = _parsed(raw, container_id)
+        tree, status, reason = self._believed(raw, container_id)
         previous, alone = (self._raw(self._state(kind, container_id)) for kind in ("previous", "tombstones"))
         remembered: dict[BlockId, BlockTree] = {}
-        if tree is None and (raw is not None or previous or alone):
+        if status is not TreeStatus.PRESENT and (raw is not None or previous or alone):
             # The file was there once. Its tombstones may be of deletions that were not finished.
             remembered = {t.block_id: t for t in self._pending(container_id)}
-        kept = _tombstones_in(alone, container_id)
+        kept = self._tombstones_in(alone, container_id)
         # What we remember, newest last; of a read-only volume also what its datanode has deleted since.
-        remembered |= _tombstones_in(other, container_id) | _tombstones_in(previous, container_id) | kept
-        present = {b.block_id for b in tree.blocks if b.deleted} if tree else set[BlockId]()
+        remembered |= self._tombstones_in(other, container_id) | self._tombstones_in(previous, container_id) | kept
+        present = {block.block_id for block in tree.blocks if block.deleted}
         self.stats.reads += 1
         self.stats.read_s += time.perf_counter() - started
         return StoredTree(
-            TreeStatus.ABSENT if raw is None else TreeStatus.PRESENT if tree else TreeStatus.UNREADABLE,
+            status,
             raw or b"",
-            tree or ContainerTree(container_id, None),
+            tree,
             fingerprint(raw) if raw else b"",
             tuple(remembered[block_id] for block_id in sorted(remembered.keys() - present)),
             reason,
@@ -163,7 +170,7 @@ class TreeFiles:
         Written once: what is kept already costs nothing.
 
         Raises:
-            ContainerNotFoundError, TreeRefusedError: as in `read`.
+            ContainerNotFoundError: as in `read`.
             DiskError: they could not be kept.
         """
         if _are_kept(stored.tree, stored.kept):
@@ -217,7 +224,8 @@ class TreeFiles:
 
         Raises:
             StaleTreeError: the stored tree changed; nothing is written.
-            ContainerNotFoundError, TreeRefusedError: as in `read`; also where the outcome is beyond our limits.
+            TreeRefusedError: the outcome is beyond our limits; nothing is written.
+            ContainerNotFoundError: as in `read`.
             DiskError: nothing is written, or after a failed sync it is unknown.
         """
         with self._lock(container_id):
@@ -254,9 +262,7 @@ class TreeFiles:
         if stored.status is TreeStatus.PRESENT and stored.raw == encoded:
             self.stats.unchanged += 1
             return tree
-        if len(encoded) > MESSAGE_BYTES_MAX:
-            text = f"the tree of container {container_id} would be {len(encoded)} bytes"
-            raise TreeRefusedError(TreeRefusal.TOO_LARGE.value, text, container_id=container_id)
+        _check_limits(tree, len(encoded))
         path = self.path(container_id)
         if self._on_deleted is not None:
             known = {block.block_id for block in stored.known.blocks if block.deleted}
@@ -268,8 +274,9 @@ class TreeFiles:
                 self._keep_tombstones(tree)
             if stored.status is TreeStatus.PRESENT:
                 self._replace(self._state("previous", container_id), stored.raw)
-            elif stored.raw:
-                # Named by content: the same file met again after a crash is kept once.
+            elif stored.raw and not (self._volume.hold is Hold.READ_ONLY and stored.reason in _BEYOND_LIMITS):
+                # Named by content: the same file met again after a crash is kept once. One beyond our limits may be
+                # rightly so to the datanode that goes on writing it, and stays in its volume.
                 kept = self._volume.state_folder / "quarantine" / f"{container_id}-{stored.generation.hex()}.tree"
                 self._replace(kept, stored.raw)
                 self.stats.quarantined += 1
@@ -299,6 +306,27 @@ class TreeFiles:
         except DatabaseError:
             # The deletions that it holds are still to be done, whenever it can be read again.
             return []
+
+    def _believed(self, raw: bytes | None, container_id: ContainerId) -> tuple[ContainerTree, TreeStatus, str]:
+        """What is taken from a tree file, what became of it, and why it is unreadable."""
+        tree, reason = _parsed(raw, container_id)
+        if tree is not None:
+            return tree, TreeStatus.PRESENT, ""
+        beyond = self._tombstones_beyond(raw, container_id) if raw and reason in _BEYOND_LIMITS else ()
+        status = TreeStatus.ABSENT if raw is None else TreeStatus.UNREADABLE
+        return ContainerTree(container_id, None, beyond), status, reason
+
+    def _tombstones_in(self, raw: bytes | None, container_id: ContainerId) -> dict[BlockId, BlockTree]:
+        tree, _, _ = self._believed(raw, container_id)
+        return {block.block_id: block for block in tree.blocks if block.deleted}
+
+    def _tombstones_beyond(self, raw: bytes, container_id: ContainerId) -> tuple[BlockTree, ...]:
+        generation = fingerprint(raw)
+        last_id, last_generation, tombstones = self._last_beyond
+        if (last_id, last_generation) != (container_id, generation):
+            tombstones = tombstones_from_bytes(raw, container_id)
+            self._last_beyond = container_id, generation, tombstones
+        return tombstones
 
     def _raw(self, path: Path) -> bytes | None:
         try:
@@ -353,18 +381,12 @@ def pending_tombstones(database: Database, container_id: ContainerId) -> list[Bl
 
 
 def _parsed(raw: bytes | None, container_id: ContainerId) -> tuple[ContainerTree | None, str]:
-    """The tree, or why there is none.
-
-    Raises:
-        TreeRefusedError: a tree beyond our limits, which may be whole: nothing is made of it, nothing replaces it.
-    """
+    """The tree, or why there is none."""
     if not raw:
         return None, "" if raw is None else "empty"
     try:
         tree = tree_from_bytes(raw, container_id)
     except TreeRefusedError as error:
-        if error.reason in _TOO_LARGE:
-            raise
         return None, error.reason
     # A flipped bit mostly leaves a message that still parses. Only the sums are asked of what we or Ozone wrote: the
     # other rules of merkle.check are for strangers.
@@ -375,9 +397,17 @@ def _parsed(raw: bytes | None, container_id: ContainerId) -> tuple[ContainerTree
     return tree, ""
 
 
-def _tombstones_in(raw: bytes | None, container_id: ContainerId) -> dict[BlockId, BlockTree]:
-    tree, _ = _parsed(raw, container_id)
-    return {block.block_id: block for block in (tree.blocks if tree else ()) if block.deleted}
+def _check_limits(tree: ContainerTree, length_bytes: int) -> None:
+    """What we would not take for a tree when we read it again must not stand in the place of another."""
+    chunks = max((len(block.chunks) for block in tree.blocks), default=0)
+    for refusal, what, number, limit in (
+        (TreeRefusal.TOO_LARGE, "bytes", length_bytes, MESSAGE_BYTES_MAX),
+        (TreeRefusal.TOO_MANY_BLOCKS, "blocks", len(tree.blocks), TREE_BLOCKS_MAX),
+        (TreeRefusal.TOO_MANY_CHUNKS, "chunks in a block", chunks, BLOCK_CHUNKS_MAX),
+    ):
+        if number > limit:
+            text = f"the tree of container {tree.container_id} would have {number} {what}, more than {limit}"
+            raise TreeRefusedError(refusal.value, text, container_id=tree.container_id)
 
 
 def _are_kept(tree: ContainerTree, kept: Mapping[BlockId, BlockTree]) -> bool:

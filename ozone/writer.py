@@ -8,6 +8,7 @@ A container's changes exclude each other by its lock, which is re-entrant: whoev
 Nothing here serves client writes; builders, tests and repairs use it.
 """
 
+import errno
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -52,6 +53,10 @@ from ozone.volume import Hold, Version, Volume, container_id_of
 from protos.convert import delete_transaction_from_bytes, delete_transaction_to_bytes, record_to_bytes
 
 CONTAINER_BYTES_MAX = 5 << 30
+_BAD_SECTOR = errno.errorcode[errno.EIO]
+_PAGE_BYTES = 4096
+# A device may try for seconds before it gives up a sector: what this many halvings do not find is not looked for.
+_SPLITS_MAX = 64
 # The metadata key of a chunk that an incremental writer has filled.
 _FULL = "full"
 # While closing, a follower still gets what its leader accepted before; a recovering replica is being filled.
@@ -66,6 +71,18 @@ class Patch:
 
     offset: int
     data: Buffer
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How many bytes were written, and for each patch how many stood there that no undo copy has: a bad sector."""
+
+    length_bytes: int
+    unread_bytes: tuple[int, ...]
 
 
 class ContainerWriter:
@@ -327,10 +344,14 @@ class ContainerWriter:
             self._database.write(batch)
             return [record.block_id for record in records]
 
-    def write_windows(self, container_id: ContainerId, block_id: BlockId, patches: Sequence[Patch], *, job: str) -> int:
+    def write_windows(
+        self, container_id: ContainerId, block_id: BlockId, patches: Sequence[Patch], *, job: str
+    ) -> Written:
         """Put proven bytes into a closed container's block file: undo copy, write, sync, read back.
 
-        Patches are in ascending order. Bytes that stand there already are not written again; returns how many were.
+        Patches are in ascending order. Bytes that stand there already are not written again. What a bad sector keeps
+        from being read (EIO) is damaged for certain and cannot be copied: it is written over all the same, since the
+        drive gives it another sector then.
 
         Raises:
             ContainerStateError: the container is not closed.
@@ -342,18 +363,20 @@ class ContainerWriter:
             container = self._repairable(container_id, block_id)
             path = container.block_path(block_id)
             length = self._disk.length(path)
-            changes, end = [], length or 0
+            unread, changes, end = [], [], length or 0
             for patch in patches:
                 _check_no_gap(container_id, block_id, end, patch.offset)
-                end = max(end, patch.offset + len(patch.data))
-                before = b"" if length is None else self._disk.read_at(path, patch.offset, len(patch.data))
-                if before != patch.data:
+                before = [] if length is None else self._pieces_under(path, patch)
+                there = max(min(patch.end, length or 0) - patch.offset, 0)
+                unread.append(there - sum(len(data) for _, data in before))
+                if before != [(patch.offset, patch.data)]:
                     changes.append((patch, before))
+                end = max(end, patch.end)
             if not changes:
-                return 0
-            for patch, before in changes:
-                if before:
-                    self._undo.keep(container_id, job, block_id, patch.offset, before)
+                return Written(0, tuple(unread))
+            for _, before in changes:
+                for offset, data in before:
+                    self._undo.keep(container_id, job, block_id, offset, data)
             if length is None:
                 # A lost folder is damage like any other.
                 self._disk.make_folder(container.chunks_folder)
@@ -367,7 +390,7 @@ class ContainerWriter:
                     raise DiskError(
                         f"{path} does not hold what was just written at {patch.offset}", path=str(path), suspect=True
                     )
-            return sum(len(patch.data) for patch, _ in changes)
+            return Written(sum(len(patch.data) for patch, _ in changes), tuple(unread))
 
     def put_repaired_block(self, record: BlockRecord, *, job: str) -> bool:
         """Make this the block's record, its last chunk merged in; a row that could not be read gets an undo copy.
@@ -467,6 +490,26 @@ class ContainerWriter:
                 deleted=True,
             )
         return container
+
+    def _pieces_under(self, path: Path, patch: Patch) -> list[tuple[int, bytes]]:
+        """What stands in the place of a patch: all in one piece, or those that can be read around bad sectors."""
+        pieces, todo, splits_left = [], [(patch.offset, patch.end)], _SPLITS_MAX
+        while todo:
+            start, end = todo.pop()
+            try:
+                data = self._disk.read_at(path, start, end - start)
+            except DiskError as error:
+                if error.facts.get("errno") != _BAD_SECTOR:
+                    raise
+                # Halves, cut between pages: a page is what the system reads, or fails to read, at once.
+                middle = max((start + end) // 2, start + _PAGE_BYTES) // _PAGE_BYTES * _PAGE_BYTES
+                if splits_left and middle < end:
+                    splits_left -= 1
+                    todo += [(middle, end), (start, middle)]
+            else:
+                if data:
+                    pieces.append((start, data))
+        return pieces
 
     def _close(self, container_id: ContainerId, state: ReplicaState) -> ContainerTree:
         with self.locked(container_id):

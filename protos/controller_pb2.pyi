@@ -314,12 +314,14 @@ class Job(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., container_id: _Optional[int] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., created_at_s: _Optional[float] = ..., started_at_s: _Optional[float] = ..., finished_at_s: _Optional[float] = ..., last_progress_at_s: _Optional[float] = ..., bytes_done: _Optional[int] = ..., bytes_planned: _Optional[int] = ..., rate_bytes_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., requested_by: _Optional[str] = ..., datanodes: _Optional[_Iterable[_Union[DatanodeProgress, _Mapping]]] = ...) -> None: ...
 
 class DatanodeProgress(_message.Message):
-    __slots__ = ("datanode_id", "progress")
+    __slots__ = ("datanode_id", "progress", "round")
     DATANODE_ID_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     datanode_id: str
     progress: ReconcileProgress
-    def __init__(self, datanode_id: _Optional[str] = ..., progress: _Optional[_Union[ReconcileProgress, _Mapping]] = ...) -> None: ...
+    round: int
+    def __init__(self, datanode_id: _Optional[str] = ..., progress: _Optional[_Union[ReconcileProgress, _Mapping]] = ..., round: _Optional[int] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
     __slots__ = ("state", "limit")

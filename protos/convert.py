@@ -6,7 +6,7 @@ with a named reason, never repaired in passing. Writing gives the bytes that Ozo
 Ozone, a record does not carry the unused `flags` nor unknown fields; whoever leaves a record as it is leaves its bytes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import pairwise
 
@@ -18,13 +18,14 @@ from merkle.checksum import WIDTH, ChecksumType
 from merkle.errors import RecordInvalidError, TreeRefusedError
 from merkle.limits import BLOCK_BYTES_MAX, BLOCK_CHUNKS_MAX, CHUNK_BYTES_MAX, MESSAGE_BYTES_MAX, TREE_BLOCKS_MAX
 from merkle.record import BlockRecord, ChunkRecord, DeleteTransaction, WindowChecksums
-from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
+from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree, container_checksum
 from protos.ozone_datanode_pb2 import (
     BlockData,
     BlockMerkleTree,
     ChecksumData,
     ChunkInfo,
     ContainerChecksumInfo,
+    ContainerMerkleTree,
     DatanodeBlockID,
     DeletedBlocksTransaction,
     KeyValue,
@@ -37,6 +38,16 @@ _INT32_MAX = (1 << 31) - 1
 # How a checksum stands in a serialised ChecksumData: its tag, that of a field with a length; its length; itself.
 _CHECKSUMS_TAG = ChecksumData.CHECKSUMS_FIELD_NUMBER << 3 | 2
 _ROW = {kind: np.dtype([("start", "V2"), ("checksum", f"V{width}")]) for kind, width in WIDTH.items()}
+
+# How the fields of a serialised tree begin: numbers, and messages, which have a length.
+_CONTAINER_ID = ContainerChecksumInfo.CONTAINERID_FIELD_NUMBER << 3
+_TREE = ContainerChecksumInfo.CONTAINERMERKLETREE_FIELD_NUMBER << 3 | 2
+_ROOT = ContainerMerkleTree.DATACHECKSUM_FIELD_NUMBER << 3
+_BLOCK = ContainerMerkleTree.BLOCKMERKLETREE_FIELD_NUMBER << 3 | 2
+_BLOCK_ID = BlockMerkleTree.BLOCKID_FIELD_NUMBER << 3
+_BLOCK_CHECKSUM = BlockMerkleTree.DATACHECKSUM_FIELD_NUMBER << 3
+_BLOCK_DELETED = BlockMerkleTree.DELETED_FIELD_NUMBER << 3
+_CHUNK = BlockMerkleTree.CHUNKMERKLETREE_FIELD_NUMBER << 3 | 2
 
 Metadata = tuple[tuple[str, str | None], ...]
 
@@ -79,6 +90,38 @@ def tree_from_bytes(raw: bytes, container_id: ContainerId) -> ContainerTree:
     return ContainerTree(container_id, tree.dataChecksum if tree.HasField("dataChecksum") else None, blocks)
 
 
+def tombstones_from_bytes(raw: bytes, container_id: ContainerId) -> tuple[BlockTree, ...]:
+    """The tombstones in a serialised `ContainerChecksumInfo` of any size; nothing else of it is unpacked.
+
+    None at all unless all of it adds up: its ID, the order of its blocks, and its root where it has one. A tombstone
+    with chunks belies it too: one flipped bit makes that of a live block.
+    """
+    said, root, last_id = None, None, None
+    checksums, tombstones = list[int](), list[BlockTree]()
+    try:
+        for tag, value, part in _fields(memoryview(raw)):
+            if tag == _CONTAINER_ID:
+                said = value
+            for inner_tag, number, block in _fields(part) if tag == _TREE else ():
+                if inner_tag == _ROOT:
+                    root = _int64(number)
+                if inner_tag != _BLOCK:
+                    continue
+                head = {field: found for field, found, _ in _fields(block)}
+                block_id, checksum = _int64(head.get(_BLOCK_ID, 0)), _int64(head.get(_BLOCK_CHECKSUM, 0))
+                is_deleted = bool(head.get(_BLOCK_DELETED))
+                if (last_id is not None and block_id <= last_id) or (is_deleted and _CHUNK in head):
+                    return ()
+                last_id = block_id
+                checksums.append(checksum)
+                if is_deleted:
+                    tombstones.append(BlockTree.tombstone(BlockId(block_id), checksum))
+    except DecodeError:
+        return ()
+    is_right = said == container_id and root in (None, container_checksum(checksums))
+    return tuple(tombstones) if is_right else ()
+
+
 def container_id_of_tree(raw: bytes) -> ContainerId:
     """The container that a serialised `ContainerChecksumInfo` says it is of.
 
@@ -109,6 +152,50 @@ def _block_tree(block: BlockMerkleTree, container_id: ContainerId) -> BlockTree:
                 f"follows {before.offset}",
             )
     return BlockTree(BlockId(block.blockID), block.dataChecksum, block.deleted, chunks)
+
+
+def _fields(raw: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    """The fields of any message: tag, number, and of one with a length, which is its number, the bytes.
+
+    Raises:
+        DecodeError: it is no message.
+    """
+    at, end = 0, len(raw)
+    while at < end:
+        tag, at = _varint(raw, at)
+        length = 0
+        match tag & 7:
+            case 0:
+                value, at = _varint(raw, at)
+            case 1:
+                value, length = 0, 8
+            case 2:
+                value, at = _varint(raw, at)
+                length = value
+            case 5:
+                value, length = 0, 4
+            case _:
+                raise DecodeError("there is no such kind of field")
+        if tag < 8 or at + length > end:
+            raise DecodeError("a field has no number, or the message ends in it")
+        yield tag, value, raw[at : at + length]
+        at += length
+
+
+def _varint(raw: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(raw) and shift < 70:
+        byte = raw[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at
+        shift += 7
+    raise DecodeError("a number does not end")
+
+
+def _int64(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
 
 
 def record_from_bytes(raw: bytes) -> BlockRecord:

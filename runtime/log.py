@@ -26,7 +26,7 @@ EVENTS = frozenset({
     # volumes and scans
     "volume_opened", "volume_failed", "container_skipped", "scan_started", "scan_finished", "scan_failed",
     "scan_interrupted", "replica_marked_unhealthy", "replica_returned_to_closed", "container_deleted", "tree_built",
-    "tree_write_failed", "tree_stale", "undo_pruned",
+    "tree_unreadable", "tree_write_failed", "tree_stale", "undo_pruned",
     # reconciliation
     "reconcile_started", "reconcile_finished", "reconcile_failed", "reconcile_interrupted", "reconcile_refused",
     "peer_set_aside",
@@ -117,14 +117,18 @@ class AuditLog:
         except OSError as error:
             raise DiskError(f"audit file {path} cannot be opened: {error.strerror}", path=str(path)) from error
 
-    def write(self, *, container: int, block: int, offset: int, length: int, source: str, job: str) -> None:
+    def write(
+        self, *, container: int, block: int, offset: int, length: int, source: str, job: str, unread: int = 0
+    ) -> None:
         """Put down one write: `length` bytes at `offset` of the block's file, which came from `source`.
+
+        `unread` of those before could not be read, so that no undo copy has them; the line says so where there are any.
 
         Raises:
             DiskError: the line is not on disk; the write it tells of must not be reported as done.
         """
         fields = {"container": container, "block": block, "offset": offset, "length": length}
-        self._append([{**fields, "source": source, "job": job}])
+        self._append([{**fields, "source": source, "job": job, **({"unread": unread} if unread else {})}])
 
     def delete(self, container: int, blocks: Sequence[int] | None) -> None:
         """Put down that blocks, or None for the whole container, are about to be deleted or marked so in the tree.

@@ -7,7 +7,7 @@ after either side was restarted; agents know the IDs of their jobs and of comman
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from merkle.errors import BusyError, JobNotFoundError
@@ -33,8 +33,10 @@ from scm.jobs import (
     new_job,
     roots_spoken_of,
     step,
+    task_id,
+    task_of,
 )
-from scm.policy import Compared, Comparison, Visit, after_job, free_slots, is_due, roots, targets
+from scm.policy import Compared, Comparison, Root, Visit, after_job, free_slots, is_due, roots, targets
 from scm.ports import CancelOrder, CommandSink, JobStore, Leadership, ReconcileOrder, ScanOrder
 from scm.registry import Datanode, DatanodeStatus, Observed, Registry, Report
 
@@ -74,6 +76,7 @@ class ProgressReport:
     job_id: JobId
     state: OrderState
     progress: Progress
+    round: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +179,12 @@ class Controller:
                 self._step(job_id, Restarted(peer), now_s)
         for command_id in heartbeat.acknowledged:
             self._sink.withdraw(peer, command_id)
-            self._step(JobId(command_id.partition("/")[0]), Accepted(peer), now_s)
-        for told in heartbeat.progress:
-            self._step(told.job_id, Progressed(peer, told.state, told.progress), now_s)
+            job_id, round_ = task_of(command_id.partition("/")[0])
+            self._step(job_id, Accepted(peer, round_), now_s)
+        # Who owes us a full report tells of it once more, and then with what has become of the replica.
+        for told in heartbeat.progress if not observed.full_report_wanted else ():
+            root = self._root(told.job_id, peer)
+            self._step(told.job_id, Progressed(peer, told.state, told.progress, told.round, root), now_s)
         self._dispatch(peer, now_s)
         self._save_changes(now_s)
         return observed
@@ -462,7 +468,7 @@ class Controller:
             self._running[before.peer] -= before.state.is_in_flight
             after = job.order(before.peer)
             if after and before.state.is_in_flight and not after.state.is_in_flight:
-                self._sink.withdraw(before.peer, command_id(job.job_id, before.attempts))
+                self._sink.withdraw(before.peer, command_id(job.job_id, before))
                 if after.state in (OrderState.EXPIRED, OrderState.CANCELLED):
                     self._call_off(job.job_id, before)
         for order in job.orders:
@@ -486,6 +492,12 @@ class Controller:
         if len(self._ended) > JOBS_ENDED_MAX:
             oldest = next(iter(self._ended))
             del self._ended[oldest], self._jobs[oldest]
+
+    def _root(self, job_id: JobId, peer: PeerId) -> Root | None:
+        """Of the replica that the job is about, as this datanode last reported it."""
+        job = self._jobs.get(job_id)
+        held = roots(self._registry.replicas(job.container_id)) if job else ()
+        return next((root for root in held if root[0] == peer), None)
 
     def _jobs_with_order_at(self, peer: PeerId) -> list[JobId]:
         found = []
@@ -521,7 +533,7 @@ class Controller:
             assert order is not None
             if all(self._is_gone(other, now_s) for other in order.peers):
                 self._step(job_id, GivenUp(peer, "all its peers are dead"), now_s)
-            elif self._send(job_id, order, order.attempts + 1, now_s):
+            elif self._send(job_id, replace(order, attempts=order.attempts + 1), now_s):
                 self._step(job_id, Issued(peer), now_s)
                 free -= 1
 
@@ -530,10 +542,10 @@ class Controller:
         for job_id, peer in waiting:
             job = self._jobs.get(job_id)
             order = job.order(peer) if job else None
-            if order and order.state.is_in_flight and not self._send(job_id, order, order.attempts, now_s):
+            if order and order.state.is_in_flight and not self._send(job_id, order, now_s):
                 self._resend.append((job_id, peer))
 
-    def _send(self, job_id: JobId, order: Order, attempt: int, now_s: float) -> bool:
+    def _send(self, job_id: JobId, order: Order, now_s: float) -> bool:
         """Send once its peers can be named: after a start of ours they may not have been heard of yet."""
         term = self._leadership.term()
         peers = [self._registry.datanode(peer) for peer in order.peers if self._registry.is_live(peer)]
@@ -544,22 +556,24 @@ class Controller:
         job = self._jobs[job_id]
         return self._sink.send(
             ReconcileOrder(
-                command_id(job_id, attempt),
+                command_id(job_id, order),
                 term,
                 order.peer,
                 job_id,
                 job.container_id,
                 known,
                 returns_to=self._registry.returns_to(job.container_id, required_nodes=self._rules.required_nodes),
-                spare_scan=job.automatic,
+                # Only a scan finds what is in no tree, and a verdict that rests on one must not be lost.
+                spare_scan=job.automatic and order.round == 1,
+                round=order.round,
             )
         )
 
     def _call_off(self, job_id: JobId, order: Order) -> None:
         term = self._leadership.term()
-        self._sink.withdraw(order.peer, command_id(job_id, order.attempts))
+        self._sink.withdraw(order.peer, command_id(job_id, order))
         if term is not None:
-            self._sink.send(CancelOrder(f"{job_id}/cancel", term, order.peer, job_id))
+            self._sink.send(CancelOrder(f"{job_id}/cancel", term, order.peer, job_id, order.round))
 
     def _save_changes(self, now_s: float) -> None:
         if not self._unsaved or not (self._save_now or now_s - self._saved_at_s >= SAVE_PROGRESS_EVERY_S):
@@ -572,6 +586,6 @@ class Controller:
         self._saved_at_s, self._save_now = now_s, False
 
 
-def command_id(job_id: JobId, attempt: int) -> str:
+def command_id(job_id: JobId, order: Order) -> str:
     """The same after a restart of ours, another after one of the agent's."""
-    return f"{job_id}/{attempt}"
+    return f"{task_id(job_id, order.round)}/{order.attempts}"

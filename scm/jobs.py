@@ -1,5 +1,8 @@
 """A job: one container to be reconciled, as one order for each datanode that holds a live replica.
 
+A round is one reconciliation by each. Where a replica could be put together only after others had looked, and so is
+not equal to them, the others are ordered again, for a further round of the same job (scm.policy.to_go_again).
+
 A pure state machine: `step(job, event, now_s)` returns the job as it is afterwards. The job's state follows from its
 orders and from nothing else, so that it cannot say RUNNING when all have ended. Terminal states are final: whatever
 comes late, from an agent that was cut off or a command that was doubled, changes nothing.
@@ -14,12 +17,15 @@ from typing import NewType, TypeAlias, assert_never
 from merkle.plan import Verdict
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from scm.policy import HOPELESS, Roots, Target
+from scm.policy import HOPELESS, Root, Roots, Target, to_go_again
 
 JobId = NewType("JobId", str)
 
 # An agent that loses the same order three times (it was restarted) will most likely lose it again.
 ATTEMPTS_MAX = 3
+# What one round puts together the second spreads; the third is for what the second put together only late.
+ROUNDS_MAX = 3
+_LATER_ROUNDS = {str(number) for number in range(2, ROUNDS_MAX + 1)}
 # How long a cancelled job waits for agents to confirm before it ends without them.
 CANCEL_GRACE_S = 60.0
 # The rate is that of the last minute of active time: waiting neither lowers it nor raises the ETA.
@@ -115,6 +121,24 @@ class Progress:
             tombstones_adopted=max(self.tombstones_adopted, earlier.tombstones_adopted),
         )
 
+    def on_top_of(self, rounds: "Progress") -> "Progress":
+        """These figures and those of earlier rounds."""
+        fetched = {peer.peer: peer.bytes_fetched for peer in rounds.peers}
+        return replace(
+            self,
+            bytes_fetched=self.bytes_fetched + rounds.bytes_fetched,
+            bytes_written=self.bytes_written + rounds.bytes_written,
+            windows_written=self.windows_written + rounds.windows_written,
+            bytes_planned=self.bytes_planned + rounds.bytes_planned,
+            blocks_done=self.blocks_done + rounds.blocks_done,
+            blocks_planned=self.blocks_planned + rounds.blocks_planned,
+            chunks_repaired=self.chunks_repaired + rounds.chunks_repaired,
+            tombstones_adopted=self.tombstones_adopted + rounds.tombstones_adopted,
+            # A tombstone that was adopted then is claimed no more.
+            claimed_deleted=tuple(sorted({*self.claimed_deleted, *rounds.claimed_deleted})),
+            peers=tuple(replace(p, bytes_fetched=p.bytes_fetched + fetched.get(p.peer, 0)) for p in self.peers),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -128,6 +152,11 @@ class Order:
     advanced_at_s: float = 0.0
     progress: Progress = Progress()
     detail: str = ""
+    round: int = 1
+    # What came of the rounds before this one.
+    rounds: Progress = Progress()
+    # Of the replica as it was reported with the latest progress.
+    root: Root | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +179,7 @@ class Job:
     counted_at_s: float = 0.0
     # (active time, bytes done), within the window of the rate.
     samples: tuple[tuple[float, int], ...] = ()
-    # Of the replicas as they were before it.
+    # Of the replicas as they were before its latest round.
     roots: Roots = ()
 
     def __post_init__(self) -> None:
@@ -211,15 +240,21 @@ class Accepted:
     """The datanode confirmed that it has the order."""
 
     peer: PeerId
+    round: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The datanode told how far it is; `state` is RUNNING, DONE, FAILED, INTERRUPTED or REFUSED."""
+    """The datanode told how far it is; `state` is RUNNING, DONE, FAILED, INTERRUPTED or REFUSED.
+
+    `root` is that of its replica, as it was reported with this.
+    """
 
     peer: PeerId
     state: OrderState
     progress: Progress
+    round: int = 1
+    root: Root | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +322,8 @@ def step(job: Job, event: Event, now_s: float) -> Job:
     match event:
         case Issued(peer):
             return _change(job, peer, now_s, _issued)
-        case Accepted(peer):
-            return _change(job, peer, now_s, _accepted)
+        case Accepted(peer, round_):
+            return _change(job, peer, now_s, lambda order, at_s: _accepted(order, round_, at_s))
         case Progressed():
             return _progressed(job, event, now_s)
         case Restarted(peer):
@@ -303,11 +338,25 @@ def step(job: Job, event: Event, now_s: float) -> Job:
             assert_never(event)
 
 
+def task_id(job_id: JobId, round_: int) -> str:
+    """What agents know a round of a job by.
+
+    Another for each, so that what is told of one that is over, perhaps twice, is never taken for news of the next.
+    """
+    return job_id if round_ == 1 else f"{job_id}.{round_}"
+
+
+def task_of(text: str) -> tuple[JobId, int]:
+    """The job and the round of a `task_id`."""
+    job_id, _, round_ = text.rpartition(".")
+    return (JobId(job_id), int(round_)) if job_id and round_ in _LATER_ROUNDS else (JobId(text), 1)
+
+
 def roots_spoken_of(job: Job) -> Roots:
     """The roots that a hopeless verdict of the job holds for: of whoever gave it and of the peers that it heard.
 
-    As they were before the job: what one replica could put together meanwhile, the others may now have from it. And
-    another replica, on a datanode that was silent or is new, may have what these lack.
+    As they were before the latest round: what one replica could put together meanwhile, the others may now have from
+    it. And another replica, on a datanode that was silent or is new, may have what these lack.
     """
     most = frozenset[PeerId]()
     for order in job.orders:
@@ -330,8 +379,10 @@ def _issued(order: Order, now_s: float) -> Order:
     return replace(order, state=OrderState.ISSUED, attempts=order.attempts + 1, advanced_at_s=now_s, detail="")
 
 
-def _accepted(order: Order, now_s: float) -> Order:
-    return replace(order, state=OrderState.RUNNING, advanced_at_s=now_s) if order.state is OrderState.ISSUED else order
+def _accepted(order: Order, round_: int, now_s: float) -> Order:
+    # That of an earlier round is told once more by an agent that had no answer to it.
+    is_news = order.state is OrderState.ISSUED and order.round == round_
+    return replace(order, state=OrderState.RUNNING, advanced_at_s=now_s) if is_news else order
 
 
 def _restarted(order: Order, now_s: float) -> Order:
@@ -346,7 +397,10 @@ def _progressed(job: Job, event: Progressed, now_s: float) -> Job:
     order = job.order(event.peer)
     if order is None or order.state.is_terminal or (order.state is OrderState.QUEUED and not order.attempts):
         return job
-    progress = event.progress.not_behind(order.progress)
+    # The end of an earlier round is told once more by an agent that had no answer to it.
+    if event.round != order.round:
+        return job
+    progress = event.progress.on_top_of(order.rounds).not_behind(order.progress)
     got_further = progress != order.progress or event.state is not order.state
     changed = replace(
         order,
@@ -354,6 +408,7 @@ def _progressed(job: Job, event: Progressed, now_s: float) -> Job:
         progress=progress,
         advanced_at_s=now_s if got_further else order.advanced_at_s,
         detail=_problem(progress) if event.state.is_terminal and event.state is not OrderState.DONE else "",
+        root=event.root,
     )
     if got_further:
         job = replace(job, last_progress_at_s=now_s)
@@ -393,6 +448,8 @@ def _settle(job: Job, now_s: float, live: AbstractSet[PeerId] | None = None) -> 
         # Also one that came back to the queue because its agent was restarted.
         orders = (replace(o, state=OrderState.CANCELLED) if o.state is OrderState.QUEUED else o for o in job.orders)
         job = replace(job, orders=tuple(orders))
+    elif all(order.state.is_terminal for order in job.orders):
+        job = _with_another_round(job)
     if job.state is JobState.RUNNING:
         job = _sampled(replace(job, active_s=job.active_s + max(0.0, now_s - job.counted_at_s)))
     state, detail = _derive(job, live)
@@ -408,6 +465,25 @@ def _settle(job: Job, now_s: float, live: AbstractSet[PeerId] | None = None) -> 
         finished_at_s=now_s if state.is_terminal else 0.0,
         counted_at_s=max(now_s, job.counted_at_s),
     )
+
+
+def _with_another_round(job: Job) -> Job:
+    """The job with another round begun, by those whom it may help; the same object where there are none."""
+    after = {order.peer: order.root for order in job.orders if order.state is OrderState.DONE and order.root}
+    again = to_go_again(job.roots, tuple(after.values()))
+    round_ = max(order.round for order in job.orders) + 1
+    if not again or round_ > ROUNDS_MAX:
+        return job
+    orders = tuple(_queued_again(order, round_) if order.peer in again else order for order in job.orders)
+    roots = {root[0]: root for root in (*job.roots, *after.values())}
+    return replace(job, orders=orders, roots=tuple(sorted(roots.values())))
+
+
+def _queued_again(order: Order, round_: int) -> Order:
+    # Its verdict was on what has changed since.
+    so_far = replace(order.progress, verdict=None, evidence=())
+    detail = "once more: a peer has changed since"
+    return Order(order.peer, order.peers, progress=so_far, detail=detail, round=round_, rounds=so_far)
 
 
 def _sampled(job: Job) -> Job:
@@ -431,7 +507,7 @@ def _derive(job: Job, live: AbstractSet[PeerId] | None) -> tuple[JobState, str]:
         return JobState.WAITING, f"silent: datanode {', '.join(in_flight)}"
     queued = [order.peer for order in orders if order.state is OrderState.QUEUED]
     waits_for = f"its turn on datanode {', '.join(queued)}"
-    if len(queued) == len(orders) and not any(order.attempts for order in orders):
+    if len(queued) == len(orders) and not any(order.attempts or order.round > 1 for order in orders):
         return JobState.QUEUED, waits_for
     return JobState.WAITING, waits_for
 

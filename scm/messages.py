@@ -11,18 +11,23 @@ from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from runtime.config import check_address
 from scm.controller import ContainerView, Controller, Heartbeat, Outcome, ProgressReport
-from scm.jobs import Evidence, Job, JobId, OrderState, PeerOutcome, Progress
+from scm.jobs import Evidence, Job, OrderState, PeerOutcome, Progress, task_id, task_of
 from scm.ports import AnyOrder, CancelOrder, ReconcileOrder, ScanOrder
 from scm.registry import Datanode, DatanodeStatus, Liveness, Report
 
 # A UUID has 36 characters, a host name 253 at most; whatever is longer is neither.
 NAME_CHARACTERS_MAX = 300
+# Ours have 16; they are kept for each replica, and in each job.
+FINGERPRINT_BYTES_MAX = 64
 # Of one heartbeat: an agent runs a few reconciliations at a time.
 PROGRESS_MAX = 10_000
 # What is kept of one order's end; the rest is in the agent's own log.
 EVIDENCE_MAX = 1_000
 CLAIMED_MAX = 10_000
 TEXT_CHARACTERS_MAX = 1_000
+# Far beyond what a container holds, and so far below what a message can say that the sum over all rounds and datanodes
+# of a job fits one: a false figure must not keep its job, and every list of jobs, from being shown.
+FIGURE_MAX = 1 << 48
 _TOLD_STATES = {
     state.value: state
     for state in (
@@ -94,6 +99,8 @@ def _replica_from(peer: PeerId, message: pb.ReplicaReport) -> ContainerReplica:
         raise UsageError(f"container {container_id}: {message.state[:NAME_CHARACTERS_MAX]!r} is no state") from error
     if message.replica_index < 0:
         raise UsageError(f"container {container_id}: replica index {message.replica_index} is negative")
+    if len(message.fingerprint) > FINGERPRINT_BYTES_MAX:
+        raise UsageError(f"container {container_id}: a fingerprint of {len(message.fingerprint)} bytes")
     return ContainerReplica(
         peer,
         container_id,
@@ -117,19 +124,20 @@ def _progress_from(message: pb.ReconcileProgress) -> ProgressReport:
         verdict = Verdict(message.verdict) if message.verdict else None
     except ValueError as error:
         raise UsageError(f"job {message.job_id}: {message.verdict!r} is no verdict") from error
+    job_id, round_ = task_of(_name(message.job_id, "job ID"))
     return ProgressReport(
-        JobId(_name(message.job_id, "job ID")),
+        job_id,
         state,
         Progress(
             verdict=verdict,
-            bytes_fetched=message.bytes_fetched,
-            bytes_written=message.bytes_written,
-            windows_written=message.windows_written,
-            bytes_planned=message.bytes_planned,
-            blocks_done=message.blocks_done,
-            blocks_planned=message.blocks_planned,
-            chunks_repaired=message.chunks_repaired,
-            tombstones_adopted=message.tombstones_adopted,
+            bytes_fetched=_figure(message.bytes_fetched),
+            bytes_written=_figure(message.bytes_written),
+            windows_written=_figure(message.windows_written),
+            bytes_planned=_figure(message.bytes_planned),
+            blocks_done=_figure(message.blocks_done),
+            blocks_planned=_figure(message.blocks_planned),
+            chunks_repaired=_figure(message.chunks_repaired),
+            tombstones_adopted=_figure(message.tombstones_adopted),
             error_code=message.error_code[:TEXT_CHARACTERS_MAX],
             message=message.message[:TEXT_CHARACTERS_MAX],
             evidence=tuple(
@@ -143,11 +151,20 @@ def _progress_from(message: pb.ReconcileProgress) -> ProgressReport:
             ),
             claimed_deleted=tuple(islice(message.claimed_deleted_block_ids, CLAIMED_MAX)),
             peers=tuple(
-                PeerOutcome(PeerId(peer.datanode_id), peer.outcome[:TEXT_CHARACTERS_MAX], peer.bytes_fetched)
+                PeerOutcome(
+                    PeerId(peer.datanode_id[:NAME_CHARACTERS_MAX]),
+                    peer.outcome[:TEXT_CHARACTERS_MAX],
+                    _figure(peer.bytes_fetched),
+                )
                 for peer in islice(message.peers, PEERS_MAX)
             ),
         ),
+        round_,
     )
+
+
+def _figure(number: int) -> int:
+    return min(number, FIGURE_MAX)
 
 
 def command_to(order: AnyOrder) -> pb.Command:
@@ -155,12 +172,12 @@ def command_to(order: AnyOrder) -> pb.Command:
     match order:
         case ReconcileOrder():
             command.reconcile.container_id = order.container_id
-            command.reconcile.job_id = order.job_id
+            command.reconcile.job_id = task_id(order.job_id, order.round)
             command.reconcile.peers.extend(datanode_to(peer) for peer in order.peers)
             command.reconcile.container_state = order.returns_to.value
             command.reconcile.spare_scan = order.spare_scan
         case CancelOrder():
-            command.cancel.job_id = order.job_id
+            command.cancel.job_id = task_id(order.job_id, order.round)
         case ScanOrder():
             command.scan.container_id = order.container_id
     return command
@@ -279,4 +296,4 @@ def _orders_to(job: Job, *, brief: bool) -> Iterable[pb.DatanodeProgress]:
             told.evidence.add(
                 kind=evidence.kind, block_id=evidence.block_id, offset=evidence.offset, detail=evidence.detail
             )
-        yield pb.DatanodeProgress(datanode_id=order.peer, progress=told)
+        yield pb.DatanodeProgress(datanode_id=order.peer, progress=told, round=order.round)

@@ -29,7 +29,8 @@ EMPTY_ROOT = 0
 
 # The roots of a container's replicas: what must change before a hopeless container is tried again.
 # Fingerprints stand in hex, since a visit is stored as JSON.
-Roots: TypeAlias = tuple[tuple[PeerId, int | None, str], ...]
+Root: TypeAlias = tuple[PeerId, int | None, str]
+Roots: TypeAlias = tuple[Root, ...]
 
 
 class Comparison(Enum):
@@ -128,6 +129,19 @@ def free_slots(running: int, limit: int) -> int:
 def roots(replicas: Iterable[ContainerReplica]) -> Roots:
     """What is compared to see whether a container changed since a verdict."""
     return tuple(sorted((r.peer, r.data_checksum, r.fingerprint.hex()) for r in replicas))
+
+
+def to_go_again(before: Roots, after: Roots) -> frozenset[PeerId]:
+    """Who is to reconcile once more after a round, because another of these replicas changed in it and they differ.
+
+    What one put together in the round, those that were done by then could not have from it. Where none has changed, a
+    further round would find what this one found.
+    """
+    known = [root for root in after if root[1] is not None]
+    if len({checksum for _, checksum, _ in known}) < 2 and len({mark for _, _, mark in known if mark}) < 2:
+        return frozenset()
+    changed = {peer for peer, _, _ in set(known) - set(before)}
+    return frozenset(peer for peer, _, _ in known if changed - {peer})
 
 
 def backoff_s(container_id: ContainerId, failures: int) -> float:

@@ -2,7 +2,8 @@
 
 Reports come in by calls: whoever has news of replicas (the service that agents send heartbeats to; later a reader of
 Ozone's own SCM) calls `Controller.heartbeat`, so that no port is needed for them. An adapter that can only order a
-container as a whole, as Ozone's SCM can, carries out the first order of a job and takes the others as carried out.
+container as a whole, as Ozone's SCM can, carries out the first order of a job and takes the others as carried out,
+without roots: nobody goes again then.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,10 @@ from scm.registry import Datanode
 
 @dataclass(frozen=True, slots=True)
 class ReconcileOrder:
-    """Have `peer` reconcile its replica with those of `peers`. The same ID again is the same order again."""
+    """Have `peer` reconcile its replica with those of `peers`. The same ID again is the same order again.
+
+    A further `round` of a job is a task of its own to whoever carries it out.
+    """
 
     command_id: str
     term: int
@@ -30,6 +34,7 @@ class ReconcileOrder:
     returns_to: ReplicaState = ReplicaState.QUASI_CLOSED
     # Nobody asked for it: data need not be read where the trees show nothing to repair.
     spare_scan: bool = False
+    round: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class CancelOrder:
     term: int
     peer: PeerId
     job_id: JobId
+    round: int = 1
 
 
 @dataclass(frozen=True, slots=True)

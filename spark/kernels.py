@@ -23,6 +23,7 @@ from merkle.kernels import (
     jit,
     put,
     put_byte,
+    store64,
     swap,
     varint_bytes,
 )
@@ -44,6 +45,8 @@ _IN_CHECKSUM, _IN_FINGERPRINT, _IN_BLOCKS, _IN_DELETED, _IN_CHUNKS, _IN_BYTES, _
 # What the only row of a block needs at most: tags, flags and lengths, two numbers of the block and three of the chunk,
 # all at their longest. A tree's own fields need less.
 TREE_ROW_BYTES = 72
+# Places in a block of which is kept what chunks there were: as many as Ozone's defaults have.
+_KEPT = 64
 
 _U64, _I64 = types.uint64, types.int64
 _IN_WORDS = types.Array(types.int64, 1, "C", readonly=True)
@@ -233,6 +236,11 @@ def encode_trees(
     # Of each block: where its rows end, its checksum, its bytes on the wire, and whether it is a tombstone.
     stops, own = np.empty(largest, np.int64), np.empty(largest, np.int64)
     bodies, gone = np.empty(largest, np.int64), np.empty(largest, np.bool_)
+    # Where a chunk begins and how long it is mostly was in the block before, at the same place: kept as it was written,
+    # in 22 bytes at most and seven behind.
+    kept_offsets, kept_lengths = np.full(_KEPT, -1, np.int64), np.full(_KEPT, -1, np.int64)
+    kept_bytes, kept = np.empty(_KEPT, np.int64), np.empty((_KEPT, 4), np.uint64)
+    first_kept = np.uint64(kept.ctypes.data)
     begin = np.uint64(out.ctypes.data)
     at = begin
     for replica in range(starts.size):
@@ -283,11 +291,18 @@ def encode_trees(
                 for row in range(i, stops[block]):
                     offset, length = offsets[row & offset_mask], lengths[row & length_mask]
                     checksum = checksums[row & checksum_mask]
+                    place = row - i & _KEPT - 1
+                    if offset != kept_offsets[place] or length != kept_lengths[place]:
+                        written = first_kept + np.uint64(32 * place)
+                        behind = put(put(written, TAG_1, offset), TAG_2, length)
+                        kept_offsets[place], kept_lengths[place] = offset, length
+                        kept_bytes[place] = np.int64(behind - written)
+                    numbers = kept_bytes[place]
                     # At most 35 bytes, so that the length takes one.
-                    size = 5 + varint_bytes(offset) + varint_bytes(length) + varint_bytes(checksum)
-                    at = put_byte(at, TAG_3_MESSAGE, size)
-                    at = put(at, TAG_1, offset)
-                    at = put(at, TAG_2, length)
+                    at = put_byte(at, TAG_3_MESSAGE, numbers + 3 + varint_bytes(checksum))
+                    for word in range(3):
+                        store64(at + np.uint64(8 * word), kept[place, word])
+                    at += np.uint64(numbers)
                     at = put(at, TAG_3, checksum)
                     at = put_byte(at, TAG_4, int(matches[row & matches_mask]))
             at = put_byte(at, TAG_4, int(gone[block]))

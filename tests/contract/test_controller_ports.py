@@ -1,6 +1,7 @@
 """What every adapter of the controller's ports does alike: the one that lasts, and its twin in memory."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,8 @@ FULL_PROGRESS = Progress(
     claimed_deleted=(1, 2**62),
     peers=(PeerOutcome(DN2, "ok", 7),),
 )
-VISIT = Visit(ContainerId(1), "j1", 3, 99.5, Verdict.CONFLICT, ((DN1, -1, "00ff"), (DN2, None, "")))
+ROOT = (DN1, -1, "00ff")
+VISIT = Visit(ContainerId(1), "j1", 3, 99.5, Verdict.CONFLICT, (ROOT, (DN2, None, "")))
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -71,7 +73,9 @@ def test_a_new_store_is_empty(reopen: Callable[[], JobStore]) -> None:
 
 
 def test_jobs_come_back_as_they_were_oldest_first(reopen: Callable[[], JobStore]) -> None:
-    kept = [job(1), job(2, progress=FULL_PROGRESS), job(3)]
+    further = step(job(4), Issued(DN1), 50.0)
+    further = replace(further, orders=(replace(further.orders[0], round=2, rounds=FULL_PROGRESS, root=ROOT),))
+    kept = [job(1), job(2, progress=FULL_PROGRESS), job(3), further]
     reopen().save(jobs=reversed(kept))
     assert list(reopen().jobs()) == kept
 

@@ -20,6 +20,7 @@ from merkle.record import DeleteTransaction
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from merkle.windows import prove
+from ozone.rocks import Batch, Counter, Table, counter_key
 from tests.support.in_process import datanodes
 from tests.support.memory import RepairableReplica
 from tests.support.peers import replica_of
@@ -44,6 +45,7 @@ class Twin:
     delete_block: Callable[[BlockId], None]
     set_state: Callable[[ReplicaState], None]
     delete_container: Callable[[], None]
+    lose_commit: Callable[[], None]
 
 
 @contextmanager
@@ -59,6 +61,9 @@ def _in_memory(_: Path) -> Iterator[Twin]:
     def set_state(state: ReplicaState) -> None:
         stored.state = state
 
+    def lose_commit() -> None:
+        stored.bcs_id = 0
+
     yield Twin(
         replica,
         put_bytes,
@@ -66,6 +71,7 @@ def _in_memory(_: Path) -> Iterator[Twin]:
         replica.delete_block,
         set_state,
         replica.delete_container,
+        lose_commit,
     )
 
 
@@ -99,6 +105,12 @@ def _on_disk(folder: Path) -> Iterator[Twin]:
             writer.set_state(CONTAINER, state)
             node.held.look_again(CONTAINER)
 
+        def lose_commit() -> None:
+            batch = Batch()
+            batch.delete(Table.METADATA, counter_key(CONTAINER, Counter.BCS_ID))
+            # Not looked at again: the row counts, not what is remembered of it.
+            node.held.volume.database.write(batch)
+
         yield Twin(
             node.store.open_replica(CONTAINER, "job-1", cancelled=Event(), on_bytes=lambda _: None),
             put_bytes,
@@ -106,6 +118,7 @@ def _on_disk(folder: Path) -> Iterator[Twin]:
             delete_block,
             set_state,
             lambda: node.store.delete_container(CONTAINER),
+            lose_commit,
         )
 
 
@@ -228,6 +241,26 @@ def test_the_commit_only_rises(twin: Twin) -> None:
     twin.replica.advance_bcs_id(9)
     twin.replica.advance_bcs_id(3)
     assert twin.replica.own().bcs_id == 9
+
+
+def test_a_commit_that_is_lost_is_told_from_the_records_until_it_is_there_again(twin: Twin) -> None:
+    assert twin.replica.own().recorded_bcs_id is None
+    twin.lose_commit()
+    own = twin.replica.own()
+    assert (own.bcs_id, own.recorded_bcs_id) == (0, 1)
+    twin.replica.put_block(replace(RECORDS[B], bcs_id=4))
+    assert twin.replica.own().recorded_bcs_id == 4
+    twin.replica.advance_bcs_id(4)
+    own = twin.replica.own()
+    assert (own.bcs_id, own.recorded_bcs_id) == (4, None)
+
+
+def test_the_records_of_an_unhealthy_replica_tell_what_its_commit_may_lack(twin: Twin) -> None:
+    twin.replica.put_block(replace(RECORDS[B], bcs_id=4))
+    assert twin.replica.own().recorded_bcs_id is None
+    twin.set_state(ReplicaState.UNHEALTHY)
+    own = twin.replica.own()
+    assert (own.bcs_id, own.recorded_bcs_id) == (1, 4)
 
 
 def test_a_replica_that_is_not_closed_is_not_changed(twin: Twin) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from admin.cli import treefold
 from merkle.record import BlockRecord
-from merkle.tree import ContainerId
+from merkle.tree import BlockId, ContainerId
 from ozone.rocks import Batch, Table, block_key
 from ozone.volume import Version
 from tests.support.processes import TreefoldProcess, agent, controller
@@ -20,9 +20,9 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 NAMES = ("dn1", "dn2", "dn3")
-LOSING, CORRUPTED = ContainerId(1), ContainerId(2)
-# A key of 20 MiB and a smaller one.
-BLOCKS = {LOSING: (20, 1 << 20), CORRUPTED: (8, 64 << 10)}
+LOSING, CORRUPTED, SCATTERED = ContainerId(1), ContainerId(2), ContainerId(3)
+# A key of 20 MiB and smaller ones.
+BLOCKS = {LOSING: (20, 1 << 20), CORRUPTED: (8, 64 << 10), SCATTERED: (2, 8 << 10)}
 
 Disk = tuple[dict[int, bytes], dict[int, bytes], list[BlockRecord]]
 
@@ -41,7 +41,7 @@ def on_disk(root: Path, state: Path) -> Disk:
 
 
 def make_volume(folder: Path, number: int) -> Path:
-    """Both containers, closed: block IDs from 100 in the first, from 200 in the second."""
+    """The containers, closed: block IDs from 100 in the first, from 200 in the second, from 300 in the third."""
     version = Version(f"DS-{number}", "CID-1", f"00000000-0000-4000-8000-00000000000{number}")
     root = new_volume(folder / "volume1", version=version)
     with owned(root, folder / "writer") as volume:
@@ -66,10 +66,32 @@ def corrupt_every_block(folder: Path) -> None:
     with owned(folder / "volume1", folder / "writer") as volume:
         container = volume.store.open(CORRUPTED)
         for block_id in container.block_ids():
-            with container.block_path(block_id).open("r+b") as file:
-                byte = file.read(1)[0]
-                file.seek(0)
-                file.write(bytes([byte ^ 0x40]))
+            corrupt(container.block_path(block_id), 0)
+
+
+def corrupt(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 0x40]))
+
+
+def scatter_a_block(folders: Sequence[Path]) -> None:
+    """The first has nothing left of it, the second lost the record and a window, the third another window."""
+    block_id = BlockId(300)
+    # A window has 1024 bytes.
+    for folder, bad, has_record in zip(folders, (None, 1024, 0), (False, False, True), strict=True):
+        with owned(folder / "volume1", folder / "writer") as volume:
+            path = volume.store.open(SCATTERED).block_path(block_id)
+            if bad is None:
+                path.unlink()
+            else:
+                corrupt(path, bad)
+            if not has_record:
+                batch = Batch()
+                batch.delete(Table.BLOCK_DATA, block_key(SCATTERED, block_id))
+                volume.volume.database.write(batch)
 
 
 def ask(address: str, *words: str) -> tuple[int, object]:
@@ -93,11 +115,15 @@ def states(address: str, container_id: int) -> list[str]:
 
 
 def test_lost_and_corrupt_blocks_come_back_and_the_root_survives_every_restart(tmp_path: Path) -> None:
-    """E1, E2, E3, CR-017, CR-038, CR-043: one replica of container 1 lost every second block, one of 2 has all bad."""
+    """E1, E2, E3, CR-017, CR-038, CR-043: one replica of container 1 lost every second block, one of 2 has all bad.
+
+    Of a block of container 3 a single replica has the record, and no replica a whole copy: one command is enough.
+    """
     volumes = {name: make_volume(tmp_path / name, number) for number, name in enumerate(NAMES, start=1)}
     original = on_disk(volumes["dn1"], tmp_path / "dn1" / "writer")
     remove_every_second_block(tmp_path / "dn2")
     corrupt_every_block(tmp_path / "dn3")
+    scatter_a_block([tmp_path / name for name in NAMES])
     with ExitStack() as stack:
         scm = stack.enter_context(controller(tmp_path / "controller"))
         address = scm.address()
@@ -106,25 +132,25 @@ def test_lost_and_corrupt_blocks_come_back_and_the_root_survives_every_restart(t
             made = agent(tmp_path / name / "agent", volumes[name], address, return_to_closed=True)
             return stack.enter_context(made)
 
-        def both(found: Callable[[str, int], object]) -> list[object]:
+        def each(found: Callable[[str, int], object]) -> list[object]:
             return [found(address, container_id) for container_id in BLOCKS]
 
         agents = {name: start(name) for name in NAMES}
-        wait_until(lambda: [len(one) for one in (replicas(address, 1), replicas(address, 2))] == [3, 3], "all replicas")
+        wait_until(lambda: [len(replicas(address, number)) for number in BLOCKS] == [3, 3, 3], "all replicas")
         # E3: the roots that were made at close.
         closed = [roots(address, container_id) for container_id in BLOCKS]
         assert all(len(found) == 1 and found.isdisjoint({"0", None}) for found in closed)
 
-        assert ask(address, "scan", "1", "2")[0] == 0
+        assert ask(address, "scan", "1", "2", "3")[0] == 0
         # Blocks of which nothing is left are no finding; that the replicas differ is seen by their roots.
-        damaged = [["CLOSED"] * 3, ["CLOSED", "CLOSED", "UNHEALTHY"]]
-        wait_until(lambda: [len(roots(address, i)) for i in BLOCKS] == [2, 2], "other roots to be reported")
-        wait_until(lambda: both(states) == damaged, "the corrupt replica to be reported")
+        damaged = [["CLOSED"] * 3, ["CLOSED", "CLOSED", "UNHEALTHY"], ["CLOSED", "CLOSED", "UNHEALTHY"]]
+        wait_until(lambda: [len(roots(address, i)) for i in BLOCKS] == [2, 2, 2], "other roots to be reported")
+        wait_until(lambda: each(states) == damaged, "the corrupt replicas to be reported")
 
-        code, answer = ask(address, "reconcile", "1", "2", "--yes", "--wait")
+        code, answer = ask(address, "reconcile", "1", "2", "3", "--yes", "--wait")
         assert code == 0, answer
         healed = [[("CLOSED", root)] * 3 for (root,) in closed]
-        assert both(replicas) == healed
+        assert each(replicas) == healed
 
         # E3: after a datanode, then the controller, began anew.
         assert agents["dn2"].stop(signal.SIGTERM) == 0
@@ -132,7 +158,7 @@ def test_lost_and_corrupt_blocks_come_back_and_the_root_survives_every_restart(t
         scm.stop(signal.SIGKILL)
         again = stack.enter_context(controller(tmp_path / "controller", address))
         assert again.address() == address
-        wait_until(lambda: both(replicas) == healed, "the roots")
+        wait_until(lambda: each(replicas) == healed, "the roots")
         for running in agents.values():
             assert running.stop(signal.SIGTERM) == 0
     for name in NAMES:

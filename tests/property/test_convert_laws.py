@@ -1,6 +1,7 @@
 """Laws of conversion: what was written is read back, and bytes of any kind give a value or a named refusal."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,13 @@ from merkle.columns import encode_tree
 from merkle.errors import RecordInvalidError, TreeRefusedError
 from merkle.record import BlockRecord, ChunkRecord, WindowChecksums
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
-from protos.convert import chunk_from_proto, record_from_bytes, record_to_bytes, tree_from_bytes
+from protos.convert import (
+    chunk_from_proto,
+    record_from_bytes,
+    record_to_bytes,
+    tombstones_from_bytes,
+    tree_from_bytes,
+)
 from protos.ozone_datanode_pb2 import ChecksumData, ChunkInfo
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -147,3 +154,28 @@ def test_a_tree_with_a_flipped_bit_gives_a_value_or_a_refusal(tree: ContainerTre
     raw[position // 8] ^= 1 << position % 8
 
     assert value_or_reason(lambda damaged: tree_from_bytes(damaged, CONTAINER), bytes(raw))
+
+
+@given(trees(), st.booleans())
+def test_the_tombstones_alone_are_those_of_the_tree(tree: ContainerTree, has_root: bool) -> None:
+    whole = ContainerTree.of(CONTAINER, tree.blocks)
+    raw = encode_tree(whole if has_root else replace(whole, data_checksum=None))
+
+    assert tombstones_from_bytes(raw, CONTAINER) == tuple(block for block in tree.blocks if block.deleted)
+    assert tombstones_from_bytes(raw, ContainerId(CONTAINER + 1)) == ()
+
+
+@given(trees(), st.data())
+def test_of_a_tree_with_a_flipped_bit_no_other_tombstones_are_read(tree: ContainerTree, data: st.DataObject) -> None:
+    raw = bytearray(encode_tree(ContainerTree.of(CONTAINER, tree.blocks)))
+    position = data.draw(st.integers(0, len(raw) * 8 - 1))
+    raw[position // 8] ^= 1 << position % 8
+    found = tombstones_from_bytes(bytes(raw), CONTAINER)
+    parsed = value_or_reason(lambda damaged: tree_from_bytes(damaged, CONTAINER), bytes(raw))
+
+    assert not isinstance(parsed, ContainerTree) or {*found} <= {*parsed.blocks}
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_have_tombstones_or_none(raw: bytes) -> None:
+    assert all(block.deleted for block in tombstones_from_bytes(raw, CONTAINER))

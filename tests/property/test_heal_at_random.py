@@ -3,27 +3,31 @@
 import os
 import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
 import pytest
 
-from dnagent.requests import Outcome, OutcomeState, ReconcileOptions
+from dnagent.requests import Outcome, ReconcileOptions
 from merkle.checksum import ChecksumType
 from merkle.plan import Verdict
 from merkle.record import DeleteTransaction
-from merkle.replica import ReplicaState
+from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import ContainerStore
 from ozone.disk import Disk
-from ozone.rocks import Batch, Table, block_key
+from ozone.rocks import Batch, Counter, Table, block_key, counter_key
 from ozone.volume import Hold, Version, open_volume
+from scm.jobs import Job
+from scm.policy import Roots, roots
 from tests.support.in_process import Datanode, datanodes, reconcile
-from tests.support.oracle import Seen, faults, good_windows, in_no_tree, look, lost_windows
+from tests.support.oracle import Seen, faults, good_windows, look, lost_windows
 from tests.support.volumes import block_record, chunk_record, container_folder, content, new_volume, owned
+from tests.support.whole_job import whole_job
 
 NAMES = ("dn1", "dn2", "dn3")
 SEEDS = 12
@@ -70,7 +74,8 @@ def _copies(whole: Mapping[str, Path], folder: Path) -> dict[str, Path]:
 
 def _damage(rng: random.Random, root: Path, state: Path, container_id: int) -> str:
     """Do one of the things that disks, crashes and people do."""
-    kind = rng.choice(("flip", "flip", "flip", "truncate", "file", "record", "chunks", "tree", "garbage", "orphan"))
+    kinds = ("flip", "flip", "flip", "truncate", "file", "record", "commit", "chunks", "tree", "garbage", "orphan")
+    kind = rng.choice(kinds)
     folder = container_folder(root, container_id)
     files = sorted((folder / "chunks").glob("*.block"))
     if kind == "chunks":
@@ -79,6 +84,11 @@ def _damage(rng: random.Random, root: Path, state: Path, container_id: int) -> s
         (folder / "metadata" / f"{container_id}.tree").unlink(missing_ok=True)
     elif kind == "garbage":
         (folder / "metadata" / f"{container_id}.tree").write_bytes(rng.randbytes(rng.choice((0, 50))))
+    elif kind == "commit":
+        with owned(root, state) as volume:
+            batch = Batch()
+            batch.delete(Table.METADATA, counter_key(ContainerId(container_id), Counter.BCS_ID))
+            volume.volume.database.write(batch)
     elif not files:
         return "nothing"
     elif kind == "orphan":
@@ -121,19 +131,25 @@ def _scan(node: Datanode, container_id: int) -> ReplicaState:
     return scanned.state
 
 
-def _heal(nodes: Mapping[str, Datanode], container_id: int, rng: random.Random) -> dict[str, Outcome]:
+def _heal(nodes: Mapping[str, Datanode], container_id: int, rng: random.Random) -> Job:
+    """One job; each of its rounds is carried out in some order, or at once."""
     options = ReconcileOptions(return_to=ReplicaState.CLOSED)
-    order = rng.sample(NAMES, 3)
-    if rng.random() < 0.5:
-        return {name: reconcile(nodes, name, container_id, options=options) for name in order}
-    with ThreadPoolExecutor(3) as pool:
-        outcomes = pool.map(lambda name: reconcile(nodes, name, container_id, options=options), order)
-        return dict(zip(order, outcomes, strict=True))
+
+    def replicas() -> Roots:
+        return roots(replace(node.held.replica(ContainerId(container_id)), peer=node.name) for node in nodes.values())
+
+    def carry_out(names: Sequence[PeerId]) -> dict[PeerId, Outcome]:
+        order = rng.sample(names, len(names))
+        with ThreadPoolExecutor(rng.choice((1, len(names)))) as pool:
+            outcomes = pool.map(lambda name: reconcile(nodes, name, container_id, options=options), order)
+            return dict(zip(order, outcomes, strict=True))
+
+    return whole_job(container_id, [node.name for node in nodes.values()], replicas, carry_out)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_whatever_is_left_anywhere_comes_back_everywhere(whole: dict[str, Path], tmp_path: Path, seed: int) -> None:
-    """inv-I1, I3, I4, I5, I6: one round, two for what no tree has; what is gone for good is named."""
+    """inv-I1, I3, I4, I5, I6: one job is enough, and what is gone for good is named."""
     rng = random.Random(seed)
     roots = _copies(whole, tmp_path)
     done = {}
@@ -142,27 +158,25 @@ def test_whatever_is_left_anywhere_comes_back_everywhere(whole: dict[str, Path],
             name = rng.choice(NAMES)
             done[name, container_id] = _damage(rng, roots[name], tmp_path / "damage" / name, container_id)
     before = _look(roots, tmp_path / "before")
-    outcomes, states = {}, {}
+    jobs, states = {}, {}
     with datanodes(roots, tmp_path / "state") as nodes:
         for container_id in CONTAINERS:
             for node in nodes.values():
                 _scan(node, container_id)
-            outcomes[container_id] = _heal(nodes, container_id, rng)
-            if in_no_tree(before[container_id]):
-                # Whoever had only the record has put the chunk together; whoever was done by then sees it now.
-                outcomes[container_id] = _heal(nodes, container_id, rng)
+            jobs[container_id] = _heal(nodes, container_id, rng)
             states[container_id] = {_scan(node, container_id) for node in nodes.values()}
     after = _look(roots, tmp_path / "after")
     for container_id in CONTAINERS:
         about = f"seed {seed}, container {container_id}: {done}"
         assert faults(before[container_id], after[container_id]) == [], about
-        verdicts = {outcome.verdict for outcome in outcomes[container_id].values()}
-        assert {outcome.state for outcome in outcomes[container_id].values()} == {OutcomeState.DONE}, about
+        verdicts = {order.progress.verdict for order in jobs[container_id].orders}
         if lost_windows(before[container_id]):
             assert Verdict.UNRECOVERABLE in verdicts, about
         else:
             assert verdicts <= {Verdict.MATCH, Verdict.REPAIRABLE}, about
             assert states[container_id] == {ReplicaState.CLOSED}, about
+            for seen in after[container_id].values():
+                assert seen.bcs_id >= max(record.bcs_id for record in seen.records.values()), about
 
 
 def test_the_oracle_knows_a_good_window_from_a_bad_one() -> None:

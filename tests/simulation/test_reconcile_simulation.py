@@ -226,6 +226,19 @@ class _TriesTheHopelessAgain(Controller):
         return (visit is None or now_s >= visit.not_before_s) and self._rule(container_id).is_ok
 
 
+class _StopsAfterOneRound(Controller):
+    def _step(self, job_id: JobId, event: JobEvent, now_s: float) -> None:
+        super()._step(job_id, replace(event, root=None) if isinstance(event, Progressed) else event, now_s)
+
+
+class _TakesAnOldEndForTheNext(Controller):
+    def _step(self, job_id: JobId, event: JobEvent, now_s: float) -> None:
+        job = self._jobs.get(job_id)
+        if job and isinstance(event, Progressed) and (order := job.order(event.peer)):
+            event = replace(event, round=order.round)
+        super()._step(job_id, event, now_s)
+
+
 class _SeesNoDamage(Controller):
     def _step(self, job_id: JobId, event: JobEvent, now_s: float) -> None:
         if isinstance(event, Progressed) and event.progress.verdict is Verdict.UNRECOVERABLE:
@@ -286,7 +299,7 @@ BUGS = {
     "_calls_an_unknown_root_zero": Parts(request_of=_calls_an_unknown_root_zero),
     **{bug.__name__: Parts(controller=bug) for bug in (
         _NeverSendsAgain, _SendsBeforeItStores, _OverlooksRestartsAndDeaths, _NeverTriesAgain, _TriesTheHopelessAgain,
-        _SeesNoDamage
+        _SeesNoDamage, _StopsAfterOneRound, _TakesAnOldEndForTheNext
     )},
     **{bug.__name__: _over(bug) for bug in (_TakesLateReports, _ForgivesNoLateReport)},
 }  # fmt: skip

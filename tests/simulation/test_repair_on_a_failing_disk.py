@@ -11,12 +11,13 @@ from threading import Event
 
 import pytest
 
-from dnagent.requests import Outcome, OutcomeState
+from dnagent.requests import Outcome, OutcomeState, ReconcileOptions
 from merkle.plan import Verdict
+from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
 from ozone.disk import Disk, Operation
 from ozone.rocks import Batch, Table, block_key
-from tests.support.disk import CountingDisk, FailingDisk
+from tests.support.disk import PAGE_BYTES, BadSectorDisk, CountingDisk, FailingDisk
 from tests.support.in_process import datanodes, reconcile
 from tests.support.volumes import container_folder, new_volume, owned, tree_of_files, write_block
 
@@ -97,3 +98,21 @@ def test_a_failure_of_any_durable_operation_is_named_and_the_next_run_mends_the_
         assert (calm.state, calm.verdict in (Verdict.MATCH, Verdict.REPAIRABLE)) == (OutcomeState.DONE, True), failed
         assert _data(root) == _data(volumes / "healthy"), failed
         shutil.rmtree(folder)
+
+
+def test_a_window_on_a_bad_sector_is_mended_and_its_audit_line_says_what_no_undo_copy_has(
+    volumes: Path, tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(volumes / "healthy", tmp_path / "volume1"))
+    disk = BadSectorDisk()
+    roots = {"dn1": root, "dn2": volumes / "healthy"}
+    with datanodes(roots, tmp_path / "state", disks={"dn1": disk}) as nodes:
+        path = nodes["dn1"].held.containers.get(CONTAINER).block_path(BlockId(1))
+        disk.bad.add((path, 0))
+        scanned = nodes["dn1"].store.open_replica(CONTAINER, "scan", cancelled=Event(), on_bytes=lambda _: None).scan()
+        assert scanned.state is ReplicaState.UNHEALTHY
+        outcome = reconcile(nodes, "dn1", CONTAINER, options=ReconcileOptions(return_to=ReplicaState.CLOSED))
+        assert (outcome.state, outcome.verdict) == (OutcomeState.DONE, Verdict.REPAIRABLE)
+        assert outcome.replica_state is ReplicaState.CLOSED
+        assert sum(nodes["dn1"].unread) == PAGE_BYTES
+    assert _data(root) == _data(volumes / "healthy")

@@ -3,6 +3,7 @@
 import errno
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -18,9 +19,11 @@ from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.disk import Disk, disk_error
 from ozone.rocks import Batch, Counter, Table, block_key
+from scm.policy import Roots, roots
 from tests.support.in_process import Datanode, datanodes, reconcile
 from tests.support.peers import MemoryPeer
 from tests.support.volumes import block_record, chunk_record, content, new_volume, owned
+from tests.support.whole_job import whole_job
 
 CONTAINER = ContainerId(100)
 BLOCKS = 15
@@ -61,11 +64,21 @@ def _copies(written: Path, target: Path, names: Sequence[str] = NAMES) -> dict[s
 
 def _remove_block(node: Datanode, block_id: int) -> None:
     """The file and the record, as in Ozone's test."""
-    container = node.held.containers.get(CONTAINER)
-    container.block_path(BlockId(block_id)).unlink()
+    node.held.containers.get(CONTAINER).block_path(BlockId(block_id)).unlink()
+    _remove_record(node, block_id)
+
+
+def _remove_record(node: Datanode, block_id: int) -> None:
     batch = Batch()
     batch.delete(Table.BLOCK_DATA, block_key(CONTAINER, BlockId(block_id)))
     node.held.volume.database.write(batch)
+
+
+def _flip(node: Datanode, block_id: int, offset: int) -> None:
+    path = node.held.containers.get(CONTAINER).block_path(BlockId(block_id))
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x80
+    path.write_bytes(data)
 
 
 def _corrupt_chunk(node: Datanode, block_id: int, chunk: int) -> None:
@@ -154,6 +167,32 @@ def test_replicas_of_ten_eleven_and_twelve_blocks_end_with_twelve(written: Path,
             reconcile(nodes, name, CONTAINER)
         assert {_root(node) for node in nodes.values()} == {healthy}
         assert {len(_files(node)) for node in nodes.values()} == {BLOCKS}
+
+
+def test_one_job_is_enough_where_a_single_record_is_left(written: Path, tmp_path: Path) -> None:
+    """The first two have nothing to go by until the third, with what the second has left, put the chunk together."""
+    with datanodes(_copies(written, tmp_path), tmp_path / "state") as nodes:
+        healthy, files = _root(nodes["dn3"]), _files(nodes["dn3"])
+        _remove_block(nodes["dn1"], 5)
+        _remove_record(nodes["dn2"], 5)
+        _flip(nodes["dn2"], 5, WINDOW_BYTES)
+        _flip(nodes["dn3"], 5, 0)
+        for node in nodes.values():
+            _scan(node)
+
+        def now() -> Roots:
+            return roots(replace(node.held.replica(CONTAINER), peer=node.name) for node in nodes.values())
+
+        job = whole_job(
+            CONTAINER,
+            [PeerId(name) for name in NAMES],
+            now,
+            lambda names: {name: reconcile(nodes, name, CONTAINER) for name in names},
+        )
+        assert [order.round for order in job.orders] == [2, 2, 1]
+        assert {order.progress.verdict for order in job.orders} == {Verdict.REPAIRABLE}
+        assert {_root(node) for node in nodes.values()} == {healthy}
+        assert [_files(node) for node in nodes.values()] == [files] * 3
 
 
 class _FailingPeer(MemoryPeer):
@@ -255,12 +294,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_flipped_byte_of_64_mib_costs_one_window(large: Path, tmp_path: Path) -> None:
     """CR-017"""
     with datanodes(_copies(large, tmp_path, NAMES[:2]), tmp_path / "state") as nodes:
-        path = nodes["dn1"].held.containers.get(CONTAINER).block_path(BlockId(2))
-        with path.open("r+b") as file:
-            file.seek(9_000_001)
-            byte = file.read(1)
-            file.seek(9_000_001)
-            file.write(bytes([byte[0] ^ 0x80]))
+        _flip(nodes["dn1"], 2, 9_000_001)
         _scan(nodes["dn1"])
         outcome = reconcile(nodes, "dn1", CONTAINER)
         assert outcome.verdict is Verdict.REPAIRABLE
@@ -282,9 +316,7 @@ def test_one_lost_chunk_costs_no_more_than_the_chunk(large: Path, tmp_path: Path
 def test_a_lost_record_of_whole_data_costs_nothing(large: Path, tmp_path: Path) -> None:
     """CR-003"""
     with datanodes(_copies(large, tmp_path, NAMES[:2]), tmp_path / "state") as nodes:
-        batch = Batch()
-        batch.delete(Table.BLOCK_DATA, block_key(CONTAINER, BlockId(1)))
-        nodes["dn1"].held.volume.database.write(batch)
+        _remove_record(nodes["dn1"], 1)
         _scan(nodes["dn1"])
         outcome = reconcile(nodes, "dn1", CONTAINER)
         assert (outcome.progress.blocks_added, outcome.progress.bytes_fetched) == (1, 0)

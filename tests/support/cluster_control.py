@@ -25,7 +25,7 @@ from merkle.windows import prove
 from protos import controller_pb2 as pb
 from runtime.metrics import Metrics
 from scm.controller import Controller, Rules
-from scm.jobs import Job, JobId, OrderState
+from scm.jobs import Job, JobId, OrderState, task_id
 from scm.policy import Comparison, Visit
 from scm.ports import JobStore
 from scm.server import ControllerService, Outbox
@@ -131,7 +131,7 @@ class Ledger:
         """The controller says that a job ended: every order's end is one that its agent told."""
         self._finishing.append(job)
         for order in job.orders:
-            told = self.ends.get((job.job_id, order.peer), [])
+            told = self.ends.get((task_id(job.job_id, order.round), order.peer), [])
             if order.progress.verdict is not None:
                 verdicts = {message.verdict for message in told}
                 hold(order.progress.verdict.value in verdicts, f"job {job.job_id} has a verdict that nobody gave")

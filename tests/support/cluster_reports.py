@@ -164,10 +164,11 @@ class World:
 
     def told(self, job: Job, peer: str, state: OrderState, **figures: object) -> None:
         """The datanode reports progress of its order, for which it heard all its peers."""
-        order = job.order(PeerId(peer))
-        heard = tuple(PeerOutcome(other, "ok") for other in order.peers) if order else ()
+        order = self.controller.job(job.job_id).order(PeerId(peer))
+        assert order is not None
+        heard = tuple(PeerOutcome(other, "ok") for other in order.peers)
         progress = Progress(**{"peers": heard, **figures})  # type: ignore[arg-type]
-        self.beat(peer, progress=(ProgressReport(job.job_id, state, progress),))
+        self.beat(peer, progress=(ProgressReport(job.job_id, state, progress, order.round),))
 
     def finish(self, job: Job, *peers: str, verdict: Verdict = Verdict.REPAIRABLE) -> Job:
         for peer in peers:

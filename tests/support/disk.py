@@ -1,13 +1,18 @@
-"""Twins of the file port: one counts the durable operations, one crashes at the Nth, one fails with an errno."""
+"""Twins of the file port: one counts the durable operations, one crashes at the Nth, one fails, one has bad sectors."""
 
+import errno
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from ozone.disk import Disk, Operation, disk_error
+from merkle.checksum import Buffer
+from ozone.disk import Disk, Operation, Reader, disk_error
+
+PAGE_BYTES = 4096
 
 
 class CountingDisk(Disk):
@@ -116,3 +121,50 @@ class FailingDisk(Disk):
             suspect = operation in (Operation.SYNC, Operation.SYNC_FOLDER)
             raise disk_error(operation.value, path, OSError(self.errno, os.strerror(self.errno)), suspect=suspect)
         act()
+
+
+@dataclass
+class BadSectorDisk(Disk):
+    """Pages of files that cannot be read until they are written over, each as a whole, as the system and a drive do."""
+
+    bad: set[tuple[Path, int]] = field(default_factory=set)
+    error: int = errno.EIO
+
+    def read_at(self, path: Path, offset: int, length: int) -> bytes:
+        self._check("read", path, offset, length)
+        return super().read_at(path, offset, length)
+
+    @contextmanager
+    def reader(self, path: Path) -> Iterator[Reader]:
+        with path.open("rb") as file:
+            yield _CheckedReader(path, file.fileno(), self._check)
+
+    def write_at(self, path: Path, offset: int, data: Buffer) -> None:
+        whole = {
+            page
+            for page in self._pages(offset, len(data))
+            if offset <= page and page + PAGE_BYTES <= offset + len(data)
+        }
+        for page in self._pages(offset, len(data)):
+            if page not in whole:
+                self._check("write", path, page, PAGE_BYTES)
+        super().write_at(path, offset, data)
+        self.bad -= {(path, page) for page in whole}
+
+    def _check(self, operation: str, path: Path, offset: int, length: int) -> None:
+        if any((path, page) in self.bad for page in self._pages(offset, length)):
+            raise disk_error(operation, path, OSError(self.error, os.strerror(self.error)))
+
+    def _pages(self, offset: int, length: int) -> range:
+        return range(offset // PAGE_BYTES * PAGE_BYTES, offset + length, PAGE_BYTES)
+
+
+class _CheckedReader(Reader):
+    def __init__(self, path: Path, fd: int, check: Callable[[str, Path, int, int], None]) -> None:
+        super().__init__(path, fd)
+        self._file = path
+        self._check = check
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        self._check("read", self._file, offset, len(buffer))
+        return super().read_into(buffer, offset)

@@ -22,13 +22,14 @@ UNDO_BYTES = 256 << 20
 
 @dataclass
 class Datanode:
-    """One datanode; `audit` holds a line for each write."""
+    """One datanode; `audit` holds a line for each write, `unread` how many bytes each wrote over unseen."""
 
     name: PeerId
     store: ReplicaStore
     held: HeldVolume
     runner: Runner
     audit: list[tuple[int, int, int, int, str, str]] = field(default_factory=list)
+    unread: list[int] = field(default_factory=list)
 
     def peer(self) -> MemoryPeer:
         """This datanode as others see it."""
@@ -47,6 +48,7 @@ def datanodes(
             volume = stack.enter_context(open_volume(root, hold=Hold.OWNER, state_folder=state / name, disk=disk))
             held = HeldVolume(volume, disk, undo_bytes=undo_bytes)
             lines: list[tuple[int, int, int, int, str, str]] = []
+            hidden: list[int] = []
 
             def audit(
                 *,
@@ -56,15 +58,18 @@ def datanodes(
                 length: int,
                 source: str,
                 job: str,
+                unread: int,
                 lines: list[tuple[int, int, int, int, str, str]] = lines,
+                hidden: list[int] = hidden,
             ) -> None:
                 lines.append((container, block, offset, length, source, job))
+                hidden.append(unread)
 
             runner = Runner(
                 PeerId(name), threads_max=4, audit=audit, backoff=Backoff(attempts_max=2, first_s=0, jitter_s=0)
             )
             stack.callback(runner.close)
-            nodes[name] = Datanode(PeerId(name), ReplicaStore([held], repair_enabled=True), held, runner, lines)
+            nodes[name] = Datanode(PeerId(name), ReplicaStore([held], repair_enabled=True), held, runner, lines, hidden)
         yield nodes
 
 

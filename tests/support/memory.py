@@ -65,7 +65,12 @@ class RepairableReplica:
     def own(self) -> OwnLoaded:
         self._check()
         tree, generation = self.known_tree()
-        return OwnLoaded(tree, generation, self.stored.state, self.stored.bcs_id, self.stored.replica_index)
+        stored = self.stored
+        recorded = None
+        # 0 stands for a row that is lost.
+        if not stored.bcs_id or stored.state is ReplicaState.UNHEALTHY:
+            recorded = max((record.bcs_id for record in stored.records.values()), default=0)
+        return OwnLoaded(tree, generation, stored.state, stored.bcs_id, stored.replica_index, recorded)
 
     def records(self, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
         self._check()
@@ -92,7 +97,7 @@ class RepairableReplica:
         }
         return Scanned(stored.tree, stored.generation, findings, self.stored.state, lost)
 
-    def write_windows(self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]) -> None:
+    def write_windows(self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]) -> tuple[int, ...]:
         self._check(to_write=True)
         self._check_block(block_id)
         for run in runs:
@@ -112,6 +117,7 @@ class RepairableReplica:
             self.bytes_written += len(data)
             if torn:
                 raise CrashError
+        return (0,) * len(runs)
 
     def put_block(self, record: BlockRecord) -> None:
         self._check(to_write=True)

@@ -36,6 +36,7 @@ class Seen:
     files: dict[str, bytes] = field(default_factory=dict)
     tree: bytes | None = None
     deleted: frozenset[BlockId] = frozenset()
+    bcs_id: int = 0
 
     def file(self, block_id: BlockId) -> bytes:
         return self.files.get(f"{block_id}.block", b"")
@@ -44,7 +45,7 @@ class Seen:
 def look(store: ContainerStore, container_id: int) -> Seen:
     """Everything of one replica that a repair may change."""
     container = store.get(ContainerId(container_id))
-    seen = Seen()
+    seen = Seen(bcs_id=container.counters().bcs_id or 0)
     for block_id in container.block_ids():
         with suppress(RecordInvalidError):
             record = container.record(block_id)
@@ -79,20 +80,6 @@ def lost_windows(replicas: Mapping[str, Seen]) -> set[tuple[BlockId, int, int]]:
             held = set[int]().union(*(good_windows(chunk, replica.file(block_id)) for replica in replicas.values()))
             lost |= {(block_id, chunk.offset, index) for index in range(len(chunk.checksums)) if index not in held}
     return lost
-
-
-def in_no_tree(replicas: Mapping[str, Seen]) -> set[tuple[BlockId, int]]:
-    """The chunks of which no replica with a record has a byte: only files without a record may hold them."""
-    return {
-        (block_id, chunk.offset)
-        for block_id, chunks in _live_chunks(replicas).items()
-        for chunk in chunks
-        if not any(
-            len(replica.file(block_id)) > chunk.offset
-            for replica in replicas.values()
-            if block_id in replica.records and chunk.offset in replica.records[block_id].by_offset
-        )
-    }
 
 
 def faults(before: Mapping[str, Seen], after: Mapping[str, Seen]) -> list[str]:

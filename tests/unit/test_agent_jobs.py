@@ -63,7 +63,7 @@ class Rig:
     ends: list[controller_pb2.ReconcileProgress] = field(default_factory=list)
 
     def jobs(self, store: ReplicaStore | None = None, *, return_to_service: bool = False) -> Jobs:
-        def audit(*, container: int, block: int, offset: int, length: int, source: str, job: str) -> None:
+        def audit(*, container: int, block: int, offset: int, length: int, source: str, job: str, unread: int) -> None:
             self.audited.append((offset, source))
 
         def on_end(progress: Progress) -> None:

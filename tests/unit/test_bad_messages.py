@@ -138,8 +138,8 @@ def heartbeat(
     )
 
 
-def reporting(container_id: int = 1, state: str = "CLOSED", replica_index: int = 0) -> bytes:
-    one = cp.ReplicaReport(container_id=container_id, state=state, replica_index=replica_index)
+def reporting(container_id: int = 1, state: str = "CLOSED", replica_index: int = 0, fingerprint: bytes = b"") -> bytes:
+    one = cp.ReplicaReport(container_id=container_id, state=state, replica_index=replica_index, fingerprint=fingerprint)
     return heartbeat(report=cp.ContainerReport(full=True, replicas=[one]))
 
 
@@ -206,6 +206,7 @@ CALLS: list[tuple[str, str, str, bytes, str]] = [
     ("no incarnation", CONTROLLER, "Heartbeat", heartbeat(incarnation=""), "usage"),
     ("a replica of container 0", CONTROLLER, "Heartbeat", reporting(0), "usage"),
     ("a replica of container -1", CONTROLLER, "Heartbeat", reporting(-1), "usage"),
+    ("a fingerprint of 65 bytes", CONTROLLER, "Heartbeat", reporting(fingerprint=bytes(65)), "usage"),
     ("a replica of container -2^63", CONTROLLER, "Heartbeat", reporting(MIN), "usage"),
     ("a replica without a state", CONTROLLER, "Heartbeat", reporting(state=""), "usage"),
     ("a replica in state closed", CONTROLLER, "Heartbeat", reporting(state="closed"), "usage"),

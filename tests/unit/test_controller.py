@@ -17,8 +17,8 @@ from protos import controller_pb2 as pb
 from runtime.metrics import Metrics
 from scm.controller import ProgressReport, Rules
 from scm.eligibility import Eligibility
-from scm.jobs import JobId, JobState, OrderState, Progress
-from scm.messages import command_to
+from scm.jobs import ROUNDS_MAX, JobId, JobState, OrderState, Progress, task_id
+from scm.messages import command_to, heartbeat_from, job_to
 from scm.policy import Comparison
 from scm.ports import ReconcileOrder, ScanOrder
 from scm.server import ControllerService, Outbox
@@ -333,12 +333,99 @@ def test_a_hopeless_verdict_does_not_hold_for_what_its_own_job_put_together() ->
     diverged(world)
     world.pass_time(10, beating=DNS)
     [job] = world.controller.jobs(None, 10)
-    # The others gave up before the third had its own in order.
+    # The third had its own in order before it failed, and the others had given up by then.
     world.beat("dn-3", [replica("dn-3", root=5)])
-    world.finish(job, "dn-3", verdict=Verdict.REPAIRABLE)
+    world.told(job, "dn-3", OrderState.FAILED)
     world.finish(job, "dn-1", "dn-2", verdict=Verdict.UNRECOVERABLE)
     world.pass_time(1_000, beating=DNS)
     assert len(world.controller.jobs(None, 10)) == 2
+
+
+def test_a_hopeless_verdict_of_a_further_round_holds() -> None:
+    world = World(AUTOMATIC)
+    diverged(world)
+    world.pass_time(10, beating=DNS)
+    [job] = world.controller.jobs(None, 10)
+    assert [order.spare_scan for order in world.orders("dn-1")] == [True]
+    world.finish(job, "dn-1", "dn-2", verdict=Verdict.UNRECOVERABLE)
+    world.beat("dn-3", [replica("dn-3", root=5)])
+    world.finish(job, "dn-3")
+    world.pass_time(10, beating=DNS)
+    # What a scan found in the first round must not be forgotten in the second.
+    assert [order.spare_scan for order in world.orders("dn-1")] == [False]
+    world.finish(job, "dn-1", "dn-2", verdict=Verdict.UNRECOVERABLE)
+    world.pass_time(50_000, beating=DNS, step_s=60)
+    assert [job.state for job in world.controller.jobs(None, 10)] == [JobState.PARTIAL]
+
+
+def test_one_job_orders_those_again_that_were_done_before_a_peer_was_put_together() -> None:
+    world = World()
+    diverged(world)
+    [job] = world.reconcile(1)
+    world.finish(job, "dn-1", "dn-2", verdict=Verdict.UNRECOVERABLE)
+    world.restart()
+    diverged(world)
+    world.beat("dn-3", [replica("dn-3", root=5)])
+    assert world.finish(job, "dn-3").state is JobState.WAITING
+    world.pass_time(1)
+    orders = [order for peer in DNS for order in world.orders(peer)]
+    assert [(order.peer, order.command_id) for order in orders] == [("dn-1", "job1.2/1"), ("dn-2", "job1.2/1")]
+    assert [command_to(order).reconcile.job_id for order in orders] == ["job1.2", "job1.2"]
+    for order in orders:
+        world.beat(order.peer, [replica(order.peer, root=5)], acknowledged=(order.command_id,))
+    assert world.orders("dn-1") == []
+    ended = world.finish(job, "dn-1", "dn-2")
+    assert (ended.state, ended.verdict) == (JobState.DONE, Verdict.REPAIRABLE)
+
+
+def test_an_end_counts_once_the_controller_knows_what_became_of_the_replica() -> None:
+    """An agent tells of it again with the full report that a restarted controller asks for."""
+    world = World()
+    diverged(world)
+    [job] = world.reconcile(1)
+    world.finish(job, "dn-1", "dn-2", verdict=Verdict.UNRECOVERABLE)
+    world.restart()
+    end = (ProgressReport(job.job_id, OrderState.DONE, Progress(Verdict.REPAIRABLE)),)
+    assert world.beat("dn-3", [], full=False, progress=end).full_report_wanted
+    assert world.controller.job(job.job_id).state is JobState.RUNNING
+    world.beat("dn-3", [replica("dn-3", root=5)], progress=end)
+    assert [order.round for order in world.controller.job(job.job_id).orders] == [2, 2, 1]
+
+
+def test_the_most_that_agents_can_say_in_all_rounds_is_still_shown() -> None:
+    world, most = World(), (1 << 64) - 1
+    diverged(world)
+    [job] = world.reconcile(1)
+    for round_ in range(1, ROUNDS_MAX + 1):
+        for peer in DNS:
+            said = pb.ReconcileProgress(job_id=task_id(job.job_id, round_), state="done", verdict="MATCH")
+            for name in ("bytes_fetched", "bytes_planned", "bytes_written", "windows_written", "chunks_repaired"):
+                setattr(said, name, most)
+            said.peers.add(datanode_id=DNS[0], outcome="ok", bytes_fetched=most)
+            datanode = pb.Datanode(datanode_id=peer, address="127.0.0.1:1")
+            request = pb.HeartbeatRequest(datanode=datanode, incarnation="1", progress=[said])
+            world.beat(peer, [replica(peer, root=10 * round_ + int(peer[-1]))])
+            world.beat(peer, progress=heartbeat_from(request).progress)
+        world.pass_time(1, beating=DNS)
+    ended = world.controller.job(job.job_id)
+    assert (ended.state, ended.orders[0].round) == (JobState.DONE, ROUNDS_MAX)
+    assert job_to(ended).bytes_done == ended.bytes_done
+
+
+def test_a_further_round_is_cancelled_under_its_own_name() -> None:
+    world = World()
+    diverged(world)
+    [job] = world.reconcile(1)
+    world.finish(job, "dn-1", "dn-2")
+    world.beat("dn-3", [replica("dn-3", root=5)])
+    world.finish(job, "dn-3")
+    world.pass_time(1)
+    world.controller.cancel(job.job_id, world.now_s)
+    [cancel] = world.cancels("dn-1")
+    assert command_to(cancel).cancel.job_id == "job1.2"
+    for peer in DNS[:2]:
+        world.told(job, peer, OrderState.INTERRUPTED)
+    assert world.controller.job(job.job_id).state is JobState.CANCELLED
 
 
 def test_orders_that_waited_while_another_led_bear_the_term_of_now() -> None:

@@ -87,6 +87,14 @@ def test_a_controller_that_asks_gets_a_full_report_and_keeps_nothing_of_the_one_
     assert [p.job_id for p in full.progress] == ["j1"]
 
 
+def test_a_controller_of_a_new_term_gets_a_full_report_without_asking() -> None:
+    state = HeartbeatState()
+    for term, is_full in ((0, True), (1, False), (1, False), (2, False), (2, True), (1, False), (0, False)):
+        heartbeat = state.next([replica(1)], [])
+        assert heartbeat.full is is_full
+        state.answered(heartbeat, replace(KNOWN, term=term))
+
+
 def test_a_long_report_is_told_in_parts() -> None:
     state, held, told = HeartbeatState(replicas_per_report=2), [replica(i) for i in range(5)], []
     for _ in range(4):
@@ -94,6 +102,19 @@ def test_a_long_report_is_told_in_parts() -> None:
         told.append((heartbeat.full, [r.container_id for r in heartbeat.replicas]))
         state.answered(heartbeat, KNOWN)
     assert told == [(True, [0, 1]), (False, [2, 3]), (False, [4]), (False, [])]
+
+
+def test_an_end_is_told_with_what_became_of_the_replica_or_after_it() -> None:
+    state = HeartbeatState(replicas_per_report=1)
+    held, told = [replica(1), replica(2)], []
+    for container_id in (2, 1):
+        message = controller_pb2.ReconcileProgress(container_id=container_id, state="done")
+        state.ended(Progress(f"j{container_id}", True, message))
+    for _ in range(2):
+        heartbeat = state.next(held, [])
+        told.append(([r.container_id for r in heartbeat.replicas], [p.job_id for p in heartbeat.progress]))
+        state.answered(heartbeat, KNOWN)
+    assert told == [([1], ["j1"]), ([2], ["j2"])]
 
 
 def test_a_command_sent_twice_is_done_once_and_acknowledged_each_time() -> None:

@@ -74,6 +74,22 @@ def test_an_older_file_is_brought_up_step_by_step(path: Path) -> None:
     connection.close()
 
 
+def test_a_job_from_before_there_were_rounds_is_in_its_first(path: Path) -> None:
+    store = SqliteJobStore(path)
+    store.save([job(1)])
+    store.close()
+    connection = sqlite3.connect(path)
+    later = ("round", "rounds", "root")
+    removed = ", ".join(f"'$.orders[0].{name}'" for name in later)
+    connection.execute(f"UPDATE jobs SET job = json_remove(job, {removed})")
+    connection.commit()
+    assert not any(f'"{name}"' in connection.execute("SELECT job FROM jobs").fetchone()[0] for name in later)
+    connection.close()
+    store = SqliteJobStore(path)
+    assert list(store.jobs()) == [job(1)]
+    store.close()
+
+
 def test_what_is_no_database_is_refused(path: Path) -> None:
     path.write_bytes(b"this is not a database, " * 100)
     with pytest.raises(DatabaseError):

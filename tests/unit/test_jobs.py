@@ -12,21 +12,27 @@ from merkle.tree import ContainerId
 from scm.jobs import (
     ATTEMPTS_MAX,
     CANCEL_GRACE_S,
+    ROUNDS_MAX,
     Accepted,
     CancelRequested,
     Event,
+    Evidence,
     GivenUp,
     Issued,
     Job,
     JobId,
     JobState,
     OrderState,
+    PeerOutcome,
     Progress,
     Progressed,
     Restarted,
     Ticked,
     new_job,
+    roots_spoken_of,
     step,
+    task_id,
+    task_of,
 )
 from scm.policy import Target
 
@@ -189,6 +195,119 @@ def test_orders_of_dead_datanodes_are_given_up() -> None:
     assert (job.state, job.detail) == (JobState.PARTIAL, "dn-3: datanode is dead")
 
 
+def round_of(job: Job, *roots: int, verdict: Verdict = Verdict.REPAIRABLE) -> Job:
+    """All orders that are queued go out and are done; the replicas end with these roots, which are their peers'."""
+    queued = [order for order in job.orders if order.state is OrderState.QUEUED]
+    job = after(job, *(Issued(order.peer) for order in queued))
+    ends = dict(zip(PEERS, roots, strict=True))
+    return after(job, *(left(order.peer, ends[order.peer], order.round, verdict=verdict) for order in queued))
+
+
+def left(peer: PeerId, root: int, round_: int = 1, **figures: object) -> Progressed:
+    return replace(told(peer, OrderState.DONE, **figures), round=round_, root=(peer, root, ""))
+
+
+def scattered() -> Job:
+    """The third alone has a record, and nobody a whole copy: the first two went empty-handed."""
+    roots = tuple((peer, root, "") for peer, root in zip(PEERS, (1, 1, 2), strict=True))
+    return round_of(replace(fresh(), roots=roots), 1, 1, 7, verdict=Verdict.UNRECOVERABLE)
+
+
+def test_those_that_were_done_before_a_peer_was_put_together_are_ordered_again() -> None:
+    job = scattered()
+    assert [(order.state.value, order.round) for order in job.orders] == [("queued", 2), ("queued", 2), ("done", 1)]
+    assert (job.state, job.detail) == (JobState.WAITING, "its turn on datanode dn-1, dn-2")
+    job = round_of(replace(job, orders=(*job.orders[:2], replace(job.orders[2], progress=Progress()))), 7, 7, 7)
+    assert (job.state, job.verdict, job.detail) == (JobState.DONE, Verdict.REPAIRABLE, "")
+    assert [order.round for order in job.orders] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("roots", [(1, 1, 2), (7, 7, 7)], ids=["nothing changed", "all are equal"])
+def test_one_round_is_all_where_another_could_bring_nothing(roots: tuple[int, int, int]) -> None:
+    before = tuple((peer, root, "") for peer, root in zip(PEERS, (1, 1, 2), strict=True))
+    job = round_of(replace(fresh(), roots=before), *roots)
+    assert (job.state, [order.round for order in job.orders]) == (JobState.DONE, [1, 1, 1])
+
+
+def test_replicas_that_never_become_equal_do_not_get_rounds_for_ever() -> None:
+    job, rounds = scattered(), 1
+    while not job.state.is_terminal:
+        job, rounds = round_of(job, *(100 * rounds + number for number in range(3))), rounds + 1
+    assert rounds == max(order.round for order in job.orders) == ROUNDS_MAX
+
+
+@pytest.mark.parametrize("round_", range(1, ROUNDS_MAX + 1))
+@pytest.mark.parametrize("job_id", ["12ab", "a.b", "a.1", "a.", ".2"])
+def test_a_round_is_known_by_a_name_of_its_own(job_id: str, round_: int) -> None:
+    assert task_of(task_id(JobId(job_id), round_)) == (job_id, round_)
+    assert (task_id(JobId(job_id), round_) == job_id) == (round_ == 1)
+
+
+def test_who_failed_is_not_ordered_again() -> None:
+    job = after(issued(), left(PEERS[0], 1), told(PEERS[1], OrderState.FAILED), left(PEERS[2], 7))
+    assert [order.state.value for order in job.orders] == ["queued", "failed", "queued"]
+    assert round_of(job, 7, 0, 7).state is JobState.PARTIAL
+
+
+def test_an_end_that_is_told_once_more_is_not_that_of_the_next_round() -> None:
+    job = scattered()
+    again = left(PEERS[0], 1, verdict=Verdict.UNRECOVERABLE)
+    assert step(job, again, 1.0) is job
+    job = after(job, Issued(PEERS[0]))
+    assert step(job, Accepted(PEERS[0]), 1.0) is job
+    job = after(job, Accepted(PEERS[0], round=2))
+    assert job.order(PEERS[0]).state is OrderState.RUNNING  # type: ignore[union-attr]
+    assert step(job, again, 1.0) is job
+
+
+def test_what_was_said_of_an_earlier_round_is_no_verdict_and_its_figures_stay() -> None:
+    first = {
+        "bytes_fetched": 70,
+        "bytes_planned": 90,
+        "chunks_repaired": 3,
+        "peers": (PeerOutcome(PEERS[1], "ok", 70),),
+    }
+    job = after(
+        issued(),
+        left(PEERS[0], 1, verdict=Verdict.UNRECOVERABLE, claimed_deleted=(5,), evidence=(Evidence("hole"),), **first),
+        left(PEERS[1], 1),
+        left(PEERS[2], 7, verdict=Verdict.REPAIRABLE),
+    )
+    assert (job.verdict, job.bytes_done, job.bytes_planned) == (None, 70, 90)
+    job = after(job, Issued(PEERS[0]), replace(told(PEERS[0], bytes_fetched=2, bytes_planned=4), round=2))
+    assert (job.bytes_done, job.bytes_planned) == (72, 94)
+    second = {"bytes_fetched": 4, "chunks_repaired": 1, "peers": (PeerOutcome(PEERS[1], "peer_unavailable", 4),)}
+    job = after(job, left(PEERS[0], 7, 2, verdict=Verdict.REPAIRABLE, claimed_deleted=(3,), **second))
+    order = job.order(PEERS[0])
+    assert order is not None
+    assert (order.progress.bytes_fetched, order.progress.chunks_repaired) == (74, 4)
+    assert (order.progress.claimed_deleted, order.progress.evidence) == ((3, 5), ())
+    assert order.progress.peers == (PeerOutcome(PEERS[1], "peer_unavailable", 74),)
+
+
+def test_a_cancelled_job_has_no_further_round() -> None:
+    ends = (left(PEERS[0], 1), left(PEERS[1], 1), left(PEERS[2], 7))
+    assert after(issued(), CancelRequested(), *ends).state is JobState.DONE
+    assert after(issued(), *ends).state is JobState.WAITING
+    assert after(issued(), *ends, CancelRequested()).state is JobState.CANCELLED
+
+
+def test_further_rounds_are_no_restarts() -> None:
+    job = scattered()
+    for _ in range(ATTEMPTS_MAX - 1):
+        job = after(job, Issued(PEERS[0]), Restarted(PEERS[0]))
+    assert job.order(PEERS[0]).state is OrderState.QUEUED  # type: ignore[union-attr]
+
+
+def test_a_hopeless_verdict_holds_for_the_replicas_as_they_were_before_the_latest_round() -> None:
+    first = scattered()
+    heard = tuple(PeerOutcome(peer, "ok") for peer in PEERS[1:])
+    job = after(first, *(Issued(peer) for peer in PEERS[:2]), left(PEERS[1], 1, 2))
+    job = after(job, left(PEERS[0], 1, 2, verdict=Verdict.UNRECOVERABLE, peers=heard))
+    assert job.state is JobState.PARTIAL
+    assert [root for _, root, _ in roots_spoken_of(job)] == [1, 1, 7]
+
+
 def running(seconds: int, *, bytes_per_s: int = 10, planned: int = 10_000, start: Job | None = None) -> Job:
     job, begin = start or issued(), int(start.counted_at_s) if start else 0
     base = job.bytes_done
@@ -258,6 +377,8 @@ events: st.SearchStrategy[Event] = st.one_of(
             bytes_fetched=st.integers(0, 100),
             bytes_planned=st.integers(0, 100),
         ),
+        st.integers(1, 2),
+        st.one_of(st.none(), st.tuples(st.sampled_from(PEERS), st.integers(0, 2), st.just(""))),
     ),
 )
 
@@ -277,8 +398,10 @@ def test_the_laws_of_a_job_hold_whatever_happens(history: list[tuple[Event, floa
         assert job.bytes_planned >= max(job.bytes_done, earlier.bytes_planned)
         assert job.last_progress_at_s >= earlier.last_progress_at_s
         assert all(order.attempts <= ATTEMPTS_MAX for order in job.orders)
+        assert all(order.round <= ROUNDS_MAX for order in job.orders)
         for was, now in zip(earlier.orders, job.orders, strict=True):
-            assert not was.state.is_terminal or now == was
+            goes_again = (was.state, now.state, now.round) == (OrderState.DONE, OrderState.QUEUED, was.round + 1)
+            assert not was.state.is_terminal or now == was or goes_again
         assert bool(job.finished_at_s) <= job.state.is_terminal
         assert job.eta_s is None or job.eta_s >= 0
         assert job.rate_bytes_per_s >= 0

@@ -86,6 +86,15 @@ def test_the_audit_file_grows_by_one_line_a_write(tmp_path: Path) -> None:
     assert lines == [{**want, "job": "j1"}, {**want, "job": "j2"}]
 
 
+def test_an_audit_line_tells_of_bytes_that_no_undo_copy_has_only_where_there_are_any(tmp_path: Path) -> None:
+    audit = AuditLog(tmp_path / "audit.jsonl")
+    for unread in (0, 4096):
+        audit.write(container=12, block=20, offset=0, length=16384, source="dn-3", job="j1", unread=unread)
+    audit.close()
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [line.get("unread") for line in lines] == [None, 4096]
+
+
 def test_deletes_are_lines_of_their_own_kind(tmp_path: Path) -> None:
     audit = AuditLog(tmp_path / "audit.jsonl")
     audit.delete(12, [20, 21])

@@ -380,6 +380,7 @@ def test_what_we_have_on_record_and_nobody_in_a_tree_is_asked_of_all() -> None:
 
 
 def test_trees_of_different_containers_make_no_plan() -> None:
+    """M13"""
     for attempt in (
         lambda: plan(WHOLE, container(container_id=13)),
         lambda: compared(WHOLE, container(container_id=1)),

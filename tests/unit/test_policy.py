@@ -15,6 +15,7 @@ from scm.policy import (
     BACKOFF_MOST_S,
     Compared,
     Comparison,
+    Roots,
     Visit,
     after_job,
     backoff_s,
@@ -23,6 +24,7 @@ from scm.policy import (
     is_due,
     roots,
     targets,
+    to_go_again,
 )
 from tests.support.cluster_reports import replica, replicas
 
@@ -136,6 +138,33 @@ def test_a_read_only_replica_is_a_source_but_gets_no_order() -> None:
     found = [replica("dn-1", read_only=True), replica("dn-2", root=8)]
     [target] = targets(found, {PeerId("dn-1"), PeerId("dn-2")})
     assert (target.peer, target.peers) == ("dn-2", ("dn-1",))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "again"),
+    [
+        ("112", "117", "12"),
+        ("112", "187", "123"),
+        ("112", "112", ""),
+        ("112", "777", ""),
+        ("112", "11?", ""),
+        ("11?", "112", "12"),
+        ("113", "11", ""),
+        ("12", "72", "2"),
+    ],
+)
+def test_those_go_again_that_differ_from_a_peer_which_changed(before: str, after: str, again: str) -> None:
+    def named(found: str) -> Roots:
+        return tuple((PeerId(f"dn-{n}"), None if r == "?" else int(r), "") for n, r in enumerate(found, start=1))
+
+    assert to_go_again(named(before), named(after)) == {f"dn-{number}" for number in again}
+
+
+def test_replicas_with_equal_roots_go_again_where_they_know_of_different_deletes() -> None:
+    dn1, dn2 = PeerId("dn-1"), PeerId("dn-2")
+    assert to_go_again(((dn1, 7, "a"), (dn2, 7, "b")), ((dn1, 7, "c"), (dn2, 7, "b"))) == {dn2}
+    # Who tells no fingerprint is compared by its root.
+    assert to_go_again(((dn1, 7, "a"), (dn2, 7, "")), ((dn1, 7, "c"), (dn2, 7, ""))) == set()
 
 
 @given(st.integers(0, 10), st.integers(1, 10))

@@ -483,6 +483,19 @@ def test_a_file_that_outlived_its_record_is_a_source_where_no_copy_is_whole(flip
     assert all(peer.outcome == "ok" for peer in outcome.peers)
 
 
+def test_a_record_of_ours_that_was_lost_after_the_scan_comes_from_whoever_is_bad_alike() -> None:
+    """Its bytes are of no use to us, so that it was no source to begin with."""
+    at = world(A)
+    drop_record(at.disk("dn3"), A, data_too=False)
+    for stored in (at.ours.stored, at.disk("dn2")):
+        stored.flip(A, 0)
+    for stored in (at.ours.stored, at.disk("dn2"), at.disk("dn3")):
+        scan(stored)
+    drop_record(at.ours.stored, A, data_too=False)
+    assert run(at).verdict is Verdict.REPAIRABLE
+    assert bytes(at.ours.stored.files[A]) == healthy(at, A)
+
+
 @pytest.mark.parametrize("has_file", [True, False], ids=["file elsewhere", "nowhere"])
 @pytest.mark.parametrize("kept", [0, 2 * CHUNK], ids=["whole block", "last chunk"])
 def test_what_we_have_on_record_and_nobody_in_a_tree_is_looked_for_in_files_without_record(
@@ -680,6 +693,132 @@ def test_a_later_commit_of_a_peer_that_alone_has_the_last_chunk_is_taken() -> No
     run(at)
     assert _offsets(at) == [0, 1, 2]
     assert _commits(at) == (12, 12)
+
+
+def _without_commit(*, peers: int = 2) -> World:
+    """Equal replicas of blocks with commits 5 and 9, as the containers have; ours has lost its own."""
+    at = world(A, B, peers=peers, bcs_id=9)
+    for stored in (at.ours.stored, *(at.disk(peer) for peer in at.peers)):
+        stored.records[A] = replace(stored.records[A], bcs_id=5)
+    at.ours.stored.bcs_id = 0
+    return at
+
+
+def test_a_lost_commit_comes_back_from_our_records_once() -> None:
+    at = _without_commit()
+    assert run(at).verdict is Verdict.MATCH
+    assert at.of(AdvanceBcsId) == [AdvanceBcsId(9)]
+    assert at.ours.stored.bcs_id == 9
+    run(at)
+    assert at.of(AdvanceBcsId) == []
+
+
+@pytest.mark.parametrize("record_too", [False, True])
+@pytest.mark.parametrize("block_id", [A, B])
+def test_a_replica_without_its_commit_is_back_in_service_with_that_and_not_with_that_of_what_was_mended(
+    block_id: BlockId, record_too: bool
+) -> None:
+    """SCM would drop a replica that claims to be closed at an earlier commit, and readers are refused there."""
+    at = _without_commit()
+    if record_too:
+        drop_record(at.ours.stored, block_id, data_too=True)
+    else:
+        at.ours.stored.flip(block_id, 0)
+    at.ours.scan()
+    at.ours.stored.state = ReplicaState.UNHEALTHY
+    outcome = run(at, ReconcileOptions(return_to=ReplicaState.CLOSED))
+    assert at.of(AdvanceBcsId) == [AdvanceBcsId(9)]
+    assert (outcome.replica_state, at.ours.stored.bcs_id) == (ReplicaState.CLOSED, 9)
+
+
+def test_a_lost_commit_comes_back_also_where_a_round_was_not_clean() -> None:
+    """The replica is put together from two that are both bad: what is mended so takes no peer's commit that round."""
+    at = _without_commit()
+    for stored, chunk in ((at.ours.stored, 0), (at.disk("dn2"), WINDOW), (at.disk("dn3"), 2 * WINDOW)):
+        stored.flip(A, chunk)
+        scan(stored)
+    at.ours.scan()
+    outcome = run(at, ReconcileOptions(return_to=ReplicaState.CLOSED))
+    assert (outcome.replica_state, at.ours.stored.bcs_id) == (ReplicaState.CLOSED, 9)
+
+
+def test_a_lost_commit_waits_for_peers_that_are_silent() -> None:
+    """One of them may hold what a block of ours with an earlier commit lacks."""
+    at = _without_commit()
+    at.peers[PeerId("dn2")] = EvilPeer(PeerId("dn2"), at.peers[PeerId("dn2")].source, Evil.NEVER_ANSWERS)
+    at.ours.stored.flip(A, 0)
+    run(at)
+    assert bytes(at.ours.stored.files[A]) == healthy(at, A)
+    assert at.ours.stored.bcs_id == 0
+
+
+def test_a_lost_commit_is_not_that_of_a_block_while_another_is_not_whole() -> None:
+    """B5, had the container's commit been lost after that round."""
+    at = _with_peer_block((0, 1, 2), unhealthy=(2,))
+    for stored, commit in ((at.ours.stored, 99), (at.disk("dn2"), 99)):
+        whole = _stored([B], BLOCK, commit)
+        stored.records |= whole.records
+        stored.files |= whole.files
+        scan(stored)
+    at.ours.stored.bcs_id = 0
+    outcome = run(at)
+    assert outcome.verdict is Verdict.UNRECOVERABLE
+    assert (at.ours.stored.records[B].bcs_id, at.ours.stored.bcs_id) == (99, 0)
+
+
+def _with_a_block_beyond_its_container() -> World:
+    """Block A was mended to the peer's commit, 99, while B was bad everywhere, so that the container stayed at 1."""
+    at = world(A, B, peers=1)
+    theirs, ours = at.disk("dn2"), at.ours.stored
+    theirs.records[A] = _only(theirs.records[A], (0, 1, 2), 99)
+    for stored in (ours, theirs):
+        stored.flip(B, 0)
+        scan(stored)
+    ours.flip(A, 0)
+    at.ours.scan()
+    outcome = run(at, CLOSING)
+    assert (outcome.verdict, outcome.replica_state) == (Verdict.UNRECOVERABLE, ReplicaState.UNHEALTHY)
+    assert _commits(at) == (99, 1)
+    return at
+
+
+CLOSING = ReconcileOptions(return_to=ReplicaState.CLOSED)
+
+
+@pytest.mark.parametrize("commit", [1, 50])
+def test_a_replica_returns_to_service_at_the_commit_of_its_blocks(commit: int) -> None:
+    """A round that was not clean left it to the block; a reader who asks for that is refused by the container."""
+    at = _with_a_block_beyond_its_container()
+    theirs = at.disk("dn2")
+    theirs.flip(B, 0)
+    theirs.records[B] = replace(theirs.records[B], bcs_id=commit)
+    scan(theirs)
+    assert run(at, CLOSING).replica_state is ReplicaState.CLOSED
+    assert _commits(at) == (99, 99)
+
+
+def test_an_unclean_round_and_the_one_that_ends_it_leave_the_commit_of_the_blocks() -> None:
+    at = world(A, B)
+    for peer in at.peers:
+        at.disk(peer).records[B] = replace(at.disk(peer).records[B], bcs_id=99)
+    for stored, start in ((at.ours.stored, 0), (at.disk("dn2"), WINDOW), (at.disk("dn3"), 2 * WINDOW)):
+        stored.flip(A, start)
+        scan(stored)
+    at.ours.stored.flip(B, 0)
+    at.ours.scan()
+    assert run(at, CLOSING).replica_state is ReplicaState.CLOSED
+    assert (at.ours.stored.records[B].bcs_id, at.ours.stored.bcs_id) == (99, 99)
+
+
+def test_a_commit_of_a_block_does_not_reach_the_container_while_a_peer_is_silent() -> None:
+    at = _with_a_block_beyond_its_container()
+    theirs = at.disk("dn2")
+    theirs.flip(B, 0)
+    scan(theirs)
+    silent = PeerId("dn3")
+    at.peers[silent] = EvilPeer(silent, at.peers[PeerId("dn2")].source, Evil.NEVER_ANSWERS)
+    assert run(at, CLOSING).replica_state is ReplicaState.UNHEALTHY
+    assert _commits(at) == (99, 1)
 
 
 def test_a_peers_tombstone_changes_our_tree_and_nothing_else() -> None:

@@ -5,9 +5,11 @@ Rows T11-T19 are Ozone's tests of its own command; where we differ on purpose th
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -18,6 +20,7 @@ from admin.cli import treefold
 from admin.reconcile import ozone_json
 from merkle.columns import encode_tree
 from merkle.replica import ContainerReplica, ReplicaState
+from merkle.tree import BlockId
 from protos import controller_pb2 as pb
 from scm.config import ControllerConfig
 from scm.server import ControllerServer
@@ -237,7 +240,7 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(cluster: Cluster) -> None:
 
 def test_the_plan_says_what_differs_by_the_trees_of_the_agents(tmp_path: Path) -> None:
     """R16."""
-    with healing_cluster(tmp_path) as (cluster, _):
+    with healing_cluster(tmp_path) as (cluster, replicas):
         document = cluster.json("reconcile", "1", "--dry-run")
         data = document["data"]
         assert isinstance(data, dict)
@@ -246,6 +249,12 @@ def test_the_plan_says_what_differs_by_the_trees_of_the_agents(tmp_path: Path) -
             ("corrupt_chunk", 20, ["dn-2"])
         ]
         assert "REPAIRABLE: 1 corrupt_chunk" in " ".join(cluster.run("reconcile", "1", "--dry-run").stdout.split())
+        # Their files have outlived their records, so that a reconciliation would still mend it.
+        for peer in ("dn-1", "dn-3"):
+            del replicas[peer].records[BlockId(20)]
+            store_tree(replicas[peer])
+        shown = " ".join(cluster.run("reconcile", "1", "--dry-run").stdout.split())
+        assert "UNRECOVERABLE by the trees alone: 1 corrupt_chunk" in shown
 
 
 def test_reconcile_waits_and_shows_what_came_of_it(cluster: Cluster) -> None:
@@ -259,6 +268,32 @@ def test_reconcile_waits_and_shows_what_came_of_it(cluster: Cluster) -> None:
     [job] = jobs(cluster.json("job", "list"))
     assert (job["state"], job["verdict"], job["reason"]) == ("DONE", "REPAIRABLE", "drill")
     assert [one["chunksRepaired"] for one in datanodes(job)] == [1, 1, 1]
+
+
+def test_one_command_goes_on_until_all_have_what_one_put_together(cluster: Cluster) -> None:
+    """The third holds its end back until the others have gone empty-handed."""
+    cluster.report(*cluster.roots(1, 1, 2))
+    empty_handed = {peer: threading.Event() for peer in DNS[:2]}
+
+    def carry_out(peer: str, agent: ReportingAgent, command: pb.ReconcileCommand) -> pb.ReconcileProgress:
+        is_first = command.job_id.isalnum()
+        if peer in empty_handed and is_first:
+            empty_handed[peer].set()
+            return done("UNRECOVERABLE")(command)
+        assert all(event.wait(20) for event in empty_handed.values())
+        agent.report(replica(peer, root=7), full=False)
+        return done(chunks_repaired=1)(command)
+
+    for peer, agent in cluster.agents.items():
+        agent.work(partial(carry_out, peer, agent))
+    document = cluster.json("reconcile", "1", "--yes", "--wait")
+    assert document["exit"] == 0
+    [job] = jobs(document)
+    assert (job["state"], job["verdict"], job["comparison"]) == ("DONE", "REPAIRABLE", "match")
+    assert [(one["round"], one["chunksRepaired"]) for one in datanodes(job)] == [(2, 1), (2, 1), (1, 1)]
+    shown = cluster.run("job", "show", str(job["jobID"])).stdout
+    assert "datanode dn-1: done in round 2, verdict REPAIRABLE" in shown
+    assert "datanode dn-3: done, verdict REPAIRABLE" in shown
 
 
 def jobs(document: dict[str, object]) -> list[dict[str, object]]:

@@ -239,6 +239,29 @@ def test_a_damaged_table_file_is_an_error_not_the_end_of_the_rows(database_path:
     database.close()
 
 
+def test_a_counter_that_cannot_be_read_is_named_with_its_container(tmp_path: Path) -> None:
+    path = tmp_path / "container.db"
+    database = Database.create(path, Disk())
+    batch = Batch()
+    batch.put(Table.METADATA, counter_key(ONE, Counter.BCS_ID), long_bytes(5))
+    database.write(batch)
+    database.close()
+    Database.open_owner(path, Disk()).close()
+    for file in path.glob("*.sst"):
+        raw = bytearray(file.read_bytes())
+        raw[20] ^= 1
+        file.write_bytes(raw)
+    database = Database.open_owner(path, Disk())
+    with pytest.raises(DatabaseError, match="#BCSID of container 1") as unread:
+        database.get_long(ONE, Counter.BCS_ID)
+    assert unread.value.facts["container_id"] == ONE
+    database.close()
+    # Nothing is wrong with the row where the database as a whole is not there.
+    with pytest.raises(DatabaseError, match="closed") as closed:
+        database.get_long(ONE, Counter.BCS_ID)
+    assert "container_id" not in closed.value.facts
+
+
 @pytest.mark.parametrize("damage", ["no folder", "empty folder", "no manifest", "no table files", "CURRENT garbled"])
 def test_a_folder_that_is_no_database_is_refused(database_path: Path, shadows: Path, damage: str) -> None:
     for file in database_path.iterdir():

@@ -35,7 +35,9 @@ class Audit:
     lines: list[tuple[int, int, int, int, str, str]] = field(default_factory=list)
     fails: bool = False
 
-    def __call__(self, *, container: int, block: int, offset: int, length: int, source: str, job: str) -> None:
+    def __call__(
+        self, *, container: int, block: int, offset: int, length: int, source: str, job: str, unread: int
+    ) -> None:
         if self.fails:
             raise DiskError("the audit file cannot be written")
         self.lines.append((container, block, offset, length, source, job))

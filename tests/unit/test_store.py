@@ -38,12 +38,13 @@ from merkle.windows import prove
 from ozone.descriptor import dump_descriptor, with_checksum
 from ozone.disk import Disk, Operation, Reader, disk_error
 from ozone.mapped import MappedReader
-from ozone.rocks import Batch, Counter, Table, block_key, counter_key
+from ozone.rocks import Batch, Counter, Database, Table, block_key, container_prefix, counter_key
 from ozone.scan import FindingType
 from ozone.volume import Hold, open_volume
 from protos.convert import tree_from_bytes
 from runtime.metrics import Metrics
 from tests.support.disk import FailingDisk
+from tests.support.handmade import VolumeMaker, some_bytes, whole
 from tests.support.volumes import content, new_volume, owned, tree_of_files, write_block
 
 ONE, TWO = ContainerId(1), ContainerId(2)
@@ -152,23 +153,60 @@ def test_a_container_whose_counters_are_no_numbers_is_named_and_hides_no_other(r
         assert ReplicaState.INVALID not in states.values()
 
 
-def test_a_tree_beyond_our_limits_is_named_and_hides_no_other(root: Path) -> None:
-    """Nor is it replaced: it may be whole. What the data lack is found all the same."""
+@pytest.mark.parametrize("hold", Hold)
+def test_a_row_that_cannot_be_read_is_named_and_hides_no_other_container(
+    tmp_path: Path, hold: Hold, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bad sector in one of the database's files; nothing is marked on disk for it."""
+    with VolumeMaker(tmp_path / "volume") as made:
+        for container_id in (ONE, TWO):
+            made.container(container_id)
+            made.block(container_id, BLOCK, whole(3000))
+        # So long that container 2 has its rows in another part of the file.
+        made.put(Table.METADATA, container_prefix(ONE) + b"#other", some_bytes(64 << 10))
+    # Opened once more, the database has its rows in files.
+    Database.open_owner(made.database_path, Disk()).close()
+    damage(max(made.database_path.glob("*.sst"), key=lambda path: path.stat().st_size), 20)
+    before = made.folder(ONE) / "metadata" / "1.container"
+    descriptor = before.read_bytes()
+    with held(made.root, hold) as volume:
+        states = {replica.container_id: replica.state for replica in volume.replicas()}
+        assert states == {ONE: ReplicaState.INVALID, TWO: ReplicaState.CLOSED}
+        assert "#BCSID of container 1" in capsys.readouterr().err
+        store = ReplicaStore([volume], repair_enabled=True)
+        assert store.head(TWO).bcs_id == 7
+        assert store.record(TWO, BLOCK) is not None
+        scanner = Scanner(volume, Pace(bytes_per_second=0), metrics=Metrics("dnagent"), on_change=lambda _: None)
+        while scanner.step():
+            pass
+        assert scanner.last_error == ""
+        assert volume.replica(TWO).state is ReplicaState.CLOSED
+        assert volume.replica(TWO).data_scan_timestamp_ms is not None
+    assert before.read_bytes() == descriptor
+
+
+def test_a_tree_beyond_our_limits_is_named_and_replaced_by_one_that_is_built(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with held(root) as volume:
         path = volume.trees.path(ONE)
+        built = path.read_bytes()
         damage(block_file(volume), 1)
     with path.open("wb") as file:
         file.truncate(MESSAGE_BYTES_MAX + 1)
     with held(root) as volume:
         assert [r.data_checksum for r in volume.replicas()] == [None, None]
         assert volume.replica(ONE).state is ReplicaState.CLOSED
+        assert "tree_unreadable" in capsys.readouterr().err
         scanner = Scanner(volume, Pace(bytes_per_second=0), metrics=Metrics("dnagent"), on_change=lambda _: None)
         assert scanner.step()
-        assert "the tree of container 1 is" in scanner.last_error
+        assert path.read_bytes() == built
+        assert volume.replica(ONE).data_checksum is not None
+        # What the data lack is found as ever.
+        while scanner.step():
+            pass
+        assert scanner.last_error == ""
         assert volume.replica(ONE).state is ReplicaState.UNHEALTHY
-        scanner.step()
-        assert not scanner.step()
-    assert path.stat().st_size == MESSAGE_BYTES_MAX + 1
 
 
 def test_a_descriptor_with_an_impossible_place_in_its_group_is_named_and_hides_no_other(root: Path) -> None:

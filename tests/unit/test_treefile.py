@@ -3,7 +3,8 @@
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ import pytest
 from merkle.checksum import ChecksumType, fingerprint
 from merkle.columns import encode_tree
 from merkle.errors import ContainerNotFoundError, DiskError, StaleTreeError, TreeRefusedError
-from merkle.limits import MESSAGE_BYTES_MAX
+from merkle.limits import BLOCK_CHUNKS_MAX, MESSAGE_BYTES_MAX
 from merkle.record import BlockRecord, ChunkRecord, DeleteTransaction
-from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree, TreeBuilder
+from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree, TreeBuilder
 from ozone.disk import Disk, Operation
 from ozone.treefile import TreeFiles, TreeStatus
 from ozone.volume import Hold, Volume, open_volume
+from protos.convert import tree_from_bytes
 from tests.support.disk import CountingDisk, FailingDisk
 from tests.support.trees import CONTAINER, block, chunk, container, counted_tree, deleted, without_root
 from tests.support.volumes import (
@@ -314,12 +316,94 @@ def test_an_update_is_durable_before_it_is_visible(owner: Owned) -> None:
     ]
 
 
-def test_a_tree_beyond_the_limit_is_neither_acted_on_nor_replaced(trees: TreeFiles) -> None:
-    trees.path(CONTAINER).write_bytes(bytes(MESSAGE_BYTES_MAX + 1))
+def _padded(tree: ContainerTree, *, spoilt: bool = False) -> bytes:
+    """A tree and a field of 32 MiB that nobody knows; spoilt, its last bit is another."""
+    raw = bytearray(encode_tree(tree))
+    raw[-1] ^= spoilt
+    return bytes(raw) + b"\x7a\x80\x80\x80\x10" + bytes(32 << 20)
+
+
+def _long_block(block_id: int) -> BlockTree:
+    """Of more chunks than we take."""
+    return block(block_id, *(ChunkTree(i, 1, 7) for i in range(BLOCK_CHUNKS_MAX + 1)))
+
+
+def _too_large() -> bytes:
+    return _padded(container(block(1, chunk(0)), deleted(2, -7), deleted(9, 5)))
+
+
+def _too_many_chunks() -> bytes:
+    return encode_tree(container(_long_block(1), deleted(2, -7), deleted(9, 5)))
+
+
+@pytest.mark.parametrize(("made", "reason"), [(_too_large, "too_large"), (_too_many_chunks, "too_many_chunks")])
+def test_a_tree_beyond_the_limits_is_set_aside_but_for_its_tombstones(
+    owner: Owned, made: Callable[[], bytes], reason: str
+) -> None:
+    """inv-I5: it may be the only place that has them."""
+    trees = owner.trees
+    trees.path(CONTAINER).write_bytes(made())
+    stored = trees.read(CONTAINER)
+    assert (stored.status, stored.reason, stored.tree.data_checksum) == (TreeStatus.UNREADABLE, reason, None)
+    assert stored.known.blocks == (deleted(2, -7), deleted(9, 5))
+    assert trees.deleted_blocks(CONTAINER) == {2, 9}
+    # One that a datanode wrote has its tombstones kept when it is first seen, like any other.
+    trees.remember(stored)
+    assert tree_from_bytes((owner.volume.state_folder / "tombstones" / f"{CONTAINER}.tree").read_bytes(), CONTAINER)
+    assert tombstones(trees.update(CONTAINER, counted_tree(3))) == [2, 9]
+    assert trees.read(CONTAINER).status is TreeStatus.PRESENT
+    [kept] = (owner.volume.state_folder / "quarantine").iterdir()
+    assert kept.read_bytes() == made()
+
+
+DOES_NOT_ADD_UP: dict[str, Callable[[], bytes]] = {
+    "zeros": lambda: bytes(MESSAGE_BYTES_MAX + 1),
+    "cut short": lambda: _too_large()[:-1],
+    "another container's": lambda: _padded(container(deleted(2, 7), container_id=CONTAINER + 1)),
+    "a live block made a tombstone by one bit": lambda: _padded(container(block(2, chunk(0))), spoilt=True),
+    "another root": lambda: _padded(replace(container(deleted(2, 7)), data_checksum=5)),
+}
+
+
+@pytest.mark.parametrize("case", DOES_NOT_ADD_UP)
+def test_of_a_tree_beyond_the_limits_that_does_not_add_up_nothing_is_believed(trees: TreeFiles, case: str) -> None:
+    """inv-I6."""
+    trees.path(CONTAINER).write_bytes(DOES_NOT_ADD_UP[case]())
+    assert trees.read(CONTAINER).known.blocks == ()
+    assert trees.update(CONTAINER, counted_tree(1)) == counted_tree(1)
+    assert trees.stats.quarantined == 1
+
+
+def test_a_tree_beyond_the_limits_stays_where_what_would_replace_it_is_too(trees: TreeFiles) -> None:
+    """The container is larger than we handle: its tree is whole, and Ozone's to read."""
+    path = trees.path(CONTAINER)
+    path.write_bytes(_too_many_chunks())
     with pytest.raises(TreeRefusedError) as refused:
-        trees.update(CONTAINER, counted_tree(1))
-    assert refused.value.reason == "too_large"
-    assert trees.path(CONTAINER).stat().st_size == MESSAGE_BYTES_MAX + 1
+        trees.update(CONTAINER, container(_long_block(1)))
+    assert refused.value.reason == "too_many_chunks"
+    assert path.read_bytes() == _too_many_chunks()
+    assert trees.stats.quarantined == 0
+
+
+def test_a_reader_copies_no_tree_beyond_the_limits_out_of_the_volume(tmp_path: Path) -> None:
+    """The datanode may write one after each delete, and would fill our disk."""
+    root = new_volume(tmp_path / "volume1")
+    with owned(root, tmp_path / "theirs") as datanode:
+        datanode.writer.create_container(CONTAINER)
+        theirs = datanode.trees.path(CONTAINER)
+        theirs.write_bytes(_too_large())
+        with _reader(root, tmp_path / "ours") as volume:
+            trees = TreeFiles(volume, Disk())
+            ours = trees.update(CONTAINER, counted_tree(3))
+            assert tombstones(ours) == [2, 9]
+            assert trees.stats.quarantined == 0
+            assert theirs.read_bytes() == _too_large()
+            # Deleted by the datanode since, in the file that is older and still too large.
+            theirs.write_bytes(_padded(container(deleted(2, -7), deleted(3, 1), deleted(9, 5))))
+            set_age(trees.path(CONTAINER), theirs, ours_s=0, theirs_s=60)
+            again = trees.read(CONTAINER)
+            assert again.tree == ours
+            assert tombstones(again.known) == [2, 3, 9]
 
 
 def test_a_deleted_container_is_forgotten(owner: Owned) -> None:

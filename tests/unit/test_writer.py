@@ -35,8 +35,8 @@ from ozone.scan import build_from_metadata, scan
 from ozone.treefile import TreeFiles, TreeStatus
 from ozone.undo import UndoStore
 from ozone.volume import Hold, open_volume
-from ozone.writer import ContainerWriter, Patch
-from tests.support.disk import CountingDisk, FailingDisk
+from ozone.writer import ContainerWriter, Patch, Written
+from tests.support.disk import PAGE_BYTES, BadSectorDisk, CountingDisk, FailingDisk
 from tests.support.volumes import (
     UNDO_BYTES_MAX,
     Owned,
@@ -407,7 +407,7 @@ def test_a_window_is_written_in_place_with_an_undo_copy(closed: Owned) -> None:
     good = _damage(closed, ONE, 1500)
     bad = closed.store.open(SEVEN).read(ONE, 1024, 1024)
     written = closed.writer.write_windows(SEVEN, ONE, [Patch(1024, memoryview(good)[1024:2048])], job=JOB)
-    assert written == 1024
+    assert written == Written(1024, (0,))
     assert closed.store.open(SEVEN).block_path(ONE).read_bytes() == good
     undo = closed.volume.state_folder / "undo"
     assert tree_of_files(undo) == {f"7/{JOB}/1-1024-1024": bad}
@@ -418,7 +418,7 @@ def test_what_stands_there_already_is_not_written_again(closed: Owned) -> None:
     """inv-I8."""
     good = closed.store.open(SEVEN).block_path(ONE).read_bytes()
     before = closed.store.open(SEVEN).block_path(ONE).stat().st_mtime_ns
-    assert closed.writer.write_windows(SEVEN, ONE, [Patch(0, good[:1024])], job=JOB) == 0
+    assert closed.writer.write_windows(SEVEN, ONE, [Patch(0, good[:1024])], job=JOB) == Written(0, (0,))
     assert closed.store.open(SEVEN).block_path(ONE).stat().st_mtime_ns == before
     assert closed.undo.used_bytes == 0
 
@@ -430,7 +430,7 @@ def test_a_lost_file_is_written_anew_in_one_pass(closed: Owned) -> None:
     path.parent.joinpath(f"{TWO}.block").unlink()
     path.parent.rmdir()
     patches = [Patch(0, good[:4096]), Patch(4096, good[4096:])]
-    assert closed.writer.write_windows(SEVEN, ONE, patches, job=JOB) == len(good)
+    assert closed.writer.write_windows(SEVEN, ONE, patches, job=JOB).length_bytes == len(good)
     assert path.read_bytes() == good
 
 
@@ -441,7 +441,8 @@ def test_a_truncated_tail_is_continued_but_never_past_a_gap(closed: Owned) -> No
     with pytest.raises(ChunkGapError):
         closed.writer.write_windows(SEVEN, ONE, [Patch(1024, good[1024:2048]), Patch(3072, good[3072:])], job=JOB)
     assert path.read_bytes() == good[:2000]
-    assert closed.writer.write_windows(SEVEN, ONE, [Patch(1024, good[1024:])], job=JOB) == len(good) - 1024
+    written = closed.writer.write_windows(SEVEN, ONE, [Patch(1024, good[1024:])], job=JOB)
+    assert written.length_bytes == len(good) - 1024
     assert path.read_bytes() == good
 
 
@@ -494,7 +495,7 @@ def test_beyond_the_undo_budget_nothing_is_overwritten(root: Path, tmp_path: Pat
         with pytest.raises(UndoBudgetError):
             owner.writer.write_windows(SEVEN, ONE, patches, job=JOB)
         assert owner.store.open(SEVEN).block_path(ONE).read_bytes() == bytes(4096)
-        assert owner.writer.write_windows(SEVEN, ONE, patches[:1], job=JOB) == 1024
+        assert owner.writer.write_windows(SEVEN, ONE, patches[:1], job=JOB).length_bytes == 1024
         # A later start counts what is there.
         again = UndoStore(owner.volume.state_folder / "undo", Disk(), budget_bytes=1500)
         assert again.used_bytes == 1024
@@ -727,6 +728,68 @@ def test_what_was_written_is_read_back(closed: Owned) -> None:
     lying = ContainerWriter(closed.volume, closed.trees, closed.undo, _LyingDisk())
     with pytest.raises(DiskError, match="does not hold"):
         lying.write_windows(SEVEN, ONE, [Patch(0, good[:1024])], job=JOB)
+
+
+@pytest.fixture
+def three_pages(owner: Owned) -> tuple[Owned, Path, bytes]:
+    """Container 7 closed, with block 3 of three pages, all of them other bytes than those returned."""
+    write_block(owner.writer, SEVEN, THREE, 3 * PAGE_BYTES)
+    owner.writer.close(SEVEN)
+    path = owner.store.open(SEVEN).block_path(THREE)
+    good = path.read_bytes()
+    path.write_bytes(bytes(byte ^ 1 for byte in good))
+    return owner, path, good
+
+
+@pytest.mark.parametrize(
+    ("bad", "copies"),
+    [
+        ({0}, [(PAGE_BYTES, 2 * PAGE_BYTES)]),
+        ({1}, [(0, PAGE_BYTES), (2 * PAGE_BYTES, PAGE_BYTES)]),
+        ({0, 2}, [(PAGE_BYTES, PAGE_BYTES)]),
+        ({0, 1, 2}, []),
+    ],
+)
+def test_what_a_bad_sector_hides_is_written_over_and_what_can_be_read_is_kept_first(
+    three_pages: tuple[Owned, Path, bytes], bad: set[int], copies: list[tuple[int, int]]
+) -> None:
+    """inv-I4: what cannot be read matches nothing."""
+    owner, path, good = three_pages
+    before = path.read_bytes()
+    disk = BadSectorDisk({(path, page * PAGE_BYTES) for page in bad})
+    writer = ContainerWriter(owner.volume, owner.trees, owner.undo, disk)
+    written = writer.write_windows(SEVEN, THREE, [Patch(0, good)], job=JOB)
+    assert written == Written(len(good), (len(bad) * PAGE_BYTES,))
+    assert path.read_bytes() == good
+    kept = tree_of_files(owner.volume.state_folder / "undo")
+    assert kept.keys() == {f"7/{JOB}/3-{offset}-{length}" for offset, length in copies}
+    assert all(kept[f"7/{JOB}/3-{at}-{length}"] == before[at : at + length] for at, length in copies)
+
+
+def test_each_patch_tells_what_of_it_was_hidden(three_pages: tuple[Owned, Path, bytes]) -> None:
+    owner, path, good = three_pages
+    writer = ContainerWriter(owner.volume, owner.trees, owner.undo, BadSectorDisk({(path, PAGE_BYTES)}))
+    parts = [Patch(at, good[at : at + PAGE_BYTES]) for at in range(0, 3 * PAGE_BYTES, PAGE_BYTES)]
+    assert writer.write_windows(SEVEN, THREE, parts, job=JOB).unread_bytes == (0, PAGE_BYTES, 0)
+
+
+def test_bytes_that_cannot_be_read_for_another_reason_are_not_written_over(
+    three_pages: tuple[Owned, Path, bytes],
+) -> None:
+    owner, path, good = three_pages
+    before = path.read_bytes()
+    writer = ContainerWriter(owner.volume, owner.trees, owner.undo, BadSectorDisk({(path, 0)}, errno.ENOMEM))
+    with pytest.raises(DiskError):
+        writer.write_windows(SEVEN, THREE, [Patch(0, good)], job=JOB)
+    assert path.read_bytes() == before
+
+
+def test_a_bad_sector_that_also_holds_bytes_that_nobody_proved_stays(three_pages: tuple[Owned, Path, bytes]) -> None:
+    """A sector is written as a whole or not at all."""
+    owner, path, good = three_pages
+    writer = ContainerWriter(owner.volume, owner.trees, owner.undo, BadSectorDisk({(path, 0)}))
+    with pytest.raises(DiskError):
+        writer.write_windows(SEVEN, THREE, [Patch(0, good[:1024])], job=JOB)
 
 
 def test_a_link_in_the_place_of_a_block_file_is_not_followed(closed: Owned, tmp_path: Path) -> None:
