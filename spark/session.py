@@ -6,6 +6,7 @@ tells how they go on, and cancels them on Ctrl-C.
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from pathlib import Path
 from threading import Event
 from time import sleep
 from typing import IO, TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from merkle.errors import ProcessFailedError, SparkMissingError, UsageError
@@ -43,6 +45,8 @@ LOCAL = "local[*]"
 _PROGRESS_EVERY_S = 0.5
 # A task of a cluster is given up when it has failed so often; a local one, unless Spark is told, at once.
 _FAILURES_MAX = 4
+_STANDALONE = "spark://"
+_CONNECT_S = 5.0
 _JAVA_MIN = 17
 _LOG_TAIL_BYTES = 20_000
 _REASONS_MAX = 4
@@ -82,9 +86,12 @@ def spark_session(
 
     Raises:
         SparkMissingError: There is no Java, or one that is too old.
+        UsageError: `master` or `pack` is not what it has to be.
         ProcessFailedError: Spark does not come up, or a job fails; what its log says of it is in the message.
     """
     wanted = {**_ALWAYS, **(_of_local(master) if is_local(master) else _of_cluster(master, pack)), **(settings or {})}
+    if master.startswith(_STANDALONE):
+        _hear_from(master)
     conf = SparkConf().setAppName("treefold sweep").setAll(list(wanted.items()))
     log = _log()
 
@@ -165,6 +172,26 @@ def _apart(work: Callable[[], T]) -> T:
 
     InheritableThread(target=run, name="Spark's start", daemon=True).start()
     return outcome.result()
+
+
+def _hear_from(master: str) -> None:
+    """Raise unless a standalone master listens: Spark itself would try for a minute and a half."""
+    reason: OSError | None = None
+    for place in master.removeprefix(_STANDALONE).split(","):
+        try:
+            address = urlsplit(f"//{place}")
+            host, port = address.hostname, address.port
+        except ValueError:
+            host = port = None
+        if not host or not port:
+            raise UsageError(f"{master!r} names no Spark master", hint="it looks like spark://HOST:PORT")
+        try:
+            socket.create_connection((host, port), _CONNECT_S).close()
+        except OSError as error:
+            reason = error
+        else:
+            return
+    raise ProcessFailedError(f"no Spark master answers at {master}: {reason}") from reason
 
 
 def is_local(master: str) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.session import watched
+from merkle.errors import ProcessFailedError, UsageError
+from spark.session import spark_session, watched
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -60,6 +62,21 @@ def test_jobs_are_told_of_as_they_run_and_end_with_their_block(tmp_path: Path, s
 
     assert len(watched(session, "waiting", session.range(0, 2, 1, 2).mapInArrow(wait, "id long").collect, tell)) == 2
     assert (1, 2) in said
+
+
+def test_a_master_that_does_not_answer_is_named_at_once() -> None:
+    with socket.socket() as bound:
+        # Nobody listens.
+        bound.bind(("127.0.0.1", 0))
+        master = f"spark://127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(ProcessFailedError, match=f"no Spark master answers at {master}"), spark_session(master):
+            pass
+
+
+@pytest.mark.parametrize("master", ["spark://", "spark://host", "spark://:7077", "spark://host:port", "spark://a:1,b"])
+def test_what_names_no_master_is_refused(master: str) -> None:
+    with pytest.raises(UsageError, match="names no Spark master"), spark_session(master):
+        pass
 
 
 @pytest.mark.parametrize("java", ["", "#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\ntest $1 = -version\n"])
