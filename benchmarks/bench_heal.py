@@ -214,7 +214,7 @@ def _copy(peer: AgentPeer, writer: ContainerWriter) -> None:
     writer.close(CONTAINER)
 
 
-def _no_audit(*, container: int, block: int, offset: int, length: int, source: str, job: str) -> None:
+def _no_audit(*, container: int, block: int, offset: int, length: int, source: str, job: str, unread: int) -> None:
     pass
 
 

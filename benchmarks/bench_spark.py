@@ -114,11 +114,11 @@ def main() -> None:
             _one("sort + mapInArrow", sort.shuffled_bytes / 2**20),
         )
         report.add(f"shuffled, {name}", "MiB", ours, theirs, most=0.05)
-    per_million = [
+    at_large, at_small = (
         Samples(name, tuple(cpu / table.rows * 1e6 for cpu in cost.cpu_s))
         for name, cost, table in (("large", costs["file-wise"], large), ("small", costs["file-wise, small"], small))
-    ]
-    report.add("CPU of a million rows, large to small table", "s", *per_million, most=1.15)
+    )
+    report.add("CPU of a million rows, large to small table", "s", at_large, at_small, most=1.15)
     worker = _one("file-wise, large table", costs["file-wise"].worker_bytes / 2**20)
     report.add("peak memory of a Python worker", "MiB", worker, _one("a GiB", 1024.0), most=1)
     report.show(as_json=arguments.json)
@@ -294,19 +294,19 @@ def _peak_worker() -> Iterator[list[int]]:
 def _shuffled(session: SparkSession) -> int:
     """Bytes that all stages so far have written for others to read."""
     context = session.sparkContext
-    no_quantiles = context._gateway.new_array(context._gateway.jvm.double, 0)
+    gateway = context._gateway
+    assert gateway is not None
+    no_quantiles = gateway.new_array(gateway.jvm.double, 0)
     stages = context._jsc.sc().statusStore().stageList(None, False, False, no_quantiles, None)
     return sum(int(stages.apply(i).shuffleWriteBytes()) for i in range(stages.size()))
 
 
 def _add(report: Report, job: str, ours: Cost, peer: Cost, bar: float) -> None:
     """How many times ours runs in what the peer takes."""
-    report.add(
-        job,
-        "1/s",
-        *(Samples(n, tuple(1 / s for s in c.cpu_s)) for n, c in (("ours", ours), ("sort + mapInArrow", peer))),
-        bar,
+    mine, others = (
+        Samples(name, tuple(1 / s for s in cost.cpu_s)) for name, cost in (("ours", ours), ("sort + mapInArrow", peer))
     )
+    report.add(job, "1/s", mine, others, bar)
 
 
 def _slope(large: Cost, small: Cost, rows: int) -> float:

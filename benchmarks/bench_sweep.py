@@ -9,6 +9,7 @@ whole sweep, which the peers have no answer to, reads those containers again, na
 import argparse
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import duckdb
@@ -47,7 +48,7 @@ def main() -> None:
         truth = make_table(place / "table", arguments.rows)
         damaged = sorted(damage.container_id for damage in truth.damages)
         files = str(place / "table" / "*" / "chunks-*.parquet")
-        peers = {
+        peers: Mapping[str, Callable[[], list[int]]] = {
             "ours": lambda: ours(place),
             "whole sweep": lambda: whole(place),
             "DuckDB, XOR aggregate": lambda: by_xor(files),
@@ -73,7 +74,8 @@ def ours(place: Path) -> list[int]:
     LocalEngine(_gatherer(place)).fold(table_parts([str(place / "table")]).parts, waves.append, lambda rows: None)
     settled = settle(pa.concat_tables([wave.runs for wave in waves]))
     assert not len(settled.exact)
-    return compare_replicas(settled.replicas).candidates.tolist()
+    found: list[int] = compare_replicas(settled.replicas).candidates.tolist()
+    return found
 
 
 def whole(place: Path) -> list[int]:
@@ -161,7 +163,8 @@ def _diverged(blocks: pa.Table, checksums: Int64s) -> list[int]:
     ids = containers[starts]
     first = np.searchsorted(ids, ids)
     differs = (roots != roots[first]) | (tombstones != tombstones[first]) | (corrupt > 0)
-    return np.unique(ids[differs]).tolist()
+    found: list[int] = np.unique(ids[differs]).tolist()
+    return found
 
 
 if __name__ == "__main__":
