@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from time import sleep
 from typing import IO, TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
@@ -170,7 +170,8 @@ def _apart(work: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001  raised again where it is waited for
             outcome.set_exception(error)
 
-    InheritableThread(target=run, name="Spark's start", daemon=True).start()
+    # Not Spark's own kind of thread, which takes over what a context holds: there is none yet.
+    Thread(target=run, name="Spark's start", daemon=True).start()
     return outcome.result()
 
 

@@ -1,5 +1,6 @@
 """The session: our own interpreter whatever the path holds, quiet, named errors, retries, cancelled jobs."""
 
+import json
 import os
 import signal
 import socket
@@ -167,3 +168,13 @@ except KeyboardInterrupt:
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+
+
+def test_one_process_starts_a_session_after_another() -> None:
+    """`sweep demo` has one to see whether Spark comes up, and one to sweep."""
+    words = ["sweep", "demo", "--containers", "30", "--chunks", "4", "--json"]
+    done = subprocess.run([sys.executable, "-m", "admin.cli", *words], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["wrong"] == []
+    assert set(said["engines"]) == {"local", "spark"}
