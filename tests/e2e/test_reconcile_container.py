@@ -15,7 +15,7 @@ from merkle.tree import BlockId, ContainerId
 from ozone.rocks import Batch, Table, block_key
 from ozone.volume import Version
 from tests.support.processes import TreefoldProcess, agent, controller
-from tests.support.volumes import content, new_volume, owned, write_block
+from tests.support.volumes import content, flip, new_volume, owned, write_block
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -66,15 +66,7 @@ def corrupt_every_block(folder: Path) -> None:
     with owned(folder / "volume1", folder / "writer") as volume:
         container = volume.store.open(CORRUPTED)
         for block_id in container.block_ids():
-            corrupt(container.block_path(block_id), 0)
-
-
-def corrupt(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 0x40]))
+            flip(container.block_path(block_id), 0)
 
 
 def scatter_a_block(folders: Sequence[Path]) -> None:
@@ -87,7 +79,7 @@ def scatter_a_block(folders: Sequence[Path]) -> None:
             if bad is None:
                 path.unlink()
             else:
-                corrupt(path, bad)
+                flip(path, bad)
             if not has_record:
                 batch = Batch()
                 batch.delete(Table.BLOCK_DATA, block_key(SCATTERED, block_id))

@@ -256,7 +256,7 @@ def test_an_end_that_is_told_once_more_is_not_that_of_the_next_round() -> None:
     job = after(job, Issued(PEERS[0]))
     assert step(job, Accepted(PEERS[0]), 1.0) is job
     job = after(job, Accepted(PEERS[0], round=2))
-    assert job.order(PEERS[0]).state is OrderState.RUNNING  # type: ignore[union-attr]
+    assert job.orders[0].state is OrderState.RUNNING
     assert step(job, again, 1.0) is job
 
 
@@ -296,7 +296,7 @@ def test_further_rounds_are_no_restarts() -> None:
     job = scattered()
     for _ in range(ATTEMPTS_MAX - 1):
         job = after(job, Issued(PEERS[0]), Restarted(PEERS[0]))
-    assert job.order(PEERS[0]).state is OrderState.QUEUED  # type: ignore[union-attr]
+    assert job.orders[0].state is OrderState.QUEUED
 
 
 def test_a_hopeless_verdict_holds_for_the_replicas_as_they_were_before_the_latest_round() -> None:
