@@ -1,8 +1,9 @@
 """The replicas of one datanode: all its volumes together, as servers, scanner, repairs and reports see them.
 
 What a report says of a replica is kept in memory and follows every change made here; what a datanode changes under a
-read-only volume is seen at the next `refresh`. A scan and a repair may meet in one container: trees are guarded by
-their generation, everything else by the container's lock inside the writer.
+read-only volume is seen at the next `refresh`. Both threads of a scanner and a repair may meet in one container: trees
+are guarded by their generation, everything else by the container's lock inside the writer; and what is changed on disk
+and remembered of it is one step, so that nobody's older view is what is reported in the end.
 """
 
 import json
@@ -87,6 +88,8 @@ class HeldVolume:
         self._disk = disk
         self._mapped = mapped
         self._lock = threading.Lock()
+        # Taken before the writer's locks. One a volume will do: what is done under it is short beside a scan.
+        self._changing = threading.RLock()
         self._held: dict[ContainerId, ContainerReplica] = {}
         self.refresh()
         if self.writer is not None:
@@ -110,9 +113,7 @@ class HeldVolume:
         # What lies in a folder that cannot be listed is not gone: its containers say so one by one.
         for container_id in sorted(found | self._held.keys() if unreadable else found):
             # One at a time: what a scan notes meanwhile must not be overwritten by what was seen before it.
-            replica = self._look_at(container_id)
-            with self._lock:
-                self._held[container_id] = replica
+            self.restore(container_id)
         if not unreadable:
             for container_id in self._held.keys() - found:
                 self.forget(container_id)
@@ -164,27 +165,29 @@ class HeldVolume:
         self.store_tree(examination.result.tree, examination.generation)
 
     def settle(self, examination: Examination, at_ms: int) -> bool:
-        container_id, before = examination.container_id, self.replica(examination.container_id)
-        is_worse = bool(examination.result.findings) and before.state is not ReplicaState.UNHEALTHY
-        scanned_ms = at_ms if examination.source is Source.DATA else before.data_scan_timestamp_ms
-        self._keep_findings(examination, scanned_ms)
-        if self.writer is None:
-            # The state of a replica that a datanode owns is for that datanode to change.
-            self._remember(replace(before, data_scan_timestamp_ms=scanned_ms))
-            return False
-        try:
-            if examination.result.findings:
-                # Whatever is remembered of its state: a repair may be returning it to service at this moment.
-                self.writer.mark_unhealthy(container_id)
-            if examination.source is Source.DATA:
-                self.writer.set_scan_timestamp(container_id, at_ms)
-            self.look_again(container_id)
-        except (DescriptorError, DiskError, RecordInvalidError) as error:
-            # What cannot be written down is reported all the same; the next start finds the damage again.
-            _log.error("scan_failed", container_id=container_id, volume=self.name, **_fields(error))
-            state = ReplicaState.UNHEALTHY if is_worse else before.state
-            self._remember(replace(before, state=state, data_scan_timestamp_ms=scanned_ms))
-        return is_worse
+        container_id = examination.container_id
+        with self._changing:
+            before = self.replica(container_id)
+            is_worse = bool(examination.result.findings) and before.state is not ReplicaState.UNHEALTHY
+            scanned_ms = at_ms if examination.source is Source.DATA else before.data_scan_timestamp_ms
+            self._keep_findings(examination, scanned_ms)
+            if self.writer is None:
+                # The state of a replica that a datanode owns is for that datanode to change.
+                self._remember(replace(before, data_scan_timestamp_ms=scanned_ms))
+                return False
+            try:
+                if examination.result.findings:
+                    # Whatever is remembered of its state: a repair may be returning it to service at this moment.
+                    self.writer.mark_unhealthy(container_id)
+                if examination.source is Source.DATA:
+                    self.writer.set_scan_timestamp(container_id, at_ms)
+                self.look_again(container_id)
+            except (DescriptorError, DiskError, RecordInvalidError) as error:
+                # What cannot be written down is reported all the same; the next start finds the damage again.
+                _log.error("scan_failed", container_id=container_id, volume=self.name, **_fields(error))
+                state = ReplicaState.UNHEALTHY if is_worse else before.state
+                self._remember(replace(before, state=state, data_scan_timestamp_ms=scanned_ms))
+            return is_worse
 
     def store_tree(self, tree: ContainerTree, generation: bytes) -> ContainerTree:
         """Lay a tree over the stored one and report it from now on.
@@ -193,21 +196,23 @@ class HeldVolume:
             StaleTreeError: the stored tree has not this generation any more.
         """
         container_id = tree.container_id
-        self.replica(container_id)
         store = self.writer.store_tree if self.writer else self.trees.update
-        stored = store(container_id, tree, expected_generation=generation)
-        self._remember(
-            replace(
-                self.replica(container_id),
-                data_checksum=stored.data_checksum,
-                fingerprint=state_fingerprint(stored),
+        with self._changing:
+            self.replica(container_id)
+            stored = store(container_id, tree, expected_generation=generation)
+            self._remember(
+                replace(
+                    self.replica(container_id),
+                    data_checksum=stored.data_checksum,
+                    fingerprint=state_fingerprint(stored),
+                )
             )
-        )
         return stored
 
     def look_again(self, container_id: ContainerId) -> None:
         """See what is on disk of one replica now; of one that was forgotten nothing."""
-        self._remember(self._look_at(container_id))
+        with self._changing:
+            self._remember(self._look_at(container_id))
 
     def survey(self) -> Survey:
         """A walk over all replicas as they are on disk, with the trees and scan times that we keep."""
@@ -226,9 +231,10 @@ class HeldVolume:
 
     def restore(self, container_id: ContainerId) -> None:
         """Take back a replica whose deletion was given up."""
-        replica = self._look_at(container_id)
-        with self._lock:
-            self._held[container_id] = replica
+        with self._changing:
+            replica = self._look_at(container_id)
+            with self._lock:
+                self._held[container_id] = replica
 
     def tree_bytes(self, container_id: ContainerId) -> bytes | None:
         """The tree file as it is; None where there is none."""

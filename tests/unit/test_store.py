@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -409,6 +410,26 @@ def test_a_record_of_an_open_container_that_cannot_be_read_makes_an_owned_one_un
         replica = checked.replica(TWO)
     expected = ReplicaState.UNHEALTHY if hold is Hold.OWNER else ReplicaState.OPEN
     assert (replica.state, replica.data_scan_timestamp_ms) == (expected, None)
+
+
+@pytest.mark.parametrize("hold", [Hold.OWNER, Hold.READ_ONLY])
+def test_two_scans_of_one_container_may_end_at_the_same_moment(root: Path, hold: Hold) -> None:
+    """The one that goes round and one that was asked for; neither sees the other's half-written file."""
+    others: list[Future[bool]] = []
+    with ThreadPoolExecutor(1) as pool, held(root, hold) as plain:
+        examination = scan(plain)
+
+        def watch(operation: Operation, path: Path) -> bool:
+            if operation is Operation.RENAME and path.parent.name == "scans" and not others:
+                others.append(pool.submit(volume.settle, examination, NOW_MS))
+                # Long enough for it to end, were it let in.
+                wait(others, timeout=0.5)
+            return False
+
+        volume = HeldVolume(plain.volume, FailingDisk(errno.EIO, watch), undo_bytes=1 << 20)
+        assert not volume.settle(examination, NOW_MS)
+        assert not others[0].result(timeout=60)
+        assert volume.replica(ONE).data_scan_timestamp_ms == NOW_MS
 
 
 def test_a_read_only_volume_is_scanned_without_a_byte_written_to_it(root: Path) -> None:
