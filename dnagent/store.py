@@ -42,6 +42,7 @@ from ozone.containers import Container, ContainerStore
 from ozone.disk import Disk
 from ozone.mapped import MappedReader
 from ozone.ports import ReplicaHead
+from ozone.rocks import Counter, Table, counter_key
 from ozone.scan import ScanResult, build_from_metadata, lost_chunks, scan, scan_metadata
 from ozone.survey import Survey
 from ozone.treefile import TreeFiles, TreeStatus
@@ -53,6 +54,8 @@ from runtime.retry import Backoff, retrying
 
 # A scan after a repair is repeated when another writer of the tree was faster; so often is enough.
 _RESCAN_BACKOFF = Backoff(attempts_max=4, first_s=0.1, most_s=2.0)
+# Containers that are asked whether a database is lost or a part of it.
+_PROBES = 16
 # What a report has room for.
 _INDEX_MAX = (1 << 31) - 1
 _log = get_logger("store")
@@ -91,6 +94,7 @@ class HeldVolume:
         # Taken before the writer's locks. One a volume will do: what is done under it is short beside a scan.
         self._changing = threading.RLock()
         self._held: dict[ContainerId, ContainerReplica] = {}
+        self._unreadable: dict[ContainerId, bytes] = {}
         self.refresh()
         if self.writer is not None:
             deleted = [replica.container_id for replica in self.replicas() if replica.state is ReplicaState.DELETED]
@@ -263,9 +267,13 @@ class HeldVolume:
                 raise DescriptorError(text, reason="field_invalid", field="replicaIndex", container_id=container_id)
             counters = container.counters()
         except ReconcileError as error:
-            if isinstance(error, DatabaseError) and "container_id" not in error.facts:
+            if isinstance(error, DatabaseError):
                 # Not a row of this container: the database as a whole.
-                raise
+                if "container_id" not in error.facts:
+                    raise
+                if self._is_lost(container_id):
+                    text = f"{error.message}; nor can the rows of other containers be read"
+                    raise DatabaseError(text, path=str(self.volume.database.path)) from error
             before = self._held.get(container_id)
             # Said once, not at every look.
             if before is None or before.state is not ReplicaState.INVALID:
@@ -287,6 +295,18 @@ class HeldVolume:
             fingerprint=state_fingerprint(tree) if tree else b"",
         )
 
+    def _is_lost(self, container_id: ContainerId) -> bool:
+        """Whether of the database whose rows of one container cannot be read no row can be.
+
+        Asked are containers far from each other: the rows of neighbours lie in one block of a file.
+        """
+        others = [other for other in self.containers.ids(lambda _: None) if other != container_id]
+        for other in others[:: max(1, len(others) // _PROBES)]:
+            with suppress(DatabaseError):
+                self.volume.database.get(Table.METADATA, counter_key(other, Counter.BCS_ID))
+                return False
+        return bool(others)
+
     def _stored_tree(self, container_id: ContainerId) -> ContainerTree | None:
         try:
             stored = self.trees.read(container_id)
@@ -294,7 +314,9 @@ class HeldVolume:
             # As good as none: a scan tells what else cannot be read, and other containers are not concerned.
             self._skipped(container_id, error)
             return None
-        if stored.status is TreeStatus.UNREADABLE:
+        if stored.status is TreeStatus.UNREADABLE and self._unreadable.get(container_id) != stored.generation:
+            # Said once, not at every look.
+            self._unreadable[container_id] = stored.generation
             _log.warning("tree_unreadable", container_id=container_id, volume=self.name, reason=stored.reason)
         try:
             self.trees.remember(stored)
@@ -577,7 +599,7 @@ class OwnReplica:
         except (DatabaseError, RecordInvalidError):
             # What cannot be read, or a key that is none, hides what else there is: the commit stays as it is until
             # that is mended.
-            return bcs_id or 0, 0
+            return bcs_id or 0, None
 
     def _lost(self, stored: ContainerTree) -> dict[BlockId, list[int]]:
         try:

@@ -28,6 +28,7 @@ from merkle.errors import (
     ReadOnlyError,
     ReconcileError,
     RecordInvalidError,
+    TreeRefusedError,
 )
 from merkle.record import BlockRecord, DeleteTransaction
 from merkle.replica import ReplicaState
@@ -173,8 +174,8 @@ class ContainerWriter:
             if container.state is ReplicaState.UNHEALTHY:
                 return
             self._set_state(container, ReplicaState.UNHEALTHY)
-            # The state came first: a replica whose records cannot be read has no tree to wait for.
-            with suppress(DatabaseError, RecordInvalidError):
+            # The state came first: a replica whose records cannot be read, or are beyond our limits, waits for no tree.
+            with suppress(DatabaseError, RecordInvalidError, TreeRefusedError):
                 if container.counters().data_checksum is None:
                     self.store_tree(container_id, build_from_metadata(container))
 

@@ -34,7 +34,7 @@ _NO_TREE = {
     "source": "none",
 }
 # Where its rows leave it out; a replica of this state is compared with none.
-_UNSAID = {"state": "INVALID", "bcs_id": 0, "replica_index": 0, "generation": 0}
+_UNSAID = {"volume": "", "state": "INVALID", "bcs_id": 0, "replica_index": 0, "generation": 0}
 
 
 class ReplicaId(NamedTuple):

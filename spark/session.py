@@ -181,9 +181,11 @@ def _hear_from(master: str) -> None:
     for place in master.removeprefix(_STANDALONE).split(","):
         try:
             address = urlsplit(f"//{place}")
-            host, port = address.hostname, address.port
+            host, port = address.hostname or "", address.port
+            # As a lookup writes it: what cannot be written so is no name, which a lookup would say less clearly.
+            host.encode("idna")
         except ValueError:
-            host = port = None
+            host, port = "", None
         if not host or not port:
             raise UsageError(f"{master!r} names no Spark master", hint="it looks like spark://HOST:PORT")
         try:

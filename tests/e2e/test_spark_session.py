@@ -74,7 +74,18 @@ def test_a_master_that_does_not_answer_is_named_at_once() -> None:
             pass
 
 
-@pytest.mark.parametrize("master", ["spark://", "spark://host", "spark://:7077", "spark://host:port", "spark://a:1,b"])
+@pytest.mark.parametrize(
+    "master",
+    [
+        "spark://",
+        "spark://host",
+        "spark://:7077",
+        "spark://host:port",
+        "spark://a:1,b",
+        "spark://a..b:7077",
+        f"spark://{70 * 'x'}:7077",
+    ],
+)
 def test_what_names_no_master_is_refused(master: str) -> None:
     with pytest.raises(UsageError, match="names no Spark master"), spark_session(master):
         pass

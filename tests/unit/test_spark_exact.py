@@ -71,6 +71,12 @@ def test_what_contradicts_itself_has_no_tree_and_a_finding(
     assert trees["dn-b"].data_checksum == other["root"]
 
 
+def test_a_replica_whose_volume_is_lacking_has_a_finding() -> None:
+    replicas, findings = exact_replicas(table(row(1, 0, volume=None), OTHER))
+    assert [finding["detail"] for finding in findings.to_pylist()] == ["dn-a: a row lacks a value (rows: 1)"]
+    assert [replica["root"] is None for replica in replicas.to_pylist()] == [True, False]
+
+
 def test_rows_that_say_the_same_are_one_row_and_the_last_reading_counts() -> None:
     early, late = 1_000, 2_000
     replicas, findings = exact_replicas(table(row(1, 0, scanned_at=late), row(1, 0, scanned_at=early), row(1, 0)))

@@ -210,6 +210,25 @@ def test_a_tree_beyond_our_limits_is_named_and_replaced_by_one_that_is_built(
         assert volume.replica(ONE).state is ReplicaState.UNHEALTHY
 
 
+def test_damage_in_a_container_beyond_our_limits_is_reported_though_there_is_no_tree(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S12, S16: the datanode that closed it knows no trees."""
+    with owned(root, root.parent / "writer") as volume:
+        write_block(volume.writer, TWO, OTHER, 1024, bcs_id=2)
+        volume.writer.set_state(TWO, ReplicaState.CLOSED)
+    monkeypatch.setattr("ozone.treefile.TREE_BLOCKS_MAX", 1)
+    with held(root) as volume:
+        damage(volume.containers.get(TWO).block_path(BLOCK), 1)
+        scanner = Scanner(volume, Pace(bytes_per_second=0), metrics=Metrics("dnagent"), on_change=lambda _: None)
+        while scanner.step():
+            pass
+        replica = volume.replica(TWO)
+        assert (replica.state, replica.data_checksum) == (ReplicaState.UNHEALTHY, None)
+        assert replica.data_scan_timestamp_ms is not None
+        assert volume.containers.get(TWO).state is ReplicaState.UNHEALTHY
+
+
 def test_a_descriptor_with_an_impossible_place_in_its_group_is_named_and_hides_no_other(root: Path) -> None:
     """No report has room for it."""
     with held(root) as volume:
@@ -269,12 +288,17 @@ def test_a_refresh_sees_what_the_datanode_changed(root: Path, tmp_path: Path) ->
         ]
 
 
-def test_a_tree_that_cannot_be_read_is_as_good_as_none(root: Path) -> None:
+def test_a_tree_that_cannot_be_read_is_as_good_as_none(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with held(root) as volume:
         path = volume.trees.path(ONE)
     path.write_bytes(b"\xff\xff")
     with held(root) as volume:
         assert volume.candidate(ONE).data_checksum is None
+        # Said once for each that is found, not at every look.
+        volume.refresh()
+        path.write_bytes(b"\xff\xff\xff")
+        volume.refresh()
+    assert capsys.readouterr().err.count("tree_unreadable") == 2
     path.unlink()
     path.mkdir()
     with held(root) as volume:
@@ -288,6 +312,23 @@ def test_a_volume_without_its_database_is_no_volume_and_damages_no_container(roo
     database.rename(database.with_name("gone"))
     with pytest.raises(DatabaseError), held(root):
         pass
+
+
+@pytest.mark.parametrize("hold", Hold)
+def test_a_database_of_which_no_row_can_be_read_is_lost_and_damages_no_container(tmp_path: Path, hold: Hold) -> None:
+    """inv-I4"""
+    with VolumeMaker(tmp_path / "volume") as made:
+        for container_id in (ONE, TWO):
+            made.container(container_id)
+            made.block(container_id, BLOCK, whole(3000))
+    Database.open_owner(made.database_path, Disk()).close()
+    for file in made.database_path.glob("*.sst"):
+        damage(file, 20)
+    descriptors = [made.folder(number) / "metadata" / f"{number}.container" for number in (ONE, TWO)]
+    before = [path.read_bytes() for path in descriptors]
+    with pytest.raises(DatabaseError, match="nor can the rows of other containers"), held(made.root, hold):
+        pass
+    assert [path.read_bytes() for path in descriptors] == before
 
 
 def test_records_are_listed_in_the_order_of_their_keys(root: Path) -> None:
