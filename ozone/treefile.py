@@ -392,6 +392,9 @@ def _parsed(raw: bytes | None, container_id: ContainerId) -> tuple[ContainerTree
     # other rules of merkle.check are for strangers.
     if any(not b.deleted and b.data_checksum != _live_checksum(b) for b in tree.blocks):
         return None, TreeRefusal.BLOCK_CHECKSUM.value
+    # One flipped bit makes that of a live block, which is under no sum; Ozone's tombstones have none.
+    if any(b.deleted and b.chunks for b in tree.blocks):
+        return None, TreeRefusal.TOMBSTONE_WITH_CHUNKS.value
     if tree.data_checksum not in (None, container_checksum(b.data_checksum for b in tree.blocks)):
         return None, TreeRefusal.ROOT_CHECKSUM.value
     return tree, ""

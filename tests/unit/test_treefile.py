@@ -254,6 +254,19 @@ def test_a_flipped_bit_in_the_tree_is_noticed(trees: TreeFiles, bit: int) -> Non
         assert trees.read(CONTAINER).status is TreeStatus.UNREADABLE
 
 
+def test_a_live_block_that_a_flipped_bit_calls_deleted_is_not_deleted(trees: TreeFiles) -> None:
+    """inv-I6: the flag, the last byte of a block, is under no sum; but a tombstone has no chunks."""
+    raw = bytearray(encode_tree(counted_tree(2)))
+    raw[-1] ^= 2
+    trees.path(CONTAINER).write_bytes(bytes(raw))
+    stored = trees.read(CONTAINER)
+    assert (stored.status, stored.reason) == (TreeStatus.UNREADABLE, "tombstone_with_chunks")
+    trees.remember(stored)
+    assert trees.update(CONTAINER, counted_tree(2)) == counted_tree(2)
+    assert trees.deleted_blocks(CONTAINER) == frozenset()
+    assert trees.stats.quarantined == 1
+
+
 def test_tombstones_come_back_from_delete_transactions_that_were_not_finished(owner: Owned) -> None:
     for block_id in (1, 2, 3):
         write_block(owner.writer, CONTAINER, block_id, 100)
