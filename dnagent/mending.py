@@ -29,8 +29,8 @@ from merkle.replica import PeerId
 from merkle.tree import ChunkTree, ContainerId
 from merkle.windows import Proven, is_sound, runs_of
 
-# A peer that failed or lied this often in one job is not asked again in it.
-STRIKES_MAX = 3
+# A peer that failed this often in one job is not asked again in it.
+FAILURES_MAX = 3
 
 Failure: TypeAlias = tuple[Verdict, Evidence]
 _Refusal: TypeAlias = tuple[Verdict, EvidenceKind, str]
@@ -41,19 +41,30 @@ class Sources:
 
     def __init__(self, peers: Iterable[PeerId]) -> None:
         self.bytes_fetched: dict[PeerId, int] = dict.fromkeys(peers, 0)
-        self._strikes: dict[PeerId, int] = dict.fromkeys(self.bytes_fetched, 0)
+        self._failures: dict[PeerId, int] = dict.fromkeys(self.bytes_fetched, 0)
+        self._broken_promises: dict[PeerId, int] = dict.fromkeys(self.bytes_fetched, 0)
         self._codes: dict[PeerId, str] = {}
 
-    def strike(self, peer: PeerId, code: str) -> None:
-        """It failed, or what it sent was not what it said."""
-        self._strikes[peer] += 1
+    def failed(self, peer: PeerId, code: str) -> None:
+        """It did not answer, or not to what it was asked."""
+        self._failures[peer] += 1
         self._codes[peer] = code
 
-    def strikes(self, peer: PeerId) -> int:
-        return self._strikes[peer]
+    def broke_promise(self, peer: PeerId, code: str) -> None:
+        """Its tree called a chunk healthy, and it did not have it so.
+
+        It lies, or has not looked lately: rot that no scan has found yet. So it is asked after others from now on, but
+        it is asked: it may be the only one that holds the next window whole. Each chunk asks it once at most.
+        """
+        self._broken_promises[peer] += 1
+        self._codes.setdefault(peer, code)
+
+    def reluctance(self, peer: PeerId) -> int:
+        """How many others to ask before it, relatively."""
+        return self._failures[peer] + self._broken_promises[peer]
 
     def is_usable(self, peer: PeerId) -> bool:
-        return self._strikes[peer] < STRIKES_MAX
+        return self._failures[peer] < FAILURES_MAX
 
     def outcomes(self) -> tuple[PeerOutcome, ...]:
         return tuple(
@@ -207,20 +218,21 @@ class BlockMending:
             chunk.held.append((run, event.peer))
         chunk.unreachable = chunk.unreachable or event.retryable
         if event.retryable:
-            self._sources.strike(event.peer, event.code)
-            # It was cut off while it was of use: it may send the rest. Strikes bound how often.
+            self._sources.failed(event.peer, event.code)
+            # It was cut off while it was of use: it may send the rest. Failures bound how often.
             chunk.sources.append(event.peer)
         elif chunk.wanted and event.peer not in chunk.partial_sources:
-            # It called the chunk healthy and yet did not send it so.
-            self._sources.strike(event.peer, event.code or "remote_protocol")
+            self._sources.broke_promise(event.peer, event.code or "windows_unproven")
 
     def fetch_failed(self, peer: PeerId, offset: int, code: str, *, retryable: bool) -> None:
         chunk = self._by_offset[offset]
         chunk.fetching = False
         chunk.unreachable = chunk.unreachable or retryable
+        if retryable:
+            self._sources.failed(peer, code)
         # One that holds the chunk corrupt, or perhaps not at all, promised nothing.
-        if retryable or peer not in chunk.partial_sources:
-            self._sources.strike(peer, code)
+        elif peer not in chunk.partial_sources:
+            self._sources.broke_promise(peer, code)
 
     def windows_written(self, event: WindowsWritten) -> None:
         chunk = self._by_offset[event.offset]
@@ -259,7 +271,7 @@ class BlockMending:
                 proven[peer] = theirs
             else:
                 # Its record and its tree contradict each other, so neither says anything about the chunk.
-                self._sources.strike(peer, "remote_protocol")
+                self._sources.broke_promise(peer, "remote_protocol")
         agreed = {_essence(theirs) for theirs in (*proven.values(), *others.values())}
         if len(agreed) == 1 and self._may_be_contradicted(next(iter((*proven.values(), *others.values())))):
             detail = "a holder that may have recorded something else gave no record"
@@ -360,7 +372,7 @@ class BlockMending:
         return chunk.offset == 0 or chunk.offset in self._ends
 
     def _fetch_next(self, chunk: ChunkMending) -> None:
-        """Ask the next source for what is still lacking: those without a strike first, healthy ones before others."""
+        """Ask the next source for what is still lacking: healthy ones before others, the most reliable first."""
         assert chunk.wanted is not None
         usable = [peer for peer in chunk.sources if self._sources.is_usable(peer)]
         if len(usable) < len(chunk.sources):
@@ -376,7 +388,7 @@ class BlockMending:
             and (theirs := record.by_offset.get(chunk.offset)) is not None
             and _essence(theirs) != essence
         }
-        peer = min(usable, key=lambda p: (p in disagreeing, p in chunk.partial_sources, self._sources.strikes(p)))
+        peer = min(usable, key=lambda p: (p in disagreeing, p in chunk.partial_sources, self._sources.reluctance(p)))
         chunk.sources.remove(peer)
         chunk.fetching = True
         self.out.append(FetchWindows(peer, self.block_id, chunk.record, tuple(sorted(chunk.wanted))))

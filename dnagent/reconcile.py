@@ -534,7 +534,7 @@ class Reconciliation:
     def _failed(self, event: RequestFailed) -> None:
         match event.request:
             case FetchTree(peer) | FetchRecords(peer):
-                self._sources.strike(peer, event.code)
+                self._sources.failed(peer, event.code)
             case FetchWindows(peer, block_id, chunk):
                 self._blocks[block_id].fetch_failed(peer, chunk.offset, event.code, retryable=event.retryable)
                 self._advance(self._blocks[block_id])
@@ -576,7 +576,7 @@ class Reconciliation:
         self.outcome = Outcome(
             container_id=self._container_id,
             state=state,
-            verdict=self._verdict(),
+            verdict=self._verdict(is_complete=state is OutcomeState.DONE),
             progress=progress,
             error_code=code,
             message=message,
@@ -588,12 +588,12 @@ class Reconciliation:
         )
         self._out.append(Report(self.outcome))
 
-    def _verdict(self) -> Verdict | None:
+    def _verdict(self, *, is_complete: bool) -> Verdict | None:
         if self._plan is None:
             return None
         failed = {verdict for of_block in self._failures.values() for verdict, _ in of_block.values()}
         seen = {self._plan.verdict, *failed}
-        if self._findings and not seen & set(_WORST_FIRST):
+        if self._findings and is_complete and not seen & set(_WORST_FIRST):
             # Damage that no tree shows: chunks of which nobody has a byte left are in none.
             seen.add(Verdict.UNRECOVERABLE)
         if Verdict.UNRECOVERABLE in seen and len(self._trees) < len(self._peers):
@@ -602,8 +602,11 @@ class Reconciliation:
         for verdict in _WORST_FIRST:
             if verdict in seen:
                 return verdict
-        if self._changed or self._plan.verdict is Verdict.REPAIRABLE:
+        if self._changed or self._findings or self._plan.verdict is Verdict.REPAIRABLE:
             return Verdict.REPAIRABLE
+        if not is_complete:
+            # What the trees have in common says nothing about what was not looked at any more.
+            return None
         # Equal to those that answered is not equal to all.
         return Verdict.MATCH if len(self._trees) == len(self._peers) else Verdict.UNKNOWN
 

@@ -17,7 +17,7 @@ from typing import NewType, TypeAlias, assert_never
 from merkle.plan import Verdict
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from scm.policy import HOPELESS, Root, Roots, Target, to_go_again
+from scm.policy import HOPELESS, Root, Roots, RoundEnd, Target, to_go_again
 
 JobId = NewType("JobId", str)
 
@@ -469,13 +469,21 @@ def _settle(job: Job, now_s: float, live: AbstractSet[PeerId] | None = None) -> 
 
 def _with_another_round(job: Job) -> Job:
     """The job with another round begun, by those whom it may help; the same object where there are none."""
-    after = {order.peer: order.root for order in job.orders if order.state is OrderState.DONE and order.root}
-    again = to_go_again(job.roots, tuple(after.values()))
-    round_ = max(order.round for order in job.orders) + 1
-    if not again or round_ > ROUNDS_MAX:
+    last = max(order.round for order in job.orders)
+    ends = [
+        RoundEnd(
+            order.root,
+            mended=order.round == last and order.progress.chunks_repaired > order.rounds.chunks_repaired,
+            is_settled=order.progress.verdict not in HOPELESS | {Verdict.UNKNOWN},
+        )
+        for order in job.orders
+        if order.state is OrderState.DONE and order.root
+    ]
+    again = to_go_again(job.roots, ends)
+    if not again or last == ROUNDS_MAX:
         return job
-    orders = tuple(_queued_again(order, round_) if order.peer in again else order for order in job.orders)
-    roots = {root[0]: root for root in (*job.roots, *after.values())}
+    orders = tuple(_queued_again(order, last + 1) if order.peer in again else order for order in job.orders)
+    roots = {root[0]: root for root in (*job.roots, *(end.root for end in ends))}
     return replace(job, orders=orders, roots=tuple(sorted(roots.values())))
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from merkle.plan import Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
-from scm.eligibility import ContainerState, container_state, is_erasure_coded
+from scm.eligibility import INVALID_HINT, ContainerState, container_state, is_erasure_coded, not_closed
 
 BACKOFF_FIRST_S = 60.0
 BACKOFF_MOST_S = 24 * 3600.0
@@ -97,7 +97,9 @@ def compare(replicas: Sequence[ContainerReplica], *, silent: AbstractSet[PeerId]
     if len(replicas) < 2:
         return Compared(Comparison.UNKNOWN, "a single replica has nothing to be compared with")
     if len(closed) < len(replicas):
-        return Compared(Comparison.UNKNOWN, "some replicas are not closed yet")
+        is_invalid = any(replica.state is ReplicaState.INVALID for replica in replicas)
+        note = f"not closed: {not_closed(replicas)}"
+        return Compared(Comparison.UNKNOWN, f"{note}; {INVALID_HINT}" if is_invalid else note)
     if any(replica.data_checksum is None for replica in closed):
         return Compared(Comparison.UNKNOWN, "some replicas have no tree yet")
     if any(replica.peer in silent for replica in closed):
@@ -131,17 +133,27 @@ def roots(replicas: Iterable[ContainerReplica]) -> Roots:
     return tuple(sorted((r.peer, r.data_checksum, r.fingerprint.hex()) for r in replicas))
 
 
-def to_go_again(before: Roots, after: Roots) -> frozenset[PeerId]:
-    """Who is to reconcile once more after a round, because another of these replicas changed in it and they differ.
+@dataclass(frozen=True, slots=True)
+class RoundEnd:
+    """How one replica came out of a round: its root, whether anything was mended in it, whether all is settled."""
 
-    What one put together in the round, those that were done by then could not have from it. Where none has changed, a
-    further round would find what this one found.
+    root: Root
+    mended: bool
+    is_settled: bool
+
+
+def to_go_again(before: Roots, ends: Sequence[RoundEnd]) -> frozenset[PeerId]:
+    """Who is to reconcile once more after a round: those that another one's change in it may help.
+
+    What one put together in the round, those that were done by then could not have from it. That shows in roots that
+    differ, or, where trees were older than the damage and are made equal again, in a verdict that left something open.
+    A mended replica counts as changed though its root is what it was: it had not seen its damage before. Where none
+    has changed, a further round would find what this one found.
     """
-    known = [root for root in after if root[1] is not None]
-    if len({checksum for _, checksum, _ in known}) < 2 and len({mark for _, _, mark in known if mark}) < 2:
-        return frozenset()
-    changed = {peer for peer, _, _ in set(known) - set(before)}
-    return frozenset(peer for peer, _, _ in known if changed - {peer})
+    known = [end for end in ends if end.root[1] is not None]
+    differ = len({end.root[1] for end in known}) > 1 or len({end.root[2] for end in known if end.root[2]}) > 1
+    changed = {end.root[0] for end in known if end.mended or end.root not in before}
+    return frozenset(end.root[0] for end in known if changed - {end.root[0]} and (differ or not end.is_settled))
 
 
 def backoff_s(container_id: ContainerId, failures: int) -> float:

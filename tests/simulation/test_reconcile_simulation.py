@@ -147,7 +147,7 @@ class _CannotBeStopped(Reconciliation):
 
 
 class _AlwaysSaysMatch(Reconciliation):
-    def _verdict(self) -> Verdict | None:
+    def _verdict(self, *, is_complete: bool) -> Verdict | None:
         return Verdict.MATCH
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from merkle.plan import Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
+from scm.eligibility import INVALID_HINT
 from scm.policy import (
     BACKOFF_FIRST_S,
     BACKOFF_JITTER,
@@ -16,6 +17,7 @@ from scm.policy import (
     Compared,
     Comparison,
     Roots,
+    RoundEnd,
     Visit,
     after_job,
     backoff_s,
@@ -67,6 +69,13 @@ some_peers = st.frozensets(st.sampled_from([PeerId(f"dn-{number}") for number in
 def test_an_unknown_root_is_neither_zero_nor_a_match(found: list[ContainerReplica], expected: Comparison) -> None:
     """CR-002, CR-014, CR-047; Ozone's own comparison takes 0 for a root (T11)."""
     assert compare(found).comparison is expected
+
+
+def test_replicas_that_are_not_closed_are_named_and_what_to_do_about_an_invalid_one() -> None:
+    note = compare([replica("dn-1"), replica("dn-2", state=ReplicaState.CLOSING)]).note
+    assert note == "not closed: CLOSING on datanode dn-2"
+    note = compare([replica("dn-1"), replica("dn-2", state=ReplicaState.INVALID)]).note
+    assert note == f"not closed: INVALID on datanode dn-2; {INVALID_HINT}"
 
 
 def test_equal_roots_that_know_of_different_deletes_are_diverged() -> None:
@@ -140,6 +149,11 @@ def test_a_read_only_replica_is_a_source_but_gets_no_order() -> None:
     assert (target.peer, target.peers) == ("dn-2", ("dn-1",))
 
 
+def out_of_round(after: Roots, *, mended: str = "", unsettled: str = "") -> list[RoundEnd]:
+    """How each came out of a round; `mended` and `unsettled` name some by the last digit of their names."""
+    return [RoundEnd(root, mended=root[0][-1] in mended, is_settled=root[0][-1] not in unsettled) for root in after]
+
+
 @pytest.mark.parametrize(
     ("before", "after", "again"),
     [
@@ -157,14 +171,40 @@ def test_those_go_again_that_differ_from_a_peer_which_changed(before: str, after
     def named(found: str) -> Roots:
         return tuple((PeerId(f"dn-{n}"), None if r == "?" else int(r), "") for n, r in enumerate(found, start=1))
 
-    assert to_go_again(named(before), named(after)) == {f"dn-{number}" for number in again}
+    assert to_go_again(named(before), out_of_round(named(after))) == {f"dn-{number}" for number in again}
 
 
 def test_replicas_with_equal_roots_go_again_where_they_know_of_different_deletes() -> None:
     dn1, dn2 = PeerId("dn-1"), PeerId("dn-2")
-    assert to_go_again(((dn1, 7, "a"), (dn2, 7, "b")), ((dn1, 7, "c"), (dn2, 7, "b"))) == {dn2}
+    assert to_go_again(((dn1, 7, "a"), (dn2, 7, "b")), out_of_round(((dn1, 7, "c"), (dn2, 7, "b")))) == {dn2}
     # Who tells no fingerprint is compared by its root.
-    assert to_go_again(((dn1, 7, "a"), (dn2, 7, "")), ((dn1, 7, "c"), (dn2, 7, ""))) == set()
+    assert to_go_again(((dn1, 7, "a"), (dn2, 7, "")), out_of_round(((dn1, 7, "c"), (dn2, 7, "")))) == set()
+
+
+@pytest.mark.parametrize(
+    ("after", "mended", "unsettled", "again"),
+    [
+        # The first was done before the others found and mended what their trees did not show.
+        ("122", "23", "1", "123"),
+        ("122", "3", "1", "123"),
+        ("122", "", "1", "23"),
+        # Equal in the end, and what was found on the way is left standing.
+        ("111", "1", "2", "2"),
+        ("111", "1", "1", ""),
+        ("111", "12", "", ""),
+        ("111", "", "123", ""),
+    ],
+)
+def test_what_was_mended_may_help_those_that_were_left_with_something_open(
+    after: str, mended: str, unsettled: str, again: str
+) -> None:
+    """inv-I1: trees may be older than the damage, and roots the same before and after."""
+    before = tuple((PeerId(f"dn-{n}"), 1 if n == 1 else int(after[1]), "") for n in (1, 2, 3))
+    roots = tuple((PeerId(f"dn-{n}"), int(r), "") for n, r in enumerate(after, start=1))
+    if after == "122" and unsettled == "1":
+        # Its own root is another, now that it knows its damage.
+        before = ((PeerId("dn-1"), 2, ""), *before[1:])
+    assert to_go_again(before, out_of_round(roots, mended=mended, unsettled=unsettled)) == {f"dn-{n}" for n in again}
 
 
 @given(st.integers(0, 10), st.integers(1, 10))
