@@ -305,6 +305,19 @@ def test_one_honest_peer_is_enough_for_what_we_have_records_of(evil: Evil) -> No
         assert bytes(at.ours.stored.files[A]) == healthy(at, A)
 
 
+def test_rot_that_a_peer_has_not_seen_yet_does_not_keep_it_from_giving_the_rest() -> None:
+    """inv-I1: each of many chunks is whole in one place only, and no tree says so."""
+    chunks = 8
+    at = world(A, length=chunks * CHUNK)
+    for index in range(chunks):
+        at.ours.stored.flip(A, index * CHUNK)
+        at.disk("dn3" if index % 2 else "dn2").flip(A, index * CHUNK)
+    outcome = run(at)
+    assert (outcome.state, outcome.verdict) == (OutcomeState.DONE, Verdict.REPAIRABLE)
+    assert outcome.progress.windows_written == chunks
+    assert RepairableReplica("scan", replace(at.ours.stored)).examine()[1] == ()
+
+
 def test_a_peer_without_an_answer_leaves_no_claim_that_all_is_well() -> None:
     """inv-I12."""
     at = world(A)
@@ -1100,6 +1113,29 @@ def test_an_exhausted_undo_budget_keeps_what_is_done_and_begins_nothing_more() -
     assert (outcome.state, outcome.error_code) == (OutcomeState.FAILED, "undo_budget")
     assert len(at.of(StoreTree)) == 1
     assert run(at).verdict is Verdict.REPAIRABLE
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_repair_that_is_cut_short_calls_nothing_lost_that_it_did_not_try_to_mend(is_cancelled: bool) -> None:
+    """The damage is found by this job's own scan."""
+    at = world(A)
+    at.ours.stored.flip(A, 0)
+
+    def meddle(request: Request) -> Event | None:
+        if isinstance(request, WriteWindows):
+            return Cancelled("shut down") if is_cancelled else RequestFailed(request, UndoBudgetError.code)
+        return None
+
+    outcome = run(at, meddle=meddle)
+    assert outcome.state is (OutcomeState.INTERRUPTED if is_cancelled else OutcomeState.FAILED)
+    assert outcome.verdict is Verdict.REPAIRABLE
+    assert EvidenceKind.FINDINGS_REMAIN in kinds(outcome)
+
+
+def test_a_repair_that_could_not_look_does_not_say_that_all_is_equal() -> None:
+    at = world(A)
+    outcome = run(at, meddle=lambda r: RequestFailed(r, "disk_failed") if isinstance(r, Rescan) else None)
+    assert (outcome.state, outcome.verdict) == (OutcomeState.FAILED, None)
 
 
 def _battered() -> World:
