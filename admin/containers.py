@@ -15,11 +15,11 @@ from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX
 from merkle.plan import Comparison as TreeComparison
 from merkle.plan import compare
-from merkle.replica import PeerId
+from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId, ContainerTree, root_hex
 from protos import controller_pb2 as pb
 from runtime.rpc import open_channel
-from scm.eligibility import ContainerState
+from scm.eligibility import INVALID_HINT, ContainerState
 from scm.policy import Comparison
 
 LIST_DEFAULT = 100
@@ -246,6 +246,9 @@ def _print_container(view: pb.ContainerView) -> None:
         print_line(f"  last job:    {view.last_job_id}, verdict {view.last_verdict or 'none'}")
     for replica in view.replicas:
         _print_replica(replica)
+    is_invalid = any(replica.replica.state == ReplicaState.INVALID.value for replica in view.replicas)
+    if is_invalid and INVALID_HINT not in note:
+        print_line(f"  {INVALID_HINT}")
 
 
 def _print_replica(view: pb.ReplicaView) -> None:

@@ -21,7 +21,7 @@ from admin.containers import age_text, time_text
 from admin.controller_client import ControllerClient
 from admin.output import LINE_EVERY_S, Output, console, print_line, print_table, size_text
 from merkle.errors import ControllerUnavailableError
-from merkle.plan import Verdict
+from merkle.plan import EvidenceKind, Verdict
 from protos import controller_pb2 as pb
 from scm.jobs import JobState
 
@@ -34,6 +34,16 @@ AWAY_S = 60.0
 # Rows of a live table: more do not fit a terminal.
 LIVE_ROWS_MAX = 20
 
+# What leaves it open how replicas are, what one can do something about first.
+_DOUBTS = (
+    EvidenceKind.FILE_UNREADABLE,
+    EvidenceKind.SOURCE_UNREACHABLE,
+    EvidenceKind.DAMAGED_AGAIN,
+    EvidenceKind.NO_ROOT,
+    EvidenceKind.NOTHING_COMPARED,
+)
+# Reasons named in one line; `treefold job show` has them all.
+DOUBTS_NAMED_MAX = 2
 _HOPELESS = {Verdict.UNRECOVERABLE.value, Verdict.CONFLICT.value}
 _ENDED = {state.value for state in JobState if state.is_terminal}
 
@@ -195,6 +205,33 @@ def exit_status_of(jobs: Iterable[pb.Job]) -> int:
     return EXIT_PARTLY if clean or partial else EXIT_FAILED
 
 
+def doubt(one: pb.Job, *, has_blocks: bool) -> str:
+    """Why the verdict of a job is UNKNOWN, in one line: who gave no answer, then what was found, the first of it.
+
+    `has_blocks` tells an empty container from one whose blocks are in no tree, since nobody recorded their checksums.
+    """
+    said_by: dict[str, list[str]] = {}
+    unsure = [part for part in one.datanodes if part.progress.verdict == Verdict.UNKNOWN.value]
+    for part in unsure:
+        for peer in part.progress.peers:
+            if peer.outcome != "ok":
+                said_by.setdefault(f"{peer.outcome}: datanode {peer.datanode_id}", []).append(part.datanode_id)
+    for kind in _DOUBTS:
+        for part in unsure:
+            for evidence in part.progress.evidence:
+                if evidence.kind == kind.value:
+                    said_by.setdefault(_evidence_text(evidence), []).append(part.datanode_id)
+    reasons = [f"{text} (says {', '.join(dict.fromkeys(who))})" for text, who in said_by.items()]
+    if any(e.kind == EvidenceKind.UNVERIFIABLE.value for part in unsure for e in part.progress.evidence):
+        held = "it holds what nobody recorded a checksum of" if has_blocks else "no replica counts a block in it"
+        reasons.append(f"{EvidenceKind.UNVERIFIABLE.value}: {held}")
+    more = f" and {len(reasons) - DOUBTS_NAMED_MAX} more" if len(reasons) > DOUBTS_NAMED_MAX else ""
+    named = "; ".join(reasons[:DOUBTS_NAMED_MAX]) or "its datanodes do not say why"
+    # What agents say may hold a line break, or move the cursor.
+    named = "".join(c if c.isprintable() else " " for c in named)
+    return f"{named}{more}: see `treefold job show {one.job_id}`"
+
+
 def job_json(one: pb.Job) -> JsonObject:
     return {
         "jobID": one.job_id,
@@ -296,6 +333,10 @@ def _print_datanode(part: pb.DatanodeProgress) -> None:
         claimed = ", ".join(str(number) for number in progress.claimed_deleted_block_ids)
         print_line(f"    live here, deleted at a peer: blocks {claimed}")
     for evidence in progress.evidence:
-        where = f" block {evidence.block_id}" if evidence.HasField("block_id") else ""
-        where += f" at {evidence.offset}" if evidence.HasField("offset") else ""
-        print_line(f"    {evidence.kind}{where}: {evidence.detail}")
+        print_line(f"    {_evidence_text(evidence)}")
+
+
+def _evidence_text(evidence: pb.Evidence) -> str:
+    where = f" block {evidence.block_id}" if evidence.HasField("block_id") else ""
+    where += f" at {evidence.offset}" if evidence.HasField("offset") else ""
+    return f"{evidence.kind}{where}: {evidence.detail}"

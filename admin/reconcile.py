@@ -30,13 +30,14 @@ from admin.answer import (
 )
 from admin.containers import comparison_json, container_json, datanode_json, fetch_trees, root_of
 from admin.controller_client import ControllerClient
-from admin.jobs import await_jobs, exit_status_of, job_json, print_jobs
+from admin.jobs import await_jobs, doubt, exit_status_of, job_json, print_jobs
 from admin.output import Output, print_line, print_table
 from merkle.errors import ReconcileError, UsageError
 from merkle.plan import Comparison as TreeComparison
 from merkle.plan import Verdict, compare
+from merkle.replica import ReplicaState
 from protos import controller_pb2 as pb
-from scm.eligibility import ContainerState, Eligibility
+from scm.eligibility import INVALID_HINT, ContainerState, Eligibility
 from scm.policy import Comparison
 
 # Trees are fetched for a plan of so many containers; it shows so many rows to people.
@@ -84,10 +85,10 @@ def reconcile(
     6 refused, 7 controller unreachable, 8 already running.
     """
     if status:
-        _status(controller, _asked(controller, arguments, all_diverged), as_json=as_json)
+        _status(controller, _asked(controller, arguments, all_diverged, as_json=as_json), as_json=as_json)
         return
     with answering("reconcile", as_json=as_json) as answer:
-        asked = _asked(controller, arguments, all_diverged)
+        asked = _asked(controller, arguments, all_diverged, as_json=as_json)
         outcomes = controller.reconcile(asked, dry_run=True)
         views = controller.get_containers(asked)
         wanted = [outcome for outcome in outcomes if outcome.eligibility == OK]
@@ -96,7 +97,7 @@ def reconcile(
         answer.data = {"plan": [_plan_json(outcome, views, compared) for outcome in outcomes], "jobs": []}
         if not as_json:
             _print_plan(wanted, views, compared)
-        _note_refusals(answer, outcomes)
+        _note_refusals(answer, outcomes, views)
         answer.exit_status = _status_of(outcomes)
         if dry_run or not (wanted or (wait and busy)):
             return
@@ -112,7 +113,7 @@ def reconcile(
         started = controller.reconcile(
             [outcome.container_id for outcome in wanted], dry_run=False, reason=reason, requested_by=_who()
         )
-        _note_refusals(answer, started)
+        _note_refusals(answer, started, views)
         outcomes = [*started, *(outcome for outcome in outcomes if outcome.eligibility != OK)]
         answer.exit_status = _status_of(outcomes)
         _tell_triggered(answer, outcomes)
@@ -120,12 +121,15 @@ def reconcile(
             _wait(controller, answer, [outcome.job_id for outcome in outcomes if outcome.job_id], output or Output())
 
 
-def _asked(controller: ControllerClient, arguments: tuple[str, ...], all_diverged: bool) -> list[int]:
+def _asked(controller: ControllerClient, arguments: tuple[str, ...], all_diverged: bool, *, as_json: bool) -> list[int]:
     if not all_diverged:
         return container_ids(arguments)
     if arguments:
         raise UsageError("either container IDs or --all-diverged, not both")
-    return [view.container_id for view in controller.containers(comparison=Comparison.DIVERGED.value)]
+    found = [view.container_id for view in controller.containers(comparison=Comparison.DIVERGED.value)]
+    if not found and not as_json:
+        click.echo("No container is known to be diverged.")
+    return found
 
 
 def _compared(
@@ -205,11 +209,16 @@ def _is_confirmed(count: int, *, yes: bool) -> bool:
     return click.confirm(f"Reconcile {count} container{'' if count == 1 else 's'}?", default=False, err=True)
 
 
-def _note_refusals(answer: Answer, outcomes: Sequence[pb.ReconcileOutcome]) -> None:
-    """Say what was refused, in Ozone's words."""
+def _note_refusals(answer: Answer, outcomes: Sequence[pb.ReconcileOutcome], views: dict[int, pb.ContainerView]) -> None:
+    """Say what was refused, in Ozone's words, and what can be done about it."""
     for outcome in outcomes:
         if outcome.eligibility != OK:
-            answer.fail(outcome.eligibility, outcome.message)
+            view = views.get(outcome.container_id)
+            is_invalid = (
+                any(one.replica.state == ReplicaState.INVALID.value for one in view.replicas) if view else False
+            )
+            is_refused_for_it = is_invalid and outcome.eligibility == Eligibility.INELIGIBLE_REPLICA_STATES.value
+            answer.fail(outcome.eligibility, outcome.message, hint=INVALID_HINT if is_refused_for_it else "")
 
 
 def _status_of(outcomes: Sequence[pb.ReconcileOutcome]) -> int:
@@ -260,9 +269,10 @@ def _wait(controller: ControllerClient, answer: Answer, job_ids: Sequence[str], 
     ]
     status = exit_status_of(jobs)
     for job in jobs:
-        if job.verdict == Verdict.UNKNOWN.value:
-            answer.warn(f"container {job.container_id}: unverifiable: it holds what nobody recorded a checksum of")
         view = views.get(job.container_id)
+        if job.verdict == Verdict.UNKNOWN.value:
+            has_blocks = view is None or any(replica.replica.block_count for replica in view.replicas)
+            answer.warn(f"container {job.container_id}: not all is known: {doubt(job, has_blocks=has_blocks)}")
         if status == 0 and view is not None and view.comparison == Comparison.DIVERGED.value:
             answer.warn(f"container {job.container_id}: the replicas still differ: {view.comparison_note}")
             status = EXIT_PARTLY

@@ -6,11 +6,12 @@ after either side was restarted; agents know the IDs of their jobs and of comman
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from merkle.errors import BusyError, JobNotFoundError
+from merkle.errors import BusyError, DatabaseError, JobNotFoundError
 from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import ContainerId
 from runtime.log import get_logger
@@ -185,8 +186,7 @@ class Controller:
         for told in heartbeat.progress if not observed.full_report_wanted else ():
             root = self._root(told.job_id, peer)
             self._step(told.job_id, Progressed(peer, told.state, told.progress, told.round, root), now_s)
-        self._dispatch(peer, now_s)
-        self._save_changes(now_s)
+        self._dispatch_stored([peer], now_s)
         return observed
 
     def tick(self, now_s: float) -> None:
@@ -203,43 +203,53 @@ class Controller:
             self._step(job_id, ticked, now_s)
         if self._rules.automatic and self._leadership.term() is not None:
             self._automatic(now_s)
-        self._dispatch_all(now_s)
+        self._dispatch_stored(list(self._queued), now_s)
 
     # ---- requests
 
     def reconcile(
         self, container_ids: Iterable[ContainerId], *, dry_run: bool, reason: str, requested_by: str, now_s: float
     ) -> list[Outcome]:
-        """Start a job for each container that may be reconciled; with `dry_run` only say which."""
-        outcomes = []
+        """Start a job for each container that may be reconciled; with `dry_run` only say which.
+
+        Raises:
+            DatabaseError: the jobs cannot be put down; none is started.
+        """
+        outcomes, jobs = list[Outcome](), list[Job]()
         for container_id in dict.fromkeys(container_ids):
             ruling = self._rule(container_id)
             if ruling.eligibility is Eligibility.ALREADY_RUNNING:
                 outcomes.append(Outcome(container_id, ruling, self._active[container_id]))
             elif not ruling.is_ok or dry_run:
                 outcomes.append(Outcome(container_id, ruling))
-            elif len(self._active) >= JOBS_ACTIVE_MAX:
+            elif len(self._active) + len(jobs) >= JOBS_ACTIVE_MAX:
                 message = f"Cannot reconcile container {container_id}: {JOBS_ACTIVE_MAX} jobs are waiting."
                 outcomes.append(Outcome(container_id, Ruling(Eligibility.QUEUE_FULL, message)))
             else:
-                job = self._start(container_id, reason=reason, requested_by=requested_by, now_s=now_s)
-                outcomes.append(Outcome(container_id, ruling, job.job_id))
-        self._dispatch_all(now_s)
+                jobs.append(self._new_job(container_id, reason=reason, requested_by=requested_by, now_s=now_s))
+                outcomes.append(Outcome(container_id, ruling, jobs[-1].job_id))
+        if jobs:
+            self._begin(jobs, now_s)
+            for peer in list(self._queued):
+                self._dispatch(peer, now_s)
+            self._save_what_is_done(now_s)
         return outcomes
 
     def cancel(self, job_id: JobId, now_s: float) -> Job:
         """Ask the job to end; agents stop after the window they are writing.
 
         Raises:
+            DatabaseError: the wish cannot be put down; the job goes on.
             JobNotFoundError: there is no such job.
         """
         job = self.job(job_id)
         if not job.state.is_terminal and job.cancel_requested_at_s is None:
+            self._save([step(job, CancelRequested(), now_s)], now_s)
             self._step(job_id, CancelRequested(), now_s)
             for order in job.orders:
                 if order.state.is_in_flight:
                     self._call_off(job_id, order)
-            self._save_changes(now_s)
+            self._save_what_is_done(now_s)
         return self.job(job_id)
 
     def scan(self, container_ids: Iterable[ContainerId]) -> tuple[list[ContainerId], int]:
@@ -367,19 +377,22 @@ class Controller:
         """Work the diverged containers down; and one by one, slowly, have matching ones learn of deletes."""
         running = sum(self._jobs[job_id].automatic for job_id in self._active.values())
         slots = self._rules.automatic_jobs - running
+        chosen = list[Job]()
         for container_id in list(islice(self._registry.diverged(), AUTOMATIC_SEARCH_MAX)):
             if slots <= 0:
                 break
             # Whether it gets a job or has to rest: the next search begins with others.
             self._registry.postpone(container_id)
             if self._may_visit(container_id, now_s):
-                self._start(container_id, reason="diverged", requested_by="automatic", now_s=now_s, automatic=True)
+                chosen.append(self._new_automatic_job(container_id, "diverged", now_s))
                 slots -= 1
         if slots > 0 and now_s - self._visited_at_s >= self._rules.visit_every_s:
             self._visited_at_s = now_s
             found = self._next_matching(now_s)
             if found is not None:
-                self._start(found, reason="visit", requested_by="automatic", now_s=now_s, automatic=True)
+                chosen.append(self._new_automatic_job(found, "visit", now_s))
+        if chosen:
+            self._begin(chosen, now_s)
 
     def _may_visit(self, container_id: ContainerId, now_s: float) -> bool:
         now_roots = roots(self._registry.replicas(container_id))
@@ -399,7 +412,10 @@ class Controller:
 
     # ---- jobs
 
-    def _start(
+    def _new_automatic_job(self, container_id: ContainerId, reason: str, now_s: float) -> Job:
+        return self._new_job(container_id, reason=reason, requested_by="automatic", now_s=now_s, automatic=True)
+
+    def _new_job(
         self, container_id: ContainerId, *, reason: str, requested_by: str, now_s: float, automatic: bool = False
     ) -> Job:
         replicas = self._registry.replicas(container_id)
@@ -416,14 +432,17 @@ class Controller:
             roots=roots(replicas),
         )
         assert job.job_id not in self._jobs
-        self._keep(job)
-        self._unsaved[job.job_id] = None
-        self._save_now = True
-        log.info(
-            "job_created", job=job.job_id, container_id=container_id, reason=reason, requested_by=requested_by,
-            automatic=automatic,
-        )  # fmt: skip
         return job
+
+    def _begin(self, jobs: Sequence[Job], now_s: float) -> None:
+        """Take up new jobs, all or none: what is not on disk must not be worked for, nor come to be after a failure."""
+        self._save(jobs, now_s)
+        for job in jobs:
+            self._keep(job)
+            log.info(
+                "job_created", job=job.job_id, container_id=job.container_id, reason=job.reason,
+                requested_by=job.requested_by, automatic=job.automatic,
+            )  # fmt: skip
 
     def _step(self, job_id: JobId, event: Event, now_s: float) -> None:
         job = self._jobs.get(job_id)
@@ -515,10 +534,10 @@ class Controller:
 
     # ---- orders
 
-    def _dispatch_all(self, now_s: float) -> None:
+    def _dispatch_stored(self, peers: Iterable[PeerId], now_s: float) -> None:
         # Stored before anything goes out: an agent must never work for a job that nobody remembers.
         self._save_changes(now_s)
-        for peer in list(self._queued):
+        for peer in peers:
             self._dispatch(peer, now_s)
         self._save_changes(now_s)
 
@@ -578,9 +597,19 @@ class Controller:
     def _save_changes(self, now_s: float) -> None:
         if not self._unsaved or not (self._save_now or now_s - self._saved_at_s >= SAVE_PROGRESS_EVERY_S):
             return
-        jobs = [self._jobs[job_id] for job_id in self._unsaved if job_id in self._jobs]
+        self._save([], now_s)
+
+    def _save_what_is_done(self, now_s: float) -> None:
+        # To fail now would be to deny a request that is granted and on disk; the next tick tries again, and tells.
+        with suppress(DatabaseError):
+            self._save_changes(now_s)
+
+    def _save(self, ahead: Sequence[Job], now_s: float) -> None:
+        """Put down what has changed, and of these jobs what they are to become."""
+        jobs = {job_id: self._jobs[job_id] for job_id in self._unsaved if job_id in self._jobs}
+        jobs.update((job.job_id, job) for job in ahead)
         visits = [self._visits[container_id] for container_id in self._unsaved_visits]
-        self._store.save(jobs, visits)
+        self._store.save(jobs.values(), visits)
         self._unsaved.clear()
         self._unsaved_visits.clear()
         self._saved_at_s, self._save_now = now_s, False

@@ -48,6 +48,11 @@ _PROVEN = (
     (ReplicaState.CLOSING, ContainerState.CLOSING),
     (ReplicaState.OPEN, ContainerState.OPEN),
 )
+# An INVALID replica tells nothing but that it is one; why is known where it lies.
+INVALID_HINT = (
+    "what describes an INVALID replica cannot be read: the line container_skipped in the log of its agent names the "
+    "cause, and so does `treefold doctor` there for a descriptor; repair or remove there what is damaged"
+)
 _ELIGIBLE_CONTAINER_STATES = frozenset({ContainerState.CLOSED, ContainerState.QUASI_CLOSED})
 
 
@@ -102,6 +107,12 @@ def is_erasure_coded(replicas: Iterable[ContainerReplica]) -> bool:
     return any(replica.is_erasure_coded for replica in replicas)
 
 
+def not_closed(replicas: Iterable[ContainerReplica]) -> str:
+    """Which replicas are not closed, and where: `INVALID on datanode dn-2, OPEN on datanode dn-3`; empty for none."""
+    found = sorted((r.state.value, r.peer) for r in replicas if not r.state.is_closed)
+    return ", ".join(f"{state} on datanode {peer}" for state, peer in found)
+
+
 def evaluate(
     container_id: ContainerId,
     state: ContainerState | None,
@@ -118,9 +129,11 @@ def evaluate(
     if not replicas:
         message = f"Cannot reconcile container {container_id} because no replicas could be found."
         return Ruling(Eligibility.NO_REPLICAS_FOUND, message)
-    if not all(replica.state.is_closed for replica in replicas):
+    if named := not_closed(replicas):
         states = ", ".join(replica.state.name for replica in replicas)
         message = f"Cannot reconcile container #{container_id} in state {state.value} with replica states: {states}"
+        # Ozone says no more, and leaves it open where to look.
+        message += f" ({named})"
         return Ruling(Eligibility.INELIGIBLE_REPLICA_STATES, message)
     if is_erasure_coded(replicas):
         return Ruling(

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from merkle.errors import DatabaseError
 from merkle.plan import Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
@@ -37,9 +38,10 @@ def replicas(*roots: int | None, container_id: int = 1) -> list[ContainerReplica
 
 
 class MemoryJobStore:
-    """A store that outlives a controller, but not the test."""
+    """A store that outlives a controller, but not the test; one that `is_full` takes nothing more."""
 
     def __init__(self) -> None:
+        self.is_full = False
         self._jobs: dict[JobId, Job] = {}
         self._visits: dict[ContainerId, Visit] = {}
         self._term = 0
@@ -51,6 +53,8 @@ class MemoryJobStore:
         return list(self._visits.values())
 
     def save(self, jobs: Iterable[Job] = (), visits: Iterable[Visit] = ()) -> None:
+        if self.is_full:
+            raise DatabaseError("database or disk is full")
         self._jobs.update((job.job_id, job) for job in jobs)
         self._visits.update((visit.container_id, visit) for visit in visits)
 

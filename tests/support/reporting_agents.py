@@ -1,7 +1,7 @@
 """Agents that hold nothing but what a test gives them, and talk to a real controller over loopback."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from dnagent.ports import AgentStatus
@@ -18,7 +18,13 @@ CALL_S = 20
 DoWork = Callable[[pb.ReconcileCommand], pb.ReconcileProgress]
 
 
-def done(verdict: str = "REPAIRABLE", *, chunks_repaired: int = 0) -> DoWork:
+def done(
+    verdict: str = "REPAIRABLE",
+    *,
+    chunks_repaired: int = 0,
+    evidence: Sequence[pb.Evidence] = (),
+    peers: Sequence[pb.PeerOutcome] = (),
+) -> DoWork:
     """Carries out every order at once, with this result."""
     return lambda command: pb.ReconcileProgress(
         job_id=command.job_id,
@@ -26,6 +32,8 @@ def done(verdict: str = "REPAIRABLE", *, chunks_repaired: int = 0) -> DoWork:
         state="done",
         verdict=verdict,
         chunks_repaired=chunks_repaired,
+        evidence=evidence,
+        peers=peers,
     )
 
 

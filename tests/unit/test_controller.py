@@ -1,5 +1,6 @@
 """The controller as a whole, in memory: jobs from request to result, limits, restarts, automatic mode."""
 
+from collections.abc import Iterable
 from itertools import pairwise
 from threading import Lock
 from typing import cast
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merkle.errors import BusyError, JobNotFoundError
+from merkle.errors import BusyError, DatabaseError, JobNotFoundError
 from merkle.plan import Verdict
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId
@@ -17,12 +18,12 @@ from protos import controller_pb2 as pb
 from runtime.metrics import Metrics
 from scm.controller import ProgressReport, Rules
 from scm.eligibility import Eligibility
-from scm.jobs import ROUNDS_MAX, JobId, JobState, OrderState, Progress, task_id
+from scm.jobs import ROUNDS_MAX, Job, JobId, JobState, OrderState, Progress, task_id
 from scm.messages import command_to, heartbeat_from, job_to
-from scm.policy import Comparison
+from scm.policy import Comparison, Visit
 from scm.ports import ReconcileOrder, ScanOrder
 from scm.server import ControllerService, Outbox
-from tests.support.cluster_reports import World, replica, replicas
+from tests.support.cluster_reports import MemoryJobStore, World, replica, replicas
 
 DNS = ("dn-1", "dn-2", "dn-3")
 
@@ -93,6 +94,82 @@ def test_a_dry_run_starts_nothing() -> None:
     assert world.controller.jobs(None, 10) == []
     assert world.sink.orders == []
     assert list(world.store.jobs()) == []
+
+
+def test_what_cannot_be_stored_is_not_begun() -> None:
+    world = World(Rules(orders_per_datanode=1))
+    diverged(world, 3)
+    world.store.is_full = True
+    with pytest.raises(DatabaseError):
+        world.reconcile(1, 2)
+    for peer in DNS:
+        world.beat(peer)
+    world.pass_time(5)
+    assert (world.controller.jobs(None, 10), world.sink.orders) == ([], [])
+    world.store.is_full = False
+    world.pass_time(5)
+    assert (world.controller.jobs(None, 10), world.sink.orders) == ([], [])
+    assert [job.container_id for job in world.reconcile(1, 2)] == [1, 2]
+    assert len(list(world.store.jobs())) == 2
+
+
+def test_automatic_mode_begins_nothing_that_cannot_be_stored_and_goes_on_once_it_can() -> None:
+    world = World(AUTOMATIC)
+    diverged(world, 2)
+    world.store.is_full = True
+    for _ in range(3):
+        with pytest.raises(DatabaseError):
+            world.pass_time(1)
+    assert (world.controller.jobs(None, 10), world.sink.orders) == ([], [])
+    world.store.is_full = False
+    world.pass_time(1)
+    assert len(world.controller.jobs(None, 10)) == 2
+    assert len(list(world.store.jobs())) == 2
+
+
+def test_a_cancellation_that_cannot_be_stored_leaves_the_job_alone() -> None:
+    world = World()
+    diverged(world)
+    [job] = world.reconcile(1)
+    world.store.is_full = True
+    with pytest.raises(DatabaseError):
+        world.controller.cancel(job.job_id, world.now_s)
+    assert world.controller.job(job.job_id).cancel_requested_at_s is None
+    assert [len(world.orders(peer)) for peer in DNS] == [1, 1, 1]
+    assert [len(world.cancels(peer)) for peer in DNS] == [0, 0, 0]
+
+
+def test_no_order_goes_out_before_what_led_to_it_is_stored() -> None:
+    world = World(Rules(orders_per_datanode=1))
+    diverged(world, 2)
+    first, _ = world.reconcile(1, 2)
+    world.store.is_full = True
+    with pytest.raises(DatabaseError):
+        world.finish(first, "dn-1")
+    assert world.orders("dn-1") == []
+    world.store.is_full = False
+    world.beat("dn-1")
+    assert [order.container_id for order in world.orders("dn-1")] == [2]
+
+
+def test_a_request_that_is_stored_is_granted_though_what_follows_cannot_be() -> None:
+    """Else it would be denied, and done all the same."""
+
+    class FullAfterOne(MemoryJobStore):
+        def save(self, jobs: Iterable[Job] = (), visits: Iterable[Visit] = ()) -> None:
+            super().save(jobs, visits)
+            self.is_full = True
+
+    world = World(store=FullAfterOne())
+    diverged(world)
+    [job] = world.reconcile(1)
+    assert len(world.sink.orders) == 3
+    with pytest.raises(DatabaseError):
+        world.pass_time(1)
+    world.store.is_full = False
+    assert world.controller.cancel(job.job_id, world.now_s).cancel_requested_at_s == world.now_s
+    world.restart()
+    assert world.controller.job(job.job_id).cancel_requested_at_s == world.now_s
 
 
 def test_a_datanode_never_has_more_orders_than_its_limit_and_gets_the_next_when_one_ends() -> None:

@@ -13,6 +13,7 @@ from scm.eligibility import (
     container_state,
     evaluate,
     evaluate_surroundings,
+    not_closed,
 )
 from tests.support.cluster_reports import World, replica, replicas
 
@@ -123,7 +124,14 @@ def test_t10_one_replica_in_each_state(state: ReplicaState) -> None:
         assert ruling.eligibility is Eligibility.INELIGIBLE_REPLICA_STATES
         assert ruling.message == (
             f"Cannot reconcile container #1 in state CLOSED with replica states: CLOSED, CLOSED, {state.name}"
+            f" ({state.name} on datanode dn-3)"
         )
+
+
+def test_all_replicas_that_are_not_closed_are_named_with_their_datanodes() -> None:
+    found = [replica("dn-3", state=ReplicaState.OPEN), replica("dn-2", state=ReplicaState.INVALID), replica("dn-1")]
+    assert not_closed(found) == "INVALID on datanode dn-2, OPEN on datanode dn-3"
+    assert not_closed(replicas(1, 2)) == ""
 
 
 def test_the_first_rule_that_is_broken_is_the_one_named() -> None:

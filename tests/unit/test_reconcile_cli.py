@@ -23,10 +23,11 @@ from merkle.replica import ContainerReplica, ReplicaState
 from merkle.tree import BlockId
 from protos import controller_pb2 as pb
 from scm.config import ControllerConfig
+from scm.eligibility import INVALID_HINT
 from scm.server import ControllerServer
 from tests.support.cluster_reports import replica
 from tests.support.peers import MemoryReplica, replica_of
-from tests.support.reporting_agents import ReportingAgent, done, report_of
+from tests.support.reporting_agents import DoWork, ReportingAgent, done, report_of
 
 DNS = ("dn-1", "dn-2", "dn-3")
 NOWHERE = "127.0.0.1:1"
@@ -329,12 +330,55 @@ def test_damage_beyond_repair_ends_with_4(cluster: Cluster, verdict: str) -> Non
     assert (job["state"], job["verdict"]) == ("PARTIAL", verdict)
 
 
-def test_what_cannot_be_verified_is_named_and_no_failure(cluster: Cluster) -> None:
+def test_an_empty_container_is_not_said_to_hold_what_has_no_checksums(cluster: Cluster) -> None:
     cluster.report(*cluster.roots(1, 2, 3))
-    work(cluster, "UNKNOWN")
+    for agent in cluster.agents.values():
+        agent.work(done("UNKNOWN", evidence=[UNVERIFIABLE]))
+    warnings = str(cluster.json("reconcile", "1", "--yes", "--wait")["warnings"])
+    assert "unverifiable: no replica counts a block in it" in warnings
+    assert "nobody recorded" not in warnings
+
+
+UNVERIFIABLE = pb.Evidence(kind="unverifiable", detail="without recorded checksums, wholly or in part: block 20")
+UNREADABLE = pb.Evidence(kind="file_unreadable", block_id=20, offset=0, detail="Permission\ndenied")
+SHARED = pb.Evidence(kind="bad_windows_shared", block_id=20, offset=0, detail="beyond repair, if nobody else has it")
+GONE = pb.PeerOutcome(datanode_id="dn-3", outcome="peer_unavailable")
+
+
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [
+        (done("UNKNOWN", evidence=[UNVERIFIABLE]), "unverifiable: it holds what nobody recorded a checksum of"),
+        (
+            done("UNKNOWN", evidence=[UNVERIFIABLE, UNREADABLE]),
+            "file_unreadable block 20 at 0: Permission denied (says dn-1, dn-2, dn-3); "
+            "unverifiable: it holds what nobody recorded a checksum of",
+        ),
+        (done("UNKNOWN", evidence=[SHARED], peers=[GONE]), "peer_unavailable: datanode dn-3 (says dn-1, dn-2, dn-3)"),
+        (
+            done("UNKNOWN", evidence=[UNVERIFIABLE, UNREADABLE], peers=[GONE]),
+            "peer_unavailable: datanode dn-3 (says dn-1, dn-2, dn-3); "
+            "file_unreadable block 20 at 0: Permission denied (says dn-1, dn-2, dn-3) and 1 more",
+        ),
+        (done("UNKNOWN"), "its datanodes do not say why"),
+    ],
+    ids=["unverifiable", "unreadable", "silent peer", "all of it", "nothing"],
+)
+def test_why_a_verdict_is_unknown_is_named_and_no_failure(cluster: Cluster, does: DoWork, why: str) -> None:
+    cluster.report(*cluster.roots(1, 2, 3))
+    for peer, agent in cluster.agents.items():
+
+        def heal(command: pb.ReconcileCommand, peer: str = peer, agent: ReportingAgent = agent) -> None:
+            agent.report(replace(replica(peer, command.container_id, root=42), block_count=1), full=False)
+
+        agent.work(does, heal)
     document = cluster.json("reconcile", "1", "--yes", "--wait")
     assert document["exit"] == 0
-    assert "unverifiable" in str(document["warnings"])
+    [job] = jobs(document)
+    assert isinstance(document["warnings"], list)
+    # The plan warns too: these agents have no trees to show.
+    warnings = [warning for warning in document["warnings"] if "the plan lacks" not in warning]
+    assert warnings == [f"container 1: not all is known: {why}: see `treefold job show {job['jobID']}`"]
 
 
 def test_replicas_that_still_differ_are_only_partly_done(cluster: Cluster) -> None:
@@ -378,6 +422,25 @@ def test_each_refusal_has_its_code_and_exit_status(
     assert cluster.json("reconcile", "1", "--dry-run")["exit"] == exit_code
 
 
+def test_a_replica_that_stands_in_the_way_is_named_and_what_to_do_about_it(cluster: Cluster) -> None:
+    invalid = replica("dn-2", state=ReplicaState.INVALID, root=None)
+    cluster.report(replica("dn-1"), invalid, replica("dn-3"))
+    [error] = errors(cluster.json("reconcile", "1", "--yes"))
+    assert "INVALID on datanode dn-2" in str(error["message"])
+    assert error["hint"] == INVALID_HINT
+    assert INVALID_HINT in cluster.run("reconcile", "1", "--yes").stderr
+    assert f"(not closed: INVALID on datanode dn-2; {INVALID_HINT})" in cluster.run("container", "info", "1").stdout
+    # Where the others differ, that is what the note says.
+    cluster.report(replica("dn-1", root=1), invalid, replica("dn-3", root=2))
+    shown = cluster.run("container", "info", "1").stdout
+    assert "diverged (roots differ)" in shown
+    assert shown.endswith(f"\n  {INVALID_HINT}\n")
+    cluster.report(replica("dn-1"), replica("dn-2", state=ReplicaState.OPEN), replica("dn-3"))
+    [error] = errors(cluster.json("reconcile", "1", "--yes"))
+    assert "OPEN on datanode dn-2" in str(error["message"])
+    assert error["hint"] == ""
+
+
 def errors(document: dict[str, object]) -> list[dict[str, object]]:
     found = document["errors"]
     assert isinstance(found, list)
@@ -410,7 +473,12 @@ def test_ids_and_all_diverged_together_are_a_mistake(cluster: Cluster) -> None:
 
 def test_all_diverged_of_nothing_is_done(cluster: Cluster) -> None:
     cluster.report(*cluster.roots(7, 7, 7))
-    assert cluster.json("reconcile", "--all-diverged", "--yes", "--wait")["exit"] == 0
+    document = cluster.json("reconcile", "--all-diverged", "--yes", "--wait")
+    assert (document["exit"], document["data"]) == (0, {"plan": [], "jobs": []})
+    for options in ([], ["--status"], ["--dry-run"]):
+        said = cluster.run("reconcile", "--all-diverged", *options)
+        assert (said.exit_code, said.stdout) == (0, "No container is known to be diverged.\n")
+    assert cluster.run("reconcile", "--all-diverged", "--status", "--json").stdout == "[ ]\n"
 
 
 def test_containers_are_listed_by_state_and_comparison(cluster: Cluster) -> None:
