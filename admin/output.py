@@ -5,6 +5,7 @@ may be drawn is decided once, by the root command, and passed down in `Output`.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +17,8 @@ from rich import box
 from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
+
+from merkle.errors import DiskError
 
 # Without a terminal nobody sees a wide line whole.
 PIPE_COLUMNS = 100
@@ -43,12 +46,14 @@ def console(*, stderr: bool = False) -> Console:
 
 def print_json(value: object) -> None:
     """One JSON value on one line, in ASCII: names of files need not be text in any encoding."""
-    click.echo(json.dumps(value))
+    with _printing():
+        click.echo(json.dumps(value))
 
 
 def print_line(text: str, *, style: str = "") -> None:
     """One line for people, however long."""
-    console().print(_printable(text), style=style, soft_wrap=True)
+    with _printing():
+        console().print(_printable(text), style=style, soft_wrap=True)
 
 
 def print_table(
@@ -66,7 +71,21 @@ def print_table(
         table.add_column(column, justify=justify, overflow="fold", no_wrap=column not in folded)
     for row in rows:
         table.add_row(*(_printable(str(cell)) for cell in row))
-    out.print(table)
+    with _printing():
+        out.print(table)
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    """Raise a DiskError where stdout is a file on a full disk; of a pipe that nobody reads Click sees to itself."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What did not go out would be tried again, and told of by Python itself, when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise DiskError(f"the answer cannot be written: {error.strerror}") from error
 
 
 def _printable(text: str) -> str:

@@ -3,6 +3,7 @@
 The summary goes to stdout, how the sweep goes on to stderr. All that is computed is in `spark`; this says it.
 """
 
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -35,10 +36,22 @@ _DETAILS_MAX = 100_000
 SWEEP = "treefold sweep"
 _PLACES = ("container", "block", "offset")
 
+
+class _Folder(click.Path):
+    """A folder; an empty word, such as a variable that is not set, is not the one we are in."""
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        if not os.fspath(value):
+            self.fail("it is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 _out = click.option(
     "--out",
     metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=_Folder(file_okay=False, path_type=Path),
     required=True,
     help="Where sweeps are kept: one folder for all nights.",
 )
@@ -101,6 +114,12 @@ def sweep() -> None:
     "sweeps stay.",
 )
 @click.option(
+    "--gone",
+    metavar="DATANODE",
+    multiple=True,
+    help="A datanode that was taken out of the cluster on purpose, and is not missed where an earlier sweep had it.",
+)
+@click.option(
     "--metrics-file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
@@ -129,6 +148,7 @@ def run(
     fresh: bool,
     keep: int,
     write_trees: bool,
+    gone: tuple[str, ...],
     metrics_file: Path | None,
     reconcile: bool,
     as_json: bool,
@@ -150,7 +170,9 @@ def run(
         raise UsageError(f"{more[0]}: say --table or --volume before it")
     if not (tables or volumes):
         raise UsageError("give something to sweep: --table or --volume")
-    request = Request(out, (*tables, *more), volumes, Source(source), fresh, keep, write_trees)
+    if metrics_file is not None and not metrics_file.absolute().parent.is_dir():
+        raise UsageError(f"--metrics-file: there is no folder {metrics_file.absolute().parent}")
+    request = Request(out, (*tables, *more), volumes, Source(source), fresh, keep, write_trees, gone)
     if engine == LOCAL and (master or settings or pack):
         raise UsageError("--master, --conf and --pack are for --engine spark")
     if pack and (master or "local").startswith("local"):
@@ -158,10 +180,10 @@ def run(
     if engine == SPARK and threads:
         raise UsageError("--threads is for the local engine; a master in this process is --master 'local[N]'")
     spark = {"master": master} if master else {}
-    with talking(output) as watcher, chosen_engine(engine, out, threads, settings, pack=pack, **spark) as chosen:
-        summary = carry_out(request, chosen, watcher)
     sweeps = Sweeps(out, Disk())
-    report = write_report(sweeps, summary)
+    with talking(output) as watcher, chosen_engine(engine, out, threads, settings, pack=pack, **spark) as chosen:
+        summary = carry_out(request, chosen, watcher, report=lambda made: write_report(sweeps, made))
+    report = sweeps.report(summary.sweep_id)
     said = summary.json() | {"report": str(report)}
     refused: ReconcileError | None = None
     if reconcile:
@@ -214,7 +236,7 @@ def compare(before: str, after: str, out: Path, as_json: bool) -> int:
     """Say what is new, healed, or persists from sweep A to B.
 
     It is said by container and kind of finding. What A found in a container that B did not see, or could not tell, is
-    `unseen`: nobody knows whether it was healed.
+    `unseen`: nobody knows whether it was healed. A change in silence is of one night, and new in B or nothing.
 
     Exit status: 0 nothing new and nothing persists, 3 otherwise.
     """
@@ -275,10 +297,12 @@ def compared(sweeps: Sweeps, before: str, after: str) -> Mapping[str, list[tuple
     verdicts = sweeps.read(Table.VERDICTS, after, ["container_id", "verdict"])
     known = verdicts.filter(pc.not_equal(verdicts["verdict"], Verdict.UNKNOWN.value))
     told = set(known["container_id"].to_pylist())
-    gone = earlier - later
+    # A change in silence is an event of one night: it neither lasts nor heals.
+    events = {place for place in earlier | later if place[1] == FindingKind.SILENT_CHANGE.value}
+    gone = earlier - later - events
     return {
-        "new": sorted(later - earlier),
-        "persisting": sorted(later & earlier),
+        "new": sorted((later - earlier) | (later & events)),
+        "persisting": sorted((later & earlier) - events),
         "healed": sorted(place for place in gone if place[0] in told),
         "unseen": sorted(place for place in gone if place[0] not in told),
     }
@@ -383,9 +407,7 @@ def write_metrics(path: Path, summary: Summary) -> None:
         metrics.set("sweep_containers", summary.verdicts.get(verdict.value, 0), verdict=verdict.value)
     for kind, count in summary.findings.items():
         metrics.set("sweep_findings", count, kind=kind)
-    disk = Disk()
-    disk.make_folder(path.absolute().parent)
-    disk.replace(path.absolute(), metrics.page())
+    Disk().replace(path.absolute(), metrics.page())
 
 
 def _number(value: object) -> str:

@@ -107,7 +107,7 @@ def demo(
             swept[name] = _swept(name, folder, watcher)
         wrong = mistakes(truth, swept)
         if as_json:
-            print_json(_json(truth, swept, wrong))
+            print_json(_json(truth, swept, wrong, is_kept=keep is not None))
         elif not check:
             _print(truth, swept, made_s)
         for text in wrong:
@@ -163,9 +163,13 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="treefold-sweep-") as name:
             yield Path(name)
         return
-    if keep.exists() and any(keep.iterdir()):
-        raise UsageError(f"{keep} is not empty", hint="Name a folder that is not there yet.")
-    keep.mkdir(parents=True, exist_ok=True)
+    hint = "Name a folder that is not there yet."
+    try:
+        if keep.exists() and any(keep.iterdir()):
+            raise UsageError(f"{keep} is not empty", hint=hint)
+        keep.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{keep} cannot be used: {error.strerror}", hint=hint) from error
     yield keep
 
 
@@ -175,13 +179,13 @@ def _swept(name: str, folder: Path, watcher: Watcher) -> Swept:
         for night in ("night-1", "night-2"):
             summary = carry_out(Request(out, (str(folder / night),)), engine, watcher)
     sweeps = Sweeps(out, Disk())
-    report = write_report(sweeps, summary)
+    write_report(sweeps, summary)
     names = ("kind", "container_id", "block_id", "chunk_offset", "lacking", "sources")
     # Sums alone: the order of their computation tells the paths, and with it the fingerprints.
     sums = [n for n in REPLICA_SCHEMA.names if n not in ("path", "fingerprint")]
     return Swept(
         summary,
-        report,
+        sweeps.report(summary.sweep_id),
         _places(sweeps, Table.FINDINGS, summary.sweep_id, names),
         _places(sweeps, Table.VERDICTS, summary.sweep_id, ("container_id", "verdict", "replicas", "excluded")),
         _places(sweeps, Table.ROOTS, summary.sweep_id, sums),
@@ -211,13 +215,17 @@ def _named(place: Place) -> str:
     return f"{kind} in container {container_id}, block {block_id}" + ("" if offset is None else f", offset {offset}")
 
 
-def _json(truth: Truth, swept: dict[str, Swept], wrong: list[str]) -> JsonObject:
+def _json(truth: Truth, swept: dict[str, Swept], wrong: list[str], *, is_kept: bool) -> JsonObject:
+    # A report that goes with the rest is not named.
+    engines = {
+        name: one.summary.json() | ({"report": str(one.report)} if is_kept else {}) for name, one in swept.items()
+    }
     return {
         "rows": truth.rows,
         "containers": truth.containers,
         "replicas": truth.replicas,
         "damages": len(truth.damages),
-        "engines": {name: one.summary.json() | {"report": str(one.report)} for name, one in swept.items()},
+        "engines": engines,
         "wrong": wrong,
         "ok": not wrong,
     }

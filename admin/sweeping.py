@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from admin.output import LINE_EVERY_S, Output, console
-from merkle.errors import UsageError
+from merkle.errors import DiskError, UsageError
 from ozone.disk import Disk
 from spark.gather import Gatherer
 from spark.local import LocalEngine
@@ -67,8 +67,8 @@ def chosen_engine(
         yield SparkEngine(session)
 
 
-def write_report(sweeps: Sweeps, swept: Summary) -> Path:
-    """The report of a sweep that was just completed, one HTML file beside its tables.
+def write_report(sweeps: Sweeps, swept: Summary) -> tuple[str, ...]:
+    """Write the report of a sweep whose tables are written, one HTML file beside them; returns notes.
 
     Raises:
         DiskError: it cannot be written, or a table of the sweep cannot be read.
@@ -81,6 +81,12 @@ def write_report(sweeps: Sweeps, swept: Summary) -> Path:
         counted = piece.group_by(["datanode", "volume"]).aggregate([([], "count_all")]).to_pylist()
         held.update({(row["datanode"], row["volume"]): row["count_all"] for row in counted})
         replicas.append(piece.filter(pc.is_in(piece["container_id"], value_set=diverged["container_id"])))
+    earlier, notes = list[Night](), list[str]()
+    for name in (name for name in sweeps.sweeps() if name < sweep_id):
+        try:
+            earlier.append(_night(sweeps.summary(name)))
+        except DiskError as error:
+            notes.append(f"sweep {name} is left out of the report: {error.message}")
     report = report_of(
         _night(swept.json()),
         engine=swept.engine,
@@ -88,14 +94,14 @@ def write_report(sweeps: Sweeps, swept: Summary) -> Path:
         replicas=pa.concat_tables(replicas),
         verdicts=diverged,
         findings=sweeps.read(Table.FINDINGS, sweep_id).slice(0, _REPORTED_MAX),
-        earlier=[_night(sweeps.summary(name)) for name in sweeps.sweeps() if name < sweep_id],
+        earlier=earlier,
         skipped=[f"{one.input}: {one.reason}" for one in swept.skipped],
         volumes_created_ms=swept.volumes_created_ms,
     )
     disk, path = Disk(), sweeps.report(sweep_id)
     disk.make_folder(path.parent)
     disk.replace(path, render(report).encode())
-    return path
+    return tuple(notes)
 
 
 def _night(summary: JsonObject) -> Night:

@@ -20,6 +20,7 @@ from merkle.errors import (
     BlockNotFoundError,
     ContainerNotFoundError,
     DatabaseError,
+    DescriptorError,
     DiskError,
     ReconcileError,
     RecordInvalidError,
@@ -35,7 +36,7 @@ from ozone.containers import Container, ContainerStore
 from ozone.disk import Disk
 from ozone.mapped import MappedReader
 from ozone.scan import Finding, lost_chunks
-from ozone.survey import survey_container
+from ozone.survey import UNREADABLE, Surveyed, survey_container
 from ozone.volume import Hold, container_of_folder, open_volume
 from protos.convert import container_id_of_tree, tree_from_bytes
 
@@ -151,7 +152,9 @@ def check(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
                     print_json(checked.json(file.path))
                 else:
                     verdict = ", ".join(checked.reasons) or "right"
-                    rows.append((checked.container_id, checked.root, verdict, "; ".join(checked.notes), file.name))
+                    # A file that is no tree and is not named by a number tells no container.
+                    which = "unknown" if checked.container_id is None else checked.container_id
+                    rows.append((which, checked.root, verdict, "; ".join(checked.notes), file.name))
     if not as_json:
         columns = ("CONTAINER", "ROOT", "VERDICT", "NOTES", "PATH")
         print_table(columns, rows, numbers=("CONTAINER", "ROOT"), folded=("NOTES", "PATH"))
@@ -175,7 +178,8 @@ def diff_command(output: Output, paths: tuple[str, ...], ids: tuple[int, ...], s
 
     Says of each difference who lacks what and who has it, and of each container what can be done. Given a folder of a
     container, only that container is compared. Erasure-coded replicas hold different parts by design: they are not
-    compared, and their verdict is unknown, as is that of a container with one replica here.
+    compared, and their verdict is unknown, as is that of a container with one replica here. Nor is a container where a
+    replica cannot be read: that replica is named with the reason.
 
     Verdicts: MATCH, REPAIRABLE, UNRECOVERABLE, CONFLICT, UNKNOWN. With --source data, UNRECOVERABLE is what `treefold
     reconcile` would come to: it takes good windows wherever they are, also out of a file whose record is lost. By
@@ -193,19 +197,27 @@ def diff_command(output: Output, paths: tuple[str, ...], ids: tuple[int, ...], s
         with _progress("comparing", jobs, Source(source), output) as on_bytes:
             for container_id in sorted({container_id for _, container_id in jobs}):
                 holders = [place for place, held in jobs if held == container_id]
-                replicas = {}
+                replicas, unread = dict[str, _Built](), dict[str, str]()
                 for place in holders:
-                    with failures.caught(place.name, container_id):
-                        replicas[place.name] = _built(place.store.get(container_id), Source(source), on_bytes)
+                    try:
+                        built = _built(place.store.get(container_id), Source(source), on_bytes)
+                        if built.unread is not None:
+                            raise built.unread
+                        replicas[place.name] = built
+                    except ReconcileError as error:
+                        failures.tell(place.name, container_id, error)
+                        unread[place.name] = error.message
                 # A verdict without one of the replicas could call lost what only that one holds.
-                if len(replicas) == len(holders):
+                if unread:
+                    one = _Compared(Comparison(container_id, Verdict.UNKNOWN), unread=unread)
+                else:
                     live = {name: replica for name, replica in replicas.items() if not replica.deleted}
                     stores = {place.name: place.store for place in holders}
                     files = {name: stores[name].get(container_id) for name in live}
                     one = _compare(container_id, live, files)
-                    if as_json:
-                        print_json(_compared_json(one))
-                    compared.append(one)
+                if as_json:
+                    print_json(_compared_json(one))
+                compared.append(one)
     if not as_json:
         _print_compared(compared)
     return failures.exit_status(found=any(one.differs for one in compared))
@@ -312,9 +324,12 @@ class _Failures:
         try:
             yield
         except ReconcileError as error:
-            self._count += 1
-            which = "" if container_id is None else f", container {container_id}"
-            click.echo(f"error [{error.code}]: {name}{which}: {error.message}", err=True)
+            self.tell(name, container_id, error)
+
+    def tell(self, name: str, container_id: ContainerId | None, error: ReconcileError) -> None:
+        self._count += 1
+        which = "" if container_id is None else f", container {container_id}"
+        click.echo(f"error [{error.code}]: {name}{which}: {error.message}", err=True)
 
     def exit_status(self, *, found: bool) -> int:
         return EXIT_FAILED if self._count else EXIT_FINDINGS if found else 0
@@ -348,6 +363,8 @@ class _Built:
     notes: tuple[str, ...] = ()
     bad_windows: Mapping[tuple[BlockId, int], frozenset[int]] = field(default_factory=dict)
     deleted: bool = False
+    # Why the tree does not tell what the replica holds.
+    unread: ReconcileError | None = None
 
 
 def _built(
@@ -365,7 +382,25 @@ def _built(
         (*found.notes, *surplus),
         found.bad_windows,
         found.deleted,
+        _unread(container, source, found),
     )
+
+
+def _unread(container: Container, source: Source, found: Surveyed) -> ReconcileError | None:
+    """Why nothing is known of what a replica holds, which must not pass for nothing; None where it is known."""
+    if found.source is not None and found.state is not None:
+        return None
+    # A container whose folder is lost does hold nothing.
+    if source is not Source.TREE and not container.disk.is_folder(container.folder):
+        return None
+    # By its stored tree alone a replica is not scanned.
+    why = "; ".join(one.detail for one in found.findings or found.faults if one.block_id is None)
+    if found.state is None:
+        return DescriptorError(why or "the descriptor cannot be read")
+    if source is not Source.TREE:
+        return DatabaseError(why)
+    # One that was never built is no fault, and of such a tree nothing counts as missing.
+    return TreeRefusedError(UNREADABLE, why) if why else None
 
 
 def _surplus(container: Container) -> Iterator[str]:
@@ -561,10 +596,14 @@ def _print_tree(name: str, container_id: ContainerId, stored: ContainerTree) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """The replicas of one container side by side, and remarks for people."""
+    """The replicas of one container side by side, and remarks for people.
+
+    Where some are `unread`, by the paths given and each with the reason, none are compared.
+    """
 
     comparison: Comparison
     remarks: tuple[str, ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def differs(self) -> bool:
@@ -658,11 +697,14 @@ def _compared_json(compared: _Compared) -> JsonObject:
         if difference.offset is not None:
             one["offset"] = difference.offset
         differences.append(one | {"lacking": list(difference.lacking), "sources": list(difference.sources)})
-    return {
+    shown: JsonObject = {
         "containerID": compared.comparison.container_id,
         "verdict": compared.comparison.verdict.value,
         "differences": differences,
     }
+    if compared.unread:
+        shown["unread"] = [{"replica": name, "reason": reason} for name, reason in compared.unread.items()]
+    return shown
 
 
 def _print_compared(compared: Iterable[_Compared]) -> None:
@@ -676,5 +718,7 @@ def _print_compared(compared: Iterable[_Compared]) -> None:
             sources = ", ".join(difference.sources) or "nowhere"
             lacking = ", ".join(difference.lacking)
             print_line(f"container {container_id}: {difference.kind.value}{where}: {lacking} <- {sources}")
+        for name, reason in one.unread.items():
+            print_line(f"container {container_id}: not compared: {name}: {reason}")
         for remark in one.remarks:
             print_line(f"container {container_id}: note: {remark}", style="dim")

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from merkle.replica import Source
 from ozone.volume import Hold
-from runtime.config import Address, Duration, FilePath, Rate, Settings, Size, TlsSettings
+from runtime.config import Address, Duration, FilePath, Rate, Settings, Size, Switch, TlsSettings
 from runtime.rpc import Tls, is_loopback
 
 # What exports need beside the package itself.
@@ -26,7 +26,10 @@ class VolumeSettings(Settings):
     @field_validator("hold", mode="before")
     @classmethod
     def _as_people_write_it(cls, value: object) -> object:
-        return value.replace("-", "_") if isinstance(value, str) else value
+        known = value.replace("-", "_") if isinstance(value, str) else value
+        if known not in (*Hold, *(hold.value for hold in Hold)):
+            raise ValueError(f'expected "read-only" or "owner", found {value!r}')
+        return known
 
 
 class ScanSettings(Settings):
@@ -35,19 +38,19 @@ class ScanSettings(Settings):
     `mapped` reads files by mapping them in a worker process a volume, which is faster.
     """
 
-    enabled: bool = True
+    enabled: Switch = True
     interval_s: Duration = 7 * 86_400.0
     min_gap_s: Duration = 15 * 60.0
     bytes_per_second: Rate = 5 << 20
-    mapped: bool = False
+    mapped: Switch = False
 
 
 class RepairSettings(Settings):
     """What may be written, how much at once, and what is kept to undo it; rate 0 sets no limit."""
 
-    enabled: bool = False
+    enabled: Switch = False
     # Move a replica that was UNHEALTHY, and that a full scan after its repair proves clean, back to CLOSED.
-    return_to_closed: bool = False
+    return_to_closed: Switch = False
     undo_bytes: Size = 1 << 30
     undo_days: int = Field(default=7, ge=0, le=3650)
     reconciliations_max: int = Field(default=2, ge=1, le=64)
@@ -100,7 +103,7 @@ class AgentConfig(Settings):
     export: ExportSettings = ExportSettings()
     tls: TlsSettings | None = None
     # Serve and call in the clear off loopback too.
-    insecure: bool = False
+    insecure: Switch = False
     metrics: Address | None = None
     # By default audit.jsonl in the state folder.
     audit_file: FilePath | None = None

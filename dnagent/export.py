@@ -50,11 +50,14 @@ from protos.chunk_table import (
     SkippedVolume,
     TableFile,
     TableRefusal,
+    check_content,
+    check_counts,
     file_name,
     is_file_name,
     latest_manifest,
     manifest_name,
     manifest_sequence,
+    named,
     parquet_writer,
     read_inventory,
     replica_stretches,
@@ -242,6 +245,8 @@ class _Run:
         self._before: dict[_Place, Held] = {}
         self._after: dict[_Place, Held] = {}
         self._reusable = True
+        # Files of the table before whose content is another than was written.
+        self._rotted: frozenset[str] = frozenset()
         self._files: list[TableFile] = []
         self._numbers = itertools.count(1)
         self._faults: list[dict[str, object]] = []
@@ -259,6 +264,7 @@ class _Run:
             return
         try:
             self._previous = latest_manifest(self._destination.filesystem, self._destination.folder)
+            check_counts(self._previous)
             inventory = read_inventory(self._destination.filesystem, self._destination.folder, self._previous)
         except ChunkTableError as error:
             if error.reason == TableRefusal.NEWER_VERSION.value:
@@ -272,6 +278,7 @@ class _Run:
             held = map(Held, columns["generation"], columns["file"], columns["rows"])
             self._before.update(zip(places, held, strict=True))
         self._reusable = not full
+        self._rotted = self._rotted_of(self._previous)
 
     def take_all(
         self,
@@ -327,10 +334,12 @@ class _Run:
         """Write down the repairs and deletes since the table before, and keep those of the exports before it."""
         created_at = self._now()
         old = self._previous.of_kind(FileKind.EVENTS) if self._previous else ()
-        self._files += [f for f in old if created_at - f.created_at < EVENTS_KEPT]
+        # What a lost file told, the audit file tells again from its start.
+        is_whole = not any(file.name in self._rotted for file in old)
+        self._files += [f for f in old if is_whole and created_at - f.created_at < EVENTS_KEPT]
         gone = sorted((v, c) for v, c in self._before.keys() - self._after.keys() if v in volumes)
         deletes = (self._event(created_at, "delete", container_id, None, None, 0, "") for _, container_id in gone)
-        audit = _Audit(audit_file, self._previous.audit if self._previous else None)
+        audit = _Audit(audit_file, self._previous.audit if self._previous and is_whole else None)
         events = itertools.chain(deletes, filter(None, map(self._audited, audit.lines())))
         order = [(name, "ascending") for name in ("container_id", "block_id", "chunk_offset", "time")]
         while piece := list(itertools.islice(events, self._limits.piece_rows)):
@@ -408,13 +417,34 @@ class _Run:
         rows = _rows(survey, found, self._now)
         place = (survey.volume, int(found.container_id))
         before = self._before.get(place)
-        if self._reusable and before is not None and (before.generation, before.rows) == (rows.generation, rows.count):
+        is_same = before is not None and (before.generation, before.rows) == (rows.generation, rows.count)
+        if self._reusable and before is not None and is_same and before.file not in self._rotted:
             self._after[place] = before
         else:
             file = out.add(rows.batches(), rows.count)
             self._after[place] = Held(rows.generation, file, rows.count)
             self._written += 1
         return rows.count
+
+    def _rotted_of(self, manifest: Manifest) -> frozenset[str]:
+        """The files of a table that are to be written anew, as their content is not what was written.
+
+        A size tells nothing of a disk that flips bits. A bucket verifies what it keeps by checksums of its own, and an
+        object that has its size is the one that was uploaded, for no name is ever written twice: there each export
+        would only download the whole table.
+        """
+        if not isinstance(self._destination.filesystem, pa_fs.LocalFileSystem):
+            return frozenset()
+        rotted = set[str]()
+        chunks = manifest.of_kind(FileKind.CHUNKS) if self._reusable else ()
+        for file in (*chunks, *manifest.of_kind(FileKind.EVENTS)):
+            if self._cancelled():
+                raise InterruptedRepairError("the export was cancelled")
+            try:
+                check_content(self._destination.filesystem, self._destination.folder, file)
+            except ChunkTableError:
+                rotted.add(file.name)
+        return frozenset(rotted)
 
     def _live_pieces(self, name: str) -> Iterator[tuple[_Place, pa.RecordBatch]]:
         """The rows of a file that still count, in its order, replica by replica."""
@@ -525,7 +555,7 @@ class _Run:
             entries = self._destination.filesystem.get_file_info(pa_fs.FileSelector(folder, allow_not_found=True))
         except OSError as error:
             raise DestinationError(f"cannot list {folder}: {error}", operation="list", path=folder) from error
-        return [entry.base_name for entry in entries if entry.type is pa_fs.FileType.File]
+        return [entry.base_name for entry in named(entries) if entry.type is pa_fs.FileType.File]
 
 
 @dataclass
@@ -656,6 +686,7 @@ class _Audit:
                 width = min(at, len(head))
                 self.mark = AuditMark(at, width, fingerprint(head[:width]).hex())
         except FileNotFoundError:
-            return
+            # Nothing was repaired so far, and whoever reads the table is to know that repairs are told of.
+            self.mark = self.mark or AuditMark(0, 0, fingerprint(b"").hex())
         except OSError as error:
             raise disk_error("read", self._path, error) from error

@@ -242,6 +242,12 @@ class SweepInputError(ReconcileError):
     code = "sweep_input"
 
 
+class SweepWorkError(DiskError):
+    """What is finished of a sweep cannot be read again, so that it cannot go on; begin it anew."""
+
+    code = "sweep_work"
+
+
 class SweepNotFoundError(ReconcileError):
     """There is no such sweep in the folder."""
 

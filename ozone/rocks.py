@@ -39,7 +39,7 @@ from rocksdict import (
 
 from merkle.errors import DatabaseError, VolumeLockedError
 from merkle.tree import BlockId, ContainerId
-from ozone.disk import Disk, Operation
+from ozone.disk import Disk, Operation, disk_error
 
 # A datanode may remove a file between our listing it and opening it; each try lists afresh.
 SHADOW_TRIES_MAX = 8
@@ -130,22 +130,24 @@ class Database:
 
         Raises:
             DatabaseError: there is no database, or it cannot be read.
+            DiskError: the shadow cannot be made, which says nothing about the database.
         """
         _require_database(path)
         for attempt in range(SHADOW_TRIES_MAX):
-            shadow = Path(tempfile.mkdtemp(dir=shadow_folder, prefix="shadow-"))
+            with _shadow_writes(shadow_folder):
+                shadow = Path(tempfile.mkdtemp(dir=shadow_folder, prefix="shadow-"))
             try:
-                for name in os.listdir(path):
-                    if name not in ("LOCK", _STRAY) and not name.startswith("LOG"):
-                        # Absolute, or RocksDB reports a missing CURRENT.
-                        (shadow / name).symlink_to(os.path.realpath(path / name))
                 with _translated(path, "open a shadow of"):
-                    return cls(_open(shadow, AccessType.read_only(False)), path, disk=None)
+                    names = os.listdir(path)
+                    with _shadow_writes(shadow_folder):
+                        for name in names:
+                            if name not in ("LOCK", _STRAY) and not name.startswith("LOG"):
+                                # Absolute, or RocksDB reports a missing CURRENT.
+                                (shadow / name).symlink_to(os.path.realpath(path / name))
+                        return cls(_open(shadow, AccessType.read_only(False)), path, disk=None)
             except DatabaseError:
                 if attempt == SHADOW_TRIES_MAX - 1:
                     raise
-            except OSError as error:
-                raise DatabaseError(f"cannot read the database {path}: {error}", path=str(path)) from error
             finally:
                 shutil.rmtree(shadow, ignore_errors=True)
         raise AssertionError("the last try returns or raises")
@@ -169,8 +171,7 @@ class Database:
                     for missing in set(Table) - set(Rdict.list_cf(str(path), Options(raw_mode=True))):
                         rdict.create_column_family(missing.value, _table_options()).close()
             finally:
-                # Harmless to a datanode, but not ours to leave behind, least of all in what cannot be opened.
-                (path / _STRAY).unlink(missing_ok=True)
+                _remove_stray(path)
             return cls(rdict, path, disk=disk)
 
     @classmethod
@@ -190,7 +191,7 @@ class Database:
             options.set_bytes_per_sync(1 << 20)
             tables = {name: _table_options() for name in ("default", *Table)}
             rdict = Rdict(str(path), options=options, column_families=tables, access_type=AccessType.read_write())
-            (path / _STRAY).unlink(missing_ok=True)
+            _remove_stray(path)
             return cls(rdict, path, disk=disk)
 
     @property
@@ -301,7 +302,7 @@ class Database:
         with contextlib.ExitStack() as closing:
             if self._disk is not None:
                 closing.callback(_release, self._path)
-                closing.callback((self._path / _STRAY).unlink, missing_ok=True)
+                closing.callback(_remove_stray, self._path)
             closing.enter_context(_translated(self._path, "close"))
             for rows in (self._rdict, *self._tables.values()):
                 closing.callback(rows.close)
@@ -374,13 +375,30 @@ def _locked(path: Path, pid: int) -> VolumeLockedError:
 
 
 def _require_database(path: Path) -> None:
-    if not (path / "CURRENT").is_file():
-        raise DatabaseError(f"there is no RocksDB in {path}", path=str(path), missing=True)
-    for entry in path.iterdir():
-        # A datanode may remove a file at any time; what is gone is no pipe. RocksDB would wait for ever at one.
-        with contextlib.suppress(OSError):
-            if not stat.S_ISREG(mode := entry.stat().st_mode) and not stat.S_ISDIR(mode):
-                raise DatabaseError(f"in the database {path}, {entry.name} is not a file", path=str(path))
+    with _translated(path, "look into"):
+        if not (path / "CURRENT").is_file():
+            raise DatabaseError(f"there is no RocksDB in {path}", path=str(path), missing=True)
+        for entry in path.iterdir():
+            # A datanode may remove a file at any time; what is gone is no pipe. RocksDB would wait for ever at one.
+            with contextlib.suppress(OSError):
+                if not stat.S_ISREG(mode := entry.stat().st_mode) and not stat.S_ISDIR(mode):
+                    raise DatabaseError(f"in the database {path}, {entry.name} is not a file", path=str(path))
+
+
+def _remove_stray(path: Path) -> None:
+    """Harmless to a datanode, but not ours to leave behind, least of all in what cannot be opened."""
+    # What is wrong with the disk is said of the database: an error here would take that one's place.
+    with contextlib.suppress(OSError):
+        (path / _STRAY).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _shadow_writes(shadow_folder: Path) -> Iterator[None]:
+    """What the system refuses meanwhile it refuses to the shadow: a full disk of ours is no broken database."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error("make a shadow in", shadow_folder, error) from error
 
 
 def _open(path: Path, access: AccessType) -> Rdict:
@@ -426,12 +444,17 @@ def _table_options() -> Options:
 
 @contextlib.contextmanager
 def _translated(path: Path, verb: str, *, suspect: bool = False) -> Iterator[None]:
-    """RocksDB's errors become ours. The binding raises bare `Exception`, so that no narrower class can be caught."""
+    """RocksDB's errors become ours. The binding raises bare `Exception`, so that no narrower class can be caught.
+
+    It raises `OSError` where it writes a file of its own, before RocksDB tries anything.
+    """
     try:
         yield
     except Exception as error:
-        if type(error) is not Exception and type(error).__module__ != "rocksdict":
+        if type(error) is not Exception and not isinstance(error, OSError) and type(error).__module__ != "rocksdict":
             raise
-        if "lock" in str(error).lower() and "LOCK" in str(error):
+        text = str(error)
+        # A LOCK that cannot be opened, as on a read-only file system, is held by nobody.
+        if "LOCK" in text and "open a file for lock" not in text:
             raise _locked(path, 0) from error
         raise DatabaseError(f"cannot {verb} the database {path}: {error}", path=str(path), suspect=suspect) from error

@@ -16,12 +16,14 @@ superseded. The manifest is written last and names every file, so that an export
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Set
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import Enum, StrEnum
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -138,6 +140,10 @@ _FORMAT = "treefold-chunk-table"
 _BATCH_ROWS = 1 << 17
 # A manifest names some files; a larger one is another file of that name.
 _MANIFEST_BYTES_MAX = 64 << 20
+# Of a file whose content is verified: large reads, for which a fingerprint has no overhead.
+_READ_BYTES = 4 << 20
+# Files of which a process remembers that it verified them, some 300 bytes each.
+_VERIFIED_MAX = 1 << 16
 _MANIFEST_NAME = re.compile(r"manifest-([0-9]{9,18})\.json")
 _FILE_NAME = re.compile(r"(chunks|containers|events|findings)-([0-9]{9,18})-[0-9a-f]{8}(-[0-9]{4,})?\.parquet")
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -287,7 +293,7 @@ class TableRefusal(Enum):
     FILE_SIZE = "file_size"
     # A Parquet file whose columns are not those of its kind.
     SCHEMA = "schema"
-    # A file has not the rows that the inventory says.
+    # A file has not the rows that the inventory or the manifest says, or these contradict each other.
     ROWS = "rows"
 
 
@@ -452,9 +458,10 @@ def place_of(location: str) -> tuple[pa_fs.FileSystem, str]:
     Credentials are those of the environment or of ~/.aws, as the AWS command line finds them.
 
     Raises:
-        UsageError: a URI that cannot be understood, or one with a secret in it.
+        UsageError: a URI that cannot be understood, or one with a secret in it; a name that is no text.
         DestinationError: the region of a bucket cannot be asked for.
     """
+    check_name(location)
     if "://" not in location:
         return pa_fs.LocalFileSystem(), os.path.abspath(location)
     if "@" in location.split("/")[2]:
@@ -467,6 +474,30 @@ def place_of(location: str) -> tuple[pa_fs.FileSystem, str]:
     except OSError as error:
         raise DestinationError(f"{location} cannot be reached: {error}", path=location) from error
     return filesystem, path.rstrip("/")
+
+
+def check_name(location: str) -> None:
+    """Refuse a path that is no text in UTF-8: Parquet's libraries take no other, and no table could name it.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        location.encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(location).decode(errors="backslashreplace")
+        hint = "Give it another name; a name with other letters than ASCII wants a locale of UTF-8, such as C.UTF-8."
+        raise UsageError(f"{shown}: its name is no text in UTF-8", hint=hint) from error
+
+
+def named(entries: Iterable[pa_fs.FileInfo]) -> list[pa_fs.FileInfo]:
+    """Those whose names are text in UTF-8, as ours are; pyarrow cannot say the others'."""
+    found = list[pa_fs.FileInfo]()
+    for entry in entries:
+        with suppress(UnicodeDecodeError):
+            _ = entry.path
+            found.append(entry)
+    return found
 
 
 def tables_in(filesystem: pa_fs.FileSystem, folder: str) -> list[str]:
@@ -544,12 +575,85 @@ def check_content(filesystem: pa_fs.FileSystem, folder: str, file: TableFile) ->
         ChunkTableError: it differs or cannot be read.
     """
     running = RunningFingerprint()
+    room = memoryview(bytearray(min(_READ_BYTES, max(file.length_bytes, 1))))
     path = f"{folder}/{file.name}"
-    with _reading(path), filesystem.open_input_stream(path) as stream:
-        while piece := stream.read(1 << 20):
-            running.update(piece)
+    # Not mapped into memory: a file that is cut meanwhile would kill the process.
+    with _reading(path), filesystem.open_input_stream(path, compression=None) as stream:
+        while count := stream.readinto(room):
+            running.update(room[:count])
     if running.digest().hex() != file.checksum:
         raise _refused(TableRefusal.CHECKSUM, f"{path} does not match the checksum of its manifest")
+
+
+class _Verified:
+    """Which files a process has verified: one that is read in many parts is read for that once, by whoever is first."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._done: dict[tuple[object, ...], Future[None]] = {}
+
+    def check(self, filesystem: pa_fs.FileSystem, folder: str, file: TableFile) -> None:
+        path = f"{folder}/{file.name}"
+        with _reading(path):
+            info = filesystem.get_file_info(path)
+        key = (filesystem.type_name, path, info.size, info.mtime_ns, file.checksum)
+        with self._lock:
+            known = self._done.get(key)
+            if known is None:
+                self._done[key] = mine = Future[None]()
+                while len(self._done) > _VERIFIED_MAX:
+                    del self._done[next(iter(self._done))]
+        if known is not None:
+            known.result()
+            return
+        try:
+            check_content(filesystem, folder, file)
+        except BaseException as error:
+            # Told to those who wait now; whoever comes later looks again.
+            with self._lock:
+                self._done.pop(key, None)
+            mine.set_exception(error)
+            raise
+        mine.set_result(None)
+
+
+_VERIFIED = _Verified()
+
+
+def check_content_once(filesystem: pa_fs.FileSystem, folder: str, file: TableFile) -> None:
+    """`check_content`, once a process as long as size and time of change stay: for readers that do not live long.
+
+    Raises:
+        ChunkTableError: it differs or cannot be read.
+    """
+    _VERIFIED.check(filesystem, folder, file)
+
+
+def check_counts(manifest: Manifest) -> None:
+    """Whether a manifest's counts are those of its files: one that names no file would pass for an empty table.
+
+    Raises:
+        ChunkTableError: they contradict each other.
+    """
+    listed = sum(file.rows for file in manifest.of_kind(FileKind.CONTAINERS))
+    held = sum(file.rows for file in manifest.of_kind(FileKind.CHUNKS))
+    # Each replica has a row at least, and rows that are superseded do not count.
+    if manifest.containers != listed or not manifest.containers <= manifest.rows <= held:
+        text = (
+            f"{manifest.name} counts {manifest.containers} replicas and {manifest.rows} rows,"
+            f" and its files have {listed} and {held}"
+        )
+        raise _refused(TableRefusal.ROWS, text)
+
+
+def check_rows(name: str, *, found: int, recorded: int) -> None:
+    """Whether a file has as many rows as are recorded of it.
+
+    Raises:
+        ChunkTableError: it has not.
+    """
+    if found != recorded:
+        raise _refused(TableRefusal.ROWS, f"{name} has {found} rows, and its manifest says {recorded}")
 
 
 def read_inventory(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest) -> pa.Table:
@@ -558,10 +662,14 @@ def read_inventory(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest
     Raises:
         ChunkTableError: it cannot be read.
     """
-    tables = [
-        _read_table(filesystem, f"{folder}/{f.name}", CONTAINER_SCHEMA) for f in manifest.of_kind(FileKind.CONTAINERS)
-    ]
-    return pa.concat_tables([CONTAINER_SCHEMA.empty_table(), *tables])
+    tables = [_read_table(filesystem, folder, f, CONTAINER_SCHEMA) for f in manifest.of_kind(FileKind.CONTAINERS)]
+    inventory = pa.concat_tables([CONTAINER_SCHEMA.empty_table(), *tables])
+    named = {f.name for f in manifest.of_kind(FileKind.CHUNKS) if f.rows}
+    unnamed = set(inventory["file"].unique().to_pylist()) - named
+    if unnamed:
+        text = f"the inventory of {folder}/{manifest.name} has rows in {min(unnamed)}, which the manifest has not"
+        raise _refused(TableRefusal.ROWS, text)
+    return inventory
 
 
 def read_events(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest) -> pa.Table:
@@ -570,7 +678,7 @@ def read_events(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest) -
     Raises:
         ChunkTableError: a file cannot be read.
     """
-    tables = [_read_table(filesystem, f"{folder}/{f.name}", EVENT_SCHEMA) for f in manifest.of_kind(FileKind.EVENTS)]
+    tables = [_read_table(filesystem, folder, f, EVENT_SCHEMA) for f in manifest.of_kind(FileKind.EVENTS)]
     return pa.concat_tables([EVENT_SCHEMA.empty_table(), *tables])
 
 
@@ -580,7 +688,7 @@ def read_faults(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest) -
     Raises:
         ChunkTableError: a file cannot be read.
     """
-    tables = [_read_table(filesystem, f"{folder}/{f.name}", FAULT_SCHEMA) for f in manifest.of_kind(FileKind.FINDINGS)]
+    tables = [_read_table(filesystem, folder, f, FAULT_SCHEMA) for f in manifest.of_kind(FileKind.FINDINGS)]
     return pa.concat_tables([FAULT_SCHEMA.empty_table(), *tables])
 
 
@@ -612,20 +720,24 @@ def replica_stretches(batch: pa.RecordBatch) -> Iterator[tuple[str, int, int, in
         yield codes.dictionary[int(places[start])].as_py(), int(ids[start]), start, end
 
 
-def _read_table(filesystem: pa_fs.FileSystem, path: str, schema: pa.Schema) -> pa.Table:
+def _read_table(filesystem: pa_fs.FileSystem, folder: str, file: TableFile, schema: pa.Schema) -> pa.Table:
+    # Before it is parsed: of damage in a footer pyarrow may return fewer rows, or end the process.
+    check_content_once(filesystem, folder, file)
+    path = f"{folder}/{file.name}"
     with _reading(path):
         table = pq.read_table(path, filesystem=filesystem, page_checksum_verification=True)
     try:
         # Columns of later releases are passed over.
-        return table.select(schema.names).cast(schema)
+        table = table.select(schema.names).cast(schema)
     except (KeyError, ValueError) as error:
         raise _refused(TableRefusal.SCHEMA, f"{path} has not the columns of its kind: {error}") from error
+    check_rows(path, found=table.num_rows, recorded=file.rows)
+    return table
 
 
 def _entries(filesystem: pa_fs.FileSystem, folder: str) -> list[pa_fs.FileInfo]:
     with _reading(folder):
-        found: list[pa_fs.FileInfo] = filesystem.get_file_info(pa_fs.FileSelector(folder))
-    return found
+        return named(filesystem.get_file_info(pa_fs.FileSelector(folder)))
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 An unknown key is an error that names the nearest known one, since a misspelt limit that is silently ignored is found
 out on the worst day. Sizes ("64MiB"), durations ("15m") and rates ("5MiB/s") may be written with a unit; a bare number
-is bytes, seconds, bytes per second.
+is bytes, seconds, bytes per second. Only true and false are true and false: what is spelled otherwise might be meant
+otherwise, and some of it lets data be written.
 """
 
 import math
@@ -49,6 +50,13 @@ def parse_rate(value: object) -> int:
     return math.floor(_quantity(value, _SIZE_UNITS, 'a rate such as 5242880 or "5MiB/s"'))
 
 
+def check_switch(value: object) -> object:
+    """The value as given, if it is true or false; ValueError tells what is expected."""
+    if type(value) is not bool:
+        raise ValueError(f"expected true or false, found {value!r}")
+    return value
+
+
 def check_address(value: str) -> str:
     """The address as given, if it is host:port; ValueError tells what is expected."""
     host, _, port = value.rpartition(":")
@@ -72,6 +80,7 @@ def _parse_folder(value: object) -> object:
 Size: TypeAlias = Annotated[int, BeforeValidator(parse_size)]
 Duration: TypeAlias = Annotated[float, BeforeValidator(parse_duration)]
 Rate: TypeAlias = Annotated[int, BeforeValidator(parse_rate)]
+Switch: TypeAlias = Annotated[bool, BeforeValidator(check_switch)]
 Address: TypeAlias = Annotated[str, AfterValidator(check_address)]
 FilePath: TypeAlias = Annotated[Path, BeforeValidator(_parse_folder)]
 
@@ -106,7 +115,7 @@ def load(path: Path | None, model: type[SettingsT], overrides: Mapping[str, obje
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        problems = [_problem(detail, model) for detail in error.errors()]
+        problems = [_problem(detail, model) for detail in _own(error.errors())]
         origin = f"{path}: " if path else ""
         raise ConfigError(origin + "; ".join(problems), path=str(path or ""), problems=tuple(problems)) from error
 
@@ -134,6 +143,17 @@ def _lay(values: dict[str, object], keys: list[str], value: object, path: Path |
             raise ConfigError(f"{path}: {name}: expected a table, found {table!r}", path=str(path or ""))
         values = table
     values[keys[-1]] = value
+
+
+def _own(details: list[ErrorDetails]) -> list[ErrorDetails]:
+    """The problems without those that only follow from others: a list is too short of items that are right."""
+    places = [detail["loc"] for detail in details]
+    return [
+        detail
+        for detail in details
+        if detail["type"] != "too_short"
+        or not any(len(place) > len(detail["loc"]) and place[: len(detail["loc"])] == detail["loc"] for place in places)
+    ]
 
 
 def _problem(detail: ErrorDetails, model: type[Settings]) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from runtime.config import Address, Duration, FilePath, Settings, TlsSettings
+from runtime.config import Address, Duration, FilePath, Settings, Switch, TlsSettings
 from runtime.rpc import Tls, is_loopback
 from scm.controller import Rules
 
@@ -16,7 +16,7 @@ Seconds = Annotated[Duration, Field(gt=0)]
 class AutomaticSettings(Settings):
     """Automatic mode: diverged containers are worked down, matching ones visited so that tombstones spread."""
 
-    enabled: bool = False
+    enabled: Switch = False
     jobs_max: Count = 4
     visit_every_s: Seconds = 60.0
 
@@ -29,7 +29,7 @@ class ControllerConfig(Settings):
     state_folder: FilePath = Path("/var/lib/treefold/controller")
     tls: TlsSettings | None = None
     # Serve in the clear off loopback too.
-    insecure: bool = False
+    insecure: Switch = False
     metrics: Address | None = None
     # Replicas a container should have: Ozone's SCM knows, reports do not tell.
     required_replicas: int = Field(default=3, ge=0, le=64)

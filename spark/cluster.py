@@ -71,10 +71,11 @@ _CAUSES = (re.compile(r"merkle\.errors\.(\w+: .*)"), re.compile(r"most recent fa
 
 # Others' rows may lack a value.
 _NULLABLE = pa.schema([field.with_nullable(True) for field in CHUNK_SCHEMA])
-# Spark keeps times in microseconds, and must be told which group of containers a row belongs to.
+# Spark keeps times in microseconds, which are too many for a time that nobody has checked.
 _TRAVELLING = pa.schema(
     [
-        *(f.with_type(pa.timestamp("us", tz="UTC")) if pa.types.is_timestamp(f.type) else f for f in _NULLABLE),
+        *(f.with_type(pa.int64()) if pa.types.is_timestamp(f.type) else f for f in _NULLABLE),
+        # Spark must be told which group of containers a row belongs to.
         pa.field("gathered_in", pa.int32(), nullable=False),
     ]
 )
@@ -182,6 +183,8 @@ class SparkEngine:
 
     def _by_sql(self, parts: Sequence[Part]) -> Wave | None:
         """All these parts in Spark SQL; nothing where another way is better, or Spark cannot read them so."""
+        # Files of exports lie in order, and no other reader would verify them.
+        assert all(part.manifest is None for part in parts)
         if self._scattered is Scattered.EXACT:
             return None
         files = _whole_files(parts)
@@ -366,7 +369,7 @@ def _packed(made: object) -> pa.RecordBatch:
 
 def _conformed(frame: DataFrame) -> DataFrame:
     """A table of others with the columns of CHUNK_SCHEMA; what does not fit is null, which is seen later."""
-    fields = from_arrow_schema(_TRAVELLING).fields[:-1]
+    fields = from_arrow_schema(_NULLABLE).fields
     return frame.select(
         *(
             (col(f.name) if f.name in frame.columns else lit(DEFAULTS[f.name])).try_cast(f.dataType).alias(f.name)

@@ -60,8 +60,9 @@ def compare_replicas(replicas: pa.Table) -> Compared:
     is_sql = _bools(pc.equal(replicas["path"], Path.SQL.value))
     sums = (root, _int64s(replicas["fingerprint"]), is_sql)
     differs = np.logical_or.reduce([column != column[theirs] for column in sums])
-    # Chunks without checksums leave the others of their block to be judged place by place, equal as they may be.
-    has_both = (_int64s(replicas["unverifiable"]) > 0) & (chunks > 0)
+    # Chunks without checksums leave the others of their block to be judged place by place, equal as they may be; and
+    # where anything else is verified, the verdict names what is not, whichever way the sums were made.
+    has_both = (_int64s(replicas["unverifiable"]) > 0) & ((chunks > 0) | (_int64s(replicas["deleted_blocks"]) > 0))
     undecided = told & (differs | has_both | (_int64s(replicas["corrupt"]) > 0))
 
     is_candidate = grouped.any(undecided) & ~grouped.is_contradicted

@@ -10,6 +10,7 @@ more than is known, and null in all other rows. What cannot be read is such a ro
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -182,7 +183,8 @@ class TreeReader(_Reader):
 
     def _is_wanted(self, path: Path) -> bool:
         container_id = _named(path)
-        known = container_id is None or self.wanted.has_container(container_id)
+        # What is wrong with a name that no container has, reading tells.
+        known = container_id is None or not _is_id(container_id) or self.wanted.has_container(container_id)
         return known and self.wanted.has_datanode(self._told(path, "datanode"))
 
     def _told(self, path: Path, what: str) -> str:
@@ -191,12 +193,24 @@ class TreeReader(_Reader):
 
     def _read(self, path: Path) -> Iterator[pa.RecordBatch]:
         datanode, volume = self._told(path, "datanode"), self._told(path, "volume")
+        if not (_is_text(datanode) and _is_text(volume)):
+            yield _finding(f"{path}: the name of its datanode or volume is no text in UTF-8", None, None, None)
+            return
         container_id = _named(path)
+        if container_id is not None and not _is_id(container_id):
+            yield _finding(f"{path}: its name is no container's ID", datanode, volume, None)
+            return
         try:
             raw = Disk().read(path)
-            tree = tree_from_bytes(raw, ContainerId(container_id or container_id_of_tree(raw)))
+            tree = tree_from_bytes(
+                raw, ContainerId(container_id_of_tree(raw) if container_id is None else container_id)
+            )
         except ReconcileError as error:
             yield _finding(f"{path}: {error.code}: {error.message}", datanode, volume, container_id)
+            return
+        if tree.data_checksum is None:
+            # An unknown root is not that of an empty tree.
+            yield _finding(f"{path}: the tree has no root", datanode, volume, tree.container_id)
             return
         if any(chunk.offset < 0 for block in tree.blocks for chunk in block.chunks):
             yield _finding(f"{path}: a chunk has a negative offset", datanode, volume, tree.container_id)
@@ -289,15 +303,37 @@ def _named(path: Path) -> int | None:
     return int(path.stem) if path.stem.isascii() and path.stem.isdigit() else None
 
 
+def _is_id(container_id: int) -> bool:
+    return 0 < container_id < 1 << 63
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _opened(root: str, scratch: Path) -> Volume:
     return open_volume(Path(root).absolute(), hold=Hold.READ_ONLY, state_folder=scratch, disk=Disk())
 
 
 def _given(batch: pa.RecordBatch) -> pa.RecordBatch:
-    columns = [column.cast(f.type) for column, f in zip(batch.columns, SCHEMA, strict=False)]
+    columns = [_cast(column, f.type) for column, f in zip(batch.columns, SCHEMA, strict=False)]
     return pa.RecordBatch.from_arrays([*columns, pa.nulls(batch.num_rows, pa.string())], schema=SCHEMA)
 
 
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid:
+        # A time of a scan that Spark has no number for: all rows are of one replica, and it is unknown of each.
+        return pa.nulls(len(column), kind)
+
+
 def _finding(text: str, datanode: str | None, volume: str | None, container_id: int | None) -> pa.RecordBatch:
+    # The path may be no text.
+    text = os.fsencode(text).decode(errors="backslashreplace")
     known = {"datanode": datanode, "volume": volume, "container_id": container_id, "findings": text}
     return pa.RecordBatch.from_arrays([pa.array([known.get(f.name)], f.type) for f in SCHEMA], schema=SCHEMA)

@@ -64,8 +64,9 @@ def trees_of(rows: pa.Table) -> Iterator[tuple[ReplicaId, TreeColumns]]:
     """
     arranged = arrange(rows)
     columns = {name: _key(arranged.rows, name) for name in ("block_id", "chunk_offset", *_CONTENT)}
+    told = arranged.rows.select([*KEY, "source"])
     for start, end in pairwise([*arranged.starts.tolist(), arranged.rows.num_rows]):
-        first = arranged.rows.slice(start, 1).to_pylist()[0]
+        first = told.slice(start, 1).to_pylist()[0]
         identity = ReplicaId(first["container_id"], first["datanode"], first["volume"])
         piece = {name: column[start:end] for name, column in columns.items()}
         yield identity, _tree(identity.container_id, piece, is_known=first["source"] != "none")
@@ -164,7 +165,8 @@ def _findings(fault: _Fault, rows: pa.Table, replica: Int64s) -> Iterator[dict[s
     """One for each replica that has the fault, at the first such row."""
     at = np.flatnonzero(fault.rows)
     _, first, counts = np.unique(replica[at], return_index=True, return_counts=True)
-    for row, count in zip(rows.take(pa.array(at[first])).to_pylist(), counts.tolist(), strict=True):
+    places = rows.select(_PLACE).take(pa.array(at[first])).to_pylist()
+    for row, count in zip(places, counts.tolist(), strict=True):
         where = f"{row['datanode']}/{row['volume']}" if row["volume"] else row["datanode"]
         yield {
             "kind": fault.kind.value,

@@ -5,9 +5,11 @@ numbers may be of any width and text of any kind. Columns of which the statistic
 constant are not decoded, and memory is bounded by a batch whatever the size of a file or of its row groups.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,11 @@ import pyarrow.parquet as pq
 from merkle.errors import ChunkTableError
 from protos.chunk_table import (
     CHUNK_SCHEMA,
+    FileKind,
+    TableFile,
     TableRefusal,
+    check_content_once,
+    check_rows,
     held_in,
     place_of,
     read_inventory,
@@ -62,6 +68,7 @@ _EXACT = (
 )
 # Of rows that name none, which are dropped wherever they are met.
 _NO_CONTAINER = 0
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,8 @@ def fold_part(part: Part) -> Folded:
     assert part.kind is PartKind.FILE
     try:
         with _opened(part) as reader:
+            if part.manifest is not None and part.first == 0:
+                reader.check_replicas()
             runs = fold_rows(reader.stretches())
             if part.manifest is not None:
                 keys = ["volume", "container_id"]
@@ -106,14 +115,32 @@ def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
         ChunkTableError: it cannot be read any more.
     """
     assert part.kind is PartKind.FILE
+    held = None
+    if part.manifest is not None:
+        _, inventory = _recorded(part)
+        inventory = inventory.filter(pc.is_in(inventory["container_id"], pa.array(container_ids, pa.int64())))
+        if not inventory.num_rows:
+            # Not opened, and so not verified, which takes reading it whole.
+            return
+        held = held_in(inventory, _name(part))
     with _opened(part) as reader:
-        held = None
         for batch in reader.batches(container_ids):
-            if part.manifest is not None:
-                held = held or held_in(reader.inventory(), reader.name)
+            if held is not None:
                 batch = batch.filter(pa.array(~superseded(batch, held)))
             if batch.num_rows:
                 yield batch
+
+
+def is_readable(part: Part, container_ids: Int64s) -> bool:
+    """Whether the rows of these containers in a part of an export are there as they were recorded."""
+    try:
+        _, inventory = _recorded(part)
+        if pc.any(pc.is_in(inventory["container_id"], pa.array(container_ids, pa.int64()))).as_py():
+            with _opened(part):
+                pass
+    except ChunkTableError:
+        return False
+    return True
 
 
 def is_plain(schema: pa.Schema) -> bool:
@@ -142,29 +169,69 @@ def opened_rows(part: Part) -> Iterator[tuple[Iterator[Rows], pa.Table | None]]:
 class _Reader:
     """The row groups of one part."""
 
-    def __init__(self, part: Part, file: pq.ParquetFile, name: str) -> None:
-        self.name = name
+    def __init__(self, part: Part, file: pq.ParquetFile, inventory: pa.Table | None) -> None:
         # What was read so far, and what of it belongs to no replica.
         self.rows = 0
         self.unowned = 0
         self._part = part
         self._file = file
+        self._inventory = inventory
+        self._groups = _groups(part, file.metadata)
         self._places = _places(file.metadata)
         missing = [column for column in REQUIRED if column not in self._places]
         if missing:
             raise _unreadable(TableRefusal.SCHEMA, f"{part.location} has no column {', '.join(missing)}")
+        names = Counter(file.schema_arrow.names)
+        twice = [column for column in CHUNK_SCHEMA.names if names[column] > 1]
+        if twice:
+            raise _unreadable(TableRefusal.SCHEMA, f"{part.location} has more than one column {', '.join(twice)}")
 
     def inventory(self) -> pa.Table:
         """The replicas that the export holds in this file."""
-        assert self._part.manifest is not None
-        filesystem, path = place_of(self._part.manifest)
-        manifest = read_manifest(filesystem, path)
-        inventory = read_inventory(filesystem, path.rpartition("/")[0], manifest)
-        return inventory.filter(pc.equal(inventory["file"], self.name))
+        assert self._inventory is not None
+        return self._inventory
+
+    def check_replicas(self) -> None:
+        """Whether the whole file, beyond the part, has all rows of each replica that the inventory says are in it.
+
+        Raises:
+            ChunkTableError: it has not.
+        """
+        keys = ["volume", "container_id"]
+        recorded = self.inventory().select([*keys, "rows"])
+        both = recorded.join(self._counted(), keys, join_type="left outer", use_threads=False)
+        found = pc.fill_null(both["rows_sum"], 0)
+        differs = both.append_column("found", found).filter(pc.not_equal(found, both["rows"]))
+        if differs.num_rows:
+            row = differs.slice(0, 1).to_pylist()[0]
+            replica = f"container {row['container_id']} on volume {row['volume']}"
+            text = f"{self._part.location} has {row['found']} rows of {replica}, and the inventory says {row['rows']}"
+            raise _unreadable(TableRefusal.ROWS, text)
+
+    def _counted(self) -> pa.Table:
+        """How many rows each replica has in the file, `rows_sum` by volume and container."""
+        names = ["volume", "container_id"]
+        if "volume" not in self._places:
+            raise _unreadable(TableRefusal.SCHEMA, f"{self._part.location} has no column volume")
+        counted = [pa.table({"volume": pa.array([], pa.string()), "container_id": _NONE, "rows": _NONE})]
+        for batch in self._file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
+            volumes = _conformed(batch["volume"], CHUNK_SCHEMA.field("volume"))
+            volumes = volumes if pa.types.is_dictionary(volumes.type) else volumes.dictionary_encode()
+            numbers = _conformed(batch["container_id"], CHUNK_SCHEMA.field("container_id"))
+            ids, places = numbers.fill_null(_NO_CONTAINER).to_numpy(), volumes.indices.fill_null(-1).to_numpy()
+            # Of stretches, which are few where agents wrote the file.
+            starts = np.flatnonzero(np.r_[True, (ids[1:] != ids[:-1]) | (places[1:] != places[:-1])])
+            stretch = {
+                "volume": volumes.take(pa.array(starts)).cast(pa.string()),
+                "container_id": ids[starts],
+                "rows": np.diff(np.r_[starts, len(ids)]),
+            }
+            counted.append(pa.table(stretch))
+        return pa.concat_tables(counted).group_by(names).aggregate([("rows", "sum")])
 
     def stretches(self) -> Iterator[Rows]:
         """All rows, as they are folded."""
-        for group in range(self._part.first, self._part.last):
+        for group in self._groups:
             for columns, count in self._read(group):
                 self.rows += count
                 if any(columns[name].null_count for name in _OWNER):
@@ -176,7 +243,7 @@ class _Reader:
 
     def batches(self, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
         """The rows of these containers."""
-        for group in range(self._part.first, self._part.last):
+        for group in self._groups:
             if not self._may_hold(group, container_ids):
                 continue
             for columns, count in self._read(group):
@@ -224,7 +291,10 @@ class _Reader:
             statistics.has_min_max and statistics.has_null_count and not statistics.null_count
         ):
             return None
-        return statistics.min, statistics.max
+        # Of times they are told as Python has them, which knows no year beyond 9999.
+        with suppress(OverflowError, ValueError):
+            return statistics.min, statistics.max
+        return None
 
 
 def _rows_of_containers(column: pa.Array, count: int, container_ids: Int64s) -> Int64s:
@@ -237,17 +307,53 @@ def _rows_of_containers(column: pa.Array, count: int, container_ids: Int64s) -> 
 
 @contextmanager
 def _opened(part: Part) -> Iterator[_Reader]:
+    file_, inventory = _recorded(part) if part.manifest is not None else (None, None)
     try:
         filesystem, path = place_of(part.location)
+        if file_ is not None:
+            # Before any of it is parsed: of damage in a footer or in statistics pyarrow may return fewer rows and say
+            # nothing, or end the process.
+            check_content_once(filesystem, path.rpartition("/")[0], file_)
         with filesystem.open_input_file(path) as source:
             metadata = pq.read_metadata(source)
+            if file_ is not None:
+                check_rows(part.location, found=metadata.num_rows, recorded=file_.rows)
             kinds = {name: metadata.schema.column(place).physical_type for name, place in _places(metadata).items()}
             text = [name for name in TEXT if kinds.get(name) == "BYTE_ARRAY"]
             file = pq.ParquetFile(source, metadata=metadata, read_dictionary=text, page_checksum_verification=True)
-            yield _Reader(part, file, path.rpartition("/")[2])
+            yield _Reader(part, file, inventory)
     # pyarrow says what is wrong with a Parquet file, or with a cast, by ArrowInvalid, a ValueError, and others of its.
     except (OSError, ValueError, pa.ArrowException) as error:
         raise _unreadable(TableRefusal.UNREADABLE, f"{part.location} cannot be read: {error}") from error
+
+
+def _recorded(part: Part) -> tuple[TableFile, pa.Table]:
+    """What the export says of a part's file, and the replicas that it holds there.
+
+    Raises:
+        ChunkTableError: manifest or inventory cannot be read.
+    """
+    assert part.manifest is not None
+    filesystem, path = place_of(part.manifest)
+    manifest, name = read_manifest(filesystem, path), _name(part)
+    file = next((file for file in manifest.of_kind(FileKind.CHUNKS) if file.name == name), None)
+    if file is None:
+        raise _unreadable(TableRefusal.FILE_MISSING, f"{part.manifest} does not name {name}")
+    inventory = read_inventory(filesystem, path.rpartition("/")[0], manifest)
+    return file, inventory.filter(pc.equal(inventory["file"], name))
+
+
+def _name(part: Part) -> str:
+    return place_of(part.location)[1].rpartition("/")[2]
+
+
+def _groups(part: Part, metadata: pq.FileMetaData) -> Sequence[int]:
+    """The row groups of a part."""
+    if part.manifest is None:
+        return range(part.first, part.last)
+    groups = range(metadata.num_row_groups)
+    starts = accumulate((metadata.row_group(group).num_rows for group in groups), initial=0)
+    return [group for group, start in zip(groups, starts, strict=False) if part.first <= start < part.last]
 
 
 def _places(metadata: pq.FileMetaData) -> dict[str, int]:

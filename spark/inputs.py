@@ -5,11 +5,14 @@ counts), a Parquet file, or a folder of Parquet files without manifests. An inpu
 name, with its reason: what it holds is then unknown, and a sweep says so instead of taking it for gone.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,13 +21,17 @@ import pyarrow.parquet as pq
 
 from merkle.checksum import fingerprint
 from merkle.errors import ChunkTableError
+from ozone.disk import Disk
 from protos.chunk_table import (
     EVENT_SCHEMA,
     FileKind,
     Manifest,
+    TableRefusal,
+    check_counts,
     is_file_name,
     latest_manifest,
     manifest_sequence,
+    named,
     place_of,
     read_events,
     read_faults,
@@ -38,6 +45,8 @@ from spark.output import Skipped
 PART_ROWS = 4 << 20
 # Reading a footer is waiting, above all where files are far away.
 _FOOTERS_AT_ONCE = 16
+# Why a table by itself is skipped that could be read.
+NO_ROWS = "there are no rows in it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +68,11 @@ def table_parts(names: Iterable[str], part_rows: int = PART_ROWS) -> Inputs:
         UsageError: a URI cannot be understood.
     """
     files, exports, skipped = list[_File](), list[_Export](), list[Skipped]()
+    plain = dict[str, set[str]]()
     for name in names:
         found = _found(name)
+        if found[0] and not (found[1] or found[2]):
+            plain[name] = {file.location for file in found[0]}
         files += found[0]
         exports += found[1]
         skipped += found[2]
@@ -72,12 +84,19 @@ def table_parts(names: Iterable[str], part_rows: int = PART_ROWS) -> Inputs:
         skipped += export.skipped
     unlike = list({file.location: file for file in files}.values())
     parts = list[Part]()
+    bare = [file for file in unlike if file.manifest is None]
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
-        for file, groups in zip(unlike, pool.map(_groups, unlike), strict=True):
-            if isinstance(groups, Skipped):
+        found_groups = dict(zip((file.location for file in bare), pool.map(_groups, bare), strict=True))
+        for file in unlike:
+            groups = found_groups.get(file.location)
+            if groups is None:
+                parts += _shares(file, part_rows)
+            elif isinstance(groups, Skipped):
                 skipped.append(groups)
             else:
                 parts += _cut(file, groups, part_rows)
+    told = {part.location for part in parts} | {one.input for one in skipped}
+    skipped += [Skipped(name, NO_ROWS) for name, held in plain.items() if not held & told]
     return Inputs(tuple(parts), tuple(dict.fromkeys(skipped)), tuple(dict.fromkeys(manifests)), created_ms)
 
 
@@ -88,39 +107,65 @@ def is_unchanged(part: Part) -> bool:
         info = filesystem.get_file_info(path)
     except OSError:
         return False
-    return info.type is fs.FileType.File and part.part_id == _part_id(part.location, info, part.first, part.last)
+    made = _part_id(part.location, info, part.first, part.last, by_rows=part.manifest is not None)
+    return info.type is fs.FileType.File and part.part_id == made
 
 
-def export_findings(manifests: Iterable[str]) -> pa.Table:
-    """What the agents met while they made their exports, as FINDING_SCHEMA.
+def export_findings(manifests: Iterable[str]) -> tuple[pa.Table, tuple[Skipped, ...]]:
+    """What the agents met while they made their exports, as FINDING_SCHEMA, and where this cannot be read."""
+    found, skipped = [FINDING_SCHEMA.empty_table()], list[Skipped]()
+    for place in manifests:
+        try:
+            found.append(_fault_findings(read_faults(*_export_of(place))))
+        except ChunkTableError as error:
+            skipped.append(Skipped(place, f"the findings of its agent are lost: {error.message}"))
+    return pa.concat_tables(found), tuple(skipped)
 
-    Raises:
-        ChunkTableError: a file cannot be read.
-    """
-    found = [_fault_findings(read_faults(*_export_of(place))) for place in manifests]
-    return pa.concat_tables([FINDING_SCHEMA.empty_table(), *found])
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What agents did to their replicas between two sweeps."""
+
+    # EVENT_SCHEMA.
+    events: pa.Table
+    # Datanodes whose agents tell of their repairs: where an export was made without an agent nobody does.
+    datanodes: frozenset[str]
+    # Of which it is not known; and why, of each manifest that this is for.
+    lost: frozenset[str]
+    errors: Mapping[str, str]
 
 
-def export_events(manifests: Iterable[str], before: Iterable[str]) -> pa.Table:
-    """What agents did to their replicas since they made the exports `before`, as EVENT_SCHEMA.
-
-    Raises:
-        ChunkTableError: a file cannot be read.
-    """
-    begun = {}
+def export_events(manifests: Iterable[str], before: Iterable[str]) -> Told:
+    """What agents did to their replicas since they made the exports `before`; one that cannot be read costs its own."""
+    begun, errors = dict[str, datetime](), dict[str, str]()
     for place in before:
-        _, _, manifest = _export_of(place)
+        try:
+            _, _, manifest = _export_of(place)
+        except ChunkTableError as error:
+            errors[place] = error.message
+            continue
         # While it was made, rows were read before some of its events.
         begun[manifest.datanode] = manifest.begun_at
-    found = [EVENT_SCHEMA.empty_table()]
+    found, datanodes, lost = [EVENT_SCHEMA.empty_table()], set[str](), set[str]()
     for place in manifests:
-        filesystem, folder, manifest = _export_of(place)
-        events = read_events(filesystem, folder, manifest)
+        try:
+            filesystem, folder, manifest = _export_of(place)
+        except ChunkTableError as error:
+            errors[place] = error.message
+            continue
+        try:
+            events = read_events(filesystem, folder, manifest)
+        except ChunkTableError as error:
+            errors[place] = error.message
+            lost.add(manifest.datanode)
+            continue
+        if manifest.audit is not None:
+            datanodes.add(manifest.datanode)
         since = begun.get(manifest.datanode)
         if since is not None:
             events = events.filter(pc.greater_equal(events["time"], pa.scalar(since, events["time"].type)))
         found.append(events)
-    return pa.concat_tables(found)
+    return Told(pa.concat_tables(found), frozenset(datanodes), frozenset(lost), errors)
 
 
 def export_datanodes(manifests: Iterable[str]) -> frozenset[str]:
@@ -130,6 +175,27 @@ def export_datanodes(manifests: Iterable[str]) -> frozenset[str]:
         ChunkTableError: a manifest cannot be read.
     """
     return frozenset(_export_of(place)[2].datanode for place in manifests)
+
+
+def keep_export(place: str, folder: Path, disk: Disk) -> str:
+    """Copy an export's manifest and inventory, which its agent removes with its second next export; the manifest there.
+
+    Raises:
+        ChunkTableError: they cannot be read any more.
+        DiskError: the copies cannot be written.
+    """
+    filesystem, source, manifest = _export_of(place)
+    copies = folder / f"datanode={quote(manifest.datanode, safe='')[:200]}"
+    disk.make_folder(copies)
+    names = [file.name for file in manifest.of_kind(FileKind.CONTAINERS)]
+    for name in (*names, manifest.name):
+        try:
+            with filesystem.open_input_stream(f"{source}/{name}", compression=None) as stream:
+                raw = stream.read()
+        except OSError as error:
+            raise ChunkTableError(TableRefusal.UNREADABLE.value, f"{source}/{name} cannot be read: {error}") from error
+        disk.replace(copies / name, raw)
+    return str(copies / manifest.name)
 
 
 def _export_of(place: str) -> tuple[fs.FileSystem, str, Manifest]:
@@ -168,6 +234,8 @@ class _File:
     filesystem: fs.FileSystem
     info: fs.FileInfo
     manifest: str | None = None
+    # As the manifest says.
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +267,9 @@ def _found(name: str) -> tuple[list[_File], list[_Export], list[Skipped]]:
             folders.setdefault(one.path.rpartition("/")[0], []).append(one)
     files, exports = list[_File](), list[_Export]()
     skipped = [Skipped(_joined(name, path, folder), reason) for folder, reason in unlisted.items()]
+    # A datanode's folder, most likely: an export that is gone is not one of a datanode without replicas.
+    empty = sorted(_empty(path, found) - set(unlisted))
+    skipped += [Skipped(_joined(name, path, folder), "it is empty") for folder in empty]
     is_export = any(_is_of_export(one) for held in folders.values() for one in held)
     for folder, held in sorted(folders.items()):
         tables = sorted((one for one in held if one.extension == "parquet"), key=lambda one: str(one.path))
@@ -217,21 +288,30 @@ def _found(name: str) -> tuple[list[_File], list[_Export], list[Skipped]]:
     return files, exports, skipped
 
 
+def _empty(path: str, found: Sequence[fs.FileInfo]) -> set[str]:
+    """The folders below `path` with nothing in them, but what is hidden; the one of a file system is no table's."""
+    held = [one for one in found if not _is_hidden(one.path[len(path) :]) and one.base_name != "lost+found"]
+    above = {one.path.rpartition("/")[0] for one in held}
+    return {one.path for one in held if one.type is fs.FileType.Directory} - above
+
+
 def _below(filesystem: fs.FileSystem, path: str) -> tuple[list[fs.FileInfo], Mapping[str, str]]:
-    """All that is below a folder, and the folders that cannot be listed, with why.
+    """All that is below a folder, and what cannot be listed or named, with why.
 
     Raises:
         OSError: it is the folder itself.
     """
     with suppress(OSError):
         # In one question, which counts where files are far away.
-        return filesystem.get_file_info(fs.FileSelector(path, recursive=True)), {}
-    found, unlisted, waiting = filesystem.get_file_info(fs.FileSelector(path)), dict[str, str](), list[str]()
+        whole = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
+        found = named(whole)
+        return found, _unnamed(path) if len(found) < len(whole) else {}
+    found, unlisted, waiting = named(filesystem.get_file_info(fs.FileSelector(path))), _unnamed(path), list[str]()
     waiting += [one.path for one in found if one.type is fs.FileType.Directory]
     while waiting:
         folder = waiting.pop()
         try:
-            here = filesystem.get_file_info(fs.FileSelector(folder))
+            here = named(filesystem.get_file_info(fs.FileSelector(folder)))
         except OSError as error:
             unlisted[folder] = str(error)
             continue
@@ -240,11 +320,25 @@ def _below(filesystem: fs.FileSystem, path: str) -> tuple[list[fs.FileInfo], Map
     return found, unlisted
 
 
+def _unnamed(path: str) -> dict[str, str]:
+    """Tables of this machine below `path`, or folders with some, whose names are no text: what pyarrow cannot say."""
+    found = dict[str, str]()
+    for folder, _, names in os.walk(os.fsencode(path)):
+        for name in (name for name in names if name.endswith(b".parquet")):
+            for place in (folder, os.path.join(folder, name)):
+                shown = place.decode(errors="backslashreplace")
+                if shown.encode() != place and not _is_hidden(shown[len(path) :]):
+                    found[shown] = "its name is no text in UTF-8"
+                    break
+    return found
+
+
 def _export(location: str, filesystem: fs.FileSystem, folder: str, held: Mapping[str, fs.FileInfo]) -> _Export:
     manifest = latest_manifest(filesystem, folder)
+    check_counts(manifest)
     place = _joined(location, folder, f"{folder}/{manifest.name}")
     files = [
-        _File(_joined(location, folder, held[file.name].path), filesystem, held[file.name], place)
+        _File(_joined(location, folder, held[file.name].path), filesystem, held[file.name], place, file.rows)
         for file in manifest.of_kind(FileKind.CHUNKS)
     ]
     skipped = [
@@ -299,13 +393,22 @@ def _cut(file: _File, groups: Sequence[int], part_rows: int) -> Iterator[Part]:
         yield _part(file, first, len(groups), rows)
 
 
+def _shares(file: _File, part_rows: int) -> Iterator[Part]:
+    """So many rows each: nothing of an export's file is parsed before its content is verified, its footer neither."""
+    for first in range(0, file.rows, part_rows):
+        last = min(first + part_rows, file.rows)
+        yield _part(file, first, last, last - first)
+
+
 def _part(file: _File, first: int, last: int, rows: int) -> Part:
-    made = _part_id(file.location, file.info, first, last)
+    made = _part_id(file.location, file.info, first, last, by_rows=file.manifest is not None)
     return Part(made, PartKind.FILE, file.location, first, last, rows, Source.TREE, file.manifest)
 
 
-def _part_id(location: str, info: fs.FileInfo, first: int, last: int) -> str:
-    return part_id(PartKind.FILE.value, location, info.size, info.mtime_ns, first, last)
+def _part_id(location: str, info: fs.FileInfo, first: int, last: int, *, by_rows: bool) -> str:
+    # Earlier releases cut all files by row groups; parts that they left behind are not to be taken for ours.
+    unit = "rows" if by_rows else PartKind.FILE.value
+    return part_id(unit, location, info.size, info.mtime_ns, first, last)
 
 
 def _joined(name: str, path: str, found: str) -> str:

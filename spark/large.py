@@ -27,6 +27,8 @@ _CHANGED = "the rows are not those that the root was computed of"
 
 Row = dict[str, object]
 
+# Others' rows may lack a value.
+_NULLABLE = pa.schema([field.with_nullable(True) for field in CHUNK_SCHEMA])
 _EMPTY: Row = {
     "block_id": 0,
     "chunk_offset": CONTAINER_ROW,
@@ -39,7 +41,8 @@ _EMPTY: Row = {
 
 def block_ranges(rows: pa.Table, rows_max: int) -> Iterator[pa.Table]:
     """The rows of one container, in ranges of blocks that ascend, of about so many rows each."""
-    batches = [(batch, batch["block_id"].to_numpy()) for batch in rows.to_batches() if batch.num_rows]
+    # A row without a block ID is faulty in whichever range it is.
+    batches = [(batch, batch["block_id"].fill_null(0).to_numpy()) for batch in rows.to_batches() if batch.num_rows]
     step = max(1, rows.num_rows // _SAMPLES)
     sample = np.sort(np.concatenate([ids[::step] for _, ids in batches]))
     count = -(-rows.num_rows // rows_max)
@@ -65,7 +68,7 @@ def large_replicas(ranges: Iterable[pa.Table]) -> tuple[pa.Table, pa.Table]:
     for rows in ranges:
         replicas, found = exact_replicas(rows)
         findings.append(found)
-        for piece in replicas.to_pylist():
+        for piece in _listed(replicas):
             pieces.setdefault(_key(piece), []).append(piece)
     joined = [_joined(pieces[key]) for key in sorted(pieces, key=str)]
     broken = [
@@ -81,10 +84,10 @@ def large_replicas(ranges: Iterable[pa.Table]) -> tuple[pa.Table, pa.Table]:
 
 def inspect_large(ranges: Iterable[pa.Table], replicas: pa.Table) -> tuple[pa.Table, pa.Table]:
     """The same as `inspect` of the rows of all these ranges of one container, whose replicas these are."""
-    whole = replicas.to_pylist()
+    whole = _listed(replicas)
     verdicts, findings, pieces = list[Row](), list[pa.Table](), dict[tuple[object, ...], list[Row]]()
     for rows in ranges:
-        here = {_key(piece): piece for piece in exact_replicas(rows)[0].to_pylist()}
+        here = {_key(piece): piece for piece in _listed(exact_replicas(rows)[0])}
         for key, piece in here.items():
             pieces.setdefault(key, []).append(piece)
         ours = pa.Table.from_pylist([_within(replica, here) for replica in whole], REPLICA_SCHEMA)
@@ -93,9 +96,7 @@ def inspect_large(ranges: Iterable[pa.Table], replicas: pa.Table) -> tuple[pa.Ta
         empty = [
             _EMPTY | {name: replica[name] for name in REPLICA_COLUMNS} for replica in whole if _key(replica) not in here
         ]
-        inspected = inspect(
-            pa.concat_tables([rows.cast(CHUNK_SCHEMA), pa.Table.from_pylist(empty, CHUNK_SCHEMA)]), ours
-        )
+        inspected = inspect(pa.concat_tables([rows.cast(_NULLABLE), pa.Table.from_pylist(empty, _NULLABLE)]), ours)
         verdicts += [*compared.verdicts.to_pylist(), *inspected.verdicts.to_pylist()]
         findings.append(inspected.findings)
     changed = [
@@ -119,6 +120,13 @@ def inspect_large(ranges: Iterable[pa.Table], replicas: pa.Table) -> tuple[pa.Ta
     return pa.Table.from_pylist([row], VERDICT_SCHEMA), pa.concat_tables(findings)
 
 
+def _listed(replicas: pa.Table) -> list[Row]:
+    """Replicas as rows; times stay numbers, as Python has none beyond the year 9999."""
+    at = replicas.schema.get_field_index("scanned_at")
+    rows: list[Row] = replicas.set_column(at, "scanned_at", replicas["scanned_at"].cast(pa.int64())).to_pylist()
+    return rows
+
+
 def _key(replica: Row) -> tuple[object, ...]:
     return tuple(replica[name] for name in KEY)
 
@@ -135,8 +143,8 @@ def _joined(pieces: Sequence[Row]) -> Row:
     joined["root"] = _root(pieces)
     joined["fingerprint"] = int(np.bitwise_xor.reduce([_int(piece["fingerprint"]) for piece in pieces]))
     joined |= {name: sum(_int(piece[name]) for piece in pieces) for name in _ADDED}
-    times = [piece["scanned_at"] for piece in pieces if piece["scanned_at"] is not None]
-    joined["scanned_at"] = max(times, default=None)  # type: ignore[type-var]
+    times = [_int(piece["scanned_at"]) for piece in pieces if piece["scanned_at"] is not None]
+    joined["scanned_at"] = max(times, default=None)
     return joined
 
 

@@ -13,15 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from merkle.errors import ChunkTableError
 from ozone.disk import Disk
 from protos.chunk_table import place_of
 from spark.compare import inspect
 from spark.exact import exact_replicas
-from spark.files import fold_part, is_plain
+from spark.files import fold_part, is_plain, opened_rows
 from spark.gather import Gatherer, Int64s
 from spark.large import block_ranges, inspect_large, large_replicas
 from spark.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, Part
-from spark.runs import RUN_SCHEMA
+from spark.runs import RUN_SCHEMA, full
 from spark.sweep import Judged, Wave
 from spark.trees import Packed, TreeJob, pack_part, pack_rows
 
@@ -121,40 +122,54 @@ _NONE = np.empty(0, np.int64)
 
 
 def _fold(part: Part) -> _Done:
-    scattered = _scattered(part)
-    if scattered is not None:
-        ids, counts = scattered
-        return _Done(part.rows, RUN_SCHEMA.empty_table(), FINDING_SCHEMA.empty_table(), ids, counts, "")
+    if _is_scattered(part):
+        # What is wrong with it, folding tells.
+        with suppress(ChunkTableError):
+            counts, rows = _counted(part)
+            # Rows that belong to no replica are a finding, which folding makes.
+            if rows == part.rows:
+                ids, of_ids = (np.array(list(numbers), np.int64) for numbers in (counts.keys(), counts.values()))
+                return _Done(part.rows, RUN_SCHEMA.empty_table(), FINDING_SCHEMA.empty_table(), ids, of_ids, "")
     folded = fold_part(part)
     return _Done(folded.rows, folded.runs, folded.findings, _NONE, _NONE, folded.skipped)
 
 
-def _scattered(part: Part) -> tuple[Int64s, Int64s] | None:
-    """The containers of a part and their rows, where hardly two rows of a replica follow each other.
+def _is_scattered(part: Part) -> bool:
+    """Whether hardly two rows of a replica follow each other, as far as the first of them tell.
 
     To fold such rows makes a run of each, all of which the exact path throws away.
     """
     if part.manifest is not None:
-        return None
+        return False
     with suppress(OSError, ValueError, KeyError, pa.ArrowException):
         filesystem, path = place_of(part.location)
         with filesystem.open_input_file(path) as source, pq.ParquetFile(source, read_dictionary=["datanode"]) as file:
             if not is_plain(file.schema_arrow):
-                return None
-            groups = list(range(part.first, part.last))
-            first = next(file.iter_batches(_PROBE_ROWS, groups[:1], ["datanode", "container_id"], use_threads=False))
+                return False
+            groups, names = [part.first], ["datanode", "container_id"]
+            first = next(file.iter_batches(_PROBE_ROWS, groups, names, use_threads=False))
             nodes, ids = first["datanode"].indices.to_numpy(), first["container_id"].to_numpy()
-            if 4 * np.count_nonzero((nodes[1:] != nodes[:-1]) | (ids[1:] != ids[:-1])) < len(ids):
-                return None
-            counts = Counter[int]()
-            for batch in file.iter_batches(_PROBE_ROWS, groups, ["datanode", "container_id"], use_threads=False):
-                if batch["datanode"].null_count or batch["container_id"].null_count:
-                    return None
-                found, rows = np.unique(batch["container_id"].to_numpy(), return_counts=True)
-                counts.update(dict(zip(found.tolist(), rows.tolist(), strict=True)))
-            return np.array(list(counts), np.int64), np.array(list(counts.values()), np.int64)
-    # What is wrong with it, folding tells.
-    return None
+            changes = np.count_nonzero((nodes[1:] != nodes[:-1]) | (ids[1:] != ids[:-1]))
+            return bool(4 * changes >= len(ids))
+    return False
+
+
+def _counted(part: Part) -> tuple[Counter[int], int]:
+    """The rows of each container, and of all.
+
+    Every column is read, though one would do: a file that cannot be read is left out as long as nothing was made of
+    the others of its table, and the exact path comes later.
+
+    Raises:
+        ChunkTableError: the part cannot be read.
+    """
+    counts, total = Counter[int](), 0
+    with opened_rows(part) as (stretches, _):
+        for rows in stretches:
+            found, held = np.unique(full(rows.integers["container_id"], rows.count), return_counts=True)
+            counts.update(dict(zip(found.tolist(), held.tolist(), strict=True)))
+            total += rows.count
+    return counts, total
 
 
 def _wave(done: Sequence[tuple[Part, _Done]]) -> Wave:

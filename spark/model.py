@@ -18,7 +18,8 @@ from protos.chunk_table import CHUNK_SCHEMA
 class PartKind(Enum):
     """What a part is read from."""
 
-    # Row groups `first` to `last` (exclusive) of one Parquet file with chunk rows.
+    # Row groups `first` to `last` (exclusive) of one Parquet file with chunk rows; in an export, whose footers nobody
+    # parses before the file is verified, the row groups that begin at rows `first` to `last` (exclusive).
     FILE = "file"
     # Containers at the places `first` to `last` (exclusive) of a volume's ascending IDs.
     VOLUME = "volume"
@@ -30,7 +31,8 @@ class Part:
 
     `part_id` is made of what it reads (place, size, time of change, range), so that a resumed sweep knows it again.
     `location` is the root of a volume, or a file as pyarrow's filesystems take it (path or URI); `manifest` is the one
-    of the export that a file belongs to, if any: rows of a replica for which it names another file are superseded.
+    of the export that a file belongs to, if any: its content is verified against it, and rows of a replica for which it
+    names another file are superseded.
     """
 
     part_id: str

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -96,6 +97,28 @@ class Summary:
     previous: str | None = None
     # For the report alone: since when volumes exist, by datanode and volume, as far as known.
     volumes_created_ms: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> "Summary":
+        """A summary as `json` gave it; since when volumes exist is not in it."""
+        return cls(
+            sweep_id=said["sweepID"],
+            engine=said["engine"],
+            source=said["source"],
+            started_at=datetime.fromisoformat(said["startedAt"]),
+            seconds=said["seconds"],
+            rows=said["rows"],
+            containers=said["containers"],
+            replicas=said["replicas"],
+            excluded=said["excluded"],
+            diverged=tuple(said["diverged"]),
+            verdicts=said["verdicts"],
+            findings=said["findingsByKind"],
+            paths=said["paths"],
+            skipped=tuple(Skipped(**one) for one in said["skipped"]),
+            notes=tuple(said["notes"]),
+            previous=said["previous"],
+        )
 
     def json(self) -> JsonObject:
         """As the command prints it."""
@@ -209,8 +232,21 @@ class Output:
         Raises:
             DiskError: it cannot be read.
         """
-        found: JsonObject = json.loads(self.read(Table.SUMMARY, sweep_id)["json"][0].as_py())
+        try:
+            found: JsonObject = json.loads(self.read(Table.SUMMARY, sweep_id, ["json"])["json"][0].as_py())
+        except (ValueError, IndexError) as error:
+            path = self.path(Table.SUMMARY, sweep_id)
+            raise DiskError(f"{path} cannot be read: {error}", path=str(path)) from error
         return found
+
+    def datanodes(self, sweep_id: str) -> frozenset[str]:
+        """Those whose replicas are in a sweep's table `roots`, which is written.
+
+        Raises:
+            DiskError: it cannot be read.
+        """
+        pieces = self.pieces(Table.ROOTS, sweep_id, ["datanode"])
+        return frozenset(name for piece in pieces for name in piece["datanode"].unique().to_pylist())
 
     def read(self, table: Table, sweep_id: str, columns: Sequence[str] | None = None) -> pa.Table:
         """A table of a complete sweep, or some of its columns.
@@ -230,13 +266,14 @@ class Output:
         """
         path = self.path(table, sweep_id)
         try:
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 version = int((file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"0"))
                 if version > VERSION:
                     raise DiskError(f"{path} is of version {version}, and this reads up to {VERSION}", path=str(path))
                 for group in range(file.metadata.num_row_groups):
                     yield file.read_row_group(group, list(columns)).replace_schema_metadata()
-        except (OSError, pa.ArrowException) as error:
+        # pyarrow says most of what is wrong with a Parquet file by ArrowInvalid, a ValueError.
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise DiskError(f"{path} cannot be read: {error}", path=str(path)) from error
 
     def retain(self, count: int) -> list[str]:

@@ -66,6 +66,8 @@ _ALWAYS = {
     "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",
     # Times of scans are given in UTC, whatever the machine thinks.
     "spark.sql.session.timeZone": "UTC",
+    # Without it Spark takes a damaged page of a Parquet file at its word.
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     # Spark refuses a data source that could take filters unless this is on.
     "spark.sql.python.filterPushdown.enabled": "true",
 }

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from merkle.columns import TreeColumns
 from merkle.tree import root_hex
 from spark.exact import ReplicaId, trees_of
-from spark.layout import Int64s
 from spark.model import FINDING_SCHEMA, FindingKind, Path
 
 # Of one block, the starts of the stretches that an agent wrote, ascending, and the furthest end up to each.
@@ -29,25 +28,24 @@ _Doings: TypeAlias = Mapping[int | None, _Written]
 
 _REPLICA = ("container_id", "datanode", "volume")
 # What a replica must have in common with itself to be compared.
-_SAME = (*_REPLICA, "bcs_id", "source")
+SAME = (*_REPLICA, "bcs_id", "source")
 
 
-def silent_changes(earlier_replicas: pa.Table, replicas: pa.Table) -> Int64s:
-    """The containers, ascending, of replicas that are other than in the sweep before and might not be.
+def silent_changes(earlier_replicas: pa.Table, replicas: pa.Table) -> pa.Table:
+    """The replicas (columns SAME) that are other than in the sweep before and might not be.
 
     Both tables are of REPLICA_SCHEMA. What changed, and by whom, only rows and events tell: see `silent_findings`.
     """
-    names = [*_SAME, "root", "fingerprint", "path"]
+    names = [*SAME, "root", "fingerprint", "path"]
     both = replicas.select(names).join(
-        earlier_replicas.select(names), list(_SAME), join_type="inner", right_suffix="_before"
+        earlier_replicas.select(names), list(SAME), join_type="inner", right_suffix="_before"
     )
     is_sql, was_sql = (pc.equal(both[name], Path.SQL.value) for name in ("path", "path_before"))
     # Fingerprints tell nothing across the path SQL (spark.model); roots alone do, but for one change in 2^32.
     same_print = pc.or_(pc.equal(both["fingerprint"], both["fingerprint_before"]), pc.xor(is_sql, was_sql))
     # Null where there is no root: there are no chunks then.
     differs = pc.invert(pc.and_(pc.equal(both["root"], both["root_before"]), same_print))
-    changed: Int64s = np.unique(both.filter(differs)["container_id"].to_numpy())
-    return changed
+    return both.filter(differs).select(list(SAME))
 
 
 def silent_findings(
@@ -59,7 +57,7 @@ def silent_findings(
     (EVENT_SCHEMA) are those between the two tables. Of datanodes `unheard` nobody tells events: there a chunk that did
     not match its record and does now was repaired. Replicas whose rows contradict each other are passed over.
     """
-    comparable = _replicas_of(rows).join(_replicas_of(earlier_rows), list(_SAME), join_type="inner").to_pylist()
+    comparable = _replicas_of(rows).join(_replicas_of(earlier_rows), list(SAME), join_type="inner").to_pylist()
     wanted = {ReplicaId(*(row[name] for name in _REPLICA)) for row in comparable}
     doings = _doings(events)
     before = {identity: tree for identity, tree in trees_of(earlier_rows) if identity in wanted}
@@ -90,7 +88,7 @@ def silent_findings(
 
 
 def _replicas_of(rows: pa.Table) -> pa.Table:
-    return rows.select(list(_SAME)).group_by(list(_SAME)).aggregate([])
+    return rows.select(list(SAME)).group_by(list(SAME)).aggregate([])
 
 
 def _changed(before: TreeColumns, now: TreeColumns) -> Iterator[tuple[int, int, int, int, int, bool, bool]]:

@@ -23,19 +23,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from merkle.errors import BusyError, SweepInputError
+from merkle.errors import BusyError, DiskError, SweepInputError, SweepWorkError, UsageError
 from ozone.disk import Disk, disk_error
+from protos.chunk_table import check_name
 from spark.compare import compare_replicas
 from spark.gather import Gatherer
 from spark.history import History
-from spark.inputs import Inputs, export_findings, table_parts
+from spark.inputs import NO_ROWS, Inputs, export_datanodes, export_findings, table_parts
 from spark.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, FindingKind, Part, PartKind, Source
 from spark.model import Path as Way
 from spark.output import JsonObject, Output, Skipped, Summary, Table, new_sweep_id
 from spark.runs import RUN_SCHEMA, settle
 from spark.trees import Packed, TreeJob, part_file
 from spark.volumes import OpenVolumes, copy_part, open_volumes
-from spark.work import Plan, Range, Stage, Stored, Work, key_of, ranges
+from spark.work import Plan, Range, Stage, Stored, Work, key_of, ranges, unreadable
 
 Int64s = npt.NDArray[np.int64]
 
@@ -146,16 +147,30 @@ class Request:
     keep: int = 30
     # Beside the tables, all trees.
     write_trees: bool = False
+    # Datanodes that were taken out of the cluster on purpose.
+    gone: tuple[str, ...] = ()
 
 
-def sweep(request: Request, engine: Engine, watcher: Watcher, *, disk: Disk | None = None) -> Summary:
+def sweep(
+    request: Request,
+    engine: Engine,
+    watcher: Watcher,
+    *,
+    disk: Disk | None = None,
+    report: Callable[[Summary], Sequence[str]] = lambda _: (),
+) -> Summary:
     """Carry out a sweep, or the rest of one over the same inputs that was not finished.
+
+    `report` is given the summary before the sweep is complete, so that a complete one has its report; it returns notes.
 
     Raises:
         BusyError: another sweep writes to the folder.
         SweepInputError: none of the inputs can be read.
         DiskError, ChunkTableError, UsageError
     """
+    for name in (str(request.out), *request.tables, *request.volumes):
+        check_name(name)
+    request = _absolute(request)
     disk, was_there = disk or Disk(), os.path.lexists(request.out)
     disk.make_folder(request.out)
     with _exclusive(request.out), ExitStack() as stack:
@@ -172,11 +187,40 @@ def sweep(request: Request, engine: Engine, watcher: Watcher, *, disk: Disk | No
                 disk.remove_folder(request.out)
             reasons = "; ".join(f"{one.input}: {one.reason}" for one in skipped)
             raise SweepInputError(f"there is nothing to read: {reasons}", skipped=skipped)
-        for sweep_id in output.sweeps():
-            # Complete, but for what is left of its work.
-            work.end(sweep_id)
-        plan = _begin(request, engine.name, volumes, inputs, skipped, work, watcher)
-        return _Sweep(request, plan, engine, watcher, volumes, inputs, work, output, disk).run()
+
+        def carry_out(request: Request) -> Summary:
+            plan = _begin(request, engine.name, volumes, inputs, skipped, work, watcher)
+            complete = output.sweeps()
+            for sweep_id in set(complete) - {plan.sweep_id}:
+                # What was left of its work.
+                work.end(sweep_id)
+            begun = _Sweep(request, plan, engine, watcher, volumes, inputs, work, output, disk, report)
+            return begun.ended() if plan.sweep_id in complete else begun.run()
+
+        try:
+            return carry_out(request)
+        except SweepWorkError as error:
+            watcher.note(f"begun anew: {error.message}")
+            return carry_out(replace(request, fresh=True))
+
+
+def _absolute(request: Request) -> Request:
+    """The same with places that the next sweep finds from wherever it is started.
+
+    Raises:
+        UsageError: the folder of sweeps lies in a table.
+    """
+
+    def absolute(name: str) -> str:
+        return str(Path(name).absolute()) if name and "://" not in name else name
+
+    for name in request.tables:
+        if name and "://" not in name and request.out.resolve().is_relative_to(Path(name).resolve()):
+            raise UsageError(
+                f"--out {request.out} lies in --table {name}: the next sweep would take its tables for the cluster's",
+                hint="Give an --out beside it.",
+            )
+    return replace(request, out=request.out.absolute(), tables=tuple(map(absolute, request.tables)))
 
 
 def _begin(
@@ -191,10 +235,14 @@ def _begin(
     """The plan of an unfinished sweep over the same inputs, or a new one; no other is left behind."""
     now = datetime.now(UTC)
     parts = (*volumes.parts, *inputs.parts)
-    key = key_of(engine, request.source, parts, skipped)
+    key = key_of(engine, request.source, parts, skipped, inputs.manifests)
     plan = Plan(new_sweep_id(now), now, engine, request.source, parts, skipped, inputs.manifests, key)
     found: Plan | None = None
-    for other in work.plans():
+    plans, broken = work.plans()
+    for sweep_id, reason in broken.items():
+        watcher.note(f"sweep {sweep_id} does not go on: {reason}")
+        work.end(sweep_id)
+    for other in plans:
         is_same = other.key == plan.key and (not volumes.parts or now - other.started_at < _RESUMED_WITHIN)
         if is_same and not request.fresh:
             found = other
@@ -221,6 +269,7 @@ class _Sweep:
         work: Work,
         output: Output,
         disk: Disk,
+        report: Callable[[Summary], Sequence[str]],
     ) -> None:
         self._request = request
         self._plan = plan
@@ -231,6 +280,7 @@ class _Sweep:
         self._work = work
         self._output = output
         self._disk = disk
+        self._report = report
         self._history = History(request.out, disk)
 
     def run(self) -> Summary:
@@ -246,11 +296,25 @@ class _Sweep:
             notes = (*summary.notes, *self._write_trees(parts))
             summary = replace(summary, notes=notes, seconds=time.monotonic() - started)
         self._history.remember(self._plan.sweep_id, parts, self._plan.manifests)
+        summary = replace(summary, notes=(*summary.notes, *self._report(summary)))
         self._output.write_summary(summary)
-        self._work.end(self._plan.sweep_id)
+        self._end()
+        return summary
+
+    def ended(self) -> Summary:
+        """The summary of a sweep that is complete but for its end."""
+        try:
+            summary = Summary.of(self._output.summary(self._plan.sweep_id))
+        except DiskError as error:
+            raise unreadable(self._output.path(Table.SUMMARY, self._plan.sweep_id), error) from error
+        self._end()
+        return summary
+
+    def _end(self) -> None:
         self._output.retain(self._request.keep)
         self._history.retain(self._output.sweeps())
-        return summary
+        # Last: as long as it is there, the same command comes here again.
+        self._work.end(self._plan.sweep_id)
 
     def _copied(self) -> tuple[Part, ...]:
         """The volumes' rows as files, and the parts of these."""
@@ -274,7 +338,11 @@ class _Sweep:
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-        return table_parts([str(folder / f"{part.part_id}.parquet") for part in parts]).parts
+        copied = table_parts([str(folder / f"{part.part_id}.parquet") for part in parts])
+        for one in copied.skipped:
+            if one.reason != NO_ROWS:
+                raise unreadable(Path(one.input), one.reason)
+        return copied.parts
 
     def _parts(self, copied: Sequence[Part]) -> tuple[Part, ...]:
         return (*copied, *(part for part in self._plan.parts if part.kind is PartKind.FILE))
@@ -295,6 +363,9 @@ class _Sweep:
             unread = {part_id: reason for note in stage.notes() for part_id, reason in _pairs(note["skipped"])}
             if not unread:
                 return stage
+            for part in copied:
+                if part.part_id in unread:
+                    raise unreadable(Path(part.location), unread[part.part_id])
             # A replica may go on in another part of the same table: half of it would pass for damaged.
             tables = {_table_of(part): unread[part.part_id] for part in parts if part.part_id in unread}
             skipped = tuple(Skipped(table, reason) for table, reason in tables.items())
@@ -375,12 +446,15 @@ class _Sweep:
                 verdicts.add(judged)
                 totals.add_verdicts(judged)
         assert totals.judged == totals.containers
-        unread = [_unreadable(f"{one.input}: {one.reason}") for one in self._plan.skipped]
+        seen, untold = self._history.last_seen(self._output, sweep_id)
+        of_agents, lost = export_findings(self._plan.manifests)
+        skipped = (*self._plan.skipped, *lost, *self._gone(seen))
+        unread = [_unreadable(f"{one.input}: {one.reason}") for one in skipped]
         found.append(pa.Table.from_pylist(unread, FINDING_SCHEMA))
         looked = self._history.look(
-            self._output, sweep_id, Gatherer(self._request.out / "work" / "spill"), parts, self._plan.manifests
+            self._output, sweep_id, Gatherer(self._request.out / "work" / "spill"), parts, self._plan.manifests, seen
         )
-        loose = [*found, export_findings(self._plan.manifests), self._volumes.findings, looked.findings]
+        loose = [*found, of_agents, self._volumes.findings, looked.findings]
         stages = [
             stage.table("findings", FINDING_SCHEMA)
             for stage in (self._work.stage(self._plan, "copied"), folded, exact, inspected)
@@ -400,11 +474,24 @@ class _Sweep:
             verdicts=dict(sorted(totals.verdicts.items())),
             findings=dict(sorted(totals.findings.items())),
             paths=dict(sorted(totals.paths.items())),
-            skipped=self._plan.skipped,
-            notes=looked.notes,
+            skipped=skipped,
+            notes=(*untold, *looked.notes),
             previous=looked.previous,
             volumes_created_ms={**self._inputs.volumes_created_ms, **self._volumes.created_ms},
         )
+
+    def _gone(self, seen: Mapping[str, str]) -> Iterator[Skipped]:
+        """The datanodes that an earlier sweep had (`seen`: which) and nobody told of in this one."""
+        held = self._output.datanodes(self._plan.sweep_id) | export_datanodes(self._plan.manifests)
+        held |= {survey.datanode for survey in self._volumes.surveys.values()}
+        # Where the folder is named after the datanode, as agents do it, it is named already.
+        named = {name for one in self._plan.skipped for name in one.input.split("/")}
+        for datanode in sorted(seen.keys() - held - named - set(self._request.gone)):
+            yield Skipped(
+                f"datanode {datanode}",
+                f"it was in sweep {seen[datanode]} and is in no input that was read; its replicas were not compared "
+                f"(--gone {datanode} if it was taken out on purpose)",
+            )
 
     def _inspected(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table) -> Stage:
         stage = self._work.stage(self._plan, "inspected")

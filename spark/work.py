@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from merkle.checksum import fingerprint
-from merkle.errors import DiskError
+from merkle.errors import DiskError, SweepWorkError
 from ozone.disk import Disk
 from spark.model import Part, PartKind, Source
 from spark.output import JsonObject, Skipped
@@ -27,6 +27,10 @@ _VERSION = 1
 _ROW_GROUP = 1 << 15
 # Rows in one range, some 300 bytes each.
 RANGE_ROWS = 1_000_000
+# What pyarrow raises of a damaged file; ArrowInvalid is a ValueError.
+UNREADABLE = (OSError, ValueError, pa.ArrowException)
+# What comes of JSON that is damaged, or is not what we wrote.
+_NOT_OURS = (ValueError, TypeError, KeyError, AttributeError, AssertionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,15 @@ class Plan:
     key: str
 
 
-def key_of(engine: str, source: Source, parts: Sequence[Part], skipped: Sequence[Skipped]) -> str:
-    """Equal exactly if two sweeps read the same in the same way."""
+def key_of(
+    engine: str, source: Source, parts: Sequence[Part], skipped: Sequence[Skipped], manifests: Sequence[str]
+) -> str:
+    """Equal exactly if two sweeps read the same in the same way.
+
+    Of exports also by the same manifests: an agent that exports again may leave all files that hold rows as they are.
+    """
     ids, left_out = sorted(part.part_id for part in parts), sorted(one.input for one in skipped)
-    return fingerprint(json.dumps([engine, source.value, ids, left_out]).encode()).hex()
+    return fingerprint(json.dumps([engine, source.value, ids, left_out, sorted(manifests)]).encode()).hex()
 
 
 class Work:
@@ -59,14 +68,22 @@ class Work:
         self._folder = folder / "work"
         self._disk = disk
 
-    def plans(self) -> list[Plan]:
-        """Sweeps that were begun and not finished, oldest first; those of another version are passed over."""
-        plans = []
+    def plans(self) -> tuple[list[Plan], dict[str, str]]:
+        """Sweeps that were begun and not finished, oldest first, and those whose plan cannot be read, with why.
+
+        Those of another version are passed over.
+        """
+        plans, broken = list[Plan](), dict[str, str]()
         for path in sorted(self._folder.glob("*/plan.json")):
-            raw = json.loads(self._disk.read(path))
-            if raw.pop("version") == _VERSION:
-                plans.append(_plan(raw))
-        return plans
+            try:
+                raw = json.loads(self._disk.read(path))
+                if raw.pop("version") == _VERSION:
+                    plans.append(_plan(raw))
+            except DiskError as error:
+                broken[path.parent.name] = error.message
+            except _NOT_OURS as error:
+                broken[path.parent.name] = f"{path} is damaged: {error!r}"
+        return plans, broken
 
     def begin(self, plan: Plan) -> None:
         """Note what a sweep is to do.
@@ -116,7 +133,7 @@ class Stage:
             # Rows of no container first.
             ordered = table.take(pc.sort_indices(pc.fill_null(table["container_id"], _ID_MIN)))
             try:
-                pq.write_table(ordered, path, row_group_size=_ROW_GROUP, compression="zstd")
+                pq.write_table(ordered, path, row_group_size=_ROW_GROUP, compression="zstd", write_page_checksum=True)
             except OSError as error:
                 raise DiskError(f"{path} cannot be written: {error}", path=str(path)) from error
             self._disk.sync(path)
@@ -133,11 +150,25 @@ class Stage:
         self._disk.remove_folder(self._folder)
 
     def notes(self) -> list[JsonObject]:
-        """The notes of all entries."""
-        return [json.loads(self._disk.read(entry / "note.json")) for entry in self._entries()]
+        """The notes of all entries.
+
+        Raises:
+            SweepWorkError: one cannot be read.
+        """
+        found = list[JsonObject]()
+        for path in (entry / "note.json" for entry in self._entries()):
+            try:
+                found.append(json.loads(self._disk.read(path)))
+            except (DiskError, ValueError) as error:
+                raise unreadable(path, error) from error
+        return found
 
     def table(self, name: str, schema: pa.Schema) -> "Stored":
-        """One table over all entries."""
+        """One table over all entries.
+
+        Raises:
+            SweepWorkError: one cannot be read.
+        """
         return Stored([entry / f"{name}.parquet" for entry in self._entries()], schema)
 
     def _entries(self) -> list[Path]:
@@ -155,11 +186,12 @@ class Range:
 
 
 class Stored:
-    """A table that lies in several files, each ascending by container."""
+    """A table that lies in several files, each ascending by container; SweepWorkError where one cannot be read."""
 
     def __init__(self, paths: Sequence[Path], schema: pa.Schema) -> None:
         self._schema = schema
-        self._files = [pq.ParquetFile(path) for path in paths]
+        self._paths = paths
+        self._files = [self._opened(path) for path in paths]
 
     def starts(self) -> Iterator[tuple[int, int]]:
         """The least container and the number of rows of each row group that has containers."""
@@ -171,16 +203,16 @@ class Stored:
 
     def tables(self) -> Iterator[pa.Table]:
         """All of it, file by file."""
-        for file in self._files:
-            yield file.read(self._schema.names).cast(self._schema)
+        for number, file in enumerate(self._files):
+            yield self._rows(number, range(file.metadata.num_row_groups))
 
     def read(self, wanted: Range) -> pa.Table:
         """All rows of these containers, in no order."""
         found = []
-        for file in self._files:
+        for number, file in enumerate(self._files):
             groups = [i for i in range(file.metadata.num_row_groups) if self._may_hold(file, i, wanted)]
             if groups:
-                rows = file.read_row_groups(groups, columns=self._schema.names).cast(self._schema)
+                rows = self._rows(number, groups)
                 ids = rows["container_id"]
                 keep = pc.less_equal(ids, wanted.last)
                 if wanted.first is None:
@@ -189,6 +221,22 @@ class Stored:
                     keep = pc.fill_null(pc.and_(keep, pc.greater_equal(ids, wanted.first)), False)
                 found.append(rows.filter(keep))
         return pa.concat_tables(found) if found else self._schema.empty_table()
+
+    def _opened(self, path: Path) -> pq.ParquetFile:
+        try:
+            file = pq.ParquetFile(path, page_checksum_verification=True)
+            # Arrow passes over columns that are not there.
+            if missing := set(self._schema.names) - set(file.schema_arrow.names):
+                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+        except UNREADABLE as error:
+            raise unreadable(path, error) from error
+        return file
+
+    def _rows(self, number: int, groups: Sequence[int]) -> pa.Table:
+        try:
+            return self._files[number].read_row_groups(list(groups), columns=self._schema.names).cast(self._schema)
+        except UNREADABLE as error:
+            raise unreadable(self._paths[number], error) from error
 
     def _may_hold(self, file: pq.ParquetFile, group: int, wanted: Range) -> bool:
         statistics = _statistics(file, group)
@@ -201,6 +249,12 @@ class Stored:
             and statistics.min <= wanted.last
             and (wanted.first is None or wanted.first <= statistics.max)
         )
+
+
+def unreadable(path: Path, why: Exception | str) -> SweepWorkError:
+    """What a fault of a file becomes that a sweep wrote for itself."""
+    said = why.message if isinstance(why, DiskError) else why
+    return SweepWorkError(f"{path} cannot be read: {said}", hint="--fresh begins anew.", path=str(path))
 
 
 _ID_MIN, _ID_MAX = -(1 << 63), (1 << 63) - 1

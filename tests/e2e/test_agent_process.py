@@ -172,6 +172,22 @@ def test_a_bad_volume_does_not_stop_the_others(tmp_path: Path) -> None:
     assert bad.last_error.startswith("volume_invalid: ")
 
 
+def test_a_database_that_cannot_be_written_to_costs_its_own_volume(tmp_path: Path) -> None:
+    """A folder in the way refuses what a read-only file system does: the binding's first write, and the removal."""
+    bad, good = (unpack("damaged", tmp_path / name) / "dn1" / "volume1" for name in ("bad", "good"))
+    (next(bad.glob("hdds/CID-*/DS-*/container.db")) / "rocksdict-config.json").mkdir()
+    arguments = ["--volume", str(bad), "--volume", str(good), "--hold", "owner", "--state-folder", str(tmp_path / "s")]
+    with TreefoldProcess(tmp_path / "run", "agent", "run", *arguments, "--listen", "127.0.0.1:0") as process:
+        channel = open_channel(process.address())
+        status = AgentStub(channel).GetStatus(GetStatusRequest(), timeout=CALL_S)
+        channel.close()
+        assert process.stop(signal.SIGTERM) == 0
+    assert [(volume.path, volume.containers) for volume in status.volumes] == [(str(good), 6), (str(bad), 0)]
+    assert status.volumes[1].last_error.startswith("database_failed: cannot open the database ")
+    assert "volume_failed" in process.stderr
+    assert "Traceback" not in process.stderr
+
+
 def test_settings_that_cannot_hold_are_refused_by_name(tmp_path: Path) -> None:
     config = tmp_path / "agent.toml"
     config.write_text('state_folder = "/s"\nlitsen = "127.0.0.1:0"\n[[volumes]]\npath = "/v"\n')

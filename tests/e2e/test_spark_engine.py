@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
 from ozone.disk import Disk
@@ -241,6 +242,39 @@ def test_replicas_whose_names_have_one_hash_are_sorted(session: SparkSession) ->
     found = aggregate(rows, names_of(rows))
     assert found.exact.tolist() == [1, 2]
     assert found.replicas["container_id"].to_pylist() == [3]
+
+
+def test_a_damaged_page_of_rows_in_no_order_leaves_its_file_out(tmp_path: Path, session: SparkSession) -> None:
+    cluster = Cluster(seed=5, datanodes=4, containers=20, blocks=5, chunks=12, order=Order.SHUFFLED)
+    synthetic(tmp_path / "made", cluster)
+    table = pa.concat_tables(pq.read_table(path) for path in sorted((tmp_path / "made").rglob("*.parquet")))
+    (tmp_path / "table").mkdir()
+    good, bad = tmp_path / "table" / "good.parquet", tmp_path / "table" / "bad.parquet"
+    for path, rows in ((good, table), (bad, table.slice(0, 500))):
+        pq.write_table(rows, path, write_page_checksum=True, use_dictionary=False, compression="none")
+    column = pq.read_metadata(bad).row_group(0).column(CHUNK_SCHEMA.names.index("checksum"))
+    raw = bytearray(bad.read_bytes())
+    raw[column.data_page_offset + column.total_compressed_size // 2] ^= 4
+    bad.write_bytes(raw)
+    with pytest.raises(Py4JJavaError, match="CRC checksum verification failed"):
+        session.read.parquet(str(bad)).selectExpr("sum(checksum)").collect()
+    local = agree(tmp_path, session, tmp_path / "table", {Scattered.SQL: {"exact", "sql"}, Scattered.EXACT: {"exact"}})
+    assert [one.input for one in local.skipped] == [str(bad)]
+
+
+def test_times_that_neither_python_nor_spark_has_are_no_trouble(tmp_path: Path, session: SparkSession) -> None:
+    cluster = Cluster(seed=5, datanodes=4, containers=20, blocks=5, chunks=12, order=Order.SHUFFLED)
+    synthetic(tmp_path / "made", cluster)
+    table = pa.concat_tables(pq.read_table(path) for path in sorted((tmp_path / "made").rglob("*.parquet")))
+    times = pa.array([2**63 - 1] * table.num_rows).cast(CHUNK_SCHEMA.field("scanned_at").type)
+    place = CHUNK_SCHEMA.names.index("scanned_at")
+    pq.write_table(table.set_column(place, "scanned_at", times), tmp_path / "rows.parquet")
+    swept_by = {}
+    for engine in (LocalEngine(Gatherer(tmp_path / "scratch", threads=1)), SparkEngine(session)):
+        summary = swept(tmp_path / engine.name, engine, tmp_path / "rows.parquet")
+        swept_by[engine.name] = (summary.verdicts, summary.findings, summary.skipped, summary.replicas)
+    assert swept_by["spark"] == swept_by["local"]
+    assert not summary.skipped
 
 
 def test_the_last_offset_is_told_by_footers_that_know_it(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual
+from pyspark.sql.types import StructType
 
 from merkle.columns import encode_tree
 from ozone.disk import Disk
 from ozone.survey import Survey
 from ozone.volume import Hold, open_volume
-from spark.datasources import Containers, Files, OzoneTree, OzoneVolume, register
+from spark.datasources import Containers, Files, OzoneTree, OzoneVolume, TreeReader, Wanted, register
 from spark.model import Source
 from spark.sql import aggregate, names_of
 from tests.support.trees import CHUNK_BYTES, block, chunk, container, deleted
@@ -73,6 +74,29 @@ def test_what_is_not_there_is_a_finding_and_fails_no_job(tmp_path: Path, session
         path = str(tmp_path / ("nothing.tree" if name == "ozonetree" else "volume"))
         (row,) = session.read.format(name).load(path).collect()
         assert text in row.findings
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "text"),
+    [
+        # An unknown root is not that of an empty tree.
+        ("6.tree", b"", "the tree has no root"),
+        ("6.tree", bytes([8, 6]), "the tree has no root"),
+        ("0.tree", encode_tree(container(block(9), container_id=6)), "its name is no container's ID"),
+        (f"{10**22}.tree", encode_tree(container(block(9), container_id=6)), "its name is no container's ID"),
+        ("datanode=\udcff/6.tree", encode_tree(container(block(9), container_id=6)), "is no text in UTF-8"),
+    ],
+)
+def test_a_tree_that_is_no_replicas_is_a_finding_alone(tmp_path: Path, name: str, raw: bytes, text: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(raw)
+    reader = OzoneTree({"path": str(tmp_path), "datanode": "one"}).reader(StructType())
+    assert isinstance(reader, TreeReader)
+    reader.wanted = Wanted(containers=frozenset({6}))
+    ((row,),) = [batch.to_pylist() for part in reader.partitions() for batch in reader.read(part)]
+    assert text in row["findings"]
+    assert row["chunk_offset"] is None
 
 
 def test_filters_keep_files_from_being_opened(trees: Path) -> None:

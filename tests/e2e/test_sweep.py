@@ -49,7 +49,7 @@ def test_night_after_night(tmp_path: Path, nights: tuple[Path, Truth]) -> None:
     out, damaged = tmp_path / "out", [damage.container_id for damage in truth.damages]
     first = said("sweep", "run", "--table", folder / "first", "--out", out, check=0)
     assert (first["diverged"], first["containers"], first["skipped"]) == ([], 60, [])
-    metrics = tmp_path / "metrics" / "sweep.prom"
+    metrics = tmp_path / "sweep.prom"
     second = said("sweep", "run", "--table", folder / "second", "--out", out, "--metrics-file", metrics, check=3)
     assert second["diverged"] == damaged
     assert second["engine"] == "local"
@@ -66,8 +66,12 @@ def test_night_after_night(tmp_path: Path, nights: tuple[Path, Truth]) -> None:
     assert {one["containerID"] for one in changes["new"]} == set(damaged)
     assert (changes["persisting"], changes["healed"], changes["unseen"]) == ([], [], [])
     back = said("sweep", "compare", second["sweepID"], first["sweepID"], "--out", out, check=0)
-    assert back["healed"] == changes["new"]
-    for words in (("show", "latest"), ("compare", first["sweepID"], "latest")):
+    # What changed in silence did so in one night, and nothing was mended.
+    assert back["healed"] == [one for one in changes["new"] if one["kind"] != "silent_change"] != changes["new"]
+    third = said("sweep", "run", "--table", folder / "second", "--out", out, check=3)
+    later = said("sweep", "compare", second["sweepID"], third["sweepID"], "--out", out, check=3)
+    assert (later["new"], later["persisting"], later["healed"]) == ([], back["healed"], [])
+    for words in (("show", second["sweepID"]), ("compare", first["sweepID"], second["sweepID"])):
         people = treefold("sweep", *words, "--out", out).stdout
         assert all(str(container_id) in people for container_id in damaged)
 
@@ -91,11 +95,20 @@ def test_several_tables_may_follow_one_option_and_a_lost_one_is_partly_done(
         ("--table", "x", "--engine", "spark", "--pack", "y"),
         ("--table", "x", "--engine", "spark", "--threads", "2"),
         ("--table", "x", "--engine", "spark", "--conf", "spark.cores.max"),
+        ("--table", "x", "--metrics-file", "/nonexistent/sweep.prom"),
+        ("--table", "/"),
     ],
 )
 def test_what_cannot_be_understood_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
     assert "error [usage]" in treefold("sweep", "run", "--out", tmp_path / "out", *words, check=2).stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_word_is_no_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "admin.cli", "sweep", "run", "--table", str(tmp_path), "--out", ""]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert "Invalid value for '--out'" in done.stderr
 
 
 def test_what_is_not_there_has_a_name(tmp_path: Path) -> None:
@@ -158,6 +171,7 @@ def test_the_demo_finds_what_was_done_and_nothing_else(order: str) -> None:
     assert found["wrong"] == []
     assert found["damages"] == 6
     assert len(found["engines"]["local"]["diverged"]) == 6
+    assert "report" not in found["engines"]["local"], "it is gone with the rest"
 
 
 def test_a_controller_that_does_not_answer_leaves_the_sweep_complete(

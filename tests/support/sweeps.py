@@ -90,11 +90,13 @@ def run(
     fresh: bool = False,
     keep: int = 30,
     write_trees: bool = False,
+    gone: Sequence[str] = (),
+    report: Callable[[Summary], Sequence[str]] = lambda _: (),
 ) -> Summary:
     """Sweep tables and volumes into a folder."""
     names = tuple(map(str, tables)), tuple(map(str, volumes))
-    request = Request(out, *names, source, fresh, keep, write_trees)
-    return sweep(request, engine or OnePartWaves(out / "spill"), watcher or Quiet())
+    request = Request(out, *names, source, fresh, keep, write_trees, tuple(gone))
+    return sweep(request, engine or OnePartWaves(out / "spill"), watcher or Quiet(), report=report)
 
 
 def table_of(out: Path, table: Table, sweep_id: str) -> list[dict[str, Any]]:
@@ -132,3 +134,8 @@ def packed_trees(out: Path, sweep_id: str) -> dict[tuple[int, str, str], bytes]:
             assert key not in found
             found[key] = row["tree"]
     return found
+
+
+def tear(path: Path) -> None:
+    """Leave the first two thirds of a file."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])

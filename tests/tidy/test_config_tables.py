@@ -7,7 +7,7 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from dnagent.config import AgentConfig
-from runtime.config import Settings, load
+from runtime.config import Settings, check_switch, load
 from scm.config import ControllerConfig
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
@@ -58,6 +58,17 @@ def test_the_table_has_the_keys_of_the_settings_and_their_defaults(command: str,
     for name, lines in (("least", required), ("all", [*required, *given])):
         (tmp_path / name).write_text("\n".join(lines))
     assert load(tmp_path / "all", model) == load(tmp_path / "least", model)
+
+
+@pytest.mark.parametrize("command", MODELS)
+def test_no_setting_takes_a_word_or_a_number_for_true(command: str) -> None:
+    switches = {key: field for key, field in fields(MODELS[command]).items() if field.annotation is bool}
+    assert switches
+    assert [key for key, field in switches.items() if check_switch not in _checks(field)] == []
+
+
+def _checks(field: FieldInfo) -> list[object]:
+    return [getattr(mark, "func", None) for mark in field.metadata]
 
 
 def test_the_default_of_a_volume_is_as_documented(tmp_path: Path) -> None:

@@ -107,5 +107,18 @@ def test_what_cannot_hold_is_refused_by_name(tmp_path: Path, text: str, named: s
     assert named in caught.value.message
 
 
+def test_a_hold_that_cannot_be_is_the_only_problem(tmp_path: Path) -> None:
+    """Not also that there are no volumes."""
+    with pytest.raises(ConfigError) as caught:
+        parse(tmp_path, 'state_folder = "/s"\n' + VOLUME + 'hold = "boss"\n')
+    assert caught.value.facts["problems"] == ('volumes[0].hold: expected "read-only" or "owner", found \'boss\'',)
+
+
+@pytest.mark.parametrize("hold", ["read-only", "read_only"])
+def test_a_hold_may_be_written_either_way(tmp_path: Path, hold: str) -> None:
+    config = parse(tmp_path, 'state_folder = "/s"\n' + VOLUME + f'hold = "{hold}"\n')
+    assert config.volumes[0].hold is Hold.READ_ONLY
+
+
 def test_off_loopback_an_explicit_insecure_is_enough(tmp_path: Path) -> None:
     assert parse(tmp_path, 'state_folder = "/s"\nlisten = "0.0.0.0:0"\ninsecure = true\n' + VOLUME).insecure

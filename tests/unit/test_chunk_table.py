@@ -1,6 +1,7 @@
 """A manifest proves itself, a table is the highest one that is whole, and nothing else is read."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -26,6 +27,8 @@ from protos.chunk_table import (
     SkippedVolume,
     TableFile,
     check_content,
+    check_content_once,
+    check_counts,
     file_name,
     held_in,
     is_file_name,
@@ -230,14 +233,59 @@ def test_an_inventory_that_is_something_else_is_refused(folder: Path) -> None:
     _, second = two_exports(folder)
     (inventory,) = second.of_kind(FileKind.CONTAINERS)
     (chunks, *_) = second.of_kind(FileKind.CHUNKS)
-    (folder / inventory.name).write_bytes((folder / chunks.name).read_bytes())
-    with pytest.raises(ChunkTableError) as refused:
-        read_inventory(LOCAL, str(folder), second)
-    assert refused.value.reason == "schema"
-    (folder / inventory.name).write_bytes(b"PAR1 nonsense")
-    with pytest.raises(ChunkTableError) as refused:
-        read_inventory(LOCAL, str(folder), second)
-    assert refused.value.reason == "unreadable"
+    for content, reason in (((folder / chunks.name).read_bytes(), "schema"), (b"PAR1 nonsense", "unreadable")):
+        (folder / inventory.name).write_bytes(content)
+        with pytest.raises(ChunkTableError) as refused:
+            read_inventory(LOCAL, str(folder), second)
+        assert refused.value.reason == "checksum"
+        recorded = replace(inventory, checksum=fingerprint(content).hex())
+        said = replace(second, files=(*second.of_kind(FileKind.CHUNKS), recorded))
+        with pytest.raises(ChunkTableError) as refused:
+            read_inventory(LOCAL, str(folder), said)
+        assert refused.value.reason == reason
+
+
+def test_an_inventory_of_other_rows_or_files_than_the_manifest_has_is_refused(folder: Path) -> None:
+    _, second = two_exports(folder)
+    (inventory,), chunks = second.of_kind(FileKind.CONTAINERS), second.of_kind(FileKind.CHUNKS)
+    for files in ((*chunks, replace(inventory, rows=inventory.rows + 1)), (*chunks[1:], inventory)):
+        with pytest.raises(ChunkTableError) as refused:
+            read_inventory(LOCAL, str(folder), replace(second, files=files))
+        assert refused.value.reason == "rows"
+
+
+def test_counts_that_are_not_those_of_the_files_are_refused(folder: Path) -> None:
+    _, second = two_exports(folder)
+    check_counts(second)
+    inventory, chunks = second.of_kind(FileKind.CONTAINERS), second.of_kind(FileKind.CHUNKS)
+    for told in (
+        replace(second, containers=second.containers + 1),
+        replace(second, rows=sum(file.rows for file in chunks) + 1),
+        replace(second, rows=second.containers - 1),
+        replace(second, files=inventory),
+        replace(second, files=chunks),
+        replace(second, files=()),
+    ):
+        with pytest.raises(ChunkTableError) as refused:
+            check_counts(told)
+        assert refused.value.reason == "rows"
+
+
+def test_a_file_is_verified_once_as_long_as_it_is_as_it_was(folder: Path) -> None:
+    _, second = two_exports(folder)
+    (file,) = second.of_kind(FileKind.CONTAINERS)
+    path = folder / file.name
+    raw, times = path.read_bytes(), path.stat()
+    check_content_once(LOCAL, str(folder), file)
+    path.write_bytes(bytes([*raw[:-1], raw[-1] ^ 1]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    check_content_once(LOCAL, str(folder), file)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    for _ in range(2):
+        with pytest.raises(ChunkTableError, match="checksum of its manifest"):
+            check_content_once(LOCAL, str(folder), file)
+    path.write_bytes(raw)
+    check_content_once(LOCAL, str(folder), file)
 
 
 def test_tables_are_found_in_their_folder_and_above_it(folder: Path) -> None:

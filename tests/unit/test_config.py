@@ -1,10 +1,12 @@
 """Configuration: what is written is what holds, and what cannot be meant is refused with the key's name."""
 
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
 from merkle.errors import ConfigError
 from runtime.config import (
@@ -14,6 +16,7 @@ from runtime.config import (
     Rate,
     Settings,
     Size,
+    Switch,
     load,
     parse_duration,
     parse_rate,
@@ -22,7 +25,7 @@ from runtime.config import (
 
 
 class Inner(Settings):
-    enabled: bool = False
+    enabled: Switch = False
     budget_bytes: Size = 1 << 30
     min_gap_s: Duration = 900.0
     bytes_per_second: Rate = 5 << 20
@@ -35,7 +38,7 @@ class Item(Settings):
 
 class Outer(Settings):
     scan: Inner = Inner()
-    volumes: tuple[Item, ...] = ()
+    volumes: Annotated[tuple[Item, ...], Field(min_length=1)] = (Item(path=Path("/d")),)
     listen: str = "127.0.0.1:9893"
     repair: Inner | None = None
 
@@ -81,6 +84,11 @@ def test_without_a_file_the_defaults_hold() -> None:
         ("[scan]\nmin_gap_s = -1\n", "scan.min_gap_s: expected a duration"),
         ("[scan]\nmin_gap_s = nan\n", "scan.min_gap_s: expected a duration"),
         ("[scan]\nbudget_bytes = '1 parsec'\n", "scan.budget_bytes: expected a size"),
+        ("[scan]\nenabled = 'yes'\n", "scan.enabled: expected true or false, found 'yes'"),
+        ("[scan]\nenabled = 'true'\n", "scan.enabled: expected true or false, found 'true'"),
+        ("[scan]\nenabled = 1\n", "scan.enabled: expected true or false, found 1"),
+        ("[scan]\nenabled = 0.0\n", "scan.enabled: expected true or false, found 0.0"),
+        ("volumes = []\n", "volumes: "),
         ("[scan]\nbudget_bytes = true\n", "scan.budget_bytes: expected a size"),
         ("[scan]\nbytes_per_second = [1]\n", "scan.bytes_per_second: expected a rate"),
         ("scan = 3\n", "scan: "),
@@ -93,6 +101,12 @@ def test_a_wrong_key_or_value_is_named_with_its_file(tmp_path: Path, text: str, 
         load(path, Outer)
     assert named in caught.value.message
     assert str(path) in caught.value.message
+
+
+def test_a_list_is_not_also_too_short_where_its_item_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, "[[volumes]]\npath = ''\n"), Outer)
+    assert caught.value.facts["problems"] == ("volumes[0].path: expected a path, found an empty text",)
 
 
 def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 import pytest
 
-from dnagent.destination import LocalDestination
+from dnagent.destination import LocalDestination, ObjectDestination
 from dnagent.export import Exported, Limits, export
 from dnagent.exports import ScheduledExport
 from merkle.errors import BusyError, ChunkTableError, DiskError, InterruptedRepairError
@@ -22,6 +22,7 @@ from protos.chunk_table import (
     CHUNK_SCHEMA,
     FileKind,
     SkippedVolume,
+    check_content,
     latest_manifest,
     manifest_name,
     read_events,
@@ -289,13 +290,49 @@ def test_a_file_that_cannot_be_rewritten_is_named_and_a_full_export_does_without
     path.write_bytes(data)
     walk.put(replica(2, *blocks(9, seed=1)))
     before = names(folder)
+    bucket = ObjectDestination(pa_fs.SubTreeFileSystem(str(folder), LOCAL), "")
     with pytest.raises(ChunkTableError, match=re.escape(path.name)) as refused:
-        run(folder, walk)
+        export([walk], (), bucket, source=Source.TREE)
     assert "--full" in refused.value.hint
     assert names(folder) == before
     assert latest_manifest(LOCAL, str(folder)) == first.manifest
     done = run(folder, walk, full=True)
     assert trees_of(current_rows(LOCAL, str(folder), done.manifest))[("DS-1", 1)] == replica(1, *blocks(3)).tree
+
+
+def test_a_file_that_rotted_is_written_anew_and_its_size_does_not_hide_it(folder: Path, tmp_path: Path) -> None:
+    walk, audit_file = MemoryWalk(), tmp_path / "audit.jsonl"
+    walk.put(replica(1, *blocks(3)), replica(2, *blocks(2)))
+    audit = AuditLog(audit_file)
+    audit.write(container=1, block=10, offset=0, length=4, source="dn-3", job="j1")
+    audit.close()
+    run(folder, walk, audit_file=audit_file)
+    walk.put(replica(3, *blocks(1)))
+    second = run(folder, walk, audit_file=audit_file).manifest
+    assert run(folder, walk, audit_file=audit_file).containers_written == 0
+    for kind in (FileKind.CHUNKS, FileKind.EVENTS):
+        path = folder / second.of_kind(kind)[0].name
+        raw = bytearray(path.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        path.write_bytes(raw)
+    done = run(folder, walk, audit_file=audit_file)
+    assert done.containers_written == 2
+    for file in done.manifest.files:
+        check_content(LOCAL, str(folder), file)
+    expected = {("DS-1", i): found.tree for i, found in walk.replicas_held.items()}
+    assert trees_of(current_rows(LOCAL, str(folder), done.manifest)) == expected
+    assert read_events(LOCAL, str(folder), done.manifest)["container_id"].to_pylist() == [1]
+
+
+def test_who_has_an_audit_file_says_so_before_anything_was_repaired(folder: Path, tmp_path: Path) -> None:
+    walk = MemoryWalk()
+    walk.put(replica(1, *blocks(3)))
+    assert run(folder, walk).manifest.audit is None
+    assert run(folder, walk, audit_file=tmp_path / "audit.jsonl").manifest.audit is not None
+    audit = AuditLog(tmp_path / "audit.jsonl")
+    audit.write(container=1, block=10, offset=0, length=4, source="dn-3", job="j1")
+    audit.close()
+    assert run(folder, walk, audit_file=tmp_path / "audit.jsonl").events == 1
 
 
 def test_many_small_files_become_one(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from merkle.errors import DatabaseError, VolumeLockedError
+from merkle.errors import DatabaseError, DiskError, VolumeLockedError
 from merkle.tree import BlockId, ContainerId
 from ozone.disk import Disk, Operation
 from ozone.rocks import (
@@ -282,6 +282,46 @@ def test_a_folder_that_is_no_database_is_refused(database_path: Path, shadows: P
     with pytest.raises(DatabaseError):
         Database.open_owner(database_path, Disk())
     assert list(shadows.iterdir()) == []
+
+
+def test_a_file_of_the_binding_that_can_neither_be_written_nor_removed_is_a_named_error(database_path: Path) -> None:
+    """As on a read-only file system, where even removing what is not there is refused."""
+    stray = database_path / "rocksdict-config.json"
+    stray.mkdir()
+    with pytest.raises(DatabaseError, match=r"cannot open the database .*Is a directory"):
+        Database.open_owner(database_path, Disk())
+    (database_path / "CURRENT").rename(database_path / "CURRENT.away")
+    with pytest.raises(DatabaseError, match="cannot create"):
+        Database.create(database_path, Disk())
+    (database_path / "CURRENT.away").rename(database_path / "CURRENT")
+    stray.rmdir()
+    database = Database.open_owner(database_path, Disk())
+    stray.mkdir()
+    database.close()
+    stray.rmdir()
+    Database.open_owner(database_path, Disk()).close()
+
+
+def test_a_lock_that_cannot_be_opened_is_held_by_nobody(database_path: Path) -> None:
+    (database_path / "LOCK").unlink(missing_ok=True)
+    (database_path / "LOCK").mkdir()
+    with pytest.raises(DatabaseError, match="open a file for lock"):
+        Database.open_owner(database_path, Disk())
+
+
+def test_a_folder_that_cannot_be_looked_into_is_a_named_error(tmp_path: Path, shadows: Path) -> None:
+    unspeakable = tmp_path / ("a" * 300)
+    with pytest.raises(DatabaseError, match="cannot look into"):
+        Database.open_owner(unspeakable, Disk())
+    with pytest.raises(DatabaseError, match="cannot look into"):
+        Database.open_shadow(unspeakable, shadows)
+
+
+def test_a_shadow_that_cannot_be_made_says_nothing_about_the_database(database_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for place in (tmp_path / "file", tmp_path / "none"):
+        with pytest.raises(DiskError, match="cannot make a shadow in"):
+            Database.open_shadow(database_path, place)
 
 
 def test_a_closed_database_says_so(database_path: Path, shadows: Path) -> None:

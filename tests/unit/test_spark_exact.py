@@ -7,7 +7,9 @@ import pytest
 
 from merkle.tree import block_checksum, container_checksum
 from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
+from spark.compare import compare_replicas, inspect
 from spark.exact import exact_replicas, trees_of
+from spark.large import block_ranges, inspect_large, large_replicas
 
 
 def row(block_id: int, offset: int, checksum: int = 5, **fields: Any) -> dict[str, Any]:
@@ -99,3 +101,28 @@ def test_no_rows_are_no_replicas() -> None:
     replicas, findings = exact_replicas(table())
     assert (replicas.num_rows, findings.num_rows) == (0, 0)
     assert list(trees_of(table())) == []
+
+
+@pytest.mark.parametrize("name", ["volume", "state", "block_id", "chunk_offset", "length", "checksum", "matches"])
+def test_a_value_that_a_large_container_lacks_is_a_finding(name: str) -> None:
+    """The same as where its rows fit into memory."""
+    told = {"replica_index": 0, "matches": True, "deleted": False, "source": "tree", "generation": 0, "bcs_id": 1}
+    held = [
+        {"datanode": node, "volume": "v", "container_id": 1, "state": "CLOSED", "block_id": block, "length": 4, **told}
+        | {"chunk_offset": 4 * i, "checksum": 1 + block + i}
+        for node in "abc"
+        for block in range(1, 9)
+        for i in range(4)
+    ]
+    held[50][name] = None
+    rows = pa.Table.from_pylist(held, pa.schema([field.with_nullable(True) for field in CHUNK_SCHEMA]))
+    replicas, findings = exact_replicas(rows)
+    in_ranges, found = large_replicas(block_ranges(rows, 20))
+    columns = ["datanode", "volume", "root", "blocks", "source"]
+    assert in_ranges.select(columns).sort_by("datanode") == replicas.select(columns).sort_by("datanode")
+    assert "unreadable" in found["kind"].to_pylist()
+    assert set(found["kind"].to_pylist()) == set(findings["kind"].to_pylist())
+    inspected = inspect(rows, replicas)
+    verdicts, _ = inspect_large(block_ranges(rows, 20), in_ranges)
+    whole = inspected.verdicts if inspected.verdicts.num_rows else compare_replicas(replicas).verdicts
+    assert verdicts["verdict"] == whole["verdict"]

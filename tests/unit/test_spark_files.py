@@ -19,8 +19,9 @@ from merkle.replica import ReplicaState, Source
 from merkle.tree import ContainerId, ContainerTree
 from ozone.disk import Disk
 from protos.chunk_table import CHUNK_SCHEMA, FileKind, Replica, rows_of
-from spark.exact import exact_replicas
-from spark.files import DEFAULTS, Folded, fold_part, read_rows
+from spark.exact import exact_replicas, trees_of
+from spark.files import DEFAULTS, Folded, fold_part, is_readable, read_rows
+from spark.large import block_ranges, large_replicas
 from spark.model import Part, PartKind
 from spark.runs import fold_batches, settle
 from tests.support.tables import MemoryWalk, blocks, current_rows, replica
@@ -222,6 +223,26 @@ def test_only_row_groups_that_may_hold_a_container_are_read(tmp_path: Path) -> N
         list(read_rows(whole, np.arange(10)))
 
 
+def test_a_column_that_is_there_twice_is_a_finding(tmp_path: Path) -> None:
+    table = rows()
+    path = write(tmp_path / "t.parquet", table.append_column("checksum", table["checksum"]))
+    folded = fold_part(part(path))
+    assert folded.skipped == f"{path} has more than one column checksum"
+    assert not folded.runs.num_rows
+
+
+@pytest.mark.parametrize("time_ms", [253_402_300_800_000, (1 << 63) - 1, 1 - (1 << 63)])
+def test_times_beyond_those_of_python_are_read(tmp_path: Path, time_ms: int) -> None:
+    times = pa.array([time_ms] * rows().num_rows).cast(CHUNK_SCHEMA.field("scanned_at").type)
+    table = rows().set_column(CHUNK_SCHEMA.names.index("scanned_at"), "scanned_at", times)
+    held = replicas(fold_part(part(write(tmp_path / "t.parquet", table))))
+    assert held == expected(table)
+    assert held["scanned_at"].cast(pa.int64()).unique().to_pylist() == [time_ms]
+    assert len(list(trees_of(table))) == held.num_rows
+    large, _ = large_replicas(block_ranges(table.filter(pc.equal(table["container_id"], 2)), 3))
+    assert large["scanned_at"].cast(pa.int64()).unique().to_pylist() == [time_ms]
+
+
 def test_rows_scattered_over_a_file_join_to_a_run_a_replica(tmp_path: Path) -> None:
     """Blocks of all replicas in turn, and more runs than are kept before they are joined."""
     count = 220_000
@@ -260,11 +281,21 @@ def test_replicas_that_an_export_holds_in_another_file_by_now_are_left_out(tmp_p
     manifest = export([walk, other], (), folder, source=Source.TREE, limits=limits).manifest
     tables = manifest.of_kind(FileKind.CHUNKS)
     assert len(tables) > 1
-    parts = [part(tmp_path / table.name, manifest=tmp_path / manifest.name) for table in tables]
+    parts = [part(tmp_path / one.name, last=one.rows, manifest=tmp_path / manifest.name) for one in tables]
     current = current_rows(pa_fs.LocalFileSystem(), str(tmp_path), manifest)
     assert replicas(*map(fold_part, parts)) == expected(current)
     moved = [row for one in parts for batch in read_rows(one, np.array([2, 3, 4])) for row in batch.to_pylist()]
     assert {row["container_id"] for row in moved} == {2, 4}
     assert len(moved) == 6 + 4
+    numbers = [row["container_id"] for row in current.select(["container_id"]).to_pylist()]
+    damaged = next(one for one in parts if is_readable(one, np.array([2])) and list(read_rows(one, np.array([2]))))
+    raw = bytearray(Path(damaged.location).read_bytes())
+    raw[-20] ^= 1
+    Path(damaged.location).write_bytes(raw)
+    assert not is_readable(damaged, np.array(numbers))
+    assert is_readable(damaged, np.array([99]))
+    assert list(read_rows(damaged, np.array([99]))) == []
+    assert "checksum" in fold_part(damaged).skipped
     (tmp_path / manifest.name).write_bytes(b"{}")
+    assert not is_readable(parts[0], np.array(numbers))
     assert fold_part(parts[0]).skipped

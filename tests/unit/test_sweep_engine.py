@@ -1,13 +1,21 @@
 """The local engine on synthetic clusters: what it finds is what was done to them, however the rows lie."""
 
+import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from admin.sweeping import write_report
+from merkle.errors import SweepInputError
 from merkle.plan import Verdict
-from spark.output import Table
+from ozone.disk import Disk
+from protos.chunk_table import CHUNK_SCHEMA
+from spark.model import REPLICA_SCHEMA
+from spark.output import Output, Skipped, Table
 from spark.synthetic import Cluster, Order, Truth, synthetic
-from tests.support.sweeps import OnePartWaves, findings_of, run, table_of, verdicts_of
+from tests.support.sweeps import OnePartWaves, findings_of, run, table_of, tear, verdicts_of
 
 SMALL = Cluster(seed=3, datanodes=5, containers=120, blocks=6, chunks=8)
 
@@ -67,3 +75,141 @@ def test_what_was_right_the_night_before_and_is_wrong_now_changed_in_silence(tmp
     ]
     assert silent == {(d.container_id, d.block_id, d.offset, (node,)) for d in changed for node in d.datanodes}
     assert run(tmp_path / "out", tmp_path / "after").findings.get("silent_change") is None
+
+
+def test_a_datanode_that_an_earlier_sweep_had_is_missed_until_it_is_said_to_be_gone(tmp_path: Path) -> None:
+    synthetic(tmp_path / "table", SMALL, healthy=True)
+    first = run(tmp_path / "out", tmp_path / "table", keep=3)
+    lost = sorted((tmp_path / "table").iterdir())[0]
+    datanode = json.loads(next(lost.glob("manifest-*")).read_text())["datanode"]
+    Disk().remove_folder(lost)
+    for _ in range(2):
+        (skipped,) = run(tmp_path / "out", tmp_path / "table", keep=3).skipped
+        assert skipped.input == f"datanode {datanode}"
+        assert f"was in sweep {first.sweep_id} and is in no input" in skipped.reason
+    assert run(tmp_path / "out", tmp_path / "table", keep=3, gone=[datanode]).skipped == ()
+    # Retention has dropped the sweep that had it.
+    assert run(tmp_path / "out", tmp_path / "table", keep=3).skipped == ()
+
+
+def test_an_empty_folder_among_exports_is_skipped_by_name(tmp_path: Path) -> None:
+    synthetic(tmp_path / "table", SMALL, healthy=True)
+    run(tmp_path / "out", tmp_path / "table")
+    empty = sorted((tmp_path / "table").iterdir())[0]
+    Disk().remove_folder(empty)
+    empty.mkdir()
+    for hidden in (".in-the-making", "lost+found"):
+        (tmp_path / "table" / hidden).mkdir()
+    assert Skipped(str(empty), "it is empty") in run(tmp_path / "out", tmp_path / "table").skipped
+
+
+def test_a_table_without_rows_is_skipped_by_name(tmp_path: Path) -> None:
+    pq.write_table(CHUNK_SCHEMA.empty_table(), tmp_path / "empty.parquet")
+    with pytest.raises(SweepInputError, match=r"empty\.parquet: there are no rows in it"):
+        run(tmp_path / "out", tmp_path / "empty.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("roots/sweep_id={}/roots.parquet", "silent changes since {} cannot be told"),
+        ("chunks/{}/parts.json", "silent changes since {} cannot be told"),
+        ("summary/sweep_id={}/summary.parquet", "sweep {} is left out of the report"),
+    ],
+)
+@pytest.mark.parametrize("is_torn", [True, False])
+def test_a_damaged_file_of_an_earlier_sweep_is_a_note(tmp_path: Path, name: str, note: str, is_torn: bool) -> None:
+    synthetic(tmp_path / "before", SMALL, healthy=True)
+    truth = synthetic(tmp_path / "after", SMALL)
+    first = run(tmp_path / "out", tmp_path / "before").sweep_id
+    path = tmp_path / "out" / name.format(first)
+    if is_torn:
+        tear(path)
+    else:
+        # Parquet's footer, and the beginning of JSON.
+        path.write_bytes(bytes(one ^ 0x55 for one in path.read_bytes()))
+    output = Output(tmp_path / "out", Disk())
+    for _ in range(2):
+        second = run(tmp_path / "out", tmp_path / "after", report=lambda made: write_report(output, made))
+        assert second.diverged == tuple(damage.container_id for damage in truth.damages)
+        assert output.report(second.sweep_id).exists()
+        # The third is held against the second, too.
+        if "parts" not in name:
+            assert any(one.startswith(note.format(first)) for one in second.notes)
+        elif second.previous == first:
+            assert [one.startswith(note.format(first)) for one in second.notes] == [True]
+
+
+def test_a_change_while_its_datanode_was_skipped_is_told_the_night_after(tmp_path: Path) -> None:
+    synthetic(tmp_path / "before", SMALL, healthy=True)
+    synthetic(tmp_path / "after", SMALL)
+    run(tmp_path / "whole", tmp_path / "before")
+    whole = run(tmp_path / "whole", tmp_path / "after")
+    run(tmp_path / "out", tmp_path / "before")
+    tables = sorted((tmp_path / "before").iterdir())
+    assert run(tmp_path / "out", *tables[1:]).skipped
+    last = run(tmp_path / "out", tmp_path / "after")
+    silent = [
+        {one for one in findings_of(out, sweep_id) if one[0] == "silent_change"}
+        for out, sweep_id in ((tmp_path / "whole", whole.sweep_id), (tmp_path / "out", last.sweep_id))
+    ]
+    assert silent[0] == silent[1]
+    assert last.notes == ()
+
+
+def test_a_datanode_whose_rows_are_no_longer_kept_is_named(tmp_path: Path) -> None:
+    synthetic(tmp_path / "table", SMALL, healthy=True)
+    first = run(tmp_path / "out", tmp_path / "table")
+    tables = sorted((tmp_path / "table").iterdir())
+    datanode = json.loads(next(tables[0].glob("manifest-*")).read_text())["datanode"]
+    for _ in range(2):
+        run(tmp_path / "out", *tables[1:])
+    (note,) = run(tmp_path / "out", tmp_path / "table").notes
+    assert note.startswith(f"silent changes of {datanode} cannot be told: it was last in sweep {first.sweep_id}")
+
+
+def test_places_are_kept_as_the_next_night_finds_them_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synthetic(tmp_path / "before", SMALL, healthy=True)
+    synthetic(tmp_path / "after", SMALL)
+    monkeypatch.chdir(tmp_path)
+    run(Path("out"), Path("before"))
+    monkeypatch.chdir("/")
+    second = run(tmp_path / "out", tmp_path / "after")
+    assert second.findings["silent_change"]
+    assert second.notes == ()
+
+
+def test_a_page_of_earlier_roots_that_was_flipped_is_a_note_and_no_silent_change(tmp_path: Path) -> None:
+    synthetic(tmp_path / "table", SMALL, healthy=True)
+    first = run(tmp_path / "out", tmp_path / "table").sweep_id
+    path = Output(tmp_path / "out", Disk()).path(Table.ROOTS, first)
+    column = pq.read_metadata(path).row_group(0).column(REPLICA_SCHEMA.get_field_index("root"))
+    raw = bytearray(path.read_bytes())
+    raw[column.data_page_offset + column.total_compressed_size // 2] ^= 1
+    path.write_bytes(raw)
+    second = run(tmp_path / "out", tmp_path / "table")
+    assert second.findings == {}
+    assert [note.startswith(f"silent changes since {first} cannot be told") for note in second.notes] == [True]
+
+
+def test_a_file_in_no_order_with_a_damaged_page_or_a_number_too_large_is_left_out(tmp_path: Path) -> None:
+    synthetic(tmp_path / "made", Cluster(seed=3, datanodes=3, containers=40, damage={}, order=Order.SHUFFLED))
+    table = pa.concat_tables(pq.read_table(path) for path in sorted((tmp_path / "made").rglob("*.parquet")))
+    (tmp_path / "table").mkdir()
+    good, torn, wide = (tmp_path / "table" / f"{name}.parquet" for name in ("good", "torn", "wide"))
+    pq.write_table(table, good)
+    pq.write_table(table.slice(0, 300), torn, write_page_checksum=True, use_dictionary=False, compression="none")
+    column = pq.read_metadata(torn).row_group(0).column(CHUNK_SCHEMA.names.index("checksum"))
+    raw = bytearray(torn.read_bytes())
+    raw[column.data_page_offset + column.total_compressed_size // 2] ^= 4
+    torn.write_bytes(raw)
+    indexes = pa.array([1 << 40, *[0] * 299], pa.int64())
+    place = CHUNK_SCHEMA.names.index("replica_index")
+    pq.write_table(table.slice(0, 300).set_column(place, "replica_index", indexes), wide)
+    summary = run(tmp_path / "out", tmp_path / "table")
+    assert {one.input for one in summary.skipped} == {str(torn), str(wide)}
+    assert summary.findings == {"unreadable": 2}
+    assert summary.rows == table.num_rows
+    assert not summary.diverged

@@ -2,17 +2,29 @@
 
 import os
 import tempfile
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from protos.chunk_table import FileKind, latest_manifest, place_of
+from dnagent.destination import LocalDestination
+from dnagent.export import export
+from merkle.checksum import fingerprint
+from merkle.errors import UsageError
+from merkle.replica import Source
+from merkle.tree import BlockTree
+from ozone.disk import Disk
+from protos.chunk_table import FileKind, Manifest, file_name, latest_manifest, parse_manifest, place_of
+from spark.files import fold_part
 from spark.inputs import is_unchanged, table_parts
+from spark.output import Summary, Table
+from spark.sweep import Request, sweep
 from spark.synthetic import Cluster, Order, synthetic
-from tests.support.sweeps import run
+from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of
+from tests.support.tables import MemoryWalk, blocks, replica
 
 SMALL = Cluster(seed=6, datanodes=3, containers=30, blocks=4, chunks=4, damage={})
 
@@ -104,6 +116,116 @@ def test_a_file_whose_pages_are_broken_takes_its_whole_export_out_of_the_sweep(
     )
 
 
+def _flip(path: Path, at: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1 << at % 8
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("kind", [FileKind.CHUNKS, FileKind.CONTAINERS])
+@pytest.mark.parametrize("place", [0.0, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99])
+def test_one_flipped_bit_anywhere_in_an_export_takes_it_out_of_the_sweep(
+    tmp_path: Path, exports: list[Path], kind: FileKind, place: float
+) -> None:
+    """In a footer, pyarrow may take it for fewer rows or end the process: nothing is parsed before it is verified."""
+    (broken,) = exports[1].glob(f"{kind.value}-*")
+    _flip(broken, int(broken.stat().st_size * place))
+    summary = run(tmp_path / "out", tmp_path / "table")
+    (skipped,) = summary.skipped
+    assert str(exports[1]) in skipped.input
+    assert f"{broken.name} does not match the checksum of its manifest" in skipped.reason
+    assert (summary.diverged, summary.findings) == ((), {"unreadable": 1})
+
+
+def _said(export: Path, **changes: object) -> None:
+    """A manifest that claims something else, and is whole."""
+    manifest = latest_manifest(*place_of(str(export)))
+    (export / manifest.name).write_bytes(replace(manifest, **changes).to_bytes())  # type: ignore[arg-type]
+
+
+def _with_inventory(export: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    manifest = latest_manifest(*place_of(str(export)))
+    (recorded,) = manifest.of_kind(FileKind.CONTAINERS)
+    table = change(pq.read_table(export / recorded.name))
+    pq.write_table(table, export / recorded.name)
+    raw = (export / recorded.name).read_bytes()
+    recorded = replace(recorded, rows=table.num_rows, length_bytes=len(raw), checksum=fingerprint(raw).hex())
+    files = (*manifest.of_kind(FileKind.CHUNKS), recorded)
+    told = replace(manifest, files=files, containers=table.num_rows)
+    (export / manifest.name).write_bytes(told.to_bytes())
+
+
+@pytest.mark.parametrize("harm", ["counts", "no files", "rows of a file", "replica not there", "rows of a replica"])
+def test_a_manifest_that_contradicts_its_files_is_no_export(tmp_path: Path, exports: list[Path], harm: str) -> None:
+    manifest = latest_manifest(*place_of(str(exports[1])))
+    match harm:
+        case "counts":
+            _said(exports[1], containers=manifest.containers - 1)
+        case "no files":
+            _said(exports[1], files=())
+        case "rows of a file":
+            _said(exports[1], files=tuple(replace(file, rows=file.rows + 1) for file in manifest.files))
+        case "replica not there":
+            _with_inventory(
+                exports[1], lambda table: pa.concat_tables([table, _column(table.slice(0, 1), "container_id", 999)])
+            )
+        case "rows of a replica":
+            _with_inventory(exports[1], lambda table: _column(table, "rows", 1))
+    summary = run(tmp_path / "out", tmp_path / "table")
+    (skipped,) = summary.skipped
+    assert str(exports[1]) in skipped.input
+    assert "rows" in skipped.reason
+    assert (summary.diverged, summary.findings) == ((), {"unreadable": 1})
+
+
+def _column(table: pa.Table, name: str, value: int) -> pa.Table:
+    place = table.schema.get_field_index(name)
+    return table.set_column(place, table.schema.field(name), pa.array([value] * table.num_rows))
+
+
+def test_findings_of_an_agent_that_cannot_be_read_are_skipped_by_name_alone(
+    tmp_path: Path, exports: list[Path]
+) -> None:
+    manifest = latest_manifest(*place_of(str(exports[1])))
+    (chunks,) = manifest.of_kind(FileKind.CHUNKS)
+    lost = replace(chunks, name=file_name(FileKind.FINDINGS, 1, "0123abcd", 1), kind=FileKind.FINDINGS)
+    (exports[1] / lost.name).write_bytes(bytes(lost.length_bytes))
+    _said(exports[1], files=(*manifest.files, lost))
+    summary = run(tmp_path / "out", tmp_path / "table")
+    (skipped,) = summary.skipped
+    assert str(exports[1]) in skipped.input
+    assert lost.name in skipped.reason
+    assert summary.replicas == 3 * SMALL.containers
+    assert summary.findings == {"unreadable": 1}
+
+
+def test_files_of_an_export_are_cut_by_rows_and_each_row_group_is_read_once(
+    tmp_path: Path, exports: list[Path]
+) -> None:
+    (chunks,) = exports[0].glob("chunks-*")
+    table = pq.read_table(chunks)
+    pq.write_table(table, chunks, row_group_size=7)
+    manifest = latest_manifest_of(exports[0], chunks)
+    parts = table_parts([str(exports[0])], part_rows=25).parts
+    assert len(parts) == -(-table.num_rows // 25)
+    assert [fold_part(part).skipped for part in parts] == [""] * len(parts)
+    assert sum(fold_part(part).rows for part in parts) == sum(part.rows for part in parts) == manifest.rows
+
+
+def latest_manifest_of(export: Path, changed: Path) -> Manifest:
+    """With the file as it is now."""
+    (place,) = export.glob("manifest-*")
+    manifest = parse_manifest(place.read_bytes(), place.name)
+    raw = changed.read_bytes()
+    files = tuple(
+        replace(file, length_bytes=len(raw), checksum=fingerprint(raw).hex()) if file.name == changed.name else file
+        for file in manifest.files
+    )
+    manifest = replace(manifest, files=files)
+    place.write_bytes(manifest.to_bytes())
+    return manifest
+
+
 def test_plain_files_need_no_manifest_and_foreign_ones_are_skipped(tmp_path: Path) -> None:
     truth = synthetic(tmp_path / "table", replace(SMALL, order=Order.SHUFFLED))
     pq.write_table(pa.table({"x": [1]}), tmp_path / "table" / "other.parquet")
@@ -146,3 +268,136 @@ def test_an_events_file_is_no_table(exports: list[Path]) -> None:
     manifest = latest_manifest(*place_of(str(exports[0])))
     assert {file.kind for file in manifest.files} == {FileKind.CHUNKS, FileKind.CONTAINERS}
     assert len(table_parts([str(exports[0])]).parts) == 1
+
+
+@dataclass
+class Agents:
+    """Three datanodes that hold the same containers, and export by hand or by an agent that repairs nothing."""
+
+    to: Path
+    audit: bool = True
+    walks: list[MemoryWalk] = field(default_factory=lambda: [MemoryWalk(datanode=f"dn-{i}") for i in range(3)])
+
+    def __post_init__(self) -> None:
+        for walk in self.walks:
+            walk.put(*(replica(number, *blocks(2)) for number in range(1, 6)))
+
+    def export(self, *places: int) -> None:
+        for place in places:
+            walk, told = self.walks[place], self.to.parent / "audit.jsonl" if self.audit else None
+            folder = LocalDestination(self.to / walk.datanode, Disk())
+            export([walk], (), folder, source=Source.TREE, audit_file=told)
+
+    def change(self, place: int, container_id: int, *, matches: bool = True, seed: int = 1) -> None:
+        one, other = blocks(2, seed=seed)
+        first = replace(one.chunks[0], checksum_matches=matches)
+        changed = BlockTree.live(one.block_id, (first, *one.chunks[1:]))
+        self.walks[place].put(replica(container_id, changed, other))
+
+
+def silent(out: Path, summary: Summary) -> set[tuple[int, str]]:
+    """Container and datanode of what changed in silence."""
+    rows = table_of(out, Table.FINDINGS, summary.sweep_id)
+    return {(row["container_id"], row["lacking"][0]) for row in rows if row["kind"] == "silent_change"}
+
+
+def test_agents_that_export_twice_between_two_sweeps_are_compared_as_the_others_are(tmp_path: Path) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    agents.export(0, 1, 2)
+    run(out, tmp_path / "to")
+    agents.change(0, 2)
+    agents.change(1, 3)
+    agents.export(0, 1, 1, 1, 2, 2)
+    summary = run(out, tmp_path / "to")
+    assert silent(out, summary) == {(2, "dn-0"), (3, "dn-1")}
+    assert summary.notes == ()
+
+
+@pytest.mark.parametrize("kind", ["manifest", "containers", "chunks"])
+def test_what_is_lost_of_the_sweep_before_costs_one_datanode_alone(tmp_path: Path, kind: str) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    agents.export(0, 1, 2)
+    (chunks,) = (tmp_path / "to" / "dn-0").glob("chunks-*")
+    run(out, tmp_path / "to")
+    agents.change(0, 2)
+    agents.change(1, 3)
+    agents.export(0, 1, 2)
+    (kept,) = (out / "chunks").iterdir()
+    lost = chunks if kind == "chunks" else next((kept / "datanode=dn-0").glob(f"{kind}-*"))
+    _flip(lost, lost.stat().st_size // 2)
+    # It still held what did not change, which this puts elsewhere.
+    agents.export(0)
+    summary = run(out, tmp_path / "to")
+    assert silent(out, summary) == {(3, "dn-1")}
+    assert any("damaged" in note for note in summary.notes)
+    assert summary.skipped == ()
+
+
+def test_events_that_cannot_be_read_cost_one_datanode_alone(tmp_path: Path) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    agents.export(0, 1, 2)
+    run(out, tmp_path / "to")
+    agents.change(0, 2)
+    agents.change(1, 3)
+    # A delete is an event.
+    for walk in agents.walks:
+        del walk.replicas_held[5]
+    agents.export(0, 1, 2)
+    (events,) = (tmp_path / "to" / "dn-0").glob("events-*")
+    _flip(events, events.stat().st_size // 2)
+    summary = run(out, tmp_path / "to")
+    assert silent(out, summary) == {(3, "dn-1")}
+    (note,) = summary.notes
+    assert events.name in note
+
+
+@pytest.mark.parametrize("audit", [True, False])
+def test_where_no_agent_exports_a_mended_chunk_did_not_change_in_silence(tmp_path: Path, audit: bool) -> None:
+    agents, out = Agents(tmp_path / "to", audit), tmp_path / "out"
+    agents.change(0, 2, matches=False)
+    agents.export(0, 1, 2)
+    run(out, tmp_path / "to")
+    # Mended by others; the other chunk's checksum matches as it did, and is another.
+    agents.walks[0].put(replica(2, *blocks(2)))
+    agents.export(0, 1, 2)
+    summary = run(out, tmp_path / "to")
+    found = [row for row in table_of(out, Table.FINDINGS, summary.sweep_id) if row["kind"] == "silent_change"]
+    is_first = {(row["block_id"], row["chunk_offset"]) == (1, 0) for row in found}
+    assert is_first == ({True, False} if audit else {False})
+
+
+def test_a_killed_sweep_does_not_go_on_with_exports_that_were_made_anew(tmp_path: Path) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    agents.export(0, 1, 2)
+    with pytest.raises(Killed):
+        run(out, tmp_path / "to", engine=OnePartWaves(tmp_path / "spill", dies_after=1))
+    agents.export(0, 1, 2, 0, 1, 2)
+    watcher = Quiet()
+    summary = run(out, tmp_path / "to", watcher=watcher)
+    assert summary.verdicts == {"MATCH": 5}
+    assert not any("going on" in note for note in watcher.notes)
+
+
+def test_of_names_that_are_no_text_only_those_of_tables_matter(tmp_path: Path) -> None:
+    synthetic(tmp_path / "to", SMALL)
+    path = os.fsencode(tmp_path / "to")
+    Path(os.fsdecode(path + b"/caf\xe9.txt")).touch()
+    summary = run(tmp_path / "out", tmp_path / "to")
+    assert not summary.skipped
+    Path(os.fsdecode(path + b"/caf\xe9.parquet")).touch()
+    folder = Path(os.fsdecode(path + b"/d\xe9"))
+    folder.mkdir()
+    (folder / "1.parquet").touch()
+    summary = run(tmp_path / "out", tmp_path / "to")
+    reason = "its name is no text in UTF-8"
+    assert {(one.input, one.reason) for one in summary.skipped} == {
+        (f"{tmp_path}/to/caf\\xe9.parquet", reason),
+        (f"{tmp_path}/to/d\\xe9", reason),
+    }
+    for request in (
+        Request(tmp_path / "out", (str(folder),)),
+        Request(tmp_path / "out", volumes=(str(folder),)),
+        Request(folder / "out", (str(tmp_path / "to"),)),
+    ):
+        with pytest.raises(UsageError, match=r"d\\xe9.*: its name is no text in UTF-8"):
+            sweep(request, OnePartWaves(tmp_path / "spill"), Quiet())

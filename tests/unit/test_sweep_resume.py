@@ -6,11 +6,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from merkle.errors import BusyError, DiskError, SweepInputError, SweepNotFoundError
+from merkle.errors import BusyError, DiskError, SweepInputError, SweepNotFoundError, UsageError
 from ozone.disk import Disk
-from spark.output import Output, Table
+from spark.output import Output, Summary, Table
 from spark.synthetic import Cluster, Order, synthetic
-from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of
+from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of, tear
+from tests.support.volumes import unpack
 
 SMALL = Cluster(seed=4, datanodes=4, containers=80, blocks=5, chunks=6)
 SHUFFLED = replace(SMALL, order=Order.SHUFFLED)
@@ -119,3 +120,92 @@ def test_nothing_to_read_is_an_error_that_names_the_inputs_and_leaves_nothing(tm
     with pytest.raises(SweepInputError, match="missing"):
         run(tmp_path / "kept", tmp_path / "missing")
     assert (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["folded/000000/note.json", "folded/000001/replicas.parquet", "folded/000001/runs.parquet"]
+)
+@pytest.mark.parametrize("order", list(Order))
+def test_what_is_finished_and_cannot_be_read_again_is_done_again(tmp_path: Path, name: str, order: Order) -> None:
+    synthetic(tmp_path / "table", replace(SMALL, order=order))
+    whole = run(tmp_path / "whole", tmp_path / "table")
+    with pytest.raises(Killed):
+        run(tmp_path / "out", tmp_path / "table", engine=OnePartWaves(tmp_path / "spill", dies_after=2))
+    (plan,) = (tmp_path / "out" / "work").glob("*/plan.json")
+    tear(plan.parent / name)
+    watcher = Quiet()
+    again = run(tmp_path / "out", tmp_path / "table", watcher=watcher)
+    assert any(note.startswith("begun anew: ") and name in note for note in watcher.notes)
+    assert again.sweep_id != plan.parent.name
+    for table in TABLES:
+        assert table_of(tmp_path / "out", table, again.sweep_id) == table_of(tmp_path / "whole", table, whole.sweep_id)
+
+
+def test_copied_rows_of_a_volume_that_cannot_be_read_again_are_copied_again(tmp_path: Path) -> None:
+    """They are no table that could be left out: the volume is there."""
+    volume = next(unpack("healthy", tmp_path / "cluster").glob("dn1/volume1"))
+    with pytest.raises(Killed):
+        run(tmp_path / "out", volumes=[volume], engine=OnePartWaves(tmp_path / "spill", dies_after=0))
+    (rows,) = (tmp_path / "out" / "chunks").glob("*/*.parquet")
+    tear(rows)
+    (folded,) = (tmp_path / "out" / "work").glob("*/folded")
+    Disk().remove_folder(folded)
+    watcher = Quiet()
+    again = run(tmp_path / "out", volumes=[volume], watcher=watcher)
+    assert any(note.startswith("begun anew: ") for note in watcher.notes)
+    assert (again.skipped, again.containers) == ((), 6)
+
+
+@pytest.mark.parametrize("text", ['{"ver', "{}", "[]", '{"version": 1}', "\xff"])
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_plan_that_cannot_be_read_is_put_aside(tmp_path: Path, text: str, fresh: bool) -> None:
+    synthetic(tmp_path / "table", SMALL)
+    plan = tmp_path / "out" / "work" / "20260101T000000Z-0000" / "plan.json"
+    plan.parent.mkdir(parents=True)
+    plan.write_text(text, "latin-1")
+    watcher = Quiet()
+    assert run(tmp_path / "out", tmp_path / "table", watcher=watcher, fresh=fresh).containers == 80
+    assert any("20260101T000000Z-0000 does not go on" in note for note in watcher.notes)
+    assert not plan.parent.exists()
+
+
+@pytest.mark.parametrize("moment", ["report", "summary"])
+def test_killed_at_its_end_a_sweep_is_ended_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    synthetic(tmp_path / "before", SMALL, healthy=True)
+    synthetic(tmp_path / "after", SMALL)
+    run(tmp_path / "out", tmp_path / "before")
+    told = list[Summary]()
+
+    def report(summary: Summary) -> tuple[str, ...]:
+        if moment == "report" and not told:
+            told.append(summary)
+            raise Killed
+        told.append(summary)
+        return ("a note of the report",)
+
+    def die(self: Output, count: int) -> list[str]:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        if moment == "summary":
+            patched.setattr(Output, "retain", die)
+        with pytest.raises(Killed):
+            run(tmp_path / "out", tmp_path / "after", report=report)
+    again = run(tmp_path / "out", tmp_path / "after", report=report)
+    # The one that was killed: with what changed since the night before, and once in all.
+    assert again.sweep_id == told[0].sweep_id
+    assert again.findings["silent_change"]
+    assert again.notes == ("a note of the report",)
+    assert len(told) == (2 if moment == "report" else 1)
+    assert len(Output(tmp_path / "out", Disk()).sweeps()) == 2
+    assert not list((tmp_path / "out" / "work").glob("*/plan.json"))
+    assert again.sweep_id != run(tmp_path / "out", tmp_path / "after").sweep_id
+
+
+def test_the_folder_of_sweeps_is_not_in_a_table(tmp_path: Path) -> None:
+    synthetic(tmp_path / "table", SMALL)
+    with pytest.raises(UsageError, match="lies in --table"):
+        run(tmp_path / "table" / "out", tmp_path / "table")
+    assert not (tmp_path / "table" / "out").exists()

@@ -379,6 +379,58 @@ def test_a_container_held_once_and_erasure_coded_ones_are_unknown(tmp_path: Path
     ]
 
 
+def _break_descriptor(made: VolumeMaker) -> None:
+    (made.folder(1) / "metadata" / "1.container").write_bytes(b"junk")
+
+
+def _break_database(made: VolumeMaker) -> None:
+    (made.database_path / "CURRENT").write_text("x")
+
+
+def _break_tree(made: VolumeMaker) -> None:
+    tree_path(made).write_bytes(b"junk")
+
+
+@pytest.mark.parametrize(
+    ("damage", "source", "code", "reason"),
+    [
+        (_break_descriptor, "data", "descriptor_invalid", "the descriptor "),
+        (_break_descriptor, "metadata", "descriptor_invalid", "the descriptor "),
+        (_break_descriptor, "tree", "descriptor_invalid", "the descriptor "),
+        (_break_database, "data", "database_failed", "cannot open a shadow of the database"),
+        (_break_database, "metadata", "database_failed", "cannot open a shadow of the database"),
+        (_break_tree, "tree", "tree_refused", "the stored tree is unreadable"),
+    ],
+)
+def test_a_replica_that_cannot_be_read_is_named_and_nothing_is_compared(
+    replicas: list[VolumeMaker], damage: Callable[[VolumeMaker], None], source: str, code: str, reason: str
+) -> None:
+    """It may hold the only good copy: as an empty one it would lack all that the others have."""
+    flip(replicas[0].block_file(1, 20), 10)
+    damage(replicas[2])
+    path = str(replicas[2].root)
+
+    (line,) = lines("diff", *roots(replicas), "--source", source, status=1)
+    result = run("diff", *roots(replicas), "--source", source)
+
+    unread = line.pop("unread")
+    assert isinstance(unread, list)
+    assert [one["replica"] for one in unread] == [path]
+    assert unread[0]["reason"].startswith(reason)
+    assert line == {"containerID": 1, "verdict": "UNKNOWN", "differences": []}
+    assert f"error [{code}]: {path}, container 1: {reason}" in result.stderr
+    assert f"container 1: not compared: {path}: {reason}" in result.stdout
+
+
+def test_a_replica_that_cannot_be_read_costs_its_container_alone(tmp_path: Path) -> None:
+    one, two = (make(tmp_path / f"dn{number}", lambda made: made.container(2)) for number in (1, 2))
+    _break_descriptor(one)
+
+    compared = lines("diff", one.root, two.root, status=1)
+
+    assert [(line["containerID"], "unread" in line) for line in compared] == [(1, True), (2, False)]
+
+
 def test_a_lost_container_lacks_everything(replicas: list[VolumeMaker]) -> None:
     shutil.rmtree(replicas[2].folder(1))
 
@@ -470,6 +522,17 @@ def test_check_names_what_is_wrong_with_a_stored_tree(tmp_path: Path, reason: st
 
     assert line["reasons"] == [reason]
     assert reason in run("check", made.root).stdout
+
+
+def test_a_file_that_names_no_container_is_not_called_none(tmp_path: Path) -> None:
+    path = tmp_path / "passwd"
+    path.write_text("root:x:0:0:root:/root:/bin/sh\n")
+
+    result = run("check", path)
+
+    assert (result.exit_code, "None" in result.stdout) == (3, False)
+    assert "unknown" in result.stdout
+    assert lines("check", path, status=3)[0]["containerID"] is None
 
 
 def test_a_tree_that_was_never_built_is_no_fault(made: VolumeMaker) -> None:
