@@ -25,6 +25,7 @@ from spark.sweep import Request, sweep
 from spark.synthetic import Cluster, Order, synthetic
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of
 from tests.support.tables import MemoryWalk, blocks, replica
+from tests.support.volumes import flip
 
 SMALL = Cluster(seed=6, datanodes=3, containers=30, blocks=4, chunks=4, damage={})
 
@@ -116,12 +117,6 @@ def test_a_file_whose_pages_are_broken_takes_its_whole_export_out_of_the_sweep(
     )
 
 
-def _flip(path: Path, at: int) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[at] ^= 1 << at % 8
-    path.write_bytes(raw)
-
-
 @pytest.mark.parametrize("kind", [FileKind.CHUNKS, FileKind.CONTAINERS])
 @pytest.mark.parametrize("place", [0.0, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99])
 def test_one_flipped_bit_anywhere_in_an_export_takes_it_out_of_the_sweep(
@@ -129,7 +124,7 @@ def test_one_flipped_bit_anywhere_in_an_export_takes_it_out_of_the_sweep(
 ) -> None:
     """In a footer, pyarrow may take it for fewer rows or end the process: nothing is parsed before it is verified."""
     (broken,) = exports[1].glob(f"{kind.value}-*")
-    _flip(broken, int(broken.stat().st_size * place))
+    flip(broken, int(broken.stat().st_size * place))
     summary = run(tmp_path / "out", tmp_path / "table")
     (skipped,) = summary.skipped
     assert str(exports[1]) in skipped.input
@@ -137,10 +132,9 @@ def test_one_flipped_bit_anywhere_in_an_export_takes_it_out_of_the_sweep(
     assert (summary.diverged, summary.findings) == ((), {"unreadable": 1})
 
 
-def _said(export: Path, **changes: object) -> None:
-    """A manifest that claims something else, and is whole."""
-    manifest = latest_manifest(*place_of(str(export)))
-    (export / manifest.name).write_bytes(replace(manifest, **changes).to_bytes())  # type: ignore[arg-type]
+def _say(export: Path, manifest: Manifest) -> None:
+    """One that says something else under the same name, and is whole."""
+    (export / manifest.name).write_bytes(manifest.to_bytes())
 
 
 def _with_inventory(export: Path, change: Callable[[pa.Table], pa.Table]) -> None:
@@ -151,8 +145,7 @@ def _with_inventory(export: Path, change: Callable[[pa.Table], pa.Table]) -> Non
     raw = (export / recorded.name).read_bytes()
     recorded = replace(recorded, rows=table.num_rows, length_bytes=len(raw), checksum=fingerprint(raw).hex())
     files = (*manifest.of_kind(FileKind.CHUNKS), recorded)
-    told = replace(manifest, files=files, containers=table.num_rows)
-    (export / manifest.name).write_bytes(told.to_bytes())
+    _say(export, replace(manifest, files=files, containers=table.num_rows))
 
 
 @pytest.mark.parametrize("harm", ["counts", "no files", "rows of a file", "replica not there", "rows of a replica"])
@@ -160,11 +153,13 @@ def test_a_manifest_that_contradicts_its_files_is_no_export(tmp_path: Path, expo
     manifest = latest_manifest(*place_of(str(exports[1])))
     match harm:
         case "counts":
-            _said(exports[1], containers=manifest.containers - 1)
+            _say(exports[1], replace(manifest, containers=manifest.containers - 1))
         case "no files":
-            _said(exports[1], files=())
+            _say(exports[1], replace(manifest, files=()))
         case "rows of a file":
-            _said(exports[1], files=tuple(replace(file, rows=file.rows + 1) for file in manifest.files))
+            _say(
+                exports[1], replace(manifest, files=tuple(replace(file, rows=file.rows + 1) for file in manifest.files))
+            )
         case "replica not there":
             _with_inventory(
                 exports[1], lambda table: pa.concat_tables([table, _column(table.slice(0, 1), "container_id", 999)])
@@ -190,7 +185,7 @@ def test_findings_of_an_agent_that_cannot_be_read_are_skipped_by_name_alone(
     (chunks,) = manifest.of_kind(FileKind.CHUNKS)
     lost = replace(chunks, name=file_name(FileKind.FINDINGS, 1, "0123abcd", 1), kind=FileKind.FINDINGS)
     (exports[1] / lost.name).write_bytes(bytes(lost.length_bytes))
-    _said(exports[1], files=(*manifest.files, lost))
+    _say(exports[1], replace(manifest, files=(*manifest.files, lost)))
     summary = run(tmp_path / "out", tmp_path / "table")
     (skipped,) = summary.skipped
     assert str(exports[1]) in skipped.input
@@ -324,7 +319,7 @@ def test_what_is_lost_of_the_sweep_before_costs_one_datanode_alone(tmp_path: Pat
     agents.export(0, 1, 2)
     (kept,) = (out / "chunks").iterdir()
     lost = chunks if kind == "chunks" else next((kept / "datanode=dn-0").glob(f"{kind}-*"))
-    _flip(lost, lost.stat().st_size // 2)
+    flip(lost, lost.stat().st_size // 2)
     # It still held what did not change, which this puts elsewhere.
     agents.export(0)
     summary = run(out, tmp_path / "to")
@@ -344,7 +339,7 @@ def test_events_that_cannot_be_read_cost_one_datanode_alone(tmp_path: Path) -> N
         del walk.replicas_held[5]
     agents.export(0, 1, 2)
     (events,) = (tmp_path / "to" / "dn-0").glob("events-*")
-    _flip(events, events.stat().st_size // 2)
+    flip(events, events.stat().st_size // 2)
     summary = run(out, tmp_path / "to")
     assert silent(out, summary) == {(3, "dn-1")}
     (note,) = summary.notes
