@@ -27,7 +27,7 @@ from spark.pack import ARCHIVE, CODE, ENVIRONMENT
 try:
     from py4j.protocol import Py4JError
     from pyspark import InheritableThread, SparkConf, SparkContext
-    from pyspark.errors import PySparkException
+    from pyspark.errors import PySparkException, PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 except ModuleNotFoundError as missing:
@@ -249,7 +249,14 @@ _started: "list[JavaGateway]" = []
 def _gateway(conf: SparkConf) -> "JavaGateway":
     """The JVM of this process; sessions that follow each other share it."""
     if not _started:
-        _started.append(launch_gateway(conf, {"stdout": _log(), "stderr": _log()}))  # type: ignore[no-untyped-call]
+        streams = {"stdout": _log(), "stderr": _log()}
+        try:
+            _started.append(launch_gateway(conf, streams))  # type: ignore[no-untyped-call]
+        except PySparkRuntimeError:
+            # Now and then, on a busy machine, Java ends before it has said a word. What is wrong for good it says.
+            if _tail(_log()):
+                raise
+            _started.append(launch_gateway(conf, streams))  # type: ignore[no-untyped-call]
     return _started[0]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -113,6 +114,29 @@ def test_a_missing_or_old_java_is_named(tmp_path: Path, java: str) -> None:
     what, hint = done.stderr.splitlines()
     assert what == f"error [spark_missing]: Spark needs Java 17 or newer, {'not 11' if java else 'and there is none'}"
     assert "openjdk-17-jre-headless" in hint
+
+
+def test_a_java_that_ends_without_a_word_is_started_once_more(tmp_path: Path) -> None:
+    """As it does now and then on a busy machine, whatever ails it."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    # Spark's scripts ask one Java for the command line of the other.
+    java.write_text(f"""#!/bin/sh
+case "$*" in *launcher.Main*) ;; *) mkdir {tmp_path}/ended 2>/dev/null && exit 1 ;; esac
+exec {shutil.which("java")} "$@"
+""")
+    java.chmod(0o755)
+    script = "from spark.session import spark_session\nwith spark_session('local[1]') as s: print(s.range(3).count())"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "JAVA_HOME": str(tmp_path)},
+        check=False,
+    )
+    assert (tmp_path / "ended").is_dir()
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
 
 
 def test_ctrl_c_ends_a_job_and_the_command(tmp_path: Path) -> None:
