@@ -248,15 +248,17 @@ _started: "list[JavaGateway]" = []
 
 def _gateway(conf: SparkConf) -> "JavaGateway":
     """The JVM of this process; sessions that follow each other share it."""
+    # pyspark does not say what it takes and gives.
+    launch: Callable[[SparkConf, dict[str, object]], JavaGateway] = launch_gateway
     if not _started:
-        streams = {"stdout": _log(), "stderr": _log()}
+        streams: dict[str, object] = {"stdout": _log(), "stderr": _log()}
         try:
-            _started.append(launch_gateway(conf, streams))  # type: ignore[no-untyped-call]
+            _started.append(launch(conf, streams))
         except PySparkRuntimeError:
             # Now and then, on a busy machine, Java ends before it has said a word. What is wrong for good it says.
             if _tail(_log()):
                 raise
-            _started.append(launch_gateway(conf, streams))  # type: ignore[no-untyped-call]
+            _started.append(launch(conf, streams))
     return _started[0]
 
 

@@ -92,11 +92,12 @@ def run(
     write_trees: bool = False,
     gone: Sequence[str] = (),
     report: Callable[[Summary], Sequence[str]] = lambda _: (),
+    disk: Disk | None = None,
 ) -> Summary:
     """Sweep tables and volumes into a folder."""
     names = tuple(map(str, tables)), tuple(map(str, volumes))
     request = Request(out, *names, source, fresh, keep, write_trees, tuple(gone))
-    return sweep(request, engine or OnePartWaves(out / "spill"), watcher or Quiet(), report=report)
+    return sweep(request, engine or OnePartWaves(out / "spill"), watcher or Quiet(), disk=disk, report=report)
 
 
 def table_of(out: Path, table: Table, sweep_id: str) -> list[dict[str, Any]]:

@@ -217,6 +217,7 @@ def test_damage_in_a_container_beyond_our_limits_is_reported_though_there_is_no_
     with owned(root, root.parent / "writer") as volume:
         write_block(volume.writer, TWO, OTHER, 1024, bcs_id=2)
         volume.writer.set_state(TWO, ReplicaState.CLOSED)
+    # No record may be beyond a limit by itself, and a million of them would take minutes.
     monkeypatch.setattr("ozone.treefile.TREE_BLOCKS_MAX", 1)
     with held(root) as volume:
         damage(volume.containers.get(TWO).block_path(BLOCK), 1)

@@ -1,6 +1,7 @@
 """The local engine on synthetic clusters: what it finds is what was done to them, however the rows lie."""
 
 import json
+from contextlib import chdir
 from pathlib import Path
 
 import pyarrow as pa
@@ -169,13 +170,12 @@ def test_a_datanode_whose_rows_are_no_longer_kept_is_named(tmp_path: Path) -> No
 
 
 def test_places_are_kept_as_the_next_night_finds_them_from_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     synthetic(tmp_path / "before", SMALL, healthy=True)
     synthetic(tmp_path / "after", SMALL)
-    monkeypatch.chdir(tmp_path)
-    run(Path("out"), Path("before"))
-    monkeypatch.chdir("/")
+    with chdir(tmp_path):
+        run(Path("out"), Path("before"))
     second = run(tmp_path / "out", tmp_path / "after")
     assert second.findings["silent_change"]
     assert second.notes == ()

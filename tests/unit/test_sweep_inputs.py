@@ -290,6 +290,16 @@ class Agents:
         self.walks[place].put(replica(container_id, changed, other))
 
 
+def after_a_night(tmp_path: Path) -> tuple[Agents, Path]:
+    """Agents, of which the first two changed a chunk in silence since the sweep into the folder that is given too."""
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    agents.export(0, 1, 2)
+    run(out, tmp_path / "to")
+    agents.change(0, 2)
+    agents.change(1, 3)
+    return agents, out
+
+
 def silent(out: Path, summary: Summary) -> set[tuple[int, str]]:
     """Container and datanode of what changed in silence."""
     rows = table_of(out, Table.FINDINGS, summary.sweep_id)
@@ -297,11 +307,7 @@ def silent(out: Path, summary: Summary) -> set[tuple[int, str]]:
 
 
 def test_agents_that_export_twice_between_two_sweeps_are_compared_as_the_others_are(tmp_path: Path) -> None:
-    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
-    agents.export(0, 1, 2)
-    run(out, tmp_path / "to")
-    agents.change(0, 2)
-    agents.change(1, 3)
+    agents, out = after_a_night(tmp_path)
     agents.export(0, 1, 1, 1, 2, 2)
     summary = run(out, tmp_path / "to")
     assert silent(out, summary) == {(2, "dn-0"), (3, "dn-1")}
@@ -310,12 +316,8 @@ def test_agents_that_export_twice_between_two_sweeps_are_compared_as_the_others_
 
 @pytest.mark.parametrize("kind", ["manifest", "containers", "chunks"])
 def test_what_is_lost_of_the_sweep_before_costs_one_datanode_alone(tmp_path: Path, kind: str) -> None:
-    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
-    agents.export(0, 1, 2)
+    agents, out = after_a_night(tmp_path)
     (chunks,) = (tmp_path / "to" / "dn-0").glob("chunks-*")
-    run(out, tmp_path / "to")
-    agents.change(0, 2)
-    agents.change(1, 3)
     agents.export(0, 1, 2)
     (kept,) = (out / "chunks").iterdir()
     lost = chunks if kind == "chunks" else next((kept / "datanode=dn-0").glob(f"{kind}-*"))
@@ -329,11 +331,7 @@ def test_what_is_lost_of_the_sweep_before_costs_one_datanode_alone(tmp_path: Pat
 
 
 def test_events_that_cannot_be_read_cost_one_datanode_alone(tmp_path: Path) -> None:
-    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
-    agents.export(0, 1, 2)
-    run(out, tmp_path / "to")
-    agents.change(0, 2)
-    agents.change(1, 3)
+    agents, out = after_a_night(tmp_path)
     # A delete is an event.
     for walk in agents.walks:
         del walk.replicas_held[5]

@@ -1,5 +1,6 @@
 """A sweep that ends anywhere goes on where it was, and comes to the same."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from merkle.errors import BusyError, DiskError, SweepInputError, SweepNotFoundError, UsageError
-from ozone.disk import Disk
+from ozone.disk import Disk, Operation
 from spark.output import Output, Summary, Table
 from spark.synthetic import Cluster, Order, synthetic
+from tests.support.disk import FailingDisk
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of, tear
 from tests.support.volumes import unpack
 
@@ -170,9 +172,7 @@ def test_a_plan_that_cannot_be_read_is_put_aside(tmp_path: Path, text: str, fres
 
 
 @pytest.mark.parametrize("moment", ["report", "summary"])
-def test_killed_at_its_end_a_sweep_is_ended_by_the_same_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
+def test_killed_at_its_end_a_sweep_is_ended_by_the_same_command(tmp_path: Path, moment: str) -> None:
     synthetic(tmp_path / "before", SMALL, healthy=True)
     synthetic(tmp_path / "after", SMALL)
     run(tmp_path / "out", tmp_path / "before")
@@ -185,14 +185,13 @@ def test_killed_at_its_end_a_sweep_is_ended_by_the_same_command(
         told.append(summary)
         return ("a note of the report",)
 
-    def die(self: Output, count: int) -> list[str]:
-        raise Killed
+    def watch(operation: Operation, path: Path) -> bool:
+        if moment == "summary" and operation is Operation.REMOVE and path.name == "plan.json":
+            raise Killed
+        return False
 
-    with monkeypatch.context() as patched:
-        if moment == "summary":
-            patched.setattr(Output, "retain", die)
-        with pytest.raises(Killed):
-            run(tmp_path / "out", tmp_path / "after", report=report)
+    with pytest.raises(Killed):
+        run(tmp_path / "out", tmp_path / "after", report=report, disk=FailingDisk(errno.EIO, watch))
     again = run(tmp_path / "out", tmp_path / "after", report=report)
     # The one that was killed: with what changed since the night before, and once in all.
     assert again.sweep_id == told[0].sweep_id
