@@ -1,10 +1,11 @@
 """`treefold sweep demo`: a synthetic cluster is damaged, swept, and the answer held against what was done to it."""
 
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -65,7 +66,12 @@ class Swept:
     show_default=True,
     help="Exports as agents write them, or rows everywhere.",
 )
-@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Leave all files here.")
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Leave all files here, not the reports alone.",
+)
 @click.option("--check", is_flag=True, help="Print nothing but what is wrong; the exit status tells.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_obj
@@ -106,8 +112,10 @@ def demo(
             watcher.note(f"sweeping with the engine {name}")
             swept[name] = _swept(name, folder, watcher)
         wrong = mistakes(truth, swept)
+        if keep is None and not check:
+            swept = _with_lasting_reports(swept)
         if as_json:
-            print_json(_json(truth, swept, wrong, is_kept=keep is not None))
+            print_json(_json(truth, swept, wrong))
         elif not check:
             _print(truth, swept, made_s)
         for text in wrong:
@@ -117,11 +125,8 @@ def demo(
             if not wrong:
                 same = "; the engines agree in every root, verdict and finding" if len(swept) > 1 else ""
                 print_line(f"all {len(truth.damages)} damages were found, and nothing else{same}", style="bold")
-            if keep is not None:
-                for one in swept.values():
-                    print_line(f"report: {one.report}")
-            else:
-                print_line("the report goes with the rest; --keep DIR leaves it", style="dim")
+            for one in swept.values():
+                print_line(f"report: {one.report}")
     return EXIT_FAILED if wrong else 0
 
 
@@ -215,17 +220,21 @@ def _named(place: Place) -> str:
     return f"{kind} in container {container_id}, block {block_id}" + ("" if offset is None else f", offset {offset}")
 
 
-def _json(truth: Truth, swept: dict[str, Swept], wrong: list[str], *, is_kept: bool) -> JsonObject:
-    # A report that goes with the rest is not named.
-    engines = {
-        name: one.summary.json() | ({"report": str(one.report)} if is_kept else {}) for name, one in swept.items()
+def _with_lasting_reports(swept: dict[str, Swept]) -> dict[str, Swept]:
+    """The same, with reports that stay when everything else goes."""
+    folder = Path(tempfile.mkdtemp(prefix="treefold-sweep-report-"))
+    return {
+        name: replace(one, report=Path(shutil.copy(one.report, folder / f"{name}.html"))) for name, one in swept.items()
     }
+
+
+def _json(truth: Truth, swept: dict[str, Swept], wrong: list[str]) -> JsonObject:
     return {
         "rows": truth.rows,
         "containers": truth.containers,
         "replicas": truth.replicas,
         "damages": len(truth.damages),
-        "engines": engines,
+        "engines": {name: one.summary.json() | {"report": str(one.report)} for name, one in swept.items()},
         "wrong": wrong,
         "ok": not wrong,
     }

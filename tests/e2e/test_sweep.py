@@ -1,6 +1,7 @@
 """`treefold sweep` as a process: its answers, its exit status, and what a kill leaves behind."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,7 +172,10 @@ def test_the_demo_finds_what_was_done_and_nothing_else(order: str) -> None:
     assert found["wrong"] == []
     assert found["damages"] == 6
     assert len(found["engines"]["local"]["diverged"]) == 6
-    assert "report" not in found["engines"]["local"], "it is gone with the rest"
+    # It stays, when all else goes.
+    report = Path(found["engines"]["local"]["report"])
+    assert found["engines"]["local"]["sweepID"] in report.read_text()
+    shutil.rmtree(report.parent)
 
 
 def test_a_controller_that_does_not_answer_leaves_the_sweep_complete(
