@@ -1,7 +1,9 @@
-"""What commands that ask a controller answer: for people as it comes, with --json as one document at the end.
+"""What commands that ask a controller answer: for people as it comes, with --json as
+one document at the end.
 
-The document is always written, also when the command fails or is interrupted: `ok` tells, and every error has a stable
-code. Errors and warnings go to stderr as well when no document is asked for.
+The document is always written, also when the command fails or is interrupted: `ok`
+tells, and every error has a stable code. Errors and warnings go to stderr as well when
+no document is asked for.
 """
 
 import sys
@@ -22,7 +24,14 @@ from runtime.config import check_address
 from runtime.rpc import Tls
 
 SCHEMA_VERSION = 1
-EXIT_FAILED, EXIT_FINDINGS, EXIT_UNRECOVERABLE, EXIT_PARTLY, EXIT_REFUSED, EXIT_BUSY = 1, 3, 4, 5, 6, 8
+EXIT_FAILED, EXIT_FINDINGS, EXIT_UNRECOVERABLE, EXIT_PARTLY, EXIT_REFUSED, EXIT_BUSY = (
+    1,
+    3,
+    4,
+    5,
+    6,
+    8,
+)
 INTERRUPTED = 130
 # Java's longs are Ozone's IDs.
 CONTAINER_ID_MAX = (1 << 63) - 1
@@ -77,7 +86,9 @@ class Answer:
 
 @contextmanager
 def answering(command: str, *, as_json: bool) -> Iterator[Answer]:
-    """Run a command's body and end with its exit status; with `as_json` its document is printed, whatever happens."""
+    """Run a command's body and end with its exit status; with `as_json` its document is
+    printed, whatever happens.
+    """
     answer = Answer(command, as_json)
     try:
         yield answer
@@ -98,11 +109,15 @@ def answering(command: str, *, as_json: bool) -> Iterator[Answer]:
 
 
 def json_option(command: Callable[P, None]) -> Callable[P, None]:
-    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(
+        command
+    )
 
 
 def controller_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Where the controller is; the command gets it as `controller`, ready to be called and closed afterwards."""
+    """Where the controller is; the command gets it as `controller`, ready to be called
+    and closed afterwards.
+    """
 
     @click.option(
         "--controller",
@@ -114,13 +129,21 @@ def controller_options(command: Callable[..., None]) -> Callable[..., None]:
         help="Where the controller listens; TREEFOLD_CONTROLLER in the environment says so too.",
     )
     @click.option(
-        "--tls-cert", type=click.Path(dir_okay=False), help="Our certificate, PEM. The three --tls options go together."
+        "--tls-cert",
+        type=click.Path(dir_okay=False),
+        help="Our certificate, PEM. The three --tls options go together.",
     )
     @click.option("--tls-key", type=click.Path(dir_okay=False), help="Its key, PEM.")
     @click.option(
-        "--tls-ca", type=click.Path(dir_okay=False), help="The authority that signed the controller's certificate, PEM."
+        "--tls-ca",
+        type=click.Path(dir_okay=False),
+        help="The authority that signed the controller's certificate, PEM.",
     )
-    @click.option("--insecure", is_flag=True, help="Talk in the clear to a controller that is not on loopback.")
+    @click.option(
+        "--insecure",
+        is_flag=True,
+        help="Talk in the clear to a controller that is not on loopback.",
+    )
     @wraps(command)
     def connected(
         *,
@@ -133,7 +156,9 @@ def controller_options(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         try:
             _check_address(address)
-            controller = ControllerClient(address, tls=_tls(tls_cert, tls_key, tls_ca), insecure=insecure)
+            controller = ControllerClient(
+                address, tls=_tls(tls_cert, tls_key, tls_ca), insecure=insecure
+            )
         except ReconcileError:
             # Before the command's own body has begun, but under the same rules.
             with answering(_name(), as_json=bool(options.get("as_json"))):
@@ -159,7 +184,8 @@ def _check_address(address: str) -> None:
     try:
         check_address(address)
     except ValueError as error:
-        # A port beyond 65535 would be taken for another one, and a name without a port for anything.
+        # A port beyond 65535 would be taken for another one, and a name without a port
+        # for anything.
         raise UsageError(f"--controller: {error}") from error
 
 
@@ -173,10 +199,12 @@ def _tls(cert: str | None, key: str | None, ca: str | None) -> Tls | None:
 
 
 def container_ids(arguments: tuple[str, ...]) -> list[int]:
-    """The IDs given, or those on standard input where the one argument is `-`; in order, each once.
+    """The IDs given, or those on standard input where the one argument is `-`; in
+    order, each once.
 
     Raises:
-        UsageError: none is given, or some are no positive integers: all of these are named, and nothing is done.
+        UsageError: none is given, or some are no positive integers: all of these are
+            named, and nothing is done.
     """
     if not arguments:
         raise UsageError("Missing required parameter: '<container ID>'")
@@ -185,7 +213,9 @@ def container_ids(arguments: tuple[str, ...]) -> list[int]:
         try:
             texts = [line.strip() for line in sys.stdin if line.strip()]
         except UnicodeDecodeError as error:
-            raise UsageError("standard input is no text: one container ID a line is expected") from error
+            raise UsageError(
+                "standard input is no text: one container ID a line is expected"
+            ) from error
     if len(texts) > IDS_MAX:
         raise UsageError(f"{len(texts)} container IDs, {IDS_MAX} at most")
     invalid = [text for text in texts if not _is_id(text)]
@@ -198,4 +228,9 @@ def container_ids(arguments: tuple[str, ...]) -> list[int]:
 def _is_id(text: str) -> bool:
     # int() takes more than Ozone does: blanks, underscores, digits of other scripts.
     digits = text.removeprefix("+")
-    return digits.isascii() and digits.isdigit() and len(digits) < 100 and 0 < int(digits) <= CONTAINER_ID_MAX
+    return (
+        digits.isascii()
+        and digits.isdigit()
+        and len(digits) < 100
+        and 0 < int(digits) <= CONTAINER_ID_MAX
+    )

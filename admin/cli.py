@@ -1,8 +1,10 @@
-"""The `treefold` command: gathers the command groups of all packages, each loaded when it is used.
+"""The `treefold` command: gathers the command groups of all packages, each loaded when
+it is used.
 
-`treefold --help` must answer at once, so the names and summaries of the groups stand here and their modules, with
-RocksDB, gRPC and numpy behind them, are imported on first use. Errors raised on purpose end here as one sentence
-with a stable code, never as a traceback, and with the exit status that their class names.
+`treefold --help` must answer at once, so the names and summaries of the groups stand
+here and their modules, with RocksDB, gRPC and numpy behind them, are imported on first
+use. Errors raised on purpose end here as one sentence with a stable code, never as a
+traceback, and with the exit status that their class names.
 """
 
 import os
@@ -35,16 +37,22 @@ class Lazy:
             missing = str(error.name).partition(".")[0]
             if missing not in _OF_SWEEPS:
                 raise
-            raise UsageError(f"{missing} is not installed", hint="pip install 'treefold[sweep]'") from error
+            raise UsageError(
+                f"{missing} is not installed", hint="pip install 'treefold[sweep]'"
+            ) from error
         assert isinstance(command, click.Command)
         return command
 
 
 COMMANDS: Mapping[str, Lazy] = {
     "agent": Lazy("dnagent.cli:agent", "The agent of one datanode: scan, serve, report, repair."),
-    "container": Lazy("admin.containers:container", "Show containers, their replicas, and how these differ."),
+    "container": Lazy(
+        "admin.containers:container", "Show containers, their replicas, and how these differ."
+    ),
     "demo": Lazy("admin.demo:demo", "Heal damaged replicas of real containers, on loopback."),
-    "doctor": Lazy("admin.doctor:doctor", "Look at this machine and its volumes, touching nothing."),
+    "doctor": Lazy(
+        "admin.doctor:doctor", "Look at this machine and its volumes, touching nothing."
+    ),
     "job": Lazy("admin.jobs:job", "Show, watch and cancel the controller's jobs."),
     "reconcile": Lazy("admin.reconcile:reconcile", "Make the replicas of containers equal."),
     "scan": Lazy("admin.scan:scan", "Have agents read replicas and look for damage."),
@@ -55,7 +63,9 @@ COMMANDS: Mapping[str, Lazy] = {
 
 
 class Root(click.Group):
-    """Lists lazy commands without importing them, and turns errors into exit statuses."""
+    """Lists lazy commands without importing them, and turns errors into exit
+    statuses.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -93,7 +103,8 @@ def treefold(ctx: click.Context) -> None:
 
 def main() -> None:
     """The console script."""
-    # gRPC writes to stderr by itself, before and beside the error that we raise and name; read when it is imported.
+    # gRPC writes to stderr by itself, before and beside the error that we raise and
+    # name; read when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     treefold.main(prog_name="treefold")
 

@@ -1,4 +1,6 @@
-"""A controller and some agents as real processes on loopback: started for the demo, ended with it."""
+"""A controller and some agents as real processes on loopback: started for the demo,
+ended with it.
+"""
 
 import json
 import signal
@@ -27,7 +29,12 @@ from ozone.disk import Disk
 from ozone.volume import parse_version
 from protos.agent_pb2 import ScanContainerRequest
 from protos.agent_pb2_grpc import AgentStub
-from protos.controller_pb2 import ContainerView, ListContainersRequest, ListDatanodesRequest, ReplicaReport
+from protos.controller_pb2 import (
+    ContainerView,
+    ListContainersRequest,
+    ListDatanodesRequest,
+    ReplicaReport,
+)
 from protos.controller_pb2_grpc import ControllerStub
 from runtime.rpc import named_errors, open_channel
 
@@ -64,7 +71,10 @@ class _Process:
         port_file.unlink(missing_ok=True)
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [*self.command, "--port-file", str(port_file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [*self.command, "--port-file", str(port_file)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
         deadline = time.monotonic() + START_S
         while not (port_file.exists() and port_file.read_text().strip()):
@@ -75,7 +85,9 @@ class _Process:
 
     def failed(self) -> ProcessFailedError:
         tail = (self.folder / "log").read_text(errors="replace").splitlines()[-8:]
-        return ProcessFailedError(f"{self.name} did not start:\n" + "\n".join(tail), process=self.name)
+        return ProcessFailedError(
+            f"{self.name} did not start:\n" + "\n".join(tail), process=self.name
+        )
 
     def signal(self, number: signal.Signals) -> None:
         if self.process and self.process.poll() is None:
@@ -91,10 +103,14 @@ class _Process:
 
 
 class LocalCluster:
-    """One controller, and one agent that owns and may repair each of the volumes; a context manager."""
+    """One controller, and one agent that owns and may repair each of the volumes; a
+    context manager.
+    """
 
     def __init__(self, volumes: Mapping[str, Path], scratch: Path) -> None:
-        """Nothing runs yet; whatever the processes write, other than to the volumes, goes below `scratch`."""
+        """Nothing runs yet; whatever the processes write, other than to the volumes,
+        goes below `scratch`.
+        """
         self._volumes = volumes
         self._scratch = scratch
         self._controller = self._process("controller", ["scm", "run"])
@@ -109,7 +125,8 @@ class LocalCluster:
         """
         if len(self.names_by_datanode()) < len(self._volumes):
             raise UsageError(
-                "two of the volumes belong to the same datanode", hint="Each needs the volume of a datanode of its own."
+                "two of the volumes belong to the same datanode",
+                hint="Each needs the volume of a datanode of its own.",
             )
         try:
             self._configure_controller()
@@ -123,7 +140,10 @@ class LocalCluster:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -132,7 +152,9 @@ class LocalCluster:
         return self._controller.address
 
     def start_agent(self, name: str, *, bytes_per_second: int = 0) -> None:
-        """Start one agent, or start it again; rate 0 sets no limit to what it fetches."""
+        """Start one agent, or start it again; rate 0 sets no limit to what it
+        fetches.
+        """
         agent = self._agents[name]
         settings = f"""
             state_folder = {_toml(agent.folder / "state")}
@@ -151,7 +173,9 @@ class LocalCluster:
             return_to_closed = true
             bytes_per_second = {bytes_per_second}
         """
-        (agent.folder / "config.toml").write_text("\n".join(line.strip() for line in settings.splitlines()))
+        (agent.folder / "config.toml").write_text(
+            "\n".join(line.strip() for line in settings.splitlines())
+        )
         agent.start()
 
     def kill_agent(self, name: str) -> None:
@@ -184,17 +208,23 @@ class LocalCluster:
             stub, found, after = ControllerStub(channel), list[ContainerView](), 0
             while True:
                 page = stub.ListContainers(
-                    ListContainersRequest(after_container_id=after, limit=1000), timeout=START_S, wait_for_ready=True
+                    ListContainersRequest(after_container_id=after, limit=1000),
+                    timeout=START_S,
+                    wait_for_ready=True,
                 )
                 found += page.containers
                 if not page.more:
                     return found
                 after = found[-1].container_id
 
-    def scan(self, replicas: Mapping[str, Mapping[ContainerId, ReplicaReport]]) -> list[ScannedReplica]:
-        """Have each agent scan these of its containers, as they were reported; sorted by container and replica.
+    def scan(
+        self, replicas: Mapping[str, Mapping[ContainerId, ReplicaReport]]
+    ) -> list[ScannedReplica]:
+        """Have each agent scan these of its containers, as they were reported; sorted
+        by container and replica.
 
-        A container that an agent refuses to scan, or cannot, costs nobody else their scan.
+        A container that an agent refuses to scan, or cannot, costs nobody else their
+        scan.
         """
 
         def scan_on(name: str) -> list[ScannedReplica]:
@@ -206,13 +236,19 @@ class LocalCluster:
             container_id, index = ContainerId(reported.container_id), reported.replica_index
             try:
                 with named_errors(name, PeerUnavailableError):
-                    answer = stub.ScanContainer(ScanContainerRequest(container_id=container_id), timeout=SCAN_S)
+                    answer = stub.ScanContainer(
+                        ScanContainerRequest(container_id=container_id), timeout=SCAN_S
+                    )
             except PeerUnavailableError:
                 raise
             except ReconcileError as error:
-                return ScannedReplica(name, container_id, reported.state, 0, (), index, error.message)
+                return ScannedReplica(
+                    name, container_id, reported.state, 0, (), index, error.message
+                )
             findings = tuple(finding.type for finding in answer.findings)
-            return ScannedReplica(name, container_id, answer.state, answer.data_checksum, findings, index)
+            return ScannedReplica(
+                name, container_id, answer.state, answer.data_checksum, findings, index
+            )
 
         with ThreadPoolExecutor(len(self._agents)) as pool:
             scanned = [replica for part in pool.map(scan_on, replicas) for replica in part]
@@ -227,18 +263,35 @@ class LocalCluster:
             peer.close()
 
     def command(self, *arguments: str) -> tuple[int, dict[str, Any]]:
-        """Run `treefold ARGUMENTS --json` against the controller: its exit status and its answer."""
-        command = [sys.executable, "-m", "admin.cli", *arguments, "--controller", self.controller_address, "--json"]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        """Run `treefold ARGUMENTS --json` against the controller: its exit status and
+        its answer.
+        """
+        command = [
+            sys.executable,
+            "-m",
+            "admin.cli",
+            *arguments,
+            "--controller",
+            self.controller_address,
+            "--json",
+        ]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
         try:
             answer = json.loads(done.stdout)
         except json.JSONDecodeError:
-            text = f"treefold {arguments[0]} ended with {done.returncode}: {done.stderr.strip()[-500:]}"
+            text = (
+                f"treefold {arguments[0]} ended with {done.returncode}:"
+                f" {done.stderr.strip()[-500:]}"
+            )
             raise ProcessFailedError(text, process=arguments[0]) from None
         return done.returncode, answer
 
     def stop(self) -> None:
-        """End all processes, the agents first; whatever is left after some seconds is killed."""
+        """End all processes, the agents first; whatever is left after some seconds is
+        killed.
+        """
         for process in [*self._agents.values(), self._controller]:
             process.signal(signal.SIGTERM)
         for process in [*self._agents.values(), self._controller]:
@@ -247,26 +300,44 @@ class LocalCluster:
     def _process(self, name: str, words: list[str]) -> _Process:
         folder = self._scratch / name
         folder.mkdir(parents=True)
-        command = [sys.executable, "-m", "admin.cli", *words, "--config", str(folder / "config.toml")]
+        command = [
+            sys.executable,
+            "-m",
+            "admin.cli",
+            *words,
+            "--config",
+            str(folder / "config.toml"),
+        ]
         return _Process(name, command, folder)
 
     def _configure_controller(self) -> None:
         folder = self._controller.folder
         settings = {"state_folder": str(folder / "state"), "listen": "127.0.0.1:0"}
         lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
-        (folder / "config.toml").write_text("\n".join([*lines, f"required_replicas = {len(self._agents)}"]))
+        (folder / "config.toml").write_text(
+            "\n".join([*lines, f"required_replicas = {len(self._agents)}"])
+        )
 
     def _await_reports(self) -> None:
-        """Until the controller has heard from every agent; an agent's first heartbeat carries all of its replicas."""
+        """Until the controller has heard from every agent; an agent's first heartbeat
+        carries all of its replicas.
+        """
         deadline = time.monotonic() + START_S
         with open_channel(self.controller_address) as channel:
             while time.monotonic() < deadline:
-                with suppress(ControllerUnavailableError), named_errors("the controller", ControllerUnavailableError):
-                    answer = ControllerStub(channel).ListDatanodes(ListDatanodesRequest(), timeout=START_S)
+                with (
+                    suppress(ControllerUnavailableError),
+                    named_errors("the controller", ControllerUnavailableError),
+                ):
+                    answer = ControllerStub(channel).ListDatanodes(
+                        ListDatanodesRequest(), timeout=START_S
+                    )
                     if sum(datanode.live for datanode in answer.datanodes) == len(self._agents):
                         return
                 time.sleep(_POLL_S)
-        raise ProcessFailedError("not every agent reported to the controller in time", process="controller")
+        raise ProcessFailedError(
+            "not every agent reported to the controller in time", process="controller"
+        )
 
 
 def _toml(path: Path) -> str:

@@ -1,4 +1,6 @@
-"""`treefold container`: what the controller knows of containers, and how their replicas differ."""
+"""`treefold container`: what the controller knows of containers, and how their replicas
+differ.
+"""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +9,14 @@ from itertools import islice
 
 import click
 
-from admin.answer import EXIT_FINDINGS, JsonObject, answering, container_ids, controller_options, json_option
+from admin.answer import (
+    EXIT_FINDINGS,
+    JsonObject,
+    answering,
+    container_ids,
+    controller_options,
+    json_option,
+)
 from admin.controller_client import ControllerClient
 from admin.output import print_line, print_table, size_text
 from dnagent.peer import AgentPeer
@@ -31,14 +40,28 @@ def container() -> None:
 
 
 @container.command("list")
-@click.option("--state", type=click.Choice([state.value for state in ContainerState]), help="Only in this state.")
+@click.option(
+    "--state",
+    type=click.Choice([state.value for state in ContainerState]),
+    help="Only in this state.",
+)
 @click.option("--diverged", is_flag=True, help="Only containers whose replicas differ.")
 @click.option(
-    "--comparison", type=click.Choice([c.value for c in Comparison]), help="Only with this result of the comparison."
+    "--comparison",
+    type=click.Choice([c.value for c in Comparison]),
+    help="Only with this result of the comparison.",
 )
-@click.option("--limit", type=click.IntRange(1), default=LIST_DEFAULT, show_default=True, help="At most so many.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=LIST_DEFAULT,
+    show_default=True,
+    help="At most so many.",
+)
 @click.option("--after", type=click.IntRange(0), default=0, help="Begin behind this container ID.")
-@click.option("--ids", is_flag=True, help="IDs alone, one a line: input for `treefold reconcile -`.")
+@click.option(
+    "--ids", is_flag=True, help="IDs alone, one a line: input for `treefold reconcile -`."
+)
 @json_option
 @controller_options
 def list_command(
@@ -55,11 +78,17 @@ def list_command(
     """List containers in ascending order of their IDs."""
     with answering("container list", as_json=as_json) as answer:
         wanted = Comparison.DIVERGED.value if diverged else comparison or ""
-        views = list(islice(controller.containers(state=state or "", comparison=wanted, after=after), limit + 1))
+        views = list(
+            islice(
+                controller.containers(state=state or "", comparison=wanted, after=after), limit + 1
+            )
+        )
         more, views = len(views) > limit, views[:limit]
         answer.data = {"containers": [container_json(view) for view in views], "more": more}
         if more:
-            answer.warn(f"there are more: go on with --after {views[-1].container_id}, or raise --limit")
+            answer.warn(
+                f"there are more: go on with --after {views[-1].container_id}, or raise --limit"
+            )
         if as_json:
             return
         if ids:
@@ -108,9 +137,10 @@ def info(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: b
 def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
     """Compare the trees of a container's live replicas.
 
-    Fetches them from their agents, at the addresses that these reported, and says of each difference who lacks what
-    and who has it. UNRECOVERABLE is what trees tell: good windows in a file whose record is lost are in no tree, and
-    a reconciliation may find them.
+    Fetches them from their agents, at the addresses that these reported, and says of
+    each difference who lacks what and who has it. UNRECOVERABLE is what trees tell:
+    good windows in a file whose record is lost are in no tree, and a reconciliation may
+    find them.
 
     Exit status: 0 no differences, 3 differences, 1 a tree could not be had.
     """
@@ -121,7 +151,9 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
             answer.fail("CONTAINER_NOT_FOUND", f"Container {number} is not known.")
             return
         if view.comparison == Comparison.NOT_APPLICABLE.value:
-            answer.fail("NOT_APPLICABLE", f"Container {number} cannot be compared: {view.comparison_note}.")
+            answer.fail(
+                "NOT_APPLICABLE", f"Container {number} cannot be compared: {view.comparison_note}."
+            )
             return
         for replica in view.replicas:
             if not replica.live:
@@ -130,7 +162,8 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
         for name, error in errors.items():
             answer.fail(error.code, f"datanode {name}: {error.message}", hint=error.hint)
         if errors:
-            # A verdict without one of the replicas could call lost what only that one holds.
+            # A verdict without one of the replicas could call lost what only that one
+            # holds.
             return
         compared = compare(trees)
         answer.data = comparison_json(compared)
@@ -148,8 +181,12 @@ def fetch_trees(
 
     def fetch(replica: pb.ReplicaView) -> ContainerTree | ReconcileError:
         try:
-            channel = open_channel(replica.datanode.address, tls=controller.tls, insecure=controller.insecure)
-            peer = AgentPeer(PeerId(replica.datanode.datanode_id), channel, replica.datanode.address)
+            channel = open_channel(
+                replica.datanode.address, tls=controller.tls, insecure=controller.insecure
+            )
+            peer = AgentPeer(
+                PeerId(replica.datanode.datanode_id), channel, replica.datanode.address
+            )
             try:
                 return peer.tree(container_id)
             finally:
@@ -171,7 +208,9 @@ def fetch_trees(
 
 
 def container_json(view: pb.ContainerView) -> JsonObject:
-    """A container; an unknown root is null, which "0", the root of an empty tree, is not."""
+    """A container; an unknown root is null, which "0", the root of an empty tree, is
+    not.
+    """
     return {
         "containerID": view.container_id,
         "state": view.state,
@@ -198,7 +237,11 @@ def _replica_json(view: pb.ReplicaView) -> JsonObject:
         "usedBytes": replica.used_bytes,
         "blockCount": replica.block_count,
         "replicaIndex": replica.replica_index,
-        "lastScan": time_text(replica.data_scan_timestamp / 1000) if replica.HasField("data_scan_timestamp") else None,
+        "lastScan": (
+            time_text(replica.data_scan_timestamp / 1000)
+            if replica.HasField("data_scan_timestamp")
+            else None
+        ),
         "readOnly": replica.read_only,
     }
 
@@ -216,8 +259,14 @@ def comparison_json(compared: TreeComparison) -> JsonObject:
         one: JsonObject = {"kind": difference.kind.value, "blockID": difference.block_id}
         if difference.offset is not None:
             one["offset"] = difference.offset
-        differences.append(one | {"lacking": list(difference.lacking), "sources": list(difference.sources)})
-    return {"containerID": compared.container_id, "verdict": compared.verdict.value, "differences": differences}
+        differences.append(
+            one | {"lacking": list(difference.lacking), "sources": list(difference.sources)}
+        )
+    return {
+        "containerID": compared.container_id,
+        "verdict": compared.verdict.value,
+        "differences": differences,
+    }
 
 
 def root_of(replica: pb.ReplicaReport) -> str | None:
@@ -241,12 +290,17 @@ def _print_container(view: pb.ContainerView) -> None:
     print_line(f"Container {view.container_id}")
     print_line(f"  state:       {view.state or 'unknown'}")
     print_line(f"  replicas:    {view.comparison}{note}")
-    print_line(f"  reconcile:   {view.eligibility}{': ' if view.eligibility_message else ''}{view.eligibility_message}")
+    print_line(
+        "  reconcile:  "
+        f" {view.eligibility}{': ' if view.eligibility_message else ''}{view.eligibility_message}"
+    )
     if view.last_job_id:
         print_line(f"  last job:    {view.last_job_id}, verdict {view.last_verdict or 'none'}")
     for replica in view.replicas:
         _print_replica(replica)
-    is_invalid = any(replica.replica.state == ReplicaState.INVALID.value for replica in view.replicas)
+    is_invalid = any(
+        replica.replica.state == ReplicaState.INVALID.value for replica in view.replicas
+    )
     if is_invalid and INVALID_HINT not in note:
         print_line(f"  {INVALID_HINT}")
 
@@ -260,8 +314,14 @@ def _print_replica(view: pb.ReplicaView) -> None:
     index = f", replica index {replica.replica_index}" if replica.replica_index else ""
     held = ", read-only" if replica.read_only else ""
     heard = "reported" if view.live else "silent: last reported"
-    print_line(f"  datanode {view.datanode.datanode_id} ({view.datanode.hostname or view.datanode.address})")
-    print_line(f"    {replica.state}{held}{index}, root {root_of(replica) or 'unknown'}, BCSID {replica.bcs_id}")
+    print_line(
+        f"  datanode {view.datanode.datanode_id}"
+        f" ({view.datanode.hostname or view.datanode.address})"
+    )
+    print_line(
+        f"    {replica.state}{held}{index}, root {root_of(replica) or 'unknown'}, BCSID"
+        f" {replica.bcs_id}"
+    )
     print_line(f"    {replica.block_count} blocks, {size_text(replica.used_bytes)}, {scanned}")
     print_line(f"    {heard} {age_text(view.report_age_s)}")
 
@@ -271,7 +331,12 @@ def _print_comparison(compared: TreeComparison, trees: dict[str, ContainerTree])
     print_table(
         ("DATANODE", "ROOT", "BLOCKS", "DELETED"),
         [
-            (name, root_hex(tree.data_checksum), len(tree.blocks), sum(block.deleted for block in tree.blocks))
+            (
+                name,
+                root_hex(tree.data_checksum),
+                len(tree.blocks),
+                sum(block.deleted for block in tree.blocks),
+            )
             for name, tree in trees.items()
         ],
         numbers=("ROOT", "BLOCKS", "DELETED"),
@@ -280,7 +345,9 @@ def _print_comparison(compared: TreeComparison, trees: dict[str, ContainerTree])
         where = f" at {difference.offset}" if difference.offset is not None else ""
         sources = ", ".join(difference.sources) or "nowhere"
         lacking = ", ".join(difference.lacking)
-        print_line(f"{difference.kind.value}: block {difference.block_id}{where}: {lacking} <- {sources}")
+        print_line(
+            f"{difference.kind.value}: block {difference.block_id}{where}: {lacking} <- {sources}"
+        )
     for evidence in compared.evidence:
         where = f" block {evidence.block_id}" if evidence.block_id is not None else ""
         where += f" at {evidence.offset}" if evidence.offset is not None else ""

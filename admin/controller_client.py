@@ -1,4 +1,6 @@
-"""The Controller service as commands use it: pages put together, errors under their own names, a deadline on all."""
+"""The Controller service as commands use it: pages put together, errors under their own
+names, a deadline on all.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +17,8 @@ IDS_PER_CALL = 10_000
 
 
 class ControllerClient:
-    """A controller at an address; connects on first use. Every call may raise ControllerUnavailableError, and the
-    errors that the controller names.
+    """A controller at an address; connects on first use. Every call may raise
+    ControllerUnavailableError, and the errors that the controller names.
     """
 
     def __init__(self, address: str, *, tls: Tls | None = None, insecure: bool = False) -> None:
@@ -29,12 +31,18 @@ class ControllerClient:
     def close(self) -> None:
         self._channel.close()
 
-    def containers(self, *, state: str = "", comparison: str = "", after: int = 0) -> Iterator[pb.ContainerView]:
+    def containers(
+        self, *, state: str = "", comparison: str = "", after: int = 0
+    ) -> Iterator[pb.ContainerView]:
         """All containers beyond `after`, ascending, page by page as they are taken."""
         while True:
-            request = pb.ListContainersRequest(state=state, comparison=comparison, after_container_id=after, limit=PAGE)
+            request = pb.ListContainersRequest(
+                state=state, comparison=comparison, after_container_id=after, limit=PAGE
+            )
             with self._named():
-                page: pb.ListContainersResponse = self._stub.ListContainers(request, timeout=DEADLINE_S)
+                page: pb.ListContainersResponse = self._stub.ListContainers(
+                    request, timeout=DEADLINE_S
+                )
             yield from page.containers
             if not page.more or not page.containers:
                 return
@@ -52,7 +60,12 @@ class ControllerClient:
         return found
 
     def reconcile(
-        self, container_ids: Sequence[int], *, dry_run: bool, reason: str = "", requested_by: str = ""
+        self,
+        container_ids: Sequence[int],
+        *,
+        dry_run: bool,
+        reason: str = "",
+        requested_by: str = "",
     ) -> list[pb.ReconcileOutcome]:
         outcomes: list[pb.ReconcileOutcome] = []
         for chunk in _chunks(container_ids, IDS_PER_CALL):
@@ -79,7 +92,9 @@ class ControllerClient:
 
     def cancel(self, job_id: str) -> pb.Job:
         with self._named():
-            job: pb.Job = self._stub.CancelJob(pb.CancelJobRequest(job_id=job_id), timeout=DEADLINE_S)
+            job: pb.Job = self._stub.CancelJob(
+                pb.CancelJobRequest(job_id=job_id), timeout=DEADLINE_S
+            )
         return job
 
     def scan(self, container_ids: Sequence[int]) -> tuple[list[int], int]:
@@ -87,7 +102,9 @@ class ControllerClient:
         unknown, ordered = list[int](), 0
         for chunk in _chunks(container_ids, IDS_PER_CALL):
             with self._named():
-                answer: pb.ScanResponse = self._stub.Scan(pb.ScanRequest(container_ids=chunk), timeout=DEADLINE_S)
+                answer: pb.ScanResponse = self._stub.Scan(
+                    pb.ScanRequest(container_ids=chunk), timeout=DEADLINE_S
+                )
             unknown += answer.unknown_container_ids
             ordered += answer.commands
         return unknown, ordered
@@ -100,7 +117,8 @@ class ControllerClient:
         except ControllerUnavailableError as error:
             raise ControllerUnavailableError(
                 f"no controller answers at {self.address}",
-                hint=error.hint or "Start one with `treefold scm run`, or name another with --controller HOST:PORT.",
+                hint=error.hint
+                or "Start one with `treefold scm run`, or name another with --controller.",
                 **error.facts | {"detail": error.message},
             ) from error
 

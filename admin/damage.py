@@ -1,8 +1,10 @@
-"""Damage a copy of some replicas on purpose, in the ways that disks and crashes do, for the demo and its tests.
+"""Damage a copy of some replicas on purpose, in the ways that disks and crashes do, for
+the demo and its tests.
 
-The place is chosen by rule, not by chance, so that a run can be repeated: the first block of several windows that is
-whole on every replica, so that only `ALL_REPLICAS` takes away the last good copy. A byte has a bit flipped, since
-setting it may change nothing.
+The place is chosen by rule, not by chance, so that a run can be repeated: the first
+block of several windows that is whole on every replica, so that only `ALL_REPLICAS`
+takes away the last good copy. A byte has a bit flipped, since setting it may change
+nothing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,7 +50,8 @@ class Inflicted:
 
 
 def inflict(damage: Damage, volumes: Mapping[str, Path], scratch: Path) -> tuple[Inflicted, ...]:
-    """Damage the volumes, which must not be in use; the first named is hit, or all of them.
+    """Damage the volumes, which must not be in use; the first named is hit, or all of
+    them.
 
     Raises:
         UsageError: no block of these volumes is whole on every replica.
@@ -57,7 +60,10 @@ def inflict(damage: Damage, volumes: Mapping[str, Path], scratch: Path) -> tuple
     with ExitStack() as stack:
         stores = {
             name: ContainerStore(
-                stack.enter_context(open_volume(path, hold=Hold.OWNER, state_folder=scratch / name, disk=disk)), disk
+                stack.enter_context(
+                    open_volume(path, hold=Hold.OWNER, state_folder=scratch / name, disk=disk)
+                ),
+                disk,
             )
             for name, path in volumes.items()
         }
@@ -70,20 +76,27 @@ def inflict(damage: Damage, volumes: Mapping[str, Path], scratch: Path) -> tuple
             )
         container_id, record = found
         names = list(stores) if damage is Damage.ALL_REPLICAS else list(stores)[:1]
-        return tuple(_inflict_one(damage, name, stores[name].open(container_id), record, disk) for name in names)
+        return tuple(
+            _inflict_one(damage, name, stores[name].open(container_id), record, disk)
+            for name in names
+        )
 
 
 def _windows(record: BlockRecord) -> int:
     return sum(len(chunk.checksums) for chunk in record.chunks)
 
 
-def _whole_blocks(stores: Mapping[str, ContainerStore]) -> Iterator[tuple[ContainerId, BlockRecord]]:
+def _whole_blocks(
+    stores: Mapping[str, ContainerStore],
+) -> Iterator[tuple[ContainerId, BlockRecord]]:
     first = next(iter(stores.values()))
     for container_id in first.ids():
         if not all(container_id in store.ids() for store in stores.values()):
             continue
         replicas = [store.open(container_id) for store in stores.values()]
-        if replicas[0].replica_index > 0 or not all(replica.state.is_closed for replica in replicas):
+        if replicas[0].replica_index > 0 or not all(
+            replica.state.is_closed for replica in replicas
+        ):
             continue
         for record in replicas[0].records():
             if record.length_bytes and all(_is_whole(replica, record) for replica in replicas):
@@ -104,7 +117,9 @@ def _is_whole(replica: Container, record: BlockRecord) -> bool:
     return True
 
 
-def _inflict_one(damage: Damage, name: str, replica: Container, record: BlockRecord, disk: Disk) -> Inflicted:
+def _inflict_one(
+    damage: Damage, name: str, replica: Container, record: BlockRecord, disk: Disk
+) -> Inflicted:
     path, middle = replica.block_path(record.block_id), record.length_bytes // 2
     match damage:
         case Damage.FLIP | Damage.ALL_REPLICAS:

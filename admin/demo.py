@@ -1,8 +1,10 @@
-"""`treefold demo`: real processes on loopback heal real replicas, and then the disk is asked whether it is true.
+"""`treefold demo`: real processes on loopback heal real replicas, and then the disk is
+asked whether it is true.
 
-One controller and an agent per datanode are started on copies of volumes that real Ozone datanodes wrote. Every replica
-is scanned, `treefold reconcile` is run, every replica is scanned again, everything is stopped, and the volumes are read
-once more without any of it (admin.proof).
+One controller and an agent per datanode are started on copies of volumes that real
+Ozone datanodes wrote. Every replica is scanned, `treefold reconcile` is run, every
+replica is scanned again, everything is stopped, and the volumes are read once more
+without any of it (admin.proof).
 """
 
 import json
@@ -91,9 +93,13 @@ class Outcome:
 
     @property
     def unhealed(self) -> list[ContainerId]:
-        """Containers with a flaw on disk, a finding of the last scan, or replicas whose roots still differ."""
+        """Containers with a flaw on disk, a finding of the last scan, or replicas whose
+        roots still differ.
+        """
         flawed = set(self.proof.flawed()) if self.proof else set()
-        flawed |= {replica.container_id for replica in self.after if replica.findings} | self.diverged
+        flawed |= {
+            replica.container_id for replica in self.after if replica.findings
+        } | self.diverged
         return sorted(flawed - set(self.unverifiable))
 
     @property
@@ -112,7 +118,13 @@ class Outcome:
 
     @property
     def exit_status(self) -> int:
-        return 4 if self.lost or self.conflicts else 1 if self.unhealed or not (self.healed or self.unverifiable) else 0
+        return (
+            4
+            if self.lost or self.conflicts
+            else 1
+            if self.unhealed or not (self.healed or self.unverifiable)
+            else 0
+        )
 
 
 class Demo:
@@ -128,10 +140,14 @@ class Demo:
         """Heal the volumes and prove it; the outcome says what came of it.
 
         Raises:
-            UsageError: the folders given are not what they should be; nothing was started.
+            UsageError: the folders given are not what they should be; nothing was
+                started.
             ReconcileError: a process failed.
         """
-        with tempfile.TemporaryDirectory(prefix="treefold-demo-") as name, self._work_folder(Path(name)) as work:
+        with (
+            tempfile.TemporaryDirectory(prefix="treefold-demo-") as name,
+            self._work_folder(Path(name)) as work,
+        ):
             scratch = Path(name)
             volumes = self._volumes(work)
             reference = None if self._options.fixture else _unpacked("healthy", scratch / "healthy")
@@ -140,11 +156,19 @@ class Demo:
                 self.outcome.inflicted = inflict(self._options.damage, volumes, scratch / "damage")
                 for one in self.outcome.inflicted:
                     at = f", block {one.block_id} at byte {one.offset}" if one.block_id else ""
-                    self._say(f"added damage: {one.damage.value} on {one.replica}, container {one.container_id}{at}")
+                    self._say(
+                        f"added damage: {one.damage.value} on {one.replica}, container"
+                        f" {one.container_id}{at}"
+                    )
             with LocalCluster(volumes, scratch / "processes") as cluster:
-                self._say(f"started 1 controller and {len(volumes)} agents on {', '.join(volumes)}, loopback only")
+                self._say(
+                    f"started 1 controller and {len(volumes)} agents on {', '.join(volumes)},"
+                    " loopback only"
+                )
                 self._heal(cluster)
-            for log in (log for path in volumes.values() for log in path.glob("hdds/*/*/container.db/LOG*")):
+            for log in (
+                log for path in volumes.values() for log in path.glob("hdds/*/*/container.db/LOG*")
+            ):
                 # What RocksDB says of its own doings is no part of the data.
                 log.unlink()
             self.outcome.proof = prove(volumes, scratch / "proof", reference=reference)
@@ -161,20 +185,29 @@ class Demo:
                 eligible.append(str(view.container_id))
             else:
                 self.outcome.refused[ContainerId(view.container_id)] = view.eligibility
-                self._say(f"container {view.container_id} is not eligible: {view.eligibility_message}")
+                self._say(
+                    f"container {view.container_id} is not eligible: {view.eligibility_message}"
+                )
         if eligible and self._options.kill is not None:
             with self._killer(cluster, list(self.outcome.replicas)[self._options.kill - 1]):
                 self._reconcile(cluster, eligible)
-            # What the killed agent could not finish in the first run it finishes in the next one.
+            # What the killed agent could not finish in the first run it finishes in the
+            # next one.
             self.outcome.jobs.clear()
         if eligible:
             self._reconcile(cluster, eligible)
         self.outcome.after = cluster.scan(_held(cluster))
         self._show("rescanned", cluster, self.outcome.after)
-        # What was in no tree, and one replica put together from other replicas' files, the rest can see only now.
-        before = {(replica.replica, replica.container_id): replica.data_checksum for replica in self.outcome.before}
+        # What was in no tree, and one replica put together from other replicas' files,
+        # the rest can see only now.
+        before = {
+            (replica.replica, replica.container_id): replica.data_checksum
+            for replica in self.outcome.before
+        }
         changed = {
-            r.container_id for r in self.outcome.after if before.get((r.replica, r.container_id)) != r.data_checksum
+            r.container_id
+            for r in self.outcome.after
+            if before.get((r.replica, r.container_id)) != r.data_checksum
         }
         if again := [name for name in eligible if int(name) in self.outcome.diverged & changed]:
             self._reconcile(cluster, again)
@@ -183,7 +216,9 @@ class Demo:
 
     def _reconcile(self, cluster: LocalCluster, container_ids: Sequence[str]) -> None:
         self._say(f"treefold reconcile {' '.join(container_ids)} --yes --wait")
-        _, answer = cluster.command("reconcile", *container_ids, "--yes", "--wait", "--reason", "demo")
+        _, answer = cluster.command(
+            "reconcile", *container_ids, "--yes", "--wait", "--reason", "demo"
+        )
         self.outcome.jobs += answer["data"]["jobs"]
         for job in self.outcome.jobs:
             container_id = ContainerId(int(str(job["containerID"])))
@@ -191,7 +226,9 @@ class Demo:
 
     @contextmanager
     def _killer(self, cluster: LocalCluster, victim: str) -> Iterator[None]:
-        """Make the victim slow, kill it after its first write, and start it again at full speed."""
+        """Make the victim slow, kill it after its first write, and start it again at
+        full speed.
+        """
         cluster.stop_agent(victim)
         cluster.start_agent(victim, bytes_per_second=_SLOW_BYTES_PER_SECOND)
         over = threading.Event()
@@ -205,7 +242,9 @@ class Demo:
             after_s, writes = time.monotonic() - self._started, _writes(audit)
             self._say(f"killed the agent of {victim} after its first write; starting it again")
             cluster.start_agent(victim)
-            self.outcome.kill = Kill(victim, after_s, len(writes), ContainerId(writes[0]["container"]))
+            self.outcome.kill = Kill(
+                victim, after_s, len(writes), ContainerId(writes[0]["container"])
+            )
 
         with ThreadPoolExecutor(1) as pool:
             watched = pool.submit(watch)
@@ -223,28 +262,45 @@ class Demo:
     def _conclude(self, compared: bool) -> None:
         proof = self.outcome.proof
         assert proof is not None
-        against = "records, files, trees as undamaged" if compared else "every window as recorded, replicas equal"
+        against = (
+            "records, files, trees as undamaged"
+            if compared
+            else "every window as recorded, replicas equal"
+        )
         for flaw in proof.flaws:
             if flaw.container_id in self.outcome.unhealed:
                 self._say(f"container {flaw.container_id} on {flaw.replica}: {flaw.text}")
         for extra in proof.surplus:
             where = f"container {extra.container_id} on {extra.replica}, block {extra.block_id}"
-            self._say(f"{where}: {extra.length_bytes} bytes behind the last recorded chunk, left as they are")
+            self._say(
+                f"{where}: {extra.length_bytes} bytes behind the last recorded chunk, left as"
+                " they are"
+            )
         for container_id in self.outcome.unverifiable:
-            self._say(f"container {container_id} has no recorded checksums: unverifiable, left alone")
+            self._say(
+                f"container {container_id} has no recorded checksums: unverifiable, left alone"
+            )
         if self.outcome.healed:
             self._say(f"read again without any agent: {_listed(self.outcome.healed)}: {against}")
         if self.outcome.lost:
-            self._say(f"nobody holds what {_listed(self.outcome.lost)} lost: unrecoverable, left as it is")
+            self._say(
+                f"nobody holds what {_listed(self.outcome.lost)} lost: unrecoverable, left as it is"
+            )
         if self.outcome.conflicts:
-            self._say(f"records of {_listed(self.outcome.conflicts)} contradict each other: in conflict, left as it is")
+            self._say(
+                f"records of {_listed(self.outcome.conflicts)} contradict each other: in conflict,"
+                " left as it is"
+            )
 
     def _show(self, verb: str, cluster: LocalCluster, scanned: Sequence[ScannedReplica]) -> None:
         faults = sum(len(replica.findings) for replica in scanned)
         self._say(f"{verb} {len(scanned)} replicas: {faults} findings")
         for replica in scanned:
             if replica.refusal:
-                self._say(f"container {replica.container_id} on {replica.replica} was not scanned: {replica.refusal}")
+                self._say(
+                    f"container {replica.container_id} on {replica.replica} was not scanned:"
+                    f" {replica.refusal}"
+                )
         if not self._options.pictures:
             return
         for container_id in sorted({replica.container_id for replica in scanned}):
@@ -253,8 +309,14 @@ class Demo:
             if not trees:
                 continue
             comparison = compare(trees)
-            beside = {r.replica: f"{root_hex(r.data_checksum):>8}  {r.state}" for r in replicas if r.replica in trees}
-            self._console.print(Text(f"\n    container {container_id}  {comparison.verdict.value}", "bold"))
+            beside = {
+                r.replica: f"{root_hex(r.data_checksum):>8}  {r.state}"
+                for r in replicas
+                if r.replica in trees
+            }
+            self._console.print(
+                Text(f"\n    container {container_id}  {comparison.verdict.value}", "bold")
+            )
             self._console.print(Padding(strips(cells(trees, comparison), beside), (0, 0, 0, 4)))
         self._console.print(Padding(legend(), (1, 0, 1, 4)))
 
@@ -264,7 +326,9 @@ class Demo:
 
     @contextmanager
     def _work_folder(self, scratch: Path) -> Iterator[Path]:
-        """Where the volumes are healed: the folder to keep, if one is asked for, or one that goes with the rest."""
+        """Where the volumes are healed: the folder to keep, if one is asked for, or one
+        that goes with the rest.
+        """
         keep = self._options.keep
         if keep is None:
             yield scratch / "volumes"
@@ -285,13 +349,20 @@ class Demo:
             self._require_agent(len(volumes))
             return volumes
         found = sorted(
-            (path for path in fixture.glob("dn*") if path.name[2:].isdigit() and (path / _VOLUME / "hdds").is_dir()),
+            (
+                path
+                for path in fixture.glob("dn*")
+                if path.name[2:].isdigit() and (path / _VOLUME / "hdds").is_dir()
+            ),
             key=lambda path: int(path.name[2:]),
         )
         if len(found) < 2:
             raise UsageError(
                 f"{fixture} does not hold the volumes of two or more datanodes",
-                hint="It should have folders dn1/volume1, dn2/volume1 and so on, each a datanode's volume.",
+                hint=(
+                    "It should have folders dn1/volume1, dn2/volume1 and so on, each a datanode's"
+                    " volume."
+                ),
             )
         self._require_agent(len(found))
         volumes = {path.name: work / path.name / _VOLUME for path in found}
@@ -312,7 +383,9 @@ def report(outcome: Outcome) -> dict[str, object]:
     containers = []
     for container_id in sorted({replica.container_id for replica in outcome.after}):
 
-        def replicas(scanned: Sequence[ScannedReplica], wanted: ContainerId = container_id) -> dict[str, object]:
+        def replicas(
+            scanned: Sequence[ScannedReplica], wanted: ContainerId = container_id
+        ) -> dict[str, object]:
             return {
                 replica.replica: {
                     "dataChecksum": root_hex(replica.data_checksum),
@@ -353,40 +426,51 @@ def report(outcome: Outcome) -> dict[str, object]:
             }
             for one in outcome.inflicted
         ],
-        "kill": kill
-        and {
-            "replica": kill.replica,
-            "after_s": round(kill.after_s, 3),
-            "windowsWritten": kill.windows_written,
-            "containerID": kill.container_id,
-        },
+        "kill": (
+            kill
+            and {
+                "replica": kill.replica,
+                "after_s": round(kill.after_s, 3),
+                "windowsWritten": kill.windows_written,
+                "containerID": kill.container_id,
+            }
+        ),
         "containers": containers,
         "jobs": outcome.jobs,
-        "proof": proof
-        and {
-            "bytesVerified": proof.windows_matching_bytes,
-            "bytesCompared": proof.compared_bytes,
-            "flaws": [
-                {"containerID": flaw.container_id, "replica": flaw.replica, "text": flaw.text} for flaw in proof.flaws
-            ],
-            "surplus": [
-                {
-                    "containerID": extra.container_id,
-                    "replica": extra.replica,
-                    "blockID": extra.block_id,
-                    "length": extra.length_bytes,
-                }
-                for extra in proof.surplus
-            ],
-        },
+        "proof": (
+            proof
+            and {
+                "bytesVerified": proof.windows_matching_bytes,
+                "bytesCompared": proof.compared_bytes,
+                "flaws": [
+                    {"containerID": flaw.container_id, "replica": flaw.replica, "text": flaw.text}
+                    for flaw in proof.flaws
+                ],
+                "surplus": [
+                    {
+                        "containerID": extra.container_id,
+                        "replica": extra.replica,
+                        "blockID": extra.block_id,
+                        "length": extra.length_bytes,
+                    }
+                    for extra in proof.surplus
+                ],
+            }
+        ),
         "elapsed_s": round(outcome.elapsed_s, 3),
     }
 
 
 def _unpacked(moment: str, folder: Path) -> dict[str, Path]:
-    """One of the packaged moments of a real cluster, unpacked: its volumes by datanode."""
-    with as_file(files("admin") / "data" / f"{moment}.tar.xz") as archive, tarfile.open(archive) as packed:
-        # An attribute, not an argument: Python 3.11 before 3.11.4, Debian 12's, knows neither and has no such filter.
+    """One of the packaged moments of a real cluster, unpacked: its volumes by
+    datanode.
+    """
+    with (
+        as_file(files("admin") / "data" / f"{moment}.tar.xz") as archive,
+        tarfile.open(archive) as packed,
+    ):
+        # An attribute, not an argument: Python 3.11 before 3.11.4, Debian 12's, knows
+        # neither and has no such filter.
         packed.extraction_filter = getattr(tarfile, "data_filter", None)
         packed.extractall(folder, [member for member in packed if member.name.startswith("dn")])
     return {path.name: path / _VOLUME for path in sorted(folder.glob("dn*"))}
@@ -404,11 +488,15 @@ def _held(cluster: LocalCluster) -> dict[str, dict[ContainerId, ReplicaReport]]:
     held: dict[str, dict[ContainerId, ReplicaReport]] = {name: {} for name in names.values()}
     for view in cluster.containers():
         for replica in view.replicas:
-            held[names[replica.datanode.datanode_id]][ContainerId(view.container_id)] = replica.replica
+            held[names[replica.datanode.datanode_id]][ContainerId(view.container_id)] = (
+                replica.replica
+            )
     return held
 
 
-def _trees(cluster: LocalCluster, replicas: Sequence[ScannedReplica]) -> Iterator[tuple[str, ContainerTree]]:
+def _trees(
+    cluster: LocalCluster, replicas: Sequence[ScannedReplica]
+) -> Iterator[tuple[str, ContainerTree]]:
     """The trees that there are, by replica: one whose folder is damaged has none."""
     for replica in replicas:
         with suppress(ReconcileError):
@@ -416,34 +504,51 @@ def _trees(cluster: LocalCluster, replicas: Sequence[ScannedReplica]) -> Iterato
 
 
 def _listed(container_ids: Sequence[ContainerId]) -> str:
-    return ("container " if len(container_ids) == 1 else "containers ") + ", ".join(map(str, container_ids))
+    return ("container " if len(container_ids) == 1 else "containers ") + ", ".join(
+        map(str, container_ids)
+    )
 
 
 @click.command()
 @click.option(
     "--fixture",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A folder with dn1/volume1, dn2/volume1 and so on: volumes of stopped datanodes. A copy is healed. "
-    "Default: six damaged containers that come with Treefold.",
+    help=(
+        "A folder with dn1/volume1, dn2/volume1 and so on: volumes of stopped datanodes. A copy is"
+        " healed. Default: six damaged containers that come with Treefold."
+    ),
 )
 @click.option(
-    "--keep", type=click.Path(path_type=Path), help="Leave the healed volumes in this new folder, as dn1/volume1 ..."
+    "--keep",
+    type=click.Path(path_type=Path),
+    help="Leave the healed volumes in this new folder, as dn1/volume1 ...",
 )
 @click.option(
     "--damage",
     type=click.Choice([damage.value for damage in Damage]),
     help="Before healing, add damage of this kind; named in the output.",
 )
-@click.option("--kill", type=click.IntRange(min=1), metavar="N", help="Kill the agent of the Nth datanode (SIGKILL).")
+@click.option(
+    "--kill",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Kill the agent of the Nth datanode (SIGKILL).",
+)
 @click.option(
     "--during",
     type=click.Choice(["repair"]),
-    help="When --kill strikes: after the agent's first write. It is started again and has to finish.",
+    help=(
+        "When --kill strikes: after the agent's first write. It is started again and has to finish."
+    ),
 )
 @click.option("--check", is_flag=True, help="Print no pictures; the exit status tells.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; what happens goes to stderr.")
 @click.option(
-    "--svg", type=click.Path(dir_okay=False, path_type=Path), help="Also draw what is printed into this file."
+    "--json", "as_json", is_flag=True, help="Print one JSON document; what happens goes to stderr."
+)
+@click.option(
+    "--svg",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also draw what is printed into this file.",
 )
 def demo(
     fixture: Path | None,
@@ -457,16 +562,22 @@ def demo(
 ) -> None:
     """Heal damaged replicas of real Ozone containers, on loopback.
 
-    Starts a controller and an agent per datanode on copies of volumes, scans, runs `treefold reconcile`, stops
-    everything and proves the result by reading the volumes again. Ends by itself; nothing stays but what --keep names.
+    Starts a controller and an agent per datanode on copies of volumes, scans, runs
+    `treefold reconcile`, stops everything and proves the result by reading the volumes
+    again. Ends by itself; nothing stays but what --keep names.
 
-    Exit status: 0 all healed (what has no checksums is named and left alone), 4 if data are lost beyond every
-    replica or replicas are in conflict, 1 otherwise.
+    Exit status: 0 all healed (what has no checksums is named and left alone), 4 if data
+    are lost beyond every replica or replicas are in conflict, 1 otherwise.
     """
     if (kill is None) != (during is None):
-        raise UsageError("--kill and --during go together", hint="For example: --kill 2 --during repair")
+        raise UsageError(
+            "--kill and --during go together", hint="For example: --kill 2 --during repair"
+        )
     out = Console(
-        file=console(stderr=as_json).file, record=svg is not None, highlight=False, width=100 if svg else None
+        file=console(stderr=as_json).file,
+        record=svg is not None,
+        highlight=False,
+        width=100 if svg else None,
     )
     options = Options(
         fixture=fixture,
@@ -477,13 +588,23 @@ def demo(
     )
     outcome = Demo(options, out).run()
     status = outcome.exit_status
-    summary = {0: "HEALED", 4: "NOT HEALED: data are lost on every replica, or replicas in conflict"}.get(
-        status, "NOT HEALED"
+    summary = {
+        0: "HEALED",
+        4: "NOT HEALED: data are lost on every replica, or replicas in conflict",
+    }.get(status, "NOT HEALED")
+    out.print(
+        Text(f"[{outcome.elapsed_s:5.1f}s] {summary}", "bold green" if status == 0 else "bold red")
     )
-    out.print(Text(f"[{outcome.elapsed_s:5.1f}s] {summary}", "bold green" if status == 0 else "bold red"))
     if svg:
-        # Without the fonts that the picture would load from elsewhere: it has to be seen without a network.
-        svg.write_text(re.sub(r"@font-face \{.*?\}\s*", "", out.export_svg(title="treefold demo"), flags=re.DOTALL))
+        # Without the fonts that the picture would load from elsewhere: it has to be
+        # seen without a network.
+        svg.write_text(
+            re.sub(
+                r"@font-face \{.*?\}\s*", "", out.export_svg(title="treefold demo"), flags=re.DOTALL
+            )
+        )
     if as_json:
-        print_json({"schema_version": 1, "command": "demo", "ok": status == 0, "data": report(outcome)})
+        print_json(
+            {"schema_version": 1, "command": "demo", "ok": status == 0, "data": report(outcome)}
+        )
     click.get_current_context().exit(status)

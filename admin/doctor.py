@@ -1,7 +1,9 @@
-"""`treefold doctor`: look at this machine and at a datanode's volumes, touching nothing.
+"""`treefold doctor`: look at this machine and at a datanode's volumes, touching
+nothing.
 
-What is read: the processor and libraries that the checksums will run on; each volume's VERSION, descriptors and lock;
-its database through a shadow outside the volume. What could be done with each volume is said in one word.
+What is read: the processor and libraries that the checksums will run on; each volume's
+VERSION, descriptors and lock; its database through a shadow outside the volume. What
+could be done with each volume is said in one word.
 """
 
 import platform
@@ -40,7 +42,9 @@ _FINDINGS = 3
 
 @dataclass(slots=True)
 class Examined:
-    """What was seen of one volume; `problems` are sentences, each a reason to look closer."""
+    """What was seen of one volume; `problems` are sentences, each a reason to look
+    closer.
+    """
 
     path: str
     datanode_id: str = ""
@@ -65,7 +69,11 @@ def examine(path: Path, scratch: Path, database_volumes: Sequence[Path] = ()) ->
     seen, disk = Examined(str(path)), Disk()
     try:
         volume = open_volume(
-            path, hold=Hold.READ_ONLY, state_folder=scratch, disk=disk, database_volumes=database_volumes
+            path,
+            hold=Hold.READ_ONLY,
+            state_folder=scratch,
+            disk=disk,
+            database_volumes=database_volumes,
         )
     except (VolumeError, DiskError) as error:
         seen.problems.append(error.message)
@@ -93,7 +101,8 @@ def examine(path: Path, scratch: Path, database_volumes: Sequence[Path] = ()) ->
 
 
 def volumes_of_site(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The data volumes and the dedicated database volumes that an `ozone-site.xml` names.
+    """The data volumes and the dedicated database volumes that an `ozone-site.xml`
+    names.
 
     Raises:
         ConfigError: there is no such file, or it is none that Hadoop would read.
@@ -105,19 +114,26 @@ def volumes_of_site(folder: Path) -> tuple[list[Path], list[Path]]:
         raise ConfigError(f"cannot read {file}: {error.strerror}", path=str(file)) from error
     # Entities have no use in a site file, and could make it expand without end.
     if len(raw) > _SITE_BYTES_MAX or b"<!DOCTYPE" in raw or b"<!ENTITY" in raw:
-        raise ConfigError(f"{file} is no site file: too large, or with a document type", path=str(file))
+        raise ConfigError(
+            f"{file} is no site file: too large, or with a document type", path=str(file)
+        )
     try:
         # As text, so that no other encoding hides a document type.
         root = ElementTree.fromstring(raw.decode())
     except (ElementTree.ParseError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not XML in UTF-8: {error}", path=str(file)) from error
     values = {
-        (item.findtext("name") or "").strip(): (item.findtext("value") or "").strip() for item in root.iter("property")
+        (item.findtext("name") or "").strip(): (item.findtext("value") or "").strip()
+        for item in root.iter("property")
     }
     try:
-        data, databases = (_folders(values.get(f"hdds.datanode.{key}", "")) for key in ("dir", "container.db.dir"))
+        data, databases = (
+            _folders(values.get(f"hdds.datanode.{key}", "")) for key in ("dir", "container.db.dir")
+        )
     except ValueError as error:
-        raise ConfigError(f"{file} names a folder by what is no URL: {error}", path=str(file)) from error
+        raise ConfigError(
+            f"{file} names a folder by what is no URL: {error}", path=str(file)
+        ) from error
     if not data:
         raise ConfigError(f"{file} does not set hdds.datanode.dir", path=str(file))
     return data, databases
@@ -140,7 +156,11 @@ def _examine_database(volume: Volume, seen: Examined) -> None:
 
 @click.command()
 @click.option(
-    "--volume", "paths", multiple=True, type=click.Path(path_type=Path), help="A data volume; may be given again."
+    "--volume",
+    "paths",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A data volume; may be given again.",
 )
 @click.option(
     "--ozone-conf",
@@ -158,12 +178,22 @@ def doctor(paths: tuple[Path, ...], ozone_conf: Path | None, as_json: bool) -> N
         named, databases = volumes_of_site(ozone_conf)
         volumes += [path for path in named if path not in volumes]
     with tempfile.TemporaryDirectory(prefix="treefold-doctor-") as scratch:
-        examined = [examine(path, Path(scratch) / str(at), databases) for at, path in enumerate(volumes)]
-    machine = {"treefold": version("treefold"), "python": platform.python_version(), "machine": platform.machine()}
+        examined = [
+            examine(path, Path(scratch) / str(at), databases) for at, path in enumerate(volumes)
+        ]
+    machine = {
+        "treefold": version("treefold"),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
     machine |= {name: version(name) for name in LIBRARIES}
     healthy = not any(seen.problems for seen in examined)
     if as_json:
-        data = {"machine": machine, "kernels": kernels(), "volumes": [_as_json(seen) for seen in examined]}
+        data = {
+            "machine": machine,
+            "kernels": kernels(),
+            "volumes": [_as_json(seen) for seen in examined],
+        }
         print_json({"schema_version": 1, "command": "doctor", "ok": healthy, "data": data})
     else:
         _print(machine, examined)
@@ -192,7 +222,10 @@ def _print(machine: dict[str, str], examined: list[Examined]) -> None:
     for seen in examined:
         out.print(f"\nvolume {seen.path}")
         if seen.datanode_id:
-            states = ", ".join(f"{count} {state}" for state, count in sorted(seen.states.items())) or "none"
+            states = (
+                ", ".join(f"{count} {state}" for state, count in sorted(seen.states.items()))
+                or "none"
+            )
             out.print(f"  datanode    {seen.datanode_id} of cluster {seen.cluster_id}")
             out.print(f"  containers  {states}; {seen.erasure_coded} erasure-coded")
             if seen.not_supported:

@@ -1,4 +1,6 @@
-"""`treefold job`: what the controller works at. The work goes on there; a terminal is only a window on it."""
+"""`treefold job`: what the controller works at. The work goes on there; a terminal is
+only a window on it.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,9 +27,11 @@ from merkle.plan import EvidenceKind, Verdict
 from protos import controller_pb2 as pb
 from scm.jobs import JobState
 
-# A watched job is asked for so often; a line goes to a log less often, see LINE_EVERY_S.
+# A watched job is asked for so often; a line goes to a log less often, see
+# LINE_EVERY_S.
 POLL_S = 0.25
-# Of many jobs watched at once, so many are asked for each time: they end in the order they were made.
+# Of many jobs watched at once, so many are asked for each time: they end in the order
+# they were made.
 POLL_JOBS_MAX = 100
 # A controller that is restarted is back by then.
 AWAY_S = 60.0
@@ -54,11 +58,17 @@ def job() -> None:
 
 
 @job.command("list")
-@click.option("--state", type=click.Choice([state.value for state in JobState]), help="Only in this state.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most so many.")
+@click.option(
+    "--state", type=click.Choice([state.value for state in JobState]), help="Only in this state."
+)
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most so many."
+)
 @json_option
 @controller_options
-def list_command(*, controller: ControllerClient, state: str | None, limit: int, as_json: bool) -> None:
+def list_command(
+    *, controller: ControllerClient, state: str | None, limit: int, as_json: bool
+) -> None:
     """List jobs, newest first."""
     with answering("job list", as_json=as_json) as answer:
         jobs = controller.jobs(state=state or "", limit=limit)
@@ -85,12 +95,15 @@ def show(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
 @json_option
 @controller_options
 @click.pass_obj
-def watch(output: Output | None, *, controller: ControllerClient, job_id: str, as_json: bool) -> None:
+def watch(
+    output: Output | None, *, controller: ControllerClient, job_id: str, as_json: bool
+) -> None:
     """Follow a job until it has ended.
 
     Interrupting this leaves the job alone.
 
-    Exit status: that of the job: 0 done, 1 failed, 4 damage beyond repair, 5 partly done.
+    Exit status: that of the job: 0 done, 1 failed, 4 damage beyond repair, 5 partly
+    done.
     """
     with answering("job watch", as_json=as_json) as answer:
         [one] = await_jobs(controller, [controller.job(job_id)], output or Output())
@@ -107,21 +120,27 @@ def watch(output: Output | None, *, controller: ControllerClient, job_id: str, a
 def cancel(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
     """Cancel a job.
 
-    Agents stop after the window that they are writing. A job that has ended stays as it is.
+    Agents stop after the window that they are writing. A job that has ended stays as it
+    is.
     """
     with answering("job cancel", as_json=as_json) as answer:
         one = controller.cancel(job_id)
         answer.data = job_json(one)
         if one.state in _ENDED and one.state != JobState.CANCELLED.value:
             answer.warn(f"job {job_id} had ended already: {one.state}")
-        answer.say(f"job {job_id} of container {one.container_id}: {one.state} {one.detail}".rstrip())
+        answer.say(
+            f"job {job_id} of container {one.container_id}: {one.state} {one.detail}".rstrip()
+        )
 
 
-def await_jobs(controller: ControllerClient, jobs: Sequence[pb.Job], output: Output) -> list[pb.Job]:
+def await_jobs(
+    controller: ControllerClient, jobs: Sequence[pb.Job], output: Output
+) -> list[pb.Job]:
     """The jobs once all have ended; until then their progress goes to stderr.
 
     Raises:
-        ControllerUnavailableError: the controller was away for longer than a restart takes; its jobs go on.
+        ControllerUnavailableError: the controller was away for longer than a restart
+            takes; its jobs go on.
     """
     latest = {one.job_id: one for one in jobs}
     heard_s = time.monotonic()
@@ -174,12 +193,16 @@ def _live_table(jobs: Sequence[pb.Job]) -> Table:
 
 
 def progress_line(one: pb.Job) -> str:
-    """`repairing container 12  3/5 blocks  48.0 MiB/80.0 MiB  38.0 MiB/s  ETA 1s  dn-1 done, dn-2 running`."""
+    """`repairing container 12  3/5 blocks  48.0 MiB/80.0 MiB  38.0 MiB/s  ETA 1s  dn-1
+    done, dn-2 running`.
+    """
     parts = [d.progress for d in one.datanodes]
     text = f"container {one.container_id}  {one.state}"
     if one.state == JobState.RUNNING.value:
         done, planned = sum(p.blocks_done for p in parts), sum(p.blocks_planned for p in parts)
-        text += f"  {done}/{planned} blocks  {size_text(one.bytes_done)}/{size_text(one.bytes_planned)}"
+        text += (
+            f"  {done}/{planned} blocks  {size_text(one.bytes_done)}/{size_text(one.bytes_planned)}"
+        )
         text += f"  {size_text(one.rate_bytes_per_s)}/s"
         if one.HasField("eta_s"):
             text += "  finishing" if one.eta_s == 0 else f"  ETA {one.eta_s:.0f}s"
@@ -189,12 +212,16 @@ def progress_line(one: pb.Job) -> str:
 
 
 def _state_text(part: pb.DatanodeProgress) -> str:
-    """`running`, and `running in round 2` where a peer's repair made another reconciliation worth while."""
+    """`running`, and `running in round 2` where a peer's repair made another
+    reconciliation worth while.
+    """
     return part.progress.state + (f" in round {part.round}" if part.round > 1 else "")
 
 
 def exit_status_of(jobs: Iterable[pb.Job]) -> int:
-    """One status for all: damage that remains, then what failed, then what was left undone."""
+    """One status for all: damage that remains, then what failed, then what was left
+    undone.
+    """
     ended = list(jobs)
     if any(one.verdict in _HOPELESS for one in ended):
         return EXIT_UNRECOVERABLE
@@ -206,24 +233,34 @@ def exit_status_of(jobs: Iterable[pb.Job]) -> int:
 
 
 def doubt(one: pb.Job, *, has_blocks: bool) -> str:
-    """Why the verdict of a job is UNKNOWN, in one line: who gave no answer, then what was found, the first of it.
+    """Why the verdict of a job is UNKNOWN, in one line: who gave no answer, then what
+    was found, the first of it.
 
-    `has_blocks` tells an empty container from one whose blocks are in no tree, since nobody recorded their checksums.
+    `has_blocks` tells an empty container from one whose blocks are in no tree, since
+    nobody recorded their checksums.
     """
     said_by: dict[str, list[str]] = {}
     unsure = [part for part in one.datanodes if part.progress.verdict == Verdict.UNKNOWN.value]
     for part in unsure:
         for peer in part.progress.peers:
             if peer.outcome != "ok":
-                said_by.setdefault(f"{peer.outcome}: datanode {peer.datanode_id}", []).append(part.datanode_id)
+                said_by.setdefault(f"{peer.outcome}: datanode {peer.datanode_id}", []).append(
+                    part.datanode_id
+                )
     for kind in _DOUBTS:
         for part in unsure:
             for evidence in part.progress.evidence:
                 if evidence.kind == kind.value:
                     said_by.setdefault(_evidence_text(evidence), []).append(part.datanode_id)
     reasons = [f"{text} (says {', '.join(dict.fromkeys(who))})" for text, who in said_by.items()]
-    if any(e.kind == EvidenceKind.UNVERIFIABLE.value for part in unsure for e in part.progress.evidence):
-        held = "it holds what nobody recorded a checksum of" if has_blocks else "no replica counts a block in it"
+    if any(
+        e.kind == EvidenceKind.UNVERIFIABLE.value for part in unsure for e in part.progress.evidence
+    ):
+        held = (
+            "it holds what nobody recorded a checksum of"
+            if has_blocks
+            else "no replica counts a block in it"
+        )
         reasons.append(f"{EvidenceKind.UNVERIFIABLE.value}: {held}")
     more = f" and {len(reasons) - DOUBTS_NAMED_MAX} more" if len(reasons) > DOUBTS_NAMED_MAX else ""
     named = "; ".join(reasons[:DOUBTS_NAMED_MAX]) or "its datanodes do not say why"
@@ -307,9 +344,13 @@ def print_jobs(jobs: Iterable[pb.Job]) -> None:
 
 
 def _print_job(one: pb.Job) -> None:
-    print_line(f"Job {one.job_id}: container {one.container_id}, {one.state}{': ' if one.detail else ''}{one.detail}")
+    print_line(
+        f"Job {one.job_id}: container {one.container_id},"
+        f" {one.state}{': ' if one.detail else ''}{one.detail}"
+    )
     print_line(f"  verdict:   {one.verdict or 'none yet'}")
-    print_line(f"  created:   {time_text(one.created_at_s)} by {one.requested_by or 'nobody'} {one.reason}".rstrip())
+    created = time_text(one.created_at_s)
+    print_line(f"  created:   {created} by {one.requested_by or 'nobody'} {one.reason}".rstrip())
     if one.finished_at_s:
         print_line(f"  finished:  {time_text(one.finished_at_s)}")
     else:
@@ -321,11 +362,15 @@ def _print_job(one: pb.Job) -> None:
 def _print_datanode(part: pb.DatanodeProgress) -> None:
     progress = part.progress
     message = ": ".join(text for text in (progress.error_code, progress.message) if text)
-    print_line(f"  datanode {part.datanode_id}: {_state_text(part)}, verdict {progress.verdict or 'none yet'}")
     print_line(
-        f"    fetched {size_text(progress.bytes_fetched)}, wrote {size_text(progress.bytes_written)} "
-        f"in {progress.windows_written} windows: {progress.chunks_repaired} chunks repaired, "
-        f"{progress.tombstones_adopted} deletes learned"
+        f"  datanode {part.datanode_id}: {_state_text(part)}, verdict"
+        f" {progress.verdict or 'none yet'}"
+    )
+    print_line(
+        f"    fetched {size_text(progress.bytes_fetched)}, wrote"
+        f" {size_text(progress.bytes_written)} in {progress.windows_written} windows:"
+        f" {progress.chunks_repaired} chunks repaired, {progress.tombstones_adopted} deletes"
+        " learned"
     )
     if message:
         print_line(f"    {message}")

@@ -1,7 +1,9 @@
-"""What commands print: results on stdout, talk on stderr, bars only where somebody watches.
+"""What commands print: results on stdout, talk on stderr, bars only where somebody
+watches.
 
-Tables are Rich's on a terminal and plain columns in a pipe. Rich itself heeds NO_COLOR and FORCE_COLOR; whether a bar
-may be drawn is decided once, by the root command, and passed down in `Output`.
+Tables are Rich's on a terminal and plain columns in a pipe. Rich itself heeds NO_COLOR
+and FORCE_COLOR; whether a bar may be drawn is decided once, by the root command, and
+passed down in `Output`.
 """
 
 import json
@@ -15,7 +17,14 @@ from dataclasses import dataclass
 import click
 from rich import box
 from rich.console import Console, JustifyMethod
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 from merkle.errors import DiskError
@@ -24,7 +33,8 @@ from merkle.errors import DiskError
 PIPE_COLUMNS = 100
 # How often a log is told of progress.
 LINE_EVERY_S = 10.0
-# A bar is redrawn a few times a second; telling it of every buffer would cost as much as reading one.
+# A bar is redrawn a few times a second; telling it of every buffer would cost as much
+# as reading one.
 _ADVANCE_BYTES = 4 << 20
 # A rate seen for less than this says nothing about the rest.
 _ETA_AFTER_S = 5.0
@@ -45,7 +55,9 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_json(value: object) -> None:
-    """One JSON value on one line, in ASCII: names of files need not be text in any encoding."""
+    """One JSON value on one line, in ASCII: names of files need not be text in any
+    encoding.
+    """
     with _printing():
         click.echo(json.dumps(value))
 
@@ -63,9 +75,13 @@ def print_table(
     numbers: Sequence[str] = (),
     folded: Sequence[str] = (),
 ) -> None:
-    """A table; the columns in `numbers` are aligned to the right, those in `folded` give way where space is short."""
+    """A table; the columns in `numbers` are aligned to the right, those in `folded`
+    give way where space is short.
+    """
     out = console()
-    table = Table(box=box.ROUNDED if out.is_terminal else None, pad_edge=out.is_terminal, header_style="bold")
+    table = Table(
+        box=box.ROUNDED if out.is_terminal else None, pad_edge=out.is_terminal, header_style="bold"
+    )
     for column in columns:
         justify: JustifyMethod = "right" if column in numbers else "left"
         table.add_column(column, justify=justify, overflow="fold", no_wrap=column not in folded)
@@ -77,13 +93,16 @@ def print_table(
 
 @contextmanager
 def _printing() -> Iterator[None]:
-    """Raise a DiskError where stdout is a file on a full disk; of a pipe that nobody reads Click sees to itself."""
+    """Raise a DiskError where stdout is a file on a full disk; of a pipe that nobody
+    reads Click sees to itself.
+    """
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        # What did not go out would be tried again, and told of by Python itself, when the process ends.
+        # What did not go out would be tried again, and told of by Python itself, when
+        # the process ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise DiskError(f"the answer cannot be written: {error.strerror}") from error
 
@@ -103,7 +122,9 @@ def size_text(length_bytes: float) -> str:
 
 
 def progress_text(what: str, done_bytes: int, total_bytes: int, elapsed_s: float) -> str:
-    """One line of progress; no time to go before it can be known, none once the estimate of the total is used up."""
+    """One line of progress; no time to go before it can be known, none once the
+    estimate of the total is used up.
+    """
     rate = done_bytes / elapsed_s if elapsed_s > 0 else 0.0
     text = f"{what}  {size_text(done_bytes)} of {size_text(total_bytes)}  {size_text(rate)}/s"
     if done_bytes >= total_bytes:
@@ -117,7 +138,9 @@ def progress_text(what: str, done_bytes: int, total_bytes: int, elapsed_s: float
 def byte_progress(
     what: str, total_bytes: int, output: Output, *, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[int], None]]:
-    """Report the bytes that the yielded function is told of: a bar, or one line every ten seconds."""
+    """Report the bytes that the yielded function is told of: a bar, or one line every
+    ten seconds.
+    """
     if output.bars:
         with Progress(
             TextColumn("{task.description}"),

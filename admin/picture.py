@@ -1,4 +1,5 @@
-"""Draw a container: one row a replica, one cell a block, so that damage is seen at a glance.
+"""Draw a container: one row a replica, one cell a block, so that damage is seen at a
+glance.
 
 State is never told by colour alone: each kind of cell has its own character.
 """
@@ -12,7 +13,8 @@ from rich.text import Text
 from merkle.plan import Comparison, DifferenceKind
 from merkle.tree import BlockId, ContainerTree
 
-# Wider pictures wrap on a terminal of 100 columns; beyond it neighbouring blocks share a cell, the worst one shows.
+# Wider pictures wrap on a terminal of 100 columns; beyond it neighbouring blocks share
+# a cell, the worst one shows.
 CELLS_MAX = 72
 
 
@@ -48,8 +50,12 @@ _WORSENED_BY = {
 
 
 def cells(trees: Mapping[str, ContainerTree], comparison: Comparison) -> dict[str, list[Cell]]:
-    """The cell of each block of the union, in ascending block order, for each replica."""
-    union: Sequence[BlockId] = sorted({block.block_id for tree in trees.values() for block in tree.blocks})
+    """The cell of each block of the union, in ascending block order, for each
+    replica.
+    """
+    union: Sequence[BlockId] = sorted(
+        {block.block_id for tree in trees.values() for block in tree.blocks}
+    )
     found: dict[str, list[Cell]] = {}
     for name, tree in trees.items():
         entries = {block.block_id: block for block in tree.blocks}
@@ -62,13 +68,17 @@ def cells(trees: Mapping[str, ContainerTree], comparison: Comparison) -> dict[st
         for block_id in union:
             entry = entries.get(block_id)
             own = Cell.MISSING if entry is None else Cell.DELETED if entry.deleted else Cell.HEALTHY
-            row.append(max([own, *(cell for at, cell in worse if at == block_id)], key=_ORDER.index))
+            row.append(
+                max([own, *(cell for at, cell in worse if at == block_id)], key=_ORDER.index)
+            )
         found[name] = row
     return found
 
 
 def strips(rows: Mapping[str, Sequence[Cell]], beside: Mapping[str, str]) -> Table:
-    """A borderless table: replica, its strip of cells, and what `beside` says of it (its root, say)."""
+    """A borderless table: replica, its strip of cells, and what `beside` says of it
+    (its root, say).
+    """
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1))
     for name, row in rows.items():
         strip = Text()
@@ -80,7 +90,9 @@ def strips(rows: Mapping[str, Sequence[Cell]], beside: Mapping[str, str]) -> Tab
 
 def legend() -> Text:
     """What the characters mean, in one line."""
-    return Text("   ").join(Text(cell.character, cell.style) + Text(f" {cell.meaning}", "dim") for cell in Cell)
+    return Text("   ").join(
+        Text(cell.character, cell.style) + Text(f" {cell.meaning}", "dim") for cell in Cell
+    )
 
 
 def _binned(row: Sequence[Cell]) -> list[Cell]:

@@ -1,12 +1,13 @@
 """Prove on disk, with no agent running, that replicas are whole and equal.
 
-Nothing of what an agent said is believed: records, block files and trees are read again. Where undamaged volumes are at
-hand for comparison, records, block files and tree files must be theirs, byte for byte. Without them, replicas must have
-equal block files, and records that demand the same bytes: Ozone's own repair leaves out a record's metadata, and a last
-chunk may still stand apart on one replica.
+Nothing of what an agent said is believed: records, block files and trees are read
+again. Where undamaged volumes are at hand for comparison, records, block files and tree
+files must be theirs, byte for byte. Without them, replicas must have equal block files,
+and records that demand the same bytes: Ozone's own repair leaves out a record's
+metadata, and a last chunk may still stand apart on one replica.
 
-A block file is compared as far as chunks are recorded. What lies behind them is no part of the block, is never cut off
-(docs/safety.md) and is named.
+A block file is compared as far as chunks are recorded. What lies behind them is no part
+of the block, is never cut off (docs/safety.md) and is named.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -56,7 +57,9 @@ class Surplus:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was read: containers, blocks and bytes, and every flaw found; surplus bytes are none."""
+    """What was read: containers, blocks and bytes, and every flaw found; surplus bytes
+    are none.
+    """
 
     containers: int
     windows_matching_bytes: int
@@ -69,10 +72,14 @@ class Proof:
         return frozenset(flaw.container_id for flaw in self.flaws)
 
 
-def prove(volumes: Mapping[str, Path], scratch: Path, *, reference: Mapping[str, Path] | None = None) -> Proof:
-    """Read all replicas; with `reference`, volumes of the same names, also compare each with its undamaged self.
+def prove(
+    volumes: Mapping[str, Path], scratch: Path, *, reference: Mapping[str, Path] | None = None
+) -> Proof:
+    """Read all replicas; with `reference`, volumes of the same names, also compare each
+    with its undamaged self.
 
-    A block without recorded checksums is not compared; a container of nothing else is named unverifiable.
+    A block without recorded checksums is not compared; a container of nothing else is
+    named unverifiable.
     """
     disk = Disk()
     with ExitStack() as stack:
@@ -81,7 +88,12 @@ def prove(volumes: Mapping[str, Path], scratch: Path, *, reference: Mapping[str,
             return {
                 name: ContainerStore(
                     stack.enter_context(
-                        open_volume(path, hold=Hold.READ_ONLY, state_folder=scratch / place / name, disk=disk)
+                        open_volume(
+                            path,
+                            hold=Hold.READ_ONLY,
+                            state_folder=scratch / place / name,
+                            disk=disk,
+                        )
                     ),
                     disk,
                 )
@@ -93,9 +105,15 @@ def prove(volumes: Mapping[str, Path], scratch: Path, *, reference: Mapping[str,
         flaws: list[Flaw] = []
         surplus: list[Surplus] = []
         unverifiable = set[ContainerId]()
-        for container_id in sorted({i for store in [*stores.values(), *healthy.values()] for i in _ids(store)}):
+        for container_id in sorted(
+            {i for store in [*stores.values(), *healthy.values()] for i in _ids(store)}
+        ):
             containers += 1
-            replicas = {n: store.get(container_id) for n, store in stores.items() if container_id in _ids(store)}
+            replicas = {
+                n: store.get(container_id)
+                for n, store in stores.items()
+                if container_id in _ids(store)
+            }
             flaws += [
                 Flaw(container_id, name, "the replica is gone")
                 for name, store in healthy.items()
@@ -109,16 +127,29 @@ def prove(volumes: Mapping[str, Path], scratch: Path, *, reference: Mapping[str,
             for name, replica in replicas.items():
                 result = scan(replica)
                 read_bytes += result.bytes_read
-                flaws += [Flaw(container_id, name, f"{f.type.value} {f.detail}".strip()) for f in result.findings]
-                surplus += [Surplus(container_id, name, *extra) for extra in _surplus(replica, records[name])]
+                flaws += [
+                    Flaw(container_id, name, f"{f.type.value} {f.detail}".strip())
+                    for f in result.findings
+                ]
+                surplus += [
+                    Surplus(container_id, name, *extra)
+                    for extra in _surplus(replica, records[name])
+                ]
             if not any(_is_erasure_coded(replica) for replica in replicas.values()):
                 first_name, first = next(iter(replicas.items()))
-                # A block that some replica has deleted stays on the others until the cluster's own delete arrives.
-                claimed = {block_id for replica in replicas.values() for block_id in _tombstones(replica)}
+                # A block that some replica has deleted stays on the others until the
+                # cluster's own delete arrives.
+                claimed = {
+                    block_id for replica in replicas.values() for block_id in _tombstones(replica)
+                }
                 for name, replica in list(replicas.items())[1:]:
                     compared_bytes += _file_bytes(replica, records[name])
-                    texts = _differences(replica, first, records[name], records[first_name], claimed | unproven)
-                    flaws += [Flaw(container_id, name, f"{text} than on {first_name}") for text in texts]
+                    texts = _differences(
+                        replica, first, records[name], records[first_name], claimed | unproven
+                    )
+                    flaws += [
+                        Flaw(container_id, name, f"{text} than on {first_name}") for text in texts
+                    ]
             for name, replica in replicas.items():
                 if name in healthy and container_id in healthy[name].ids():
                     whole = healthy[name].open(container_id)
@@ -128,12 +159,23 @@ def prove(volumes: Mapping[str, Path], scratch: Path, *, reference: Mapping[str,
                         *_changed_records(replica, whole),
                         *_tree_differences(replica, whole),
                     ]
-                    flaws += [Flaw(container_id, name, f"{text} than undamaged") for text in changes]
-        return Proof(containers, read_bytes, compared_bytes, tuple(flaws), frozenset(unverifiable), tuple(surplus))
+                    flaws += [
+                        Flaw(container_id, name, f"{text} than undamaged") for text in changes
+                    ]
+        return Proof(
+            containers,
+            read_bytes,
+            compared_bytes,
+            tuple(flaws),
+            frozenset(unverifiable),
+            tuple(surplus),
+        )
 
 
 def _ids(store: ContainerStore) -> set[ContainerId]:
-    """The containers that a volume has a part of: a folder, or records of blocks whose folder is lost."""
+    """The containers that a volume has a part of: a folder, or records of blocks whose
+    folder is lost.
+    """
     found = set(store.ids())
     # Without its database, a volume has flaws enough in the containers that it has.
     with suppress(DatabaseError):
@@ -142,7 +184,9 @@ def _ids(store: ContainerStore) -> set[ContainerId]:
 
 
 def _records(replica: Container) -> Iterator[tuple[BlockId, BlockRecord]]:
-    """The records that can be read, as readers see them; the others are findings of the scan."""
+    """The records that can be read, as readers see them; the others are findings of the
+    scan.
+    """
     with suppress(DatabaseError, RecordInvalidError):
         for block_id in replica.block_ids():
             with suppress(RecordInvalidError):
@@ -152,7 +196,9 @@ def _records(replica: Container) -> Iterator[tuple[BlockId, BlockRecord]]:
 
 
 def _unverifiable_blocks(replicas: Iterable[Mapping[BlockId, BlockRecord]]) -> set[BlockId]:
-    """The blocks of which no replica has recorded any checksums, though there are bytes."""
+    """The blocks of which no replica has recorded any checksums, though there are
+    bytes.
+    """
     proven, unproven = set[BlockId](), set[BlockId]()
     for records in replicas:
         for block_id, record in records.items():
@@ -177,7 +223,9 @@ def _file_bytes(replica: Container, records: Mapping[BlockId, BlockRecord]) -> i
     return total
 
 
-def _surplus(replica: Container, records: Mapping[BlockId, BlockRecord]) -> Iterator[tuple[BlockId, int]]:
+def _surplus(
+    replica: Container, records: Mapping[BlockId, BlockRecord]
+) -> Iterator[tuple[BlockId, int]]:
     for block_id, record in records.items():
         # Where the file cannot be looked at, the scan has said so.
         with suppress(DiskError):
@@ -209,7 +257,10 @@ def _differences(
 
 def _demanded(record: BlockRecord) -> list[object]:
     """What the record says of the bytes."""
-    return [(c.offset, c.length_bytes, c.checksum_type, c.bytes_per_checksum, c.checksums) for c in record.chunks]
+    return [
+        (c.offset, c.length_bytes, c.checksum_type, c.bytes_per_checksum, c.checksums)
+        for c in record.chunks
+    ]
 
 
 def _changed_records(replica: Container, other: Container) -> Iterator[str]:

@@ -1,8 +1,10 @@
-"""`treefold reconcile`: make the replicas of containers equal, after the plan was shown and confirmed.
+"""`treefold reconcile`: make the replicas of containers equal, after the plan was shown
+and confirmed.
 
-With --status nothing is done: it shows what the datanodes last reported, with --json exactly in the shape of
-`ozone admin container reconcile --status`. One thing differs on purpose: where a replica's root is unknown, or there
-is nothing to compare with, `replicasMatch` is null, where Ozone says true.
+With --status nothing is done: it shows what the datanodes last reported, with --json
+exactly in the shape of `ozone admin container reconcile --status`. One thing differs on
+purpose: where a replica's root is unknown, or there is nothing to compare with,
+`replicasMatch` is null, where Ozone says true.
 """
 
 import getpass
@@ -77,15 +79,21 @@ def reconcile(
 ) -> None:
     """Make the replicas of containers equal, repairing each from the others.
 
-    IDs are arguments, or lines of standard input with `-`. The plan comes first; what changes data wants --yes, or a
-    yes on a terminal. A plan is made by trees: UNRECOVERABLE is a presumption there, since good windows in a file whose
-    record is lost are in no tree, and a reconciliation may find them.
+    IDs are arguments, or lines of standard input with `-`. The plan comes first; what
+    changes data wants --yes, or a yes on a terminal. A plan is made by trees:
+    UNRECOVERABLE is a presumption there, since good windows in a file whose record is
+    lost are in no tree, and a reconciliation may find them.
 
-    Exit status: 0 done, 1 failed, 2 usage, 3 replicas differ (--status), 4 damage beyond repair, 5 partly done,
-    6 refused, 7 controller unreachable, 8 already running.
+    Exit status: 0 done, 1 failed, 2 usage, 3 replicas differ (--status), 4 damage
+    beyond repair, 5 partly done, 6 refused, 7 controller unreachable, 8 already
+    running.
     """
     if status:
-        _status(controller, _asked(controller, arguments, all_diverged, as_json=as_json), as_json=as_json)
+        _status(
+            controller,
+            _asked(controller, arguments, all_diverged, as_json=as_json),
+            as_json=as_json,
+        )
         return
     with answering("reconcile", as_json=as_json) as answer:
         asked = _asked(controller, arguments, all_diverged, as_json=as_json)
@@ -93,8 +101,13 @@ def reconcile(
         views = controller.get_containers(asked)
         wanted = [outcome for outcome in outcomes if outcome.eligibility == OK]
         busy = [outcome for outcome in outcomes if outcome.job_id]
-        compared = _compared(controller, answer, [views[o.container_id] for o in wanted if o.container_id in views])
-        answer.data = {"plan": [_plan_json(outcome, views, compared) for outcome in outcomes], "jobs": []}
+        compared = _compared(
+            controller, answer, [views[o.container_id] for o in wanted if o.container_id in views]
+        )
+        answer.data = {
+            "plan": [_plan_json(outcome, views, compared) for outcome in outcomes],
+            "jobs": [],
+        }
         if not as_json:
             _print_plan(wanted, views, compared)
         _note_refusals(answer, outcomes, views)
@@ -109,24 +122,37 @@ def reconcile(
             )
             answer.exit_status = EXIT_REFUSED
             return
-        # What was refused in the plan stays refused: only what was shown and confirmed is done.
+        # What was refused in the plan stays refused: only what was shown and confirmed
+        # is done.
         started = controller.reconcile(
-            [outcome.container_id for outcome in wanted], dry_run=False, reason=reason, requested_by=_who()
+            [outcome.container_id for outcome in wanted],
+            dry_run=False,
+            reason=reason,
+            requested_by=_who(),
         )
         _note_refusals(answer, started, views)
         outcomes = [*started, *(outcome for outcome in outcomes if outcome.eligibility != OK)]
         answer.exit_status = _status_of(outcomes)
         _tell_triggered(answer, outcomes)
         if wait:
-            _wait(controller, answer, [outcome.job_id for outcome in outcomes if outcome.job_id], output or Output())
+            _wait(
+                controller,
+                answer,
+                [outcome.job_id for outcome in outcomes if outcome.job_id],
+                output or Output(),
+            )
 
 
-def _asked(controller: ControllerClient, arguments: tuple[str, ...], all_diverged: bool, *, as_json: bool) -> list[int]:
+def _asked(
+    controller: ControllerClient, arguments: tuple[str, ...], all_diverged: bool, *, as_json: bool
+) -> list[int]:
     if not all_diverged:
         return container_ids(arguments)
     if arguments:
         raise UsageError("either container IDs or --all-diverged, not both")
-    found = [view.container_id for view in controller.containers(comparison=Comparison.DIVERGED.value)]
+    found = [
+        view.container_id for view in controller.containers(comparison=Comparison.DIVERGED.value)
+    ]
     if not found and not as_json:
         click.echo("No container is known to be diverged.")
     return found
@@ -135,14 +161,19 @@ def _asked(controller: ControllerClient, arguments: tuple[str, ...], all_diverge
 def _compared(
     controller: ControllerClient, answer: Answer, views: Sequence[pb.ContainerView]
 ) -> dict[int, TreeComparison]:
-    """What differs, by the trees that the agents hold now; of a long list the roots have to do."""
+    """What differs, by the trees that the agents hold now; of a long list the roots
+    have to do.
+    """
     if len(views) > PLAN_TREES_MAX:
         return {}
     found = {}
     for view in views:
         trees, errors = fetch_trees(controller, view)
         for name, error in errors.items():
-            answer.warn(f"container {view.container_id}: the plan lacks the tree of datanode {name}: {error.message}")
+            answer.warn(
+                f"container {view.container_id}: the plan lacks the tree of datanode {name}:"
+                f" {error.message}"
+            )
         # A plan without one of the replicas could call lost what only that one holds.
         if not errors:
             found[view.container_id] = compare(trees)
@@ -150,7 +181,9 @@ def _compared(
 
 
 def _plan_json(
-    outcome: pb.ReconcileOutcome, views: dict[int, pb.ContainerView], compared: dict[int, TreeComparison]
+    outcome: pb.ReconcileOutcome,
+    views: dict[int, pb.ContainerView],
+    compared: dict[int, TreeComparison],
 ) -> JsonObject:
     view = views.get(outcome.container_id)
     differences = compared.get(outcome.container_id)
@@ -170,16 +203,28 @@ def _ordered(view: pb.ContainerView) -> list[str]:
 
 
 def _print_plan(
-    wanted: Sequence[pb.ReconcileOutcome], views: dict[int, pb.ContainerView], compared: dict[int, TreeComparison]
+    wanted: Sequence[pb.ReconcileOutcome],
+    views: dict[int, pb.ContainerView],
+    compared: dict[int, TreeComparison],
 ) -> None:
     if not wanted:
         return
-    click.echo("Plan: each datanode compares its replica with the others' and repairs what differs.")
+    click.echo(
+        "Plan: each datanode compares its replica with the others' and repairs what differs."
+    )
     rows = []
     for outcome in wanted[:PLAN_ROWS_MAX]:
         view = views.get(outcome.container_id)
         if view is not None:
-            rows.append((view.container_id, view.state, view.comparison, len(_ordered(view)), _work(view, compared)))
+            rows.append(
+                (
+                    view.container_id,
+                    view.state,
+                    view.comparison,
+                    len(_ordered(view)),
+                    _work(view, compared),
+                )
+            )
     print_table(
         ("CONTAINER", "STATE", "REPLICAS", "ORDERS", "TO DO"),
         rows,
@@ -193,7 +238,9 @@ def _print_plan(
 def _work(view: pb.ContainerView, compared: dict[int, TreeComparison]) -> str:
     comparison = compared.get(view.container_id)
     if comparison is None:
-        return "roots " + ", ".join(root_of(replica.replica) or "unknown" for replica in view.replicas)
+        return "roots " + ", ".join(
+            root_of(replica.replica) or "unknown" for replica in view.replicas
+        )
     kinds = Counter(difference.kind.value for difference in comparison.differences)
     counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     # A reconciliation looks into files that are in no tree too.
@@ -206,19 +253,29 @@ def _is_confirmed(count: int, *, yes: bool) -> bool:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    return click.confirm(f"Reconcile {count} container{'' if count == 1 else 's'}?", default=False, err=True)
+    return click.confirm(
+        f"Reconcile {count} container{'' if count == 1 else 's'}?", default=False, err=True
+    )
 
 
-def _note_refusals(answer: Answer, outcomes: Sequence[pb.ReconcileOutcome], views: dict[int, pb.ContainerView]) -> None:
+def _note_refusals(
+    answer: Answer, outcomes: Sequence[pb.ReconcileOutcome], views: dict[int, pb.ContainerView]
+) -> None:
     """Say what was refused, in Ozone's words, and what can be done about it."""
     for outcome in outcomes:
         if outcome.eligibility != OK:
             view = views.get(outcome.container_id)
             is_invalid = (
-                any(one.replica.state == ReplicaState.INVALID.value for one in view.replicas) if view else False
+                any(one.replica.state == ReplicaState.INVALID.value for one in view.replicas)
+                if view
+                else False
             )
-            is_refused_for_it = is_invalid and outcome.eligibility == Eligibility.INELIGIBLE_REPLICA_STATES.value
-            answer.fail(outcome.eligibility, outcome.message, hint=INVALID_HINT if is_refused_for_it else "")
+            is_refused_for_it = (
+                is_invalid and outcome.eligibility == Eligibility.INELIGIBLE_REPLICA_STATES.value
+            )
+            answer.fail(
+                outcome.eligibility, outcome.message, hint=INVALID_HINT if is_refused_for_it else ""
+            )
 
 
 def _status_of(outcomes: Sequence[pb.ReconcileOutcome]) -> int:
@@ -239,18 +296,30 @@ def _tell_triggered(answer: Answer, outcomes: Sequence[pb.ReconcileOutcome]) -> 
     """Which jobs there are now, and how many there are not, in Ozone's words."""
     started = [outcome for outcome in outcomes if outcome.eligibility == OK]
     for outcome in started:
-        answer.say(f"Reconciliation has been triggered for container {outcome.container_id} (job {outcome.job_id})")
+        answer.say(
+            f"Reconciliation has been triggered for container {outcome.container_id} (job"
+            f" {outcome.job_id})"
+        )
     failed = len(outcomes) - len(started)
     if started:
         answer.say("")
-        answer.say('Use "treefold reconcile --status" to see the checksums of each container replica')
+        answer.say(
+            'Use "treefold reconcile --status" to see the checksums of each container replica'
+        )
     if failed and not answer.as_json:
-        click.echo(f"Failed to trigger reconciliation for {failed} container{'s' if failed > 1 else ''}", err=True)
+        click.echo(
+            f"Failed to trigger reconciliation for {failed} container{'s' if failed > 1 else ''}",
+            err=True,
+        )
     assert isinstance(answer.data, dict)
-    answer.data["jobs"] = [{"containerID": o.container_id, "jobID": o.job_id} for o in outcomes if o.job_id]
+    answer.data["jobs"] = [
+        {"containerID": o.container_id, "jobID": o.job_id} for o in outcomes if o.job_id
+    ]
 
 
-def _wait(controller: ControllerClient, answer: Answer, job_ids: Sequence[str], output: Output) -> None:
+def _wait(
+    controller: ControllerClient, answer: Answer, job_ids: Sequence[str], output: Output
+) -> None:
     try:
         jobs = await_jobs(controller, [controller.job(job_id) for job_id in job_ids], output)
     except KeyboardInterrupt:
@@ -264,17 +333,25 @@ def _wait(controller: ControllerClient, answer: Answer, job_ids: Sequence[str], 
     views = controller.get_containers([job.container_id for job in jobs])
     assert isinstance(answer.data, dict)
     answer.data["jobs"] = [
-        job_json(job) | {"comparison": views[job.container_id].comparison if job.container_id in views else None}
+        job_json(job)
+        | {"comparison": views[job.container_id].comparison if job.container_id in views else None}
         for job in jobs
     ]
     status = exit_status_of(jobs)
     for job in jobs:
         view = views.get(job.container_id)
         if job.verdict == Verdict.UNKNOWN.value:
-            has_blocks = view is None or any(replica.replica.block_count for replica in view.replicas)
-            answer.warn(f"container {job.container_id}: not all is known: {doubt(job, has_blocks=has_blocks)}")
+            has_blocks = view is None or any(
+                replica.replica.block_count for replica in view.replicas
+            )
+            answer.warn(
+                f"container {job.container_id}: not all is known:"
+                f" {doubt(job, has_blocks=has_blocks)}"
+            )
         if status == 0 and view is not None and view.comparison == Comparison.DIVERGED.value:
-            answer.warn(f"container {job.container_id}: the replicas still differ: {view.comparison_note}")
+            answer.warn(
+                f"container {job.container_id}: the replicas still differ: {view.comparison_note}"
+            )
             status = EXIT_PARTLY
     if not answer.as_json:
         print_jobs(jobs)
@@ -296,7 +373,9 @@ def _who() -> str:
 
 
 def _status(controller: ControllerClient, asked: Sequence[int], *, as_json: bool) -> None:
-    """Ozone's own array with --json, a table for people; what could not be shown goes to stderr either way."""
+    """Ozone's own array with --json, a table for people; what could not be shown goes
+    to stderr either way.
+    """
     try:
         views = controller.get_containers(asked)
     except ReconcileError:
@@ -308,11 +387,13 @@ def _status(controller: ControllerClient, asked: Sequence[int], *, as_json: bool
         view = views.get(number)
         if view is None:
             failures.append(
-                f"Failed to get reconciliation status of container {number}: Container #{number} not found."
+                f"Failed to get reconciliation status of container {number}: Container #{number}"
+                " not found."
             )
         elif view.state == ContainerState.OPEN.value:
             failures.append(
-                f"Cannot get status of container {number}. Reconciliation is not supported for open containers"
+                f"Cannot get status of container {number}. Reconciliation is not supported for open"
+                " containers"
             )
         elif any(replica.replica.replica_index > 0 for replica in view.replicas):
             failures.append(
@@ -329,7 +410,9 @@ def _status(controller: ControllerClient, asked: Sequence[int], *, as_json: bool
         click.echo(failure, err=True)
     if failures:
         many = "s" if len(failures) > 1 else ""
-        click.echo(f"Failed to process reconciliation status for {len(failures)} container{many}", err=True)
+        click.echo(
+            f"Failed to process reconciliation status for {len(failures)} container{many}", err=True
+        )
         raise click.exceptions.Exit(EXIT_PARTLY if shown else EXIT_FAILED)
     if any(view.comparison == Comparison.DIVERGED.value for view in shown):
         raise click.exceptions.Exit(EXIT_FINDINGS)
@@ -360,7 +443,9 @@ def _status_json(view: pb.ContainerView) -> JsonObject:
 def _print_status(shown: Sequence[pb.ContainerView]) -> None:
     for view in shown:
         note = f" ({view.comparison_note})" if view.comparison_note else ""
-        print_line(f"Container {view.container_id}: {view.state}, replicas: {view.comparison}{note}")
+        print_line(
+            f"Container {view.container_id}: {view.state}, replicas: {view.comparison}{note}"
+        )
         rows = [
             (
                 replica.datanode.datanode_id,
@@ -370,17 +455,26 @@ def _print_status(shown: Sequence[pb.ContainerView]) -> None:
             )
             for replica in view.replicas
         ]
-        print_table(("DATANODE", "HOST", "STATE", "ROOT"), rows, numbers=("ROOT",), folded=("HOST",))
+        print_table(
+            ("DATANODE", "HOST", "STATE", "ROOT"), rows, numbers=("ROOT",), folded=("HOST",)
+        )
 
 
 def ozone_json(value: object, indent: int = 0) -> str:
-    """JSON as Ozone's library prints it: `"key" : value`, arrays and objects opened on one line, `[ ]` when empty."""
+    """JSON as Ozone's library prints it: `"key" : value`, arrays and objects opened on
+    one line, `[ ]` when empty.
+    """
     if isinstance(value, dict):
         if not value:
             return "{ }"
         inner = "  " * (indent + 1)
-        lines = [f"{inner}{json.dumps(key)} : {ozone_json(item, indent + 1)}" for key, item in value.items()]
+        lines = [
+            f"{inner}{json.dumps(key)} : {ozone_json(item, indent + 1)}"
+            for key, item in value.items()
+        ]
         return "{\n" + ",\n".join(lines) + "\n" + "  " * indent + "}"
     if isinstance(value, list):
-        return "[ " + ", ".join(ozone_json(item, indent) for item in value) + " ]" if value else "[ ]"
+        return (
+            "[ " + ", ".join(ozone_json(item, indent) for item in value) + " ]" if value else "[ ]"
+        )
     return json.dumps(value, ensure_ascii=False)

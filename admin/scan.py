@@ -1,4 +1,6 @@
-"""`treefold scan`: have the agents read replicas and compare every chunk with its recorded checksums."""
+"""`treefold scan`: have the agents read replicas and compare every chunk with its
+recorded checksums.
+"""
 
 import click
 
@@ -13,10 +15,12 @@ from admin.controller_client import ControllerClient
 def scan(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: bool) -> None:
     """Have agents read replicas and look for damage.
 
-    Orders a scan of every live replica of these containers and does not wait for it; `treefold container info` shows
-    state, root and time of the last scan. IDs are arguments, or lines of standard input with `-`.
+    Orders a scan of every live replica of these containers and does not wait for it;
+    `treefold container info` shows state, root and time of the last scan. IDs are
+    arguments, or lines of standard input with `-`.
 
-    Exit status: 0 ordered, 1 a container is not known, 2 usage, 7 controller unreachable.
+    Exit status: 0 ordered, 1 a container is not known, 2 usage, 7 controller
+    unreachable.
     """
     with answering("scan", as_json=as_json) as answer:
         unknown, ordered = controller.scan(container_ids(arguments))

@@ -1,6 +1,8 @@
-"""`treefold sweep`: check every replica of a cluster in bulk, and look at what earlier sweeps found.
+"""`treefold sweep`: check every replica of a cluster in bulk, and look at what earlier
+sweeps found.
 
-The summary goes to stdout, how the sweep goes on to stderr. All that is computed is in `spark`; this says it.
+The summary goes to stdout, how the sweep goes on to stderr. All that is computed is in
+`spark`; this says it.
 """
 
 import os
@@ -38,10 +40,15 @@ _PLACES = ("container", "block", "offset")
 
 
 class _Folder(click.Path):
-    """A folder; an empty word, such as a variable that is not set, is not the one we are in."""
+    """A folder; an empty word, such as a variable that is not set, is not the one we
+    are in.
+    """
 
     def convert(
-        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
     ) -> str | bytes | os.PathLike[str]:
         if not os.fspath(value):
             self.fail("it is empty", param, ctx)
@@ -60,20 +67,31 @@ _json = click.option("--json", "as_json", is_flag=True, help="One JSON object on
 
 @click.group()
 def sweep() -> None:
-    """Check every replica of a cluster in bulk: roots first, then blocks and chunks of what differs.
+    """Check every replica of a cluster in bulk: roots first, then blocks and chunks of
+    what differs.
 
-    `run` reads chunk tables that agents exported, or volumes; `show` and `compare` look at what sweeps found.
+    `run` reads chunk tables that agents exported, or volumes; `show` and `compare` look
+    at what sweeps found.
     """
 
 
 @sweep.command()
-@click.option("--volume", "volumes", metavar="PATH", multiple=True, help="Root of an Ozone volume, read in place.")
+@click.option(
+    "--volume",
+    "volumes",
+    metavar="PATH",
+    multiple=True,
+    help="Root of an Ozone volume, read in place.",
+)
 @click.option(
     "--table",
     "tables",
     metavar="PATH",
     multiple=True,
-    help="A chunk table: a folder of exports, a Parquet file, a folder of Parquet files, or an s3:// address.",
+    help=(
+        "A chunk table: a folder of exports, a Parquet file, a folder of Parquet files, or an s3://"
+        " address."
+    ),
 )
 @click.argument("more", metavar="[PATH]...", nargs=-1)
 @click.option(
@@ -81,8 +99,10 @@ def sweep() -> None:
     type=click.Choice([source.value for source in Source]),
     default=Source.TREE.value,
     show_default=True,
-    help="Which truth of a volume is compared: stored trees (records where there is none), block records, or all data "
-    "read anew. Tables have theirs.",
+    help=(
+        "Which truth of a volume is compared: stored trees (records where there is none), block"
+        " records, or all data read anew. Tables have theirs."
+    ),
 )
 @click.option(
     "--engine",
@@ -91,42 +111,68 @@ def sweep() -> None:
     show_default=True,
     help="Threads of this machine, or a Spark cluster; the answers are the same.",
 )
-@click.option("--threads", type=click.IntRange(1, 1024), help="Threads of the local engine; as many as cores.")
 @click.option(
-    "--master", metavar="URL", help="The Spark master: local[*] if not said, spark://HOST:PORT, yarn, k8s://..."
+    "--threads", type=click.IntRange(1, 1024), help="Threads of the local engine; as many as cores."
 )
-@click.option("--conf", "settings", metavar="KEY=VALUE", multiple=True, help="A setting of Spark's own.")
+@click.option(
+    "--master",
+    metavar="URL",
+    help="The Spark master: local[*] if not said, spark://HOST:PORT, yarn, k8s://...",
+)
+@click.option(
+    "--conf", "settings", metavar="KEY=VALUE", multiple=True, help="A setting of Spark's own."
+)
 @click.option(
     "--pack",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="What `treefold sweep pack` made, for executors that have neither our code nor our libraries.",
+    help=(
+        "What `treefold sweep pack` made, for executors that have neither our code nor our"
+        " libraries."
+    ),
 )
 @_out
-@click.option("--fresh", is_flag=True, help="Begin anew where a sweep over the same inputs was not finished.")
 @click.option(
-    "--keep", type=click.IntRange(1), default=30, show_default=True, metavar="N", help="Sweeps that stay in DIR."
+    "--fresh", is_flag=True, help="Begin anew where a sweep over the same inputs was not finished."
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(1),
+    default=30,
+    show_default=True,
+    metavar="N",
+    help="Sweeps that stay in DIR.",
 )
 @click.option(
     "--write-trees",
     is_flag=True,
-    help="Write all trees too, as the bytes of Ozone's tree files: DIR/trees, Parquet, a row a replica. Those of two "
-    "sweeps stay.",
+    help=(
+        "Write all trees too, as the bytes of Ozone's tree files: DIR/trees, Parquet, a row a"
+        " replica. Those of two sweeps stay."
+    ),
 )
 @click.option(
     "--gone",
     metavar="DATANODE",
     multiple=True,
-    help="A datanode that was taken out of the cluster on purpose, and is not missed where an earlier sweep had it.",
+    help=(
+        "A datanode that was taken out of the cluster on purpose, and is not missed where an"
+        " earlier sweep had it."
+    ),
 )
 @click.option(
     "--metrics-file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write figures for Prometheus' textfile collector: node_exporter reads FILE.prom in its folder.",
+    help=(
+        "Write figures for Prometheus' textfile collector: node_exporter reads FILE.prom in its"
+        " folder."
+    ),
 )
 @click.option(
-    "--reconcile", is_flag=True, help="Have the controller repair what can be repaired, within its own limits."
+    "--reconcile",
+    is_flag=True,
+    help="Have the controller repair what can be repaired, within its own limits.",
 )
 @_json
 @controller_options
@@ -155,16 +201,20 @@ def run(
 ) -> None:
     """Compare all replicas in volumes and chunk tables.
 
-    Several tables may follow one --table. Open and erasure-coded replicas take no part. What cannot be read is skipped
-    by name and never taken for absent. DIR gets the tables `roots`, `verdicts`, `findings` and `summary`, Parquet,
-    partitioned by sweep_id, and a report. Interrupted or killed, the same command goes on where it was.
+    Several tables may follow one --table. Open and erasure-coded replicas take no part.
+    What cannot be read is skipped by name and never taken for absent. DIR gets the
+    tables `roots`, `verdicts`, `findings` and `summary`, Parquet, partitioned by
+    sweep_id, and a report. Interrupted or killed, the same command goes on where it
+    was.
 
     \b
-      treefold sweep run --table /exports/night --out /var/lib/treefold/sweeps
-      treefold sweep run --volume /data/hdds1 --volume /mnt/dn2/hdds1 --source data --out /tmp/sweeps --json
+      treefold sweep run --table /exports/night --out /var/lib/treefold/sweeps treefold
+      sweep run --volume /data/hdds1 --volume /mnt/dn2/hdds1 --source data --out
+      /tmp/sweeps --json
 
-    Exit status: 0 nothing found, 1 failed, 2 usage, 3 something diverged or is damaged, 5 nothing of that, but not all
-    could be read, 8 another sweep writes to DIR, 130 interrupted.
+    Exit status: 0 nothing found, 1 failed, 2 usage, 3 something diverged or is damaged,
+    5 nothing of that, but not all could be read, 8 another sweep writes to DIR, 130
+    interrupted.
     """
     if more and not tables:
         raise UsageError(f"{more[0]}: say --table or --volume before it")
@@ -172,17 +222,26 @@ def run(
         raise UsageError("give something to sweep: --table or --volume")
     if metrics_file is not None and not metrics_file.absolute().parent.is_dir():
         raise UsageError(f"--metrics-file: there is no folder {metrics_file.absolute().parent}")
-    request = Request(out, (*tables, *more), volumes, Source(source), fresh, keep, write_trees, gone)
+    request = Request(
+        out, (*tables, *more), volumes, Source(source), fresh, keep, write_trees, gone
+    )
     if engine == LOCAL and (master or settings or pack):
         raise UsageError("--master, --conf and --pack are for --engine spark")
     if pack and (master or "local").startswith("local"):
         raise UsageError("--pack is for the executors of a cluster: name its --master")
     if engine == SPARK and threads:
-        raise UsageError("--threads is for the local engine; a master in this process is --master 'local[N]'")
+        raise UsageError(
+            "--threads is for the local engine; a master in this process is --master 'local[N]'"
+        )
     spark = {"master": master} if master else {}
     sweeps = Sweeps(out, Disk())
-    with talking(output) as watcher, chosen_engine(engine, out, threads, settings, pack=pack, **spark) as chosen:
-        summary = carry_out(request, chosen, watcher, report=lambda made: write_report(sweeps, made))
+    with (
+        talking(output) as watcher,
+        chosen_engine(engine, out, threads, settings, pack=pack, **spark) as chosen,
+    ):
+        summary = carry_out(
+            request, chosen, watcher, report=lambda made: write_report(sweeps, made)
+        )
     report = sweeps.report(summary.sweep_id)
     said = summary.json() | {"report": str(report)}
     refused: ReconcileError | None = None
@@ -235,8 +294,9 @@ def show(sweep_id: str, out: Path, as_json: bool) -> int:
 def compare(before: str, after: str, out: Path, as_json: bool) -> int:
     """Say what is new, healed, or persists from sweep A to B.
 
-    It is said by container and kind of finding. What A found in a container that B did not see, or could not tell, is
-    `unseen`: nobody knows whether it was healed. A change in silence is of one night, and new in B or nothing.
+    It is said by container and kind of finding. What A found in a container that B did
+    not see, or could not tell, is `unseen`: nobody knows whether it was healed. A
+    change in silence is of one night, and new in B or nothing.
 
     Exit status: 0 nothing new and nothing persists, 3 otherwise.
     """
@@ -250,8 +310,15 @@ def compare(before: str, after: str, out: Path, as_json: bool) -> int:
         }
         print_json({"before": earlier, "after": later} | lists)
     else:
-        print_line(f"{earlier} -> {later}: " + ", ".join(f"{len(places)} {name}" for name, places in changes.items()))
-        rows = [(name, container_id, kind) for name, places in changes.items() for container_id, kind in places]
+        print_line(
+            f"{earlier} -> {later}: "
+            + ", ".join(f"{len(places)} {name}" for name, places in changes.items())
+        )
+        rows = [
+            (name, container_id, kind)
+            for name, places in changes.items()
+            for container_id, kind in places
+        ]
         if rows:
             print_table(("CHANGE", "CONTAINER", "KIND"), rows[:_ROWS_SHOWN], numbers=("CONTAINER",))
         _print_rest(len(rows))
@@ -269,10 +336,16 @@ def _exit(ctx: click.Context, status: int) -> None:
 
 
 def _reconciled(controller: ControllerClient, sweeps: Sweeps, sweep_id: str) -> JsonObject:
-    """Have the controller repair the repairable containers of a sweep; how many it took, and why not the others."""
+    """Have the controller repair the repairable containers of a sweep; how many it
+    took, and why not the others.
+    """
     verdicts = sweeps.read(Table.VERDICTS, sweep_id, ["container_id", "verdict"])
-    repairable = verdicts.filter(pc.equal(verdicts["verdict"], Verdict.REPAIRABLE.value))["container_id"].to_pylist()
-    outcomes = controller.reconcile(sorted(repairable), dry_run=False, reason=f"sweep {sweep_id}", requested_by=SWEEP)
+    repairable = verdicts.filter(pc.equal(verdicts["verdict"], Verdict.REPAIRABLE.value))[
+        "container_id"
+    ].to_pylist()
+    outcomes = controller.reconcile(
+        sorted(repairable), dry_run=False, reason=f"sweep {sweep_id}", requested_by=SWEEP
+    )
     refused = Counter(outcome.eligibility for outcome in outcomes if not outcome.job_id)
     return {"jobs": len(outcomes) - refused.total(), "refused": dict(sorted(refused.items()))}
 
@@ -292,7 +365,9 @@ def exit_status(summary: Summary) -> int:
 
 
 def compared(sweeps: Sweeps, before: str, after: str) -> Mapping[str, list[tuple[int, str]]]:
-    """What two sweeps found in containers, by what became of it: container and kind, ascending."""
+    """What two sweeps found in containers, by what became of it: container and kind,
+    ascending.
+    """
     earlier, later = _found(sweeps, before), _found(sweeps, after)
     verdicts = sweeps.read(Table.VERDICTS, after, ["container_id", "verdict"])
     known = verdicts.filter(pc.not_equal(verdicts["verdict"], Verdict.UNKNOWN.value))
@@ -315,7 +390,9 @@ def _found(sweeps: Sweeps, sweep_id: str) -> set[tuple[int, str]]:
     findings = sweeps.read(Table.FINDINGS, sweep_id, ["container_id", "kind"])
     counts = pc.is_in(findings["container_id"], value_set=diverged)
     silent = pc.equal(findings["kind"], FindingKind.SILENT_CHANGE.value)
-    places = findings.filter(pc.or_(counts, silent)).group_by(["container_id", "kind"]).aggregate([])
+    places = (
+        findings.filter(pc.or_(counts, silent)).group_by(["container_id", "kind"]).aggregate([])
+    )
     return set(zip(places["container_id"].to_pylist(), places["kind"].to_pylist(), strict=True))
 
 
@@ -328,12 +405,20 @@ def print_summary(summary: JsonObject) -> None:
     )
     verdicts = summary["verdicts"]
     assert isinstance(verdicts, dict)
-    print_line("  " + (", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "nothing compared"))
+    print_line(
+        "  "
+        + (
+            ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+            or "nothing compared"
+        )
+    )
     for key, style in (("skipped", "bold"), ("notes", "dim")):
         listed = summary[key]
         assert isinstance(listed, list)
         for one in listed[:_ROWS_SHOWN]:
-            text = f"skipped: {one['input']}: {one['reason']}" if key == "skipped" else f"note: {one}"
+            text = (
+                f"skipped: {one['input']}: {one['reason']}" if key == "skipped" else f"note: {one}"
+            )
             print_line(f"  {text}", style=style)
         _print_rest(len(listed))
 
@@ -346,7 +431,10 @@ def _print_findings(sweeps: Sweeps, sweep_id: str, summary: JsonObject) -> None:
     told = [f"{one['input']}: {one['reason']}" for one in skipped]
     findings = findings.filter(pc.invert(pc.is_in(findings["detail"], pa.array(told, pa.string()))))
     for finding in findings.slice(0, _ROWS_SHOWN).to_pylist():
-        places = ((name, finding[f"{name}_id" if name != "offset" else "chunk_offset"]) for name in _PLACES)
+        places = (
+            (name, finding[f"{name}_id" if name != "offset" else "chunk_offset"])
+            for name in _PLACES
+        )
         where = " ".join(f"{name} {value}" for name, value in places if value is not None)
         whose = f": {', '.join(finding['lacking'])} <- {', '.join(finding['sources']) or 'nowhere'}"
         has_whose = finding["lacking"] or finding["sources"]
@@ -366,7 +454,9 @@ def _details(sweeps: Sweeps, sweep_id: str) -> list[JsonObject]:
     diverged = verdicts.filter(verdicts["diverged"]).slice(0, _DETAILS_MAX)
     findings = sweeps.read(Table.FINDINGS, sweep_id)
     named: dict[int, list[JsonObject]] = {}
-    of_diverged = findings.filter(pc.is_in(findings["container_id"], value_set=diverged["container_id"]))
+    of_diverged = findings.filter(
+        pc.is_in(findings["container_id"], value_set=diverged["container_id"])
+    )
     for finding in of_diverged.to_pylist():
         named.setdefault(finding["container_id"], []).append(
             {
@@ -404,7 +494,9 @@ def write_metrics(path: Path, summary: Summary) -> None:
     metrics.set("sweep_replicas", summary.replicas)
     metrics.set("sweep_inputs_skipped", len(summary.skipped))
     for verdict in Verdict:
-        metrics.set("sweep_containers", summary.verdicts.get(verdict.value, 0), verdict=verdict.value)
+        metrics.set(
+            "sweep_containers", summary.verdicts.get(verdict.value, 0), verdict=verdict.value
+        )
     for kind, count in summary.findings.items():
         metrics.set("sweep_findings", count, kind=kind)
     Disk().replace(path.absolute(), metrics.page())

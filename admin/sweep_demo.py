@@ -1,4 +1,6 @@
-"""`treefold sweep demo`: a synthetic cluster is damaged, swept, and the answer held against what was done to it."""
+"""`treefold sweep demo`: a synthetic cluster is damaged, swept, and the answer held
+against what was done to it.
+"""
 
 import shutil
 import tempfile
@@ -48,16 +50,53 @@ class Swept:
     show_default=True,
     help="Which engines sweep; both where Spark and Java are there.",
 )
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Another seed, another cluster.")
-@click.option("--datanodes", type=click.IntRange(3, 1000), default=6, show_default=True, help="Datanodes in all.")
 @click.option(
-    "--containers", type=click.IntRange(1, _LARGEST), default=400, show_default=True, help="Of three replicas each."
+    "--seed",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Another seed, another cluster.",
 )
-@click.option("--blocks", type=click.IntRange(2, _LARGEST), default=20, show_default=True, help="Per container, mean.")
-@click.option("--chunks", type=click.IntRange(1, 256), default=64, show_default=True, help="Per block, at most.")
-@click.option("--largest", type=click.IntRange(0, _LARGEST), default=0, help="Blocks of one container at least.")
 @click.option(
-    "--damage", type=click.FloatRange(0, 0.1), default=0.0025, show_default=True, help="Containers hit, of each kind."
+    "--datanodes",
+    type=click.IntRange(3, 1000),
+    default=6,
+    show_default=True,
+    help="Datanodes in all.",
+)
+@click.option(
+    "--containers",
+    type=click.IntRange(1, _LARGEST),
+    default=400,
+    show_default=True,
+    help="Of three replicas each.",
+)
+@click.option(
+    "--blocks",
+    type=click.IntRange(2, _LARGEST),
+    default=20,
+    show_default=True,
+    help="Per container, mean.",
+)
+@click.option(
+    "--chunks",
+    type=click.IntRange(1, 256),
+    default=64,
+    show_default=True,
+    help="Per block, at most.",
+)
+@click.option(
+    "--largest",
+    type=click.IntRange(0, _LARGEST),
+    default=0,
+    help="Blocks of one container at least.",
+)
+@click.option(
+    "--damage",
+    type=click.FloatRange(0, 0.1),
+    default=0.0025,
+    show_default=True,
+    help="Containers hit, of each kind.",
 )
 @click.option(
     "--order",
@@ -72,7 +111,9 @@ class Swept:
     metavar="DIR",
     help="Leave all files here, not the reports alone.",
 )
-@click.option("--check", is_flag=True, help="Print nothing but what is wrong; the exit status tells.")
+@click.option(
+    "--check", is_flag=True, help="Print nothing but what is wrong; the exit status tells."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_obj
 def demo(
@@ -93,9 +134,9 @@ def demo(
 ) -> int:
     """Sweep a synthetic cluster that was damaged overnight.
 
-    The answer is held against the truth. Two nights are made from a seed and swept: before the damage and after it.
-    Each engine must find all that was done, and nothing else; with two engines, their roots, verdicts and findings
-    must be equal.
+    The answer is held against the truth. Two nights are made from a seed and swept:
+    before the damage and after it. Each engine must find all that was done, and nothing
+    else; with two engines, their roots, verdicts and findings must be equal.
 
     Exit status: 0 they are, 1 they are not.
     """
@@ -123,8 +164,15 @@ def demo(
         if not (as_json or check):
             print_line("")
             if not wrong:
-                same = "; the engines agree in every root, verdict and finding" if len(swept) > 1 else ""
-                print_line(f"all {len(truth.damages)} damages were found, and nothing else{same}", style="bold")
+                same = (
+                    "; the engines agree in every root, verdict and finding"
+                    if len(swept) > 1
+                    else ""
+                )
+                print_line(
+                    f"all {len(truth.damages)} damages were found, and nothing else{same}",
+                    style="bold",
+                )
             for one in swept.values():
                 print_line(f"report: {one.report}")
     return EXIT_FAILED if wrong else 0
@@ -135,11 +183,19 @@ def mistakes(truth: Truth, swept: dict[str, Swept]) -> list[str]:
     wrong, expected = list[str](), _expected(truth)
     verdicts = {(damage.container_id, damage.verdict.value) for damage in truth.damages}
     for name, one in swept.items():
-        wrong += [f"{name}: not found: {_named(place)}" for place in sorted(expected - one.found, key=str)]
-        wrong += [f"{name}: found, but not done: {_named(place)}" for place in sorted(one.found - expected, key=str)]
+        wrong += [
+            f"{name}: not found: {_named(place)}" for place in sorted(expected - one.found, key=str)
+        ]
+        wrong += [
+            f"{name}: found, but not done: {_named(place)}"
+            for place in sorted(one.found - expected, key=str)
+        ]
         diverged = {place[:2] for place in one.verdicts if place[1] not in ("MATCH", "UNKNOWN")}
-        wrong += [f"{name}: container {place[0]} is not {place[1]}" for place in sorted(verdicts ^ diverged, key=str)]
-    (first, *others) = swept.items()
+        wrong += [
+            f"{name}: container {place[0]} is not {place[1]}"
+            for place in sorted(verdicts ^ diverged, key=str)
+        ]
+    first, *others = swept.items()
     for name, other in others:
         for what, differing in (
             ("roots", first[1].roots ^ other.roots),
@@ -186,13 +242,19 @@ def _swept(name: str, folder: Path, watcher: Watcher) -> Swept:
     sweeps = Sweeps(out, Disk())
     write_report(sweeps, summary)
     names = ("kind", "container_id", "block_id", "chunk_offset", "lacking", "sources")
-    # Sums alone: the order of their computation tells the paths, and with it the fingerprints.
+    # Sums alone: the order of their computation tells the paths, and with it the
+    # fingerprints.
     sums = [n for n in REPLICA_SCHEMA.names if n not in ("path", "fingerprint")]
     return Swept(
         summary,
         sweeps.report(summary.sweep_id),
         _places(sweeps, Table.FINDINGS, summary.sweep_id, names),
-        _places(sweeps, Table.VERDICTS, summary.sweep_id, ("container_id", "verdict", "replicas", "excluded")),
+        _places(
+            sweeps,
+            Table.VERDICTS,
+            summary.sweep_id,
+            ("container_id", "verdict", "replicas", "excluded"),
+        ),
         _places(sweeps, Table.ROOTS, summary.sweep_id, sums),
     )
 
@@ -200,14 +262,22 @@ def _swept(name: str, folder: Path, watcher: Watcher) -> Swept:
 def _places(sweeps: Sweeps, table: Table, sweep_id: str, names: Sequence[str]) -> frozenset[Place]:
     rows = sweeps.read(table, sweep_id, names).to_pylist()
     return frozenset(
-        tuple(tuple(row[name]) if isinstance(row[name], list) else row[name] for name in names) for row in rows
+        tuple(tuple(row[name]) if isinstance(row[name], list) else row[name] for name in names)
+        for row in rows
     )
 
 
 def _expected(truth: Truth) -> frozenset[Place]:
     """All findings that there must be."""
     silent = (
-        (FindingKind.SILENT_CHANGE.value, damage.container_id, damage.block_id, damage.offset, (datanode,), ())
+        (
+            FindingKind.SILENT_CHANGE.value,
+            damage.container_id,
+            damage.block_id,
+            damage.offset,
+            (datanode,),
+            (),
+        )
         for damage in truth.damages
         if damage.kind in _CHANGED
         for datanode in damage.datanodes
@@ -217,14 +287,17 @@ def _expected(truth: Truth) -> frozenset[Place]:
 
 def _named(place: Place) -> str:
     kind, container_id, block_id, offset, *_ = place
-    return f"{kind} in container {container_id}, block {block_id}" + ("" if offset is None else f", offset {offset}")
+    return f"{kind} in container {container_id}, block {block_id}" + (
+        "" if offset is None else f", offset {offset}"
+    )
 
 
 def _with_lasting_reports(swept: dict[str, Swept]) -> dict[str, Swept]:
     """The same, with reports that stay when everything else goes."""
     folder = Path(tempfile.mkdtemp(prefix="treefold-sweep-report-"))
     return {
-        name: replace(one, report=Path(shutil.copy(one.report, folder / f"{name}.html"))) for name, one in swept.items()
+        name: replace(one, report=Path(shutil.copy(one.report, folder / f"{name}.html")))
+        for name, one in swept.items()
     }
 
 
@@ -234,7 +307,9 @@ def _json(truth: Truth, swept: dict[str, Swept], wrong: list[str]) -> JsonObject
         "containers": truth.containers,
         "replicas": truth.replicas,
         "damages": len(truth.damages),
-        "engines": {name: one.summary.json() | {"report": str(one.report)} for name, one in swept.items()},
+        "engines": {
+            name: one.summary.json() | {"report": str(one.report)} for name, one in swept.items()
+        },
         "wrong": wrong,
         "ok": not wrong,
     }
@@ -242,21 +317,30 @@ def _json(truth: Truth, swept: dict[str, Swept], wrong: list[str]) -> JsonObject
 
 def _print(truth: Truth, swept: dict[str, Swept], made_s: float) -> None:
     print_line(
-        f"made {truth.containers:,} containers, {truth.replicas:,} replicas, {truth.rows:,} chunks a night "
-        f"in {made_s:.1f} s, and damaged {len(truth.damages)} containers overnight"
+        f"made {truth.containers:,} containers, {truth.replicas:,} replicas, {truth.rows:,} chunks"
+        f" a night in {made_s:.1f} s, and damaged {len(truth.damages)} containers overnight"
     )
     rows = []
     for kind in DamageKind:
         of_kind = {damage.finding for damage in truth.damages if damage.kind is kind}
-        rows.append((kind.value, len(of_kind), *(len(of_kind & one.found) for one in swept.values())))
+        rows.append(
+            (kind.value, len(of_kind), *(len(of_kind & one.found) for one in swept.values()))
+        )
     silent = {place for place in _expected(truth) if place[0] == FindingKind.SILENT_CHANGE.value}
-    rows.append((FindingKind.SILENT_CHANGE.value, len(silent), *(len(silent & one.found) for one in swept.values())))
+    rows.append(
+        (
+            FindingKind.SILENT_CHANGE.value,
+            len(silent),
+            *(len(silent & one.found) for one in swept.values()),
+        )
+    )
     headings = ("DAMAGE", "DONE", *(f"FOUND BY {name.upper()}" for name in swept))
     print_table(headings, rows, numbers=headings[1:])
     for name, one in swept.items():
         summary = one.summary
         verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in summary.verdicts.items())
         print_line(
-            f"{name}: {verdicts}; {summary.seconds:.1f} s, {summary.rows / summary.seconds / 1e6:.1f} M rows/s; "
-            f"roots computed {', '.join(f'{path} {count:,}' for path, count in summary.paths.items())}"
+            f"{name}: {verdicts}; {summary.seconds:.1f} s,"
+            f" {summary.rows / summary.seconds / 1e6:.1f} M rows/s; roots computed"
+            f" {', '.join(f'{path} {count:,}' for path, count in summary.paths.items())}"
         )

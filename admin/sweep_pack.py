@@ -1,4 +1,6 @@
-"""`treefold sweep pack`: what executors need that have neither our code nor our libraries."""
+"""`treefold sweep pack`: what executors need that have neither our code nor our
+libraries.
+"""
 
 from pathlib import Path
 
@@ -21,9 +23,10 @@ from spark.pack import pack as make
 def pack(out: Path, *, as_json: bool) -> None:
     """Pack our code and the libraries it needs for Spark executors.
 
-    treefold.zip is our code, for --py-files; treefold-env.tar.gz holds the libraries of this very installation, for
-    --archives, made without a network. Executors need a Python of the same minor version on the same kind of machine.
-    `treefold sweep run --engine spark --pack DIR` takes both along.
+    treefold.zip is our code, for --py-files; treefold-env.tar.gz holds the libraries of
+    this very installation, for --archives, made without a network. Executors need a
+    Python of the same minor version on the same kind of machine. `treefold sweep run
+    --engine spark --pack DIR` takes both along.
     """
     packed = make(out, Disk())
     if as_json:

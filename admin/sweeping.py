@@ -1,4 +1,6 @@
-"""What all sweeping commands share: the engine, how a sweep is told of, and its report."""
+"""What all sweeping commands share: the engine, how a sweep is told of, and its
+report.
+"""
 
 import os
 import time
@@ -12,7 +14,14 @@ from pathlib import Path
 import click
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from admin.output import LINE_EVERY_S, Output, console
 from merkle.errors import DiskError, UsageError
@@ -45,8 +54,8 @@ def chosen_engine(
     """The engine of this name, for as long as it is needed.
 
     Raises:
-        SparkMissingError, ProcessFailedError: Spark, or its Java, is not there or does not start.
-        UsageError: a setting is none.
+        SparkMissingError, ProcessFailedError: Spark, or its Java, is not there or does
+            not start. UsageError: a setting is none.
     """
     if name == LOCAL:
         yield LocalEngine(Gatherer(out / "work" / "spill", threads=threads))
@@ -59,7 +68,8 @@ def chosen_engine(
 
     chosen = {key: value for key, _, value in pairs}
     if address := chosen.get("spark.driver.bindAddress", "127.0.0.1" if is_local(master) else None):
-        # Spark asks for the machine's address before it reads a setting, and not every machine can tell.
+        # Spark asks for the machine's address before it reads a setting, and not every
+        # machine can tell.
         os.environ.setdefault("SPARK_LOCAL_IP", address)
     with spark_session(master, settings=chosen, pack=pack) as session:
         from spark.cluster import SparkEngine
@@ -68,7 +78,8 @@ def chosen_engine(
 
 
 def write_report(sweeps: Sweeps, swept: Summary) -> tuple[str, ...]:
-    """Write the report of a sweep whose tables are written, one HTML file beside them; returns notes.
+    """Write the report of a sweep whose tables are written, one HTML file beside them;
+    returns notes.
 
     Raises:
         DiskError: it cannot be written, or a table of the sweep cannot be read.
@@ -80,7 +91,9 @@ def write_report(sweeps: Sweeps, swept: Summary) -> tuple[str, ...]:
     for piece in sweeps.pieces(Table.ROOTS, sweep_id, REPLICA_SCHEMA.names):
         counted = piece.group_by(["datanode", "volume"]).aggregate([([], "count_all")]).to_pylist()
         held.update({(row["datanode"], row["volume"]): row["count_all"] for row in counted})
-        replicas.append(piece.filter(pc.is_in(piece["container_id"], value_set=diverged["container_id"])))
+        replicas.append(
+            piece.filter(pc.is_in(piece["container_id"], value_set=diverged["container_id"]))
+        )
     earlier, notes = list[Night](), list[str]()
     for name in (name for name in sweeps.sweeps() if name < sweep_id):
         try:
@@ -108,7 +121,12 @@ def _night(summary: JsonObject) -> Night:
     verdicts, containers = summary["verdicts"], summary["containers"]
     assert isinstance(verdicts, dict)
     assert isinstance(containers, int)
-    return Night(str(summary["sweepID"]), datetime.fromisoformat(str(summary["startedAt"])), containers, verdicts)
+    return Night(
+        str(summary["sweepID"]),
+        datetime.fromisoformat(str(summary["startedAt"])),
+        containers,
+        verdicts,
+    )
 
 
 @dataclass(slots=True)

@@ -1,8 +1,10 @@
-"""`treefold tree`: build, show, compare and check trees offline, from tree files, container folders and volumes.
+"""`treefold tree`: build, show, compare and check trees offline, from tree files,
+container folders and volumes.
 
-Volumes are opened read-only through a shadow of their database in a temporary folder: not a byte is written under
-them, and a live datanode may own them. Whatever is wrong with a container is said in its line; an error ends only
-that container, and the others still get theirs.
+Volumes are opened read-only through a shadow of their database in a temporary folder:
+not a byte is written under them, and a live datanode may own them. Whatever is wrong
+with a container is said in its line; an error ends only that container, and the others
+still get theirs.
 """
 
 import os
@@ -57,15 +59,17 @@ _ids = click.option(
     multiple=True,
     help="Only this container; may be given again.",
 )
-_json = click.option("--json", "as_json", is_flag=True, help="One JSON object a line and container.")
+_json = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object a line and container."
+)
 
 
 @click.group()
 def tree() -> None:
     """Build, show, compare and check trees offline.
 
-    PATH is the root of a volume or the folder of a container in one; show and check also take tree files.
-    Nothing is ever written there.
+    PATH is the root of a volume or the folder of a container in one; show and check
+    also take tree files. Nothing is ever written there.
     """
 
 
@@ -79,11 +83,20 @@ def tree() -> None:
     show_default=True,
     help="Read all data and verify it, or believe the block records.",
 )
-@click.option("--mapped", is_flag=True, help="Map files in a worker process instead of copying what they hold.")
+@click.option(
+    "--mapped",
+    is_flag=True,
+    help="Map files in a worker process instead of copying what they hold.",
+)
 @_json
 @click.pass_obj
 def build(
-    output: Output, paths: tuple[str, ...], ids: tuple[int, ...], source: str, mapped: bool, as_json: bool
+    output: Output,
+    paths: tuple[str, ...],
+    ids: tuple[int, ...],
+    source: str,
+    mapped: bool,
+    as_json: bool,
 ) -> int:
     """Build the trees of containers and say what is wrong.
 
@@ -152,7 +165,8 @@ def check(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
                     print_json(checked.json(file.path))
                 else:
                     verdict = ", ".join(checked.reasons) or "right"
-                    # A file that is no tree and is not named by a number tells no container.
+                    # A file that is no tree and is not named by a number tells no
+                    # container.
                     which = "unknown" if checked.container_id is None else checked.container_id
                     rows.append((which, checked.root, verdict, "; ".join(checked.notes), file.name))
     if not as_json:
@@ -169,22 +183,29 @@ def check(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
     type=click.Choice([source.value for source in Source]),
     default=Source.DATA.value,
     show_default=True,
-    help="Read all data and compare what it is, believe the block records, or compare the stored trees.",
+    help=(
+        "Read all data and compare what it is, believe the block records, or compare the stored"
+        " trees."
+    ),
 )
 @_json
 @click.pass_obj
-def diff_command(output: Output, paths: tuple[str, ...], ids: tuple[int, ...], source: str, as_json: bool) -> int:
+def diff_command(
+    output: Output, paths: tuple[str, ...], ids: tuple[int, ...], source: str, as_json: bool
+) -> int:
     """Compare the replicas of containers.
 
-    Says of each difference who lacks what and who has it, and of each container what can be done. Given a folder of a
-    container, only that container is compared. Erasure-coded replicas hold different parts by design: they are not
-    compared, and their verdict is unknown, as is that of a container with one replica here. Nor is a container where a
-    replica cannot be read: that replica is named with the reason.
+    Says of each difference who lacks what and who has it, and of each container what
+    can be done. Given a folder of a container, only that container is compared.
+    Erasure-coded replicas hold different parts by design: they are not compared, and
+    their verdict is unknown, as is that of a container with one replica here. Nor is a
+    container where a replica cannot be read: that replica is named with the reason.
 
-    Verdicts: MATCH, REPAIRABLE, UNRECOVERABLE, CONFLICT, UNKNOWN. With --source data, UNRECOVERABLE is what `treefold
-    reconcile` would come to: it takes good windows wherever they are, also out of a file whose record is lost. By
-    records or stored trees alone it is a presumption. Records that contradict each other, a conflict too, show only
-    in a reconciliation.
+    Verdicts: MATCH, REPAIRABLE, UNRECOVERABLE, CONFLICT, UNKNOWN. With --source data,
+    UNRECOVERABLE is what `treefold reconcile` would come to: it takes good windows
+    wherever they are, also out of a file whose record is lost. By records or stored
+    trees alone it is a presumption. Records that contradict each other, a conflict too,
+    show only in a reconciliation.
 
     Exit status: 0 no differences, 3 differences, 1 a replica could not be read.
     """
@@ -207,11 +228,14 @@ def diff_command(output: Output, paths: tuple[str, ...], ids: tuple[int, ...], s
                     except ReconcileError as error:
                         failures.tell(place.name, container_id, error)
                         unread[place.name] = error.message
-                # A verdict without one of the replicas could call lost what only that one holds.
+                # A verdict without one of the replicas could call lost what only that
+                # one holds.
                 if unread:
                     one = _Compared(Comparison(container_id, Verdict.UNKNOWN), unread=unread)
                 else:
-                    live = {name: replica for name, replica in replicas.items() if not replica.deleted}
+                    live = {
+                        name: replica for name, replica in replicas.items() if not replica.deleted
+                    }
                     stores = {place.name: place.store for place in holders}
                     files = {name: stores[name].get(container_id) for name in live}
                     one = _compare(container_id, live, files)
@@ -256,7 +280,9 @@ def _path(name: str) -> _Path:
         # Absolute, so that a container's folder can be told by those above it.
         path = Path(name or "/nothing/").resolve(strict=True)
     except (OSError, RuntimeError) as error:
-        raise VolumeError(f"there is nothing at {name}", reason="path_missing", path=name) from error
+        raise VolumeError(
+            f"there is nothing at {name}", reason="path_missing", path=name
+        ) from error
     if not path.is_dir():
         raise VolumeError(f"{name} is no folder", reason="not_a_folder", path=name)
     found = container_of_folder(path)
@@ -265,7 +291,9 @@ def _path(name: str) -> _Path:
     if not (path / "hdds").is_dir() and (path / "metadata").is_dir():
         raise VolumeError(
             f"{name} is the folder of a container outside of a volume",
-            hint="Its block records are in the database of its volume; give it where it lies in one.",
+            hint=(
+                "Its block records are in the database of its volume; give it where it lies in one."
+            ),
             reason="container_without_volume",
             path=name,
         )
@@ -280,7 +308,9 @@ def _opened(paths: Sequence[_Path]) -> Iterator[list[_Place]]:
         try:
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="treefold-"))
         except OSError as error:
-            raise DiskError(f"no temporary folder can be made: {error.strerror or error}") from error
+            raise DiskError(
+                f"no temporary folder can be made: {error.strerror or error}"
+            ) from error
         stores: dict[Path, ContainerStore] = {}
         for path in paths:
             if path.root not in stores:
@@ -294,12 +324,17 @@ def _opened(paths: Sequence[_Path]) -> Iterator[list[_Place]]:
 def _jobs(places: Sequence[_Place], ids: Sequence[int]) -> list[tuple[_Place, ContainerId]]:
     """Every container to be looked at; one that was asked for must be somewhere."""
     jobs = [
-        (place, container_id) for place in places for container_id in _held(place) if not ids or container_id in ids
+        (place, container_id)
+        for place in places
+        for container_id in _held(place)
+        if not ids or container_id in ids
     ]
     missing = sorted(set(ids) - {container_id for _, container_id in jobs})
     if missing:
         names = ", ".join(place.name for place in places)
-        raise ContainerNotFoundError(f"there is no container {missing[0]} in {names}", container_id=missing[0])
+        raise ContainerNotFoundError(
+            f"there is no container {missing[0]} in {names}", container_id=missing[0]
+        )
     return jobs
 
 
@@ -368,7 +403,10 @@ class _Built:
 
 
 def _built(
-    container: Container, source: Source, on_bytes: Callable[[int], None] | None, mapped: MappedReader | None = None
+    container: Container,
+    source: Source,
+    on_bytes: Callable[[int], None] | None,
+    mapped: MappedReader | None = None,
 ) -> _Built:
     found = survey_container(container, source, fall_back=False, on_bytes=on_bytes, mapped=mapped)
     surplus = () if source is Source.TREE else _surplus(container)
@@ -387,7 +425,9 @@ def _built(
 
 
 def _unread(container: Container, source: Source, found: Surveyed) -> ReconcileError | None:
-    """Why nothing is known of what a replica holds, which must not pass for nothing; None where it is known."""
+    """Why nothing is known of what a replica holds, which must not pass for nothing;
+    None where it is known.
+    """
     if found.source is not None and found.state is not None:
         return None
     # A container whose folder is lost does hold nothing.
@@ -399,19 +439,24 @@ def _unread(container: Container, source: Source, found: Surveyed) -> ReconcileE
         return DescriptorError(why or "the descriptor cannot be read")
     if source is not Source.TREE:
         return DatabaseError(why)
-    # One that was never built is no fault, and of such a tree nothing counts as missing.
+    # One that was never built is no fault, and of such a tree nothing counts as
+    # missing.
     return TreeRefusedError(UNREADABLE, why) if why else None
 
 
 def _surplus(container: Container) -> Iterator[str]:
-    """What lies behind the last recorded chunk of a block: no fault, and never cut off, but worth a word."""
+    """What lies behind the last recorded chunk of a block: no fault, and never cut off,
+    but worth a word.
+    """
     # What cannot be read is a finding already.
     with suppress(DatabaseError, RecordInvalidError):
         for block_id in container.block_ids():
             with suppress(DiskError, RecordInvalidError):
                 record = container.record(block_id)
                 if record is not None and (length_bytes := container.unrecorded_bytes(record)):
-                    yield f"block {block_id} has {length_bytes} bytes behind its last recorded chunk"
+                    yield (
+                        f"block {block_id} has {length_bytes} bytes behind its last recorded chunk"
+                    )
 
 
 def _build_json(built: _Built) -> JsonObject:
@@ -440,11 +485,19 @@ def _print_built(built: Sequence[tuple[str, _Built]]) -> None:
         keys = ("containerID", "state", "dataChecksum", "blocks", "deletedBlocks")
         rows.append([*(shown[key] for key in keys), len(one.findings), name])
     columns = ("CONTAINER", "STATE", "ROOT", "BLOCKS", "DELETED", "FINDINGS", "PATH")
-    print_table(columns, rows, numbers=("CONTAINER", "ROOT", "BLOCKS", "DELETED", "FINDINGS"), folded=("PATH",))
+    print_table(
+        columns,
+        rows,
+        numbers=("CONTAINER", "ROOT", "BLOCKS", "DELETED", "FINDINGS"),
+        folded=("PATH",),
+    )
     for name, one in built:
         for finding in one.findings:
             where = _where(finding.block_id, finding.offset)
-            print_line(f"{name}: container {one.container_id}: {finding.type.value}{where}: {finding.detail}")
+            print_line(
+                f"{name}: container {one.container_id}: {finding.type.value}{where}:"
+                f" {finding.detail}"
+            )
         for note in one.notes:
             print_line(f"{name}: container {one.container_id}: note: {note}", style="dim")
 
@@ -456,7 +509,9 @@ def _where(block_id: BlockId | None, offset: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _TreeFile:
-    """A tree file: in a volume, with the root that the database has for it, or by itself."""
+    """A tree file: in a volume, with the root that the database has for it, or by
+    itself.
+    """
 
     name: str
     path: Path
@@ -465,7 +520,9 @@ class _TreeFile:
 
     def parsed(self) -> tuple[ContainerId, ContainerTree]:
         raw = Disk().read(self.path)
-        container_id = self.container_id if self.container_id is not None else container_id_of_tree(raw)
+        container_id = (
+            self.container_id if self.container_id is not None else container_id_of_tree(raw)
+        )
         return container_id, tree_from_bytes(raw, container_id)
 
     def checked(self) -> "_Checked":
@@ -506,7 +563,9 @@ class _TreeFile:
 
 @dataclass(slots=True)
 class _Checked:
-    """What came of checking one tree file; it is right where there are no reasons against it."""
+    """What came of checking one tree file; it is right where there are no reasons
+    against it.
+    """
 
     container_id: ContainerId | None
     root: str = ""
@@ -525,12 +584,16 @@ class _Checked:
 
 @contextmanager
 def _stored_trees(names: Sequence[str], ids: Sequence[int]) -> Iterator[list[_TreeFile]]:
-    """The tree files that the paths stand for: files themselves, or those of containers."""
+    """The tree files that the paths stand for: files themselves, or those of
+    containers.
+    """
     files = [name for name in names if os.path.isfile(name)]
     with _opened(_places([name for name in names if name not in files])) as places:
         found = [_lone_file(name) for name in files]
         lone = {file.container_id for file in found}
-        for place, container_id in _jobs(places, [i for i in ids if i not in lone]) if places else ():
+        for place, container_id in (
+            _jobs(places, [i for i in ids if i not in lone]) if places else ()
+        ):
             container = place.store.get(container_id)
             found.append(_TreeFile(place.name, container.tree_path, container_id, container))
         yield [file for file in found if not ids or file.container_id in ids]
@@ -571,7 +634,8 @@ def _print_tree(name: str, container_id: ContainerId, stored: ContainerTree) -> 
     root = "none" if stored.data_checksum is None else root_hex(stored.data_checksum)
     deleted = sum(block.deleted for block in stored.blocks)
     print_line(
-        f"{name}: container {container_id}, root {root}, {len(stored.blocks) - deleted} blocks, {deleted} deleted"
+        f"{name}: container {container_id}, root {root}, {len(stored.blocks) - deleted} blocks,"
+        f" {deleted} deleted"
     )
     rows: list[tuple[object, ...]] = []
     for block in stored.blocks:
@@ -598,7 +662,8 @@ def _print_tree(name: str, container_id: ContainerId, stored: ContainerTree) -> 
 class _Compared:
     """The replicas of one container side by side, and remarks for people.
 
-    Where some are `unread`, by the paths given and each with the reason, none are compared.
+    Where some are `unread`, by the paths given and each with the reason, none are
+    compared.
     """
 
     comparison: Comparison
@@ -607,18 +672,27 @@ class _Compared:
 
     @property
     def differs(self) -> bool:
-        return bool(self.comparison.differences) or self.comparison.verdict not in (Verdict.MATCH, Verdict.UNKNOWN)
+        return bool(self.comparison.differences) or self.comparison.verdict not in (
+            Verdict.MATCH,
+            Verdict.UNKNOWN,
+        )
 
 
-def _compare(container_id: ContainerId, replicas: Mapping[str, _Built], files: Mapping[str, Container]) -> _Compared:
+def _compare(
+    container_id: ContainerId, replicas: Mapping[str, _Built], files: Mapping[str, Container]
+) -> _Compared:
     if any(replica.replica_index for replica in replicas.values()):
-        return _Compared(Comparison(container_id, Verdict.UNKNOWN), ("erasure-coded: replicas differ by design",))
+        return _Compared(
+            Comparison(container_id, Verdict.UNKNOWN), ("erasure-coded: replicas differ by design",)
+        )
     if not replicas:
         return _Compared(Comparison(container_id, Verdict.UNKNOWN), ("deleted everywhere",))
     unrecorded = _unrecorded(replicas, files)
     comparison = compare(
         {name: replica.tree for name, replica in replicas.items()},
-        bad_windows={name: {**replica.bad_windows, **unrecorded[name]} for name, replica in replicas.items()},
+        bad_windows={
+            name: {**replica.bad_windows, **unrecorded[name]} for name, replica in replicas.items()
+        },
     )
     remarks = tuple(evidence.detail for evidence in comparison.evidence)
     lost, found = _in_no_tree(replicas, files)
@@ -629,8 +703,12 @@ def _compare(container_id: ContainerId, replicas: Mapping[str, _Built], files: M
     return _Compared(comparison, (*remarks, *lost, *found))
 
 
-def _in_no_tree(replicas: Mapping[str, _Built], files: Mapping[str, Container]) -> tuple[list[str], list[str]]:
-    """What is on record and of which no replica with a record has a byte: what is lost, and what other files hold."""
+def _in_no_tree(
+    replicas: Mapping[str, _Built], files: Mapping[str, Container]
+) -> tuple[list[str], list[str]]:
+    """What is on record and of which no replica with a record has a byte: what is lost,
+    and what other files hold.
+    """
     blocks = [block for replica in replicas.values() for block in replica.tree.blocks]
     passed_over = {block.block_id for block in blocks if block.deleted}
     held = {(block.block_id, chunk.offset) for block in blocks for chunk in block.chunks}
@@ -639,7 +717,9 @@ def _in_no_tree(replicas: Mapping[str, _Built], files: Mapping[str, Container]) 
         if replica.source is Source.DATA and replica.findings:
             with suppress(DatabaseError, RecordInvalidError):
                 places = lost_chunks(files[name], replica.tree).items()
-                recorders |= {(block_id, offset): name for block_id, offsets in places for offset in offsets}
+                recorders |= {
+                    (block_id, offset): name for block_id, offsets in places for offset in offsets
+                }
     lost, found = list[str](), list[str]()
     for block_id, offset in sorted(recorders.keys() - held):
         record = files[recorders[block_id, offset]].stored_record(block_id)
@@ -649,7 +729,9 @@ def _in_no_tree(replicas: Mapping[str, _Built], files: Mapping[str, Container]) 
         bad = set(range(len(chunk.checksums)))
         for replica_files in files.values():
             with suppress(BlockNotFoundError, DiskError):
-                bad.intersection_update(bad_windows(chunk, replica_files.read(block_id, offset, chunk.length_bytes)))
+                bad.intersection_update(
+                    bad_windows(chunk, replica_files.read(block_id, offset, chunk.length_bytes))
+                )
         where = _where(block_id, offset)
         if bad:
             lost.append(f"nobody has all bytes of what is recorded as{where}")
@@ -661,9 +743,11 @@ def _in_no_tree(replicas: Mapping[str, _Built], files: Mapping[str, Container]) 
 def _unrecorded(
     replicas: Mapping[str, _Built], files: Mapping[str, Container]
 ) -> dict[str, dict[tuple[BlockId, int], frozenset[int]]]:
-    """Of chunks that nobody has whole, the bad windows of files that are there though no readable record names them.
+    """Of chunks that nobody has whole, the bad windows of files that are there though
+    no readable record names them.
 
-    What is good is told by the records of the replicas whose scans found those chunks corrupt.
+    What is good is told by the records of the replicas whose scans found those chunks
+    corrupt.
     """
     found: dict[str, dict[tuple[BlockId, int], frozenset[int]]] = {name: {} for name in replicas}
     corrupt = {place: other for other, replica in replicas.items() for place in replica.bad_windows}
@@ -675,7 +759,8 @@ def _unrecorded(
             continue
         for name in (name for name, held in entries.items() if place not in held):
             block_id, offset = place
-            # What cannot be read here is of no use; that the other has it on record is known from its scan.
+            # What cannot be read here is of no use; that the other has it on record is
+            # known from its scan.
             with suppress(BlockNotFoundError, DiskError, RecordInvalidError):
                 record = files[other].record(block_id)
                 chunk = record.by_offset.get(offset) if record else None
@@ -696,20 +781,27 @@ def _compared_json(compared: _Compared) -> JsonObject:
         one: JsonObject = {"kind": difference.kind.value, "blockID": difference.block_id}
         if difference.offset is not None:
             one["offset"] = difference.offset
-        differences.append(one | {"lacking": list(difference.lacking), "sources": list(difference.sources)})
+        differences.append(
+            one | {"lacking": list(difference.lacking), "sources": list(difference.sources)}
+        )
     shown: JsonObject = {
         "containerID": compared.comparison.container_id,
         "verdict": compared.comparison.verdict.value,
         "differences": differences,
     }
     if compared.unread:
-        shown["unread"] = [{"replica": name, "reason": reason} for name, reason in compared.unread.items()]
+        shown["unread"] = [
+            {"replica": name, "reason": reason} for name, reason in compared.unread.items()
+        ]
     return shown
 
 
 def _print_compared(compared: Iterable[_Compared]) -> None:
     ordered = list(compared)
-    rows = [(c.comparison.container_id, c.comparison.verdict.value, len(c.comparison.differences)) for c in ordered]
+    rows = [
+        (c.comparison.container_id, c.comparison.verdict.value, len(c.comparison.differences))
+        for c in ordered
+    ]
     print_table(("CONTAINER", "VERDICT", "DIFFERENCES"), rows, numbers=("CONTAINER", "DIFFERENCES"))
     for one in ordered:
         container_id = one.comparison.container_id
@@ -717,7 +809,9 @@ def _print_compared(compared: Iterable[_Compared]) -> None:
             where = _where(difference.block_id, difference.offset)
             sources = ", ".join(difference.sources) or "nowhere"
             lacking = ", ".join(difference.lacking)
-            print_line(f"container {container_id}: {difference.kind.value}{where}: {lacking} <- {sources}")
+            print_line(
+                f"container {container_id}: {difference.kind.value}{where}: {lacking} <- {sources}"
+            )
         for name, reason in one.unread.items():
             print_line(f"container {container_id}: not compared: {name}: {reason}")
         for remark in one.remarks:

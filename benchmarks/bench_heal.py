@@ -1,10 +1,13 @@
-"""What it costs to heal one replica from its peers: `python -m benchmarks.bench_heal [--json]`.
+"""What it costs to heal one replica from its peers: `python -m benchmarks.bench_heal
+[--json]`.
 
-A container of 64 MiB on three datanodes: two are real agents in processes of their own, the third is healed here, by
-the product's own store and runner, over gRPC on loopback. Counted is all that is fetched: windows, trees and block
-records. Its time is set beside that of a full copy of the container from a peer over the same transport: every chunk
-fetched, verified, written and made durable, which is what replacing the replica would take. Finding the damage, a scan,
-comes before both and is not counted; the scan that ends each healing is.
+A container of 64 MiB on three datanodes: two are real agents in processes of their own,
+the third is healed here, by the product's own store and runner, over gRPC on loopback.
+Counted is all that is fetched: windows, trees and block records. Its time is set beside
+that of a full copy of the container from a peer over the same transport: every chunk
+fetched, verified, written and made durable, which is what replacing the replica would
+take. Finding the damage, a scan, comes before both and is not counted; the scan that
+ends each healing is.
 """
 
 import multiprocessing
@@ -18,7 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from benchmarks.containers import CHUNK_BYTES, WINDOW_BYTES, held, new_volume, serve_agent, write_container
+from benchmarks.containers import (
+    CHUNK_BYTES,
+    WINDOW_BYTES,
+    held,
+    new_volume,
+    serve_agent,
+    write_container,
+)
 from benchmarks.measure import ROUNDS, Report, Samples
 from dnagent.peer import AgentPeer
 from dnagent.ports import ByteRange, Peer, Piece
@@ -38,7 +48,8 @@ from runtime.rpc import open_channel
 CONTAINER = ContainerId(1)
 BLOCKS, CHUNKS = 4, 4
 BLOCK_BYTES = CHUNKS * CHUNK_BYTES
-# What a flipped byte may cost beside trees and block records, and a lost chunk all together.
+# What a flipped byte may cost beside trees and block records, and a lost chunk all
+# together.
 FLIP_BYTES_MAX = 64 << 10
 LOST_RATIO_MAX = 1.05
 
@@ -65,13 +76,19 @@ class CountingPeer:
         self._fetched.trees += len(encode_tree(tree))
         return tree
 
-    def records(self, container_id: ContainerId, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
+    def records(
+        self, container_id: ContainerId, block_ids: Sequence[BlockId]
+    ) -> dict[BlockId, BlockRecord]:
         records = self._peer.records(container_id, block_ids)
         self._fetched.records += sum(len(record_to_bytes(record)) for record in records.values())
         return records
 
     def read(
-        self, container_id: ContainerId, block_id: BlockId, record_chunk: ChunkRecord, ranges: Sequence[ByteRange]
+        self,
+        container_id: ContainerId,
+        block_id: BlockId,
+        record_chunk: ChunkRecord,
+        ranges: Sequence[ByteRange],
     ) -> Iterator[Piece]:
         for piece in self._peer.read(container_id, block_id, record_chunk, ranges):
             self._fetched.windows += len(piece.data)
@@ -88,7 +105,13 @@ def main(as_json: bool) -> None:
         for number in (1, 2, 3):
             new_volume(root / f"volume{number}", number)
             with held(root / f"volume{number}", root / f"state{number}") as (_, writer):
-                write_container(writer, CONTAINER, blocks=BLOCKS, chunks=CHUNKS, checksum_type=ChecksumType.CRC32C)
+                write_container(
+                    writer,
+                    CONTAINER,
+                    blocks=BLOCKS,
+                    chunks=CHUNKS,
+                    checksum_type=ChecksumType.CRC32C,
+                )
         new_volume(root / "copy", 4)
         peers = [stack.enter_context(_Served(root, number)).peer for number in (2, 3)]
         volume, _ = stack.enter_context(held(root / "volume1", root / "state1"))
@@ -119,7 +142,9 @@ class _Served:
         self._process.join()
 
 
-def _measure(report: Report, volume: HeldVolume, copier: ContainerWriter, peers: Sequence[AgentPeer]) -> None:
+def _measure(
+    report: Report, volume: HeldVolume, copier: ContainerWriter, peers: Sequence[AgentPeer]
+) -> None:
     store = ReplicaStore([volume], repair_enabled=True)
     runner = Runner(PeerId(volume.volume.datanode_id), threads_max=4, audit=_no_audit)
     damages: Mapping[str, Callable[[Path], None]] = {
@@ -165,7 +190,13 @@ def _report_bytes(report: Report, fetched: Mapping[str, Fetched]) -> None:
     flip, chunk, file = (fetched[name] for name in fetched)
     container = BLOCKS * BLOCK_BYTES
     row("one flipped byte: windows", flip.windows, "64 KiB", FLIP_BYTES_MAX, 1)
-    row("one flipped byte: trees, block records", flip.trees + flip.records, "the container", container, None)
+    row(
+        "one flipped byte: trees, block records",
+        flip.trees + flip.records,
+        "the container",
+        container,
+        None,
+    )
     for name, lost, size in (
         ("one lost 4 MiB chunk", chunk, CHUNK_BYTES),
         ("a lost file of 16 MiB", file, BLOCK_BYTES),
@@ -191,7 +222,9 @@ def _heal(store: ReplicaStore, runner: Runner, peers: Sequence[CountingPeer]) ->
     by_id: dict[PeerId, Peer] = {peer.peer_id: peer for peer in peers}
     outcome = runner.run(
         Job("heal", CONTAINER, ReconcileOptions(return_to=ReplicaState.CLOSED)),
-        lambda cancelled: store.open_replica(CONTAINER, "heal", cancelled=cancelled, on_bytes=lambda _: None),
+        lambda cancelled: store.open_replica(
+            CONTAINER, "heal", cancelled=cancelled, on_bytes=lambda _: None
+        ),
         by_id,
     )
     assert outcome.state is OutcomeState.DONE
@@ -205,7 +238,9 @@ def _copy(peer: AgentPeer, writer: ContainerWriter) -> None:
     block_ids = [block.block_id for block in peer.tree(CONTAINER).blocks]
     for block_id, record in peer.records(CONTAINER, block_ids).items():
         for chunk in record.chunks:
-            parts = peer.read(CONTAINER, block_id, chunk, [ByteRange(chunk.offset, chunk.length_bytes)])
+            parts = peer.read(
+                CONTAINER, block_id, chunk, [ByteRange(chunk.offset, chunk.length_bytes)]
+            )
             data = b"".join(piece.data for piece in parts)
             found = window_checksums(data, chunk.checksum_type, chunk.bytes_per_checksum)
             assert found == chunk.entries
@@ -214,7 +249,9 @@ def _copy(peer: AgentPeer, writer: ContainerWriter) -> None:
     writer.close(CONTAINER)
 
 
-def _no_audit(*, container: int, block: int, offset: int, length: int, source: str, job: str, unread: int) -> None:
+def _no_audit(
+    *, container: int, block: int, offset: int, length: int, source: str, job: str, unread: int
+) -> None:
     pass
 
 

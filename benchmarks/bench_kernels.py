@@ -1,8 +1,11 @@
-"""How fast windows are checksummed, trees folded and trees encoded: `python -m benchmarks.bench_kernels [--json]`.
+"""How fast windows are checksummed, trees folded and trees encoded: `python -m
+benchmarks.bench_kernels [--json]`.
 
-Windows: one call of ours a chunk, from the second-level cache and from memory, beside one library call a window.
-Folds: from the joined window entries and from columns, beside what a program without kernels would do. Encoding:
-from columns, beside building and serialising protobuf messages.
+Windows: one call of ours a chunk, from the second-level cache and from memory, beside
+one library call a window.
+Folds: from the joined window entries and from columns, beside what a program without
+kernels would do. Encoding: from columns, beside building and serialising protobuf
+messages.
 """
 
 import sys
@@ -16,7 +19,14 @@ import numpy as np
 
 from benchmarks.measure import Report, interleaved
 from merkle.checksum import ChecksumType, fold, kernels, library_windows, window_checksums
-from merkle.columns import TreeColumns, encode_columns, encode_tree, fold_blocks, fold_root, fold_windows
+from merkle.columns import (
+    TreeColumns,
+    encode_columns,
+    encode_tree,
+    fold_blocks,
+    fold_root,
+    fold_windows,
+)
 from merkle.tree import BlockId, ChunkTree, ContainerId, ContainerTree, TreeBuilder
 from protos.ozone_datanode_pb2 import (
     BlockMerkleTree,
@@ -32,14 +42,20 @@ CHUNK_BYTES = 4 << 20
 CACHED_BYTES = 256 << 10
 MEMORY_BYTES = 256 << 20
 GB = 1e9
-# A container of full chunks: 5 GiB of 4 MiB, in blocks of 256 MiB; and one of small objects.
+# A container of full chunks: 5 GiB of 4 MiB, in blocks of 256 MiB; and one of small
+# objects.
 SHAPES = {"20 blocks of 64 chunks": (20, 64), "20,000 blocks of 1 chunk": (20_000, 1)}
 
 
 def main(as_json: bool) -> None:
     report = Report("kernels", [f"{name}: {serves}" for name, serves in kernels().items()])
     memory = memoryview(np.random.default_rng(1).bytes(MEMORY_BYTES))
-    for checksum_type in (ChecksumType.CRC32, ChecksumType.CRC32C, ChecksumType.SHA256, ChecksumType.MD5):
+    for checksum_type in (
+        ChecksumType.CRC32,
+        ChecksumType.CRC32C,
+        ChecksumType.SHA256,
+        ChecksumType.MD5,
+    ):
         _windows(report, memory, checksum_type)
     _threads(report, memory)
     _folds(report)
@@ -60,7 +76,9 @@ def _windows(report: Report, memory: memoryview, checksum_type: ChecksumType) ->
         }
         if checksum_type is ChecksumType.CRC32C:
             # It takes arrays, but not every memoryview.
-            windows = [np.asarray(window) for chunk in chunks for window in _cut(chunk, WINDOW_BYTES)]
+            windows = [
+                np.asarray(window) for chunk in chunks for window in _cut(chunk, WINDOW_BYTES)
+            ]
             variants["google-crc32c a window"] = partial(_each, google_crc32c.value, windows)
         if place == "from memory" and not slow:
             words = np.frombuffer(memory, np.uint64)
@@ -81,7 +99,9 @@ def _each(one: Callable[..., object], pieces: Sequence[object]) -> None:
 
 
 def _each_chunk(
-    windows: Callable[[memoryview, ChecksumType, int], bytes], chunks: Sequence[memoryview], checksum_type: ChecksumType
+    windows: Callable[[memoryview, ChecksumType, int], bytes],
+    chunks: Sequence[memoryview],
+    checksum_type: ChecksumType,
 ) -> None:
     for chunk in chunks:
         windows(chunk, checksum_type, WINDOW_BYTES)
@@ -99,11 +119,15 @@ def _threads(report: Report, memory: memoryview) -> None:
                 "two threads": lambda: list(pool.map(checked, (chunks[::2], chunks[1::2]))),
             },
         )
-    report.add("CRC32C windows from memory, two threads", "GB/s", rates["two threads"], rates["one thread"])
+    report.add(
+        "CRC32C windows from memory, two threads", "GB/s", rates["two threads"], rates["one thread"]
+    )
 
 
 def _folds(report: Report) -> None:
-    """The checksums of a container's 1,280 full chunks, 256 window entries each, and what follows from them."""
+    """The checksums of a container's 1,280 full chunks, 256 window entries each, and
+    what follows from them.
+    """
     blocks, chunks = SHAPES["20 blocks of 64 chunks"]
     count, row = blocks * chunks, 4 * (CHUNK_BYTES // WINDOW_BYTES)
     entries = np.random.default_rng(2).integers(0, 256, count * row, np.uint8).tobytes()
@@ -131,7 +155,9 @@ def _folds(report: Report) -> None:
         builder = TreeBuilder(ContainerId(1))
         for i, message in enumerate(messages):
             checksum = fold(b"".join(message.checksumData.checksums))
-            builder.add_chunk(BlockId(i // chunks), ChunkTree(message.offset, message.len, checksum))
+            builder.add_chunk(
+                BlockId(i // chunks), ChunkTree(message.offset, message.len, checksum)
+            )
         return builder.build().data_checksum
 
     assert by_columns() == by_builder()
@@ -147,8 +173,16 @@ def _folds(report: Report) -> None:
     )
     for peer in ("google-crc32c a chunk", "fastcrc a chunk"):
         report.add("fold 256 window entries a chunk", "M chunks/s", rates["ours"], rates[peer], 3)
-    rates = interleaved(million, {"ours": by_columns, "chunk messages to TreeBuilder": by_builder}, repeat=3)
-    report.add("window entries to root", "M chunks/s", rates["ours"], rates["chunk messages to TreeBuilder"], 20)
+    rates = interleaved(
+        million, {"ours": by_columns, "chunk messages to TreeBuilder": by_builder}, repeat=3
+    )
+    report.add(
+        "window entries to root",
+        "M chunks/s",
+        rates["ours"],
+        rates["chunk messages to TreeBuilder"],
+        20,
+    )
 
 
 def _trees(report: Report, shape: str, blocks: int, chunks: int) -> None:
@@ -185,7 +219,12 @@ def _trees(report: Report, shape: str, blocks: int, chunks: int) -> None:
         {"ours": lambda: fold_root(fold_blocks(*arguments)), "chunks to TreeBuilder": by_builder},
         repeat=3,
     )
-    report.add(f"chunk checksums to root, {shape}", "M chunks/s", rates["ours"], rates["chunks to TreeBuilder"])
+    report.add(
+        f"chunk checksums to root, {shape}",
+        "M chunks/s",
+        rates["ours"],
+        rates["chunks to TreeBuilder"],
+    )
     rates = interleaved(
         count / 1e6,
         {
@@ -195,7 +234,9 @@ def _trees(report: Report, shape: str, blocks: int, chunks: int) -> None:
         },
     )
     for ours in ("columns", "values"):
-        report.add(f"encode from {ours}, {shape}", "M chunks/s", rates[ours], rates["protobuf messages"])
+        report.add(
+            f"encode from {ours}, {shape}", "M chunks/s", rates[ours], rates["protobuf messages"]
+        )
 
 
 def _by_protobuf(tree: ContainerTree) -> bytes:
@@ -218,7 +259,9 @@ def _by_protobuf(tree: ContainerTree) -> bytes:
         for block in tree.blocks
     ]
     container = ContainerMerkleTree(dataChecksum=tree.data_checksum, blockMerkleTree=blocks)
-    return ContainerChecksumInfo(containerID=tree.container_id, containerMerkleTree=container).SerializeToString()
+    return ContainerChecksumInfo(
+        containerID=tree.container_id, containerMerkleTree=container
+    ).SerializeToString()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""How fast chunk rows become replicas on one core: `python -m benchmarks.bench_rows [--json]`.
+"""How fast chunk rows become replicas on one core: `python -m benchmarks.bench_rows
+[--json]`.
 
-Blocks: chunk checksums in memory to block checksums. Rows: columns in memory to runs. Files: one datanode's Parquet
-table to runs, beside reading the same columns and doing nothing with them. Figures a second are held against bars of
-their own, shown as peers.
+Blocks: chunk checksums in memory to block checksums. Rows: columns in memory to runs.
+Files: one datanode's Parquet table to runs, beside reading the same columns and doing
+nothing with them. Figures a second are held against bars of their own, shown as peers.
 """
 
 import sys
@@ -65,9 +66,14 @@ def _blocks(report: Report, chunks: int) -> None:
     trees = [
         (
             BlockId(block),
-            [ChunkTree(rank * CHUNK_BYTES, CHUNK_BYTES, int(checksum)) for rank, checksum in enumerate(row)],
+            [
+                ChunkTree(rank * CHUNK_BYTES, CHUNK_BYTES, int(checksum))
+                for rank, checksum in enumerate(row)
+            ],
         )
-        for block, row in zip(range(few), checksums[: few * chunks].reshape(few, chunks), strict=True)
+        for block, row in zip(
+            range(few), checksums[: few * chunks].reshape(few, chunks), strict=True
+        )
     ]
 
     def by_builder() -> list[int]:
@@ -88,7 +94,13 @@ def _blocks(report: Report, chunks: int) -> None:
     )
     # What it does with fewer chunks is as much a second.
     builder = interleaved(few * chunks / 1e6, {"TreeBuilder": by_builder})["TreeBuilder"]
-    report.add(job, "M chunks/s", rates["ours"], _bar(BLOCKS_BAR), 1 if chunks == CHUNKS_A_BLOCK[0] else None)
+    report.add(
+        job,
+        "M chunks/s",
+        rates["ours"],
+        _bar(BLOCKS_BAR),
+        1 if chunks == CHUNKS_A_BLOCK[0] else None,
+    )
     report.add(job, "M chunks/s", rates["ours"], builder, BUILDER_BAR)
     report.add(job, "M chunks/s", rates["ours"], rates["a library call a block"])
 
@@ -106,7 +118,10 @@ def _rows(report: Report, chunks: int) -> None:
     starts = np.arange(0, count, BLOCKS_A_CONTAINER * chunks)
     rows = Rows(count, {}, integers, flags)
     arguments = (*integers.values(), *flags.values())
-    assert fold_stretches(starts, rows)[1].tolist() == library_fold_stretches(starts, *arguments)[1].tolist()
+    assert (
+        fold_stretches(starts, rows)[1].tolist()
+        == library_fold_stretches(starts, *arguments)[1].tolist()
+    )
     rates = interleaved(
         count / 1e6,
         {
@@ -115,7 +130,9 @@ def _rows(report: Report, chunks: int) -> None:
         },
     )
     job = f"rows to runs, {chunks} a block"
-    report.add(job, "M rows/s", rates["ours"], _bar(ROWS_BAR), 1 if chunks == CHUNKS_A_BLOCK[0] else None)
+    report.add(
+        job, "M rows/s", rates["ours"], _bar(ROWS_BAR), 1 if chunks == CHUNKS_A_BLOCK[0] else None
+    )
     report.add(job, "M rows/s", rates["ours"], rates["numpy"])
 
 

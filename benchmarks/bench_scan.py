@@ -1,9 +1,12 @@
-"""How fast a hot container is scanned, beside a bare read of its files: `python -m benchmarks.bench_scan [--json]`.
+"""How fast a hot container is scanned, beside a bare read of its files: `python -m
+benchmarks.bench_scan [--json]`.
 
-One thread, 1 GiB in the page cache. A plain scan copies the bytes out of the page cache and then checksums them, so
-the best that it can do is what those two in series allow; the bare read is the one with the buffer that serves it best.
-A mapped scan, in its worker process, has no copy, and its peer is the bare read. Measured is the product's own scan of
-a container opened anew: descriptor, records, comparison, tree and findings included.
+One thread, 1 GiB in the page cache. A plain scan copies the bytes out of the page cache
+and then checksums them, so the best that it can do is what those two in series allow;
+the bare read is the one with the buffer that serves it best. A mapped scan, in its
+worker process, has no copy, and its peer is the bare read. Measured is the product's
+own scan of a container opened anew: descriptor, records, comparison, tree and findings
+included.
 """
 
 import os
@@ -34,10 +37,15 @@ DATANODE = Samples("Ozone datanode, stated", (4.5,))
 
 
 def main(as_json: bool) -> None:
-    report = Report("scan of a hot container", [f"{name}: {serves}" for name, serves in kernels().items()][:2])
+    report = Report(
+        "scan of a hot container", [f"{name}: {serves}" for name, serves in kernels().items()][:2]
+    )
     with tempfile.TemporaryDirectory(prefix="treefold-bench-") as folder:
         root = Path(folder)
-        with held(new_volume(root / "volume1", 1), root / "state") as (volume, writer), MappedReader() as reader:
+        with (
+            held(new_volume(root / "volume1", 1), root / "state") as (volume, writer),
+            MappedReader() as reader,
+        ):
             for checksum_type in (ChecksumType.CRC32, ChecksumType.CRC32C):
                 container_id = ContainerId(checksum_type.value)
                 records = write_container(

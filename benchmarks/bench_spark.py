@@ -1,12 +1,15 @@
-"""The sweep's engines on Spark: `python -m benchmarks.bench_spark [--rows N] [--large N] [--json]`.
+"""The sweep's engines on Spark: `python -m benchmarks.bench_spark [--rows N] [--large
+N] [--json]`.
 
-CPU seconds of the whole tree of processes (driver, JVM, Python workers), which do not depend on who else uses the
-machine as wall time does, on `local[2]` and clustered tables. Beside the engines stand the job that a careful user
-would write (sort within partitions, fold in `mapInArrow`) and the one that comes to mind (`collect_list` into a Python
-UDF), which is so slow that it only sees a tenth of the rows. All have to come to the same roots.
+CPU seconds of the whole tree of processes (driver, JVM, Python workers), which do not
+depend on who else uses the machine as wall time does, on `local[2]` and clustered
+tables. Beside the engines stand the job that a careful user would write (sort within
+partitions, fold in `mapInArrow`) and the one that comes to mind (`collect_list` into a
+Python UDF), which is so slow that it only sees a tenth of the rows. All have to come to
+the same roots.
 
-A ratio of CPU seconds is written as how many times ours could run meanwhile. What one row more costs is the slope
-between two sizes.
+A ratio of CPU seconds is written as how many times ours could run meanwhile. What one
+row more costs is the slope between two sizes.
 """
 
 import argparse
@@ -67,17 +70,24 @@ class Cost:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=ROWS, help="Rows of the small table.")
-    parser.add_argument("--large", type=int, default=LARGE, help="Rows of the table on which engines are compared.")
+    parser.add_argument(
+        "--large", type=int, default=LARGE, help="Rows of the table on which engines are compared."
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         small, few, large = (
             _table(Path(folder, name), rows)
-            for name, rows in (("rows", arguments.rows), ("few", arguments.rows // 10), ("large", arguments.large))
+            for name, rows in (
+                ("rows", arguments.rows),
+                ("few", arguments.rows // 10),
+                ("large", arguments.large),
+            )
         )
         half = Table(few.folder, few.rows // 2, share=2)
         with spark_session("local[2]", settings={"spark.driver.memory": "5g"}) as session:
-            # On the large table what planning and compiling cost weighs least, as in a night.
+            # On the large table what planning and compiling cost weighs least, as in a
+            # night.
             costs = _rounds(
                 session,
                 {
@@ -98,7 +108,10 @@ def main() -> None:
             )
     report = Report(
         f"Spark local[2], {large.rows:,} rows",
-        [f"{name}: {statistics.median(cost.wall_s):.1f} s by the clock, {_mib(cost)}" for name, cost in costs.items()],
+        [
+            f"{name}: {statistics.median(cost.wall_s):.1f} s by the clock, {_mib(cost)}"
+            for name, cost in costs.items()
+        ],
     )
     sort = costs["sort + mapInArrow"]
     _add(report, "CPU, file-wise", costs["file-wise"], sort, 6)
@@ -106,7 +119,11 @@ def main() -> None:
     naive = _slope(tenth["collect_list + UDF"], tenth["of half"], few.rows - few.rows // 2)
     slope = _slope(costs["file-wise"], costs["file-wise, small"], large.rows - small.rows)
     report.add(
-        "CPU of a million rows more", "times", _one("collect_list + UDF, s", naive), _one("file-wise, s", slope), 25
+        "CPU of a million rows more",
+        "times",
+        _one("collect_list + UDF, s", naive),
+        _one("file-wise, s", slope),
+        25,
     )
     for name in ("file-wise", "SQL"):
         ours, theirs = (
@@ -116,7 +133,10 @@ def main() -> None:
         report.add(f"shuffled, {name}", "MiB", ours, theirs, most=0.05)
     at_large, at_small = (
         Samples(name, tuple(cpu / table.rows * 1e6 for cpu in cost.cpu_s))
-        for name, cost, table in (("large", costs["file-wise"], large), ("small", costs["file-wise, small"], small))
+        for name, cost, table in (
+            ("large", costs["file-wise"], large),
+            ("small", costs["file-wise, small"], small),
+        )
     )
     report.add("CPU of a million rows, large to small table", "s", at_large, at_small, most=1.15)
     worker = _one("file-wise, large table", costs["file-wise"].worker_bytes / 2**20)
@@ -126,7 +146,9 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Table:
-    """A synthetic table: its folder, its rows, and of how many containers only one counts."""
+    """A synthetic table: its folder, its rows, and of how many containers only one
+    counts.
+    """
 
     folder: Path
     rows: int
@@ -155,17 +177,26 @@ def file_wise(session: SparkSession, table: Table) -> Roots:
 
 
 def by_sql(session: SparkSession, table: Table) -> Roots:
-    """The XOR aggregate in Spark SQL; containers with irregular blocks from their sorted rows."""
+    """The XOR aggregate in Spark SQL; containers with irregular blocks from their
+    sorted rows.
+    """
     rows = table.frame(session)
     last = last_offset(pq.read_metadata(path) for path in table.files())
     found = aggregate(rows, names_of(rows), last_offset=last)
-    judged = SparkEngine(session).exact(table_parts([str(table.folder)]).parts, found.exact, found.exact_rows)
+    judged = SparkEngine(session).exact(
+        table_parts([str(table.folder)]).parts, found.exact, found.exact_rows
+    )
     return _roots(pa.concat_tables([found.replicas, *(one.replicas for one in judged)]))
 
 
 def by_sort(session: SparkSession, table: Table) -> Roots:
     """Sort within partitions by replica, fold in Python from Arrow."""
-    rows = table.frame(session).select(*_SORTED, "checksum").repartition(*_KEY).sortWithinPartitions(*_SORTED)
+    rows = (
+        table.frame(session)
+        .select(*_SORTED, "checksum")
+        .repartition(*_KEY)
+        .sortWithinPartitions(*_SORTED)
+    )
     found = rows.mapInArrow(_folded, "datanode string, container_id long, root long").toArrow()
     return _pairs(found)
 
@@ -192,7 +223,9 @@ def _folded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for a, b in zip(at, np.r_[at[1:], len(starts)], strict=True)
         ]
         taken = rows["datanode"].take(pa.array(starts[at])).combine_chunks()
-        return pa.RecordBatch.from_arrays([taken, pa.array(containers[starts[at]]), pa.array(roots, pa.int64())], names)
+        return pa.RecordBatch.from_arrays(
+            [taken, pa.array(containers[starts[at]]), pa.array(roots, pa.int64())], names
+        )
 
     for batch in batches:
         table = pa.Table.from_batches([batch])
@@ -211,16 +244,30 @@ def by_udf(session: SparkSession, table: Table) -> Roots:
 
     def block(block_id: int, chunks: list[tuple[int, int]]) -> int:
         ordered = sorted(chunks)
-        return ordered[0][1] if ordered[0][0] < 0 else block_checksum(block_id, [checksum for _, checksum in ordered])
+        return (
+            ordered[0][1]
+            if ordered[0][0] < 0
+            else block_checksum(block_id, [checksum for _, checksum in ordered])
+        )
 
     def container(blocks: list[tuple[int, int]]) -> int:
         return container_checksum([checksum for _, checksum in sorted(blocks)])
 
     rows = table.frame(session).where(col("chunk_offset") >= -1)
-    blocks = rows.groupBy(*_KEY, "block_id").agg(collect_list(struct("chunk_offset", "checksum")).alias("chunks"))
-    folded = blocks.withColumn("checksum", udf(block, LongType(), useArrow=False)("block_id", "chunks"))
-    replicas = folded.groupBy(*_KEY).agg(collect_list(struct("block_id", "checksum")).alias("blocks"))
-    return _pairs(replicas.select(*_KEY, udf(container, LongType(), useArrow=False)("blocks").alias("root")).toArrow())
+    blocks = rows.groupBy(*_KEY, "block_id").agg(
+        collect_list(struct("chunk_offset", "checksum")).alias("chunks")
+    )
+    folded = blocks.withColumn(
+        "checksum", udf(block, LongType(), useArrow=False)("block_id", "chunks")
+    )
+    replicas = folded.groupBy(*_KEY).agg(
+        collect_list(struct("block_id", "checksum")).alias("blocks")
+    )
+    return _pairs(
+        replicas.select(
+            *_KEY, udf(container, LongType(), useArrow=False)("blocks").alias("root")
+        ).toArrow()
+    )
 
 
 def _roots(replicas: pa.Table) -> Roots:
@@ -230,18 +277,27 @@ def _roots(replicas: pa.Table) -> Roots:
 
 def _pairs(found: pa.Table) -> Roots:
     columns = (found[name].to_pylist() for name in ("datanode", "container_id", "root"))
-    return {(datanode, container_id): root for datanode, container_id, root in zip(*columns, strict=True) if root}
+    return {
+        (datanode, container_id): root
+        for datanode, container_id, root in zip(*columns, strict=True)
+        if root
+    }
 
 
 def _rounds(
-    session: SparkSession, variants: Mapping[str, tuple[Callable[[SparkSession, Table], Roots], Table]]
+    session: SparkSession,
+    variants: Mapping[str, tuple[Callable[[SparkSession, Table], Roots], Table]],
 ) -> dict[str, Cost]:
-    """Every variant in every round, twice before all for what Java does only then; of one table all must agree."""
+    """Every variant in every round, twice before all for what Java does only then; of
+    one table all must agree.
+    """
     costs = {name: Cost() for name in variants}
     for _ in range(WARM_UPS):
         first = [(table, variant(session, table)) for variant, table in variants.values()]
         for table, roots in first:
-            assert all(roots == others for one, others in first if one == table), "the variants do not agree"
+            assert all(roots == others for one, others in first if one == table), (
+                "the variants do not agree"
+            )
     for _ in range(ROUNDS):
         for name, (variant, table) in variants.items():
             shuffled = _shuffled(session)
@@ -270,7 +326,9 @@ def _cpu_s() -> float:
 
 @contextmanager
 def _peak_worker() -> Iterator[list[int]]:
-    """The most memory that any Python worker has of its own, looked at ten times a second."""
+    """The most memory that any Python worker has of its own, looked at ten times a
+    second.
+    """
     peak, done = [0], threading.Event()
 
     def look() -> None:
@@ -304,7 +362,8 @@ def _shuffled(session: SparkSession) -> int:
 def _add(report: Report, job: str, ours: Cost, peer: Cost, bar: float) -> None:
     """How many times ours runs in what the peer takes."""
     mine, others = (
-        Samples(name, tuple(1 / s for s in cost.cpu_s)) for name, cost in (("ours", ours), ("sort + mapInArrow", peer))
+        Samples(name, tuple(1 / s for s in cost.cpu_s))
+        for name, cost in (("ours", ours), ("sort + mapInArrow", peer))
     )
     report.add(job, "1/s", mine, others, bar)
 
@@ -320,8 +379,8 @@ def _one(name: str, figure: float) -> Samples:
 
 def _mib(cost: Cost) -> str:
     return (
-        f"{statistics.median(cost.cpu_s):.1f} s of CPU, {cost.shuffled_bytes / 2**20:.1f} MiB shuffled,"
-        f" workers to {cost.worker_bytes / 2**20:.0f} MiB"
+        f"{statistics.median(cost.cpu_s):.1f} s of CPU, {cost.shuffled_bytes / 2**20:.1f} MiB"
+        f" shuffled, workers to {cost.worker_bytes / 2**20:.0f} MiB"
     )
 
 

@@ -1,9 +1,11 @@
 """The sweep on one machine: `python -m benchmarks.bench_sweep [--rows N] [--json]`.
 
-From chunk tables of Parquet to the list of diverged containers, beside DuckDB on the same files: with the statement
-that anybody would write (`list(checksum order by chunk_offset)`, blocks folded by our kernel behind it), and with the
-XOR aggregate of spark.gf2 in its SQL. All of them have to find the containers that were damaged, and no others. The
-whole sweep, which the peers have no answer to, reads those containers again, names each chunk, and keeps its tables.
+From chunk tables of Parquet to the list of diverged containers, beside DuckDB on the
+same files: with the statement that anybody would write (`list(checksum order by
+chunk_offset)`, blocks folded by our kernel behind it), and with the XOR aggregate of
+spark.gf2 in its SQL. All of them have to find the containers that were damaged, and no
+others. The whole sweep, which the peers have no answer to, reads those containers
+again, names each chunk, and keeps its tables.
 """
 
 import argparse
@@ -64,14 +66,22 @@ def main() -> None:
     ):
         report.add(job, "M rows/s", rate, rates["DuckDB, list(... order by)"], bars[0])
         report.add(job, "M rows/s", rate, rates["DuckDB, XOR aggregate"], bars[1])
-    report.add("Parquet to the diverged list", "M rows/s", rates["ours"], Samples("as it has to be", (20.0,)), 1)
+    report.add(
+        "Parquet to the diverged list",
+        "M rows/s",
+        rates["ours"],
+        Samples("as it has to be", (20.0,)),
+        1,
+    )
     report.show(as_json=arguments.json)
 
 
 def ours(place: Path) -> list[int]:
     """Fold, settle, and compare replicas: as much as the peers do."""
     waves = list[Wave]()
-    LocalEngine(_gatherer(place)).fold(table_parts([str(place / "table")]).parts, waves.append, lambda rows: None)
+    LocalEngine(_gatherer(place)).fold(
+        table_parts([str(place / "table")]).parts, waves.append, lambda rows: None
+    )
     settled = settle(pa.concat_tables([wave.runs for wave in waves]))
     assert not len(settled.exact)
     found: list[int] = compare_replicas(settled.replicas).candidates.tolist()
@@ -82,7 +92,9 @@ def whole(place: Path) -> list[int]:
     """What `treefold sweep run` does when it is not resumed."""
     out = place / "out"
     shutil.rmtree(out, ignore_errors=True)
-    summary = sweep(Request(out, tables=(str(place / "table"),)), LocalEngine(_gatherer(place)), Silent())
+    summary = sweep(
+        Request(out, tables=(str(place / "table"),)), LocalEngine(_gatherer(place)), Silent()
+    )
     return list(summary.diverged)
 
 
@@ -101,47 +113,58 @@ class Silent:
 
 
 _REPLICAS = """SELECT * FROM read_parquet('{files}')
-    WHERE replica_index = 0 AND state IN ('CLOSED', 'QUASI_CLOSED', 'UNHEALTHY') AND chunk_offset >= -1"""
+    WHERE replica_index = 0 AND state IN ('CLOSED', 'QUASI_CLOSED', 'UNHEALTHY')
+        AND chunk_offset >= -1"""
 _BLOCK = "container_id, datanode, block_id"
 
 
 def by_list(files: str) -> list[int]:
     """The statement that comes to mind."""
     blocks = _duckdb().sql(
-        f"""SELECT {_BLOCK}, list(checksum ORDER BY chunk_offset) AS checksums, bool_or(deleted) AS deleted,
+        f"""SELECT {_BLOCK}, list(checksum ORDER BY chunk_offset) AS checksums,
+            bool_or(deleted) AS deleted,
             bool_or(NOT matches) AS corrupt, bool_or(chunk_offset = -1) AS empty
             FROM ({_REPLICAS.format(files=files)}) GROUP BY ALL ORDER BY {_BLOCK}"""
     )
     table = blocks.to_arrow_table().combine_chunks()
     lists = table["checksums"].combine_chunks()
     values = lists.flatten().to_numpy()
-    folded = fold_blocks(table["block_id"].to_numpy(), lists.offsets.to_numpy().astype(np.int64), values)
-    return _diverged(table, np.where(table["empty"].to_numpy(), values[lists.offsets.to_numpy()[:-1]], folded))
+    folded = fold_blocks(
+        table["block_id"].to_numpy(), lists.offsets.to_numpy().astype(np.int64), values
+    )
+    return _diverged(
+        table, np.where(table["empty"].to_numpy(), values[lists.offsets.to_numpy()[:-1]], folded)
+    )
 
 
 def by_xor(files: str) -> list[int]:
-    """The same with a block's checksum as an order-free aggregate, finished for one row a block."""
+    """The same with a block's checksum as an order-free aggregate, finished for one row
+    a block.
+    """
     con = _duckdb()
     con.register("ranks", pa.table({"g": [rank_tables(_CHUNKS).reshape(-1)]}))
     byte = "g[k + {skip} + ((checksum >> {bits}) & 255)]"
     mapped = [byte.format(skip=256 * i, bits=8 * i) for i in range(4)]
-    blocks = con.sql(
-        f"""WITH t AS MATERIALIZED (SELECT g FROM ranks)
-            SELECT {_BLOCK}, bit_xor(xor(xor({mapped[0]}, {mapped[1]}), xor({mapped[2]}, {mapped[3]}))) AS x,
+    blocks = con.sql(f"""WITH t AS MATERIALIZED (SELECT g FROM ranks)
+            SELECT {_BLOCK},
+            bit_xor(xor(xor({mapped[0]}, {mapped[1]}), xor({mapped[2]}, {mapped[3]}))) AS x,
             count(*) AS n, bool_or(deleted) AS deleted, bool_or(NOT matches) AS corrupt,
             bool_or(chunk_offset = -1) AS empty, any_value(checksum) AS own
             FROM (SELECT *, (greatest(chunk_offset, 0) // {CHUNK_BYTES}) * 1024 + 1 AS k
                   FROM ({_REPLICAS.format(files=files)})), t
-            GROUP BY ALL ORDER BY {_BLOCK}"""
-    )
+            GROUP BY ALL ORDER BY {_BLOCK}""")
     table = blocks.to_arrow_table().combine_chunks()
     counts = table["n"].to_numpy()
     ends, constants = end_tables(_CHUNKS)
-    start = table["x"].to_numpy().astype(np.uint32) ^ image(word_tables(), table["block_id"].to_numpy())
+    start = table["x"].to_numpy().astype(np.uint32) ^ image(
+        word_tables(), table["block_id"].to_numpy()
+    )
     folded = constants[counts]
     for i in range(4):
         folded = folded ^ ends[counts, i, (start >> np.uint32(8 * i)) & np.uint32(255)]
-    return _diverged(table, np.where(table["empty"].to_numpy(), table["own"].to_numpy(), folded.astype(np.int64)))
+    return _diverged(
+        table, np.where(table["empty"].to_numpy(), table["own"].to_numpy(), folded.astype(np.int64))
+    )
 
 
 def _duckdb() -> duckdb.DuckDBPyConnection:
@@ -152,10 +175,14 @@ def _duckdb() -> duckdb.DuckDBPyConnection:
 
 
 def _diverged(blocks: pa.Table, checksums: Int64s) -> list[int]:
-    """Containers whose replicas have different roots or shapes, or a corrupt chunk; blocks ascend within each."""
+    """Containers whose replicas have different roots or shapes, or a corrupt chunk;
+    blocks ascend within each.
+    """
     containers, deleted = blocks["container_id"].to_numpy(), blocks["deleted"].to_numpy()
     datanodes = blocks["datanode"].combine_chunks().dictionary_encode().indices.to_numpy()
-    starts = np.flatnonzero(np.r_[True, (containers[1:] != containers[:-1]) | (datanodes[1:] != datanodes[:-1])])
+    starts = np.flatnonzero(
+        np.r_[True, (containers[1:] != containers[:-1]) | (datanodes[1:] != datanodes[:-1])]
+    )
     ends = np.r_[starts[1:], len(containers)]
     roots = np.array([fold_root(checksums[a:b]) for a, b in zip(starts, ends, strict=True)])
     tombstones = np.add.reduceat(deleted.astype(np.int64), starts)

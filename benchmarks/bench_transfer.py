@@ -1,11 +1,14 @@
-"""How fast data come from a peer: our ReadWindows against a bare gRPC stream of the same messages and plain TCP.
+"""How fast data come from a peer: our ReadWindows against a bare gRPC stream of the
+same messages and plain TCP.
 
     python -m benchmarks.bench_transfer [--json]
 
-Servers run in processes of their own over one block file in the page cache, ours as the agent that holds its volume.
-`bare gRPC` reads the file and streams the bytes of each piece as they are, with neither protocol nor checks: it is what
-the transport allows. `agent` is AgentPeer against AgentService; `agent, verified` also computes every window's checksum
-and compares; `datanode` is DatanodePeer against XceiverService. TCP sends with sendfile.
+Servers run in processes of their own over one block file in the page cache, ours as the
+agent that holds its volume. `bare gRPC` reads the file and streams the bytes of each
+piece as they are, with neither protocol nor checks: it is what the transport allows.
+`agent` is AgentPeer against AgentService; `agent, verified` also computes every
+window's checksum and compares; `datanode` is DatanodePeer against XceiverService. TCP
+sends with sendfile.
 """
 
 import multiprocessing
@@ -39,13 +42,19 @@ ROUNDS = 9
 # Of what a bare stream of the same messages reaches.
 BAR = 0.8
 CONTAINER, BLOCK = ContainerId(1), BlockId(1)
-_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0))
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),
+)
 
 
 def write_block(volume: Path, state_folder: Path) -> tuple[Path, BlockRecord]:
     """A container of one block: its file, and its record."""
     with held(volume, state_folder) as (opened, writer):
-        (record,) = write_container(writer, CONTAINER, blocks=1, chunks=CHUNKS, checksum_type=ChecksumType.CRC32C)
+        (record,) = write_container(
+            writer, CONTAINER, blocks=1, chunks=CHUNKS, checksum_type=ChecksumType.CRC32C
+        )
         return opened.containers.get(CONTAINER).block_path(BLOCK), record
 
 
@@ -59,7 +68,9 @@ def serve_bare(path: Path, ready: Connection) -> None:
 
     server = grpc.server(ThreadPoolExecutor(8), options=_OPTIONS)
     handler: Handler = grpc.unary_stream_rpc_method_handler(pieces)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Bare", {"Read": handler}),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("bench.Bare", {"Read": handler}),)
+    )
     ready.send(server.add_insecure_port("127.0.0.1:0"))
     server.start()
     ready.recv()
@@ -75,7 +86,9 @@ def serve_tcp(path: Path, ready: Connection) -> None:
                 start, length = (int(number) for number in request.split())
                 position = start
                 while position < start + length:
-                    position += os.sendfile(connection.fileno(), file.fileno(), position, start + length - position)
+                    position += os.sendfile(
+                        connection.fileno(), file.fileno(), position, start + length - position
+                    )
 
 
 def peer_reader(peer: Peer, record: BlockRecord, *, verify: bool) -> Callable[[int], int]:
@@ -85,7 +98,9 @@ def peer_reader(peer: Peer, record: BlockRecord, *, verify: bool) -> Callable[[i
         for piece in peer.read(CONTAINER, BLOCK, chunk, [ByteRange(offset, CHUNK_BYTES)]):
             size += len(piece.data)
             if verify:
-                entries += window_checksums(piece.data, chunk.checksum_type, chunk.bytes_per_checksum)
+                entries += window_checksums(
+                    piece.data, chunk.checksum_type, chunk.bytes_per_checksum
+                )
         assert not verify or entries == chunk.entries
         return size
 
@@ -125,7 +140,8 @@ def main(as_json: bool) -> None:
 def _measure(root: Path) -> dict[str, Samples]:
     volume, state = new_volume(root / "volume1", 1), root / "state"
     context = multiprocessing.get_context("spawn")
-    # Elsewhere: a process that has freed large pieces allocates faster from then on, and this one is to be like new.
+    # Elsewhere: a process that has freed large pieces allocates faster from then on,
+    # and this one is to be like new.
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         path, record = pool.submit(write_block, volume, state).result()
 
@@ -135,7 +151,11 @@ def _measure(root: Path) -> dict[str, Samples]:
         process.start()
         return here, process
 
-    ours, bare, tcp = servers = started(serve_agent, volume, state), started(serve_bare, path), started(serve_tcp, path)
+    ours, bare, tcp = servers = (
+        started(serve_agent, volume, state),
+        started(serve_bare, path),
+        started(serve_tcp, path),
+    )
     datanode_id, address = ours[0].recv()
     agent = AgentPeer(datanode_id, open_channel(address), address)
     datanode = DatanodePeer(datanode_id, DatanodeClient(open_channel(address), address))
@@ -150,7 +170,11 @@ def _measure(root: Path) -> dict[str, Samples]:
     def whole(read: Callable[[int], int]) -> None:
         assert sum(map(read, range(0, FILE_BYTES, CHUNK_BYTES))) == FILE_BYTES
 
-    rates = interleaved(FILE_BYTES / 1e6, {name: partial(whole, read) for name, read in readers.items()}, rounds=ROUNDS)
+    rates = interleaved(
+        FILE_BYTES / 1e6,
+        {name: partial(whole, read) for name, read in readers.items()},
+        rounds=ROUNDS,
+    )
     agent.close()
     datanode.close()
     for control, process in servers[:2]:

@@ -1,7 +1,9 @@
-"""What writing all trees adds to a sweep: `python -m benchmarks.bench_trees [--rows N] [--json]`.
+"""What writing all trees adds to a sweep: `python -m benchmarks.bench_trees [--rows N]
+[--json]`.
 
-The same sweep of the same chunk tables on one machine, of roots only and with every replica's tree written. The figure
-is processor time, all threads together: how long a disk takes to sync concerns the trees alone, and drifts.
+The same sweep of the same chunk tables on one machine, of roots only and with every
+replica's tree written. The figure is processor time, all threads together: how long a
+disk takes to sync concerns the trees alone, and drifts.
 """
 
 import argparse

@@ -1,4 +1,6 @@
-"""Containers to measure: volumes in a temporary folder, filled by the product's own writer and served by its agent."""
+"""Containers to measure: volumes in a temporary folder, filled by the product's own
+writer and served by its agent.
+"""
 
 import random
 from collections.abc import Iterator
@@ -24,7 +26,9 @@ WINDOW_BYTES = 16 << 10
 def new_volume(root: Path, number: int) -> Path:
     """A volume without containers, of the datanode with this number."""
     version = Version(
-        f"DS-00000000-0000-4000-8000-{number:012d}", "CID-bench", f"00000000-0000-4000-8000-{number:012d}"
+        f"DS-00000000-0000-4000-8000-{number:012d}",
+        "CID-bench",
+        f"00000000-0000-4000-8000-{number:012d}",
     )
     format_volume(root, version, Disk(), created_ms=0)
     return root
@@ -44,7 +48,9 @@ def held(root: Path, state_folder: Path) -> Iterator[tuple[HeldVolume, Container
 
 
 def serve_agent(volume: Path, state_folder: Path, control: Connection) -> None:
-    """Be the agent of a volume; sends its datanode's ID and its address, and ends when told anything."""
+    """Be the agent of a volume; sends its datanode's ID and its address, and ends when
+    told anything.
+    """
     agent = Agent(
         AgentConfig(
             volumes=(VolumeSettings(path=volume, hold=Hold.OWNER),),
@@ -61,7 +67,12 @@ def serve_agent(volume: Path, state_folder: Path, control: Connection) -> None:
 
 
 def write_container(
-    writer: ContainerWriter, container_id: ContainerId, *, blocks: int, chunks: int, checksum_type: ChecksumType
+    writer: ContainerWriter,
+    container_id: ContainerId,
+    *,
+    blocks: int,
+    chunks: int,
+    checksum_type: ChecksumType,
 ) -> list[BlockRecord]:
     """A closed container of full chunks, the same bytes each time."""
     writer.create_container(container_id)
@@ -81,5 +92,7 @@ def write_container(
 
 
 def _recorded(offset: int, data: bytes, checksum_type: ChecksumType) -> ChunkRecord:
-    checksums = WindowChecksums(window_checksums(data, checksum_type, WINDOW_BYTES), WIDTH[checksum_type])
+    checksums = WindowChecksums(
+        window_checksums(data, checksum_type, WINDOW_BYTES), WIDTH[checksum_type]
+    )
     return ChunkRecord(offset, len(data), checksum_type, WINDOW_BYTES, checksums, f"chunk_{offset}")

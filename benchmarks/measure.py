@@ -1,8 +1,9 @@
 """Measure variants of one job side by side, and report them as a table or as JSON.
 
-Machines are shared and their speed drifts, so no variant is measured alone: each round runs all of them in turn. A row
-sets one of ours beside its peer, both by the median of the rounds; their ratio is taken within each round, where
-whatever else the machine does concerns both, and its median counts. The noise is the span of all rounds.
+Machines are shared and their speed drifts, so no variant is measured alone: each round
+runs all of them in turn. A row sets one of ours beside its peer, both by the median of
+the rounds; their ratio is taken within each round, where whatever else the machine does
+concerns both, and its median counts. The noise is the span of all rounds.
 """
 
 import json
@@ -33,12 +34,18 @@ class Samples:
 
     @property
     def noise(self) -> str:
-        return f"{_short(min(self.rates))}-{_short(max(self.rates))}" if len(set(self.rates)) > 1 else ""
+        return (
+            f"{_short(min(self.rates))}-{_short(max(self.rates))}"
+            if len(set(self.rates)) > 1
+            else ""
+        )
 
 
 @dataclass(frozen=True)
 class Row:
-    """One of ours beside its peer; `bar` is the least ratio that is asked for, if one is, `most` the greatest."""
+    """One of ours beside its peer; `bar` is the least ratio that is asked for, if one
+    is, `most` the greatest.
+    """
 
     job: str
     unit: str
@@ -50,14 +57,18 @@ class Row:
     @property
     def ratio(self) -> float:
         if len(self.ours.rates) == len(self.peer.rates):
-            return statistics.median(a / b for a, b in zip(self.ours.rates, self.peer.rates, strict=True))
+            return statistics.median(
+                a / b for a, b in zip(self.ours.rates, self.peer.rates, strict=True)
+            )
         return self.ours.median / self.peer.median
 
     @property
     def verdict(self) -> str:
         if self.bar is None and self.most is None:
             return ""
-        holds = (self.bar is None or self.ratio >= self.bar) and (self.most is None or self.ratio <= self.most)
+        holds = (self.bar is None or self.ratio >= self.bar) and (
+            self.most is None or self.ratio <= self.most
+        )
         return "met" if holds else "missed"
 
     @property
@@ -94,8 +105,20 @@ class Report:
             return
         caption = "\n".join((*self.notes, _machine()))
         table = Table(title=self.title, caption=caption, caption_justify="left")
-        for heading in ("job", "ours", "noise", "peer", "its figure", "noise", "unit", "ratio", "bar"):
-            table.add_column(heading, justify="left" if heading in ("job", "peer", "unit") else "right")
+        for heading in (
+            "job",
+            "ours",
+            "noise",
+            "peer",
+            "its figure",
+            "noise",
+            "unit",
+            "ratio",
+            "bar",
+        ):
+            table.add_column(
+                heading, justify="left" if heading in ("job", "peer", "unit") else "right"
+            )
         for row in self.rows:
             table.add_row(
                 row.job,
@@ -118,7 +141,11 @@ class Report:
         return {
             "benchmark": self.title,
             "notes": list(self.notes),
-            "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "load": os.getloadavg()},
+            "machine": {
+                "processor": platform.machine(),
+                "cores": os.cpu_count(),
+                "load": os.getloadavg(),
+            },
             "python": platform.python_version(),
             "rows": [
                 {
@@ -144,11 +171,14 @@ def interleaved(
     repeat: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Samples]:
-    """The rate of every variant in each of `rounds` rounds; each call does `amount` of the unit.
+    """The rate of every variant in each of `rounds` rounds; each call does `amount` of
+    the unit.
 
-    What is said of one core is measured by `time.process_time`, which other work on the machine disturbs less.
+    What is said of one core is measured by `time.process_time`, which other work on the
+    machine disturbs less.
 
-    A variant is called once more at first, so that nothing is measured that happens only once.
+    A variant is called once more at first, so that nothing is measured that happens
+    only once.
     """
     rates: dict[str, list[float]] = {name: [] for name in variants}
     for run in variants.values():

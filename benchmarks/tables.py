@@ -4,7 +4,8 @@ from pathlib import Path
 
 from spark.synthetic import Cluster, Truth, synthetic
 
-# A container of the synthetic cluster: three replicas of 20 blocks of 64 chunks, and half as many where not full.
+# A container of the synthetic cluster: three replicas of 20 blocks of 64 chunks, and
+# half as many where not full.
 _ROWS_A_CONTAINER = 3 * 20 * 64
 
 

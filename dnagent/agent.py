@@ -1,7 +1,9 @@
-"""An agent: one datanode's volumes, opened, scanned, served, reported and repaired by one process.
+"""An agent: one datanode's volumes, opened, scanned, served, reported and repaired by
+one process.
 
-This module only puts the parts together and takes them apart again. A volume that cannot be opened is named and left
-out, the others work; without any volume there is no agent.
+This module only puts the parts together and takes them apart again. A volume that
+cannot be opened is named and left out, the others work; without any volume there is no
+agent.
 """
 
 import threading
@@ -30,7 +32,13 @@ from dnagent.runner import Runner
 from dnagent.scanner import Limiter, Pace, Scanner, SystemClock
 from dnagent.server import AgentService
 from dnagent.store import HeldVolume, ReplicaStore
-from merkle.errors import BusyError, ConfigError, InterruptedRepairError, ReconcileError, VolumeError
+from merkle.errors import (
+    BusyError,
+    ConfigError,
+    InterruptedRepairError,
+    ReconcileError,
+    VolumeError,
+)
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from ozone.datanode import XceiverService
@@ -45,7 +53,8 @@ from runtime.rpc import open_channel, start_server
 
 # What a datanode changes under a read-only volume is seen after so long at the latest.
 REFRESH_S = 60.0
-# A scan holds its caller's thread for as long as it takes; the other threads are for reads.
+# A scan holds its caller's thread for as long as it takes; the other threads are for
+# reads.
 SCAN_CALLS_MAX = 8
 # Long enough for a write and its sync; a call to a peer that hangs is not waited for.
 INTERRUPT_S = 30.0
@@ -91,13 +100,17 @@ class Agent:
             raise
 
     def stop(self) -> None:
-        """End everything, last begun first; a scan or repair under way is cut short and leaves no half state."""
+        """End everything, last begun first; a scan or repair under way is cut short and
+        leaves no half state.
+        """
         self._stop.set()
         self._stack.close()
 
     def scan(self, container_id: ContainerId, cancelled: Callable[[], bool]) -> ScanReport:
         if not self._scan_calls.acquire(blocking=False):
-            raise BusyError(f"{SCAN_CALLS_MAX} callers wait for scans already", limit=SCAN_CALLS_MAX)
+            raise BusyError(
+                f"{SCAN_CALLS_MAX} callers wait for scans already", limit=SCAN_CALLS_MAX
+            )
         try:
             future = self._scanner_of(container_id).request(container_id, without_gap=True)
             while not cancelled():
@@ -105,7 +118,9 @@ class Agent:
                     return future.result(timeout=_POLL_S)
                 except FutureTimeoutError:
                     continue
-            raise InterruptedRepairError("nobody waits for this scan any more", container_id=container_id)
+            raise InterruptedRepairError(
+                "nobody waits for this scan any more", container_id=container_id
+            )
         finally:
             self._scan_calls.release()
 
@@ -130,9 +145,17 @@ class Agent:
         for failed in self._failed:
             text = f"{failed.error.code}: {failed.error.message}"
             volumes.append(
-                VolumeStatus(str(failed.settings.path), "", _hold_name(failed.settings.hold), 0, last_error=text)
+                VolumeStatus(
+                    str(failed.settings.path),
+                    "",
+                    _hold_name(failed.settings.hold),
+                    0,
+                    last_error=text,
+                )
             )
-        return AgentStatus(self.datanode_id, self._config.repair.enabled, tuple(volumes), self._jobs.status())
+        return AgentStatus(
+            self.datanode_id, self._config.repair.enabled, tuple(volumes), self._jobs.status()
+        )
 
     def _start(self) -> None:
         config = self._config
@@ -180,7 +203,9 @@ class Agent:
         upkeep = threading.Thread(target=self._keep_up, name="upkeep")
         upkeep.start()
         self._stack.callback(upkeep.join)
-        self._log.info("process_started", datanode_id=self.datanode_id, address=self.address, volumes=len(held))
+        self._log.info(
+            "process_started", datanode_id=self.datanode_id, address=self.address, volumes=len(held)
+        )
 
     def _open_volumes(self) -> list[HeldVolume]:
         held: list[HeldVolume] = []
@@ -189,7 +214,9 @@ class Agent:
                 held.append(self._open_volume(settings, held))
             except ReconcileError as error:
                 self._failed.append(FailedVolume(settings, error))
-                self._log.error("volume_failed", **{**error_fields(error), "volume": str(settings.path)})
+                self._log.error(
+                    "volume_failed", **{**error_fields(error), "volume": str(settings.path)}
+                )
         self.metrics.set("dnagent_volumes_failed", len(self._failed))
         if not held:
             raise self._failed[0].error
@@ -206,7 +233,10 @@ class Agent:
         )
         try:
             if held and volume.datanode_id != held[0].volume.datanode_id:
-                text = f"{volume.root} belongs to datanode {volume.datanode_id}, {held[0].name} to another"
+                text = (
+                    f"{volume.root} belongs to datanode {volume.datanode_id}, {held[0].name} to"
+                    " another"
+                )
                 raise VolumeError(text, reason="datanode_differs", path=str(volume.root))
             opened = HeldVolume(
                 volume,
@@ -220,14 +250,27 @@ class Agent:
             raise
         self._stack.callback(opened.close)
         containers = len(opened.replicas())
-        self._log.info("volume_opened", volume=opened.name, hold=_hold_name(settings.hold), containers=containers)
+        self._log.info(
+            "volume_opened",
+            volume=opened.name,
+            hold=_hold_name(settings.hold),
+            containers=containers,
+        )
         return opened
 
     def _serve(self) -> None:
         config = self._config
-        services = [AgentService(self._store, self, self).register, XceiverService(self._store).register]
+        services = [
+            AgentService(self._store, self, self).register,
+            XceiverService(self._store).register,
+        ]
         server = start_server(
-            config.listen, services, tls=config.rpc_tls, insecure=config.insecure, threads=32, calls_max=128
+            config.listen,
+            services,
+            tls=config.rpc_tls,
+            insecure=config.insecure,
+            threads=32,
+            calls_max=128,
         )
         self._stack.callback(server.stop)
         self.address = server.address
@@ -290,7 +333,9 @@ class Agent:
         )
 
     def _connect(self, peer: PeerAddress) -> Peer:
-        channel = open_channel(peer.address, tls=self._config.rpc_tls, insecure=self._config.insecure)
+        channel = open_channel(
+            peer.address, tls=self._config.rpc_tls, insecure=self._config.insecure
+        )
         return AgentPeer(peer.peer, channel, peer.address)
 
     def _obey(self, command: Command) -> None:
@@ -303,7 +348,9 @@ class Agent:
                 try:
                     self._scanner_of(container_id).request(container_id, without_gap=True)
                 except ReconcileError as error:
-                    self._log.warning("command_dropped", **{**error_fields(error), "container_id": container_id})
+                    self._log.warning(
+                        "command_dropped", **{**error_fields(error), "container_id": container_id}
+                    )
 
     def _job_ended(self, progress: Progress) -> None:
         if self._heartbeats is not None:
@@ -317,7 +364,9 @@ class Agent:
         return self._scanners[self._store.volume_of(container_id).name]
 
     def _keep_up(self) -> None:
-        """Now and then: see what datanodes changed under read-only volumes, drop undo copies that are old enough."""
+        """Now and then: see what datanodes changed under read-only volumes, drop undo
+        copies that are old enough.
+        """
         older_than_s = self._config.repair.undo_days * 86_400.0
         while True:
             for held in self._store.volumes:

@@ -1,4 +1,6 @@
-"""`treefold agent`: a datanode's agent as a process, and what it does once when asked."""
+"""`treefold agent`: a datanode's agent as a process, and what it does once when
+asked.
+"""
 
 import json
 import sys
@@ -32,9 +34,18 @@ def agent() -> None:
 
 
 @agent.command("run")
-@click.option("--config", "config_path", type=click.Path(path_type=Path), help="Settings, a TOML file; flags win.")
 @click.option(
-    "--volume", "volumes", multiple=True, metavar="PATH", help="A volume, instead of those of the file; repeatable."
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help="Settings, a TOML file; flags win.",
+)
+@click.option(
+    "--volume",
+    "volumes",
+    multiple=True,
+    metavar="PATH",
+    help="A volume, instead of those of the file; repeatable.",
 )
 @click.option(
     "--hold",
@@ -43,10 +54,24 @@ def agent() -> None:
     show_default=True,
     help="How every --volume is held: owner writes to it, and wants its datanode stopped.",
 )
-@click.option("--state-folder", metavar="PATH", help="Where trees, scan times and undo copies are kept; in no volume.")
-@click.option("--listen", metavar="HOST:PORT", help="Where peers and the controller find it; port 0 takes a free one.")
-@click.option("--controller", metavar="HOST:PORT", help="Who gets the reports and gives the commands.")
-@click.option("--port-file", type=click.Path(path_type=Path), help="Write the address into this file once it listens.")
+@click.option(
+    "--state-folder",
+    metavar="PATH",
+    help="Where trees, scan times and undo copies are kept; in no volume.",
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Where peers and the controller find it; port 0 takes a free one.",
+)
+@click.option(
+    "--controller", metavar="HOST:PORT", help="Who gets the reports and gives the commands."
+)
+@click.option(
+    "--port-file",
+    type=click.Path(path_type=Path),
+    help="Write the address into this file once it listens.",
+)
 @click.option("--check-config", is_flag=True, help="Print the settings in effect as JSON, and end.")
 @click.option(
     "--log-format",
@@ -76,8 +101,9 @@ def run(
 ) -> None:
     """Run an agent until SIGTERM or SIGINT.
 
-    It needs volumes and a state folder, from the file or from flags, and repairs nothing unless the file says
-    enabled = true in [repair]. Every key of the file is listed in docs/formats.md.
+    It needs volumes and a state folder, from the file or from flags, and repairs
+    nothing unless the file says enabled = true in [repair]. Every key of the file is
+    listed in docs/formats.md.
     """
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {
@@ -97,7 +123,9 @@ def run(
     try:
         if port_file:
             announce(port_file, running.address)
-        click.echo(f"agent of datanode {running.datanode_id} is ready on {running.address}", err=True)
+        click.echo(
+            f"agent of datanode {running.datanode_id} is ready on {running.address}", err=True
+        )
         stop.wait()
         log.info("process_stopping")
     finally:
@@ -106,13 +134,31 @@ def run(
 
 
 @agent.command("export-checksums")
-@click.option("--config", "config_path", type=click.Path(path_type=Path), help="The agent's settings, a TOML file.")
-@click.option("--volume", "volumes", multiple=True, metavar="PATH", help="A volume, instead of a file; repeatable.")
-@click.option("--to", metavar="DEST", help="A folder, or a URI such as s3://bucket/prefix; by default the file's.")
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help="The agent's settings, a TOML file.",
+)
+@click.option(
+    "--volume",
+    "volumes",
+    multiple=True,
+    metavar="PATH",
+    help="A volume, instead of a file; repeatable.",
+)
+@click.option(
+    "--to",
+    metavar="DEST",
+    help="A folder, or a URI such as s3://bucket/prefix; by default the file's.",
+)
 @click.option(
     "--source",
     type=click.Choice([source.value for source in Source]),
-    help="Stored trees and records where there is none (the default), records alone, or all data read.",
+    help=(
+        "Stored trees and records where there is none (the default), records alone, or all data"
+        " read."
+    ),
 )
 @click.option("--full", is_flag=True, help="Write every row anew, not only what changed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -130,12 +176,14 @@ def export_checksums(
 
     The table is what `treefold sweep` reads.
 
-    Volumes are read only, also while their datanode or an agent runs. Each datanode's table is a folder in DEST, named
-    by its UUID, and says what the volumes given hold now: name all volumes of a datanode. Only what changed since the
-    last export is written; the manifest, written last, makes it count. Credentials for S3 are taken from the
-    environment, as by other tools.
+    Volumes are read only, also while their datanode or an agent runs. Each datanode's
+    table is a folder in DEST, named by its UUID, and says what the volumes given hold
+    now: name all volumes of a datanode. Only what changed since the last export is
+    written; the manifest, written last, makes it count. Credentials for S3 are taken
+    from the environment, as by other tools.
 
-    Exit status: 0 exported, 3 exported with findings, 5 a volume could not be opened and is left out.
+    Exit status: 0 exported, 3 exported with findings, 5 a volume could not be opened
+    and is left out.
     """
     if bool(config_path) == bool(volumes):
         raise UsageError("give either --config or --volume")
@@ -146,7 +194,9 @@ def export_checksums(
     try:
         from dnagent.exports import ExportedVolume, export_now
     except ModuleNotFoundError as error:
-        raise UsageError(f"{str(error.name).partition('.')[0]} is not installed", hint=EXTRA_HINT) from error
+        raise UsageError(
+            f"{str(error.name).partition('.')[0]} is not installed", hint=EXTRA_HINT
+        ) from error
     if config:
         # Not made here: an agent that never ran keeps nothing.
         state = config.state_folder if config.state_folder.is_dir() else None
@@ -168,10 +218,16 @@ def export_checksums(
         click.echo(f"error [{volume.error_code}]: {volume.path}: {volume.message}", err=True)
     for one in done:
         for name in one.lost_volumes:
-            click.echo(f"warning: the table had the volume {name}, which was not given, and has it no more", err=True)
+            click.echo(
+                f"warning: the table had the volume {name}, which was not given, and has it no"
+                " more",
+                err=True,
+            )
     if as_json:
         tables = [_table_json(one) for one in done]
-        click.echo(json.dumps({"tables": tables, "skipped": [asdict(volume) for volume in skipped]}))
+        click.echo(
+            json.dumps({"tables": tables, "skipped": [asdict(volume) for volume in skipped]})
+        )
     else:
         for one in done:
             click.echo(_summary(one))
@@ -181,17 +237,23 @@ def export_checksums(
 @agent.command("import-trees")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
-    "--config", "config_path", required=True, type=click.Path(path_type=Path), help="The agent's settings, a TOML file."
+    "--config",
+    "config_path",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The agent's settings, a TOML file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def import_trees(ctx: click.Context, folder: Path, config_path: Path, as_json: bool) -> None:
     """Store the trees that a sweep wrote for this datanode.
 
-    DIR is what `treefold sweep run --out OUT --write-trees` left in OUT/trees/sweep_id=ID. End the agent first.
-    Replicas get a tree that have none, or an older one: a newer tree is never replaced, and no deletion is forgotten.
-    A tree must be sound, and made of the replica as it is here: state, commit and recorded checksums; each refusal is
-    counted by its reason. Volumes held read-only are not touched: their trees go to the agent's state folder.
+    DIR is what `treefold sweep run --out OUT --write-trees` left in
+    OUT/trees/sweep_id=ID. End the agent first. Replicas get a tree that have none, or
+    an older one: a newer tree is never replaced, and no deletion is forgotten. A tree
+    must be sound, and made of the replica as it is here: state, commit and recorded
+    checksums; each refusal is counted by its reason. Volumes held read-only are not
+    touched: their trees go to the agent's state folder.
 
     Exit status: 0 all are stored, 5 some trees or volumes were refused.
     """
@@ -199,11 +261,16 @@ def import_trees(ctx: click.Context, folder: Path, config_path: Path, as_json: b
     try:
         from dnagent.imports import import_trees as carry_out
     except ModuleNotFoundError as error:
-        raise UsageError(f"{str(error.name).partition('.')[0]} is not installed", hint=EXTRA_HINT) from error
+        raise UsageError(
+            f"{str(error.name).partition('.')[0]} is not installed", hint=EXTRA_HINT
+        ) from error
     tell = _Teller(sys.stderr.isatty())
     try:
         done = carry_out(
-            config, folder, Disk(), on_tree=lambda done: tell.say(f"importing  {done.trees} trees  {done.imported} new")
+            config,
+            folder,
+            Disk(),
+            on_tree=lambda done: tell.say(f"importing  {done.trees} trees  {done.imported} new"),
         )
     finally:
         tell.end()
@@ -211,7 +278,10 @@ def import_trees(ctx: click.Context, folder: Path, config_path: Path, as_json: b
         click.echo(f"error [{volume.error_code}]: {volume.path}: {volume.message}", err=True)
     refused = dict(sorted(done.refused.items()))
     if as_json:
-        refusals = [{"containerID": container_id, "reason": reason} for container_id, reason in done.refusals]
+        refusals = [
+            {"containerID": container_id, "reason": reason}
+            for container_id, reason in done.refusals
+        ]
         click.echo(
             json.dumps(
                 {
@@ -224,14 +294,19 @@ def import_trees(ctx: click.Context, folder: Path, config_path: Path, as_json: b
             )
         )
     else:
-        click.echo(f"{done.imported} trees imported, {done.unchanged} stored already, {done.refused.total()} refused")
+        click.echo(
+            f"{done.imported} trees imported, {done.unchanged} stored already,"
+            f" {done.refused.total()} refused"
+        )
         for reason, count in refused.items():
             click.echo(f"  {reason}: {count}")
     ctx.exit(EXIT_PARTLY if done.refused or done.skipped else 0)
 
 
 class _Teller:
-    """Tells on stderr how far work is: on one line of a terminal, or in a line now and then."""
+    """Tells on stderr how far work is: on one line of a terminal, or in a line now and
+    then.
+    """
 
     def __init__(self, is_terminal: bool) -> None:
         self._is_terminal = is_terminal
@@ -239,13 +314,17 @@ class _Teller:
         self._said_s = time.monotonic()
 
     def tell(self, done: "Done") -> None:
-        self.say(f"exporting  {done.containers} of {done.containers_total} containers  {done.rows} rows")
+        self.say(
+            f"exporting  {done.containers} of {done.containers_total} containers  {done.rows} rows"
+        )
 
     def say(self, text: str) -> None:
         now_s = time.monotonic()
         if now_s - self._said_s >= self._every_s:
             self._said_s = now_s
-            click.echo(f"\r\x1b[K{text}" if self._is_terminal else text, err=True, nl=not self._is_terminal)
+            click.echo(
+                f"\r\x1b[K{text}" if self._is_terminal else text, err=True, nl=not self._is_terminal
+            )
 
     def end(self) -> None:
         if self._is_terminal:
@@ -274,7 +353,8 @@ def _table_json(exported: "Exported") -> dict[str, object]:
 def _summary(exported: "Exported") -> str:
     manifest = exported.manifest
     return (
-        f"{manifest.datanode}: {manifest.containers} containers, {manifest.rows} rows; "
-        f"{exported.containers_written} changed, {exported.rows_written} rows and {exported.bytes_written} bytes "
-        f"written, {exported.events} events, {exported.faults} findings; {exported.location}/{manifest.name}"
+        f"{manifest.datanode}: {manifest.containers} containers, {manifest.rows} rows;"
+        f" {exported.containers_written} changed, {exported.rows_written} rows and"
+        f" {exported.bytes_written} bytes written, {exported.events} events, {exported.faults}"
+        f" findings; {exported.location}/{manifest.name}"
     )

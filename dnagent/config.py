@@ -33,7 +33,8 @@ class VolumeSettings(Settings):
 
 
 class ScanSettings(Settings):
-    """Background scans, at Ozone's defaults; `bytes_per_second` is for each volume, 0 sets no limit.
+    """Background scans, at Ozone's defaults; `bytes_per_second` is for each volume, 0
+    sets no limit.
 
     `mapped` reads files by mapping them in a worker process a volume, which is faster.
     """
@@ -46,10 +47,13 @@ class ScanSettings(Settings):
 
 
 class RepairSettings(Settings):
-    """What may be written, how much at once, and what is kept to undo it; rate 0 sets no limit."""
+    """What may be written, how much at once, and what is kept to undo it; rate 0 sets
+    no limit.
+    """
 
     enabled: Switch = False
-    # Move a replica that was UNHEALTHY, and that a full scan after its repair proves clean, back to CLOSED.
+    # Move a replica that was UNHEALTHY, and that a full scan after its repair proves
+    # clean, back to CLOSED.
     return_to_closed: Switch = False
     undo_bytes: Size = 1 << 30
     undo_days: int = Field(default=7, ge=0, le=3650)
@@ -61,7 +65,8 @@ class RepairSettings(Settings):
 class ExportSettings(Settings):
     """Exports of the chunk table in the background; none without a place for it."""
 
-    # A local folder or a URI such as s3://bucket/prefix; each datanode's table is a folder in it.
+    # A local folder or a URI such as s3://bucket/prefix; each datanode's table is a
+    # folder in it.
     to: str | None = Field(default=None, min_length=1)
     interval_s: Duration = 86_400.0
     source: Source = Source.TREE
@@ -70,7 +75,10 @@ class ExportSettings(Settings):
     @classmethod
     def _without_secrets(cls, value: str | None) -> str | None:
         if value and "://" in value and "@" in value.split("/")[2]:
-            raise ValueError("give credentials by the environment (AWS_ACCESS_KEY_ID and so on), not in the address")
+            raise ValueError(
+                "give credentials by the environment (AWS_ACCESS_KEY_ID and so on), not in the"
+                " address"
+            )
         return value
 
     @field_validator("interval_s")
@@ -89,9 +97,11 @@ class AgentConfig(Settings):
     """All settings of `treefold agent run`."""
 
     volumes: tuple[VolumeSettings, ...] = Field(min_length=1, max_length=VOLUMES_MAX)
-    # Trees and scan times of read-only volumes, shadows, undo copies, previous trees: nothing of it inside a volume.
+    # Trees and scan times of read-only volumes, shadows, undo copies, previous trees:
+    # nothing of it inside a volume.
     state_folder: FilePath
-    # The datanode's hdds.datanode.container.db.dir, where its databases lie on disks of their own.
+    # The datanode's hdds.datanode.container.db.dir, where its databases lie on disks of
+    # their own.
     database_volumes: tuple[FilePath, ...] = Field(default=(), max_length=VOLUMES_MAX)
     listen: Address = "127.0.0.1:9893"
     # Where peers and the controller reach us; what is listened on, unless given.
@@ -117,23 +127,36 @@ class AgentConfig(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        # As the system will find them: links and dots must not lead what we write into a volume.
+        # As the system will find them: links and dots must not lead what we write into
+        # a volume.
         paths = [_real(volume.path) for volume in self.volumes]
         for path in paths:
             if paths.count(path) > 1:
                 raise ValueError(f"volumes: {path} is listed twice")
-            exported = Path(self.export.to) if self.export.to and "://" not in self.export.to else None
-            kept = (("state_folder", self.state_folder), ("audit_file", self.audit_file), ("export.to", exported))
+            exported = (
+                Path(self.export.to) if self.export.to and "://" not in self.export.to else None
+            )
+            kept = (
+                ("state_folder", self.state_folder),
+                ("audit_file", self.audit_file),
+                ("export.to", exported),
+            )
             for key, ours in kept:
-                if ours and _real(ours).is_relative_to(path.parent if path.name == "hdds" else path):
+                if ours and _real(ours).is_relative_to(
+                    path.parent if path.name == "hdds" else path
+                ):
                     raise ValueError(f"{key}: must not lie inside the volume {path}")
         for key, address in (("listen", self.listen), ("controller", self.controller)):
             if address and not is_loopback(address) and not (self.tls or self.insecure):
-                raise ValueError(f"{key}: {address} is not on loopback: set [tls] cert, key and ca, or insecure = true")
+                raise ValueError(
+                    f"{key}: {address} is not on loopback: set [tls] cert, key and ca, or insecure"
+                    " = true"
+                )
         # The page of metrics has no TLS of its own.
         if self.metrics and not is_loopback(self.metrics) and not self.insecure:
             raise ValueError(
-                f"metrics: {self.metrics} is not on loopback and the page is in the clear: insecure = true"
+                f"metrics: {self.metrics} is not on loopback and the page is in the clear: insecure"
+                " = true"
             )
         return self
 

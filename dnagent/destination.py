@@ -1,7 +1,7 @@
 """Where a chunk table is written: a local folder, or a bucket.
 
-A file is there under its name only once it is whole: renamed into place, or uploaded to the end. Reading is pyarrow's
-own business on both.
+A file is there under its name only once it is whole: renamed into place, or uploaded to
+the end. Reading is pyarrow's own business on both.
 """
 
 import contextlib
@@ -33,7 +33,8 @@ class Destination(Protocol):
     def folder(self) -> str: ...
 
     def create(self, name: str) -> "AbstractContextManager[Sink]":
-        """A new file: there under its name, durably and whole, once the block ends without an error.
+        """A new file: there under its name, durably and whole, once the block ends
+        without an error.
 
         Raises:
             DiskError, DestinationError: it cannot be written.
@@ -92,7 +93,9 @@ class LocalDestination:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise BusyError(f"another export writes to {self._path}", path=str(self._path)) from error
+                raise BusyError(
+                    f"another export writes to {self._path}", path=str(self._path)
+                ) from error
             except OSError as error:
                 raise disk_error("lock", self._path, error) from error
             yield True
@@ -101,10 +104,12 @@ class LocalDestination:
 
 
 class ObjectDestination:
-    """A prefix of a bucket, or a folder of any file system that pyarrow knows (Destination).
+    """A prefix of a bucket, or a folder of any file system that pyarrow knows
+    (Destination).
 
-    An object is there once its upload has ended, whole. Two exports at once do each other no harm: their files have
-    different names, neither removes what the other may still need, and the later manifest counts.
+    An object is there once its upload has ended, whole. Two exports at once do each
+    other no harm: their files have different names, neither removes what the other may
+    still need, and the later manifest counts.
     """
 
     def __init__(self, filesystem: pa_fs.FileSystem, folder: str) -> None:
@@ -123,7 +128,8 @@ class ObjectDestination:
                 sink.flush()
                 stream.close()
         except BaseException:
-            # pyarrow cannot give up an upload; what nobody names is removed sooner or later.
+            # pyarrow cannot give up an upload; what nobody names is removed sooner or
+            # later.
             with contextlib.suppress(OSError, ValueError):
                 stream.close()
                 self.filesystem.delete_file(path)
@@ -142,11 +148,14 @@ class ObjectDestination:
         try:
             yield
         except OSError as error:
-            raise DestinationError(f"cannot {operation} {path}: {error}", operation=operation, path=path) from error
+            raise DestinationError(
+                f"cannot {operation} {path}: {error}", operation=operation, path=path
+            ) from error
 
 
 def destination_of(location: str, datanode: str, disk: Disk) -> Destination:
-    """The table of a datanode in a local folder or under a URI such as `s3://bucket/prefix`.
+    """The table of a datanode in a local folder or under a URI such as
+    `s3://bucket/prefix`.
 
     Raises:
         UsageError: the location cannot be understood.
@@ -159,7 +168,9 @@ def destination_of(location: str, datanode: str, disk: Disk) -> Destination:
 
 
 class Sink:
-    """A file that is being written: gathers small writes, and notes size and fingerprint. What pyarrow writes to."""
+    """A file that is being written: gathers small writes, and notes size and
+    fingerprint. What pyarrow writes to.
+    """
 
     closed = False
 

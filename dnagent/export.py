@@ -1,9 +1,12 @@
-"""Export a datanode's chunk table: what changed since the last export into new files, then a manifest that names all.
+"""Export a datanode's chunk table: what changed since the last export into new files,
+then a manifest that names all.
 
-Nothing that was exported is ever written again. A replica whose rows are what they were stays in the file where it is;
-files of which little is live are rewritten, so that a table never grows far beyond what it says. The manifest is
-written last and is the commit: an export that is killed before leaves files that nobody names, and one killed behind
-it leaves files that nobody needs; the next one removes both. The last two tables are kept whole.
+Nothing that was exported is ever written again. A replica whose rows are what they were
+stays in the file where it is; files of which little is live are rewritten, so that a
+table never grows far beyond what it says. The manifest is written last and is the
+commit: an export that is killed before leaves files that nobody names, and one killed
+behind it leaves files that nobody needs; the next one removes both. The last two tables
+are kept whole.
 """
 
 import contextlib
@@ -73,14 +76,16 @@ FILE_ROWS_MAX = 16 * GROUP_ROWS
 SMALL_FILES_MAX = 16
 # All of them are open at once; what is left over has its turn in the next export.
 REWRITTEN_FILES_MAX = 64
-# For so long a table tells of repairs and deletes: longer than anybody waits between two sweeps that are compared.
+# For so long a table tells of repairs and deletes: longer than anybody waits between
+# two sweeps that are compared.
 EVENTS_KEPT = timedelta(days=35)
 # Events and faults are kept in memory until a file of so many is written.
 PIECE_ROWS = 200_000
 # Tells whether the audit file is still the one that was read last time.
 _AUDIT_HEAD_BYTES = 4096
 _TEXT = pa.dictionary(pa.int32(), pa.string())
-# As it is written: a text that is the same in all rows is one entry and a number a row. Readers see plain text.
+# As it is written: a text that is the same in all rows is one entry and a number a row.
+# Readers see plain text.
 _WRITTEN = pa.schema([f.with_type(_TEXT) if f.type == pa.string() else f for f in CHUNK_SCHEMA])
 
 _Place = tuple[str, int]
@@ -134,7 +139,9 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What came of an export; `lost_volumes` were in the table before and are not any more."""
+    """What came of an export; `lost_volumes` were in the table before and are not any
+    more.
+    """
 
     manifest: Manifest
     location: str
@@ -164,13 +171,16 @@ def _now() -> datetime:
 def files_to_rewrite(
     rows: Mapping[str, int], live: Mapping[str, int], *, small_rows: int, small_files_max: int
 ) -> frozenset[str]:
-    """The files whose live rows are to move to new ones: those with less than half of their rows live, and all small
-    ones once there are too many of them. Files without any live row are not among them: they are simply dropped.
+    """The files whose live rows are to move to new ones: those with less than half of
+    their rows live, and all small ones once there are too many of them. Files without
+    any live row are not among them: they are simply dropped.
 
     `rows` are those of each file, `live` those that count.
     """
     sparse = sorted(name for name, count in live.items() if count > 0 and 2 * count < rows[name])
-    small = sorted(name for name, count in live.items() if 0 < count < small_rows and name not in sparse)
+    small = sorted(
+        name for name, count in live.items() if 0 < count < small_rows and name not in sparse
+    )
     chosen = [*sparse, *(small if len(small) > small_files_max else [])]
     return frozenset(chosen[:REWRITTEN_FILES_MAX])
 
@@ -191,12 +201,14 @@ def export(
 ) -> Exported:
     """Export all replicas of these volumes, which are of one datanode; one at least.
 
-    `full` writes every row anew. `audit_file` tells of the repairs; it need not be there.
+    `full` writes every row anew. `audit_file` tells of the repairs; it need not be
+    there.
 
     Raises:
         BusyError: another export to the same folder is under way.
-        ChunkTableError: a newer release wrote the table, or a file of it that is to be rewritten is damaged.
-        DestinationError, DiskError: the destination cannot be written, or a volume cannot be listed.
+        ChunkTableError: a newer release wrote the table, or a file of it that is to be
+            rewritten is damaged. DestinationError, DiskError: the destination cannot be
+            written, or a volume cannot be listed.
         InterruptedRepairError: `cancelled` turned true.
     """
     datanodes = {survey.datanode for survey in surveys}
@@ -212,7 +224,9 @@ def export(
         except BaseException:
             run.discard()
             raise
-        exported = run.commit({s.volume: s.created_ms for s in sorted(surveys, key=lambda s: s.volume)}, skipped)
+        exported = run.commit(
+            {s.volume: s.created_ms for s in sorted(surveys, key=lambda s: s.volume)}, skipped
+        )
         # The export is done; what stays behind is removed next time.
         with contextlib.suppress(DiskError, DestinationError, ChunkTableError):
             run.clean(is_alone=is_alone)
@@ -265,7 +279,9 @@ class _Run:
         try:
             self._previous = latest_manifest(self._destination.filesystem, self._destination.folder)
             check_counts(self._previous)
-            inventory = read_inventory(self._destination.filesystem, self._destination.folder, self._previous)
+            inventory = read_inventory(
+                self._destination.filesystem, self._destination.folder, self._previous
+            )
         except ChunkTableError as error:
             if error.reason == TableRefusal.NEWER_VERSION.value:
                 raise
@@ -289,24 +305,33 @@ class _Run:
     ) -> None:
         """Walk all volumes, and write the rows of what is new or changed."""
         for volume in skipped:
-            self._add_fault(volume.path, None, Fault("unreadable", f"{volume.error_code}: {volume.message}"))
+            self._add_fault(
+                volume.path, None, Fault("unreadable", f"{volume.error_code}: {volume.message}")
+            )
         ids = {survey.volume: survey.ids() for survey in surveys}
         total, rows = sum(map(len, ids.values())), 0
         with self._chunk_files() as out:
             for survey in surveys:
                 if survey.fault is not None:
                     self._add_fault(survey.volume, None, survey.fault)
-                found = survey.replicas(self._source, ids[survey.volume], on_bytes=on_bytes, cancelled=self._cancelled)
+                found = survey.replicas(
+                    self._source, ids[survey.volume], on_bytes=on_bytes, cancelled=self._cancelled
+                )
                 for replica in found:
                     rows += self._take(survey, replica, out)
                     on_done(Done(len(self._after), total, rows))
 
     def rewrite(self) -> None:
-        """Move live rows out of old files that are mostly superseded, and out of many small ones."""
+        """Move live rows out of old files that are mostly superseded, and out of many
+        small ones.
+        """
         live: dict[str, int] = {}
         for held in self._after.values():
             live[held.file] = live.get(held.file, 0) + held.rows
-        old = {f.name: f.rows for f in (self._previous.of_kind(FileKind.CHUNKS) if self._previous else ())}
+        old = {
+            f.name: f.rows
+            for f in (self._previous.of_kind(FileKind.CHUNKS) if self._previous else ())
+        }
         chosen = files_to_rewrite(
             old,
             {name: count for name, count in live.items() if name in old},
@@ -320,7 +345,9 @@ class _Run:
         ]
         if not chosen:
             return
-        pieces = heapq.merge(*(self._live_pieces(name) for name in sorted(chosen)), key=lambda piece: piece[0])
+        pieces = heapq.merge(
+            *(self._live_pieces(name) for name in sorted(chosen)), key=lambda piece: piece[0]
+        )
         with self._chunk_files() as out:
             for place, group in itertools.groupby(pieces, key=lambda piece: piece[0]):
                 held = self._after[place]
@@ -331,17 +358,24 @@ class _Run:
             raise _too_few_rows(self._after[moved[0]].file)
 
     def add_events(self, audit_file: Path | None, volumes: set[str]) -> None:
-        """Write down the repairs and deletes since the table before, and keep those of the exports before it."""
+        """Write down the repairs and deletes since the table before, and keep those of
+        the exports before it.
+        """
         created_at = self._now()
         old = self._previous.of_kind(FileKind.EVENTS) if self._previous else ()
         # What a lost file told, the audit file tells again from its start.
         is_whole = not any(file.name in self._rotted for file in old)
         self._files += [f for f in old if is_whole and created_at - f.created_at < EVENTS_KEPT]
         gone = sorted((v, c) for v, c in self._before.keys() - self._after.keys() if v in volumes)
-        deletes = (self._event(created_at, "delete", container_id, None, None, 0, "") for _, container_id in gone)
+        deletes = (
+            self._event(created_at, "delete", container_id, None, None, 0, "")
+            for _, container_id in gone
+        )
         audit = _Audit(audit_file, self._previous.audit if self._previous and is_whole else None)
         events = itertools.chain(deletes, filter(None, map(self._audited, audit.lines())))
-        order = [(name, "ascending") for name in ("container_id", "block_id", "chunk_offset", "time")]
+        order = [
+            (name, "ascending") for name in ("container_id", "block_id", "chunk_offset", "time")
+        ]
         while piece := list(itertools.islice(events, self._limits.piece_rows)):
             self._write(FileKind.EVENTS, pa.Table.from_pylist(piece, EVENT_SCHEMA).sort_by(order))
             self._event_count += len(piece)
@@ -355,20 +389,27 @@ class _Run:
             [
                 [volume for volume, _ in places],
                 [container_id for _, container_id in places],
-                *([getattr(self._after[p], name) for p in places] for name in ("generation", "file", "rows")),
+                *(
+                    [getattr(self._after[p], name) for p in places]
+                    for name in ("generation", "file", "rows")
+                ),
             ],
             schema=CONTAINER_SCHEMA,
         )
         self._write(FileKind.CONTAINERS, inventory)
 
     def discard(self) -> None:
-        """Remove what was written, for nobody will ever name it; what cannot be removed now is next time."""
+        """Remove what was written, for nobody will ever name it; what cannot be removed
+        now is next time.
+        """
         for file in self._files:
             if file.sequence == self._sequence:
                 with contextlib.suppress(DiskError, DestinationError):
                     self._destination.remove(file.name)
 
-    def commit(self, volumes: Mapping[str, int | None], skipped: Sequence[SkippedVolume]) -> Exported:
+    def commit(
+        self, volumes: Mapping[str, int | None], skipped: Sequence[SkippedVolume]
+    ) -> Exported:
         """Write the manifest; `volumes` says of each since when it exists."""
         manifest = Manifest(
             datanode=self._datanode,
@@ -403,8 +444,12 @@ class _Run:
         """Remove what neither this table nor the one before names."""
         # Where others may be at work, files of this number may be theirs.
         end = self._sequence + is_alone
-        kept = {file.name for file in (*self._files, *(self._previous.files if self._previous else ()))}
-        kept |= {manifest_name(self._sequence)} | ({self._previous.name} if self._previous else set())
+        kept = {
+            file.name for file in (*self._files, *(self._previous.files if self._previous else ()))
+        }
+        kept |= {manifest_name(self._sequence)} | (
+            {self._previous.name} if self._previous else set()
+        )
         for name in self._names():
             plain = name.removesuffix(".tmp")
             sequence = sequence_of(plain) if is_file_name(plain) else manifest_sequence(plain)
@@ -417,7 +462,10 @@ class _Run:
         rows = _rows(survey, found, self._now)
         place = (survey.volume, int(found.container_id))
         before = self._before.get(place)
-        is_same = before is not None and (before.generation, before.rows) == (rows.generation, rows.count)
+        is_same = before is not None and (before.generation, before.rows) == (
+            rows.generation,
+            rows.count,
+        )
         if self._reusable and before is not None and is_same and before.file not in self._rotted:
             self._after[place] = before
         else:
@@ -427,11 +475,13 @@ class _Run:
         return rows.count
 
     def _rotted_of(self, manifest: Manifest) -> frozenset[str]:
-        """The files of a table that are to be written anew, as their content is not what was written.
+        """The files of a table that are to be written anew, as their content is not
+        what was written.
 
-        A size tells nothing of a disk that flips bits. A bucket verifies what it keeps by checksums of its own, and an
-        object that has its size is the one that was uploaded, for no name is ever written twice: there each export
-        would only download the whole table.
+        A size tells nothing of a disk that flips bits. A bucket verifies what it keeps
+        by checksums of its own, and an object that has its size is the one that was
+        uploaded, for no name is ever written twice: there each export would only
+        download the whole table.
         """
         if not isinstance(self._destination.filesystem, pa_fs.LocalFileSystem):
             return frozenset()
@@ -490,7 +540,9 @@ class _Run:
                 yield opened
             finally:
                 writer.close()
-        self._files.append(TableFile(name, kind, opened.rows, sink.length_bytes, sink.checksum, self._now()))
+        self._files.append(
+            TableFile(name, kind, opened.rows, sink.length_bytes, sink.checksum, self._now())
+        )
 
     def _add_fault(self, volume: str, container_id: ContainerId | None, fault: Fault) -> None:
         self._fault_count += 1
@@ -514,7 +566,9 @@ class _Run:
             self._faults = []
 
     def _audited(self, line: Mapping[str, Any]) -> dict[str, object] | None:
-        """The event that a line of the audit file tells of; None for what is no such line."""
+        """The event that a line of the audit file tells of; None for what is no such
+        line.
+        """
         try:
             return self._event(
                 datetime.fromisoformat(line["time"]),
@@ -552,9 +606,13 @@ class _Run:
     def _names(self) -> list[str]:
         folder = self._destination.folder
         try:
-            entries = self._destination.filesystem.get_file_info(pa_fs.FileSelector(folder, allow_not_found=True))
+            entries = self._destination.filesystem.get_file_info(
+                pa_fs.FileSelector(folder, allow_not_found=True)
+            )
         except OSError as error:
-            raise DestinationError(f"cannot list {folder}: {error}", operation="list", path=folder) from error
+            raise DestinationError(
+                f"cannot list {folder}: {error}", operation="list", path=folder
+            ) from error
         return [entry.base_name for entry in named(entries) if entry.type is pa_fs.FileType.File]
 
 
@@ -573,7 +631,9 @@ class _OpenFile:
 
 @dataclass
 class _ChunkFiles:
-    """Chunk files of bounded size, one after the other, a replica in one piece in one of them."""
+    """Chunk files of bounded size, one after the other, a replica in one piece in one
+    of them.
+    """
 
     new_file: Callable[[], AbstractContextManager[_OpenFile]]
     limits: Limits
@@ -607,7 +667,10 @@ class _ChunkFiles:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is None:
             self._close()
@@ -627,14 +690,18 @@ class _ChunkFiles:
 
 def _encoded(batch: pa.RecordBatch) -> pa.RecordBatch:
     arrays = [
-        column.dictionary_encode() if written.type == _TEXT and not isinstance(column, pa.DictionaryArray) else column
+        column.dictionary_encode()
+        if written.type == _TEXT and not isinstance(column, pa.DictionaryArray)
+        else column
         for column, written in zip(batch.columns, _WRITTEN, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=_WRITTEN)
 
 
 def _rows(survey: Walk, found: Surveyed, now: Callable[[], datetime]) -> ReplicaRows:
-    scanned_ms = round(now().timestamp() * 1000) if found.source is Source.DATA else found.scanned_at_ms
+    scanned_ms = (
+        round(now().timestamp() * 1000) if found.source is Source.DATA else found.scanned_at_ms
+    )
     replica = Replica(
         datanode=survey.datanode,
         volume=survey.volume,
@@ -657,7 +724,9 @@ def _too_few_rows(name: str) -> ChunkTableError:
 
 
 class _Audit:
-    """The lines of an audit file since a mark; from its start where it is another file than the one marked."""
+    """The lines of an audit file since a mark; from its start where it is another file
+    than the one marked.
+    """
 
     def __init__(self, path: Path | None, before: AuditMark | None) -> None:
         # How far it was read; moves once all lines were taken.
@@ -686,7 +755,8 @@ class _Audit:
                 width = min(at, len(head))
                 self.mark = AuditMark(at, width, fingerprint(head[:width]).hex())
         except FileNotFoundError:
-            # Nothing was repaired so far, and whoever reads the table is to know that repairs are told of.
+            # Nothing was repaired so far, and whoever reads the table is to know that
+            # repairs are told of.
             self.mark = self.mark or AuditMark(0, 0, fingerprint(b"").hex())
         except OSError as error:
             raise disk_error("read", self._path, error) from error

@@ -1,4 +1,6 @@
-"""Exports of a datanode's chunk table: once, from volumes held by nobody or by anybody, or in an agent's background."""
+"""Exports of a datanode's chunk table: once, from volumes held by nobody or by anybody,
+or in an agent's background.
+"""
 
 import os
 import threading
@@ -30,7 +32,9 @@ _RETRY_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class ExportedVolume:
-    """A volume to export, and what an agent keeps beside it, if one does: its state folder, and whether it owns it."""
+    """A volume to export, and what an agent keeps beside it, if one does: its state
+    folder, and whether it owns it.
+    """
 
     path: Path
     state_folder: Path | None = None
@@ -38,7 +42,9 @@ class ExportedVolume:
 
 
 class ScheduledExport:
-    """Exports again and again in a thread of its own; after a restart it goes on where the table says it was."""
+    """Exports again and again in a thread of its own; after a restart it goes on where
+    the table says it was.
+    """
 
     def __init__(
         self,
@@ -48,7 +54,9 @@ class ScheduledExport:
         interval_s: float,
         metrics: Metrics,
     ) -> None:
-        """`run(full, cancelled)` exports once; `last_at` is when the table was last written, None if never."""
+        """`run(full, cancelled)` exports once; `last_at` is when the table was last
+        written, None if never.
+        """
         self._run = run
         self._last_at = last_at
         self._interval_s = interval_s
@@ -99,7 +107,9 @@ class ScheduledExport:
         manifest = exported.manifest
         self._metrics.count("dnagent_exports_total", outcome="done")
         self._metrics.count("dnagent_exported_rows_total", exported.rows_written)
-        self._metrics.set("dnagent_export_last_success_timestamp_seconds", manifest.created_at.timestamp())
+        self._metrics.set(
+            "dnagent_export_last_success_timestamp_seconds", manifest.created_at.timestamp()
+        )
         self._metrics.set("dnagent_export_table_rows", manifest.rows)
         self._log.info(
             "export_finished",
@@ -128,7 +138,8 @@ def scheduled_export(
     """Exports of an agent's volumes; `failed` are those that it could not open."""
 
     def destination() -> Destination:
-        # Each time anew: a bucket that cannot be reached now does not keep the agent from its other work.
+        # Each time anew: a bucket that cannot be reached now does not keep the agent
+        # from its other work.
         return destination_of(to, surveys[0].datanode, disk)
 
     skipped = [SkippedVolume(path, error.code, error.message) for path, error in failed]
@@ -145,7 +156,9 @@ def scheduled_export(
             cancelled=cancelled,
         )
 
-    return ScheduledExport(run, lambda: _last_at(destination()), interval_s=interval_s, metrics=metrics)
+    return ScheduledExport(
+        run, lambda: _last_at(destination()), interval_s=interval_s, metrics=metrics
+    )
 
 
 def _last_at(destination: Destination) -> datetime | None:
@@ -172,10 +185,12 @@ def export_now(
     database_volumes: Sequence[Path] = (),
     on_done: Callable[[Done], None] = lambda _: None,
 ) -> tuple[list[Exported], list[SkippedVolume]]:
-    """Export volumes once, read-only: a datanode or an agent may own them. A table for each datanode among them.
+    """Export volumes once, read-only: a datanode or an agent may own them. A table for
+    each datanode among them.
 
     Raises:
-        UsageError: a volume is named twice, or the destination lies in one or cannot be understood.
+        UsageError: a volume is named twice, or the destination lies in one or cannot be
+            understood.
         VolumeError: no volume can be opened.
         ReconcileError: whatever `dnagent.export.export` raises.
     """
@@ -186,7 +201,8 @@ def export_now(
         opened: dict[str, list[Survey]] = {}
         failed: list[tuple[str, ReconcileError]] = []
         for number, settings in enumerate(volumes):
-            # A folder each where no agent keeps any: copies of one volume have the same ID.
+            # A folder each where no agent keeps any: copies of one volume have the same
+            # ID.
             state = settings.state_folder or scratch / str(number)
             try:
                 volume = open_volume(
@@ -202,7 +218,9 @@ def export_now(
             stack.enter_context(volume)
             surveys = opened.setdefault(volume.datanode_id, [])
             if any(survey.volume == volume.storage_id for survey in surveys):
-                raise UsageError(f"{settings.path} is the volume {volume.storage_id} again, or a copy of it")
+                raise UsageError(
+                    f"{settings.path} is the volume {volume.storage_id} again, or a copy of it"
+                )
             surveys.append(_survey(volume, disk, settings))
         if not opened:
             raise failed[0][1]
@@ -235,5 +253,7 @@ def _check_places(paths: Sequence[Path], to: str) -> None:
     for path in real:
         if real.count(path) > 1:
             raise UsageError(f"the volume {path} is given twice")
-        if "://" not in to and Path(os.path.realpath(to)).is_relative_to(path.parent if path.name == "hdds" else path):
+        if "://" not in to and Path(os.path.realpath(to)).is_relative_to(
+            path.parent if path.name == "hdds" else path
+        ):
             raise UsageError(f"{to} lies in the volume {path}")

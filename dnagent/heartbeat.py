@@ -1,8 +1,9 @@
 """Tell the controller what we hold, and take its commands.
 
-`HeartbeatState` decides, without a clock or a socket: what the next heartbeat says, and which commands of an answer
-are new. What the controller is known to know is what it last answered to; every heartbeat carries the difference, so
-a lost one costs nothing but time. `Heartbeats` is the shell: a thread that sends, waits, and hands commands on.
+`HeartbeatState` decides, without a clock or a socket: what the next heartbeat says, and
+which commands of an answer are new. What the controller is known to know is what it
+last answered to; every heartbeat carries the difference, so a lost one costs nothing
+but time. `Heartbeats` is the shell: a thread that sends, waits, and hands commands on.
 """
 
 import re
@@ -21,17 +22,21 @@ from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 from runtime.rpc import Tls, named_errors, open_channel
 
-# A report of so many replicas stays well below one message; the rest follows with the next heartbeat.
+# A report of so many replicas stays well below one message; the rest follows with the
+# next heartbeat.
 REPLICAS_PER_REPORT = 50_000
 # Commands remembered, so that one that is sent again is not done again.
 COMMANDS_REMEMBERED = 10_000
-# Ends of reconciliations that wait to be told; a controller away for longer learns the rest from the reports.
+# Ends of reconciliations that wait to be told; a controller away for longer learns the
+# rest from the reports.
 PROGRESS_MAX = 1_000
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 DEADLINE_S = 10.0
-# While the controller is away: doubles from the interval up to this, so that it is found soon when it is back.
+# While the controller is away: doubles from the interval up to this, so that it is
+# found soon when it is back.
 BACKOFF_MAX_S = 30.0
-# Between two heartbeats, however much there is to tell: changes that come together go together.
+# Between two heartbeats, however much there is to tell: changes that come together go
+# together.
 SPACING_S = 0.05
 
 
@@ -113,7 +118,8 @@ class HeartbeatState:
         self._sequence = 0
         self._full_wanted = True
         self._known: dict[ContainerId, ContainerReplica] = {}
-        # Told in heartbeats without an answer: of these the controller may know what was told, or what was before.
+        # Told in heartbeats without an answer: of these the controller may know what
+        # was told, or what was before.
         self._unsure: set[ContainerId] = set()
         self._term = 0
         self._seen: OrderedDict[str, None] = OrderedDict()
@@ -128,18 +134,23 @@ class HeartbeatState:
             self._ended.popitem(last=False)
 
     def next(self, replicas: Iterable[ContainerReplica], running: Iterable[Progress]) -> Heartbeat:
-        """The heartbeat to send now: everything at start and when asked, else what differs from what is known."""
+        """The heartbeat to send now: everything at start and when asked, else what
+        differs from what is known.
+        """
         self._sequence += 1
         held = {replica.container_id: replica for replica in replicas}
         known = {} if self._full_wanted else self._known
         unsure = set[ContainerId]() if self._full_wanted else self._unsure
-        changed = [r for r in held.values() if known.get(r.container_id) != r or r.container_id in unsure]
+        changed = [
+            r for r in held.values() if known.get(r.container_id) != r or r.container_id in unsure
+        ]
         changed.sort(key=lambda replica: replica.container_id)
         left = {replica.container_id for replica in changed[self._replicas_per_report :]}
         changed = changed[: self._replicas_per_report]
         removed = sorted((known.keys() | unsure) - held.keys())
         self._unsure |= {replica.container_id for replica in changed} | set(removed)
-        # The controller is to hear of an end with what became of the replica, or after it.
+        # The controller is to hear of an end with what became of the replica, or after
+        # it.
         ended = tuple(p for p in self._ended.values() if p.message.container_id not in left)
         # The end of a job is the last word about it.
         progress = *(p for p in running if p.job_id not in self._ended), *ended
@@ -153,14 +164,17 @@ class HeartbeatState:
         )
 
     def answered(self, sent: Heartbeat, answer: Answer) -> list[Command]:
-        """Note that the controller knows what was sent; the commands to carry out, each once."""
+        """Note that the controller knows what was sent; the commands to carry out, each
+        once.
+        """
         if sent.full:
             self._known, self._unsure = {}, set()
         self._known.update((replica.container_id, replica) for replica in sent.replicas)
         for container_id in sent.removed:
             self._known.pop(container_id, None)
         self._unsure -= {replica.container_id for replica in sent.replicas} | set(sent.removed)
-        # A controller that began anew may have taken a late copy of an old full report for what we hold.
+        # A controller that began anew may have taken a late copy of an old full report
+        # for what we hold.
         self._full_wanted = answer.full_report_wanted or 0 < self._term < answer.term
         # The controller keeps nothing of a heartbeat whose sender it did not know.
         if not answer.full_report_wanted:
@@ -173,7 +187,9 @@ class HeartbeatState:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is something that the controller should hear without waiting for the next turn."""
+        """Whether there is something that the controller should hear without waiting
+        for the next turn.
+        """
         return self._full_wanted or bool(self._ended) or bool(self._acknowledged)
 
     def _accept(self, envelope: Envelope) -> bool:
@@ -210,7 +226,9 @@ def request_of(heartbeat: Heartbeat, *, datanode: controller_pb2.Datanode, incar
 
 
 def answer_of(message: controller_pb2.HeartbeatResponse) -> Answer:
-    """The answer in a message; a command that this agent does not understand is left out."""
+    """The answer in a message; a command that this agent does not understand is left
+    out.
+    """
     envelopes = []
     for sent in message.commands:
         command = _command_of(sent)
@@ -226,12 +244,16 @@ def _command_of(sent: controller_pb2.Command) -> Command | None:
     match sent.WhichOneof("body"):
         case "reconcile":
             body = sent.reconcile
-            peers = tuple(PeerAddress(PeerId(p.datanode_id), p.address) for p in body.peers[:PEERS_MAX])
+            peers = tuple(
+                PeerAddress(PeerId(p.datanode_id), p.address) for p in body.peers[:PEERS_MAX]
+            )
             # It becomes the name of a folder of undo copies, among others.
             if not JOB_ID.fullmatch(body.job_id):
                 return None
             state = _RETURNS.get(body.container_state)
-            return ReconcileCommand(ContainerId(body.container_id), body.job_id, peers, state, body.spare_scan)
+            return ReconcileCommand(
+                ContainerId(body.container_id), body.job_id, peers, state, body.spare_scan
+            )
         case "cancel":
             return CancelCommand(sent.cancel.job_id)
         case "scan":
@@ -261,8 +283,12 @@ def _replica_message(replica: ContainerReplica) -> controller_pb2.ReplicaReport:
 class Controller(Protocol):
     """Whoever takes heartbeats."""
 
-    def heartbeat(self, request: controller_pb2.HeartbeatRequest) -> controller_pb2.HeartbeatResponse:
-        """Raises: ControllerUnavailableError; ReconcileError of what the controller refused."""
+    def heartbeat(
+        self, request: controller_pb2.HeartbeatRequest
+    ) -> controller_pb2.HeartbeatResponse:
+        """Raises: ControllerUnavailableError; ReconcileError of what the controller
+        refused.
+        """
 
     def close(self) -> None: ...
 
@@ -275,9 +301,13 @@ class ControllerClient:
         self._channel = open_channel(address, tls=tls, insecure=insecure)
         self._stub = controller_pb2_grpc.ControllerStub(self._channel)
 
-    def heartbeat(self, request: controller_pb2.HeartbeatRequest) -> controller_pb2.HeartbeatResponse:
+    def heartbeat(
+        self, request: controller_pb2.HeartbeatRequest
+    ) -> controller_pb2.HeartbeatResponse:
         with named_errors(self._address, ControllerUnavailableError):
-            response: controller_pb2.HeartbeatResponse = self._stub.Heartbeat(request, timeout=DEADLINE_S)
+            response: controller_pb2.HeartbeatResponse = self._stub.Heartbeat(
+                request, timeout=DEADLINE_S
+            )
         return response
 
     def close(self) -> None:
@@ -338,7 +368,9 @@ class Heartbeats:
         self._poke.set()
 
     def beat(self) -> bool:
-        """Send one heartbeat and carry out the commands of its answer; whether it was answered."""
+        """Send one heartbeat and carry out the commands of its answer; whether it was
+        answered.
+        """
         with self._state_lock:
             heartbeat = self._state.next(self._replicas(), self._running())
         request = request_of(heartbeat, datanode=self._datanode, incarnation=self._incarnation)

@@ -1,9 +1,12 @@
-"""Import trees that a sweep wrote (protos.packed_trees) into the tree files of a datanode's volumes.
+"""Import trees that a sweep wrote (protos.packed_trees) into the tree files of a
+datanode's volumes.
 
-For replicas that have no tree yet, or lost it: a scan makes the same one, hours later. What a file of trees says is
-taken for no more than a claim. The replica must still be the one that the tree was made of, by all that can be read of
-it without its data: state, commit, the recorded checksum of every chunk that the tree calls sound. A stored tree is
-only replaced by what is proven to be newer, and whatever tombstones are known here stay.
+For replicas that have no tree yet, or lost it: a scan makes the same one, hours later.
+What a file of trees says is taken for no more than a claim. The replica must still be
+the one that the tree was made of, by all that can be read of it without its data:
+state, commit, the recorded checksum of every chunk that the tree calls sound. A stored
+tree is only replaced by what is proven to be newer, and whatever tombstones are known
+here stay.
 """
 
 from collections import Counter
@@ -38,7 +41,9 @@ _NAMED_MAX = 1000
 
 
 class ImportRefusal(Enum):
-    """Why a tree is not imported; beside these, the reasons of merkle.check with `tree_` before them."""
+    """Why a tree is not imported; beside these, the reasons of merkle.check with
+    `tree_` before them.
+    """
 
     NO_ROOT = "no_root"
     # The root beside the tree is not the tree's own.
@@ -57,7 +62,8 @@ class ImportRefusal(Enum):
     RECORD_DIFFERS = "record_differs"
     # A tombstone of a block that has a record here, and that nobody asked to delete.
     TOMBSTONE_OF_LIVE_BLOCK = "tombstone_of_live_block"
-    # There is a stored tree, and the scan that this one is of is not proven to be later.
+    # There is a stored tree, and the scan that this one is of is not proven to be
+    # later.
     STORED_NOT_OLDER = "stored_not_older"
     # Somebody else wrote the stored tree at the same time.
     CHANGED_MEANWHILE = "changed_meanwhile"
@@ -104,12 +110,18 @@ class Imported:
 
 
 def import_trees(
-    config: AgentConfig, folder: Path, disk: Disk, *, on_tree: Callable[[Imported], None] = lambda _: None
+    config: AgentConfig,
+    folder: Path,
+    disk: Disk,
+    *,
+    on_tree: Callable[[Imported], None] = lambda _: None,
 ) -> Imported:
-    """Import the trees in a folder that are of the datanodes of these volumes, held as the settings say.
+    """Import the trees in a folder that are of the datanodes of these volumes, held as
+    the settings say.
 
     Raises:
-        ChunkTableError: the folder has no trees, or a file cannot be read; what came before is imported.
+        ChunkTableError: the folder has no trees, or a file cannot be read; what came
+            before is imported.
         VolumeError: no volume can be opened.
         DiskError: a tree cannot be written.
     """
@@ -132,7 +144,9 @@ def import_trees(
                 _ = volume.database
             except ReconcileError as problem:
                 error = error or problem
-                done.skipped.append(SkippedVolume(str(settings.path), problem.code, problem.message))
+                done.skipped.append(
+                    SkippedVolume(str(settings.path), problem.code, problem.message)
+                )
                 continue
             trees = TreeFiles(volume, disk, on_deleted=audit.delete)
             opened[volume.datanode_id, volume.storage_id] = ImportedVolume(
@@ -156,7 +170,9 @@ def import_trees(
 def refusal_of(packed: PackedTree, tree: ContainerTree, here: ReplicaHere) -> ImportRefusal | None:
     """Why a tree that is sound in itself is not to be imported; None where it is."""
     deleted = {block.block_id for block in here.stored.known.blocks if block.deleted}
-    has_tree = here.stored.status is TreeStatus.PRESENT and here.stored.tree.data_checksum is not None
+    has_tree = (
+        here.stored.status is TreeStatus.PRESENT and here.stored.tree.data_checksum is not None
+    )
     # As it would be written, with the tombstones that are known here.
     is_stored = encode_tree(merge(tree, here.stored.known)) == here.stored.raw
     checks: Sequence[tuple[ImportRefusal, bool]] = (
@@ -168,17 +184,25 @@ def refusal_of(packed: PackedTree, tree: ContainerTree, here: ReplicaHere) -> Im
         (ImportRefusal.REPLICA_INDEX_DIFFERS, packed.replica_index != here.replica_index),
         (
             ImportRefusal.UNKNOWN_BLOCK,
-            any(not b.deleted and b.block_id not in here.records and b.block_id not in deleted for b in tree.blocks),
+            any(
+                not b.deleted and b.block_id not in here.records and b.block_id not in deleted
+                for b in tree.blocks
+            ),
         ),
         (ImportRefusal.RECORD_DIFFERS, not _are_as_recorded(tree, here.records)),
         (
             ImportRefusal.TOMBSTONE_OF_LIVE_BLOCK,
             any(
-                b.deleted and b.block_id in here.records and b.block_id not in deleted | here.pending
+                b.deleted
+                and b.block_id in here.records
+                and b.block_id not in deleted | here.pending
                 for b in tree.blocks
             ),
         ),
-        (ImportRefusal.STORED_NOT_OLDER, has_tree and not is_stored and not _is_newer(packed, here)),
+        (
+            ImportRefusal.STORED_NOT_OLDER,
+            has_tree and not is_stored and not _is_newer(packed, here),
+        ),
     )
     return next((refusal for refusal, holds in checks if holds), None)
 
@@ -239,7 +263,10 @@ class ImportedVolume:
         container_id = container.container_id
         # First, so that whatever is written while the rest is read is noticed.
         stored = self._trees.read(container_id)
-        times = [self._disk.modified_ns(path) for path in {self._trees.path(container_id), container.tree_path}]
+        times = [
+            self._disk.modified_ns(path)
+            for path in {self._trees.path(container_id), container.tree_path}
+        ]
         written = [time for time in times if time is not None]
         # Under a read-only hold a scan of ours leaves no time in the descriptor.
         is_ours = self._volume.hold is Hold.READ_ONLY
@@ -272,6 +299,8 @@ def _are_as_recorded(tree: ContainerTree, records: Mapping[BlockId, BlockRecord]
 
 
 def _is_newer(packed: PackedTree, here: ReplicaHere) -> bool:
-    """Whether it is of the last scan that we know of, and nothing was written to the stored tree since."""
+    """Whether it is of the last scan that we know of, and nothing was written to the
+    stored tree since.
+    """
     known = packed.scanned_at_ms is not None and packed.scanned_at_ms == here.scanned_ms
     return known and here.stored_ms is not None and here.stored_ms < (packed.scanned_at_ms or 0)

@@ -1,8 +1,10 @@
-"""Reconcile commands on this datanode: queued, run a few at a time, and told of until their end.
+"""Reconcile commands on this datanode: queued, run a few at a time, and told of until
+their end.
 
-One job a container: a command for a container that another job waits for or works on is refused, as Ozone drops it,
-and the refusal is reported like any other end, so that the controller never waits for a job that nobody does. A job
-that is sent once more while it is here is neither begun twice nor refused. `JobTable` decides that, without threads;
+One job a container: a command for a container that another job waits for or works on is
+refused, as Ozone drops it, and the refusal is reported like any other end, so that the
+controller never waits for a job that nobody does. A job that is sent once more while it
+is here is neither begun twice nor refused. `JobTable` decides that, without threads;
 `Jobs` runs what it admits.
 """
 
@@ -45,7 +47,9 @@ class JobTable:
         if held is not None and held.job_id == command.job_id:
             return False
         if held is not None:
-            raise BusyError(f"container {container_id} has job {held.job_id} already", container_id=container_id)
+            raise BusyError(
+                f"container {container_id} has job {held.job_id} already", container_id=container_id
+            )
         if len(self._commands) >= JOBS_MAX:
             raise BusyError(f"{JOBS_MAX} jobs are waiting already", limit=JOBS_MAX)
         self._commands[container_id] = command
@@ -53,7 +57,9 @@ class JobTable:
 
     def find(self, job_id: str) -> ReconcileCommand | None:
         """The command of a job that waits or runs."""
-        return next((command for command in self._commands.values() if command.job_id == job_id), None)
+        return next(
+            (command for command in self._commands.values() if command.job_id == job_id), None
+        )
 
     def forget(self, command: ReconcileCommand) -> None:
         """The job ended."""
@@ -113,7 +119,11 @@ class Jobs:
             return
         if future.cancel():
             self._forget(command)
-            self._end(command, InterruptedRepairError("the job was cancelled before it began"), "interrupted")
+            self._end(
+                command,
+                InterruptedRepairError("the job was cancelled before it began"),
+                "interrupted",
+            )
         else:
             # Not waited for: its end is reported when it comes.
             self._runner.interrupt(command.container_id, "the job was cancelled", timeout_s=0)
@@ -131,7 +141,9 @@ class Jobs:
         for job, progress in self._runner.running():
             at = progress or Progress("starting")
             found.append(
-                ReconciliationStatus(job.job_id, job.container_id, at.phase, at.windows_written, at.bytes_fetched)
+                ReconciliationStatus(
+                    job.job_id, job.container_id, at.phase, at.windows_written, at.bytes_fetched
+                )
             )
         return tuple(found)
 
@@ -146,7 +158,9 @@ class Jobs:
 
     def _run(self, command: ReconcileCommand) -> None:
         container_id, job_id = command.container_id, command.job_id
-        self._log.info("reconcile_started", container_id=container_id, job_id=job_id, peers=len(command.peers))
+        self._log.info(
+            "reconcile_started", container_id=container_id, job_id=job_id, peers=len(command.peers)
+        )
         try:
             with ExitStack() as stack:
                 peers: dict[PeerId, Peer] = {}
@@ -154,7 +168,11 @@ class Jobs:
                     peers[address.peer] = peer = self._connect(address)
                     stack.callback(peer.close)
                 outcome = self._runner.run(
-                    Job(job_id, container_id, options_of(command, self._fetches_max, self._return_to_service)),
+                    Job(
+                        job_id,
+                        container_id,
+                        options_of(command, self._fetches_max, self._return_to_service),
+                    ),
                     lambda cancelled: self._store.open_replica(
                         container_id, job_id, cancelled=cancelled, on_bytes=self._on_scan_bytes
                     ),
@@ -165,10 +183,13 @@ class Jobs:
             self._refuse(command, error)
             return
         except BaseException as error:
-            # A fault of our own. It ends this job alone: the container may have another, and the controller hears.
+            # A fault of our own. It ends this job alone: the container may have
+            # another, and the controller hears.
             self._forget(command)
             fault = ReconcileError(f"a fault of the agent ended the job: {error!r}")
-            self._log.error("reconcile_failed", container_id=container_id, job_id=job_id, **error_fields(fault))
+            self._log.error(
+                "reconcile_failed", container_id=container_id, job_id=job_id, **error_fields(fault)
+            )
             self._end(command, fault, "failed")
             raise
         self._forget(command)
@@ -180,10 +201,14 @@ class Jobs:
         self._metrics.count("dnagent_reconciliations_total", state=outcome.state.value)
         self._metrics.count("dnagent_windows_written_total", progress.windows_written)
         self._metrics.count("dnagent_repair_fetched_bytes_total", progress.bytes_fetched)
-        self._metrics.count("dnagent_chunks_repaired_total", progress.chunks_repaired, outcome="written")
+        self._metrics.count(
+            "dnagent_chunks_repaired_total", progress.chunks_repaired, outcome="written"
+        )
         for peer in outcome.peers:
             if peer.outcome != "ok":
-                self._log.warning("peer_set_aside", job_id=command.job_id, peer=peer.peer, error_code=peer.outcome)
+                self._log.warning(
+                    "peer_set_aside", job_id=command.job_id, peer=peer.peer, error_code=peer.outcome
+                )
                 self._metrics.count("dnagent_peer_refusals_total", reason=peer.outcome)
         fields = {
             "container_id": command.container_id,
@@ -198,11 +223,20 @@ class Jobs:
             case OutcomeState.INTERRUPTED:
                 self._log.info("reconcile_interrupted", **fields, error=outcome.message)
             case OutcomeState.FAILED | OutcomeState.REFUSED:
-                self._log.error("reconcile_failed", **fields, error_code=outcome.error_code, error=outcome.message)
+                self._log.error(
+                    "reconcile_failed",
+                    **fields,
+                    error_code=outcome.error_code,
+                    error=outcome.message,
+                )
 
     def _refuse(self, command: ReconcileCommand, error: ReconcileError) -> None:
         self._metrics.count("dnagent_reconciliations_total", state="refused")
-        fields = {**error_fields(error), "container_id": command.container_id, "job_id": command.job_id}
+        fields = {
+            **error_fields(error),
+            "container_id": command.container_id,
+            "job_id": command.job_id,
+        }
         self._log.warning("reconcile_refused", **fields)
         self._end(command, error, "refused")
 
@@ -216,11 +250,16 @@ class Jobs:
             self._metrics.set("dnagent_reconciliations_queued", len(self._table))
 
 
-def options_of(command: ReconcileCommand, fetches_max: int, return_to_service: bool) -> ReconcileOptions:
+def options_of(
+    command: ReconcileCommand, fetches_max: int, return_to_service: bool
+) -> ReconcileOptions:
     """How to carry out a command."""
-    # Without the controller's word it is not known what the replica may claim to be, so it stays as it is.
+    # Without the controller's word it is not known what the replica may claim to be, so
+    # it stays as it is.
     return_to = command.container_state if return_to_service else None
-    return ReconcileOptions(fetches_max=fetches_max, return_to=return_to, spare_scan=command.spare_scan)
+    return ReconcileOptions(
+        fetches_max=fetches_max, return_to=return_to, spare_scan=command.spare_scan
+    )
 
 
 def refusal_of(command: ReconcileCommand, error: ReconcileError, state: str) -> JobProgress:
@@ -239,7 +278,9 @@ def progress_message(
     job_id: str, container_id: ContainerId, progress: Progress | None
 ) -> controller_pb2.ReconcileProgress:
     """How far a job is."""
-    message = controller_pb2.ReconcileProgress(job_id=job_id, container_id=container_id, state="running")
+    message = controller_pb2.ReconcileProgress(
+        job_id=job_id, container_id=container_id, state="running"
+    )
     if progress is not None:
         _fill(message, progress)
     return message
@@ -255,12 +296,16 @@ def outcome_message(job_id: str, outcome: Outcome) -> controller_pb2.ReconcilePr
         error_code=outcome.error_code,
         message=outcome.message,
         evidence=[
-            controller_pb2.Evidence(kind=one.kind.value, block_id=one.block_id, offset=one.offset, detail=one.detail)
+            controller_pb2.Evidence(
+                kind=one.kind.value, block_id=one.block_id, offset=one.offset, detail=one.detail
+            )
             for one in outcome.evidence
         ],
         claimed_deleted_block_ids=outcome.claimed_deleted,
         peers=[
-            controller_pb2.PeerOutcome(datanode_id=one.peer, outcome=one.outcome, bytes_fetched=one.bytes_fetched)
+            controller_pb2.PeerOutcome(
+                datanode_id=one.peer, outcome=one.outcome, bytes_fetched=one.bytes_fetched
+            )
             for one in outcome.peers
         ],
     )

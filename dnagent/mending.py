@@ -1,8 +1,10 @@
-"""One block's repair: which record decides, which windows are bad, from whom they come, and when they may be written.
+"""One block's repair: which record decides, which windows are bad, from whom they come,
+and when they may be written.
 
-A `BlockMending` belongs to a reconciliation (dnagent.reconcile), which hands it the events of its block and takes
-along the requests it has for them. A chunk passes through: check our file, fetch what is bad, write what is proven,
-next source for the rest; then it is done, or failed for a reason that is kept.
+A `BlockMending` belongs to a reconciliation (dnagent.reconcile), which hands it the
+events of its block and takes along the requests it has for them. A chunk passes
+through: check our file, fetch what is bad, write what is proven, next source for the
+rest; then it is done, or failed for a reason that is kept.
 """
 
 from bisect import bisect_left
@@ -53,8 +55,9 @@ class Sources:
     def broke_promise(self, peer: PeerId, code: str) -> None:
         """Its tree called a chunk healthy, and it did not have it so.
 
-        It lies, or has not looked lately: rot that no scan has found yet. So it is asked after others from now on, but
-        it is asked: it may be the only one that holds the next window whole. Each chunk asks it once at most.
+        It lies, or has not looked lately: rot that no scan has found yet. So it is
+        asked after others from now on, but it is asked: it may be the only one that
+        holds the next window whole. Each chunk asks it once at most.
         """
         self._broken_promises[peer] += 1
         self._codes.setdefault(peer, code)
@@ -68,13 +71,16 @@ class Sources:
 
     def outcomes(self) -> tuple[PeerOutcome, ...]:
         return tuple(
-            PeerOutcome(peer, self._codes.get(peer, "ok"), fetched) for peer, fetched in self.bytes_fetched.items()
+            PeerOutcome(peer, self._codes.get(peer, "ok"), fetched)
+            for peer, fetched in self.bytes_fetched.items()
         )
 
 
 @dataclass(slots=True, eq=False)
 class ChunkMending:
-    """One chunk; `wanted` are the windows still lacking proven bytes, None before the check."""
+    """One chunk; `wanted` are the windows still lacking proven bytes, None before the
+    check.
+    """
 
     offset: int
     record: ChunkRecord
@@ -112,9 +118,11 @@ class BlockMending:
         committed: int,
         at_once_max: int,
     ) -> None:
-        """`records` and `entries` are the holders': their records, and their tree entries by offset.
+        """`records` and `entries` are the holders': their records, and their tree
+        entries by offset.
 
-        A holder with entries and no record was asked for one in vain. `committed` is our container's commit.
+        A holder with entries and no record was asked for one in vain. `committed` is
+        our container's commit.
         """
         self.repair = repair
         self.block_id = repair.block_id
@@ -123,7 +131,8 @@ class BlockMending:
         self.failures: dict[int, Failure] = {}
         # Whether nothing stands against taking a peer's commit.
         self.is_clean = True
-        # Deleted meanwhile, or damaged again: nothing more is done, what is under way is heard and forgotten.
+        # Deleted meanwhile, or damaged again: nothing more is done, what is under way
+        # is heard and forgotten.
         self.is_dropped = False
         self._records = records
         self._entries = entries
@@ -134,7 +143,8 @@ class BlockMending:
         self._by_offset: dict[int, ChunkMending] = {}
         # All before it are settled.
         self._first_open = 0
-        # Where what our record names, or will name, ends: there another chunk may begin.
+        # Where what our record names, or will name, ends: there another chunk may
+        # begin.
         self._ends = {ours.end for ours in (own.chunks if own else ())}
         self._file_bytes = 0
         for chunk in repair.chunks:
@@ -163,35 +173,49 @@ class BlockMending:
         return started
 
     def put(self, container_id: ContainerId) -> tuple[PutBlock | None, int]:
-        """Of a settled block: the record to store, if it changed, and the commit that is ours now, 0 if it is not.
+        """Of a settled block: the record to store, if it changed, and the commit that
+        is ours now, 0 if it is not.
 
-        The commit of a peer is taken only if nothing failed, and only of those whose every chunk we have, as far as it
-        can be believed.
+        The commit of a peer is taken only if nothing failed, and only of those whose
+        every chunk we have, as far as it can be believed.
         """
         chunks = {ours.offset: ours for ours in (self.own.chunks if self.own else ())}
-        chunks.update({chunk.offset: chunk.record for chunk in self._chunks if chunk.is_new and chunk.done})
+        chunks.update(
+            {chunk.offset: chunk.record for chunk in self._chunks if chunk.is_new and chunk.done}
+        )
         covered = [peer for peer, record in self._records.items() if _covers(chunks, record)]
         bcs_id = self.own.bcs_id if self.own else 0
         if self.is_clean:
-            bcs_id = max([bcs_id, *(believed_commit(peer, self._records, self._committed) for peer in covered)])
+            bcs_id = max(
+                [
+                    bcs_id,
+                    *(believed_commit(peer, self._records, self._committed) for peer in covered),
+                ]
+            )
         self.is_clean = self.is_clean and len(covered) == len(self._records)
         adopted = bcs_id if self.is_clean else 0
         ordered = tuple(chunks[offset] for offset in sorted(chunks))
         if self.own is not None:
             own = self.own
-            # A pending last chunk that peers hold in full, so that their trees have it: ours shall have it too.
+            # A pending last chunk that peers hold in full, so that their trees have it:
+            # ours shall have it too.
             is_pending_mended = own.chunks[-1:] and own.chunks[-1] in self.repaired()
             metadata = _settled(own.metadata) if is_pending_mended else own.metadata
-            record = BlockRecord(container_id, self.block_id, bcs_id, ordered, metadata, own.replica_index)
+            record = BlockRecord(
+                container_id, self.block_id, bcs_id, ordered, metadata, own.replica_index
+            )
             return (PutBlock(record) if record != own else None), adopted
         if not ordered:
             return None, adopted
-        # The peer that knows most of the block describes it; the same one whoever is asked first.
+        # The peer that knows most of the block describes it; the same one whoever is
+        # asked first.
         knowing = max(
             (self._records[peer] for peer in sorted(self._records)),
             key=lambda record: (_covers(chunks, record), record.bcs_id),
         )
-        return PutBlock(BlockRecord(container_id, self.block_id, bcs_id, ordered, _settled(knowing.metadata))), adopted
+        return PutBlock(
+            BlockRecord(container_id, self.block_id, bcs_id, ordered, _settled(knowing.metadata))
+        ), adopted
 
     def drop(self) -> None:
         """Do nothing more."""
@@ -219,7 +243,8 @@ class BlockMending:
         chunk.unreachable = chunk.unreachable or event.retryable
         if event.retryable:
             self._sources.failed(event.peer, event.code)
-            # It was cut off while it was of use: it may send the rest. Failures bound how often.
+            # It was cut off while it was of use: it may send the rest. Failures bound
+            # how often.
             chunk.sources.append(event.peer)
         elif chunk.wanted and event.peer not in chunk.partial_sources:
             self._sources.broke_promise(event.peer, event.code or "windows_unproven")
@@ -270,14 +295,19 @@ class BlockMending:
             elif self._is_proven_record(theirs, entry):
                 proven[peer] = theirs
             else:
-                # Its record and its tree contradict each other, so neither says anything about the chunk.
+                # Its record and its tree contradict each other, so neither says
+                # anything about the chunk.
                 self._sources.broke_promise(peer, "remote_protocol")
         agreed = {_essence(theirs) for theirs in (*proven.values(), *others.values())}
-        if len(agreed) == 1 and self._may_be_contradicted(next(iter((*proven.values(), *others.values())))):
+        if len(agreed) == 1 and self._may_be_contradicted(
+            next(iter((*proven.values(), *others.values())))
+        ):
             detail = "a holder that may have recorded something else gave no record"
             return Verdict.UNKNOWN, EvidenceKind.SOURCE_UNREACHABLE, detail
         if proven and len(agreed) == 1:
-            return proven[next(peer for peer in (*chunk.sources, *sorted(proven)) if peer in proven)]
+            return proven[
+                next(peer for peer in (*chunk.sources, *sorted(proven)) if peer in proven)
+            ]
         if len(agreed) > 1:
             return Verdict.CONFLICT, EvidenceKind.RECORDS_DIFFER, "the peers' records disagree"
         is_complete = all(peer in self._records for peer in self.repair.holders)
@@ -287,20 +317,37 @@ class BlockMending:
             and (is_complete or len(others) > 1)
             and all(is_sound(theirs) for theirs in others.values())
         ):
-            # All copies are bad somewhere, so no tree can bear a record out. Bytes can: those who have a record agree
-            # on it, and it is taken only once it has proven every window, bytes from elsewhere if one gave it.
+            # All copies are bad somewhere, so no tree can bear a record out. Bytes can:
+            # those who have a record agree on it, and it is taken only once it has
+            # proven every window, bytes from elsewhere if one gave it.
             return others[min(others)]
         if not is_complete:
             return Verdict.UNKNOWN, EvidenceKind.SOURCE_UNREACHABLE, "a holder gave no record"
         if agreed and not any(theirs.is_verifiable for theirs in others.values()):
-            return Verdict.UNKNOWN, EvidenceKind.UNVERIFIABLE, "the peers' records have no checksums"
-        return Verdict.UNRECOVERABLE, EvidenceKind.RECORD_UNPROVEN, "no peer's record is borne out by its tree"
+            return (
+                Verdict.UNKNOWN,
+                EvidenceKind.UNVERIFIABLE,
+                "the peers' records have no checksums",
+            )
+        return (
+            Verdict.UNRECOVERABLE,
+            EvidenceKind.RECORD_UNPROVEN,
+            "no peer's record is borne out by its tree",
+        )
 
     def _may_be_contradicted(self, record: ChunkRecord) -> bool:
-        """Whether a holder was asked for its record in vain, and its tree does not bear this one out."""
-        silent = (entries.get(record.offset) for peer, entries in self._entries.items() if peer not in self._records)
+        """Whether a holder was asked for its record in vain, and its tree does not bear
+        this one out.
+        """
+        silent = (
+            entries.get(record.offset)
+            for peer, entries in self._entries.items()
+            if peer not in self._records
+        )
         return any(
-            entry is None or not entry.checksum_matches or entry.data_checksum != record.data_checksum
+            entry is None
+            or not entry.checksum_matches
+            or entry.data_checksum != record.data_checksum
             for entry in silent
         )
 
@@ -314,11 +361,15 @@ class BlockMending:
             self._give_up(chunk.offset, Verdict.CONFLICT, EvidenceKind.CHUNKINGS_OVERLAP, detail)
             return
         sources = list(dict.fromkeys((*chunk.sources, *chunk.partial_sources)))
-        givers = [peer for peer, theirs in self._records.items() if chunk.offset in theirs.by_offset]
+        givers = [
+            peer for peer, theirs in self._records.items() if chunk.offset in theirs.by_offset
+        ]
         if is_new and not chunk.sources and len(givers) == 1:
             # Its bytes would fit its record even if both were forged.
             sources = [peer for peer in sources if peer != givers[0]]
-        added = ChunkMending(chunk.offset, record, is_new, sources, frozenset(chunk.partial_sources))
+        added = ChunkMending(
+            chunk.offset, record, is_new, sources, frozenset(chunk.partial_sources)
+        )
         self._chunks.append(added)
         self._by_offset[chunk.offset] = added
 
@@ -326,10 +377,14 @@ class BlockMending:
         """Those not settled, in order."""
         while self._first_open < len(self._chunks) and self._chunks[self._first_open].is_settled:
             self._first_open += 1
-        return (chunk for chunk in islice(self._chunks, self._first_open, None) if not chunk.is_settled)
+        return (
+            chunk for chunk in islice(self._chunks, self._first_open, None) if not chunk.is_settled
+        )
 
     def _advance_chunk(self, chunk: ChunkMending, *, is_first: bool) -> None:
-        """Write, fetch, or settle one chunk; one that is not the first open one may still be given its place."""
+        """Write, fetch, or settle one chunk; one that is not the first open one may
+        still be given its place.
+        """
         self._write_held(chunk)
         if chunk.wanted and not chunk.fetching:
             self._fetch_next(chunk)
@@ -368,11 +423,15 @@ class BlockMending:
         return not chunk.is_new or (not chunk.wanted and self._follows(chunk))
 
     def _follows(self, chunk: ChunkMending) -> bool:
-        """Whether a record of ours names, or will name, what ends where the chunk begins."""
+        """Whether a record of ours names, or will name, what ends where the chunk
+        begins.
+        """
         return chunk.offset == 0 or chunk.offset in self._ends
 
     def _fetch_next(self, chunk: ChunkMending) -> None:
-        """Ask the next source for what is still lacking: healthy ones before others, the most reliable first."""
+        """Ask the next source for what is still lacking: healthy ones before others,
+        the most reliable first.
+        """
         assert chunk.wanted is not None
         usable = [peer for peer in chunk.sources if self._sources.is_usable(peer)]
         if len(usable) < len(chunk.sources):
@@ -388,16 +447,27 @@ class BlockMending:
             and (theirs := record.by_offset.get(chunk.offset)) is not None
             and _essence(theirs) != essence
         }
-        peer = min(usable, key=lambda p: (p in disagreeing, p in chunk.partial_sources, self._sources.reluctance(p)))
+        peer = min(
+            usable,
+            key=lambda p: (
+                p in disagreeing,
+                p in chunk.partial_sources,
+                self._sources.reluctance(p),
+            ),
+        )
         chunk.sources.remove(peer)
         chunk.fetching = True
-        self.out.append(FetchWindows(peer, self.block_id, chunk.record, tuple(sorted(chunk.wanted))))
+        self.out.append(
+            FetchWindows(peer, self.block_id, chunk.record, tuple(sorted(chunk.wanted)))
+        )
 
     def _chunk_failed(self, chunk: ChunkMending) -> None:
         """Nothing more can be done for this chunk in this round; say why."""
         assert chunk.wanted is not None
         if not chunk.wanted:
-            verdict = self.failures[min(self.failures)][0] if self.failures else Verdict.UNRECOVERABLE
+            verdict = (
+                self.failures[min(self.failures)][0] if self.failures else Verdict.UNRECOVERABLE
+            )
             detail = "what lies before it is missing, and is not to be had"
             self._give_up(chunk.offset, verdict, EvidenceKind.HOLE, detail)
         elif chunk.unreachable:
@@ -408,18 +478,26 @@ class BlockMending:
             self._give_up(chunk.offset, Verdict.CONFLICT, EvidenceKind.RECORDS_DIFFER, detail)
         else:
             detail = f"{_windows(chunk.wanted)}: bad everywhere"
-            self._give_up(chunk.offset, Verdict.UNRECOVERABLE, EvidenceKind.WINDOWS_UNPROVEN, detail)
+            self._give_up(
+                chunk.offset, Verdict.UNRECOVERABLE, EvidenceKind.WINDOWS_UNPROVEN, detail
+            )
         chunk.failed = True
         chunk.held.clear()
 
     def _differs_at_all(self, chunk: ChunkMending) -> bool:
-        """Whether a peer recorded something else for this chunk; a record that its own tree belies does not count."""
+        """Whether a peer recorded something else for this chunk; a record that its own
+        tree belies does not count.
+        """
         for peer, record in self._records.items():
             theirs = record.by_offset.get(chunk.offset)
             if theirs is None or _essence(theirs) == _essence(chunk.record):
                 continue
             entry = self._entries[peer].get(chunk.offset)
-            if entry is None or not entry.checksum_matches or theirs.data_checksum == entry.data_checksum:
+            if (
+                entry is None
+                or not entry.checksum_matches
+                or theirs.data_checksum == entry.data_checksum
+            ):
                 return True
         return False
 
@@ -429,12 +507,15 @@ class BlockMending:
 
 
 def believed_commit(peer: PeerId, records: Mapping[PeerId, BlockRecord], committed: int) -> int:
-    """The commit in a peer's record of a block, or a lower one if that is all that others bear out.
+    """The commit in a peer's record of a block, or a lower one if that is all that
+    others bear out.
 
-    Up to our container's own commit it changes nothing that SCM or a reader goes by. One beyond that must not be
-    contradicted by another peer, which has recorded every chunk of this one's and still an earlier commit: then the
-    highest of those counts. A record with commit 0 says nothing. Among honest peers a later commit comes with more
-    data, so that the peer who has it is not contradicted and Ozone's rule, the highest, holds.
+    Up to our container's own commit it changes nothing that SCM or a reader goes by.
+    One beyond that must not be contradicted by another peer, which has recorded every
+    chunk of this one's and still an earlier commit: then the highest of those counts. A
+    record with commit 0 says nothing. Among honest peers a later commit comes with more
+    data, so that the peer who has it is not contradicted and Ozone's rule, the highest,
+    holds.
     """
     record = records[peer]
     others = [
@@ -448,7 +529,9 @@ def believed_commit(peer: PeerId, records: Mapping[PeerId, BlockRecord], committ
 
 
 def _settled(metadata: tuple[tuple[str, str | None], ...]) -> tuple[tuple[str, str | None], ...]:
-    """A block's metadata without the mark that has readers look for a pending last chunk: our list is whole."""
+    """A block's metadata without the mark that has readers look for a pending last
+    chunk: our list is whole.
+    """
     return tuple(entry for entry in metadata if entry[0] != "incremental")
 
 
@@ -460,7 +543,9 @@ def _essence(chunk: ChunkRecord) -> tuple[int, ChecksumType, int, Sequence[bytes
 def _overlaps(chunk: ChunkRecord, ours: Sequence[ChunkRecord]) -> bool:
     """Whether a chunk lies over one of ours, which are in order and do not overlap."""
     at = bisect_left(ours, chunk.offset, key=lambda own: own.offset)
-    return any(own.offset < chunk.end and chunk.offset < own.end for own in ours[max(at - 1, 0) : at + 1])
+    return any(
+        own.offset < chunk.end and chunk.offset < own.end for own in ours[max(at - 1, 0) : at + 1]
+    )
 
 
 def _covers(chunks: Mapping[int, ChunkRecord], record: BlockRecord) -> bool:
@@ -473,5 +558,8 @@ def _covers(chunks: Mapping[int, ChunkRecord], record: BlockRecord) -> bool:
 
 def _windows(wanted: Iterable[int]) -> str:
     """Window numbers for people, shortened: "windows 3, 7-9"."""
-    runs = [str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}" for run in runs_of(sorted(wanted))]
+    runs = [
+        str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}"
+        for run in runs_of(sorted(wanted))
+    ]
     return "windows " + ", ".join(runs[:10]) + (", ..." if len(runs) > 10 else "")

@@ -1,8 +1,9 @@
 """Peers over gRPC: another agent, or a datanode of Ozone, behind one port.
 
-Whatever arrives is evidence from a stranger. A tree is parsed and checked, a record must be for the block that was
-asked for, bytes must lie exactly where they were asked for and never be more. What cannot be proven here, that bytes
-are good, is for whoever compares them with the recorded checksums.
+Whatever arrives is evidence from a stranger. A tree is parsed and checked, a record
+must be for the block that was asked for, bytes must lie exactly where they were asked
+for and never be more. What cannot be proven here, that bytes are good, is for whoever
+compares them with the recorded checksums.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,8 +52,9 @@ from protos.ozone_datanode_pb2 import ContainerChecksumInfo, ContainerMerkleTree
 from runtime.rpc import Deadlines, UnaryCall, UnaryStreamCall, error_from, sent_error
 
 _SHORT = "short_read"
-# Parsed, every part of a tree takes some 60 bytes, however few it has in the message: a block or a chunk of less than
-# 8 bytes, which Ozone never writes, exists to fill memory. By chance few bytes of an honest tree look like one.
+# Parsed, every part of a tree takes some 60 bytes, however few it has in the message: a
+# block or a chunk of less than 8 bytes, which Ozone never writes, exists to fill
+# memory. By chance few bytes of an honest tree look like one.
 _SMALL_PARTS = tuple(bytes((tag, length)) for tag in (0x12, 0x1A) for length in range(8))
 _M = TypeVar("_M", bound=Message)
 
@@ -61,19 +63,27 @@ class AgentPeer:
     """Another agent of ours."""
 
     def __init__(
-        self, peer_id: PeerId, channel: grpc.Channel, target: str, *, deadlines: Deadlines | None = None
+        self,
+        peer_id: PeerId,
+        channel: grpc.Channel,
+        target: str,
+        *,
+        deadlines: Deadlines | None = None,
     ) -> None:
         """`channel` is ours from now on; `target` is how errors name the agent."""
         self.peer_id = peer_id
         self._channel = channel
         self._target = target
         self._deadlines = deadlines or Deadlines()
-        # Answers stay bytes here, so that data can be cut out of them without a copy and nonsense gets its name.
+        # Answers stay bytes here, so that data can be cut out of them without a copy
+        # and nonsense gets its name.
         self._hashes: UnaryCall = channel.unary_unary(
             f"/{SERVICE}/GetContainerHashes", GetContainerHashesRequest.SerializeToString, None
         )
         self._pages: UnaryStreamCall = channel.unary_stream(
-            f"/{SERVICE}/GetContainerHashPages", GetContainerHashPagesRequest.SerializeToString, None
+            f"/{SERVICE}/GetContainerHashPages",
+            GetContainerHashPagesRequest.SerializeToString,
+            None,
         )
         self._records: UnaryCall = channel.unary_unary(
             f"/{SERVICE}/GetBlockRecords", GetBlockRecordsRequest.SerializeToString, None
@@ -92,11 +102,15 @@ class AgentPeer:
                 raise self._failed(error) from error
             tree = self._paged_tree(container_id)
         else:
-            tree = _parsed(self._message(GetContainerHashesResponse, raw).container_checksum_info, container_id)
+            tree = _parsed(
+                self._message(GetContainerHashesResponse, raw).container_checksum_info, container_id
+            )
         check_tree(tree)
         return tree
 
-    def records(self, container_id: ContainerId, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
+    def records(
+        self, container_id: ContainerId, block_ids: Sequence[BlockId]
+    ) -> dict[BlockId, BlockRecord]:
         found: dict[BlockId, BlockRecord] = {}
         waiting = list(block_ids)
         while waiting:
@@ -119,24 +133,36 @@ class AgentPeer:
                     raise self._nonsense("sent a record that is none", container_id) from error
                 # In the order asked, so that no answer can make us ask the same again.
                 if record.container_id != container_id or turn.get(record.block_id, -1) < last:
-                    text = f"sent block {record.block_id} of container {record.container_id} out of turn"
+                    text = (
+                        f"sent block {record.block_id} of container {record.container_id} out of"
+                        " turn"
+                    )
                     raise self._nonsense(text, container_id)
                 last = turn[record.block_id] + 1
                 found[record.block_id] = record
-            # It sends as many as fit a message; behind the last one sent may be more, or nothing.
+            # It sends as many as fit a message; behind the last one sent may be more,
+            # or nothing.
             waiting = waiting[last:]
         return found
 
     def read(
-        self, container_id: ContainerId, block_id: BlockId, record_chunk: ChunkRecord, ranges: Sequence[ByteRange]
+        self,
+        container_id: ContainerId,
+        block_id: BlockId,
+        record_chunk: ChunkRecord,
+        ranges: Sequence[ByteRange],
     ) -> Iterator[Piece]:
-        assert all(record_chunk.offset <= one.offset and one.end <= record_chunk.end for one in ranges)
+        assert all(
+            record_chunk.offset <= one.offset and one.end <= record_chunk.end for one in ranges
+        )
         wanted = merged(ranges, CHUNK_BYTES_MAX)
         assert len(wanted) <= RANGES_MAX
         request = ReadWindowsRequest(
             container_id=container_id,
             block_id=block_id,
-            ranges=[ByteRangeMessage(offset=one.offset, length_bytes=one.length_bytes) for one in wanted],
+            ranges=[
+                ByteRangeMessage(offset=one.offset, length_bytes=one.length_bytes) for one in wanted
+            ],
         )
         expected, short = list(reversed(wanted)), False
         deadline_s = self._deadlines.read(sum(one.length_bytes for one in wanted))
@@ -149,7 +175,9 @@ class AgentPeer:
                     expected.pop()
                     short = True
                 if not expected or not piece.data or piece.end > expected[-1].end:
-                    raise self._nonsense(f"sent bytes {piece.offset} to {piece.end} unasked", container_id)
+                    raise self._nonsense(
+                        f"sent bytes {piece.offset} to {piece.end} unasked", container_id
+                    )
                 rest = expected.pop()
                 if piece.end < rest.end:
                     expected.append(ByteRange(piece.end, rest.end - piece.end))
@@ -159,7 +187,9 @@ class AgentPeer:
         finally:
             call.cancel()
         if short or expected:
-            raise PeerRefusedError(f"{self._target}: its file of block {block_id} ends early", result=_SHORT)
+            raise PeerRefusedError(
+                f"{self._target}: its file of block {block_id} ends early", result=_SHORT
+            )
 
     def close(self) -> None:
         self._channel.close()
@@ -176,15 +206,24 @@ class AgentPeer:
                 first = first or page
                 size += len(raw)
                 if page.container_id != container_id:
-                    raise self._nonsense(f"sent a page of container {page.container_id}", container_id)
-                if (page.fingerprint, page.data_checksum) != (first.fingerprint, first.data_checksum):
+                    raise self._nonsense(
+                        f"sent a page of container {page.container_id}", container_id
+                    )
+                if (page.fingerprint, page.data_checksum) != (
+                    first.fingerprint,
+                    first.data_checksum,
+                ):
                     raise self._nonsense("sent pages of different trees", container_id)
                 for block in self._page_blocks(page, container_id):
                     if blocks and blocks[-1].block_id >= block.block_id:
-                        raise TreeRefusedError("blocks_unsorted", f"{self._target}: pages overlap or are out of order")
+                        raise TreeRefusedError(
+                            "blocks_unsorted", f"{self._target}: pages overlap or are out of order"
+                        )
                     blocks.append(block)
                 if size > TREE_BYTES_MAX or len(blocks) > TREE_BLOCKS_MAX:
-                    raise TreeRefusedError("too_large", f"{self._target}: the tree does not end within its limits")
+                    raise TreeRefusedError(
+                        "too_large", f"{self._target}: the tree does not end within its limits"
+                    )
         except grpc.RpcError as error:
             raise self._failed(error) from error
         finally:
@@ -194,7 +233,9 @@ class AgentPeer:
         root = first.data_checksum if first.HasField("data_checksum") else None
         return ContainerTree(container_id, root, tuple(blocks))
 
-    def _page_blocks(self, page: ContainerHashPage, container_id: ContainerId) -> Sequence[BlockTree]:
+    def _page_blocks(
+        self, page: ContainerHashPage, container_id: ContainerId
+    ) -> Sequence[BlockTree]:
         _check_parts(page.blocks, container_id)
         try:
             part = ContainerMerkleTree.FromString(page.blocks)
@@ -215,11 +256,15 @@ class AgentPeer:
         try:
             return kind.FromString(raw)
         except DecodeError as error:
-            raise RemoteProtocolError(f"{self._target} sent bytes that are no {kind.__name__}") from error
+            raise RemoteProtocolError(
+                f"{self._target} sent bytes that are no {kind.__name__}"
+            ) from error
 
     def _failed(self, error: grpc.RpcError) -> ReconcileError:
         if sent := sent_error(error):
-            return PeerRefusedError(f"{self._target}: {sent.message}", hint=sent.hint, result=sent.code)
+            return PeerRefusedError(
+                f"{self._target}: {sent.message}", hint=sent.hint, result=sent.code
+            )
         return error_from(error, target=self._target, unavailable=PeerUnavailableError)
 
     def _nonsense(self, what: str, container_id: ContainerId) -> RemoteProtocolError:
@@ -238,13 +283,21 @@ class DatanodePeer:
         check_tree(tree)
         return tree
 
-    def records(self, container_id: ContainerId, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
+    def records(
+        self, container_id: ContainerId, block_ids: Sequence[BlockId]
+    ) -> dict[BlockId, BlockRecord]:
         return {record.block_id: record for record in self._client.records(container_id, block_ids)}
 
     def read(
-        self, container_id: ContainerId, block_id: BlockId, record_chunk: ChunkRecord, ranges: Sequence[ByteRange]
+        self,
+        container_id: ContainerId,
+        block_id: BlockId,
+        record_chunk: ChunkRecord,
+        ranges: Sequence[ByteRange],
     ) -> Iterator[Piece]:
-        assert all(record_chunk.offset <= one.offset and one.end <= record_chunk.end for one in ranges)
+        assert all(
+            record_chunk.offset <= one.offset and one.end <= record_chunk.end for one in ranges
+        )
         wanted, found = merged(ranges, READ_BYTES_MAX), 0
         for start, parts in self._client.read(container_id, block_id, record_chunk, wanted):
             offset = start.offset
@@ -254,7 +307,9 @@ class DatanodePeer:
                 offset += len(part)
             found += offset - start.offset
         if found < sum(one.length_bytes for one in wanted):
-            raise PeerRefusedError(f"datanode {self.peer_id}: its file of block {block_id} ends early", result=_SHORT)
+            raise PeerRefusedError(
+                f"datanode {self.peer_id}: its file of block {block_id} ends early", result=_SHORT
+            )
 
     def close(self) -> None:
         self._client.close()
@@ -267,4 +322,6 @@ def _parsed(raw: bytes, container_id: ContainerId) -> ContainerTree:
 
 def _check_parts(raw: bytes, container_id: ContainerId) -> None:
     if len(raw) > 2 * TREE_BLOCKS_MAX and sum(map(raw.count, _SMALL_PARTS)) > TREE_BLOCKS_MAX:
-        raise TreeRefusedError("too_large", f"the tree of container {container_id} has millions of empty parts")
+        raise TreeRefusedError(
+            "too_large", f"the tree of container {container_id} has millions of empty parts"
+        )

@@ -1,4 +1,6 @@
-"""The ports of an agent: what it needs from its peers, and what its service needs from the rest of the agent."""
+"""The ports of an agent: what it needs from its peers, and what its service needs from
+the rest of the agent.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +29,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of a block file as a peer sent them, proven by nothing yet; `data` may be a view of a larger message."""
+    """Bytes of a block file as a peer sent them, proven by nothing yet; `data` may be a
+    view of a larger message.
+    """
 
     offset: int
     data: bytes | memoryview
@@ -40,8 +44,9 @@ class Piece:
 class Peer(Protocol):
     """Another holder of our containers. Every call ends within a deadline.
 
-    All methods may raise PeerUnavailableError (no answer in time: retry, or ask another), PeerRefusedError (it answered
-    with an error; fact `result` names it) and RemoteProtocolError (it spoke nonsense: do not ask it again this round).
+    All methods may raise PeerUnavailableError (no answer in time: retry, or ask
+    another), PeerRefusedError (it answered with an error; fact `result` names it) and
+    RemoteProtocolError (it spoke nonsense: do not ask it again this round).
     """
 
     @property
@@ -54,17 +59,24 @@ class Peer(Protocol):
             TreeRefusedError: the tree is not one we may act on.
         """
 
-    def records(self, container_id: ContainerId, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
+    def records(
+        self, container_id: ContainerId, block_ids: Sequence[BlockId]
+    ) -> dict[BlockId, BlockRecord]:
         """Its records of these blocks; what it does not hold is left out."""
 
     def read(
-        self, container_id: ContainerId, block_id: BlockId, record_chunk: ChunkRecord, ranges: Sequence[ByteRange]
+        self,
+        container_id: ContainerId,
+        block_id: BlockId,
+        record_chunk: ChunkRecord,
+        ranges: Sequence[ByteRange],
     ) -> Iterator[Piece]:
         """Bytes of one chunk as its disk holds them, never beyond what was asked.
 
-        Ranges are ascending, do not overlap and lie inside the chunk. No piece crosses from one range into another
-        that does not touch it. Where its file ends early all that is there is yielded first, then PeerRefusedError
-        with result `short_read` is raised: windows that came whole are worth proving.
+        Ranges are ascending, do not overlap and lie inside the chunk. No piece crosses
+        from one range into another that does not touch it. Where its file ends early
+        all that is there is yielded first, then PeerRefusedError with result
+        `short_read` is raised: windows that came whole are worth proving.
         """
 
     def close(self) -> None:
@@ -73,7 +85,9 @@ class Peer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScannedFault:
-    """One finding of a scan as it goes over the wire; `type` is one of Ozone's names."""
+    """One finding of a scan as it goes over the wire; `type` is one of Ozone's
+    names.
+    """
 
     type: str
     block_id: BlockId | None = None

@@ -1,25 +1,35 @@
-"""Reconciliation: one container's repair on one datanode, as a state machine without I/O.
+"""Reconciliation: one container's repair on one datanode, as a state machine without
+I/O.
 
-`start()` and `step(event)` return requests; whoever carries them out (dnagent.runner, or a simulation) answers each
-with exactly one event, in any order, and the machine ends with a `Report`. Nothing here waits, reads or writes.
+`start()` and `step(event)` return requests; whoever carries them out (dnagent.runner,
+or a simulation) answers each with exactly one event, in any order, and the machine ends
+with a `Report`. Nothing here waits, reads or writes.
 
-A round is: own tree and all peers' trees -> one plan -> records, a page of blocks at a time -> per chunk: which of our
-windows are bad, those windows from the sources in turn, written as they are proven -> block records -> tree -> scan.
-A scan that shows damage the plan had not seen starts another round.
+A round is: own tree and all peers' trees -> one plan -> records, a page of blocks at a
+time -> per chunk: which of our windows are bad, those windows from the sources in turn,
+written as they are proven -> block records -> tree -> scan. A scan that shows damage
+the plan had not seen starts another round.
 
 What makes it safe, and what every change here must keep:
 
-- Our own recorded checksums decide what is good. Only where we have no record is a peer's taken, and only if it
-  hashes to that peer's healthy tree entry (or, where no peer holds the chunk whole, if it proves every window of
-  bytes that did not all come from where it came from) and no other replica's record says otherwise.
-- Bytes reach a `WriteWindows` only as `Proven`, which `prove` alone makes, by comparing them with that record; windows
-  that match here are never among them. Bytes are durable before a record names them, records before the tree does.
-- A file never grows past a gap. A chunk that no record of ours names is added only whole, right behind one that is.
-- A peer's tombstone changes our tree, nothing else; a block with a tombstone is not repaired.
-- A container's commit says that we have all that was written up to it. A block that a round mended while another stayed
-  broken has a later one. So one that is lost, or behind our block records in an UNHEALTHY replica, is taken from them
-  only where nothing is left that any peer has and we lack, and before the replica returns to service.
-- A kill between any two requests leaves a state in which the next run does the rest and rewrites nothing.
+- Our own recorded checksums decide what is good. Only where we have no record is a
+  peer's taken, and only if it hashes to that peer's healthy tree entry (or, where no
+  peer holds the chunk whole, if it proves every window of bytes that did not all come
+  from where it came from) and no other replica's record says otherwise.
+- Bytes reach a `WriteWindows` only as `Proven`, which `prove` alone makes, by comparing
+  them with that record; windows that match here are never among them. Bytes are durable
+  before a record names them, records before the tree does.
+- A file never grows past a gap. A chunk that no record of ours names is added only
+  whole, right behind one that is.
+- A peer's tombstone changes our tree, nothing else; a block with a tombstone is not
+  repaired.
+- A container's commit says that we have all that was written up to it. A block that a
+  round mended while another stayed broken has a later one. So one that is lost, or
+  behind our block records in an UNHEALTHY replica, is taken from them only where
+  nothing is left that any peer has and we lack, and before the replica returns to
+  service.
+- A kill between any two requests leaves a state in which the next run does the rest and
+  rewrites nothing.
 """
 
 from bisect import bisect_left
@@ -69,9 +79,11 @@ from merkle.record import BlockRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree, TreeBuilder
 
-# Records of so many blocks are held at a time, of every holder; a page more costs one round trip.
+# Records of so many blocks are held at a time, of every holder; a page more costs one
+# round trip.
 RECORDS_PAGE_BLOCKS = 64
-# A tree that changes under us so often is being rewritten by something; the next job tries again.
+# A tree that changes under us so often is being rewritten by something; the next job
+# tries again.
 STALE_TREES_MAX = 5
 # Evidence is a report, not a log: a wholly lost replica must not fill a message.
 EVIDENCE_MAX = 1_000
@@ -90,21 +102,29 @@ class _Phase(Enum):
     DONE = "done"
 
 
-# Codes of local failures that mean the container is going away or no longer ours to change.
+# Codes of local failures that mean the container is going away or no longer ours to
+# change.
 _GONE = frozenset({"container_not_found", "container_state", "interrupted"})
-# The block was deleted while we worked on it: nothing is wrong, and nothing is left to do.
+# The block was deleted while we worked on it: nothing is wrong, and nothing is left to
+# do.
 _BLOCK_GONE = frozenset({"block_not_found", "block_deleted"})
 _WORST_FIRST = (Verdict.UNRECOVERABLE, Verdict.CONFLICT, Verdict.UNKNOWN)
 
 
 class Reconciliation:
-    """One container's repair on one datanode; see the module's docstring for the contract."""
+    """One container's repair on one datanode; see the module's docstring for the
+    contract.
+    """
 
     # What mends one block; tests put worse ones in its place.
     mending: type[BlockMending] = BlockMending
 
     def __init__(
-        self, container_id: ContainerId, own: PeerId, peers: Sequence[PeerId], options: ReconcileOptions | None = None
+        self,
+        container_id: ContainerId,
+        own: PeerId,
+        peers: Sequence[PeerId],
+        options: ReconcileOptions | None = None,
     ) -> None:
         assert len(peers) <= PEERS_MAX
         assert len(set(peers)) == len(peers)
@@ -132,7 +152,8 @@ class Reconciliation:
         self._generation = b""
         self._state: ReplicaState | None = None
         self._bcs_id = 0
-        # The highest commit in our block records, where that may be beyond the container's own.
+        # The highest commit in our block records, where that may be beyond the
+        # container's own.
         self._recorded_bcs_id: int | None = None
         self._trees: dict[PeerId, ContainerTree] = {}
         self._plan: RepairPlan | None = None
@@ -157,7 +178,9 @@ class Reconciliation:
         return self._taken()
 
     def step(self, event: Event) -> list[Request]:
-        """Take in what happened; return what to do about it. After the end nothing is done about anything."""
+        """Take in what happened; return what to do about it. After the end nothing is
+        done about anything.
+        """
         if self._phase is _Phase.DONE:
             return []
         if isinstance(event, Cancelled):
@@ -254,13 +277,16 @@ class Reconciliation:
         self._bcs_seen = max(self._bcs_seen, event.bcs_id, event.recorded_bcs_id or 0)
         self._own_ready = True
         if not event.state.is_closed:
-            self._finish(OutcomeState.REFUSED, "container_state", f"the replica is {event.state.value}")
+            self._finish(
+                OutcomeState.REFUSED, "container_state", f"the replica is {event.state.value}"
+            )
         elif event.replica_index > 0:
             self._finish(OutcomeState.REFUSED, "container_state", "the replica is erasure-coded")
 
     def _all_loaded(self) -> None:
         if self._halt is not None and self._phase is _Phase.LOADING and not self._own_ready:
-            # Our own tree cannot be read: nothing is safe to do but to look at the data, which replaces it.
+            # Our own tree cannot be read: nothing is safe to do but to look at the
+            # data, which replaces it.
             self._phase = _Phase.SCANNING
             self._ask(Rescan())
         elif self._halt is not None:
@@ -326,7 +352,9 @@ class Reconciliation:
         self, repair: BlockRepair, own: BlockRecord | None, theirs: Mapping[PeerId, BlockRecord]
     ) -> BlockMending:
         # Of a holder that was heard and has no readable record nothing can disagree.
-        telling = [peer for peer in repair.holders if peer in theirs or peer not in self._peer_records]
+        telling = [
+            peer for peer in repair.holders if peer in theirs or peer not in self._peer_records
+        ]
         entries = {peer: self._entries(peer, repair.block_id) for peer in telling}
         return self.mending(
             repair,
@@ -345,7 +373,9 @@ class Reconciliation:
         return {chunk.offset: chunk for chunk in found.chunks} if found else {}
 
     def _start_chunks(self) -> None:
-        """Begin as many chunks as may be under way, in order: bytes can be fetched ahead, and wait to be written."""
+        """Begin as many chunks as may be under way, in order: bytes can be fetched
+        ahead, and wait to be written.
+        """
         left = self._options.fetches_max
         for work in self._blocks.values():
             if not work.is_dropped:
@@ -400,13 +430,16 @@ class Reconciliation:
             self._repaired.setdefault(work.block_id, {})[record.offset] = entry
 
     def _block_gone(self, block_id: BlockId) -> None:
-        """It was deleted meanwhile: forget it, and let the tree say what deletion made of it."""
+        """It was deleted meanwhile: forget it, and let the tree say what deletion made
+        of it.
+        """
         self._blocks[block_id].drop()
         self._failures.pop(block_id, None)
         self._repaired.pop(block_id, None)
 
     def _unreadable(self, work: BlockMending, message: str) -> None:
-        """Our file cannot be looked at, say because it is a link or a folder: it is this block's fault alone.
+        """Our file cannot be looked at, say because it is a link or a folder: it is
+        this block's fault alone.
 
         A disk that fails altogether shows in the next write, or in the scan.
         """
@@ -417,13 +450,17 @@ class Reconciliation:
         work.drop()
 
     def _damaged_again(self, work: BlockMending) -> None:
-        """The file shrank while we worked on it: leave the block as it is, and let the scan start another round."""
+        """The file shrank while we worked on it: leave the block as it is, and let the
+        scan start another round.
+        """
         self._is_clean = False
         self._must_scan = True
         work.drop()
 
     def _store_tree(self) -> None:
-        """Lay what was repaired and which deletes were learned over our tree as it is stored."""
+        """Lay what was repaired and which deletes were learned over our tree as it is
+        stored.
+        """
         self._phase = _Phase.STORING
         if not self._repaired and not self._tombstones:
             self._commit()
@@ -448,9 +485,15 @@ class Reconciliation:
 
     def _commit(self) -> None:
         self._phase = _Phase.COMMITTING
-        # A lost commit is not set to what this round happens to have mended: nobody would see then that it was lost.
+        # A lost commit is not set to what this round happens to have mended: nobody
+        # would see then that it was lost.
         is_known = self._bcs_id > 0 or self._recorded_bcs_id is None
-        if self._halt is None and self._is_clean and is_known and self._adopted_bcs_id > self._bcs_id:
+        if (
+            self._halt is None
+            and self._is_clean
+            and is_known
+            and self._adopted_bcs_id > self._bcs_id
+        ):
             self._ask(AdvanceBcsId(self._adopted_bcs_id))
         else:
             self._scan_if_needed()
@@ -467,7 +510,9 @@ class Reconciliation:
             self._after_scan()
 
     def _wants_return(self) -> bool:
-        """Whether only a clean scan stands between an unhealthy replica and its return to service."""
+        """Whether only a clean scan stands between an unhealthy replica and its return
+        to service.
+        """
         return (
             self._options.return_to is not None
             and self._state is ReplicaState.UNHEALTHY
@@ -494,7 +539,9 @@ class Reconciliation:
             return
         assert self._own_tree is not None
         self._plan = plan_repair(self._own_tree, self._trees, self._lost)
-        left = [(block.block_id, chunk.offset) for block in self._plan.blocks for chunk in block.chunks]
+        left = [
+            (block.block_id, chunk.offset) for block in self._plan.blocks for chunk in block.chunks
+        ]
         fresh = bool(self._plan.tombstones) or any(
             offset not in self._failures.get(block_id, {}) for block_id, offset in left
         )
@@ -502,7 +549,12 @@ class Reconciliation:
             self._begin_round()
             return
         for block_id, offset in left:
-            fact = Evidence(EvidenceKind.DAMAGED_AGAIN, block_id, offset, "still or again damaged after the last round")
+            fact = Evidence(
+                EvidenceKind.DAMAGED_AGAIN,
+                block_id,
+                offset,
+                "still or again damaged after the last round",
+            )
             self._failures.setdefault(block_id, {}).setdefault(offset, (Verdict.UNKNOWN, fact))
         is_whole = (
             self._plan.is_empty
@@ -528,7 +580,9 @@ class Reconciliation:
 
     @property
     def _committed(self) -> int:
-        """The container's commit; where it is lost, as far as our records bear one out."""
+        """The container's commit; where it is lost, as far as our records bear one
+        out.
+        """
         return self._bcs_id or self._recorded_bcs_id or 0
 
     def _failed(self, event: RequestFailed) -> None:
@@ -536,10 +590,13 @@ class Reconciliation:
             case FetchTree(peer) | FetchRecords(peer):
                 self._sources.failed(peer, event.code)
             case FetchWindows(peer, block_id, chunk):
-                self._blocks[block_id].fetch_failed(peer, chunk.offset, event.code, retryable=event.retryable)
+                self._blocks[block_id].fetch_failed(
+                    peer, chunk.offset, event.code, retryable=event.retryable
+                )
                 self._advance(self._blocks[block_id])
             case StoreTree() if event.code == "tree_stale" and self._stale_trees < STALE_TREES_MAX:
-                # A scan or a delete was faster: our repairs are on disk, so lay them over what is stored now.
+                # A scan or a delete was faster: our repairs are on disk, so lay them
+                # over what is stored now.
                 self._stale_trees += 1
                 self._phase = _Phase.RELOADING
                 self._ask(LoadOwn())
@@ -556,7 +613,8 @@ class Reconciliation:
             case _ if event.code in _GONE:
                 self._finish(OutcomeState.INTERRUPTED, event.code, event.message)
             case _:
-                # The disk, or the undo budget: what is done is done; nothing new is begun.
+                # The disk, or the undo budget: what is done is done; nothing new is
+                # begun.
                 self._halt = self._halt or event
 
     def _conclude(self) -> None:
@@ -569,10 +627,14 @@ class Reconciliation:
         """Everything under way is forgotten: its answers come too late to matter."""
         progress = self.progress
         self._phase = _Phase.DONE
-        failures = [failure for of_block in self._failures.values() for failure in of_block.values()]
+        failures = [
+            failure for of_block in self._failures.values() for failure in of_block.values()
+        ]
         evidence = [*(self._plan.evidence if self._plan else ()), *(fact for _, fact in failures)]
         for place in self._findings:
-            evidence.append(Evidence(EvidenceKind.FINDINGS_REMAIN, *place, "found by the last scan"))
+            evidence.append(
+                Evidence(EvidenceKind.FINDINGS_REMAIN, *place, "found by the last scan")
+            )
         self.outcome = Outcome(
             container_id=self._container_id,
             state=state,
@@ -591,10 +653,13 @@ class Reconciliation:
     def _verdict(self, *, is_complete: bool) -> Verdict | None:
         if self._plan is None:
             return None
-        failed = {verdict for of_block in self._failures.values() for verdict, _ in of_block.values()}
+        failed = {
+            verdict for of_block in self._failures.values() for verdict, _ in of_block.values()
+        }
         seen = {self._plan.verdict, *failed}
         if self._findings and is_complete and not seen & set(_WORST_FIRST):
-            # Damage that no tree shows: chunks of which nobody has a byte left are in none.
+            # Damage that no tree shows: chunks of which nobody has a byte left are in
+            # none.
             seen.add(Verdict.UNRECOVERABLE)
         if Verdict.UNRECOVERABLE in seen and len(self._trees) < len(self._peers):
             # A peer that did not answer may hold what the others lack.
@@ -605,7 +670,8 @@ class Reconciliation:
         if self._changed or self._findings or self._plan.verdict is Verdict.REPAIRABLE:
             return Verdict.REPAIRABLE
         if not is_complete:
-            # What the trees have in common says nothing about what was not looked at any more.
+            # What the trees have in common says nothing about what was not looked at
+            # any more.
             return None
         # Equal to those that answered is not equal to all.
         return Verdict.MATCH if len(self._trees) == len(self._peers) else Verdict.UNKNOWN

@@ -1,7 +1,8 @@
-"""What a reconciliation asks for, what it hears, and what comes of it: the values between dnagent.reconcile, which
-decides, and dnagent.runner, which acts.
+"""What a reconciliation asks for, what it hears, and what comes of it: the values
+between dnagent.reconcile, which decides, and dnagent.runner, which acts.
 
-Every request but `Report` is answered by exactly one event: the one its docstring names, or `RequestFailed`.
+Every request but `Report` is answered by exactly one event: the one its docstring
+names, or `RequestFailed`.
 """
 
 from collections.abc import Collection, Mapping
@@ -30,7 +31,9 @@ class FetchTree:
 
 @dataclass(frozen=True, slots=True)
 class LoadRecords:
-    """Our records of these blocks; one that is not there, or that nobody can read, is left out -> OwnRecords."""
+    """Our records of these blocks; one that is not there, or that nobody can read, is
+    left out -> OwnRecords.
+    """
 
     block_ids: tuple[BlockId, ...]
 
@@ -45,7 +48,9 @@ class FetchRecords:
 
 @dataclass(frozen=True, slots=True)
 class CheckLocal:
-    """Which windows of our own file do not match this record, and how long is the file -> LocalChecked."""
+    """Which windows of our own file do not match this record, and how long is the file
+    -> LocalChecked.
+    """
 
     block_id: BlockId
     chunk: ChunkRecord
@@ -53,7 +58,9 @@ class CheckLocal:
 
 @dataclass(frozen=True, slots=True)
 class FetchWindows:
-    """Ascending windows of a chunk from a peer, proven against the record -> WindowsArrived."""
+    """Ascending windows of a chunk from a peer, proven against the record ->
+    WindowsArrived.
+    """
 
     peer: PeerId
     block_id: BlockId
@@ -63,7 +70,9 @@ class FetchWindows:
 
 @dataclass(frozen=True, slots=True)
 class WriteWindows:
-    """Keep an undo copy, write, make durable, read back, all under the container's lock -> WindowsWritten."""
+    """Keep an undo copy, write, make durable, read back, all under the container's lock
+    -> WindowsWritten.
+    """
 
     block_id: BlockId
     chunk: ChunkRecord
@@ -77,7 +86,9 @@ class WriteWindows:
 
 @dataclass(frozen=True, slots=True)
 class PutBlock:
-    """Store a block's record, counters recomputed, unless the block was deleted meanwhile -> BlockStored."""
+    """Store a block's record, counters recomputed, unless the block was deleted
+    meanwhile -> BlockStored.
+    """
 
     record: BlockRecord
 
@@ -99,12 +110,16 @@ class AdvanceBcsId:
 
 @dataclass(frozen=True, slots=True)
 class Rescan:
-    """Read everything again, store the tree that shows, mark the replica unhealthy on findings -> Scanned."""
+    """Read everything again, store the tree that shows, mark the replica unhealthy on
+    findings -> Scanned.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnToService:
-    """Change the state of an unhealthy replica that proved clean, if its tree is still the one -> StateChanged."""
+    """Change the state of an unhealthy replica that proved clean, if its tree is still
+    the one -> StateChanged.
+    """
 
     state: ReplicaState
     generation: bytes
@@ -119,7 +134,15 @@ class Report:
 
 PeerRequest: TypeAlias = FetchTree | FetchRecords | FetchWindows
 LocalRequest: TypeAlias = (
-    LoadOwn | LoadRecords | CheckLocal | WriteWindows | PutBlock | StoreTree | AdvanceBcsId | Rescan | ReturnToService
+    LoadOwn
+    | LoadRecords
+    | CheckLocal
+    | WriteWindows
+    | PutBlock
+    | StoreTree
+    | AdvanceBcsId
+    | Rescan
+    | ReturnToService
 )
 Request: TypeAlias = PeerRequest | LocalRequest | Report
 
@@ -128,8 +151,9 @@ Request: TypeAlias = PeerRequest | LocalRequest | Report
 class OwnLoaded:
     """`tree` is None where none was ever built.
 
-    `bcs_id` is the container's commit, 0 where the database has lost it. `recorded_bcs_id` is the highest commit in the
-    container's block records; it is looked up where the container's is lost, and of an UNHEALTHY replica, which a round
+    `bcs_id` is the container's commit, 0 where the database has lost it.
+    `recorded_bcs_id` is the highest commit in the container's block records; it is
+    looked up where the container's is lost, and of an UNHEALTHY replica, which a round
     that was not clean may have left with a block beyond it; otherwise it is None.
     """
 
@@ -168,7 +192,9 @@ class LocalChecked:
 
 @dataclass(frozen=True, slots=True)
 class WindowsArrived:
-    """What a peer sent of what was asked, proven; `code` is that of the error that cut it short, if any."""
+    """What a peer sent of what was asked, proven; `code` is that of the error that cut
+    it short, if any.
+    """
 
     peer: PeerId
     block_id: BlockId
@@ -181,7 +207,9 @@ class WindowsArrived:
 
 @dataclass(frozen=True, slots=True)
 class WindowsWritten:
-    """`unread_bytes` are, for each run, those that a bad sector hid, so that no undo copy has them."""
+    """`unread_bytes` are, for each run, those that a bad sector hid, so that no undo
+    copy has them.
+    """
 
     block_id: BlockId
     offset: int
@@ -208,9 +236,11 @@ class BcsIdAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """The tree now stored, and where the scan found faults, as far as they have a place in a block.
+    """The tree now stored, and where the scan found faults, as far as they have a place
+    in a block.
 
-    `lost` are the offsets of chunks that are on record and not in the tree: not a byte of them was found.
+    `lost` are the offsets of chunks that are on record and not in the tree: not a byte
+    of them was found.
     """
 
     tree: ContainerTree
@@ -227,7 +257,9 @@ class StateChanged:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The request was not carried out; `code` is an error's stable code, `retryable` whether a later job may do it."""
+    """The request was not carried out; `code` is an error's stable code, `retryable`
+    whether a later job may do it.
+    """
 
     request: Request
     code: str
@@ -237,7 +269,9 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The job was cancelled or the container is being deleted: end now. Answers no request."""
+    """The job was cancelled or the container is being deleted: end now. Answers no
+    request.
+    """
 
     reason: str
 
@@ -300,9 +334,10 @@ class Progress:
 class Outcome:
     """What came of it.
 
-    `verdict` speaks of all replicas that answered, as far as the run came: MATCH, they were equal and all peers
-    answered; REPAIRABLE, whatever this replica lacked it holds now (a peer may still have to take its part);
-    UNRECOVERABLE, CONFLICT or UNKNOWN, with the evidence; None where no comparison was made. `error_code` is set where
+    `verdict` speaks of all replicas that answered, as far as the run came: MATCH, they
+    were equal and all peers answered; REPAIRABLE, whatever this replica lacked it holds
+    now (a peer may still have to take its part); UNRECOVERABLE, CONFLICT or UNKNOWN,
+    with the evidence; None where no comparison was made. `error_code` is set where
     `state` is not DONE.
     """
 
@@ -321,17 +356,20 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class ReconcileOptions:
-    """`return_to` brings an UNHEALTHY replica back into service; None leaves it UNHEALTHY, as Ozone does.
+    """`return_to` brings an UNHEALTHY replica back into service; None leaves it
+    UNHEALTHY, as Ozone does.
 
-    The rule: every peer gave its tree; a full scan after everything else found no fault, and no other has changed the
-    tree since; our plan is empty and neither UNRECOVERABLE nor
-    CONFLICT nor UNKNOWN; and our commit is not behind that of any block seen here or at a peer in this job. Which
-    state it returns to is the choice of whoever knows the container (scm.registry): CLOSED only where a replica of it
-    is or was CLOSED or all have one commit, else QUASI_CLOSED. A replica that falsely claims CLOSED makes SCM close
-    the container at its commit and drop others.
+    The rule: every peer gave its tree; a full scan after everything else found no
+    fault, and no other has changed the tree since; our plan is empty and neither
+    UNRECOVERABLE nor CONFLICT nor UNKNOWN; and our commit is not behind that of any
+    block seen here or at a peer in this job. Which state it returns to is the choice of
+    whoever knows the container (scm.registry): CLOSED only where a replica of it is or
+    was CLOSED or all have one commit, else QUASI_CLOSED. A replica that falsely claims
+    CLOSED makes SCM close the container at its commit and drop others.
 
-    All data are read once more at the end, as Ozone does, so that damage which no tree shows yet is found and repaired
-    in the same job. `spare_scan` leaves that out where nothing was changed, for visits that nobody asked for.
+    All data are read once more at the end, as Ozone does, so that damage which no tree
+    shows yet is found and repaired in the same job. `spare_scan` leaves that out where
+    nothing was changed, for visits that nobody asked for.
     """
 
     fetches_max: int = 4

@@ -1,9 +1,12 @@
-"""Carry out what a reconciliation asks for: from peers in a pool of threads, on our own disk one thing at a time.
+"""Carry out what a reconciliation asks for: from peers in a pool of threads, on our own
+disk one thing at a time.
 
-`carry_out` turns one request into its event and is all that touches ports, so that a simulation can call it too.
-A `Runner` drives one machine a container: requests to peers go to the pool, shared and bounded; requests to our own
-replica run in the caller's thread, since one container's disk gains nothing from two writers. So when `run` returns,
-also after a cancel, nothing of ours is at work in the container any more and it may be deleted.
+`carry_out` turns one request into its event and is all that touches ports, so that a
+simulation can call it too. A `Runner` drives one machine a container: requests to peers
+go to the pool, shared and bounded; requests to our own replica run in the caller's
+thread, since one container's disk gains nothing from two writers. So when `run`
+returns, also after a cancel, nothing of ours is at work in the container any more and
+it may be deleted.
 """
 
 import threading
@@ -64,19 +67,26 @@ Prove: TypeAlias = Callable[[ChunkRecord, int, bytearray], tuple[Proven, ...]]
 
 
 class ReplicaReader(Protocol):
-    """One replica of ours, to read. Every method may raise ContainerNotFoundError, DiskError and DatabaseError."""
+    """One replica of ours, to read. Every method may raise ContainerNotFoundError,
+    DiskError and DatabaseError.
+    """
 
     def own(self) -> OwnLoaded:
         """State and stored tree, with every tombstone known."""
 
     def records(self, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
-        """The merged records of these blocks; one that is not there, or cannot be parsed, is left out."""
+        """The merged records of these blocks; one that is not there, or cannot be
+        parsed, is left out.
+        """
 
     def check(self, block_id: BlockId, chunk: ChunkRecord) -> tuple[tuple[int, ...], int]:
-        """The windows of the chunk that our file does not match or lacks or cannot give, and the file's length."""
+        """The windows of the chunk that our file does not match or lacks or cannot
+        give, and the file's length.
+        """
 
     def scan(self) -> Scanned:
-        """Read everything, store the tree that shows, mark the replica unhealthy on findings.
+        """Read everything, store the tree that shows, mark the replica unhealthy on
+        findings.
 
         Raises:
             InterruptedRepairError: the reconciliation was cancelled meanwhile.
@@ -84,15 +94,20 @@ class ReplicaReader(Protocol):
 
 
 class ReplicaWriter(Protocol):
-    """One replica of ours, to repair: durable when a method returns, and refused unless the container is closed.
+    """One replica of ours, to repair: durable when a method returns, and refused unless
+    the container is closed.
 
-    Every method may raise ContainerNotFoundError, ContainerStateError, DiskError and DatabaseError.
+    Every method may raise ContainerNotFoundError, ContainerStateError, DiskError and
+    DatabaseError.
     """
 
-    def write_windows(self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]) -> tuple[int, ...]:
+    def write_windows(
+        self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]
+    ) -> tuple[int, ...]:
         """Keep an undo copy, write in place, make durable, read back and compare.
 
-        Returns for each run how many of the bytes before it could not be read, so that no undo copy has them.
+        Returns for each run how many of the bytes before it could not be read, so that
+        no undo copy has them.
 
         Raises:
             BlockNotFoundError: the block was deleted.
@@ -120,7 +135,8 @@ class ReplicaWriter(Protocol):
         """Bring an unhealthy replica back into service.
 
         Raises:
-            StaleTreeError: the stored tree is not of this generation any more: another scan saw something else.
+            StaleTreeError: the stored tree is not of this generation any more: another
+                scan saw something else.
         """
 
 
@@ -129,10 +145,20 @@ class Replica(ReplicaReader, ReplicaWriter, Protocol):
 
 
 class Audit(Protocol):
-    """Puts down one write into replica data before it counts as done (runtime.log.AuditLog.write)."""
+    """Puts down one write into replica data before it counts as done
+    (runtime.log.AuditLog.write).
+    """
 
     def __call__(
-        self, *, container: int, block: int, offset: int, length: int, source: str, job: str, unread: int
+        self,
+        *,
+        container: int,
+        block: int,
+        offset: int,
+        length: int,
+        source: str,
+        job: str,
+        unread: int,
     ) -> None: ...
 
 
@@ -177,7 +203,9 @@ def carry_out_there(
     take: Callable[[int], None] = lambda _: None,
     prove: Prove = prove,
 ) -> Event:
-    """Get from a peer what was asked; `take` hears of each byte received and may hold us back."""
+    """Get from a peer what was asked; `take` hears of each byte received and may hold
+    us back.
+    """
     try:
         match request:
             case FetchTree(peer_id):
@@ -197,9 +225,15 @@ def _failed(request: Request, error: ReconcileError) -> RequestFailed:
 
 
 def _fetch_windows(
-    request: FetchWindows, container_id: ContainerId, peer: Peer, take: Callable[[int], None], prove: Prove
+    request: FetchWindows,
+    container_id: ContainerId,
+    peer: Peer,
+    take: Callable[[int], None],
+    prove: Prove,
 ) -> WindowsArrived:
-    """Adjacent windows in one range each; what came before an error is proven and kept."""
+    """Adjacent windows in one range each; what came before an error is proven and
+    kept.
+    """
     chunk = request.chunk
     starts: dict[int, int] = {}
     ranges: list[ByteRange] = []
@@ -220,7 +254,9 @@ def _fetch_windows(
                 _keep(piece.offset, piece.data, part, received)
     except ReconcileError as error:
         failure = error
-    proven = tuple(run for offset, data in received.items() for run in prove(chunk, starts[offset], data))
+    proven = tuple(
+        run for offset, data in received.items() for run in prove(chunk, starts[offset], data)
+    )
     if failure is not None and not proven:
         raise failure
     return WindowsArrived(
@@ -234,13 +270,20 @@ def _fetch_windows(
     )
 
 
-def _keep(offset: int, data: bytes | memoryview, ranges: Sequence[ByteRange], received: dict[int, bytearray]) -> None:
+def _keep(
+    offset: int,
+    data: bytes | memoryview,
+    ranges: Sequence[ByteRange],
+    received: dict[int, bytearray],
+) -> None:
     for one in ranges:
         so_far = received[one.offset]
         if offset == one.offset + len(so_far) and offset + len(data) <= one.end:
             so_far += data
             return
-    raise RemoteProtocolError(f"a peer sent bytes from {offset} that do not continue what was asked", offset=offset)
+    raise RemoteProtocolError(
+        f"a peer sent bytes from {offset} that do not continue what was asked", offset=offset
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +307,9 @@ class _Run:
 
 
 class Runner:
-    """Runs reconciliations, one a container at a time. Thread-safe: `run` is called by as many threads as may work."""
+    """Runs reconciliations, one a container at a time. Thread-safe: `run` is called by
+    as many threads as may work.
+    """
 
     def __init__(
         self,
@@ -275,7 +320,9 @@ class Runner:
         backoff: Backoff | None = None,
         take: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`threads_max` bounds what is under way at peers, over all containers; `take` limits the bandwidth."""
+        """`threads_max` bounds what is under way at peers, over all containers; `take`
+        limits the bandwidth.
+        """
         assert threads_max >= 1
         self._own = own
         self._audit = audit
@@ -305,7 +352,11 @@ class Runner:
         with self._lock:
             if job.container_id in self._runs:
                 text = f"container {job.container_id} is being reconciled already"
-                raise BusyError(text, container_id=job.container_id, job_id=self._runs[job.container_id].job.job_id)
+                raise BusyError(
+                    text,
+                    container_id=job.container_id,
+                    job_id=self._runs[job.container_id].job.job_id,
+                )
             self._runs[job.container_id] = run
         try:
             return self._drive(run, open_replica(run.cancelled), peers, on_progress)
@@ -315,7 +366,9 @@ class Runner:
             run.ended.set()
 
     def interrupt(self, container_id: ContainerId, reason: str, *, timeout_s: float) -> bool:
-        """End the container's reconciliation, if there is one, and wait; True once nothing of ours works in it."""
+        """End the container's reconciliation, if there is one, and wait; True once
+        nothing of ours works in it.
+        """
         with self._lock:
             run = self._runs.get(container_id)
         if run is None:
@@ -330,7 +383,9 @@ class Runner:
             return [(run.job, run.progress) for run in self._runs.values()]
 
     def close(self) -> None:
-        """End all, and wait for the threads; a call to a peer that hangs ends at its deadline."""
+        """End all, and wait for the threads; a call to a peer that hangs ends at its
+        deadline.
+        """
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:
@@ -341,7 +396,11 @@ class Runner:
         self._pool.shutdown(cancel_futures=True)
 
     def _drive(
-        self, run: _Run, replica: Replica, peers: Mapping[PeerId, Peer], on_progress: Callable[[Progress], None]
+        self,
+        run: _Run,
+        replica: Replica,
+        peers: Mapping[PeerId, Peer],
+        on_progress: Callable[[Progress], None],
     ) -> Outcome:
         machine = Reconciliation(run.job.container_id, self._own, sorted(peers), run.job.options)
         here: deque[LocalRequest] = deque()
@@ -383,7 +442,9 @@ class Runner:
             return None
 
     def _ask(self, request: PeerRequest, run: _Run, peer: Peer) -> Event:
-        """In the pool: with retries, as long as the error says that they may help and nobody cancelled."""
+        """In the pool: with retries, as long as the error says that they may help and
+        nobody cancelled.
+        """
 
         def attempt() -> Event:
             event = carry_out_there(request, run.job.container_id, peer, take=self._take)

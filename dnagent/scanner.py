@@ -1,8 +1,9 @@
 """Read what replicas hold, again and again, and act on what is found.
 
-The choice of the next container is pure. A `Scanner` is the shell of one volume: a background thread that goes round
-all containers, and one for requests, which must not wait behind a slow round. After a restart the round goes on where
-it was, by the time of each container's last scan, which lies on disk; a scan cut short leaves no trace.
+The choice of the next container is pure. A `Scanner` is the shell of one volume: a
+background thread that goes round all containers, and one for requests, which must not
+wait behind a slow round. After a restart the round goes on where it was, by the time of
+each container's last scan, which lies on disk; a scan cut short leaves no trace.
 """
 
 import threading
@@ -33,7 +34,8 @@ from runtime.retry import Backoff, retrying
 
 # States whose data can be checked: in the others chunks may still be written.
 SCANNED_STATES = frozenset({ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED, ReplicaState.UNHEALTHY})
-# States in which chunks may still be written: only folder, descriptor and records can be checked.
+# States in which chunks may still be written: only folder, descriptor and records can
+# be checked.
 CHECKED_STATES = frozenset({ReplicaState.OPEN, ReplicaState.CLOSING})
 # As often as Ozone's scanner of metadata does.
 CHECK_INTERVAL_MS = 3 * 3_600_000
@@ -41,7 +43,8 @@ CHECK_INTERVAL_MS = 3 * 3_600_000
 REQUESTS_MAX = 5000
 # How long the background thread sleeps when nothing is due; a wake-up ends it at once.
 IDLE_S = 30.0
-# Scans on request whose tree was overtaken this often are given up; the next round looks again.
+# Scans on request whose tree was overtaken this often are given up; the next round
+# looks again.
 STALE_TRIES_MAX = 3
 # One slice of a wait for bandwidth, so that a stop is noticed.
 _SLICE_S = 0.2
@@ -69,7 +72,9 @@ class SystemClock:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A replica as far as the choice of the next scan needs to know it; times are ms since the epoch."""
+    """A replica as far as the choice of the next scan needs to know it; times are ms
+    since the epoch.
+    """
 
     container_id: ContainerId
     state: ReplicaState
@@ -79,40 +84,56 @@ class Candidate:
 
 
 def is_due(candidate: Candidate, *, now_ms: int, gap_ms: int) -> bool:
-    """Whether it may be scanned now: its data are settled, and the last scan is at least the gap ago."""
+    """Whether it may be scanned now: its data are settled, and the last scan is at
+    least the gap ago.
+    """
     if candidate.state not in SCANNED_STATES:
         return False
-    # A scan in the future is one of a clock that was set back since: of unknown age, so due.
+    # A scan in the future is one of a clock that was set back since: of unknown age, so
+    # due.
     return candidate.last_scan_ms is None or not 0 <= now_ms - candidate.last_scan_ms < gap_ms
 
 
-def next_to_scan(candidates: Iterable[Candidate], *, now_ms: int, gap_ms: int) -> ContainerId | None:
-    """Never scanned first, then the oldest scan, then the lowest ID; None if nothing is due."""
+def next_to_scan(
+    candidates: Iterable[Candidate], *, now_ms: int, gap_ms: int
+) -> ContainerId | None:
+    """Never scanned first, then the oldest scan, then the lowest ID; None if nothing is
+    due.
+    """
     due = [c for c in candidates if is_due(c, now_ms=now_ms, gap_ms=gap_ms)]
-    order = sorted(due, key=lambda c: (c.last_scan_ms is not None, c.last_scan_ms or 0, c.container_id))
+    order = sorted(
+        due, key=lambda c: (c.last_scan_ms is not None, c.last_scan_ms or 0, c.container_id)
+    )
     return order[0].container_id if order else None
 
 
 def next_without_tree(candidates: Iterable[Candidate]) -> ContainerId | None:
     """The lowest ID among the replicas that should have a tree and have none."""
-    treeless = (c.container_id for c in candidates if c.state in SCANNED_STATES and c.data_checksum is None)
+    treeless = (
+        c.container_id for c in candidates if c.state in SCANNED_STATES and c.data_checksum is None
+    )
     return min(treeless, default=None)
 
 
 def next_to_check(
     candidates: Iterable[Candidate], checked_ms: Mapping[ContainerId, int], *, now_ms: int
 ) -> ContainerId | None:
-    """The lowest ID among the open replicas that were not checked for an interval; the times are this process's."""
+    """The lowest ID among the open replicas that were not checked for an interval; the
+    times are this process's.
+    """
     due = (
         c.container_id
         for c in candidates
-        if c.state in CHECKED_STATES and not 0 <= now_ms - checked_ms.get(c.container_id, -1) < CHECK_INTERVAL_MS
+        if c.state in CHECKED_STATES
+        and not 0 <= now_ms - checked_ms.get(c.container_id, -1) < CHECK_INTERVAL_MS
     )
     return min(due, default=None)
 
 
 class Source(Enum):
-    """What is read: all data; the records, for a missing tree; or folder, descriptor and records, for faults."""
+    """What is read: all data; the records, for a missing tree; or folder, descriptor
+    and records, for faults.
+    """
 
     DATA = "data"
     METADATA = "metadata"
@@ -121,7 +142,9 @@ class Source(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """A reading of one replica that ended, and the generation of the stored tree before it began."""
+    """A reading of one replica that ended, and the generation of the stored tree before
+    it began.
+    """
 
     container_id: ContainerId
     source: Source
@@ -132,7 +155,8 @@ class Examination:
 class ScannedVolume(Protocol):
     """A volume's replicas as a scanner needs them.
 
-    Methods that name a container raise ContainerNotFoundError once it is deleted, also while it is being read.
+    Methods that name a container raise ContainerNotFoundError once it is deleted, also
+    while it is being read.
     """
 
     @property
@@ -148,7 +172,11 @@ class ScannedVolume(Protocol):
     def candidate(self, container_id: ContainerId) -> Candidate: ...
 
     def examine(
-        self, container_id: ContainerId, source: Source, on_bytes: Callable[[int], None], cancelled: Callable[[], bool]
+        self,
+        container_id: ContainerId,
+        source: Source,
+        on_bytes: Callable[[int], None],
+        cancelled: Callable[[], bool],
     ) -> Examination:
         """Read one replica and change nothing.
 
@@ -164,14 +192,20 @@ class ScannedVolume(Protocol):
         """
 
     def settle(self, examination: Examination, at_ms: int) -> bool:
-        """Keep findings, and the time if it was all data; with findings make the replica UNHEALTHY, True if new."""
+        """Keep findings, and the time if it was all data; with findings make the
+        replica UNHEALTHY, True if new.
+        """
 
 
 class Limiter:
-    """Lets bytes pass at a rate: whoever took more than its share waits before it takes more. Thread-safe."""
+    """Lets bytes pass at a rate: whoever took more than its share waits before it takes
+    more. Thread-safe.
+    """
 
     def __init__(self, bytes_per_second: int, clock: Clock, wait: Callable[[float], bool]) -> None:
-        """`bytes_per_second` 0 sets no limit; `wait` sleeps, and returns True when it is time to give up."""
+        """`bytes_per_second` 0 sets no limit; `wait` sleeps, and returns True when it
+        is time to give up.
+        """
         self._rate = bytes_per_second
         self._clock = clock
         self._wait = wait
@@ -183,8 +217,11 @@ class Limiter:
         if not self._rate:
             return
         with self._lock:
-            # Idle time is not saved up: a burst after a quiet hour is what the limit is there to prevent.
-            self._free_at_s = max(self._free_at_s, self._clock.monotonic_s()) + length_bytes / self._rate
+            # Idle time is not saved up: a burst after a quiet hour is what the limit is
+            # there to prevent.
+            self._free_at_s = (
+                max(self._free_at_s, self._clock.monotonic_s()) + length_bytes / self._rate
+            )
             free_at_s = self._free_at_s
         while (left_s := free_at_s - self._clock.monotonic_s()) > 0:
             if self._wait(min(left_s, _SLICE_S)):
@@ -193,7 +230,9 @@ class Limiter:
 
 @dataclass(slots=True)
 class Request:
-    """A wish to have a container scanned; `future` tells all who asked while it was queued."""
+    """A wish to have a container scanned; `future` tells all who asked while it was
+    queued.
+    """
 
     container_id: ContainerId
     without_gap: bool
@@ -201,10 +240,12 @@ class Request:
 
 
 class RequestQueue:
-    """Containers to scan on request, first come first served, one entry a container. Thread-safe.
+    """Containers to scan on request, first come first served, one entry a container.
+    Thread-safe.
 
-    An entry leaves when its scan begins, not when it ends: a request that comes during the scan may be about bytes
-    that the scan has passed already, so it is queued again (row S21 speaks of entries still queued).
+    An entry leaves when its scan begins, not when it ends: a request that comes during
+    the scan may be about bytes that the scan has passed already, so it is queued again
+    (row S21 speaks of entries still queued).
     """
 
     def __init__(self) -> None:
@@ -245,14 +286,18 @@ class RequestQueue:
             self._waiting.clear()
             self._changed.notify_all()
         for request in dropped:
-            request.future.set_exception(InterruptedRepairError("the scanner stopped before this scan began"))
+            request.future.set_exception(
+                InterruptedRepairError("the scanner stopped before this scan began")
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often and how fast; `bytes_per_second` is for each of the two threads, 0 sets no limit.
+    """How often and how fast; `bytes_per_second` is for each of the two threads, 0 sets
+    no limit.
 
-    Without `background` no data are read unless asked for; missing trees are built all the same.
+    Without `background` no data are read unless asked for; missing trees are built all
+    the same.
     """
 
     background: bool = True
@@ -262,7 +307,9 @@ class Pace:
 
 
 class Scanner:
-    """Scans one volume in the background and on request, and does what the findings ask for."""
+    """Scans one volume in the background and on request, and does what the findings ask
+    for.
+    """
 
     def __init__(
         self,
@@ -283,10 +330,13 @@ class Scanner:
         self._requests = RequestQueue()
         self._stop = threading.Event()
         self._wake = threading.Event()
-        # A failed scan leaves no time on disk: without this the same container would be next for ever.
+        # A failed scan leaves no time on disk: without this the same container would be
+        # next for ever.
         self._not_before_ms: dict[ContainerId, int] = {}
         self._checked_ms: dict[ContainerId, int] = {}
-        self._limiters = [Limiter(pace.bytes_per_second, self._clock, self._stop.wait) for _ in range(2)]
+        self._limiters = [
+            Limiter(pace.bytes_per_second, self._clock, self._stop.wait) for _ in range(2)
+        ]
         self._threads = (
             threading.Thread(target=self._serve_requests, name=f"scan-requests-{volume.name}"),
             threading.Thread(target=self._go_round, name=f"scan-background-{volume.name}"),
@@ -301,7 +351,9 @@ class Scanner:
             thread.start()
 
     def stop(self) -> None:
-        """Give up what is running and wait for the threads; a scan cut short marks nothing (row S18)."""
+        """Give up what is running and wait for the threads; a scan cut short marks
+        nothing (row S18).
+        """
         self._stop.set()
         self._wake.set()
         self._requests.close()
@@ -310,7 +362,8 @@ class Scanner:
                 thread.join()
 
     def request(self, container_id: ContainerId, *, without_gap: bool) -> "Future[ScanReport]":
-        """Queue a scan; unless `without_gap`, one that ended a moment ago is not repeated but told again.
+        """Queue a scan; unless `without_gap`, one that ended a moment ago is not
+        repeated but told again.
 
         Raises:
             BusyError: too many wait, or the scanner stops.
@@ -334,8 +387,9 @@ class Scanner:
         treeless = next_without_tree(ready)
         if treeless is not None and self._do(treeless, Source.METADATA, now_ms):
             return True
-        # A container whose records cannot be read gets its tree, and its findings, from a data scan; one whose tree
-        # cannot be written is not read again each time that is tried.
+        # A container whose records cannot be read gets its tree, and its findings, from
+        # a data scan; one whose tree cannot be written is not read again each time that
+        # is tried.
         due = (c for c in ready if is_due(c, now_ms=now_ms, gap_ms=self._background_gap_ms))
         container_id = treeless if treeless in {c.container_id for c in due} else None
         if container_id is None and self._pace.background:
@@ -372,7 +426,8 @@ class Scanner:
             try:
                 is_idle = not self.step()
             except VolumeError as error:
-                # Row S17: what is bound to the volume ends with it; requests are still answered, with the reason.
+                # Row S17: what is bound to the volume ends with it; requests are still
+                # answered, with the reason.
                 self.last_error = error.message
                 self._log.error("volume_failed", **error_fields(error))
                 return
@@ -393,7 +448,9 @@ class Scanner:
         candidate = self._volume.candidate(request.container_id)
         if candidate.state not in SCANNED_STATES:
             state = candidate.state.name
-            raise ContainerStateError(f"container {request.container_id} is {state}: not to be scanned", state=state)
+            raise ContainerStateError(
+                f"container {request.container_id} is {state}: not to be scanned", state=state
+            )
         gap_ms = 0 if request.without_gap else self._pace.min_gap_ms
         if not is_due(candidate, now_ms=self._clock.now_ms(), gap_ms=gap_ms):
             self._metrics.count("dnagent_scans_skipped_total", reason="gap")
@@ -421,13 +478,21 @@ class Scanner:
         examination = self._volume.examine(container_id, source, on_bytes, self._stop.is_set)
         result = examination.result
         if self._stop.is_set():
-            raise InterruptedRepairError("the scanner stopped during this scan", container_id=container_id)
-        # A container deleted meanwhile is no finding: this raises, and nothing is done (row S12).
+            raise InterruptedRepairError(
+                "the scanner stopped during this scan", container_id=container_id
+            )
+        # A container deleted meanwhile is no finding: this raises, and nothing is done
+        # (row S12).
         self._volume.candidate(container_id)
         if result.deleted:
-            raise ContainerNotFoundError(f"container {container_id} is being deleted", container_id=container_id)
+            raise ContainerNotFoundError(
+                f"container {container_id} is being deleted", container_id=container_id
+            )
         if result.transient:
-            raise BusyError("too many open files; nothing was decided about the container", container_id=container_id)
+            raise BusyError(
+                "too many open files; nothing was decided about the container",
+                container_id=container_id,
+            )
         is_kept = source is Source.CHECK or self._write_tree(examination)
         if source is Source.METADATA:
             self._metrics.count("dnagent_trees_built_total")
@@ -445,7 +510,9 @@ class Scanner:
         return _report(after, result)
 
     def _write_tree(self, examination: Examination) -> bool:
-        """Whether it was kept; row S16: what was found counts all the same, and a tree of records found nothing."""
+        """Whether it was kept; row S16: what was found counts all the same, and a tree
+        of records found nothing.
+        """
         try:
             self._volume.write_tree(examination)
         except (StaleTreeError, ContainerNotFoundError):
@@ -466,7 +533,12 @@ class Scanner:
         if self._volume.settle(examination, self._clock.now_ms()):
             self._metrics.count("dnagent_containers_marked_unhealthy_total")
             first = findings[0].type.name
-            self._log.error("replica_marked_unhealthy", container_id=container_id, findings=len(findings), first=first)
+            self._log.error(
+                "replica_marked_unhealthy",
+                container_id=container_id,
+                findings=len(findings),
+                first=first,
+            )
         self.containers_scanned += 1
         self._metrics.count("dnagent_containers_scanned_total", volume=self._volume.name)
         self._log.info(
@@ -478,11 +550,17 @@ class Scanner:
 
     def _note_failure(self, container_id: ContainerId, error: ReconcileError) -> None:
         self._metrics.count("dnagent_scans_skipped_total", reason=error.code)
-        if isinstance(error, InterruptedRepairError | ContainerNotFoundError | ContainerStateError | BusyError):
-            self._log.info("scan_interrupted", container_id=container_id, **_without(error, "container_id"))
+        if isinstance(
+            error, InterruptedRepairError | ContainerNotFoundError | ContainerStateError | BusyError
+        ):
+            self._log.info(
+                "scan_interrupted", container_id=container_id, **_without(error, "container_id")
+            )
         else:
             self.last_error = error.message
-            self._log.warning("scan_failed", container_id=container_id, **_without(error, "container_id"))
+            self._log.warning(
+                "scan_failed", container_id=container_id, **_without(error, "container_id")
+            )
 
     def _note_full_pass(self, candidates: list[Candidate]) -> None:
         times = [c.last_scan_ms for c in candidates if c.state in SCANNED_STATES]
@@ -494,9 +572,13 @@ class Scanner:
 
 def _report(candidate: Candidate, result: ScanResult | None) -> ScanReport:
     findings = result.findings if result else ()
-    faults = tuple(ScannedFault(finding.type.name, finding.block_id, finding.offset) for finding in findings)
+    faults = tuple(
+        ScannedFault(finding.type.name, finding.block_id, finding.offset) for finding in findings
+    )
     bytes_read = result.bytes_read if result else 0
-    return ScanReport(candidate.container_id, candidate.state, candidate.data_checksum or 0, bytes_read, faults)
+    return ScanReport(
+        candidate.container_id, candidate.state, candidate.data_checksum or 0, bytes_read, faults
+    )
 
 
 def _without(error: ReconcileError, name: str) -> dict[str, object]:

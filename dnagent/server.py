@@ -1,7 +1,8 @@
 """The agent's gRPC service: trees, records and bytes of its replicas, scans, status.
 
-A shell: it turns messages into calls of three ports and values back into messages. Errors are raised by name and
-become statuses in runtime.rpc. Nothing is verified on the way out; whoever asks compares with the recorded checksums.
+A shell: it turns messages into calls of three ports and values back into messages.
+Errors are raised by name and become statuses in runtime.rpc. Nothing is verified on the
+way out; whoever asks compares with the recorded checksums.
 """
 
 import threading
@@ -53,7 +54,8 @@ from runtime.rpc import Handler
 # Room in a message for everything that is not its payload.
 _PAYLOAD_BYTES_MAX = MESSAGE_BYTES_MAX - 1024
 _PAGE_BLOCKS_DEFAULT = 10_000
-# A page ends after the block that reaches this; one block of 65,536 chunks is some 2 MiB.
+# A page ends after the block that reaches this; one block of 65,536 chunks is some 2
+# MiB.
 _PAGE_BYTES = 4 << 20
 
 
@@ -69,7 +71,9 @@ class AgentService:
         payload_bytes_max: int = _PAYLOAD_BYTES_MAX,
         page_bytes: int = _PAGE_BYTES,
     ) -> None:
-        """`payload_bytes_max` bounds one answer; a page of a tree ends with the block that fills `page_bytes`."""
+        """`payload_bytes_max` bounds one answer; a page of a tree ends with the block
+        that fills `page_bytes`.
+        """
         self._payload_bytes_max = payload_bytes_max
         self._page_bytes = page_bytes
         self._source = source
@@ -81,31 +85,49 @@ class AgentService:
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
         handlers: dict[str, Handler] = {
             "GetContainerHashes": unary(
-                self.hashes, GetContainerHashesRequest.FromString, GetContainerHashesResponse.SerializeToString
+                self.hashes,
+                GetContainerHashesRequest.FromString,
+                GetContainerHashesResponse.SerializeToString,
             ),
             "GetContainerHashPages": stream(
-                self.hash_pages, GetContainerHashPagesRequest.FromString, ContainerHashPage.SerializeToString
+                self.hash_pages,
+                GetContainerHashPagesRequest.FromString,
+                ContainerHashPage.SerializeToString,
             ),
             "GetBlockRecords": unary(
-                self.records, GetBlockRecordsRequest.FromString, GetBlockRecordsResponse.SerializeToString
+                self.records,
+                GetBlockRecordsRequest.FromString,
+                GetBlockRecordsResponse.SerializeToString,
             ),
             # Its messages are bytes already.
             "ReadWindows": stream(self.windows, ReadWindowsRequest.FromString, None),
-            "ScanContainer": unary(self.scan, ScanContainerRequest.FromString, ScanContainerResponse.SerializeToString),
-            "GetStatus": unary(self.status, GetStatusRequest.FromString, GetStatusResponse.SerializeToString),
+            "ScanContainer": unary(
+                self.scan, ScanContainerRequest.FromString, ScanContainerResponse.SerializeToString
+            ),
+            "GetStatus": unary(
+                self.status, GetStatusRequest.FromString, GetStatusResponse.SerializeToString
+            ),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
-    def hashes(self, request: GetContainerHashesRequest, _: grpc.ServicerContext) -> GetContainerHashesResponse:
-        """The stored tree, unparsed; TreeRefusedError "too_large" where pages must be asked for."""
+    def hashes(
+        self, request: GetContainerHashesRequest, _: grpc.ServicerContext
+    ) -> GetContainerHashesResponse:
+        """The stored tree, unparsed; TreeRefusedError "too_large" where pages must be
+        asked for.
+        """
         raw = self._stored_tree(ContainerId(request.container_id))
         if len(raw) > self._payload_bytes_max:
             text = f"the tree of container {request.container_id} has {len(raw)} bytes"
             raise TreeRefusedError(TREE_TOO_LARGE, text, hint="ask for it in pages")
         return GetContainerHashesResponse(container_checksum_info=raw)
 
-    def hash_pages(self, request: GetContainerHashPagesRequest, _: grpc.ServicerContext) -> Iterator[ContainerHashPage]:
-        """The stored tree in pages, at least one; blocks as they are stored, in the stored order."""
+    def hash_pages(
+        self, request: GetContainerHashPagesRequest, _: grpc.ServicerContext
+    ) -> Iterator[ContainerHashPage]:
+        """The stored tree in pages, at least one; blocks as they are stored, in the
+        stored order.
+        """
         raw = self._stored_tree(ContainerId(request.container_id))
         try:
             tree = ContainerChecksumInfo.FromString(raw).containerMerkleTree
@@ -120,10 +142,16 @@ class AgentService:
             page.blocks = ContainerMerkleTree(blockMerkleTree=blocks).SerializeToString()
             yield page
 
-    def records(self, request: GetBlockRecordsRequest, _: grpc.ServicerContext) -> GetBlockRecordsResponse:
-        """The records that exist and are valid, in the order asked, as many as fit a message."""
+    def records(
+        self, request: GetBlockRecordsRequest, _: grpc.ServicerContext
+    ) -> GetBlockRecordsResponse:
+        """The records that exist and are valid, in the order asked, as many as fit a
+        message.
+        """
         if len(request.block_ids) > RECORDS_PER_CALL_MAX:
-            raise UsageError(f"{len(request.block_ids)} blocks asked for, more than {RECORDS_PER_CALL_MAX}")
+            raise UsageError(
+                f"{len(request.block_ids)} blocks asked for, more than {RECORDS_PER_CALL_MAX}"
+            )
         container_id = ContainerId(request.container_id)
         self._source.head(container_id)
         reply, size = GetBlockRecordsResponse(), 0
@@ -142,11 +170,17 @@ class AgentService:
             reply.block_data.append(raw)
         return reply
 
-    def windows(self, request: ReadWindowsRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Serialised `WindowPiece`s with the bytes of each range, fewer where the file ends."""
+    def windows(
+        self, request: ReadWindowsRequest, context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        """Serialised `WindowPiece`s with the bytes of each range, fewer where the file
+        ends.
+        """
         asked = sum(one.length_bytes for one in request.ranges)
         if len(request.ranges) > RANGES_MAX or asked > READ_BYTES_MAX:
-            raise UsageError(f"{asked} bytes in {len(request.ranges)} ranges asked for: too much for one call")
+            raise UsageError(
+                f"{asked} bytes in {len(request.ranges)} ranges asked for: too much for one call"
+            )
         container_id, block_id = ContainerId(request.container_id), BlockId(request.block_id)
         self._source.head(container_id)
         for one in request.ranges:
@@ -159,7 +193,9 @@ class AgentService:
                 if len(data) < wanted:
                     break
 
-    def scan(self, request: ScanContainerRequest, context: grpc.ServicerContext) -> ScanContainerResponse:
+    def scan(
+        self, request: ScanContainerRequest, context: grpc.ServicerContext
+    ) -> ScanContainerResponse:
         """Scan now; a caller that goes away cancels it."""
         gone = threading.Event()
         # False where the call has ended already.
@@ -210,7 +246,9 @@ class AgentService:
     def _stored_tree(self, container_id: ContainerId) -> bytes:
         state = self._source.head(container_id).state
         if not state.is_closed:
-            raise ContainerStateError(f"container {container_id} is {state.value}: it has no tree before it is closed")
+            raise ContainerStateError(
+                f"container {container_id} is {state.value}: it has no tree before it is closed"
+            )
         try:
             return self._source.tree_bytes(container_id, build_missing=False)
         except TreeMissingError:
@@ -219,7 +257,9 @@ class AgentService:
             raise
 
 
-def _between(blocks: Iterable[BlockMerkleTree], request: GetContainerHashPagesRequest) -> Iterator[BlockMerkleTree]:
+def _between(
+    blocks: Iterable[BlockMerkleTree], request: GetContainerHashPagesRequest
+) -> Iterator[BlockMerkleTree]:
     for block in blocks:
         if request.HasField("first_block_id") and block.blockID < request.first_block_id:
             continue
@@ -228,7 +268,9 @@ def _between(blocks: Iterable[BlockMerkleTree], request: GetContainerHashPagesRe
         yield block
 
 
-def _pages(blocks: Iterable[BlockMerkleTree], blocks_max: int, page_bytes: int) -> Iterator[list[BlockMerkleTree]]:
+def _pages(
+    blocks: Iterable[BlockMerkleTree], blocks_max: int, page_bytes: int
+) -> Iterator[list[BlockMerkleTree]]:
     page: list[BlockMerkleTree] = []
     size, pages = 0, 0
     for block in blocks:

@@ -1,9 +1,12 @@
-"""The replicas of one datanode: all its volumes together, as servers, scanner, repairs and reports see them.
+"""The replicas of one datanode: all its volumes together, as servers, scanner, repairs
+and reports see them.
 
-What a report says of a replica is kept in memory and follows every change made here; what a datanode changes under a
-read-only volume is seen at the next `refresh`. Both threads of a scanner and a repair may meet in one container: trees
-are guarded by their generation, everything else by the container's lock inside the writer; and what is changed on disk
-and remembered of it is one step, so that nobody's older view is what is reported in the end.
+What a report says of a replica is kept in memory and follows every change made here;
+what a datanode changes under a read-only volume is seen at the next `refresh`. Both
+threads of a scanner and a repair may meet in one container: trees are guarded by their
+generation, everything else by the container's lock inside the writer; and what is
+changed on disk and remembered of it is one step, so that nobody's older view is what is
+reported in the end.
 """
 
 import json
@@ -52,7 +55,8 @@ from ozone.writer import ContainerWriter, Patch
 from runtime.log import error_fields, get_logger
 from runtime.retry import Backoff, retrying
 
-# A scan after a repair is repeated when another writer of the tree was faster; so often is enough.
+# A scan after a repair is repeated when another writer of the tree was faster; so often
+# is enough.
 _RESCAN_BACKOFF = Backoff(attempts_max=4, first_s=0.1, most_s=2.0)
 # Containers that are asked whether a database is lost or a part of it.
 _PROBES = 16
@@ -62,7 +66,9 @@ _log = get_logger("store")
 
 
 class HeldVolume:
-    """The replicas of one volume, for its scanner (dnagent.scanner.ScannedVolume). Thread-safe."""
+    """The replicas of one volume, for its scanner (dnagent.scanner.ScannedVolume).
+    Thread-safe.
+    """
 
     def __init__(
         self,
@@ -73,9 +79,11 @@ class HeldVolume:
         mapped: MappedReader | None = None,
         on_deleted: Callable[[ContainerId, Sequence[BlockId] | None], None] = lambda *_: None,
     ) -> None:
-        """Look at every replica once, and finish what a deletion cut short has left; `mapped` is closed with it.
+        """Look at every replica once, and finish what a deletion cut short has left;
+        `mapped` is closed with it.
 
-        `on_deleted` hears of blocks, or of the whole container where it gets None, before they are deleted.
+        `on_deleted` hears of blocks, or of the whole container where it gets None,
+        before they are deleted.
 
         Raises:
             VolumeError, DatabaseError, DiskError: the volume as a whole cannot be used.
@@ -91,13 +99,18 @@ class HeldVolume:
         self._disk = disk
         self._mapped = mapped
         self._lock = threading.Lock()
-        # Taken before the writer's locks. One a volume will do: what is done under it is short beside a scan.
+        # Taken before the writer's locks. One a volume will do: what is done under it
+        # is short beside a scan.
         self._changing = threading.RLock()
         self._held: dict[ContainerId, ContainerReplica] = {}
         self._unreadable: dict[ContainerId, bytes] = {}
         self.refresh()
         if self.writer is not None:
-            deleted = [replica.container_id for replica in self.replicas() if replica.state is ReplicaState.DELETED]
+            deleted = [
+                replica.container_id
+                for replica in self.replicas()
+                if replica.state is ReplicaState.DELETED
+            ]
             for container_id in self.writer.finish_deletions(deleted, self._skipped):
                 self.forget(container_id)
 
@@ -108,15 +121,18 @@ class HeldVolume:
             VolumeError, DatabaseError, DiskError: the volume as a whole cannot be used.
         """
         self.volume.refresh()
-        # A volume whose database is lost is lost: each of its containers would seem damaged, and none is.
+        # A volume whose database is lost is lost: each of its containers would seem
+        # damaged, and none is.
         _ = self.volume.database
         unreadable: list[DiskError] = []
         found = set(self.containers.ids(unreadable.append))
         for error in unreadable:
             _log.error("container_skipped", volume=self.name, **_fields(error))
-        # What lies in a folder that cannot be listed is not gone: its containers say so one by one.
+        # What lies in a folder that cannot be listed is not gone: its containers say so
+        # one by one.
         for container_id in sorted(found | self._held.keys() if unreadable else found):
-            # One at a time: what a scan notes meanwhile must not be overwritten by what was seen before it.
+            # One at a time: what a scan notes meanwhile must not be overwritten by what
+            # was seen before it.
             self.restore(container_id)
         if not unreadable:
             for container_id in self._held.keys() - found:
@@ -142,21 +158,29 @@ class HeldVolume:
 
     def candidates(self) -> list[Candidate]:
         if self.volume.suspect:
-            raise VolumeError(f"{self.name} is suspect: {self.volume.suspect}", reason="suspect", path=self.name)
+            raise VolumeError(
+                f"{self.name} is suspect: {self.volume.suspect}", reason="suspect", path=self.name
+            )
         return [_candidate(replica) for replica in self.replicas()]
 
     def candidate(self, container_id: ContainerId) -> Candidate:
         return _candidate(self.replica(container_id))
 
     def examine(
-        self, container_id: ContainerId, source: Source, on_bytes: Callable[[int], None], cancelled: Callable[[], bool]
+        self,
+        container_id: ContainerId,
+        source: Source,
+        on_bytes: Callable[[int], None],
+        cancelled: Callable[[], bool],
     ) -> Examination:
         self.replica(container_id)
         generation = self.trees.generation(container_id)
         container = self.containers.get(container_id)
         match source:
             case Source.DATA:
-                result = scan(container, on_bytes=on_bytes, cancelled=cancelled, mapped=self._mapped)
+                result = scan(
+                    container, on_bytes=on_bytes, cancelled=cancelled, mapped=self._mapped
+                )
             case Source.METADATA:
                 result = ScanResult(build_from_metadata(container))
             case Source.CHECK:
@@ -172,23 +196,32 @@ class HeldVolume:
         container_id = examination.container_id
         with self._changing:
             before = self.replica(container_id)
-            is_worse = bool(examination.result.findings) and before.state is not ReplicaState.UNHEALTHY
-            scanned_ms = at_ms if examination.source is Source.DATA else before.data_scan_timestamp_ms
+            is_worse = (
+                bool(examination.result.findings) and before.state is not ReplicaState.UNHEALTHY
+            )
+            scanned_ms = (
+                at_ms if examination.source is Source.DATA else before.data_scan_timestamp_ms
+            )
             self._keep_findings(examination, scanned_ms)
             if self.writer is None:
-                # The state of a replica that a datanode owns is for that datanode to change.
+                # The state of a replica that a datanode owns is for that datanode to
+                # change.
                 self._remember(replace(before, data_scan_timestamp_ms=scanned_ms))
                 return False
             try:
                 if examination.result.findings:
-                    # Whatever is remembered of its state: a repair may be returning it to service at this moment.
+                    # Whatever is remembered of its state: a repair may be returning it
+                    # to service at this moment.
                     self.writer.mark_unhealthy(container_id)
                 if examination.source is Source.DATA:
                     self.writer.set_scan_timestamp(container_id, at_ms)
                 self.look_again(container_id)
             except (DescriptorError, DiskError, RecordInvalidError) as error:
-                # What cannot be written down is reported all the same; the next start finds the damage again.
-                _log.error("scan_failed", container_id=container_id, volume=self.name, **_fields(error))
+                # What cannot be written down is reported all the same; the next start
+                # finds the damage again.
+                _log.error(
+                    "scan_failed", container_id=container_id, volume=self.name, **_fields(error)
+                )
                 state = ReplicaState.UNHEALTHY if is_worse else before.state
                 self._remember(replace(before, state=state, data_scan_timestamp_ms=scanned_ms))
             return is_worse
@@ -219,7 +252,9 @@ class HeldVolume:
             self._remember(self._look_at(container_id))
 
     def survey(self) -> Survey:
-        """A walk over all replicas as they are on disk, with the trees and scan times that we keep."""
+        """A walk over all replicas as they are on disk, with the trees and scan times
+        that we keep.
+        """
 
         def scanned_ms(container_id: ContainerId) -> int | None:
             with suppress(ContainerNotFoundError):
@@ -229,7 +264,9 @@ class HeldVolume:
         return Survey(self.volume, self._disk, trees=self.trees, scanned_ms=scanned_ms)
 
     def forget(self, container_id: ContainerId) -> None:
-        """Drop a replica that is being deleted, so that nobody begins anything with it."""
+        """Drop a replica that is being deleted, so that nobody begins anything with
+        it.
+        """
         with self._lock:
             self._held.pop(container_id, None)
 
@@ -257,14 +294,21 @@ class HeldVolume:
                 self._held[replica.container_id] = replica
 
     def _look_at(self, container_id: ContainerId) -> ContainerReplica:
-        """One replica as its descriptor, its rows and its tree tell; INVALID where one of the first two is no use."""
+        """One replica as its descriptor, its rows and its tree tell; INVALID where one
+        of the first two is no use.
+        """
         own = PeerId(self.volume.datanode_id)
         read_only = self.volume.hold is Hold.READ_ONLY
         try:
             container = self.containers.open(container_id)
             if not 0 <= container.replica_index <= _INDEX_MAX:
-                text = f"the descriptor of container {container_id} has replicaIndex {container.replica_index}"
-                raise DescriptorError(text, reason="field_invalid", field="replicaIndex", container_id=container_id)
+                text = (
+                    f"the descriptor of container {container_id} has replicaIndex"
+                    f" {container.replica_index}"
+                )
+                raise DescriptorError(
+                    text, reason="field_invalid", field="replicaIndex", container_id=container_id
+                )
             counters = container.counters()
         except ReconcileError as error:
             if isinstance(error, DatabaseError):
@@ -278,9 +322,15 @@ class HeldVolume:
             # Said once, not at every look.
             if before is None or before.state is not ReplicaState.INVALID:
                 self._skipped(container_id, error)
-            return ContainerReplica(own, container_id, ReplicaState.INVALID, None, 0, read_only=read_only)
+            return ContainerReplica(
+                own, container_id, ReplicaState.INVALID, None, 0, read_only=read_only
+            )
         tree = self._stored_tree(container_id) if container.state.is_closed else None
-        scanned_ms = self._own_scan_ms(container_id) if read_only else container.descriptor.data_scan_timestamp_ms
+        scanned_ms = (
+            self._own_scan_ms(container_id)
+            if read_only
+            else container.descriptor.data_scan_timestamp_ms
+        )
         return ContainerReplica(
             peer=own,
             container_id=container_id,
@@ -296,9 +346,11 @@ class HeldVolume:
         )
 
     def _is_lost(self, container_id: ContainerId) -> bool:
-        """Whether of the database whose rows of one container cannot be read no row can be.
+        """Whether of the database whose rows of one container cannot be read no row can
+        be.
 
-        Asked are containers far from each other: the rows of neighbours lie in one block of a file.
+        Asked are containers far from each other: the rows of neighbours lie in one
+        block of a file.
         """
         others = [other for other in self.containers.ids(lambda _: None) if other != container_id]
         for other in others[:: max(1, len(others) // _PROBES)]:
@@ -311,22 +363,32 @@ class HeldVolume:
         try:
             stored = self.trees.read(container_id)
         except (DiskError, ContainerNotFoundError) as error:
-            # As good as none: a scan tells what else cannot be read, and other containers are not concerned.
+            # As good as none: a scan tells what else cannot be read, and other
+            # containers are not concerned.
             self._skipped(container_id, error)
             return None
-        if stored.status is TreeStatus.UNREADABLE and self._unreadable.get(container_id) != stored.generation:
+        if (
+            stored.status is TreeStatus.UNREADABLE
+            and self._unreadable.get(container_id) != stored.generation
+        ):
             # Said once, not at every look.
             self._unreadable[container_id] = stored.generation
-            _log.warning("tree_unreadable", container_id=container_id, volume=self.name, reason=stored.reason)
+            _log.warning(
+                "tree_unreadable", container_id=container_id, volume=self.name, reason=stored.reason
+            )
         try:
             self.trees.remember(stored)
         except (DiskError, ContainerNotFoundError) as error:
             # The tree is as good as before; the next look tries again.
-            _log.warning("tree_write_failed", container_id=container_id, volume=self.name, **_fields(error))
+            _log.warning(
+                "tree_write_failed", container_id=container_id, volume=self.name, **_fields(error)
+            )
         return stored.tree if stored.status is TreeStatus.PRESENT else None
 
     def _skipped(self, container_id: ContainerId, error: ReconcileError) -> None:
-        _log.error("container_skipped", container_id=container_id, volume=self.name, **_fields(error))
+        _log.error(
+            "container_skipped", container_id=container_id, volume=self.name, **_fields(error)
+        )
 
     def _keep_findings(self, examination: Examination, at_ms: int | None) -> None:
         findings = [
@@ -347,7 +409,9 @@ class HeldVolume:
 
 
 def own_scan_ms(volume: Volume, disk: Disk, container_id: ContainerId) -> int | None:
-    """When an agent that holds the volume read-only last scanned the container; None where it never did."""
+    """When an agent that holds the volume read-only last scanned the container; None
+    where it never did.
+    """
     try:
         at_ms = json.loads(disk.read(_findings_path(volume, container_id)))["at_ms"]
     except (DiskError, ValueError, KeyError, TypeError):
@@ -370,7 +434,9 @@ class ReplicaStore:
         repair_enabled: bool,
         interrupt: Callable[[ContainerId], bool] = lambda _: True,
     ) -> None:
-        """`interrupt` ends whatever repairs a container; True once nothing works in it any more."""
+        """`interrupt` ends whatever repairs a container; True once nothing works in it
+        any more.
+        """
         self.volumes = tuple(volumes)
         self._repair_enabled = repair_enabled
         self._interrupt = interrupt
@@ -395,7 +461,9 @@ class ReplicaStore:
             except ContainerNotFoundError:
                 continue
             return volume
-        raise ContainerNotFoundError(f"there is no container {container_id} here", container_id=container_id)
+        raise ContainerNotFoundError(
+            f"there is no container {container_id} here", container_id=container_id
+        )
 
     def head(self, container_id: ContainerId) -> ReplicaHead:
         replica = self.volume_of(container_id).replica(container_id)
@@ -410,12 +478,16 @@ class ReplicaStore:
             built = build_from_metadata(volume.containers.get(container_id))
             # The records of a block may outlive its tombstone in the file that is lost.
             return encode_tree(merge(built, volume.trees.read(container_id).known))
-        raise TreeMissingError(f"container {container_id} has no tree yet", container_id=container_id)
+        raise TreeMissingError(
+            f"container {container_id} has no tree yet", container_id=container_id
+        )
 
     def record(self, container_id: ContainerId, block_id: BlockId) -> BlockRecord | None:
         return self._container(container_id).record(block_id)
 
-    def records(self, container_id: ContainerId, start: BlockId | None, count: int) -> Sequence[BlockRecord]:
+    def records(
+        self, container_id: ContainerId, start: BlockId | None, count: int
+    ) -> Sequence[BlockRecord]:
         container = self._container(container_id)
         # The database's own order: keys are decimal text.
         block_ids = sorted(container.block_ids(), key=str)
@@ -426,13 +498,21 @@ class ReplicaStore:
         found = (container.record(block_id) for block_id in block_ids[:count])
         return [record for record in found if record is not None]
 
-    def read(self, container_id: ContainerId, block_id: BlockId, offset: int, length_bytes: int) -> bytes:
+    def read(
+        self, container_id: ContainerId, block_id: BlockId, offset: int, length_bytes: int
+    ) -> bytes:
         return self._container(container_id).read(block_id, offset, length_bytes)
 
     def open_replica(
-        self, container_id: ContainerId, job_id: str, *, cancelled: threading.Event, on_bytes: Callable[[int], None]
+        self,
+        container_id: ContainerId,
+        job_id: str,
+        *,
+        cancelled: threading.Event,
+        on_bytes: Callable[[int], None],
     ) -> "OwnReplica":
-        """The replica, to repair it; `on_bytes` hears of each byte that its scans read, `cancelled` ends them.
+        """The replica, to repair it; `on_bytes` hears of each byte that its scans read,
+        `cancelled` ends them.
 
         Raises:
             ContainerNotFoundError: it is not here.
@@ -441,13 +521,18 @@ class ReplicaStore:
         volume = self.volume_of(container_id)
         if volume.writer is None:
             text = f"{volume.name} is held read-only"
-            raise ReadOnlyError(text, hint='Set hold = "owner" for the volume, with its datanode stopped.')
+            raise ReadOnlyError(
+                text, hint='Set hold = "owner" for the volume, with its datanode stopped.'
+            )
         if not self._repair_enabled:
             raise ReadOnlyError("repair is not enabled", hint="Set enabled = true in [repair].")
-        return OwnReplica(volume, volume.writer, container_id, job_id, cancelled=cancelled, on_bytes=on_bytes)
+        return OwnReplica(
+            volume, volume.writer, container_id, job_id, cancelled=cancelled, on_bytes=on_bytes
+        )
 
     def delete_container(self, container_id: ContainerId) -> None:
-        """Delete a replica; its reconciliation, if there is one, is ended first (CR-057).
+        """Delete a replica; its reconciliation, if there is one, is ended first
+        (CR-057).
 
         Raises:
             ContainerNotFoundError: it is not here.
@@ -457,11 +542,14 @@ class ReplicaStore:
         volume = self.volume_of(container_id)
         if volume.writer is None:
             raise ReadOnlyError(f"{volume.name} is held read-only")
-        # First of all, so that no other reconciliation can begin behind the one that ends.
+        # First of all, so that no other reconciliation can begin behind the one that
+        # ends.
         volume.forget(container_id)
         if not self._interrupt(container_id):
             volume.restore(container_id)
-            raise BusyError(f"container {container_id} is still being repaired", container_id=container_id)
+            raise BusyError(
+                f"container {container_id} is still being repaired", container_id=container_id
+            )
         volume.on_deleted(container_id, None)
         volume.writer.delete_container(container_id)
         _log.info("container_deleted", container_id=container_id, volume=volume.name)
@@ -502,10 +590,13 @@ class OwnReplica:
         has_root = stored.status is TreeStatus.PRESENT and stored.tree.data_checksum is not None
         tree = stored.known if has_root else None
         bcs_id, recorded = replica.bcs_id, None
-        # Erasure-coded replicas have no commit, and what is no replica to repair is not looked into.
+        # Erasure-coded replicas have no commit, and what is no replica to repair is not
+        # looked into.
         if replica.state.is_closed and replica.replica_index == 0:
             bcs_id, recorded = self._commits(replica.state)
-        return OwnLoaded(tree, stored.generation, replica.state, bcs_id, replica.replica_index, recorded)
+        return OwnLoaded(
+            tree, stored.generation, replica.state, bcs_id, replica.replica_index, recorded
+        )
 
     def records(self, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
         container, found = self._container, dict[BlockId, BlockRecord]()
@@ -525,10 +616,17 @@ class OwnReplica:
         if length is None:
             return tuple(range(len(chunk.checksums))), 0
         try:
-            return bad_windows(chunk, container.read(block_id, chunk.offset, chunk.length_bytes)), length
+            return (
+                bad_windows(chunk, container.read(block_id, chunk.offset, chunk.length_bytes)),
+                length,
+            )
         except DiskError:
             # A bad sector: the other windows may be readable still.
-            good = [index for index in range(len(chunk.checksums)) if self._is_good(container, block_id, chunk, index)]
+            good = [
+                index
+                for index in range(len(chunk.checksums))
+                if self._is_good(container, block_id, chunk, index)
+            ]
             return tuple(sorted(set(range(len(chunk.checksums))) - set(good))), length
 
     def scan(self) -> Scanned:
@@ -537,10 +635,14 @@ class OwnReplica:
 
         return retrying(self._scan_once, sleep=pause, backoff=_RESCAN_BACKOFF)
 
-    def write_windows(self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]) -> tuple[int, ...]:
+    def write_windows(
+        self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]
+    ) -> tuple[int, ...]:
         self._require_here()
         patches = [Patch(chunk.offset + chunk.window(run.first)[0], run.data) for run in runs]
-        written = self._writer.write_windows(self._container_id, block_id, patches, job=self._job_id)
+        written = self._writer.write_windows(
+            self._container_id, block_id, patches, job=self._job_id
+        )
         return written.unread_bytes
 
     def put_block(self, record: BlockRecord) -> None:
@@ -564,7 +666,9 @@ class OwnReplica:
                 text = f"container {self._container_id} is {before.name}, not UNHEALTHY"
                 raise ContainerStateError(text, container_id=self._container_id, state=before.name)
             if self._volume.trees.read(self._container_id).generation != generation:
-                text = f"the tree of container {self._container_id} changed since it was found whole"
+                text = (
+                    f"the tree of container {self._container_id} changed since it was found whole"
+                )
                 raise StaleTreeError(text, container_id=self._container_id)
             self._writer.set_state(self._container_id, state)
         self._volume.look_again(self._container_id)
@@ -572,12 +676,19 @@ class OwnReplica:
 
     def _scan_once(self) -> Scanned:
         container_id = self._container_id
-        examination = self._volume.examine(container_id, Source.DATA, self._on_bytes, self._cancelled.is_set)
+        examination = self._volume.examine(
+            container_id, Source.DATA, self._on_bytes, self._cancelled.is_set
+        )
         result = examination.result
         if result.deleted:
-            raise ContainerNotFoundError(f"container {container_id} is being deleted", container_id=container_id)
+            raise ContainerNotFoundError(
+                f"container {container_id} is being deleted", container_id=container_id
+            )
         if result.transient:
-            raise BusyError("too many open files; nothing was decided about the container", container_id=container_id)
+            raise BusyError(
+                "too many open files; nothing was decided about the container",
+                container_id=container_id,
+            )
         stored = self._volume.store_tree(result.tree, examination.generation)
         self._volume.settle(examination, time.time_ns() // 1_000_000)
         state = self._volume.replica(container_id).state
@@ -586,7 +697,8 @@ class OwnReplica:
         return Scanned(stored, _generation(stored), places, state, lost)
 
     def _commits(self, state: ReplicaState) -> tuple[int, int | None]:
-        """The container's commit, 0 if its row is lost, and the highest in our records; None where nobody asks for it.
+        """The container's commit, 0 if its row is lost, and the highest in our records;
+        None where nobody asks for it.
 
         A container without commits has no such row either: its records say 0.
         """
@@ -597,8 +709,8 @@ class OwnReplica:
         try:
             return bcs_id or 0, container.recorded_bcs_id()
         except (DatabaseError, RecordInvalidError):
-            # What cannot be read, or a key that is none, hides what else there is: the commit stays as it is until
-            # that is mended.
+            # What cannot be read, or a key that is none, hides what else there is: the
+            # commit stays as it is until that is mended.
             return bcs_id or 0, None
 
     def _lost(self, stored: ContainerTree) -> dict[BlockId, list[int]]:
@@ -608,7 +720,9 @@ class OwnReplica:
             # The scan has said so: what is on record nobody knows.
             return {}
 
-    def _is_good(self, container: Container, block_id: BlockId, chunk: ChunkRecord, index: int) -> bool:
+    def _is_good(
+        self, container: Container, block_id: BlockId, chunk: ChunkRecord, index: int
+    ) -> bool:
         start, length_bytes = chunk.window(index)
         try:
             data = container.read(block_id, chunk.offset + start, length_bytes)
@@ -626,13 +740,21 @@ class OwnReplica:
 
 
 def _generation(tree: ContainerTree) -> bytes:
-    """The generation of this tree where it is the stored one, whatever was stored after it."""
+    """The generation of this tree where it is the stored one, whatever was stored after
+    it.
+    """
     return fingerprint(encode_tree(tree))
 
 
 def _candidate(replica: ContainerReplica) -> Candidate:
-    return Candidate(replica.container_id, replica.state, replica.data_checksum, replica.data_scan_timestamp_ms)
+    return Candidate(
+        replica.container_id, replica.state, replica.data_checksum, replica.data_scan_timestamp_ms
+    )
 
 
 def _fields(error: ReconcileError) -> dict[str, object]:
-    return {key: value for key, value in error_fields(error).items() if key not in ("container_id", "volume")}
+    return {
+        key: value
+        for key, value in error_fields(error).items()
+        if key not in ("container_id", "volume")
+    }

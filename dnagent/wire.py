@@ -1,8 +1,9 @@
-"""What both sides of the agents' own protocol agree on beyond the .proto file: sizes, reasons, and how a piece of data
-is laid out.
+"""What both sides of the agents' own protocol agree on beyond the .proto file: sizes,
+reasons, and how a piece of data is laid out.
 
-A piece is the one message that carries bulk. It is put together and taken apart by hand, which saves a copy of every
-byte on either side; the result is an ordinary `WindowPiece`, and whoever parses it with protobuf sees the same.
+A piece is the one message that carries bulk. It is put together and taken apart by
+hand, which saves a copy of every byte on either side; the result is an ordinary
+`WindowPiece`, and whoever parses it with protobuf sees the same.
 """
 
 from dnagent.ports import Piece
@@ -27,11 +28,15 @@ _VARINT_BYTES_MAX = 10
 
 def encode_piece(offset: int, data: bytes) -> bytes:
     """A serialised `WindowPiece`."""
-    return b"".join((bytes((_OFFSET_TAG,)), _varint(offset), bytes((_DATA_TAG,)), _varint(len(data)), data))
+    return b"".join(
+        (bytes((_OFFSET_TAG,)), _varint(offset), bytes((_DATA_TAG,)), _varint(len(data)), data)
+    )
 
 
 def decode_piece(raw: bytes) -> Piece | None:
-    """The piece as a view of the message; None where that is empty, laid out in another way, or broken."""
+    """The piece as a view of the message; None where that is empty, laid out in another
+    way, or broken.
+    """
     offset, position = 0, 0
     if raw[:1] == b"\x08":
         offset, position = _read_varint(raw, 1)
@@ -54,7 +59,9 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(raw: bytes, position: int) -> tuple[int, int]:
-    """The number and where it ends; a broken one ends where it begins, so that what follows does not fit."""
+    """The number and where it ends; a broken one ends where it begins, so that what
+    follows does not fit.
+    """
     value = 0
     for i, byte in enumerate(raw[position : position + _VARINT_BYTES_MAX]):
         value |= (byte & 0x7F) << 7 * i

@@ -1,8 +1,10 @@
-"""Checksum algorithms: window checksums as Ozone records them, the CRC32C that folds them, fingerprints.
+"""Checksum algorithms: window checksums as Ozone records them, the CRC32C that folds
+them, fingerprints.
 
-The only importer of the CRC and hash libraries. CRCs of much data go to compiled kernels (merkle.kernels, the extra
-`fast`), which take a whole chunk in one call without the GIL; everything else is one library call a window. They
-are loaded once a process has had enough work for them to pay; both ways give the same bytes.
+The only importer of the CRC and hash libraries. CRCs of much data go to compiled
+kernels (merkle.kernels, the extra `fast`), which take a whole chunk in one call without
+the GIL; everything else is one library call a window. They are loaded once a process
+has had enough work for them to pay; both ways give the same bytes.
 """
 
 import hashlib
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | mmap
 
-# Loading the kernels takes as long as a library takes for ten GB. A process that has checked this much is taken to go
-# on; one that looks at a few trees or a small container never waits for them.
+# Loading the kernels takes as long as a library takes for ten GB. A process that has
+# checked this much is taken to go on; one that looks at a few trees or a small
+# container never waits for them.
 KERNEL_BYTES_MIN = 256 << 20
 
 
@@ -56,7 +59,9 @@ class Compiled(Protocol):
 
     def crc32c_windows(self, view: memoryview, bytes_per_checksum: int) -> bytes: ...
 
-    def crc32c_ranges(self, view: memoryview, starts: "NDArray[np.int64]") -> "NDArray[np.int64]": ...
+    def crc32c_ranges(
+        self, view: memoryview, starts: "NDArray[np.int64]"
+    ) -> "NDArray[np.int64]": ...
 
     def blocks(
         self,
@@ -83,8 +88,12 @@ def fold(data: Buffer) -> int:
     return fastcrc.crc32.iscsi(data)
 
 
-def window_checksums(data: "Buffer | NDArray[np.uint8]", checksum_type: ChecksumType, bytes_per_checksum: int) -> bytes:
-    """The entries of all windows of `data` joined in order, `WIDTH[checksum_type]` bytes each; b"" for NONE."""
+def window_checksums(
+    data: "Buffer | NDArray[np.uint8]", checksum_type: ChecksumType, bytes_per_checksum: int
+) -> bytes:
+    """The entries of all windows of `data` joined in order, `WIDTH[checksum_type]`
+    bytes each; b"" for NONE.
+    """
     # Arrays are buffers, which their type says from Python 3.12 on only.
     view = memoryview(cast(Buffer, data))
     if checksum_type is ChecksumType.NONE or not view.nbytes:
@@ -98,14 +107,22 @@ def window_checksums(data: "Buffer | NDArray[np.uint8]", checksum_type: Checksum
     return library_windows(view.cast("B"), checksum_type, bytes_per_checksum)
 
 
-def library_windows(view: memoryview, checksum_type: ChecksumType, bytes_per_checksum: int) -> bytes:
-    """The same by one library call a window: for hashes always, for CRCs where there is no kernel."""
+def library_windows(
+    view: memoryview, checksum_type: ChecksumType, bytes_per_checksum: int
+) -> bytes:
+    """The same by one library call a window: for hashes always, for CRCs where there is
+    no kernel.
+    """
     one = _ONE[checksum_type]
-    return b"".join([one(view[i : i + bytes_per_checksum]) for i in range(0, len(view), bytes_per_checksum)])
+    return b"".join(
+        [one(view[i : i + bytes_per_checksum]) for i in range(0, len(view), bytes_per_checksum)]
+    )
 
 
 def fingerprint(data: Buffer) -> bytes:
-    """A 128-bit fingerprint (16 bytes), for noticing change, never for proving equality to a stranger."""
+    """A 128-bit fingerprint (16 bytes), for noticing change, never for proving equality
+    to a stranger.
+    """
     return xxhash.xxh3_128_digest(data)
 
 
@@ -125,7 +142,9 @@ class RunningFingerprint:
 
 
 def compiled(length_bytes: int) -> Compiled | None:
-    """The kernels for work on so many bytes, if there are any and the process has had enough work to load them."""
+    """The kernels for work on so many bytes, if there are any and the process has had
+    enough work to load them.
+    """
     if not _load.cache_info().currsize:
         _work.seen_bytes += length_bytes
         if _work.seen_bytes < KERNEL_BYTES_MIN:
@@ -135,13 +154,23 @@ def compiled(length_bytes: int) -> Compiled | None:
 
 
 def kernels() -> dict[str, str]:
-    """What serves each checksum type and the tree's folds here, and why; loads the kernels to find out."""
+    """What serves each checksum type and the tree's folds here, and why; loads the
+    kernels to find out.
+    """
     loaded = _load()
     if isinstance(loaded, str):
-        crcs, folds = (f"{what} (no kernels: {loaded})" for what in ("fastcrc a window", "fastcrc a block"))
+        crcs, folds = (
+            f"{what} (no kernels: {loaded})" for what in ("fastcrc a window", "fastcrc a block")
+        )
     else:
         crcs, folds = loaded.ABOUT_WINDOWS, loaded.ABOUT_BLOCKS
-    return {"CRC32": crcs, "CRC32C": crcs, "SHA256": "hashlib a window", "MD5": "hashlib a window", "fold": folds}
+    return {
+        "CRC32": crcs,
+        "CRC32C": crcs,
+        "SHA256": "hashlib a window",
+        "MD5": "hashlib a window",
+        "fold": folds,
+    }
 
 
 _ONE: Mapping[ChecksumType, Callable[[memoryview], bytes]] = {
@@ -153,7 +182,9 @@ _ONE: Mapping[ChecksumType, Callable[[memoryview], bytes]] = {
 
 
 class _Work:
-    """How much was done without kernels; threads that count at once may lose some of it, which does no harm."""
+    """How much was done without kernels; threads that count at once may lose some of
+    it, which does no harm.
+    """
 
     seen_bytes = 0
 
@@ -163,7 +194,9 @@ _work = _Work()
 
 @cache
 def _load() -> Compiled | str:
-    """The kernels, or why there are none. Threads that come first together meet at Python's import lock."""
+    """The kernels, or why there are none. Threads that come first together meet at
+    Python's import lock.
+    """
     try:
         from merkle import kernels as loaded
     except ModuleNotFoundError:

@@ -1,9 +1,11 @@
-"""A tree as numpy columns, for bulk work: folding many checksums at once, and Ozone's bytes straight from arrays.
+"""A tree as numpy columns, for bulk work: folding many checksums at once, and Ozone's
+bytes straight from arrays.
 
-One row a block and one row a chunk; `chunk_starts[i]:chunk_starts[i + 1]` are the chunks of block i. Nothing here
-loops over many blocks or chunks in Python where kernels are compiled (merkle.checksum). The bytes
-are a serialised `ContainerChecksumInfo` as Ozone's writer fills it: every field of a block and of a chunk is on the
-wire, false and zero too; the root only where there is one; negative numbers take ten bytes.
+One row a block and one row a chunk; `chunk_starts[i]:chunk_starts[i + 1]` are the
+chunks of block i. Nothing here loops over many blocks or chunks in Python where kernels
+are compiled (merkle.checksum). The bytes are a serialised `ContainerChecksumInfo` as
+Ozone's writer fills it: every field of a block and of a chunk is on the wire, false and
+zero too; the root only where there is one; negative numbers take ten bytes.
 """
 
 from dataclasses import dataclass, replace
@@ -21,14 +23,16 @@ if TYPE_CHECKING:
 Int64s: TypeAlias = "NDArray[np.int64]"
 Bools: TypeAlias = "NDArray[np.bool_]"
 
-# What a row of a tree weighs when the kernels are asked for: encoding it takes a plain loop about 2 us, as long as a
-# library takes to checksum 20 KB.
+# What a row of a tree weighs when the kernels are asked for: encoding it takes a plain
+# loop about 2 us, as long as a library takes to checksum 20 KB.
 _ROW_BYTES = 20_000
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TreeColumns:
-    """One replica's tree: blocks in ascending ID order, each block's chunks in ascending offset order."""
+    """One replica's tree: blocks in ascending ID order, each block's chunks in
+    ascending offset order.
+    """
 
     container_id: ContainerId
     data_checksum: int | None
@@ -48,11 +52,16 @@ class TreeColumns:
         assert len(self.chunk_starts) == len(self.block_ids) + 1
         # A tombstone has no chunks.
         assert not np.any(self.block_deleted & (self.chunk_starts[1:] > self.chunk_starts[:-1]))
-        assert (int(self.chunk_starts[0]), int(self.chunk_starts[-1])) == (0, len(self.chunk_offsets))
+        assert (int(self.chunk_starts[0]), int(self.chunk_starts[-1])) == (
+            0,
+            len(self.chunk_offsets),
+        )
 
     @classmethod
     def of(cls, tree: ContainerTree) -> Self:
-        """The columns of a tree. Chunks that a foreign file lists under a tombstone are left out, as Ozone does."""
+        """The columns of a tree. Chunks that a foreign file lists under a tombstone are
+        left out, as Ozone does.
+        """
         blocks = tree.blocks
         counts = [0 if block.deleted else len(block.chunks) for block in blocks]
         chunks = [chunk for block in blocks if not block.deleted for chunk in block.chunks]
@@ -81,7 +90,12 @@ class TreeColumns:
             )
         )
         starts = self.chunk_starts.tolist()
-        blocks = zip(self.block_ids.tolist(), self.block_checksums.tolist(), self.block_deleted.tolist(), strict=True)
+        blocks = zip(
+            self.block_ids.tolist(),
+            self.block_checksums.tolist(),
+            self.block_deleted.tolist(),
+            strict=True,
+        )
         return ContainerTree(
             self.container_id,
             self.data_checksum,
@@ -92,14 +106,17 @@ class TreeColumns:
         )
 
     def computed(self) -> Self:
-        """The tree with live blocks' checksums and the root computed from the chunks'; tombstones keep theirs."""
+        """The tree with live blocks' checksums and the root computed from the chunks';
+        tombstones keep theirs.
+        """
         folded = fold_blocks(self.block_ids, self.chunk_starts, self.chunk_checksums)
         checksums = np.where(self.block_deleted, self.block_checksums, folded)
         return replace(self, block_checksums=checksums, data_checksum=fold_root(checksums))
 
 
 def fold_windows(entries: Buffer, starts: Int64s) -> Int64s:
-    """The checksums of many chunks: chunk i recorded the joined window entries `entries[starts[i]:starts[i + 1]]`.
+    """The checksums of many chunks: chunk i recorded the joined window entries
+    `entries[starts[i]:starts[i + 1]]`.
 
     `starts` begins anywhere, never descends, and ends within `entries`.
     """
@@ -117,10 +134,14 @@ def library_fold_windows(entries: memoryview, starts: Int64s) -> Int64s:
 
 
 def fold_blocks(block_ids: Int64s, chunk_starts: Int64s, chunk_checksums: Int64s) -> Int64s:
-    """The checksum of every block, over its ID and the checksums of its chunks (any int64)."""
+    """The checksum of every block, over its ID and the checksums of its chunks (any
+    int64).
+    """
     kernel = compiled(block_ids.nbytes + chunk_checksums.nbytes)
     if kernel:
-        return kernel.blocks(*(np.ascontiguousarray(a, np.int64) for a in (block_ids, chunk_starts, chunk_checksums)))
+        return kernel.blocks(
+            *(np.ascontiguousarray(a, np.int64) for a in (block_ids, chunk_starts, chunk_checksums))
+        )
     return library_fold_blocks(block_ids, chunk_starts, chunk_checksums)
 
 
@@ -142,7 +163,9 @@ def library_fold_blocks(block_ids: Int64s, chunk_starts: Int64s, chunk_checksums
 
 
 def fold_root(block_checksums: Int64s) -> int:
-    """The container's checksum, over those of its blocks, deleted ones included; 0 without blocks."""
+    """The container's checksum, over those of its blocks, deleted ones included; 0
+    without blocks.
+    """
     return fold(block_checksums.astype(">i8").tobytes())
 
 
@@ -159,21 +182,32 @@ def encode_columns(columns: TreeColumns) -> bytes:
 
 
 def state_fingerprint(tree: ContainerTree) -> bytes:
-    """Equal exactly if two trees hold the same blocks and chunks in every field, whatever their roots say.
+    """Equal exactly if two trees hold the same blocks and chunks in every field,
+    whatever their roots say.
 
-    A root is 32 bits and covers neither lengths nor offsets nor flags; this is 128 bits over all of them.
+    A root is 32 bits and covers neither lengths nor offsets nor flags; this is 128 bits
+    over all of them.
     """
     return fingerprint(_encode_tree_blocks(tree))
 
 
 def library_encode_blocks(tree: ContainerTree) -> bytes:
-    """All `blockMerkleTree` fields, in plain Python, where there is no kernel or it is not worth loading."""
+    """All `blockMerkleTree` fields, in plain Python, where there is no kernel or it is
+    not worth loading.
+    """
     out = []
     for block in tree.blocks:
         body = [b"\x08", _varint(block.block_id), b"\x10", _varint(block.data_checksum)]
         for chunk in () if block.deleted else block.chunks:
-            offset, length, checksum = map(_varint, (chunk.offset, chunk.length_bytes, chunk.data_checksum))
-            fields = b"\x08%b\x10%b\x18%b\x20%c" % (offset, length, checksum, chunk.checksum_matches)
+            offset, length, checksum = map(
+                _varint, (chunk.offset, chunk.length_bytes, chunk.data_checksum)
+            )
+            fields = b"\x08%b\x10%b\x18%b\x20%c" % (
+                offset,
+                length,
+                checksum,
+                chunk.checksum_matches,
+            )
             body += [b"\x1a", _varint(len(fields)), fields]
         body.append(b"\x20%c" % block.deleted)
         joined = b"".join(body)
@@ -201,7 +235,9 @@ def _encode_by(kernel: Compiled, columns: TreeColumns) -> bytes:
 
 def _checksum_info(container_id: int, data_checksum: int | None, blocks: bytes) -> bytes:
     root = b"" if data_checksum is None else b"\x08" + _varint(data_checksum)
-    return b"\x08" + _varint(container_id) + b"\x12" + _varint(len(root) + len(blocks)) + root + blocks
+    return (
+        b"\x08" + _varint(container_id) + b"\x12" + _varint(len(root) + len(blocks)) + root + blocks
+    )
 
 
 def _varint(value: int) -> bytes:

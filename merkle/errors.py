@@ -1,9 +1,10 @@
 """Every error that Treefold raises on purpose.
 
-An exception means that the caller does not get what it was promised. A fault that we went looking for
-is a finding, a value in a report, and has no class here. `code` is stable: it stands in logs, metrics,
-RPC details and JSON. `retryable` says whether the same call may succeed later; `exit_status` is what a
-command that ends with this error returns.
+An exception means that the caller does not get what it was promised. A fault that we
+went looking for is a finding, a value in a report, and has no class here. `code` is
+stable: it stands in logs, metrics, RPC details and JSON. `retryable` says whether the
+same call may succeed later; `exit_status` is what a command that ends with this error
+returns.
 """
 
 from typing import ClassVar
@@ -12,7 +13,8 @@ from typing import ClassVar
 class ReconcileError(Exception):
     """Base of all errors raised on purpose.
 
-    Facts given as keywords become part of the message's context and are kept in `facts`.
+    Facts given as keywords become part of the message's context and are kept in
+    `facts`.
     """
 
     code: ClassVar[str] = "failed"
@@ -34,14 +36,18 @@ class UsageError(ReconcileError):
 
 
 class ConfigError(ReconcileError):
-    """A configuration file is unreadable, or holds an unknown key or an impossible value."""
+    """A configuration file is unreadable, or holds an unknown key or an impossible
+    value.
+    """
 
     code = "config_invalid"
     exit_status = 2
 
 
 class TreeRefusedError(ReconcileError):
-    """A tree is not one we may act on; `reason` says which rule it breaks (merkle.check.TreeRefusal)."""
+    """A tree is not one we may act on; `reason` says which rule it breaks
+    (merkle.check.TreeRefusal).
+    """
 
     code = "tree_refused"
 
@@ -58,7 +64,9 @@ class TreeMissingError(ReconcileError):
 
 
 class StaleTreeError(ReconcileError):
-    """The stored tree changed after the caller read it; read it again and redo the work."""
+    """The stored tree changed after the caller read it; read it again and redo the
+    work.
+    """
 
     code = "tree_stale"
     retryable = True
@@ -96,7 +104,9 @@ class DiskError(ReconcileError):
 
 
 class MappedReadError(DiskError):
-    """A mapped file could not be checked, or the worker that did so died; read the file the plain way."""
+    """A mapped file could not be checked, or the worker that did so died; read the file
+    the plain way.
+    """
 
     code = "mapped_read_failed"
 
@@ -115,7 +125,9 @@ class ContainerStateError(ReconcileError):
 
 
 class ContainerUnsupportedError(ReconcileError):
-    """The container is of a schema or layout of older Ozone releases, which is not read."""
+    """The container is of a schema or layout of older Ozone releases, which is not
+    read.
+    """
 
     code = "container_unsupported"
     exit_status = 6
@@ -128,7 +140,9 @@ class BlockNotFoundError(ReconcileError):
 
 
 class ChunkGapError(ReconcileError):
-    """A write would leave a gap in a block file, or a record would name bytes that the file does not have."""
+    """A write would leave a gap in a block file, or a record would name bytes that the
+    file does not have.
+    """
 
     code = "chunk_gap"
 
@@ -147,7 +161,9 @@ class ReadOnlyError(ReconcileError):
 
 
 class UndoBudgetError(ReconcileError):
-    """The bytes to be overwritten do not fit the undo budget; the repair ends, and a later one goes on."""
+    """The bytes to be overwritten do not fit the undo budget; the repair ends, and a
+    later one goes on.
+    """
 
     code = "undo_budget"
     exit_status = 6
@@ -168,7 +184,9 @@ class PeerRefusedError(ReconcileError):
 
 
 class RemoteProtocolError(ReconcileError):
-    """A peer spoke nonsense: wrong container, wrong size, bytes that fail their checksum."""
+    """A peer spoke nonsense: wrong container, wrong size, bytes that fail their
+    checksum.
+    """
 
     code = "remote_protocol"
 
@@ -182,7 +200,9 @@ class ControllerUnavailableError(ReconcileError):
 
 
 class InterruptedRepairError(ReconcileError):
-    """A reconciliation was stopped because its container is being deleted or its job was cancelled."""
+    """A reconciliation was stopped because its container is being deleted or its job
+    was cancelled.
+    """
 
     code = "interrupted"
 
@@ -201,7 +221,9 @@ class JobNotFoundError(ReconcileError):
 
 
 class ChunkTableError(ReconcileError):
-    """A chunk table cannot be read; `reason` says why (protos.chunk_table.TableRefusal)."""
+    """A chunk table cannot be read; `reason` says why
+    (protos.chunk_table.TableRefusal).
+    """
 
     code = "chunk_table_invalid"
 
@@ -211,7 +233,9 @@ class ChunkTableError(ReconcileError):
 
 
 class DestinationError(ReconcileError):
-    """A folder or bucket to export to cannot be written; what it held before is still there."""
+    """A folder or bucket to export to cannot be written; what it held before is still
+    there.
+    """
 
     code = "destination_failed"
     retryable = True
@@ -219,7 +243,9 @@ class DestinationError(ReconcileError):
 
 
 class ProcessFailedError(ReconcileError):
-    """A process that was started for a purpose ended or did not start; the end of its log is in the message."""
+    """A process that was started for a purpose ended or did not start; the end of its
+    log is in the message.
+    """
 
     code = "process_failed"
 
@@ -243,7 +269,9 @@ class SweepInputError(ReconcileError):
 
 
 class SweepWorkError(DiskError):
-    """What is finished of a sweep cannot be read again, so that it cannot go on; begin it anew."""
+    """What is finished of a sweep cannot be read again, so that it cannot go on; begin
+    it anew.
+    """
 
     code = "sweep_work"
 

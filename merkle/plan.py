@@ -1,23 +1,29 @@
 """One repair plan over all peers at once, and the verdict on a set of replicas.
 
-All replicas are laid side by side. For each block the tombstone with the largest checksum wins over everything
-else; without one, the block should hold the union of all healthy chunks, so that the longest copy wins. A chunk is
-decided by its copies at one offset:
+All replicas are laid side by side. For each block the tombstone with the largest
+checksum wins over everything else; without one, the block should hold the union of all
+healthy chunks, so that the longest copy wins. A chunk is decided by its copies at one
+offset:
 
 - healthy copies that agree: every other replica can take it from them;
-- healthy copies that disagree, or chunkings that overlap: CONFLICT, nobody's bytes are touched;
-- only corrupt copies with different observed checksums: they may be bad in different windows, so that good ones
-  can be put together and proven, window by window: REPAIRABLE;
-- only corrupt copies, all alike: the same bytes are wrong everywhere: UNRECOVERABLE, as far as trees tell. A replica
-  that has no entry for the chunk may have lost no more than the record, so its file is asked all the same;
-- no copies in any tree, because whoever has the record has not a byte: known to that replica's scan alone, which hands
-  such chunks to its plan.
+- healthy copies that disagree, or chunkings that overlap: CONFLICT, nobody's bytes are
+  touched;
+- only corrupt copies with different observed checksums: they may be bad in different
+  windows, so that good ones can be put together and proven, window by window:
+  REPAIRABLE;
+- only corrupt copies, all alike: the same bytes are wrong everywhere: UNRECOVERABLE, as
+  far as trees tell. A replica that has no entry for the chunk may have lost no more
+  than the record, so its file is asked all the same;
+- no copies in any tree, because whoever has the record has not a byte: known to that
+  replica's scan alone, which hands such chunks to its plan.
 
-A verdict speaks of the whole set: a plan may hold no work for us and say REPAIRABLE, because a peer lacks what we
-have. The worst finding decides: UNRECOVERABLE, CONFLICT, REPAIRABLE, MATCH, in this order. What nobody can verify
-(empty live blocks, and chunks whose type NONE recorded no checksums: trees built from metadata have them, scanned
-ones have not) is set aside on all sides first. The verdict is UNKNOWN where nothing else is left or nothing was
-compared; and where a tree was never built, instead of a MATCH or a loss that this replica might refute.
+A verdict speaks of the whole set: a plan may hold no work for us and say REPAIRABLE,
+because a peer lacks what we have. The worst finding decides: UNRECOVERABLE, CONFLICT,
+REPAIRABLE, MATCH, in this order. What nobody can verify (empty live blocks, and chunks
+whose type NONE recorded no checksums: trees built from metadata have them, scanned ones
+have not) is set aside on all sides first. The verdict is UNKNOWN where nothing else is
+left or nothing was compared; and where a tree was never built, instead of a MATCH or a
+loss that this replica might refute.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,9 +35,11 @@ from merkle.errors import TreeRefusedError
 from merkle.replica import PeerId
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
 
-# Neighbouring chunks share a source up to this length, so that one request can bring several of them.
+# Neighbouring chunks share a source up to this length, so that one request can bring
+# several of them.
 SPREAD_BYTES = 16 << 20
-# Named one by one in the evidence for what nobody can verify; a container may hold nothing else.
+# Named one by one in the evidence for what nobody can verify; a container may hold
+# nothing else.
 UNVERIFIABLE_NAMED_MAX = 10
 
 BadWindows = Mapping[tuple[BlockId, int], frozenset[int]]
@@ -101,7 +109,8 @@ class Evidence:
 class ChunkRepair:
     """One chunk to mend here: `sources` hold it healthy, best first.
 
-    `partial_sources` hold it corrupt, or, where nobody is known to hold it whole, in a file that no record names.
+    `partial_sources` hold it corrupt, or, where nobody is known to hold it whole, in a
+    file that no record names.
     """
 
     offset: int
@@ -115,7 +124,9 @@ class ChunkRepair:
 
 @dataclass(frozen=True, slots=True)
 class BlockRepair:
-    """One block to mend here, in offset order; `holders` are the peers with a live entry, and so with a record."""
+    """One block to mend here, in offset order; `holders` are the peers with a live
+    entry, and so with a record.
+    """
 
     block_id: BlockId
     holders: tuple[PeerId, ...]
@@ -128,7 +139,9 @@ class BlockRepair:
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """All that one replica should do to catch up with its peers; the verdict is on all of them together."""
+    """All that one replica should do to catch up with its peers; the verdict is on all
+    of them together.
+    """
 
     container_id: ContainerId
     verdict: Verdict
@@ -138,7 +151,9 @@ class RepairPlan:
     evidence: tuple[Evidence, ...] = ()
 
     def __post_init__(self) -> None:
-        assert all(a.block_id < b.block_id for a, b in zip(self.blocks, self.blocks[1:], strict=False))
+        assert all(
+            a.block_id < b.block_id for a, b in zip(self.blocks, self.blocks[1:], strict=False)
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -148,7 +163,9 @@ class RepairPlan:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference: `lacking` names the replicas to be mended, `sources` those that have it right."""
+    """One difference: `lacking` names the replicas to be mended, `sources` those that
+    have it right.
+    """
 
     kind: DifferenceKind
     block_id: BlockId
@@ -168,14 +185,19 @@ class Comparison:
 
 
 def plan_repair(
-    ours: ContainerTree, peers: Mapping[PeerId, ContainerTree], lost: Mapping[BlockId, Collection[int]] | None = None
+    ours: ContainerTree,
+    peers: Mapping[PeerId, ContainerTree],
+    lost: Mapping[BlockId, Collection[int]] | None = None,
 ) -> RepairPlan:
-    """What to fetch, and from whom, so that we hold what all replicas together hold. Touches nothing healthy here.
+    """What to fetch, and from whom, so that we hold what all replicas together hold.
+    Touches nothing healthy here.
 
-    Peers that did not answer are not given; that the verdict does not speak of them is the caller's to say.
-    An empty tree of ours plans the whole container; one that was never built (no root) plans nothing. `lost` are the
-    offsets of chunks that we have on record and not a byte of. Those that no tree has are planned too, without effect
-    on the verdict: a file that outlived its record, which is in no tree either, may hold them.
+    Peers that did not answer are not given; that the verdict does not speak of them is
+    the caller's to say. An empty tree of ours plans the whole container; one that was
+    never built (no root) plans nothing. `lost` are the offsets of chunks that we have
+    on record and not a byte of. Those that no tree has are planned too, without effect
+    on the verdict: a file that outlived its record, which is in no tree either, may
+    hold them.
 
     Raises:
         TreeRefusedError: the trees are of different containers.
@@ -186,7 +208,9 @@ def plan_repair(
     tombstones: list[BlockTree] = []
     claimed: list[BlockId] = []
     if ours.data_checksum is None:
-        never_built = Evidence(EvidenceKind.NO_ROOT, None, None, "our tree was never built: what we lack is unknown")
+        never_built = Evidence(
+            EvidenceKind.NO_ROOT, None, None, "our tree was never built: what we lack is unknown"
+        )
         return RepairPlan(ours.container_id, Verdict.UNKNOWN, evidence=(never_built,))
     for block in survey.blocks():
         own, others = block.entries[0], block.entries[1:]
@@ -196,9 +220,13 @@ def plan_repair(
             if own is not None and not own.deleted:
                 claimed.append(block.block_id)
             continue
-        chunks = tuple(filter(None, (_chunk_repair(block.block_id, slot, names) for slot in block.slots)))
+        chunks = tuple(
+            filter(None, (_chunk_repair(block.block_id, slot, names) for slot in block.slots))
+        )
         if chunks:
-            holders = tuple(name for name, entry in zip(names, others, strict=True) if entry is not None)
+            holders = tuple(
+                name for name, entry in zip(names, others, strict=True) if entry is not None
+            )
             blocks.append(BlockRepair(block.block_id, holders, chunks))
     return RepairPlan(
         ours.container_id,
@@ -210,12 +238,15 @@ def plan_repair(
     )
 
 
-def compare(trees: Mapping[str, ContainerTree], *, bad_windows: Mapping[str, BadWindows] | None = None) -> Comparison:
+def compare(
+    trees: Mapping[str, ContainerTree], *, bad_windows: Mapping[str, BadWindows] | None = None
+) -> Comparison:
     """How replicas differ, all against all, and what can be done about it.
 
-    With the bad windows of scans (window indices by block and offset, those beyond the end of a truncated file
-    included) a chunk that is corrupt on all replicas is decided instead of presumed. They may also be of a file that
-    outlived its record, where the replica's tree has no entry: a repair asks for its bytes too.
+    With the bad windows of scans (window indices by block and offset, those beyond the
+    end of a truncated file included) a chunk that is corrupt on all replicas is decided
+    instead of presumed. They may also be of a file that outlived its record, where the
+    replica's tree has no entry: a repair asks for its bytes too.
 
     Raises:
         TreeRefusedError: the trees are of different containers.
@@ -224,14 +255,18 @@ def compare(trees: Mapping[str, ContainerTree], *, bad_windows: Mapping[str, Bad
     names = sorted(trees)
     windows = [(bad_windows or {}).get(name) for name in names]
     survey = _Survey([trees[name] for name in names], windows)
-    differences = [difference for block in survey.blocks() for difference in _differences(block, names)]
+    differences = [
+        difference for block in survey.blocks() for difference in _differences(block, names)
+    ]
     container_id = trees[names[0]].container_id
     return Comparison(container_id, survey.verdict, tuple(differences), survey.evidence)
 
 
 @dataclass(slots=True)
 class _Slot:
-    """All copies of the chunk at one offset, and which replicas hold it healthy, corrupt, or not though they should."""
+    """All copies of the chunk at one offset, and which replicas hold it healthy,
+    corrupt, or not though they should.
+    """
 
     offset: int
     copies: Sequence[ChunkTree | None]
@@ -249,11 +284,14 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Block:
-    """One block on all replicas; a tombstone settles it, without one it has slots in ascending offset order."""
+    """One block on all replicas; a tombstone settles it, without one it has slots in
+    ascending offset order.
+    """
 
     block_id: BlockId
     entries: Sequence[BlockTree | None]
-    # Replicas without an entry that should have one: of a tree that was never built nothing is missing.
+    # Replicas without an entry that should have one: of a tree that was never built
+    # nothing is missing.
     without: Sequence[int]
     tombstone: BlockTree | None = None
     slots: Sequence[_Slot] = ()
@@ -261,7 +299,11 @@ class _Block:
     @property
     def undeleted(self) -> list[int]:
         """Replicas that should take over the winning tombstone."""
-        other = [i for i, entry in enumerate(self.entries) if entry is not None and entry != self.tombstone]
+        other = [
+            i
+            for i, entry in enumerate(self.entries)
+            if entry is not None and entry != self.tombstone
+        ]
         return sorted([*other, *self.without])
 
 
@@ -275,26 +317,35 @@ _VERDICTS: Mapping[EvidenceKind, Verdict] = {
     EvidenceKind.WINDOWS_UNPROVEN: Verdict.REPAIRABLE,
 }
 _DETAILS: Mapping[EvidenceKind, str] = {
-    EvidenceKind.HEALTHY_COPIES_DIFFER: "copies that match their own records have different checksums",
+    EvidenceKind.HEALTHY_COPIES_DIFFER: (
+        "copies that match their own records have different checksums"
+    ),
     EvidenceKind.LENGTHS_DIFFER: "copies at the same offset have different recorded lengths",
     EvidenceKind.CHUNKINGS_OVERLAP: "replicas split these bytes into chunks differently",
     EvidenceKind.SOLE_COPY_CORRUPT: "the only copy on record is corrupt",
     EvidenceKind.COPIES_CORRUPT_ALIKE: "all copies are corrupt in the same way",
     EvidenceKind.BAD_WINDOWS_SHARED: "the same windows are bad in all copies",
-    EvidenceKind.WINDOWS_UNPROVEN: "no copy on record is whole: windows of several may complete each other",
+    EvidenceKind.WINDOWS_UNPROVEN: (
+        "no copy on record is whole: windows of several may complete each other"
+    ),
 }
 _WORST_FIRST = (Verdict.UNRECOVERABLE, Verdict.CONFLICT, Verdict.REPAIRABLE, Verdict.MATCH)
 
 
 class _Survey:
-    """The trees side by side: walk `blocks` to the end, then ask for `verdict` and `evidence`."""
+    """The trees side by side: walk `blocks` to the end, then ask for `verdict` and
+    `evidence`.
+    """
 
-    def __init__(self, trees: Sequence[ContainerTree], windows: Sequence[BadWindows | None] = ()) -> None:
+    def __init__(
+        self, trees: Sequence[ContainerTree], windows: Sequence[BadWindows | None] = ()
+    ) -> None:
         for tree in trees:
             if tree.container_id != trees[0].container_id:
                 raise TreeRefusedError(
                     TreeRefusal.WRONG_CONTAINER.value,
-                    f"trees of containers {trees[0].container_id} and {tree.container_id} cannot be compared",
+                    f"trees of containers {trees[0].container_id} and {tree.container_id} cannot be"
+                    " compared",
                 )
         self._trees = trees
         self._windows = windows
@@ -313,7 +364,9 @@ class _Survey:
             if is_uniform and len(held) == len(entries):
                 self._verdicts.add(Verdict.MATCH)
                 continue
-            without = [i for i, entry in enumerate(entries) if entry is None and i not in self._unknown]
+            without = [
+                i for i, entry in enumerate(entries) if entry is None and i not in self._unknown
+            ]
             tombstones = [entry for entry in held if entry.deleted]
             if tombstones:
                 winner = max(tombstones, key=lambda entry: entry.data_checksum)
@@ -330,31 +383,44 @@ class _Survey:
     def evidence(self) -> tuple[Evidence, ...]:
         general = []
         if self._aside or not self._verdicts:
-            general.append(Evidence(EvidenceKind.UNVERIFIABLE, None, None, _unverifiable(self._aside)))
+            general.append(
+                Evidence(EvidenceKind.UNVERIFIABLE, None, None, _unverifiable(self._aside))
+            )
         if self._unknown:
-            detail = f"{len(self._unknown)} of {len(self._trees)} trees were never built, or have no root"
+            detail = (
+                f"{len(self._unknown)} of {len(self._trees)} trees were never built, or have no"
+                " root"
+            )
             general.append(Evidence(EvidenceKind.NO_ROOT, None, None, detail))
         if len(self._trees) < 2:
-            general.append(Evidence(EvidenceKind.NOTHING_COMPARED, None, None, "there is only one tree"))
+            general.append(
+                Evidence(EvidenceKind.NOTHING_COMPARED, None, None, "there is only one tree")
+            )
         return (*self._evidence, *general)
 
     @property
     def verdict(self) -> Verdict:
-        worst = next((verdict for verdict in _WORST_FIRST if verdict in self._verdicts), Verdict.UNKNOWN)
+        worst = next(
+            (verdict for verdict in _WORST_FIRST if verdict in self._verdicts), Verdict.UNKNOWN
+        )
         if worst is Verdict.MATCH and len(self._trees) < 2:
             return Verdict.UNKNOWN
-        # A replica whose tree was never built may hold what the others lost, or lack what they have.
+        # A replica whose tree was never built may hold what the others lost, or lack
+        # what they have.
         if worst in (Verdict.MATCH, Verdict.UNRECOVERABLE) and self._unknown:
             return Verdict.UNKNOWN
         return worst
 
     def _slots(self, block_id: BlockId, entries: Sequence[BlockTree | None]) -> list[_Slot]:
-        """The verifiable chunks of all replicas by ascending offset, each judged; the others are set aside."""
+        """The verifiable chunks of all replicas by ascending offset, each judged; the
+        others are set aside.
+        """
         copies: dict[int, list[ChunkTree | None]] = {}
         has_unverifiable = False
         for i, entry in enumerate(entries):
             for chunk in entry.chunks if entry is not None else ():
-                # A matching chunk that folds to 0 had no checksums to match. (So does one real chunk in 2^32.)
+                # A matching chunk that folds to 0 had no checksums to match. (So does
+                # one real chunk in 2^32.)
                 if chunk.checksum_matches and chunk.data_checksum == 0:
                     has_unverifiable = True
                 else:
@@ -366,7 +432,9 @@ class _Survey:
         for slot in slots:
             self._verdicts.add(slot.verdict)
             if slot.evidence is not None:
-                self._evidence.append(Evidence(slot.evidence, block_id, slot.offset, _DETAILS[slot.evidence]))
+                self._evidence.append(
+                    Evidence(slot.evidence, block_id, slot.offset, _DETAILS[slot.evidence])
+                )
         return slots
 
     def _slot(self, block_id: BlockId, offset: int, copies: Sequence[ChunkTree | None]) -> _Slot:
@@ -380,7 +448,9 @@ class _Survey:
             else:
                 corrupt.append(i)
         slot = _Slot(offset, copies, healthy, corrupt, absent)
-        slot.evidence = _healthy_evidence(slot) if healthy else self._corrupt_evidence(block_id, slot)
+        slot.evidence = (
+            _healthy_evidence(slot) if healthy else self._corrupt_evidence(block_id, slot)
+        )
         return slot
 
     def _corrupt_evidence(self, block_id: BlockId, slot: _Slot) -> EvidenceKind:
@@ -389,7 +459,10 @@ class _Survey:
         unrecorded = [windows for windows in pieces if windows is not None]
         if len(slot.corrupt) == 1 and not unrecorded:
             return EvidenceKind.SOLE_COPY_CORRUPT
-        bad = [*(_bad_windows(self._windows, i, block_id, slot.offset) for i in slot.corrupt), *unrecorded]
+        bad = [
+            *(_bad_windows(self._windows, i, block_id, slot.offset) for i in slot.corrupt),
+            *unrecorded,
+        ]
         scanned = [windows for windows in bad if windows is not None]
         if len(scanned) == len(bad):
             shared = frozenset.intersection(*scanned)
@@ -402,15 +475,25 @@ def _is_settled(entry: BlockTree) -> bool:
     """Whether an entry, equal everywhere, leaves nothing to verify or mend."""
     if entry.deleted:
         return True
-    return bool(entry.chunks) and all(chunk.checksum_matches and chunk.data_checksum for chunk in entry.chunks)
+    return bool(entry.chunks) and all(
+        chunk.checksum_matches and chunk.data_checksum for chunk in entry.chunks
+    )
 
 
 def _uniform_slots(entries: Sequence[BlockTree | None], without: Sequence[int]) -> list[_Slot]:
-    """Slots of a healthy block that all holders hold alike, the bulk of what a lost replica needs."""
+    """Slots of a healthy block that all holders hold alike, the bulk of what a lost
+    replica needs.
+    """
     healthy = [i for i, entry in enumerate(entries) if entry is not None]
     chunks = next(entry.chunks for entry in entries if entry is not None)
     return [
-        _Slot(chunk.offset, [chunk if entry is not None else None for entry in entries], healthy, (), without)
+        _Slot(
+            chunk.offset,
+            [chunk if entry is not None else None for entry in entries],
+            healthy,
+            (),
+            without,
+        )
         for chunk in chunks
     ]
 
@@ -428,14 +511,17 @@ def _healthy_evidence(slot: _Slot) -> EvidenceKind | None:
                 return EvidenceKind.LENGTHS_DIFFER
             if chunk.data_checksum != first.data_checksum:
                 kind = EvidenceKind.HEALTHY_COPIES_DIFFER
-        # A corrupt copy may be cut short, but what was read of it is never longer than its record.
+        # A corrupt copy may be cut short, but what was read of it is never longer than
+        # its record.
         elif chunk.length_bytes > first.length_bytes:
             return EvidenceKind.LENGTHS_DIFFER
     return kind
 
 
 def _mark_overlaps(slots: Sequence[_Slot]) -> None:
-    """Chunks at different offsets that overlap were cut differently, and neither can be laid over the other."""
+    """Chunks at different offsets that overlap were cut differently, and neither can be
+    laid over the other.
+    """
     longest: _Slot | None = None
     longest_end = 0
     for slot in slots:
@@ -448,15 +534,21 @@ def _mark_overlaps(slots: Sequence[_Slot]) -> None:
             longest, longest_end = slot, end
 
 
-def _bad_windows(windows: Sequence[BadWindows | None], i: int, block_id: BlockId, offset: int) -> frozenset[int] | None:
+def _bad_windows(
+    windows: Sequence[BadWindows | None], i: int, block_id: BlockId, offset: int
+) -> frozenset[int] | None:
     replica = windows[i] if windows else None
     return replica.get((block_id, offset)) if replica is not None else None
 
 
 def _chunk_repair(block_id: BlockId, slot: _Slot, names: Sequence[PeerId]) -> ChunkRepair | None:
-    """What to do about our copy (replica 0): nothing if it is healthy, or if there is nowhere to look for better."""
+    """What to do about our copy (replica 0): nothing if it is healthy, or if there is
+    nowhere to look for better.
+    """
     own = slot.copies[0]
-    if slot.verdict not in (Verdict.REPAIRABLE, Verdict.UNRECOVERABLE) or (own is not None and own.checksum_matches):
+    if slot.verdict not in (Verdict.REPAIRABLE, Verdict.UNRECOVERABLE) or (
+        own is not None and own.checksum_matches
+    ):
         return None
     fault = ChunkFault.MISSING if own is None else ChunkFault.CORRUPT
     # Replica 0 is ours, the peers follow.
@@ -466,8 +558,13 @@ def _chunk_repair(block_id: BlockId, slot: _Slot, names: Sequence[PeerId]) -> Ch
     unrecorded = [names[i - 1] for i in slot.absent if i > 0 and not slot.healthy]
     if not (sources or partial or unrecorded):
         return None
-    ranked, rest = _ranked(partial, block_id, slot.offset), _ranked(unrecorded, block_id, slot.offset)
-    return ChunkRepair(slot.offset, fault, _ranked(sources, block_id, slot.offset), (*ranked, *rest))
+    ranked, rest = (
+        _ranked(partial, block_id, slot.offset),
+        _ranked(unrecorded, block_id, slot.offset),
+    )
+    return ChunkRepair(
+        slot.offset, fault, _ranked(sources, block_id, slot.offset), (*ranked, *rest)
+    )
 
 
 def _with_lost(
@@ -476,7 +573,9 @@ def _with_lost(
     trees: Iterable[ContainerTree],
     names: Sequence[PeerId],
 ) -> tuple[BlockRepair, ...]:
-    """The plan's blocks and, of live ones, the chunks that we have on record and nobody in a tree."""
+    """The plan's blocks and, of live ones, the chunks that we have on record and nobody
+    in a tree.
+    """
     entries = [block for tree in trees for block in tree.blocks if block.block_id in lost]
     deleted = {block.block_id for block in entries if block.deleted}
     known = {(block.block_id, chunk.offset) for block in entries for chunk in block.chunks}
@@ -489,13 +588,17 @@ def _with_lost(
         ]
         if chunks:
             block = planned.get(block_id)
-            whole = sorted([*(block.chunks if block else ()), *chunks], key=lambda chunk: chunk.offset)
+            whole = sorted(
+                [*(block.chunks if block else ()), *chunks], key=lambda chunk: chunk.offset
+            )
             planned[block_id] = BlockRepair(block_id, block.holders if block else (), tuple(whole))
     return tuple(planned[block_id] for block_id in sorted(planned))
 
 
 def _ranked(peers: Sequence[PeerId], block_id: BlockId, offset: int) -> tuple[PeerId, ...]:
-    """Every peer is as good as another, so let each be the first for some: reads spread over all of them."""
+    """Every peer is as good as another, so let each be the first for some: reads spread
+    over all of them.
+    """
     if not peers:
         return ()
     first = (block_id + offset // SPREAD_BYTES) % len(peers)
@@ -509,31 +612,51 @@ def _differences(block: _Block, names: Sequence[str]) -> Iterable[Difference]:
     if block.tombstone is not None:
         if block.undeleted:
             deleted = [i for i, entry in enumerate(block.entries) if entry == block.tombstone]
-            yield Difference(DifferenceKind.DELETED_BLOCK, block.block_id, None, named(block.undeleted), named(deleted))
+            yield Difference(
+                DifferenceKind.DELETED_BLOCK,
+                block.block_id,
+                None,
+                named(block.undeleted),
+                named(deleted),
+            )
         return
     without = set(block.without)
     if without and block.slots:
         whole = set(range(len(names))).intersection(*(slot.healthy for slot in block.slots))
         partly = set().union(*(slot.healthy for slot in block.slots))
         yield Difference(
-            DifferenceKind.MISSING_BLOCK, block.block_id, None, named(sorted(without)), named(sorted(whole or partly))
+            DifferenceKind.MISSING_BLOCK,
+            block.block_id,
+            None,
+            named(sorted(without)),
+            named(sorted(whole or partly)),
         )
     for slot in block.slots:
         healthy, corrupt = named(slot.healthy), named(slot.corrupt)
         absent = named(i for i in slot.absent if i not in without)
         if slot.verdict is Verdict.CONFLICT:
             lacking = named(sorted({*slot.corrupt, *slot.absent} - without))
-            yield Difference(DifferenceKind.CONFLICTING_CHUNK, block.block_id, slot.offset, lacking, healthy)
+            yield Difference(
+                DifferenceKind.CONFLICTING_CHUNK, block.block_id, slot.offset, lacking, healthy
+            )
             continue
         if absent:
-            yield Difference(DifferenceKind.MISSING_CHUNK, block.block_id, slot.offset, absent, healthy)
+            yield Difference(
+                DifferenceKind.MISSING_CHUNK, block.block_id, slot.offset, absent, healthy
+            )
         if corrupt:
-            yield Difference(DifferenceKind.CORRUPT_CHUNK, block.block_id, slot.offset, corrupt, healthy)
+            yield Difference(
+                DifferenceKind.CORRUPT_CHUNK, block.block_id, slot.offset, corrupt, healthy
+            )
 
 
 def _unverifiable(aside: Sequence[BlockId]) -> str:
     if not aside:
         return "there are no blocks, which is also what a failed scan leaves behind"
     shown = ", ".join(str(block_id) for block_id in aside[:UNVERIFIABLE_NAMED_MAX])
-    rest = f" and {len(aside) - UNVERIFIABLE_NAMED_MAX} more" if len(aside) > UNVERIFIABLE_NAMED_MAX else ""
+    rest = (
+        f" and {len(aside) - UNVERIFIABLE_NAMED_MAX} more"
+        if len(aside) > UNVERIFIABLE_NAMED_MAX
+        else ""
+    )
     return f"without recorded checksums, wholly or in part: block {shown}{rest}"

@@ -1,7 +1,9 @@
-"""What was recorded when data were written: a block's chunks with the client's window checksums.
+"""What was recorded when data were written: a block's chunks with the client's window
+checksums.
 
-Recorded checksums never change. A chunk is split into windows of `bytes_per_checksum` bytes, the last may
-be shorter; each window has one entry in `checksums`, in order (Ozone's `ChunkInfo`, `BlockData`).
+Recorded checksums never change. A chunk is split into windows of `bytes_per_checksum`
+bytes, the last may be shorter; each window has one entry in `checksums`, in order
+(Ozone's `ChunkInfo`, `BlockData`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +16,8 @@ from merkle.tree import BlockId, ContainerId
 
 
 class WindowChecksums(Sequence[bytes]):
-    """Checksums of `width` bytes each, kept joined: a full block has 16,384, and to make an object of each takes time.
+    """Checksums of `width` bytes each, kept joined: a full block has 16,384, and to
+    make an object of each takes time.
 
     Equal to a tuple of the same checksums.
     """
@@ -57,7 +60,9 @@ class WindowChecksums(Sequence[bytes]):
 
 @dataclass(frozen=True)
 class ChunkRecord:
-    """One chunk as its writer described it; `offset` is bytes from the start of the block."""
+    """One chunk as its writer described it; `offset` is bytes from the start of the
+    block.
+    """
 
     offset: int
     length_bytes: int
@@ -78,12 +83,20 @@ class ChunkRecord:
 
     @property
     def entries(self) -> bytes:
-        """The recorded checksums joined in order, as `merkle.checksum.window_checksums` gives those of bytes."""
-        return self.checksums.joined if isinstance(self.checksums, WindowChecksums) else b"".join(self.checksums)
+        """The recorded checksums joined in order, as `merkle.checksum.window_checksums`
+        gives those of bytes.
+        """
+        return (
+            self.checksums.joined
+            if isinstance(self.checksums, WindowChecksums)
+            else b"".join(self.checksums)
+        )
 
     @cached_property
     def data_checksum(self) -> int:
-        """The chunk's leaf in a tree: CRC32C over the recorded checksums in order, 0 if there are none."""
+        """The chunk's leaf in a tree: CRC32C over the recorded checksums in order, 0 if
+        there are none.
+        """
         return fold(self.entries)
 
     @property
@@ -99,7 +112,9 @@ class ChunkRecord:
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """One block as recorded: chunks in ascending offset order, and the commit it belongs to."""
+    """One block as recorded: chunks in ascending offset order, and the commit it
+    belongs to.
+    """
 
     container_id: ContainerId
     block_id: BlockId
@@ -123,7 +138,9 @@ class BlockRecord:
 
 @dataclass(frozen=True)
 class DeleteTransaction:
-    """The cluster's order to delete blocks of a container; only such an order makes bytes disappear."""
+    """The cluster's order to delete blocks of a container; only such an order makes
+    bytes disappear.
+    """
 
     tx_id: int
     container_id: ContainerId

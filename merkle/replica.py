@@ -1,7 +1,8 @@
 """A replica seen from outside: who holds it, in which state, with which root.
 
-This is what a report says of a replica; the tree itself stays on its datanode. An unknown root is None,
-never 0: zero is the root of an empty tree, and Ozone's reports use it for both.
+This is what a report says of a replica; the tree itself stays on its datanode. An
+unknown root is None, never 0: zero is the root of an empty tree, and Ozone's reports
+use it for both.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ PeerId = NewType("PeerId", str)
 
 
 class ReplicaState(Enum):
-    """States of a replica on its datanode; the values are the names in descriptors and reports."""
+    """States of a replica on its datanode; the values are the names in descriptors and
+    reports.
+    """
 
     OPEN = "OPEN"
     CLOSING = "CLOSING"
@@ -28,7 +31,9 @@ class ReplicaState(Enum):
 
     @property
     def is_closed(self) -> bool:
-        """Whether no client writes to it any more, so that it has a tree and its chunks may be repaired."""
+        """Whether no client writes to it any more, so that it has a tree and its chunks
+        may be repaired.
+        """
         return self in _CLOSED
 
 
@@ -46,7 +51,9 @@ _CLOSED = frozenset({ReplicaState.QUASI_CLOSED, ReplicaState.CLOSED, ReplicaStat
 
 @dataclass(frozen=True, slots=True)
 class ContainerReplica:
-    """One datanode's replica of a container, as last reported; `replica_index` above 0 means erasure-coded."""
+    """One datanode's replica of a container, as last reported; `replica_index` above 0
+    means erasure-coded.
+    """
 
     peer: PeerId
     container_id: ContainerId
@@ -59,7 +66,8 @@ class ContainerReplica:
     data_scan_timestamp_ms: int | None = None
     # Whether its agent holds the volume read-only and so refuses to repair it.
     read_only: bool = False
-    # Of the tree's full state: equal exactly when the states are, where roots may be equal by accident.
+    # Of the tree's full state: equal exactly when the states are, where roots may be
+    # equal by accident.
     fingerprint: bytes = b""
 
     @property

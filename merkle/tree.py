@@ -1,9 +1,11 @@
 """The three-level Merkle tree of one replica: chunk, block, container.
 
-Every node's data checksum is a CRC32C, 0..2^32-1 in a signed 64-bit field. A chunk's is taken over its window
-checksums; a block's over its ID and its chunks' checksums; the container's over its blocks' checksums, deleted
-blocks included. Lengths, offsets and flags are in no checksum. A deleted block is a tombstone: it keeps the
-checksum it was deleted with and has no chunks. The rules are those of Ozone's ContainerMerkleTreeWriter.
+Every node's data checksum is a CRC32C, 0..2^32-1 in a signed 64-bit field. A chunk's is
+taken over its window checksums; a block's over its ID and its chunks' checksums; the
+container's over its blocks' checksums, deleted blocks included. Lengths, offsets and
+flags are in no checksum. A deleted block is a tombstone: it keeps the checksum it was
+deleted with and has no chunks. The rules are those of Ozone's
+ContainerMerkleTreeWriter.
 """
 
 import struct
@@ -20,7 +22,9 @@ BlockId = NewType("BlockId", int)
 
 @dataclass(frozen=True, slots=True)
 class ChunkTree:
-    """A leaf: one chunk as last seen on disk; `data_checksum` is any int64, `length_bytes` what was read."""
+    """A leaf: one chunk as last seen on disk; `data_checksum` is any int64,
+    `length_bytes` what was read.
+    """
 
     offset: int
     length_bytes: int
@@ -30,7 +34,9 @@ class ChunkTree:
 
 @dataclass(frozen=True, slots=True)
 class BlockTree:
-    """One block: live with chunks in ascending offset order, or a tombstone without any."""
+    """One block: live with chunks in ascending offset order, or a tombstone without
+    any.
+    """
 
     block_id: BlockId
     data_checksum: int
@@ -42,9 +48,13 @@ class BlockTree:
 
     @classmethod
     def live(cls, block_id: BlockId, chunks: Iterable[ChunkTree] = ()) -> Self:
-        """A live block with its checksum computed; chunks may come in any order, offsets must differ."""
+        """A live block with its checksum computed; chunks may come in any order,
+        offsets must differ.
+        """
         ordered = tuple(sorted(chunks, key=lambda chunk: chunk.offset))
-        return cls(block_id, block_checksum(block_id, [c.data_checksum for c in ordered]), False, ordered)
+        return cls(
+            block_id, block_checksum(block_id, [c.data_checksum for c in ordered]), False, ordered
+        )
 
     @classmethod
     def tombstone(cls, block_id: BlockId, data_checksum: int) -> Self:
@@ -56,7 +66,8 @@ class BlockTree:
 class ContainerTree:
     """The tree of one replica: blocks in ascending ID order.
 
-    `data_checksum` is None where no root was ever computed, which is not the same as 0, the root of an empty tree.
+    `data_checksum` is None where no root was ever computed, which is not the same as 0,
+    the root of an empty tree.
     """
 
     container_id: ContainerId
@@ -64,18 +75,26 @@ class ContainerTree:
     blocks: tuple[BlockTree, ...] = ()
 
     def __post_init__(self) -> None:
-        assert all(a.block_id < b.block_id for a, b in zip(self.blocks, self.blocks[1:], strict=False))
+        assert all(
+            a.block_id < b.block_id for a, b in zip(self.blocks, self.blocks[1:], strict=False)
+        )
 
     @classmethod
     def of(cls, container_id: ContainerId, blocks: Iterable[BlockTree]) -> Self:
-        """A tree with its root computed; blocks may come in any order, IDs must differ."""
+        """A tree with its root computed; blocks may come in any order, IDs must
+        differ.
+        """
         ordered = tuple(sorted(blocks, key=lambda block: block.block_id))
         return cls(container_id, container_checksum([b.data_checksum for b in ordered]), ordered)
 
     def block(self, block_id: BlockId) -> BlockTree | None:
         """The entry of one block, live or deleted."""
         at = bisect_left(self.blocks, block_id, key=lambda block: block.block_id)
-        return self.blocks[at] if at < len(self.blocks) and self.blocks[at].block_id == block_id else None
+        return (
+            self.blocks[at]
+            if at < len(self.blocks) and self.blocks[at].block_id == block_id
+            else None
+        )
 
 
 def block_checksum(block_id: int, chunk_checksums: Iterable[int]) -> int:
@@ -91,15 +110,21 @@ def container_checksum(block_checksums: Iterable[int]) -> int:
 
 
 def root_hex(data_checksum: int | None) -> str:
-    """How a root is shown: lower-case hex without padding, "0" for unknown, as Ozone prints it."""
+    """How a root is shown: lower-case hex without padding, "0" for unknown, as Ozone
+    prints it.
+    """
     return f"{(data_checksum or 0) & 0xFFFF_FFFF_FFFF_FFFF:x}"
 
 
 class TreeBuilder:
-    """Collects blocks and chunks in any order and builds the tree (Ozone's writer, rows W1-W17)."""
+    """Collects blocks and chunks in any order and builds the tree (Ozone's writer, rows
+    W1-W17).
+    """
 
     def __init__(self, container_id: ContainerId, start: ContainerTree | None = None) -> None:
-        """Start empty, or from an existing tree, whose chunk and tombstone checksums are trusted."""
+        """Start empty, or from an existing tree, whose chunk and tombstone checksums
+        are trusted.
+        """
         self._container_id = container_id
         self._live: dict[BlockId, dict[int, ChunkTree]] = {}
         self._deleted: dict[BlockId, int] = {}
@@ -117,7 +142,9 @@ class TreeBuilder:
             self._live.setdefault(block_id, {})
 
     def add_chunk(self, block_id: BlockId, chunk: ChunkTree) -> None:
-        """Add a chunk, creating its block; a chunk at the same offset is replaced; a tombstone stays one."""
+        """Add a chunk, creating its block; a chunk at the same offset is replaced; a
+        tombstone stays one.
+        """
         if block_id not in self._deleted:
             self._live.setdefault(block_id, {})[chunk.offset] = chunk
 
@@ -127,12 +154,20 @@ class TreeBuilder:
         self._deleted[block_id] = data_checksum
 
     def delete_recorded(self, block_id: BlockId, chunk_checksums: Iterable[int]) -> None:
-        """Make the block a tombstone with the checksum of its recorded chunks, given in offset order."""
+        """Make the block a tombstone with the checksum of its recorded chunks, given in
+        offset order.
+        """
         self.set_deleted(block_id, block_checksum(block_id, chunk_checksums))
 
     def build(self, *, compute_root: bool = True) -> ContainerTree:
-        """The tree of all that was added; without a root where only tombstones are known so far."""
-        blocks = [BlockTree.live(block_id, chunks.values()) for block_id, chunks in self._live.items()]
-        blocks += [BlockTree.tombstone(block_id, checksum) for block_id, checksum in self._deleted.items()]
+        """The tree of all that was added; without a root where only tombstones are
+        known so far.
+        """
+        blocks = [
+            BlockTree.live(block_id, chunks.values()) for block_id, chunks in self._live.items()
+        ]
+        blocks += [
+            BlockTree.tombstone(block_id, checksum) for block_id, checksum in self._deleted.items()
+        ]
         tree = ContainerTree.of(self._container_id, blocks)
         return tree if compute_root else ContainerTree(self._container_id, None, tree.blocks)

@@ -1,4 +1,5 @@
-"""Prove bytes against recorded checksums, window by window: the one gate between a peer's bytes and our disk.
+"""Prove bytes against recorded checksums, window by window: the one gate between a
+peer's bytes and our disk.
 
 Nothing is written to a replica but `Proven`, and `prove` alone makes it.
 """
@@ -13,7 +14,9 @@ from merkle.record import ChunkRecord
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """Adjacent windows of a chunk, from window `first` on, whose bytes match the record. Made by `prove` alone."""
+    """Adjacent windows of a chunk, from window `first` on, whose bytes match the
+    record. Made by `prove` alone.
+    """
 
     first: int
     count: int
@@ -25,7 +28,9 @@ class Proven:
 
 
 def is_sound(chunk: ChunkRecord) -> bool:
-    """Whether the record can prove bytes at all: it has checksums, one a window, and sane bounds."""
+    """Whether the record can prove bytes at all: it has checksums, one a window, and
+    sane bounds.
+    """
     width = WIDTH[chunk.checksum_type]
     return (
         chunk.checksum_type is not ChecksumType.NONE
@@ -38,18 +43,28 @@ def is_sound(chunk: ChunkRecord) -> bool:
 
 
 def bad_windows(chunk: ChunkRecord, data: Buffer) -> tuple[int, ...]:
-    """The windows of a chunk that `data`, what the disk holds of it from its start, does not match or lacks."""
-    observed = window_checksums(memoryview(data)[: chunk.length_bytes], chunk.checksum_type, chunk.bytes_per_checksum)
+    """The windows of a chunk that `data`, what the disk holds of it from its start,
+    does not match or lacks.
+    """
+    observed = window_checksums(
+        memoryview(data)[: chunk.length_bytes], chunk.checksum_type, chunk.bytes_per_checksum
+    )
     if observed == chunk.entries:
         return ()
     width = WIDTH[chunk.checksum_type]
     entries = (observed[i : i + width] for i in range(0, len(observed), width))
-    good = {index for index, (ours, entry) in enumerate(zip(entries, chunk.checksums, strict=False)) if ours == entry}
+    good = {
+        index
+        for index, (ours, entry) in enumerate(zip(entries, chunk.checksums, strict=False))
+        if ours == entry
+    }
     return tuple(index for index in range(len(chunk.checksums)) if index not in good)
 
 
 def prove(chunk: ChunkRecord, first: int, data: Buffer) -> tuple[Proven, ...]:
-    """Those windows of `data` that match the record, as runs; `data` starts at window `first`, and may end early."""
+    """Those windows of `data` that match the record, as runs; `data` starts at window
+    `first`, and may end early.
+    """
     view, width = memoryview(data), WIDTH[chunk.checksum_type]
     start, _ = chunk.window(first)
     count = 0

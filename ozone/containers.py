@@ -1,8 +1,10 @@
-"""Containers on disk: records and block files, found by the volume's place and read as Ozone reads them.
+"""Containers on disk: records and block files, found by the volume's place and read as
+Ozone reads them.
 
-A container is a folder (descriptor, tree file, block files) and rows of the volume's RocksDB (records, counters).
-Either half may be missing or damaged; opening demands a readable descriptor, while a scan works on what there is and
-says what is not. A record is met in two forms: as stored, which is what trees and scans go by, and merged with the
+A container is a folder (descriptor, tree file, block files) and rows of the volume's
+RocksDB (records, counters). Either half may be missing or damaged; opening demands a
+readable descriptor, while a scan works on what there is and says what is not. A record
+is met in two forms: as stored, which is what trees and scans go by, and merged with the
 pending last chunk of an incremental writer, which is what readers get.
 """
 
@@ -60,7 +62,9 @@ class ContainerStore:
         return self.volume.container_ids(on_unreadable)
 
     def ids_without_folder(self) -> list[ContainerId]:
-        """The containers that have block records but no folder, ascending: their folder was lost, not deleted."""
+        """The containers that have block records but no folder, ascending: their folder
+        was lost, not deleted.
+        """
         found = set(self.volume.container_ids())
         candidates = {
             ContainerId(int.from_bytes(key[:8], "big", signed=True))
@@ -70,14 +74,21 @@ class ContainerStore:
         return sorted(
             container_id
             for container_id in candidates - found
-            # Deleting moves the folder first and removes the rows then; a counter may be written again after that, a
-            # record never is.
-            if not (self.volume.working_folder / "tmp" / "deleted-containers" / str(container_id)).exists()
-            and next(iter(self.volume.database.items(Table.BLOCK_DATA, container_prefix(container_id))), None)
+            # Deleting moves the folder first and removes the rows then; a counter may
+            # be written again after that, a record never is.
+            if not (
+                self.volume.working_folder / "tmp" / "deleted-containers" / str(container_id)
+            ).exists()
+            and next(
+                iter(self.volume.database.items(Table.BLOCK_DATA, container_prefix(container_id))),
+                None,
+            )
         )
 
     def get(self, container_id: ContainerId) -> "Container":
-        """The container by its ID, looked at only when asked something: any part of it may be missing."""
+        """The container by its ID, looked at only when asked something: any part of it
+        may be missing.
+        """
         return Container(container_id, self.volume, self._disk)
 
     def open(self, container_id: ContainerId) -> "Container":
@@ -85,7 +96,8 @@ class ContainerStore:
 
         Raises:
             ContainerNotFoundError: it has no folder or no descriptor.
-            DescriptorError: the descriptor is not a valid one, or that of another container.
+            DescriptorError: the descriptor is not a valid one, or that of another
+                container.
             ContainerUnsupportedError: see `Container.descriptor`.
         """
         container = self.get(container_id)
@@ -124,7 +136,8 @@ class Container:
         Raises:
             DiskError: it cannot be read; the fact `missing` where it is not there.
             DescriptorError: it is not a valid one, or not this container's.
-            ContainerUnsupportedError: it is of a schema before V3 or of layout FILE_PER_CHUNK.
+            ContainerUnsupportedError: it is of a schema before V3 or of layout
+                FILE_PER_CHUNK.
         """
         found = parse_descriptor(self.disk.read(self.descriptor_path))
         for name, value, expected in (
@@ -134,7 +147,9 @@ class Container:
         ):
             if value != expected:
                 text = f"the descriptor of container {self.container_id} has {name} {value}"
-                raise DescriptorError(text, reason="field_invalid", field=name, container_id=self.container_id)
+                raise DescriptorError(
+                    text, reason="field_invalid", field=name, container_id=self.container_id
+                )
         if (found.schema_version, found.layout_version) != ("3", 2):
             raise ContainerUnsupportedError(
                 f"container {self.container_id} has schema V{found.schema_version or 1} and layout "
@@ -167,17 +182,21 @@ class Container:
             if suffix.startswith(b"#"):
                 continue
             if not _DECIMAL.fullmatch(suffix) or abs(int(suffix)) > _INT64_MAX:
-                raise self._invalid(f"container {self.container_id} has a record under {suffix!r}", "key", None)
+                raise self._invalid(
+                    f"container {self.container_id} has a record under {suffix!r}", "key", None
+                )
             ids.append(BlockId(int(suffix)))
         # Rows come in the order of decimal text: 10 before 9.
         return sorted(ids)
 
     def records(self) -> Iterator[BlockRecord]:
-        """All records as stored, by ascending block ID; a block deleted meanwhile is passed over.
+        """All records as stored, by ascending block ID; a block deleted meanwhile is
+        passed over.
 
         Raises:
             DatabaseError: the table cannot be read.
-            RecordInvalidError: a record cannot be parsed or is another block's; the fact `block_id` names it.
+            RecordInvalidError: a record cannot be parsed or is another block's; the
+                fact `block_id` names it.
         """
         for block_id in self.block_ids():
             record = self.stored_record(block_id)
@@ -189,10 +208,12 @@ class Container:
         return self._row(Table.BLOCK_DATA, block_id)
 
     def record(self, block_id: BlockId) -> BlockRecord | None:
-        """One record as readers see it: merged with the pending last chunk of an incremental writer.
+        """One record as readers see it: merged with the pending last chunk of an
+        incremental writer.
 
         Raises:
-            RecordInvalidError: also where the pending chunk does not continue the stored ones.
+            RecordInvalidError: also where the pending chunk does not continue the
+                stored ones.
         """
         stored = self.stored_record(block_id)
         if stored is not None and all(key != INCREMENTAL for key, _ in stored.metadata):
@@ -225,7 +246,8 @@ class Container:
     def recorded_bcs_id(self) -> int:
         """The highest commit in the records that can be read, 0 without any.
 
-        It may be beyond the container's: a repair that was not clean gives a whole block its commit, and that alone.
+        It may be beyond the container's: a repair that was not clean gives a whole
+        block its commit, and that alone.
 
         Raises:
             DatabaseError: the table cannot be read.
@@ -262,7 +284,9 @@ class Container:
         except DiskError as error:
             if error.facts.get("missing"):
                 text = f"block {block_id} of container {self.container_id} has no file"
-                raise BlockNotFoundError(text, container_id=self.container_id, block_id=block_id) from error
+                raise BlockNotFoundError(
+                    text, container_id=self.container_id, block_id=block_id
+                ) from error
             raise
 
     def block_length(self, block_id: BlockId) -> int | None:
@@ -270,7 +294,9 @@ class Container:
         return self.disk.length(self.block_path(block_id))
 
     def unrecorded_bytes(self, record: BlockRecord) -> int:
-        """How many bytes of a block's file lie behind its last recorded chunk: no reader gets them, no scan minds."""
+        """How many bytes of a block's file lie behind its last recorded chunk: no
+        reader gets them, no scan minds.
+        """
         end = record.chunks[-1].end if record.chunks else 0
         return max((self.block_length(record.block_id) or 0) - end, 0)
 
@@ -294,9 +320,14 @@ class Container:
             text = f"the record of block {block_id} is not valid: {error.message}"
             raise self._invalid(text, str(error.facts["reason"]), block_id) from error
         if (record.container_id, record.block_id) != (self.container_id, block_id):
-            text = f"the record of block {block_id} is that of block {record.block_id} of {record.container_id}"
+            text = (
+                f"the record of block {block_id} is that of block {record.block_id} of"
+                f" {record.container_id}"
+            )
             raise self._invalid(text, "wrong_block", block_id)
         return record
 
     def _invalid(self, message: str, reason: str, block_id: BlockId | None) -> RecordInvalidError:
-        return RecordInvalidError(message, reason=reason, container_id=self.container_id, block_id=block_id)
+        return RecordInvalidError(
+            message, reason=reason, container_id=self.container_id, block_id=block_id
+        )

@@ -1,10 +1,13 @@
-"""The `.container` file: what a container is, as YAML with a checksum over its own canonical text.
+"""The `.container` file: what a container is, as YAML with a checksum over its own
+canonical text.
 
-Ozone verifies a descriptor by dumping the known fields again and hashing that text, so only a dump equal to that of
-its YAML library, byte for byte, is a dump at all. PyYAML's emitter is a relative of that library (SnakeYAML) and
-agrees on quoting and on folding at 80 columns; `_Dumper` sets right where the two differ. (Text that holds line
-breaks, tabs or emoji, which no datanode writes here, may still be shown otherwise; such a file is refused.) In the
-text that is hashed, the checksum is replaced by 64 NUL characters, which YAML can only show as a binary scalar.
+Ozone verifies a descriptor by dumping the known fields again and hashing that text, so
+only a dump equal to that of its YAML library, byte for byte, is a dump at all. PyYAML's
+emitter is a relative of that library (SnakeYAML) and agrees on quoting and on folding
+at 80 columns; `_Dumper` sets right where the two differ. (Text that holds line breaks,
+tabs or emoji, which no datanode writes here, may still be shown otherwise; such a file
+is refused.) In the text that is hashed, the checksum is replaced by 64 NUL characters,
+which YAML can only show as a binary scalar.
 """
 
 import hashlib
@@ -43,8 +46,9 @@ class DescriptorRefusal(StrEnum):
 class Descriptor:
     """The fields of a `.container` file; `metadata` is sorted by key.
 
-    `chunks_path` and `metadata_path` are where the datanode that wrote it had the container, which need not be where
-    it was found. `schema_version` None means schema V1; `checksum` None, in very old files, means not verified.
+    `chunks_path` and `metadata_path` are where the datanode that wrote it had the
+    container, which need not be where it was found. `schema_version` None means schema
+    V1; `checksum` None, in very old files, means not verified.
     """
 
     container_id: ContainerId
@@ -68,7 +72,8 @@ class Descriptor:
 
 
 def parse_descriptor(raw: bytes) -> Descriptor:
-    """The descriptor in the bytes of a `.container` file, its checksum verified if it has one.
+    """The descriptor in the bytes of a `.container` file, its checksum verified if it
+    has one.
 
     Fields may come in any order, and unknown ones are passed over, as Ozone does.
 
@@ -79,7 +84,9 @@ def parse_descriptor(raw: bytes) -> Descriptor:
     state = fields.text("state")
     if state not in ReplicaState.__members__:
         raise _refused(
-            DescriptorRefusal.STATE_UNKNOWN, f"the descriptor has the unknown state {state!r}", field="state"
+            DescriptorRefusal.STATE_UNKNOWN,
+            f"the descriptor has the unknown state {state!r}",
+            field="state",
         )
     descriptor = Descriptor(
         container_id=ContainerId(fields.number("containerID")),
@@ -160,9 +167,14 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-# Text that matches one of these is quoted; the characters are those that a match may begin with.
+# Text that matches one of these is quoted; the characters are those that a match may
+# begin with.
 for _kind, _first, _pattern in (
-    ("bool", "yYnNtTfFoO", r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF"),
+    (
+        "bool",
+        "yYnNtTfFoO",
+        r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF",
+    ),
     (
         "int",
         "-+0123456789",
@@ -183,20 +195,27 @@ for _kind, _first, _pattern in (
     (
         "timestamp",
         "0123456789",
-        r"[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{4}-[0-9][0-9]?-[0-9][0-9]?(?:[Tt]|[ \t]+)[0-9][0-9]?:[0-9]{2}:[0-9]{2}"
+        r"[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{4}-[0-9][0-9]?-[0-9][0-9]?(?:[Tt]|["
+        r" \t]+)[0-9][0-9]?:[0-9]{2}:[0-9]{2}"
         r"(?:\.[0-9]*)?(?:[ \t]*(?:Z|[-+][0-9][0-9]?(?::[0-9]{2})?))?",
     ),
 ):
-    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_pattern})$"), list(_first))
+    _Dumper.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_pattern})$"), list(_first)
+    )
 _Dumper.add_representer(
     _FlowMapping,
-    lambda dumper, data: dumper.represent_mapping("tag:yaml.org,2002:map", data.items(), flow_style=True),
+    lambda dumper, data: dumper.represent_mapping(
+        "tag:yaml.org,2002:map", data.items(), flow_style=True
+    ),
 )
 _Dumper.add_representer(
     str,
     # SnakeYAML shows text of several lines as a literal block.
     lambda dumper, data: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", data, style="|" if re.search("[\n\x85\u2028\u2029]", data) else None
+        "tag:yaml.org,2002:str",
+        data,
+        style="|" if re.search("[\n\x85\u2028\u2029]", data) else None,
     ),
 )
 
@@ -217,7 +236,9 @@ def _dump(fields: dict[str, object]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes without aliases: a few lines of aliases can stand for gigabytes."""
+    """Composes nodes without aliases: a few lines of aliases can stand for
+    gigabytes.
+    """
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -232,11 +253,14 @@ def _root(raw: bytes) -> yaml.MappingNode:
         node = yaml.compose(raw.decode(), Loader=_Loader)
     except UnicodeDecodeError as error:
         raise _refused(DescriptorRefusal.NOT_YAML, "the descriptor is not UTF-8") from error
-    # RecursionError: brackets nested by the thousand. ValueError: characters and versions that are none.
+    # RecursionError: brackets nested by the thousand. ValueError: characters and
+    # versions that are none.
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise _refused(DescriptorRefusal.NOT_YAML, "the descriptor is not YAML") from error
     if not isinstance(node, yaml.MappingNode) or node.tag not in (TAG, f"!{TAG}"):
-        raise _refused(DescriptorRefusal.TAG_MISSING, f"the descriptor does not begin with !<{TAG}>")
+        raise _refused(
+            DescriptorRefusal.TAG_MISSING, f"the descriptor does not begin with !<{TAG}>"
+        )
     return node
 
 
@@ -245,7 +269,9 @@ class _Fields:
 
     def __init__(self, root: yaml.MappingNode) -> None:
         # The last of two equal keys counts, as in Ozone.
-        self._nodes = {key.value: value for key, value in root.value if isinstance(key, yaml.ScalarNode)}
+        self._nodes = {
+            key.value: value for key, value in root.value if isinstance(key, yaml.ScalarNode)
+        }
 
     def text(self, name: str) -> str:
         value = self.optional_text(name)
@@ -286,7 +312,9 @@ class _Fields:
             return ()
         if not isinstance(node, yaml.MappingNode):
             raise _invalid(name, "is not a mapping")
-        return tuple(sorted({_text(key, name): _text(value, name) for key, value in node.value}.items()))
+        return tuple(
+            sorted({_text(key, name): _text(value, name) for key, value in node.value}.items())
+        )
 
     def _scalar(self, name: str) -> yaml.ScalarNode | None:
         node = self._nodes.get(name)

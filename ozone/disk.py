@@ -1,9 +1,10 @@
 """Files: the one way this program touches a volume's files.
 
-`Disk` is a port with one adapter, built once and passed down. Every change that must survive a crash passes
-through `Disk.durable`, one overridable seam, so that tests can stop, tear or fail a run at each of them. Files are
-opened without following a symbolic link and only if they are regular files: a block file that is a link or a pipe
-leads a reader out of its volume, or blocks it for ever.
+`Disk` is a port with one adapter, built once and passed down. Every change that must
+survive a crash passes through `Disk.durable`, one overridable seam, so that tests can
+stop, tear or fail a run at each of them. Files are opened without following a symbolic
+link and only if they are regular files: a block file that is a link or a pipe leads a
+reader out of its volume, or blocks it for ever.
 """
 
 import contextlib
@@ -18,10 +19,12 @@ from merkle.checksum import Buffer
 from merkle.errors import DiskError
 from merkle.limits import TREE_BYTES_MAX
 
-# O_NONBLOCK: opening a pipe returns at once, so that the check of the file's kind can refuse it.
+# O_NONBLOCK: opening a pipe returns at once, so that the check of the file's kind can
+# refuse it.
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _READ_BYTES = 1 << 20
-# No file that is read whole is larger than a tree; a damaged inode can claim to be of any length.
+# No file that is read whole is larger than a tree; a damaged inode can claim to be of
+# any length.
 WHOLE_BYTES_MAX = TREE_BYTES_MAX
 
 
@@ -34,27 +37,38 @@ class Operation(Enum):
     REMOVE = "remove"
     SYNC_FOLDER = "sync_folder"
     MAKE_FOLDER = "make_folder"
-    # One write batch of a RocksDB (ozone.rocks), which has its own files but the same seam.
+    # One write batch of a RocksDB (ozone.rocks), which has its own files but the same
+    # seam.
     BATCH = "batch"
 
 
 class Disk:
-    """Reads and durable changes of files; errors of the system become DiskError with the facts.
+    """Reads and durable changes of files; errors of the system become DiskError with
+    the facts.
 
-    A DiskError has the facts `operation`, `path`, `errno` (its name) and, where they hold, `missing` (no such file)
-    and `suspect` (a sync failed: what the volume holds is unknown, so repairs there stop; the sync is never tried
-    again, since a second one may succeed without the bytes).
+    A DiskError has the facts `operation`, `path`, `errno` (its name) and, where they
+    hold, `missing` (no such file) and `suspect` (a sync failed: what the volume holds
+    is unknown, so repairs there stop; the sync is never tried again, since a second one
+    may succeed without the bytes).
     """
 
     def durable(
-        self, operation: Operation, path: Path, act: Callable[[], None], torn: Callable[[], None] | None = None
+        self,
+        operation: Operation,
+        path: Path,
+        act: Callable[[], None],
+        torn: Callable[[], None] | None = None,
     ) -> None:
-        """Carry out one durable operation; `torn` does the part of it that a crash may leave behind."""
+        """Carry out one durable operation; `torn` does the part of it that a crash may
+        leave behind.
+        """
         del operation, path, torn
         act()
 
     def read(self, path: Path) -> bytes:
-        """The whole file; DiskError with EFBIG where it is larger than WHOLE_BYTES_MAX."""
+        """The whole file; DiskError with EFBIG where it is larger than
+        WHOLE_BYTES_MAX.
+        """
         with _translated("read", path), _opened(path, os.O_RDONLY) as fd:
             if os.fstat(fd).st_size > WHOLE_BYTES_MAX:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
@@ -91,7 +105,9 @@ class Disk:
             raise
 
     def modified_ns(self, path: Path) -> int | None:
-        """When a file was last written, in ns since the epoch; None if there is no such file."""
+        """When a file was last written, in ns since the epoch; None if there is no such
+        file.
+        """
         try:
             with _translated("stat", path):
                 return os.lstat(path).st_mtime_ns
@@ -101,7 +117,9 @@ class Disk:
             raise
 
     def is_folder(self, path: Path) -> bool:
-        """Whether there is a folder; what a failing device answers is an error, not a no."""
+        """Whether there is a folder; what a failing device answers is an error, not a
+        no.
+        """
         with _translated("stat", path):
             return path.is_dir()
 
@@ -111,14 +129,17 @@ class Disk:
             return sorted(os.listdir(folder))
 
     def write_at(self, path: Path, offset: int, data: Buffer) -> None:
-        """Write in place; the file is created if it is not there. Not durable before `sync`."""
+        """Write in place; the file is created if it is not there. Not durable before
+        `sync`.
+        """
         self._write(path, offset, data, os.O_CREAT)
 
     def sync(self, path: Path) -> None:
         """Make a file's bytes durable.
 
         Raises:
-            DiskError: with the fact `suspect`; what was written may or may not be there.
+            DiskError: with the fact `suspect`; what was written may or may not be
+                there.
         """
 
         def act() -> None:
@@ -141,7 +162,9 @@ class Disk:
         self.durable(Operation.SYNC_FOLDER, folder, act)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Put `source` in the place of `target`, atomically; not durable before `sync_folder`."""
+        """Put `source` in the place of `target`, atomically; not durable before
+        `sync_folder`.
+        """
 
         def act() -> None:
             with _translated(Operation.RENAME.value, source):
@@ -150,10 +173,11 @@ class Disk:
         self.durable(Operation.RENAME, target, act)
 
     def replace(self, path: Path, data: Buffer) -> None:
-        """Give a file new content: after a crash it has the old content or the new, never anything else.
+        """Give a file new content: after a crash it has the old content or the new,
+        never anything else.
 
-        Rename, not write in place: a reader holds no lock and must never see half a file. On failure the old file is
-        untouched and no temporary file stays.
+        Rename, not write in place: a reader holds no lock and must never see half a
+        file. On failure the old file is untouched and no temporary file stays.
         """
         temporary = path.with_name(path.name + ".tmp")
         try:
@@ -168,7 +192,9 @@ class Disk:
         self.sync_folder(path.parent)
 
     def remove(self, path: Path) -> None:
-        """Remove a file; one that is not there is no error, since removals are repeated after a crash."""
+        """Remove a file; one that is not there is no error, since removals are repeated
+        after a crash.
+        """
 
         def act() -> None:
             with _translated(Operation.REMOVE.value, path), contextlib.suppress(FileNotFoundError):
@@ -200,7 +226,10 @@ class Disk:
         self.make_folder(folder.parent)
 
         def act() -> None:
-            with _translated(Operation.MAKE_FOLDER.value, folder), contextlib.suppress(FileExistsError):
+            with (
+                _translated(Operation.MAKE_FOLDER.value, folder),
+                contextlib.suppress(FileExistsError),
+            ):
                 os.mkdir(folder)
 
         self.durable(Operation.MAKE_FOLDER, folder, act)
@@ -214,7 +243,9 @@ class Disk:
                     done += os.pwrite(fd, part[done:], offset + done)
 
         view = memoryview(data)
-        self.durable(Operation.WRITE, path, lambda: write(view), lambda: write(view[: len(view) // 2]))
+        self.durable(
+            Operation.WRITE, path, lambda: write(view), lambda: write(view[: len(view) // 2])
+        )
 
 
 class Reader:
@@ -225,10 +256,14 @@ class Reader:
         self._fd = fd
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
-        """Fill the buffer with the bytes from `offset`; the count is less than its length only where the file ends."""
+        """Fill the buffer with the bytes from `offset`; the count is less than its
+        length only where the file ends.
+        """
         done = 0
         try:
-            while done < len(buffer) and (count := os.preadv(self._fd, [buffer[done:]], offset + done)):
+            while done < len(buffer) and (
+                count := os.preadv(self._fd, [buffer[done:]], offset + done)
+            ):
                 done += count
         except OSError as error:
             raise disk_error("read", self._path, error) from error
@@ -262,7 +297,9 @@ def _translated(operation: str, path: Path) -> Iterator[None]:
 
 
 def disk_error(operation: str, path: Path, error: OSError, *, suspect: bool = False) -> DiskError:
-    """What a failed system call becomes; for those who must call the system themselves (preadv, flock)."""
+    """What a failed system call becomes; for those who must call the system themselves
+    (preadv, flock).
+    """
     facts: dict[str, object] = {
         "operation": operation,
         "path": str(path),
@@ -273,5 +310,12 @@ def disk_error(operation: str, path: Path, error: OSError, *, suspect: bool = Fa
         facts["missing"] = True
     if suspect:
         facts["suspect"] = True
-        hint = "The volume is suspect: what it holds on disk is unknown. Check the device before repairing there."
-    return DiskError(f"cannot {operation.replace('_', ' ')} {path}: {error.strerror or error}", hint=hint, **facts)
+        hint = (
+            "The volume is suspect: what it holds on disk is unknown. Check the device before"
+            " repairing there."
+        )
+    return DiskError(
+        f"cannot {operation.replace('_', ' ')} {path}: {error.strerror or error}",
+        hint=hint,
+        **facts,
+    )

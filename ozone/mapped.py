@@ -1,9 +1,10 @@
 """Window checksums of mapped files, computed in a worker process that may die.
 
-A mapped file spares the copy out of the page cache, which bounds every plain read. Its price: a disk error, or a file
-cut short underneath, is no error code but the signal SIGBUS, and that ends the process. So the mapping is done in a
-worker; whatever becomes of it, the caller gets a MappedReadError, reads that file the plain way, where each fault has
-a name, and its next request starts a new worker.
+A mapped file spares the copy out of the page cache, which bounds every plain read. Its
+price: a disk error, or a file cut short underneath, is no error code but the signal
+SIGBUS, and that ends the process. So the mapping is done in a worker; whatever becomes
+of it, the caller gets a MappedReadError, reads that file the plain way, where each
+fault has a name, and its next request starts a new worker.
 """
 
 import contextlib
@@ -28,11 +29,14 @@ from typing import Self
 from merkle.checksum import ChecksumType, window_checksums
 from merkle.errors import MappedReadError
 
-# A block file is 256 MiB, seconds even on a slow disk; a worker that takes longer hangs in the kernel.
+# A block file is 256 MiB, seconds even on a slow disk; a worker that takes longer hangs
+# in the kernel.
 TIMEOUT_S = 120.0
-# So that a request fits into the pipe while the worker is busy with, or waits to send, the answer before.
+# So that a request fits into the pipe while the worker is busy with, or waits to send,
+# the answer before.
 RANGES_MAX = 256
-# Linux maps so much with every page that is touched, where it is in the cache (fault_around_bytes, mm/memory.c).
+# Linux maps so much with every page that is touched, where it is in the cache
+# (fault_around_bytes, mm/memory.c).
 _FAULT_AROUND_BYTES = 64 << 10
 # Requests sent beside the one that is worked on.
 _AHEAD = 1
@@ -66,15 +70,22 @@ class MappedRequest:
 
     @property
     def plain_ranges(self) -> list[tuple[int, int, int, int]]:
-        """For the wire: to read objects takes a worker, whose caches the data have emptied, a tenth of its time."""
-        return [(r.offset, r.length_bytes, r.checksum_type.value, r.bytes_per_checksum) for r in self.ranges]
+        """For the wire: to read objects takes a worker, whose caches the data have
+        emptied, a tenth of its time.
+        """
+        return [
+            (r.offset, r.length_bytes, r.checksum_type.value, r.bytes_per_checksum)
+            for r in self.ranges
+        ]
 
     def failed(self, reason: str) -> MappedReadError:
         return MappedReadError(f"cannot check {self.path} mapped: {reason}", path=str(self.path))
 
 
 class MappedReader:
-    """Owns the workers: one for each thread at work, started when there is need. Thread-safe."""
+    """Owns the workers: one for each thread at work, started when there is need.
+    Thread-safe.
+    """
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
@@ -83,22 +94,25 @@ class MappedReader:
         self._closed = False
 
     def checksums(self, path: Path, ranges: Sequence[MappedRange]) -> bytes:
-        """The window entries of all ranges, joined in order, as `window_checksums` gives them.
+        """The window entries of all ranges, joined in order, as `window_checksums`
+        gives them.
 
         Raises:
-            MappedReadError: the file cannot be opened, is no regular file, ends before a range does, changed
-                underneath, or the worker died or took too long.
+            MappedReadError: the file cannot be opened, is no regular file, ends before
+                a range does, changed underneath, or the worker died or took too long.
         """
         (answer,) = self.answers([MappedRequest(path, tuple(ranges))])
         if isinstance(answer, MappedReadError):
             raise answer
         return answer
 
-    def answers(self, requests: Iterable[MappedRequest]) -> Generator[bytes | MappedReadError, None, None]:
+    def answers(
+        self, requests: Iterable[MappedRequest]
+    ) -> Generator[bytes | MappedReadError, None, None]:
         """To each request, in turn, what `checksums` returns or raises.
 
-        The next request is drawn and sent before an answer is waited for: a worker that has to be woken for each
-        loses a good part of its time.
+        The next request is drawn and sent before an answer is waited for: a worker that
+        has to be woken for each loses a good part of its time.
         """
         source, waiting = iter(requests), deque[MappedRequest]()
         worker: _Worker | None = None
@@ -122,7 +136,11 @@ class MappedReader:
                     _stopped(worker)
                     worker = None
                 except (EOFError, OSError) as error:
-                    answer = f"the worker died ({worker.ended()})" if worker else f"no worker can be started: {error}"
+                    answer = (
+                        f"the worker died ({worker.ended()})"
+                        if worker
+                        else f"no worker can be started: {error}"
+                    )
                     _stopped(worker)
                     worker = None
                 request = waiting.popleft()
@@ -144,7 +162,10 @@ class MappedReader:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -176,7 +197,9 @@ class _Worker:
     def send(self, request: MappedRequest) -> None:
         # One that is dead says so when its answer is waited for.
         with contextlib.suppress(ConnectionError):
-            self.connection.send_bytes(pickle.dumps((os.fspath(request.path), request.plain_ranges)))
+            self.connection.send_bytes(
+                pickle.dumps((os.fspath(request.path), request.plain_ranges))
+            )
 
     def receive(self, timeout_s: float) -> bytes | str:
         if not self.connection.poll(timeout_s):
@@ -201,25 +224,37 @@ class _Worker:
 
 def _start() -> _Worker:
     ours, theirs = Pipe()
-    # An interpreter of its own: a fork would inherit locks that other threads hold. It loads this module alone and not,
-    # as multiprocessing would have it, the program that it works for.
-    code = f"import sys; sys.path[:] = {sys.path!r}; from ozone.mapped import serve; serve({theirs.fileno()})"
+    # An interpreter of its own: a fork would inherit locks that other threads hold. It
+    # loads this module alone and not, as multiprocessing would have it, the program
+    # that it works for.
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from ozone.mapped import serve;"
+        f" serve({theirs.fileno()})"
+    )
     try:
-        # A process group of its own: an interrupt at the terminal is for the parent to handle.
+        # A process group of its own: an interrupt at the terminal is for the parent to
+        # handle.
         process = Popen(
-            [sys.executable, "-c", code], stdin=DEVNULL, stdout=DEVNULL, pass_fds=[theirs.fileno()], process_group=0
+            [sys.executable, "-c", code],
+            stdin=DEVNULL,
+            stdout=DEVNULL,
+            pass_fds=[theirs.fileno()],
+            process_group=0,
         )
     except OSError:
         ours.close()
         raise
     finally:
-        # Else the pipe would stay open when the worker dies, and the answer would be waited for in vain.
+        # Else the pipe would stay open when the worker dies, and the answer would be
+        # waited for in vain.
         theirs.close()
     return _Worker(process, ours)
 
 
 def serve(fd: int) -> None:
-    """The worker: answer with entries, or with the reason why there are none, until the pipe closes."""
+    """The worker: answer with entries, or with the reason why there are none, until the
+    pipe closes.
+    """
     # A core file would hold the whole mapping.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection = Connection(fd)
@@ -247,10 +282,13 @@ def _checksums(path: str, ranges: Sequence[tuple[int, int, int, int]]) -> bytes:
             entries = []
             for offset, length_bytes, checksum_type, bytes_per_checksum in ranges:
                 with view[offset : offset + length_bytes] as data:
-                    # Mapped first, then read: in turns it is up to a quarter slower, and so is MADV_POPULATE_READ where
-                    # the cache holds the file in small pieces, since it goes from page to page.
+                    # Mapped first, then read: in turns it is up to a quarter slower,
+                    # and so is MADV_POPULATE_READ where the cache holds the file in
+                    # small pieces, since it goes from page to page.
                     data[::_FAULT_AROUND_BYTES].tobytes()
-                    entries.append(window_checksums(data, ChecksumType(checksum_type), bytes_per_checksum))
+                    entries.append(
+                        window_checksums(data, ChecksumType(checksum_type), bytes_per_checksum)
+                    )
             return b"".join(entries)
     finally:
         os.close(fd)

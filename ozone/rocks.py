@@ -1,13 +1,16 @@
-"""RocksDB: the database of a volume's containers, opened beside a live datanode or as its owner.
+"""RocksDB: the database of a volume's containers, opened beside a live datanode or as
+its owner.
 
-Schema V3 keeps all containers of a volume in one database: a key is the container ID (8 bytes, big-endian), `|`, and
-a text: a block's decimal ID or a counter's name. So the order within a container is that of text, not of numbers.
+Schema V3 keeps all containers of a volume in one database: a key is the container ID (8
+bytes, big-endian), `|`, and a text: a block's decimal ID or a counter's name. So the
+order within a container is that of text, not of numbers.
 
-A datanode must never notice that we read. Opening a database for reading still writes into its folder, hence the
-shadow: a folder elsewhere with symbolic links to the files, opened read-only. All table files are opened at once, so
-that what the datanode removes later stays readable and the shadow can go as soon as the database is open. Opening
-read-write in order to see whether the database is free would already rename the live log: the lock is asked about,
-never tried.
+A datanode must never notice that we read. Opening a database for reading still writes
+into its folder, hence the shadow: a folder elsewhere with symbolic links to the files,
+opened read-only. All table files are opened at once, so that what the datanode removes
+later stays readable and the shadow can go as soon as the database is open. Opening
+read-write in order to see whether the database is free would already rename the live
+log: the lock is asked about, never tried.
 """
 
 import contextlib
@@ -41,7 +44,8 @@ from merkle.errors import DatabaseError, VolumeLockedError
 from merkle.tree import BlockId, ContainerId
 from ozone.disk import Disk, Operation, disk_error
 
-# A datanode may remove a file between our listing it and opening it; each try lists afresh.
+# A datanode may remove a file between our listing it and opening it; each try lists
+# afresh.
 SHADOW_TRIES_MAX = 8
 _SEPARATOR = b"|"
 _STRAY = "rocksdict-config.json"
@@ -110,23 +114,29 @@ class Batch:
 
 
 class Database:
-    """One open RocksDB. Safe to read from several threads; iterate to the end or drop the iterator before closing."""
+    """One open RocksDB. Safe to read from several threads; iterate to the end or drop
+    the iterator before closing.
+    """
 
     def __init__(self, rdict: Rdict, path: Path, *, disk: Disk | None) -> None:
-        """Not for callers: see `open_shadow`, `open_owner` and `create`. Without a disk there is no writing."""
+        """Not for callers: see `open_shadow`, `open_owner` and `create`. Without a disk
+        there is no writing.
+        """
         self._rdict = rdict
         self._path = path
         self._disk = disk
         self._closed = False
         self._tables: dict[Table, Rdict] = {}
         for table in Table:
-            # Databases of older releases lack some tables, and a shadow cannot create them.
+            # Databases of older releases lack some tables, and a shadow cannot create
+            # them.
             with contextlib.suppress(DatabaseError), _translated(path, "open"):
                 self._tables[table] = rdict.get_column_family(table.value)
 
     @classmethod
     def open_shadow(cls, path: Path, shadow_folder: Path) -> Self:
-        """A snapshot of a database that another process may be writing; not a byte is written under `path`.
+        """A snapshot of a database that another process may be writing; not a byte is
+        written under `path`.
 
         Raises:
             DatabaseError: there is no database, or it cannot be read.
@@ -157,7 +167,8 @@ class Database:
         """The database for reading and writing; missing tables are created.
 
         Raises:
-            VolumeLockedError: another process, whose ID is the fact `pid`, or this one has it open.
+            VolumeLockedError: another process, whose ID is the fact `pid`, or this one
+                has it open.
             DatabaseError: there is no database, or it cannot be opened.
         """
         _require_database(path)
@@ -168,7 +179,9 @@ class Database:
             try:
                 with _translated(path, "open"):
                     rdict = _open(path, AccessType.read_write())
-                    for missing in set(Table) - set(Rdict.list_cf(str(path), Options(raw_mode=True))):
+                    for missing in set(Table) - set(
+                        Rdict.list_cf(str(path), Options(raw_mode=True))
+                    ):
                         rdict.create_column_family(missing.value, _table_options()).close()
             finally:
                 _remove_stray(path)
@@ -176,7 +189,8 @@ class Database:
 
     @classmethod
     def create(cls, path: Path, disk: Disk) -> Self:
-        """A new database such as a datanode makes for a volume, open for reading and writing.
+        """A new database such as a datanode makes for a volume, open for reading and
+        writing.
 
         Raises:
             DatabaseError: there is one already, or it cannot be created.
@@ -190,7 +204,12 @@ class Database:
             options.create_missing_column_families(True)
             options.set_bytes_per_sync(1 << 20)
             tables = {name: _table_options() for name in ("default", *Table)}
-            rdict = Rdict(str(path), options=options, column_families=tables, access_type=AccessType.read_write())
+            rdict = Rdict(
+                str(path),
+                options=options,
+                column_families=tables,
+                access_type=AccessType.read_write(),
+            )
             _remove_stray(path)
             return cls(rdict, path, disk=disk)
 
@@ -212,8 +231,9 @@ class Database:
         """One of a container's numbers, or None if it was never written.
 
         Raises:
-            DatabaseError: with the fact `container_id`, where the row cannot be read or is no number. A bad sector in a
-                table's file costs the rows of one of its blocks, some 16 KiB, and every other row can be read.
+            DatabaseError: with the fact `container_id`, where the row cannot be read or
+                is no number. A bad sector in a table's file costs the rows of one of
+                its blocks, some 16 KiB, and every other row can be read.
         """
         self._check_open()
         try:
@@ -232,13 +252,16 @@ class Database:
         return int.from_bytes(raw, "big", signed=True)
 
     def items(self, table: Table, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values under a prefix, in the order of the keys, as they were at the first step."""
+        """Keys and values under a prefix, in the order of the keys, as they were at the
+        first step.
+        """
         rows = self._table(table)
         if rows is None:
             return
         with _translated(self._path, "read"):
             options = ReadOptions()
-            # An explicit bound: a prefix seek without the prefix extractor loaded runs on into later containers.
+            # An explicit bound: a prefix seek without the prefix extractor loaded runs
+            # on into later containers.
             options.set_iterate_upper_bound(prefix[:-1] + bytes([prefix[-1] + 1]))
             options.set_total_order_seek(True)
             found = rows.iter(options)
@@ -246,8 +269,9 @@ class Database:
         while True:
             with _translated(self._path, "read"):
                 if not found.valid():
-                    # The end of the rows, or a block that cannot be read: the status alone tells them apart, and the
-                    # binding's own iterators do not ask.
+                    # The end of the rows, or a block that cannot be read: the status
+                    # alone tells them apart, and the binding's own iterators do not
+                    # ask.
                     found.status()
                     return
                 item = found.key(), found.value()
@@ -258,8 +282,9 @@ class Database:
         """Write all changes of a batch, or none; durable on return.
 
         Raises:
-            DatabaseError: with the fact `suspect`, as a failed sync of a file has it: the library does not say which
-                part failed, and until the database is opened anew it is unknown what it holds.
+            DatabaseError: with the fact `suspect`, as a failed sync of a file has it:
+                the library does not say which part failed, and until the database is
+                opened anew it is unknown what it holds.
         """
         assert self._disk is not None, "a shadow is read-only"
 
@@ -291,10 +316,12 @@ class Database:
         self._disk.durable(Operation.SYNC, self._path, act)
 
     def close(self) -> None:
-        """Close the database; an owner's lock is free afterwards. Closing twice is no error.
+        """Close the database; an owner's lock is free afterwards. Closing twice is no
+        error.
 
         Raises:
-            DatabaseError: the library says that a write failed, which its writer heard then; it is closed all the same.
+            DatabaseError: the library says that a write failed, which its writer heard
+                then; it is closed all the same.
         """
         if self._closed:
             return
@@ -321,17 +348,20 @@ class Database:
 
 
 def lock_holder(lock: Path) -> int | None:
-    """The process that holds RocksDB's lock, or None; 0 is a process that we cannot see.
+    """The process that holds RocksDB's lock, or None; 0 is a process that we cannot
+    see.
 
-    Only ask about a database that this process has not open: closing any descriptor of a file drops all record locks
-    that the process has on it.
+    Only ask about a database that this process has not open: closing any descriptor of
+    a file drops all record locks that the process has on it.
     """
     try:
         fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DatabaseError(f"cannot ask about the lock {lock}: {error.strerror}", path=str(lock)) from error
+        raise DatabaseError(
+            f"cannot ask about the lock {lock}: {error.strerror}", path=str(lock)
+        ) from error
     try:
         asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
@@ -340,7 +370,8 @@ def lock_holder(lock: Path) -> int | None:
         os.close(fd)
 
 
-# The databases that this process has open as owner: asking the system would drop our own locks.
+# The databases that this process has open as owner: asking the system would drop our
+# own locks.
 _owned: set[Path] = set()
 _owned_lock = threading.Lock()
 
@@ -379,22 +410,30 @@ def _require_database(path: Path) -> None:
         if not (path / "CURRENT").is_file():
             raise DatabaseError(f"there is no RocksDB in {path}", path=str(path), missing=True)
         for entry in path.iterdir():
-            # A datanode may remove a file at any time; what is gone is no pipe. RocksDB would wait for ever at one.
+            # A datanode may remove a file at any time; what is gone is no pipe. RocksDB
+            # would wait for ever at one.
             with contextlib.suppress(OSError):
                 if not stat.S_ISREG(mode := entry.stat().st_mode) and not stat.S_ISDIR(mode):
-                    raise DatabaseError(f"in the database {path}, {entry.name} is not a file", path=str(path))
+                    raise DatabaseError(
+                        f"in the database {path}, {entry.name} is not a file", path=str(path)
+                    )
 
 
 def _remove_stray(path: Path) -> None:
-    """Harmless to a datanode, but not ours to leave behind, least of all in what cannot be opened."""
-    # What is wrong with the disk is said of the database: an error here would take that one's place.
+    """Harmless to a datanode, but not ours to leave behind, least of all in what cannot
+    be opened.
+    """
+    # What is wrong with the disk is said of the database: an error here would take that
+    # one's place.
     with contextlib.suppress(OSError):
         (path / _STRAY).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _shadow_writes(shadow_folder: Path) -> Iterator[None]:
-    """What the system refuses meanwhile it refuses to the shadow: a full disk of ours is no broken database."""
+    """What the system refuses meanwhile it refuses to the shadow: a full disk of ours
+    is no broken database.
+    """
     try:
         yield
     except OSError as error:
@@ -402,7 +441,9 @@ def _shadow_writes(shadow_folder: Path) -> Iterator[None]:
 
 
 def _open(path: Path, access: AccessType) -> Rdict:
-    """Open with the options that the database was last written with, where they can be read."""
+    """Open with the options that the database was last written with, where they can be
+    read.
+    """
     names = Rdict.list_cf(str(path), Options(raw_mode=True))
     options, stored = Options(raw_mode=True), dict[str, Options]()
     with contextlib.suppress(DatabaseError), _translated(path, "read the options of"):
@@ -411,7 +452,8 @@ def _open(path: Path, access: AccessType) -> Rdict:
     options.create_if_missing(False)
     # All files opened at once: see the module's text.
     options.set_max_open_files(-1)
-    # `default` among them: the options of the database as a whole say nothing about its tables.
+    # `default` among them: the options of the database as a whole say nothing about its
+    # tables.
     tables = {name: stored.get(name) or _table_options() for name in names}
     for table in tables.values():
         # Set anew, since not all of it comes back from the file of options.
@@ -432,29 +474,42 @@ def _block_options() -> BlockBasedOptions:
 
 
 def _table_options() -> Options:
-    """What a datanode sets for a table (its DISK profile), as far as files depend on it."""
+    """What a datanode sets for a table (its DISK profile), as far as files depend on
+    it.
+    """
     options = Options(raw_mode=True)
     options.set_block_based_table_factory(_block_options())
     options.set_compression_type(DBCompressionType.snappy())
     options.set_level_compaction_dynamic_level_bytes(True)
     options.set_write_buffer_size(128 << 20)
-    options.set_prefix_extractor(SliceTransform.create_fixed_prefix(len(container_prefix(ContainerId(0)))))
+    options.set_prefix_extractor(
+        SliceTransform.create_fixed_prefix(len(container_prefix(ContainerId(0))))
+    )
     return options
 
 
 @contextlib.contextmanager
 def _translated(path: Path, verb: str, *, suspect: bool = False) -> Iterator[None]:
-    """RocksDB's errors become ours. The binding raises bare `Exception`, so that no narrower class can be caught.
+    """RocksDB's errors become ours. The binding raises bare `Exception`, so that no
+    narrower class can be caught.
 
-    It raises `OSError` where it writes a file of its own, before RocksDB tries anything.
+    It raises `OSError` where it writes a file of its own, before RocksDB tries
+    anything.
     """
     try:
         yield
     except Exception as error:
-        if type(error) is not Exception and not isinstance(error, OSError) and type(error).__module__ != "rocksdict":
+        if (
+            type(error) is not Exception
+            and not isinstance(error, OSError)
+            and type(error).__module__ != "rocksdict"
+        ):
             raise
         text = str(error)
-        # A LOCK that cannot be opened, as on a read-only file system, is held by nobody.
+        # A LOCK that cannot be opened, as on a read-only file system, is held by
+        # nobody.
         if "LOCK" in text and "open a file for lock" not in text:
             raise _locked(path, 0) from error
-        raise DatabaseError(f"cannot {verb} the database {path}: {error}", path=str(path), suspect=suspect) from error
+        raise DatabaseError(
+            f"cannot {verb} the database {path}: {error}", path=str(path), suspect=suspect
+        ) from error

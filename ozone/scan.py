@@ -1,14 +1,19 @@
-"""Scan a container: read what is on disk, compare it with what was recorded; findings and a tree come out.
+"""Scan a container: read what is on disk, compare it with what was recorded; findings
+and a tree come out.
 
-The rules are those of Ozone's container scanner, to the letter where they reach the tree, so that a root computed here
-equals the one that a datanode reports for the same bytes. First the folder and the descriptor are checked; if they
-fail, nothing else is read and the tree is empty. Then every chunk is read window by window. A chunk that does not
-match enters the tree with the checksums of the bytes that were found, marked as not matching.
+The rules are those of Ozone's container scanner, to the letter where they reach the
+tree, so that a root computed here equals the one that a datanode reports for the same
+bytes. First the folder and the descriptor are checked; if they fail, nothing else is
+read and the tree is empty. Then every chunk is read window by window. A chunk that does
+not match enters the tree with the checksums of the bytes that were found, marked as not
+matching.
 
-One deliberate difference: a record that cannot be parsed costs its own block only. Ozone stops at the first.
+One deliberate difference: a record that cannot be parsed costs its own block only.
+Ozone stops at the first.
 
-Data are read into a buffer, or mapped by a worker process, which is faster. The worker is believed only where it finds
-what was recorded: everything else is read again the plain way, so that every finding is that of a plain read.
+Data are read into a buffer, or mapped by a worker process, which is faster. The worker
+is believed only where it finds what was recorded: everything else is read again the
+plain way, so that every finding is that of a plain read.
 """
 
 import contextlib
@@ -36,13 +41,15 @@ from ozone.containers import Container
 from ozone.disk import Reader
 from ozone.mapped import RANGES_MAX, MappedRange, MappedReader, MappedRequest
 
-# Measured: each doubling up to here makes a scan faster, none beyond it does. It is also the size of most chunks, so
-# that one costs one read and one call of the kernel.
+# Measured: each doubling up to here makes a scan faster, none beyond it does. It is
+# also the size of most chunks, so that one costs one read and one call of the kernel.
 BUFFER_BYTES = 4 << 20
-# One request to the worker covers so much, and one more waits behind it: a rate limit and a cancel, which act between
-# requests, let no more pass. Smaller ones, as measured, cost more than they are worth.
+# One request to the worker covers so much, and one more waits behind it: a rate limit
+# and a cancel, which act between requests, let no more pass. Smaller ones, as measured,
+# cost more than they are worth.
 MAPPED_BYTES = 32 << 20
-# Files or descriptors have run out in this process or machine: it says nothing about the container.
+# Files or descriptors have run out in this process or machine: it says nothing about
+# the container.
 _EXHAUSTED = {errno.errorcode[errno.EMFILE], errno.errorcode[errno.ENFILE]}
 
 
@@ -63,7 +70,9 @@ class FindingType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault: of the container, of a block, or of a chunk (at `offset` in the block)."""
+    """One fault: of the container, of a block, or of a chunk (at `offset` in the
+    block).
+    """
 
     type: FindingType
     block_id: BlockId | None = None
@@ -73,11 +82,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class ScanResult:
-    """What a scan saw; `tree` holds live blocks only, stored tombstones are laid over it by whoever keeps the tree.
+    """What a scan saw; `tree` holds live blocks only, stored tombstones are laid over
+    it by whoever keeps the tree.
 
-    `bad_windows` names, for every chunk that is in the tree and does not match, the windows that failed or were not
-    there. `transient`: there are findings, but each of them came from a lack of file handles; they prove nothing.
-    `deleted`: the container is marked as deleted or went away during the scan; there are no findings.
+    `bad_windows` names, for every chunk that is in the tree and does not match, the
+    windows that failed or were not there. `transient`: there are findings, but each of
+    them came from a lack of file handles; they prove nothing. `deleted`: the container
+    is marked as deleted or went away during the scan; there are no findings.
     """
 
     tree: ContainerTree
@@ -90,7 +101,8 @@ class ScanResult:
 
 
 def build_from_metadata(container: Container) -> ContainerTree:
-    """The tree by the records alone, as Ozone builds it at close: empty blocks and chunks without checksums included.
+    """The tree by the records alone, as Ozone builds it at close: empty blocks and
+    chunks without checksums included.
 
     Raises:
         DatabaseError, RecordInvalidError: a record cannot be read.
@@ -102,7 +114,8 @@ def build_from_metadata(container: Container) -> ContainerTree:
 
 
 def scan_metadata(container: Container) -> ScanResult:
-    """Check folder, descriptor and records, and build the tree by the records that can be read.
+    """Check folder, descriptor and records, and build the tree by the records that can
+    be read.
 
     Raises:
         InterruptedRepairError: the volume was closed meanwhile.
@@ -126,9 +139,11 @@ def scan(
     cancelled: Callable[[], bool] | None = None,
     mapped: MappedReader | None = None,
 ) -> ScanResult:
-    """Check the container and read all of its data, by `mapped` if given; what comes out is the same.
+    """Check the container and read all of its data, by `mapped` if given; what comes
+    out is the same.
 
-    `on_bytes` is told of every piece read and may wait, which limits the rate; `cancelled` is asked before each.
+    `on_bytes` is told of every piece read and may wait, which limits the rate;
+    `cancelled` is asked before each.
 
     Raises:
         InterruptedRepairError: `cancelled` said so, or the volume was closed meanwhile.
@@ -137,7 +152,9 @@ def scan(
     if deleted:
         return _deleted(container)
     if findings:
-        return ScanResult(ContainerTree.of(container.container_id, ()), tuple(findings), transient=transient)
+        return ScanResult(
+            ContainerTree.of(container.container_id, ()), tuple(findings), transient=transient
+        )
     data = _DataScan(container, on_bytes or _ignore, cancelled or _never)
     data.blocks(_records(container, findings), mapped)
     findings += _still_recorded(container, data.findings)
@@ -155,10 +172,12 @@ def scan(
 
 
 def lost_chunks(container: Container, tree: ContainerTree) -> dict[BlockId, list[int]]:
-    """The offsets of the chunks that records name and a tree of the data has not, by block; deleted ones are not lost.
+    """The offsets of the chunks that records name and a tree of the data has not, by
+    block; deleted ones are not lost.
 
     Raises:
-        DatabaseError, RecordInvalidError: the table cannot be iterated; a record that cannot be read is passed over.
+        DatabaseError, RecordInvalidError: the table cannot be iterated; a record that
+            cannot be read is passed over.
     """
     entries = {block.block_id: block for block in tree.blocks}
     lost: dict[BlockId, list[int]] = {}
@@ -169,19 +188,27 @@ def lost_chunks(container: Container, tree: ContainerTree) -> dict[BlockId, list
         if record is None or (entry and entry.deleted):
             continue
         known = {chunk.offset for chunk in entry.chunks} if entry else set[int]()
-        offsets = [c.offset for c in record.chunks if c.is_verifiable and c.length_bytes and c.offset not in known]
+        offsets = [
+            c.offset
+            for c in record.chunks
+            if c.is_verifiable and c.length_bytes and c.offset not in known
+        ]
         if offsets:
             lost[block_id] = offsets
     return lost
 
 
 def _check_folder(container: Container) -> tuple[list[Finding], bool, bool]:
-    """The faults of folder and descriptor; whether the container is marked as deleted; whether they prove nothing.
+    """The faults of folder and descriptor; whether the container is marked as deleted;
+    whether they prove nothing.
 
-    The descriptor's recorded paths are not compared with where the container was found: volumes move.
+    The descriptor's recorded paths are not compared with where the container was found:
+    volumes move.
     """
 
-    def found(kind: FindingType, detail: str, *, transient: bool = False) -> tuple[list[Finding], bool, bool]:
+    def found(
+        kind: FindingType, detail: str, *, transient: bool = False
+    ) -> tuple[list[Finding], bool, bool]:
         return [Finding(kind, detail=detail)], False, transient
 
     if not container.disk.is_folder(container.folder):
@@ -210,7 +237,9 @@ def _records(container: Container, findings: list[Finding]) -> Iterator[BlockRec
             try:
                 record = container.stored_record(block_id)
             except RecordInvalidError as error:
-                findings.append(Finding(FindingType.INACCESSIBLE_DB, block_id, detail=error.message))
+                findings.append(
+                    Finding(FindingType.INACCESSIBLE_DB, block_id, detail=error.message)
+                )
                 continue
             if record is not None:
                 yield record
@@ -219,15 +248,21 @@ def _records(container: Container, findings: list[Finding]) -> Iterator[BlockRec
 
 
 def _check_held(container: Container, findings: list[Finding]) -> None:
-    """End without a word about the container if its database was taken away under the scan (row S17)."""
+    """End without a word about the container if its database was taken away under the
+    scan (row S17).
+    """
     if findings and container.volume.is_closed:
         text = f"the volume was closed during the scan of container {container.container_id}"
         raise InterruptedRepairError(text, container_id=container.container_id)
 
 
 def _still_recorded(container: Container, findings: list[Finding]) -> list[Finding]:
-    """The findings without those on files of blocks that were deleted since their records were read."""
-    missing = {finding.block_id for finding in findings if finding.type is FindingType.MISSING_DATA_FILE}
+    """The findings without those on files of blocks that were deleted since their
+    records were read.
+    """
+    missing = {
+        finding.block_id for finding in findings if finding.type is FindingType.MISSING_DATA_FILE
+    }
     if not missing:
         return findings
     container.volume.refresh()
@@ -241,11 +276,17 @@ def _still_recorded(container: Container, findings: list[Finding]) -> list[Findi
 def _add_record(builder: TreeBuilder, record: BlockRecord) -> None:
     builder.add_block(record.block_id)
     for chunk in record.chunks:
-        builder.add_chunk(record.block_id, ChunkTree(chunk.offset, chunk.length_bytes, chunk.data_checksum))
+        builder.add_chunk(
+            record.block_id, ChunkTree(chunk.offset, chunk.length_bytes, chunk.data_checksum)
+        )
 
 
 def _deleted(container: Container) -> ScanResult:
-    return ScanResult(ContainerTree.of(container.container_id, ()), notes=("the container is deleted",), deleted=True)
+    return ScanResult(
+        ContainerTree.of(container.container_id, ()),
+        notes=("the container is deleted",),
+        deleted=True,
+    )
 
 
 class _Notes:
@@ -264,17 +305,21 @@ class _Notes:
         notes = []
         if self._chunks_unverifiable:
             notes.append(
-                f"{self._chunks_unverifiable} chunks in {self._blocks_unverifiable} blocks were written without "
-                "checksums (type NONE) and cannot be verified"
+                f"{self._chunks_unverifiable} chunks in {self._blocks_unverifiable} blocks were"
+                " written without checksums (type NONE) and cannot be verified"
             )
         # Where these fail, findings say so already.
         with contextlib.suppress(DatabaseError, DiskError, RecordInvalidError):
-            notes += [f"orphan file {name}: no record names it" for name in container.orphan_files()]
+            notes += [
+                f"orphan file {name}: no record names it" for name in container.orphan_files()
+            ]
         return tuple(notes)
 
 
 def large_pages(length_bytes: int) -> mmap.mmap:
-    """Memory in large pages, where the system has them: a copy into it is up to a tenth faster."""
+    """Memory in large pages, where the system has them: a copy into it is up to a tenth
+    faster.
+    """
     memory = mmap.mmap(-1, length_bytes)
     # A kernel without them refuses; other systems do not even have the word.
     with contextlib.suppress(OSError, AttributeError):
@@ -289,7 +334,9 @@ class _Buffer(threading.local):
         self._view = memoryview(large_pages(BUFFER_BYTES))
 
     def of(self, length: int) -> memoryview:
-        """At least `length` bytes, which only a window larger than the buffer makes larger."""
+        """At least `length` bytes, which only a window larger than the buffer makes
+        larger.
+        """
         if length > len(self._view):
             return memoryview(bytearray(length))
         return self._view
@@ -325,7 +372,9 @@ class _MappedBlock:
         return self.answered == self.asked and (self.failed or self.asked == len(self.groups))
 
     def take(self, answer: bytes | MappedReadError) -> Iterator[ChunkRecord]:
-        """Note the answer to the next group; yields the chunks that hold what was recorded."""
+        """Note the answer to the next group; yields the chunks that hold what was
+        recorded.
+        """
         group = self.groups[self.answered]
         self.answered += 1
         if isinstance(answer, MappedReadError):
@@ -344,7 +393,9 @@ class _MappedBlock:
 class _DataScan:
     """Reads the blocks of one container."""
 
-    def __init__(self, container: Container, on_bytes: Callable[[int], None], cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self, container: Container, on_bytes: Callable[[int], None], cancelled: Callable[[], bool]
+    ) -> None:
         self.builder = TreeBuilder(container.container_id)
         self.findings: list[Finding] = []
         self.notes = _Notes()
@@ -374,14 +425,18 @@ class _DataScan:
             self._block(block.record, block.proven)
 
     def _block(self, record: BlockRecord, proven: Mapping[int, _Observed]) -> None:
-        """Read of one block what is not proven to hold what was recorded, and note what there is."""
+        """Read of one block what is not proven to hold what was recorded, and note what
+        there is.
+        """
         self.notes.see(record)
         if not record.chunks:
             return
         chunks = [chunk for chunk in record.chunks if chunk.is_verifiable]
         try:
             with self._container.open_block(record.block_id) as reader:
-                observed = [proven.get(chunk.offset) or self._read(reader, chunk) for chunk in chunks]
+                observed = [
+                    proven.get(chunk.offset) or self._read(reader, chunk) for chunk in chunks
+                ]
         except DiskError as error:
             if error.facts.get("missing"):
                 self._file_missing(record)
@@ -393,14 +448,21 @@ class _DataScan:
             self._judge(record.block_id, chunk, seen)
 
     def _file_missing(self, record: BlockRecord) -> None:
-        # The writer of a short erasure-coded stripe records blocks of no bytes that never get a file.
+        # The writer of a short erasure-coded stripe records blocks of no bytes that
+        # never get a file.
         if record.chunks[0].length_bytes == 0:
             return
         path = self._container.block_path(record.block_id)
-        self.findings.append(Finding(FindingType.MISSING_DATA_FILE, record.block_id, detail=f"{path} is not there"))
+        self.findings.append(
+            Finding(FindingType.MISSING_DATA_FILE, record.block_id, detail=f"{path} is not there")
+        )
 
-    def _requests(self, records: Iterator[BlockRecord], line: "deque[_MappedBlock]") -> Iterator[MappedRequest]:
-        """What to ask the worker, block by block; each block is put into the line first."""
+    def _requests(
+        self, records: Iterator[BlockRecord], line: "deque[_MappedBlock]"
+    ) -> Iterator[MappedRequest]:
+        """What to ask the worker, block by block; each block is put into the line
+        first.
+        """
         for record in records:
             block = _MappedBlock(record, _groups(record))
             line.append(block)
@@ -408,11 +470,16 @@ class _DataScan:
             while not block.failed and block.asked < len(block.groups):
                 group = block.groups[block.asked]
                 block.asked += 1
-                ranges = (MappedRange(c.offset, c.length_bytes, c.checksum_type, c.bytes_per_checksum) for c in group)
+                ranges = (
+                    MappedRange(c.offset, c.length_bytes, c.checksum_type, c.bytes_per_checksum)
+                    for c in group
+                )
                 yield MappedRequest(path, tuple(ranges))
 
     def _read(self, reader: Reader, chunk: ChunkRecord) -> _Observed:
-        """Read one chunk through the buffer, whole windows at a time, and compare as it goes."""
+        """Read one chunk through the buffer, whole windows at a time, and compare as it
+        goes.
+        """
         observed = _Observed()
         window, width = chunk.bytes_per_checksum, WIDTH[chunk.checksum_type]
         recorded = chunk.entries
@@ -442,7 +509,9 @@ class _DataScan:
 
     def _go_on(self) -> None:
         if self._cancelled():
-            raise InterruptedRepairError(f"the scan of container {self._container.container_id} was cancelled")
+            raise InterruptedRepairError(
+                f"the scan of container {self._container.container_id} was cancelled"
+            )
 
     def _count(self, length_bytes: int) -> None:
         self.bytes_read += length_bytes
@@ -456,7 +525,10 @@ class _DataScan:
             kind, detail = FindingType.CORRUPT_CHUNK, seen.error.message
             self.exhausted += seen.error.facts.get("errno") in _EXHAUSTED
         elif seen.bad:
-            kind, detail = FindingType.CORRUPT_CHUNK, f"{len(seen.bad)} of {len(chunk.checksums)} windows differ"
+            kind, detail = (
+                FindingType.CORRUPT_CHUNK,
+                f"{len(seen.bad)} of {len(chunk.checksums)} windows differ",
+            )
         elif seen.length_bytes == 0 < chunk.length_bytes:
             kind, detail = FindingType.MISSING_CHUNK, "the file ends before it"
         elif seen.length_bytes < chunk.length_bytes:
@@ -472,12 +544,16 @@ class _DataScan:
         if kind is not None:
             bad = seen.bad
             if seen.length_bytes < chunk.length_bytes:
-                bad |= set(range(seen.length_bytes // chunk.bytes_per_checksum, len(chunk.checksums)))
+                bad |= set(
+                    range(seen.length_bytes // chunk.bytes_per_checksum, len(chunk.checksums))
+                )
             self.bad_windows[block_id, chunk.offset] = frozenset(bad)
 
 
 def _groups(record: BlockRecord) -> list[list[ChunkRecord]]:
-    """The chunks that can be verified, as many together as one request covers, at least one."""
+    """The chunks that can be verified, as many together as one request covers, at least
+    one.
+    """
     groups: list[list[ChunkRecord]] = []
     room = 0
     for chunk in record.chunks:
@@ -492,7 +568,11 @@ def _groups(record: BlockRecord) -> list[list[ChunkRecord]]:
 
 
 def _differing(ours: bytes, theirs: bytes, width: int) -> Iterator[int]:
-    return (i for i in range(len(ours) // width) if ours[i * width : (i + 1) * width] != theirs[i * width :][:width])
+    return (
+        i
+        for i in range(len(ours) // width)
+        if ours[i * width : (i + 1) * width] != theirs[i * width :][:width]
+    )
 
 
 def _ignore(_: int) -> None:

@@ -1,7 +1,9 @@
-"""One volume's replicas, each with its tree from the asked truth: what exports and sweeps are made of.
+"""One volume's replicas, each with its tree from the asked truth: what exports and
+sweeps are made of.
 
-A walk never ends at a container that cannot be read: it becomes a replica without a tree, and its faults say why.
-Nothing is written, so that a live datanode or an agent may own the volume at the same time.
+A walk never ends at a container that cannot be read: it becomes a replica without a
+tree, and its faults say why. Nothing is written, so that a live datanode or an agent
+may own the volume at the same time.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,7 +42,9 @@ _SUMS = {TreeRefusal.BLOCK_CHECKSUM.value, TreeRefusal.ROOT_CHECKSUM.value}
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something wrong with a replica or with what is stored of it: a FindingType's value, or one of the kinds above."""
+    """Something wrong with a replica or with what is stored of it: a FindingType's
+    value, or one of the kinds above.
+    """
 
     kind: str
     detail: str
@@ -52,9 +56,10 @@ class Fault:
 class Surveyed:
     """One replica as it was found.
 
-    `state` is None where the descriptor cannot be read. `source` is where the tree comes from, and None where there is
-    none: `tree` then has nothing, or the little that could be read, and its root is unknown. `findings` are those of
-    the scan alone, `faults` are those too and all others.
+    `state` is None where the descriptor cannot be read. `source` is where the tree
+    comes from, and None where there is none: `tree` then has nothing, or the little
+    that could be read, and its root is unknown. `findings` are those of the scan alone,
+    `faults` are those too and all others.
     """
 
     container_id: ContainerId
@@ -82,7 +87,9 @@ class Survey:
         trees: TreeFiles | None = None,
         scanned_ms: Callable[[ContainerId], int | None] | None = None,
     ) -> None:
-        """`trees` and `scanned_ms` are what an agent knows beside the volume: its own trees, tombstones, scan times."""
+        """`trees` and `scanned_ms` are what an agent knows beside the volume: its own
+        trees, tombstones, scan times.
+        """
         self.datanode = volume.datanode_id
         self.volume = volume.storage_id
         self.created_ms = volume.created_ms
@@ -122,7 +129,8 @@ class Survey:
         cancelled: Callable[[], bool] | None = None,
         mapped: MappedReader | None = None,
     ) -> Iterator[Surveyed]:
-        """All replicas, or those of `ids`, that are not deleted; `on_bytes` hears of data read and may wait.
+        """All replicas, or those of `ids`, that are not deleted; `on_bytes` hears of
+        data read and may wait.
 
         Raises:
             DiskError: the volume's folders cannot be listed.
@@ -169,7 +177,9 @@ class Survey:
         return None if found.state is None and self._is_gone(container_id) else found
 
     def _is_gone(self, container_id: ContainerId) -> bool:
-        """Whether the container was deleted since the walk began: folder and records."""
+        """Whether the container was deleted since the walk began: folder and
+        records.
+        """
         with suppress(ReconcileError):
             if container_id in self._store.ids():
                 return False
@@ -189,13 +199,15 @@ def survey_container(
     cancelled: Callable[[], bool] | None = None,
     mapped: MappedReader | None = None,
 ) -> Surveyed:
-    """One replica. Without `fall_back` a stored tree is taken as it is, or an empty one where there is none.
+    """One replica. Without `fall_back` a stored tree is taken as it is, or an empty one
+    where there is none.
 
     `scanned_ms` counts where it is given; else the descriptor's.
 
     Raises:
         ContainerUnsupportedError: it is of an older schema or layout.
-        DescriptorError: with `fall_back`, a place in an erasure-coded group that cannot be.
+        DescriptorError: with `fall_back`, a place in an erasure-coded group that cannot
+            be.
         DiskError: file handles ran out, which says nothing about the container.
         InterruptedRepairError: `cancelled` turned true.
     """
@@ -210,7 +222,9 @@ def survey_container(
     if fall_back and state is ReplicaState.DELETED:
         return Surveyed(container_id, state, None, ContainerTree(container_id, None), deleted=True)
     if fall_back and not 0 <= replica_index <= _INDEX_MAX:
-        raise DescriptorError(f"the descriptor of container {container_id} has replicaIndex {replica_index}")
+        raise DescriptorError(
+            f"the descriptor of container {container_id} has replicaIndex {replica_index}"
+        )
     stored = _stored(container, trees)
     if stored.note:
         notes.append(stored.note)
@@ -230,7 +244,8 @@ def survey_container(
     by_data = source is Source.DATA
     result = _scanned(container, on_bytes, cancelled, mapped) if by_data else _checked(container)
     unknown = any(
-        finding.type is FindingType.INACCESSIBLE_DB and finding.block_id is None for finding in result.findings
+        finding.type is FindingType.INACCESSIBLE_DB and finding.block_id is None
+        for finding in result.findings
     )
     unknown = unknown or (by_data and state is None)
     return Surveyed(
@@ -242,7 +257,10 @@ def survey_container(
         replica_index,
         scanned_ms,
         result.findings,
-        (*stored.faults, *(Fault(f.type.value, f.detail, f.block_id, f.offset) for f in result.findings)),
+        (
+            *stored.faults,
+            *(Fault(f.type.value, f.detail, f.block_id, f.offset) for f in result.findings),
+        ),
         (*notes, *result.notes),
         result.bad_windows,
         result.deleted,
@@ -288,7 +306,8 @@ def _settled(result: ScanResult) -> ScanResult:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """The stored tree as far as Ozone would take it; None and a note where it counts as absent.
+    """The stored tree as far as Ozone would take it; None and a note where it counts as
+    absent.
 
     `known` has beside it the tombstones that an agent remembers.
     """
@@ -300,7 +319,9 @@ class _Stored:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is the tree of all that the replica holds: with a root, and no place that cannot be."""
+        """Whether it is the tree of all that the replica holds: with a root, and no
+        place that cannot be.
+        """
         return (
             self.tree is not None
             and self.tree.data_checksum is not None
@@ -329,7 +350,9 @@ def _parsed(container: Container, trees: TreeFiles | None) -> _Stored:
         return _Stored(None, note, (Fault(UNREADABLE, note),))
 
     try:
-        raw = trees.raw(container.container_id) if trees else container.disk.read(container.tree_path)
+        raw = (
+            trees.raw(container.container_id) if trees else container.disk.read(container.tree_path)
+        )
     except ContainerNotFoundError:
         raw = None
     except DiskError as error:

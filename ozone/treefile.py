@@ -1,14 +1,18 @@
-"""`<container ID>.tree`: read it; update it by read, merge and durable replace; never forget a deletion.
+"""`<container ID>.tree`: read it; update it by read, merge and durable replace; never
+forget a deletion.
 
-A tree can be built anew from the data, except for its tombstones: once they are lost, a peer that still holds a
-deleted block brings it back. So they are remembered beside the volume, in its state folder: the previous version of
-every tree, and the tombstones alone, written before the tree that has them, or, of a tree that a datanode wrote, when
-it is first seen. What a tree file lacks of them, because it is unreadable, lost or an old one put back, is found again
-at the next read. An unreadable file is kept in quarantine. One beyond our limits (merkle.limits) counts as unreadable,
-but for its tombstones, and is replaced as soon as what the replica holds makes a tree within them.
+A tree can be built anew from the data, except for its tombstones: once they are lost, a
+peer that still holds a deleted block brings it back. So they are remembered beside the
+volume, in its state folder: the previous version of every tree, and the tombstones
+alone, written before the tree that has them, or, of a tree that a datanode wrote, when
+it is first seen. What a tree file lacks of them, because it is unreadable, lost or an
+old one put back, is found again at the next read. An unreadable file is kept in
+quarantine. One beyond our limits (merkle.limits) counts as unreadable, but for its
+tombstones, and is replaced as soon as what the replica holds makes a tree within them.
 
-Under a read-only hold our trees lie in the state folder altogether. Of the two, the one written last counts: ours
-after a scan, the volume's once its datanode has scanned or repaired the container since.
+Under a read-only hold our trees lie in the state folder altogether. Of the two, the one
+written last counts: ours after a scan, the volume's once its datanode has scanned or
+repaired the container since.
 """
 
 import contextlib
@@ -22,7 +26,13 @@ from pathlib import Path
 from merkle.check import TreeRefusal
 from merkle.checksum import fingerprint
 from merkle.columns import encode_tree
-from merkle.errors import DatabaseError, DiskError, RecordInvalidError, StaleTreeError, TreeRefusedError
+from merkle.errors import (
+    DatabaseError,
+    DiskError,
+    RecordInvalidError,
+    StaleTreeError,
+    TreeRefusedError,
+)
 from merkle.limits import BLOCK_CHUNKS_MAX, MESSAGE_BYTES_MAX, TREE_BLOCKS_MAX
 from merkle.merge import merge
 from merkle.record import BlockRecord
@@ -45,10 +55,12 @@ from protos.convert import (
     tree_from_bytes,
 )
 
-# Writers of different containers seldom meet; locks made per container would add up for ever.
+# Writers of different containers seldom meet; locks made per container would add up for
+# ever.
 _LOCK_STRIPES = 127
 _BEYOND_LIMITS = {
-    refusal.value for refusal in (TreeRefusal.TOO_LARGE, TreeRefusal.TOO_MANY_BLOCKS, TreeRefusal.TOO_MANY_CHUNKS)
+    refusal.value
+    for refusal in (TreeRefusal.TOO_LARGE, TreeRefusal.TOO_MANY_BLOCKS, TreeRefusal.TOO_MANY_CHUNKS)
 }
 
 
@@ -65,10 +77,12 @@ class TreeStatus(Enum):
 class StoredTree:
     """A tree file as read.
 
-    `raw` are its bytes, b"" if absent; `tree` is an empty one without root unless the status is PRESENT, or has the
-    tombstones alone of a file that is beyond our limits; `recovered` are those that we know from elsewhere and the tree
-    lacks, by ascending block ID. `generation` changes with the bytes. Unless the status is PRESENT, peers may know
-    tombstones that are lost here: ask them before anything is taken for missing.
+    `raw` are its bytes, b"" if absent; `tree` is an empty one without root unless the
+    status is PRESENT, or has the tombstones alone of a file that is beyond our limits;
+    `recovered` are those that we know from elsewhere and the tree lacks, by ascending
+    block ID. `generation` changes with the bytes. Unless the status is PRESENT, peers
+    may know tombstones that are lost here: ask them before anything is taken for
+    missing.
     """
 
     status: TreeStatus
@@ -83,7 +97,9 @@ class StoredTree:
 
     @property
     def known(self) -> ContainerTree:
-        """The tree with the recovered tombstones laid over it; without a root where the tree has none."""
+        """The tree with the recovered tombstones laid over it; without a root where the
+        tree has none.
+        """
         if not self.recovered:
             return self.tree
         blocks = {block.block_id: block for block in (*self.tree.blocks, *self.recovered)}
@@ -110,18 +126,29 @@ class TreeFiles:
     """The tree files of one volume. Thread-safe."""
 
     def __init__(
-        self, volume: Volume, disk: Disk, *, on_deleted: Callable[[ContainerId, Sequence[BlockId]], None] | None = None
+        self,
+        volume: Volume,
+        disk: Disk,
+        *,
+        on_deleted: Callable[[ContainerId, Sequence[BlockId]], None] | None = None,
     ) -> None:
-        """`on_deleted` hears of the blocks that become tombstones, before their tree is written."""
+        """`on_deleted` hears of the blocks that become tombstones, before their tree is
+        written.
+        """
         self.stats = TreeFileStats()
         self._on_deleted = on_deleted
         self._volume = volume
         self._disk = disk
         self._locks = [threading.Lock() for _ in range(_LOCK_STRIPES)]
-        # Walking through millions of blocks takes seconds, and what cannot be replaced is met again and again.
+        # Walking through millions of blocks takes seconds, and what cannot be replaced
+        # is met again and again.
         self._last_beyond: tuple[ContainerId | None, bytes, tuple[BlockTree, ...]] = None, b"", ()
         # A repair asks about many blocks of one container in a row.
-        self._last_deleted: tuple[ContainerId | None, bytes, frozenset[BlockId]] = None, b"", frozenset()
+        self._last_deleted: tuple[ContainerId | None, bytes, frozenset[BlockId]] = (
+            None,
+            b"",
+            frozenset(),
+        )
 
     def path(self, container_id: ContainerId) -> Path:
         """Where the tree is written.
@@ -143,14 +170,22 @@ class TreeFiles:
         started = time.perf_counter()
         raw, other = self._versions(container_id)
         tree, status, reason = self._believed(raw, container_id)
-        previous, alone = (self._raw(self._state(kind, container_id)) for kind in ("previous", "tombstones"))
+        previous, alone = (
+            self._raw(self._state(kind, container_id)) for kind in ("previous", "tombstones")
+        )
         remembered: dict[BlockId, BlockTree] = {}
         if status is not TreeStatus.PRESENT and (raw is not None or previous or alone):
-            # The file was there once. Its tombstones may be of deletions that were not finished.
+            # The file was there once. Its tombstones may be of deletions that were not
+            # finished.
             remembered = {t.block_id: t for t in self._pending(container_id)}
         kept = self._tombstones_in(alone, container_id)
-        # What we remember, newest last; of a read-only volume also what its datanode has deleted since.
-        remembered |= self._tombstones_in(other, container_id) | self._tombstones_in(previous, container_id) | kept
+        # What we remember, newest last; of a read-only volume also what its datanode
+        # has deleted since.
+        remembered |= (
+            self._tombstones_in(other, container_id)
+            | self._tombstones_in(previous, container_id)
+            | kept
+        )
         present = {block.block_id for block in tree.blocks if block.deleted}
         self.stats.reads += 1
         self.stats.read_s += time.perf_counter() - started
@@ -165,7 +200,8 @@ class TreeFiles:
         )
 
     def remember(self, stored: StoredTree) -> None:
-        """Keep the tombstones of a tree as it was read, lest they go with a file that another program may lose.
+        """Keep the tombstones of a tree as it was read, lest they go with a file that
+        another program may lose.
 
         Written once: what is kept already costs nothing.
 
@@ -182,7 +218,8 @@ class TreeFiles:
                 self._keep_tombstones(now.known)
 
     def raw(self, container_id: ContainerId) -> bytes | None:
-        """The bytes of the tree file that counts, whatever they are; None where there is none.
+        """The bytes of the tree file that counts, whatever they are; None where there
+        is none.
 
         Raises:
             ContainerNotFoundError, DiskError: as `read` does.
@@ -190,7 +227,8 @@ class TreeFiles:
         return self._versions(container_id)[0]
 
     def generation(self, container_id: ContainerId) -> bytes:
-        """That of the stored tree, as `read` has it; of a file that cannot be read that of none, which no write meets.
+        """That of the stored tree, as `read` has it; of a file that cannot be read that
+        of none, which no write meets.
 
         Raises:
             ContainerNotFoundError: there is no such container.
@@ -202,7 +240,8 @@ class TreeFiles:
         return fingerprint(raw) if raw else b""
 
     def deleted_blocks(self, container_id: ContainerId) -> frozenset[BlockId]:
-        """The blocks that are known as deleted. The tree is parsed again only if its bytes changed.
+        """The blocks that are known as deleted. The tree is parsed again only if its
+        bytes changed.
 
         Raises:
             as `read` does.
@@ -210,17 +249,24 @@ class TreeFiles:
         generation = fingerprint(self.raw(container_id) or b"")
         last_id, last_generation, deleted = self._last_deleted
         if (last_id, last_generation) != (container_id, generation):
-            deleted = frozenset(block.block_id for block in self.read(container_id).known.blocks if block.deleted)
+            deleted = frozenset(
+                block.block_id for block in self.read(container_id).known.blocks if block.deleted
+            )
             self._last_deleted = container_id, generation, deleted
         return deleted
 
     def update(
-        self, container_id: ContainerId, fresh: ContainerTree, *, expected_generation: bytes | None = None
+        self,
+        container_id: ContainerId,
+        fresh: ContainerTree,
+        *,
+        expected_generation: bytes | None = None,
     ) -> ContainerTree:
         """Lay a fresh tree over the stored one, write the outcome and return it.
 
-        Nothing is written if the stored tree is that already. With `expected_generation`, that of the StoredTree
-        which the work began with, a tree that changed meanwhile is not overwritten.
+        Nothing is written if the stored tree is that already. With
+        `expected_generation`, that of the StoredTree which the work began with, a tree
+        that changed meanwhile is not overwritten.
 
         Raises:
             StaleTreeError: the stored tree changed; nothing is written.
@@ -232,14 +278,19 @@ class TreeFiles:
             stored = self.read(container_id)
             if expected_generation is not None and stored.generation != expected_generation:
                 raise StaleTreeError(
-                    f"the tree of container {container_id} changed meanwhile", container_id=container_id
+                    f"the tree of container {container_id} changed meanwhile",
+                    container_id=container_id,
                 )
             return self._write(stored, merge(fresh, stored.known))
 
-    def add_tombstones(self, container_id: ContainerId, records: Iterable[BlockRecord]) -> ContainerTree:
-        """Make the blocks of these records tombstones, with the checksums of their recorded chunks.
+    def add_tombstones(
+        self, container_id: ContainerId, records: Iterable[BlockRecord]
+    ) -> ContainerTree:
+        """Make the blocks of these records tombstones, with the checksums of their
+        recorded chunks.
 
-        The root is computed only if the stored tree has one: without it the live blocks are not known yet.
+        The root is computed only if the stored tree has one: without it the live blocks
+        are not known yet.
 
         Raises:
             ContainerNotFoundError, TreeRefusedError, DiskError: as in `update`.
@@ -248,8 +299,12 @@ class TreeFiles:
             stored = self.read(container_id)
             builder = TreeBuilder(container_id, stored.known)
             for record in records:
-                builder.delete_recorded(record.block_id, [chunk.data_checksum for chunk in record.chunks])
-            return self._write(stored, builder.build(compute_root=stored.tree.data_checksum is not None))
+                builder.delete_recorded(
+                    record.block_id, [chunk.data_checksum for chunk in record.chunks]
+                )
+            return self._write(
+                stored, builder.build(compute_root=stored.tree.data_checksum is not None)
+            )
 
     def forget(self, container_id: ContainerId) -> None:
         """Drop what is remembered of a container that was deleted."""
@@ -266,7 +321,11 @@ class TreeFiles:
         path = self.path(container_id)
         if self._on_deleted is not None:
             known = {block.block_id for block in stored.known.blocks if block.deleted}
-            deleted = [block.block_id for block in tree.blocks if block.deleted and block.block_id not in known]
+            deleted = [
+                block.block_id
+                for block in tree.blocks
+                if block.deleted and block.block_id not in known
+            ]
             if deleted:
                 self._on_deleted(container_id, deleted)
         try:
@@ -274,10 +333,17 @@ class TreeFiles:
                 self._keep_tombstones(tree)
             if stored.status is TreeStatus.PRESENT:
                 self._replace(self._state("previous", container_id), stored.raw)
-            elif stored.raw and not (self._volume.hold is Hold.READ_ONLY and stored.reason in _BEYOND_LIMITS):
-                # Named by content: the same file met again after a crash is kept once. One beyond our limits may be
-                # rightly so to the datanode that goes on writing it, and stays in its volume.
-                kept = self._volume.state_folder / "quarantine" / f"{container_id}-{stored.generation.hex()}.tree"
+            elif stored.raw and not (
+                self._volume.hold is Hold.READ_ONLY and stored.reason in _BEYOND_LIMITS
+            ):
+                # Named by content: the same file met again after a crash is kept once.
+                # One beyond our limits may be rightly so to the datanode that goes on
+                # writing it, and stays in its volume.
+                kept = (
+                    self._volume.state_folder
+                    / "quarantine"
+                    / f"{container_id}-{stored.generation.hex()}.tree"
+                )
                 self._replace(kept, stored.raw)
                 self.stats.quarantined += 1
             if self._volume.hold is Hold.READ_ONLY:
@@ -304,19 +370,28 @@ class TreeFiles:
         try:
             return pending_tombstones(self._volume.database, container_id)
         except DatabaseError:
-            # The deletions that it holds are still to be done, whenever it can be read again.
+            # The deletions that it holds are still to be done, whenever it can be read
+            # again.
             return []
 
-    def _believed(self, raw: bytes | None, container_id: ContainerId) -> tuple[ContainerTree, TreeStatus, str]:
-        """What is taken from a tree file, what became of it, and why it is unreadable."""
+    def _believed(
+        self, raw: bytes | None, container_id: ContainerId
+    ) -> tuple[ContainerTree, TreeStatus, str]:
+        """What is taken from a tree file, what became of it, and why it is
+        unreadable.
+        """
         tree, reason = _parsed(raw, container_id)
         if tree is not None:
             return tree, TreeStatus.PRESENT, ""
-        beyond = self._tombstones_beyond(raw, container_id) if raw and reason in _BEYOND_LIMITS else ()
+        beyond = (
+            self._tombstones_beyond(raw, container_id) if raw and reason in _BEYOND_LIMITS else ()
+        )
         status = TreeStatus.ABSENT if raw is None else TreeStatus.UNREADABLE
         return ContainerTree(container_id, None, beyond), status, reason
 
-    def _tombstones_in(self, raw: bytes | None, container_id: ContainerId) -> dict[BlockId, BlockTree]:
+    def _tombstones_in(
+        self, raw: bytes | None, container_id: ContainerId
+    ) -> dict[BlockId, BlockTree]:
         tree, _, _ = self._believed(raw, container_id)
         return {block.block_id: block for block in tree.blocks if block.deleted}
 
@@ -337,7 +412,9 @@ class TreeFiles:
             raise
 
     def _versions(self, container_id: ContainerId) -> tuple[bytes | None, bytes | None]:
-        """The file that counts, and under a read-only hold the older one, which may have tombstones of its own."""
+        """The file that counts, and under a read-only hold the older one, which may
+        have tombstones of its own.
+        """
         path, volume_path = self.path(container_id), self._volume_path(container_id)
         raw = self._raw(path)
         if path == volume_path:
@@ -361,9 +438,11 @@ class TreeFiles:
 
 
 def pending_tombstones(database: Database, container_id: ContainerId) -> list[BlockTree]:
-    """Tombstones for the blocks that a delete transaction names and that still have a record.
+    """Tombstones for the blocks that a delete transaction names and that still have a
+    record.
 
-    A transaction or record that cannot be read gives none: nothing can be said about the checksums.
+    A transaction or record that cannot be read gives none: nothing can be said about
+    the checksums.
 
     Raises:
         DatabaseError: the database cannot be read.
@@ -388,11 +467,12 @@ def _parsed(raw: bytes | None, container_id: ContainerId) -> tuple[ContainerTree
         tree = tree_from_bytes(raw, container_id)
     except TreeRefusedError as error:
         return None, error.reason
-    # A flipped bit mostly leaves a message that still parses. Only the sums are asked of what we or Ozone wrote: the
-    # other rules of merkle.check are for strangers.
+    # A flipped bit mostly leaves a message that still parses. Only the sums are asked
+    # of what we or Ozone wrote: the other rules of merkle.check are for strangers.
     if any(not b.deleted and b.data_checksum != _live_checksum(b) for b in tree.blocks):
         return None, TreeRefusal.BLOCK_CHECKSUM.value
-    # One flipped bit makes that of a live block, which is under no sum; Ozone's tombstones have none.
+    # One flipped bit makes that of a live block, which is under no sum; Ozone's
+    # tombstones have none.
     if any(b.deleted and b.chunks for b in tree.blocks):
         return None, TreeRefusal.TOMBSTONE_WITH_CHUNKS.value
     if tree.data_checksum not in (None, container_checksum(b.data_checksum for b in tree.blocks)):
@@ -401,7 +481,9 @@ def _parsed(raw: bytes | None, container_id: ContainerId) -> tuple[ContainerTree
 
 
 def _check_limits(tree: ContainerTree, length_bytes: int) -> None:
-    """What we would not take for a tree when we read it again must not stand in the place of another."""
+    """What we would not take for a tree when we read it again must not stand in the
+    place of another.
+    """
     chunks = max((len(block.chunks) for block in tree.blocks), default=0)
     for refusal, what, number, limit in (
         (TreeRefusal.TOO_LARGE, "bytes", length_bytes, MESSAGE_BYTES_MAX),
@@ -409,7 +491,10 @@ def _check_limits(tree: ContainerTree, length_bytes: int) -> None:
         (TreeRefusal.TOO_MANY_CHUNKS, "chunks in a block", chunks, BLOCK_CHUNKS_MAX),
     ):
         if number > limit:
-            text = f"the tree of container {tree.container_id} would have {number} {what}, more than {limit}"
+            text = (
+                f"the tree of container {tree.container_id} would have {number} {what}, more than"
+                f" {limit}"
+            )
             raise TreeRefusedError(refusal.value, text, container_id=tree.container_id)
 
 

@@ -1,9 +1,11 @@
 """A data volume of a datanode, found on disk and held in one of two ways.
 
-Read-only is safe while a live datanode owns the volume: a shadow of its database is read, and not a byte is written
-under the volume. Owner is exclusive: a lock of our own on `hdds/VERSION`, against another of our agents, and RocksDB's
-lock, against a datanode. What an agent has to remember of a volume lies in `Volume.state_folder`, never in a container
-folder, since Ozone fails to pack a container with entries that it does not know.
+Read-only is safe while a live datanode owns the volume: a shadow of its database is
+read, and not a byte is written under the volume. Owner is exclusive: a lock of our own
+on `hdds/VERSION`, against another of our agents, and RocksDB's lock, against a
+datanode. What an agent has to remember of a volume lies in `Volume.state_folder`, never
+in a container folder, since Ozone fails to pack a container with entries that it does
+not know.
 """
 
 import contextlib
@@ -18,7 +20,13 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
-from merkle.errors import ContainerNotFoundError, DatabaseError, DiskError, VolumeError, VolumeLockedError
+from merkle.errors import (
+    ContainerNotFoundError,
+    DatabaseError,
+    DiskError,
+    VolumeError,
+    VolumeLockedError,
+)
 from merkle.tree import ContainerId
 from ozone.disk import Disk, disk_error
 from ozone.rocks import Database
@@ -42,7 +50,9 @@ class Hold(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What `hdds/VERSION` says of a volume; `created_ms`, since the epoch, is None where it says none that can be."""
+    """What `hdds/VERSION` says of a volume; `created_ms`, since the epoch, is None
+    where it says none that can be.
+    """
 
     storage_id: str
     cluster_id: str
@@ -64,10 +74,14 @@ def parse_version(raw: bytes) -> Version:
             properties[key.strip()] = re.sub(r"\\(.)", r"\1", value.strip())
     if properties.get("layOutVersion") != _LAYOUT_VERSION:
         found = properties.get("layOutVersion")
-        raise VolumeError(f"VERSION has layOutVersion {found!r}, not {_LAYOUT_VERSION}", reason="layout_version")
+        raise VolumeError(
+            f"VERSION has layOutVersion {found!r}, not {_LAYOUT_VERSION}", reason="layout_version"
+        )
     for key in ("storageID", "clusterID", "datanodeUuid"):
         if not _NAME.fullmatch(properties.get(key, "")):
-            raise VolumeError(f"VERSION lacks a usable {key}: {properties.get(key)!r}", reason="version_invalid")
+            raise VolumeError(
+                f"VERSION lacks a usable {key}: {properties.get(key)!r}", reason="version_invalid"
+            )
     created = _CREATED_MS.fullmatch(properties.get("ctime", ""))
     return Version(
         properties["storageID"],
@@ -81,7 +95,14 @@ class Volume:
     """One open volume; see `open_volume`. A context manager that closes it."""
 
     def __init__(
-        self, hdds: Path, version: Version, hold: Hold, disk: Disk, *, state_folder: Path, database_path: Path
+        self,
+        hdds: Path,
+        version: Version,
+        hold: Hold,
+        disk: Disk,
+        *,
+        state_folder: Path,
+        database_path: Path,
     ) -> None:
         """Not for callers: see `open_volume`."""
         self.root = hdds.parent
@@ -107,22 +128,30 @@ class Volume:
         """The database of the volume's containers.
 
         Raises:
-            DatabaseError: there is none, it could not be opened, or the volume is closed.
+            DatabaseError: there is none, it could not be opened, or the volume is
+                closed.
         """
         if isinstance(self._database, Database):
             return self._database
-        raise self._database or DatabaseError(f"the volume {self.root} is closed", path=str(self.root))
+        raise self._database or DatabaseError(
+            f"the volume {self.root} is closed", path=str(self.root)
+        )
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was given back: what cannot be read of its database since says nothing about containers."""
+        """Whether it was given back: what cannot be read of its database since says
+        nothing about containers.
+        """
         return self._database is None
 
-    def container_ids(self, on_unreadable: Callable[[DiskError], None] | None = None) -> list[ContainerId]:
-        """The containers that have a folder, ascending; entries that are no container folder are passed over.
+    def container_ids(
+        self, on_unreadable: Callable[[DiskError], None] | None = None
+    ) -> list[ContainerId]:
+        """The containers that have a folder, ascending; entries that are no container
+        folder are passed over.
 
-        `on_unreadable` hears of each group of containers that cannot be listed, and the others count; without it that
-        is an error.
+        `on_unreadable` hears of each group of containers that cannot be listed, and the
+        others count; without it that is an error.
 
         Raises:
             DiskError: the volume's folders cannot be listed.
@@ -139,13 +168,20 @@ class Volume:
         folder = usual if self._disk.is_folder(usual) else self._folders().get(container_id)
         if folder is None:
             raise ContainerNotFoundError(
-                f"there is no container {container_id} in {self.root}", container_id=container_id, path=str(self.root)
+                f"there is no container {container_id} in {self.root}",
+                container_id=container_id,
+                path=str(self.root),
             )
         return folder
 
     def usual_folder(self, container_id: ContainerId) -> Path:
         """Where a datanode puts a container."""
-        return self.working_folder / "current" / f"containerDir{container_id >> 9 & 0xFF}" / str(container_id)
+        return (
+            self.working_folder
+            / "current"
+            / f"containerDir{container_id >> 9 & 0xFF}"
+            / str(container_id)
+        )
 
     def refresh(self) -> None:
         """See what the datanode wrote since; nothing to do for an owner.
@@ -174,7 +210,10 @@ class Volume:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -189,7 +228,8 @@ class Volume:
             raise
 
     def _opened_database(self) -> Database | DatabaseError:
-        # A volume without a readable database still has containers, whose scan names the fault.
+        # A volume without a readable database still has containers, whose scan names
+        # the fault.
         try:
             if self.hold is Hold.OWNER:
                 return Database.open_owner(self._database_path, self._disk)
@@ -197,7 +237,9 @@ class Volume:
         except DatabaseError as error:
             return error
 
-    def _folders(self, on_unreadable: Callable[[DiskError], None] | None = None) -> dict[ContainerId, Path]:
+    def _folders(
+        self, on_unreadable: Callable[[DiskError], None] | None = None
+    ) -> dict[ContainerId, Path]:
         current = self.working_folder / "current"
         found: dict[ContainerId, Path] = {}
         for group in _names(self._disk, current):
@@ -205,7 +247,11 @@ class Volume:
                 for name in _names(self._disk, current / group):
                     container_id = container_id_of(name)
                     folder = current / group / name
-                    if container_id is None or not self._disk.is_folder(folder) or folder.is_symlink():
+                    if (
+                        container_id is None
+                        or not self._disk.is_folder(folder)
+                        or folder.is_symlink()
+                    ):
                         continue
                     # Found twice: the usual place counts.
                     if container_id not in found or folder == self.usual_folder(container_id):
@@ -222,12 +268,14 @@ def open_volume(
 ) -> Volume:
     """Open the volume whose root, or `hdds` folder, is `path`.
 
-    `state_folder` is where the agent keeps what it knows, a folder per volume; `database_volumes` are the cluster's
-    `hdds.datanode.container.db.dir`, if it has dedicated ones. A database that cannot be opened is no error here:
-    whoever asks for it gets the error.
+    `state_folder` is where the agent keeps what it knows, a folder per volume;
+    `database_volumes` are the cluster's `hdds.datanode.container.db.dir`, if it has
+    dedicated ones. A database that cannot be opened is no error here: whoever asks for
+    it gets the error.
 
     Raises:
-        VolumeError: there is no volume, or it is inconsistent; the fact `reason` says which.
+        VolumeError: there is no volume, or it is inconsistent; the fact `reason` says
+            which.
         VolumeLockedError: owner only: another process, the fact `pid`, holds it.
     """
     path, state_folder = path.absolute(), state_folder.absolute()
@@ -238,7 +286,9 @@ def open_volume(
         text = f"{path} cannot be looked into: {error.strerror}"
         raise VolumeError(text, reason="no_hdds", path=str(path)) from error
     if not is_folder:
-        raise VolumeError(f"{path} is no volume: it has no folder {_HDDS}", reason="no_hdds", path=str(path))
+        raise VolumeError(
+            f"{path} is no volume: it has no folder {_HDDS}", reason="no_hdds", path=str(path)
+        )
     if Path(os.path.realpath(state_folder)).is_relative_to(os.path.realpath(hdds.parent)):
         raise VolumeError(
             f"the state folder {state_folder} lies in the volume {hdds.parent}",
@@ -249,19 +299,36 @@ def open_volume(
         version = parse_version(disk.read(hdds / _VERSION))
     except DiskError as error:
         raise VolumeError(
-            f"{path} is no volume: {error.message}", hint=error.hint, reason="no_version", path=str(path)
+            f"{path} is no volume: {error.message}",
+            hint=error.hint,
+            reason="no_version",
+            path=str(path),
         ) from error
     working = _working_folder(hdds, version, disk)
     candidates = [working / version.storage_id]
-    candidates += [other / "db" / version.cluster_id / version.storage_id for other in database_volumes]
-    database = next((c for c in candidates if (c / "container.db").is_dir()), candidates[0]) / "container.db"
-    volume = Volume(hdds, version, hold, disk, state_folder=state_folder / version.storage_id, database_path=database)
+    candidates += [
+        other / "db" / version.cluster_id / version.storage_id for other in database_volumes
+    ]
+    database = (
+        next((c for c in candidates if (c / "container.db").is_dir()), candidates[0])
+        / "container.db"
+    )
+    volume = Volume(
+        hdds,
+        version,
+        hold,
+        disk,
+        state_folder=state_folder / version.storage_id,
+        database_path=database,
+    )
     volume._open()
     return volume
 
 
 def container_of_folder(path: Path) -> tuple[Path, ContainerId] | None:
-    """The volume root and the ID, if `path` is where a container's folder lies in a volume."""
+    """The volume root and the ID, if `path` is where a container's folder lies in a
+    volume.
+    """
     path = path.absolute()
     container_id = container_id_of(path.name)
     if container_id is None or len(path.parents) < 5 or path.parents[1].name != "current":
@@ -287,7 +354,8 @@ def _names(disk: Disk, folder: Path) -> list[str]:
     try:
         return disk.names(folder)
     except DiskError as error:
-        # A file where a folder was expected, or nothing: junk, or a volume without containers yet.
+        # A file where a folder was expected, or nothing: junk, or a volume without
+        # containers yet.
         if error.facts.get("missing"):
             return []
         raise
@@ -314,7 +382,10 @@ def _flock(file: Path) -> int:
             raise disk_error("lock", file, error) from error
         raise VolumeLockedError(
             f"the volume of {file} is held by {f'process {pid}' if pid else 'another process'}",
-            hint="Another agent or command owns this volume; end it first, or open the volume read-only.",
+            hint=(
+                "Another agent or command owns this volume; end it first, or open the volume"
+                " read-only."
+            ),
             path=str(file),
             pid=pid,
         ) from error
@@ -322,7 +393,9 @@ def _flock(file: Path) -> int:
 
 
 def _flock_holder(fd: int) -> int:
-    """The process with a flock on the file, as far as the system tells; 0 if it does not."""
+    """The process with a flock on the file, as far as the system tells; 0 if it does
+    not.
+    """
     inode = os.fstat(fd).st_ino
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():

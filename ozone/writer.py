@@ -1,11 +1,15 @@
-"""Change containers as a datanode does, and repair them: every change in an order that a crash cannot hurt.
+"""Change containers as a datanode does, and repair them: every change in an order that
+a crash cannot hurt.
 
-Bytes are made durable before a record names them, records before the tree speaks of them, and the tree before a close
-is acknowledged. A deletion goes the other way round: tombstone, then bytes, then record, so that at no moment a block
-is gone without a tombstone. Whatever a crash leaves behind, the same call repeated ends in the same state.
+Bytes are made durable before a record names them, records before the tree speaks of
+them, and the tree before a close is acknowledged. A deletion goes the other way round:
+tombstone, then bytes, then record, so that at no moment a block is gone without a
+tombstone. Whatever a crash leaves behind, the same call repeated ends in the same
+state.
 
-A container's changes exclude each other by its lock, which is re-entrant: whoever must do several hold it around them.
-Nothing here serves client writes; builders, tests and repairs use it.
+A container's changes exclude each other by its lock, which is re-entrant: whoever must
+do several hold it around them. Nothing here serves client writes; builders, tests and
+repairs use it.
 """
 
 import errno
@@ -51,18 +55,25 @@ from ozone.scan import build_from_metadata
 from ozone.treefile import TreeFiles
 from ozone.undo import UndoStore
 from ozone.volume import Hold, Version, Volume, container_id_of
-from protos.convert import delete_transaction_from_bytes, delete_transaction_to_bytes, record_to_bytes
+from protos.convert import (
+    delete_transaction_from_bytes,
+    delete_transaction_to_bytes,
+    record_to_bytes,
+)
 
 CONTAINER_BYTES_MAX = 5 << 30
 _BAD_SECTOR = errno.errorcode[errno.EIO]
 _PAGE_BYTES = 4096
-# A device may try for seconds before it gives up a sector: what this many halvings do not find is not looked for.
+# A device may try for seconds before it gives up a sector: what this many halvings do
+# not find is not looked for.
 _SPLITS_MAX = 64
 # The metadata key of a chunk that an incremental writer has filled.
 _FULL = "full"
-# While closing, a follower still gets what its leader accepted before; a recovering replica is being filled.
+# While closing, a follower still gets what its leader accepted before; a recovering
+# replica is being filled.
 _WRITABLE = frozenset({ReplicaState.OPEN, ReplicaState.CLOSING, ReplicaState.RECOVERING})
-# As in Ozone, an unhealthy replica deletes no blocks: what it has may be the last good copy.
+# As in Ozone, an unhealthy replica deletes no blocks: what it has may be the last good
+# copy.
 _DELETING = frozenset({ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED})
 
 
@@ -80,7 +91,9 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How many bytes were written, and for each patch how many stood there that no undo copy has: a bad sector."""
+    """How many bytes were written, and for each patch how many stood there that no undo
+    copy has: a bad sector.
+    """
 
     length_bytes: int
     unread_bytes: tuple[int, ...]
@@ -89,15 +102,18 @@ class Written:
 class ContainerWriter:
     """Writes to the containers of one volume that is held as owner. Thread-safe.
 
-    Every method may raise ContainerNotFoundError, DescriptorError, ContainerUnsupportedError, ContainerStateError,
-    DatabaseError and DiskError. After a failed sync (fact `suspect`) the volume is marked suspect and every further
-    change is refused.
+    Every method may raise ContainerNotFoundError, DescriptorError,
+    ContainerUnsupportedError, ContainerStateError, DatabaseError and DiskError. After a
+    failed sync (fact `suspect`) the volume is marked suspect and every further change
+    is refused.
     """
 
     def __init__(self, volume: Volume, trees: TreeFiles, undo: UndoStore, disk: Disk) -> None:
         """Without a hold as owner: ReadOnlyError."""
         if volume.hold is not Hold.OWNER:
-            raise ReadOnlyError(f"the volume {volume.root} is held read-only", path=str(volume.root))
+            raise ReadOnlyError(
+                f"the volume {volume.root} is held read-only", path=str(volume.root)
+            )
         self._volume = volume
         self._store = ContainerStore(volume, disk)
         self._trees = trees
@@ -105,7 +121,8 @@ class ContainerWriter:
         self._disk = disk
         self._locks: dict[ContainerId, threading.RLock] = {}
         self._locks_guard = threading.Lock()
-        # Containers whose counters this round of repairs computed from all records: one pass, not one a block.
+        # Containers whose counters this round of repairs computed from all records: one
+        # pass, not one a block.
         self._counted: set[ContainerId] = set()
 
     @contextmanager
@@ -117,7 +134,9 @@ class ContainerWriter:
             if self._volume.suspect is not None:
                 raise DiskError(
                     f"the volume {self._volume.root} is suspect: {self._volume.suspect}",
-                    hint="Check the device; restart the agent when the volume can be trusted again.",
+                    hint=(
+                        "Check the device; restart the agent when the volume can be trusted again."
+                    ),
                     suspect=True,
                     path=str(self._volume.root),
                 )
@@ -135,12 +154,16 @@ class ContainerWriter:
         state: ReplicaState = ReplicaState.OPEN,
         replica_index: int = 0,
     ) -> Descriptor:
-        """An empty container; a failed creation leaves nothing. ContainerStateError if it is there already."""
+        """An empty container; a failed creation leaves nothing. ContainerStateError if
+        it is there already.
+        """
         with self.locked(container_id):
             folder = self._volume.usual_folder(container_id)
             # Not the folder: a creation that was cut short left one behind.
             if (folder / "metadata" / f"{container_id}.container").exists():
-                raise ContainerStateError(f"container {container_id} exists already", container_id=container_id)
+                raise ContainerStateError(
+                    f"container {container_id} exists already", container_id=container_id
+                )
             descriptor = Descriptor(
                 container_id=container_id,
                 state=state,
@@ -164,17 +187,22 @@ class ContainerWriter:
         return self._close(container_id, ReplicaState.CLOSED)
 
     def quasi_close(self, container_id: ContainerId) -> ContainerTree:
-        """QUASI_CLOSED: closed without knowing whether all other replicas have the same commit."""
+        """QUASI_CLOSED: closed without knowing whether all other replicas have the same
+        commit.
+        """
         return self._close(container_id, ReplicaState.QUASI_CLOSED)
 
     def mark_unhealthy(self, container_id: ContainerId) -> None:
-        """UNHEALTHY, for good as far as Ozone is concerned; a replica that never had a tree gets one."""
+        """UNHEALTHY, for good as far as Ozone is concerned; a replica that never had a
+        tree gets one.
+        """
         with self.locked(container_id):
             container = self._container(container_id)
             if container.state is ReplicaState.UNHEALTHY:
                 return
             self._set_state(container, ReplicaState.UNHEALTHY)
-            # The state came first: a replica whose records cannot be read, or are beyond our limits, waits for no tree.
+            # The state came first: a replica whose records cannot be read, or are
+            # beyond our limits, waits for no tree.
             with suppress(DatabaseError, RecordInvalidError, TreeRefusedError):
                 if container.counters().data_checksum is None:
                     self.store_tree(container_id, build_from_metadata(container))
@@ -188,12 +216,20 @@ class ContainerWriter:
         """Note when the container's data were last read completely."""
         with self.locked(container_id):
             container = self._container(container_id)
-            self._put_descriptor(container.folder, replace(container.descriptor, data_scan_timestamp_ms=timestamp_ms))
+            self._put_descriptor(
+                container.folder, replace(container.descriptor, data_scan_timestamp_ms=timestamp_ms)
+            )
 
     def store_tree(
-        self, container_id: ContainerId, fresh: ContainerTree, *, expected_generation: bytes | None = None
+        self,
+        container_id: ContainerId,
+        fresh: ContainerTree,
+        *,
+        expected_generation: bytes | None = None,
     ) -> ContainerTree:
-        """Merge a tree into the stored one (see `TreeFiles.update`), and let the database have its root."""
+        """Merge a tree into the stored one (see `TreeFiles.update`), and let the
+        database have its root.
+        """
         with self.locked(container_id):
             self._counted.discard(container_id)
             tree = self._trees.update(container_id, fresh, expected_generation=expected_generation)
@@ -201,12 +237,18 @@ class ContainerWriter:
             assert root is not None, "a merged tree has a root"
             if self._database.get_long(container_id, Counter.DATA_CHECKSUM) != root:
                 batch = Batch()
-                batch.put(Table.METADATA, counter_key(container_id, Counter.DATA_CHECKSUM), long_bytes(root))
+                batch.put(
+                    Table.METADATA,
+                    counter_key(container_id, Counter.DATA_CHECKSUM),
+                    long_bytes(root),
+                )
                 self._database.write(batch)
             return tree
 
     def delete_container(self, container_id: ContainerId) -> None:
-        """Delete a container in whatever state; what a crash leaves of it, `finish_deletions` removes."""
+        """Delete a container in whatever state; what a crash leaves of it,
+        `finish_deletions` removes.
+        """
         with self.locked(container_id):
             container = self._container(container_id)
             if container.state is not ReplicaState.DELETED:
@@ -221,9 +263,12 @@ class ContainerWriter:
             self._finish_deletion(container_id)
 
     def finish_deletions(
-        self, container_ids: Iterable[ContainerId], on_failure: Callable[[ContainerId, ReconcileError], None]
+        self,
+        container_ids: Iterable[ContainerId],
+        on_failure: Callable[[ContainerId, ReconcileError], None],
     ) -> list[ContainerId]:
-        """At start: delete those of these containers that are marked as deleted, and what lies moved aside.
+        """At start: delete those of these containers that are marked as deleted, and
+        what lies moved aside.
 
         `on_failure` hears of what could not be done, which the next start tries again.
         """
@@ -244,8 +289,11 @@ class ContainerWriter:
             attempt(container_id, self._finish_marked)
         return finished
 
-    def write_chunk(self, container_id: ContainerId, block_id: BlockId, offset: int, data: Buffer) -> None:
-        """Bytes of a block, inside its file or right at its end; durable once `put_block` names them.
+    def write_chunk(
+        self, container_id: ContainerId, block_id: BlockId, offset: int, data: Buffer
+    ) -> None:
+        """Bytes of a block, inside its file or right at its end; durable once
+        `put_block` names them.
 
         Raises:
             ContainerStateError: the container takes no writes any more.
@@ -258,9 +306,11 @@ class ContainerWriter:
             self._disk.write_at(path, offset, data)
 
     def put_block(self, record: BlockRecord, *, end_of_block: bool = True) -> bool:
-        """Commit a block: all of its chunks, or with the mark `incremental` those that are new.
+        """Commit a block: all of its chunks, or with the mark `incremental` those that
+        are new.
 
-        Returns False where the commit was applied before: its ID is not 0 and not above the container's.
+        Returns False where the commit was applied before: its ID is not 0 and not above
+        the container's.
 
         Raises:
             ContainerStateError: the container takes no writes any more.
@@ -277,9 +327,13 @@ class ContainerWriter:
                 record = replace(record, bcs_id=stored.bcs_id)
             self._make_durable(container, record)
             if _is_incremental(record):
-                after = _put_incremental(batch, container, record, stored, end_of_block=end_of_block)
+                after = _put_incremental(
+                    batch, container, record, stored, end_of_block=end_of_block
+                )
             else:
-                batch.put(Table.BLOCK_DATA, block_key(container_id, block_id), record_to_bytes(record))
+                batch.put(
+                    Table.BLOCK_DATA, block_key(container_id, block_id), record_to_bytes(record)
+                )
                 after = record.length_bytes
             grown = after - (before.length_bytes if before else 0)
             if record.bcs_id:
@@ -290,29 +344,43 @@ class ContainerWriter:
             return True
 
     def receive_delete(self, transaction: DeleteTransaction) -> bool:
-        """Record the cluster's order to delete blocks; False where it was received before. Nothing is deleted yet."""
+        """Record the cluster's order to delete blocks; False where it was received
+        before. Nothing is deleted yet.
+        """
         container_id = transaction.container_id
         with self.locked(container_id):
             self._container(container_id)
-            key, highest = delete_key(container_id, transaction.tx_id), self._number(container_id, Counter.DELETE_TX)
-            if transaction.tx_id == highest or self._database.get(Table.DELETE_TXNS, key) is not None:
+            key, highest = (
+                delete_key(container_id, transaction.tx_id),
+                self._number(container_id, Counter.DELETE_TX),
+            )
+            if (
+                transaction.tx_id == highest
+                or self._database.get(Table.DELETE_TXNS, key) is not None
+            ):
                 return False
             batch = Batch()
             batch.put(Table.DELETE_TXNS, key, delete_transaction_to_bytes(transaction))
             if transaction.tx_id > highest:
                 self._put_counter(batch, container_id, Counter.DELETE_TX, transaction.tx_id)
-            self._add_counter(batch, container_id, Counter.PENDING_DELETE_COUNT, len(transaction.block_ids))
+            self._add_counter(
+                batch, container_id, Counter.PENDING_DELETE_COUNT, len(transaction.block_ids)
+            )
             if transaction.replica_bytes is not None:
-                self._add_counter(batch, container_id, Counter.PENDING_DELETE_BYTES, transaction.replica_bytes)
+                self._add_counter(
+                    batch, container_id, Counter.PENDING_DELETE_BYTES, transaction.replica_bytes
+                )
             self._database.write(batch)
             return True
 
     def delete_blocks(self, container_id: ContainerId) -> list[BlockId]:
-        """Carry out the delete transactions that were received; returns the blocks that had a record.
+        """Carry out the delete transactions that were received; returns the blocks that
+        had a record.
 
         Raises:
             ContainerStateError: the container is neither CLOSED nor QUASI_CLOSED.
-            RecordInvalidError: a record cannot be read, so that its tombstone would have no checksum.
+            RecordInvalidError: a record cannot be read, so that its tombstone would
+                have no checksum.
         """
         with self.locked(container_id):
             container = self._container(container_id)
@@ -348,11 +416,13 @@ class ContainerWriter:
     def write_windows(
         self, container_id: ContainerId, block_id: BlockId, patches: Sequence[Patch], *, job: str
     ) -> Written:
-        """Put proven bytes into a closed container's block file: undo copy, write, sync, read back.
+        """Put proven bytes into a closed container's block file: undo copy, write,
+        sync, read back.
 
-        Patches are in ascending order. Bytes that stand there already are not written again. What a bad sector keeps
-        from being read (EIO) is damaged for certain and cannot be copied: it is written over all the same, since the
-        drive gives it another sector then.
+        Patches are in ascending order. Bytes that stand there already are not written
+        again. What a bad sector keeps from being read (EIO) is damaged for certain and
+        cannot be copied: it is written over all the same, since the drive gives it
+        another sector then.
 
         Raises:
             ContainerStateError: the container is not closed.
@@ -389,23 +459,27 @@ class ContainerWriter:
             for patch, _ in changes:
                 if self._disk.read_at(path, patch.offset, len(patch.data)) != patch.data:
                     raise DiskError(
-                        f"{path} does not hold what was just written at {patch.offset}", path=str(path), suspect=True
+                        f"{path} does not hold what was just written at {patch.offset}",
+                        path=str(path),
+                        suspect=True,
                     )
             return Written(sum(len(patch.data) for patch, _ in changes), tuple(unread))
 
     def put_repaired_block(self, record: BlockRecord, *, job: str) -> bool:
-        """Make this the block's record, its last chunk merged in; a row that could not be read gets an undo copy.
+        """Make this the block's record, its last chunk merged in; a row that could not
+        be read gets an undo copy.
 
-        The first time after a tree was stored, the container's counters are computed anew from all records: damage may
-        have left them wrong.
+        The first time after a tree was stored, the container's counters are computed
+        anew from all records: damage may have left them wrong.
 
-        The commit ID to stand in the record is the caller's decision; that of the container is left (`advance_bcs_id`).
-        Returns False where all of it stood there already.
+        The commit ID to stand in the record is the caller's decision; that of the
+        container is left (`advance_bcs_id`). Returns False where all of it stood there
+        already.
 
         Raises:
             ContainerStateError, BlockNotFoundError: as in `write_windows`.
-            ChunkGapError: the record names a chunk that our record did not and that the file has not whole.
-            UndoBudgetError: nothing is written.
+            ChunkGapError: the record names a chunk that our record did not and that the
+                file has not whole. UndoBudgetError: nothing is written.
         """
         container_id, block_id = record.container_id, record.block_id
         with self.locked(container_id):
@@ -415,15 +489,18 @@ class ContainerWriter:
             for chunk in record.chunks:
                 if chunk.end > length and not (known and chunk.offset in known.by_offset):
                     raise ChunkGapError(
-                        f"block {block_id} of container {container_id} has {length} bytes, not the chunk "
-                        f"at {chunk.offset} of {chunk.length_bytes}",
+                        f"block {block_id} of container {container_id} has {length} bytes, not the"
+                        f" chunk at {chunk.offset} of {chunk.length_bytes}",
                         container_id=container_id,
                         block_id=block_id,
                         offset=chunk.offset,
                     )
-            if any(chunk.length_bytes and not (known and chunk.offset in known.by_offset) for chunk in record.chunks):
-                # A run that was killed may have written them, so that this one found them in place, and the cache may
-                # be all that has them.
+            if any(
+                chunk.length_bytes and not (known and chunk.offset in known.by_offset)
+                for chunk in record.chunks
+            ):
+                # A run that was killed may have written them, so that this one found
+                # them in place, and the cache may be all that has them.
                 self._disk.sync(container.block_path(block_id))
                 self._disk.sync_folder(container.chunks_folder)
             batch, key = Batch(), block_key(container_id, block_id)
@@ -439,10 +516,16 @@ class ContainerWriter:
             if container_id in self._counted:
                 is_new = self._database.get(Table.BLOCK_DATA, key) is None
                 before = known.length_bytes if known and not is_new else 0
-                self._add_counter(batch, container_id, Counter.BYTES_USED, record.length_bytes - before)
+                self._add_counter(
+                    batch, container_id, Counter.BYTES_USED, record.length_bytes - before
+                )
                 self._add_counter(batch, container_id, Counter.BLOCK_COUNT, int(is_new))
             else:
-                others = [_readable(container, other) for other in container.block_ids() if other != block_id]
+                others = [
+                    _readable(container, other)
+                    for other in container.block_ids()
+                    if other != block_id
+                ]
                 used = record.length_bytes + sum(other.length_bytes for other in others if other)
                 self._put_counter(batch, container_id, Counter.BYTES_USED, used)
                 self._put_counter(batch, container_id, Counter.BLOCK_COUNT, 1 + len(others))
@@ -479,10 +562,14 @@ class ContainerWriter:
         _require(container, _CLOSED, "is not repaired")
         if container.replica_index > 0:
             raise ContainerStateError(
-                f"container {container_id} is erasure-coded and not repaired", container_id=container_id
+                f"container {container_id} is erasure-coded and not repaired",
+                container_id=container_id,
             )
-        # Asked now, under the lock: a deletion that came after the repair was planned wins.
-        pending = {i for transaction in self._transactions(container_id) for i in transaction.block_ids}
+        # Asked now, under the lock: a deletion that came after the repair was planned
+        # wins.
+        pending = {
+            i for transaction in self._transactions(container_id) for i in transaction.block_ids
+        }
         if block_id in pending or block_id in self._trees.deleted_blocks(container_id):
             raise BlockNotFoundError(
                 f"block {block_id} of container {container_id} was deleted",
@@ -493,7 +580,9 @@ class ContainerWriter:
         return container
 
     def _pieces_under(self, path: Path, patch: Patch) -> list[tuple[int, bytes]]:
-        """What stands in the place of a patch: all in one piece, or those that can be read around bad sectors."""
+        """What stands in the place of a patch: all in one piece, or those that can be
+        read around bad sectors.
+        """
         pieces, todo, splits_left = [], [(patch.offset, patch.end)], _SPLITS_MAX
         while todo:
             start, end = todo.pop()
@@ -502,7 +591,8 @@ class ContainerWriter:
             except DiskError as error:
                 if error.facts.get("errno") != _BAD_SECTOR:
                     raise
-                # Halves, cut between pages: a page is what the system reads, or fails to read, at once.
+                # Halves, cut between pages: a page is what the system reads, or fails
+                # to read, at once.
                 middle = max((start + end) // 2, start + _PAGE_BYTES) // _PAGE_BYTES * _PAGE_BYTES
                 if splits_left and middle < end:
                     splits_left -= 1
@@ -527,10 +617,13 @@ class ContainerWriter:
                 self._set_state(container, ReplicaState.CLOSING)
             self._database.sync_wal()
             batch = Batch()
-            for key, _ in self._database.items(Table.FINALIZE_BLOCKS, container_prefix(container_id)):
+            for key, _ in self._database.items(
+                Table.FINALIZE_BLOCKS, container_prefix(container_id)
+            ):
                 batch.delete(Table.FINALIZE_BLOCKS, key)
             self._database.write(batch)
-            # Before the state, so that there is no closed container without a tree, also after a crash between.
+            # Before the state, so that there is no closed container without a tree,
+            # also after a crash between.
             tree = self.store_tree(container_id, build_from_metadata(container))
             self._set_state(container, state)
             return tree
@@ -542,11 +635,14 @@ class ContainerWriter:
 
     def _put_descriptor(self, folder: Path, descriptor: Descriptor) -> Descriptor:
         valid = with_checksum(descriptor)
-        self._disk.replace(folder / "metadata" / f"{valid.container_id}.container", dump_descriptor(valid))
+        self._disk.replace(
+            folder / "metadata" / f"{valid.container_id}.container", dump_descriptor(valid)
+        )
         return valid
 
     def _finish_moved(self, container_id: ContainerId) -> bool:
-        # A container that came back has rows of its own; Ozone empties this folder by itself.
+        # A container that came back has rows of its own; Ozone empties this folder by
+        # itself.
         with suppress(ContainerNotFoundError):
             self._volume.container_folder(container_id)
             return False
@@ -580,7 +676,8 @@ class ContainerWriter:
         end, length = record.chunks[-1].end, self._disk.length(path) or 0
         if end > length:
             raise ChunkGapError(
-                f"block {record.block_id} of container {record.container_id} has {length} bytes, not {end}",
+                f"block {record.block_id} of container {record.container_id} has {length} bytes,"
+                f" not {end}",
                 container_id=record.container_id,
                 block_id=record.block_id,
                 offset=length,
@@ -590,17 +687,28 @@ class ContainerWriter:
 
     def _transactions(self, container_id: ContainerId) -> list[DeleteTransaction]:
         rows = self._database.items(Table.DELETE_TXNS, container_prefix(container_id))
-        return sorted((delete_transaction_from_bytes(raw) for _, raw in rows), key=lambda t: t.tx_id)
+        return sorted(
+            (delete_transaction_from_bytes(raw) for _, raw in rows), key=lambda t: t.tx_id
+        )
 
     def _number(self, container_id: ContainerId, counter: Counter) -> int:
         return self._database.get_long(container_id, counter) or 0
 
-    def _put_counter(self, batch: Batch, container_id: ContainerId, counter: Counter, value: int) -> None:
-        self._put_changed(batch, Table.METADATA, counter_key(container_id, counter), long_bytes(value))
+    def _put_counter(
+        self, batch: Batch, container_id: ContainerId, counter: Counter, value: int
+    ) -> None:
+        self._put_changed(
+            batch, Table.METADATA, counter_key(container_id, counter), long_bytes(value)
+        )
 
-    def _add_counter(self, batch: Batch, container_id: ContainerId, counter: Counter, amount: int) -> None:
-        # A counter that was wrong before must not become negative: Ozone would take it as it is.
-        self._put_counter(batch, container_id, counter, max(self._number(container_id, counter) + amount, 0))
+    def _add_counter(
+        self, batch: Batch, container_id: ContainerId, counter: Counter, amount: int
+    ) -> None:
+        # A counter that was wrong before must not become negative: Ozone would take it
+        # as it is.
+        self._put_counter(
+            batch, container_id, counter, max(self._number(container_id, counter) + amount, 0)
+        )
 
     def _advance(self, batch: Batch, container_id: ContainerId, bcs_id: int) -> None:
         if bcs_id > self._number(container_id, Counter.BCS_ID):
@@ -619,7 +727,11 @@ def format_volume(root: Path, version: Version, disk: Disk, *, created_ms: int) 
     """
     hdds = root / "hdds"
     working = hdds / version.cluster_id
-    for folder in (working / "current", working / "tmp" / "disk-check", working / "tmp" / "deleted-containers"):
+    for folder in (
+        working / "current",
+        working / "tmp" / "disk-check",
+        working / "tmp" / "deleted-containers",
+    ):
         disk.make_folder(folder)
     Database.create(working / version.storage_id / "container.db", disk).close()
     lines = (
@@ -649,7 +761,9 @@ def _require(container: Container, states: frozenset[ReplicaState], otherwise: s
 
 
 def _readable(container: Container, block_id: BlockId) -> BlockRecord | None:
-    """The merged record; None also where it cannot be read, which must not keep another block from being repaired."""
+    """The merged record; None also where it cannot be read, which must not keep another
+    block from being repaired.
+    """
     try:
         return container.record(block_id)
     except RecordInvalidError:
@@ -659,7 +773,8 @@ def _readable(container: Container, block_id: BlockId) -> BlockRecord | None:
 def _check_no_gap(container_id: ContainerId, block_id: BlockId, end: int, offset: int) -> None:
     if offset > end:
         raise ChunkGapError(
-            f"block {block_id} of container {container_id} ends at {end}; a write at {offset} would leave a gap",
+            f"block {block_id} of container {container_id} ends at {end}; a write at {offset} would"
+            " leave a gap",
             container_id=container_id,
             block_id=block_id,
             offset=offset,
@@ -671,12 +786,19 @@ def _is_incremental(record: BlockRecord) -> bool:
 
 
 def _put_incremental(
-    batch: Batch, container: Container, record: BlockRecord, stored: BlockRecord | None, *, end_of_block: bool
+    batch: Batch,
+    container: Container,
+    record: BlockRecord,
+    stored: BlockRecord | None,
+    *,
+    end_of_block: bool,
 ) -> int:
     """The rows of an incremental commit, and the block's length after it."""
     key = block_key(record.container_id, record.block_id)
     settled = stored.chunks if stored else ()
-    last_is_full = bool(record.chunks) and any(name == _FULL for name, _ in record.chunks[-1].metadata)
+    last_is_full = bool(record.chunks) and any(
+        name == _FULL for name, _ in record.chunks[-1].metadata
+    )
     if end_of_block or not record.chunks or last_is_full:
         pending = container.record(record.block_id) if not record.chunks else None
         chunks = pending.chunks if pending else settled + record.chunks
@@ -684,7 +806,8 @@ def _put_incremental(
         batch.put(Table.BLOCK_DATA, key, record_to_bytes(whole))
         batch.delete(Table.LAST_CHUNK_INFO, key)
         return whole.length_bytes
-    # The last chunk is rewritten by every commit until it is full: kept apart, the long list need not be.
+    # The last chunk is rewritten by every commit until it is full: kept apart, the long
+    # list need not be.
     last = record.chunks[-1:]
     if stored is None or len(record.chunks) > 1:
         whole = replace(stored or record, bcs_id=record.bcs_id, chunks=settled + record.chunks[:-1])

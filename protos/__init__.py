@@ -1,1 +1,3 @@
-"""Wire and file formats: generated protobuf modules, and their conversion to and from values."""
+"""Wire and file formats: generated protobuf modules, and their conversion to and from
+values.
+"""

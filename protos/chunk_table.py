@@ -1,16 +1,20 @@
-"""The chunk table: every chunk of a datanode's replicas as rows of Parquet, which agents write and sweeps read.
+"""The chunk table: every chunk of a datanode's replicas as rows of Parquet, which
+agents write and sweeps read.
 
-A row is one chunk. A block without chunks, and a tombstone whose chunks are not known, is one row at offset BLOCK_ROW
-whose `checksum` is the block's own. A replica without blocks is one row at offset CONTAINER_ROW, block 0; where no
-tree could be made of it at all, the row's `source` is "none", for an unknown root is not that of an empty tree. All
-rows of a deleted block say `deleted`; where they are chunks, the tombstone's checksum is what they fold to.
+A row is one chunk. A block without chunks, and a tombstone whose chunks are not known,
+is one row at offset BLOCK_ROW whose `checksum` is the block's own. A replica without
+blocks is one row at offset CONTAINER_ROW, block 0; where no tree could be made of it at
+all, the row's `source` is "none", for an unknown root is not that of an empty tree. All
+rows of a deleted block say `deleted`; where they are chunks, the tombstone's checksum
+is what they fold to.
 
-Rows ascend by (datanode, volume, container_id, block_id, chunk_offset), and a replica lies in one file, in one piece.
-Readers profit from that and rely on it nowhere.
+Rows ascend by (datanode, volume, container_id, block_id, chunk_offset), and a replica
+lies in one file, in one piece. Readers profit from that and rely on it nowhere.
 
-A table is a folder, named by the datanode, with Parquet files and manifests. A file never changes: what changed since
-is in a later file, and the inventory says which file holds a replica now. Rows of a replica in any other file are
-superseded. The manifest is written last and names every file, so that an export is there as a whole or not at all.
+A table is a folder, named by the datanode, with Parquet files and manifests. A file
+never changes: what changed since is in a later file, and the inventory says which file
+holds a replica now. Rows of a replica in any other file are superseded. The manifest is
+written last and names every file, so that an export is there as a whole or not at all.
 """
 
 import json
@@ -44,10 +48,12 @@ if TYPE_CHECKING:
 BLOCK_ROW = -1
 CONTAINER_ROW = -2
 
-# Changed only when a reader of the old version would misread a table; added columns are no such change.
+# Changed only when a reader of the old version would misread a table; added columns are
+# no such change.
 VERSION = 1
 
-# `source` is one of these: which truth of the replica the row was taken from; "none" where there is no tree.
+# `source` is one of these: which truth of the replica the row was taken from; "none"
+# where there is no tree.
 SOURCES = ("tree", "metadata", "data", "none")
 
 CHUNK_SCHEMA = pa.schema(
@@ -70,7 +76,8 @@ CHUNK_SCHEMA = pa.schema(
         pa.field("matches", pa.bool_(), nullable=False),
         pa.field("deleted", pa.bool_(), nullable=False),
         pa.field("source", pa.string(), nullable=False),
-        # Changes whenever anything else of the replica's rows does, but for `scanned_at`.
+        # Changes whenever anything else of the replica's rows does, but for
+        # `scanned_at`.
         pa.field("generation", pa.int64(), nullable=False),
         # When the data were last read whole; unknown where they never were.
         pa.field("scanned_at", pa.timestamp("ms", tz="UTC")),
@@ -89,7 +96,8 @@ REPLICA_COLUMNS = (
     "scanned_at",
 )
 
-# What happened to the data of a datanode's replicas since the table before, by its agent's own doing.
+# What happened to the data of a datanode's replicas since the table before, by its
+# agent's own doing.
 EVENT_SCHEMA = pa.schema(
     [
         pa.field("datanode", pa.string(), nullable=False),
@@ -99,7 +107,8 @@ EVENT_SCHEMA = pa.schema(
         pa.field("container_id", pa.int64(), nullable=False),
         # Null: the whole container.
         pa.field("block_id", pa.int64()),
-        # Where in the block the bytes written begin, which may be inside of a chunk; null: the whole block.
+        # Where in the block the bytes written begin, which may be inside of a chunk;
+        # null: the whole block.
         pa.field("chunk_offset", pa.int64()),
         # Bytes written; 0 for a delete.
         pa.field("length", pa.int64(), nullable=False),
@@ -136,22 +145,28 @@ FAULT_SCHEMA = pa.schema(
 )
 
 _FORMAT = "treefold-chunk-table"
-# Rows of one batch: enough for arrays to pay, few enough to wait in memory by the dozen.
+# Rows of one batch: enough for arrays to pay, few enough to wait in memory by the
+# dozen.
 _BATCH_ROWS = 1 << 17
 # A manifest names some files; a larger one is another file of that name.
 _MANIFEST_BYTES_MAX = 64 << 20
-# Of a file whose content is verified: large reads, for which a fingerprint has no overhead.
+# Of a file whose content is verified: large reads, for which a fingerprint has no
+# overhead.
 _READ_BYTES = 4 << 20
 # Files of which a process remembers that it verified them, some 300 bytes each.
 _VERIFIED_MAX = 1 << 16
 _MANIFEST_NAME = re.compile(r"manifest-([0-9]{9,18})\.json")
-_FILE_NAME = re.compile(r"(chunks|containers|events|findings)-([0-9]{9,18})-[0-9a-f]{8}(-[0-9]{4,})?\.parquet")
+_FILE_NAME = re.compile(
+    r"(chunks|containers|events|findings)-([0-9]{9,18})-[0-9a-f]{8}(-[0-9]{4,})?\.parquet"
+)
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """What all rows of a replica say alike; `source` is one of SOURCES, `scanned_at_ms` ms since the epoch."""
+    """What all rows of a replica say alike; `source` is one of SOURCES, `scanned_at_ms`
+    ms since the epoch.
+    """
 
     datanode: str
     volume: str
@@ -177,7 +192,9 @@ class ReplicaRows:
 
     @cached_property
     def generation(self) -> int:
-        """A fingerprint of all rows, as an int64; the time of the last scan is not in it."""
+        """A fingerprint of all rows, as an int64; the time of the last scan is not in
+        it.
+        """
         said = asdict(self.replica) | {"state": self.replica.state.name}
         del said["scanned_at_ms"]
         running = RunningFingerprint()
@@ -190,30 +207,38 @@ class ReplicaRows:
         """The rows in order, by CHUNK_SCHEMA, at most `rows_max` a batch."""
         replica = self.replica
         scanned = pa.scalar(replica.scanned_at_ms, CHUNK_SCHEMA.field("scanned_at").type)
-        alike: dict[str, Any] = asdict(replica) | {"state": replica.state.name, "generation": self.generation}
+        alike: dict[str, Any] = asdict(replica) | {
+            "state": replica.state.name,
+            "generation": self.generation,
+        }
         alike["scanned_at"] = scanned
         # One array for all batches: each has a slice of it.
         width = min(self.count, rows_max)
         same = {
-            name: pa.repeat(pa.scalar(alike[name], CHUNK_SCHEMA.field(name).type), width) for name in REPLICA_COLUMNS
+            name: pa.repeat(pa.scalar(alike[name], CHUNK_SCHEMA.field(name).type), width)
+            for name in REPLICA_COLUMNS
         }
         for start in range(0, self.count, rows_max):
             length = min(rows_max, self.count - start)
             arrays = [
-                same[field.name].slice(0, length)
-                if field.name in same
-                else pa.array(self._columns[field.name][start : start + length], field.type)
+                (
+                    same[field.name].slice(0, length)
+                    if field.name in same
+                    else pa.array(self._columns[field.name][start : start + length], field.type)
+                )
                 for field in CHUNK_SCHEMA
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=CHUNK_SCHEMA)
 
 
 def parquet_writer(where: object, schema: pa.Schema) -> pq.ParquetWriter:
-    """A writer of one file of a table into a path or a stream, so that it is fast to read.
+    """A writer of one file of a table into a path or a stream, so that it is fast to
+    read.
 
-    Nearly all columns repeat themselves, and dictionaries of them are read several times as fast as their values;
-    checksums never do, and are read three times as fast packed as differences, which Spark and others know too. Text
-    in `schema` may be dictionaries.
+    Nearly all columns repeat themselves, and dictionaries of them are read several
+    times as fast as their values; checksums never do, and are read three times as fast
+    packed as differences, which Spark and others know too. Text in `schema` may be
+    dictionaries.
     """
     packed = {name: "DELTA_BINARY_PACKED" for name in schema.names if name == "checksum"}
     return pq.ParquetWriter(
@@ -230,7 +255,9 @@ def parquet_writer(where: object, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def rows_of(replica: Replica, tree: TreeColumns | None) -> ReplicaRows:
-    """The rows of a replica; `tree` is None exactly where the source is "none". Chunks' offsets are not negative."""
+    """The rows of a replica; `tree` is None exactly where the source is "none". Chunks'
+    offsets are not negative.
+    """
     assert (tree is None) == (replica.source == "none")
     if tree is None or not len(tree.block_ids):
         return ReplicaRows(replica, _single(CONTAINER_ROW))
@@ -293,7 +320,8 @@ class TableRefusal(Enum):
     FILE_SIZE = "file_size"
     # A Parquet file whose columns are not those of its kind.
     SCHEMA = "schema"
-    # A file has not the rows that the inventory or the manifest says, or these contradict each other.
+    # A file has not the rows that the inventory or the manifest says, or these
+    # contradict each other.
     ROWS = "rows"
 
 
@@ -325,7 +353,9 @@ class SkippedVolume:
 
 @dataclass(frozen=True, slots=True)
 class AuditMark:
-    """How far the agent's audit file was read: so many bytes, whose first ones have this fingerprint in hex."""
+    """How far the agent's audit file was read: so many bytes, whose first ones have
+    this fingerprint in hex.
+    """
 
     length_bytes: int
     head_bytes: int
@@ -334,16 +364,19 @@ class AuditMark:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One state of a table. `volumes` are the storage IDs of those that were read; counts are of live rows.
+    """One state of a table. `volumes` are the storage IDs of those that were read;
+    counts are of live rows.
 
-    `volumes_created_ms` says since when volumes exist, in ms since the epoch, as far as they tell.
+    `volumes_created_ms` says since when volumes exist, in ms since the epoch, as far as
+    they tell.
     """
 
     datanode: str
     sequence: int
     # The sequence of the table before, whose files are kept too.
     previous: int | None
-    # Before the first replica was read: what an agent did later need not be in the rows.
+    # Before the first replica was read: what an agent did later need not be in the
+    # rows.
     begun_at: datetime
     created_at: datetime
     source: Source
@@ -394,7 +427,8 @@ class Manifest:
 
 
 def parse_manifest(raw: bytes, name: str) -> Manifest:
-    """The manifest in the bytes of the file of that name; keys that are not known are passed over.
+    """The manifest in the bytes of the file of that name; keys that are not known are
+    passed over.
 
     Raises:
         ChunkTableError: it is none, is damaged, or a newer release wrote it.
@@ -405,7 +439,9 @@ def parse_manifest(raw: bytes, name: str) -> Manifest:
             raise ValueError(f"format {said['format']!r}")
         version = _number(said["version"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _refused(TableRefusal.NOT_A_MANIFEST, f"{name} is no manifest of a chunk table: {error}") from error
+        raise _refused(
+            TableRefusal.NOT_A_MANIFEST, f"{name} is no manifest of a chunk table: {error}"
+        ) from error
     if version > VERSION:
         hint = "Read it with the release that wrote it, or a later one."
         text = f"{name} has version {version}, and this release reads up to {VERSION}"
@@ -418,7 +454,9 @@ def parse_manifest(raw: bytes, name: str) -> Manifest:
         if manifest.name != name:
             raise ValueError(f"sequence {manifest.sequence}")
     except (ValueError, KeyError, TypeError) as error:
-        raise _refused(TableRefusal.NOT_A_MANIFEST, f"{name} is no manifest of a chunk table: {error}") from error
+        raise _refused(
+            TableRefusal.NOT_A_MANIFEST, f"{name} is no manifest of a chunk table: {error}"
+        ) from error
     return manifest
 
 
@@ -434,8 +472,14 @@ def manifest_sequence(name: str) -> int | None:
 
 
 def file_name(kind: FileKind, sequence: int, token: str, number: int | None = None) -> str:
-    """The name of a file that this export writes; `token`, 8 hex digits, keeps apart two that run at once."""
-    name = f"{kind.value}-{sequence:09d}-{token}" + ("" if number is None else f"-{number:04d}") + ".parquet"
+    """The name of a file that this export writes; `token`, 8 hex digits, keeps apart
+    two that run at once.
+    """
+    name = (
+        f"{kind.value}-{sequence:09d}-{token}"
+        + ("" if number is None else f"-{number:04d}")
+        + ".parquet"
+    )
     assert _FILE_NAME.fullmatch(name)
     return name
 
@@ -453,12 +497,15 @@ def sequence_of(name: str) -> int:
 
 
 def place_of(location: str) -> tuple[pa_fs.FileSystem, str]:
-    """The file system of a folder or file, and its path there; S3 is written `s3://bucket/prefix?endpoint_override=...`.
+    """The file system of a folder or file, and its path there; S3 is written
+    `s3://bucket/prefix?endpoint_override=...`.
 
-    Credentials are those of the environment or of ~/.aws, as the AWS command line finds them.
+    Credentials are those of the environment or of ~/.aws, as the AWS command line finds
+    them.
 
     Raises:
-        UsageError: a URI that cannot be understood, or one with a secret in it; a name that is no text.
+        UsageError: a URI that cannot be understood, or one with a secret in it; a name
+            that is no text.
         DestinationError: the region of a bucket cannot be asked for.
     """
     check_name(location)
@@ -466,7 +513,9 @@ def place_of(location: str) -> tuple[pa_fs.FileSystem, str]:
         return pa_fs.LocalFileSystem(), os.path.abspath(location)
     if "@" in location.split("/")[2]:
         # It would be in every log and process list.
-        raise UsageError("give credentials by the environment (AWS_ACCESS_KEY_ID and so on), not in the address")
+        raise UsageError(
+            "give credentials by the environment (AWS_ACCESS_KEY_ID and so on), not in the address"
+        )
     try:
         filesystem, path = pa_fs.FileSystem.from_uri(location)
     except ValueError as error:
@@ -477,7 +526,8 @@ def place_of(location: str) -> tuple[pa_fs.FileSystem, str]:
 
 
 def check_name(location: str) -> None:
-    """Refuse a path that is no text in UTF-8: Parquet's libraries take no other, and no table could name it.
+    """Refuse a path that is no text in UTF-8: Parquet's libraries take no other, and no
+    table could name it.
 
     Raises:
         UsageError: it is none.
@@ -486,12 +536,17 @@ def check_name(location: str) -> None:
         location.encode()
     except UnicodeEncodeError as error:
         shown = os.fsencode(location).decode(errors="backslashreplace")
-        hint = "Give it another name; a name with other letters than ASCII wants a locale of UTF-8, such as C.UTF-8."
+        hint = (
+            "Give it another name; a name with other letters than ASCII wants a locale of UTF-8,"
+            " such as C.UTF-8."
+        )
         raise UsageError(f"{shown}: its name is no text in UTF-8", hint=hint) from error
 
 
 def named(entries: Iterable[pa_fs.FileInfo]) -> list[pa_fs.FileInfo]:
-    """Those whose names are text in UTF-8, as ours are; pyarrow cannot say the others'."""
+    """Those whose names are text in UTF-8, as ours are; pyarrow cannot say the
+    others'.
+    """
     found = list[pa_fs.FileInfo]()
     for entry in entries:
         with suppress(UnicodeDecodeError):
@@ -513,7 +568,9 @@ def tables_in(filesystem: pa_fs.FileSystem, folder: str) -> list[str]:
     return [
         path
         for path in folders
-        if any(manifest_sequence(entry.base_name) is not None for entry in _entries(filesystem, path))
+        if any(
+            manifest_sequence(entry.base_name) is not None for entry in _entries(filesystem, path)
+        )
     ]
 
 
@@ -531,11 +588,12 @@ def read_manifest(filesystem: pa_fs.FileSystem, path: str) -> Manifest:
 
 
 def latest_manifest(filesystem: pa_fs.FileSystem, folder: str) -> Manifest:
-    """The manifest with the highest number that is whole: its checksum is right, its files are there in their sizes.
+    """The manifest with the highest number that is whole: its checksum is right, its
+    files are there in their sizes.
 
     Raises:
-        ChunkTableError: there is none that is whole (then of the highest, why), or the highest is of a newer release,
-            for which an older state is no stand-in.
+        ChunkTableError: there is none that is whole (then of the highest, why), or the
+            highest is of a newer release, for which an older state is no stand-in.
     """
     entries = {entry.base_name: entry for entry in _entries(filesystem, folder)}
     sequences = sorted((s for s in map(manifest_sequence, entries) if s is not None), reverse=True)
@@ -562,7 +620,9 @@ def check_files(manifest: Manifest, sizes: Mapping[str, int | None]) -> None:
     for file in manifest.files:
         size = sizes.get(file.name)
         if size is None:
-            raise _refused(TableRefusal.FILE_MISSING, f"{manifest.name} names {file.name}, which is not there")
+            raise _refused(
+                TableRefusal.FILE_MISSING, f"{manifest.name} names {file.name}, which is not there"
+            )
         if size != file.length_bytes:
             text = f"{file.name} has {size} bytes, and {manifest.name} says {file.length_bytes}"
             raise _refused(TableRefusal.FILE_SIZE, text)
@@ -586,7 +646,9 @@ def check_content(filesystem: pa_fs.FileSystem, folder: str, file: TableFile) ->
 
 
 class _Verified:
-    """Which files a process has verified: one that is read in many parts is read for that once, by whoever is first."""
+    """Which files a process has verified: one that is read in many parts is read for
+    that once, by whoever is first.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -621,7 +683,8 @@ _VERIFIED = _Verified()
 
 
 def check_content_once(filesystem: pa_fs.FileSystem, folder: str, file: TableFile) -> None:
-    """`check_content`, once a process as long as size and time of change stay: for readers that do not live long.
+    """`check_content`, once a process as long as size and time of change stay: for
+    readers that do not live long.
 
     Raises:
         ChunkTableError: it differs or cannot be read.
@@ -630,7 +693,8 @@ def check_content_once(filesystem: pa_fs.FileSystem, folder: str, file: TableFil
 
 
 def check_counts(manifest: Manifest) -> None:
-    """Whether a manifest's counts are those of its files: one that names no file would pass for an empty table.
+    """Whether a manifest's counts are those of its files: one that names no file would
+    pass for an empty table.
 
     Raises:
         ChunkTableError: they contradict each other.
@@ -653,7 +717,9 @@ def check_rows(name: str, *, found: int, recorded: int) -> None:
         ChunkTableError: it has not.
     """
     if found != recorded:
-        raise _refused(TableRefusal.ROWS, f"{name} has {found} rows, and its manifest says {recorded}")
+        raise _refused(
+            TableRefusal.ROWS, f"{name} has {found} rows, and its manifest says {recorded}"
+        )
 
 
 def read_inventory(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest) -> pa.Table:
@@ -662,12 +728,18 @@ def read_inventory(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest
     Raises:
         ChunkTableError: it cannot be read.
     """
-    tables = [_read_table(filesystem, folder, f, CONTAINER_SCHEMA) for f in manifest.of_kind(FileKind.CONTAINERS)]
+    tables = [
+        _read_table(filesystem, folder, f, CONTAINER_SCHEMA)
+        for f in manifest.of_kind(FileKind.CONTAINERS)
+    ]
     inventory = pa.concat_tables([CONTAINER_SCHEMA.empty_table(), *tables])
     named = {f.name for f in manifest.of_kind(FileKind.CHUNKS) if f.rows}
     unnamed = set(inventory["file"].unique().to_pylist()) - named
     if unnamed:
-        text = f"the inventory of {folder}/{manifest.name} has rows in {min(unnamed)}, which the manifest has not"
+        text = (
+            f"the inventory of {folder}/{manifest.name} has rows in {min(unnamed)}, which the"
+            " manifest has not"
+        )
         raise _refused(TableRefusal.ROWS, text)
     return inventory
 
@@ -678,7 +750,9 @@ def read_events(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest) -
     Raises:
         ChunkTableError: a file cannot be read.
     """
-    tables = [_read_table(filesystem, folder, f, EVENT_SCHEMA) for f in manifest.of_kind(FileKind.EVENTS)]
+    tables = [
+        _read_table(filesystem, folder, f, EVENT_SCHEMA) for f in manifest.of_kind(FileKind.EVENTS)
+    ]
     return pa.concat_tables([EVENT_SCHEMA.empty_table(), *tables])
 
 
@@ -688,18 +762,25 @@ def read_faults(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest) -
     Raises:
         ChunkTableError: a file cannot be read.
     """
-    tables = [_read_table(filesystem, folder, f, FAULT_SCHEMA) for f in manifest.of_kind(FileKind.FINDINGS)]
+    tables = [
+        _read_table(filesystem, folder, f, FAULT_SCHEMA)
+        for f in manifest.of_kind(FileKind.FINDINGS)
+    ]
     return pa.concat_tables([FAULT_SCHEMA.empty_table(), *tables])
 
 
 def held_in(inventory: pa.Table, file: str) -> frozenset[tuple[str, int]]:
-    """Volume and container of the replicas whose rows the file of that name holds now."""
+    """Volume and container of the replicas whose rows the file of that name holds
+    now.
+    """
     here = inventory.filter(pc.equal(inventory["file"], file))
     return frozenset(zip(here["volume"].to_pylist(), here["container_id"].to_pylist(), strict=True))
 
 
 def superseded(batch: pa.RecordBatch, held: Set[tuple[str, int]]) -> "NDArray[np.bool_]":
-    """Which rows of a file's batch are not of replicas that the file holds now (see `held_in`)."""
+    """Which rows of a file's batch are not of replicas that the file holds now (see
+    `held_in`).
+    """
     out = np.ones(batch.num_rows, np.bool_)
     for volume, container_id, start, end in replica_stretches(batch):
         out[start:end] = (volume, container_id) not in held
@@ -707,7 +788,9 @@ def superseded(batch: pa.RecordBatch, held: Set[tuple[str, int]]) -> "NDArray[np
 
 
 def replica_stretches(batch: pa.RecordBatch) -> Iterator[tuple[str, int, int, int]]:
-    """Where one replica's rows begin and end in a batch: volume, container, first row, row behind the last."""
+    """Where one replica's rows begin and end in a batch: volume, container, first row,
+    row behind the last.
+    """
     if not batch.num_rows:
         return
     ids = batch.column("container_id").to_numpy()
@@ -720,8 +803,11 @@ def replica_stretches(batch: pa.RecordBatch) -> Iterator[tuple[str, int, int, in
         yield codes.dictionary[int(places[start])].as_py(), int(ids[start]), start, end
 
 
-def _read_table(filesystem: pa_fs.FileSystem, folder: str, file: TableFile, schema: pa.Schema) -> pa.Table:
-    # Before it is parsed: of damage in a footer pyarrow may return fewer rows, or end the process.
+def _read_table(
+    filesystem: pa_fs.FileSystem, folder: str, file: TableFile, schema: pa.Schema
+) -> pa.Table:
+    # Before it is parsed: of damage in a footer pyarrow may return fewer rows, or end
+    # the process.
     check_content_once(filesystem, folder, file)
     path = f"{folder}/{file.name}"
     with _reading(path):
@@ -730,7 +816,9 @@ def _read_table(filesystem: pa_fs.FileSystem, folder: str, file: TableFile, sche
         # Columns of later releases are passed over.
         table = table.select(schema.names).cast(schema)
     except (KeyError, ValueError) as error:
-        raise _refused(TableRefusal.SCHEMA, f"{path} has not the columns of its kind: {error}") from error
+        raise _refused(
+            TableRefusal.SCHEMA, f"{path} has not the columns of its kind: {error}"
+        ) from error
     check_rows(path, found=table.num_rows, recorded=file.rows)
     return table
 
@@ -774,22 +862,33 @@ def _manifest(said: Mapping[str, Any]) -> Manifest:
         source=Source(said["source"]),
         volumes=tuple(_text(volume) for volume in said["volumes"]),
         # Manifests of earlier releases have none.
-        volumes_created_ms={v: _number(ms) for v, ms in dict(said.get("volumes_created_ms", {})).items()},
+        volumes_created_ms={
+            v: _number(ms) for v, ms in dict(said.get("volumes_created_ms", {})).items()
+        },
         skipped=tuple(
-            SkippedVolume(_text(v["path"]), _text(v["error_code"]), _text(v["message"])) for v in said["skipped"]
+            SkippedVolume(_text(v["path"]), _text(v["error_code"]), _text(v["message"]))
+            for v in said["skipped"]
         ),
         files=files,
         containers=_number(said["counts"]["containers"]),
         rows=_number(said["counts"]["rows"]),
-        audit=AuditMark(_number(audit["length_bytes"]), _number(audit["head_bytes"]), _text(audit["head"]))
-        if audit
-        else None,
+        audit=(
+            AuditMark(
+                _number(audit["length_bytes"]), _number(audit["head_bytes"]), _text(audit["head"])
+            )
+            if audit
+            else None
+        ),
     )
 
 
 def _file_name(value: object, kind: FileKind) -> str:
     # A name becomes a part of a path.
-    if not isinstance(value, str) or not _FILE_NAME.fullmatch(value) or not value.startswith(kind.value + "-"):
+    if (
+        not isinstance(value, str)
+        or not _FILE_NAME.fullmatch(value)
+        or not value.startswith(kind.value + "-")
+    ):
         raise ValueError(f"{value!r} is no name of a file of {kind.value}")
     return value
 

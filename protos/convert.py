@@ -1,9 +1,11 @@
 """Messages <-> values, checked on the way in; nothing else turns one into the other.
 
-Reading is as lenient as Ozone where Ozone's own files are concerned (a tree may lack its root, any int64 may stand
-where a checksum belongs) and strict where a wrong guess would cost data: a record that contradicts itself is refused
-with a named reason, never repaired in passing. Writing gives the bytes that Ozone writes for the same content. Like
-Ozone, a record does not carry the unused `flags` nor unknown fields; whoever leaves a record as it is leaves its bytes.
+Reading is as lenient as Ozone where Ozone's own files are concerned (a tree may lack
+its root, any int64 may stand where a checksum belongs) and strict where a wrong guess
+would cost data: a record that contradicts itself is refused with a named reason, never
+repaired in passing. Writing gives the bytes that Ozone writes for the same content.
+Like Ozone, a record does not carry the unused `flags` nor unknown fields; whoever
+leaves a record as it is leaves its bytes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,9 +18,22 @@ from google.protobuf.message import DecodeError
 from merkle.check import TreeRefusal
 from merkle.checksum import WIDTH, ChecksumType
 from merkle.errors import RecordInvalidError, TreeRefusedError
-from merkle.limits import BLOCK_BYTES_MAX, BLOCK_CHUNKS_MAX, CHUNK_BYTES_MAX, MESSAGE_BYTES_MAX, TREE_BLOCKS_MAX
+from merkle.limits import (
+    BLOCK_BYTES_MAX,
+    BLOCK_CHUNKS_MAX,
+    CHUNK_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    TREE_BLOCKS_MAX,
+)
 from merkle.record import BlockRecord, ChunkRecord, DeleteTransaction, WindowChecksums
-from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree, container_checksum
+from merkle.tree import (
+    BlockId,
+    BlockTree,
+    ChunkTree,
+    ContainerId,
+    ContainerTree,
+    container_checksum,
+)
 from protos.ozone_datanode_pb2 import (
     BlockData,
     BlockMerkleTree,
@@ -31,13 +46,17 @@ from protos.ozone_datanode_pb2 import (
     KeyValue,
 )
 
-# Java reads the uint64 and uint32 fields as signed numbers; beyond these they would turn negative there.
+# Java reads the uint64 and uint32 fields as signed numbers; beyond these they would
+# turn negative there.
 _INT64_MAX = (1 << 63) - 1
 _INT32_MAX = (1 << 31) - 1
 
-# How a checksum stands in a serialised ChecksumData: its tag, that of a field with a length; its length; itself.
+# How a checksum stands in a serialised ChecksumData: its tag, that of a field with a
+# length; its length; itself.
 _CHECKSUMS_TAG = ChecksumData.CHECKSUMS_FIELD_NUMBER << 3 | 2
-_ROW = {kind: np.dtype([("start", "V2"), ("checksum", f"V{width}")]) for kind, width in WIDTH.items()}
+_ROW = {
+    kind: np.dtype([("start", "V2"), ("checksum", f"V{width}")]) for kind, width in WIDTH.items()
+}
 
 # How the fields of a serialised tree begin: numbers, and messages, which have a length.
 _CONTAINER_ID = ContainerChecksumInfo.CONTAINERID_FIELD_NUMBER << 3
@@ -53,16 +72,21 @@ Metadata = tuple[tuple[str, str | None], ...]
 
 
 def tree_from_bytes(raw: bytes, container_id: ContainerId) -> ContainerTree:
-    """The tree in a serialised `ContainerChecksumInfo`, as a tree file or a peer holds it.
+    """The tree in a serialised `ContainerChecksumInfo`, as a tree file or a peer holds
+    it.
 
-    Accepts what Ozone accepts: any int64, no root, no tree, and no bytes at all, which is a tree without root or
-    blocks. It is not proven to be right: `merkle.check.check_tree` does that.
+    Accepts what Ozone accepts: any int64, no root, no tree, and no bytes at all, which
+    is a tree without root or blocks. It is not proven to be right:
+    `merkle.check.check_tree` does that.
 
     Raises:
-        TreeRefusedError: for what the first rows of TreeRefusal name, and for too many blocks or chunks.
+        TreeRefusedError: for what the first rows of TreeRefusal name, and for too many
+            blocks or chunks.
     """
     if len(raw) > MESSAGE_BYTES_MAX:
-        raise TreeRefusedError(TreeRefusal.TOO_LARGE.value, f"the tree of container {container_id} is {len(raw)} bytes")
+        raise TreeRefusedError(
+            TreeRefusal.TOO_LARGE.value, f"the tree of container {container_id} is {len(raw)} bytes"
+        )
     try:
         info = ContainerChecksumInfo.FromString(raw)
     except DecodeError as error:
@@ -85,16 +109,21 @@ def tree_from_bytes(raw: bytes, container_id: ContainerId) -> ContainerTree:
         if before.block_id >= after.block_id:
             raise TreeRefusedError(
                 TreeRefusal.BLOCKS_UNSORTED.value,
-                f"in the tree of container {container_id} block {after.block_id} follows {before.block_id}",
+                f"in the tree of container {container_id} block {after.block_id} follows"
+                f" {before.block_id}",
             )
-    return ContainerTree(container_id, tree.dataChecksum if tree.HasField("dataChecksum") else None, blocks)
+    return ContainerTree(
+        container_id, tree.dataChecksum if tree.HasField("dataChecksum") else None, blocks
+    )
 
 
 def tombstones_from_bytes(raw: bytes, container_id: ContainerId) -> tuple[BlockTree, ...]:
-    """The tombstones in a serialised `ContainerChecksumInfo` of any size; nothing else of it is unpacked.
+    """The tombstones in a serialised `ContainerChecksumInfo` of any size; nothing else
+    of it is unpacked.
 
-    None at all unless all of it adds up: its ID, the order of its blocks, and its root where it has one. A tombstone
-    with chunks belies it too: one flipped bit makes that of a live block.
+    None at all unless all of it adds up: its ID, the order of its blocks, and its root
+    where it has one. A tombstone with chunks belies it too: one flipped bit makes that
+    of a live block.
     """
     said, root, last_id = None, None, None
     checksums, tombstones = list[int](), list[BlockTree]()
@@ -108,7 +137,10 @@ def tombstones_from_bytes(raw: bytes, container_id: ContainerId) -> tuple[BlockT
                 if inner_tag != _BLOCK:
                     continue
                 head = {field: found for field, found, _ in _fields(block)}
-                block_id, checksum = _int64(head.get(_BLOCK_ID, 0)), _int64(head.get(_BLOCK_CHECKSUM, 0))
+                block_id, checksum = (
+                    _int64(head.get(_BLOCK_ID, 0)),
+                    _int64(head.get(_BLOCK_CHECKSUM, 0)),
+                )
                 is_deleted = bool(head.get(_BLOCK_DELETED))
                 if (last_id is not None and block_id <= last_id) or (is_deleted and _CHUNK in head):
                     return ()
@@ -141,21 +173,26 @@ def _block_tree(block: BlockMerkleTree, container_id: ContainerId) -> BlockTree:
     if len(block.chunkMerkleTree) > BLOCK_CHUNKS_MAX:
         raise TreeRefusedError(
             TreeRefusal.TOO_MANY_CHUNKS.value,
-            f"block {block.blockID} of container {container_id} has {len(block.chunkMerkleTree)} chunks in the tree",
+            f"block {block.blockID} of container {container_id} has {len(block.chunkMerkleTree)}"
+            " chunks in the tree",
         )
-    chunks = tuple(ChunkTree(c.offset, c.length, c.dataChecksum, c.checksumMatches) for c in block.chunkMerkleTree)
+    chunks = tuple(
+        ChunkTree(c.offset, c.length, c.dataChecksum, c.checksumMatches)
+        for c in block.chunkMerkleTree
+    )
     for before, after in pairwise(chunks):
         if before.offset >= after.offset:
             raise TreeRefusedError(
                 TreeRefusal.CHUNKS_UNSORTED.value,
-                f"in the tree of container {container_id} chunk {after.offset} of block {block.blockID} "
-                f"follows {before.offset}",
+                f"in the tree of container {container_id} chunk {after.offset} of block"
+                f" {block.blockID} follows {before.offset}",
             )
     return BlockTree(BlockId(block.blockID), block.dataChecksum, block.deleted, chunks)
 
 
 def _fields(raw: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-    """The fields of any message: tag, number, and of one with a length, which is its number, the bytes.
+    """The fields of any message: tag, number, and of one with a length, which is its
+    number, the bytes.
 
     Raises:
         DecodeError: it is no message.
@@ -202,7 +239,8 @@ def record_from_bytes(raw: bytes) -> BlockRecord:
     """The record in a serialised `BlockData`, as kept in RocksDB.
 
     Raises:
-        RecordInvalidError: as `record_from_proto`; also `unparsable` where the bytes are no such message.
+        RecordInvalidError: as `record_from_proto`; also `unparsable` where the bytes
+            are no such message.
     """
     try:
         return record_from_proto(BlockData.FromString(raw))
@@ -214,17 +252,23 @@ def record_from_proto(message: BlockData) -> BlockRecord:
     """The record in a `BlockData` message.
 
     Raises:
-        RecordInvalidError: its fact `reason` is one of `too_many_chunks`, `chunks_unsorted`, `chunks_overlap`,
-            `size_contradicts_chunks`, `block_too_large`, or one of `chunk_from_proto`.
+        RecordInvalidError: its fact `reason` is one of `too_many_chunks`,
+            `chunks_unsorted`, `chunks_overlap`, `size_contradicts_chunks`,
+            `block_too_large`, or one of `chunk_from_proto`.
     """
-    # Parsing does not ask for required fields; a checksum type that we do not know counts as missing.
+    # Parsing does not ask for required fields; a checksum type that we do not know
+    # counts as missing.
     if not message.IsInitialized():
         raise _invalid("unparsable", "a block record lacks a field")
     block_id = message.blockID.localID
     if len(message.chunks) > BLOCK_CHUNKS_MAX:
-        raise _invalid("too_many_chunks", f"block {block_id} has {len(message.chunks)} chunks", block_id)
+        raise _invalid(
+            "too_many_chunks", f"block {block_id} has {len(message.chunks)} chunks", block_id
+        )
     if message.blockID.blockCommitSequenceId > _INT64_MAX:
-        raise _invalid("negative_number", f"block {block_id} has a negative commit sequence ID", block_id)
+        raise _invalid(
+            "negative_number", f"block {block_id} has a negative commit sequence ID", block_id
+        )
     chunks = tuple(chunk_from_proto(chunk, block_id) for chunk in message.chunks)
     for before, after in pairwise(chunks):
         if before.offset >= after.offset:
@@ -243,7 +287,8 @@ def record_from_proto(message: BlockData) -> BlockRecord:
         _metadata_from_proto(message.metadata, block_id),
         message.blockID.replicaIndex if message.blockID.HasField("replicaIndex") else None,
     )
-    # Ozone fails on this too: a size that differs from its chunks means that one of them is wrong.
+    # Ozone fails on this too: a size that differs from its chunks means that one of
+    # them is wrong.
     if message.HasField("size") and message.size != record.length_bytes:
         text = f"block {block_id} has size {message.size} and chunks of {record.length_bytes} bytes"
         raise _invalid("size_contradicts_chunks", text, block_id)
@@ -254,8 +299,9 @@ def chunk_from_proto(message: ChunkInfo, block_id: int | None = None) -> ChunkRe
     """The chunk record in a `ChunkInfo` message.
 
     Raises:
-        RecordInvalidError: its fact `reason` is one of `unparsable`, `negative_number`, `chunk_too_large`,
-            `window_size`, `checksum_count`, `checksum_width`, `duplicate_metadata`, `not_text`.
+        RecordInvalidError: its fact `reason` is one of `unparsable`, `negative_number`,
+            `chunk_too_large`, `window_size`, `checksum_count`, `checksum_width`,
+            `duplicate_metadata`, `not_text`.
     """
     where = f"chunk {message.offset} of block {block_id}"
     if not message.IsInitialized():
@@ -278,7 +324,9 @@ def chunk_from_proto(message: ChunkInfo, block_id: int | None = None) -> ChunkRe
             raise _invalid("checksum_count", text, block_id)
         checksums = _of_width(data, kind)
         if checksums is None:
-            raise _invalid("checksum_width", f"{where} has a checksum that is no {kind.name}", block_id)
+            raise _invalid(
+                "checksum_width", f"{where} has a checksum that is no {kind.name}", block_id
+            )
     return ChunkRecord(
         message.offset,
         message.len,
@@ -297,9 +345,13 @@ def record_to_bytes(record: BlockRecord) -> bytes:
 
 
 def record_to_proto(record: BlockRecord) -> BlockData:
-    """The record as a message; Ozone writes the commit sequence ID and the size even where they are 0."""
+    """The record as a message; Ozone writes the commit sequence ID and the size even
+    where they are 0.
+    """
     block_id = DatanodeBlockID(
-        containerID=record.container_id, localID=record.block_id, blockCommitSequenceId=record.bcs_id
+        containerID=record.container_id,
+        localID=record.block_id,
+        blockCommitSequenceId=record.bcs_id,
     )
     if record.replica_index is not None:
         block_id.replicaIndex = record.replica_index
@@ -363,16 +415,25 @@ def delete_transaction_to_bytes(transaction: DeleteTransaction) -> bytes:
 
 def _of_width(data: ChecksumData, kind: ChecksumType) -> WindowChecksums | None:
     """The checksums, or None where one has not the width that its type demands."""
-    # Serialised, each is a tag, its length and itself. If that is what the bytes behind the other fields are, as often
-    # as there are checksums, all have the width, and none was made an object, which takes several times as long.
-    raw, head, count = data.SerializeToString(), _head(kind, data.bytesPerChecksum), len(data.checksums)
+    # Serialised, each is a tag, its length and itself. If that is what the bytes behind
+    # the other fields are, as often as there are checksums, all have the width, and
+    # none was made an object, which takes several times as long.
+    raw, head, count = (
+        data.SerializeToString(),
+        _head(kind, data.bytesPerChecksum),
+        len(data.checksums),
+    )
     row, width = _ROW[kind], WIDTH[kind]
     if raw.startswith(head) and len(raw) >= len(head) + count * row.itemsize:
         rows = np.frombuffer(raw, row, count, len(head))
         if rows["start"].tobytes() == bytes((_CHECKSUMS_TAG, width)) * count:
             return WindowChecksums(rows["checksum"].tobytes(), width)
     # Nobody promises how a message is serialised, so it is a look at each that refuses.
-    return WindowChecksums(b"".join(data.checksums), width) if {*map(len, data.checksums)} <= {width} else None
+    return (
+        WindowChecksums(b"".join(data.checksums), width)
+        if {*map(len, data.checksums)} <= {width}
+        else None
+    )
 
 
 @lru_cache
@@ -383,7 +444,10 @@ def _head(kind: ChecksumType, bytes_per_checksum: int) -> bytes:
 
 def _metadata_from_proto(entries: Iterable[KeyValue], block_id: int | None) -> Metadata:
     metadata = tuple(
-        (_text(entry.key, block_id), _text(entry.value, block_id) if entry.HasField("value") else None)
+        (
+            _text(entry.key, block_id),
+            _text(entry.value, block_id) if entry.HasField("value") else None,
+        )
         for entry in entries
     )
     if len({key for key, _ in metadata}) != len(metadata):
@@ -394,12 +458,15 @@ def _metadata_from_proto(entries: Iterable[KeyValue], block_id: int | None) -> M
 def _text(value: object, block_id: int | None) -> str:
     # What is not UTF-8 reaches us as bytes, whatever the stub says.
     if not isinstance(value, str):
-        raise _invalid("not_text", f"block {block_id} has a name or metadata that is not UTF-8", block_id)
+        raise _invalid(
+            "not_text", f"block {block_id} has a name or metadata that is not UTF-8", block_id
+        )
     return value
 
 
 def _metadata_to_proto(metadata: Metadata) -> list[KeyValue]:
-    # Java sorts by UTF-16 code unit, which differs from Python's order beyond the basic plane.
+    # Java sorts by UTF-16 code unit, which differs from Python's order beyond the basic
+    # plane.
     ordered = sorted(metadata, key=lambda entry: entry[0].encode("utf-16-be"))
     return [KeyValue(key=key, value=value) for key, value in ordered]
 

@@ -1,7 +1,8 @@
 """Trees of many replicas in a few Parquet files: what a sweep writes and agents import.
 
-A row is one replica's tree as the bytes of Ozone's tree file, with what the replica was when it was read. A file for
-each tree would be as many files, and as many syncs, as there are replicas.
+A row is one replica's tree as the bytes of Ozone's tree file, with what the replica was
+when it was read. A file for each tree would be as many files, and as many syncs, as
+there are replicas.
 """
 
 from collections.abc import Collection, Iterator
@@ -53,23 +54,32 @@ def tree_files(folder: Path) -> list[Path]:
         ChunkTableError: there is none, or the folder cannot be read.
     """
     try:
-        found = sorted(path for path in folder.iterdir() if path.suffix == ".parquet" and path.name[0] != ".")
+        found = sorted(
+            path for path in folder.iterdir() if path.suffix == ".parquet" and path.name[0] != "."
+        )
     except OSError as error:
-        raise ChunkTableError(TableRefusal.UNREADABLE.value, f"{folder} cannot be read: {error}") from error
+        raise ChunkTableError(
+            TableRefusal.UNREADABLE.value, f"{folder} cannot be read: {error}"
+        ) from error
     if not found:
         raise ChunkTableError(
             TableRefusal.FILE_MISSING.value,
             f"{folder} has no trees of a sweep",
-            hint="Give the folder that `treefold sweep run --write-trees` wrote: DIR/trees/sweep_id=ID.",
+            hint=(
+                "Give the folder that `treefold sweep run --write-trees` wrote:"
+                " DIR/trees/sweep_id=ID."
+            ),
         )
     return found
 
 
 def read_trees(path: Path, datanodes: Collection[str]) -> Iterator[PackedTree]:
-    """The rows of one file that are of these datanodes; a row group that has none of them is passed over.
+    """The rows of one file that are of these datanodes; a row group that has none of
+    them is passed over.
 
     Raises:
-        ChunkTableError: it cannot be read, or is none of packed trees; what came before was whole.
+        ChunkTableError: it cannot be read, or is none of packed trees; what came before
+            was whole.
     """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -77,16 +87,23 @@ def read_trees(path: Path, datanodes: Collection[str]) -> Iterator[PackedTree]:
             if missing:
                 text = f"{path} has no column {', '.join(missing)}"
                 raise ChunkTableError(TableRefusal.SCHEMA.value, text)
-            groups = [i for i in range(file.metadata.num_row_groups) if _may_hold(file, i, datanodes)]
-            for batch in file.iter_batches(_BATCH_TREES, groups, TREE_SCHEMA.names, use_threads=False):
+            groups = [
+                i for i in range(file.metadata.num_row_groups) if _may_hold(file, i, datanodes)
+            ]
+            for batch in file.iter_batches(
+                _BATCH_TREES, groups, TREE_SCHEMA.names, use_threads=False
+            ):
                 table = pa.Table.from_batches([batch]).select(TREE_SCHEMA.names).cast(TREE_SCHEMA)
                 table = table.set_column(7, "scanned_at", table["scanned_at"].cast(pa.int64()))
                 for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
                     if row[0] in datanodes:
                         yield PackedTree(*row)
-    # pyarrow says what is wrong with a Parquet file, or with a cast, by ArrowInvalid, a ValueError, and others of its.
+    # pyarrow says what is wrong with a Parquet file, or with a cast, by ArrowInvalid, a
+    # ValueError, and others of its.
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise ChunkTableError(TableRefusal.UNREADABLE.value, f"{path} cannot be read: {error}") from error
+        raise ChunkTableError(
+            TableRefusal.UNREADABLE.value, f"{path} cannot be read: {error}"
+        ) from error
 
 
 def _may_hold(file: pq.ParquetFile, group: int, datanodes: Collection[str]) -> bool:

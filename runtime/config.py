@@ -1,9 +1,10 @@
 """Settings of a process: a TOML file, then flags, checked once into one frozen value.
 
-An unknown key is an error that names the nearest known one, since a misspelt limit that is silently ignored is found
-out on the worst day. Sizes ("64MiB"), durations ("15m") and rates ("5MiB/s") may be written with a unit; a bare number
-is bytes, seconds, bytes per second. Only true and false are true and false: what is spelled otherwise might be meant
-otherwise, and some of it lets data be written.
+An unknown key is an error that names the nearest known one, since a misspelt limit that
+is silently ignored is found out on the worst day. Sizes ("64MiB"), durations ("15m")
+and rates ("5MiB/s") may be written with a unit; a bare number is bytes, seconds, bytes
+per second. Only true and false are true and false: what is spelled otherwise might be
+meant otherwise, and some of it lets data be written.
 """
 
 import math
@@ -21,30 +22,45 @@ from merkle.errors import ConfigError
 
 # A configuration is a page of text; a larger file is another file named by mistake.
 CONFIG_BYTES_MAX = 1 << 20
-# Sizes, durations and rates are below it: what does not fit a long is a slip of the hand.
+# Sizes, durations and rates are below it: what does not fit a long is a slip of the
+# hand.
 QUANTITY_END = 1 << 63
 
 _SIZE_UNITS: Mapping[str, int] = {
     "": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
-_DURATION_UNITS: Mapping[str, float] = {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_DURATION_UNITS: Mapping[str, float] = {
+    "": 1,
+    "ms": 0.001,
+    "s": 1,
+    "m": 60,
+    "h": 3600,
+    "d": 86400,
+    "w": 604800,
+}
 _PORT = re.compile(r"[0-9]{1,5}")
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_size(value: object) -> int:
-    """Bytes from a number or from text such as "64MiB"; ValueError tells what is expected."""
+    """Bytes from a number or from text such as "64MiB"; ValueError tells what is
+    expected.
+    """
     return math.floor(_quantity(value, _SIZE_UNITS, 'a size such as 4096 or "64MiB"'))
 
 
 def parse_duration(value: object) -> float:
-    """Seconds from a number or from text such as "15m"; ValueError tells what is expected."""
+    """Seconds from a number or from text such as "15m"; ValueError tells what is
+    expected.
+    """
     return _quantity(value, _DURATION_UNITS, 'a duration such as 30 or "15m" (ms, s, m, h, d, w)')
 
 
 def parse_rate(value: object) -> int:
-    """Bytes per second from a number or from text such as "5MiB/s"; ValueError tells what is expected."""
+    """Bytes per second from a number or from text such as "5MiB/s"; ValueError tells
+    what is expected.
+    """
     if isinstance(value, str):
         value = value.strip().removesuffix("/s")
     return math.floor(_quantity(value, _SIZE_UNITS, 'a rate such as 5242880 or "5MiB/s"'))
@@ -60,20 +76,31 @@ def check_switch(value: object) -> object:
 def check_address(value: str) -> str:
     """The address as given, if it is host:port; ValueError tells what is expected."""
     host, _, port = value.rpartition(":")
-    if not host or not _PORT.fullmatch(port) or int(port) > 0xFFFF or (":" in host and not host.startswith("[")):
-        raise ValueError(f'expected an address such as "127.0.0.1:9893" or "[::1]:9893", found {value!r}')
+    if (
+        not host
+        or not _PORT.fullmatch(port)
+        or int(port) > 0xFFFF
+        or (":" in host and not host.startswith("["))
+    ):
+        raise ValueError(
+            f'expected an address such as "127.0.0.1:9893" or "[::1]:9893", found {value!r}'
+        )
     return value
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of an address that was checked; an IPv6 host without its brackets."""
+    """Host and port of an address that was checked; an IPv6 host without its
+    brackets.
+    """
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def _parse_folder(value: object) -> object:
     if value == "" or (isinstance(value, str) and "\0" in value):
-        raise ValueError(f"expected a path, found {value!r}" if value else "expected a path, found an empty text")
+        raise ValueError(
+            f"expected a path, found {value!r}" if value else "expected a path, found an empty text"
+        )
     return value
 
 
@@ -92,7 +119,9 @@ class Settings(BaseModel):
 
 
 class TlsSettings(Settings):
-    """PEM files of mutual TLS: our certificate and key, and the authority that signs the others'."""
+    """PEM files of mutual TLS: our certificate and key, and the authority that signs
+    the others'.
+    """
 
     cert: FilePath
     key: FilePath
@@ -102,11 +131,15 @@ class TlsSettings(Settings):
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-def load(path: Path | None, model: type[SettingsT], overrides: Mapping[str, object] | None = None) -> SettingsT:
-    """The settings of `path` with `overrides` laid over: dotted keys, where None is a flag that was not given.
+def load(
+    path: Path | None, model: type[SettingsT], overrides: Mapping[str, object] | None = None
+) -> SettingsT:
+    """The settings of `path` with `overrides` laid over: dotted keys, where None is a
+    flag that was not given.
 
     Raises:
-        ConfigError: unreadable file, broken TOML, unknown key or wrong value; names the file and each key.
+        ConfigError: unreadable file, broken TOML, unknown key or wrong value; names the
+            file and each key.
     """
     values = _read(path) if path else {}
     for key, value in (overrides or {}).items():
@@ -117,7 +150,9 @@ def load(path: Path | None, model: type[SettingsT], overrides: Mapping[str, obje
     except ValidationError as error:
         problems = [_problem(detail, model) for detail in _own(error.errors())]
         origin = f"{path}: " if path else ""
-        raise ConfigError(origin + "; ".join(problems), path=str(path or ""), problems=tuple(problems)) from error
+        raise ConfigError(
+            origin + "; ".join(problems), path=str(path or ""), problems=tuple(problems)
+        ) from error
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -127,7 +162,9 @@ def _read(path: Path) -> dict[str, object]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", path=str(path)) from error
     if len(raw) > CONFIG_BYTES_MAX:
-        raise ConfigError(f"{path}: larger than {CONFIG_BYTES_MAX} bytes, so not a configuration", path=str(path))
+        raise ConfigError(
+            f"{path}: larger than {CONFIG_BYTES_MAX} bytes, so not a configuration", path=str(path)
+        )
     try:
         return tomllib.loads(raw.decode())
     # ValueError: not TOML, not UTF-8, or a number of thousands of digits.
@@ -140,19 +177,26 @@ def _lay(values: dict[str, object], keys: list[str], value: object, path: Path |
         table = values.setdefault(key, {})
         if not isinstance(table, dict):
             name = ".".join(keys[:depth])
-            raise ConfigError(f"{path}: {name}: expected a table, found {table!r}", path=str(path or ""))
+            raise ConfigError(
+                f"{path}: {name}: expected a table, found {table!r}", path=str(path or "")
+            )
         values = table
     values[keys[-1]] = value
 
 
 def _own(details: list[ErrorDetails]) -> list[ErrorDetails]:
-    """The problems without those that only follow from others: a list is too short of items that are right."""
+    """The problems without those that only follow from others: a list is too short of
+    items that are right.
+    """
     places = [detail["loc"] for detail in details]
     return [
         detail
         for detail in details
         if detail["type"] != "too_short"
-        or not any(len(place) > len(detail["loc"]) and place[: len(detail["loc"])] == detail["loc"] for place in places)
+        or not any(
+            len(place) > len(detail["loc"]) and place[: len(detail["loc"])] == detail["loc"]
+            for place in places
+        )
     ]
 
 
@@ -162,7 +206,9 @@ def _problem(detail: ErrorDetails, model: type[Settings]) -> str:
     for part in detail["loc"]:
         name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
     if detail["type"] == "extra_forbidden":
-        near = get_close_matches(str(detail["loc"][-1]), _known_keys(model, detail["loc"][:-1]), n=1)
+        near = get_close_matches(
+            str(detail["loc"][-1]), _known_keys(model, detail["loc"][:-1]), n=1
+        )
         return f"{name}: unknown key" + (f"; did you mean {near[0]!r}?" if near else "")
     if detail["type"] == "missing":
         return f"{name}: is required"

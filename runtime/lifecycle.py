@@ -22,7 +22,8 @@ def stop_on_signals() -> threading.Event:
 
 
 def announce(path: Path, address: str) -> None:
-    """Write the address that a process listens on into a file, whole or not at all: somebody waits for it.
+    """Write the address that a process listens on into a file, whole or not at all:
+    somebody waits for it.
 
     Raises:
         DiskError: it cannot be written.

@@ -1,8 +1,10 @@
-"""Log lines are events with fields, and the names of the events are listed here, since alerts are made from them.
+"""Log lines are events with fields, and the names of the events are listed here, since
+alerts are made from them.
 
-Error: someone must act. Warning: it recovered by itself. Info: a state changed. Debug: the rest. Lines go to stderr,
-as JSON or for a console, never to stdout, which belongs to results. The audit file is apart: one line a write into
-replica data, forced to disk before the write is reported.
+Error: someone must act. Warning: it recovered by itself. Info: a state changed. Debug:
+the rest. Lines go to stderr, as JSON or for a console, never to stdout, which belongs
+to results. The audit file is apart: one line a write into replica data, forced to disk
+before the write is reported.
 """
 
 import json
@@ -24,16 +26,20 @@ EVENTS = frozenset({
     # processes
     "process_started", "process_stopping", "process_stopped", "server_started", "request_failed",
     # volumes and scans
-    "volume_opened", "volume_failed", "container_skipped", "scan_started", "scan_finished", "scan_failed",
-    "scan_interrupted", "replica_marked_unhealthy", "replica_returned_to_closed", "container_deleted", "tree_built",
+    "volume_opened", "volume_failed", "container_skipped", "scan_started", "scan_finished",
+    "scan_failed",
+    "scan_interrupted", "replica_marked_unhealthy", "replica_returned_to_closed",
+    "container_deleted", "tree_built",
     "tree_unreadable", "tree_write_failed", "tree_stale", "undo_pruned",
     # reconciliation
-    "reconcile_started", "reconcile_finished", "reconcile_failed", "reconcile_interrupted", "reconcile_refused",
+    "reconcile_started", "reconcile_finished", "reconcile_failed", "reconcile_interrupted",
+    "reconcile_refused",
     "peer_set_aside",
     # chunk tables
     "export_finished", "export_failed",
     # controller and heartbeats
-    "heartbeat_failed", "heartbeat_recovered", "command_received", "command_dropped", "datanode_registered",
+    "heartbeat_failed", "heartbeat_recovered", "command_received", "command_dropped",
+    "datanode_registered",
     "datanode_stale", "job_created", "job_changed", "job_finished",
 })  # fmt: skip
 
@@ -50,7 +56,9 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-def configure(log_format: LogFormat = LogFormat.CONSOLE, level: LogLevel = LogLevel.WARNING) -> None:
+def configure(
+    log_format: LogFormat = LogFormat.CONSOLE, level: LogLevel = LogLevel.WARNING
+) -> None:
     """Choose form and level of this process's lines; called once, by a cli.py."""
     renderer: Processor
     if log_format is LogFormat.JSON:
@@ -82,14 +90,18 @@ def error_fields(error: ReconcileError) -> dict[str, object]:
     return {**error.facts, "error_code": error.code, "error": error.message}
 
 
-def check_event(_logger: object, _method: str, line: MutableMapping[str, object]) -> MutableMapping[str, object]:
+def check_event(
+    _logger: object, _method: str, line: MutableMapping[str, object]
+) -> MutableMapping[str, object]:
     """Let pass only events of the list."""
     assert line["event"] in EVENTS, f"event {line['event']!r} is not listed in runtime/log.py"
     return line
 
 
 class _Stderr:
-    """Writes lines to whatever stderr is at that time; one write a line, so that threads do not mix theirs."""
+    """Writes lines to whatever stderr is at that time; one write a line, so that
+    threads do not mix theirs.
+    """
 
     def __init__(self, *_args: object) -> None:
         pass
@@ -102,7 +114,9 @@ class _Stderr:
 
 
 class AuditLog:
-    """Appends one JSON line for each write into replica data, and for each delete. Thread-safe."""
+    """Appends one JSON line for each write into replica data, and for each delete.
+    Thread-safe.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open for append, creating the file readable by its owner and group alone.
@@ -113,25 +127,43 @@ class AuditLog:
         self._path = path
         self._lock = threading.Lock()
         try:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            self._descriptor = os.open(
+                path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640
+            )
         except OSError as error:
-            raise DiskError(f"audit file {path} cannot be opened: {error.strerror}", path=str(path)) from error
+            raise DiskError(
+                f"audit file {path} cannot be opened: {error.strerror}", path=str(path)
+            ) from error
 
     def write(
-        self, *, container: int, block: int, offset: int, length: int, source: str, job: str, unread: int = 0
+        self,
+        *,
+        container: int,
+        block: int,
+        offset: int,
+        length: int,
+        source: str,
+        job: str,
+        unread: int = 0,
     ) -> None:
-        """Put down one write: `length` bytes at `offset` of the block's file, which came from `source`.
+        """Put down one write: `length` bytes at `offset` of the block's file, which
+        came from `source`.
 
-        `unread` of those before could not be read, so that no undo copy has them; the line says so where there are any.
+        `unread` of those before could not be read, so that no undo copy has them; the
+        line says so where there are any.
 
         Raises:
-            DiskError: the line is not on disk; the write it tells of must not be reported as done.
+            DiskError: the line is not on disk; the write it tells of must not be
+                reported as done.
         """
         fields = {"container": container, "block": block, "offset": offset, "length": length}
-        self._append([{**fields, "source": source, "job": job, **({"unread": unread} if unread else {})}])
+        self._append(
+            [{**fields, "source": source, "job": job, **({"unread": unread} if unread else {})}]
+        )
 
     def delete(self, container: int, blocks: Sequence[int] | None) -> None:
-        """Put down that blocks, or None for the whole container, are about to be deleted or marked so in the tree.
+        """Put down that blocks, or None for the whole container, are about to be
+        deleted or marked so in the tree.
 
         Raises:
             DiskError: the lines are not on disk; the delete must not be done.
@@ -150,7 +182,9 @@ class AuditLog:
                 written = os.write(self._descriptor, text.encode())
                 os.fsync(self._descriptor)
         except OSError as error:
-            raise DiskError(f"audit file {self._path} cannot be written: {error.strerror}") from error
+            raise DiskError(
+                f"audit file {self._path} cannot be written: {error.strerror}"
+            ) from error
         if written != len(text):
             raise DiskError(f"audit file {self._path} took only a part of a line")
 

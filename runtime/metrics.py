@@ -1,7 +1,9 @@
-"""Counters and gauges of a process, all in one table, and the page where Prometheus reads them.
+"""Counters and gauges of a process, all in one table, and the page where Prometheus
+reads them.
 
-A name that is not in the table cannot be counted: dashboards and alerts are made from the table. Each process has its
-own registry, so that what a stopped part had registered goes with it.
+A name that is not in the table cannot be counted: dashboards and alerts are made from
+the table. Each process has its own registry, so that what a stopped part had registered
+goes with it.
 """
 
 from collections.abc import Mapping
@@ -34,31 +36,90 @@ class Metric:
 
 _TABLE = (
     Metric("dnagent_scan_bytes_total", Kind.COUNTER, "Bytes read by scans.", ("volume",)),
-    Metric("dnagent_containers_scanned_total", Kind.COUNTER, "Scans that ended with a result.", ("volume",)),
-    Metric("dnagent_scans_skipped_total", Kind.COUNTER, "Scans not done or not kept, by reason.", ("reason",)),
+    Metric(
+        "dnagent_containers_scanned_total",
+        Kind.COUNTER,
+        "Scans that ended with a result.",
+        ("volume",),
+    ),
+    Metric(
+        "dnagent_scans_skipped_total",
+        Kind.COUNTER,
+        "Scans not done or not kept, by reason.",
+        ("reason",),
+    ),
     Metric("dnagent_findings_total", Kind.COUNTER, "Faults found by scans, by type.", ("type",)),
-    Metric("dnagent_containers_marked_unhealthy_total", Kind.COUNTER, "Replicas that a scan moved to UNHEALTHY."),
-    Metric("dnagent_trees_built_total", Kind.COUNTER, "Trees built from records because there was none."),
-    Metric("dnagent_scan_last_full_pass_timestamp_seconds", Kind.GAUGE, "When all were last scanned.", ("volume",)),
-    Metric("dnagent_volumes_failed", Kind.GAUGE, "Volumes that could not be opened or were given up."),
+    Metric(
+        "dnagent_containers_marked_unhealthy_total",
+        Kind.COUNTER,
+        "Replicas that a scan moved to UNHEALTHY.",
+    ),
+    Metric(
+        "dnagent_trees_built_total",
+        Kind.COUNTER,
+        "Trees built from records because there was none.",
+    ),
+    Metric(
+        "dnagent_scan_last_full_pass_timestamp_seconds",
+        Kind.GAUGE,
+        "When all were last scanned.",
+        ("volume",),
+    ),
+    Metric(
+        "dnagent_volumes_failed", Kind.GAUGE, "Volumes that could not be opened or were given up."
+    ),
     Metric("dnagent_containers", Kind.GAUGE, "Replicas held.", ("volume",)),
-    Metric("dnagent_chunks_repaired_total", Kind.COUNTER, "Chunks repaired, by outcome.", ("outcome",)),
+    Metric(
+        "dnagent_chunks_repaired_total", Kind.COUNTER, "Chunks repaired, by outcome.", ("outcome",)
+    ),
     Metric("dnagent_windows_written_total", Kind.COUNTER, "Windows written by repairs."),
-    Metric("dnagent_repair_fetched_bytes_total", Kind.COUNTER, "Bytes fetched from peers by repairs."),
-    Metric("dnagent_reconciliations_total", Kind.COUNTER, "Reconciliations that ended, by state.", ("state",)),
+    Metric(
+        "dnagent_repair_fetched_bytes_total", Kind.COUNTER, "Bytes fetched from peers by repairs."
+    ),
+    Metric(
+        "dnagent_reconciliations_total",
+        Kind.COUNTER,
+        "Reconciliations that ended, by state.",
+        ("state",),
+    ),
     Metric("dnagent_reconciliations_queued", Kind.GAUGE, "Reconciliations that wait or run."),
-    Metric("dnagent_peer_refusals_total", Kind.COUNTER, "Answers of peers set aside, by reason.", ("reason",)),
+    Metric(
+        "dnagent_peer_refusals_total",
+        Kind.COUNTER,
+        "Answers of peers set aside, by reason.",
+        ("reason",),
+    ),
     Metric("dnagent_undo_bytes", Kind.GAUGE, "Bytes kept to undo repairs.", ("volume",)),
     Metric("dnagent_heartbeats_total", Kind.COUNTER, "Heartbeats, by outcome.", ("outcome",)),
-    Metric("dnagent_commands_total", Kind.COUNTER, "Commands from the controller, by outcome.", ("outcome",)),
-    Metric("dnagent_exports_total", Kind.COUNTER, "Scheduled exports of the chunk table, by outcome.", ("outcome",)),
-    Metric("dnagent_exported_rows_total", Kind.COUNTER, "Rows of the chunk table written by scheduled exports."),
+    Metric(
+        "dnagent_commands_total",
+        Kind.COUNTER,
+        "Commands from the controller, by outcome.",
+        ("outcome",),
+    ),
+    Metric(
+        "dnagent_exports_total",
+        Kind.COUNTER,
+        "Scheduled exports of the chunk table, by outcome.",
+        ("outcome",),
+    ),
+    Metric(
+        "dnagent_exported_rows_total",
+        Kind.COUNTER,
+        "Rows of the chunk table written by scheduled exports.",
+    ),
     Metric("dnagent_export_table_rows", Kind.GAUGE, "Rows of the chunk table as last exported."),
-    Metric("dnagent_export_last_success_timestamp_seconds", Kind.GAUGE, "When the chunk table was last exported."),
+    Metric(
+        "dnagent_export_last_success_timestamp_seconds",
+        Kind.GAUGE,
+        "When the chunk table was last exported.",
+    ),
     Metric("scm_heartbeats_total", Kind.COUNTER, "Heartbeats received."),
     Metric("scm_datanodes_live", Kind.GAUGE, "Datanodes heard of recently."),
     Metric("scm_containers", Kind.GAUGE, "Containers known."),
-    Metric("scm_containers_diverged", Kind.GAUGE, "Containers whose replicas have different roots."),
+    Metric(
+        "scm_containers_diverged", Kind.GAUGE, "Containers whose replicas have different roots."
+    ),
     Metric("scm_containers_unknown", Kind.GAUGE, "Containers of which some replica has no root."),
     Metric("scm_jobs_running", Kind.GAUGE, "Jobs under way."),
     Metric("scm_jobs_finished_total", Kind.COUNTER, "Jobs that ended, by state.", ("state",)),
@@ -67,7 +128,9 @@ _TABLE = (
     Metric("sweep_rows", Kind.GAUGE, "Rows that the last sweep read."),
     Metric("sweep_replicas", Kind.GAUGE, "Replicas that the last sweep saw."),
     Metric("sweep_inputs_skipped", Kind.GAUGE, "Inputs that the last sweep could not read."),
-    Metric("sweep_containers", Kind.GAUGE, "Containers of the last sweep, by verdict.", ("verdict",)),
+    Metric(
+        "sweep_containers", Kind.GAUGE, "Containers of the last sweep, by verdict.", ("verdict",)
+    ),
     Metric("sweep_findings", Kind.GAUGE, "Findings of the last sweep, by kind.", ("kind",)),
 )
 
@@ -87,9 +150,13 @@ class Metrics:
             if not metric.name.startswith(prefix + "_"):
                 continue
             if metric.kind is Kind.COUNTER:
-                self._counters[metric.name] = Counter(metric.name, metric.help, metric.labels, registry=self.registry)
+                self._counters[metric.name] = Counter(
+                    metric.name, metric.help, metric.labels, registry=self.registry
+                )
             else:
-                self._gauges[metric.name] = Gauge(metric.name, metric.help, metric.labels, registry=self.registry)
+                self._gauges[metric.name] = Gauge(
+                    metric.name, metric.help, metric.labels, registry=self.registry
+                )
 
     def count(self, name: str, amount: float = 1, **labels: str) -> None:
         """Add to a counter."""
@@ -122,7 +189,9 @@ class MetricsServer:
         try:
             self._server, self._thread = start_http_server(port, host, metrics.registry)
         except OSError as error:
-            raise ConfigError(f"metrics address {host}:{port} cannot be bound: {error.strerror}") from error
+            raise ConfigError(
+                f"metrics address {host}:{port} cannot be bound: {error.strerror}"
+            ) from error
         self.port: int = self._server.server_port
 
     def close(self) -> None:

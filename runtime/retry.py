@@ -1,15 +1,23 @@
-"""Do it again when the error says that this may help: `error.retryable` decides, nothing else does.
+"""Do it again when the error says that this may help: `error.retryable` decides,
+nothing else does.
 
-Bounded in attempts; waits grow exponentially with jitter, lest all agents knock
-at once on a controller that comes back. The sleep is passed in, so that a stopping process interrupts the
-wait and a test waits for nothing.
+Bounded in attempts; waits grow exponentially with jitter, lest all agents knock at once
+on a controller that comes back. The sleep is passed in, so that a stopping process
+interrupts the wait and a test waits for nothing.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    wait_exponential,
+    wait_random,
+)
 
 from merkle.errors import ReconcileError
 
@@ -43,9 +51,11 @@ def retrying(
     backoff: Backoff,
     on_retry: Callable[[BaseException, int], None] | None = None,
 ) -> T:
-    """What `call` returns, after as many attempts as allowed; the last error as it was raised.
+    """What `call` returns, after as many attempts as allowed; the last error as it was
+    raised.
 
-    `on_retry` hears of each error that is about to be waited out, with the number of the attempt, from 1.
+    `on_retry` hears of each error that is about to be waited out, with the number of
+    the attempt, from 1.
     """
 
     def before_sleep(state: RetryCallState) -> None:
@@ -56,7 +66,8 @@ def retrying(
     return Retrying(
         sleep=sleep,
         stop=stop_after_attempt(backoff.attempts_max),
-        wait=wait_exponential(multiplier=backoff.first_s, max=backoff.most_s) + wait_random(0, backoff.jitter_s),
+        wait=wait_exponential(multiplier=backoff.first_s, max=backoff.most_s)
+        + wait_random(0, backoff.jitter_s),
         retry=retry_if_exception(is_retryable),
         before_sleep=before_sleep,
         reraise=True,

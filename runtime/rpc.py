@@ -1,10 +1,12 @@
-"""gRPC servers and channels as every process here uses them, and errors that keep their names across the wire.
+"""gRPC servers and channels as every process here uses them, and errors that keep their
+names across the wire.
 
-Everything is bounded: threads, calls, message and metadata sizes, idle and old connections. A port off loopback wants
-mutual TLS or an explicit `insecure`. A `ReconcileError` raised by a service becomes a status code with the error's
-stable code in the trailing metadata, from which the caller rebuilds it; what a stranger sends without one becomes one
-of three: it did not answer, it refused, it spoke nonsense. Bytes that are no message of the method are refused by name
-and never reach the service.
+Everything is bounded: threads, calls, message and metadata sizes, idle and old
+connections. A port off loopback wants mutual TLS or an explicit `insecure`. A
+`ReconcileError` raised by a service becomes a status code with the error's stable code
+in the trailing metadata, from which the caller rebuilds it; what a stranger sends
+without one becomes one of three: it did not answer, it refused, it spoke nonsense.
+Bytes that are no message of the method are refused by name and never reach the service.
 """
 
 import ipaddress
@@ -30,9 +32,11 @@ from merkle.errors import (
 )
 from merkle.limits import MESSAGE_BYTES_MAX
 
-# Names, a trace and our own trailers fit many times over; grpc's default is the same, but only a default.
+# Names, a trace and our own trailers fit many times over; grpc's default is the same,
+# but only a default.
 METADATA_BYTES_MAX = 8 << 10
-# Of an error's message and of its hint: both travel as metadata, where a character can take 12 bytes and 4.
+# Of an error's message and of its hint: both travel as metadata, where a character can
+# take 12 bytes and 4.
 ERROR_TEXT_MAX = 400
 _KEEPALIVE_MS = 5 * 60_000
 _SIZES: tuple[tuple[str, int], ...] = (
@@ -42,17 +46,20 @@ _SIZES: tuple[tuple[str, int], ...] = (
     ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
     # Identity alone: data do not compress, and what is never inflated cannot be a bomb.
     ("grpc.compression_enabled_algorithms_bitset", 1),
-    # Ozone's own interval. A server drops clients that ping more often than it allows, by default every 5 minutes.
+    # Ozone's own interval. A server drops clients that ping more often than it allows,
+    # by default every 5 minutes.
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", 30_000),
 )
 _SERVER_OPTIONS = (
     *_SIZES,
-    # Two processes on one port would share its calls at random; the second must fail to start.
+    # Two processes on one port would share its calls at random; the second must fail to
+    # start.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 30_000),
     ("grpc.max_connection_idle_ms", 15 * 60_000),
-    # An old connection is asked to go, so that renewed certificates come into use; calls may end in peace.
+    # An old connection is asked to go, so that renewed certificates come into use;
+    # calls may end in peace.
     ("grpc.max_connection_age_ms", 3_600_000),
     ("grpc.max_connection_age_grace_ms", 3_600_000),
 )
@@ -65,7 +72,8 @@ _CHANNEL_OPTIONS = (
     # Despite its name: how long one attempt to connect may take.
     ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 5_000),
-    # Peers are reached where they say they are; a proxy of the environment is none of our settings.
+    # Peers are reached where they say they are; a proxy of the environment is none of
+    # our settings.
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -103,7 +111,9 @@ _MaybeHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files of mutual TLS: our certificate and key, and the authority that must have signed the other side's."""
+    """PEM files of mutual TLS: our certificate and key, and the authority that must
+    have signed the other side's.
+    """
 
     cert: Path
     key: Path
@@ -112,7 +122,9 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long a peer may take for one call; a read gets time for its bytes at the slowest rate worth waiting for."""
+    """How long a peer may take for one call; a read gets time for its bytes at the
+    slowest rate worth waiting for.
+    """
 
     tree_s: float = 60.0
     records_s: float = 60.0
@@ -138,14 +150,21 @@ class RpcServer:
     """A server that listens; `port` is the one it got where 0 was asked for."""
 
     def __init__(
-        self, server: grpc.Server, pool: ThreadPoolExecutor, checks: health.HealthServicer, host: str, port: int
+        self,
+        server: grpc.Server,
+        pool: ThreadPoolExecutor,
+        checks: health.HealthServicer,
+        host: str,
+        port: int,
     ) -> None:
         self._server, self._pool, self._checks = server, pool, checks
         self.port = port
         self.address = f"{host}:{port}"
 
     def stop(self, grace_s: float = 1.0) -> None:
-        """Tell health checks, take no new calls, let running ones end within `grace_s`, then cut them."""
+        """Tell health checks, take no new calls, let running ones end within `grace_s`,
+        then cut them.
+        """
         self._checks.enter_graceful_shutdown()
         self._server.stop(grace_s).wait()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -165,7 +184,8 @@ def start_server(
     A call beyond `threads` waits, one beyond `calls_max` is refused at once.
 
     Raises:
-        ConfigError: neither TLS nor `insecure` off loopback, unusable PEM files, or the port cannot be had.
+        ConfigError: neither TLS nor `insecure` off loopback, unusable PEM files, or the
+            port cannot be had.
     """
     assert 0 < threads <= calls_max
     _require_security(address, tls, insecure)
@@ -174,7 +194,9 @@ def start_server(
         raise ConfigError(f"{address!r} is not host:port", address=address)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
     options = (*_SERVER_OPTIONS, ("grpc.max_concurrent_streams", calls_max))
-    server = grpc.server(pool, interceptors=[_NamedErrors()], options=options, maximum_concurrent_rpcs=calls_max)
+    server = grpc.server(
+        pool, interceptors=[_NamedErrors()], options=options, maximum_concurrent_rpcs=calls_max
+    )
     checks = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     for register in services:
@@ -206,7 +228,9 @@ def refuse(context: grpc.ServicerContext, error: ReconcileError) -> NoReturn:
 
 
 def printable(text: str) -> str:
-    """Foreign text made fit for a log or a terminal: bounded, and without control characters."""
+    """Foreign text made fit for a log or a terminal: bounded, and without control
+    characters.
+    """
     return "".join(c if c.isprintable() else "?" for c in text[:ERROR_TEXT_MAX])
 
 
@@ -215,7 +239,9 @@ def _default_status(error: ReconcileError) -> grpc.StatusCode:
 
 
 class _NamedErrors(grpc.ServerInterceptor):
-    """Parses requests where a failure can be named, and names the errors that services raise."""
+    """Parses requests where a failure can be named, and names the errors that services
+    raise.
+    """
 
     def intercept_service(
         self,
@@ -226,10 +252,19 @@ class _NamedErrors(grpc.ServerInterceptor):
         if handler is None:
             return None
         parse = handler.request_deserializer or _as_it_is
-        behaviour: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        behaviour: Any = (
+            handler.unary_unary
+            or handler.unary_stream
+            or handler.stream_unary
+            or handler.stream_stream
+        )
 
         def arrived(raw: Any) -> Any:
-            return (_parsed(parse, one) for one in raw) if handler.request_streaming else _parsed(parse, raw)
+            return (
+                (_parsed(parse, one) for one in raw)
+                if handler.request_streaming
+                else _parsed(parse, raw)
+            )
 
         def one_answer(raw: Any, context: grpc.ServicerContext) -> Any:
             try:
@@ -244,7 +279,11 @@ class _NamedErrors(grpc.ServerInterceptor):
                 refuse(context, error)
 
         make = _MAKERS[handler.request_streaming, handler.response_streaming]
-        return make(many_answers if handler.response_streaming else one_answer, None, handler.response_serializer)
+        return make(
+            many_answers if handler.response_streaming else one_answer,
+            None,
+            handler.response_serializer,
+        )
 
 
 _MAKERS: Mapping[tuple[bool, bool], Callable[..., Handler]] = {
@@ -267,7 +306,8 @@ def _parsed(parse: Callable[[bytes], Any], raw: bytes) -> Any:
 
 
 def open_channel(address: str, *, tls: Tls | None = None, insecure: bool = False) -> grpc.Channel:
-    """A channel to `host:port`; it connects on first use, and again whenever the connection is lost.
+    """A channel to `host:port`; it connects on first use, and again whenever the
+    connection is lost.
 
     Raises:
         ConfigError: neither TLS nor `insecure` off loopback, or unusable PEM files.
@@ -276,7 +316,9 @@ def open_channel(address: str, *, tls: Tls | None = None, insecure: bool = False
     if tls is None:
         return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
     cert, key, ca = _read_pem(tls)
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options=_CHANNEL_OPTIONS)
+    return grpc.secure_channel(
+        address, grpc.ssl_channel_credentials(ca, key, cert), options=_CHANNEL_OPTIONS
+    )
 
 
 @contextmanager
@@ -288,14 +330,19 @@ def named_errors(target: str, unavailable: type[ReconcileError]) -> Iterator[Non
         raise error_from(error, target=target, unavailable=unavailable) from error
 
 
-def error_from(error: grpc.RpcError, *, target: str, unavailable: type[ReconcileError]) -> ReconcileError:
-    """The error that the service named; else `unavailable`, PeerRefusedError or RemoteProtocolError by the status."""
+def error_from(
+    error: grpc.RpcError, *, target: str, unavailable: type[ReconcileError]
+) -> ReconcileError:
+    """The error that the service named; else `unavailable`, PeerRefusedError or
+    RemoteProtocolError by the status.
+    """
     if sent := sent_error(error):
         return sent
     status, details = error.code(), printable(error.details() or "")
     text = f"{target}: {status.name}: {details}" if details else f"{target}: {status.name}"
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        # The one status with two authors: our side, about a message beyond the limit, or a server that is full.
+        # The one status with two authors: our side, about a message beyond the limit,
+        # or a server that is full.
         beyond = "larger than max" in details
         return (RemoteProtocolError if beyond else unavailable)(text, status=status.name)
     if status in _GONE:
@@ -306,8 +353,11 @@ def error_from(error: grpc.RpcError, *, target: str, unavailable: type[Reconcile
 
 
 def sent_error(error: grpc.RpcError) -> ReconcileError | None:
-    """The named error that a service of ours sent; None where the status comes from elsewhere."""
-    # The stubs know the attributes only; it is a named tuple, and None where the call never reached a server.
+    """The named error that a service of ours sent; None where the status comes from
+    elsewhere.
+    """
+    # The stubs know the attributes only; it is a named tuple, and None where the call
+    # never reached a server.
     trailers = {entry.key: entry.value for entry in error.trailing_metadata() or ()}
     kind = _classes().get(_text(trailers.get(_CODE)))
     if kind is None:
@@ -325,7 +375,11 @@ def _text(value: str | bytes | None) -> str:
 
 def _classes() -> dict[str, type[ReconcileError]]:
     """Every error class by its code."""
-    kinds = (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ReconcileError))
+    kinds = (
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, ReconcileError)
+    )
     return {kind.code: kind for kind in kinds}
 
 
@@ -344,8 +398,11 @@ def _read_pem(tls: Tls) -> tuple[bytes, bytes, bytes]:
         try:
             pem = path.read_bytes()
         except OSError as error:
-            raise ConfigError(f"{path}: cannot be read: {error.strerror}", path=str(path)) from error
-        # grpc takes anything here and fails at the first call, as if the peer were away.
+            raise ConfigError(
+                f"{path}: cannot be read: {error.strerror}", path=str(path)
+            ) from error
+        # grpc takes anything here and fails at the first call, as if the peer were
+        # away.
         if b"-----BEGIN " not in pem:
             raise ConfigError(f"{path}: is no PEM file", path=str(path))
         parts.append(pem)

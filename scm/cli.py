@@ -18,11 +18,32 @@ def scm() -> None:
 
 
 @scm.command("run")
-@click.option("--config", "config_path", type=click.Path(path_type=Path), help="Settings, a TOML file; flags win.")
-@click.option("--listen", metavar="HOST:PORT", help="Where agents and commands find it; port 0 takes a free one.")
-@click.option("--state-folder", type=click.Path(path_type=Path), help="Where jobs are kept: one folder a controller.")
-@click.option("--automatic/--no-automatic", default=None, help="Reconcile diverged containers without being asked.")
-@click.option("--port-file", type=click.Path(path_type=Path), help="Write the address into this file once it listens.")
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help="Settings, a TOML file; flags win.",
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Where agents and commands find it; port 0 takes a free one.",
+)
+@click.option(
+    "--state-folder",
+    type=click.Path(path_type=Path),
+    help="Where jobs are kept: one folder a controller.",
+)
+@click.option(
+    "--automatic/--no-automatic",
+    default=None,
+    help="Reconcile diverged containers without being asked.",
+)
+@click.option(
+    "--port-file",
+    type=click.Path(path_type=Path),
+    help="Write the address into this file once it listens.",
+)
 @click.option("--check-config", is_flag=True, help="Print the settings in effect as JSON, and end.")
 @click.option(
     "--log-format",

@@ -14,7 +14,9 @@ Seconds = Annotated[Duration, Field(gt=0)]
 
 
 class AutomaticSettings(Settings):
-    """Automatic mode: diverged containers are worked down, matching ones visited so that tombstones spread."""
+    """Automatic mode: diverged containers are worked down, matching ones visited so
+    that tombstones spread.
+    """
 
     enabled: Switch = False
     jobs_max: Count = 4
@@ -45,12 +47,14 @@ class ControllerConfig(Settings):
             raise ValueError("dead_after_s: must not be less than stale_after_s")
         if not is_loopback(self.listen) and not (self.tls or self.insecure):
             raise ValueError(
-                f"listen: {self.listen} is not on loopback: set [tls] cert, key and ca, or insecure = true"
+                f"listen: {self.listen} is not on loopback: set [tls] cert, key and ca, or insecure"
+                " = true"
             )
         # The page of metrics has no TLS of its own.
         if self.metrics and not is_loopback(self.metrics) and not self.insecure:
             raise ValueError(
-                f"metrics: {self.metrics} is not on loopback and the page is in the clear: insecure = true"
+                f"metrics: {self.metrics} is not on loopback and the page is in the clear: insecure"
+                " = true"
             )
         return self
 

@@ -1,8 +1,10 @@
-"""The controller as a whole, without sockets and clocks: reports and requests in, orders and views out.
+"""The controller as a whole, without sockets and clocks: reports and requests in,
+orders and views out.
 
-Registry, rules and jobs are brought together here. Times are passed in and orders leave through a port, so that the
-same code runs behind gRPC and in a simulation. An order is sent when its datanode has a free slot. It is sent again
-after either side was restarted; agents know the IDs of their jobs and of commands, which makes that harmless.
+Registry, rules and jobs are brought together here. Times are passed in and orders leave
+through a port, so that the same code runs behind gRPC and in a simulation. An order is
+sent when its datanode has a free slot. It is sent again after either side was
+restarted; agents know the IDs of their jobs and of commands, which makes that harmless.
 """
 
 from collections import Counter
@@ -15,7 +17,14 @@ from merkle.errors import BusyError, DatabaseError, JobNotFoundError
 from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import ContainerId
 from runtime.log import get_logger
-from scm.eligibility import ContainerState, Eligibility, Ruling, Surroundings, evaluate, evaluate_surroundings
+from scm.eligibility import (
+    ContainerState,
+    Eligibility,
+    Ruling,
+    Surroundings,
+    evaluate,
+    evaluate_surroundings,
+)
 from scm.jobs import (
     Accepted,
     CancelRequested,
@@ -37,7 +46,17 @@ from scm.jobs import (
     task_id,
     task_of,
 )
-from scm.policy import Compared, Comparison, Root, Visit, after_job, free_slots, is_due, roots, targets
+from scm.policy import (
+    Compared,
+    Comparison,
+    Root,
+    Visit,
+    after_job,
+    free_slots,
+    is_due,
+    roots,
+    targets,
+)
 from scm.ports import CancelOrder, CommandSink, JobStore, Leadership, ReconcileOrder, ScanOrder
 from scm.registry import Datanode, DatanodeStatus, Observed, Registry, Report
 
@@ -49,7 +68,8 @@ JOBS_ENDED_MAX = 10_000
 SAVE_PROGRESS_EVERY_S = 10.0
 # Containers looked at in one tick while automatic mode searches for its next ones.
 AUTOMATIC_SEARCH_MAX = 1_000
-# Orders of a datanode looked at for one that can go out: one that waits for its peers does not hold up the rest.
+# Orders of a datanode looked at for one that can go out: one that waits for its peers
+# does not hold up the rest.
 DISPATCH_SEARCH_MAX = 100
 
 log = get_logger("scm")
@@ -64,7 +84,8 @@ class Rules:
     dead_after_s: float = 600.0
     orders_per_datanode: int = 2
     command_deadline_s: float = 3600.0
-    # Automatic mode: how many of its jobs at once, and how often a matching container is visited.
+    # Automatic mode: how many of its jobs at once, and how often a matching container
+    # is visited.
     automatic: bool = False
     automatic_jobs: int = 4
     visit_every_s: float = 60.0
@@ -104,7 +125,9 @@ class ContainerView:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a request for one container; the job of another request where one is under way."""
+    """What came of a request for one container; the job of another request where one is
+    under way.
+    """
 
     container_id: ContainerId
     ruling: Ruling
@@ -125,14 +148,18 @@ class Controller:
         now_s: float,
         on_finished: Callable[[Job], None] = lambda job: None,
     ) -> None:
-        """Begin where the store's jobs stand: their orders that were out are sent again."""
+        """Begin where the store's jobs stand: their orders that were out are sent
+        again.
+        """
         self._rules = rules
         self._store = store
         self._sink = sink
         self._leadership = leadership
         self._new_job_id = new_job_id
         self._on_finished = on_finished
-        self._registry = Registry(stale_after_s=rules.stale_after_s, dead_after_s=rules.dead_after_s)
+        self._registry = Registry(
+            stale_after_s=rules.stale_after_s, dead_after_s=rules.dead_after_s
+        )
         self._started_at_s = now_s
         self._jobs: dict[JobId, Job] = {}
         # Jobs that have not ended, by container; in the order they were made.
@@ -162,7 +189,9 @@ class Controller:
     # ---- reports
 
     def heartbeat(self, heartbeat: Heartbeat, now_s: float) -> Observed:
-        """Take in reports and progress, and send this datanode what it has slots for."""
+        """Take in reports and progress, and send this datanode what it has slots
+        for.
+        """
         peer = heartbeat.datanode.peer
         observed = self._registry.observe(
             heartbeat.datanode,
@@ -182,15 +211,20 @@ class Controller:
             self._sink.withdraw(peer, command_id)
             job_id, round_ = task_of(command_id.partition("/")[0])
             self._step(job_id, Accepted(peer, round_), now_s)
-        # Who owes us a full report tells of it once more, and then with what has become of the replica.
+        # Who owes us a full report tells of it once more, and then with what has become
+        # of the replica.
         for told in heartbeat.progress if not observed.full_report_wanted else ():
             root = self._root(told.job_id, peer)
-            self._step(told.job_id, Progressed(peer, told.state, told.progress, told.round, root), now_s)
+            self._step(
+                told.job_id, Progressed(peer, told.state, told.progress, told.round, root), now_s
+            )
         self._dispatch_stored([peer], now_s)
         return observed
 
     def tick(self, now_s: float) -> None:
-        """Let time go by: datanodes grow stale, orders expire, automatic mode goes on. Call it about once a second."""
+        """Let time go by: datanodes grow stale, orders expire, automatic mode goes on.
+        Call it about once a second.
+        """
         for peer, liveness in self._registry.age(now_s):
             log.warning("datanode_stale", datanode=peer, liveness=liveness.value)
         ordered = {*self._queued, *(peer for peer, running in self._running.items() if running)}
@@ -208,9 +242,16 @@ class Controller:
     # ---- requests
 
     def reconcile(
-        self, container_ids: Iterable[ContainerId], *, dry_run: bool, reason: str, requested_by: str, now_s: float
+        self,
+        container_ids: Iterable[ContainerId],
+        *,
+        dry_run: bool,
+        reason: str,
+        requested_by: str,
+        now_s: float,
     ) -> list[Outcome]:
-        """Start a job for each container that may be reconciled; with `dry_run` only say which.
+        """Start a job for each container that may be reconciled; with `dry_run` only
+        say which.
 
         Raises:
             DatabaseError: the jobs cannot be put down; none is started.
@@ -223,10 +264,17 @@ class Controller:
             elif not ruling.is_ok or dry_run:
                 outcomes.append(Outcome(container_id, ruling))
             elif len(self._active) + len(jobs) >= JOBS_ACTIVE_MAX:
-                message = f"Cannot reconcile container {container_id}: {JOBS_ACTIVE_MAX} jobs are waiting."
+                message = (
+                    f"Cannot reconcile container {container_id}: {JOBS_ACTIVE_MAX} jobs are"
+                    " waiting."
+                )
                 outcomes.append(Outcome(container_id, Ruling(Eligibility.QUEUE_FULL, message)))
             else:
-                jobs.append(self._new_job(container_id, reason=reason, requested_by=requested_by, now_s=now_s))
+                jobs.append(
+                    self._new_job(
+                        container_id, reason=reason, requested_by=requested_by, now_s=now_s
+                    )
+                )
                 outcomes.append(Outcome(container_id, ruling, jobs[-1].job_id))
         if jobs:
             self._begin(jobs, now_s)
@@ -253,7 +301,8 @@ class Controller:
         return self.job(job_id)
 
     def scan(self, container_ids: Iterable[ContainerId]) -> tuple[list[ContainerId], int]:
-        """Order a scan of every live replica; returns the containers that are unknown and how many orders went out.
+        """Order a scan of every live replica; returns the containers that are unknown
+        and how many orders went out.
 
         Raises:
             BusyError: this controller does not lead.
@@ -270,7 +319,9 @@ class Controller:
                 if self._registry.is_live(replica.peer):
                     self._scans += 1
                     # The term keeps IDs apart over restarts.
-                    order = ScanOrder(f"scan-{term}-{self._scans}", term, replica.peer, container_id)
+                    order = ScanOrder(
+                        f"scan-{term}-{self._scans}", term, replica.peer, container_id
+                    )
                     orders += self._sink.send(order)
         return unknown, orders
 
@@ -307,7 +358,9 @@ class Controller:
         known = (
             container_id
             for container_id in self._registry.container_ids(after)
-            if (comparison is None or self._registry.compared(container_id).comparison is comparison)
+            if (
+                comparison is None or self._registry.compared(container_id).comparison is comparison
+            )
             and (state is None or self._registry.state(container_id) is state)
         )
         found = [self.container(container_id) for container_id in islice(known, limit + 1)]
@@ -374,7 +427,9 @@ class Controller:
         return Ruling(Eligibility.ALREADY_RUNNING, message)
 
     def _automatic(self, now_s: float) -> None:
-        """Work the diverged containers down; and one by one, slowly, have matching ones learn of deletes."""
+        """Work the diverged containers down; and one by one, slowly, have matching ones
+        learn of deletes.
+        """
         running = sum(self._jobs[job_id].automatic for job_id in self._active.values())
         slots = self._rules.automatic_jobs - running
         chosen = list[Job]()
@@ -396,15 +451,20 @@ class Controller:
 
     def _may_visit(self, container_id: ContainerId, now_s: float) -> bool:
         now_roots = roots(self._registry.replicas(container_id))
-        return is_due(self._visits.get(container_id), now_roots, now_s) and self._rule(container_id).is_ok
+        return (
+            is_due(self._visits.get(container_id), now_roots, now_s)
+            and self._rule(container_id).is_ok
+        )
 
     def _next_matching(self, now_s: float) -> ContainerId | None:
-        searched = list(islice(self._registry.container_ids(self._visit_cursor), AUTOMATIC_SEARCH_MAX))
+        searched = list(
+            islice(self._registry.container_ids(self._visit_cursor), AUTOMATIC_SEARCH_MAX)
+        )
         for container_id in searched:
             self._visit_cursor = container_id
-            if self._registry.compared(container_id).comparison is Comparison.MATCH and self._may_visit(
-                container_id, now_s
-            ):
+            if self._registry.compared(
+                container_id
+            ).comparison is Comparison.MATCH and self._may_visit(container_id, now_s):
                 return container_id
         if len(searched) < AUTOMATIC_SEARCH_MAX:
             self._visit_cursor = ContainerId(0)
@@ -413,10 +473,18 @@ class Controller:
     # ---- jobs
 
     def _new_automatic_job(self, container_id: ContainerId, reason: str, now_s: float) -> Job:
-        return self._new_job(container_id, reason=reason, requested_by="automatic", now_s=now_s, automatic=True)
+        return self._new_job(
+            container_id, reason=reason, requested_by="automatic", now_s=now_s, automatic=True
+        )
 
     def _new_job(
-        self, container_id: ContainerId, *, reason: str, requested_by: str, now_s: float, automatic: bool = False
+        self,
+        container_id: ContainerId,
+        *,
+        reason: str,
+        requested_by: str,
+        now_s: float,
+        automatic: bool = False,
     ) -> Job:
         replicas = self._registry.replicas(container_id)
         found = targets(replicas, self._registry.live())
@@ -435,7 +503,9 @@ class Controller:
         return job
 
     def _begin(self, jobs: Sequence[Job], now_s: float) -> None:
-        """Take up new jobs, all or none: what is not on disk must not be worked for, nor come to be after a failure."""
+        """Take up new jobs, all or none: what is not on disk must not be worked for,
+        nor come to be after a failure.
+        """
         self._save(jobs, now_s)
         for job in jobs:
             self._keep(job)
@@ -457,7 +527,9 @@ class Controller:
             self._save_now = True
         if changed.state is not job.state:
             self._save_now = True
-            log.info("job_changed", job=job_id, container_id=job.container_id, state=changed.state.value)
+            log.info(
+                "job_changed", job=job_id, container_id=job.container_id, state=changed.state.value
+            )
         if changed.state.is_terminal:
             self._finish(changed, now_s)
 
@@ -476,7 +548,8 @@ class Controller:
         self._on_finished(job)
         log.info(
             "job_finished", job=job.job_id, container_id=job.container_id, state=job.state.value,
-            verdict=job.verdict.value if job.verdict else "", detail=job.detail, bytes_fetched=job.bytes_done,
+            verdict=job.verdict.value if job.verdict else "", detail=job.detail,
+            bytes_fetched=job.bytes_done,
         )  # fmt: skip
 
     def _keep(self, job: Job) -> None:
@@ -535,7 +608,8 @@ class Controller:
     # ---- orders
 
     def _dispatch_stored(self, peers: Iterable[PeerId], now_s: float) -> None:
-        # Stored before anything goes out: an agent must never work for a job that nobody remembers.
+        # Stored before anything goes out: an agent must never work for a job that
+        # nobody remembers.
         self._save_changes(now_s)
         for peer in peers:
             self._dispatch(peer, now_s)
@@ -565,11 +639,17 @@ class Controller:
                 self._resend.append((job_id, peer))
 
     def _send(self, job_id: JobId, order: Order, now_s: float) -> bool:
-        """Send once its peers can be named: after a start of ours they may not have been heard of yet."""
+        """Send once its peers can be named: after a start of ours they may not have
+        been heard of yet.
+        """
         term = self._leadership.term()
-        peers = [self._registry.datanode(peer) for peer in order.peers if self._registry.is_live(peer)]
+        peers = [
+            self._registry.datanode(peer) for peer in order.peers if self._registry.is_live(peer)
+        ]
         known = tuple(datanode for datanode in peers if datanode is not None)
-        is_early = len(known) < len(order.peers) and now_s - self._started_at_s < self._rules.stale_after_s
+        is_early = (
+            len(known) < len(order.peers) and now_s - self._started_at_s < self._rules.stale_after_s
+        )
         if term is None or not known or is_early or not self._registry.is_live(order.peer):
             return False
         job = self._jobs[job_id]
@@ -581,8 +661,11 @@ class Controller:
                 job_id,
                 job.container_id,
                 known,
-                returns_to=self._registry.returns_to(job.container_id, required_nodes=self._rules.required_nodes),
-                # Only a scan finds what is in no tree, and a verdict that rests on one must not be lost.
+                returns_to=self._registry.returns_to(
+                    job.container_id, required_nodes=self._rules.required_nodes
+                ),
+                # Only a scan finds what is in no tree, and a verdict that rests on one
+                # must not be lost.
                 spare_scan=job.automatic and order.round == 1,
                 round=order.round,
             )
@@ -595,12 +678,15 @@ class Controller:
             self._sink.send(CancelOrder(f"{job_id}/cancel", term, order.peer, job_id, order.round))
 
     def _save_changes(self, now_s: float) -> None:
-        if not self._unsaved or not (self._save_now or now_s - self._saved_at_s >= SAVE_PROGRESS_EVERY_S):
+        if not self._unsaved or not (
+            self._save_now or now_s - self._saved_at_s >= SAVE_PROGRESS_EVERY_S
+        ):
             return
         self._save([], now_s)
 
     def _save_what_is_done(self, now_s: float) -> None:
-        # To fail now would be to deny a request that is granted and on disk; the next tick tries again, and tells.
+        # To fail now would be to deny a request that is granted and on disk; the next
+        # tick tries again, and tells.
         with suppress(DatabaseError):
             self._save_changes(now_s)
 

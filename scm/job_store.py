@@ -1,7 +1,8 @@
 """Jobs and visits in SQLite, so that a restarted controller goes on where it was.
 
-A job is one row: the columns that are asked for, and the whole value as JSON beside them, parsed back into the same
-frozen value. The file's `user_version` is the schema's; an older file is brought up step by step, a newer one refused.
+A job is one row: the columns that are asked for, and the whole value as JSON beside
+them, parsed back into the same frozen value. The file's `user_version` is the schema's;
+an older file is brought up step by step, a newer one refused.
 """
 
 import fcntl
@@ -35,7 +36,8 @@ from merkle.errors import BusyError, ConfigError, DatabaseError
 from scm.jobs import Job, JobState
 from scm.policy import Visit
 
-# History beyond this is dropped, oldest first; jobs that have not ended are never dropped.
+# History beyond this is dropped, oldest first; jobs that have not ended are never
+# dropped.
 ENDED_JOBS_KEPT = 10_000
 
 _TERMINAL = tuple(state.value for state in JobState if state.is_terminal)
@@ -60,16 +62,23 @@ _visits = Table(
 )
 _terms = Table("terms", _metadata, Column("term", Integer, primary_key=True))
 
-# Each brings a file from the version that is its index to the next. What was released is never edited.
+# Each brings a file from the version that is its index to the next. What was released
+# is never edited.
 Migration = Callable[[Connection], None]
 MIGRATIONS: tuple[Migration, ...] = (lambda connection: _metadata.create_all(connection),)
 
 
 class SqliteJobStore:
-    """The store of one controller, which alone may open it. Not thread-safe: its owner holds a lock."""
+    """The store of one controller, which alone may open it. Not thread-safe: its owner
+    holds a lock.
+    """
 
     def __init__(
-        self, path: Path, *, migrations: Sequence[Migration] = MIGRATIONS, ended_jobs_kept: int = ENDED_JOBS_KEPT
+        self,
+        path: Path,
+        *,
+        migrations: Sequence[Migration] = MIGRATIONS,
+        ended_jobs_kept: int = ENDED_JOBS_KEPT,
     ) -> None:
         """Open, creating or migrating as needed.
 
@@ -91,12 +100,17 @@ class SqliteJobStore:
 
     def jobs(self) -> Sequence[Job]:
         with self._transaction() as connection:
-            rows = connection.execute(select(_jobs.c.job).order_by(_jobs.c.created_at_s, _jobs.c.job_id)).scalars()
+            rows = connection.execute(
+                select(_jobs.c.job).order_by(_jobs.c.created_at_s, _jobs.c.job_id)
+            ).scalars()
             return [_JOB.validate_json(row) for row in rows]
 
     def visits(self) -> Sequence[Visit]:
         with self._transaction() as connection:
-            return [_VISIT.validate_json(row) for row in connection.execute(select(_visits.c.visit)).scalars()]
+            return [
+                _VISIT.validate_json(row)
+                for row in connection.execute(select(_visits.c.visit)).scalars()
+            ]
 
     def save(self, jobs: Iterable[Job] = (), visits: Iterable[Visit] = ()) -> None:
         job_rows = [
@@ -110,13 +124,16 @@ class SqliteJobStore:
             for job in jobs
         ]
         visit_rows = [
-            {"container_id": visit.container_id, "visit": _VISIT.dump_json(visit).decode()} for visit in visits
+            {"container_id": visit.container_id, "visit": _VISIT.dump_json(visit).decode()}
+            for visit in visits
         ]
         with self._transaction() as connection:
             if job_rows:
                 upsert = insert(_jobs)
                 changed = {"state": upsert.excluded.state, "job": upsert.excluded.job}
-                connection.execute(upsert.on_conflict_do_update(index_elements=["job_id"], set_=changed), job_rows)
+                connection.execute(
+                    upsert.on_conflict_do_update(index_elements=["job_id"], set_=changed), job_rows
+                )
                 if any(row["state"] in _TERMINAL for row in job_rows):
                     _drop_old(connection, self._ended_jobs_kept)
             if visit_rows:
@@ -148,15 +165,21 @@ class SqliteJobStore:
         except SQLAlchemyError as error:
             raise DatabaseError(f"{self._path}: {_cause(error)}", path=str(self._path)) from error
         except ValidationError as error:
-            raise DatabaseError(f"{self._path}: a row cannot be understood", path=str(self._path)) from error
+            raise DatabaseError(
+                f"{self._path}: a row cannot be understood", path=str(self._path)
+            ) from error
 
 
 def _lock(path: Path) -> int:
     """Hold the lock file beside the database for as long as this process lives."""
     try:
-        descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        descriptor = os.open(
+            path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640
+        )
     except OSError as error:
-        raise DatabaseError(f"{path}: cannot be opened: {error.strerror}", path=str(path)) from error
+        raise DatabaseError(
+            f"{path}: cannot be opened: {error.strerror}", path=str(path)
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -171,7 +194,8 @@ def _engine(path: Path) -> Engine:
     @event.listens_for(engine, "connect")
     def configure(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
         cursor = connection.cursor()
-        # Readers (a backup, a person with a shell) do not block us, and what was committed survives a power cut.
+        # Readers (a backup, a person with a shell) do not block us, and what was
+        # committed survives a power cut.
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.close()
@@ -193,7 +217,9 @@ def _migrate(connection: Connection, path: Path, migrations: Sequence[Migration]
 
 def _drop_old(connection: Connection, kept: int) -> None:
     ended = _jobs.c.state.in_(_TERMINAL)
-    newest = select(_jobs.c.created_at_s).where(ended).order_by(_jobs.c.created_at_s.desc()).offset(kept)
+    newest = (
+        select(_jobs.c.created_at_s).where(ended).order_by(_jobs.c.created_at_s.desc()).offset(kept)
+    )
     oldest_kept = connection.execute(newest.limit(1)).scalar()
     if oldest_kept is not None:
         connection.execute(_jobs.delete().where(ended, _jobs.c.created_at_s <= oldest_kept))

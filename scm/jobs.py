@@ -1,11 +1,14 @@
-"""A job: one container to be reconciled, as one order for each datanode that holds a live replica.
+"""A job: one container to be reconciled, as one order for each datanode that holds a
+live replica.
 
-A round is one reconciliation by each. Where a replica could be put together only after others had looked, and so is
-not equal to them, the others are ordered again, for a further round of the same job (scm.policy.to_go_again).
+A round is one reconciliation by each. Where a replica could be put together only after
+others had looked, and so is not equal to them, the others are ordered again, for a
+further round of the same job (scm.policy.to_go_again).
 
-A pure state machine: `step(job, event, now_s)` returns the job as it is afterwards. The job's state follows from its
-orders and from nothing else, so that it cannot say RUNNING when all have ended. Terminal states are final: whatever
-comes late, from an agent that was cut off or a command that was doubled, changes nothing.
+A pure state machine: `step(job, event, now_s)` returns the job as it is afterwards. The
+job's state follows from its orders and from nothing else, so that it cannot say RUNNING
+when all have ended. Terminal states are final: whatever comes late, from an agent that
+was cut off or a command that was doubled, changes nothing.
 """
 
 from collections.abc import Callable
@@ -21,14 +24,17 @@ from scm.policy import HOPELESS, Root, Roots, RoundEnd, Target, to_go_again
 
 JobId = NewType("JobId", str)
 
-# An agent that loses the same order three times (it was restarted) will most likely lose it again.
+# An agent that loses the same order three times (it was restarted) will most likely
+# lose it again.
 ATTEMPTS_MAX = 3
-# What one round puts together the second spreads; the third is for what the second put together only late.
+# What one round puts together the second spreads; the third is for what the second put
+# together only late.
 ROUNDS_MAX = 3
 _LATER_ROUNDS = {str(number) for number in range(2, ROUNDS_MAX + 1)}
 # How long a cancelled job waits for agents to confirm before it ends without them.
 CANCEL_GRACE_S = 60.0
-# The rate is that of the last minute of active time: waiting neither lowers it nor raises the ETA.
+# The rate is that of the last minute of active time: waiting neither lowers it nor
+# raises the ETA.
 RATE_WINDOW_S = 60.0
 # Too early to tell: before both of these no ETA is given.
 ETA_AFTER_S = 30.0
@@ -81,7 +87,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class PeerOutcome:
-    """What an agent got from one peer: `ok`, or the code of the error that set the peer aside."""
+    """What an agent got from one peer: `ok`, or the code of the error that set the peer
+    aside.
+    """
 
     peer: PeerId
     outcome: str
@@ -108,7 +116,9 @@ class Progress:
     peers: tuple[PeerOutcome, ...] = ()
 
     def not_behind(self, earlier: "Progress") -> "Progress":
-        """These figures, none below an earlier one: an agent that was restarted counts anew, a job does not."""
+        """These figures, none below an earlier one: an agent that was restarted counts
+        anew, a job does not.
+        """
         return replace(
             self,
             bytes_fetched=max(self.bytes_fetched, earlier.bytes_fetched),
@@ -136,7 +146,10 @@ class Progress:
             tombstones_adopted=self.tombstones_adopted + rounds.tombstones_adopted,
             # A tombstone that was adopted then is claimed no more.
             claimed_deleted=tuple(sorted({*self.claimed_deleted, *rounds.claimed_deleted})),
-            peers=tuple(replace(p, bytes_fetched=p.bytes_fetched + fetched.get(p.peer, 0)) for p in self.peers),
+            peers=tuple(
+                replace(p, bytes_fetched=p.bytes_fetched + fetched.get(p.peer, 0))
+                for p in self.peers
+            ),
         )
 
 
@@ -193,7 +206,9 @@ class Job:
     @property
     def bytes_planned(self) -> int:
         """Never below what is done: nothing is ever more than finished."""
-        return sum(max(order.progress.bytes_planned, order.progress.bytes_fetched) for order in self.orders)
+        return sum(
+            max(order.progress.bytes_planned, order.progress.bytes_fetched) for order in self.orders
+        )
 
     @property
     def verdict(self) -> Verdict | None:
@@ -211,7 +226,9 @@ class Job:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds of activity still needed; 0 when finishing; None while it is too early to tell."""
+        """Seconds of activity still needed; 0 when finishing; None while it is too
+        early to tell.
+        """
         if self.state is not JobState.RUNNING or self.bytes_planned == 0:
             return None
         if self.active_s < ETA_AFTER_S and self.bytes_done < self.bytes_planned * ETA_AFTER_SHARE:
@@ -225,7 +242,13 @@ class Job:
         return next((order for order in self.orders if order.peer == peer), None)
 
 
-WORST_FIRST = (Verdict.UNRECOVERABLE, Verdict.CONFLICT, Verdict.UNKNOWN, Verdict.REPAIRABLE, Verdict.MATCH)
+WORST_FIRST = (
+    Verdict.UNRECOVERABLE,
+    Verdict.CONFLICT,
+    Verdict.UNKNOWN,
+    Verdict.REPAIRABLE,
+    Verdict.MATCH,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +268,8 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The datanode told how far it is; `state` is RUNNING, DONE, FAILED, INTERRUPTED or REFUSED.
+    """The datanode told how far it is; `state` is RUNNING, DONE, FAILED, INTERRUPTED or
+    REFUSED.
 
     `root` is that of its replica, as it was reported with this.
     """
@@ -316,7 +340,9 @@ def new_job(
 
 
 def step(job: Job, event: Event, now_s: float) -> Job:
-    """The job after the event; the same object where nothing changed, and always where it had ended."""
+    """The job after the event; the same object where nothing changed, and always where
+    it had ended.
+    """
     if job.state.is_terminal:
         return job
     match event:
@@ -329,7 +355,12 @@ def step(job: Job, event: Event, now_s: float) -> Job:
         case Restarted(peer):
             return _change(job, peer, now_s, _restarted)
         case GivenUp(peer, why):
-            return _change(job, peer, now_s, lambda order, _: replace(order, state=OrderState.EXPIRED, detail=why))
+            return _change(
+                job,
+                peer,
+                now_s,
+                lambda order, _: replace(order, state=OrderState.EXPIRED, detail=why),
+            )
         case CancelRequested():
             return _cancel(job, now_s)
         case Ticked(live, command_deadline_s):
@@ -341,7 +372,8 @@ def step(job: Job, event: Event, now_s: float) -> Job:
 def task_id(job_id: JobId, round_: int) -> str:
     """What agents know a round of a job by.
 
-    Another for each, so that what is told of one that is over, perhaps twice, is never taken for news of the next.
+    Another for each, so that what is told of one that is over, perhaps twice, is never
+    taken for news of the next.
     """
     return job_id if round_ == 1 else f"{job_id}.{round_}"
 
@@ -353,10 +385,12 @@ def task_of(text: str) -> tuple[JobId, int]:
 
 
 def roots_spoken_of(job: Job) -> Roots:
-    """The roots that a hopeless verdict of the job holds for: of whoever gave it and of the peers that it heard.
+    """The roots that a hopeless verdict of the job holds for: of whoever gave it and of
+    the peers that it heard.
 
-    As they were before the latest round: what one replica could put together meanwhile, the others may now have from
-    it. And another replica, on a datanode that was silent or is new, may have what these lack.
+    As they were before the latest round: what one replica could put together meanwhile,
+    the others may now have from it. And another replica, on a datanode that was silent
+    or is new, may have what these lack.
     """
     most = frozenset[PeerId]()
     for order in job.orders:
@@ -376,7 +410,9 @@ def _change(job: Job, peer: PeerId, now_s: float, change: Callable[[Order, float
 def _issued(order: Order, now_s: float) -> Order:
     if order.state is not OrderState.QUEUED:
         return order
-    return replace(order, state=OrderState.ISSUED, attempts=order.attempts + 1, advanced_at_s=now_s, detail="")
+    return replace(
+        order, state=OrderState.ISSUED, attempts=order.attempts + 1, advanced_at_s=now_s, detail=""
+    )
 
 
 def _accepted(order: Order, round_: int, now_s: float) -> Order:
@@ -389,15 +425,24 @@ def _restarted(order: Order, now_s: float) -> Order:
     if not order.state.is_in_flight:
         return order
     if order.attempts >= ATTEMPTS_MAX:
-        return replace(order, state=OrderState.FAILED, detail=f"agent restarted {order.attempts} times during it")
+        return replace(
+            order,
+            state=OrderState.FAILED,
+            detail=f"agent restarted {order.attempts} times during it",
+        )
     return replace(order, state=OrderState.QUEUED, detail="agent restarted")
 
 
 def _progressed(job: Job, event: Progressed, now_s: float) -> Job:
     order = job.order(event.peer)
-    if order is None or order.state.is_terminal or (order.state is OrderState.QUEUED and not order.attempts):
+    if (
+        order is None
+        or order.state.is_terminal
+        or (order.state is OrderState.QUEUED and not order.attempts)
+    ):
         return job
-    # The end of an earlier round is told once more by an agent that had no answer to it.
+    # The end of an earlier round is told once more by an agent that had no answer to
+    # it.
     if event.round != order.round:
         return job
     progress = event.progress.on_top_of(order.rounds).not_behind(order.progress)
@@ -407,7 +452,9 @@ def _progressed(job: Job, event: Progressed, now_s: float) -> Job:
         state=event.state,
         progress=progress,
         advanced_at_s=now_s if got_further else order.advanced_at_s,
-        detail=_problem(progress) if event.state.is_terminal and event.state is not OrderState.DONE else "",
+        detail=_problem(progress)
+        if event.state.is_terminal and event.state is not OrderState.DONE
+        else "",
         root=event.root,
     )
     if got_further:
@@ -426,13 +473,22 @@ def _cancel(job: Job, now_s: float) -> Job:
 
 
 def _ticked(job: Job, now_s: float, live: AbstractSet[PeerId], command_deadline_s: float) -> Job:
-    given_up = job.cancel_requested_at_s is not None and now_s - job.cancel_requested_at_s >= CANCEL_GRACE_S
+    given_up = (
+        job.cancel_requested_at_s is not None
+        and now_s - job.cancel_requested_at_s >= CANCEL_GRACE_S
+    )
     orders = []
     for order in job.orders:
         if order.state.is_in_flight and given_up:
-            order = replace(order, state=OrderState.CANCELLED, detail="datanode did not confirm that it stopped")
+            order = replace(
+                order, state=OrderState.CANCELLED, detail="datanode did not confirm that it stopped"
+            )
         elif order.state.is_in_flight and now_s - order.advanced_at_s >= command_deadline_s:
-            order = replace(order, state=OrderState.EXPIRED, detail=f"no progress for {command_deadline_s:.0f} s")
+            order = replace(
+                order,
+                state=OrderState.EXPIRED,
+                detail=f"no progress for {command_deadline_s:.0f} s",
+            )
         orders.append(order)
     return _settle(replace(job, orders=tuple(orders)), now_s, live)
 
@@ -443,10 +499,15 @@ def _with_order(job: Job, changed: Order, now_s: float) -> Job:
 
 
 def _settle(job: Job, now_s: float, live: AbstractSet[PeerId] | None = None) -> Job:
-    """Count the active time and derive the state from the orders; None for `live` takes all datanodes for live."""
+    """Count the active time and derive the state from the orders; None for `live` takes
+    all datanodes for live.
+    """
     if job.cancel_requested_at_s is not None:
         # Also one that came back to the queue because its agent was restarted.
-        orders = (replace(o, state=OrderState.CANCELLED) if o.state is OrderState.QUEUED else o for o in job.orders)
+        orders = (
+            replace(o, state=OrderState.CANCELLED) if o.state is OrderState.QUEUED else o
+            for o in job.orders
+        )
         job = replace(job, orders=tuple(orders))
     elif all(order.state.is_terminal for order in job.orders):
         job = _with_another_round(job)
@@ -468,12 +529,15 @@ def _settle(job: Job, now_s: float, live: AbstractSet[PeerId] | None = None) -> 
 
 
 def _with_another_round(job: Job) -> Job:
-    """The job with another round begun, by those whom it may help; the same object where there are none."""
+    """The job with another round begun, by those whom it may help; the same object
+    where there are none.
+    """
     last = max(order.round for order in job.orders)
     ends = [
         RoundEnd(
             order.root,
-            mended=order.round == last and order.progress.chunks_repaired > order.rounds.chunks_repaired,
+            mended=order.round == last
+            and order.progress.chunks_repaired > order.rounds.chunks_repaired,
             is_settled=order.progress.verdict not in HOPELESS | {Verdict.UNKNOWN},
         )
         for order in job.orders
@@ -482,7 +546,9 @@ def _with_another_round(job: Job) -> Job:
     again = to_go_again(job.roots, ends)
     if not again or last == ROUNDS_MAX:
         return job
-    orders = tuple(_queued_again(order, last + 1) if order.peer in again else order for order in job.orders)
+    orders = tuple(
+        _queued_again(order, last + 1) if order.peer in again else order for order in job.orders
+    )
     roots = {root[0]: root for root in (*job.roots, *(end.root for end in ends))}
     return replace(job, orders=orders, roots=tuple(sorted(roots.values())))
 
@@ -491,12 +557,15 @@ def _queued_again(order: Order, round_: int) -> Order:
     # Its verdict was on what has changed since.
     so_far = replace(order.progress, verdict=None, evidence=())
     detail = "once more: a peer has changed since"
-    return Order(order.peer, order.peers, progress=so_far, detail=detail, round=round_, rounds=so_far)
+    return Order(
+        order.peer, order.peers, progress=so_far, detail=detail, round=round_, rounds=so_far
+    )
 
 
 def _sampled(job: Job) -> Job:
     samples = (*job.samples, (job.active_s, job.bytes_done))
-    # Beyond the window all but the nearest sample go; within a second only the latest stays. This bounds the list.
+    # Beyond the window all but the nearest sample go; within a second only the latest
+    # stays. This bounds the list.
     while len(samples) > 2 and samples[1][0] <= job.active_s - RATE_WINDOW_S:
         samples = samples[1:]
     if len(samples) > 2 and samples[-1][0] - samples[-3][0] < 1.0:
@@ -515,7 +584,9 @@ def _derive(job: Job, live: AbstractSet[PeerId] | None) -> tuple[JobState, str]:
         return JobState.WAITING, f"silent: datanode {', '.join(in_flight)}"
     queued = [order.peer for order in orders if order.state is OrderState.QUEUED]
     waits_for = f"its turn on datanode {', '.join(queued)}"
-    if len(queued) == len(orders) and not any(order.attempts or order.round > 1 for order in orders):
+    if len(queued) == len(orders) and not any(
+        order.attempts or order.round > 1 for order in orders
+    ):
         return JobState.QUEUED, waits_for
     return JobState.WAITING, waits_for
 
@@ -530,5 +601,7 @@ def _ended(job: Job) -> tuple[JobState, str]:
     verdict = job.verdict
     if verdict in HOPELESS:
         assert verdict is not None
-        return JobState.PARTIAL, "; ".join(part for part in (f"{verdict.value} damage remains", detail) if part)
+        return JobState.PARTIAL, "; ".join(
+            part for part in (f"{verdict.value} damage remains", detail) if part
+        )
     return (JobState.PARTIAL, detail) if undone else (JobState.DONE, "")

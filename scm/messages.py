@@ -25,8 +25,9 @@ PROGRESS_MAX = 10_000
 EVIDENCE_MAX = 1_000
 CLAIMED_MAX = 10_000
 TEXT_CHARACTERS_MAX = 1_000
-# Far beyond what a container holds, and so far below what a message can say that the sum over all rounds and datanodes
-# of a job fits one: a false figure must not keep its job, and every list of jobs, from being shown.
+# Far beyond what a container holds, and so far below what a message can say that the
+# sum over all rounds and datanodes of a job fits one: a false figure must not keep its
+# job, and every list of jobs, from being shown.
 FIGURE_MAX = 1 << 48
 _TOLD_STATES = {
     state.value: state
@@ -69,7 +70,9 @@ def heartbeat_from(request: pb.HeartbeatRequest) -> Heartbeat:
 def container_id_from(number: int) -> ContainerId:
     """Raises UsageError where it is not positive."""
     if number <= 0:
-        raise UsageError(f"Container IDs must be positive integers. Invalid container IDs: {number}")
+        raise UsageError(
+            f"Container IDs must be positive integers. Invalid container IDs: {number}"
+        )
     return ContainerId(number)
 
 
@@ -96,11 +99,17 @@ def _replica_from(peer: PeerId, message: pb.ReplicaReport) -> ContainerReplica:
     try:
         state = ReplicaState(message.state)
     except ValueError as error:
-        raise UsageError(f"container {container_id}: {message.state[:NAME_CHARACTERS_MAX]!r} is no state") from error
+        raise UsageError(
+            f"container {container_id}: {message.state[:NAME_CHARACTERS_MAX]!r} is no state"
+        ) from error
     if message.replica_index < 0:
-        raise UsageError(f"container {container_id}: replica index {message.replica_index} is negative")
+        raise UsageError(
+            f"container {container_id}: replica index {message.replica_index} is negative"
+        )
     if len(message.fingerprint) > FINGERPRINT_BYTES_MAX:
-        raise UsageError(f"container {container_id}: a fingerprint of {len(message.fingerprint)} bytes")
+        raise UsageError(
+            f"container {container_id}: a fingerprint of {len(message.fingerprint)} bytes"
+        )
     return ContainerReplica(
         peer,
         container_id,
@@ -184,7 +193,9 @@ def command_to(order: AnyOrder) -> pb.Command:
 
 
 def datanode_to(datanode: Datanode) -> pb.Datanode:
-    return pb.Datanode(datanode_id=datanode.peer, hostname=datanode.hostname, address=datanode.address)
+    return pb.Datanode(
+        datanode_id=datanode.peer, hostname=datanode.hostname, address=datanode.address
+    )
 
 
 def status_to(status: DatanodeStatus) -> pb.DatanodeView:
@@ -291,9 +302,14 @@ def _orders_to(job: Job, *, brief: bool) -> Iterable[pb.DatanodeProgress]:
         if not brief:
             told.claimed_deleted_block_ids.extend(progress.claimed_deleted)
             for peer in progress.peers:
-                told.peers.add(datanode_id=peer.peer, outcome=peer.outcome, bytes_fetched=peer.bytes_fetched)
+                told.peers.add(
+                    datanode_id=peer.peer, outcome=peer.outcome, bytes_fetched=peer.bytes_fetched
+                )
         for evidence in () if brief else progress.evidence:
             told.evidence.add(
-                kind=evidence.kind, block_id=evidence.block_id, offset=evidence.offset, detail=evidence.detail
+                kind=evidence.kind,
+                block_id=evidence.block_id,
+                offset=evidence.offset,
+                detail=evidence.detail,
             )
         yield pb.DatanodeProgress(datanode_id=order.peer, progress=told, round=order.round)

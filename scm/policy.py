@@ -1,8 +1,10 @@
-"""Do replicas agree, who gets an order, and what does automatic mode take up next? All pure; clocks are passed in.
+"""Do replicas agree, who gets an order, and what does automatic mode take up next? All
+pure; clocks are passed in.
 
-What is not known is never taken for agreement: a replica without a root, a datanode that is silent, a container with
-one replica. And what cannot be mended is not tried for ever: a container whose verdict says so rests until one of its
-replicas changes; every other failure waits twice as long as the one before.
+What is not known is never taken for agreement: a replica without a root, a datanode
+that is silent, a container with one replica. And what cannot be mended is not tried for
+ever: a container whose verdict says so rests until one of its replicas changes; every
+other failure waits twice as long as the one before.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,21 +16,29 @@ from typing import TypeAlias
 from merkle.plan import Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
-from scm.eligibility import INVALID_HINT, ContainerState, container_state, is_erasure_coded, not_closed
+from scm.eligibility import (
+    INVALID_HINT,
+    ContainerState,
+    container_state,
+    is_erasure_coded,
+    not_closed,
+)
 
 BACKOFF_FIRST_S = 60.0
 BACKOFF_MOST_S = 24 * 3600.0
-# A tenth on top, different for each container: what failed together is not tried again together.
+# A tenth on top, different for each container: what failed together is not tried again
+# together.
 BACKOFF_JITTER = 0.1
 
 # Another try with the same bytes everywhere ends in the same verdict.
 HOPELESS = frozenset({Verdict.UNRECOVERABLE, Verdict.CONFLICT})
 
-# Of a tree without blocks: what a scan leaves of blocks that have no recorded checksums.
+# Of a tree without blocks: what a scan leaves of blocks that have no recorded
+# checksums.
 EMPTY_ROOT = 0
 
-# The roots of a container's replicas: what must change before a hopeless container is tried again.
-# Fingerprints stand in hex, since a visit is stored as JSON.
+# The roots of a container's replicas: what must change before a hopeless container is
+# tried again. Fingerprints stand in hex, since a visit is stored as JSON.
 Root: TypeAlias = tuple[PeerId, int | None, str]
 Roots: TypeAlias = tuple[Root, ...]
 
@@ -64,7 +74,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What is remembered of a container's last job, so that automatic mode neither hurries nor gives up for ever."""
+    """What is remembered of a container's last job, so that automatic mode neither
+    hurries nor gives up for ever.
+    """
 
     container_id: ContainerId
     job_id: str
@@ -78,12 +90,16 @@ class Visit:
 MATCH = Compared(Comparison.MATCH)
 
 
-def compare(replicas: Sequence[ContainerReplica], *, silent: AbstractSet[PeerId] = frozenset()) -> Compared:
-    """Compare what the replicas reported; `silent` are datanodes whose last report is too old to prove agreement.
+def compare(
+    replicas: Sequence[ContainerReplica], *, silent: AbstractSet[PeerId] = frozenset()
+) -> Compared:
+    """Compare what the replicas reported; `silent` are datanodes whose last report is
+    too old to prove agreement.
 
-    Two different roots are a difference whatever else is unknown. Equal roots with different fingerprints are one too:
-    the root does not say whether a block is live or deleted, so that replicas with equal roots may still disagree on
-    that, and blocks are compared as (deleted, checksum) here as everywhere.
+    Two different roots are a difference whatever else is unknown. Equal roots with
+    different fingerprints are one too: the root does not say whether a block is live or
+    deleted, so that replicas with equal roots may still disagree on that, and blocks
+    are compared as (deleted, checksum) here as everywhere.
     """
     if is_erasure_coded(replicas):
         return Compared(Comparison.NOT_APPLICABLE, "erasure-coded replicas differ by design")
@@ -93,7 +109,10 @@ def compare(replicas: Sequence[ContainerReplica], *, silent: AbstractSet[PeerId]
     if len({r.data_checksum for r in closed if r.data_checksum is not None}) > 1:
         return Compared(Comparison.DIVERGED, "roots differ")
     if len({r.fingerprint for r in closed if r.fingerprint and r.data_checksum is not None}) > 1:
-        return Compared(Comparison.DIVERGED, "roots are equal, but some replicas know of deletes that others do not")
+        return Compared(
+            Comparison.DIVERGED,
+            "roots are equal, but some replicas know of deletes that others do not",
+        )
     if len(replicas) < 2:
         return Compared(Comparison.UNKNOWN, "a single replica has nothing to be compared with")
     if len(closed) < len(replicas):
@@ -105,15 +124,27 @@ def compare(replicas: Sequence[ContainerReplica], *, silent: AbstractSet[PeerId]
     if any(replica.peer in silent for replica in closed):
         return Compared(Comparison.UNKNOWN, "some replicas are on datanodes that are silent")
     if any(replica.data_checksum == EMPTY_ROOT and replica.block_count for replica in closed):
-        return Compared(Comparison.UNKNOWN, "there are blocks, but none in the trees: nothing can be verified")
+        return Compared(
+            Comparison.UNKNOWN, "there are blocks, but none in the trees: nothing can be verified"
+        )
     unhealthy = sum(replica.state is ReplicaState.UNHEALTHY for replica in closed)
-    return Compared(Comparison.MATCH, f"{unhealthy} of {len(closed)} replicas are UNHEALTHY") if unhealthy else MATCH
+    return (
+        Compared(Comparison.MATCH, f"{unhealthy} of {len(closed)} replicas are UNHEALTHY")
+        if unhealthy
+        else MATCH
+    )
 
 
 def targets(replicas: Iterable[ContainerReplica], live: AbstractSet[PeerId]) -> tuple[Target, ...]:
-    """Who is ordered to reconcile: each live replica that may be written, with all other live ones as peers."""
+    """Who is ordered to reconcile: each live replica that may be written, with all
+    other live ones as peers.
+    """
     ordered = sorted((r for r in replicas if r.peer in live), key=lambda replica: replica.peer)
-    if len(ordered) < 2 or is_erasure_coded(ordered) or not all(replica.state.is_closed for replica in ordered):
+    if (
+        len(ordered) < 2
+        or is_erasure_coded(ordered)
+        or not all(replica.state.is_closed for replica in ordered)
+    ):
         return ()
     peers = [replica.peer for replica in ordered]
     return tuple(
@@ -135,7 +166,9 @@ def roots(replicas: Iterable[ContainerReplica]) -> Roots:
 
 @dataclass(frozen=True, slots=True)
 class RoundEnd:
-    """How one replica came out of a round: its root, whether anything was mended in it, whether all is settled."""
+    """How one replica came out of a round: its root, whether anything was mended in it,
+    whether all is settled.
+    """
 
     root: Root
     mended: bool
@@ -143,24 +176,34 @@ class RoundEnd:
 
 
 def to_go_again(before: Roots, ends: Sequence[RoundEnd]) -> frozenset[PeerId]:
-    """Who is to reconcile once more after a round: those that another one's change in it may help.
+    """Who is to reconcile once more after a round: those that another one's change in
+    it may help.
 
-    What one put together in the round, those that were done by then could not have from it. That shows in roots that
-    differ, or, where trees were older than the damage and are made equal again, in a verdict that left something open.
-    A mended replica counts as changed though its root is what it was: it had not seen its damage before. Where none
-    has changed, a further round would find what this one found.
+    What one put together in the round, those that were done by then could not have from
+    it. That shows in roots that differ, or, where trees were older than the damage and
+    are made equal again, in a verdict that left something open. A mended replica counts
+    as changed though its root is what it was: it had not seen its damage before. Where
+    none has changed, a further round would find what this one found.
     """
     known = [end for end in ends if end.root[1] is not None]
-    differ = len({end.root[1] for end in known}) > 1 or len({end.root[2] for end in known if end.root[2]}) > 1
+    differ = (
+        len({end.root[1] for end in known}) > 1
+        or len({end.root[2] for end in known if end.root[2]}) > 1
+    )
     changed = {end.root[0] for end in known if end.mended or end.root not in before}
-    return frozenset(end.root[0] for end in known if changed - {end.root[0]} and (differ or not end.is_settled))
+    return frozenset(
+        end.root[0] for end in known if changed - {end.root[0]} and (differ or not end.is_settled)
+    )
 
 
 def backoff_s(container_id: ContainerId, failures: int) -> float:
-    """How long to wait after so many failures in a row: a minute, doubled each time, a day at most."""
+    """How long to wait after so many failures in a row: a minute, doubled each time, a
+    day at most.
+    """
     assert failures >= 1
     wait_s = min(BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 32), BACKOFF_MOST_S)
-    # Knuth's multiplicative hash: spread without a random source, so that a replay gives the same times.
+    # Knuth's multiplicative hash: spread without a random source, so that a replay
+    # gives the same times.
     spread = ((container_id * 2_654_435_761 + failures * 40_503) & 0xFFFF_FFFF) / 2**32
     return wait_s * (1 + BACKOFF_JITTER * spread)
 
@@ -177,18 +220,22 @@ def after_job(
 ) -> Visit:
     """What to remember once a job ended.
 
-    `succeeded` means that it ended clean and the replicas agree now; `spoken_of` are the roots that a hopeless verdict
-    holds for.
+    `succeeded` means that it ended clean and the replicas agree now; `spoken_of` are
+    the roots that a hopeless verdict holds for.
     """
     if succeeded and verdict not in HOPELESS:
         return Visit(container_id, job_id, 0, now_s, verdict)
     failures = (previous.failures if previous else 0) + 1
     held = spoken_of if verdict in HOPELESS else None
-    return Visit(container_id, job_id, failures, now_s + backoff_s(container_id, failures), verdict, held)
+    return Visit(
+        container_id, job_id, failures, now_s + backoff_s(container_id, failures), verdict, held
+    )
 
 
 def is_due(visit: Visit | None, now_roots: Roots, now_s: float) -> bool:
     """Whether automatic mode may take the container up (again)."""
     if visit is None:
         return True
-    return now_s >= visit.not_before_s and (visit.hopeless_roots is None or visit.hopeless_roots != now_roots)
+    return now_s >= visit.not_before_s and (
+        visit.hopeless_roots is None or visit.hopeless_roots != now_roots
+    )

@@ -1,9 +1,11 @@
-"""What a controller needs of the world: somewhere to send orders to, somebody who says whether it leads, a memory.
+"""What a controller needs of the world: somewhere to send orders to, somebody who says
+whether it leads, a memory.
 
-Reports come in by calls: whoever has news of replicas (the service that agents send heartbeats to; later a reader of
-Ozone's own SCM) calls `Controller.heartbeat`, so that no port is needed for them. An adapter that can only order a
-container as a whole, as Ozone's SCM can, carries out the first order of a job and takes the others as carried out,
-without roots: nobody goes again then.
+Reports come in by calls: whoever has news of replicas (the service that agents send
+heartbeats to; later a reader of Ozone's own SCM) calls `Controller.heartbeat`, so that
+no port is needed for them. An adapter that can only order a container as a whole, as
+Ozone's SCM can, carries out the first order of a job and takes the others as carried
+out, without roots: nobody goes again then.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +21,8 @@ from scm.registry import Datanode
 
 @dataclass(frozen=True, slots=True)
 class ReconcileOrder:
-    """Have `peer` reconcile its replica with those of `peers`. The same ID again is the same order again.
+    """Have `peer` reconcile its replica with those of `peers`. The same ID again is the
+    same order again.
 
     A further `round` of a job is a task of its own to whoever carries it out.
     """
@@ -58,7 +61,9 @@ AnyOrder: TypeAlias = ReconcileOrder | CancelOrder | ScanOrder
 
 
 class CommandSink(Protocol):
-    """Where orders go. Never waits for a datanode: what is taken is delivered at least once, or withdrawn."""
+    """Where orders go. Never waits for a datanode: what is taken is delivered at least
+    once, or withdrawn.
+    """
 
     def send(self, order: AnyOrder) -> bool:
         """Take an order over; one with the same ID for the same datanode is replaced.
@@ -74,11 +79,15 @@ class Leadership(Protocol):
     """Who leads."""
 
     def term(self) -> int | None:
-        """The term in which this controller leads, higher than any before; None while another leads."""
+        """The term in which this controller leads, higher than any before; None while
+        another leads.
+        """
 
 
 class JobStore(Protocol):
-    """What outlives the process. Each write is on disk when it returns, all of it or nothing."""
+    """What outlives the process. Each write is on disk when it returns, all of it or
+    nothing.
+    """
 
     def jobs(self) -> Sequence[Job]:
         """All jobs kept, oldest first."""

@@ -1,11 +1,14 @@
-"""What datanodes reported: who is alive, and which replicas of which container they hold.
+"""What datanodes reported: who is alive, and which replicas of which container they
+hold.
 
-Reports come late, twice and out of order. Within one life of an agent (its incarnation) the sequence number decides;
-a report of an earlier life is dropped however late it comes, as long as the present one is heard of: a late first
-report of a dead life must not shut out the living one for ever. A gap in the sequence loses nothing: agents send what
-differs from what was last answered. Only after a start, of ours or of theirs, is a full report asked for. Comparisons
-are kept as an index that is updated for the containers a report touches, so that asking for the diverged ones costs
-nothing. No clock: times are passed in.
+Reports come late, twice and out of order. Within one life of an agent (its incarnation)
+the sequence number decides; a report of an earlier life is dropped however late it
+comes, as long as the present one is heard of: a late first report of a dead life must
+not shut out the living one for ever. A gap in the sequence loses nothing: agents send
+what differs from what was last answered. Only after a start, of ours or of theirs, is a
+full report asked for. Comparisons are kept as an index that is updated for the
+containers a report touches, so that asking for the diverged ones costs nothing. No
+clock: times are passed in.
 """
 
 from bisect import bisect_right
@@ -19,14 +22,18 @@ from merkle.tree import ContainerId
 from scm.eligibility import ContainerState, container_state
 from scm.policy import Compared, Comparison, compare
 
-# Earlier lives of an agent that are remembered, so that a report of one of them is known as late.
+# Earlier lives of an agent that are remembered, so that a report of one of them is
+# known as late.
 INCARNATIONS_KEPT = 16
-# Containers whose last replica vanished: still known, to tell "no replicas" from "not found".
+# Containers whose last replica vanished: still known, to tell "no replicas" from "not
+# found".
 EMPTY_CONTAINERS_MAX = 100_000
 
 
 class Liveness(Enum):
-    """By age of the last heartbeat: a STALE datanode gets no orders, a DEAD one's replicas count no more."""
+    """By age of the last heartbeat: a STALE datanode gets no orders, a DEAD one's
+    replicas count no more.
+    """
 
     LIVE = "live"
     STALE = "stale"
@@ -43,7 +50,9 @@ class Datanode:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Full: all that the datanode holds. Incremental: what changed, and what is gone."""
+    """Full: all that the datanode holds. Incremental: what changed, and what is
+    gone.
+    """
 
     full: bool
     replicas: tuple[ContainerReplica, ...] = ()
@@ -52,7 +61,9 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a heartbeat brought; `restarted` says that the agent began a new life since the one before."""
+    """What a heartbeat brought; `restarted` says that the agent began a new life since
+    the one before.
+    """
 
     applied: bool
     restarted: bool = False
@@ -91,7 +102,8 @@ class Registry:
         self._datanodes: dict[PeerId, _Known] = {}
         self._replicas: dict[ContainerId, dict[PeerId, ContainerReplica]] = {}
         self._empty: dict[ContainerId, ContainerState] = {}
-        # A container that was closed once stays closed, whatever becomes of its replicas.
+        # A container that was closed once stays closed, whatever becomes of its
+        # replicas.
         self._seen_closed: set[ContainerId] = set()
         self._compared: dict[ContainerId, Compared] = {}
         self._diverged: dict[ContainerId, None] = {}
@@ -104,7 +116,13 @@ class Registry:
     # ---- in
 
     def observe(
-        self, datanode: Datanode, *, incarnation: str, sequence: int, report: Report | None, now_s: float
+        self,
+        datanode: Datanode,
+        *,
+        incarnation: str,
+        sequence: int,
+        report: Report | None,
+        now_s: float,
     ) -> Observed:
         """Take in one heartbeat."""
         known = self._datanodes.get(datanode.peer)
@@ -133,7 +151,9 @@ class Registry:
         return Observed(True, restarted, registered, known.full_report_wanted, frozenset(changed))
 
     def age(self, now_s: float) -> list[tuple[PeerId, Liveness]]:
-        """Judge each datanode by the age of its last heartbeat; returns those that got worse."""
+        """Judge each datanode by the age of its last heartbeat; returns those that got
+        worse.
+        """
         worse = []
         for peer, known in self._datanodes.items():
             age_s = now_s - known.heard_at_s
@@ -153,38 +173,51 @@ class Registry:
         return container_id in self._replicas or container_id in self._empty
 
     def replicas(self, container_id: ContainerId) -> list[ContainerReplica]:
-        """The replicas on datanodes that are not dead, in the order of their datanodes' IDs."""
+        """The replicas on datanodes that are not dead, in the order of their datanodes'
+        IDs.
+        """
         held = self._replicas.get(container_id, {})
         return [held[peer] for peer in sorted(held) if peer not in self._dead]
 
     def state(self, container_id: ContainerId) -> ContainerState | None:
-        """The state by the rule of `container_state`, the last one known without replicas; None if unknown."""
-        replicas = self.replicas(container_id) or list(self._replicas.get(container_id, {}).values())
+        """The state by the rule of `container_state`, the last one known without
+        replicas; None if unknown.
+        """
+        replicas = self.replicas(container_id) or list(
+            self._replicas.get(container_id, {}).values()
+        )
         return container_state(replicas) or self._empty.get(container_id)
 
     def returns_to(self, container_id: ContainerId, *, required_nodes: int) -> ReplicaState:
         """What an unhealthy replica of it that proves clean may become.
 
-        SCM closes a container at the commit of whoever claims to be CLOSED, and drops replicas with another. So CLOSED
-        only if a replica was ever reported CLOSED here, or if there is no other commit: as many replicas as there
-        should be, all UNHEALTHY, all at one. QUASI_CLOSED is safe where neither is known, since SCM, which knows,
-        orders such a replica to close.
+        SCM closes a container at the commit of whoever claims to be CLOSED, and drops
+        replicas with another. So CLOSED only if a replica was ever reported CLOSED
+        here, or if there is no other commit: as many replicas as there should be, all
+        UNHEALTHY, all at one. QUASI_CLOSED is safe where neither is known, since SCM,
+        which knows, orders such a replica to close.
         """
         replicas = self.replicas(container_id)
-        has_one_commit = len(replicas) >= required_nodes and len({replica.bcs_id for replica in replicas}) == 1
+        has_one_commit = (
+            len(replicas) >= required_nodes and len({replica.bcs_id for replica in replicas}) == 1
+        )
         all_unhealthy = all(replica.state is ReplicaState.UNHEALTHY for replica in replicas)
         is_closed = container_id in self._seen_closed or (has_one_commit and all_unhealthy)
         return ReplicaState.CLOSED if is_closed else ReplicaState.QUASI_CLOSED
 
     def compared(self, container_id: ContainerId) -> Compared:
-        return self._compared.get(container_id) or Compared(Comparison.UNKNOWN, "no replicas are known")
+        return self._compared.get(container_id) or Compared(
+            Comparison.UNKNOWN, "no replicas are known"
+        )
 
     def is_live(self, peer: PeerId) -> bool:
         known = self._datanodes.get(peer)
         return known is not None and known.liveness is Liveness.LIVE
 
     def live(self) -> frozenset[PeerId]:
-        return frozenset(peer for peer, known in self._datanodes.items() if known.liveness is Liveness.LIVE)
+        return frozenset(
+            peer for peer, known in self._datanodes.items() if known.liveness is Liveness.LIVE
+        )
 
     def is_dead(self, peer: PeerId) -> bool:
         """Whether it was heard of, but too long ago."""
@@ -199,7 +232,12 @@ class Registry:
 
     def datanodes(self, now_s: float) -> list[DatanodeStatus]:
         return [
-            DatanodeStatus(known.datanode, known.liveness, self.heartbeat_age_s(peer, now_s), len(known.containers))
+            DatanodeStatus(
+                known.datanode,
+                known.liveness,
+                self.heartbeat_age_s(peer, now_s),
+                len(known.containers),
+            )
             for peer, known in sorted(self._datanodes.items())
         ]
 
@@ -234,8 +272,11 @@ class Registry:
     def _apply(self, known: _Known, report: Report) -> set[ContainerId]:
         peer = known.datanode.peer
         changed = set()
-        # A DELETED replica is gone: its datanode reports it once so that it is forgotten.
-        present = {r.container_id: r for r in report.replicas if r.state is not ReplicaState.DELETED}
+        # A DELETED replica is gone: its datanode reports it once so that it is
+        # forgotten.
+        present = {
+            r.container_id: r for r in report.replicas if r.state is not ReplicaState.DELETED
+        }
         for container_id, replica in present.items():
             held = self._replicas.get(container_id)
             if held is None:
@@ -247,7 +288,11 @@ class Registry:
             if held.get(peer) != replica:
                 held[peer] = replica
                 changed.add(container_id)
-        gone = known.containers - present.keys() if report.full else self._named_gone(report) & known.containers
+        gone = (
+            known.containers - present.keys()
+            if report.full
+            else self._named_gone(report) & known.containers
+        )
         for container_id in gone:
             self._forget(container_id, peer)
         # In place: an incremental report must not cost as much as the datanode holds.
@@ -258,7 +303,10 @@ class Registry:
 
     @staticmethod
     def _named_gone(report: Report) -> set[ContainerId]:
-        return {*report.removed, *(r.container_id for r in report.replicas if r.state is ReplicaState.DELETED)}
+        return {
+            *report.removed,
+            *(r.container_id for r in report.replicas if r.state is ReplicaState.DELETED),
+        }
 
     def _forget(self, container_id: ContainerId, peer: PeerId) -> None:
         held = self._replicas[container_id]
@@ -277,7 +325,9 @@ class Registry:
 
     def _note_silent(self) -> None:
         self._silent = frozenset(self._datanodes.keys() - self.live())
-        self._dead = frozenset(p for p in self._silent if self._datanodes[p].liveness is Liveness.DEAD)
+        self._dead = frozenset(
+            p for p in self._silent if self._datanodes[p].liveness is Liveness.DEAD
+        )
 
     def _index(self, container_ids: Iterable[ContainerId]) -> None:
         for container_id in container_ids:
@@ -298,5 +348,7 @@ class Registry:
 
 
 def _is_older(incarnation: str, than: str) -> bool:
-    """Agents number their lives by the clock where they can; anything else cannot be put in order."""
+    """Agents number their lives by the clock where they can; anything else cannot be
+    put in order.
+    """
     return incarnation.isdecimal() and than.isdecimal() and int(incarnation) < int(than)

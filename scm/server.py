@@ -1,7 +1,8 @@
 """The controller behind gRPC: one lock, one clock, one thread that lets time go by.
 
-Agents call Heartbeat: what they bring goes into the controller, what waits for them in the outbox goes back. An order
-stays in the outbox until its agent has confirmed it, so that a lost answer loses nothing.
+Agents call Heartbeat: what they bring goes into the controller, what waits for them in
+the outbox goes back. An order stays in the outbox until its agent has confirmed it, so
+that a lost answer loses nothing.
 """
 
 import threading
@@ -29,18 +30,28 @@ from scm.controller import Controller
 from scm.eligibility import ContainerState
 from scm.job_store import SqliteJobStore
 from scm.jobs import JobId, JobState
-from scm.messages import command_to, container_id_from, container_to, heartbeat_from, job_to, outcome_to, status_to
+from scm.messages import (
+    command_to,
+    container_id_from,
+    container_to,
+    heartbeat_from,
+    job_to,
+    outcome_to,
+    status_to,
+)
 from scm.policy import Comparison
 from scm.ports import AnyOrder, JobStore, ScanOrder
 
 SERVICE = "treefold.controller.v1.Controller"
-# Scans of one datanode that it did not confirm yet. Other orders are few: so many a datanode as it has slots.
+# Scans of one datanode that it did not confirm yet. Other orders are few: so many a
+# datanode as it has slots.
 OUTBOX_SCANS_MAX = 10_000
 # Commands in one answer; the rest comes with the next heartbeats.
 COMMANDS_MAX = 1_000
 # Datanodes of the largest clusters number in the thousands.
 DATANODES_MAX = 20_000
-# Containers or jobs in one answer, and IDs in one request: keeps each far below the limit of a message.
+# Containers or jobs in one answer, and IDs in one request: keeps each far below the
+# limit of a message.
 PAGE_MAX = 1_000
 IDS_MAX = 10_000
 TICK_S = 1.0
@@ -51,7 +62,9 @@ E = TypeVar("E", bound=Enum)
 
 
 class Outbox:
-    """Orders that wait for their datanodes' heartbeats. Not thread-safe: its owner holds a lock."""
+    """Orders that wait for their datanodes' heartbeats. Not thread-safe: its owner
+    holds a lock.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[PeerId, dict[str, AnyOrder]] = {}
@@ -72,7 +85,9 @@ class Outbox:
 
 
 class SoleLeader:
-    """A controller that is alone leads from its start, in a term that was never given before."""
+    """A controller that is alone leads from its start, in a term that was never given
+    before.
+    """
 
     def __init__(self, store: JobStore) -> None:
         self._term = store.next_term()
@@ -82,7 +97,9 @@ class SoleLeader:
 
 
 def steady_clock() -> Callable[[], float]:
-    """Seconds since the epoch that never jump: a clock that is set must not make all datanodes dead at once."""
+    """Seconds since the epoch that never jump: a clock that is set must not make all
+    datanodes dead at once.
+    """
     offset_s = time.time() - time.monotonic()
     return lambda: time.monotonic() + offset_s
 
@@ -91,7 +108,12 @@ class ControllerService:
     """The Controller service: turns messages into calls under one lock."""
 
     def __init__(
-        self, controller: Controller, outbox: Outbox, lock: threading.Lock, clock: Callable[[], float], metrics: Metrics
+        self,
+        controller: Controller,
+        outbox: Outbox,
+        lock: threading.Lock,
+        clock: Callable[[], float],
+        metrics: Metrics,
     ) -> None:
         self._controller = controller
         self._outbox = outbox
@@ -119,24 +141,36 @@ class ControllerService:
         assert set(handlers) == set(pb.DESCRIPTOR.services_by_name["Controller"].methods_by_name)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
-    def heartbeat(self, request: pb.HeartbeatRequest, _: grpc.ServicerContext) -> pb.HeartbeatResponse:
+    def heartbeat(
+        self, request: pb.HeartbeatRequest, _: grpc.ServicerContext
+    ) -> pb.HeartbeatResponse:
         heartbeat = heartbeat_from(request)
         peer = heartbeat.datanode.peer
         self._metrics.count("scm_heartbeats_total")
         with self._lock:
-            if self._controller.datanode(peer) is None and self._controller.datanodes_known >= DATANODES_MAX:
+            if (
+                self._controller.datanode(peer) is None
+                and self._controller.datanodes_known >= DATANODES_MAX
+            ):
                 raise BusyError(f"{DATANODES_MAX} datanodes are known already")
             observed = self._controller.heartbeat(heartbeat, self._clock())
             term = self._controller.term
-            # In the term of now: agents take for void what waited here while another led.
-            orders = [replace(order, term=term) for order in self._outbox.waiting(peer)] if term is not None else []
+            # In the term of now: agents take for void what waited here while another
+            # led.
+            orders = (
+                [replace(order, term=term) for order in self._outbox.waiting(peer)]
+                if term is not None
+                else []
+            )
         return pb.HeartbeatResponse(
             commands=[command_to(order) for order in orders],
             full_report_wanted=observed.full_report_wanted,
             term=term or 0,
         )
 
-    def list_containers(self, request: pb.ListContainersRequest, _: grpc.ServicerContext) -> pb.ListContainersResponse:
+    def list_containers(
+        self, request: pb.ListContainersRequest, _: grpc.ServicerContext
+    ) -> pb.ListContainersResponse:
         state = _chosen(ContainerState, request.state)
         comparison = _chosen(Comparison, request.comparison)
         limit = min(request.limit or PAGE_MAX, PAGE_MAX)
@@ -146,10 +180,13 @@ class ControllerService:
             )
             now_s = self._clock()
             return pb.ListContainersResponse(
-                containers=[container_to(view, self._controller, now_s) for view in views], more=more
+                containers=[container_to(view, self._controller, now_s) for view in views],
+                more=more,
             )
 
-    def get_containers(self, request: pb.GetContainersRequest, _: grpc.ServicerContext) -> pb.GetContainersResponse:
+    def get_containers(
+        self, request: pb.GetContainersRequest, _: grpc.ServicerContext
+    ) -> pb.GetContainersResponse:
         answer = pb.GetContainersResponse()
         with self._lock:
             now_s = self._clock()
@@ -161,11 +198,16 @@ class ControllerService:
                     answer.containers.append(container_to(view, self._controller, now_s))
         return answer
 
-    def reconcile(self, request: pb.ReconcileRequest, _: grpc.ServicerContext) -> pb.ReconcileResponse:
+    def reconcile(
+        self, request: pb.ReconcileRequest, _: grpc.ServicerContext
+    ) -> pb.ReconcileResponse:
         if request.all_diverged and request.container_ids:
             raise UsageError("either container IDs or all diverged ones, not both")
         named = _container_ids(request.container_ids, IDS_MAX)
-        reason, requested_by = _sentence(request.reason, "reason"), _sentence(request.requested_by, "requester")
+        reason, requested_by = (
+            _sentence(request.reason, "reason"),
+            _sentence(request.requested_by, "requester"),
+        )
         with self._lock:
             outcomes = self._controller.reconcile(
                 self._controller.diverged() if request.all_diverged else named,
@@ -176,7 +218,9 @@ class ControllerService:
             )
         return pb.ReconcileResponse(outcomes=[outcome_to(outcome) for outcome in outcomes])
 
-    def list_jobs(self, request: pb.ListJobsRequest, _: grpc.ServicerContext) -> pb.ListJobsResponse:
+    def list_jobs(
+        self, request: pb.ListJobsRequest, _: grpc.ServicerContext
+    ) -> pb.ListJobsResponse:
         state = _chosen(JobState, request.state)
         with self._lock:
             jobs = self._controller.jobs(state, min(request.limit or PAGE_MAX, PAGE_MAX))
@@ -190,7 +234,9 @@ class ControllerService:
         with self._lock:
             return job_to(self._controller.cancel(JobId(request.job_id), self._clock()))
 
-    def list_datanodes(self, request: pb.ListDatanodesRequest, _: grpc.ServicerContext) -> pb.ListDatanodesResponse:
+    def list_datanodes(
+        self, request: pb.ListDatanodesRequest, _: grpc.ServicerContext
+    ) -> pb.ListDatanodesResponse:
         with self._lock:
             statuses = self._controller.datanodes(self._clock())
         return pb.ListDatanodesResponse(datanodes=[status_to(status) for status in statuses])
@@ -210,8 +256,8 @@ class ControllerServer:
 
         Raises:
             BusyError: another controller has the state folder.
-            ConfigError: an address cannot be listened on, or the state is of a newer version.
-            DatabaseError, DiskError: the state cannot be read or made.
+            ConfigError: an address cannot be listened on, or the state is of a newer
+                version. DatabaseError, DiskError: the state cannot be read or made.
         """
         self._log = get_logger("scm")
         self._clock = steady_clock()
@@ -229,9 +275,13 @@ class ControllerServer:
                 leadership=SoleLeader(self._store),
                 new_job_id=lambda: JobId(uuid.uuid4().hex[:12]),
                 now_s=self._clock(),
-                on_finished=lambda job: self._metrics.count("scm_jobs_finished_total", state=job.state.value),
+                on_finished=lambda job: self._metrics.count(
+                    "scm_jobs_finished_total", state=job.state.value
+                ),
             )
-            service = ControllerService(self._controller, outbox, self._lock, self._clock, self._metrics)
+            service = ControllerService(
+                self._controller, outbox, self._lock, self._clock, self._metrics
+            )
             if config.metrics:
                 host, _, port = config.metrics.rpartition(":")
                 self._metrics_server = MetricsServer(self._metrics, host.strip("[]"), int(port))
@@ -262,7 +312,8 @@ class ControllerServer:
                 try:
                     self._controller.tick(self._clock())
                 except ReconcileError as error:
-                    # Nothing is lost: what could not be stored is tried again with the next tick.
+                    # Nothing is lost: what could not be stored is tried again with the
+                    # next tick.
                     self._log.error("request_failed", **error_fields(error))
                 figures = self._controller.figures()
             for name, value in figures.items():

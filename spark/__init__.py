@@ -1,1 +1,3 @@
-"""The sweep of a whole cluster: chunk rows to trees, replicas side by side, divergence down to the chunk."""
+"""The sweep of a whole cluster: chunk rows to trees, replicas side by side, divergence
+down to the chunk.
+"""

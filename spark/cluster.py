@@ -1,9 +1,10 @@
 """The engine of a Spark cluster: what the engine of one machine does, a task at a time.
 
-Every task works file-wise: it opens its part itself, and only what it comes to travels, as one row with tables in
-Arrow's own format. No row of a chunk crosses between Spark and Python but those of containers that have to be sorted
-or inspected, which are brought together by Spark. Where rows lie in no order at all, and blocks are large enough for
-it to pay, Spark SQL folds them (spark.sql).
+Every task works file-wise: it opens its part itself, and only what it comes to travels,
+as one row with tables in Arrow's own format. No row of a chunk crosses between Spark
+and Python but those of containers that have to be sorted or inspected, which are
+brought together by Spark. Where rows lie in no order at all, and blocks are large
+enough for it to pay, Spark SQL folds them (spark.sql).
 """
 
 import pickle
@@ -51,7 +52,8 @@ if TYPE_CHECKING:
 class Scattered(Enum):
     """What is done with files whose rows lie in no order."""
 
-    # By what is faster: SQL where blocks have CHUNKS_MIN chunks or more, otherwise sorting.
+    # By what is faster: SQL where blocks have CHUNKS_MIN chunks or more, otherwise
+    # sorting.
     AUTO = "auto"
     SQL = "sql"
     EXACT = "exact"
@@ -66,12 +68,18 @@ _GATHERED_CONTAINERS = 100_000
 
 # What tasks make, packed.
 _MADE = pa.schema([pa.field("made", pa.binary(), nullable=False)])
-# Where in the text that comes back it says what went wrong: our own error, what a task met, what Spark says.
-_CAUSES = (re.compile(r"merkle\.errors\.(\w+: .*)"), re.compile(r"most recent failure: (.*)"), re.compile(r"(.+)"))
+# Where in the text that comes back it says what went wrong: our own error, what a task
+# met, what Spark says.
+_CAUSES = (
+    re.compile(r"merkle\.errors\.(\w+: .*)"),
+    re.compile(r"most recent failure: (.*)"),
+    re.compile(r"(.+)"),
+)
 
 # Others' rows may lack a value.
 _NULLABLE = pa.schema([field.with_nullable(True) for field in CHUNK_SCHEMA])
-# Spark keeps times in microseconds, which are too many for a time that nobody has checked.
+# Spark keeps times in microseconds, which are too many for a time that nobody has
+# checked.
 _TRAVELLING = pa.schema(
     [
         *(f.with_type(pa.int64()) if pa.types.is_timestamp(f.type) else f for f in _NULLABLE),
@@ -95,7 +103,9 @@ class SparkEngine:
         self._scattered = scattered
         self._cores = session.sparkContext.defaultParallelism
 
-    def fold(self, parts: Sequence[Part], store: Callable[[Wave], None], tell: Callable[[int], None]) -> None:
+    def fold(
+        self, parts: Sequence[Part], store: Callable[[Wave], None], tell: Callable[[int], None]
+    ) -> None:
         """See Engine.
 
         Raises:
@@ -107,7 +117,9 @@ class SparkEngine:
             told = _Told(sum(part.rows for part in wave), tell)
             by_id = {part.part_id: part for part in wave}
             ordered = list[Wave]()
-            for one in self._made(self._each(len(wave), partial(_fold, wave)), "reading", told.share):
+            for one in self._made(
+                self._each(len(wave), partial(_fold, wave)), "reading", told.share
+            ):
                 assert isinstance(one, Wave)
                 if len(one.exact):
                     held.append((by_id[one.part_ids[0]], one))
@@ -143,7 +155,8 @@ class SparkEngine:
             yield from self._judged(partial(_inspect, theirs), parts, ids, counts)
 
     def trees(self, job: TreeJob, disk: Disk) -> Iterator[Packed]:
-        """See Engine: written by tasks where they see the folder; else this machine writes what they would have.
+        """See Engine: written by tasks where they see the folder; else this machine
+        writes what they would have.
 
         Raises:
             SparkFailedError: a job failed, and its tasks again and again.
@@ -154,7 +167,9 @@ class SparkEngine:
         try:
             left = list(job.ordered)
             for wave in _cut(job.ordered, WAVE_ROWS * self._cores):
-                for made in self._made(self._each(len(wave), partial(_pack, job, wave, mark)), "writing trees"):
+                for made in self._made(
+                    self._each(len(wave), partial(_pack, job, wave, mark)), "writing trees"
+                ):
                     assert isinstance(made, tuple)
                     part, packed = made
                     if packed is not None:
@@ -165,14 +180,20 @@ class SparkEngine:
         with TemporaryDirectory(prefix="treefold-") as scratch:
             yield from LocalEngine(Gatherer(Path(scratch))).trees(replace(job, ordered=left), disk)
 
-    def _judged(self, judge: "Judge", parts: Sequence[Part], ids: Int64s, rows: Int64s) -> Iterator[Judged]:
-        """Bring the rows of these containers together, group by group, and judge each group in a task."""
+    def _judged(
+        self, judge: "Judge", parts: Sequence[Part], ids: Int64s, rows: Int64s
+    ) -> Iterator[Judged]:
+        """Bring the rows of these containers together, group by group, and judge each
+        group in a task.
+        """
         _, starts = np.unique(np.cumsum(rows) // GROUP_ROWS, return_index=True)
         groups = Groups(ids, rows, starts)
         arrived = self._each(len(parts), partial(_travelling, list(parts), groups), _TRAVELLING)
         arrived = arrived.repartitionById(len(starts), "gathered_in")
         missing = set(range(len(starts)))
-        for made in self._made(arrived.mapInArrow(partial(_judge, judge, groups), "made binary"), "gathering"):
+        for made in self._made(
+            arrived.mapInArrow(partial(_judge, judge, groups), "made binary"), "gathering"
+        ):
             assert isinstance(made, tuple)
             group, judged = made
             missing.discard(group)
@@ -182,7 +203,9 @@ class SparkEngine:
             yield from groups.judged(group, judge, ())
 
     def _by_sql(self, parts: Sequence[Part]) -> Wave | None:
-        """All these parts in Spark SQL; nothing where another way is better, or Spark cannot read them so."""
+        """All these parts in Spark SQL; nothing where another way is better, or Spark
+        cannot read them so.
+        """
         # Files of exports lie in order, and no other reader would verify them.
         assert all(part.manifest is None for part in parts)
         if self._scattered is Scattered.EXACT:
@@ -191,14 +214,23 @@ class SparkEngine:
         if files is None:
             return None
         with suppress(PySparkException, Py4JError):
-            return watched(self._session, "reading in no order", partial(self._aggregated, files, parts), _ignore)
+            return watched(
+                self._session,
+                "reading in no order",
+                partial(self._aggregated, files, parts),
+                _ignore,
+            )
         return None
 
-    def _aggregated(self, files: Mapping[str, pq.FileMetaData], parts: Sequence[Part]) -> Wave | None:
+    def _aggregated(
+        self, files: Mapping[str, pq.FileMetaData], parts: Sequence[Part]
+    ) -> Wave | None:
         rows = self._rows(files)
         names = names_of(rows)
         blocks = pc.sum(names["blocks"]).as_py() or 0
-        if self._scattered is Scattered.AUTO and CHUNKS_MIN * blocks > sum(part.rows for part in parts):
+        if self._scattered is Scattered.AUTO and CHUNKS_MIN * blocks > sum(
+            part.rows for part in parts
+        ):
             return None
         found = aggregate(rows, names, last_offset=last_offset(files.values()))
         if found.rows != sum(part.rows for part in parts):
@@ -219,24 +251,32 @@ class SparkEngine:
         by_columns = dict[tuple[str, ...], list[str]]()
         for location, metadata in files.items():
             by_columns.setdefault(tuple(metadata.schema.names), []).append(location)
-        frames = [_conformed(self._session.read.parquet(*locations)) for locations in by_columns.values()]
+        frames = [
+            _conformed(self._session.read.parquet(*locations)) for locations in by_columns.values()
+        ]
         return reduce(DataFrame.unionAll, frames)
 
     def _each(
-        self, count: int, work: "Callable[[int], Iterable[pa.RecordBatch]]", schema: pa.Schema = _MADE
+        self,
+        count: int,
+        work: "Callable[[int], Iterable[pa.RecordBatch]]",
+        schema: pa.Schema = _MADE,
     ) -> DataFrame:
         """What `work` makes of each number below `count`, a task each."""
         numbers = self._session.range(0, count, 1, count)
         return numbers.mapInArrow(partial(_of_numbers, work), from_arrow_schema(schema))
 
-    def _made(self, frame: DataFrame, what: str, tell: Callable[[int, int], None] = _ignore) -> Iterator[object]:
+    def _made(
+        self, frame: DataFrame, what: str, tell: Callable[[int, int], None] = _ignore
+    ) -> Iterator[object]:
         """What tasks made, as they left it."""
         try:
             made = watched(self._session, what, frame.toArrow, tell)["made"]
         except (PySparkException, Py4JError) as error:
             raise SparkFailedError(f"{what} failed on Spark: {_cause(str(error))}") from error
         for one in made:
-            # Made by our own tasks, and brought by Spark, which brings the tasks the same way.
+            # Made by our own tasks, and brought by Spark, which brings the tasks the
+            # same way.
             yield pickle.loads(one.as_buffer())
 
 
@@ -245,7 +285,9 @@ Judge: TypeAlias = Callable[[LocalEngine, Sequence[Part], Int64s, Int64s], Itera
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Containers, ascending, with about how many rows each has; those of group i begin at `starts[i]`."""
+    """Containers, ascending, with about how many rows each has; those of group i begin
+    at `starts[i]`.
+    """
 
     container_ids: Int64s
     rows: Int64s
@@ -259,15 +301,21 @@ class Groups:
         return groups
 
     def judged(self, group: int, judge: Judge, batches: Iterable[pa.RecordBatch]) -> list[Judged]:
-        """Judge the containers of a group; these are all of their rows, which wait on disk."""
-        chosen = slice(self.starts[group], self.starts[group + 1] if group + 1 < len(self.starts) else None)
+        """Judge the containers of a group; these are all of their rows, which wait on
+        disk.
+        """
+        chosen = slice(
+            self.starts[group], self.starts[group + 1] if group + 1 < len(self.starts) else None
+        )
         ids, rows = self.container_ids[chosen], self.rows[chosen]
         with TemporaryDirectory(prefix="treefold-") as scratch:
             path = Path(scratch, "rows.parquet")
             with pq.ParquetWriter(path, _NULLABLE) as writer:
                 for batch in batches:
                     assert (batch["gathered_in"].to_numpy() == group).all()
-                    writer.write_table(pa.Table.from_batches([batch]).select(_NULLABLE.names).cast(_NULLABLE))
+                    writer.write_table(
+                        pa.Table.from_batches([batch]).select(_NULLABLE.names).cast(_NULLABLE)
+                    )
             engine = LocalEngine(Gatherer(Path(scratch, "spill"), threads=1))
             return list(judge(engine, table_parts([str(path)]).parts, ids, rows))
 
@@ -294,10 +342,16 @@ def last_offset(files: Iterable[pq.FileMetaData]) -> int | None:
     """Where the last chunk of all begins, if the footers say it."""
     last = 0
     for metadata in files:
-        at = metadata.schema.names.index("chunk_offset") if "chunk_offset" in metadata.schema.names else -1
+        at = (
+            metadata.schema.names.index("chunk_offset")
+            if "chunk_offset" in metadata.schema.names
+            else -1
+        )
         for group in range(metadata.num_row_groups):
             statistics = metadata.row_group(group).column(at).statistics if at >= 0 else None
-            if statistics is None or not (statistics.has_min_max and isinstance(statistics.max, int)):
+            if statistics is None or not (
+                statistics.has_min_max and isinstance(statistics.max, int)
+            ):
                 return None
             last = max(last, statistics.max)
     return last
@@ -313,7 +367,11 @@ def _whole_files(parts: Sequence[Part]) -> dict[str, pq.FileMetaData] | None:
         return None
     files = {location: pq.read_metadata(location) for location in rows}
     are_whole = all(files[location].num_rows == count for location, count in rows.items())
-    return files if are_whole and all(is_plain(one.schema.to_arrow_schema()) for one in files.values()) else None
+    return (
+        files
+        if are_whole and all(is_plain(one.schema.to_arrow_schema()) for one in files.values())
+        else None
+    )
 
 
 def _of_numbers(
@@ -341,18 +399,25 @@ def _pack(job: TreeJob, parts: Sequence[Part], mark: Path, number: int) -> Itera
 
 def _travelling(parts: Sequence[Part], groups: Groups, number: int) -> Iterator[pa.RecordBatch]:
     for batch in read_rows(parts[number], groups.container_ids):
-        columns = [column.cast(field.type) for column, field in zip(batch.columns, _TRAVELLING, strict=False)]
+        columns = [
+            column.cast(field.type)
+            for column, field in zip(batch.columns, _TRAVELLING, strict=False)
+        ]
         yield pa.RecordBatch.from_arrays([*columns, pa.array(groups.of(batch))], schema=_TRAVELLING)
 
 
-def _judge(judge: Judge, groups: Groups, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _judge(
+    judge: Judge, groups: Groups, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     context = TaskContext.get()
     assert context is not None
     group = context.partitionId()
     yield _packed((group, groups.judged(group, judge, batches)))
 
 
-def _exact(engine: LocalEngine, parts: Sequence[Part], ids: Int64s, rows: Int64s) -> Iterator[Judged]:
+def _exact(
+    engine: LocalEngine, parts: Sequence[Part], ids: Int64s, rows: Int64s
+) -> Iterator[Judged]:
     return engine.exact(parts, ids, rows)
 
 
@@ -368,11 +433,15 @@ def _packed(made: object) -> pa.RecordBatch:
 
 
 def _conformed(frame: DataFrame) -> DataFrame:
-    """A table of others with the columns of CHUNK_SCHEMA; what does not fit is null, which is seen later."""
+    """A table of others with the columns of CHUNK_SCHEMA; what does not fit is null,
+    which is seen later.
+    """
     fields = from_arrow_schema(_NULLABLE).fields
     return frame.select(
         *(
-            (col(f.name) if f.name in frame.columns else lit(DEFAULTS[f.name])).try_cast(f.dataType).alias(f.name)
+            (col(f.name) if f.name in frame.columns else lit(DEFAULTS[f.name]))
+            .try_cast(f.dataType)
+            .alias(f.name)
             for f in fields
         )
     )
@@ -392,7 +461,9 @@ def _cut(parts: Sequence[Part], rows_max: int) -> Iterator[list[Part]]:
 
 def _gatherings(container_ids: Int64s, rows: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
     """So many containers at a time."""
-    place = np.maximum(np.cumsum(rows) // _GATHERED_ROWS, np.arange(len(rows)) // _GATHERED_CONTAINERS)
+    place = np.maximum(
+        np.cumsum(rows) // _GATHERED_ROWS, np.arange(len(rows)) // _GATHERED_CONTAINERS
+    )
     cuts = np.flatnonzero(place[1:] != place[:-1]) + 1
     yield from zip(np.split(container_ids, cuts), np.split(rows, cuts), strict=True)
 
@@ -416,5 +487,10 @@ def _cause(text: str) -> str:
 
 def _unreadable(detail: str) -> pa.Table:
     nothing: list[str] = []
-    row = {"kind": FindingKind.UNREADABLE.value, "lacking": nothing, "sources": nothing, "detail": detail}
+    row = {
+        "kind": FindingKind.UNREADABLE.value,
+        "lacking": nothing,
+        "sources": nothing,
+        "detail": detail,
+    }
     return pa.Table.from_pylist([row], FINDING_SCHEMA)

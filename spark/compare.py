@@ -1,8 +1,10 @@
-"""Compare the replicas of every container: the equal ones by their sums alone, the others block by block.
+"""Compare the replicas of every container: the equal ones by their sums alone, the
+others block by block.
 
-`compare_replicas` decides at once what `merkle.plan` would say of replicas that are equal in root and fingerprint,
-hold no corrupt chunk and nothing that might be judged otherwise by its place. All that is left is a candidate, to be
-decided by `merkle.plan.compare` itself on the trees of its rows.
+`compare_replicas` decides at once what `merkle.plan` would say of replicas that are
+equal in root and fingerprint, hold no corrupt chunk and nothing that might be judged
+otherwise by its place. All that is left is a candidate, to be decided by
+`merkle.plan.compare` itself on the trees of its rows.
 """
 
 from collections import Counter
@@ -35,7 +37,9 @@ _CHANGED = "the rows are not those that the root was computed of"
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What sums alone decide: VERDICT_SCHEMA, the ascending IDs of the containers to inspect, and FINDING_SCHEMA."""
+    """What sums alone decide: VERDICT_SCHEMA, the ascending IDs of the containers to
+    inspect, and FINDING_SCHEMA.
+    """
 
     verdicts: pa.Table
     candidates: Int64s
@@ -43,13 +47,18 @@ class Compared:
 
 
 def compare_replicas(replicas: pa.Table) -> Compared:
-    """Decide the containers whose replicas are equal, or of which nothing can be told; the others are candidates.
+    """Decide the containers whose replicas are equal, or of which nothing can be told;
+    the others are candidates.
 
-    `replicas` is of REPLICA_SCHEMA, in any order, and holds all replicas of the containers in it. A replica with
-    several rows is a finding, and its container UNKNOWN: nothing says which row is the true one.
+    `replicas` is of REPLICA_SCHEMA, in any order, and holds all replicas of the
+    containers in it. A replica with several rows is a finding, and its container
+    UNKNOWN: nothing says which row is the true one.
     """
     grouped = _Grouped.of(replicas)
-    root, is_known = _int64s(pc.fill_null(replicas["root"], 0)), _bools(pc.is_valid(replicas["root"]))
+    root, is_known = (
+        _int64s(pc.fill_null(replicas["root"], 0)),
+        _bools(pc.is_valid(replicas["root"])),
+    )
     told, untold = grouped.takes_part & is_known, grouped.takes_part & ~is_known
     blocks, chunks = _int64s(replicas["blocks"]), _int64s(replicas["chunks"])
 
@@ -60,9 +69,12 @@ def compare_replicas(replicas: pa.Table) -> Compared:
     is_sql = _bools(pc.equal(replicas["path"], Path.SQL.value))
     sums = (root, _int64s(replicas["fingerprint"]), is_sql)
     differs = np.logical_or.reduce([column != column[theirs] for column in sums])
-    # Chunks without checksums leave the others of their block to be judged place by place, equal as they may be; and
-    # where anything else is verified, the verdict names what is not, whichever way the sums were made.
-    has_both = (_int64s(replicas["unverifiable"]) > 0) & ((chunks > 0) | (_int64s(replicas["deleted_blocks"]) > 0))
+    # Chunks without checksums leave the others of their block to be judged place by
+    # place, equal as they may be; and where anything else is verified, the verdict
+    # names what is not, whichever way the sums were made.
+    has_both = (_int64s(replicas["unverifiable"]) > 0) & (
+        (chunks > 0) | (_int64s(replicas["deleted_blocks"]) > 0)
+    )
     undecided = told & (differs | has_both | (_int64s(replicas["corrupt"]) > 0))
 
     is_candidate = grouped.any(undecided) & ~grouped.is_contradicted
@@ -72,9 +84,15 @@ def compare_replicas(replicas: pa.Table) -> Compared:
     # The last that applies is told. An array of objects holds each text once.
     detail = np.full(len(grouped.containers), "", object)
     detail[~is_verified] = "no block has recorded checksums"
-    detail[~grouped.any(grouped.takes_part & (blocks > 0))] = "there are no blocks, as after a failed scan"
-    for missing, of_all in set(zip(unknown[unknown > 0].tolist(), taking_part[unknown > 0].tolist(), strict=True)):
-        detail[(unknown == missing) & (taking_part == of_all)] = f"{missing} of {of_all} replicas have no root"
+    detail[~grouped.any(grouped.takes_part & (blocks > 0))] = (
+        "there are no blocks, as after a failed scan"
+    )
+    for missing, of_all in set(
+        zip(unknown[unknown > 0].tolist(), taking_part[unknown > 0].tolist(), strict=True)
+    ):
+        detail[(unknown == missing) & (taking_part == of_all)] = (
+            f"{missing} of {of_all} replicas have no root"
+        )
     detail[taking_part == 1] = "only one replica takes part"
     detail[taking_part == 0] = "no replica takes part"
     detail[grouped.is_contradicted] = _CONTRADICTED
@@ -103,28 +121,38 @@ class Inspected:
 
 
 def inspect(rows: pa.Table, replicas: pa.Table) -> Inspected:
-    """Decide the candidates among the containers of these replicas (REPLICA_SCHEMA) by their rows (CHUNK_SCHEMA).
+    """Decide the candidates among the containers of these replicas (REPLICA_SCHEMA) by
+    their rows (CHUNK_SCHEMA).
 
-    Both are given whole for each container in `replicas`; containers that `compare_replicas` decides are passed over.
-    A replica of which there are no rows, or others than its root was computed of, is a finding, and its container
-    UNKNOWN: what was read at two times is not one state.
+    Both are given whole for each container in `replicas`; containers that
+    `compare_replicas` decides are passed over. A replica of which there are no rows, or
+    others than its root was computed of, is a finding, and its container UNKNOWN: what
+    was read at two times is not one state.
     """
-    is_candidate = pc.is_in(replicas["container_id"], value_set=pa.array(compare_replicas(replicas).candidates))
+    is_candidate = pc.is_in(
+        replicas["container_id"], value_set=pa.array(compare_replicas(replicas).candidates)
+    )
     takes_part = pa.array(_Grouped.of(replicas).takes_part)
     chosen = replicas.append_column("takes_part", takes_part).filter(is_candidate)
     by_container: dict[int, list[_Row]] = {}
-    for replica in chosen.select(["container_id", "datanode", "volume", "root", "takes_part"]).to_pylist():
+    for replica in chosen.select(
+        ["container_id", "datanode", "volume", "root", "takes_part"]
+    ).to_pylist():
         by_container.setdefault(replica["container_id"], []).append(replica)
     judged = list[_Judged]()
     for container_id, found in groupby(trees_of(rows), lambda one: one[0].container_id):
         if container_id in by_container:
             trees = {(identity.datanode, identity.volume): tree for identity, tree in found}
             judged.append(_judge(container_id, by_container.pop(container_id), trees))
-    judged += [_judge(ContainerId(container_id), group, {}) for container_id, group in by_container.items()]
+    judged += [
+        _judge(ContainerId(container_id), group, {}) for container_id, group in by_container.items()
+    ]
     judged.sort(key=lambda one: int(one.verdict["container_id"]))
     return Inspected(
         pa.Table.from_pylist([one.verdict for one in judged], VERDICT_SCHEMA),
-        pa.Table.from_pylist([finding for one in judged for finding in one.findings], FINDING_SCHEMA),
+        pa.Table.from_pylist(
+            [finding for one in judged for finding in one.findings], FINDING_SCHEMA
+        ),
     )
 
 
@@ -137,7 +165,9 @@ class _Judged:
 
 
 def _judge(
-    container_id: ContainerId, replicas: Sequence[_Row], trees: Mapping[tuple[str, str], TreeColumns]
+    container_id: ContainerId,
+    replicas: Sequence[_Row],
+    trees: Mapping[tuple[str, str], TreeColumns],
 ) -> _Judged:
     held = Counter(replica["datanode"] for replica in replicas)
     named = list[tuple[str, TreeColumns]]()
@@ -147,7 +177,11 @@ def _judge(
             continue
         place = (replica["datanode"], replica["volume"])
         name = "/".join(place) if held[replica["datanode"]] > 1 else replica["datanode"]
-        tree = TreeColumns.of(ContainerTree(container_id, None)) if replica["root"] is None else trees.get(place)
+        tree = (
+            TreeColumns.of(ContainerTree(container_id, None))
+            if replica["root"] is None
+            else trees.get(place)
+        )
         if tree is None or tree.data_checksum != replica["root"]:
             changed.append(name)
         else:
@@ -172,11 +206,12 @@ def _judge(
 
 
 def _compare(trees: Sequence[TreeColumns]) -> Comparison:
-    """The comparison by `merkle.plan`; replicas are named by their places in `trees`, in digits that sort alike.
+    """The comparison by `merkle.plan`; replicas are named by their places in `trees`,
+    in digits that sort alike.
 
-    It sees only one of the blocks that are equal and healthy everywhere, and one of those that are so wherever they
-    are: comparing nothing is no MATCH, and one lost block makes as much REPAIRABLE as thousands, which take no more
-    than their IDs here.
+    It sees only one of the blocks that are equal and healthy everywhere, and one of
+    those that are so wherever they are: comparing nothing is no MATCH, and one lost
+    block makes as much REPAIRABLE as thousands, which take no more than their IDs here.
     """
     names = [f"{i:0{len(str(len(trees)))}}" for i in range(len(trees))]
     told = [i for i, tree in enumerate(trees) if tree.data_checksum is not None]
@@ -189,20 +224,27 @@ def _compare(trees: Sequence[TreeColumns]) -> Comparison:
     comparison = compare({name: tree.to_tree() for name, tree in zip(names, kept, strict=True)})
     patterns, pattern_of = np.unique(laid.held[:, lost], axis=1, return_inverse=True)
     sides = [
-        tuple(tuple(names[told[i]] for i in np.flatnonzero(pattern == side)) for side in (False, True))
+        tuple(
+            tuple(names[told[i]] for i in np.flatnonzero(pattern == side)) for side in (False, True)
+        )
         for pattern in patterns.T
     ]
     missing = [
         Difference(DifferenceKind.MISSING_BLOCK, BlockId(block_id), None, *sides[pattern])
-        for block_id, pattern in zip(laid.block_ids[lost].tolist(), pattern_of.ravel().tolist(), strict=True)
+        for block_id, pattern in zip(
+            laid.block_ids[lost].tolist(), pattern_of.ravel().tolist(), strict=True
+        )
     ]
-    differences = sorted((*comparison.differences, *missing), key=lambda difference: difference.block_id)
+    differences = sorted(
+        (*comparison.differences, *missing), key=lambda difference: difference.block_id
+    )
     return replace(comparison, differences=tuple(differences))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Laid:
-    """The blocks of all trees, ascending: which tree (row of `held`) has them, and which are the same in all of those.
+    """The blocks of all trees, ascending: which tree (row of `held`) has them, and
+    which are the same in all of those.
 
     Uniform blocks are equal in every field, and are healthy or deleted.
     """
@@ -241,7 +283,9 @@ def _settled(tree: TreeColumns) -> Bools:
 
 
 def _equal(a: TreeColumns, at_a: Int64s, b: TreeColumns, at_b: Int64s) -> Bools:
-    """Which of these blocks of a are, in every field, the blocks of b at the same place in `at_b`."""
+    """Which of these blocks of a are, in every field, the blocks of b at the same place
+    in `at_b`.
+    """
     counts = np.diff(a.chunk_starts)[at_a]
     equal: Bools = a.block_checksums[at_a] == b.block_checksums[at_b]
     equal &= a.block_deleted[at_a] == b.block_deleted[at_b]
@@ -275,13 +319,17 @@ def _taken(tree: TreeColumns, blocks: Int64s) -> TreeColumns:
 
 
 def _ranges(starts: Int64s, counts: Int64s) -> Int64s:
-    """The numbers from each start on, as many as its count, one range behind the other."""
+    """The numbers from each start on, as many as its count, one range behind the
+    other.
+    """
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(counts.sum())
 
 
 def _findings(comparison: Comparison, names: Sequence[str]) -> list[_Row]:
-    details = {(evidence.block_id, evidence.offset): evidence.detail for evidence in comparison.evidence}
+    details = {
+        (evidence.block_id, evidence.offset): evidence.detail for evidence in comparison.evidence
+    }
     return [
         {
             "kind": difference.kind.value,
@@ -307,14 +355,20 @@ def _contradiction(container_id: int, name: str, detail: str) -> _Row:
 
 
 def _detail(found: Iterable[Evidence]) -> str:
-    """What speaks of the container as a whole, and how often the rest was found; each place is in its finding."""
+    """What speaks of the container as a whole, and how often the rest was found; each
+    place is in its finding.
+    """
     counts = Counter((evidence.block_id is None, evidence.detail) for evidence in found)
-    return "; ".join(text if is_general else f"{text} ({count}x)" for (is_general, text), count in counts.items())
+    return "; ".join(
+        text if is_general else f"{text} ({count}x)" for (is_general, text), count in counts.items()
+    )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Grouped:
-    """Replicas by container: `container_of[i]` is the place of row i's container in `containers`, which ascend."""
+    """Replicas by container: `container_of[i]` is the place of row i's container in
+    `containers`, which ascend.
+    """
 
     containers: Int64s
     container_of: Int64s
@@ -351,9 +405,15 @@ class _Grouped:
 
     def contradictions(self, replicas: pa.Table) -> pa.Table:
         """A finding for each replica that has several rows."""
-        rows = replicas.select(["container_id", "datanode", "volume"]).take(self.repeated).to_pylist()
-        found = sorted({(row["container_id"], f"{row['datanode']}/{row['volume']}") for row in rows})
-        return pa.Table.from_pylist([_contradiction(*one, _CONTRADICTED) for one in found], FINDING_SCHEMA)
+        rows = (
+            replicas.select(["container_id", "datanode", "volume"]).take(self.repeated).to_pylist()
+        )
+        found = sorted(
+            {(row["container_id"], f"{row['datanode']}/{row['volume']}") for row in rows}
+        )
+        return pa.Table.from_pylist(
+            [_contradiction(*one, _CONTRADICTED) for one in found], FINDING_SCHEMA
+        )
 
 
 def _int64s(column: pa.ChunkedArray) -> Int64s:

@@ -1,12 +1,14 @@
-"""Python data sources: stored trees, and whole Ozone volumes read in place, as chunk tables.
+"""Python data sources: stored trees, and whole Ozone volumes read in place, as chunk
+tables.
 
     register(session)
     session.read.format("ozonetree").load("/exports/trees")
     session.read.format("ozonevolume").option("source", "data").load("/data/hdds")
 
-Both have the columns of the chunk table and `findings`: a text in a row by itself, of which the other columns say no
-more than is known, and null in all other rows. What cannot be read is such a row and fails no job. Filters on
-`container_id` and `datanode` are known before anything is opened that they exclude; Spark checks the rows again.
+Both have the columns of the chunk table and `findings`: a text in a row by itself, of
+which the other columns say no more than is known, and null in all other rows. What
+cannot be read is such a row and fails no job. Filters on `container_id` and `datanode`
+are known before anything is opened that they exclude; Spark checks the rows again.
 """
 
 import json
@@ -47,11 +49,14 @@ from protos.convert import container_id_of_tree, tree_from_bytes
 from spark.model import Source
 from spark.volumes import replica_rows
 
-# Of a row that speaks of a finding most is not known. Spark keeps times in microseconds.
+# Of a row that speaks of a finding most is not known. Spark keeps times in
+# microseconds.
 SCHEMA = pa.schema(
     [
         *(
-            pa.field(f.name, pa.timestamp("us", tz="UTC") if pa.types.is_timestamp(f.type) else f.type)
+            pa.field(
+                f.name, pa.timestamp("us", tz="UTC") if pa.types.is_timestamp(f.type) else f.type
+            )
             for f in CHUNK_SCHEMA
         ),
         pa.field("findings", pa.string()),
@@ -74,9 +79,10 @@ def register(session: SparkSession) -> None:
 class OzoneTree(DataSource):
     """`.tree` files: one, or all below a folder.
 
-    The container is told by the file's name, else by the tree. The datanode and its volume are told by folders on the
-    way, named `datanode=...` and `volume=...`, else by the options `datanode` and `volume`. The rest of what a chunk
-    table says of a replica no tree holds: its state is given as CLOSED.
+    The container is told by the file's name, else by the tree. The datanode and its
+    volume are told by folders on the way, named `datanode=...` and `volume=...`, else
+    by the options `datanode` and `volume`. The rest of what a chunk table says of a
+    replica no tree holds: its state is given as CLOSED.
     """
 
     @classmethod
@@ -88,11 +94,15 @@ class OzoneTree(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = dict(self.options)
-        return TreeReader(_paths(self.options), options.get("datanode", ""), options.get("volume", ""))
+        return TreeReader(
+            _paths(self.options), options.get("datanode", ""), options.get("volume", "")
+        )
 
 
 class OzoneVolume(DataSource):
-    """Roots of Ozone volumes, which are only read; the option `source` says which truth of theirs (`spark.model`)."""
+    """Roots of Ozone volumes, which are only read; the option `source` says which truth
+    of theirs (`spark.model`).
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -102,7 +112,9 @@ class OzoneVolume(DataSource):
         return from_arrow_schema(SCHEMA)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return VolumeReader(_paths(self.options), Source(dict(self.options).get("source", Source.TREE.value)))
+        return VolumeReader(
+            _paths(self.options), Source(dict(self.options).get("source", Source.TREE.value))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +127,9 @@ class Wanted:
     datanodes: frozenset[str] | None = None
 
     def narrowed(self, by: Filter) -> "Wanted":
-        """With one filter more; those that are not understood leave all that there was."""
+        """With one filter more; those that are not understood leave all that there
+        was.
+        """
         match by:
             case EqualTo(("container_id",), int(value)):
                 return self._among({value})
@@ -146,11 +160,19 @@ class Wanted:
 
     def _among(self, containers: set[int]) -> "Wanted":
         return replace(
-            self, containers=frozenset(containers if self.containers is None else containers & self.containers)
+            self,
+            containers=frozenset(
+                containers if self.containers is None else containers & self.containers
+            ),
         )
 
     def _on(self, datanodes: set[str]) -> "Wanted":
-        return replace(self, datanodes=frozenset(datanodes if self.datanodes is None else datanodes & self.datanodes))
+        return replace(
+            self,
+            datanodes=frozenset(
+                datanodes if self.datanodes is None else datanodes & self.datanodes
+            ),
+        )
 
 
 @dataclass
@@ -184,7 +206,11 @@ class TreeReader(_Reader):
     def _is_wanted(self, path: Path) -> bool:
         container_id = _named(path)
         # What is wrong with a name that no container has, reading tells.
-        known = container_id is None or not _is_id(container_id) or self.wanted.has_container(container_id)
+        known = (
+            container_id is None
+            or not _is_id(container_id)
+            or self.wanted.has_container(container_id)
+        )
         return known and self.wanted.has_datanode(self._told(path, "datanode"))
 
     def _told(self, path: Path, what: str) -> str:
@@ -194,7 +220,9 @@ class TreeReader(_Reader):
     def _read(self, path: Path) -> Iterator[pa.RecordBatch]:
         datanode, volume = self._told(path, "datanode"), self._told(path, "volume")
         if not (_is_text(datanode) and _is_text(volume)):
-            yield _finding(f"{path}: the name of its datanode or volume is no text in UTF-8", None, None, None)
+            yield _finding(
+                f"{path}: the name of its datanode or volume is no text in UTF-8", None, None, None
+            )
             return
         container_id = _named(path)
         if container_id is not None and not _is_id(container_id):
@@ -203,7 +231,8 @@ class TreeReader(_Reader):
         try:
             raw = Disk().read(path)
             tree = tree_from_bytes(
-                raw, ContainerId(container_id_of_tree(raw) if container_id is None else container_id)
+                raw,
+                ContainerId(container_id_of_tree(raw) if container_id is None else container_id),
             )
         except ReconcileError as error:
             yield _finding(f"{path}: {error.code}: {error.message}", datanode, volume, container_id)
@@ -213,14 +242,20 @@ class TreeReader(_Reader):
             yield _finding(f"{path}: the tree has no root", datanode, volume, tree.container_id)
             return
         if any(chunk.offset < 0 for block in tree.blocks for chunk in block.chunks):
-            yield _finding(f"{path}: a chunk has a negative offset", datanode, volume, tree.container_id)
+            yield _finding(
+                f"{path}: a chunk has a negative offset", datanode, volume, tree.container_id
+            )
             return
-        replica = Replica(datanode, volume, tree.container_id, ReplicaState.CLOSED, 0, 0, Source.TREE.value)
+        replica = Replica(
+            datanode, volume, tree.container_id, ReplicaState.CLOSED, 0, 0, Source.TREE.value
+        )
         yield from map(_given, rows_of(replica, TreeColumns.of(tree)).batches())
         try:
             check_tree(tree)
         except ReconcileError as error:
-            yield _finding(f"{path}: {error.code}: {error.message}", datanode, volume, tree.container_id)
+            yield _finding(
+                f"{path}: {error.code}: {error.message}", datanode, volume, tree.container_id
+            )
 
 
 @dataclass
@@ -245,11 +280,18 @@ class VolumeReader(_Reader):
 
     def _ranges(self, root: str) -> Iterator["Containers"]:
         try:
-            with TemporaryDirectory(prefix="treefold-") as scratch, _opened(root, Path(scratch)) as volume:
+            with (
+                TemporaryDirectory(prefix="treefold-") as scratch,
+                _opened(root, Path(scratch)) as volume,
+            ):
                 survey = Survey(volume, Disk())
                 if not self.wanted.has_datanode(survey.datanode):
                     return
-                ids = [container_id for container_id in survey.ids() if self.wanted.has_container(container_id)]
+                ids = [
+                    container_id
+                    for container_id in survey.ids()
+                    if self.wanted.has_container(container_id)
+                ]
                 fault = survey.fault
         except ReconcileError as error:
             yield Containers(root, (), f"{root}: {error.code}: {error.message}")
@@ -288,7 +330,13 @@ class Containers(InputPartition):
 
 
 def _paths(options: MutableMapping[str, str]) -> tuple[str, ...]:
-    paths = json.loads(options["paths"]) if "paths" in options else [options["path"]] if "path" in options else []
+    paths = (
+        json.loads(options["paths"])
+        if "paths" in options
+        else [options["path"]]
+        if "path" in options
+        else []
+    )
     if not paths:
         raise UsageError("say what to load: a path")
     return tuple(map(str, paths))
@@ -316,24 +364,33 @@ def _is_text(name: str) -> bool:
 
 
 def _opened(root: str, scratch: Path) -> Volume:
-    return open_volume(Path(root).absolute(), hold=Hold.READ_ONLY, state_folder=scratch, disk=Disk())
+    return open_volume(
+        Path(root).absolute(), hold=Hold.READ_ONLY, state_folder=scratch, disk=Disk()
+    )
 
 
 def _given(batch: pa.RecordBatch) -> pa.RecordBatch:
     columns = [_cast(column, f.type) for column, f in zip(batch.columns, SCHEMA, strict=False)]
-    return pa.RecordBatch.from_arrays([*columns, pa.nulls(batch.num_rows, pa.string())], schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(
+        [*columns, pa.nulls(batch.num_rows, pa.string())], schema=SCHEMA
+    )
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return column.cast(kind)
     except pa.ArrowInvalid:
-        # A time of a scan that Spark has no number for: all rows are of one replica, and it is unknown of each.
+        # A time of a scan that Spark has no number for: all rows are of one replica,
+        # and it is unknown of each.
         return pa.nulls(len(column), kind)
 
 
-def _finding(text: str, datanode: str | None, volume: str | None, container_id: int | None) -> pa.RecordBatch:
+def _finding(
+    text: str, datanode: str | None, volume: str | None, container_id: int | None
+) -> pa.RecordBatch:
     # The path may be no text.
     text = os.fsencode(text).decode(errors="backslashreplace")
     known = {"datanode": datanode, "volume": volume, "container_id": container_id, "findings": text}
-    return pa.RecordBatch.from_arrays([pa.array([known.get(f.name)], f.type) for f in SCHEMA], schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(
+        [pa.array([known.get(f.name)], f.type) for f in SCHEMA], schema=SCHEMA
+    )

@@ -1,7 +1,9 @@
-"""The exact path: replicas from rows in any order, sorted first, and the trees themselves.
+"""The exact path: replicas from rows in any order, sorted first, and the trees
+themselves.
 
-Rows that say the same of one place are one row. Rows that contradict each other, or lack a value, leave the replica
-without a tree: what it holds is then unknown, which no comparison takes for equal or for lost, and a finding says why.
+Rows that say the same of one place are one row. Rows that contradict each other, or
+lack a value, leave the replica without a tree: what it holds is then unknown, which no
+comparison takes for equal or for lost, and a finding says why.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,9 +48,11 @@ class ReplicaId(NamedTuple):
 
 
 def exact_replicas(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """The replicas (REPLICA_SCHEMA) of all rows (CHUNK_SCHEMA, in any order) of some containers; findings.
+    """The replicas (REPLICA_SCHEMA) of all rows (CHUNK_SCHEMA, in any order) of some
+    containers; findings.
 
-    Equal to what ordered runs settle to. A replica with a finding has no root, and its source is "none".
+    Equal to what ordered runs settle to. A replica with a finding has no root, and its
+    source is "none".
     """
     arranged = arrange(rows)
     runs = fold_batches(arranged.rows.to_batches())
@@ -58,9 +62,11 @@ def exact_replicas(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def trees_of(rows: pa.Table) -> Iterator[tuple[ReplicaId, TreeColumns]]:
-    """The tree of each replica of which there are rows (CHUNK_SCHEMA, in any order), with all its checksums computed.
+    """The tree of each replica of which there are rows (CHUNK_SCHEMA, in any order),
+    with all its checksums computed.
 
-    Of replicas without a tree, and of those whose rows contradict each other, the root is None.
+    Of replicas without a tree, and of those whose rows contradict each other, the root
+    is None.
     """
     arranged = arrange(rows)
     columns = {name: _key(arranged.rows, name) for name in ("block_id", "chunk_offset", *_CONTENT)}
@@ -74,7 +80,9 @@ def trees_of(rows: pa.Table) -> Iterator[tuple[ReplicaId, TreeColumns]]:
 
 @dataclass(frozen=True, slots=True)
 class Arranged:
-    """Rows by container, datanode, volume, block and offset, each place once, faulty replicas without a tree."""
+    """Rows by container, datanode, volume, block and offset, each place once, faulty
+    replicas without a tree.
+    """
 
     rows: pa.Table
     # Where each replica begins.
@@ -90,7 +98,9 @@ class _Fault:
 
 
 def arrange(rows: pa.Table) -> Arranged:
-    """All rows (CHUNK_SCHEMA, in any order) of some replicas, sorted, and what is wrong with them."""
+    """All rows (CHUNK_SCHEMA, in any order) of some replicas, sorted, and what is wrong
+    with them.
+    """
     rows = rows.select(CHUNK_SCHEMA.names).combine_chunks()
     if not rows.num_rows:
         return Arranged(rows, np.empty(0, np.int64), ())
@@ -105,14 +115,22 @@ def arrange(rows: pa.Table) -> Arranged:
     begins = _changes(keys[: len(KEY)])
     starts = np.flatnonzero(begins)
     replica = np.cumsum(begins) - 1
-    faults = _faults(dict(zip(names, keys, strict=True)), _text_is(rows, "source", "none"), lacking, starts, replica)
+    faults = _faults(
+        dict(zip(names, keys, strict=True)),
+        _text_is(rows, "source", "none"),
+        lacking,
+        starts,
+        replica,
+    )
     faulty = np.logical_or.reduceat(np.logical_or.reduce([fault.rows for fault in faults]), starts)
     findings = [finding for fault in faults for finding in _findings(fault, rows, replica)]
     keep = ~faulty[replica] | begins
     rows, spoiled = rows.filter(pa.array(keep)), pa.array(faulty[replica[keep]])
     if faulty.any():
         for name, value in _NO_TREE.items():
-            rows = _with(rows, name, pc.if_else(spoiled, pa.scalar(value, rows[name].type), rows[name]))
+            rows = _with(
+                rows, name, pc.if_else(spoiled, pa.scalar(value, rows[name].type), rows[name])
+            )
         for name, value in _UNSAID.items():
             rows = _with(rows, name, rows[name].fill_null(pa.scalar(value, rows[name].type)))
         rows = rows.combine_chunks()
@@ -120,7 +138,9 @@ def arrange(rows: pa.Table) -> Arranged:
 
 
 def _sorted(keys: Int64s, lacking: Bools, rows: pa.Table) -> Int64s:
-    """The rows by place, each of those that are alike once: the one that was read last."""
+    """The rows by place, each of those that are alike once: the one that was read
+    last.
+    """
     order = np.lexsort(keys[: len(_PLACE)][::-1])
     again = ~_changes(keys[: len(_PLACE), order])
     if not again.any():
@@ -152,10 +172,22 @@ def _faults(
         _Fault(FindingKind.UNREADABLE, "a chunk's offset is negative", offsets < CONTAINER_ROW),
         _Fault(contradict, "two rows at one place differ", again),
         _Fault(contradict, "a block without chunks has chunks", beside_own & ~again),
-        _Fault(contradict, "a replica without blocks has blocks", (offsets == CONTAINER_ROW) & (sizes > 1) & ~again),
-        _Fault(contradict, "a replica without a tree has blocks", without_tree & (offsets != CONTAINER_ROW)),
+        _Fault(
+            contradict,
+            "a replica without blocks has blocks",
+            (offsets == CONTAINER_ROW) & (sizes > 1) & ~again,
+        ),
+        _Fault(
+            contradict,
+            "a replica without a tree has blocks",
+            without_tree & (offsets != CONTAINER_ROW),
+        ),
         *(
-            _Fault(contradict, f"rows of one replica differ in {name}", keys[name] != keys[name][starts][replica])
+            _Fault(
+                contradict,
+                f"rows of one replica differ in {name}",
+                keys[name] != keys[name][starts][replica],
+            )
             for name in AGREED
         ),
     ]
@@ -203,7 +235,9 @@ def tree_of_rows(
     matches: Bools,
     deleted: Bools,
 ) -> TreeColumns:
-    """The tree of one replica of which these are all rows, in order; without blocks there are none."""
+    """The tree of one replica of which these are all rows, in order; without blocks
+    there are none.
+    """
     firsts = np.flatnonzero(_changes(block_ids[None]))
     block_deleted = np.logical_or.reduceat(deleted, firsts) if len(firsts) else deleted
     # In every column, the chunks' rows alone.
@@ -239,7 +273,11 @@ def _key(rows: pa.Table, name: str) -> Int64s:
     if name in TEXT:
         return ranks(rows[name])
     column = rows[name].combine_chunks()
-    return flags_of(column).astype(np.int64) if pa.types.is_boolean(column.type) else integers_of(column)
+    return (
+        flags_of(column).astype(np.int64)
+        if pa.types.is_boolean(column.type)
+        else integers_of(column)
+    )
 
 
 def _text_is(rows: pa.Table, name: str, value: str) -> Bools:

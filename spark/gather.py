@@ -1,6 +1,8 @@
-"""Gather all rows of some containers out of many files, in bounded memory however many there are.
+"""Gather all rows of some containers out of many files, in bounded memory however many
+there are.
 
-One pass over the parts puts the rows into files, some containers in each, which are then given out one after the other.
+One pass over the parts puts the rows into files, some containers in each, which are
+then given out one after the other.
 """
 
 import os
@@ -35,9 +37,13 @@ R = TypeVar("R")
 
 
 class Gatherer:
-    """Threads of this process; below `scratch` lie rows that wait, as long as they do."""
+    """Threads of this process; below `scratch` lie rows that wait, as long as they
+    do.
+    """
 
-    def __init__(self, scratch: Path, *, threads: int | None = None, group_rows: int = GROUP_ROWS) -> None:
+    def __init__(
+        self, scratch: Path, *, threads: int | None = None, group_rows: int = GROUP_ROWS
+    ) -> None:
         self.threads = threads or len(os.sched_getaffinity(0))
         self.group_rows = group_rows
         self._scratch = scratch
@@ -46,9 +52,12 @@ class Gatherer:
         """The same for a single thread, such as one of these."""
         return Gatherer(self._scratch, threads=1, group_rows=self.group_rows)
 
-    def gathered(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> Iterator[tuple[Int64s, pa.Table]]:
+    def gathered(
+        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s
+    ) -> Iterator[tuple[Int64s, pa.Table]]:
         """All rows of these containers with their IDs, some containers at a time."""
-        # Few enough files, which are cut again by what they hold; the rows before a container tell its file.
+        # Few enough files, which are cut again by what they hold; the rows before a
+        # container tell its file.
         size = max(self.group_rows, int(rows.sum()) // _FILES_MAX + 1)
         _, starts = np.unique(_groups(rows, size), return_index=True)
         firsts = container_ids[starts]
@@ -57,7 +66,10 @@ class Gatherer:
             def gather(part: Part) -> None:
                 for batch in read_rows(part, container_ids):
                     if batch.num_rows:
-                        spill.add(np.searchsorted(firsts, batch["container_id"].to_numpy(), "right") - 1, batch)
+                        spill.add(
+                            np.searchsorted(firsts, batch["container_id"].to_numpy(), "right") - 1,
+                            batch,
+                        )
 
             for _ in self.each(parts, gather):
                 pass
@@ -65,12 +77,17 @@ class Gatherer:
                 yield from _cut(ids, held, self.group_rows)
 
     def each(self, items: Iterable[T], work: Callable[[T], R]) -> Iterator[R]:
-        """What `work` makes of the items, as it is done; no more are taken than there are threads for."""
+        """What `work` makes of the items, as it is done; no more are taken than there
+        are threads for.
+        """
         waiting, running = iter(items), set[Future[R]]()
         with ThreadPoolExecutor(self.threads, "sweep") as pool:
             try:
                 while True:
-                    running |= {pool.submit(work, item) for item in islice(waiting, self.threads - len(running))}
+                    running |= {
+                        pool.submit(work, item)
+                        for item in islice(waiting, self.threads - len(running))
+                    }
                     if not running:
                         return
                     done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -90,7 +107,9 @@ class Gatherer:
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError as error:
-            raise DiskError(f"rows cannot be kept in {self._scratch}: {error}", path=str(self._scratch)) from error
+            raise DiskError(
+                f"rows cannot be kept in {self._scratch}: {error}", path=str(self._scratch)
+            ) from error
 
 
 class _Spill:
@@ -118,12 +137,16 @@ class _Spill:
         order = np.argsort(group, kind="stable")
         batch = _compact(batch).take(pa.array(order))
         numbers, starts = np.unique(group[order], return_index=True)
-        for number, start, end in zip(numbers.tolist(), starts.tolist(), [*starts[1:], len(order)], strict=True):
+        for number, start, end in zip(
+            numbers.tolist(), starts.tolist(), [*starts[1:], len(order)], strict=True
+        ):
             with self._locks[number]:
                 self._writers[number].write_batch(batch.slice(start, end - start))
 
     def taken(self) -> Iterator[pa.Table]:
-        """All rows, file by file, mapped into memory, once all are added; a file is gone behind it."""
+        """All rows, file by file, mapped into memory, once all are added; a file is
+        gone behind it.
+        """
         self._stack.close()
         for path in self._paths:
             with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
@@ -138,14 +161,18 @@ _SPILLED = pa.schema([f.with_type(_TEXT) if f.type == pa.string() else f for f i
 
 def _compact(batch: pa.RecordBatch) -> pa.RecordBatch:
     columns = [
-        column.dictionary_encode().cast(field.type) if field.type == _TEXT and column.type != _TEXT else column
+        column.dictionary_encode().cast(field.type)
+        if field.type == _TEXT and column.type != _TEXT
+        else column
         for column, field in zip(batch.columns, _SPILLED, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=_SPILLED)
 
 
 def _cut(container_ids: Int64s, rows: pa.Table, rows_max: int) -> Iterator[tuple[Int64s, pa.Table]]:
-    """Containers that have about so many rows together, or a single one; those without rows too."""
+    """Containers that have about so many rows together, or a single one; those without
+    rows too.
+    """
     if rows.num_rows <= rows_max:
         yield container_ids, rows.unify_dictionaries()
         return
@@ -163,7 +190,9 @@ def _cut(container_ids: Int64s, rows: pa.Table, rows_max: int) -> Iterator[tuple
 
 
 def _groups(rows: Int64s, rows_max: int) -> Int64s:
-    """The number of each container's group: about so many rows in each, a container that has more by itself alone."""
+    """The number of each container's group: about so many rows in each, a container
+    that has more by itself alone.
+    """
     is_large = rows > rows_max
     place = np.cumsum(np.where(is_large, 0, rows)) // rows_max
     changes = np.ones(len(rows), np.bool_)

@@ -1,12 +1,16 @@
-"""CRC32C as an affine map over GF(2): what lets checksums of fragments be joined, and blocks be XOR aggregates.
+"""CRC32C as an affine map over GF(2): what lets checksums of fragments be joined, and
+blocks be XOR aggregates.
 
-Let S append one zero byte to the 32-bit register, and let L8 be the register after the eight bytes of a big-endian
-word, started from zero. Both are linear, and S is invertible. A block of n chunks has the checksum
+Let S append one zero byte to the 32-bit register, and let L8 be the register after the
+eight bytes of a big-endian word, started from zero. Both are linear, and S is
+invertible. A block of n chunks has the checksum
 
-    S^8n (L8(id) ^ XOR over its chunks of G_r(c_r)) ^ A(n),   G_r = S^-8(r+1) L8,   A(n): checksum of n + 1 zero words
+    S^8n (L8(id) ^ XOR over its chunks of G_r(c_r)) ^ A(n),   G_r = S^-8(r+1) L8,
+    A(n): checksum of n + 1 zero words
 
-with r the rank of a chunk in its block. G_r does not know how many chunks follow, so that the sum is one aggregate in
-any order. A map of k bytes is kept as k tables of 256 entries; the image is their XOR.
+with r the rank of a chunk in its block. G_r does not know how many chunks follow, so
+that the sum is one aggregate in any order. A map of k bytes is kept as k tables of 256
+entries; the image is their XOR.
 """
 
 from functools import cache
@@ -26,7 +30,9 @@ _BITS = np.arange(32, dtype=np.uint32)
 
 
 def image(tables: UInt32s, values: "NDArray[np.int64]") -> UInt32s:
-    """The images of many words under a map of as many bytes as it has tables; higher bytes are ignored."""
+    """The images of many words under a map of as many bytes as it has tables; higher
+    bytes are ignored.
+    """
     words = values.view(np.uint64)
     out = np.zeros(len(words), np.uint32)
     for i, table in enumerate(tables):
@@ -34,8 +40,12 @@ def image(tables: UInt32s, values: "NDArray[np.int64]") -> UInt32s:
     return out
 
 
-def append_zero_words(checksums: "NDArray[np.int64]", counts: "NDArray[np.int64]") -> "NDArray[np.int64]":
-    """S^8n of every 32-bit value, n of its own: what it adds to a checksum when n words follow its own."""
+def append_zero_words(
+    checksums: "NDArray[np.int64]", counts: "NDArray[np.int64]"
+) -> "NDArray[np.int64]":
+    """S^8n of every 32-bit value, n of its own: what it adds to a checksum when n words
+    follow its own.
+    """
     assert not len(counts) or counts.min() >= 0
     out, left, power = checksums, counts, 0
     while left.any():
@@ -60,7 +70,9 @@ def rank_tables(ranks: int) -> UInt32s:
 
 @cache
 def end_tables(chunks: int) -> tuple[UInt32s, UInt32s]:
-    """S^8n for n up to and with `chunks`, (chunks + 1, 4, 256), and A(n), (chunks + 1)."""
+    """S^8n for n up to and with `chunks`, (chunks + 1, 4, 256), and A(n), (chunks +
+    1).
+    """
     columns, register = np.uint32(1) << _BITS, _apply(_STEP, np.array([_ONES], np.uint32))
     steps, constants = np.empty((chunks + 1, 4, 256), np.uint32), np.empty(chunks + 1, np.uint32)
     for count in range(chunks + 1):
@@ -106,7 +118,9 @@ def _zero_byte(register: int) -> int:
 
 
 def _apply(columns: UInt32s, values: UInt32s) -> UInt32s:
-    """The images of values under the map whose column i is the image of bit i; composes maps, too."""
+    """The images of values under the map whose column i is the image of bit i; composes
+    maps, too.
+    """
     bits = (values[:, None] >> _BITS) & np.uint32(1)
     images: UInt32s = np.bitwise_xor.reduce(bits * columns, axis=1)
     return images
@@ -120,7 +134,8 @@ def _inverse(columns: UInt32s) -> UInt32s:
         pairs[bit], pairs[at] = pairs[at], pairs[bit]
         pivot = pairs[bit]
         pairs = [
-            (a ^ pivot[0], b ^ pivot[1]) if i != bit and a >> bit & 1 else (a, b) for i, (a, b) in enumerate(pairs)
+            (a ^ pivot[0], b ^ pivot[1]) if i != bit and a >> bit & 1 else (a, b)
+            for i, (a, b) in enumerate(pairs)
         ]
     return np.array([before for _, before in pairs], np.uint32)
 
@@ -136,4 +151,7 @@ def _tables(columns: UInt32s) -> UInt32s:
 # Column i is the image of bit i: L8, and S^8.
 _WORD = np.array([_register((1 << bit).to_bytes(8, "big")) for bit in range(64)], np.uint32)
 _BYTE = np.array([_zero_byte(1 << bit) for bit in range(32)], np.uint32)
-_STEP = _apply(_apply(_apply(_BYTE, _BYTE), _apply(_BYTE, _BYTE)), _apply(_apply(_BYTE, _BYTE), _apply(_BYTE, _BYTE)))
+_STEP = _apply(
+    _apply(_apply(_BYTE, _BYTE), _apply(_BYTE, _BYTE)),
+    _apply(_apply(_BYTE, _BYTE), _apply(_BYTE, _BYTE)),
+)

@@ -1,8 +1,10 @@
-"""The rows that the last sweeps compared, kept so that the next one can tell what changed in silence since.
+"""The rows that the last sweeps compared, kept so that the next one can tell what
+changed in silence since.
 
-A volume's rows lie in `<out>/chunks/<sweep id>/`. Those of tables stay where they are: an agent keeps its files for the
-next export, and a sweep says where some are gone or others by then. What it says of them in manifest and inventory is
-copied, for with each export that is replaced even where no row changed.
+A volume's rows lie in `<out>/chunks/<sweep id>/`. Those of tables stay where they are:
+an agent keeps its files for the next export, and a sweep says where some are gone or
+others by then. What it says of them in manifest and inventory is copied, for with each
+export that is replaced even where no row changed.
 """
 
 import json
@@ -32,7 +34,9 @@ _KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Silent changes, FINDING_SCHEMA, since `previous`, the newest sweep held against; notes say what was not."""
+    """Silent changes, FINDING_SCHEMA, since `previous`, the newest sweep held against;
+    notes say what was not.
+    """
 
     findings: pa.Table
     notes: tuple[str, ...] = ()
@@ -59,15 +63,20 @@ class History:
         folder, kept = self.folder(sweep_id), dict[str, str]()
         self._disk.make_folder(folder)
         for place in manifests:
-            # Where the agent exported meanwhile, the next sweep says that it cannot be read.
+            # Where the agent exported meanwhile, the next sweep says that it cannot be
+            # read.
             with suppress(ChunkTableError):
                 kept[place] = keep_export(place, folder, self._disk)
-        held = [replace(part, manifest=kept.get(part.manifest or "", part.manifest)) for part in parts]
+        held = [
+            replace(part, manifest=kept.get(part.manifest or "", part.manifest)) for part in parts
+        ]
         said = {
             "parts": [asdict(part) for part in held],
             "manifests": [kept.get(place, place) for place in manifests],
         }
-        self._disk.replace(folder / "parts.json", json.dumps(said, default=lambda value: value.value).encode())
+        self._disk.replace(
+            folder / "parts.json", json.dumps(said, default=lambda value: value.value).encode()
+        )
 
     def recall(self, sweep_id: str) -> tuple[tuple[Part, ...], tuple[str, ...]]:
         """The parts and manifests that a sweep read.
@@ -84,13 +93,17 @@ class History:
             raise DiskError(f"{path} is damaged: {error!r}", path=str(path)) from error
 
     def last_seen(self, output: Output, sweep_id: str) -> tuple[dict[str, str], tuple[str, ...]]:
-        """The last of the sweeps before `sweep_id` that each datanode was in, and notes on those that do not tell."""
+        """The last of the sweeps before `sweep_id` that each datanode was in, and notes
+        on those that do not tell.
+        """
         seen, notes = dict[str, str](), list[str]()
         for name in _earlier(output, sweep_id):
             try:
                 seen |= dict.fromkeys(output.datanodes(name), name)
             except DiskError as error:
-                notes.append(f"which datanodes were in sweep {name} cannot be told: {error.message}")
+                notes.append(
+                    f"which datanodes were in sweep {name} cannot be told: {error.message}"
+                )
         return seen, tuple(notes)
 
     def look(
@@ -102,13 +115,15 @@ class History:
         manifests: Sequence[str],
         seen: Mapping[str, str],
     ) -> Looked:
-        """What changed in silence up to `sweep_id`, whose roots are written; `seen` is what `last_seen` says of it.
+        """What changed in silence up to `sweep_id`, whose roots are written; `seen` is
+        what `last_seen` says of it.
 
-        Each replica is held against the last sweep that read it, of those whose rows are kept: it may have been
-        skipped for a night.
+        Each replica is held against the last sweep that read it, of those whose rows
+        are kept: it may have been skipped for a night.
 
         Raises:
-            DiskError, ChunkTableError: what this sweep has read or written cannot be read.
+            DiskError, ChunkTableError: what this sweep has read or written cannot be
+                read.
         """
         now, notes = Stored([output.path(Table.ROOTS, sweep_id)], REPLICA_SCHEMA), list[str]()
         names, before = _earlier(output, sweep_id)[-_KEPT:], dict[str, Stored]()
@@ -133,21 +148,30 @@ class History:
         found = [FINDING_SCHEMA.empty_table()]
         for name, pieces in changed.items():
             if any(piece.num_rows for piece in pieces):
-                since, said = self._since(name, pa.concat_tables(pieces), gatherer, parts, manifests)
+                since, said = self._since(
+                    name, pa.concat_tables(pieces), gatherer, parts, manifests
+                )
                 found.append(since)
                 notes += said
         for datanode in sorted(output.datanodes(sweep_id) & seen.keys()):
             if seen[datanode] not in names:
                 notes.append(
-                    f"silent changes of {datanode} cannot be told: it was last in sweep {seen[datanode]}, whose rows "
-                    "are no longer kept"
+                    f"silent changes of {datanode} cannot be told: it was last in sweep"
+                    f" {seen[datanode]}, whose rows are no longer kept"
                 )
         return Looked(pa.concat_tables(found), tuple(notes), previous)
 
     def _since(
-        self, previous: str, changed: pa.Table, gatherer: Gatherer, parts: Sequence[Part], manifests: Sequence[str]
+        self,
+        previous: str,
+        changed: pa.Table,
+        gatherer: Gatherer,
+        parts: Sequence[Part],
+        manifests: Sequence[str],
     ) -> tuple[pa.Table, list[str]]:
-        """The silent changes of these replicas (columns SAME) since `previous`, FINDING_SCHEMA, and notes."""
+        """The silent changes of these replicas (columns SAME) since `previous`,
+        FINDING_SCHEMA, and notes.
+        """
         found, notes = [FINDING_SCHEMA.empty_table()], list[str]()
         try:
             their_parts, their_manifests = self.recall(previous)
@@ -164,21 +188,27 @@ class History:
         if len(kept) < len(their_parts):
             gone = len({part.location for part in their_parts} - {part.location for part in kept})
             notes.append(
-                f"{gone} files that {previous} read are gone, changed or damaged: what they held is compared with "
-                "nothing"
+                f"{gone} files that {previous} read are gone, changed or damaged: what they held is"
+                " compared with nothing"
             )
         for ids, rows in gatherer.gathered(parts, containers, np.ones(len(containers), np.int64)):
             try:
-                theirs = [held for _, held in gatherer.gathered(kept, ids, np.ones(len(ids), np.int64))]
+                theirs = [
+                    held for _, held in gatherer.gathered(kept, ids, np.ones(len(ids), np.int64))
+                ]
             except ChunkTableError as error:
                 notes.append(_untold(previous, error))
                 break
             before_rows = pa.concat_tables([held.cast(CHUNK_SCHEMA) for held in theirs])
-            before_rows = before_rows.join(changed, list(SAME), join_type="left semi").cast(CHUNK_SCHEMA)
+            before_rows = before_rows.join(changed, list(SAME), join_type="left semi").cast(
+                CHUNK_SCHEMA
+            )
             is_lost = pc.is_in(before_rows["datanode"], pa.array(sorted(told.lost), pa.string()))
             before_rows = before_rows.filter(pc.invert(is_lost))
             unheard = frozenset(rows["datanode"].unique().to_pylist()) - told.datanodes
-            found.append(silent_findings(before_rows, rows.cast(CHUNK_SCHEMA), told.events, unheard=unheard))
+            found.append(
+                silent_findings(before_rows, rows.cast(CHUNK_SCHEMA), told.events, unheard=unheard)
+            )
         return pa.concat_tables(found), notes
 
     def retain(self, sweeps: Sequence[str]) -> None:

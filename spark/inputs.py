@@ -1,8 +1,10 @@
-"""What a sweep reads: volumes and chunk tables, cut into parts that are worth a task each.
+"""What a sweep reads: volumes and chunk tables, cut into parts that are worth a task
+each.
 
-A table is an export of agents (folders with manifests, at any depth: of each datanode the newest whole manifest
-counts), a Parquet file, or a folder of Parquet files without manifests. An input that cannot be read is skipped by
-name, with its reason: what it holds is then unknown, and a sweep says so instead of taking it for gone.
+A table is an export of agents (folders with manifests, at any depth: of each datanode
+the newest whole manifest counts), a Parquet file, or a folder of Parquet files without
+manifests. An input that cannot be read is skipped by name, with its reason: what it
+holds is then unknown, and a sweep says so instead of taking it for gone.
 """
 
 import os
@@ -41,7 +43,8 @@ from spark.files import REQUIRED
 from spark.model import FINDING_SCHEMA, Part, PartKind, Source
 from spark.output import Skipped
 
-# Rows of one part: a second or less of one core, so that all cores end at about the same time.
+# Rows of one part: a second or less of one core, so that all cores end at about the
+# same time.
 PART_ROWS = 4 << 20
 # Reading a footer is waiting, above all where files are far away.
 _FOOTERS_AT_ONCE = 16
@@ -79,14 +82,19 @@ def table_parts(names: Iterable[str], part_rows: int = PART_ROWS) -> Inputs:
     manifests, created_ms = list[str](), dict[tuple[str, str], int]()
     for export in _newest(exports):
         manifests.append(export.place)
-        created_ms |= {(export.manifest.datanode, v): ms for v, ms in export.manifest.volumes_created_ms.items()}
+        created_ms |= {
+            (export.manifest.datanode, v): ms
+            for v, ms in export.manifest.volumes_created_ms.items()
+        }
         files += export.files
         skipped += export.skipped
     unlike = list({file.location: file for file in files}.values())
     parts = list[Part]()
     bare = [file for file in unlike if file.manifest is None]
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
-        found_groups = dict(zip((file.location for file in bare), pool.map(_groups, bare), strict=True))
+        found_groups = dict(
+            zip((file.location for file in bare), pool.map(_groups, bare), strict=True)
+        )
         for file in unlike:
             groups = found_groups.get(file.location)
             if groups is None:
@@ -97,7 +105,9 @@ def table_parts(names: Iterable[str], part_rows: int = PART_ROWS) -> Inputs:
                 parts += _cut(file, groups, part_rows)
     told = {part.location for part in parts} | {one.input for one in skipped}
     skipped += [Skipped(name, NO_ROWS) for name, held in plain.items() if not held & told]
-    return Inputs(tuple(parts), tuple(dict.fromkeys(skipped)), tuple(dict.fromkeys(manifests)), created_ms)
+    return Inputs(
+        tuple(parts), tuple(dict.fromkeys(skipped)), tuple(dict.fromkeys(manifests)), created_ms
+    )
 
 
 def is_unchanged(part: Part) -> bool:
@@ -112,7 +122,9 @@ def is_unchanged(part: Part) -> bool:
 
 
 def export_findings(manifests: Iterable[str]) -> tuple[pa.Table, tuple[Skipped, ...]]:
-    """What the agents met while they made their exports, as FINDING_SCHEMA, and where this cannot be read."""
+    """What the agents met while they made their exports, as FINDING_SCHEMA, and where
+    this cannot be read.
+    """
     found, skipped = [FINDING_SCHEMA.empty_table()], list[Skipped]()
     for place in manifests:
         try:
@@ -128,7 +140,8 @@ class Told:
 
     # EVENT_SCHEMA.
     events: pa.Table
-    # Datanodes whose agents tell of their repairs: where an export was made without an agent nobody does.
+    # Datanodes whose agents tell of their repairs: where an export was made without an
+    # agent nobody does.
     datanodes: frozenset[str]
     # Of which it is not known; and why, of each manifest that this is for.
     lost: frozenset[str]
@@ -136,7 +149,9 @@ class Told:
 
 
 def export_events(manifests: Iterable[str], before: Iterable[str]) -> Told:
-    """What agents did to their replicas since they made the exports `before`; one that cannot be read costs its own."""
+    """What agents did to their replicas since they made the exports `before`; one that
+    cannot be read costs its own.
+    """
     begun, errors = dict[str, datetime](), dict[str, str]()
     for place in before:
         try:
@@ -163,7 +178,9 @@ def export_events(manifests: Iterable[str], before: Iterable[str]) -> Told:
             datanodes.add(manifest.datanode)
         since = begun.get(manifest.datanode)
         if since is not None:
-            events = events.filter(pc.greater_equal(events["time"], pa.scalar(since, events["time"].type)))
+            events = events.filter(
+                pc.greater_equal(events["time"], pa.scalar(since, events["time"].type))
+            )
         found.append(events)
     return Told(pa.concat_tables(found), frozenset(datanodes), frozenset(lost), errors)
 
@@ -178,7 +195,8 @@ def export_datanodes(manifests: Iterable[str]) -> frozenset[str]:
 
 
 def keep_export(place: str, folder: Path, disk: Disk) -> str:
-    """Copy an export's manifest and inventory, which its agent removes with its second next export; the manifest there.
+    """Copy an export's manifest and inventory, which its agent removes with its second
+    next export; the manifest there.
 
     Raises:
         ChunkTableError: they cannot be read any more.
@@ -193,7 +211,9 @@ def keep_export(place: str, folder: Path, disk: Disk) -> str:
             with filesystem.open_input_stream(f"{source}/{name}", compression=None) as stream:
                 raw = stream.read()
         except OSError as error:
-            raise ChunkTableError(TableRefusal.UNREADABLE.value, f"{source}/{name} cannot be read: {error}") from error
+            raise ChunkTableError(
+                TableRefusal.UNREADABLE.value, f"{source}/{name} cannot be read: {error}"
+            ) from error
         disk.replace(copies / name, raw)
     return str(copies / manifest.name)
 
@@ -250,7 +270,9 @@ class _Export:
 
 
 def _found(name: str) -> tuple[list[_File], list[_Export], list[Skipped]]:
-    """What there is at a path: files by themselves, exports, and what cannot be read."""
+    """What there is at a path: files by themselves, exports, and what cannot be
+    read.
+    """
     try:
         filesystem, path = place_of(name)
         info = filesystem.get_file_info(path)
@@ -267,20 +289,29 @@ def _found(name: str) -> tuple[list[_File], list[_Export], list[Skipped]]:
             folders.setdefault(one.path.rpartition("/")[0], []).append(one)
     files, exports = list[_File](), list[_Export]()
     skipped = [Skipped(_joined(name, path, folder), reason) for folder, reason in unlisted.items()]
-    # A datanode's folder, most likely: an export that is gone is not one of a datanode without replicas.
+    # A datanode's folder, most likely: an export that is gone is not one of a datanode
+    # without replicas.
     empty = sorted(_empty(path, found) - set(unlisted))
     skipped += [Skipped(_joined(name, path, folder), "it is empty") for folder in empty]
     is_export = any(_is_of_export(one) for held in folders.values() for one in held)
     for folder, held in sorted(folders.items()):
-        tables = sorted((one for one in held if one.extension == "parquet"), key=lambda one: str(one.path))
+        tables = sorted(
+            (one for one in held if one.extension == "parquet"), key=lambda one: str(one.path)
+        )
         location = _joined(name, path, folder)
         if any(_is_of_export(one) for one in held):
             try:
-                exports.append(_export(location, filesystem, folder, {one.base_name: one for one in held}))
+                exports.append(
+                    _export(location, filesystem, folder, {one.base_name: one for one in held})
+                )
             except ChunkTableError as error:
                 skipped.append(Skipped(location, f"{error.reason}: {error.message}"))
         elif is_export and tables:
-            skipped.append(Skipped(location, "it has Parquet files and no manifest, beside tables that have one"))
+            skipped.append(
+                Skipped(
+                    location, "it has Parquet files and no manifest, beside tables that have one"
+                )
+            )
         else:
             files += [_File(_joined(name, path, one.path), filesystem, one) for one in tables]
     if not (files or exports or skipped):
@@ -289,8 +320,14 @@ def _found(name: str) -> tuple[list[_File], list[_Export], list[Skipped]]:
 
 
 def _empty(path: str, found: Sequence[fs.FileInfo]) -> set[str]:
-    """The folders below `path` with nothing in them, but what is hidden; the one of a file system is no table's."""
-    held = [one for one in found if not _is_hidden(one.path[len(path) :]) and one.base_name != "lost+found"]
+    """The folders below `path` with nothing in them, but what is hidden; the one of a
+    file system is no table's.
+    """
+    held = [
+        one
+        for one in found
+        if not _is_hidden(one.path[len(path) :]) and one.base_name != "lost+found"
+    ]
     above = {one.path.rpartition("/")[0] for one in held}
     return {one.path for one in held if one.type is fs.FileType.Directory} - above
 
@@ -306,7 +343,11 @@ def _below(filesystem: fs.FileSystem, path: str) -> tuple[list[fs.FileInfo], Map
         whole = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
         found = named(whole)
         return found, _unnamed(path) if len(found) < len(whole) else {}
-    found, unlisted, waiting = named(filesystem.get_file_info(fs.FileSelector(path))), _unnamed(path), list[str]()
+    found, unlisted, waiting = (
+        named(filesystem.get_file_info(fs.FileSelector(path))),
+        _unnamed(path),
+        list[str](),
+    )
     waiting += [one.path for one in found if one.type is fs.FileType.Directory]
     while waiting:
         folder = waiting.pop()
@@ -321,7 +362,9 @@ def _below(filesystem: fs.FileSystem, path: str) -> tuple[list[fs.FileInfo], Map
 
 
 def _unnamed(path: str) -> dict[str, str]:
-    """Tables of this machine below `path`, or folders with some, whose names are no text: what pyarrow cannot say."""
+    """Tables of this machine below `path`, or folders with some, whose names are no
+    text: what pyarrow cannot say.
+    """
     found = dict[str, str]()
     for folder, _, names in os.walk(os.fsencode(path)):
         for name in (name for name in names if name.endswith(b".parquet")):
@@ -333,12 +376,20 @@ def _unnamed(path: str) -> dict[str, str]:
     return found
 
 
-def _export(location: str, filesystem: fs.FileSystem, folder: str, held: Mapping[str, fs.FileInfo]) -> _Export:
+def _export(
+    location: str, filesystem: fs.FileSystem, folder: str, held: Mapping[str, fs.FileInfo]
+) -> _Export:
     manifest = latest_manifest(filesystem, folder)
     check_counts(manifest)
     place = _joined(location, folder, f"{folder}/{manifest.name}")
     files = [
-        _File(_joined(location, folder, held[file.name].path), filesystem, held[file.name], place, file.rows)
+        _File(
+            _joined(location, folder, held[file.name].path),
+            filesystem,
+            held[file.name],
+            place,
+            file.rows,
+        )
         for file in manifest.of_kind(FileKind.CHUNKS)
     ]
     skipped = [
@@ -349,7 +400,9 @@ def _export(location: str, filesystem: fs.FileSystem, folder: str, held: Mapping
 
 
 def _newest(exports: Iterable[_Export]) -> Iterator[_Export]:
-    """One export a datanode: of tables in several places the one that was written last."""
+    """One export a datanode: of tables in several places the one that was written
+    last.
+    """
     by_datanode: dict[str, _Export] = {}
     for export in exports:
         other = by_datanode.get(export.manifest.datanode)
@@ -394,7 +447,9 @@ def _cut(file: _File, groups: Sequence[int], part_rows: int) -> Iterator[Part]:
 
 
 def _shares(file: _File, part_rows: int) -> Iterator[Part]:
-    """So many rows each: nothing of an export's file is parsed before its content is verified, its footer neither."""
+    """So many rows each: nothing of an export's file is parsed before its content is
+    verified, its footer neither.
+    """
     for first in range(0, file.rows, part_rows):
         last = min(first + part_rows, file.rows)
         yield _part(file, first, last, last - first)
@@ -406,13 +461,16 @@ def _part(file: _File, first: int, last: int, rows: int) -> Part:
 
 
 def _part_id(location: str, info: fs.FileInfo, first: int, last: int, *, by_rows: bool) -> str:
-    # Earlier releases cut all files by row groups; parts that they left behind are not to be taken for ours.
+    # Earlier releases cut all files by row groups; parts that they left behind are not
+    # to be taken for ours.
     unit = "rows" if by_rows else PartKind.FILE.value
     return part_id(unit, location, info.size, info.mtime_ns, first, last)
 
 
 def _joined(name: str, path: str, found: str) -> str:
-    """The file found below `path`, as `name` was given: a URI keeps its scheme and options."""
+    """The file found below `path`, as `name` was given: a URI keeps its scheme and
+    options.
+    """
     if "://" not in name:
         return found
     scheme, _, options = name.partition("?")
@@ -421,5 +479,7 @@ def _joined(name: str, path: str, found: str) -> str:
 
 
 def _is_hidden(path: str) -> bool:
-    """Whether a file is none of a table's, as Spark has it: in the making, or a note beside it."""
+    """Whether a file is none of a table's, as Spark has it: in the making, or a note
+    beside it.
+    """
     return any(part.startswith((".", "_")) for part in path.split("/"))

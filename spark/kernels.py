@@ -1,6 +1,7 @@
 """Rows folded to runs in one compiled pass that holds no GIL.
 
-Importing this module compiles it (or loads it from numba's cache), so only spark.runs imports it, on first use.
+Importing this module compiles it (or loads it from numba's cache), so only spark.runs
+imports it, on first use.
 """
 
 # Only part of numba is typed.
@@ -28,7 +29,19 @@ from merkle.kernels import (
     varint_bytes,
 )
 from protos.chunk_table import BLOCK_ROW, CONTAINER_ROW
-from spark.layout import ENDS, FIRST, HALF, INNER, LAST, PRIME_1, PRIME_2, PRIME_3, SEED, Fragment, Inner
+from spark.layout import (
+    ENDS,
+    FIRST,
+    HALF,
+    INNER,
+    LAST,
+    PRIME_1,
+    PRIME_2,
+    PRIME_3,
+    SEED,
+    Fragment,
+    Inner,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,15 +50,25 @@ if TYPE_CHECKING:
 
 # Compiled code takes plain numbers for constants.
 _ENDS, _FIRST, _LAST, _INNER = ENDS, FIRST.start, LAST.start, INNER.start
-_BLOCK_ID, _LOW, _HIGH, _CHECKSUM, _CHUNKS, _DELETED_ROWS, _BYTES, _CORRUPT, _UNVERIFIABLE, _MIX = map(int, Fragment)
-_IN_CHECKSUM, _IN_FINGERPRINT, _IN_BLOCKS, _IN_DELETED, _IN_CHUNKS, _IN_BYTES, _IN_CORRUPT, _IN_UNVERIFIABLE = map(
-    int, Inner
+_BLOCK_ID, _LOW, _HIGH, _CHECKSUM, _CHUNKS, _DELETED_ROWS, _BYTES, _CORRUPT, _UNVERIFIABLE, _MIX = (
+    map(int, Fragment)
 )
+(
+    _IN_CHECKSUM,
+    _IN_FINGERPRINT,
+    _IN_BLOCKS,
+    _IN_DELETED,
+    _IN_CHUNKS,
+    _IN_BYTES,
+    _IN_CORRUPT,
+    _IN_UNVERIFIABLE,
+) = map(int, Inner)
 
-# What the only row of a block needs at most: tags, flags and lengths, two numbers of the block and three of the chunk,
-# all at their longest. A tree's own fields need less.
+# What the only row of a block needs at most: tags, flags and lengths, two numbers of
+# the block and three of the chunk, all at their longest. A tree's own fields need less.
 TREE_ROW_BYTES = 72
-# Places in a block of which is kept what chunks there were: as many as Ozone's defaults have.
+# Places in a block of which is kept what chunks there were: as many as Ozone's defaults
+# have.
 _KEPT = 64
 
 _U64, _I64 = types.uint64, types.int64
@@ -64,14 +87,29 @@ def _stirred(word: np.uint64, prime: np.uint64) -> np.uint64:
 
 
 @jit(_U64(_I64, _I64, types.boolean, _I64))
-def _block_mix(block_id: np.int64, checksum: np.int64, deleted: np.bool_, mix: np.int64) -> np.uint64:
+def _block_mix(
+    block_id: np.int64, checksum: np.int64, deleted: np.bool_, mix: np.int64
+) -> np.uint64:
     word = _stirred(np.uint64(block_id) ^ SEED, PRIME_2)
     word = _stirred(word + np.uint64(checksum), PRIME_3)
     word = _stirred(word ^ np.uint64(mix), PRIME_1)
     return _stirred(word + np.uint64(deleted), PRIME_2)
 
 
-@jit(types.void(_IN_WORDS, _I64, _IN_WORDS, _IN_WORDS, _IN_WORDS, _IN_WORDS, _IN_FLAGS, _IN_FLAGS, _FLAGS, _MATRIX))
+@jit(
+    types.void(
+        _IN_WORDS,
+        _I64,
+        _IN_WORDS,
+        _IN_WORDS,
+        _IN_WORDS,
+        _IN_WORDS,
+        _IN_FLAGS,
+        _IN_FLAGS,
+        _FLAGS,
+        _MATRIX,
+    )
+)
 def fold_stretches(
     starts: "Int64s",
     rows: int,
@@ -84,11 +122,20 @@ def fold_stretches(
     ordered: "Bools",
     numbers: "NDArray[np.int64]",
 ) -> None:
-    """Fill `ordered` and `numbers` (zeros before, a row a run) as spark.runs.library_fold_stretches gives them.
+    """Fill `ordered` and `numbers` (zeros before, a row a run) as
+    spark.runs.library_fold_stretches gives them.
 
-    A column of a single entry stands for one in which all rows are alike. Asserts that the columns fit each other.
+    A column of a single entry stands for one in which all rows are alike. Asserts that
+    the columns fit each other.
     """
-    for size in (block_ids.size, offsets.size, lengths.size, checksums.size, matches.size, deleted.size):
+    for size in (
+        block_ids.size,
+        offsets.size,
+        lengths.size,
+        checksums.size,
+        matches.size,
+        deleted.size,
+    ):
         assert size in (1, rows)
     # All bits, or none where there is only one entry to look at.
     block_mask, offset_mask = -int(block_ids.size > 1), -int(offsets.size > 1)
@@ -215,12 +262,21 @@ def encode_trees(
     bounds: "Int64s",
     out: "NDArray[np.uint8]",
 ) -> None:
-    """The trees of replicas whose rows, `starts[i]:ends[i]`, are whole and in order, one behind the other in `out`.
+    """The trees of replicas whose rows, `starts[i]:ends[i]`, are whole and in order,
+    one behind the other in `out`.
 
-    Tree i is `out[bounds[i]:bounds[i + 1]]`. A column of a single entry stands for one in which all rows are alike.
-    `out` has TREE_ROW_BYTES for each row and each replica. Asserts that the columns fit each other.
+    Tree i is `out[bounds[i]:bounds[i + 1]]`. A column of a single entry stands for one
+    in which all rows are alike. `out` has TREE_ROW_BYTES for each row and each replica.
+    Asserts that the columns fit each other.
     """
-    for size in (block_ids.size, offsets.size, lengths.size, checksums.size, matches.size, deleted.size):
+    for size in (
+        block_ids.size,
+        offsets.size,
+        lengths.size,
+        checksums.size,
+        matches.size,
+        deleted.size,
+    ):
         assert size in (1, rows)
     block_mask, offset_mask = -int(block_ids.size > 1), -int(offsets.size > 1)
     length_mask, checksum_mask = -int(lengths.size > 1), -int(checksums.size > 1)
@@ -233,11 +289,12 @@ def encode_trees(
         largest = max(largest, ends[replica] - starts[replica])
         total_rows += ends[replica] - starts[replica]
     assert TREE_ROW_BYTES * (total_rows + starts.size) <= out.size
-    # Of each block: where its rows end, its checksum, its bytes on the wire, and whether it is a tombstone.
+    # Of each block: where its rows end, its checksum, its bytes on the wire, and
+    # whether it is a tombstone.
     stops, own = np.empty(largest, np.int64), np.empty(largest, np.int64)
     bodies, gone = np.empty(largest, np.int64), np.empty(largest, np.bool_)
-    # Where a chunk begins and how long it is mostly was in the block before, at the same place: kept as it was written,
-    # in 22 bytes at most and seven behind.
+    # Where a chunk begins and how long it is mostly was in the block before, at the
+    # same place: kept as it was written, in 22 bytes at most and seven behind.
     kept_offsets, kept_lengths = np.full(_KEPT, -1, np.int64), np.full(_KEPT, -1, np.int64)
     kept_bytes, kept = np.empty(_KEPT, np.int64), np.empty((_KEPT, 4), np.uint64)
     first_kept = np.uint64(kept.ctypes.data)

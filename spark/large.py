@@ -1,7 +1,9 @@
-"""Containers whose rows do not fit into memory together: worked on in ranges of blocks, whose results are put together.
+"""Containers whose rows do not fit into memory together: worked on in ranges of blocks,
+whose results are put together.
 
-Everything that is said of a container is said of its blocks one by one, but for its sums: and these add up, since the
-root over two ranges of blocks follows from the roots of each (spark.gf2). The rows of a range are small enough.
+Everything that is said of a container is said of its blocks one by one, but for its
+sums: and these add up, since the root over two ranges of blocks follows from the roots
+of each (spark.gf2). The rows of a range are small enough.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,9 +42,15 @@ _EMPTY: Row = {
 
 
 def block_ranges(rows: pa.Table, rows_max: int) -> Iterator[pa.Table]:
-    """The rows of one container, in ranges of blocks that ascend, of about so many rows each."""
+    """The rows of one container, in ranges of blocks that ascend, of about so many rows
+    each.
+    """
     # A row without a block ID is faulty in whichever range it is.
-    batches = [(batch, batch["block_id"].fill_null(0).to_numpy()) for batch in rows.to_batches() if batch.num_rows]
+    batches = [
+        (batch, batch["block_id"].fill_null(0).to_numpy())
+        for batch in rows.to_batches()
+        if batch.num_rows
+    ]
     step = max(1, rows.num_rows // _SAMPLES)
     sample = np.sort(np.concatenate([ids[::step] for _, ids in batches]))
     count = -(-rows.num_rows // rows_max)
@@ -62,7 +70,9 @@ def block_ranges(rows: pa.Table, rows_max: int) -> Iterator[pa.Table]:
 
 
 def large_replicas(ranges: Iterable[pa.Table]) -> tuple[pa.Table, pa.Table]:
-    """The same as `exact_replicas` of the rows of all these ranges of one container together."""
+    """The same as `exact_replicas` of the rows of all these ranges of one container
+    together.
+    """
     pieces: dict[tuple[object, ...], list[Row]] = {}
     findings = list[pa.Table]()
     for rows in ranges:
@@ -83,20 +93,31 @@ def large_replicas(ranges: Iterable[pa.Table]) -> tuple[pa.Table, pa.Table]:
 
 
 def inspect_large(ranges: Iterable[pa.Table], replicas: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """The same as `inspect` of the rows of all these ranges of one container, whose replicas these are."""
+    """The same as `inspect` of the rows of all these ranges of one container, whose
+    replicas these are.
+    """
     whole = _listed(replicas)
-    verdicts, findings, pieces = list[Row](), list[pa.Table](), dict[tuple[object, ...], list[Row]]()
+    verdicts, findings, pieces = (
+        list[Row](),
+        list[pa.Table](),
+        dict[tuple[object, ...], list[Row]](),
+    )
     for rows in ranges:
         here = {_key(piece): piece for piece in _listed(exact_replicas(rows)[0])}
         for key, piece in here.items():
             pieces.setdefault(key, []).append(piece)
         ours = pa.Table.from_pylist([_within(replica, here) for replica in whole], REPLICA_SCHEMA)
         compared = compare_replicas(ours)
-        # A replica that has no block here is an empty one here, not one that is not there.
+        # A replica that has no block here is an empty one here, not one that is not
+        # there.
         empty = [
-            _EMPTY | {name: replica[name] for name in REPLICA_COLUMNS} for replica in whole if _key(replica) not in here
+            _EMPTY | {name: replica[name] for name in REPLICA_COLUMNS}
+            for replica in whole
+            if _key(replica) not in here
         ]
-        inspected = inspect(pa.concat_tables([rows.cast(_NULLABLE), pa.Table.from_pylist(empty, _NULLABLE)]), ours)
+        inspected = inspect(
+            pa.concat_tables([rows.cast(_NULLABLE), pa.Table.from_pylist(empty, _NULLABLE)]), ours
+        )
         verdicts += [*compared.verdicts.to_pylist(), *inspected.verdicts.to_pylist()]
         findings.append(inspected.findings)
     changed = [
@@ -107,7 +128,9 @@ def inspect_large(ranges: Iterable[pa.Table], replicas: pa.Table) -> tuple[pa.Ta
     if changed:
         verdict, detail = Verdict.UNKNOWN, _CHANGED
         findings = [
-            pa.Table.from_pylist([_finding(whole[0], f"{name}: {_CHANGED}") for name in changed], FINDING_SCHEMA)
+            pa.Table.from_pylist(
+                [_finding(whole[0], f"{name}: {_CHANGED}") for name in changed], FINDING_SCHEMA
+            )
         ]
     else:
         verdict = _verdict([Verdict(one["verdict"]) for one in verdicts], findings)
@@ -123,7 +146,9 @@ def inspect_large(ranges: Iterable[pa.Table], replicas: pa.Table) -> tuple[pa.Ta
 def _listed(replicas: pa.Table) -> list[Row]:
     """Replicas as rows; times stay numbers, as Python has none beyond the year 9999."""
     at = replicas.schema.get_field_index("scanned_at")
-    rows: list[Row] = replicas.set_column(at, "scanned_at", replicas["scanned_at"].cast(pa.int64())).to_pylist()
+    rows: list[Row] = replicas.set_column(
+        at, "scanned_at", replicas["scanned_at"].cast(pa.int64())
+    ).to_pylist()
     return rows
 
 
@@ -139,9 +164,13 @@ def _joined(pieces: Sequence[Row]) -> Row:
     has_blocks = all(piece["blocks"] for piece in pieces)
     joined = pieces[0] | {"path": Path.EXACT.value}
     if not agreed or not has_blocks or any(piece["root"] is None for piece in pieces):
-        return joined | {"root": None, "source": "none", "fingerprint": 0} | dict.fromkeys(_ADDED, 0)
+        return (
+            joined | {"root": None, "source": "none", "fingerprint": 0} | dict.fromkeys(_ADDED, 0)
+        )
     joined["root"] = _root(pieces)
-    joined["fingerprint"] = int(np.bitwise_xor.reduce([_int(piece["fingerprint"]) for piece in pieces]))
+    joined["fingerprint"] = int(
+        np.bitwise_xor.reduce([_int(piece["fingerprint"]) for piece in pieces])
+    )
     joined |= {name: sum(_int(piece[name]) for piece in pieces) for name in _ADDED}
     times = [_int(piece["scanned_at"]) for piece in pieces if piece["scanned_at"] is not None]
     joined["scanned_at"] = max(times, default=None)
@@ -162,8 +191,16 @@ def _within(replica: Row, here: dict[tuple[object, ...], Row]) -> Row:
     """What a replica is in one range of blocks."""
     piece = here.get(_key(replica))
     if piece is None or replica["root"] is None:
-        piece = replica | {"root": None if replica["root"] is None else 0, "fingerprint": 0} | dict.fromkeys(_ADDED, 0)
-    return replica | {name: piece[name] for name in ("root", "fingerprint", *_ADDED)} | {"path": Path.EXACT.value}
+        piece = (
+            replica
+            | {"root": None if replica["root"] is None else 0, "fingerprint": 0}
+            | dict.fromkeys(_ADDED, 0)
+        )
+    return (
+        replica
+        | {name: piece[name] for name in ("root", "fingerprint", *_ADDED)}
+        | {"path": Path.EXACT.value}
+    )
 
 
 def _verdict(verdicts: Sequence[Verdict], findings: Sequence[pa.Table]) -> Verdict:
@@ -174,7 +211,8 @@ def _verdict(verdicts: Sequence[Verdict], findings: Sequence[pa.Table]) -> Verdi
         for verdict, found in zip(verdicts, findings, strict=True)
         if verdict is Verdict.UNKNOWN
     )
-    # What one range calls lost, a replica without a tree may hold; so it stays unknown of the container.
+    # What one range calls lost, a replica without a tree may hold; so it stays unknown
+    # of the container.
     return Verdict.UNKNOWN if lost else worst
 
 

@@ -1,4 +1,6 @@
-"""A run's numbers, and the mixes of its fingerprint: what the plain fold and the compiled one have in common."""
+"""A run's numbers, and the mixes of its fingerprint: what the plain fold and the
+compiled one have in common.
+"""
 
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeAlias
@@ -16,7 +18,8 @@ class Fragment(IntEnum):
     """What is known of a block's rows in one run."""
 
     BLOCK_ID = 0
-    # Least and greatest chunk offset; BLOCK_ROW where the block's own row is all there is.
+    # Least and greatest chunk offset; BLOCK_ROW where the block's own row is all there
+    # is.
     LOW = 1
     HIGH = 2
     CHECKSUM = 3
@@ -44,8 +47,9 @@ class Inner(IntEnum):
     UNVERIFIABLE = 7
 
 
-# The numbers of a run, in this order: how many fragments there are (none: a replica without blocks; the first alone;
-# the first and the last), the fragments, and what lies between them.
+# The numbers of a run, in this order: how many fragments there are (none: a replica
+# without blocks; the first alone; the first and the last), the fragments, and what lies
+# between them.
 ENDS = 0
 FIRST = slice(1, 1 + len(Fragment))
 LAST = slice(FIRST.stop, FIRST.stop + len(Fragment))
@@ -66,7 +70,9 @@ HALF = np.uint64(32)
 
 
 def chunk_mixes(offsets: Int64s, lengths: Int64s, checksums: Int64s, matches: Bools) -> Int64s:
-    """64 bits a chunk, unlike wherever one field alone is unlike; their sum over a block says which chunks it holds."""
+    """64 bits a chunk, unlike wherever one field alone is unlike; their sum over a
+    block says which chunks it holds.
+    """
     words = _stirred(offsets.view(np.uint64) ^ SEED, PRIME_1)
     words = _stirred(words + lengths.view(np.uint64), PRIME_2)
     words = _stirred(words ^ checksums.view(np.uint64), PRIME_3)
@@ -74,7 +80,9 @@ def chunk_mixes(offsets: Int64s, lengths: Int64s, checksums: Int64s, matches: Bo
 
 
 def block_mixes(block_ids: Int64s, checksums: Int64s, deleted: Bools, mixes: Int64s) -> Int64s:
-    """64 bits a block, of which `mixes` has the sum over its chunks; their XOR is the replica's fingerprint."""
+    """64 bits a block, of which `mixes` has the sum over its chunks; their XOR is the
+    replica's fingerprint.
+    """
     words = _stirred(block_ids.view(np.uint64) ^ SEED, PRIME_2)
     words = _stirred(words + checksums.view(np.uint64), PRIME_3)
     words = _stirred(words ^ mixes.view(np.uint64), PRIME_1)

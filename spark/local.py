@@ -1,7 +1,9 @@
-"""The engine of one machine: threads over the parts, and bounded memory whatever the size of a container.
+"""The engine of one machine: threads over the parts, and bounded memory whatever the
+size of a container.
 
-Decoding Parquet and folding rows release the interpreter, so that threads use all cores. Containers whose rows have to
-be sorted or compared are gathered first (spark.gather).
+Decoding Parquet and folding rows release the interpreter, so that threads use all
+cores. Containers whose rows have to be sorted or compared are gathered first
+(spark.gather).
 """
 
 from collections import Counter
@@ -26,7 +28,8 @@ from spark.runs import RUN_SCHEMA, full
 from spark.sweep import Judged, Wave
 from spark.trees import Packed, TreeJob, pack_part, pack_rows
 
-# A wave is stored when it has so many rows: some seconds of work, which is all that a crash costs.
+# A wave is stored when it has so many rows: some seconds of work, which is all that a
+# crash costs.
 WAVE_ROWS = 64 << 20
 # At some 300 bytes each.
 _WAVE_RUNS = 1 << 20
@@ -40,7 +43,9 @@ class LocalEngine:
     def __init__(self, gatherer: Gatherer) -> None:
         self._gatherer = gatherer
 
-    def fold(self, parts: Sequence[Part], store: Callable[[Wave], None], tell: Callable[[int], None]) -> None:
+    def fold(
+        self, parts: Sequence[Part], store: Callable[[Wave], None], tell: Callable[[int], None]
+    ) -> None:
         """See Engine."""
         done, rows, runs = list[tuple[Part, _Done]](), 0, 0
         for part, one in self._gatherer.each(parts, lambda part: (part, _fold(part))):
@@ -77,7 +82,9 @@ class LocalEngine:
             ids, held = group
             theirs = replicas.filter(pa.array(np.isin(of_replica, ids)))
             if self._is_large(ids, held):
-                verdicts, findings = inspect_large(block_ranges(held, self._gatherer.group_rows), theirs)
+                verdicts, findings = inspect_large(
+                    block_ranges(held, self._gatherer.group_rows), theirs
+                )
             else:
                 inspected = inspect(held, theirs)
                 verdicts, findings = inspected.verdicts, inspected.findings
@@ -87,11 +94,17 @@ class LocalEngine:
 
     def trees(self, job: TreeJob, disk: Disk) -> Iterator[Packed]:
         """See Engine."""
-        yield from self._gatherer.each(job.ordered, lambda part: pack_part(job, part, self._gatherer.alone(), disk))
+        yield from self._gatherer.each(
+            job.ordered, lambda part: pack_part(job, part, self._gatherer.alone(), disk)
+        )
         if len(job.others):
-            yield from self.other_trees(job, self._gatherer.gathered(job.parts, job.others, job.rows), disk)
+            yield from self.other_trees(
+                job, self._gatherer.gathered(job.parts, job.others, job.rows), disk
+            )
 
-    def other_trees(self, job: TreeJob, groups: Iterable[tuple[Int64s, pa.Table]], disk: Disk) -> Iterator[Packed]:
+    def other_trees(
+        self, job: TreeJob, groups: Iterable[tuple[Int64s, pa.Table]], disk: Disk
+    ) -> Iterator[Packed]:
         """Those of the other containers, of which these are the rows in groups."""
 
         def work(group: tuple[int, tuple[Int64s, pa.Table]]) -> Packed:
@@ -106,7 +119,9 @@ class LocalEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What came of one part: runs, or containers for the exact path with the numbers of their rows."""
+    """What came of one part: runs, or containers for the exact path with the numbers of
+    their rows.
+    """
 
     rows: int
     runs: pa.Table
@@ -128,14 +143,25 @@ def _fold(part: Part) -> _Done:
             counts, rows = _counted(part)
             # Rows that belong to no replica are a finding, which folding makes.
             if rows == part.rows:
-                ids, of_ids = (np.array(list(numbers), np.int64) for numbers in (counts.keys(), counts.values()))
-                return _Done(part.rows, RUN_SCHEMA.empty_table(), FINDING_SCHEMA.empty_table(), ids, of_ids, "")
+                ids, of_ids = (
+                    np.array(list(numbers), np.int64)
+                    for numbers in (counts.keys(), counts.values())
+                )
+                return _Done(
+                    part.rows,
+                    RUN_SCHEMA.empty_table(),
+                    FINDING_SCHEMA.empty_table(),
+                    ids,
+                    of_ids,
+                    "",
+                )
     folded = fold_part(part)
     return _Done(folded.rows, folded.runs, folded.findings, _NONE, _NONE, folded.skipped)
 
 
 def _is_scattered(part: Part) -> bool:
-    """Whether hardly two rows of a replica follow each other, as far as the first of them tell.
+    """Whether hardly two rows of a replica follow each other, as far as the first of
+    them tell.
 
     To fold such rows makes a run of each, all of which the exact path throws away.
     """
@@ -143,7 +169,10 @@ def _is_scattered(part: Part) -> bool:
         return False
     with suppress(OSError, ValueError, KeyError, pa.ArrowException):
         filesystem, path = place_of(part.location)
-        with filesystem.open_input_file(path) as source, pq.ParquetFile(source, read_dictionary=["datanode"]) as file:
+        with (
+            filesystem.open_input_file(path) as source,
+            pq.ParquetFile(source, read_dictionary=["datanode"]) as file,
+        ):
             if not is_plain(file.schema_arrow):
                 return False
             groups, names = [part.first], ["datanode", "container_id"]
@@ -157,8 +186,8 @@ def _is_scattered(part: Part) -> bool:
 def _counted(part: Part) -> tuple[Counter[int], int]:
     """The rows of each container, and of all.
 
-    Every column is read, though one would do: a file that cannot be read is left out as long as nothing was made of
-    the others of its table, and the exact path comes later.
+    Every column is read, though one would do: a file that cannot be read is left out as
+    long as nothing was made of the others of its table, and the exact path comes later.
 
     Raises:
         ChunkTableError: the part cannot be read.
@@ -166,7 +195,9 @@ def _counted(part: Part) -> tuple[Counter[int], int]:
     counts, total = Counter[int](), 0
     with opened_rows(part) as (stretches, _):
         for rows in stretches:
-            found, held = np.unique(full(rows.integers["container_id"], rows.count), return_counts=True)
+            found, held = np.unique(
+                full(rows.integers["container_id"], rows.count), return_counts=True
+            )
             counts.update(dict(zip(found.tolist(), held.tolist(), strict=True)))
             total += rows.count
     return counts, total

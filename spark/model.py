@@ -1,9 +1,12 @@
-"""What passes between the stages of a sweep: parts of the input, and the tables made of them.
+"""What passes between the stages of a sweep: parts of the input, and the tables made of
+them.
 
-    parts  --fold-->  runs  --settle-->  replicas  --compare-->  verdicts, candidates  --inspect-->  findings
+    parts  --fold-->  runs  --settle-->  replicas  --compare-->  verdicts, candidates
+    --inspect-->  findings
 
-A stage takes Arrow tables and gives Arrow tables, knows neither Spark nor threads, and treats every container by
-itself, so that an engine may cut its input between containers anywhere. Nothing here imports pyspark.
+A stage takes Arrow tables and gives Arrow tables, knows neither Spark nor threads, and
+treats every container by itself, so that an engine may cut its input between containers
+anywhere. Nothing here imports pyspark.
 """
 
 from dataclasses import dataclass
@@ -18,21 +21,25 @@ from protos.chunk_table import CHUNK_SCHEMA
 class PartKind(Enum):
     """What a part is read from."""
 
-    # Row groups `first` to `last` (exclusive) of one Parquet file with chunk rows; in an export, whose footers nobody
-    # parses before the file is verified, the row groups that begin at rows `first` to `last` (exclusive).
+    # Row groups `first` to `last` (exclusive) of one Parquet file with chunk rows; in
+    # an export, whose footers nobody parses before the file is verified, the row groups
+    # that begin at rows `first` to `last` (exclusive).
     FILE = "file"
-    # Containers at the places `first` to `last` (exclusive) of a volume's ascending IDs.
+    # Containers at the places `first` to `last` (exclusive) of a volume's ascending
+    # IDs.
     VOLUME = "volume"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The unit of work that is done once: small enough to be redone, large enough to be worth a task.
+    """The unit of work that is done once: small enough to be redone, large enough to be
+    worth a task.
 
-    `part_id` is made of what it reads (place, size, time of change, range), so that a resumed sweep knows it again.
-    `location` is the root of a volume, or a file as pyarrow's filesystems take it (path or URI); `manifest` is the one
-    of the export that a file belongs to, if any: its content is verified against it, and rows of a replica for which it
-    names another file are superseded.
+    `part_id` is made of what it reads (place, size, time of change, range), so that a
+    resumed sweep knows it again. `location` is the root of a volume, or a file as
+    pyarrow's filesystems take it (path or URI); `manifest` is the one of the export
+    that a file belongs to, if any: its content is verified against it, and rows of a
+    replica for which it names another file are superseded.
     """
 
     part_id: str
@@ -60,11 +67,21 @@ class Path(Enum):
 
 _IDENTITY = [
     CHUNK_SCHEMA.field(name)
-    for name in ("datanode", "volume", "container_id", "state", "bcs_id", "replica_index", "source", "generation")
+    for name in (
+        "datanode",
+        "volume",
+        "container_id",
+        "state",
+        "bcs_id",
+        "replica_index",
+        "source",
+        "generation",
+    )
 ]
 
-# One row a replica. Two replicas of one container with equal root and fingerprint hold the same tree in every field.
-# Along the path SQL fingerprints are others than along the other paths, and are compared among themselves alone.
+# One row a replica. Two replicas of one container with equal root and fingerprint hold
+# the same tree in every field. Along the path SQL fingerprints are others than along
+# the other paths, and are compared among themselves alone.
 REPLICA_SCHEMA = pa.schema(
     [
         *_IDENTITY,
@@ -78,7 +95,8 @@ REPLICA_SCHEMA = pa.schema(
         pa.field("bytes", pa.int64(), nullable=False),
         # Chunks that do not match their record.
         pa.field("corrupt", pa.int64(), nullable=False),
-        # Empty live blocks, and matching chunks without checksums: set aside in a comparison.
+        # Empty live blocks, and matching chunks without checksums: set aside in a
+        # comparison.
         pa.field("unverifiable", pa.int64(), nullable=False),
         # A Path's value.
         pa.field("path", pa.string(), nullable=False),
@@ -99,7 +117,8 @@ VERDICT_SCHEMA = pa.schema(
     ]
 )
 
-# One row a fault: of replicas (kinds of merkle.plan.DifferenceKind), silent changes, and inputs that cannot be read.
+# One row a fault: of replicas (kinds of merkle.plan.DifferenceKind), silent changes,
+# and inputs that cannot be read.
 FINDING_SCHEMA = pa.schema(
     [
         pa.field("kind", pa.string(), nullable=False),

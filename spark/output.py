@@ -1,7 +1,9 @@
-"""The tables a sweep leaves behind: `roots`, `verdicts`, `findings` and `summary`, a folder a sweep in each.
+"""The tables a sweep leaves behind: `roots`, `verdicts`, `findings` and `summary`, a
+folder a sweep in each.
 
-A table is `<out>/<table>/sweep_id=<id>/<table>.parquet`, which Spark, DuckDB and pyarrow read as one partitioned table.
-Every file appears whole or not at all, and the summary is written last: a sweep without one does not exist.
+A table is `<out>/<table>/sweep_id=<id>/<table>.parquet`, which Spark, DuckDB and
+pyarrow read as one partitioned table. Every file appears whole or not at all, and the
+summary is written last: a sweep without one does not exist.
 """
 
 import json
@@ -20,7 +22,8 @@ from merkle.errors import DiskError, SweepNotFoundError
 from ozone.disk import Disk
 from spark.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA
 
-# Of all tables together, in the metadata of each file; changed when an old reader would misread them.
+# Of all tables together, in the metadata of each file; changed when an old reader would
+# misread them.
 VERSION = 1
 _VERSION_KEY = b"treefold.sweep"
 _ROW_GROUP = 1 << 17
@@ -87,7 +90,8 @@ class Summary:
     excluded: int
     # Containers, ascending.
     diverged: tuple[int, ...]
-    # Containers by verdict, findings by kind, replicas by how their roots were computed.
+    # Containers by verdict, findings by kind, replicas by how their roots were
+    # computed.
     verdicts: Mapping[str, int]
     findings: Mapping[str, int]
     paths: Mapping[str, int]
@@ -95,7 +99,8 @@ class Summary:
     notes: tuple[str, ...] = ()
     # The sweep that silent changes were looked for against.
     previous: str | None = None
-    # For the report alone: since when volumes exist, by datanode and volume, as far as known.
+    # For the report alone: since when volumes exist, by datanode and volume, as far as
+    # known.
     volumes_created_ms: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @classmethod
@@ -146,7 +151,8 @@ class Summary:
 
 def new_sweep_id(started_at: datetime) -> str:
     """An ID that sorts by time; the suffix is the fraction of the second."""
-    return f"{started_at.astimezone(UTC):%Y%m%dT%H%M%SZ}-{started_at.microsecond * 0x10000 // 1_000_000:04x}"
+    fraction = started_at.microsecond * 0x10000 // 1_000_000
+    return f"{started_at.astimezone(UTC):%Y%m%dT%H%M%SZ}-{fraction:04x}"
 
 
 class Output:
@@ -165,12 +171,15 @@ class Output:
         return self.folder / "report" / f"sweep_id={sweep_id}" / "report.html"
 
     def trees(self, sweep_id: str) -> Path:
-        """The folder of a sweep's packed trees (spark.trees), if it was asked for them."""
+        """The folder of a sweep's packed trees (spark.trees), if it was asked for
+        them.
+        """
         return self.folder / "trees" / f"sweep_id={sweep_id}"
 
     @contextmanager
     def writing(self, table: Table, sweep_id: str) -> Iterator["TableWriter"]:
-        """Write a table, which appears when this ends without an error, and replaces what is there.
+        """Write a table, which appears when this ends without an error, and replaces
+        what is there.
 
         Raises:
             DiskError: it cannot be written.
@@ -206,7 +215,8 @@ class Output:
         return sorted(path.parent.name.removeprefix("sweep_id=") for path in found)
 
     def sweep(self, name: str) -> str:
-        """The ID that `name` stands for: itself, a beginning that only one has, or "latest".
+        """The ID that `name` stands for: itself, a beginning that only one has, or
+        "latest".
 
         Raises:
             SweepNotFoundError: there is none, or more than one.
@@ -233,7 +243,9 @@ class Output:
             DiskError: it cannot be read.
         """
         try:
-            found: JsonObject = json.loads(self.read(Table.SUMMARY, sweep_id, ["json"])["json"][0].as_py())
+            found: JsonObject = json.loads(
+                self.read(Table.SUMMARY, sweep_id, ["json"])["json"][0].as_py()
+            )
         except (ValueError, IndexError) as error:
             path = self.path(Table.SUMMARY, sweep_id)
             raise DiskError(f"{path} cannot be read: {error}", path=str(path)) from error
@@ -246,7 +258,9 @@ class Output:
             DiskError: it cannot be read.
         """
         pieces = self.pieces(Table.ROOTS, sweep_id, ["datanode"])
-        return frozenset(name for piece in pieces for name in piece["datanode"].unique().to_pylist())
+        return frozenset(
+            name for piece in pieces for name in piece["datanode"].unique().to_pylist()
+        )
 
     def read(self, table: Table, sweep_id: str, columns: Sequence[str] | None = None) -> pa.Table:
         """A table of a complete sweep, or some of its columns.
@@ -269,15 +283,20 @@ class Output:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 version = int((file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"0"))
                 if version > VERSION:
-                    raise DiskError(f"{path} is of version {version}, and this reads up to {VERSION}", path=str(path))
+                    raise DiskError(
+                        f"{path} is of version {version}, and this reads up to {VERSION}",
+                        path=str(path),
+                    )
                 for group in range(file.metadata.num_row_groups):
                     yield file.read_row_group(group, list(columns)).replace_schema_metadata()
-        # pyarrow says most of what is wrong with a Parquet file by ArrowInvalid, a ValueError.
+        # pyarrow says most of what is wrong with a Parquet file by ArrowInvalid, a
+        # ValueError.
         except (OSError, ValueError, pa.ArrowException) as error:
             raise DiskError(f"{path} cannot be read: {error}", path=str(path)) from error
 
     def retain(self, count: int) -> list[str]:
-        """Remove all complete sweeps but the last `count`, and return them; also whatever given up ones left behind.
+        """Remove all complete sweeps but the last `count`, and return them; also
+        whatever given up ones left behind.
 
         Not for while a sweep is under way.
 
@@ -322,7 +341,9 @@ class TableWriter:
         """Append rows, in one row group or more."""
         if table.num_rows:
             # Names that an engine left out are a fault of ours, and fail here.
-            self._out.write_table(table.select(self._schema.names).cast(self._schema), row_group_size=_ROW_GROUP)
+            self._out.write_table(
+                table.select(self._schema.names).cast(self._schema), row_group_size=_ROW_GROUP
+            )
             self.rows += table.num_rows
 
     def close(self) -> None:
@@ -331,11 +352,17 @@ class TableWriter:
 
 @contextmanager
 def written_whole(
-    path: Path, schema: pa.Schema, disk: Disk, *, compression: str = "zstd", opaque: str | None = None
+    path: Path,
+    schema: pa.Schema,
+    disk: Disk,
+    *,
+    compression: str = "zstd",
+    opaque: str | None = None,
 ) -> Iterator[TableWriter]:
     """A Parquet file that appears at `path`, durable, when this ends without an error.
 
-    Of the column `opaque` no two values are alike: it gets neither a dictionary nor statistics.
+    Of the column `opaque` no two values are alike: it gets neither a dictionary nor
+    statistics.
 
     Raises:
         DiskError: it cannot be written.

@@ -1,7 +1,9 @@
-"""What executors need that have neither our code nor our libraries: a zip of the one, an archive of the others.
+"""What executors need that have neither our code nor our libraries: a zip of the one,
+an archive of the others.
 
-Both are made of what this process runs on, without a network. Executors need a Python of the same minor version on
-the same kind of machine, and nothing installed in it; pyspark itself comes with Spark.
+Both are made of what this process runs on, without a network. Executors need a Python
+of the same minor version on the same kind of machine, and nothing installed in it;
+pyspark itself comes with Spark.
 """
 
 import gzip
@@ -22,9 +24,11 @@ CODE = "treefold.zip"
 ENVIRONMENT = "treefold-env"
 ARCHIVE = f"{ENVIRONMENT}.tar.gz"
 
-# Of our packages, those that tasks import; the others are of processes that never run there.
+# Of our packages, those that tasks import; the others are of processes that never run
+# there.
 PACKAGES = ("merkle", "protos", "runtime", "ozone", "spark")
-# What these import, without what serves commands and servers; whatever it requires itself comes along.
+# What these import, without what serves commands and servers; whatever it requires
+# itself comes along.
 LIBRARIES = (
     "crcmod",
     "fastcrc",
@@ -84,9 +88,12 @@ def _closure() -> tuple[Distribution, ...]:
         except PackageNotFoundError as error:
             if name in LIBRARIES:
                 hint = "pip install 'treefold[spark,fast]'"
-                raise ConfigError(f"{name}, which executors need, is not installed", hint=hint) from error
+                raise ConfigError(
+                    f"{name}, which executors need, is not installed", hint=hint
+                ) from error
             continue
-        # What is for other systems, or for an extra, is not installed, or is not needed.
+        # What is for other systems, or for an extra, is not installed, or is not
+        # needed.
         needed = [one for one in found[name].requires or () if "extra ==" not in one]
         waiting += [match[0] for one in needed if (match := _NAME.match(one))]
     return tuple(found[name] for name in sorted(found))
@@ -121,10 +128,14 @@ def _files_of(package: str) -> Iterator[tuple[Path, str]]:
 
 
 def _tar_libraries(path: Path, distributions: Sequence[Distribution]) -> None:
-    with gzip.open(path, "wb", compresslevel=_LEVEL) as raw, tarfile.open(fileobj=raw, mode="w") as archive:
+    with (
+        gzip.open(path, "wb", compresslevel=_LEVEL) as raw,
+        tarfile.open(fileobj=raw, mode="w") as archive,
+    ):
         for one in distributions:
             for file in one.files or ():
-                # Scripts lie outside of what is imported; the interpreter makes its caches anew.
+                # Scripts lie outside of what is imported; the interpreter makes its
+                # caches anew.
                 if ".." in file.parts or file.is_absolute() or _LEFT_OUT & set(file.parts):
                     continue
                 place = Path(str(one.locate_file(file)))

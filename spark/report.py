@@ -1,7 +1,9 @@
-"""The report of a sweep: one HTML file that needs no network, no script to be read, and no light room.
+"""The report of a sweep: one HTML file that needs no network, no script to be read, and
+no light room.
 
-`report_of` turns the tables of a sweep into what is to be drawn, `render` draws it. Pictures are SVG written by the
-template; each has its numbers in a table beside it, and no state is told by colour alone.
+`report_of` turns the tables of a sweep into what is to be drawn, `render` draws it.
+Pictures are SVG written by the template; each has its numbers in a table beside it, and
+no state is told by colour alone.
 """
 
 from collections import Counter
@@ -16,7 +18,8 @@ import pyarrow.compute as pc
 
 from merkle.plan import DifferenceKind, Verdict
 
-# Of more, the worst are shown and the rest is counted: a page that stops the browser tells nobody anything.
+# Of more, the worst are shown and the rest is counted: a page that stops the browser
+# tells nobody anything.
 NIGHTS_MAX = 60
 DATANODES_MAX = 30
 HEATMAPS_MAX = 12
@@ -24,7 +27,8 @@ HEATMAP_BLOCKS_MAX = 48
 CONTAINERS_MAX = 5000
 
 _DAY_MS = 86_400_000
-# Disks fail young and old; the classes are those that operators buy and retire disks by. Upper bounds, exclusive.
+# Disks fail young and old; the classes are those that operators buy and retire disks
+# by. Upper bounds, exclusive.
 _AGES = (
     ("under 1 month", 30 * _DAY_MS),
     ("1 to 6 months", 182 * _DAY_MS),
@@ -40,7 +44,9 @@ _BAD = (Verdict.UNRECOVERABLE, Verdict.CONFLICT, Verdict.REPAIRABLE)
 
 
 class Cell(Enum):
-    """What is wrong with one replica's copy of a block: the letter in its cell, and its meaning. Worst last."""
+    """What is wrong with one replica's copy of a block: the letter in its cell, and its
+    meaning. Worst last.
+    """
 
     RIGHT = ("", "as it should be")
     UNDELETED = ("D", "deleted elsewhere, not here")
@@ -96,7 +102,9 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Heatmap:
-    """The blocks of one container that differ, by replica; `left_out` counts those for which there is no room."""
+    """The blocks of one container that differ, by replica; `left_out` counts those for
+    which there is no room.
+    """
 
     container_id: int
     verdict: str
@@ -120,7 +128,9 @@ class ContainerLine:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that is drawn; `skipped` are inputs that could not be read, with the reason."""
+    """All that is drawn; `skipped` are inputs that could not be read, with the
+    reason.
+    """
 
     sweep_id: str
     at: datetime
@@ -158,8 +168,9 @@ def report_of(
 ) -> Report:
     """What to draw of a sweep.
 
-    `held` counts the replicas of each (datanode, volume); of `replicas` and `verdicts` (see spark.model) those of
-    diverged containers suffice. `earlier` are the sweeps before it, `volumes_created_ms` says since when volumes exist.
+    `held` counts the replicas of each (datanode, volume); of `replicas` and `verdicts`
+    (see spark.model) those of diverged containers suffice. `earlier` are the sweeps
+    before it, `volumes_created_ms` says since when volumes exist.
     """
     bad = [verdict.value for verdict in _BAD]
     diverged = verdicts.filter(pc.is_in(verdicts["verdict"], pa.array(bad))).to_pylist()
@@ -172,7 +183,10 @@ def report_of(
     damaged = _damaged(named)
     shares = _by_datanode(held, damaged)
     nights = sorted([*earlier, night], key=lambda one: one.sweep_id)[-NIGHTS_MAX:]
-    maps = (_heatmap(line, by_container.get(line.container_id, ()), replicas) for line in lines[:HEATMAPS_MAX])
+    maps = (
+        _heatmap(line, by_container.get(line.container_id, ()), replicas)
+        for line in lines[:HEATMAPS_MAX]
+    )
     return Report(
         night.sweep_id,
         night.at,
@@ -196,7 +210,9 @@ def report_of(
 def render(report: Report) -> str:
     """The page."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("spark", "data"), autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.PackageLoader("spark", "data"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
     )
     environment.filters["when"] = _when
     environment.globals.update(cells=list(Cell), bad=[verdict.value for verdict in _BAD])
@@ -217,11 +233,22 @@ def _line(row: Mapping[str, object], findings: Sequence[Mapping[str, object]]) -
     )
 
 
-def _heatmap(line: ContainerLine, findings: Sequence[Mapping[str, object]], replicas: pa.Table) -> Heatmap:
+def _heatmap(
+    line: ContainerLine, findings: Sequence[Mapping[str, object]], replicas: pa.Table
+) -> Heatmap:
     held = replicas.filter(pc.equal(replicas["container_id"], line.container_id))
-    involved = {name for finding in findings for key in ("lacking", "sources") for name in _names(finding[key])}
+    involved = {
+        name
+        for finding in findings
+        for key in ("lacking", "sources")
+        for name in _names(finding[key])
+    }
     # A datanode with two replicas is named with its volume in findings.
-    whole = {name for name in held["datanode"].to_pylist() if not any(n.startswith(f"{name}/") for n in involved)}
+    whole = {
+        name
+        for name in held["datanode"].to_pylist()
+        if not any(n.startswith(f"{name}/") for n in involved)
+    }
     names = tuple(sorted(whole | involved))
     blocks: dict[int, dict[str, Cell]] = {}
     for finding in findings:
@@ -234,9 +261,13 @@ def _heatmap(line: ContainerLine, findings: Sequence[Mapping[str, object]], repl
             where = [*where, *_names(finding["sources"])]
         for name in where:
             row[name] = max(row.get(name, Cell.RIGHT), cell, key=_SEVERITY.index)
-    worst = sorted(blocks, key=lambda block: (-sum(_SEVERITY.index(c) for c in blocks[block].values()), block))
+    worst = sorted(
+        blocks, key=lambda block: (-sum(_SEVERITY.index(c) for c in blocks[block].values()), block)
+    )
     shown = sorted(worst[:HEATMAP_BLOCKS_MAX])
-    rows = tuple((block, tuple(blocks[block].get(name, Cell.RIGHT) for name in names)) for block in shown)
+    rows = tuple(
+        (block, tuple(blocks[block].get(name, Cell.RIGHT) for name in names)) for block in shown
+    )
     return Heatmap(line.container_id, line.verdict, names, rows, len(worst) - len(shown))
 
 
@@ -250,7 +281,9 @@ def _damaged(findings: Iterable[Mapping[str, object]]) -> set[tuple[str, int]]:
     }
 
 
-def _by_datanode(held: Mapping[tuple[str, str], int], damaged: Iterable[tuple[str, int]]) -> list[Share]:
+def _by_datanode(
+    held: Mapping[tuple[str, str], int], damaged: Iterable[tuple[str, int]]
+) -> list[Share]:
     """All datanodes, those with most to mend first."""
     replicas = Counter[str]()
     for (datanode, _), count in held.items():
@@ -271,7 +304,11 @@ def _by_age(
 
     def age(datanode: str, volume: str) -> str:
         created = created_ms.get((datanode, volume))
-        return _AGE_UNKNOWN if created is None else next(label for label, below in _AGES if at_ms - created < below)
+        return (
+            _AGE_UNKNOWN
+            if created is None
+            else next(label for label, below in _AGES if at_ms - created < below)
+        )
 
     total, lacking = Counter[str](), Counter[str]()
     for (datanode, volume), count in held.items():
@@ -284,7 +321,10 @@ def _by_age(
 
 
 def _silent(finding: Mapping[str, object]) -> str:
-    place = f"container {finding['container_id']} block {finding['block_id']} offset {finding['chunk_offset']}"
+    place = (
+        f"container {finding['container_id']} block {finding['block_id']} offset"
+        f" {finding['chunk_offset']}"
+    )
     return f"{place} on {', '.join(_names(finding['lacking']))}: {finding['detail']}"
 
 

@@ -1,16 +1,21 @@
-"""Runs: what the rows of a replica fold to, however they are cut into batches and parts.
+"""Runs: what the rows of a replica fold to, however they are cut into batches and
+parts.
 
-A run is a stretch of one replica's rows in order. Its first and its last block may go on in another run, so both are
-kept as fragments; the blocks between them are folded to one checksum, sums and a fingerprint. Two runs of a replica
-that follow each other join to one, and joining is associative: CRC32C is affine (spark.gf2), so that the checksum of
-a whole follows from the checksums of its pieces. Each piece's checksum is that which it would have if it were all
-there is: a fragment's that of a block with these chunks alone, `inner_checksum` that of a container of these blocks.
+A run is a stretch of one replica's rows in order. Its first and its last block may go
+on in another run, so both are kept as fragments; the blocks between them are folded to
+one checksum, sums and a fingerprint. Two runs of a replica that follow each other join
+to one, and joining is associative: CRC32C is affine (spark.gf2), so that the checksum
+of a whole follows from the checksums of its pieces. Each piece's checksum is that which
+it would have if it were all there is: a fragment's that of a block with these chunks
+alone, `inner_checksum` that of a container of these blocks.
 
-What cannot be joined (rows out of order, twice at one place, of two states, without a value) makes a run that is
-not `ordered`, and sends its container to the exact path (spark.exact). Nothing is ever folded wrongly in silence.
+What cannot be joined (rows out of order, twice at one place, of two states, without a
+value) makes a run that is not `ordered`, and sends its container to the exact path
+(spark.exact). Nothing is ever folded wrongly in silence.
 
-Chunks of a deleted block count nowhere: a tombstone has none. Whether a block is deleted is known only when its last
-row was seen, so that fragments count the rows that say so. Sums are modulo 2^64.
+Chunks of a deleted block count nowhere: a tombstone has none. Whether a block is
+deleted is known only when its last row was seen, so that fragments count the rows that
+say so. Sums are modulo 2^64.
 """
 
 from collections.abc import Iterable, Mapping
@@ -53,15 +58,18 @@ RUN_SCHEMA = pa.schema(
     ]
 )
 
-# What identifies a replica, and what all its rows must agree in; they may have been read at different times.
+# What identifies a replica, and what all its rows must agree in; they may have been
+# read at different times.
 KEY = ("container_id", "datanode", "volume")
 AGREED = ("state", "bcs_id", "replica_index", "source", "generation")
 TEXT = ("datanode", "volume", "state", "source")
 _NEVER = int(np.iinfo(np.int64).min)
 
-# What a row weighs when kernels are asked for: numpy takes some 100 ns, in which a library checksums 1 KB.
+# What a row weighs when kernels are asked for: numpy takes some 100 ns, in which a
+# library checksums 1 KB.
 _ROW_BYTES = 1000
-# Runs that wait to be joined: some 350 bytes each. Rows in no order at all make one a row.
+# Runs that wait to be joined: some 350 bytes each. Rows in no order at all make one a
+# row.
 _PENDING_MAX = 200_000
 
 
@@ -71,7 +79,8 @@ class Settled:
 
     # REPLICA_SCHEMA, by container, datanode and volume.
     replicas: pa.Table
-    # Containers, ascending, of which no replica is in `replicas`: their rows have to be sorted.
+    # Containers, ascending, of which no replica is in `replicas`: their rows have to be
+    # sorted.
     exact: Int64s
 
 
@@ -85,9 +94,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A stretch of at least one row of the chunk table, its columns by name; of one in which all rows are alike, one.
+    """A stretch of at least one row of the chunk table, its columns by name; of one in
+    which all rows are alike, one.
 
-    `flags` are `matches` and `deleted`. Times are in milliseconds, null is the least int64.
+    `flags` are `matches` and `deleted`. Times are in milliseconds, null is the least
+    int64.
     """
 
     count: int
@@ -99,9 +110,11 @@ class Rows:
 
 
 def fold_batches(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    """The runs (RUN_SCHEMA) of the rows in these batches of CHUNK_SCHEMA: one a replica unless its rows are scattered.
+    """The runs (RUN_SCHEMA) of the rows in these batches of CHUNK_SCHEMA: one a replica
+    unless its rows are scattered.
 
-    Rows without datanode, volume or container ID belong to no replica: whoever reads them leaves them out.
+    Rows without datanode, volume or container ID belong to no replica: whoever reads
+    them leaves them out.
     """
     return fold_rows(
         rows_of(dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)
@@ -117,7 +130,8 @@ def fold_rows(stretches: Iterable[Rows]) -> pa.Table:
     for rows in stretches:
         pending.append(_folded(rows))
         count += pending[-1].num_rows
-        # Joining costs what it takes in, and there may be nothing to join: wait for as much again as it left.
+        # Joining costs what it takes in, and there may be nothing to join: wait for as
+        # much again as it left.
         if count > max(_PENDING_MAX, 2 * left):
             pending = [join(pa.concat_tables(pending))]
             count = left = pending[0].num_rows
@@ -130,13 +144,17 @@ def join(runs: pa.Table) -> pa.Table:
 
 
 def settle(runs: pa.Table) -> Settled:
-    """The replicas of all containers whose runs (RUN_SCHEMA, in any order) are given completely."""
+    """The replicas of all containers whose runs (RUN_SCHEMA, in any order) are given
+    completely.
+    """
     joined, counts = _joined(runs.select(RUN_SCHEMA.names).cast(RUN_SCHEMA))
     containers = _int64s(joined["container_id"])
     exact = np.unique(containers[~joined["ordered"].to_numpy()])
     settled = ~np.isin(containers, exact)
     paths = np.where(counts[settled] > 1, Path.FRAGMENTS.value, Path.FILE_WISE.value)
-    return Settled(replicas_of(joined.filter(pa.array(settled)), pa.array(paths.tolist(), pa.string())), exact)
+    return Settled(
+        replicas_of(joined.filter(pa.array(settled)), pa.array(paths.tolist(), pa.string())), exact
+    )
 
 
 def replicas_of(runs: pa.Table, paths: pa.Array) -> pa.Table:
@@ -155,7 +173,9 @@ def replicas_of(runs: pa.Table, paths: pa.Array) -> pa.Table:
 
 
 def rows_of(columns: Mapping[str, pa.Array], count: int) -> Rows:
-    """Columns of the types of CHUNK_SCHEMA as arrays; text may be dictionaries, and a single entry stands for all."""
+    """Columns of the types of CHUNK_SCHEMA as arrays; text may be dictionaries, and a
+    single entry stands for all.
+    """
     unreadable: Bools | None = None
     text, integers, flags = dict[str, Text](), dict[str, Int64s](), dict[str, Bools]()
     for name in CHUNK_SCHEMA.names:
@@ -198,9 +218,11 @@ def flags_of(column: pa.Array) -> Bools:
 
 
 def fold_stretches(starts: Int64s, rows: Rows) -> tuple[Bools, Int64s]:
-    """For each stretch of rows that begins at one of `starts`: whether it is in order, and the numbers of its run.
+    """For each stretch of rows that begins at one of `starts`: whether it is in order,
+    and the numbers of its run.
 
-    Of a stretch that is not in order, the numbers mean nothing. Each number of all runs is one row of the array.
+    Of a stretch that is not in order, the numbers mean nothing. Each number of all runs
+    is one row of the array.
     """
     block_ids, offsets, lengths, checksums = (
         rows.integers[name] for name in ("block_id", "chunk_offset", "length", "checksum")
@@ -211,17 +233,24 @@ def fold_stretches(starts: Int64s, rows: Rows) -> tuple[Bools, Int64s]:
             full(column, rows.count) for column in (block_ids, offsets, lengths, checksums)
         )
         matches, deleted = full(matches, rows.count), full(deleted, rows.count)
-        return library_fold_stretches(starts, block_ids, offsets, lengths, checksums, matches, deleted)
+        return library_fold_stretches(
+            starts, block_ids, offsets, lengths, checksums, matches, deleted
+        )
     from spark import kernels
 
-    ordered, numbers = np.empty(len(starts), np.bool_), np.zeros((len(starts), len(NUMBERS)), np.int64)
+    ordered, numbers = (
+        np.empty(len(starts), np.bool_),
+        np.zeros((len(starts), len(NUMBERS)), np.int64),
+    )
     columns = block_ids, offsets, lengths, checksums, matches, deleted
     kernels.fold_stretches(starts, rows.count, *columns, ordered, numbers)
     return ordered, numbers.T
 
 
 def _folded(rows: Rows) -> pa.Table:
-    """One run for each stretch of one replica's rows, also where such stretches follow each other."""
+    """One run for each stretch of one replica's rows, also where such stretches follow
+    each other.
+    """
     starts = _changes(rows)
     ordered, numbers = fold_stretches(starts, rows)
     sources = rows.text["source"]
@@ -230,7 +259,9 @@ def _folded(rows: Rows) -> pa.Table:
     ordered &= ~is_none[entries(sources.codes, starts)] | (numbers[ENDS] == 0)
     if rows.unreadable is not None:
         ordered &= ~np.logical_or.reduceat(rows.unreadable, starts)
-    columns: dict[str, pa.Array] = {name: pa.array(row) for name, row in zip(NUMBERS, numbers, strict=True)}
+    columns: dict[str, pa.Array] = {
+        name: pa.array(row) for name, row in zip(NUMBERS, numbers, strict=True)
+    }
     columns["ordered"] = pa.array(ordered)
     for name, text in rows.text.items():
         columns[name] = text.values.take(pa.array(entries(text.codes, starts)))
@@ -245,7 +276,10 @@ def _changes(rows: Rows) -> Int64s:
     changes = np.zeros(rows.count, np.bool_)
     changes[0] = True
     of_integers = (rows.integers[name] for name in REPLICA_COLUMNS if name not in TEXT)
-    columns: list[NDArray[np.integer]] = [*(text.codes for text in rows.text.values()), *of_integers]
+    columns: list[NDArray[np.integer]] = [
+        *(text.codes for text in rows.text.values()),
+        *of_integers,
+    ]
     for column in columns:
         if len(column) > 1:
             changes[1:] |= column[1:] != column[:-1]
@@ -265,7 +299,9 @@ def full(column: "NDArray[_Scalar]", count: int) -> "NDArray[_Scalar]":
 def arrow_of(name: str, column: Int64s) -> pa.Array:
     """A column of integers or times as REPLICA_SCHEMA has it."""
     if name == "scanned_at":
-        return pa.array(column, pa.int64(), mask=column == _NEVER).view(CHUNK_SCHEMA.field(name).type)
+        return pa.array(column, pa.int64(), mask=column == _NEVER).view(
+            CHUNK_SCHEMA.field(name).type
+        )
     return pa.array(column, RUN_SCHEMA.field(name).type)
 
 
@@ -307,7 +343,9 @@ def library_fold_stretches(
     fragments[Fragment.DELETED_ROWS] = np.add.reduceat(deleted, pieces, dtype=np.int64)
     fragments[Fragment.BYTES] = np.add.reduceat(np.where(is_chunk, lengths, 0), pieces)
     fragments[Fragment.CORRUPT] = np.add.reduceat(is_chunk & ~matches, pieces, dtype=np.int64)
-    fragments[Fragment.UNVERIFIABLE] = np.add.reduceat(~is_chunk | (matches & (checksums == 0)), pieces, dtype=np.int64)
+    fragments[Fragment.UNVERIFIABLE] = np.add.reduceat(
+        ~is_chunk | (matches & (checksums == 0)), pieces, dtype=np.int64
+    )
     mixes = np.where(is_chunk, chunk_mixes(offsets, lengths, checksums, matches), 0)
     fragments[Fragment.MIX] = np.add.reduceat(mixes, pieces)
 
@@ -326,9 +364,12 @@ def library_fold_stretches(
 
 
 def _chained(fragments: Int64s, counts: Int64s) -> Int64s:
-    """Whole blocks, `counts[i]` of them for run i, to what is known of them together."""
+    """Whole blocks, `counts[i]` of them for run i, to what is known of them
+    together.
+    """
     each = _finished(fragments, np.ones(fragments.shape[1], np.bool_))
-    # Of a block alone the checksum is that of a container; here the blocks' own are folded in a row.
+    # Of a block alone the checksum is that of a container; here the blocks' own are
+    # folded in a row.
     starts = np.concatenate(([0], np.cumsum(counts)))
     out = np.zeros((len(Inner), len(counts)), np.int64)
     some = counts > 0
@@ -336,18 +377,24 @@ def _chained(fragments: Int64s, counts: Int64s) -> Int64s:
         at = starts[:-1][some]
         out[Inner.BLOCKS :, some] = np.add.reduceat(each[Inner.BLOCKS :], at, axis=1)
         out[Inner.FINGERPRINT, some] = np.bitwise_xor.reduceat(each[Inner.FINGERPRINT], at)
-        out[Inner.CHECKSUM] = fold_windows(fragments[Fragment.CHECKSUM].astype(">i8").tobytes(), 8 * starts)
+        out[Inner.CHECKSUM] = fold_windows(
+            fragments[Fragment.CHECKSUM].astype(">i8").tobytes(), 8 * starts
+        )
     return out
 
 
 def _finished(fragments: Int64s, known: Bools) -> Int64s:
-    """A fragment that is all of its block, as what is known of a row of blocks; nothing where not `known`."""
+    """A fragment that is all of its block, as what is known of a row of blocks; nothing
+    where not `known`.
+    """
     deleted = fragments[Fragment.DELETED_ROWS] > 0
     live = np.where(deleted, 0, fragments)
     checksums = fragments[Fragment.CHECKSUM]
     out = np.empty((len(Inner), fragments.shape[1]), np.int64)
     out[Inner.CHECKSUM] = _word_checksums(checksums)
-    out[Inner.FINGERPRINT] = block_mixes(fragments[Fragment.BLOCK_ID], checksums, deleted, live[Fragment.MIX])
+    out[Inner.FINGERPRINT] = block_mixes(
+        fragments[Fragment.BLOCK_ID], checksums, deleted, live[Fragment.MIX]
+    )
     out[Inner.BLOCKS] = 1
     out[Inner.DELETED_BLOCKS] = deleted
     out[Inner.CHUNKS] = live[Fragment.CHUNKS]
@@ -373,7 +420,9 @@ def _continued(left: Int64s, right: Int64s) -> Int64s:
     out[Fragment.LOW], out[Fragment.HIGH] = left[Fragment.LOW], right[Fragment.HIGH]
     # Both begin with the ID; the one in the middle is taken out.
     without_id = left[Fragment.CHECKSUM] ^ _word_checksums(left[Fragment.BLOCK_ID])
-    out[Fragment.CHECKSUM] = append_zero_words(without_id, right[Fragment.CHUNKS]) ^ right[Fragment.CHECKSUM]
+    out[Fragment.CHECKSUM] = (
+        append_zero_words(without_id, right[Fragment.CHUNKS]) ^ right[Fragment.CHECKSUM]
+    )
     return out
 
 
@@ -401,7 +450,9 @@ def _joined(runs: pa.Table) -> tuple[pa.Table, Int64s]:
     torn = several & in_order
     if torn.any():
         pieces = torn[replica]
-        numbers[:, torn] = _reduced(_numbers_of(runs.take(pa.array(order[pieces]))), replica[pieces])
+        numbers[:, torn] = _reduced(
+            _numbers_of(runs.take(pa.array(order[pieces]))), replica[pieces]
+        )
     scanned = np.maximum.reduceat(integers_of(runs["scanned_at"].combine_chunks())[order], starts)
     columns = {name: firsts[name] for name in REPLICA_COLUMNS}
     columns |= {"scanned_at": arrow_of("scanned_at", scanned), "ordered": pa.array(in_order)}
@@ -410,9 +461,13 @@ def _joined(runs: pa.Table) -> tuple[pa.Table, Int64s]:
 
 
 def _by_replica(runs: pa.Table) -> tuple[Int64s, Int64s]:
-    """The runs' places by replica and place of the first row; where each replica begins among them."""
+    """The runs' places by replica and place of the first row; where each replica begins
+    among them.
+    """
     keys = [_int64s(runs["container_id"]), ranks(runs["datanode"]), ranks(runs["volume"])]
-    order = np.lexsort((_int64s(runs["first_low"]), _int64s(runs["first_block_id"]), *reversed(keys)))
+    order = np.lexsort(
+        (_int64s(runs["first_low"]), _int64s(runs["first_block_id"]), *reversed(keys))
+    )
     changes = np.ones(len(order), np.bool_)
     changes[1:] = np.logical_or.reduce([key[order][1:] != key[order][:-1] for key in keys])
     return order, np.flatnonzero(changes)
@@ -442,7 +497,9 @@ def _in_order(runs: pa.Table, order: Int64s, starts: Int64s, replica: Int64s) ->
     next_block, next_low = sorted_by("first_block_id")[1:], sorted_by("first_low")[1:]
     # A replica without blocks has one row, and so has a block without chunks.
     fits = np.where(
-        next_block == last_block[:-1], (low[:-1] >= 0) & (high[:-1] < next_low), last_block[:-1] < next_block
+        next_block == last_block[:-1],
+        (low[:-1] >= 0) & (high[:-1] < next_low),
+        last_block[:-1] < next_block,
     )
     fits &= (ends[:-1] > 0) & (ends[1:] > 0)
     spoiled = ~runs["ordered"].to_numpy()[order]
@@ -454,13 +511,17 @@ def _in_order(runs: pa.Table, order: Int64s, starts: Int64s, replica: Int64s) ->
 
 
 def _reduced(numbers: Int64s, replica: Int64s) -> Int64s:
-    """The numbers of runs that follow each other, joined to one run for each replica."""
+    """The numbers of runs that follow each other, joined to one run for each
+    replica.
+    """
     while True:
         starts = np.flatnonzero(np.append(True, replica[1:] != replica[:-1]))
         if len(starts) == len(replica):
             return numbers
         # Neighbours first: each round halves what is left of a replica.
-        place = np.arange(len(replica)) - np.repeat(starts, np.diff(np.append(starts, len(replica))))
+        place = np.arange(len(replica)) - np.repeat(
+            starts, np.diff(np.append(starts, len(replica)))
+        )
         left = np.flatnonzero(place % 2 == 0)
         has_right = np.append(replica[1:] == replica[:-1], False)[left]
         pairs = left[has_right]

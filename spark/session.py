@@ -1,7 +1,8 @@
-"""The Spark session of a sweep: quiet, on our own interpreter, and ended with the command that started it.
+"""The Spark session of a sweep: quiet, on our own interpreter, and ended with the
+command that started it.
 
-The JVM's own talk goes to a file; what it says there is told when it does not come up. Jobs run under `watched`, which
-tells how they go on, and cancels them on Ctrl-C.
+The JVM's own talk goes to a file; what it says there is told when it does not come up.
+Jobs run under `watched`, which tells how they go on, and cancels them on Ctrl-C.
 """
 
 import os
@@ -32,7 +33,8 @@ try:
     from pyspark.sql import SparkSession
 except ModuleNotFoundError as missing:
     raise SparkMissingError(
-        f"{missing.name} is not installed", hint="pip install 'treefold[spark,fast]', or leave out --engine spark"
+        f"{missing.name} is not installed",
+        hint="pip install 'treefold[spark,fast]', or leave out --engine spark",
     ) from missing
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ T = TypeVar("T")
 LOCAL = "local[*]"
 
 _PROGRESS_EVERY_S = 0.5
-# A task of a cluster is given up when it has failed so often; a local one, unless Spark is told, at once.
+# A task of a cluster is given up when it has failed so often; a local one, unless Spark
+# is told, at once.
 _FAILURES_MAX = 4
 _STANDALONE = "spark://"
 _CONNECT_S = 5.0
@@ -60,9 +63,11 @@ _ALWAYS = {
     "spark.driver.maxResultSize": "0",
     # Beyond so many groups in memory Spark sorts them, which is slower; ours are small.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "65536",
-    # The checks of every single operation would cost a third; sums that may be too large are tried by name.
+    # The checks of every single operation would cost a third; sums that may be too
+    # large are tried by name.
     "spark.sql.ansi.enabled": "false",
-    # So many groups are found without a search: more than there are blocks in most parts of a table.
+    # So many groups are found without a search: more than there are blocks in most
+    # parts of a table.
     "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",
     # Times of scans are given in UTC, whatever the machine thinks.
     "spark.sql.session.timeZone": "UTC",
@@ -79,26 +84,33 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """A session for one command; one at a time in a process.
 
-    A machine that cannot resolve its own name wants SPARK_LOCAL_IP in the environment, 127.0.0.1 for a local master:
-    Spark asks for its address before it reads any setting.
+    A machine that cannot resolve its own name wants SPARK_LOCAL_IP in the environment,
+    127.0.0.1 for a local master: Spark asks for its address before it reads any
+    setting.
 
-    `settings` are Spark's own and win over ours; `spark.pyspark.python` is the executors' Python, on a cluster
-    `python3` unless told. `pack` is a folder made by spark.pack, for executors that have neither our code nor our
-    libraries.
+    `settings` are Spark's own and win over ours; `spark.pyspark.python` is the
+    executors' Python, on a cluster `python3` unless told. `pack` is a folder made by
+    spark.pack, for executors that have neither our code nor our libraries.
 
     Raises:
         SparkMissingError: There is no Java, or one that is too old.
         UsageError: `master` or `pack` is not what it has to be.
-        ProcessFailedError: Spark does not come up, or a job fails; what its log says of it is in the message.
+        ProcessFailedError: Spark does not come up, or a job fails; what its log says of
+            it is in the message.
     """
-    wanted = {**_ALWAYS, **(_of_local(master) if is_local(master) else _of_cluster(master, pack)), **(settings or {})}
+    wanted = {
+        **_ALWAYS,
+        **(_of_local(master) if is_local(master) else _of_cluster(master, pack)),
+        **(settings or {}),
+    }
     if master.startswith(_STANDALONE):
         _hear_from(master)
     conf = SparkConf().setAppName("treefold sweep").setAll(list(wanted.items()))
     log = _log()
 
     def started() -> SparkSession:
-        # A master that does not answer ends the context behind our back, and the session is who hears of it.
+        # A master that does not answer ends the context behind our back, and the
+        # session is who hears of it.
         return SparkSession(SparkContext(conf=conf, gateway=_gateway(conf)))
 
     try:
@@ -107,21 +119,27 @@ def spark_session(
         text = f"Spark did not start on {master}: {_reasons(_tail(log)) or error}"
         raise _java_trouble() or ProcessFailedError(text) from error
     context = session.sparkContext
-    # pyspark itself would take what the path calls python3, which need not have our packages.
+    # pyspark itself would take what the path calls python3, which need not have our
+    # packages.
     context.pythonExec = wanted["spark.pyspark.python"]
     try:
         yield session
     except (PySparkException, Py4JError) as error:
-        raise ProcessFailedError(f"Spark failed: {_reasons(str(error)) or type(error).__name__}") from error
+        raise ProcessFailedError(
+            f"Spark failed: {_reasons(str(error)) or type(error).__name__}"
+        ) from error
     finally:
         context.stop()
 
 
-def watched(session: SparkSession, what: str, work: Callable[[], T], tell: Callable[[int, int], None]) -> T:
-    """What `work` returns; its jobs are one group, and `tell` hears of tasks done and known of, now and then.
+def watched(
+    session: SparkSession, what: str, work: Callable[[], T], tell: Callable[[int, int], None]
+) -> T:
+    """What `work` returns; its jobs are one group, and `tell` hears of tasks done and
+    known of, now and then.
 
-    Both run in other threads: an answer of the JVM that Ctrl-C cut short would be taken for that to the next question.
-    Interrupted, the jobs are cancelled on the cluster.
+    Both run in other threads: an answer of the JVM that Ctrl-C cut short would be taken
+    for that to the next question. Interrupted, the jobs are cancelled on the cluster.
     """
     context = session.sparkContext
     group = f"{what}-{uuid4()}"
@@ -145,13 +163,21 @@ def watched(session: SparkSession, what: str, work: Callable[[], T], tell: Calla
                 sleep(_PROGRESS_EVERY_S)
                 continue
             jobs = [job for i in tracker.getJobIdsForGroup(group) if (job := tracker.getJobInfo(i))]
-            stages = [stage for job in jobs for i in job.stageIds if (stage := tracker.getStageInfo(i))]
-            now = sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
+            stages = [
+                stage for job in jobs for i in job.stageIds if (stage := tracker.getStageInfo(i))
+            ]
+            now = (
+                sum(stage.numCompletedTasks for stage in stages),
+                sum(stage.numTasks for stage in stages),
+            )
             if now != seen:
                 seen = now
                 tell(*now)
 
-    threads = [InheritableThread(target=target, name=f"{what} on Spark", daemon=True) for target in (run, follow)]
+    threads = [
+        InheritableThread(target=target, name=f"{what} on Spark", daemon=True)
+        for target in (run, follow)
+    ]
     try:
         for thread in threads:
             thread.start()
@@ -163,7 +189,9 @@ def watched(session: SparkSession, what: str, work: Callable[[], T], tell: Calla
 
 
 def _apart(work: Callable[[], T]) -> T:
-    """What `work` returns, done by another thread: an answer of the JVM that Ctrl-C cut short would be told of."""
+    """What `work` returns, done by another thread: an answer of the JVM that Ctrl-C cut
+    short would be told of.
+    """
     outcome = Future[T]()
 
     def run() -> None:
@@ -172,24 +200,30 @@ def _apart(work: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001  raised again where it is waited for
             outcome.set_exception(error)
 
-    # Not Spark's own kind of thread, which takes over what a context holds: there is none yet.
+    # Not Spark's own kind of thread, which takes over what a context holds: there is
+    # none yet.
     Thread(target=run, name="Spark's start", daemon=True).start()
     return outcome.result()
 
 
 def _hear_from(master: str) -> None:
-    """Raise unless a standalone master listens: Spark itself would try for a minute and a half."""
+    """Raise unless a standalone master listens: Spark itself would try for a minute and
+    a half.
+    """
     reason: OSError | None = None
     for place in master.removeprefix(_STANDALONE).split(","):
         try:
             address = urlsplit(f"//{place}")
             host, port = address.hostname or "", address.port
-            # As a lookup writes it: what cannot be written so is no name, which a lookup would say less clearly.
+            # As a lookup writes it: what cannot be written so is no name, which a
+            # lookup would say less clearly.
             host.encode("idna")
         except ValueError:
             host, port = "", None
         if not host or not port:
-            raise UsageError(f"{master!r} names no Spark master", hint="it looks like spark://HOST:PORT")
+            raise UsageError(
+                f"{master!r} names no Spark master", hint="it looks like spark://HOST:PORT"
+            )
         try:
             socket.create_connection((host, port), _CONNECT_S).close()
         except OSError as error:
@@ -228,7 +262,9 @@ def _of_cluster(master: str, pack: Path | None) -> dict[str, str]:
     if pack:
         for made in (pack / CODE, pack / ARCHIVE):
             if not made.is_file():
-                raise UsageError(f"{made} is missing", hint="treefold sweep pack --out DIR makes it")
+                raise UsageError(
+                    f"{made} is missing", hint="treefold sweep pack --out DIR makes it"
+                )
         settings |= {
             "spark.files": str(pack / CODE),
             "spark.archives": f"{pack / ARCHIVE}#{ENVIRONMENT}",
@@ -255,7 +291,8 @@ def _gateway(conf: SparkConf) -> "JavaGateway":
         try:
             _started.append(launch(conf, streams))
         except PySparkRuntimeError:
-            # Now and then, on a busy machine, Java ends before it has said a word. What is wrong for good it says.
+            # Now and then, on a busy machine, Java ends before it has said a word. What
+            # is wrong for good it says.
             if _tail(_log()):
                 raise
             _started.append(launch(conf, streams))
@@ -276,14 +313,20 @@ def _reasons(text: str) -> str:
 
 
 def _java_trouble() -> SparkMissingError | None:
-    """What is wrong with the Java that Spark's scripts would take, if that is what is wrong."""
+    """What is wrong with the Java that Spark's scripts would take, if that is what is
+    wrong.
+    """
     hint = f"install Java {_JAVA_MIN}: sudo apt-get install openjdk-17-jre-headless"
     # Spark's own rule; the shell knows JAVA_HOME.
     command = '"${JAVA_HOME:+$JAVA_HOME/bin/}java" -version'
     told = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
     if told.returncode:
-        return SparkMissingError(f"Spark needs Java {_JAVA_MIN} or newer, and there is none", hint=hint)
+        return SparkMissingError(
+            f"Spark needs Java {_JAVA_MIN} or newer, and there is none", hint=hint
+        )
     version = re.search(r'version "(?:1\.)?(\d+)', told.stderr)
     if version and int(version[1]) < _JAVA_MIN:
-        return SparkMissingError(f"Spark needs Java {_JAVA_MIN} or newer, not {version[1]}", hint=hint)
+        return SparkMissingError(
+            f"Spark needs Java {_JAVA_MIN} or newer, not {version[1]}", hint=hint
+        )
     return None

@@ -1,16 +1,20 @@
-"""Replicas from rows in no order at all, in Spark SQL alone: a block's rows of a task are one before they are shuffled,
-and none is handed to Python.
+"""Replicas from rows in no order at all, in Spark SQL alone: a block's rows of a task
+are one before they are shuffled, and none is handed to Python.
 
-A block's checksum is an XOR over its chunks once each chunk's rank is known (spark.gf2). Where a cluster's chunks are
-of one length but for the last of a block, a chunk tells its rank itself: offset / length. That this is true of a block
-is proved by the same aggregate: every offset is a multiple of the length, and the XOR of one bit a rank over its n
-chunks has the n lowest bits, which n chunks can make in no other way than by the ranks 0 to n - 1.
+A block's checksum is an XOR over its chunks once each chunk's rank is known
+(spark.gf2). Where a cluster's chunks are of one length but for the last of a block, a
+chunk tells its rank itself: offset / length. That this is true of a block is proved by
+the same aggregate: every offset is a multiple of the length, and the XOR of one bit a
+rank over its n chunks has the n lowest bits, which n chunks can make in no other way
+than by the ranks 0 to n - 1.
 
-A block of which it is not proved, of more than RANKS chunks, with checksums of more than 32 bits, with rows that
-contradict each other or lack a value, sends its container to the exact path.
+A block of which it is not proved, of more than RANKS chunks, with checksums of more
+than 32 bits, with rows that contradict each other or lack a value, sends its container
+to the exact path.
 
-Aggregates by long text are slow. So rows are grouped by a hash of what names a replica, 64 bits, and the names are
-taken from the first row of each block; that no two replicas share a hash is seen there.
+Aggregates by long text are slow. So rows are grouped by a hash of what names a replica,
+64 bits, and the names are taken from the first row of each block; that no two replicas
+share a hash is seen there.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,11 +39,12 @@ if TYPE_CHECKING:
 
 Int64s: TypeAlias = "NDArray[np.int64]"
 
-# Chunks a block, at most: Ozone's own limits make it 64 of 4 MiB, whose bits one word holds; each more costs every row.
+# Chunks a block, at most: Ozone's own limits make it 64 of 4 MiB, whose bits one word
+# holds; each more costs every row.
 RANKS = 256
 _WORD_BITS = 64
-# Lengths of chunks that are looked for: a cluster has one, or two where clients are set differently; and the share of
-# blocks that makes one worth what it costs every row.
+# Lengths of chunks that are looked for: a cluster has one, or two where clients are set
+# differently; and the share of blocks that makes one worth what it costs every row.
 _LENGTHS_MAX = 2
 _SHARE_MIN = 1 / 64
 # Blocks of a shuffle's partition: some tens of megabytes.
@@ -57,7 +62,8 @@ class Aggregated:
 
     # REPLICA_SCHEMA.
     replicas: pa.Table
-    # Containers, ascending, of which no replica is in `replicas`, as their rows have to be sorted; how many these are.
+    # Containers, ascending, of which no replica is in `replicas`, as their rows have to
+    # be sorted; how many these are.
     exact: Int64s
     exact_rows: Int64s
     rows: int
@@ -66,24 +72,32 @@ class Aggregated:
 
 
 def names_of(rows: DataFrame) -> pa.Table:
-    """Each replica in `rows`, with its number of `blocks`, as far as these begin where blocks begin."""
+    """Each replica in `rows`, with its number of `blocks`, as far as these begin where
+    blocks begin.
+    """
     return rows.sparkSession.sql(_NAMES, rows=rows).toArrow()
 
 
 def aggregate(rows: DataFrame, names: pa.Table, *, last_offset: int | None = None) -> Aggregated:
-    """The replicas of all containers in `rows`, which has the columns of the chunk table; `names` are those in it.
+    """The replicas of all containers in `rows`, which has the columns of the chunk
+    table; `names` are those in it.
 
-    Where nobody knows beforehand the `last_offset` at which any chunk begins, the rows are asked for it.
+    Where nobody knows beforehand the `last_offset` at which any chunk begins, the rows
+    are asked for it.
     """
     lengths = lengths_of(names)
     if last_offset is None:
-        found = rows.sparkSession.sql("SELECT max(chunk_offset) AS last FROM {rows}", rows=rows).toArrow()
+        found = rows.sparkSession.sql(
+            "SELECT max(chunk_offset) AS last FROM {rows}", rows=rows
+        ).toArrow()
         last_offset = found["last"][0].as_py() or 0
     words = -(-(last_offset // min(lengths) + 1) // _WORD_BITS)
     ranks_max = _WORD_BITS * min(max(words, 1), RANKS // _WORD_BITS)
     with _partitions(rows.sparkSession, pc.sum(names["blocks"]).as_py() or 0):
         sums = folded(rows, lengths, ranks_max=ranks_max).toArrow()
-    unnamed = sums.join(names.select(["name"]), "name", join_type="left anti").filter(pc.field("name").is_valid())
+    unnamed = sums.join(names.select(["name"]), "name", join_type="left anti").filter(
+        pc.field("name").is_valid()
+    )
     owners = names.select(_OWNED)
     if unnamed.num_rows:
         known = rows.sparkSession.createDataFrame(unnamed.select(["name"]))
@@ -93,35 +107,55 @@ def aggregate(rows: DataFrame, names: pa.Table, *, last_offset: int | None = Non
 
 
 def lengths_of(names: pa.Table) -> list[int]:
-    """Lengths of chunks by which ranks are told, those of most blocks first; at least one."""
-    held = names.filter(pc.greater(names["length"], 0)).group_by("length").aggregate([("blocks", "sum")])
-    counted = sorted(zip(held["blocks_sum"].to_pylist(), held["length"].to_pylist(), strict=True), reverse=True)
+    """Lengths of chunks by which ranks are told, those of most blocks first; at least
+    one.
+    """
+    held = (
+        names.filter(pc.greater(names["length"], 0))
+        .group_by("length")
+        .aggregate([("blocks", "sum")])
+    )
+    counted = sorted(
+        zip(held["blocks_sum"].to_pylist(), held["length"].to_pylist(), strict=True), reverse=True
+    )
     least = _SHARE_MIN * sum(blocks for blocks, _ in counted)
-    return [length for blocks, length in counted[:_LENGTHS_MAX] if blocks >= least] or [_CHUNK_BYTES]
+    return [length for blocks, length in counted[:_LENGTHS_MAX] if blocks >= least] or [
+        _CHUNK_BYTES
+    ]
 
 
 def folded(rows: DataFrame, lengths: list[int], *, ranks_max: int = RANKS) -> DataFrame:
-    """Sums of each replica, by the hash of its name; where not `regular`, the root is not to be trusted.
+    """Sums of each replica, by the hash of its name; where not `regular`, the root is
+    not to be trusted.
 
-    `lengths` are those by which ranks are told, at least one, and `ranks_max`, a multiple of 64, is how many a block
-    may have. Where these are wrong, more is not regular.
+    `lengths` are those by which ranks are told, at least one, and `ranks_max`, a
+    multiple of 64, is how many a block may have. Where these are wrong, more is not
+    regular.
     """
     session = rows.sparkSession
     # The last map is the identity, for what has no rank.
-    plain = np.left_shift(np.arange(256, dtype=np.uint32), np.arange(0, 32, 8, dtype=np.uint32)[:, None])
+    plain = np.left_shift(
+        np.arange(256, dtype=np.uint32), np.arange(0, 32, 8, dtype=np.uint32)[:, None]
+    )
     ranks = _table(session, np.concatenate([rank_tables(ranks_max), plain[None]]))
     ends, constants = end_tables(ranks_max)
     words, kinds = range(ranks_max // _WORD_BITS), range(len(lengths))
     bits = [f"array({', '.join(f'bits{i}_{word}' for word in words)})" for i in kinds]
     filled = {
         "$ALL_RANKS": ", ".join(
-            f"CAST(IF(chunk_offset >= 0 AND chunk_offset % {length} = 0 AND chunk_offset div {length} < {ranks_max},"
-            f" chunk_offset div {length}, {ranks_max}) AS INT) AS rank{i}"
+            f"CAST(IF(chunk_offset >= 0 AND chunk_offset % {length} = 0 AND chunk_offset div"
+            f" {length} < {ranks_max}, chunk_offset div {length}, {ranks_max}) AS INT) AS rank{i}"
             for i, length in enumerate(lengths)
         ),
         "$ALL_BITS": ", ".join(_bits(i, word, len(words)) for i in kinds for word in words),
-        "$MORE_REGISTERS": "".join(f"bit_xor({_image_at(f'rank{i}')}) AS register{i}, " for i in kinds[1:]),
-        "$REGISTER": "CASE " + " ".join(f"WHEN {of} = expected THEN register{i}" for i, of in enumerate(bits)) + " END",
+        "$MORE_REGISTERS": "".join(
+            f"bit_xor({_image_at(f'rank{i}')}) AS register{i}, " for i in kinds[1:]
+        ),
+        "$REGISTER": (
+            "CASE "
+            + " ".join(f"WHEN {of} = expected THEN register{i}" for i, of in enumerate(bits))
+            + " END"
+        ),
         "$RANKS": str(ranks_max),
     }
     checksums = session.sql(
@@ -137,10 +171,14 @@ def folded(rows: DataFrame, lengths: list[int], *, ranks_max: int = RANKS) -> Da
 
 @contextmanager
 def _partitions(session: SparkSession, blocks: int) -> Iterator[None]:
-    """So many partitions that each is of some blocks: where neighbours stay together, less is shuffled."""
+    """So many partitions that each is of some blocks: where neighbours stay together,
+    less is shuffled.
+    """
     name = "spark.sql.shuffle.partitions"
     before = str(session.conf.get(name))
-    session.conf.set(name, max(session.sparkContext.defaultParallelism, -(-blocks // _PARTITION_BLOCKS)))
+    session.conf.set(
+        name, max(session.sparkContext.defaultParallelism, -(-blocks // _PARTITION_BLOCKS))
+    )
     try:
         yield
     finally:
@@ -148,12 +186,16 @@ def _partitions(session: SparkSession, blocks: int) -> Iterator[None]:
 
 
 def _table(session: SparkSession, table: "NDArray[np.uint32]") -> DataFrame:
-    """A table as a query of one row: as a literal it would cost the driver half a minute a query."""
+    """A table as a query of one row: as a literal it would cost the driver half a
+    minute a query.
+    """
     return _one_row(session, table.reshape(-1).view(np.int32))
 
 
 def _one_row(session: SparkSession, value: object, kind: DataType = _INTS) -> DataFrame:
-    return session.createDataFrame(pa.table({"t": pa.array([value])}), StructType([StructField("t", kind, False)]))
+    return session.createDataFrame(
+        pa.table({"t": pa.array([value])}), StructType([StructField("t", kind, False)])
+    )
 
 
 def _filled(template: str, parts: Mapping[str, str]) -> str:
@@ -176,20 +218,30 @@ def _bits_below(ranks: int) -> list[list[int]]:
 
 
 def _settled(names: pa.Table, owners: pa.Table, sums: pa.Table) -> Aggregated:
-    """Replicas of `sums`, by name, that are whole and sure; `owners` are the containers that each name is of."""
+    """Replicas of `sums`, by name, that are whole and sure; `owners` are the containers
+    that each name is of.
+    """
     rows = pc.sum(sums["rows"]).as_py() or 0
     sums = sums.filter(pc.field("name").is_valid())
     lost = rows - (pc.sum(sums["rows"]).as_py() or 0)
     names = names.filter(pc.field("name").is_valid())
     owned = owners.filter(pc.field("name").is_valid()).group_by(_OWNED).aggregate([])
-    of_container = sums.select(["name", "rows", "regular", "blocks"]).join(owned, "name", join_type="inner")
+    of_container = sums.select(["name", "rows", "regular", "blocks"]).join(
+        owned, "name", join_type="inner"
+    )
     suspects = [of_container.filter(pc.invert(pc.field("regular")))["container_id"]]
     # A replica under two names, and two replicas of one hash.
     for keys in (list(KEY), ["name"]):
-        doubled = names.group_by(keys).aggregate([([], "count_all")]).filter(pc.field("count_all") > 1)
-        suspects.append(names.join(doubled.select(keys), keys, join_type="left semi")["container_id"])
+        doubled = (
+            names.group_by(keys).aggregate([([], "count_all")]).filter(pc.field("count_all") > 1)
+        )
+        suspects.append(
+            names.join(doubled.select(keys), keys, join_type="left semi")["container_id"]
+        )
     # Rows of a name that no block begins with.
-    suspects.append(owned.join(names.select(["name"]), "name", join_type="left anti")["container_id"])
+    suspects.append(
+        owned.join(names.select(["name"]), "name", join_type="left anti")["container_id"]
+    )
     # Names that lack something, and chunks of a replica that has no tree.
     is_whole = reduce(pc.and_, (pc.is_valid(names[name]) for name in ("volume", *AGREED)))
     suspects.append(names["container_id"].filter(pc.invert(is_whole)))
@@ -199,22 +251,33 @@ def _settled(names: pa.Table, owners: pa.Table, sums: pa.Table) -> Aggregated:
     exact = np.unique(np.concatenate([column.to_numpy() for column in suspects])).astype(np.int64)
     is_exact = pc.is_in(of_container["container_id"], pa.array(exact))
     held = of_container.filter(is_exact)
-    counts = np.bincount(np.searchsorted(exact, held["container_id"].to_numpy()), held["rows"].to_numpy(), len(exact))
-    named = names.drop_columns(["length", "blocks"]).filter(pc.invert(pc.field("container_id").isin(pa.array(exact))))
+    counts = np.bincount(
+        np.searchsorted(exact, held["container_id"].to_numpy()), held["rows"].to_numpy(), len(exact)
+    )
+    named = names.drop_columns(["length", "blocks"]).filter(
+        pc.invert(pc.field("container_id").isin(pa.array(exact)))
+    )
     settled = sums.join(named, "name", join_type="inner")
     columns = {name: settled[name] for name in REPLICA_SCHEMA.names if name != "path"}
     columns["path"] = pa.array([Path.SQL.value] * settled.num_rows, pa.string())
     columns["root"] = pc.if_else(pc.equal(settled["source"], "none"), None, settled["root"])
     # Of a time that is finer, the rest is dropped.
-    columns["scanned_at"] = columns["scanned_at"].cast(REPLICA_SCHEMA.field("scanned_at").type, safe=False)
-    replicas = pa.table([columns[name] for name in REPLICA_SCHEMA.names], REPLICA_SCHEMA.names).cast(REPLICA_SCHEMA)
+    columns["scanned_at"] = columns["scanned_at"].cast(
+        REPLICA_SCHEMA.field("scanned_at").type, safe=False
+    )
+    replicas = pa.table(
+        [columns[name] for name in REPLICA_SCHEMA.names], REPLICA_SCHEMA.names
+    ).cast(REPLICA_SCHEMA)
     return Aggregated(replicas, exact, counts.astype(np.int64), rows, lost)
 
 
 def _image(table: str, value: str, *, size: int = 4, at: str = "0") -> str:
-    """SQL for the image of the `size` lower bytes of a number under the map whose tables begin at `at`."""
+    """SQL for the image of the `size` lower bytes of a number under the map whose
+    tables begin at `at`.
+    """
     return " ^ ".join(
-        f"get({table}, {at} + {256 * i} + CAST(shiftrightunsigned({value}, {8 * i}) & 255 AS INT))" for i in range(size)
+        f"get({table}, {at} + {256 * i} + CAST(shiftrightunsigned({value}, {8 * i}) & 255 AS INT))"
+        for i in range(size)
     )
 
 
@@ -236,8 +299,8 @@ def _products(*terms: str) -> str:
 
 _NUMBERS = ("container_id", "bcs_id", "replica_index", "generation")
 _TEXTS = ("volume", "state", "source")
-# Text is hashed a piece at a time: chained, each would wait for the one before. No replica has a missing number and
-# one of this value.
+# Text is hashed a piece at a time: chained, each would wait for the one before. No
+# replica has a missing number and one of this value.
 _NAME = (
     "IF(datanode IS NULL OR container_id IS NULL, NULL, xxhash64(datanode) + "
     + _products(
@@ -272,8 +335,9 @@ FROM (SELECT {_NAME} AS name, container_id FROM {{rows}})
 WHERE name IN (SELECT name FROM {{names}})
 """
 
-# What of a block's rows no order can change: few numbers, as each costs every row, and those that differ from block to
-# block side by side, which compresses better. Rows of no replica are those of a name that is NULL.
+# What of a block's rows no order can change: few numbers, as each costs every row, and
+# those that differ from block to block side by side, which compresses better. Rows of
+# no replica are those of a name that is NULL.
 _BLOCKS = f"""
 SELECT block_id, name,
   -- Beside the register 32 bits of what is no part of the tree's checksums.
@@ -282,12 +346,14 @@ SELECT block_id, name,
   sum(length) AS bytes,
   $MORE_REGISTERS
   $ALL_BITS,
-  -- Rows, and of them corrupt and unverifiable chunks, which are right where there are no more than a block may have.
+  -- Rows, and of them corrupt and unverifiable chunks, which are right
+  -- where there are no more than a block may have.
   sum(IF(matches, IF(checksum = 0, {1 << 48 | 1}L, 1L), {1 << 32 | 1}L)) AS counts,
   bit_or(IF({" OR ".join(f"{name} IS NULL" for name in _NEEDED)}, {_UNFIT}, 0)
     -- So that no sum of them overflows.
     | IF(length BETWEEN 0 AND 4294967295, 0, {_UNFIT})
-    | IF(checksum BETWEEN 0 AND 4294967295, 0, IF(chunk_offset = {CONTAINER_ROW} AND checksum IS NOT NULL, 0, {_UNFIT}))
+    | IF(checksum BETWEEN 0 AND 4294967295, 0,
+      IF(chunk_offset = {CONTAINER_ROW} AND checksum IS NOT NULL, 0, {_UNFIT}))
     | IF(deleted, {_DELETED}, 0)
     | CASE WHEN chunk_offset >= 0 THEN {_CHUNK} WHEN chunk_offset = {BLOCK_ROW} THEN {_BLOCK}
         WHEN chunk_offset = {CONTAINER_ROW} THEN {_REPLICA} ELSE {_UNFIT} END
@@ -308,15 +374,18 @@ SELECT name, block_id, rows, scanned_at, regular, kinds & {_REPLICA} > 0 AS is_e
   IF(deleted OR chunks = 0, 0L, bytes) AS bytes,
   IF(deleted OR chunks = 0, 0L, shiftright(counts, 32) & 65535) AS corrupt,
   IF(deleted, 0L, IF(chunks = 0, 1L, shiftrightunsigned(counts, 48))) AS unverifiable,
-  xxhash64(block_id, checksum, deleted, IF(deleted, 0, mix), IF(deleted OR chunks = 0, 0L, bytes)) AS mix
+  xxhash64(block_id, checksum, deleted, IF(deleted, 0, mix),
+    IF(deleted OR chunks = 0, 0L, bytes)) AS mix
 FROM (
   SELECT *,
     IF(kinds = {_BLOCK | _DELETED}, register,
-      {_image("(SELECT t FROM {ends})", "image", at="1024 * chunks")} ^ get((SELECT t FROM {{constants}}), chunks)
+      {_image("(SELECT t FROM {ends})", "image", at="1024 * chunks")}
+        ^ get((SELECT t FROM {{constants}}), chunks)
     ) AS checksum
   FROM (
     SELECT *,
-      IF(chunks > 0, register, 0) ^ {_image("(SELECT t FROM {words})", "block_id", size=8)} AS image,
+      IF(chunks > 0, register, 0) ^ {_image("(SELECT t FROM {words})", "block_id", size=8)}
+        AS image,
       coalesce(bytes IS NOT NULL AND IF(is_of_chunks, rows <= $RANKS AND register IS NOT NULL,
         rows = 1 AND kinds & {_UNFIT} = 0), false) AS regular
     FROM (
@@ -341,13 +410,15 @@ FROM (
 
 _REPLICAS = f"""
 SELECT name, 4294967295L & ~CAST(aggregate(
-    array_sort(arrays_zip(block_ids, words)), -1, (register, block) -> {_image("steps", "register")} ^ block.words
+    array_sort(arrays_zip(block_ids, words)), -1, (register, block) ->
+      {_image("steps", "register")} ^ block.words
   ) AS BIGINT) AS root,
-  fingerprint, CAST(size(words) AS BIGINT) AS blocks, deleted_blocks, chunks, bytes, corrupt, unverifiable,
+  fingerprint, CAST(size(words) AS BIGINT) AS blocks,
+  deleted_blocks, chunks, bytes, corrupt, unverifiable,
   scanned_at, regular, chunks + others AS rows
 FROM (
-  -- A function cannot ask for a table, but sees the columns beside it. Little of this differs from replica to replica,
-  -- and pairs in one list would take twice the place.
+  -- A function cannot ask for a table, but sees the columns beside it. Little of this
+  -- differs from replica to replica, and pairs in one list would take twice the place.
   SELECT name, (SELECT t FROM {{steps}}) AS steps,
     coalesce(bit_xor(mix) FILTER (WHERE NOT is_empty), 0L) AS fingerprint,
     coalesce(try_sum(bytes), 0L) AS bytes,
@@ -356,7 +427,8 @@ FROM (
     count_if(NOT is_empty AND deleted) AS deleted_blocks,
     sum(corrupt) AS corrupt,
     coalesce(sum(unverifiable) FILTER (WHERE NOT is_empty), 0L) AS unverifiable,
-    coalesce(bool_and(regular) AND try_sum(bytes) IS NOT NULL AND (NOT bool_or(is_empty) OR count(*) = 1), false)
+    coalesce(bool_and(regular) AND try_sum(bytes) IS NOT NULL AND (NOT bool_or(is_empty)
+      OR count(*) = 1), false)
       AS regular,
     max(scanned_at) AS scanned_at,
     collect_list(block_id) FILTER (WHERE NOT is_empty) AS block_ids,

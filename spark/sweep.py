@@ -1,8 +1,9 @@
 """One sweep from start to end: fold all parts, judge all containers, write the tables.
 
-What an engine computes is pure and in other modules; an engine only says where and how many at a time. Whatever it
-hands to `store` is on disk when `store` returns, so that a sweep that ends anywhere goes on behind its last wave. The
-same sweep resumed and not resumed ends in the same tables.
+What an engine computes is pure and in other modules; an engine only says where and how
+many at a time. Whatever it hands to `store` is on disk when `store` returns, so that a
+sweep that ends anywhere goes on behind its last wave. The same sweep resumed and not
+resumed ends in the same tables.
 """
 
 import fcntl
@@ -30,7 +31,15 @@ from spark.compare import compare_replicas
 from spark.gather import Gatherer
 from spark.history import History
 from spark.inputs import NO_ROWS, Inputs, export_datanodes, export_findings, table_parts
-from spark.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, FindingKind, Part, PartKind, Source
+from spark.model import (
+    FINDING_SCHEMA,
+    REPLICA_SCHEMA,
+    VERDICT_SCHEMA,
+    FindingKind,
+    Part,
+    PartKind,
+    Source,
+)
 from spark.model import Path as Way
 from spark.output import JsonObject, Output, Skipped, Summary, Table, new_sweep_id
 from spark.runs import RUN_SCHEMA, settle
@@ -48,8 +57,9 @@ _RESUMED_WITHIN = timedelta(days=1)
 class Wave:
     """All that came of some parts, which are never folded again.
 
-    An engine that computes whole replicas gives these instead of runs, and names in `exact` the containers that it
-    cannot decide; where a container has both runs and replicas, the sweep decides it along the exact path.
+    An engine that computes whole replicas gives these instead of runs, and names in
+    `exact` the containers that it cannot decide; where a container has both runs and
+    replicas, the sweep decides it along the exact path.
     """
 
     part_ids: tuple[str, ...]
@@ -63,13 +73,16 @@ class Wave:
     # Containers, and about how many rows each has.
     exact: Int64s
     exact_rows: Int64s
-    # Parts (of `part_ids`) that could not be read, with why: their tables are left out of the sweep.
+    # Parts (of `part_ids`) that could not be read, with why: their tables are left out
+    # of the sweep.
     skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What came of the rows of some containers, each of them whole: REPLICA_SCHEMA, VERDICT_SCHEMA, FINDING_SCHEMA."""
+    """What came of the rows of some containers, each of them whole: REPLICA_SCHEMA,
+    VERDICT_SCHEMA, FINDING_SCHEMA.
+    """
 
     replicas: pa.Table
     verdicts: pa.Table
@@ -77,23 +90,29 @@ class Judged:
 
 
 class Engine(Protocol):
-    """Where the work is done. Whatever an engine reads or keeps is bounded, however large a container is."""
+    """Where the work is done. Whatever an engine reads or keeps is bounded, however
+    large a container is.
+    """
 
     @property
     def name(self) -> str:
         """What the summary calls it."""
         ...
 
-    def fold(self, parts: Sequence[Part], store: Callable[[Wave], None], tell: Callable[[int], None]) -> None:
-        """Fold all parts, in waves of a few minutes at most, each given to `store`; `tell` of rows as they are read.
+    def fold(
+        self, parts: Sequence[Part], store: Callable[[Wave], None], tell: Callable[[int], None]
+    ) -> None:
+        """Fold all parts, in waves of a few minutes at most, each given to `store`;
+        `tell` of rows as they are read.
 
-        All parts are of files: the volumes of this machine are made into some first. A part that cannot be read is no
-        error: its wave names it.
+        All parts are of files: the volumes of this machine are made into some first. A
+        part that cannot be read is no error: its wave names it.
         """
         ...
 
     def exact(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> Iterator[Judged]:
-        """Replicas and findings of these containers from their sorted rows (spark.exact), without verdicts.
+        """Replicas and findings of these containers from their sorted rows
+        (spark.exact), without verdicts.
 
         `rows` says about how many rows each of them has.
         """
@@ -102,7 +121,8 @@ class Engine(Protocol):
     def inspect(
         self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table
     ) -> Iterator[Judged]:
-        """Verdicts and findings of these containers from their rows (spark.compare), without replicas.
+        """Verdicts and findings of these containers from their rows (spark.compare),
+        without replicas.
 
         `replicas` are those of these containers, whether they take part or not.
         """
@@ -161,12 +181,13 @@ def sweep(
 ) -> Summary:
     """Carry out a sweep, or the rest of one over the same inputs that was not finished.
 
-    `report` is given the summary before the sweep is complete, so that a complete one has its report; it returns notes.
+    `report` is given the summary before the sweep is complete, so that a complete one
+    has its report; it returns notes.
 
     Raises:
         BusyError: another sweep writes to the folder.
-        SweepInputError: none of the inputs can be read.
-        DiskError, ChunkTableError, UsageError
+        SweepInputError: none of the inputs can be read. DiskError, ChunkTableError,
+            UsageError
     """
     for name in (str(request.out), *request.tables, *request.volumes):
         check_name(name)
@@ -194,7 +215,9 @@ def sweep(
             for sweep_id in set(complete) - {plan.sweep_id}:
                 # What was left of its work.
                 work.end(sweep_id)
-            begun = _Sweep(request, plan, engine, watcher, volumes, inputs, work, output, disk, report)
+            begun = _Sweep(
+                request, plan, engine, watcher, volumes, inputs, work, output, disk, report
+            )
             return begun.ended() if plan.sweep_id in complete else begun.run()
 
         try:
@@ -215,9 +238,14 @@ def _absolute(request: Request) -> Request:
         return str(Path(name).absolute()) if name and "://" not in name else name
 
     for name in request.tables:
-        if name and "://" not in name and request.out.resolve().is_relative_to(Path(name).resolve()):
+        if (
+            name
+            and "://" not in name
+            and request.out.resolve().is_relative_to(Path(name).resolve())
+        ):
             raise UsageError(
-                f"--out {request.out} lies in --table {name}: the next sweep would take its tables for the cluster's",
+                f"--out {request.out} lies in --table {name}: the next sweep would take its tables"
+                " for the cluster's",
                 hint="Give an --out beside it.",
             )
     return replace(request, out=request.out.absolute(), tables=tuple(map(absolute, request.tables)))
@@ -232,24 +260,32 @@ def _begin(
     work: Work,
     watcher: Watcher,
 ) -> Plan:
-    """The plan of an unfinished sweep over the same inputs, or a new one; no other is left behind."""
+    """The plan of an unfinished sweep over the same inputs, or a new one; no other is
+    left behind.
+    """
     now = datetime.now(UTC)
     parts = (*volumes.parts, *inputs.parts)
     key = key_of(engine, request.source, parts, skipped, inputs.manifests)
-    plan = Plan(new_sweep_id(now), now, engine, request.source, parts, skipped, inputs.manifests, key)
+    plan = Plan(
+        new_sweep_id(now), now, engine, request.source, parts, skipped, inputs.manifests, key
+    )
     found: Plan | None = None
     plans, broken = work.plans()
     for sweep_id, reason in broken.items():
         watcher.note(f"sweep {sweep_id} does not go on: {reason}")
         work.end(sweep_id)
     for other in plans:
-        is_same = other.key == plan.key and (not volumes.parts or now - other.started_at < _RESUMED_WITHIN)
+        is_same = other.key == plan.key and (
+            not volumes.parts or now - other.started_at < _RESUMED_WITHIN
+        )
         if is_same and not request.fresh:
             found = other
         else:
             work.end(other.sweep_id)
     if found is not None:
-        watcher.note(f"going on with sweep {found.sweep_id}, begun {found.started_at:%Y-%m-%d %H:%M:%S} UTC")
+        watcher.note(
+            f"going on with sweep {found.sweep_id}, begun {found.started_at:%Y-%m-%d %H:%M:%S} UTC"
+        )
         return found
     work.begin(plan)
     return plan
@@ -306,7 +342,9 @@ class _Sweep:
         try:
             summary = Summary.of(self._output.summary(self._plan.sweep_id))
         except DiskError as error:
-            raise unreadable(self._output.path(Table.SUMMARY, self._plan.sweep_id), error) from error
+            raise unreadable(
+                self._output.path(Table.SUMMARY, self._plan.sweep_id), error
+            ) from error
         self._end()
         return summary
 
@@ -328,7 +366,10 @@ class _Sweep:
             return ()
 
         def copy(part: Part) -> tuple[Part, pa.Table]:
-            return part, copy_part(part, self._volumes, folder / f"{part.part_id}.parquet", self._disk)[1]
+            return (
+                part,
+                copy_part(part, self._volumes, folder / f"{part.part_id}.parquet", self._disk)[1],
+            )
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "volume") as pool:
             try:
@@ -360,32 +401,45 @@ class _Sweep:
             if wanted:
                 self._watcher.begin("reading", sum(part.rows for part in wanted), "rows")
                 self._engine.fold(wanted, partial(_store, stage), self._watcher.advance)
-            unread = {part_id: reason for note in stage.notes() for part_id, reason in _pairs(note["skipped"])}
+            unread = {
+                part_id: reason
+                for note in stage.notes()
+                for part_id, reason in _pairs(note["skipped"])
+            }
             if not unread:
                 return stage
             for part in copied:
                 if part.part_id in unread:
                     raise unreadable(Path(part.location), unread[part.part_id])
-            # A replica may go on in another part of the same table: half of it would pass for damaged.
-            tables = {_table_of(part): unread[part.part_id] for part in parts if part.part_id in unread}
+            # A replica may go on in another part of the same table: half of it would
+            # pass for damaged.
+            tables = {
+                _table_of(part): unread[part.part_id] for part in parts if part.part_id in unread
+            }
             skipped = tuple(Skipped(table, reason) for table, reason in tables.items())
             for one in skipped:
                 self._watcher.note(f"left out: {one.input}: {one.reason}")
             self._plan = replace(
                 self._plan,
                 parts=tuple(part for part in self._plan.parts if _table_of(part) not in tables),
-                manifests=tuple(manifest for manifest in self._plan.manifests if manifest not in tables),
+                manifests=tuple(
+                    manifest for manifest in self._plan.manifests if manifest not in tables
+                ),
                 skipped=(*self._plan.skipped, *skipped),
             )
             stage.clear()
             self._work.begin(self._plan)
 
     def _unsettled(self, folded: Stage) -> tuple[Int64s, Int64s]:
-        """The containers that need the exact path, ascending, and about how many rows they have."""
+        """The containers that need the exact path, ascending, and about how many rows
+        they have.
+        """
         runs, replicas = folded.table("runs", RUN_SCHEMA), folded.table("replicas", REPLICA_SCHEMA)
         asked = Counter[int]()
         for note in folded.notes():
-            asked.update(dict(zip(_numbers(note["exact"]), _numbers(note["exact_rows"]), strict=True)))
+            asked.update(
+                dict(zip(_numbers(note["exact"]), _numbers(note["exact_rows"]), strict=True))
+            )
         named = np.array(sorted(asked), np.int64)
         ids, rows = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for wanted in ranges([runs, replicas]):
@@ -394,23 +448,32 @@ class _Sweep:
             exact = np.union1d(exact, np.intersect1d(_ids(pieces), _ids(replicas.read(wanted))))
             ids.append(exact)
             counted = _rows_by_container(pieces, replicas.read(wanted))
-            rows.append(np.array([max(1, counted.get(i, 0) + asked[i]) for i in exact.tolist()], np.int64))
+            rows.append(
+                np.array([max(1, counted.get(i, 0) + asked[i]) for i in exact.tolist()], np.int64)
+            )
         return np.concatenate(ids), np.concatenate(rows)
 
     def _exact(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> None:
         stage = self._work.stage(self._plan, "exact")
-        done = np.array([i for note in stage.notes() for i in _numbers(note["containers"])], np.int64)
+        done = np.array(
+            [i for note in stage.notes() for i in _numbers(note["containers"])], np.int64
+        )
         left = ~np.isin(container_ids, done)
         container_ids, rows = container_ids[left], rows[left]
         if len(container_ids):
             self._watcher.begin("sorting", len(container_ids), "containers")
             for judged in self._engine.exact(parts, container_ids, rows):
                 ids = _ids(judged.replicas)
-                stage.add({"containers": ids.tolist()}, {"replicas": judged.replicas, "findings": judged.findings})
+                stage.add(
+                    {"containers": ids.tolist()},
+                    {"replicas": judged.replicas, "findings": judged.findings},
+                )
                 self._watcher.advance(len(ids))
 
     def _judged(self, parts: Sequence[Part], folded: Stage) -> Summary:
-        """Compare range by range, inspect the candidates, and write all tables but the summary."""
+        """Compare range by range, inspect the candidates, and write all tables but the
+        summary.
+        """
         sweep_id = self._plan.sweep_id
         runs, replicas = folded.table("runs", RUN_SCHEMA), folded.table("replicas", REPLICA_SCHEMA)
         exact = self._work.stage(self._plan, "exact")
@@ -425,9 +488,15 @@ class _Sweep:
             for wanted in ranges([runs, replicas, from_rows]):
                 by_rows = from_rows.read(wanted)
                 exact_ids = pa.array(_ids(by_rows))
-                settled = pa.concat_tables([settle(runs.read(wanted)).replicas, replicas.read(wanted)])
-                settled = settled.filter(pc.invert(pc.is_in(settled["container_id"], value_set=exact_ids)))
-                held = _sorted(pa.concat_tables([settled, by_rows]), "container_id", "datanode", "volume")
+                settled = pa.concat_tables(
+                    [settle(runs.read(wanted)).replicas, replicas.read(wanted)]
+                )
+                settled = settled.filter(
+                    pc.invert(pc.is_in(settled["container_id"], value_set=exact_ids))
+                )
+                held = _sorted(
+                    pa.concat_tables([settled, by_rows]), "container_id", "datanode", "volume"
+                )
                 compared = compare_replicas(held)
                 roots.add(held)
                 verdicts.add(compared.verdicts)
@@ -435,7 +504,9 @@ class _Sweep:
                 totals.add_verdicts(compared.verdicts)
                 found.append(compared.findings)
                 candidates.append(compared.candidates)
-                of_candidates = held.filter(pc.is_in(held["container_id"], value_set=pa.array(compared.candidates)))
+                of_candidates = held.filter(
+                    pc.is_in(held["container_id"], value_set=pa.array(compared.candidates))
+                )
                 theirs.append(of_candidates)
                 counted = _rows_by_container(RUN_SCHEMA.empty_table(), of_candidates)
                 rows.append(np.array([counted[int(i)] for i in compared.candidates], np.int64))
@@ -452,7 +523,12 @@ class _Sweep:
         unread = [_unreadable(f"{one.input}: {one.reason}") for one in skipped]
         found.append(pa.Table.from_pylist(unread, FINDING_SCHEMA))
         looked = self._history.look(
-            self._output, sweep_id, Gatherer(self._request.out / "work" / "spill"), parts, self._plan.manifests, seen
+            self._output,
+            sweep_id,
+            Gatherer(self._request.out / "work" / "spill"),
+            parts,
+            self._plan.manifests,
+            seen,
         )
         loose = [*found, of_agents, self._volumes.findings, looked.findings]
         stages = [
@@ -481,28 +557,38 @@ class _Sweep:
         )
 
     def _gone(self, seen: Mapping[str, str]) -> Iterator[Skipped]:
-        """The datanodes that an earlier sweep had (`seen`: which) and nobody told of in this one."""
+        """The datanodes that an earlier sweep had (`seen`: which) and nobody told of in
+        this one.
+        """
         held = self._output.datanodes(self._plan.sweep_id) | export_datanodes(self._plan.manifests)
         held |= {survey.datanode for survey in self._volumes.surveys.values()}
-        # Where the folder is named after the datanode, as agents do it, it is named already.
+        # Where the folder is named after the datanode, as agents do it, it is named
+        # already.
         named = {name for one in self._plan.skipped for name in one.input.split("/")}
         for datanode in sorted(seen.keys() - held - named - set(self._request.gone)):
             yield Skipped(
                 f"datanode {datanode}",
-                f"it was in sweep {seen[datanode]} and is in no input that was read; its replicas were not compared "
-                f"(--gone {datanode} if it was taken out on purpose)",
+                f"it was in sweep {seen[datanode]} and is in no input that was read; its replicas"
+                f" were not compared (--gone {datanode} if it was taken out on purpose)",
             )
 
-    def _inspected(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table) -> Stage:
+    def _inspected(
+        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table
+    ) -> Stage:
         stage = self._work.stage(self._plan, "inspected")
-        done = np.array([i for note in stage.notes() for i in _numbers(note["containers"])], np.int64)
+        done = np.array(
+            [i for note in stage.notes() for i in _numbers(note["containers"])], np.int64
+        )
         left = ~np.isin(container_ids, done)
         container_ids, rows = container_ids[left], rows[left]
         if len(container_ids):
             self._watcher.begin("comparing", len(container_ids), "containers")
             for judged in self._engine.inspect(parts, container_ids, rows, replicas):
                 ids = _ids(judged.verdicts)
-                stage.add({"containers": ids.tolist()}, {"verdicts": judged.verdicts, "findings": judged.findings})
+                stage.add(
+                    {"containers": ids.tolist()},
+                    {"verdicts": judged.verdicts, "findings": judged.findings},
+                )
                 self._watcher.advance(len(ids))
         return stage
 
@@ -510,7 +596,9 @@ class _Sweep:
         """The trees of all replicas, packed; returns notes on them."""
         sweep_id, rows = self._plan.sweep_id, Counter[int]()
         others, ordered = [np.empty(0, np.int64)], False
-        for piece in self._output.pieces(Table.ROOTS, sweep_id, ["container_id", "path", "chunks", "blocks"]):
+        for piece in self._output.pieces(
+            Table.ROOTS, sweep_id, ["container_id", "path", "chunks", "blocks"]
+        ):
             is_ordered = pc.equal(piece["path"], Way.FILE_WISE.value)
             unordered = np.unique(piece["container_id"].filter(pc.invert(is_ordered)).to_numpy())
             others.append(unordered)
@@ -520,7 +608,9 @@ class _Sweep:
         ids = np.unique(np.concatenate(others))
         stage = self._work.stage(self._plan, "trees")
         done = {str(note["name"]) for note in stage.notes()}
-        wanted = {part_file(part): part for part in parts if ordered and part_file(part) not in done}
+        wanted = {
+            part_file(part): part for part in parts if ordered and part_file(part) not in done
+        }
         job = TreeJob(
             self._output.trees(sweep_id),
             parts,
@@ -535,14 +625,22 @@ class _Sweep:
             if packed.name in wanted:
                 self._watcher.advance(wanted[packed.name].rows)
         # Of those that were begun twice, the last counts.
-        too_large = sum({str(note["name"]): _number(note["too_large"]) for note in stage.notes()}.values())
-        return [f"{too_large} trees are larger than agents store, and were not written"] if too_large else []
+        too_large = sum(
+            {str(note["name"]): _number(note["too_large"]) for note in stage.notes()}.values()
+        )
+        return (
+            [f"{too_large} trees are larger than agents store, and were not written"]
+            if too_large
+            else []
+        )
 
     def _write_findings(self, loose: pa.Table, stages: Sequence[Stored], totals: "_Totals") -> None:
         """All findings, by container, block and offset."""
         with self._output.writing(Table.FINDINGS, self._plan.sweep_id) as writer:
             for wanted in ranges(stages):
-                rows = pa.concat_tables([_in_range(loose, wanted), *(stage.read(wanted) for stage in stages)])
+                rows = pa.concat_tables(
+                    [_in_range(loose, wanted), *(stage.read(wanted) for stage in stages)]
+                )
                 rows = _sorted(rows, "container_id", "block_id", "chunk_offset", "kind", "detail")
                 writer.add(rows)
                 totals.add_findings(rows)
@@ -676,6 +774,8 @@ def _exclusive(folder: Path) -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
-        raise BusyError(f"another sweep writes to {folder}", hint="Wait for it, or give another --out.") from error
+        raise BusyError(
+            f"another sweep writes to {folder}", hint="Wait for it, or give another --out."
+        ) from error
     finally:
         os.close(fd)

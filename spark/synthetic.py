@@ -1,8 +1,11 @@
-"""A cluster that never was: chunk tables from a seed, with damage of every kind, and the truth to hold a sweep against.
+"""A cluster that never was: chunk tables from a seed, with damage of every kind, and
+the truth to hold a sweep against.
 
-Three replicas of each container are alike but for what was damaged, one damage in a container at most. Some containers
-differ by design, and no sweep may name them: erasure-coded ones, open ones, and those of which a replica has no tree.
-Everything is made slab by slab, a stretch of blocks each, so that memory is bounded whatever the size.
+Three replicas of each container are alike but for what was damaged, one damage in a
+container at most. Some containers differ by design, and no sweep may name them:
+erasure-coded ones, open ones, and those of which a replica has no tree. Everything is
+made slab by slab, a stretch of blocks each, so that memory is bounded whatever the
+size.
 """
 
 import random
@@ -70,7 +73,8 @@ class Order(Enum):
 
     # An export of each datanode, with its manifest, as agents write them.
     CLUSTERED = "clustered"
-    # Everything everywhere: no replica is in one piece, and no statistics of a row group exclude a container.
+    # Everything everywhere: no replica is in one piece, and no statistics of a row
+    # group exclude a container.
     SHUFFLED = "shuffled"
 
 
@@ -94,8 +98,8 @@ DEFAULT_DAMAGE: Mapping[DamageKind, float] = MappingProxyType(dict.fromkeys(Dama
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What to make: blocks a container in the mean, chunks of a full block and what share of blocks is full;
-    `largest_blocks` is what the first container has at least.
+    """What to make: blocks a container in the mean, chunks of a full block and what
+    share of blocks is full; `largest_blocks` is what the first container has at least.
     """
 
     seed: int = 1
@@ -118,7 +122,9 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One injected damage: `datanodes` hold it; `offset` is None where it is of a whole block."""
+    """One injected damage: `datanodes` hold it; `offset` is None where it is of a whole
+    block.
+    """
 
     kind: DamageKind
     container_id: int
@@ -136,7 +142,9 @@ class Damage:
 
     @property
     def finding(self) -> tuple[str, int, int, int | None, tuple[str, ...], tuple[str, ...]]:
-        """The finding it must lead to: kind, container, block, offset, lacking, sources."""
+        """The finding it must lead to: kind, container, block, offset, lacking,
+        sources.
+        """
         kind, lacking, sources = self.kind.value, self.datanodes, self.others
         if self.kind is DamageKind.DELETED_BLOCK:
             lacking, sources = sources, lacking
@@ -149,7 +157,9 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What was made: damages ascending by container, and the containers of which one replica has no tree."""
+    """What was made: damages ascending by container, and the containers of which one
+    replica has no tree.
+    """
 
     damages: tuple[Damage, ...]
     without_tree: tuple[int, ...]
@@ -159,14 +169,19 @@ class Truth:
 
 
 def synthetic(folder: Path, cluster: Cluster, *, healthy: bool = False) -> Truth:
-    """Write the cluster's chunk tables into `folder`: an export a datanode, or files of no order.
+    """Write the cluster's chunk tables into `folder`: an export a datanode, or files of
+    no order.
 
-    With `healthy` the same cluster as it was before all damage, of which the truth then says nothing.
+    With `healthy` the same cluster as it was before all damage, of which the truth then
+    says nothing.
     """
     layout = _Layout.of(cluster)
     found: list[Damage] = []
     with ExitStack() as stack:
-        writers = [stack.enter_context(_Writer(path, cluster)) for path in _paths(folder, layout, cluster.order)]
+        writers = [
+            stack.enter_context(_Writer(path, cluster))
+            for path in _paths(folder, layout, cluster.order)
+        ]
         slabs = -(-layout.blocks_all * cluster.chunks // _SLAB_ROWS)
         for number, ordinals in enumerate(_slabs(layout.blocks_all, slabs, cluster.order)):
             slab = _Slab.of(layout, ordinals, np.random.default_rng((cluster.seed, 1, number)))
@@ -177,13 +192,21 @@ def synthetic(folder: Path, cluster: Cluster, *, healthy: bool = False) -> Truth
                 everything = {name: np.concatenate([one[name] for one in rows]) for name in rows[0]}
                 order = shuffle.permutation(len(everything["node"]))
                 ways = len(writers)
-                rows = [{n: column[order[i::ways]] for n, column in everything.items()} for i in range(ways)]
+                rows = [
+                    {n: column[order[i::ways]] for n, column in everything.items()}
+                    for i in range(ways)
+                ]
             for writer, one in zip(writers, rows, strict=True):
                 writer.add(layout, one)
         rows_all = sum(writer.close() for writer in writers)
     if cluster.order is Order.CLUSTERED:
         for number, (name, writer) in enumerate(zip(layout.names, writers, strict=True)):
-            _commit(folder / name, name, writer, _SCANNED_AT_MS - _AGES_DAYS[number % len(_AGES_DAYS)] * _DAY_MS)
+            _commit(
+                folder / name,
+                name,
+                writer,
+                _SCANNED_AT_MS - _AGES_DAYS[number % len(_AGES_DAYS)] * _DAY_MS,
+            )
     without_tree = tuple((np.flatnonzero(layout.is_without_tree) + _FIRST_CONTAINER).tolist())
     damages = tuple(sorted(found, key=lambda damage: damage.container_id))
     return Truth(damages, without_tree, rows_all, cluster.containers, cluster.containers * REPLICAS)
@@ -247,7 +270,8 @@ class _Layout:
     states: Int64s
     is_coded: Bools
     is_without_tree: Bools
-    # The damage (a place in _KINDS), the block it is of, the replica, and where in the block, 0 to 1.
+    # The damage (a place in _KINDS), the block it is of, the replica, and where in the
+    # block, 0 to 1.
     damage: Int64s
     damaged_block: Int64s
     damaged_replica: Int64s
@@ -257,15 +281,24 @@ class _Layout:
     def of(cls, cluster: Cluster) -> Self:
         rng = np.random.default_rng((cluster.seed, 0))
         count, nodes = cluster.containers, cluster.datanodes
-        names = tuple(str(uuid.UUID(int=random.Random(f"{cluster.seed}.{i}").getrandbits(128))) for i in range(nodes))
+        names = tuple(
+            str(uuid.UUID(int=random.Random(f"{cluster.seed}.{i}").getrandbits(128)))
+            for i in range(nodes)
+        )
         blocks = rng.integers(max(2, cluster.blocks * 3 // 4), cluster.blocks * 5 // 4 + 1, count)
         blocks[0] = max(blocks[0], cluster.largest_blocks)
         starts = np.concatenate([[0], np.cumsum(blocks)])
         # Three different ones: any first, then two different steps around the ring.
-        steps = rng.integers(1, [[nodes, nodes - 1]], (count, 2)) if nodes > 2 else np.ones((count, 2), np.int64)
+        steps = (
+            rng.integers(1, [[nodes, nodes - 1]], (count, 2))
+            if nodes > 2
+            else np.ones((count, 2), np.int64)
+        )
         steps[:, 1] += steps[:, 1] >= steps[:, 0]
         first = rng.integers(0, nodes, count)
-        placed = np.stack([first, (first + steps[:, 0]) % nodes, (first + steps[:, 1]) % nodes], axis=1)
+        placed = np.stack(
+            [first, (first + steps[:, 0]) % nodes, (first + steps[:, 1]) % nodes], axis=1
+        )
         draw = rng.random(count)
         coded = draw < _CONTAINERS_CODED
         is_open = (draw >= _CONTAINERS_CODED) & (draw < _CONTAINERS_CODED + _CONTAINERS_OPEN)
@@ -276,7 +309,9 @@ class _Layout:
         damage = np.full(count, _NO_DAMAGE, np.int64)
         free = rng.permutation(np.flatnonzero(~(coded | is_open | without)))
         for kind, share in cluster.damage.items():
-            hit, free = np.split(free, [min(len(free), max(1, round(share * count)) if share > 0 else 0)])
+            hit, free = np.split(
+                free, [min(len(free), max(1, round(share * count)) if share > 0 else 0)]
+            )
             damage[hit] = _KINDS.index(kind)
         return cls(
             cluster,
@@ -299,7 +334,10 @@ class _Layout:
 
 def _paths(folder: Path, layout: _Layout, order: Order) -> list[Path]:
     if order is Order.CLUSTERED:
-        return [folder / name / file_name(FileKind.CHUNKS, _SEQUENCE, _TOKEN, 0) for name in layout.names]
+        return [
+            folder / name / file_name(FileKind.CHUNKS, _SEQUENCE, _TOKEN, 0)
+            for name in layout.names
+        ]
     return [folder / f"part-{i:03}.parquet" for i in range(len(layout.names))]
 
 
@@ -327,8 +365,12 @@ class _Slab:
     def of(cls, layout: _Layout, ordinals: Int64s, rng: np.random.Generator) -> Self:
         count, chunks = len(ordinals), layout.cluster.chunks
         containers = np.searchsorted(layout.starts, ordinals, "right") - 1
-        damaged = (layout.damage[containers] != _NO_DAMAGE) & (layout.damaged_block[containers] == ordinals)
-        counts = np.where(rng.random(count) < layout.cluster.full, chunks, rng.integers(1, chunks + 1, count))
+        damaged = (layout.damage[containers] != _NO_DAMAGE) & (
+            layout.damaged_block[containers] == ordinals
+        )
+        counts = np.where(
+            rng.random(count) < layout.cluster.full, chunks, rng.integers(1, chunks + 1, count)
+        )
         starts = np.concatenate([[0], np.cumsum(counts)])
         rows = int(starts[-1])
         ranks = np.arange(rows) - np.repeat(starts[:-1], counts)
@@ -353,35 +395,55 @@ class _Slab:
             container = self.containers[block]
             kind = _KINDS[layout.damage[container]]
             holders = [layout.names[node] for node in layout.nodes[container]]
-            hit = {holders[layout.damaged_replica[container]]} if kind is not DamageKind.LOST_CHUNK else set(holders)
+            hit = (
+                {holders[layout.damaged_replica[container]]}
+                if kind is not DamageKind.LOST_CHUNK
+                else set(holders)
+            )
             found.append(
                 Damage(
                     kind,
                     int(container) + _FIRST_CONTAINER,
                     int(self.block_ids[block]),
-                    None if kind in (DamageKind.MISSING_BLOCK, DamageKind.DELETED_BLOCK) else int(self.offsets[row]),
+                    None
+                    if kind in (DamageKind.MISSING_BLOCK, DamageKind.DELETED_BLOCK)
+                    else int(self.offsets[row]),
                     tuple(sorted(hit)),
                     tuple(sorted(set(holders) - hit)),
                 )
             )
         return found
 
-    def rows(self, layout: _Layout, node: int, *, healthy: bool) -> dict[str, npt.NDArray[np.generic]]:
-        """What one datanode holds of these blocks, in order; strings are places in the lists of them."""
+    def rows(
+        self, layout: _Layout, node: int, *, healthy: bool
+    ) -> dict[str, npt.NDArray[np.generic]]:
+        """What one datanode holds of these blocks, in order; strings are places in the
+        lists of them.
+        """
         replica = np.argmax(layout.nodes[self.containers] == node, axis=1)
         held = (layout.nodes[self.containers] == node).any(axis=1)
         counts = np.diff(self.starts)
         keep = np.repeat(held, counts)
-        offsets, lengths, checksums = self.offsets.copy(), self.lengths.copy(), self.checksums.copy()
+        offsets, lengths, checksums = (
+            self.offsets.copy(),
+            self.lengths.copy(),
+            self.checksums.copy(),
+        )
         matches, deleted = np.ones(len(offsets), np.bool_), np.repeat(self.is_deleted, counts)
         of_block = np.repeat(np.arange(len(counts)), counts)
-        # Every index of an erasure-coded group holds other cells; an open replica may lag behind the others.
-        differs = layout.is_coded[self.containers] | (layout.states[self.containers, 0] == _STATES.index("OPEN"))
+        # Every index of an erasure-coded group holds other cells; an open replica may
+        # lag behind the others.
+        differs = layout.is_coded[self.containers] | (
+            layout.states[self.containers, 0] == _STATES.index("OPEN")
+        )
         checksums[np.repeat(differs, counts)] ^= node + 1
         for block, row in zip(*self._damaged(layout), strict=True) if not healthy else ():
             container = self.containers[block]
             kind = _KINDS[layout.damage[container]]
-            if kind is not DamageKind.LOST_CHUNK and replica[block] != layout.damaged_replica[container]:
+            if (
+                kind is not DamageKind.LOST_CHUNK
+                and replica[block] != layout.damaged_replica[container]
+            ):
                 continue
             block_rows = slice(self.starts[block], self.starts[block + 1])
             match kind:
@@ -435,7 +497,9 @@ class _Slab:
         )
         blocks = np.flatnonzero(is_hit)
         counts = np.diff(self.starts)[blocks]
-        rows = self.starts[blocks] + (layout.damaged_at[self.containers[blocks]] * counts).astype(np.int64)
+        rows = self.starts[blocks] + (layout.damaged_at[self.containers[blocks]] * counts).astype(
+            np.int64
+        )
         return blocks.tolist(), rows.tolist()
 
 
@@ -444,7 +508,8 @@ class _Writer:
 
     def __init__(self, path: Path, cluster: Cluster) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Text is handed over as dictionaries, and must not be noted as such in the file.
+        # Text is handed over as dictionaries, and must not be noted as such in the
+        # file.
         schema = pa.schema([_as_dictionary(field) for field in CHUNK_SCHEMA])
         self._schema = schema
         self._out = parquet_writer(path, schema)
@@ -477,7 +542,10 @@ class _Writer:
 
     def inventory(self, volume: str) -> pa.Table:
         """The replicas in the file, by CONTAINER_SCHEMA."""
-        found = pa.table(list(np.concatenate([np.empty((3, 0), np.int64), *self._inventory], axis=1)), _HELD_NAMES)
+        found = pa.table(
+            list(np.concatenate([np.empty((3, 0), np.int64), *self._inventory], axis=1)),
+            _HELD_NAMES,
+        )
         held = found.group_by(_HELD_NAMES[:2]).aggregate([("rows", "sum")]).sort_by("container_id")
         count = held.num_rows
         columns = {
@@ -492,7 +560,9 @@ class _Writer:
     def _flush(self) -> None:
         if not self._waiting or self._layout is None:
             return
-        columns = {name: np.concatenate([one[name] for one in self._pending]) for name in self._pending[0]}
+        columns = {
+            name: np.concatenate([one[name] for one in self._pending]) for name in self._pending[0]
+        }
         names = self._layout.names
         node = columns["node"]
         arrays = {
@@ -500,14 +570,22 @@ class _Writer:
             "volume": _texts(node, [_volume(name) for name in names]),
             "state": _texts(columns["state"], _STATES),
             "source": _texts(columns["source"], _SOURCES),
-            "scanned_at": pa.array(np.full(len(node), _SCANNED_AT_MS)).cast(CHUNK_SCHEMA.field("scanned_at").type),
+            "scanned_at": pa.array(np.full(len(node), _SCANNED_AT_MS)).cast(
+                CHUNK_SCHEMA.field("scanned_at").type
+            ),
         }
         table = pa.table(
-            [arrays[name] if name in arrays else pa.array(columns[name]) for name in CHUNK_SCHEMA.names], self._schema
+            [
+                arrays[name] if name in arrays else pa.array(columns[name])
+                for name in CHUNK_SCHEMA.names
+            ],
+            self._schema,
         )
         self._out.write_table(table, row_group_size=_GROUP_ROWS)
         self.rows += len(node)
-        ids, first, counts = np.unique(columns["container_id"], return_index=True, return_counts=True)
+        ids, first, counts = np.unique(
+            columns["container_id"], return_index=True, return_counts=True
+        )
         self._inventory.append(np.array([ids, columns["generation"][first], counts], np.int64))
         self._pending, self._waiting = [], 0
 

@@ -1,8 +1,10 @@
-"""The trees themselves, as the bytes of Ozone's tree files, packed: a row a replica in a few Parquet files.
+"""The trees themselves, as the bytes of Ozone's tree files, packed: a row a replica in
+a few Parquet files.
 
-Where the rows of a replica lie in one piece in one part, its tree is made while they pass by, many trees in one call
-of a kernel; the others' rows are gathered and sorted first. Trees larger than any agent stores are left out, which
-also bounds what is held of a replica whose rows go on from batch to batch.
+Where the rows of a replica lie in one piece in one part, its tree is made while they
+pass by, many trees in one call of a kernel; the others' rows are gathered and sorted
+first. Trees larger than any agent stores are left out, which also bounds what is held
+of a replica whose rows go on from batch to batch.
 """
 
 from collections import Counter
@@ -30,7 +32,8 @@ from spark.model import Part
 from spark.output import TableWriter, written_whole
 from spark.runs import AGREED, KEY, TEXT, Rows, Text, arrow_of, entries, full, rows_of
 
-# What a row weighs when kernels are asked for: numpy and a library take 1 us, in which a library checksums 10 KB.
+# What a row weighs when kernels are asked for: numpy and a library take 1 us, in which
+# a library checksums 10 KB.
 _ROW_BYTES = 10_000
 # Bytes of trees that wait to be written.
 _PIECE_BYTES = 16 << 20
@@ -51,14 +54,17 @@ class TreeJob:
     parts: Sequence[Part]
     # Those of `parts` that have whole replicas in order, and were not packed yet.
     ordered: Sequence[Part]
-    # Containers, ascending, whose replicas do not lie whole and in order in one part each, and about their rows.
+    # Containers, ascending, whose replicas do not lie whole and in order in one part
+    # each, and about their rows.
     others: Int64s
     rows: Int64s
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """One file that was written, of how many trees; and how many were left out as too large."""
+    """One file that was written, of how many trees; and how many were left out as too
+    large.
+    """
 
     name: str
     trees: int
@@ -79,8 +85,8 @@ def pack_part(job: TreeJob, part: Part, gatherer: Gatherer, disk: Disk) -> Packe
     """
     path, torn = job.folder / part_file(part), _NONE
     while True:
-        # Rows of one replica may ascend and still have others between them. That shows at the end, and is so rare that
-        # the file is then written once more.
+        # Rows of one replica may ascend and still have others between them. That shows
+        # at the end, and is so rare that the file is then written once more.
         with _writing(path, disk) as packer, opened_rows(part) as (stretches, inventory):
             packer.leave_out(np.union1d(job.others, torn), inventory)
             for rows in stretches:
@@ -96,8 +102,11 @@ def pack_part(job: TreeJob, part: Part, gatherer: Gatherer, disk: Disk) -> Packe
         torn = np.union1d(torn, more)
 
 
-def pack_rows(job: TreeJob, number: int, container_ids: Int64s, rows: pa.Table, rows_max: int, disk: Disk) -> Packed:
-    """Write the trees of some of the other containers, of which these are all rows; `rows_max` are sorted at a time.
+def pack_rows(
+    job: TreeJob, number: int, container_ids: Int64s, rows: pa.Table, rows_max: int, disk: Disk
+) -> Packed:
+    """Write the trees of some of the other containers, of which these are all rows;
+    `rows_max` are sorted at a time.
 
     Raises:
         DiskError: the file cannot be written.
@@ -109,7 +118,9 @@ def pack_rows(job: TreeJob, number: int, container_ids: Int64s, rows: pa.Table, 
 
 
 class _Packer:
-    """Collects trees and writes them; whole replicas wait until there are enough of them."""
+    """Collects trees and writes them; whole replicas wait until there are enough of
+    them.
+    """
 
     def __init__(self, writer: TableWriter) -> None:
         self._writer = writer
@@ -120,7 +131,8 @@ class _Packer:
         self._open_rows = 0
         self._waiting: list[pa.Table] = []
         self._waiting_bytes = 0
-        # Where trees are made, always in the same memory: to be given new memory takes as long as making them.
+        # Where trees are made, always in the same memory: to be given new memory takes
+        # as long as making them.
         self._out = np.empty(0, np.uint8)
         self._used = 0
         self._keys: list[pa.Table] = []
@@ -130,7 +142,10 @@ class _Packer:
         """From now on leave out these containers, and what the inventory has not."""
         self._others, self._held = others, None
         if inventory is not None:
-            volumes, ids = inventory["volume"].to_numpy(zero_copy_only=False), inventory["container_id"].to_numpy()
+            volumes, ids = (
+                inventory["volume"].to_numpy(zero_copy_only=False),
+                inventory["container_id"].to_numpy(),
+            )
             self._held = {str(volume): ids[volumes == volume] for volume in np.unique(volumes)}
 
     def add(self, rows: Rows) -> None:
@@ -162,7 +177,11 @@ class _Packer:
         starts = _replica_starts(rows)
         ends = np.append(starts[1:], rows.count)
         scanned_at = rows.integers["scanned_at"]
-        scanned_at = np.maximum.reduceat(scanned_at, starts) if len(scanned_at) > 1 else full(scanned_at, len(starts))
+        scanned_at = (
+            np.maximum.reduceat(scanned_at, starts)
+            if len(scanned_at) > 1
+            else full(scanned_at, len(starts))
+        )
         chosen = self._is_wanted(rows, starts)
         starts, ends, scanned_at = starts[chosen], ends[chosen], scanned_at[chosen]
         if not len(starts):
@@ -170,9 +189,13 @@ class _Packer:
         ids = entries(rows.integers["container_id"], starts)
         roots, trees = self._encoded(rows, starts, ends, ids)
         columns: dict[str, pa.Array] = {
-            name: text.values.take(pa.array(entries(text.codes, starts))) for name, text in rows.text.items()
+            name: text.values.take(pa.array(entries(text.codes, starts)))
+            for name, text in rows.text.items()
         }
-        columns |= {name: arrow_of(name, entries(rows.integers[name], starts)) for name in ("bcs_id", "replica_index")}
+        columns |= {
+            name: arrow_of(name, entries(rows.integers[name], starts))
+            for name in ("bcs_id", "replica_index")
+        }
         columns |= {"container_id": pa.array(ids), "root": pa.array(roots), "tree": trees}
         columns["scanned_at"] = arrow_of("scanned_at", scanned_at)
         table = pa.table({name: columns[name] for name in TREE_SCHEMA.names})
@@ -193,7 +216,9 @@ class _Packer:
         self._waiting, self._waiting_bytes, self._used = [], 0, 0
 
     def torn(self) -> Int64s:
-        """Containers, ascending, of which a replica came in more than one piece so far."""
+        """Containers, ascending, of which a replica came in more than one piece so
+        far.
+        """
         if not self._keys:
             return _NONE
         keys = pa.concat_tables(self._keys)
@@ -203,7 +228,9 @@ class _Packer:
             return _NONE
         keys = keys.filter(pc.is_in(keys["container_id"], value_set=pa.array(repeated)))
         counted = keys.group_by(list(KEY), use_threads=False).aggregate([([], "count_all")])
-        torn: Int64s = np.unique(counted.filter(pc.greater(counted["count_all"], 1))["container_id"].to_numpy())
+        torn: Int64s = np.unique(
+            counted.filter(pc.greater(counted["count_all"], 1))["container_id"].to_numpy()
+        )
         return torn
 
     def count_too_large(self) -> None:
@@ -222,8 +249,12 @@ class _Packer:
         else:
             self._open.append(rows)
 
-    def _encoded(self, rows: Rows, starts: Int64s, ends: Int64s, container_ids: Int64s) -> tuple[Int64s, pa.Array]:
-        """Roots and trees of replicas whose rows are whole and in order; the trees' memory is free after `flush`."""
+    def _encoded(
+        self, rows: Rows, starts: Int64s, ends: Int64s, container_ids: Int64s
+    ) -> tuple[Int64s, pa.Array]:
+        """Roots and trees of replicas whose rows are whole and in order; the trees'
+        memory is free after `flush`.
+        """
         block_ids, offsets, lengths, checksums = (rows.integers[name] for name in _OF_ROW)
         matches, deleted = rows.flags["matches"], rows.flags["deleted"]
         if compiled(_ROW_BYTES * rows.count) is None:
@@ -232,7 +263,15 @@ class _Packer:
             )
             matches, deleted = full(matches, rows.count), full(deleted, rows.count)
             return library_encode_trees(
-                starts, ends, container_ids, block_ids, offsets, lengths, checksums, matches, deleted
+                starts,
+                ends,
+                container_ids,
+                block_ids,
+                offsets,
+                lengths,
+                checksums,
+                matches,
+                deleted,
             )
         from spark import kernels
 
@@ -253,20 +292,25 @@ class _Packer:
         ids = entries(rows.integers["container_id"], starts)
         wanted: Bools = ~np.isin(ids, self._others)
         sources = rows.text["source"]
-        wanted &= (sources.values.to_numpy(zero_copy_only=False) != "none")[entries(sources.codes, starts)]
+        wanted &= (sources.values.to_numpy(zero_copy_only=False) != "none")[
+            entries(sources.codes, starts)
+        ]
         if self._held is not None:
             volumes = rows.text["volume"]
             codes, is_held = entries(volumes.codes, starts), np.zeros(len(starts), np.bool_)
             for code in np.unique(codes):
                 of_volume = codes == code
-                is_held[of_volume] = np.isin(ids[of_volume], self._held.get(volumes.values[int(code)].as_py(), _NONE))
+                is_held[of_volume] = np.isin(
+                    ids[of_volume], self._held.get(volumes.values[int(code)].as_py(), _NONE)
+                )
             wanted &= is_held
         return wanted
 
 
 @contextmanager
 def _writing(path: Path, disk: Disk) -> Iterator[_Packer]:
-    # Half of a tree is checksums, which nothing makes smaller; the other half would cost a third of all the work.
+    # Half of a tree is checksums, which nothing makes smaller; the other half would
+    # cost a third of all the work.
     with written_whole(path, TREE_SCHEMA, disk, compression="none", opaque="tree") as writer:
         packer = _Packer(writer)
         yield packer
@@ -278,7 +322,8 @@ def _add_unsorted(packer: _Packer, container_ids: Int64s, rows: pa.Table, rows_m
         for ordered in _arranged(rows):
             packer.encode(ordered)
         return
-    # Too many rows to be sorted at a time: range by range of blocks, of which the replicas are put together.
+    # Too many rows to be sorted at a time: range by range of blocks, of which the
+    # replicas are put together.
     pieces, counts = dict[tuple[object, ...], list[Rows]](), Counter[tuple[object, ...]]()
     for piece in block_ranges(rows, rows_max):
         for ordered in _arranged(piece):
@@ -294,7 +339,8 @@ def _add_unsorted(packer: _Packer, container_ids: Int64s, rows: pa.Table, rows_m
         is_empty = any(one.integers["chunk_offset"][0] == CONTAINER_ROW for one in held)
         if counts[key] > _REPLICA_ROWS_MAX:
             packer.count_too_large()
-        # Of ranges that contradict each other no tree is made; spark.large finds the same.
+        # Of ranges that contradict each other no tree is made; spark.large finds the
+        # same.
         elif len(said) == 1 and (len(held) == 1 or not is_empty):
             packer.encode(_joined(held))
 
@@ -303,7 +349,9 @@ def _arranged(rows: pa.Table) -> Iterator[Rows]:
     """Sorted, without what contradicts itself; nothing of no rows."""
     if rows.num_rows:
         arranged = arrange(rows).rows.combine_chunks()
-        yield rows_of({name: arranged[name].chunk(0) for name in arranged.column_names}, arranged.num_rows)
+        yield rows_of(
+            {name: arranged[name].chunk(0) for name in arranged.column_names}, arranged.num_rows
+        )
 
 
 def library_encode_trees(
@@ -319,7 +367,9 @@ def library_encode_trees(
 ) -> tuple[Int64s, pa.Array]:
     """The same without kernels; every column has an entry a row."""
     roots, trees = [], []
-    for start, end, container_id in zip(starts.tolist(), ends.tolist(), container_ids.tolist(), strict=True):
+    for start, end, container_id in zip(
+        starts.tolist(), ends.tolist(), container_ids.tolist(), strict=True
+    ):
         rows = slice(start, start if offsets[start] == CONTAINER_ROW else end)
         tree = tree_of_rows(
             ContainerId(container_id),
@@ -339,7 +389,11 @@ def _replica_starts(rows: Rows) -> Int64s:
     """Where a row is not of the same replica as the row before."""
     changes = np.zeros(rows.count, np.bool_)
     changes[0] = True
-    for column in (rows.integers["container_id"], rows.text["datanode"].codes, rows.text["volume"].codes):
+    for column in (
+        rows.integers["container_id"],
+        rows.text["datanode"].codes,
+        rows.text["volume"].codes,
+    ):
         if len(column) > 1:
             changes[1:] |= column[1:] != column[:-1]
     return np.flatnonzero(changes)
@@ -352,15 +406,26 @@ def _slice(rows: Rows, start: int, end: int) -> Rows:
             name: Text(text.codes[start:end] if len(text.codes) > 1 else text.codes, text.values)
             for name, text in rows.text.items()
         },
-        {name: column[start:end] if len(column) > 1 else column for name, column in rows.integers.items()},
-        {name: column[start:end] if len(column) > 1 else column for name, column in rows.flags.items()},
+        {
+            name: column[start:end] if len(column) > 1 else column
+            for name, column in rows.integers.items()
+        },
+        {
+            name: column[start:end] if len(column) > 1 else column
+            for name, column in rows.flags.items()
+        },
     )
 
 
 def _of_one(rows: Rows, start: int, end: int) -> Rows:
-    """Rows of one replica, in whose other columns they are all alike; it may wait, and the batch need not."""
+    """Rows of one replica, in whose other columns they are all alike; it may wait, and
+    the batch need not.
+    """
     piece = _slice(rows, start, end)
-    integers = {name: column if name in _OF_ROW else column[:1].copy() for name, column in piece.integers.items()}
+    integers = {
+        name: column if name in _OF_ROW else column[:1].copy()
+        for name, column in piece.integers.items()
+    }
     integers["scanned_at"] = piece.integers["scanned_at"].max(keepdims=True)
     return replace(
         piece,
@@ -376,9 +441,14 @@ def _joined(pieces: Sequence[Rows]) -> Rows:
         return first
     integers = dict(first.integers)
     for name in _OF_ROW:
-        integers[name] = np.concatenate([full(piece.integers[name], piece.count) for piece in pieces])
+        integers[name] = np.concatenate(
+            [full(piece.integers[name], piece.count) for piece in pieces]
+        )
     integers["scanned_at"] = np.max([piece.integers["scanned_at"] for piece in pieces], axis=0)
-    flags = {name: np.concatenate([full(piece.flags[name], piece.count) for piece in pieces]) for name in first.flags}
+    flags = {
+        name: np.concatenate([full(piece.flags[name], piece.count) for piece in pieces])
+        for name in first.flags
+    }
     return Rows(sum(piece.count for piece in pieces), first.text, integers, flags)
 
 

@@ -1,7 +1,9 @@
-"""Ozone volumes as chunk tables: the replicas of a volume read in place, without a byte written to it.
+"""Ozone volumes as chunk tables: the replicas of a volume read in place, without a byte
+written to it.
 
-A sweep copies the rows of volumes into files first and reads those: what was compared is then one state, a resumed
-sweep goes on with it, and the next sweep can tell what changed since.
+A sweep copies the rows of volumes into files first and reads those: what was compared
+is then one state, a resumed sweep goes on with it, and the next sweep can tell what
+changed since.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +26,8 @@ from spark.inputs import part_id
 from spark.model import FINDING_SCHEMA, Part, PartKind, Source
 from spark.output import Skipped, written_whole
 
-# Containers of one part: few enough to be read again after a crash, many enough to fill a file.
+# Containers of one part: few enough to be read again after a crash, many enough to fill
+# a file.
 _PART_CONTAINERS = 64
 _GROUP_ROWS = 1 << 18
 
@@ -46,12 +49,18 @@ class OpenVolumes:
     def created_ms(self) -> dict[tuple[str, str], int]:
         """Since when volumes exist, by datanode and volume, as far as they tell."""
         held = self.surveys.values()
-        return {(one.datanode, one.volume): one.created_ms for one in held if one.created_ms is not None}
+        return {
+            (one.datanode, one.volume): one.created_ms for one in held if one.created_ms is not None
+        }
 
 
 @contextmanager
-def open_volumes(names: Sequence[str], source: Source, scratch: Path, disk: Disk) -> Iterator[OpenVolumes]:
-    """Open the volumes whose roots these are; `scratch` takes the shadows of their databases."""
+def open_volumes(
+    names: Sequence[str], source: Source, scratch: Path, disk: Disk
+) -> Iterator[OpenVolumes]:
+    """Open the volumes whose roots these are; `scratch` takes the shadows of their
+    databases.
+    """
     surveys, parts, skipped = dict[str, Survey](), list[Part](), list[Skipped]()
     seen: dict[tuple[str, str], str] = {}
     faults, containers = list[dict[str, object]](), dict[str, tuple[ContainerId, ...]]()
@@ -59,7 +68,9 @@ def open_volumes(names: Sequence[str], source: Source, scratch: Path, disk: Disk
         for number, name in enumerate(dict.fromkeys(names)):
             try:
                 root = Path(name).absolute()
-                held = open_volume(root, hold=Hold.READ_ONLY, state_folder=scratch / str(number), disk=disk)
+                held = open_volume(
+                    root, hold=Hold.READ_ONLY, state_folder=scratch / str(number), disk=disk
+                )
                 survey = Survey(stack.enter_context(held), disk)
                 ids = survey.ids()
             except ReconcileError as error:
@@ -67,7 +78,9 @@ def open_volumes(names: Sequence[str], source: Source, scratch: Path, disk: Disk
                 continue
             identity = (survey.datanode, survey.volume)
             if identity in seen:
-                skipped.append(Skipped(name, f"it is the same volume of the same datanode as {seen[identity]}"))
+                skipped.append(
+                    Skipped(name, f"it is the same volume of the same datanode as {seen[identity]}")
+                )
                 continue
             seen[identity] = name
             surveys[str(root)] = survey
@@ -77,12 +90,17 @@ def open_volumes(names: Sequence[str], source: Source, scratch: Path, disk: Disk
                 parts.append(part)
                 containers[part.part_id] = tuple(ids[part.first : part.last])
         yield OpenVolumes(
-            surveys, tuple(parts), containers, tuple(skipped), pa.Table.from_pylist(faults, FINDING_SCHEMA)
+            surveys,
+            tuple(parts),
+            containers,
+            tuple(skipped),
+            pa.Table.from_pylist(faults, FINDING_SCHEMA),
         )
 
 
 def copy_part(part: Part, volumes: OpenVolumes, path: Path, disk: Disk) -> tuple[int, pa.Table]:
-    """Write the rows of a part's containers into a Parquet file; their number, and FINDING_SCHEMA.
+    """Write the rows of a part's containers into a Parquet file; their number, and
+    FINDING_SCHEMA.
 
     Raises:
         DiskError: the file cannot be written, or the volume cannot be listed.
@@ -104,7 +122,9 @@ def copy_part(part: Part, volumes: OpenVolumes, path: Path, disk: Disk) -> tuple
 
 
 def replica_rows(survey: Survey, found: Surveyed, now_ms: int) -> ReplicaRows:
-    """The rows of a replica as it was found; `now_ms` is when, in ms since the epoch."""
+    """The rows of a replica as it was found; `now_ms` is when, in ms since the
+    epoch.
+    """
     replica = Replica(
         survey.datanode,
         survey.volume,
@@ -123,7 +143,9 @@ def _cut(root: str, survey: Survey, ids: Sequence[ContainerId], source: Source) 
     for first in range(0, len(ids), _PART_CONTAINERS):
         last = min(first + _PART_CONTAINERS, len(ids))
         held = ",".join(map(str, ids[first:last]))
-        made = part_id(PartKind.VOLUME.value, root, survey.datanode, survey.volume, source.value, first, held)
+        made = part_id(
+            PartKind.VOLUME.value, root, survey.datanode, survey.volume, source.value, first, held
+        )
         yield Part(made, PartKind.VOLUME, root, first, last, 0, source)
 
 

@@ -1,10 +1,12 @@
-"""The work folder of one sweep: its plan, and what was finished of it, so that a sweep that ended anywhere goes on.
+"""The work folder of one sweep: its plan, and what was finished of it, so that a sweep
+that ended anywhere goes on.
 
     <out>/work/<sweep id>/plan.json
     <out>/work/<sweep id>/<stage>/<number>/{note.json, <table>.parquet...}
 
-An entry of a stage appears whole or not at all: it is written beside its place and renamed. Tables in it ascend by
-container, so that many entries are read range by range in bounded memory, however many rows there are.
+An entry of a stage appears whole or not at all: it is written beside its place and
+renamed. Tables in it ascend by container, so that many entries are read range by range
+in bounded memory, however many rows there are.
 """
 
 import json
@@ -51,14 +53,21 @@ class Plan:
 
 
 def key_of(
-    engine: str, source: Source, parts: Sequence[Part], skipped: Sequence[Skipped], manifests: Sequence[str]
+    engine: str,
+    source: Source,
+    parts: Sequence[Part],
+    skipped: Sequence[Skipped],
+    manifests: Sequence[str],
 ) -> str:
     """Equal exactly if two sweeps read the same in the same way.
 
-    Of exports also by the same manifests: an agent that exports again may leave all files that hold rows as they are.
+    Of exports also by the same manifests: an agent that exports again may leave all
+    files that hold rows as they are.
     """
     ids, left_out = sorted(part.part_id for part in parts), sorted(one.input for one in skipped)
-    return fingerprint(json.dumps([engine, source.value, ids, left_out, sorted(manifests)]).encode()).hex()
+    return fingerprint(
+        json.dumps([engine, source.value, ids, left_out, sorted(manifests)]).encode()
+    ).hex()
 
 
 class Work:
@@ -69,7 +78,8 @@ class Work:
         self._disk = disk
 
     def plans(self) -> tuple[list[Plan], dict[str, str]]:
-        """Sweeps that were begun and not finished, oldest first, and those whose plan cannot be read, with why.
+        """Sweeps that were begun and not finished, oldest first, and those whose plan
+        cannot be read, with why.
 
         Those of another version are passed over.
         """
@@ -133,7 +143,13 @@ class Stage:
             # Rows of no container first.
             ordered = table.take(pc.sort_indices(pc.fill_null(table["container_id"], _ID_MIN)))
             try:
-                pq.write_table(ordered, path, row_group_size=_ROW_GROUP, compression="zstd", write_page_checksum=True)
+                pq.write_table(
+                    ordered,
+                    path,
+                    row_group_size=_ROW_GROUP,
+                    compression="zstd",
+                    write_page_checksum=True,
+                )
             except OSError as error:
                 raise DiskError(f"{path} cannot be written: {error}", path=str(path)) from error
             self._disk.sync(path)
@@ -174,19 +190,27 @@ class Stage:
     def _entries(self) -> list[Path]:
         if not self._disk.is_folder(self._folder):
             return []
-        return [self._folder / name for name in self._disk.names(self._folder) if not name.startswith(".")]
+        return [
+            self._folder / name
+            for name in self._disk.names(self._folder)
+            if not name.startswith(".")
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Containers from `first` to `last`, both inclusive; without `first` also rows of no container."""
+    """Containers from `first` to `last`, both inclusive; without `first` also rows of
+    no container.
+    """
 
     first: int | None
     last: int
 
 
 class Stored:
-    """A table that lies in several files, each ascending by container; SweepWorkError where one cannot be read."""
+    """A table that lies in several files, each ascending by container; SweepWorkError
+    where one cannot be read.
+    """
 
     def __init__(self, paths: Sequence[Path], schema: pa.Schema) -> None:
         self._schema = schema
@@ -194,7 +218,9 @@ class Stored:
         self._files = [self._opened(path) for path in paths]
 
     def starts(self) -> Iterator[tuple[int, int]]:
-        """The least container and the number of rows of each row group that has containers."""
+        """The least container and the number of rows of each row group that has
+        containers.
+        """
         for file in self._files:
             for i in range(file.metadata.num_row_groups):
                 statistics = _statistics(file, i)
@@ -210,7 +236,9 @@ class Stored:
         """All rows of these containers, in no order."""
         found = []
         for number, file in enumerate(self._files):
-            groups = [i for i in range(file.metadata.num_row_groups) if self._may_hold(file, i, wanted)]
+            groups = [
+                i for i in range(file.metadata.num_row_groups) if self._may_hold(file, i, wanted)
+            ]
             if groups:
                 rows = self._rows(number, groups)
                 ids = rows["container_id"]
@@ -234,7 +262,11 @@ class Stored:
 
     def _rows(self, number: int, groups: Sequence[int]) -> pa.Table:
         try:
-            return self._files[number].read_row_groups(list(groups), columns=self._schema.names).cast(self._schema)
+            return (
+                self._files[number]
+                .read_row_groups(list(groups), columns=self._schema.names)
+                .cast(self._schema)
+            )
         except UNREADABLE as error:
             raise unreadable(self._paths[number], error) from error
 
@@ -254,14 +286,18 @@ class Stored:
 def unreadable(path: Path, why: Exception | str) -> SweepWorkError:
     """What a fault of a file becomes that a sweep wrote for itself."""
     said = why.message if isinstance(why, DiskError) else why
-    return SweepWorkError(f"{path} cannot be read: {said}", hint="--fresh begins anew.", path=str(path))
+    return SweepWorkError(
+        f"{path} cannot be read: {said}", hint="--fresh begins anew.", path=str(path)
+    )
 
 
 _ID_MIN, _ID_MAX = -(1 << 63), (1 << 63) - 1
 
 
 def ranges(tables: Sequence[Stored], rows_max: int = RANGE_ROWS) -> list[Range]:
-    """Cut all containers into ranges of about so many rows of these tables together; at least one range."""
+    """Cut all containers into ranges of about so many rows of these tables together; at
+    least one range.
+    """
     found, first, count = list[Range](), None, 0
     for least, rows in sorted(start for table in tables for start in table.starts()):
         # Rows are counted where their group begins: groups are small beside a range.

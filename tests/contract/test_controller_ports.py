@@ -1,4 +1,6 @@
-"""What every adapter of the controller's ports does alike: the one that lasts, and its twin in memory."""
+"""What every adapter of the controller's ports does alike: the one that lasts, and its
+twin in memory.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -29,7 +31,13 @@ from tests.support.cluster_reports import DN1, DN2, FixedLeadership, MemoryJobSt
 
 
 def job(number: int, *, progress: Progress | None = None) -> Job:
-    made = new_job(JobId(f"j{number}"), ContainerId(number), (Target(DN1, (DN2,)),), now_s=float(number), reason="why")
+    made = new_job(
+        JobId(f"j{number}"),
+        ContainerId(number),
+        (Target(DN1, (DN2,)),),
+        now_s=float(number),
+        reason="why",
+    )
     if progress:
         made = step(step(made, Issued(DN1), 50.0), Progressed(DN1, OrderState.DONE, progress), 51.5)
     return made
@@ -74,7 +82,9 @@ def test_a_new_store_is_empty(reopen: Callable[[], JobStore]) -> None:
 
 def test_jobs_come_back_as_they_were_oldest_first(reopen: Callable[[], JobStore]) -> None:
     further = step(job(4), Issued(DN1), 50.0)
-    further = replace(further, orders=(replace(further.orders[0], round=2, rounds=FULL_PROGRESS, root=ROOT),))
+    further = replace(
+        further, orders=(replace(further.orders[0], round=2, rounds=FULL_PROGRESS, root=ROOT),)
+    )
     kept = [job(1), job(2, progress=FULL_PROGRESS), job(3), further]
     reopen().save(jobs=reversed(kept))
     assert list(reopen().jobs()) == kept
@@ -148,7 +158,9 @@ def test_the_outbox_is_bounded_for_scans_and_never_refuses_a_cancellation() -> N
     assert len(outbox.waiting(DN1)) == 1_000
 
 
-@pytest.mark.parametrize("make", [lambda: SoleLeader(MemoryJobStore()), FixedLeadership], ids=["sole", "fixed"])
+@pytest.mark.parametrize(
+    "make", [lambda: SoleLeader(MemoryJobStore()), FixedLeadership], ids=["sole", "fixed"]
+)
 def test_whoever_leads_has_a_term_that_does_not_change(make: Callable[[], Leadership]) -> None:
     leadership = make()
     assert leadership.term() == leadership.term()

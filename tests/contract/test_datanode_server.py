@@ -1,5 +1,7 @@
-"""Ozone's datanode service, served by us, answers as a real datanode does: rows wire-I1 to wire-I7 and what was seen
-live. Requests go over a real socket, as a datanode sends them."""
+"""Ozone's datanode service, served by us, answers as a real datanode does: rows wire-I1
+to wire-I7 and what was seen live. Requests go over a real socket, as a datanode sends
+them.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -77,7 +79,9 @@ def ask(channel: grpc.Channel, request: Request) -> Response:
 
 
 def envelope(kind: Type, container_id: int = CONTAINER, **body: object) -> Request:
-    request = Request(cmdType=kind, containerID=container_id, datanodeUuid=UUID, traceID="", version=3)
+    request = Request(
+        cmdType=kind, containerID=container_id, datanodeUuid=UUID, traceID="", version=3
+    )
     for name, value in body.items():
         getattr(request, name).CopyFrom(value)
     return request
@@ -88,7 +92,9 @@ def checksum_info(container_id: int = CONTAINER, inner_id: int = CONTAINER) -> R
     return envelope(Type.GetContainerChecksumInfo, container_id, getContainerChecksumInfo=body)
 
 
-def get_block(block_id: int = BLOCK, bcs_id: int = 0, inner_id: int = CONTAINER, replica_index: int = 0) -> Request:
+def get_block(
+    block_id: int = BLOCK, bcs_id: int = 0, inner_id: int = CONTAINER, replica_index: int = 0
+) -> Request:
     asked = DatanodeBlockID(containerID=inner_id, localID=block_id, blockCommitSequenceId=bcs_id)
     if replica_index:
         asked.replicaIndex = replica_index
@@ -96,7 +102,9 @@ def get_block(block_id: int = BLOCK, bcs_id: int = 0, inner_id: int = CONTAINER,
 
 
 def list_block(count: int, start: int | None = None) -> Request:
-    return envelope(Type.ListBlock, listBlock=ListBlockRequestProto(count=count, startLocalID=start))
+    return envelope(
+        Type.ListBlock, listBlock=ListBlockRequestProto(count=count, startLocalID=start)
+    )
 
 
 def read_chunk(
@@ -110,7 +118,9 @@ def read_chunk(
 ) -> Request:
     sums = ChecksumData(type=kind, bytesPerChecksum=bytes_per_checksum, checksums=[b"echo"])
     body = ReadChunkRequestProto(
-        blockID=DatanodeBlockID(containerID=CONTAINER, localID=block_id, blockCommitSequenceId=bcs_id),
+        blockID=DatanodeBlockID(
+            containerID=CONTAINER, localID=block_id, blockCommitSequenceId=bcs_id
+        ),
         chunkData=ChunkInfo(chunkName="any text", offset=offset, len=length, checksumData=sums),
     )
     if version is not None:
@@ -148,7 +158,9 @@ def test_no_tree_before_a_container_is_closed(
     assert message == f"Checksum information is not available for containers in state {state.value}"
 
 
-@pytest.mark.parametrize("state", [ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED, ReplicaState.UNHEALTHY])
+@pytest.mark.parametrize(
+    "state", [ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED, ReplicaState.UNHEALTHY]
+)
 def test_closed_containers_serve_the_bytes_of_the_file(
     channel: grpc.Channel, replica: MemoryReplica, state: ReplicaState
 ) -> None:
@@ -160,42 +172,59 @@ def test_closed_containers_serve_the_bytes_of_the_file(
 
 
 @pytest.mark.parametrize(
-    "request_", [checksum_info(404), envelope(Type.Echo, 0, echo=EchoRequestProto(payloadSizeResp=1))]
+    "request_",
+    [checksum_info(404), envelope(Type.Echo, 0, echo=EchoRequestProto(payloadSizeResp=1))],
 )
 def test_an_unknown_container_is_not_found(channel: grpc.Channel, request_: Request) -> None:
     """wire-I2; Echo too needs a container that exists."""
     refused(channel, request_, Result.CONTAINER_NOT_FOUND)
 
 
-def test_a_removed_tree_file_is_rebuilt_from_the_records(channel: grpc.Channel, replica: MemoryReplica) -> None:
+def test_a_removed_tree_file_is_rebuilt_from_the_records(
+    channel: grpc.Channel, replica: MemoryReplica
+) -> None:
     """wire-I3."""
     before, replica.tree = replica.tree, None
     assert ask(channel, checksum_info()).getContainerChecksumInfo.containerChecksumInfo == before
 
 
-def test_an_unreadable_tree_file_is_an_error_and_not_rebuilt(channel: grpc.Channel, replica: MemoryReplica) -> None:
+def test_an_unreadable_tree_file_is_an_error_and_not_rebuilt(
+    channel: grpc.Channel, replica: MemoryReplica
+) -> None:
     """wire-I4."""
     replica.tree = DiskError("100.tree: permission denied")
     refused(channel, checksum_info(), Result.IO_EXCEPTION)
 
 
 @pytest.mark.parametrize("raw", [b"\x01\x02\x03", b"", b"\xff" * 1000], ids=["I5", "I6", "garbage"])
-def test_what_is_in_the_file_is_served_unparsed(channel: grpc.Channel, replica: MemoryReplica, raw: bytes) -> None:
-    """wire-I5, wire-I6: the server succeeds; what the client makes of it is in the contract of peers."""
+def test_what_is_in_the_file_is_served_unparsed(
+    channel: grpc.Channel, replica: MemoryReplica, raw: bytes
+) -> None:
+    """wire-I5, wire-I6: the server succeeds; what the client makes of it is in the
+    contract of peers.
+    """
     replica.tree = raw
     reply = ask(channel, checksum_info())
     assert reply.result == Result.SUCCESS
     assert reply.getContainerChecksumInfo.containerChecksumInfo == raw
 
 
-def test_any_valid_tree_in_the_file_is_returned_unchanged(channel: grpc.Channel, replica: MemoryReplica) -> None:
+def test_any_valid_tree_in_the_file_is_returned_unchanged(
+    channel: grpc.Channel, replica: MemoryReplica
+) -> None:
     """wire-I7."""
     replica.tree = encode_tree(replica_of(CONTAINER, {1: 1, 2: 70_000}, seed=5).scanned_tree())
-    assert ask(channel, checksum_info()).getContainerChecksumInfo.containerChecksumInfo == replica.tree
+    assert (
+        ask(channel, checksum_info()).getContainerChecksumInfo.containerChecksumInfo == replica.tree
+    )
 
 
-def test_the_container_of_the_envelope_counts(channel: grpc.Channel, replica: MemoryReplica) -> None:
-    assert ask(channel, checksum_info(inner_id=404)).getContainerChecksumInfo.containerID == CONTAINER
+def test_the_container_of_the_envelope_counts(
+    channel: grpc.Channel, replica: MemoryReplica
+) -> None:
+    assert (
+        ask(channel, checksum_info(inner_id=404)).getContainerChecksumInfo.containerID == CONTAINER
+    )
     assert ask(channel, get_block(inner_id=404)).getBlock.blockData.blockID.containerID == CONTAINER
 
 
@@ -206,7 +235,9 @@ def test_a_tree_beyond_a_message_is_an_answer_and_not_a_broken_stream(
     refused(channel, checksum_info(), Result.CONTAINER_INTERNAL_ERROR)
 
 
-def test_a_block_is_served_with_its_record_as_stored(channel: grpc.Channel, replica: MemoryReplica) -> None:
+def test_a_block_is_served_with_its_record_as_stored(
+    channel: grpc.Channel, replica: MemoryReplica
+) -> None:
     """The size is always set: real datanodes refuse a record without."""
     found = ask(channel, get_block()).getBlock.blockData
     assert found == record_to_proto(replica.records[BLOCK])
@@ -223,12 +254,16 @@ def test_a_commit_beyond_the_containers_is_unknown(channel: grpc.Channel) -> Non
     refused(channel, read_chunk(bcs_id=99), Result.UNKNOWN_BCSID)
 
 
-def test_a_commit_beyond_the_blocks_does_not_match(channel: grpc.Channel, replica: MemoryReplica) -> None:
+def test_a_commit_beyond_the_blocks_does_not_match(
+    channel: grpc.Channel, replica: MemoryReplica
+) -> None:
     replica.bcs_id = 50
     refused(channel, get_block(bcs_id=40), Result.BCSID_MISMATCH)
 
 
-def test_another_replica_index_is_another_container(channel: grpc.Channel, replica: MemoryReplica) -> None:
+def test_another_replica_index_is_another_container(
+    channel: grpc.Channel, replica: MemoryReplica
+) -> None:
     replica.replica_index = 2
     refused(channel, get_block(replica_index=3), Result.CONTAINER_NOT_FOUND)
     assert ask(channel, get_block(replica_index=2)).result == Result.SUCCESS
@@ -253,7 +288,9 @@ def test_a_count_of_nothing_is_refused(channel: grpc.Channel) -> None:
     assert message == "Count must be a positive number."
 
 
-def test_a_long_list_is_read_in_pages_and_any_count_is_bounded(source: MemorySource, server: RpcServer) -> None:
+def test_a_long_list_is_read_in_pages_and_any_count_is_bounded(
+    source: MemorySource, server: RpcServer
+) -> None:
     source.replicas[CONTAINER] = replica_of(CONTAINER, dict.fromkeys(range(1, 2501), 1))
     client = DatanodeClient(open_channel(server.address), server.address)
     for page in (100, 1000, 4_000_000_000):
@@ -297,8 +334,12 @@ def test_pieces_are_windows(
     assert b"".join(buffers) == replica.files[BLOCK][:length]
 
 
-def test_without_checksums_pieces_are_of_one_mebibyte(source: MemorySource, channel: grpc.Channel) -> None:
-    source.replicas[CONTAINER] = replica_of(CONTAINER, {20: 2_500_000}, checksum_type=ChecksumType.NONE)
+def test_without_checksums_pieces_are_of_one_mebibyte(
+    source: MemorySource, channel: grpc.Channel
+) -> None:
+    source.replicas[CONTAINER] = replica_of(
+        CONTAINER, {20: 2_500_000}, checksum_type=ChecksumType.NONE
+    )
     buffers = ask(channel, read_chunk(length=2_500_000, kind="NONE")).readChunk.dataBuffers.buffers
     assert [len(part) for part in buffers] == [1 << 20, 1 << 20, 2_500_000 - (2 << 20)]
 
@@ -315,7 +356,9 @@ def test_any_range_is_served_exactly(channel: grpc.Channel, replica: MemoryRepli
     assert b"".join(buffers) == replica.files[BLOCK][16_001:36_004]
 
 
-def test_the_answer_bears_the_requests_chunk_and_block(channel: grpc.Channel, replica: MemoryReplica) -> None:
+def test_the_answer_bears_the_requests_chunk_and_block(
+    channel: grpc.Channel, replica: MemoryReplica
+) -> None:
     request = read_chunk()
     reply = ask(channel, request).readChunk
     assert reply.chunkData == request.readChunk.chunkData
@@ -324,7 +367,8 @@ def test_the_answer_bears_the_requests_chunk_and_block(channel: grpc.Channel, re
 
 
 @pytest.mark.parametrize(
-    ("offset", "length", "actual"), [(49_997, 100, 3), (50_000, 100, -1), (60_000, 1, -1), (2**63, 1, -1)]
+    ("offset", "length", "actual"),
+    [(49_997, 100, 3), (50_000, 100, -1), (60_000, 1, -1), (2**63, 1, -1)],
 )
 def test_a_read_beyond_the_end_tells_how_much_there_is(
     channel: grpc.Channel, offset: int, length: int, actual: int
@@ -347,7 +391,10 @@ def test_a_block_without_file_has_no_chunks(channel: grpc.Channel, replica: Memo
 
 def test_a_corrupt_chunk_is_served_as_it_is(channel: grpc.Channel, replica: MemoryReplica) -> None:
     replica.flip(BLOCK, 0)
-    assert b"".join(ask(channel, read_chunk()).readChunk.dataBuffers.buffers) == replica.files[BLOCK][:16384]
+    assert (
+        b"".join(ask(channel, read_chunk()).readChunk.dataBuffers.buffers)
+        == replica.files[BLOCK][:16384]
+    )
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20])
@@ -358,13 +405,19 @@ def test_an_echo_has_the_size_asked_for(server: RpcServer, size: int) -> None:
 
 
 def test_an_echo_beyond_a_message_is_refused(channel: grpc.Channel) -> None:
-    refused(channel, envelope(Type.Echo, echo=EchoRequestProto(payloadSizeResp=2**31 - 1)), Result.UNSUPPORTED_REQUEST)
+    refused(
+        channel,
+        envelope(Type.Echo, echo=EchoRequestProto(payloadSizeResp=2**31 - 1)),
+        Result.UNSUPPORTED_REQUEST,
+    )
 
 
 _SERVED = {Type.GetContainerChecksumInfo, Type.GetBlock, Type.ListBlock, Type.ReadChunk, Type.Echo}
 
 
-@pytest.mark.parametrize("kind", sorted(set(Type.values()) - _SERVED), ids=lambda kind: Type.Name(kind))
+@pytest.mark.parametrize(
+    "kind", sorted(set(Type.values()) - _SERVED), ids=lambda kind: Type.Name(kind)
+)
 def test_every_other_command_is_unsupported(channel: grpc.Channel, kind: Type) -> None:
     refused(channel, envelope(kind), Result.UNSUPPORTED_REQUEST)
 
@@ -388,7 +441,9 @@ def test_a_command_without_its_body_is_malformed(channel: grpc.Channel, kind: Ty
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_no_request_ends_its_stream_and_nothing_else(channel: grpc.Channel, name: str, raw: bytes) -> None:
+def test_what_is_no_request_ends_its_stream_and_nothing_else(
+    channel: grpc.Channel, name: str, raw: bytes
+) -> None:
     good = checksum_info().SerializeToString()
     call: StreamCall = channel.stream_stream(f"/{SERVICE}/send", None, Response.FromString)
     replies = call(iter([good, raw, good]), timeout=20)
@@ -409,7 +464,9 @@ def test_the_datanodes_uuid_is_not_compared(channel: grpc.Channel, uuid: str) ->
 
 def test_the_golden_request_is_understood(channel: grpc.Channel, replica: MemoryReplica) -> None:
     """The bytes that a Java client sends."""
-    raw = bytes.fromhex("0817120018642224" + b"7f541a06-6c26-476d-9994-c6e1947e11cb".hex() + "da01020864")
+    raw = bytes.fromhex(
+        "0817120018642224" + b"7f541a06-6c26-476d-9994-c6e1947e11cb".hex() + "da01020864"
+    )
     assert Request.FromString(raw).SerializeToString() == raw
     (reply,) = send(channel, raw)
     assert reply.getContainerChecksumInfo.containerChecksumInfo == replica.tree
@@ -421,7 +478,9 @@ def test_two_hundred_requests_on_one_stream_are_answered_in_order(channel: grpc.
         request.traceID = f"trace-{i}"
     replies = send(channel, *(request.SerializeToString() for request in requests))
     assert [reply.traceID for reply in replies] == [request.traceID for request in requests]
-    assert [reply.result == Result.SUCCESS for reply in replies] == [bool(i % 3) for i in range(200)]
+    assert [reply.result == Result.SUCCESS for reply in replies] == [
+        bool(i % 3) for i in range(200)
+    ]
 
 
 class FailingSource(MemorySource):

@@ -1,6 +1,8 @@
-"""Where a chunk table is written: a local folder, and whatever pyarrow reaches by names, behave alike.
+"""Where a chunk table is written: a local folder, and whatever pyarrow reaches by
+names, behave alike.
 
-A bucket of S3 is the second kind; that it is one is tested against a real gateway (tests/e2e).
+A bucket of S3 is the second kind; that it is one is tested against a real gateway
+(tests/e2e).
 """
 
 from collections.abc import Callable
@@ -91,7 +93,9 @@ class FailingHandler(pa_fs.FileSystemHandler):  # type: ignore[misc]
 def local(folder: Path, fails: Fails) -> Destination:
     """Fails where it is written to or removed."""
     names = {Operation.WRITE: "write", Operation.REMOVE: "remove"}
-    disk = FailingDisk(5, lambda op, path: op in names and fails(names[op], path.name.removesuffix(".tmp")))
+    disk = FailingDisk(
+        5, lambda op, path: op in names and fails(names[op], path.name.removesuffix(".tmp"))
+    )
     return LocalDestination(folder, disk)
 
 
@@ -112,7 +116,9 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Fails], De
 
 def walk(step: int) -> MemoryWalk:
     found = MemoryWalk()
-    found.put(replica(1, *blocks(3)), replica(2, *blocks(3, seed=step)), replica(10 + step, *blocks(4)))
+    found.put(
+        replica(1, *blocks(3)), replica(2, *blocks(3, seed=step)), replica(10 + step, *blocks(4))
+    )
     return found
 
 
@@ -149,7 +155,9 @@ def test_tables_follow_each_other_and_two_are_kept(make: Callable[[Fails], Desti
 
 
 @pytest.mark.parametrize("kind", ["chunks", "containers", "events", "manifest"])
-def test_a_write_that_fails_leaves_the_table_as_it_was(make: Callable[[Fails], Destination], kind: str) -> None:
+def test_a_write_that_fails_leaves_the_table_as_it_was(
+    make: Callable[[Fails], Destination], kind: str
+) -> None:
     whole = make(never)
     first = run(whole, 0)
     before = names(whole)
@@ -173,17 +181,24 @@ def test_what_cannot_be_removed_does_not_undo_an_export_and_is_removed_later(
     assert {manifest_name(i) for i in range(1, 5)} <= names(failing)
     whole = make(never)
     check(whole, run(whole, 4), 4)
-    assert {name for name in names(whole) if name.startswith("manifest")} == {manifest_name(4), manifest_name(5)}
+    assert {name for name in names(whole) if name.startswith("manifest")} == {
+        manifest_name(4),
+        manifest_name(5),
+    }
 
 
-def test_what_is_not_there_is_removed_without_an_error(make: Callable[[Fails], Destination]) -> None:
+def test_what_is_not_there_is_removed_without_an_error(
+    make: Callable[[Fails], Destination],
+) -> None:
     destination = make(never)
     run(destination, 0)
     destination.remove("chunks-000000009-0123abcd-0001.parquet")
 
 
 def test_two_exports_at_once_leave_one_whole_table(tmp_path: Path) -> None:
-    """Where nobody can be kept out: the later manifest counts, and neither removes what the other needs."""
+    """Where nobody can be kept out: the later manifest counts, and neither removes what
+    the other needs.
+    """
     slow, quick = objects(tmp_path / "table", never), objects(tmp_path / "table", never)
     run(quick, 0)
     overtaken = False
@@ -215,5 +230,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_a_place_is_local_unless_it_is_a_uri(tmp_path: Path) -> None:
     assert isinstance(destination_of(str(tmp_path), "dn", Disk()), LocalDestination)
     assert isinstance(destination_of(tmp_path.as_uri(), "dn", Disk()), LocalDestination)
-    bucket = destination_of("s3://bucket/a?endpoint_override=127.0.0.1:1&scheme=http&region=x", "dn", Disk())
+    bucket = destination_of(
+        "s3://bucket/a?endpoint_override=127.0.0.1:1&scheme=http&region=x", "dn", Disk()
+    )
     assert (isinstance(bucket, ObjectDestination), bucket.folder) == (True, "bucket/a/dn")

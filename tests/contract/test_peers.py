@@ -1,4 +1,6 @@
-"""All peers behave alike: in memory, an agent over gRPC, and a datanode of Ozone's protocol over gRPC."""
+"""All peers behave alike: in memory, an agent over gRPC, and a datanode of Ozone's
+protocol over gRPC.
+"""
 
 import contextlib
 import time
@@ -14,7 +16,12 @@ from dnagent.ports import AgentStatus, ByteRange, Peer, Piece
 from dnagent.server import AgentService
 from merkle.checksum import ChecksumType
 from merkle.columns import encode_tree
-from merkle.errors import PeerRefusedError, PeerUnavailableError, RemoteProtocolError, TreeRefusedError
+from merkle.errors import (
+    PeerRefusedError,
+    PeerUnavailableError,
+    RemoteProtocolError,
+    TreeRefusedError,
+)
 from merkle.record import ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
@@ -54,9 +61,17 @@ def server(source: MemorySource, scans: MemoryScans) -> Iterator[RpcServer]:
 
 @contextmanager
 def limited(source: MemorySource, scans: MemoryScans, *, payload_bytes_max: int) -> Iterator[str]:
-    """The address of an agent whose answers are small, so that few replicas exceed them."""
+    """The address of an agent whose answers are small, so that few replicas exceed
+    them.
+    """
     status = MemoryStatus(AgentStatus(PEER, False))
-    agent = AgentService(source, scans, status, payload_bytes_max=payload_bytes_max, page_bytes=payload_bytes_max // 2)
+    agent = AgentService(
+        source,
+        scans,
+        status,
+        payload_bytes_max=payload_bytes_max,
+        page_bytes=payload_bytes_max // 2,
+    )
     running = start_server("127.0.0.1:0", [agent.register])
     try:
         yield running.address
@@ -73,7 +88,11 @@ def connect(kind: str, address: str, deadlines: Deadlines | None = None) -> Peer
 
 @pytest.fixture(params=KINDS)
 def peer(request: pytest.FixtureRequest, source: MemorySource, server: RpcServer) -> Iterator[Peer]:
-    found = MemoryPeer(PEER, source) if request.param == "memory" else connect(request.param, server.address)
+    found = (
+        MemoryPeer(PEER, source)
+        if request.param == "memory"
+        else connect(request.param, server.address)
+    )
     yield found
     found.close()
     found.close()
@@ -83,7 +102,9 @@ def chunk_at(source: MemorySource, offset: int, block_id: BlockId = BLOCK) -> Ch
     return source.replicas[CONTAINER].records[block_id].by_offset[offset]
 
 
-def collect(peer: Peer, chunk: ChunkRecord, *ranges: ByteRange, block_id: BlockId = BLOCK) -> dict[int, bytes]:
+def collect(
+    peer: Peer, chunk: ChunkRecord, *ranges: ByteRange, block_id: BlockId = BLOCK
+) -> dict[int, bytes]:
     """Every byte that came, by its offset."""
     return {
         piece.offset + i: bytes(piece.data[i : i + 1])
@@ -92,7 +113,9 @@ def collect(peer: Peer, chunk: ChunkRecord, *ranges: ByteRange, block_id: BlockI
     }
 
 
-def bytes_of(source: MemorySource, *ranges: ByteRange, block_id: BlockId = BLOCK) -> dict[int, bytes]:
+def bytes_of(
+    source: MemorySource, *ranges: ByteRange, block_id: BlockId = BLOCK
+) -> dict[int, bytes]:
     file = source.replicas[CONTAINER].files[block_id]
     return {i: bytes(file[i : i + 1]) for one in ranges for i in range(one.offset, one.end)}
 
@@ -103,7 +126,9 @@ def test_a_tree_arrives_as_it_is_stored(peer: Peer, source: MemorySource) -> Non
     assert peer.tree(CONTAINER) == source.replicas[CONTAINER].scanned_tree()
 
 
-def test_tombstones_and_corrupt_chunks_are_part_of_the_tree(peer: Peer, source: MemorySource) -> None:
+def test_tombstones_and_corrupt_chunks_are_part_of_the_tree(
+    peer: Peer, source: MemorySource
+) -> None:
     replica = source.replicas[CONTAINER]
     replica.flip(20, 5)
     tree = replica.scanned_tree()
@@ -142,11 +167,16 @@ def test_the_tree_of_an_open_container_is_refused(peer: Peer) -> None:
             "wrong block sum",
             encode_tree(ContainerTree.of(CONTAINER, [BlockTree(BlockId(1), 5, False, ())])),
         ),
-        ("negative block ID", encode_tree(ContainerTree.of(CONTAINER, [BlockTree.live(BlockId(-1))]))),
+        (
+            "negative block ID",
+            encode_tree(ContainerTree.of(CONTAINER, [BlockTree.live(BlockId(-1))])),
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_tree_that_cannot_be_right_is_refused(peer: Peer, source: MemorySource, name: str, raw: bytes) -> None:
+def test_a_tree_that_cannot_be_right_is_refused(
+    peer: Peer, source: MemorySource, name: str, raw: bytes
+) -> None:
     """wire-I5 for the first one: the server succeeds, the client fails."""
     source.replicas[CONTAINER].tree = raw
     with pytest.raises(TreeRefusedError) as caught:
@@ -156,7 +186,10 @@ def test_a_tree_that_cannot_be_right_is_refused(peer: Peer, source: MemorySource
 
 def test_records_of_the_blocks_asked_for_arrive(peer: Peer, source: MemorySource) -> None:
     records = source.replicas[CONTAINER].records
-    assert peer.records(CONTAINER, [BLOCK, BlockId(9)]) == {BLOCK: records[BLOCK], BlockId(9): records[BlockId(9)]}
+    assert peer.records(CONTAINER, [BLOCK, BlockId(9)]) == {
+        BLOCK: records[BLOCK],
+        BlockId(9): records[BlockId(9)],
+    }
 
 
 def test_an_unknown_block_is_left_out(peer: Peer, source: MemorySource) -> None:
@@ -165,7 +198,9 @@ def test_an_unknown_block_is_left_out(peer: Peer, source: MemorySource) -> None:
     assert peer.records(CONTAINER, []) == {}
 
 
-def test_more_blocks_than_fit_one_request_are_asked_for_in_turns(peer: Peer, source: MemorySource) -> None:
+def test_more_blocks_than_fit_one_request_are_asked_for_in_turns(
+    peer: Peer, source: MemorySource
+) -> None:
     source.replicas[CONTAINER] = replica_of(CONTAINER, dict.fromkeys(range(1, 1501), 1))
     assert len(peer.records(CONTAINER, [BlockId(i) for i in range(1, 2200)])) == 1500
 
@@ -181,7 +216,9 @@ def test_a_window_arrives_with_nothing_around_it(peer: Peer, source: MemorySourc
     assert collect(peer, chunk_at(source, 16384), wanted) == bytes_of(source, wanted)
 
 
-def test_windows_that_touch_or_not_arrive_each_at_its_place(peer: Peer, source: MemorySource) -> None:
+def test_windows_that_touch_or_not_arrive_each_at_its_place(
+    peer: Peer, source: MemorySource
+) -> None:
     wanted = [ByteRange(0, 4096), ByteRange(4096, 4096), ByteRange(12288, 4096)]
     assert collect(peer, chunk_at(source, 0), *wanted) == bytes_of(source, *wanted)
 
@@ -196,7 +233,9 @@ def test_a_large_chunk_arrives_whole(peer: Peer, source: MemorySource) -> None:
     """Larger than any piece, not a multiple of the window."""
     replica = replica_of(CONTAINER, {20: 9_000_001}, window_bytes=1 << 20, chunk_bytes=16 << 20)
     source.replicas[CONTAINER] = replica
-    pieces = list(peer.read(CONTAINER, BLOCK, replica.records[BLOCK].chunks[0], [ByteRange(0, 9_000_001)]))
+    pieces = list(
+        peer.read(CONTAINER, BLOCK, replica.records[BLOCK].chunks[0], [ByteRange(0, 9_000_001)])
+    )
     assert b"".join(bytes(piece.data) for piece in pieces) == replica.files[BLOCK]
     assert [piece.offset for piece in pieces] == sorted(piece.offset for piece in pieces)
 
@@ -215,13 +254,17 @@ def test_bad_bytes_are_served_as_they_are(peer: Peer, source: MemorySource) -> N
     assert collect(peer, chunk_at(source, 0), wanted) == bytes_of(source, wanted)
 
 
-def test_what_is_left_of_a_shortened_file_arrives_before_the_error(peer: Peer, source: MemorySource) -> None:
+def test_what_is_left_of_a_shortened_file_arrives_before_the_error(
+    peer: Peer, source: MemorySource
+) -> None:
     chunk = chunk_at(source, 0)
     del source.replicas[CONTAINER].files[BLOCK][6000:]
     pieces: list[Piece] = []
     with pytest.raises(PeerRefusedError) as caught:
         pieces.extend(peer.read(CONTAINER, BLOCK, chunk, [ByteRange(0, 16384)]))
-    assert b"".join(bytes(piece.data) for piece in pieces) == source.replicas[CONTAINER].files[BLOCK]
+    assert (
+        b"".join(bytes(piece.data) for piece in pieces) == source.replicas[CONTAINER].files[BLOCK]
+    )
     assert caught.value.facts["result"] == "short_read"
 
 
@@ -241,14 +284,20 @@ def test_a_lost_file_is_refused(peer: Peer, source: MemorySource) -> None:
 
 
 def test_reading_may_be_given_up_half_way(peer: Peer, source: MemorySource) -> None:
-    pieces = iter(peer.read(CONTAINER, BLOCK, chunk_at(source, 0), [ByteRange(0, 4096), ByteRange(8192, 4096)]))
+    pieces = iter(
+        peer.read(
+            CONTAINER, BLOCK, chunk_at(source, 0), [ByteRange(0, 4096), ByteRange(8192, 4096)]
+        )
+    )
     next(pieces)
     del pieces
     assert peer.tree(CONTAINER)
 
 
 @pytest.mark.parametrize("kind", ["agent", "datanode"])
-def test_a_peer_that_is_away_is_unavailable(kind: str, server: RpcServer, source: MemorySource) -> None:
+def test_a_peer_that_is_away_is_unavailable(
+    kind: str, server: RpcServer, source: MemorySource
+) -> None:
     server.stop(0)
     peer = connect(kind, server.address, Deadlines(tree_s=5, records_s=5, read_s=5))
     calls: list[Callable[[], object]] = [
@@ -264,7 +313,9 @@ def test_a_peer_that_is_away_is_unavailable(kind: str, server: RpcServer, source
 
 
 @pytest.mark.parametrize("kind", ["agent", "datanode"])
-def test_a_peer_that_comes_back_is_found_again(kind: str, server: RpcServer, source: MemorySource) -> None:
+def test_a_peer_that_comes_back_is_found_again(
+    kind: str, server: RpcServer, source: MemorySource
+) -> None:
     peer = connect(kind, server.address)
     expected = peer.tree(CONTAINER)
     server.stop(0)
@@ -281,8 +332,9 @@ def test_a_peer_that_comes_back_is_found_again(kind: str, server: RpcServer, sou
     peer.close()
 
 
-def test_a_missing_tree_is_an_error_for_agents_and_has_it_made(source: MemorySource, scans: MemoryScans,
-                                                               server: RpcServer) -> None:  # fmt: skip
+def test_a_missing_tree_is_an_error_for_agents_and_has_it_made(
+    source: MemorySource, scans: MemoryScans, server: RpcServer
+) -> None:
     """CR-032: no tree is an error, and a scan is scheduled."""
     source.replicas[CONTAINER].tree = None
     peer = connect("agent", server.address)
@@ -293,12 +345,16 @@ def test_a_missing_tree_is_an_error_for_agents_and_has_it_made(source: MemorySou
     peer.close()
 
 
-def test_a_tree_too_large_for_a_message_comes_in_pages(source: MemorySource, scans: MemoryScans) -> None:
+def test_a_tree_too_large_for_a_message_comes_in_pages(
+    source: MemorySource, scans: MemoryScans
+) -> None:
     replica = replica_of(CONTAINER, dict.fromkeys(range(1, 2001), 5))
     source.replicas[CONTAINER] = replica
     with limited(source, scans, payload_bytes_max=10_000) as address:
         with open_channel(address) as channel, pytest.raises(grpc.RpcError) as refused:
-            AgentStub(channel).GetContainerHashes(GetContainerHashesRequest(container_id=CONTAINER), timeout=10)
+            AgentStub(channel).GetContainerHashes(
+                GetContainerHashesRequest(container_id=CONTAINER), timeout=10
+            )
         assert "treefold-code" in {entry.key for entry in refused.value.trailing_metadata()}
         peer = connect("agent", address)
         assert peer.tree(CONTAINER) == replica.scanned_tree()
@@ -357,4 +413,8 @@ def test_ranges_that_touch_become_one() -> None:
 
 
 def test_a_long_range_is_cut() -> None:
-    assert merged([ByteRange(5, 20), ByteRange(25, 1)], 10) == [ByteRange(5, 10), ByteRange(15, 10), ByteRange(25, 1)]
+    assert merged([ByteRange(5, 20), ByteRange(25, 1)], 10) == [
+        ByteRange(5, 10),
+        ByteRange(15, 10),
+        ByteRange(25, 1),
+    ]

@@ -1,4 +1,6 @@
-"""Both replicas that can be repaired, the one on disk and the one in memory, keep the same contract."""
+"""Both replicas that can be repaired, the one on disk and the one in memory, keep the
+same contract.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -160,7 +162,9 @@ def test_windows_are_written_in_place_and_a_lost_file_is_made_anew(twin: Twin) -
     hurt = bytearray(DATA[A])
     hurt[CHUNK + WINDOW] ^= 1
     twin.put_bytes(A, bytes(hurt))
-    twin.replica.write_windows(A, second, prove(second, 1, DATA[A][CHUNK + WINDOW : CHUNK + 2 * WINDOW]))
+    twin.replica.write_windows(
+        A, second, prove(second, 1, DATA[A][CHUNK + WINDOW : CHUNK + 2 * WINDOW])
+    )
     assert twin.get_bytes(A) == DATA[A]
     twin.put_bytes(A, None)
     twin.replica.write_windows(A, first, prove(first, 0, DATA[A][:CHUNK]))
@@ -216,7 +220,9 @@ def test_a_tree_is_merged_unless_another_was_faster(twin: Twin) -> None:
     assert twin.replica.store_tree(own.tree, stored.generation).tree == fresh
 
 
-def test_a_scan_tells_where_it_found_faults_stores_its_tree_and_marks_the_replica(twin: Twin) -> None:
+def test_a_scan_tells_where_it_found_faults_stores_its_tree_and_marks_the_replica(
+    twin: Twin,
+) -> None:
     clean = twin.replica.scan()
     assert (clean.findings, clean.state) == ((), ReplicaState.CLOSED)
     hurt = bytearray(DATA[A])
@@ -226,7 +232,11 @@ def test_a_scan_tells_where_it_found_faults_stores_its_tree_and_marks_the_replic
     assert scanned.findings == ((A, CHUNK),)
     assert scanned.state is ReplicaState.UNHEALTHY
     own = twin.replica.own()
-    assert (own.tree, own.generation, own.state) == (scanned.tree, scanned.generation, scanned.state)
+    assert (own.tree, own.generation, own.state) == (
+        scanned.tree,
+        scanned.generation,
+        scanned.state,
+    )
     twin.put_bytes(A, DATA[A])
     clean = twin.replica.scan()
     assert clean.findings == ()

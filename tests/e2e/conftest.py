@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def session() -> Iterator["SparkSession"]:
-    """A local Spark of two cores; all tests that ask for it are of the xdist group "spark"."""
+    """A local Spark of two cores; all tests that ask for it are of the xdist group
+    "spark".
+    """
     from spark.session import spark_session
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -24,12 +24,20 @@ CONTAINERS = range(1, 7)
 
 
 def expected(moment: str, node: str) -> dict[int, tuple[str, str]]:
-    """State and root of each container at that moment, as the cluster's own datanode had them."""
+    """State and root of each container at that moment, as the cluster's own datanode
+    had them.
+    """
     rows = json.loads((OZONE / "expected.json").read_text())[moment]
-    return {row["containerID"]: (row["state"], row["treeFileRoot"]) for row in rows if row["datanode"] == node}
+    return {
+        row["containerID"]: (row["state"], row["treeFileRoot"])
+        for row in rows
+        if row["datanode"] == node
+    }
 
 
-def settings(folder: Path, volume: Path, hold: str, *, bytes_per_second: int = 0, mapped: bool = False) -> Path:
+def settings(
+    folder: Path, volume: Path, hold: str, *, bytes_per_second: int = 0, mapped: bool = False
+) -> Path:
     path = folder / "agent.toml"
     path.write_text(
         f'state_folder = "{folder / "state"}"\nlisten = "127.0.0.1:0"\n'
@@ -46,7 +54,9 @@ def agent(
 ) -> Iterator[tuple[TreefoldProcess, AgentStub]]:
     folder.mkdir(exist_ok=True)
     config = settings(folder, volume, hold, bytes_per_second=bytes_per_second, mapped=mapped)
-    with TreefoldProcess(folder / "run", "agent", "run", "--config", str(config), "--log-format", "json") as process:
+    with TreefoldProcess(
+        folder / "run", "agent", "run", "--config", str(config), "--log-format", "json"
+    ) as process:
         channel = open_channel(process.address())
         try:
             yield process, AgentStub(channel)
@@ -64,7 +74,9 @@ def scan_all(stub: AgentStub) -> dict[int, tuple[str, str]]:
 
 @pytest.mark.parametrize("node", ["dn1", "dn2", "dn3"])
 def test_an_owner_finds_what_the_datanode_found(tmp_path: Path, node: str) -> None:
-    """The damaged volumes, scanned by us, end in the states and roots that Ozone's own scanner gave them."""
+    """The damaged volumes, scanned by us, end in the states and roots that Ozone's own
+    scanner gave them.
+    """
     volume = unpack("damaged", tmp_path / "copy") / node / "volume1"
     with agent(tmp_path / "agent", volume, "owner") as (process, stub):
         assert scan_all(stub) == expected("detected", node)
@@ -102,7 +114,9 @@ def test_a_read_only_agent_changes_no_byte_under_the_volume(tmp_path: Path) -> N
         assert process.stop(signal.SIGTERM) == 0
     assert state_of(volume) == before
     detected = expected("detected", "dn1")
-    assert {i: root for i, (_, root) in scanned.items()} == {i: root for i, (_, root) in detected.items()}
+    assert {i: root for i, (_, root) in scanned.items()} == {
+        i: root for i, (_, root) in detected.items()
+    }
     # The state is the datanode's to change.
     assert {state for state, _ in scanned.values()} == {"CLOSED"}
     assert status.volumes[0].hold == "read-only"
@@ -111,7 +125,9 @@ def test_a_read_only_agent_changes_no_byte_under_the_volume(tmp_path: Path) -> N
 
 
 def test_a_lost_tree_is_built_without_being_asked_for(tmp_path: Path) -> None:
-    """dn2 lost the tree file of container 6; until it has one, nobody can tell whether it differs."""
+    """dn2 lost the tree file of container 6; until it has one, nobody can tell whether
+    it differs.
+    """
     volume = unpack("damaged", tmp_path / "copy") / "dn2" / "volume1"
     [folder] = volume.glob("hdds/CID-*/current/containerDir0/6/metadata")
     assert not (folder / "6.tree").exists()
@@ -126,7 +142,9 @@ def test_a_volume_has_one_owner(tmp_path: Path) -> None:
     with agent(tmp_path / "first", volume, "owner") as (first, _):
         (tmp_path / "second").mkdir()
         config = settings(tmp_path / "second", volume, "owner")
-        with TreefoldProcess(tmp_path / "second", "agent", "run", "--config", str(config)) as second:
+        with TreefoldProcess(
+            tmp_path / "second", "agent", "run", "--config", str(config)
+        ) as second:
             assert second.ended() == 8
             assert "volume_locked" in second.stderr
             assert "Traceback" not in second.stderr
@@ -140,7 +158,9 @@ def test_a_stop_cuts_a_slow_scan_short_and_marks_nothing(tmp_path: Path) -> None
         call = stub.ScanContainer.future(ScanContainerRequest(container_id=1), timeout=CALL_S)
 
         def has_begun() -> bool:
-            return bool(stub.GetStatus(GetStatusRequest(), timeout=CALL_S).volumes[0].bytes_scanned > 0)
+            return bool(
+                stub.GetStatus(GetStatusRequest(), timeout=CALL_S).volumes[0].bytes_scanned > 0
+            )
 
         wait_until(has_begun, "the scan to begin")
         before = state_of(volume)
@@ -162,7 +182,9 @@ def test_a_bad_volume_does_not_stop_the_others(tmp_path: Path) -> None:
         "--state-folder",
         str(tmp_path / "state"),
     ]
-    with TreefoldProcess(tmp_path / "run", "agent", "run", *arguments, "--listen", "127.0.0.1:0") as process:
+    with TreefoldProcess(
+        tmp_path / "run", "agent", "run", *arguments, "--listen", "127.0.0.1:0"
+    ) as process:
         channel = open_channel(process.address())
         status = AgentStub(channel).GetStatus(GetStatusRequest(), timeout=CALL_S)
         channel.close()
@@ -173,16 +195,32 @@ def test_a_bad_volume_does_not_stop_the_others(tmp_path: Path) -> None:
 
 
 def test_a_database_that_cannot_be_written_to_costs_its_own_volume(tmp_path: Path) -> None:
-    """A folder in the way refuses what a read-only file system does: the binding's first write, and the removal."""
+    """A folder in the way refuses what a read-only file system does: the binding's
+    first write, and the removal.
+    """
     bad, good = (unpack("damaged", tmp_path / name) / "dn1" / "volume1" for name in ("bad", "good"))
     (next(bad.glob("hdds/CID-*/DS-*/container.db")) / "rocksdict-config.json").mkdir()
-    arguments = ["--volume", str(bad), "--volume", str(good), "--hold", "owner", "--state-folder", str(tmp_path / "s")]
-    with TreefoldProcess(tmp_path / "run", "agent", "run", *arguments, "--listen", "127.0.0.1:0") as process:
+    arguments = [
+        "--volume",
+        str(bad),
+        "--volume",
+        str(good),
+        "--hold",
+        "owner",
+        "--state-folder",
+        str(tmp_path / "s"),
+    ]
+    with TreefoldProcess(
+        tmp_path / "run", "agent", "run", *arguments, "--listen", "127.0.0.1:0"
+    ) as process:
         channel = open_channel(process.address())
         status = AgentStub(channel).GetStatus(GetStatusRequest(), timeout=CALL_S)
         channel.close()
         assert process.stop(signal.SIGTERM) == 0
-    assert [(volume.path, volume.containers) for volume in status.volumes] == [(str(good), 6), (str(bad), 0)]
+    assert [(volume.path, volume.containers) for volume in status.volumes] == [
+        (str(good), 6),
+        (str(bad), 0),
+    ]
     assert status.volumes[1].last_error.startswith("database_failed: cannot open the database ")
     assert "volume_failed" in process.stderr
     assert "Traceback" not in process.stderr

@@ -1,4 +1,6 @@
-"""The controller as a real process, alone and with real agents on volumes that real datanodes wrote."""
+"""The controller as a real process, alone and with real agents on volumes that real
+datanodes wrote.
+"""
 
 import json
 import signal
@@ -25,7 +27,13 @@ NODES = ("dn1", "dn2", "dn3")
 def treefold(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "admin.cli", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=COMMAND_S, check=False
+        command,
+        cwd=ROOT,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
+        check=False,
     )
 
 
@@ -40,7 +48,8 @@ class Cluster:
         return self.process.address()
 
     def run(self, *arguments: str) -> tuple[int, dict[str, object]]:
-        # In this process: a start of Python for every question would be most of the test.
+        # In this process: a start of Python for every question would be most of the
+        # test.
         done = CliRunner().invoke(root, [*arguments, "--controller", self.address, "--json"])
         answer = json.loads(done.stdout)
         assert isinstance(answer, dict)
@@ -59,11 +68,14 @@ def cluster(folder: Path, moment: str) -> Iterator[Cluster]:
     with ExitStack() as stack:
         process = stack.enter_context(controller(folder / "controller"))
         agents = [
-            stack.enter_context(agent(folder / node, volumes / node / "volume1", process.address())) for node in NODES
+            stack.enter_context(agent(folder / node, volumes / node / "volume1", process.address()))
+            for node in NODES
         ]
         made = Cluster(folder, process, agents)
         wait_until(lambda: len(made.containers()) == 6, "all containers to be reported")
-        wait_until(lambda: all(len(_replicas(c)) == 3 for c in made.containers().values()), "all replicas")
+        wait_until(
+            lambda: all(len(_replicas(c)) == 3 for c in made.containers().values()), "all replicas"
+        )
         yield made
 
 
@@ -103,9 +115,18 @@ def test_a_second_controller_on_the_same_state_is_refused(tmp_path: Path) -> Non
         ("listen = [", "not TOML"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_by_name(tmp_path: Path, text: str, needle: str) -> None:
+def test_settings_that_cannot_be_are_refused_by_name(
+    tmp_path: Path, text: str, needle: str
+) -> None:
     (tmp_path / "bad.toml").write_text(text + "\n")
-    words = ["scm", "run", "--config", str(tmp_path / "bad.toml"), "--state-folder", str(tmp_path / "s")]
+    words = [
+        "scm",
+        "run",
+        "--config",
+        str(tmp_path / "bad.toml"),
+        "--state-folder",
+        str(tmp_path / "s"),
+    ]
     refused = CliRunner().invoke(root, words)
     assert refused.exit_code == 2
     assert "error [config_invalid]" in refused.stderr
@@ -115,13 +136,17 @@ def test_settings_that_cannot_be_are_refused_by_name(tmp_path: Path, text: str, 
 
 def test_diverged_containers_of_real_volumes_are_listed_compared_and_healed(tmp_path: Path) -> None:
     with cluster(tmp_path, "detected") as made:
-        diverged = [number for number, one in made.containers().items() if one["comparison"] == "diverged"]
+        diverged = [
+            number for number, one in made.containers().items() if one["comparison"] == "diverged"
+        ]
         assert diverged == [1, 2, 3, 4, 6]
         code, compared = made.run("container", "diff", "3")
         assert code == 3
         assert isinstance(compared["data"], dict)
         assert compared["data"]["verdict"] == "REPAIRABLE"
-        code, answer = made.run("reconcile", "--all-diverged", "--yes", "--wait", "--reason", "test")
+        code, answer = made.run(
+            "reconcile", "--all-diverged", "--yes", "--wait", "--reason", "test"
+        )
         assert code == 0, answer
         assert [one["comparison"] for one in made.containers().values()][:4] == ["match"] * 4
         status = treefold("reconcile", "--status", "3", "6", "--controller", made.address, "--json")
@@ -144,11 +169,15 @@ def test_a_controller_that_is_killed_goes_on_with_its_jobs(tmp_path: Path) -> No
                 code, watched = made.run("job", "watch", job_id)
                 assert isinstance(watched["data"], dict)
                 assert (code, watched["data"]["state"]) == (0, "DONE")
-            assert all(made.containers()[number]["comparison"] == "match" for number in (1, 2, 3, 4, 6))
+            assert all(
+                made.containers()[number]["comparison"] == "match" for number in (1, 2, 3, 4, 6)
+            )
 
 
 def test_a_scan_is_carried_out_by_the_agents(tmp_path: Path) -> None:
     with cluster(tmp_path, "damaged") as made:
         code, answer = made.run("scan", "2")
         assert (code, answer["data"]) == (0, {"scansOrdered": 3, "unknownContainerIDs": []})
-        wait_until(lambda: made.containers()[2]["comparison"] == "diverged", "the damage to be found")
+        wait_until(
+            lambda: made.containers()[2]["comparison"] == "diverged", "the damage to be found"
+        )

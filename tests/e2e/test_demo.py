@@ -1,4 +1,6 @@
-"""`treefold demo` on damage that it was not made for: real processes, real volumes, an independent look at the end."""
+"""`treefold demo` on damage that it was not made for: real processes, real volumes, an
+independent look at the end.
+"""
 
 import json
 import os
@@ -29,7 +31,8 @@ from tests.support.volumes import ERASURE_CODED, container_folder, copy_volume, 
 
 NAMES = ("dn1", "dn2", "dn3")
 WINDOW = 16 << 10
-# Container 1 ends with a block of two chunks; container 5 has no checksums; container 6 has blocks of several chunks.
+# Container 1 ends with a block of two chunks; container 5 has no checksums; container 6
+# has blocks of several chunks.
 UNVERIFIABLE = 5
 WITHIN_S = 60
 UNCOMMITTED = b"a write that no commit followed"
@@ -49,7 +52,9 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _demo(*words: str) -> tuple[int, dict[str, Any]]:
     command = [sys.executable, "-m", "admin.cli", "demo", "--json", "--check", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * WITHIN_S, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=2 * WITHIN_S, check=False
+    )
     assert "Traceback" not in done.stderr, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)["data"]
     assert answer["elapsed_s"] < WITHIN_S
@@ -64,7 +69,9 @@ def _look(roots: Roots, scratch: Path) -> dict[int, dict[str, Seen]]:
     found: dict[int, dict[str, Seen]] = {}
     with ExitStack() as stack:
         for name, root in roots.items():
-            volume = open_volume(root, hold=Hold.READ_ONLY, state_folder=scratch / name, disk=Disk())
+            volume = open_volume(
+                root, hold=Hold.READ_ONLY, state_folder=scratch / name, disk=Disk()
+            )
             store = ContainerStore(stack.enter_context(volume), Disk())
             for container_id in store.ids():
                 found.setdefault(container_id, {})[name] = look(store, container_id)
@@ -89,7 +96,15 @@ def _truncate(root: Path, container_id: int, which: int, length: int) -> None:
 
 def _verdicts(roots: Roots) -> dict[int, str]:
     """What `treefold tree diff` says can be done."""
-    command = [sys.executable, "-m", "admin.cli", "tree", "diff", "--json", *map(str, roots.values())]
+    command = [
+        sys.executable,
+        "-m",
+        "admin.cli",
+        "tree",
+        "diff",
+        "--json",
+        *map(str, roots.values()),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
@@ -119,7 +134,9 @@ def _contradict(root: Path, container_id: int, which: int) -> None:
 
 def _state(root: Path, container_id: int, state: ReplicaState) -> None:
     path = container_folder(root, container_id) / "metadata" / f"{container_id}.container"
-    path.write_bytes(dump_descriptor(with_checksum(replace(parse_descriptor(path.read_bytes()), state=state))))
+    path.write_bytes(
+        dump_descriptor(with_checksum(replace(parse_descriptor(path.read_bytes()), state=state)))
+    )
 
 
 def _tree(root: Path, container_id: int) -> Path:
@@ -127,7 +144,9 @@ def _tree(root: Path, container_id: int) -> Path:
 
 
 def _windows(roots: Roots) -> None:
-    """Flips in different windows of one chunk, in the same one, and cut short files, over all replicas."""
+    """Flips in different windows of one chunk, in the same one, and cut short files,
+    over all replicas.
+    """
     for number, name in enumerate(NAMES):
         _flip(roots[name], 1, -1, 3 * number * WINDOW)
         _truncate(roots[name], 6, number, (0, 65536, 70_001)[number])
@@ -145,7 +164,8 @@ def _windows(roots: Roots) -> None:
 
 
 def _metadata(roots: Roots) -> None:
-    """Lost records, trees and folders; files that outlived their records are the only good copies.
+    """Lost records, trees and folders; files that outlived their records are the only
+    good copies.
 
     One is of a block whose record is left only where its file is not.
     """
@@ -177,13 +197,22 @@ def test_everything_that_is_left_somewhere_comes_back(
     before = _look(roots, tmp_path / "before")
     said = _verdicts(roots)
     status, answer = _demo("--fixture", str(tmp_path / "fixture"), "--keep", str(tmp_path / "kept"))
-    assert (status, answer["healed"], answer["unverifiable"]) == (0, [1, 2, 3, 4, 6], [UNVERIFIABLE])
+    assert (status, answer["healed"], answer["unverifiable"]) == (
+        0,
+        [1, 2, 3, 4, 6],
+        [UNVERIFIABLE],
+    )
     # What can be done was known beforehand.
     assert {said[container_id] for container_id in answer["healed"]} <= {"MATCH", "REPAIRABLE"}
-    after = _look({name: tmp_path / "kept" / name / "volume1" for name in NAMES}, tmp_path / "after")
+    after = _look(
+        {name: tmp_path / "kept" / name / "volume1" for name in NAMES}, tmp_path / "after"
+    )
     for container_id in answer["healed"]:
         assert faults(before[container_id], after[container_id]) == []
-    surplus = [(extra["containerID"], extra["replica"], extra["length"]) for extra in answer["proof"]["surplus"]]
+    surplus = [
+        (extra["containerID"], extra["replica"], extra["length"])
+        for extra in answer["proof"]["surplus"]
+    ]
     assert surplus == ([(4, "dn2", len(UNCOMMITTED))] if damage is _windows else [])
     for name in NAMES:
         assert after[UNVERIFIABLE][name].files == before[UNVERIFIABLE][name].files
@@ -193,10 +222,15 @@ def test_everything_that_is_left_somewhere_comes_back(
         }
     for container in answer["containers"]:
         if container["containerID"] in answer["healed"]:
-            assert all(replica["state"] in ("CLOSED", "QUASI_CLOSED") for replica in container["after"].values())
+            assert all(
+                replica["state"] in ("CLOSED", "QUASI_CLOSED")
+                for replica in container["after"].values()
+            )
 
 
-def test_what_is_lost_or_contradicts_is_named_and_everything_else_heals(healthy: Path, tmp_path: Path) -> None:
+def test_what_is_lost_or_contradicts_is_named_and_everything_else_heals(
+    healthy: Path, tmp_path: Path
+) -> None:
     roots = _copies(healthy, tmp_path / "fixture")
     for name in NAMES:
         _flip(roots[name], 1, -1, 7 * WINDOW)
@@ -215,20 +249,27 @@ def test_what_is_lost_or_contradicts_is_named_and_everything_else_heals(healthy:
     assert (said[1], said[4], said[6]) == ("UNRECOVERABLE", "REPAIRABLE", "UNRECOVERABLE")
     assert (answer["unrecoverable"], answer["conflicts"], answer["healed"]) == ([1, 6], [2], [4])
     assert answer["unhealed"] == [1, 2, 3, 6]
-    after = _look({name: tmp_path / "kept" / name / "volume1" for name in NAMES}, tmp_path / "after")
+    after = _look(
+        {name: tmp_path / "kept" / name / "volume1" for name in NAMES}, tmp_path / "after"
+    )
     for container_id in (1, 4, 6):
         assert faults(before[container_id], after[container_id]) == []
-    # Of a container with a loss, all but the loss is whole: the other window, the other block.
+    # Of a container with a loss, all but the loss is whole: the other window, the other
+    # block.
     whole = _look(_copies(healthy, tmp_path / "whole"), tmp_path / "unhurt")
     first, last = min(whole[6]["dn1"].records), max(whole[1]["dn1"].records)
     for name in NAMES:
         kept = after[1][name].file(last)
         assert kept[9 * WINDOW : 10 * WINDOW] == whole[1][name].file(last)[9 * WINDOW : 10 * WINDOW]
-        assert {k: v for k, v in whole[6][name].files.items() if k != f"{first}.block"} == after[6][name].files
+        assert {k: v for k, v in whole[6][name].files.items() if k != f"{first}.block"} == after[6][
+            name
+        ].files
 
 
 def test_the_healed_volumes_are_kept_as_a_fixture_and_nothing_else(tmp_path: Path) -> None:
-    """The agent of the second datanode is killed after its first write, and has to finish."""
+    """The agent of the second datanode is killed after its first write, and has to
+    finish.
+    """
     kept = tmp_path / "kept"
     status, answer = _demo("--keep", str(kept), "--kill", "2", "--during", "repair")
     assert (status, answer["proof"]["flaws"]) == (0, [])
@@ -239,7 +280,9 @@ def test_the_healed_volumes_are_kept_as_a_fixture_and_nothing_else(tmp_path: Pat
     assert {name for name in names if "/" not in name} == {*NAMES}
 
 
-def test_two_datanodes_are_enough_and_added_damage_everywhere_is_a_loss(healthy: Path, tmp_path: Path) -> None:
+def test_two_datanodes_are_enough_and_added_damage_everywhere_is_a_loss(
+    healthy: Path, tmp_path: Path
+) -> None:
     for name in NAMES[:2]:
         copy_volume(healthy, name, tmp_path / name / "volume1")
     status, answer = _demo("--fixture", str(tmp_path), "--damage", "all-replicas")
@@ -251,7 +294,9 @@ def test_erasure_coded_replicas_are_read_and_left_alone(tmp_path: Path) -> None:
     unpack("healthy", tmp_path, fixture=ERASURE_CODED)
     status, answer = _demo("--fixture", str(tmp_path))
     assert (status, answer["unhealed"]) == (0, [])
-    assert {container["refused"] for container in answer["containers"]} == {"INELIGIBLE_REPLICATION_TYPE"}
+    assert {container["refused"] for container in answer["containers"]} == {
+        "INELIGIBLE_REPLICATION_TYPE"
+    }
 
 
 @pytest.mark.parametrize(
@@ -271,13 +316,20 @@ def test_added_damage_is_where_it_says(
     roots = _copies(healthy, tmp_path)
     before = _look(roots, tmp_path / "before")
     added = inflict(damage, roots, tmp_path / "scratch")
-    assert [one.replica for one in added] == (list(NAMES) if damage is Damage.ALL_REPLICAS else ["dn1"])
+    assert [one.replica for one in added] == (
+        list(NAMES) if damage is Damage.ALL_REPLICAS else ["dn1"]
+    )
     after = _look(roots, tmp_path / "after")
-    changed = {(c, name) for c, seen in before.items() for name in NAMES if seen[name] != after[c][name]}
+    changed = {
+        (c, name) for c, seen in before.items() for name in NAMES if seen[name] != after[c][name]
+    }
     assert changed == {(one.container_id, one.replica) for one in added}
     for one in added:
         volume = open_volume(
-            roots[one.replica], hold=Hold.READ_ONLY, state_folder=tmp_path / "scan" / one.replica, disk=Disk()
+            roots[one.replica],
+            hold=Hold.READ_ONLY,
+            state_folder=tmp_path / "scan" / one.replica,
+            disk=Disk(),
         )
         with volume:
             findings = scan(ContainerStore(volume, Disk()).get(one.container_id)).findings
@@ -302,7 +354,9 @@ def test_added_damage_is_where_it_says(
 def test_bad_arguments_start_nothing_and_leave_nothing(
     healthy: Path, tmp_path: Path, words: tuple[str, ...], said: str
 ) -> None:
-    places = {name: tmp_path / name.lower() for name in ("EMPTY", "NOWHERE", "TWINS", "KEEP", "FULL")}
+    places = {
+        name: tmp_path / name.lower() for name in ("EMPTY", "NOWHERE", "TWINS", "KEEP", "FULL")
+    }
     places["EMPTY"].mkdir()
     places["FULL"].mkdir()
     (places["FULL"] / "file").touch()

@@ -1,4 +1,6 @@
-"""An agent as a real process exports its chunk table by itself, and a command does so beside it."""
+"""An agent as a real process exports its chunk table by itself, and a command does so
+beside it.
+"""
 
 import json
 import signal
@@ -42,7 +44,11 @@ def latest(to: Path) -> Manifest | None:
 def roots(to: Path) -> dict[int, str]:
     (table,) = tables_in(LOCAL, str(to))
     trees = trees_of(current_rows(LOCAL, table, latest_manifest(LOCAL, table)))
-    return {container_id: root_hex(tree.data_checksum) for (_, container_id), tree in trees.items() if tree}
+    return {
+        container_id: root_hex(tree.data_checksum)
+        for (_, container_id), tree in trees.items()
+        if tree
+    }
 
 
 def expected(moment: str, node: str) -> dict[int, str]:
@@ -59,9 +65,14 @@ def test_an_agent_exports_now_and_then_and_a_command_beside_it(tmp_path: Path, h
     volume = unpack("healthy", tmp_path / "volumes") / "dn1" / "volume1"
     config = settings(tmp_path, volume, hold, "1s")
     before = state_of(volume)
-    with TreefoldProcess(tmp_path / "run", "agent", "run", "--config", str(config), "--log-format", "json") as agent:
+    with TreefoldProcess(
+        tmp_path / "run", "agent", "run", "--config", str(config), "--log-format", "json"
+    ) as agent:
         agent.address()
-        wait_until(lambda: (found := latest(tmp_path / "to")) is not None and found.sequence >= 2, "two exports")
+        wait_until(
+            lambda: (found := latest(tmp_path / "to")) is not None and found.sequence >= 2,
+            "two exports",
+        )
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "admin.cli", "agent", "export-checksums"),
@@ -87,21 +98,31 @@ def test_a_bucket_that_cannot_be_reached_keeps_no_agent_from_its_work(tmp_path: 
     volume = unpack("healthy", tmp_path / "volumes") / "dn1" / "volume1"
     config = settings(tmp_path, volume, "read-only", "1s")
     config.write_text(
-        config.read_text().replace(f"{tmp_path / 'to'}", "s3://b/p?endpoint_override=127.0.0.1:1&scheme=http")
+        config.read_text().replace(
+            f"{tmp_path / 'to'}", "s3://b/p?endpoint_override=127.0.0.1:1&scheme=http"
+        )
     )
-    with TreefoldProcess(tmp_path / "run", "agent", "run", "--config", str(config), "--log-format", "json") as agent:
+    with TreefoldProcess(
+        tmp_path / "run", "agent", "run", "--config", str(config), "--log-format", "json"
+    ) as agent:
         agent.address()
-        wait_until(lambda: any(line["event"] == "export_failed" for line in events(agent)), "the failure")
+        wait_until(
+            lambda: any(line["event"] == "export_failed" for line in events(agent)), "the failure"
+        )
         (first, *_) = [line for line in events(agent) if line["event"] == "export_failed"]
         assert first["error_code"] == "destination_failed"
         assert agent.stop(signal.SIGTERM) == 0
 
 
-def test_an_export_that_cannot_be_done_is_logged_and_counted_and_the_agent_goes_on(tmp_path: Path) -> None:
+def test_an_export_that_cannot_be_done_is_logged_and_counted_and_the_agent_goes_on(
+    tmp_path: Path,
+) -> None:
     volume = unpack("healthy", tmp_path / "volumes") / "dn1" / "volume1"
     (tmp_path / "to").write_text("not a folder")
     config = settings(tmp_path, volume, "read-only", "1s")
-    with TreefoldProcess(tmp_path / "run", "agent", "run", "--config", str(config), "--log-format", "json") as agent:
+    with TreefoldProcess(
+        tmp_path / "run", "agent", "run", "--config", str(config), "--log-format", "json"
+    ) as agent:
         agent.address()
 
         def failed() -> list[dict[str, object]]:

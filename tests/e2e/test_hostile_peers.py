@@ -1,5 +1,7 @@
-"""Peers that misbehave on a real socket: each ends in a named error within its deadline, in bounded memory (inv-I10),
-and what cannot be known to be wrong is caught by the recorded checksums (inv-I4)."""
+"""Peers that misbehave on a real socket: each ends in a named error within its
+deadline, in bounded memory (inv-I10), and what cannot be known to be wrong is caught by
+the recorded checksums (inv-I4).
+"""
 
 import os
 import socket
@@ -34,7 +36,8 @@ PEER = PeerId("evil")
 STALLED_S = 0.7
 # Any other ends by itself, well before this.
 PATIENT_S = 30.0
-# Over what the process had before; parsing a message of 32 MiB of the smallest parts takes the most (inv-I10).
+# Over what the process had before; parsing a message of 32 MiB of the smallest parts
+# takes the most (inv-I10).
 MEMORY_BYTES_MAX = 256 << 20
 
 pytestmark = pytest.mark.e2e
@@ -44,7 +47,12 @@ pytestmark = pytest.mark.e2e
 def evil_address() -> Iterator[str]:
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.evil_server"]
     with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as process:
         assert process.stdout
         yield f"127.0.0.1:{int(process.stdout.readline())}"
@@ -53,7 +61,9 @@ def evil_address() -> Iterator[str]:
 
 def connect(kind: str, address: str, limit_s: float) -> Peer:
     channel = open_channel(address)
-    deadlines = Deadlines(tree_s=limit_s, records_s=limit_s, read_s=limit_s, read_bytes_per_s=1 << 40)
+    deadlines = Deadlines(
+        tree_s=limit_s, records_s=limit_s, read_s=limit_s, read_bytes_per_s=1 << 40
+    )
     if kind == "agent":
         return AgentPeer(PEER, channel, address, deadlines=deadlines)
     return DatanodePeer(PEER, DatanodeClient(channel, address, deadlines=deadlines))
@@ -75,7 +85,9 @@ def ask_read(peer: Peer, container_id: ContainerId) -> None:
     for piece in peer.read(container_id, BLOCK, chunk, [ByteRange(0, CHUNK_BYTES)]):
         data[piece.offset : piece.end] = piece.data
     assert len(data) == CHUNK_BYTES
-    assert window_checksums(data, chunk.checksum_type, chunk.bytes_per_checksum) != b"".join(chunk.checksums)
+    assert window_checksums(data, chunk.checksum_type, chunk.bytes_per_checksum) != b"".join(
+        chunk.checksums
+    )
 
 
 ASK: dict[Ask, Callable[[Peer, ContainerId], None]] = {
@@ -107,7 +119,9 @@ def bounded_memory() -> Iterator[None]:
 
 
 def code_of(peer: Peer, ask: Ask, container_id: ContainerId) -> str | None:
-    """The code of the error that the call ends with; its text must be fit for a terminal."""
+    """The code of the error that the call ends with; its text must be fit for a
+    terminal.
+    """
     error = None
     try:
         ASK[ask](peer, container_id)
@@ -121,7 +135,9 @@ def code_of(peer: Peer, ask: Ask, container_id: ContainerId) -> str | None:
 
 
 @pytest.mark.parametrize(("container_id", "case"), CASES.items(), ids=lambda value: str(value))
-def test_a_hostile_peer_ends_in_a_named_error(evil_address: str, container_id: ContainerId, case: Case) -> None:
+def test_a_hostile_peer_ends_in_a_named_error(
+    evil_address: str, container_id: ContainerId, case: Case
+) -> None:
     """inv-I4, inv-I10, inv-I11, CR-036."""
     stalls = case.codes == ("peer_unavailable",)
     peer = connect(case.kind, evil_address, STALLED_S if stalls else PATIENT_S)
@@ -227,7 +243,9 @@ def listening(behaviour: Callable[[socket.socket], None]) -> Iterator[str]:
         byte_by_byte,
     ],
 )
-def test_what_is_no_grpc_server_is_an_unavailable_peer(kind: str, behaviour: Callable[[socket.socket], None]) -> None:
+def test_what_is_no_grpc_server_is_an_unavailable_peer(
+    kind: str, behaviour: Callable[[socket.socket], None]
+) -> None:
     with listening(behaviour) as address, bounded_memory():
         peer = connect(kind, address, STALLED_S)
         started = time.monotonic()
@@ -238,8 +256,12 @@ def test_what_is_no_grpc_server_is_an_unavailable_peer(kind: str, behaviour: Cal
 
 @pytest.mark.parametrize("kind", ["agent", "datanode"])
 @pytest.mark.parametrize("after_bytes", [0, 100, 20_000, 100_000])
-def test_a_connection_that_is_reset_in_the_middle_is_an_unavailable_peer(kind: str, after_bytes: int) -> None:
-    """The server is an honest one; what stands between resets the connection after so many bytes of its answers."""
+def test_a_connection_that_is_reset_in_the_middle_is_an_unavailable_peer(
+    kind: str, after_bytes: int
+) -> None:
+    """The server is an honest one; what stands between resets the connection after so
+    many bytes of its answers.
+    """
     container_id = ContainerId(1)
     source = MemorySource(replica(container_id))
     agent = AgentService(source, MemoryScans(source), MemoryStatus(AgentStatus(PEER, False)))
@@ -252,7 +274,8 @@ def test_a_connection_that_is_reset_in_the_middle_is_an_unavailable_peer(kind: s
             while left > 0 and (data := onward.recv(min(left, 4096))):
                 connection.sendall(data)
                 left -= len(data)
-            # Wakes the pump: a socket that is being read from is not closed before that ends.
+            # Wakes the pump: a socket that is being read from is not closed before that
+            # ends.
             connection.shutdown(socket.SHUT_RD)
             reset(connection)
 
@@ -302,11 +325,18 @@ def test_a_server_outlives_hostile_clients() -> None:
 
 def test_a_stalled_peer_does_not_keep_others_waiting(evil_address: str) -> None:
     """inv-I11: calls to one peer share nothing with calls to another."""
-    stalled = next(c for c, case in CASES.items() if case.name == "never answers" and case.ask is Ask.TREE)
-    slow, fast = connect("agent", evil_address, PATIENT_S), connect("agent", evil_address, PATIENT_S)
+    stalled = next(
+        c for c, case in CASES.items() if case.name == "never answers" and case.ask is Ask.TREE
+    )
+    slow, fast = (
+        connect("agent", evil_address, PATIENT_S),
+        connect("agent", evil_address, PATIENT_S),
+    )
     waiting = threading.Thread(target=lambda: code_of(slow, Ask.TREE, stalled))
     waiting.start()
-    quick = next(c for c, case in CASES.items() if case.name == "wrong root" and case.kind == "agent")
+    quick = next(
+        c for c, case in CASES.items() if case.name == "wrong root" and case.kind == "agent"
+    )
     assert code_of(fast, Ask.TREE, quick) == "tree_refused"
     assert waiting.is_alive()
     # Closing the peer ends what waits for it.

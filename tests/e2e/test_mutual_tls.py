@@ -1,4 +1,6 @@
-"""Controller, agents and commands with mutual TLS between all of them: who has no certificate of the cluster is out."""
+"""Controller, agents and commands with mutual TLS between all of them: who has no
+certificate of the cluster is out.
+"""
 
 import json
 from contextlib import ExitStack
@@ -18,7 +20,9 @@ NODES = ("dn1", "dn2", "dn3")
 
 
 def certificate(authority: trustme.CA, folder: Path, name: str) -> Path:
-    """cert.pem, key.pem and ca.pem for one process on loopback, in a folder of its own."""
+    """cert.pem, key.pem and ca.pem for one process on loopback, in a folder of its
+    own.
+    """
     place = folder / name
     place.mkdir(parents=True)
     issued = authority.issue_cert("127.0.0.1", common_name=name)
@@ -64,7 +68,9 @@ def test_a_container_is_healed_over_mutual_tls_and_a_stranger_is_kept_out(tmp_pa
         def all_are_known() -> bool:
             _, answer = ask(operator, "container", "info", "1")
             data = answer["data"]
-            return isinstance(data, list) and len(data) == 1 and len(data[0]["replicas"]) == len(NODES)
+            return (
+                isinstance(data, list) and len(data) == 1 and len(data[0]["replicas"]) == len(NODES)
+            )
 
         wait_until(all_are_known, "all replicas to be reported")
         status, answer = ask(operator, "reconcile", "1", "3", "--yes", "--wait")
@@ -74,7 +80,11 @@ def test_a_container_is_healed_over_mutual_tls_and_a_stranger_is_kept_out(tmp_pa
         assert {job["state"] for job in data["jobs"]} == {"DONE"}
         assert all(job["bytesDone"] > 0 for job in data["jobs"])
 
-        status, answer = ask(certificate(stranger, tmp_path / "pems", "stranger"), "container", "list")
+        status, answer = ask(
+            certificate(stranger, tmp_path / "pems", "stranger"), "container", "list"
+        )
         assert (status, answer["errors"][0]["code"]) == (7, "controller_unavailable")  # type: ignore[index]
-        done = CliRunner().invoke(treefold, ["container", "list", "--controller", address, "--json"])
+        done = CliRunner().invoke(
+            treefold, ["container", "list", "--controller", address, "--json"]
+        )
         assert done.exit_code == 7

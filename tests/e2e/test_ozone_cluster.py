@@ -1,4 +1,6 @@
-"""Against a real Ozone 2.2 cluster: we see what it sees, it accepts what we wrote. Run by `make test-ozone`."""
+"""Against a real Ozone 2.2 cluster: we see what it sees, it accepts what we wrote. Run
+by `make test-ozone`.
+"""
 
 import hashlib
 import json
@@ -42,7 +44,11 @@ from tests.support.tables import current_rows, trees_of
 pytestmark = [pytest.mark.ozone, pytest.mark.timeout(900)]
 
 # The gateway of a cluster without security takes any.
-S3_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "thing", "AWS_DEFAULT_REGION": "us-east-1"}
+S3_CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "any",
+    "AWS_SECRET_ACCESS_KEY": "thing",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
 CHECKSUM_TYPES = ("CRC32", "CRC32C", "SHA256", "MD5")
 SIZES = (1, 16_384, 300_000, 5_242_883)
 
@@ -54,8 +60,12 @@ def cluster() -> Iterator[OzoneCluster]:
 
 
 @pytest.fixture(scope="module")
-def containers(cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory) -> list[ContainerId]:
-    """Closed containers, one for each checksum type, with keys of several sizes in them."""
+def containers(
+    cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory
+) -> list[ContainerId]:
+    """Closed containers, one for each checksum type, with keys of several sizes in
+    them.
+    """
     folder = tmp_path_factory.mktemp("keys")
     for size in SIZES:
         (folder / str(size)).write_bytes(random.Random(size).randbytes(size))
@@ -67,14 +77,22 @@ def containers(cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory) 
         for container in cluster.containers():
             if container["containerID"] not in closed and container["state"] == "OPEN":
                 cluster.admin("container", "close", str(container["containerID"]))
-        eventually("all containers are closed", lambda: all(c["state"] == "CLOSED" for c in cluster.containers()))
+        eventually(
+            "all containers are closed",
+            lambda: all(c["state"] == "CLOSED" for c in cluster.containers()),
+        )
         closed |= {container["containerID"] for container in cluster.containers()}
-    # Each type has a container of its own, so that each kind of damage below is really done to one.
+    # Each type has a container of its own, so that each kind of damage below is really
+    # done to one.
     assert len(closed) >= len(CHECKSUM_TYPES)
 
     def all_known() -> bool:
         roots = cluster.roots(sorted(closed)).values()
-        known = [state == "CLOSED" and root != "0" for replicas in roots for state, root in replicas.values()]
+        known = [
+            state == "CLOSED" and root != "0"
+            for replicas in roots
+            for state, root in replicas.values()
+        ]
         return len(known) == 3 * len(closed) and all(known)
 
     eventually("SCM knows the roots of all replicas", all_known)
@@ -99,13 +117,23 @@ def content(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and "container.db" not in path.parts and "tmp" not in path.parts and path.name != "scmUsed"
+        if path.is_file()
+        and "container.db" not in path.parts
+        and "tmp" not in path.parts
+        and path.name != "scmUsed"
     }
 
 
 def datanode_ids(cluster: OzoneCluster) -> dict[str, int]:
-    lines = {k: (cluster.volume(k) / "hdds" / "VERSION").read_text().splitlines() for k in (1, 2, 3)}
-    return {line.partition("=")[2]: k for k, text in lines.items() for line in text if line.startswith("datanodeUuid=")}
+    lines = {
+        k: (cluster.volume(k) / "hdds" / "VERSION").read_text().splitlines() for k in (1, 2, 3)
+    }
+    return {
+        line.partition("=")[2]: k
+        for k, text in lines.items()
+        for line in text
+        if line.startswith("datanodeUuid=")
+    }
 
 
 def test_roots_built_beside_live_datanodes_are_those_that_scm_knows(
@@ -115,9 +143,13 @@ def test_roots_built_beside_live_datanodes_are_those_that_scm_knows(
     for uuid, datanode in datanode_ids(cluster).items():
         before = content(cluster.volume(datanode))
         for source in ("data", "metadata"):
-            status, out = treefold("tree", "build", str(cluster.volume(datanode)), "--json", "--source", source)
+            status, out = treefold(
+                "tree", "build", str(cluster.volume(datanode)), "--json", "--source", source
+            )
             assert status == 0
-            built = {row["containerID"]: row["dataChecksum"] for row in map(json.loads, out.splitlines())}
+            built = {
+                row["containerID"]: row["dataChecksum"] for row in map(json.loads, out.splitlines())
+            }
             assert built == {i: root for i, (_, root) in roots[uuid].items()}
         assert content(cluster.volume(datanode)) == before
     status, out = treefold("tree", "diff", *(str(cluster.volume(k)) for k in (1, 2, 3)), "--json")
@@ -142,7 +174,9 @@ def test_trees_records_and_every_window_can_be_read_from_live_datanodes(
                     for chunk in record.chunks:
                         wanted = [ByteRange(chunk.offset, chunk.length_bytes)]
                         parts = [
-                            p for _, part in client.read(container_id, record.block_id, chunk, wanted) for p in part
+                            p
+                            for _, part in client.read(container_id, record.block_id, chunk, wanted)
+                            for p in part
                         ]
                         data = b"".join(parts)
                         seen = window_checksums(data, chunk.checksum_type, chunk.bytes_per_checksum)
@@ -157,10 +191,14 @@ def test_an_agent_beside_a_live_datanode_reports_its_roots_and_writes_nothing_th
     uuid, datanode = next(iter(datanode_ids(cluster).items()))
     before, roots = content(cluster.volume(datanode)), cluster.roots(containers)
     words = ["--volume", str(cluster.volume(datanode)), "--state-folder", str(tmp_path / "state")]
-    with TreefoldProcess(tmp_path / "agent", "agent", "run", *words, "--listen", "127.0.0.1:0") as agent:
+    with TreefoldProcess(
+        tmp_path / "agent", "agent", "run", *words, "--listen", "127.0.0.1:0"
+    ) as agent:
         with open_channel(agent.address()) as channel:
             for container_id in containers:
-                answer = AgentStub(channel).ScanContainer(ScanContainerRequest(container_id=container_id), timeout=120)
+                answer = AgentStub(channel).ScanContainer(
+                    ScanContainerRequest(container_id=container_id), timeout=120
+                )
                 assert not answer.findings
                 assert (answer.state, root_hex(answer.data_checksum)) == roots[uuid][container_id]
         assert agent.stop(signal.SIGTERM) == 0
@@ -180,7 +218,8 @@ def test_chunk_tables_of_live_datanodes_are_exported_to_the_s3_gateway(
         region="us-east-1",
     )
     volumes = [word for k in (1, 2, 3) for word in ("--volume", str(cluster.volume(k)))]
-    # Data that are written to the bucket are in containers of their own, which are open.
+    # Data that are written to the bucket are in containers of their own, which are
+    # open.
     roots = cluster.roots(containers)
     for sequence, more in enumerate(([], ["--full"], [], []), 1):
         status, out = treefold("agent", "export-checksums", *volumes, "--to", to, "--json", *more)
@@ -194,19 +233,34 @@ def test_chunk_tables_of_live_datanodes_are_exported_to_the_s3_gateway(
                 check_content(filesystem, table["location"], file)
             trees = trees_of(current_rows(filesystem, table["location"], manifest))
             found = {i: tree and root_hex(tree.data_checksum) for (_, i), tree in trees.items()}
-            assert {i: found[i] for i in containers} == {i: roots[table["datanode"]][i][1] for i in containers}
-            names = [entry.base_name for entry in filesystem.get_file_info(pa_fs.FileSelector(table["location"]))]
+            assert {i: found[i] for i in containers} == {
+                i: roots[table["datanode"]][i][1] for i in containers
+            }
+            names = [
+                entry.base_name
+                for entry in filesystem.get_file_info(pa_fs.FileSelector(table["location"]))
+            ]
             manifests = sorted(name for name in names if name.startswith("manifest"))
-            assert manifests == [manifest_name(i) for i in range(max(sequence - 1, 1), sequence + 1)]
-    status, _ = treefold("agent", "export-checksums", *volumes, "--to", to.replace("tables", "no-such-bucket"))
+            assert manifests == [
+                manifest_name(i) for i in range(max(sequence - 1, 1), sequence + 1)
+            ]
+    status, _ = treefold(
+        "agent", "export-checksums", *volumes, "--to", to.replace("tables", "no-such-bucket")
+    )
     assert status == 7
 
 
-def reconcile_stopped(cluster: OzoneCluster, stopped: int, container_id: ContainerId, state: Path) -> Outcome:
-    """Own the stopped datanode's volume and repair one container from the live datanodes, in their own protocol."""
+def reconcile_stopped(
+    cluster: OzoneCluster, stopped: int, container_id: ContainerId, state: Path
+) -> Outcome:
+    """Own the stopped datanode's volume and repair one container from the live
+    datanodes, in their own protocol.
+    """
     with ExitStack() as stack:
         disk = Disk()
-        volume = open_volume(cluster.volume(stopped), hold=Hold.OWNER, state_folder=state, disk=disk)
+        volume = open_volume(
+            cluster.volume(stopped), hold=Hold.OWNER, state_folder=state, disk=disk
+        )
         held = HeldVolume(volume, disk, undo_bytes=1 << 30)
         store = ReplicaStore([held], repair_enabled=True)
         stack.callback(store.close)
@@ -215,12 +269,16 @@ def reconcile_stopped(cluster: OzoneCluster, stopped: int, container_id: Contain
         peers = {}
         for uuid, datanode in datanode_ids(cluster).items():
             if datanode != stopped:
-                client = DatanodeClient(open_channel(cluster.address(datanode)), target=f"dn{datanode}")
+                client = DatanodeClient(
+                    open_channel(cluster.address(datanode)), target=f"dn{datanode}"
+                )
                 peers[PeerId(uuid)] = peer = DatanodePeer(PeerId(uuid), client)
                 stack.callback(peer.close)
         # What is on disk is not in the tree yet.
         return runner.run(
-            Job(f"job-{container_id}", container_id, ReconcileOptions(return_to=ReplicaState.CLOSED)),
+            Job(
+                f"job-{container_id}", container_id, ReconcileOptions(return_to=ReplicaState.CLOSED)
+            ),
             lambda cancelled: store.open_replica(
                 container_id, f"job-{container_id}", cancelled=cancelled, on_bytes=lambda _: None
             ),
@@ -233,9 +291,13 @@ def test_a_stopped_datanode_is_repaired_from_live_ones_and_ozone_finds_nothing_w
 ) -> None:
     stopped, disk = 3, Disk()
     uuid = next(u for u, k in datanode_ids(cluster).items() if k == stopped)
-    roots = {container_id: root for container_id, (_, root) in cluster.roots(containers)[uuid].items()}
+    roots = {
+        container_id: root for container_id, (_, root) in cluster.roots(containers)[uuid].items()
+    }
     cluster.stop(stopped)
-    volume = open_volume(cluster.volume(stopped), hold=Hold.OWNER, state_folder=tmp_path / "damage", disk=disk)
+    volume = open_volume(
+        cluster.volume(stopped), hold=Hold.OWNER, state_folder=tmp_path / "damage", disk=disk
+    )
     healthy, expected = {}, {}
     with volume:
         held = HeldVolume(volume, disk, undo_bytes=1 << 30)
@@ -248,7 +310,10 @@ def test_a_stopped_datanode_is_repaired_from_live_ones_and_ozone_finds_nothing_w
                 expected[container_id, record.block_id] = volume.database.get(
                     Table.BLOCK_DATA, block_key(container_id, record.block_id)
                 )
-            largest, middle = container.block_path(blocks[-1].block_id), blocks[-1].length_bytes // 2
+            largest, middle = (
+                container.block_path(blocks[-1].block_id),
+                blocks[-1].length_bytes // 2,
+            )
             match at % 4:
                 case 0:
                     flipped = bytes([disk.read_at(largest, middle, 1)[0] ^ 4])
@@ -281,7 +346,10 @@ def test_a_stopped_datanode_is_repaired_from_live_ones_and_ozone_finds_nothing_w
         with pytest.raises(PeerRefusedError):
             list(client.read(container_id, BlockId(1), _any_chunk(), [ByteRange(0, 1)]))
     as_it_was = {container_id: ("CLOSED", root) for container_id, root in roots.items()}
-    eventually("SCM sees all replicas as they were", lambda: cluster.roots(containers).get(uuid) == as_it_was)
+    eventually(
+        "SCM sees all replicas as they were",
+        lambda: cluster.roots(containers).get(uuid) == as_it_was,
+    )
     for container_id in containers:
         tree = tree_from_bytes(client.tree_bytes(container_id), container_id)
         assert root_hex(tree.data_checksum) == roots[container_id]
@@ -291,15 +359,27 @@ def test_a_stopped_datanode_is_repaired_from_live_ones_and_ozone_finds_nothing_w
 def test_ozone_opens_and_serves_a_container_that_we_wrote(
     cluster: OzoneCluster, containers: list[ContainerId], tmp_path: Path
 ) -> None:
-    stopped, disk, container_id, block_id = 2, Disk(), ContainerId(1_000_001), BlockId(115_816_896_921_600_001)
+    stopped, disk, container_id, block_id = (
+        2,
+        Disk(),
+        ContainerId(1_000_001),
+        BlockId(115_816_896_921_600_001),
+    )
     data = random.Random(1).randbytes(100_000)
     sums = window_checksums(data, ChecksumType.CRC32C, 16_384)
     chunk = ChunkRecord(
-        0, len(data), ChecksumType.CRC32C, 16_384, tuple(sums[i : i + 4] for i in range(0, len(sums), 4)), "chunk_1"
+        0,
+        len(data),
+        ChecksumType.CRC32C,
+        16_384,
+        tuple(sums[i : i + 4] for i in range(0, len(sums), 4)),
+        "chunk_1",
     )
     record = BlockRecord(container_id, block_id, 7, (chunk,), (("TYPE", "KEY"),))
     cluster.stop(stopped)
-    with open_volume(cluster.volume(stopped), hold=Hold.OWNER, state_folder=tmp_path, disk=disk) as volume:
+    with open_volume(
+        cluster.volume(stopped), hold=Hold.OWNER, state_folder=tmp_path, disk=disk
+    ) as volume:
         writer = HeldVolume(volume, disk, undo_bytes=0).writer
         assert writer is not None
         writer.create_container(container_id)
@@ -311,7 +391,11 @@ def test_ozone_opens_and_serves_a_container_that_we_wrote(
     try:
         assert tree_from_bytes(client.tree_bytes(container_id), container_id) == tree
         assert list(client.list_records(container_id)) == [record]
-        parts = [p for _, part in client.read(container_id, block_id, chunk, [ByteRange(0, len(data))]) for p in part]
+        parts = [
+            p
+            for _, part in client.read(container_id, block_id, chunk, [ByteRange(0, len(data))])
+            for p in part
+        ]
         assert b"".join(parts) == data
     finally:
         client.close()

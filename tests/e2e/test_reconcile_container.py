@@ -1,4 +1,6 @@
-"""Ozone's end-to-end tests of reconciliation (rows E1-E3), with real processes: one cluster for all three."""
+"""Ozone's end-to-end tests of reconciliation (rows E1-E3), with real processes: one
+cluster for all three.
+"""
 
 import json
 import signal
@@ -41,14 +43,18 @@ def on_disk(root: Path, state: Path) -> Disk:
 
 
 def make_volume(folder: Path, number: int) -> Path:
-    """The containers, closed: block IDs from 100 in the first, from 200 in the second, from 300 in the third."""
+    """The containers, closed: block IDs from 100 in the first, from 200 in the second,
+    from 300 in the third.
+    """
     version = Version(f"DS-{number}", "CID-1", f"00000000-0000-4000-8000-00000000000{number}")
     root = new_volume(folder / "volume1", version=version)
     with owned(root, folder / "writer") as volume:
         for container_id, (blocks, length) in BLOCKS.items():
             volume.writer.create_container(container_id)
             for block_id in range(100 * container_id, 100 * container_id + blocks):
-                write_block(volume.writer, container_id, block_id, length // 2, length // 2, bcs_id=block_id)
+                write_block(
+                    volume.writer, container_id, block_id, length // 2, length // 2, bcs_id=block_id
+                )
             volume.writer.close(container_id)
     return root
 
@@ -70,7 +76,9 @@ def corrupt_every_block(folder: Path) -> None:
 
 
 def scatter_a_block(folders: Sequence[Path]) -> None:
-    """The first has nothing left of it, the second lost the record and a window, the third another window."""
+    """The first has nothing left of it, the second lost the record and a window, the
+    third another window.
+    """
     block_id = BlockId(300)
     # A window has 1024 bytes.
     for folder, bad, has_record in zip(folders, (None, 1024, 0), (False, False, True), strict=True):
@@ -106,12 +114,18 @@ def states(address: str, container_id: int) -> list[str]:
     return [state for state, _ in replicas(address, container_id)]
 
 
-def test_lost_and_corrupt_blocks_come_back_and_the_root_survives_every_restart(tmp_path: Path) -> None:
-    """E1, E2, E3, CR-017, CR-038, CR-043: one replica of container 1 lost every second block, one of 2 has all bad.
+def test_lost_and_corrupt_blocks_come_back_and_the_root_survives_every_restart(
+    tmp_path: Path,
+) -> None:
+    """E1, E2, E3, CR-017, CR-038, CR-043: one replica of container 1 lost every second
+    block, one of 2 has all bad.
 
-    Of a block of container 3 a single replica has the record, and no replica a whole copy: one command is enough.
+    Of a block of container 3 a single replica has the record, and no replica a whole
+    copy: one command is enough.
     """
-    volumes = {name: make_volume(tmp_path / name, number) for number, name in enumerate(NAMES, start=1)}
+    volumes = {
+        name: make_volume(tmp_path / name, number) for number, name in enumerate(NAMES, start=1)
+    }
     original = on_disk(volumes["dn1"], tmp_path / "dn1" / "writer")
     remove_every_second_block(tmp_path / "dn2")
     corrupt_every_block(tmp_path / "dn3")
@@ -128,15 +142,26 @@ def test_lost_and_corrupt_blocks_come_back_and_the_root_survives_every_restart(t
             return [found(address, container_id) for container_id in BLOCKS]
 
         agents = {name: start(name) for name in NAMES}
-        wait_until(lambda: [len(replicas(address, number)) for number in BLOCKS] == [3, 3, 3], "all replicas")
+        wait_until(
+            lambda: [len(replicas(address, number)) for number in BLOCKS] == [3, 3, 3],
+            "all replicas",
+        )
         # E3: the roots that were made at close.
         closed = [roots(address, container_id) for container_id in BLOCKS]
         assert all(len(found) == 1 and found.isdisjoint({"0", None}) for found in closed)
 
         assert ask(address, "scan", "1", "2", "3")[0] == 0
-        # Blocks of which nothing is left are no finding; that the replicas differ is seen by their roots.
-        damaged = [["CLOSED"] * 3, ["CLOSED", "CLOSED", "UNHEALTHY"], ["CLOSED", "CLOSED", "UNHEALTHY"]]
-        wait_until(lambda: [len(roots(address, i)) for i in BLOCKS] == [2, 2, 2], "other roots to be reported")
+        # Blocks of which nothing is left are no finding; that the replicas differ is
+        # seen by their roots.
+        damaged = [
+            ["CLOSED"] * 3,
+            ["CLOSED", "CLOSED", "UNHEALTHY"],
+            ["CLOSED", "CLOSED", "UNHEALTHY"],
+        ]
+        wait_until(
+            lambda: [len(roots(address, i)) for i in BLOCKS] == [2, 2, 2],
+            "other roots to be reported",
+        )
         wait_until(lambda: each(states) == damaged, "the corrupt replicas to be reported")
 
         code, answer = ask(address, "reconcile", "1", "2", "3", "--yes", "--wait")

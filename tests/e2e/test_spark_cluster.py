@@ -1,4 +1,6 @@
-"""A standalone master with two workers whose Python has nothing of ours: zip and archive carry all that tasks need."""
+"""A standalone master with two workers whose Python has nothing of ours: zip and
+archive carry all that tasks need.
+"""
 
 import json
 import shutil
@@ -29,8 +31,13 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
-    asked = f"import importlib.util as u; print([n for n in {(*PACKAGES, 'numpy', 'pyarrow')!r} if u.find_spec(n)])"
-    told = subprocess.run([python, "-I", "-c", asked], capture_output=True, text=True, check=True).stdout
+    asked = (
+        f"import importlib.util as u; print([n for n in {(*PACKAGES, 'numpy', 'pyarrow')!r} if"
+        " u.find_spec(n)])"
+    )
+    told = subprocess.run(
+        [python, "-I", "-c", asked], capture_output=True, text=True, check=True
+    ).stdout
     assert told.strip() == "[]"
     return python
 
@@ -42,10 +49,32 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with ExitStack() as stack:
         port = free_port()
         url = f"spark://127.0.0.1:{port}"
-        start(stack, folder / "master.log", "master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", 0)
+        start(
+            stack,
+            folder / "master.log",
+            "master.Master",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            port,
+            "--webui-port",
+            0,
+        )
         for number in range(2):
             work = folder / f"work{number}"
-            words = ("--host", "127.0.0.1", "--cores", 1, "--memory", "1g", "--webui-port", 0, "--work-dir", work, url)
+            words = (
+                "--host",
+                "127.0.0.1",
+                "--cores",
+                1,
+                "--memory",
+                "1g",
+                "--webui-port",
+                0,
+                "--work-dir",
+                work,
+                url,
+            )
             start(stack, folder / f"worker{number}.log", "worker.Worker", *words)
             wait_for(folder / f"worker{number}.log", "Successfully registered with master")
         yield url
@@ -53,8 +82,11 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def start(stack: ExitStack, log: Path, name: str, *words: object) -> None:
     command = [HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{name}", *map(str, words)]
-    # A worker tells its executors where its Spark is, and nothing of our environment but what Java needs.
-    path = ":".join(str(Path(found).parent) for tool in ("java", "bash") if (found := shutil.which(tool)))
+    # A worker tells its executors where its Spark is, and nothing of our environment
+    # but what Java needs.
+    path = ":".join(
+        str(Path(found).parent) for tool in ("java", "bash") if (found := shutil.which(tool))
+    )
     environment = {"SPARK_HOME": str(HOME), "PATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
     file = stack.enter_context(log.open("wb"))
     process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, cwd=log.parent)
@@ -81,10 +113,18 @@ def treefold(*words: object, check: int) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_cluster_with_a_bare_python_sweeps(tmp_path: Path, bare: Path, master: str) -> None:
-    truth = synthetic(tmp_path / "table", Cluster(seed=9, datanodes=3, containers=30, blocks=4, chunks=4))
-    packed = json.loads(treefold("sweep", "pack", "--out", tmp_path / "pack", "--json", check=0).stdout)
+    truth = synthetic(
+        tmp_path / "table", Cluster(seed=9, datanodes=3, containers=30, blocks=4, chunks=4)
+    )
+    packed = json.loads(
+        treefold("sweep", "pack", "--out", tmp_path / "pack", "--json", check=0).stdout
+    )
     assert Path(packed["code"]).parent == tmp_path / "pack"
-    assert {name.split()[0] for name in packed["distributions"]} >= {"numpy", "pyarrow", "rocksdict"}
+    assert {name.split()[0] for name in packed["distributions"]} >= {
+        "numpy",
+        "pyarrow",
+        "rocksdict",
+    }
     settings = {
         "spark.pyspark.python": bare,
         "spark.executor.memory": "512m",
@@ -94,7 +134,9 @@ def test_a_cluster_with_a_bare_python_sweeps(tmp_path: Path, bare: Path, master:
     }
     words = [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
     words += ["--master", master, "--pack", tmp_path / "pack", "--table", tmp_path / "table"]
-    done = treefold("sweep", "run", "--engine", "spark", *words, "--out", tmp_path / "out", "--json", check=3)
+    done = treefold(
+        "sweep", "run", "--engine", "spark", *words, "--out", tmp_path / "out", "--json", check=3
+    )
     summary = json.loads(done.stdout)
     assert (summary["engine"], summary["skipped"]) == ("spark", [])
     assert summary["diverged"] == [damage.container_id for damage in truth.damages]

@@ -1,4 +1,6 @@
-"""Spark's engine on a real local Spark: along every path it says what the engine of one machine says."""
+"""Spark's engine on a real local Spark: along every path it says what the engine of one
+machine says.
+"""
 
 import random
 from pathlib import Path
@@ -31,15 +33,23 @@ def swept(out: Path, engine: Engine, *tables: Path) -> Summary:
 
 def roots(out: Path, summary: Summary) -> list[dict[str, Any]]:
     """But for what depends on the path."""
-    found: list[dict[str, Any]] = Output(out, Disk()).read(Table.ROOTS, summary.sweep_id).to_pylist()
+    found: list[dict[str, Any]] = (
+        Output(out, Disk()).read(Table.ROOTS, summary.sweep_id).to_pylist()
+    )
     return [{key: row[key] for key in row if key not in ("path", "fingerprint")} for row in found]
 
 
 def said(out: Path, summary: Summary) -> tuple[object, ...]:
-    return roots(out, summary), verdicts_of(out, summary.sweep_id), findings_of(out, summary.sweep_id)
+    return (
+        roots(out, summary),
+        verdicts_of(out, summary.sweep_id),
+        findings_of(out, summary.sweep_id),
+    )
 
 
-def agree(tmp_path: Path, session: SparkSession, table: Path, paths: dict[Scattered, set[str]]) -> Summary:
+def agree(
+    tmp_path: Path, session: SparkSession, table: Path, paths: dict[Scattered, set[str]]
+) -> Summary:
     """Sweep along each way, and hold the answers against those of one machine."""
     local = swept(tmp_path / "local", LocalEngine(Gatherer(tmp_path / "scratch", threads=1)), table)
     for way, expected in paths.items():
@@ -53,7 +63,9 @@ def agree(tmp_path: Path, session: SparkSession, table: Path, paths: dict[Scatte
 
 
 def test_in_order_parts_are_folded_where_they_lie(tmp_path: Path, session: SparkSession) -> None:
-    truth = synthetic(tmp_path / "table", Cluster(seed=4, datanodes=4, containers=60, blocks=5, chunks=8))
+    truth = synthetic(
+        tmp_path / "table", Cluster(seed=4, datanodes=4, containers=60, blocks=5, chunks=8)
+    )
     local = agree(tmp_path, session, tmp_path / "table", {Scattered.AUTO: {"filewise"}})
     assert local.diverged == tuple(damage.container_id for damage in truth.damages)
 
@@ -78,11 +90,18 @@ def test_in_no_order_large_blocks_are_folded_in_sql(tmp_path: Path, session: Spa
     ],
 )
 def test_tables_that_spark_reads_in_ways_of_its_own_come_to_the_same(
-    tmp_path: Path, session: SparkSession, column: str, kind: pa.DataType, name: str, way: str | None
+    tmp_path: Path,
+    session: SparkSession,
+    column: str,
+    kind: pa.DataType,
+    name: str,
+    way: str | None,
 ) -> None:
     cluster = Cluster(seed=8, datanodes=3, containers=12, blocks=3, chunks=12, order=Order.SHUFFLED)
     synthetic(tmp_path / "made", cluster)
-    table = pa.concat_tables(pq.read_table(path) for path in sorted((tmp_path / "made").rglob("*.parquet")))
+    table = pa.concat_tables(
+        pq.read_table(path) for path in sorted((tmp_path / "made").rglob("*.parquet"))
+    )
     values = table[column].cast(pa.int64())
     if column == "scanned_at":
         # A time that falls between two of ours.
@@ -93,7 +112,9 @@ def test_tables_that_spark_reads_in_ways_of_its_own_come_to_the_same(
     changed = table.set_column(table.schema.get_field_index(column), column, values.cast(kind))
     pq.write_table(changed, tmp_path / f"{name}.parquet")
     inputs = tmp_path / f"{name}.parquet"
-    local = swept(tmp_path / "local", LocalEngine(Gatherer(tmp_path / "scratch", threads=1)), inputs)
+    local = swept(
+        tmp_path / "local", LocalEngine(Gatherer(tmp_path / "scratch", threads=1)), inputs
+    )
     summary = swept(tmp_path / "spark", SparkEngine(session), inputs)
     assert said(tmp_path / "spark", summary) == said(tmp_path / "local", local)
     assert (way in summary.paths) if way else not summary.paths
@@ -105,9 +126,16 @@ def test_in_no_order_tiny_blocks_are_sorted(tmp_path: Path, session: SparkSessio
     agree(tmp_path, session, tmp_path / "table", {Scattered.AUTO: {"exact"}})
 
 
-def test_hostile_rows_come_to_the_same_along_every_path(tmp_path: Path, session: SparkSession) -> None:
+def test_hostile_rows_come_to_the_same_along_every_path(
+    tmp_path: Path, session: SparkSession
+) -> None:
     rng = random.Random(7)
-    rows = [row for container in range(1, 120) for node in "abc" for row in hostile(rng, node, container)]
+    rows = [
+        row
+        for container in range(1, 120)
+        for node in "abc"
+        for row in hostile(rng, node, container)
+    ]
     rng.shuffle(rows)
     (tmp_path / "table").mkdir()
     for number in range(2):
@@ -116,7 +144,12 @@ def test_hostile_rows_come_to_the_same_along_every_path(tmp_path: Path, session:
         # Nulls are for others' tables, whose schema allows them.
         schema = pa.schema([field.with_nullable(True) for field in CHUNK_SCHEMA])
         pq.write_table(table.cast(schema), tmp_path / "table" / f"{number}.parquet")
-    agree(tmp_path, session, tmp_path / "table", {Scattered.SQL: {"sql", "exact"}, Scattered.EXACT: {"exact"}})
+    agree(
+        tmp_path,
+        session,
+        tmp_path / "table",
+        {Scattered.SQL: {"sql", "exact"}, Scattered.EXACT: {"exact"}},
+    )
 
 
 def hostile(rng: random.Random, node: str, container: int) -> list[tuple[object, ...]]:
@@ -125,9 +158,24 @@ def hostile(rng: random.Random, node: str, container: int) -> list[tuple[object,
     head = (node, "v", container, "CLOSED", 1, 0)
     kind = rng.choice(["none", "empty", *["blocks"] * 8])
     if kind != "blocks":
-        return [(*head, 0, CONTAINER_ROW, 0, 0, True, False, "none" if kind == "none" else "tree", 1, None)]
+        return [
+            (
+                *head,
+                0,
+                CONTAINER_ROW,
+                0,
+                0,
+                True,
+                False,
+                "none" if kind == "none" else "tree",
+                1,
+                None,
+            )
+        ]
     rows = list[list[object]]()
-    for block in sorted({same.choice([-(2**63), -1, 0, 2**63 - 1, same.getrandbits(40)]) for _ in range(4)}):
+    for block in sorted(
+        {same.choice([-(2**63), -1, 0, 2**63 - 1, same.getrandbits(40)]) for _ in range(4)}
+    ):
         size, count = same.choice([4 << 20, 65536, 1000]), same.choice([0, 1, 2, 3, 63, 64, 65, 70])
         deleted = same.random() < 0.2
         tail = (deleted, "tree", 1, None)
@@ -175,8 +223,13 @@ def hostile(rng: random.Random, node: str, container: int) -> list[tuple[object,
 
 
 @pytest.mark.parametrize("order", [Order.CLUSTERED, Order.SHUFFLED])
-def test_tasks_write_the_trees_that_one_machine_writes(tmp_path: Path, session: SparkSession, order: Order) -> None:
-    synthetic(tmp_path / "table", Cluster(seed=8, datanodes=4, containers=60, blocks=5, chunks=8, order=order))
+def test_tasks_write_the_trees_that_one_machine_writes(
+    tmp_path: Path, session: SparkSession, order: Order
+) -> None:
+    synthetic(
+        tmp_path / "table",
+        Cluster(seed=8, datanodes=4, containers=60, blocks=5, chunks=8, order=order),
+    )
     found = {}
     for engine in (LocalEngine(Gatherer(tmp_path / "scratch", threads=1)), SparkEngine(session)):
         out = tmp_path / engine.name
@@ -206,7 +259,11 @@ def test_of_replicas_with_one_root_sql_tells_those_that_differ(session: SparkSes
         *replica(1, "elsewhere", (0, size), (other, size)),
         *replica(9, "a", (0, other), (other, 1000), (2 * other, 2000)),
         *replica(9, "swapped", (0, other), (other, 2000), (2 * other, 1000)),
-        *(row for container in range(2, 9) for row in replica(container, "a", (0, other), (other, other))),
+        *(
+            row
+            for container in range(2, 9)
+            for row in replica(container, "a", (0, other), (other, other))
+        ),
     ]
     columns = [pa.array(column) for column in zip(*rows, strict=True)]
     table = pa.table(columns, CHUNK_SCHEMA.names).cast(CHUNK_SCHEMA)
@@ -222,15 +279,23 @@ def test_of_replicas_with_one_root_sql_tells_those_that_differ(session: SparkSes
 
 
 def test_replicas_whose_names_have_one_hash_are_sorted(session: SparkSession) -> None:
-    """The hash is a sum of products, so that what collides with a replica can be solved for."""
+    """The hash is a sum of products, so that what collides with a replica can be solved
+    for.
+    """
 
     def rows_of(*replicas: tuple[int, int]) -> DataFrame:
-        rows = [("a", "v", c, "CLOSED", bcs_id, 0, 7, 0, 9, 11, True, False, "tree", 1, None) for c, bcs_id in replicas]
+        rows = [
+            ("a", "v", c, "CLOSED", bcs_id, 0, 7, 0, 9, 11, True, False, "tree", 1, None)
+            for c, bcs_id in replicas
+        ]
         columns = [pa.array(column) for column in zip(*rows, strict=True)]
         return session.createDataFrame(pa.table(columns, CHUNK_SCHEMA.names).cast(CHUNK_SCHEMA))
 
     def hashes(*replicas: tuple[int, int]) -> list[int]:
-        found = {(row["container_id"], row["bcs_id"]): row["name"] for row in names_of(rows_of(*replicas)).to_pylist()}
+        found = {
+            (row["container_id"], row["bcs_id"]): row["name"]
+            for row in names_of(rows_of(*replicas)).to_pylist()
+        }
         return [found[replica] for replica in replicas]
 
     first, beyond, later = hashes((1, 0), (2, 0), (1, 1))
@@ -244,35 +309,55 @@ def test_replicas_whose_names_have_one_hash_are_sorted(session: SparkSession) ->
     assert found.replicas["container_id"].to_pylist() == [3]
 
 
-def test_a_damaged_page_of_rows_in_no_order_leaves_its_file_out(tmp_path: Path, session: SparkSession) -> None:
+def test_a_damaged_page_of_rows_in_no_order_leaves_its_file_out(
+    tmp_path: Path, session: SparkSession
+) -> None:
     cluster = Cluster(seed=5, datanodes=4, containers=20, blocks=5, chunks=12, order=Order.SHUFFLED)
     synthetic(tmp_path / "made", cluster)
-    table = pa.concat_tables(pq.read_table(path) for path in sorted((tmp_path / "made").rglob("*.parquet")))
+    table = pa.concat_tables(
+        pq.read_table(path) for path in sorted((tmp_path / "made").rglob("*.parquet"))
+    )
     (tmp_path / "table").mkdir()
     good, bad = tmp_path / "table" / "good.parquet", tmp_path / "table" / "bad.parquet"
     for path, rows in ((good, table), (bad, table.slice(0, 500))):
-        pq.write_table(rows, path, write_page_checksum=True, use_dictionary=False, compression="none")
+        pq.write_table(
+            rows, path, write_page_checksum=True, use_dictionary=False, compression="none"
+        )
     column = pq.read_metadata(bad).row_group(0).column(CHUNK_SCHEMA.names.index("checksum"))
     raw = bytearray(bad.read_bytes())
     raw[column.data_page_offset + column.total_compressed_size // 2] ^= 4
     bad.write_bytes(raw)
     with pytest.raises(Py4JJavaError, match="CRC checksum verification failed"):
         session.read.parquet(str(bad)).selectExpr("sum(checksum)").collect()
-    local = agree(tmp_path, session, tmp_path / "table", {Scattered.SQL: {"exact", "sql"}, Scattered.EXACT: {"exact"}})
+    local = agree(
+        tmp_path,
+        session,
+        tmp_path / "table",
+        {Scattered.SQL: {"exact", "sql"}, Scattered.EXACT: {"exact"}},
+    )
     assert [one.input for one in local.skipped] == [str(bad)]
 
 
-def test_times_that_neither_python_nor_spark_has_are_no_trouble(tmp_path: Path, session: SparkSession) -> None:
+def test_times_that_neither_python_nor_spark_has_are_no_trouble(
+    tmp_path: Path, session: SparkSession
+) -> None:
     cluster = Cluster(seed=5, datanodes=4, containers=20, blocks=5, chunks=12, order=Order.SHUFFLED)
     synthetic(tmp_path / "made", cluster)
-    table = pa.concat_tables(pq.read_table(path) for path in sorted((tmp_path / "made").rglob("*.parquet")))
+    table = pa.concat_tables(
+        pq.read_table(path) for path in sorted((tmp_path / "made").rglob("*.parquet"))
+    )
     times = pa.array([2**63 - 1] * table.num_rows).cast(CHUNK_SCHEMA.field("scanned_at").type)
     place = CHUNK_SCHEMA.names.index("scanned_at")
     pq.write_table(table.set_column(place, "scanned_at", times), tmp_path / "rows.parquet")
     swept_by = {}
     for engine in (LocalEngine(Gatherer(tmp_path / "scratch", threads=1)), SparkEngine(session)):
         summary = swept(tmp_path / engine.name, engine, tmp_path / "rows.parquet")
-        swept_by[engine.name] = (summary.verdicts, summary.findings, summary.skipped, summary.replicas)
+        swept_by[engine.name] = (
+            summary.verdicts,
+            summary.findings,
+            summary.skipped,
+            summary.replicas,
+        )
     assert swept_by["spark"] == swept_by["local"]
     assert not summary.skipped
 

@@ -1,4 +1,6 @@
-"""The session: our own interpreter whatever the path holds, quiet, named errors, retries, cancelled jobs."""
+"""The session: our own interpreter whatever the path holds, quiet, named errors,
+retries, cancelled jobs.
+"""
 
 import json
 import os
@@ -47,7 +49,9 @@ def test_a_task_that_dies_is_tried_again(tmp_path: Path, session: SparkSession) 
     assert died.exists()
 
 
-def test_jobs_are_told_of_as_they_run_and_end_with_their_block(tmp_path: Path, session: SparkSession) -> None:
+def test_jobs_are_told_of_as_they_run_and_end_with_their_block(
+    tmp_path: Path, session: SparkSession
+) -> None:
     stop = tmp_path / "stop"
     said = list[tuple[int, int]]()
 
@@ -62,7 +66,17 @@ def test_jobs_are_told_of_as_they_run_and_end_with_their_block(tmp_path: Path, s
         if done == 1:
             stop.touch()
 
-    assert len(watched(session, "waiting", session.range(0, 2, 1, 2).mapInArrow(wait, "id long").collect, tell)) == 2
+    assert (
+        len(
+            watched(
+                session,
+                "waiting",
+                session.range(0, 2, 1, 2).mapInArrow(wait, "id long").collect,
+                tell,
+            )
+        )
+        == 2
+    )
     assert (1, 2) in said
 
 
@@ -71,7 +85,10 @@ def test_a_master_that_does_not_answer_is_named_at_once() -> None:
         # Nobody listens.
         bound.bind(("127.0.0.1", 0))
         master = f"spark://127.0.0.1:{bound.getsockname()[1]}"
-        with pytest.raises(ProcessFailedError, match=f"no Spark master answers at {master}"), spark_session(master):
+        with (
+            pytest.raises(ProcessFailedError, match=f"no Spark master answers at {master}"),
+            spark_session(master),
+        ):
             pass
 
 
@@ -92,7 +109,9 @@ def test_what_names_no_master_is_refused(master: str) -> None:
         pass
 
 
-@pytest.mark.parametrize("java", ["", "#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\ntest $1 = -version\n"])
+@pytest.mark.parametrize(
+    "java", ["", "#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\ntest $1 = -version\n"]
+)
 def test_a_missing_or_old_java_is_named(tmp_path: Path, java: str) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -101,7 +120,16 @@ def test_a_missing_or_old_java_is_named(tmp_path: Path, java: str) -> None:
     if java:
         (tools / "java").write_text(java)
         (tools / "java").chmod(0o755)
-    words = ["sweep", "run", "--engine", "spark", "--table", str(tmp_path), "--out", str(tmp_path / "out")]
+    words = [
+        "sweep",
+        "run",
+        "--engine",
+        "spark",
+        "--table",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "admin.cli", *words],
         capture_output=True,
@@ -112,7 +140,10 @@ def test_a_missing_or_old_java_is_named(tmp_path: Path, java: str) -> None:
     )
     assert done.returncode == 1
     what, hint = done.stderr.splitlines()
-    assert what == f"error [spark_missing]: Spark needs Java 17 or newer, {'not 11' if java else 'and there is none'}"
+    assert (
+        what == "error [spark_missing]: Spark needs Java 17 or newer,"
+        f" {'not 11' if java else 'and there is none'}"
+    )
     assert "openjdk-17-jre-headless" in hint
 
 
@@ -126,7 +157,10 @@ case "$*" in *launcher.Main*) ;; *) mkdir {tmp_path}/ended 2>/dev/null && exit 1
 exec {shutil.which("java")} "$@"
 """)
     java.chmod(0o755)
-    script = "from spark.session import spark_session\nwith spark_session('local[1]') as s: print(s.range(3).count())"
+    script = (
+        "from spark.session import spark_session\nwith spark_session('local[1]') as s:"
+        " print(s.range(3).count())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
@@ -152,14 +186,16 @@ def sleep(batches):
     yield from batches
 with spark_session("local[1]") as session:
     try:
-        watched(session, "sleeping", session.range(1).mapInArrow(sleep, "id long").collect, lambda *_: None)
+        asleep = session.range(1).mapInArrow(sleep, "id long")
+        watched(session, "sleeping", asleep.collect, lambda *_: None)
     except KeyboardInterrupt:
         tracker = session.sparkContext.statusTracker()
         wait_until(lambda: not tracker.getActiveJobsIds(), "the job is gone")
         print("no job is left")
 """
     process = subprocess.Popen(
-        # Whoever runs tests in the background has SIGINT ignored, and so has what they start.
+        # Whoever runs tests in the background has SIGINT ignored, and so has what they
+        # start.
         ["env", "--default-signal=INT", sys.executable, "-c", script],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -167,7 +203,9 @@ with spark_session("local[1]") as session:
         cwd=ROOT,
     )
     with process:
-        wait_until(lambda: begun.exists() or process.poll() is not None, "the task begins", timeout_s=120)
+        wait_until(
+            lambda: begun.exists() or process.poll() is not None, "the task begins", timeout_s=120
+        )
         assert begun.exists(), process.communicate()
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
@@ -208,7 +246,9 @@ except KeyboardInterrupt:
 def test_one_process_starts_a_session_after_another() -> None:
     """`sweep demo` has one to see whether Spark comes up, and one to sweep."""
     words = ["sweep", "demo", "--containers", "30", "--chunks", "4", "--json"]
-    done = subprocess.run([sys.executable, "-m", "admin.cli", *words], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-m", "admin.cli", *words], capture_output=True, text=True, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["wrong"] == []

@@ -1,4 +1,6 @@
-"""Stored trees and volumes as data sources: the rows that a sweep sees, filters that open less, findings as rows."""
+"""Stored trees and volumes as data sources: the rows that a sweep sees, filters that
+open less, findings as rows.
+"""
 
 import os
 import pickle
@@ -13,7 +15,15 @@ from merkle.columns import encode_tree
 from ozone.disk import Disk
 from ozone.survey import Survey
 from ozone.volume import Hold, open_volume
-from spark.datasources import Containers, Files, OzoneTree, OzoneVolume, TreeReader, Wanted, register
+from spark.datasources import (
+    Containers,
+    Files,
+    OzoneTree,
+    OzoneVolume,
+    TreeReader,
+    Wanted,
+    register,
+)
 from spark.model import Source
 from spark.sql import aggregate, names_of
 from tests.support.trees import CHUNK_BYTES, block, chunk, container, deleted
@@ -24,16 +34,22 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trees of two datanodes, one of them not whole, and one whose name tells nothing."""
+    """Trees of two datanodes, one of them not whole, and one whose name tells
+    nothing.
+    """
     folder = tmp_path_factory.mktemp("trees")
     for node in ("one", "two"):
         (folder / f"datanode={node}").mkdir()
         for number in range(1, 6):
-            tree = container(block(1, chunk(0), chunk(CHUNK_BYTES)), deleted(2, 7), container_id=number)
+            tree = container(
+                block(1, chunk(0), chunk(CHUNK_BYTES)), deleted(2, 7), container_id=number
+            )
             (folder / f"datanode={node}" / f"{number}.tree").write_bytes(encode_tree(tree))
     (folder / "datanode=two" / "3.tree").write_bytes(b"\xff" * 20)
     os.truncate(folder / "datanode=two" / "4.tree", 11)
-    (folder / "datanode=one" / "copy.tree").write_bytes(encode_tree(container(block(9), container_id=77)))
+    (folder / "datanode=one" / "copy.tree").write_bytes(
+        encode_tree(container(block(9), container_id=77))
+    )
     return folder
 
 
@@ -56,9 +72,13 @@ def test_trees_become_rows_and_torn_ones_findings(trees: Path, session: SparkSes
     assert all(row.block_id is None and ".tree: tree_refused: " in row.findings for row in found)
 
 
-def test_rows_of_a_source_fold_in_sql_to_the_roots_of_their_trees(trees: Path, session: SparkSession) -> None:
+def test_rows_of_a_source_fold_in_sql_to_the_roots_of_their_trees(
+    trees: Path, session: SparkSession
+) -> None:
     register(session)
-    rows = session.read.format("ozonetree").load(str(trees / "datanode=one")).where("findings IS NULL")
+    rows = (
+        session.read.format("ozonetree").load(str(trees / "datanode=one")).where("findings IS NULL")
+    )
     folded = aggregate(rows, names_of(rows))
     root = container(block(1, chunk(0), chunk(CHUNK_BYTES)), deleted(2, 7)).data_checksum
     empty = container(block(9)).data_checksum
@@ -67,7 +87,9 @@ def test_rows_of_a_source_fold_in_sql_to_the_roots_of_their_trees(trees: Path, s
     assert not len(folded.exact)
 
 
-def test_what_is_not_there_is_a_finding_and_fails_no_job(tmp_path: Path, session: SparkSession) -> None:
+def test_what_is_not_there_is_a_finding_and_fails_no_job(
+    tmp_path: Path, session: SparkSession
+) -> None:
     register(session)
     (tmp_path / "volume").mkdir()
     for name, text in (("ozonetree", "disk_failed"), ("ozonevolume", "volume_invalid")):
@@ -82,12 +104,26 @@ def test_what_is_not_there_is_a_finding_and_fails_no_job(tmp_path: Path, session
         # An unknown root is not that of an empty tree.
         ("6.tree", b"", "the tree has no root"),
         ("6.tree", bytes([8, 6]), "the tree has no root"),
-        ("0.tree", encode_tree(container(block(9), container_id=6)), "its name is no container's ID"),
-        (f"{10**22}.tree", encode_tree(container(block(9), container_id=6)), "its name is no container's ID"),
-        ("datanode=\udcff/6.tree", encode_tree(container(block(9), container_id=6)), "is no text in UTF-8"),
+        (
+            "0.tree",
+            encode_tree(container(block(9), container_id=6)),
+            "its name is no container's ID",
+        ),
+        (
+            f"{10**22}.tree",
+            encode_tree(container(block(9), container_id=6)),
+            "its name is no container's ID",
+        ),
+        (
+            "datanode=\udcff/6.tree",
+            encode_tree(container(block(9), container_id=6)),
+            "is no text in UTF-8",
+        ),
     ],
 )
-def test_a_tree_that_is_no_replicas_is_a_finding_alone(tmp_path: Path, name: str, raw: bytes, text: str) -> None:
+def test_a_tree_that_is_no_replicas_is_a_finding_alone(
+    tmp_path: Path, name: str, raw: bytes, text: str
+) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(raw)
@@ -107,7 +143,10 @@ def test_filters_keep_files_from_being_opened(trees: Path) -> None:
         # As Spark sends it.
         parts = pickle.loads(pickle.dumps(reader)).partitions()
         return [
-            f"{path.parent.name[9:]} {path.stem}" for part in parts if isinstance(part, Files) for path in part.paths
+            f"{path.parent.name[9:]} {path.stem}"
+            for part in parts
+            if isinstance(part, Files)
+            for path in part.paths
         ]
 
     node, number = ("datanode",), ("container_id",)
@@ -115,7 +154,9 @@ def test_filters_keep_files_from_being_opened(trees: Path) -> None:
     # What its name does not tell has to be opened.
     assert opened(EqualTo(number, 2)) == ["one 2", "one copy", "two 2"]
     assert opened(EqualTo(node, "two"), In(number, (1, 4, 9))) == ["two 1", "two 4"]
-    assert opened(GreaterThan(number, 1), LessThanOrEqual(number, 2), EqualTo(node, "two")) == ["two 2"]
+    assert opened(GreaterThan(number, 1), LessThanOrEqual(number, 2), EqualTo(node, "two")) == [
+        "two 2"
+    ]
     assert opened(EqualTo(number, 1), EqualTo(number, 2), EqualTo(node, "two")) == []
 
 
@@ -124,17 +165,26 @@ def test_a_volume_is_read_in_place(tmp_path: Path, session: SparkSession) -> Non
     roots = sorted(unpack("damaged", tmp_path / "volumes").glob("dn*/volume1"))
     before = state_of(tmp_path / "volumes")
     for source in Source:
-        rows = session.read.format("ozonevolume").option("source", source.value).load([str(root) for root in roots])
+        rows = (
+            session.read.format("ozonevolume")
+            .option("source", source.value)
+            .load([str(root) for root in roots])
+        )
         rows = rows.where("findings IS NULL")
         folded = aggregate(rows, names_of(rows))
         expected = {}
         for number, root in enumerate(roots):
-            with open_volume(root, hold=Hold.READ_ONLY, state_folder=tmp_path / f"s{number}", disk=Disk()) as volume:
+            with open_volume(
+                root, hold=Hold.READ_ONLY, state_folder=tmp_path / f"s{number}", disk=Disk()
+            ) as volume:
                 survey = Survey(volume, Disk())
                 for found in survey.replicas(source):
                     expected[survey.datanode, found.container_id] = found.tree.data_checksum
         exact = set(folded.exact.tolist())
-        got = {(row["datanode"], row["container_id"]): row["root"] for row in folded.replicas.to_pylist()}
+        got = {
+            (row["datanode"], row["container_id"]): row["root"]
+            for row in folded.replicas.to_pylist()
+        }
         assert got == {key: root for key, root in expected.items() if key[1] not in exact}
         # A chunk of the middle is gone there.
         assert len(exact) <= 1

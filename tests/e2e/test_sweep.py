@@ -1,4 +1,6 @@
-"""`treefold sweep` as a process: its answers, its exit status, and what a kill leaves behind."""
+"""`treefold sweep` as a process: its answers, its exit status, and what a kill leaves
+behind.
+"""
 
 import json
 import shutil
@@ -26,7 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def treefold(*words: object, check: int | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "admin.cli", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False
+    )
     assert check is None or done.returncode == check, done.stderr
     return done
 
@@ -51,14 +55,27 @@ def test_night_after_night(tmp_path: Path, nights: tuple[Path, Truth]) -> None:
     first = said("sweep", "run", "--table", folder / "first", "--out", out, check=0)
     assert (first["diverged"], first["containers"], first["skipped"]) == ([], 60, [])
     metrics = tmp_path / "sweep.prom"
-    second = said("sweep", "run", "--table", folder / "second", "--out", out, "--metrics-file", metrics, check=3)
+    second = said(
+        "sweep",
+        "run",
+        "--table",
+        folder / "second",
+        "--out",
+        out,
+        "--metrics-file",
+        metrics,
+        check=3,
+    )
     assert second["diverged"] == damaged
     assert second["engine"] == "local"
     assert sum(second["verdicts"].values()) == 60
     assert second["findings"] == sum(second["findingsByKind"].values())
     assert 'sweep_containers{verdict="CONFLICT"} 1.0' in metrics.read_text()
     # Made by exports whose volumes were bought over years.
-    assert all(f">{age}</text>" in Path(second["report"]).read_text() for age in ("1 to 6 months", "1 to 3 years"))
+    assert all(
+        f">{age}</text>" in Path(second["report"]).read_text()
+        for age in ("1 to 6 months", "1 to 3 years")
+    )
     shown = said("sweep", "show", "latest", "--out", out, check=0)
     assert shown["sweepID"] == second["sweepID"]
     assert [one["containerID"] for one in shown["containersDiverged"]] == damaged
@@ -68,7 +85,11 @@ def test_night_after_night(tmp_path: Path, nights: tuple[Path, Truth]) -> None:
     assert (changes["persisting"], changes["healed"], changes["unseen"]) == ([], [], [])
     back = said("sweep", "compare", second["sweepID"], first["sweepID"], "--out", out, check=0)
     # What changed in silence did so in one night, and nothing was mended.
-    assert back["healed"] == [one for one in changes["new"] if one["kind"] != "silent_change"] != changes["new"]
+    assert (
+        back["healed"]
+        == [one for one in changes["new"] if one["kind"] != "silent_change"]
+        != changes["new"]
+    )
     third = said("sweep", "run", "--table", folder / "second", "--out", out, check=3)
     later = said("sweep", "compare", second["sweepID"], third["sweepID"], "--out", out, check=3)
     assert (later["new"], later["persisting"], later["healed"]) == ([], back["healed"], [])
@@ -81,7 +102,9 @@ def test_several_tables_may_follow_one_option_and_a_lost_one_is_partly_done(
     tmp_path: Path, nights: tuple[Path, Truth]
 ) -> None:
     exports = sorted((nights[0] / "first").iterdir())
-    found = said("sweep", "run", "--out", tmp_path, "--table", *exports, nights[0] / "nothing", check=5)
+    found = said(
+        "sweep", "run", "--out", tmp_path, "--table", *exports, nights[0] / "nothing", check=5
+    )
     assert (found["containers"], found["diverged"]) == (60, [])
     assert [one["input"] for one in found["skipped"]] == [str(nights[0] / "nothing")]
 
@@ -101,20 +124,39 @@ def test_several_tables_may_follow_one_option_and_a_lost_one_is_partly_done(
     ],
 )
 def test_what_cannot_be_understood_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
-    assert "error [usage]" in treefold("sweep", "run", "--out", tmp_path / "out", *words, check=2).stderr
+    assert (
+        "error [usage]"
+        in treefold("sweep", "run", "--out", tmp_path / "out", *words, check=2).stderr
+    )
     assert not (tmp_path / "out").exists()
 
 
 def test_an_empty_word_is_no_folder(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "admin.cli", "sweep", "run", "--table", str(tmp_path), "--out", ""]
+    command = [
+        sys.executable,
+        "-m",
+        "admin.cli",
+        "sweep",
+        "run",
+        "--table",
+        str(tmp_path),
+        "--out",
+        "",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 2
     assert "Invalid value for '--out'" in done.stderr
 
 
 def test_what_is_not_there_has_a_name(tmp_path: Path) -> None:
-    assert "error [sweep_input]" in treefold("sweep", "run", "--out", tmp_path, "--table", "/no", check=1).stderr
-    assert "error [sweep_not_found]" in treefold("sweep", "show", "latest", "--out", tmp_path, check=1).stderr
+    assert (
+        "error [sweep_input]"
+        in treefold("sweep", "run", "--out", tmp_path, "--table", "/no", check=1).stderr
+    )
+    assert (
+        "error [sweep_not_found]"
+        in treefold("sweep", "show", "latest", "--out", tmp_path, check=1).stderr
+    )
 
 
 @pytest.mark.parametrize("missing", ["pyarrow", "jinja2"])
@@ -123,20 +165,35 @@ def test_the_extra_that_sweeps_need_is_named(missing: str) -> None:
         f"import sys\nsys.modules[{missing!r}] = None\nfrom admin.cli import treefold\n"
         "treefold.main(['sweep', 'run', '--table', 'x', '--out', 'y'])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT
+    )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error [usage]: {missing} is not installed\n  pip install 'treefold[sweep]'\n"
+    assert (
+        done.stderr
+        == f"error [usage]: {missing} is not installed\n  pip install 'treefold[sweep]'\n"
+    )
 
 
-def test_a_folder_that_cannot_be_made_has_a_name(tmp_path: Path, nights: tuple[Path, Truth]) -> None:
+def test_a_folder_that_cannot_be_made_has_a_name(
+    tmp_path: Path, nights: tuple[Path, Truth]
+) -> None:
     words = ("sweep", "run", "--table", nights[0] / "first")
-    assert "error [disk_failed]" in treefold(*words, "--out", tmp_path / ("x" * 300) / "y", check=1).stderr
+    assert (
+        "error [disk_failed]"
+        in treefold(*words, "--out", tmp_path / ("x" * 300) / "y", check=1).stderr
+    )
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_killed_or_interrupted_the_same_command_goes_on(tmp_path: Path, end: signal.Signals) -> None:
-    truth = synthetic(tmp_path / "table", Cluster(seed=2, datanodes=3, containers=4000, blocks=20, chunks=16))
-    # Whoever runs tests in the background has SIGINT ignored, and so has what they start.
+def test_killed_or_interrupted_the_same_command_goes_on(
+    tmp_path: Path, end: signal.Signals
+) -> None:
+    truth = synthetic(
+        tmp_path / "table", Cluster(seed=2, datanodes=3, containers=4000, blocks=20, chunks=16)
+    )
+    # Whoever runs tests in the background has SIGINT ignored, and so has what they
+    # start.
     command = [
         "env",
         "--default-signal=INT",
@@ -151,9 +208,18 @@ def test_killed_or_interrupted_the_same_command_goes_on(tmp_path: Path, end: sig
     ]
     words = ["--table", str(tmp_path / "table"), "--out", str(tmp_path / "out")]
     running = subprocess.Popen(
-        [*command, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*command, *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
-    wait_until(lambda: any((tmp_path / "out").glob("work/*/plan.json")), "the sweep has a plan", timeout_s=60)
+    wait_until(
+        lambda: any((tmp_path / "out").glob("work/*/plan.json")),
+        "the sweep has a plan",
+        timeout_s=60,
+    )
     running.send_signal(end)
     running.communicate(timeout=60)
     assert running.returncode == (130 if end is signal.SIGINT else -signal.SIGKILL)
@@ -162,7 +228,9 @@ def test_killed_or_interrupted_the_same_command_goes_on(tmp_path: Path, end: sig
     summary = json.loads(done.stdout)
     assert f"going on with sweep {summary['sweepID']}" in done.stderr
     assert summary["rows"] == truth.rows
-    assert findings_of(tmp_path / "out", summary["sweepID"]) == {damage.finding for damage in truth.damages}
+    assert findings_of(tmp_path / "out", summary["sweepID"]) == {
+        damage.finding for damage in truth.damages
+    }
 
 
 @pytest.mark.parametrize("order", ["clustered", "shuffled"])
@@ -181,9 +249,19 @@ def test_the_demo_finds_what_was_done_and_nothing_else(order: str) -> None:
 def test_a_controller_that_does_not_answer_leaves_the_sweep_complete(
     tmp_path: Path, nights: tuple[Path, Truth]
 ) -> None:
-    words = ("--table", nights[0] / "second", "--out", tmp_path, "--reconcile", "--controller", "127.0.0.1:1")
+    words = (
+        "--table",
+        nights[0] / "second",
+        "--out",
+        tmp_path,
+        "--reconcile",
+        "--controller",
+        "127.0.0.1:1",
+    )
     done = treefold("sweep", "run", *words, "--json", check=7)
-    assert json.loads(done.stdout)["diverged"] == [damage.container_id for damage in nights[1].damages]
+    assert json.loads(done.stdout)["diverged"] == [
+        damage.container_id for damage in nights[1].damages
+    ]
     assert "error [controller_unavailable]" in done.stderr
 
 
@@ -191,7 +269,10 @@ def test_a_controller_that_does_not_answer_leaves_the_sweep_complete(
 def test_what_a_sweep_finds_repairable_is_repaired_and_the_next_one_finds_nothing(
     tmp_path: Path, moment: str, source: str
 ) -> None:
-    volumes = {path.parent.name: path for path in sorted(unpack(moment, tmp_path / "cluster").glob("dn*/volume1"))}
+    volumes = {
+        path.parent.name: path
+        for path in sorted(unpack(moment, tmp_path / "cluster").glob("dn*/volume1"))
+    }
     options = [word for path in volumes.values() for word in ("--volume", str(path))]
     words = ("sweep", "run", *options, "--source", source, "--out", str(tmp_path / "out"))
     with LocalCluster(volumes, tmp_path / "processes") as cluster:
@@ -204,7 +285,12 @@ def test_what_a_sweep_finds_repairable_is_repaired_and_the_next_one_finds_nothin
             assert time.monotonic() < deadline, jobs
             jobs = cluster.command("job", "list")[1]["data"]["jobs"]
             # The controller's default: two orders under way at a datanode.
-            at = Counter(one["id"] for job in jobs for one in job["datanodes"] if one["state"] in ("issued", "running"))
+            at = Counter(
+                one["id"]
+                for job in jobs
+                for one in job["datanodes"]
+                if one["state"] in ("issued", "running")
+            )
             assert all(count <= 2 for count in at.values())
         assert sorted(job["containerID"] for job in jobs) == first["diverged"]
         assert {(job["state"], job["requestedBy"], job["reason"]) for job in jobs} == {
@@ -214,14 +300,21 @@ def test_what_a_sweep_finds_repairable_is_repaired_and_the_next_one_finds_nothin
         # Nor does it take for a silent change what was repaired.
         assert (status, second["diverged"], second["findings"]) == (0, [], 0)
         assert second["reconcile"] == {"jobs": 0, "refused": {}}
-    changes = said("sweep", "compare", first["sweepID"], "latest", "--out", tmp_path / "out", check=0)
+    changes = said(
+        "sweep", "compare", first["sweepID"], "latest", "--out", tmp_path / "out", check=0
+    )
     assert {one["containerID"] for one in changes["healed"]} == {1, 2, 3, 4, 6}
 
 
 def test_what_the_controller_refuses_is_counted_by_reason(tmp_path: Path) -> None:
-    volumes = {path.parent.name: path for path in sorted(unpack("healthy", tmp_path / "cluster").glob("dn*/volume1"))}
+    volumes = {
+        path.parent.name: path
+        for path in sorted(unpack("healthy", tmp_path / "cluster").glob("dn*/volume1"))
+    }
     # Containers that no agent has reported.
-    truth = synthetic(tmp_path / "table", Cluster(seed=12, datanodes=4, containers=60, blocks=4, chunks=4))
+    truth = synthetic(
+        tmp_path / "table", Cluster(seed=12, datanodes=4, containers=60, blocks=4, chunks=4)
+    )
     repairable = [damage for damage in truth.damages if damage.verdict is Verdict.REPAIRABLE]
     with LocalCluster(volumes, tmp_path / "processes") as cluster:
         words = ("--table", str(tmp_path / "table"), "--out", str(tmp_path / "out"), "--reconcile")

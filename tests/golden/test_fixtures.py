@@ -1,7 +1,9 @@
-"""The volumes that real Ozone datanodes wrote: roots, findings and tree bytes as Ozone and an independent reader have
-them, and not a byte changed by reading (rows S2, S3, S15, R1, R2).
+"""The volumes that real Ozone datanodes wrote: roots, findings and tree bytes as Ozone
+and an independent reader have them, and not a byte changed by reading (rows S2, S3,
+S15, R1, R2).
 
-`TREEFOLD_FIXTURES_DIR` names a further folder with `expected.json` and `MOMENT.tar.xz` that is replayed likewise.
+`TREEFOLD_FIXTURES_DIR` names a further folder with `expected.json` and `MOMENT.tar.xz`
+that is replayed likewise.
 """
 
 import json
@@ -50,11 +52,17 @@ def archives() -> list[tuple[Path, str]]:
     folders = [OZONE, ERASURE_CODED]
     if further := os.environ.get("TREEFOLD_FIXTURES_DIR"):
         folders.append(Path(further))
-    return [(folder, name) for folder in folders for name in json.loads((folder / "expected.json").read_text())]
+    return [
+        (folder, name)
+        for folder in folders
+        for name in json.loads((folder / "expected.json").read_text())
+    ]
 
 
 @pytest.fixture(scope="module", params=archives(), ids=lambda found: f"{found[0].name}-{found[1]}")
-def moment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moment]:
+def moment(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Moment]:
     folder, name = request.param
     unpacked = unpack(name, tmp_path_factory.mktemp("fixture"), fixture=folder)
     before = state_of(unpacked)
@@ -70,10 +78,17 @@ def replicas(moment: Moment, tmp_path: Path) -> Iterator[list[tuple[dict[str, ob
     with ExitStack() as stack:
         for root in sorted(moment.folder.glob("*/volume*")):
             state = tmp_path / root.parent.name / root.name
-            volume = stack.enter_context(open_volume(root, hold=Hold.READ_ONLY, state_folder=state, disk=disk))
+            volume = stack.enter_context(
+                open_volume(root, hold=Hold.READ_ONLY, state_folder=state, disk=disk)
+            )
             store = ContainerStore(volume, disk)
-            found |= {(root.parent.name, container_id): store.get(container_id) for container_id in store.ids()}
-        yield [(row, found[str(row["datanode"]), int(str(row["containerID"]))]) for row in moment.rows]
+            found |= {
+                (root.parent.name, container_id): store.get(container_id)
+                for container_id in store.ids()
+            }
+        yield [
+            (row, found[str(row["datanode"]), int(str(row["containerID"]))]) for row in moment.rows
+        ]
 
 
 def stored_tree(container: Container) -> ContainerTree | None:
@@ -94,7 +109,9 @@ def by_place(chunks: object) -> list[dict[str, object]]:
 
 
 def damaged_chunks(result: ScanResult) -> list[dict[str, object]]:
-    return [{"blockID": f.block_id, "offset": f.offset, "kind": KINDS[f.type]} for f in result.findings]
+    return [
+        {"blockID": f.block_id, "offset": f.offset, "kind": KINDS[f.type]} for f in result.findings
+    ]
 
 
 def test_roots_from_data_damage_and_deletions_are_those_of_ozone(
@@ -116,7 +133,9 @@ def test_roots_from_data_damage_and_deletions_are_those_of_ozone(
                 assert container.counters().data_checksum == tree.data_checksum, where(row)
 
 
-def test_roots_from_records_are_those_of_ozone(replicas: list[tuple[dict[str, object], Container]]) -> None:
+def test_roots_from_records_are_those_of_ozone(
+    replicas: list[tuple[dict[str, object], Container]],
+) -> None:
     for row, container in replicas:
         tree = merge(build_from_metadata(container), stored_tree(container))
 
@@ -165,6 +184,8 @@ def test_a_scan_of_the_damage_gives_what_ozones_scanner_got(tmp_path: Path) -> N
                     container = store.open(ContainerId(row["containerID"]))
                     result = scan(container)
                     # Findings mark a replica UNHEALTHY, as Ozone did.
-                    assert ("UNHEALTHY" if result.findings else "CLOSED") == row["state"], where(row)
+                    assert ("UNHEALTHY" if result.findings else "CLOSED") == row["state"], where(
+                        row
+                    )
                     tree = merge(result.tree, stored_tree(container))
                     assert root_hex(tree.data_checksum) == row["treeFileRoot"], where(row)

@@ -1,4 +1,6 @@
-"""The proof at the end of a demo names every flaw, and nothing that is none, on volumes that real Ozone wrote."""
+"""The proof at the end of a demo names every flaw, and nothing that is none, on volumes
+that real Ozone wrote.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -20,7 +22,10 @@ UNVERIFIABLE = 5
 
 @pytest.fixture(scope="module")
 def moments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {moment: unpack(moment, tmp_path_factory.mktemp(moment)) for moment in ("healthy", "reconciled")}
+    return {
+        moment: unpack(moment, tmp_path_factory.mktemp(moment))
+        for moment in ("healthy", "reconciled")
+    }
 
 
 def _proof(moment: Path, tmp_path: Path, damage: Callable[[Path], None]) -> Proof:
@@ -45,8 +50,12 @@ def _blocks(root: Path, container_id: int) -> list[Path]:
 
 
 @pytest.mark.parametrize("moment", ["healthy", "reconciled"])
-def test_volumes_that_ozone_left_whole_have_no_flaw(moments: dict[str, Path], tmp_path: Path, moment: str) -> None:
-    """Records that Ozone itself repaired lack their metadata, which changes no byte; container 3 it could not mend."""
+def test_volumes_that_ozone_left_whole_have_no_flaw(
+    moments: dict[str, Path], tmp_path: Path, moment: str
+) -> None:
+    """Records that Ozone itself repaired lack their metadata, which changes no byte;
+    container 3 it could not mend.
+    """
     proof = _proof(moments[moment], tmp_path, _nothing)
     assert proof.flawed() == ({3} if moment == "reconciled" else set())
     assert proof.unverifiable == {UNVERIFIABLE}
@@ -73,13 +82,19 @@ def _link(root: Path) -> None:
     ("damage", "named"),
     [
         (_change_descriptor, "CORRUPT_CONTAINER_FILE"),
-        (lambda root: shutil.rmtree(container_folder(root, 1) / "metadata"), "MISSING_METADATA_DIR"),
+        (
+            lambda root: shutil.rmtree(container_folder(root, 1) / "metadata"),
+            "MISSING_METADATA_DIR",
+        ),
         (lambda root: shutil.rmtree(container_folder(root, 1)), "MISSING_CONTAINER_DIR"),
         (lambda root: shutil.rmtree(container_folder(root, 1) / "chunks"), "MISSING_CHUNKS_DIR"),
         (_flip, "CORRUPT_CHUNK"),
         (lambda root: _blocks(root, 1)[0].unlink(), "MISSING_DATA_FILE"),
         (_link, "CORRUPT_CHUNK"),
-        (lambda root: _lose_record(root, 1, int(_blocks(root, 1)[0].stem)), "1 block records more or fewer"),
+        (
+            lambda root: _lose_record(root, 1, int(_blocks(root, 1)[0].stem)),
+            "1 block records more or fewer",
+        ),
     ],
     ids=["descriptor", "metadata", "folder", "chunks", "flip", "file", "link", "record"],
 )
@@ -95,7 +110,9 @@ def test_a_damaged_replica_is_named_and_costs_the_others_nothing(
 def test_bytes_behind_the_last_recorded_chunk_are_no_flaw_and_are_named(
     moments: dict[str, Path], tmp_path: Path, compared: bool
 ) -> None:
-    roots = {name: copy_volume(moments["healthy"], name, tmp_path / name / "volume1") for name in NAMES}
+    roots = {
+        name: copy_volume(moments["healthy"], name, tmp_path / name / "volume1") for name in NAMES
+    }
     path = _blocks(roots["dn2"], 1)[0]
     path.write_bytes(path.read_bytes() + b"more")
     whole = {name: moments["healthy"] / name / "volume1" for name in NAMES} if compared else None
@@ -108,11 +125,18 @@ def test_bytes_behind_the_last_recorded_chunk_are_no_flaw_and_are_named(
 def test_bytes_that_no_checksum_covers_must_be_equal_as_far_as_they_are_recorded(
     moments: dict[str, Path], tmp_path: Path, compared: bool
 ) -> None:
-    """A block of which one chunk has checksums and one has none: a scan cannot see what changed in the other."""
-    whole = {name: copy_volume(moments["healthy"], name, tmp_path / "whole" / name / "volume1") for name in NAMES}
+    """A block of which one chunk has checksums and one has none: a scan cannot see what
+    changed in the other.
+    """
+    whole = {
+        name: copy_volume(moments["healthy"], name, tmp_path / "whole" / name / "volume1")
+        for name in NAMES
+    }
     for root in whole.values():
         _forget_checksums(root, 1, int(_blocks(root, 1)[-1].stem))
-    roots = {name: copy_volume(tmp_path / "whole", name, tmp_path / name / "volume1") for name in NAMES}
+    roots = {
+        name: copy_volume(tmp_path / "whole", name, tmp_path / name / "volume1") for name in NAMES
+    }
     path = _blocks(roots["dn2"], 1)[-1]
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -120,7 +144,9 @@ def test_bytes_that_no_checksum_covers_must_be_equal_as_far_as_they_are_recorded
     proof = prove(roots, tmp_path / "proof", reference=whole if compared else None)
     # Whose file differs nobody can tell without the undamaged one.
     assert proof.flawed() == {1}
-    assert {flaw.text.split(" than ")[0] for flaw in proof.flaws} == {f"another file of block {path.stem}"}
+    assert {flaw.text.split(" than ")[0] for flaw in proof.flaws} == {
+        f"another file of block {path.stem}"
+    }
 
 
 def _forget_checksums(root: Path, container_id: int, block_id: int) -> None:
@@ -132,7 +158,11 @@ def _forget_checksums(root: Path, container_id: int, block_id: int) -> None:
         last = replace(record.chunks[-1], checksum_type=ChecksumType.NONE, checksums=())
         batch = Batch()
         key = block_key(ContainerId(container_id), BlockId(block_id))
-        batch.put(Table.BLOCK_DATA, key, record_to_bytes(replace(record, chunks=(*record.chunks[:-1], last))))
+        batch.put(
+            Table.BLOCK_DATA,
+            key,
+            record_to_bytes(replace(record, chunks=(*record.chunks[:-1], last))),
+        )
         held.volume.database.write(batch)
 
 

@@ -1,4 +1,6 @@
-"""Three datanodes with the volumes that real Ozone wrote and damaged heal each other, as Ozone did or better."""
+"""Three datanodes with the volumes that real Ozone wrote and damaged heal each other,
+as Ozone did or better.
+"""
 
 from pathlib import Path
 from threading import Event
@@ -36,11 +38,15 @@ def _blocks(volume: Path, container_id: int) -> dict[str, bytes]:
 
 
 def _tree(volume: Path, container_id: int) -> bytes:
-    return (container_folder(volume, container_id) / "metadata" / f"{container_id}.tree").read_bytes()
+    return (
+        container_folder(volume, container_id) / "metadata" / f"{container_id}.tree"
+    ).read_bytes()
 
 
 def _records(node: Datanode, container_id: int) -> dict[int, object]:
-    container = node.store.volume_of(ContainerId(container_id)).containers.get(ContainerId(container_id))
+    container = node.store.volume_of(ContainerId(container_id)).containers.get(
+        ContainerId(container_id)
+    )
     return {record.block_id: record for record in container.records()}
 
 
@@ -51,19 +57,32 @@ def test_detected_damage_heals_as_far_as_ozone_healed_it_and_container_3_too(
     roots = _copies(moments["detected"], tmp_path)
     unverifiable = {name: _blocks(roots[name], UNVERIFIABLE) for name in NAMES}
     with datanodes(roots, tmp_path / "state") as nodes:
-        before = {name: {r.container_id: r.state for r in node.store.replicas()} for name, node in nodes.items()}
+        before = {
+            name: {r.container_id: r.state for r in node.store.replicas()}
+            for name, node in nodes.items()
+        }
         for container_id in CONTAINERS:
             outcomes = {name: reconcile(nodes, name, container_id) for name in NAMES}
-            assert all(outcome.state is OutcomeState.DONE for outcome in outcomes.values()), outcomes
+            assert all(outcome.state is OutcomeState.DONE for outcome in outcomes.values()), (
+                outcomes
+            )
             wanted = Verdict.UNKNOWN if container_id == UNVERIFIABLE else None
             for outcome in outcomes.values():
-                assert outcome.verdict is wanted or outcome.verdict in (Verdict.MATCH, Verdict.REPAIRABLE)
+                assert outcome.verdict is wanted or outcome.verdict in (
+                    Verdict.MATCH,
+                    Verdict.REPAIRABLE,
+                )
         healthy = _copies(moments["healthy"], tmp_path / "healthy")
         with datanodes(healthy, tmp_path / "healthy-state") as originals:
             for name in NAMES:
                 for container_id in CONTAINERS:
-                    assert _records(nodes[name], container_id) == _records(originals[name], container_id)
-        after = {name: {r.container_id: r.state for r in node.store.replicas()} for name, node in nodes.items()}
+                    assert _records(nodes[name], container_id) == _records(
+                        originals[name], container_id
+                    )
+        after = {
+            name: {r.container_id: r.state for r in node.store.replicas()}
+            for name, node in nodes.items()
+        }
         assert after == before
     for container_id in set(CONTAINERS) - {UNVERIFIABLE}:
         for name in NAMES:
@@ -74,7 +93,9 @@ def test_detected_damage_heals_as_far_as_ozone_healed_it_and_container_3_too(
     assert {name: _blocks(roots[name], UNVERIFIABLE) for name in NAMES} == unverifiable
 
 
-def test_trees_are_those_that_ozone_ended_with_where_it_succeeded(moments: dict[str, Path], tmp_path: Path) -> None:
+def test_trees_are_those_that_ozone_ended_with_where_it_succeeded(
+    moments: dict[str, Path], tmp_path: Path
+) -> None:
     roots = _copies(moments["detected"], tmp_path)
     with datanodes(roots, tmp_path / "state") as nodes:
         for container_id in (1, 2, 4, 6):
@@ -82,10 +103,14 @@ def test_trees_are_those_that_ozone_ended_with_where_it_succeeded(moments: dict[
                 reconcile(nodes, name, container_id)
     for container_id in (1, 2, 4, 6):
         for name in NAMES:
-            assert _tree(roots[name], container_id) == _tree(moments["reconciled"] / name / "volume1", container_id)
+            assert _tree(roots[name], container_id) == _tree(
+                moments["reconciled"] / name / "volume1", container_id
+            )
 
 
-def test_a_healed_replica_returns_to_service_where_asked(moments: dict[str, Path], tmp_path: Path) -> None:
+def test_a_healed_replica_returns_to_service_where_asked(
+    moments: dict[str, Path], tmp_path: Path
+) -> None:
     """CR-001"""
     roots = _copies(moments["detected"], tmp_path)
     options = ReconcileOptions(return_to=ReplicaState.CLOSED)
@@ -100,7 +125,9 @@ def test_a_healed_replica_returns_to_service_where_asked(moments: dict[str, Path
 def test_damage_that_nobody_has_noticed_yet_needs_a_scan_first_and_then_heals(
     moments: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The trees of `damaged` still call all data good, so nobody repairs; after a scan everybody does."""
+    """The trees of `damaged` still call all data good, so nobody repairs; after a scan
+    everybody does.
+    """
     roots = _copies(moments["damaged"], tmp_path)
     with datanodes(roots, tmp_path / "state") as nodes:
         for name in NAMES:
@@ -114,7 +141,9 @@ def test_damage_that_nobody_has_noticed_yet_needs_a_scan_first_and_then_heals(
                 reconcile(nodes, name, container_id)
     for container_id in set(CONTAINERS) - {UNVERIFIABLE}:
         for name in NAMES:
-            assert _blocks(roots[name], container_id) == _blocks(moments["healthy"] / name / "volume1", container_id)
+            assert _blocks(roots[name], container_id) == _blocks(
+                moments["healthy"] / name / "volume1", container_id
+            )
 
 
 def test_a_second_round_writes_nothing(moments: dict[str, Path], tmp_path: Path) -> None:
@@ -122,7 +151,11 @@ def test_a_second_round_writes_nothing(moments: dict[str, Path], tmp_path: Path)
     roots = _copies(moments["detected"], tmp_path)
     with datanodes(roots, tmp_path / "state") as nodes:
         for _ in range(2):
-            outcomes = [reconcile(nodes, name, container_id) for container_id in CONTAINERS for name in NAMES]
+            outcomes = [
+                reconcile(nodes, name, container_id)
+                for container_id in CONTAINERS
+                for name in NAMES
+            ]
             lines = sum(len(node.audit) for node in nodes.values())
         assert [outcome.progress.bytes_written for outcome in outcomes] == [0] * len(outcomes)
         assert sum(len(node.audit) for node in nodes.values()) == lines

@@ -1,4 +1,6 @@
-"""What real datanodes wrote, read back over both wires: tree files byte for byte, every window of every chunk."""
+"""What real datanodes wrote, read back over both wires: tree files byte for byte, every
+window of every chunk.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +33,11 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def store(volume: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaStore]:
     state = tmp_path_factory.mktemp("state")
-    opened = HeldVolume(open_volume(volume, hold=Hold.READ_ONLY, state_folder=state, disk=Disk()), Disk(), undo_bytes=0)
+    opened = HeldVolume(
+        open_volume(volume, hold=Hold.READ_ONLY, state_folder=state, disk=Disk()),
+        Disk(),
+        undo_bytes=0,
+    )
     store = ReplicaStore([opened], repair_enabled=False)
     yield store
     store.close()
@@ -65,18 +71,26 @@ def is_whole(peer: Peer, container_id: ContainerId, block_id: BlockId, chunk: Ch
     return len(data) == chunk.length_bytes and found == b"".join(chunk.checksums)
 
 
-def test_tree_files_are_served_byte_for_byte(server: RpcServer, store: ReplicaStore, volume: Path) -> None:
+def test_tree_files_are_served_byte_for_byte(
+    server: RpcServer, store: ReplicaStore, volume: Path
+) -> None:
     """wire-I7."""
     client = DatanodeClient(open_channel(server.address), server.address)
     replicas = store.replicas()
     assert replicas
     for replica in replicas:
-        file = container_folder(volume, replica.container_id) / "metadata" / f"{replica.container_id}.tree"
+        file = (
+            container_folder(volume, replica.container_id)
+            / "metadata"
+            / f"{replica.container_id}.tree"
+        )
         assert client.tree_bytes(replica.container_id) == file.read_bytes()
     client.close()
 
 
-def test_every_window_of_every_block_comes_back_as_recorded(peer: Peer, store: ReplicaStore) -> None:
+def test_every_window_of_every_block_comes_back_as_recorded(
+    peer: Peer, store: ReplicaStore
+) -> None:
     chunks = 0
     for replica in store.replicas():
         tree = peer.tree(replica.container_id)

@@ -1,7 +1,7 @@
 """Replays window checksums that the JDK's primitives made, as Ozone uses them.
 
-`TREEFOLD_GOLDEN_DIR` names a further folder whose `slices*.json` are replayed too; that it holds vectors at all is
-checked along with the trees.
+`TREEFOLD_GOLDEN_DIR` names a further folder whose `slices*.json` are replayed too; that
+it holds vectors at all is checked along with the trees.
 """
 
 import json
@@ -13,7 +13,13 @@ from typing import Any
 
 import pytest
 
-from merkle.checksum import KERNEL_BYTES_MIN, ChecksumType, compiled, library_windows, window_checksums
+from merkle.checksum import (
+    KERNEL_BYTES_MIN,
+    ChecksumType,
+    compiled,
+    library_windows,
+    window_checksums,
+)
 
 OWN = Path(__file__).parent / "data"
 FURTHER = os.environ.get("TREEFOLD_GOLDEN_DIR")
@@ -44,7 +50,11 @@ def _all_cases() -> Iterator[Any]:
     ("seed", "length_bytes", "bytes_per_checksum", "checksum_type", "expected"), list(_all_cases())
 )
 def test_windows_equal_the_reference(
-    seed: int, length_bytes: int, bytes_per_checksum: int, checksum_type: ChecksumType, expected: str
+    seed: int,
+    length_bytes: int,
+    bytes_per_checksum: int,
+    checksum_type: ChecksumType,
+    expected: str,
 ) -> None:
     """Every type, through the way in, the kernels and the library alike."""
     data = pseudo_random(seed, length_bytes)

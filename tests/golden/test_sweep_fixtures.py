@@ -1,4 +1,6 @@
-"""Sweeps over the volumes that real Ozone datanodes wrote name the containers whose roots differ, and no others."""
+"""Sweeps over the volumes that real Ozone datanodes wrote name the containers whose
+roots differ, and no others.
+"""
 
 import json
 from pathlib import Path
@@ -28,8 +30,12 @@ def differing(rows: list[dict[str, Any]], root: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize(("source", "root"), [(Source.TREE, "treeFileRoot"), (Source.DATA, "rootFromData")])
-def test_diverged_are_the_containers_whose_roots_differ(tmp_path: Path, moment: str, source: Source, root: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "root"), [(Source.TREE, "treeFileRoot"), (Source.DATA, "rootFromData")]
+)
+def test_diverged_are_the_containers_whose_roots_differ(
+    tmp_path: Path, moment: str, source: Source, root: str
+) -> None:
     folder = unpack(moment, tmp_path / "cluster")
     before = state_of(folder)
     volumes = sorted(folder.glob("dn*/volume1"))
@@ -39,23 +45,36 @@ def test_diverged_are_the_containers_whose_roots_differ(tmp_path: Path, moment: 
     assert (summary.containers, summary.replicas) == (6, 18)
     assert not summary.skipped
     assert state_of(folder) == before
-    # Nothing can be said of a container without recorded checksums, whatever is wrong with it.
+    # Nothing can be said of a container without recorded checksums, whatever is wrong
+    # with it.
     assert verdicts_of(tmp_path / "out", summary.sweep_id)[5] == Verdict.UNKNOWN.value
 
 
-def test_roots_are_those_of_the_tree_files_and_datanodes_those_of_the_volumes(tmp_path: Path) -> None:
+def test_roots_are_those_of_the_tree_files_and_datanodes_those_of_the_volumes(
+    tmp_path: Path,
+) -> None:
     folder = unpack("healthy", tmp_path / "cluster")
     volumes = sorted(folder.glob("dn*/volume1"))
-    names = {parse_version((path / "hdds" / "VERSION").read_bytes()).datanode_id: path.parent.name for path in volumes}
+    names = {
+        parse_version((path / "hdds" / "VERSION").read_bytes()).datanode_id: path.parent.name
+        for path in volumes
+    }
     summary = run(tmp_path / "out", volumes=volumes)
     # As `ctime` in their VERSION files has it.
-    assert sorted(summary.volumes_created_ms.values()) == [1795313269105, 1795313269371, 1795313269645]
+    assert sorted(summary.volumes_created_ms.values()) == [
+        1795313269105,
+        1795313269371,
+        1795313269645,
+    ]
     assert {names[datanode] for datanode, _ in summary.volumes_created_ms} == set(names.values())
     found = {
         (names[row["datanode"]], row["container_id"]): f"{row['root']:x}"
         for row in table_of(tmp_path / "out", Table.ROOTS, summary.sweep_id)
     }
-    assert found == {(row["datanode"], row["containerID"]): row["treeFileRoot"] for row in expected(OZONE, "healthy")}
+    assert found == {
+        (row["datanode"], row["containerID"]): row["treeFileRoot"]
+        for row in expected(OZONE, "healthy")
+    }
 
 
 @pytest.mark.parametrize("source", list(Source))
@@ -63,13 +82,22 @@ def test_erasure_coded_replicas_never_diverge(tmp_path: Path, source: Source) ->
     folder = unpack("healthy", tmp_path / "cluster", fixture=ERASURE_CODED)
     summary = run(tmp_path / "out", volumes=sorted(folder.glob("dn*/volume1")), source=source)
     assert differing(expected(ERASURE_CODED, "healthy"), "treeFileRoot")
-    assert (summary.diverged, summary.verdicts, summary.excluded) == ((), {"UNKNOWN": 3}, summary.replicas)
+    assert (summary.diverged, summary.verdicts, summary.excluded) == (
+        (),
+        {"UNKNOWN": 3},
+        summary.replicas,
+    )
 
 
-def test_a_volume_that_cannot_be_read_is_skipped_by_name_and_not_taken_for_empty(tmp_path: Path) -> None:
+def test_a_volume_that_cannot_be_read_is_skipped_by_name_and_not_taken_for_empty(
+    tmp_path: Path,
+) -> None:
     folder = unpack("healthy", tmp_path / "cluster")
     (folder / "dn3" / "volume1" / "hdds" / "VERSION").unlink()
-    summary = run(tmp_path / "out", volumes=[*sorted(folder.glob("dn*/volume1")), folder / "dn1" / "volume1" / "."])
+    summary = run(
+        tmp_path / "out",
+        volumes=[*sorted(folder.glob("dn*/volume1")), folder / "dn1" / "volume1" / "."],
+    )
     assert summary.skipped[0].input.endswith("dn3/volume1")
     assert summary.skipped[0].reason.startswith("volume_invalid")
     assert (summary.diverged, summary.replicas) == ((), 12)

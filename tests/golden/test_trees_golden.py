@@ -43,7 +43,9 @@ class GoldenFile:
                     chunk = op["chunk"]
                     builder.add_chunk(
                         BlockId(op["block_id"]),
-                        ChunkTree(chunk["offset"], chunk["len"], _data_checksum(chunk), op["matches"]),
+                        ChunkTree(
+                            chunk["offset"], chunk["len"], _data_checksum(chunk), op["matches"]
+                        ),
                     )
                 case "block":
                     builder.add_block(BlockId(op["block_id"]))
@@ -52,7 +54,9 @@ class GoldenFile:
                 case "add_deleted_blocks":
                     for block_id, chunks in op["blocks"]:
                         in_order = sorted(chunks, key=lambda chunk: chunk["offset"])
-                        builder.delete_recorded(BlockId(block_id), [_data_checksum(chunk) for chunk in in_order])
+                        builder.delete_recorded(
+                            BlockId(block_id), [_data_checksum(chunk) for chunk in in_order]
+                        )
                     tree = builder.build(compute_root=op["compute_checksum"])
                 case "from":
                     builder = TreeBuilder(self.container_id, self.tree(op["case"]))
@@ -75,7 +79,8 @@ def _data_checksum(chunk: Case) -> int:
 def _golden(path: Path) -> GoldenFile:
     content = json.loads(path.read_text())
     return GoldenFile(
-        ContainerId(content["container_id_in_checksum_info"]), {case["name"]: case for case in content["cases"]}
+        ContainerId(content["container_id_in_checksum_info"]),
+        {case["name"]: case for case in content["cases"]},
     )
 
 
@@ -93,7 +98,9 @@ def test_a_tree_replayed_equals_the_reference_writers(path: Path, name: str) -> 
     case, tree = golden.cases[name], golden.tree(name)
     expected = case["expected"]
 
-    assert tree.data_checksum == (expected["data_checksum"] if expected["has_data_checksum"] else None)
+    assert tree.data_checksum == (
+        expected["data_checksum"] if expected["has_data_checksum"] else None
+    )
     assert [_as_json(tree, i) for i in range(len(tree.blocks))] == expected["blocks"]
     raw = encode_tree(tree)
     assert raw.hex() == case["checksum_info_hex"]
@@ -121,7 +128,9 @@ def _as_json(tree: ContainerTree, i: int) -> Case:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_golden_folder_holds_vectors(folder: Path) -> None:
-    """A folder that is named but holds nothing to replay proves nothing, and must not pass."""
+    """A folder that is named but holds nothing to replay proves nothing, and must not
+    pass.
+    """
     files = [*folder.glob("trees*.json"), *folder.glob("slices*.json")]
     assert files, f"{folder} holds neither trees*.json nor slices*.json"
     for path in folder.glob("trees*.json"):

@@ -1,4 +1,6 @@
-"""Field numbers of Ozone's envelope, as its own servers and clients use them: both our ends could be wrong alike."""
+"""Field numbers of Ozone's envelope, as its own servers and clients use them: both our
+ends could be wrong alike.
+"""
 
 import pytest
 
@@ -12,8 +14,21 @@ from protos.ozone_datanode_pb2 import (
     ReadChunk,
 )
 
-REQUEST = {"getBlock": 13, "listBlock": 15, "readChunk": 16, "encodedToken": 23, "version": 24, "echo": 26}
-RESPONSE = {"getBlock": 12, "listBlock": 14, "readChunk": 16, "echo": 23, "getContainerChecksumInfo": 24}
+REQUEST = {
+    "getBlock": 13,
+    "listBlock": 15,
+    "readChunk": 16,
+    "encodedToken": 23,
+    "version": 24,
+    "echo": 26,
+}
+RESPONSE = {
+    "getBlock": 12,
+    "listBlock": 14,
+    "readChunk": 16,
+    "echo": 23,
+    "getContainerChecksumInfo": 24,
+}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Laws of window checksums, against libraries that the product's kernels know nothing of."""
+"""Laws of window checksums, against libraries that the product's kernels know nothing
+of.
+"""
 
 import hashlib
 import zlib
@@ -10,7 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merkle.checksum import KERNEL_BYTES_MIN, WIDTH, ChecksumType, compiled, library_windows, window_checksums
+from merkle.checksum import (
+    KERNEL_BYTES_MIN,
+    WIDTH,
+    ChecksumType,
+    compiled,
+    library_windows,
+    window_checksums,
+)
 
 _crc32c = crcmod.mkCrcFun(0x1_1EDC_6F41, initCrc=0, xorOut=0xFFFF_FFFF)
 ORACLES: dict[ChecksumType, Callable[[bytes], bytes]] = {
@@ -25,8 +34,11 @@ POOL = np.random.default_rng(11).integers(0, 256, 40_000, np.uint8).tobytes()
 # The first example may load the kernels, which takes seconds.
 unhurried = settings(deadline=None)
 
-# Around the sizes at which a kernel turns from one way of eating bytes to the next, and any others.
-edges = st.builds(lambda power, near: max(1, (1 << power) + near), st.integers(3, 14), st.integers(-9, 9))
+# Around the sizes at which a kernel turns from one way of eating bytes to the next, and
+# any others.
+edges = st.builds(
+    lambda power, near: max(1, (1 << power) + near), st.integers(3, 14), st.integers(-9, 9)
+)
 lengths = st.integers(0, 1200) | edges
 windows = st.integers(1, 600) | edges
 starts = st.integers(0, 70)
@@ -48,7 +60,8 @@ def test_all_ways_agree_with_an_independent_library(
 ) -> None:
     data = POOL[start : start + length_bytes]
     expected = b"".join(
-        ORACLES[checksum_type](data[i : i + bytes_per_checksum]) for i in range(0, len(data), bytes_per_checksum)
+        ORACLES[checksum_type](data[i : i + bytes_per_checksum])
+        for i in range(0, len(data), bytes_per_checksum)
     )
     # Sliced from a view, so that the data begin at any address.
     view = memoryview(POOL)[start : start + length_bytes]
@@ -60,7 +73,9 @@ def test_all_ways_agree_with_an_independent_library(
 
 @pytest.mark.parametrize("checksum_type", list(ORACLES))
 @unhurried
-@given(whole=st.integers(1, 6), rest=st.binary(max_size=300), bytes_per_checksum=st.integers(1, 500))
+@given(
+    whole=st.integers(1, 6), rest=st.binary(max_size=300), bytes_per_checksum=st.integers(1, 500)
+)
 def test_a_chunk_may_be_checked_in_pieces_of_whole_windows(
     checksum_type: ChecksumType, whole: int, rest: bytes, bytes_per_checksum: int
 ) -> None:
@@ -72,7 +87,10 @@ def test_a_chunk_may_be_checked_in_pieces_of_whole_windows(
 
 @pytest.mark.parametrize("checksum_type", CRCS)
 @unhurried
-@given(bit=st.integers(0, 8 * 20_000 - 1), bytes_per_checksum=st.sampled_from([7, 512, 1000, 4096, 16384]))
+@given(
+    bit=st.integers(0, 8 * 20_000 - 1),
+    bytes_per_checksum=st.sampled_from([7, 512, 1000, 4096, 16384]),
+)
 def test_a_flipped_bit_changes_the_entry_of_its_window_alone(
     checksum_type: ChecksumType, bit: int, bytes_per_checksum: int
 ) -> None:

@@ -1,4 +1,6 @@
-"""Rows hold all of a tree, and an export after any changes says what a fresh one would."""
+"""Rows hold all of a tree, and an export after any changes says what a fresh one
+would.
+"""
 
 import tempfile
 from dataclasses import replace
@@ -31,7 +33,9 @@ INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 PLACE = st.integers(0, (1 << 63) - 1)
 chunk_trees = st.builds(ChunkTree, PLACE, INT64, INT64, st.booleans())
 live_blocks = st.builds(
-    BlockTree.live, INT64.map(BlockId), st.lists(chunk_trees, max_size=4, unique_by=lambda c: c.offset)
+    BlockTree.live,
+    INT64.map(BlockId),
+    st.lists(chunk_trees, max_size=4, unique_by=lambda c: c.offset),
 )
 tombstones = st.builds(BlockTree.tombstone, INT64.map(BlockId), INT64)
 trees = st.lists(live_blocks | tombstones, max_size=6, unique_by=lambda block: block.block_id).map(
@@ -52,7 +56,9 @@ SMALL = Limits(group_rows=4, file_rows_max=12, small_files_max=2, piece_rows=3)
 
 
 @given(replicas, trees, st.integers(1, 7))
-def test_rows_hold_all_of_a_tree_in_order(told: Replica, tree: ContainerTree, rows_max: int) -> None:
+def test_rows_hold_all_of_a_tree_in_order(
+    told: Replica, tree: ContainerTree, rows_max: int
+) -> None:
     rows = rows_of(told, TreeColumns.of(tree))
     batches = list(rows.batches(rows_max))
     assert all(0 < batch.num_rows <= rows_max for batch in batches)
@@ -60,19 +66,30 @@ def test_rows_hold_all_of_a_tree_in_order(told: Replica, tree: ContainerTree, ro
     table.validate(full=True)
     assert table.num_rows == rows.count
     assert trees_of(table) == {("DS-1", 5): tree}
-    places = [(row["block_id"], row["chunk_offset"]) for row in table.select(["block_id", "chunk_offset"]).to_pylist()]
+    places = [
+        (row["block_id"], row["chunk_offset"])
+        for row in table.select(["block_id", "chunk_offset"]).to_pylist()
+    ]
     assert places == sorted(set(places))
     (alike,) = table.select(REPLICA_COLUMNS).group_by(REPLICA_COLUMNS).aggregate([]).to_pylist()
     assert alike["generation"] == rows.generation
-    assert (alike["state"], alike["bcs_id"], alike["source"]) == (told.state.name, told.bcs_id, told.source)
+    assert (alike["state"], alike["bcs_id"], alike["source"]) == (
+        told.state.name,
+        told.bcs_id,
+        told.source,
+    )
 
 
 @given(replicas, trees, replicas, trees)
 def test_the_generation_changes_exactly_with_the_rows(
     one: Replica, first: ContainerTree, other: Replica, second: ContainerTree
 ) -> None:
-    generations = [rows_of(r, TreeColumns.of(t)).generation for r, t in ((one, first), (other, second))]
-    is_same = replace(one, scanned_at_ms=None) == replace(other, scanned_at_ms=None) and first == second
+    generations = [
+        rows_of(r, TreeColumns.of(t)).generation for r, t in ((one, first), (other, second))
+    ]
+    is_same = (
+        replace(one, scanned_at_ms=None) == replace(other, scanned_at_ms=None) and first == second
+    )
     assert (generations[0] == generations[1]) == is_same
     later = replace(one, scanned_at_ms=4711)
     assert rows_of(later, TreeColumns.of(first)).generation == generations[0]
@@ -142,7 +159,11 @@ def check(folder: Path, done: Exported, held: dict[int, Surveyed], before: set[s
     assert {file.name for file in manifest.files} <= names
     assert len([name for name in names if name.startswith("manifest")]) == min(manifest.sequence, 2)
     old = [file for file in manifest.of_kind(FileKind.CHUNKS) if file.name in before]
-    live = {name: count for name, count in _live(folder, done).items() if name in {file.name for file in old}}
+    live = {
+        name: count
+        for name, count in _live(folder, done).items()
+        if name in {file.name for file in old}
+    }
     assert all(2 * live[file.name] >= file.rows for file in old)
     assert sum(live[file.name] < SMALL.group_rows for file in old) <= SMALL.small_files_max
 
@@ -156,7 +177,11 @@ def _live(folder: Path, done: Exported) -> dict[str, int]:
     return found
 
 
-@given(st.dictionaries(st.text("ab", min_size=1, max_size=3), st.tuples(st.integers(1, 50), st.integers(0, 50))))
+@given(
+    st.dictionaries(
+        st.text("ab", min_size=1, max_size=3), st.tuples(st.integers(1, 50), st.integers(0, 50))
+    )
+)
 def test_what_is_rewritten_is_sparse_or_small(files: dict[str, tuple[int, int]]) -> None:
     total = {name: rows for name, (rows, _) in files.items()}
     live = {name: min(rows, count) for name, (rows, count) in files.items()}

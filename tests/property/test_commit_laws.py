@@ -1,4 +1,6 @@
-"""Whose commit is believed: honest peers as Ozone believes them, and a liar no further than they bear it out."""
+"""Whose commit is believed: honest peers as Ozone believes them, and a liar no further
+than they bear it out.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,10 +22,14 @@ def block(chunks: int, bcs_id: int) -> BlockRecord:
 
 @st.composite
 def honest(draw: st.DrawFn) -> dict[PeerId, BlockRecord]:
-    """Replicas of one block at different moments of its writing: each commit added chunks, later is higher."""
+    """Replicas of one block at different moments of its writing: each commit added
+    chunks, later is higher.
+    """
     commits = sorted(draw(st.sets(st.integers(1, 10**6), min_size=5, max_size=5)))
     moments = draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
-    return {PeerId(f"dn-{i}"): block(moment + 1, commits[moment]) for i, moment in enumerate(moments)}
+    return {
+        PeerId(f"dn-{i}"): block(moment + 1, commits[moment]) for i, moment in enumerate(moments)
+    }
 
 
 def highest(records: dict[PeerId, BlockRecord], committed: int) -> int:
@@ -31,7 +37,9 @@ def highest(records: dict[PeerId, BlockRecord], committed: int) -> int:
 
 
 @given(honest(), COMMITS)
-def test_of_honest_peers_the_highest_counts(records: dict[PeerId, BlockRecord], committed: int) -> None:
+def test_of_honest_peers_the_highest_counts(
+    records: dict[PeerId, BlockRecord], committed: int
+) -> None:
     assert highest(records, committed) == max(record.bcs_id for record in records.values())
 
 
@@ -41,7 +49,9 @@ def test_a_liar_raises_nothing_beyond_what_peers_with_its_chunks_and_we_know(
 ) -> None:
     most = max(len(record.chunks) for record in records.values())
     lying = records | {LIAR: block(data.draw(st.integers(1, most)), lie)}
-    assert highest(lying, committed) <= max(committed, *(record.bcs_id for record in records.values()))
+    assert highest(lying, committed) <= max(
+        committed, *(record.bcs_id for record in records.values())
+    )
 
 
 @given(honest(), COMMITS, st.integers(1, 5), COMMITS)
@@ -49,4 +59,6 @@ def test_a_liar_cannot_keep_down_what_two_honest_peers_say(
     records: dict[PeerId, BlockRecord], committed: int, chunks: int, lie: int
 ) -> None:
     doubled = records | {PeerId(f"{peer}-twin"): record for peer, record in records.items()}
-    assert highest(doubled | {LIAR: block(chunks, lie)}, committed) >= max(r.bcs_id for r in records.values())
+    assert highest(doubled | {LIAR: block(chunks, lie)}, committed) >= max(
+        r.bcs_id for r in records.values()
+    )

@@ -1,4 +1,6 @@
-"""Laws of conversion: what was written is read back, and bytes of any kind give a value or a named refusal."""
+"""Laws of conversion: what was written is read back, and bytes of any kind give a value
+or a named refusal.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,7 +43,9 @@ def chunk_records(draw: st.DrawFn, offset: int) -> ChunkRecord:
     windows = -(-length // window) if width else 0
     checksums = tuple(draw(st.binary(min_size=width, max_size=width)) for _ in range(windows))
     stripe = draw(st.none() | st.binary(max_size=8))
-    return ChunkRecord(offset, length, kind, window, checksums, draw(TEXT), draw(metadata()), stripe)
+    return ChunkRecord(
+        offset, length, kind, window, checksums, draw(TEXT), draw(metadata()), stripe
+    )
 
 
 @st.composite
@@ -68,7 +72,9 @@ def trees(draw: st.DrawFn) -> ContainerTree:
             blocks.append(BlockTree.tombstone(BlockId(block_id), draw(INT64)))
         else:
             offsets = sorted(draw(st.sets(INT64, max_size=3)))
-            chunks = tuple(ChunkTree(o, draw(INT64), draw(INT64), draw(st.booleans())) for o in offsets)
+            chunks = tuple(
+                ChunkTree(o, draw(INT64), draw(INT64), draw(st.booleans())) for o in offsets
+            )
             blocks.append(BlockTree(BlockId(block_id), draw(INT64), False, chunks))
     return ContainerTree(CONTAINER, draw(st.none() | INT64), tuple(blocks))
 
@@ -93,9 +99,12 @@ def test_checksums_are_read_exactly_where_each_has_the_width_of_its_type(
     widths: list[int], data: st.DataObject
 ) -> None:
     kind = data.draw(st.sampled_from([kind for kind in ChecksumType if WIDTH[kind]]))
-    # Every other one of the right width, lest nothing be ever right; and bytes that look like the start of another.
+    # Every other one of the right width, lest nothing be ever right; and bytes that
+    # look like the start of another.
     widths = data.draw(st.sampled_from((widths, [WIDTH[kind]] * len(widths))))
-    checksums = [(data.draw(st.sampled_from((b"\x1a\x04", b"\0", b"ab"))) * 32)[:width] for width in widths]
+    checksums = [
+        (data.draw(st.sampled_from((b"\x1a\x04", b"\0", b"ab"))) * 32)[:width] for width in widths
+    ]
     window = data.draw(st.integers(1, 1 << 22))
     sums = ChecksumData(type=kind.name, bytesPerChecksum=window, checksums=checksums)
     message = ChunkInfo(chunkName="1", offset=0, len=len(checksums) * window, checksumData=sums)
@@ -107,7 +116,9 @@ def test_checksums_are_read_exactly_where_each_has_the_width_of_its_type(
 
 
 @given(st.sampled_from([4, 16, 32]), st.integers(0, 5), st.data())
-def test_joined_checksums_are_as_good_as_a_tuple_of_them(width: int, count: int, data: st.DataObject) -> None:
+def test_joined_checksums_are_as_good_as_a_tuple_of_them(
+    width: int, count: int, data: st.DataObject
+) -> None:
     plain = tuple(data.draw(st.binary(min_size=width, max_size=width)) for _ in range(count))
     joined = WindowChecksums(b"".join(plain), width)
 
@@ -148,7 +159,9 @@ def test_a_flipped_bit_gives_a_value_or_a_refusal(record: BlockRecord, data: st.
 
 
 @given(trees(), st.data())
-def test_a_tree_with_a_flipped_bit_gives_a_value_or_a_refusal(tree: ContainerTree, data: st.DataObject) -> None:
+def test_a_tree_with_a_flipped_bit_gives_a_value_or_a_refusal(
+    tree: ContainerTree, data: st.DataObject
+) -> None:
     raw = bytearray(encode_tree(tree))
     position = data.draw(st.integers(0, len(raw) * 8 - 1))
     raw[position // 8] ^= 1 << position % 8
@@ -161,12 +174,16 @@ def test_the_tombstones_alone_are_those_of_the_tree(tree: ContainerTree, has_roo
     whole = ContainerTree.of(CONTAINER, tree.blocks)
     raw = encode_tree(whole if has_root else replace(whole, data_checksum=None))
 
-    assert tombstones_from_bytes(raw, CONTAINER) == tuple(block for block in tree.blocks if block.deleted)
+    assert tombstones_from_bytes(raw, CONTAINER) == tuple(
+        block for block in tree.blocks if block.deleted
+    )
     assert tombstones_from_bytes(raw, ContainerId(CONTAINER + 1)) == ()
 
 
 @given(trees(), st.data())
-def test_of_a_tree_with_a_flipped_bit_no_other_tombstones_are_read(tree: ContainerTree, data: st.DataObject) -> None:
+def test_of_a_tree_with_a_flipped_bit_no_other_tombstones_are_read(
+    tree: ContainerTree, data: st.DataObject
+) -> None:
     raw = bytearray(encode_tree(ContainerTree.of(CONTAINER, tree.blocks)))
     position = data.draw(st.integers(0, len(raw) * 8 - 1))
     raw[position // 8] ^= 1 << position % 8

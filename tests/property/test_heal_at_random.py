@@ -1,4 +1,6 @@
-"""Replicas damaged at random heal as far as bytes that match their records are left anywhere; nothing else changes."""
+"""Replicas damaged at random heal as far as bytes that match their records are left
+anywhere; nothing else changes.
+"""
 
 import os
 import random
@@ -26,7 +28,14 @@ from scm.jobs import Job
 from scm.policy import Roots, roots
 from tests.support.in_process import Datanode, datanodes, reconcile
 from tests.support.oracle import Seen, faults, good_windows, look, lost_windows
-from tests.support.volumes import block_record, chunk_record, container_folder, content, new_volume, owned
+from tests.support.volumes import (
+    block_record,
+    chunk_record,
+    container_folder,
+    content,
+    new_volume,
+    owned,
+)
 from tests.support.whole_job import whole_job
 
 NAMES = ("dn1", "dn2", "dn3")
@@ -44,11 +53,15 @@ LENGTHS = (1, 999, 1000, 7001, 70_000, 200_001)
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Three equal volumes, each container with blocks of one and several chunks and a deleted one."""
+    """Three equal volumes, each container with blocks of one and several chunks and a
+    deleted one.
+    """
     folder = tmp_path_factory.mktemp("whole")
     roots = {}
     for number, name in enumerate(NAMES, start=1):
-        version = Version(f"DS-{number}", "CID-random", f"00000000-0000-4000-8000-00000000000{number}")
+        version = Version(
+            f"DS-{number}", "CID-random", f"00000000-0000-4000-8000-00000000000{number}"
+        )
         roots[name] = new_volume(folder / name / "volume1", version=version)
         with owned(roots[name], folder / "state" / name) as volume:
             for container_id, (checksum_type, window, chunk_bytes) in CONTAINERS.items():
@@ -57,24 +70,46 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                     data, chunks = content(block_id, length), []
                     for offset in range(0, length, chunk_bytes):
                         part = data[offset : offset + chunk_bytes]
-                        volume.writer.write_chunk(ContainerId(container_id), BlockId(block_id), offset, part)
-                        chunks.append(
-                            chunk_record(offset, part, checksum_type=checksum_type, bytes_per_checksum=window)
+                        volume.writer.write_chunk(
+                            ContainerId(container_id), BlockId(block_id), offset, part
                         )
-                    assert volume.writer.put_block(block_record(container_id, block_id, chunks, bcs_id=block_id))
+                        chunks.append(
+                            chunk_record(
+                                offset, part, checksum_type=checksum_type, bytes_per_checksum=window
+                            )
+                        )
+                    assert volume.writer.put_block(
+                        block_record(container_id, block_id, chunks, bcs_id=block_id)
+                    )
                 volume.writer.close(ContainerId(container_id))
-                volume.writer.receive_delete(DeleteTransaction(1, ContainerId(container_id), (DELETED,)))
+                volume.writer.receive_delete(
+                    DeleteTransaction(1, ContainerId(container_id), (DELETED,))
+                )
                 assert volume.writer.delete_blocks(ContainerId(container_id)) == [DELETED]
     return roots
 
 
 def _copies(whole: Mapping[str, Path], folder: Path) -> dict[str, Path]:
-    return {name: Path(shutil.copytree(root, folder / name / "volume1")) for name, root in whole.items()}
+    return {
+        name: Path(shutil.copytree(root, folder / name / "volume1")) for name, root in whole.items()
+    }
 
 
 def _damage(rng: random.Random, root: Path, state: Path, container_id: int) -> str:
     """Do one of the things that disks, crashes and people do."""
-    kinds = ("flip", "flip", "flip", "truncate", "file", "record", "commit", "chunks", "tree", "garbage", "orphan")
+    kinds = (
+        "flip",
+        "flip",
+        "flip",
+        "truncate",
+        "file",
+        "record",
+        "commit",
+        "chunks",
+        "tree",
+        "garbage",
+        "orphan",
+    )
     kind = rng.choice(kinds)
     folder = container_folder(root, container_id)
     files = sorted((folder / "chunks").glob("*.block"))
@@ -83,7 +118,9 @@ def _damage(rng: random.Random, root: Path, state: Path, container_id: int) -> s
     elif kind == "tree":
         (folder / "metadata" / f"{container_id}.tree").unlink(missing_ok=True)
     elif kind == "garbage":
-        (folder / "metadata" / f"{container_id}.tree").write_bytes(rng.randbytes(rng.choice((0, 50))))
+        (folder / "metadata" / f"{container_id}.tree").write_bytes(
+            rng.randbytes(rng.choice((0, 50)))
+        )
     elif kind == "commit":
         with owned(root, state) as volume:
             batch = Batch()
@@ -106,7 +143,10 @@ def _damage(rng: random.Random, root: Path, state: Path, container_id: int) -> s
             path.unlink()
         elif kind == "truncate":
             _, window, chunk_bytes = CONTAINERS[container_id]
-            os.truncate(path, min(len(data), rng.choice((0, window, chunk_bytes, rng.randrange(len(data) + 1)))))
+            os.truncate(
+                path,
+                min(len(data), rng.choice((0, window, chunk_bytes, rng.randrange(len(data) + 1)))),
+            )
         elif data:
             for _ in range(rng.randint(1, 3)):
                 data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
@@ -118,7 +158,9 @@ def _look(roots: Mapping[str, Path], scratch: Path) -> dict[int, dict[str, Seen]
     found: dict[int, dict[str, Seen]] = {container_id: {} for container_id in CONTAINERS}
     with ExitStack() as stack:
         for name, root in roots.items():
-            volume = open_volume(root, hold=Hold.READ_ONLY, state_folder=scratch / name, disk=Disk())
+            volume = open_volume(
+                root, hold=Hold.READ_ONLY, state_folder=scratch / name, disk=Disk()
+            )
             store = ContainerStore(stack.enter_context(volume), Disk())
             for container_id in CONTAINERS:
                 found[container_id][name] = look(store, container_id)
@@ -126,7 +168,9 @@ def _look(roots: Mapping[str, Path], scratch: Path) -> dict[int, dict[str, Seen]
 
 
 def _scan(node: Datanode, container_id: int) -> ReplicaState:
-    replica = node.store.open_replica(ContainerId(container_id), "scan", cancelled=Event(), on_bytes=lambda _: None)
+    replica = node.store.open_replica(
+        ContainerId(container_id), "scan", cancelled=Event(), on_bytes=lambda _: None
+    )
     scanned = replica.scan()
     return scanned.state
 
@@ -136,19 +180,26 @@ def _heal(nodes: Mapping[str, Datanode], container_id: int, rng: random.Random) 
     options = ReconcileOptions(return_to=ReplicaState.CLOSED)
 
     def replicas() -> Roots:
-        return roots(replace(node.held.replica(ContainerId(container_id)), peer=node.name) for node in nodes.values())
+        return roots(
+            replace(node.held.replica(ContainerId(container_id)), peer=node.name)
+            for node in nodes.values()
+        )
 
     def carry_out(names: Sequence[PeerId]) -> dict[PeerId, Outcome]:
         order = rng.sample(names, len(names))
         with ThreadPoolExecutor(rng.choice((1, len(names)))) as pool:
-            outcomes = pool.map(lambda name: reconcile(nodes, name, container_id, options=options), order)
+            outcomes = pool.map(
+                lambda name: reconcile(nodes, name, container_id, options=options), order
+            )
             return dict(zip(order, outcomes, strict=True))
 
     return whole_job(container_id, [node.name for node in nodes.values()], replicas, carry_out)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_whatever_is_left_anywhere_comes_back_everywhere(whole: dict[str, Path], tmp_path: Path, seed: int) -> None:
+def test_whatever_is_left_anywhere_comes_back_everywhere(
+    whole: dict[str, Path], tmp_path: Path, seed: int
+) -> None:
     """inv-I1, I3, I4, I5, I6: one job is enough, and what is gone for good is named."""
     rng = random.Random(seed)
     roots = _copies(whole, tmp_path)
@@ -156,7 +207,9 @@ def test_whatever_is_left_anywhere_comes_back_everywhere(whole: dict[str, Path],
     for container_id in CONTAINERS:
         for _ in range(rng.choice((1, 2, 4, 8))):
             name = rng.choice(NAMES)
-            done[name, container_id] = _damage(rng, roots[name], tmp_path / "damage" / name, container_id)
+            done[name, container_id] = _damage(
+                rng, roots[name], tmp_path / "damage" / name, container_id
+            )
     before = _look(roots, tmp_path / "before")
     jobs, states = {}, {}
     with datanodes(roots, tmp_path / "state") as nodes:

@@ -33,7 +33,8 @@ WINDOWS = 3
 chunk_checksums = st.sampled_from([0, 1, 2])
 live_blocks = st.builds(
     lambda block_id, chunks: BlockTree.live(
-        BlockId(block_id), [ChunkTree(i * CHUNK_BYTES, CHUNK_BYTES, *chunk) for i, chunk in chunks.items()]
+        BlockId(block_id),
+        [ChunkTree(i * CHUNK_BYTES, CHUNK_BYTES, *chunk) for i, chunk in chunks.items()],
     ),
     st.sampled_from(BLOCK_IDS),
     st.dictionaries(st.integers(0, 3), st.tuples(chunk_checksums, st.booleans()), max_size=4),
@@ -55,31 +56,43 @@ def stored_chunks(draw: st.DrawFn, block_id: int, i: int) -> StoredChunk:
     damage = draw(st.sampled_from([()] * 3 + [(0,), (1,), (0, 1), (1, 2), (0, 1, 2)]))
     # Two ways to be wrong, so that copies can be wrong alike.
     wrong = draw(st.sampled_from([7, 8]))
-    return StoredChunk(record, tuple(wrong if window in damage else good for window, good in enumerate(record)))
+    return StoredChunk(
+        record, tuple(wrong if window in damage else good for window, good in enumerate(record))
+    )
 
 
 @st.composite
 def stored_replicas(draw: st.DrawFn) -> StoredReplica:
-    """A replica of blocks that all agree on what was written: chunks lost from the end, windows bad, blocks gone."""
+    """A replica of blocks that all agree on what was written: chunks lost from the end,
+    windows bad, blocks gone.
+    """
     blocks: dict[BlockId, dict[int, StoredChunk]] = {}
     gone: dict[BlockId, int] = {}
     for block_id in map(BlockId, BLOCK_IDS):
         fate = draw(st.sampled_from(["live"] * 6 + ["absent", "deleted"]))
         if fate == "live":
             count = draw(st.integers(1, 3))
-            blocks[block_id] = {i * CHUNK_BYTES: draw(stored_chunks(block_id, i)) for i in range(count)}
+            blocks[block_id] = {
+                i * CHUNK_BYTES: draw(stored_chunks(block_id, i)) for i in range(count)
+            }
         elif fate == "deleted":
             gone[block_id] = draw(st.integers(0, 2))
     return StoredReplica(blocks, gone)
 
 
-clusters = st.lists(stored_replicas(), min_size=2, max_size=4).map(lambda rs: dict(zip(PEERS, rs, strict=False)))
+clusters = st.lists(stored_replicas(), min_size=2, max_size=4).map(
+    lambda rs: dict(zip(PEERS, rs, strict=False))
+)
 
 
 @unhurried
 @given(trees, trees, trees)
-def test_merging_is_idempotent_and_associative(a: ContainerTree, b: ContainerTree, c: ContainerTree) -> None:
-    """inv-I2: laying a tree over the stored one again changes nothing, however the writes are grouped."""
+def test_merging_is_idempotent_and_associative(
+    a: ContainerTree, b: ContainerTree, c: ContainerTree
+) -> None:
+    """inv-I2: laying a tree over the stored one again changes nothing, however the
+    writes are grouped.
+    """
     assert merge(a, a) == a
     assert merge(merge(a, b), b) == merge(a, b)
     assert merge(a, merge(b, c)) == merge(merge(a, b), c)
@@ -87,8 +100,12 @@ def test_merging_is_idempotent_and_associative(a: ContainerTree, b: ContainerTre
 
 @unhurried
 @given(trees, trees)
-def test_what_is_deleted_after_a_merge_does_not_depend_on_its_order(a: ContainerTree, b: ContainerTree) -> None:
-    """inv-I5: tombstones of both sides stay; only which of two checksums stays depends on the side."""
+def test_what_is_deleted_after_a_merge_does_not_depend_on_its_order(
+    a: ContainerTree, b: ContainerTree
+) -> None:
+    """inv-I5: tombstones of both sides stay; only which of two checksums stays depends
+    on the side.
+    """
 
     def deletions(tree: ContainerTree) -> set[BlockId]:
         return {block.block_id for block in tree.blocks if block.deleted}
@@ -114,13 +131,23 @@ def test_a_tree_does_not_differ_from_itself(tree: ContainerTree) -> None:
 
 @unhurried
 @given(trees, trees)
-def test_a_plan_against_one_peer_asks_for_no_more_than_ozone(ours: ContainerTree, theirs: ContainerTree) -> None:
-    """Ozone's rules bound ours: the plan leaves out conflicts and what cannot be verified, and adds nothing."""
+def test_a_plan_against_one_peer_asks_for_no_more_than_ozone(
+    ours: ContainerTree, theirs: ContainerTree
+) -> None:
+    """Ozone's rules bound ours: the plan leaves out conflicts and what cannot be
+    verified, and adds nothing.
+    """
     plan = plan_repair(ours, {PEERS[0]: theirs})
     wanted, tombstones = _ozone_diff(ours, theirs)
-    healthy = {(block.block_id, repair.offset) for block in plan.blocks for repair in block.chunks if repair.sources}
-    # Ozone compares checksums alone: it leaves a chunk that is flagged corrupt with the healthy checksum, and takes
-    # a chunk without recorded checksums for a healthy one, which to us is none.
+    healthy = {
+        (block.block_id, repair.offset)
+        for block in plan.blocks
+        for repair in block.chunks
+        if repair.sources
+    }
+    # Ozone compares checksums alone: it leaves a chunk that is flagged corrupt with the
+    # healthy checksum, and takes a chunk without recorded checksums for a healthy one,
+    # which to us is none.
     left_by_ozone = {
         (block.block_id, mine.offset)
         for block in ours.blocks
@@ -131,14 +158,19 @@ def test_a_plan_against_one_peer_asks_for_no_more_than_ozone(ours: ContainerTree
     assert plan.tombstones == tombstones
 
 
-def _ozone_diff(ours: ContainerTree, theirs: ContainerTree) -> tuple[set[tuple[BlockId, int]], tuple[BlockTree, ...]]:
-    """The chunks and the tombstones that Ozone would take from a peer, but for its exit on equal checksums."""
+def _ozone_diff(
+    ours: ContainerTree, theirs: ContainerTree
+) -> tuple[set[tuple[BlockId, int]], tuple[BlockTree, ...]]:
+    """The chunks and the tombstones that Ozone would take from a peer, but for its exit
+    on equal checksums.
+    """
     wanted: set[tuple[BlockId, int]] = set()
     tombstones: list[BlockTree] = []
     for entry in theirs.blocks:
         own = ours.block(entry.block_id)
         if entry.deleted:
-            # Of two tombstones the larger checksum stays, so that all replicas end with the same one.
+            # Of two tombstones the larger checksum stays, so that all replicas end with
+            # the same one.
             if own is None or not own.deleted or own.data_checksum < entry.data_checksum:
                 tombstones.append(entry)
         elif own is None:
@@ -147,7 +179,9 @@ def _ozone_diff(ours: ContainerTree, theirs: ContainerTree) -> tuple[set[tuple[B
             held = {chunk.offset: chunk for chunk in own.chunks}
             for chunk in entry.chunks:
                 mine = held.get(chunk.offset)
-                is_ours = mine is not None and (mine.checksum_matches or mine.data_checksum == chunk.data_checksum)
+                is_ours = mine is not None and (
+                    mine.checksum_matches or mine.data_checksum == chunk.data_checksum
+                )
                 if chunk.checksum_matches and not is_ours:
                     wanted.add((entry.block_id, chunk.offset))
     return wanted, tuple(tombstones)
@@ -155,12 +189,16 @@ def _ozone_diff(ours: ContainerTree, theirs: ContainerTree) -> tuple[set[tuple[B
 
 def _checksum_at(tree: ContainerTree, block_id: BlockId, offset: int) -> int | None:
     block = tree.block(block_id)
-    return next((c.data_checksum for c in block.chunks if c.offset == offset), None) if block else None
+    return (
+        next((c.data_checksum for c in block.chunks if c.offset == offset), None) if block else None
+    )
 
 
 @unhurried
 @given(trees, st.lists(trees, max_size=3))
-def test_a_plan_never_touches_a_healthy_chunk_of_ours(ours: ContainerTree, others: list[ContainerTree]) -> None:
+def test_a_plan_never_touches_a_healthy_chunk_of_ours(
+    ours: ContainerTree, others: list[ContainerTree]
+) -> None:
     """inv-I4, inv-I5"""
     plan = plan_repair(ours, dict(zip(PEERS, others, strict=False)))
     for repair in plan.blocks:
@@ -174,7 +212,9 @@ def test_a_plan_never_touches_a_healthy_chunk_of_ours(ours: ContainerTree, other
 
 @unhurried
 @given(trees, st.lists(trees, min_size=2, max_size=3))
-def test_the_order_of_peers_makes_no_difference(ours: ContainerTree, others: list[ContainerTree]) -> None:
+def test_the_order_of_peers_makes_no_difference(
+    ours: ContainerTree, others: list[ContainerTree]
+) -> None:
     named = list(zip(PEERS, others, strict=False))
     plans = [plan_repair(ours, dict(order)) for order in permutations(named)]
     assert all(plan == plans[0] for plan in plans)
@@ -184,7 +224,9 @@ def test_the_order_of_peers_makes_no_difference(ours: ContainerTree, others: lis
 
 @unhurried
 @given(st.lists(trees, min_size=2, max_size=4))
-def test_every_replica_gives_the_same_verdict_as_the_comparison(replicas: list[ContainerTree]) -> None:
+def test_every_replica_gives_the_same_verdict_as_the_comparison(
+    replicas: list[ContainerTree],
+) -> None:
     """A verdict is on the set, so it does not matter who looks."""
     named = dict(zip(PEERS, replicas, strict=False))
     verdict = compare({str(peer): tree for peer, tree in named.items()}).verdict
@@ -196,9 +238,13 @@ def test_every_replica_gives_the_same_verdict_as_the_comparison(replicas: list[C
 
 @unhurried
 @given(st.lists(trees, min_size=2, max_size=4))
-def test_replicas_match_exactly_when_nobody_has_anything_to_do(replicas: list[ContainerTree]) -> None:
+def test_replicas_match_exactly_when_nobody_has_anything_to_do(
+    replicas: list[ContainerTree],
+) -> None:
     comparison = compare(dict(zip(PEERS, replicas, strict=False)))
-    assert (comparison.differences == ()) == (comparison.verdict in (Verdict.MATCH, Verdict.UNKNOWN))
+    assert (comparison.differences == ()) == (
+        comparison.verdict in (Verdict.MATCH, Verdict.UNKNOWN)
+    )
     for difference in comparison.differences:
         assert difference.lacking or difference.kind is DifferenceKind.CONFLICTING_CHUNK
         assert not set(difference.lacking) & set(difference.sources)
@@ -206,7 +252,9 @@ def test_replicas_match_exactly_when_nobody_has_anything_to_do(replicas: list[Co
 
 @unhurried
 @given(stored_replicas(), stored_replicas(), stored_replicas())
-def test_the_join_of_replicas_is_a_join(a: StoredReplica, b: StoredReplica, c: StoredReplica) -> None:
+def test_the_join_of_replicas_is_a_join(
+    a: StoredReplica, b: StoredReplica, c: StoredReplica
+) -> None:
     """inv-I2"""
     assert join(a, a).tree() == a.tree()
     assert join(a, b) == join(b, a)
@@ -216,10 +264,16 @@ def test_the_join_of_replicas_is_a_join(a: StoredReplica, b: StoredReplica, c: S
 @unhurried
 @given(clusters)
 def test_carrying_out_the_plans_yields_the_join(cluster: Cluster) -> None:
-    """inv-I1, I3, I4: live in two orders and at once; where the join is whole, all replicas end as the join."""
+    """inv-I1, I3, I4: live in two orders and at once; where the join is whole, all
+    replicas end as the join.
+    """
     whole = reduce(join, cluster.values())
     order = tuple(cluster)
-    for after, verdicts in (live_round(cluster, order), live_round(cluster, order[::-1]), concurrent_round(cluster)):
+    for after, verdicts in (
+        live_round(cluster, order),
+        live_round(cluster, order[::-1]),
+        concurrent_round(cluster),
+    ):
         for peer, replica in cluster.items():
             _assert_only_mended(replica, after[peer])
         if all(chunk.is_healthy for chunks in whole.blocks.values() for chunk in chunks.values()):
@@ -232,7 +286,11 @@ def test_carrying_out_the_plans_yields_the_join(cluster: Cluster) -> None:
             for replica in after.values():
                 for block_id, chunks in replica.blocks.items():
                     joined = whole.blocks.get(block_id, {})
-                    assert all(chunk.is_healthy for o, chunk in chunks.items() if o in joined and joined[o].is_healthy)
+                    assert all(
+                        chunk.is_healthy
+                        for o, chunk in chunks.items()
+                        if o in joined and joined[o].is_healthy
+                    )
 
 
 def _assert_only_mended(before: StoredReplica, after: StoredReplica) -> None:

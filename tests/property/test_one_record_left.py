@@ -1,8 +1,10 @@
-"""All states of a block of one chunk whose record one of three replicas still has, and all orders of its repair.
+"""All states of a block of one chunk whose record one of three replicas still has, and
+all orders of its repair.
 
-The files of the others have outlived their record, or are gone too. What the record proves has to be put together by
-its owner before the others can have it, so that whoever reconciles before the owner goes empty-handed. Still one job
-is enough, wherever all windows are left anywhere; everything else is named.
+The files of the others have outlived their record, or are gone too. What the record
+proves has to be put together by its owner before the others can have it, so that
+whoever reconciles before the owner goes empty-handed. Still one job is enough, wherever
+all windows are left anywhere; everything else is named.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +37,9 @@ CarryOut = Callable[[Cluster, Sequence[PeerId]], dict[PeerId, Outcome]]
 def cluster(files: Files) -> Cluster:
     found = {}
     for number, (name, good) in enumerate(zip(NAMES, files, strict=True), start=1):
-        stored = replica_of(CONTAINER, {BLOCK: 2 * WINDOW}, window_bytes=WINDOW, chunk_bytes=2 * WINDOW)
+        stored = replica_of(
+            CONTAINER, {BLOCK: 2 * WINDOW}, window_bytes=WINDOW, chunk_bytes=2 * WINDOW
+        )
         for window, is_good in enumerate(good or ()):
             # No two are bad in the same way.
             stored.files[BLOCK][window * WINDOW] ^= 0 if is_good else number
@@ -50,7 +54,11 @@ def cluster(files: Files) -> Cluster:
 
 def roots(replicas: Cluster) -> Roots:
     trees = {name: replica.known_tree()[0] for name, replica in replicas.items()}
-    return tuple((name, tree.data_checksum, state_fingerprint(tree).hex()) for name, tree in trees.items() if tree)
+    return tuple(
+        (name, tree.data_checksum, state_fingerprint(tree).hex())
+        for name, tree in trees.items()
+        if tree
+    )
 
 
 def one_by_one(order: Sequence[PeerId]) -> CarryOut:
@@ -62,7 +70,9 @@ def one_by_one(order: Sequence[PeerId]) -> CarryOut:
 
 def at_once(replicas: Cluster, names: Sequence[PeerId]) -> dict[PeerId, Outcome]:
     """One request of each in turn."""
-    runs = {name: Reconciliation(CONTAINER, name, sorted(replicas.keys() - {name})) for name in names}
+    runs = {
+        name: Reconciliation(CONTAINER, name, sorted(replicas.keys() - {name})) for name in names
+    }
     waiting = {name: run.start() for name, run in runs.items()}
     while any(waiting.values()):
         for name in [name for name in names if waiting[name]]:
@@ -78,7 +88,9 @@ def at_once(replicas: Cluster, names: Sequence[PeerId]) -> dict[PeerId, Outcome]
 
 
 def job_of(replicas: Cluster, carry_out: CarryOut) -> Job:
-    return whole_job(CONTAINER, NAMES, lambda: roots(replicas), lambda names: carry_out(replicas, names))
+    return whole_job(
+        CONTAINER, NAMES, lambda: roots(replicas), lambda names: carry_out(replicas, names)
+    )
 
 
 @pytest.mark.parametrize("of_owner", FILES, ids=str)
@@ -99,9 +111,13 @@ def test_one_job_makes_replicas_equal_or_names_why_not(of_owner: tuple[bool, ...
             assert len({root[1:] for root in roots(replicas)}) == 1, files
             assert verdicts <= {Verdict.MATCH, Verdict.REPAIRABLE}, files
             for replica in replicas.values():
-                assert replica.stored.files == cluster(((True, True),) * 3)[NAMES[0]].stored.files, files
+                assert (
+                    replica.stored.files == cluster(((True, True),) * 3)[NAMES[0]].stored.files
+                ), files
                 assert BLOCK in replica.stored.records, files
             written = [(replica.bytes_written, replica.puts) for replica in replicas.values()]
             assert job_of(replicas, carry_out).verdict is Verdict.MATCH, files
-            assert [(replica.bytes_written, replica.puts) for replica in replicas.values()] == written, files
+            assert [
+                (replica.bytes_written, replica.puts) for replica in replicas.values()
+            ] == written, files
     assert rounds == ({1} if of_owner == (True, True) else {1, 2})

@@ -1,4 +1,6 @@
-"""Laws of runs: however rows are cut, they come to the trees they were made of; what cannot be cut so is noticed."""
+"""Laws of runs: however rows are cut, they come to the trees they were made of; what
+cannot be cut so is noticed.
+"""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -33,10 +35,18 @@ chunk_lists = st.lists(chunk_trees, max_size=6, unique_by=lambda chunk: chunk.of
 live_blocks = st.builds(BlockTree.live, INT64.map(BlockId), chunk_lists)
 tombstones = st.builds(BlockTree.tombstone, INT64.map(BlockId), INT64)
 # Rows of a tombstone whose chunks are known.
-deleted_blocks = live_blocks.filter(lambda block: bool(block.chunks)).map(lambda block: replace(block, deleted=True))
-block_lists = st.lists(live_blocks | tombstones | deleted_blocks, max_size=5, unique_by=lambda block: block.block_id)
+deleted_blocks = live_blocks.filter(lambda block: bool(block.chunks)).map(
+    lambda block: replace(block, deleted=True)
+)
+block_lists = st.lists(
+    live_blocks | tombstones | deleted_blocks, max_size=5, unique_by=lambda block: block.block_id
+)
 clusters = st.dictionaries(
-    st.tuples(st.sampled_from([-5, 1, 2, 1 << 62]), st.sampled_from(["a", "b"]), st.sampled_from(["", "v"])),
+    st.tuples(
+        st.sampled_from([-5, 1, 2, 1 << 62]),
+        st.sampled_from(["a", "b"]),
+        st.sampled_from(["", "v"]),
+    ),
     st.none() | block_lists,
     max_size=6,
 )
@@ -47,11 +57,15 @@ Cluster = Mapping[tuple[int, str, str], Blocks | None]
 def rows(cluster: Cluster) -> list[Row]:
     """Rows in order; a deleted block with chunks gives them away."""
     found: list[Row] = []
-    for (container_id, datanode, volume), blocks in sorted(cluster.items(), key=lambda held: held[0]):
+    for (container_id, datanode, volume), blocks in sorted(
+        cluster.items(), key=lambda held: held[0]
+    ):
         scanned = 1_700_000_000_000 if container_id > 1 else None
         source = "none" if blocks is None else "tree"
         told = Replica(datanode, volume, container_id, ReplicaState.CLOSED, 7, 0, source, scanned)
-        tree = ContainerTree.of(ContainerId(container_id), [replace(block, deleted=False) for block in blocks or ()])
+        tree = ContainerTree.of(
+            ContainerId(container_id), [replace(block, deleted=False) for block in blocks or ()]
+        )
         held = rows_of(told, None if blocks is None else TreeColumns.of(tree))
         gone = {block.block_id for block in blocks or () if block.deleted}
         for batch in held.batches():
@@ -80,8 +94,10 @@ def summary(held: Sequence[Row]) -> list[dict[str, Any]]:
             "chunks": len(chunks := [chunk for block in tree.blocks for chunk in block.chunks]),
             "bytes": _wrapped(sum(chunk.length_bytes for chunk in chunks)),
             "corrupt": sum(not chunk.checksum_matches for chunk in chunks),
-            "unverifiable": sum(chunk.checksum_matches and not chunk.data_checksum for chunk in chunks)
-            + sum(not block.deleted and not block.chunks for block in tree.blocks),
+            "unverifiable": (
+                sum(chunk.checksum_matches and not chunk.data_checksum for chunk in chunks)
+                + sum(not block.deleted and not block.chunks for block in tree.blocks)
+            ),
             "scanned_at": row["scanned_at"],
         }
         for container_id, replicas in trees_in(held).items()
@@ -90,7 +106,10 @@ def summary(held: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def summaries(replicas: pa.Table) -> list[dict[str, Any]]:
-    names = "container_id datanode volume root blocks deleted_blocks chunks bytes corrupt unverifiable scanned_at"
+    names = (
+        "container_id datanode volume root blocks deleted_blocks chunks bytes corrupt unverifiable"
+        " scanned_at"
+    )
     found: list[dict[str, Any]] = replicas.select(names.split()).to_pylist()
     return found
 
@@ -100,7 +119,12 @@ def _wrapped(number: int) -> int:
 
 
 @unhurried
-@given(clusters, st.lists(st.integers(0, 60), max_size=5), st.integers(1, 9), st.randoms(use_true_random=False))
+@given(
+    clusters,
+    st.lists(st.integers(0, 60), max_size=5),
+    st.integers(1, 9),
+    st.randoms(use_true_random=False),
+)
 def test_rows_cut_anywhere_settle_to_the_trees(
     cluster: Cluster, cuts: list[int], batch_rows: int, shuffle: random.Random
 ) -> None:
@@ -115,11 +139,20 @@ def test_rows_cut_anywhere_settle_to_the_trees(
     assert whole.replicas.drop_columns("path") == settled.replicas.drop_columns("path")
     assert set(whole.replicas["path"].to_pylist()) <= {"filewise"}
     torn = {
-        (r["container_id"], r["datanode"], r["volume"]) for cut in places[1:-1] for r in held[max(cut - 1, 0) : cut]
+        (r["container_id"], r["datanode"], r["volume"])
+        for cut in places[1:-1]
+        for r in held[max(cut - 1, 0) : cut]
     }
-    torn &= {(r["container_id"], r["datanode"], r["volume"]) for cut in places[1:-1] for r in held[cut : cut + 1]}
+    torn &= {
+        (r["container_id"], r["datanode"], r["volume"])
+        for cut in places[1:-1]
+        for r in held[cut : cut + 1]
+    }
     fragments = settled.replicas.filter(pc.equal(settled.replicas["path"], "fragments"))
-    assert {tuple(row.values()) for row in fragments.select(["container_id", "datanode", "volume"]).to_pylist()} <= torn
+    assert {
+        tuple(row.values())
+        for row in fragments.select(["container_id", "datanode", "volume"]).to_pylist()
+    } <= torn
 
 
 @unhurried
@@ -134,11 +167,15 @@ def test_rows_in_any_order_come_to_the_same_along_the_exact_path(
     assert not findings.num_rows
     assert replicas.drop_columns("path") == settle(folded(held)).replicas.drop_columns("path")
     expected = {
-        (container_id, *key): tree if row["source"] != "none" else ContainerTree(ContainerId(container_id), None)
+        (container_id, *key): (
+            tree if row["source"] != "none" else ContainerTree(ContainerId(container_id), None)
+        )
         for container_id, of_container in trees_in(held).items()
         for key, (row, tree) in of_container.items()
     }
-    assert {tuple(identity): columns.to_tree() for identity, columns in trees_of(table(mixed))} == expected
+    assert {
+        tuple(identity): columns.to_tree() for identity, columns in trees_of(table(mixed))
+    } == expected
     check_settled(mixed, batch_rows)
 
 
@@ -148,19 +185,29 @@ def check_settled(held: Sequence[Row], batch_rows: int = 1000) -> None:
     replicas, findings = exact_replicas(table(held))
     in_doubt = set(settled.exact.tolist())
     assert set(findings["container_id"].to_pylist()) <= in_doubt
-    assert in_doubt | set(settled.replicas["container_id"].to_pylist()) == {row["container_id"] for row in held}
-    decided = replicas.filter(pa.array(~np.isin(replicas["container_id"].to_numpy(), settled.exact)))
+    assert in_doubt | set(settled.replicas["container_id"].to_pylist()) == {
+        row["container_id"] for row in held
+    }
+    decided = replicas.filter(
+        pa.array(~np.isin(replicas["container_id"].to_numpy(), settled.exact))
+    )
     assert decided.drop_columns("path") == settled.replicas.drop_columns("path")
 
 
 EXTREMES = st.sampled_from([-(1 << 63), (1 << 63) - 1, -3, CONTAINER_ROW, BLOCK_ROW, 0, 1])
 EDITS = st.one_of(
-    st.tuples(st.sampled_from(["block_id", "chunk_offset", "length", "checksum", "bcs_id", "generation"]), EXTREMES),
+    st.tuples(
+        st.sampled_from(["block_id", "chunk_offset", "length", "checksum", "bcs_id", "generation"]),
+        EXTREMES,
+    ),
     st.tuples(st.sampled_from(["matches", "deleted"]), st.booleans()),
     st.tuples(st.just("state"), st.sampled_from(["OPEN", "NONSENSE", ""])),
     st.tuples(st.just("source"), st.sampled_from(["none", "data"])),
     st.tuples(st.just("replica_index"), st.integers(0, 2)),
-    st.tuples(st.sampled_from(["length", "matches", "state", "generation", "chunk_offset", "source"]), st.none()),
+    st.tuples(
+        st.sampled_from(["length", "matches", "state", "generation", "chunk_offset", "source"]),
+        st.none(),
+    ),
 )
 
 
@@ -212,14 +259,20 @@ def changes(blocks: Blocks) -> list[list[BlockTree]]:
     for i, block in enumerate(blocks):
         others = [*blocks[:i], *blocks[i + 1 :]]
         found.append(others)
-        free = next(number for number in range(100) if all(number != other.block_id for other in blocks))
+        free = next(
+            number for number in range(100) if all(number != other.block_id for other in blocks)
+        )
         found.append([*others, replace(block, block_id=BlockId(free))])
         if block.deleted:
             found.append([*others, replace(block, data_checksum=block.data_checksum ^ 1)])
             continue
         found.append([*others, BlockTree.tombstone(block.block_id, block.data_checksum)])
         for j, chunk in enumerate(block.chunks):
-            offset = next(number for number in range(100) if all(number != other.offset for other in block.chunks))
+            offset = next(
+                number
+                for number in range(100)
+                if all(number != other.offset for other in block.chunks)
+            )
             for changed in (
                 replace(chunk, offset=offset),
                 replace(chunk, length_bytes=chunk.length_bytes ^ 1),
@@ -257,7 +310,9 @@ def test_the_fingerprint_changes_with_every_field_of_a_tree(blocks: list[BlockTr
         max_size=30,
     ),
     st.booleans(),
-    st.sets(st.sampled_from(["block_id", "chunk_offset", "length", "checksum", "matches", "deleted"])),
+    st.sets(
+        st.sampled_from(["block_id", "chunk_offset", "length", "checksum", "matches", "deleted"])
+    ),
 )
 def test_the_kernel_folds_as_numpy_does(
     drawn: list[tuple[int, int, int, int, bool, bool, bool]], in_order: bool, constant: set[str]
@@ -268,12 +323,23 @@ def test_the_kernel_folds_as_numpy_does(
     if in_order:
         drawn = sorted(drawn, key=lambda row: row[:2])
     integers = {name: np.array([row[i] for row in drawn], np.int64) for i, name in enumerate(names)}
-    flags = {name: np.array([row[i] for row in drawn]) for i, name in ((4, "matches"), (5, "deleted"))}
+    flags = {
+        name: np.array([row[i] for row in drawn]) for i, name in ((4, "matches"), (5, "deleted"))
+    }
     starts = np.flatnonzero([i == 0 or row[6] for i, row in enumerate(drawn)])
-    alike_integers = {name: column[:1] if name in constant else column for name, column in integers.items()}
-    alike_flags = {name: column[:1] if name in constant else column for name, column in flags.items()}
-    full = [np.resize(column, len(drawn)) for column in (*alike_integers.values(), *alike_flags.values())]
+    alike_integers = {
+        name: column[:1] if name in constant else column for name, column in integers.items()
+    }
+    alike_flags = {
+        name: column[:1] if name in constant else column for name, column in flags.items()
+    }
+    full = [
+        np.resize(column, len(drawn))
+        for column in (*alike_integers.values(), *alike_flags.values())
+    ]
     ordered, numbers = library_fold_stretches(starts, *full)
-    ours, ours_numbers = runs.fold_stretches(starts, Rows(len(drawn), {}, alike_integers, alike_flags))
+    ours, ours_numbers = runs.fold_stretches(
+        starts, Rows(len(drawn), {}, alike_integers, alike_flags)
+    )
     assert ours.tolist() == ordered.tolist()
     assert ours_numbers[:, ordered].tolist() == numbers[:, ordered].tolist()

@@ -1,4 +1,6 @@
-"""Whatever the rows are and however they lie, a sweep says of each container what merkle.plan says of its trees."""
+"""Whatever the rows are and however they lie, a sweep says of each container what
+merkle.plan says of its trees.
+"""
 
 import random
 from collections.abc import Iterator
@@ -21,7 +23,9 @@ CHECKSUMS = (0, 1, 0xFFFF_FFFF, 5, -1, 1 << 62)
 STATES = ("CLOSED", "CLOSED", "CLOSED", "QUASI_CLOSED", "UNHEALTHY", "OPEN", "INVALID", "DELETED")
 
 
-def replica(rng: random.Random, container_id: int, node: str, blocks: dict[int, list[Row]]) -> Iterator[dict[str, Any]]:
+def replica(
+    rng: random.Random, container_id: int, node: str, blocks: dict[int, list[Row]]
+) -> Iterator[dict[str, Any]]:
     same: dict[str, Any] = {
         "datanode": node,
         "volume": f"DS-{rng.choice('ab')}",
@@ -71,7 +75,12 @@ def cluster(rng: random.Random) -> list[dict[str, Any]]:
     for container_id in rng.sample(range(1, 1000), 25):
         blocks = {
             block_id: [
-                {"chunk_offset": place * 4, "length": 4, "checksum": rng.choice((7, 8, 9)), "matches": True}
+                {
+                    "chunk_offset": place * 4,
+                    "length": 4,
+                    "checksum": rng.choice((7, 8, 9)),
+                    "matches": True,
+                }
                 for place in sorted(rng.sample(range(5), rng.randrange(5)))
             ]
             for block_id in sorted(rng.sample(IDS, rng.randrange(1, 6)))
@@ -92,11 +101,17 @@ def write(rng: random.Random, folder: Path, rows: list[dict[str, Any]]) -> None:
         case 1:
             rows = [*rows, *rng.sample(rows, 20)]
         case 2:
-            rows.sort(key=lambda row: [row[name] for name in ("container_id", "block_id", "datanode", "chunk_offset")])
+            rows.sort(
+                key=lambda row: [
+                    row[name] for name in ("container_id", "block_id", "datanode", "chunk_offset")
+                ]
+            )
     cuts = sorted(rng.sample(range(len(rows)), rng.randrange(4)))
     for number, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(rows)], strict=True)):
         table = pa.Table.from_pylist(rows[start:end], CHUNK_SCHEMA)
-        pq.write_table(table, folder / f"{number}.parquet", row_group_size=rng.choice((7, 50, 1000)))
+        pq.write_table(
+            table, folder / f"{number}.parquet", row_group_size=rng.choice((7, 50, 1000))
+        )
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -111,16 +126,30 @@ def test_a_sweep_says_what_the_plan_of_a_repair_says(tmp_path: Path, seed: int) 
     differences = set()
     for container_id, replicas in trees_in(rows).items():
         comparison = compared(replicas)
-        expected[container_id] = Verdict.UNKNOWN.value if comparison is None else comparison.verdict.value
+        expected[container_id] = (
+            Verdict.UNKNOWN.value if comparison is None else comparison.verdict.value
+        )
         for one in comparison.differences if comparison else ():
-            differences.add((one.kind.value, container_id, one.block_id, one.offset, one.lacking, one.sources))
+            differences.add(
+                (one.kind.value, container_id, one.block_id, one.offset, one.lacking, one.sources)
+            )
     assert verdicts == expected
     found = {
-        (r["kind"], r["container_id"], r["block_id"], r["chunk_offset"], tuple(r["lacking"]), tuple(r["sources"]))
+        (
+            r["kind"],
+            r["container_id"],
+            r["block_id"],
+            r["chunk_offset"],
+            tuple(r["lacking"]),
+            tuple(r["sources"]),
+        )
         for r in table_of(out, Table.FINDINGS, sweep_id)
     }
     assert found == differences
-    roots = {(r["container_id"], r["datanode"], r["volume"]): r["root"] for r in table_of(out, Table.ROOTS, sweep_id)}
+    roots = {
+        (r["container_id"], r["datanode"], r["volume"]): r["root"]
+        for r in table_of(out, Table.ROOTS, sweep_id)
+    }
     assert roots == {
         (container_id, *key): tree.data_checksum
         for container_id, replicas in trees_in(rows).items()

@@ -1,7 +1,9 @@
-"""All 512 states of one block of one chunk on three replicas, and all orders in which the replicas repair.
+"""All 512 states of one block of one chunk on three replicas, and all orders in which
+the replicas repair.
 
-Each replica runs its one plan against both others, one after another in every order, and all at once. Wherever the
-replicas can become equal, one round suffices; every other state is named; nothing is lost on the way.
+Each replica runs its one plan against both others, one after another in every order,
+and all at once. Wherever the replicas can become equal, one round suffices; every other
+state is named; nothing is lost on the way.
 """
 
 from collections.abc import Iterator
@@ -59,7 +61,11 @@ def end_of(names: tuple[str, ...]) -> ContainerTree | Verdict:
         return STATES["other"].tree()
     if "other" in present:
         return Verdict.CONFLICT
-    return HEALTHY.tree() if "healthy" in present or {"bad-1", "bad-2"} <= present else Verdict.UNRECOVERABLE
+    return (
+        HEALTHY.tree()
+        if "healthy" in present or {"bad-1", "bad-2"} <= present
+        else Verdict.UNRECOVERABLE
+    )
 
 
 def rounds(cluster: Cluster) -> Iterator[tuple[Cluster, set[Verdict]]]:
@@ -69,7 +75,12 @@ def rounds(cluster: Cluster) -> Iterator[tuple[Cluster, set[Verdict]]]:
 
 
 def chunks_of(cluster: Cluster) -> list[StoredChunk]:
-    return [chunk for replica in cluster.values() for blocks in replica.blocks.values() for chunk in blocks.values()]
+    return [
+        chunk
+        for replica in cluster.values()
+        for blocks in replica.blocks.values()
+        for chunk in blocks.values()
+    ]
 
 
 def assert_nothing_was_lost(before: Cluster, after: Cluster) -> None:
@@ -83,7 +94,9 @@ def assert_nothing_was_lost(before: Cluster, after: Cluster) -> None:
             assert now is not None, "bytes go only with the cluster's own delete"
             assert now.record == was.record
             changed = [i for i in range(2) if now.data[i] != was.data[i]]
-            assert all(was.data[i] != was.record[i] and now.data[i] == was.record[i] for i in changed)
+            assert all(
+                was.data[i] != was.record[i] and now.data[i] == was.record[i] for i in changed
+            )
         elif now is not None:
             assert now.is_healthy
         if BLOCK in before[peer].tombstones:
@@ -93,7 +106,9 @@ def assert_nothing_was_lost(before: Cluster, after: Cluster) -> None:
 
 @pytest.mark.parametrize("first", STATES)
 def test_one_round_makes_replicas_equal_or_names_why_not(first: str) -> None:
-    """CR-007, inv-I1, I3, I4, I5, I6, I8: 512 states times seven ways to carry out a round."""
+    """CR-007, inv-I1, I3, I4, I5, I6, I8: 512 states times seven ways to carry out a
+    round.
+    """
     cases = 0
     for names in product([first], STATES, STATES):
         start = dict(zip(PEERS, (STATES[name] for name in names), strict=True))
@@ -110,12 +125,16 @@ def test_one_round_makes_replicas_equal_or_names_why_not(first: str) -> None:
             assert not verdicts & {Verdict.CONFLICT, Verdict.UNRECOVERABLE}, names
             again = [plan_of(after, peer) for peer in PEERS]
             assert all(plan.is_empty for plan in again), names
-            assert {plan.verdict for plan in again} == {Verdict.MATCH if end.blocks else Verdict.UNKNOWN}, names
+            assert {plan.verdict for plan in again} == {
+                Verdict.MATCH if end.blocks else Verdict.UNKNOWN
+            }, names
     assert cases == 64 * 7
 
 
 def test_all_states_that_cannot_converge_are_counted() -> None:
-    """Bad copies under another record are a conflict here: Ozone would overwrite them with the other's bytes."""
+    """Bad copies under another record are a conflict here: Ozone would overwrite them
+    with the other's bytes.
+    """
     ends = [end_of(names) for names in product(STATES, repeat=3)]
     assert len(ends) == 512
     named = [end for end in ends if isinstance(end, Verdict)]

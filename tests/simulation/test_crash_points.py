@@ -1,8 +1,10 @@
-"""Kill a process at every durable operation of every kind of change: what is found then is legal, and repeating the
-change ends where it would have ended undisturbed (inv-I3 to I5, I7, I8; CR-046, CR-055).
+"""Kill a process at every durable operation of every kind of change: what is found then
+is legal, and repeating the change ends where it would have ended undisturbed (inv-I3 to
+I5, I7, I8; CR-046, CR-055).
 
-Each run is a process of its own that ends itself with SIGKILL before the operation, in the middle of it (a torn write),
-or right after it together with a power cut, which takes all that was not synced.
+Each run is a process of its own that ends itself with SIGKILL before the operation, in
+the middle of it (a torn write), or right after it together with a power cut, which
+takes all that was not synced.
 """
 
 import os
@@ -48,12 +50,15 @@ JOB = "job-1"
 
 @dataclass(frozen=True)
 class Change:
-    """One kind of change: how it is set up, done (again), and what must hold wherever it was cut short."""
+    """One kind of change: how it is set up, done (again), and what must hold wherever
+    it was cut short.
+    """
 
     prepare: Callable[[Owned], None]
     act: Callable[[Owned], None]
     holds: Callable[[Owned], None]
-    # Done once more it changes nothing; a client's write is written again, though, and only its commit is not.
+    # Done once more it changes nothing; a client's write is written again, though, and
+    # only its commit is not.
     settles: bool = True
 
 
@@ -76,13 +81,20 @@ def delete(owner: Owned, tx_id: int, block_id: BlockId) -> None:
 
 
 def always(owner: Owned) -> None:
-    """In whatever state: no record names bytes that are not there, and no deleted block lacks its tombstone."""
+    """In whatever state: no record names bytes that are not there, and no deleted block
+    lacks its tombstone.
+    """
     container = owner.store.open(SEVEN)
     deleted = owner.trees.deleted_blocks(SEVEN)
     for record in container.records():
         # With its tombstone written, a block's bytes go before its record does.
         for chunk in record.chunks if record.block_id not in deleted else ():
-            assert bad_windows(chunk, container.read(record.block_id, chunk.offset, chunk.length_bytes)) == ()
+            assert (
+                bad_windows(
+                    chunk, container.read(record.block_id, chunk.offset, chunk.length_bytes)
+                )
+                == ()
+            )
     if container.state in (ReplicaState.CLOSED, ReplicaState.UNHEALTHY):
         assert THREE in deleted or not (container.metadata_folder / "7.tree").exists()
 
@@ -139,7 +151,9 @@ def tree_is_as_it_was(owner: Owned) -> None:
 
 
 def damaged(owner: Owned) -> None:
-    """Block 1 with its second window bad and its tail lost; block 2 without its file."""
+    """Block 1 with its second window bad and its tail lost; block 2 without its
+    file.
+    """
     closed(owner)
     container = owner.store.open(SEVEN)
     bad = bytearray(whole(ONE)[:4500])
@@ -294,7 +308,10 @@ def nothing(owner: Owned) -> None:
 
 
 def create_container(owner: Owned) -> None:
-    if SEVEN not in owner.volume.container_ids() or not owner.store.get(SEVEN).descriptor_path.exists():
+    if (
+        SEVEN not in owner.volume.container_ids()
+        or not owner.store.get(SEVEN).descriptor_path.exists()
+    ):
         owner.writer.create_container(SEVEN)
 
 
@@ -310,7 +327,9 @@ CHANGES = {
     "first sight of a tree": Change(as_a_datanode_left_it, remember, tree_is_as_it_was),
     "window repair": Change(damaged, repair_windows, only_bad_windows_changed),
     "block repair": Change(without_record, repair_block, tree_names_recorded_blocks_only),
-    "record repair": Change(with_an_unreadable_record, repair_record, an_unreadable_record_is_there_or_kept),
+    "record repair": Change(
+        with_an_unreadable_record, repair_record, an_unreadable_record_is_there_or_kept
+    ),
     "put block": Change(opened, put_block, commits_match_counters, settles=False),
     "close": Change(filled, close, closed_means_with_a_tree),
     "delete block": Change(closed, delete_block, gone_means_with_a_tombstone),
@@ -345,7 +364,9 @@ def crash(name: str, folder: str, at: int, kind: str) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that is possible: what a power cut takes is played here, so that real syncs only cost time."""
+    """In memory where that is possible: what a power cut takes is played here, so that
+    real syncs only cost time.
+    """
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path
@@ -368,11 +389,17 @@ def outcome(owner: Owned) -> tuple[dict[str, bytes], dict[bytes, bytes], frozens
         for key, value in owner.volume.database.items(table, container_prefix(SEVEN))
     }
     if SEVEN not in owner.volume.container_ids():
-        return tree_of_files(owner.volume.working_folder / "tmp" / "deleted-containers"), rows, frozenset()
+        return (
+            tree_of_files(owner.volume.working_folder / "tmp" / "deleted-containers"),
+            rows,
+            frozenset(),
+        )
     files = tree_of_files(owner.volume.container_folder(SEVEN))
     files = {name: data for name, data in files.items() if not name.endswith(".tmp")}
     # The descriptor holds the paths of the copy it was made in.
-    descriptor = replace(parse_descriptor(files.pop("metadata/7.container")), chunks_path="", metadata_path="")
+    descriptor = replace(
+        parse_descriptor(files.pop("metadata/7.container")), chunks_path="", metadata_path=""
+    )
     files["descriptor"] = dump_descriptor(with_checksum(descriptor))
     return files, rows, owner.trees.deleted_blocks(SEVEN)
 
@@ -397,11 +424,19 @@ def test_a_change_cut_short_anywhere_can_be_repeated(name: str, folder: Path, fo
     assert operations
     cases = [(at, Crash.BEFORE) for at in range(len(operations))]
     cases += [(at, Crash.POWER_CUT) for at in range(len(operations))]
-    cases += [(at, Crash.TORN) for at, (operation, _) in enumerate(operations) if operation is Operation.WRITE]
+    cases += [
+        (at, Crash.TORN)
+        for at, (operation, _) in enumerate(operations)
+        if operation is Operation.WRITE
+    ]
     for at, kind in cases:
-        where = f"{kind.value} operation {at}, {operations[at][0].value} of {operations[at][1].name}"
+        where = (
+            f"{kind.value} operation {at}, {operations[at][0].value} of {operations[at][1].name}"
+        )
         place = start.copy(folder / "crashed")
-        assert forks.run("crash", name, str(place.folder), at, kind.value) == -signal.SIGKILL, f"not reached: {where}"
+        assert forks.run("crash", name, str(place.folder), at, kind.value) == -signal.SIGKILL, (
+            f"not reached: {where}"
+        )
         disk = CountingDisk()
         with owned(place.root, place.state, disk=disk) as owner:
             try:

@@ -1,5 +1,7 @@
-"""Kill an export at every durable operation: the table is the one before or the new one, each whole, and the next
-export ends where this one would have, with nothing left over and every event told once."""
+"""Kill an export at every durable operation: the table is the one before or the new
+one, each whole, and the next export ends where this one would have, with nothing left
+over and every event told once.
+"""
 
 import json
 import os
@@ -25,13 +27,16 @@ from tests.support.forks import Forks
 from tests.support.tables import MemoryWalk, blocks, current_rows, replica, trees_of
 
 LOCAL = pa_fs.LocalFileSystem()
-# So small that an export closes files, joins old ones and has several pieces of events and faults.
+# So small that an export closes files, joins old ones and has several pieces of events
+# and faults.
 SMALL = Limits(group_rows=8, file_rows_max=16, small_files_max=1, piece_rows=3)
 STEPS = 3
 
 
 def walk(step: int) -> MemoryWalk:
-    """What the volume holds at each export: something new, changed, deleted, and as it was."""
+    """What the volume holds at each export: something new, changed, deleted, and as it
+    was.
+    """
     found = MemoryWalk()
     found.put(
         replica(1, *blocks(3)),
@@ -46,14 +51,23 @@ def audited(folder: Path, step: int) -> Path:
     path = folder / "audit.jsonl"
     audit = AuditLog(path)
     for block in range(3):
-        audit.write(container=2, block=10 * step + block, offset=0, length=1, source="dn-2", job="j")
+        audit.write(
+            container=2, block=10 * step + block, offset=0, length=1, source="dn-2", job="j"
+        )
     audit.close()
     return path
 
 
 def run(folder: Path, step: int, disk: Disk) -> Exported:
     destination = LocalDestination(folder / "table", disk)
-    return export([walk(step)], [], destination, source=Source.TREE, audit_file=folder / "audit.jsonl", limits=SMALL)
+    return export(
+        [walk(step)],
+        [],
+        destination,
+        source=Source.TREE,
+        audit_file=folder / "audit.jsonl",
+        limits=SMALL,
+    )
 
 
 def crash(folder: str, at: int, kind: str) -> None:
@@ -98,7 +112,9 @@ def file_names(manifest: Path) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that is possible: what a power cut takes is played here, so that real syncs only cost time."""
+    """In memory where that is possible: what a power cut takes is played here, so that
+    real syncs only cost time.
+    """
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path
@@ -114,7 +130,9 @@ def forks() -> Iterator[Forks]:
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["third export", "first export"])
-def test_an_export_killed_anywhere_is_done_or_undone(folder: Path, forks: Forks, first: bool) -> None:
+def test_an_export_killed_anywhere_is_done_or_undone(
+    folder: Path, forks: Forks, first: bool
+) -> None:
     start = folder / "start"
     start.mkdir()
     for step in range(0 if first else STEPS):
@@ -129,12 +147,22 @@ def test_an_export_killed_anywhere_is_done_or_undone(folder: Path, forks: Forks,
     operations = disk.operations
     removals = [path for operation, path in operations if operation is Operation.REMOVE]
     assert bool(removals) != first
-    cases = [(at, kind) for at in range(len(operations)) for kind in (Crash.BEFORE, Crash.POWER_CUT)]
-    cases += [(at, Crash.TORN) for at, (operation, _) in enumerate(operations) if operation is Operation.WRITE]
+    cases = [
+        (at, kind) for at in range(len(operations)) for kind in (Crash.BEFORE, Crash.POWER_CUT)
+    ]
+    cases += [
+        (at, Crash.TORN)
+        for at, (operation, _) in enumerate(operations)
+        if operation is Operation.WRITE
+    ]
     for at, kind in cases:
-        where = f"{kind.value} operation {at}, {operations[at][0].value} of {operations[at][1].name}"
+        where = (
+            f"{kind.value} operation {at}, {operations[at][0].value} of {operations[at][1].name}"
+        )
         crashed = shutil.copytree(start, folder / "crashed")
-        assert forks.run("crash", str(crashed), at, kind.value) == -signal.SIGKILL, f"not reached: {where}"
+        assert forks.run("crash", str(crashed), at, kind.value) == -signal.SIGKILL, (
+            f"not reached: {where}"
+        )
         assert (is_begun(crashed) and trees(crashed)) in (before, expected), where
         run(crashed, STEPS, Disk())
         assert trees(crashed) == expected, where

@@ -1,5 +1,6 @@
-"""Kill an import of trees at every durable operation: each replica has its old tree or the new one, no tombstone is
-lost, and the next import ends where this one would have."""
+"""Kill an import of trees at every durable operation: each replica has its old tree or
+the new one, no tombstone is lost, and the next import ends where this one would have.
+"""
 
 import shutil
 import signal
@@ -29,7 +30,9 @@ TOMBSTONE = BlockTree.tombstone(BlockId(21), 99)
 
 
 def config(folder: Path, hold: Hold) -> AgentConfig:
-    return AgentConfig(volumes=(VolumeSettings(path=folder / "v", hold=hold),), state_folder=folder / "state")
+    return AgentConfig(
+        volumes=(VolumeSettings(path=folder / "v", hold=hold),), state_folder=folder / "state"
+    )
 
 
 def run(folder: Path, hold: Hold, disk: Disk) -> Imported:
@@ -52,12 +55,25 @@ def make(folder: Path, hold: Hold) -> None:
     with open_volume(folder / "v", hold=hold, state_folder=folder / "state", disk=Disk()) as volume:
         for container_id in (ContainerId(1), ContainerId(2)):
             tree = build_from_metadata(ContainerStore(volume, Disk()).get(container_id))
-            row = NODE, STORAGE, container_id, "CLOSED", 7, 0, "metadata", None, tree.data_checksum, encode_tree(tree)
+            row = (
+                NODE,
+                STORAGE,
+                container_id,
+                "CLOSED",
+                7,
+                0,
+                "metadata",
+                None,
+                tree.data_checksum,
+                encode_tree(tree),
+            )
             for name, value in zip(columns, row, strict=True):
                 columns[name].append(value)
         files = TreeFiles(volume, Disk())
         files.path(ContainerId(1)).parent.mkdir(parents=True, exist_ok=True)
-        files.path(ContainerId(1)).write_bytes(encode_tree(ContainerTree(ContainerId(1), None, (TOMBSTONE,))))
+        files.path(ContainerId(1)).write_bytes(
+            encode_tree(ContainerTree(ContainerId(1), None, (TOMBSTONE,)))
+        )
     (folder / "packed").mkdir()
     pq.write_table(pa.table(columns, TREE_SCHEMA), folder / "packed" / "trees.parquet")
 
@@ -84,7 +100,9 @@ def forks() -> Iterator[Forks]:
 
 
 @pytest.mark.parametrize("hold", list(Hold))
-def test_an_import_killed_anywhere_is_done_or_undone(folder: Path, forks: Forks, hold: Hold) -> None:
+def test_an_import_killed_anywhere_is_done_or_undone(
+    folder: Path, forks: Forks, hold: Hold
+) -> None:
     start = folder / "start"
     start.mkdir()
     make(start, hold)

@@ -1,7 +1,9 @@
-"""Replicas converge under loss, reordering, lies and crashes, and nothing bad is ever written on the way.
+"""Replicas converge under loss, reordering, lies and crashes, and nothing bad is ever
+written on the way.
 
-A controller starts the repairs, and agents report to it, over a network that loses, doubles and reorders; all of them
-crash. `TREEFOLD_SEEDS` sets how many seeds are run, `TREEFOLD_SEED` runs one alone and tells what happened in it.
+A controller starts the repairs, and agents report to it, over a network that loses,
+doubles and reorders; all of them crash. `TREEFOLD_SEEDS` sets how many seeds are run,
+`TREEFOLD_SEED` runs one alone and tells what happened in it.
 """
 
 import os
@@ -44,7 +46,8 @@ from tests.support.cluster_control import Parts, ViolationError
 SEEDS = int(os.environ.get("TREEFOLD_SEEDS", "1000"))
 # Below this many seeds a rare mark may not have fired by chance alone.
 SEEDS_FOR_ALL_MARKS = 1000
-# Within so many seeds a planted bug must be found: this measures the simulation, not the product.
+# Within so many seeds a planted bug must be found: this measures the simulation, not
+# the product.
 SEEDS_TO_FIND = 300
 # Over the job store on disk, which is slower than its twin in memory.
 SEEDS_ON_DISK = 12
@@ -228,7 +231,9 @@ class _TriesTheHopelessAgain(Controller):
 
 class _StopsAfterOneRound(Controller):
     def _step(self, job_id: JobId, event: JobEvent, now_s: float) -> None:
-        super()._step(job_id, replace(event, root=None) if isinstance(event, Progressed) else event, now_s)
+        super()._step(
+            job_id, replace(event, root=None) if isinstance(event, Progressed) else event, now_s
+        )
 
 
 class _TakesAnOldEndForTheNext(Controller):
@@ -248,28 +253,46 @@ class _SeesNoDamage(Controller):
 
 class _TakesLateReports(Registry):
     def observe(
-        self, datanode: Datanode, *, incarnation: str, sequence: int, report: Report | None, now_s: float
+        self,
+        datanode: Datanode,
+        *,
+        incarnation: str,
+        sequence: int,
+        report: Report | None,
+        now_s: float,
     ) -> Observed:
         if known := self._datanodes.get(datanode.peer):
             known.sequence = 0
-        return super().observe(datanode, incarnation=incarnation, sequence=sequence, report=report, now_s=now_s)
+        return super().observe(
+            datanode, incarnation=incarnation, sequence=sequence, report=report, now_s=now_s
+        )
 
 
 class _ForgivesNoLateReport(Registry):
     def observe(
-        self, datanode: Datanode, *, incarnation: str, sequence: int, report: Report | None, now_s: float
+        self,
+        datanode: Datanode,
+        *,
+        incarnation: str,
+        sequence: int,
+        report: Report | None,
+        now_s: float,
     ) -> Observed:
         known = self._datanodes.get(datanode.peer)
         if known and incarnation != known.incarnation and incarnation in known.earlier:
             return Observed(False)
-        return super().observe(datanode, incarnation=incarnation, sequence=sequence, report=report, now_s=now_s)
+        return super().observe(
+            datanode, incarnation=incarnation, sequence=sequence, report=report, now_s=now_s
+        )
 
 
 def _over(registry: type[Registry]) -> Parts:
     class Over(Controller):
         def __init__(self, **settings: object) -> None:
             super().__init__(**settings)
-            self._registry = registry(stale_after_s=self._rules.stale_after_s, dead_after_s=self._rules.dead_after_s)
+            self._registry = registry(
+                stale_after_s=self._rules.stale_after_s, dead_after_s=self._rules.dead_after_s
+            )
 
     Over.__name__ = registry.__name__
     return Parts(controller=Over)
@@ -289,16 +312,19 @@ BUGS = {
         _ForgetsTombstones, _CannotBeStopped, _AlwaysSaysMatch, _NeverStoresTheTree
     )},
     **{bug.__name__: _with(bug) for bug in (
-        _TrustsAnyRecord, _RecordsHoles, _WritesGoodWindowsToo, _SkipsPartialSources, _TakesTheCommitOfWhatItLacks
+        _TrustsAnyRecord, _RecordsHoles, _WritesGoodWindowsToo, _SkipsPartialSources,
+        _TakesTheCommitOfWhatItLacks
     )},
     "_IgnoresGaps": replace(_with(_IgnoresGaps), refuse_gaps=False),
     "_believe": Parts(prove=_believe),
     **{bug.__name__: Parts(heartbeats=bug) for bug in (
-        _TellsOfAChangeOnce, _TellsOfAnEndOnce, _NeverTellsWhatIsGone, _ObeysTwice, _ForgetsToConfirm
+        _TellsOfAChangeOnce, _TellsOfAnEndOnce, _NeverTellsWhatIsGone, _ObeysTwice,
+        _ForgetsToConfirm
     )},
     "_calls_an_unknown_root_zero": Parts(request_of=_calls_an_unknown_root_zero),
     **{bug.__name__: Parts(controller=bug) for bug in (
-        _NeverSendsAgain, _SendsBeforeItStores, _OverlooksRestartsAndDeaths, _NeverTriesAgain, _TriesTheHopelessAgain,
+        _NeverSendsAgain, _SendsBeforeItStores, _OverlooksRestartsAndDeaths, _NeverTriesAgain,
+        _TriesTheHopelessAgain,
         _SeesNoDamage, _StopsAfterOneRound, _TakesAnOldEndForTheNext
     )},
     **{bug.__name__: _over(bug) for bug in (_TakesLateReports, _ForgivesNoLateReport)},

@@ -1,6 +1,8 @@
-"""Whatever operation of a repair the disk refuses, the reason is named and the next run does the rest.
+"""Whatever operation of a repair the disk refuses, the reason is named and the next run
+does the rest.
 
-Real volumes: the last two blocks of a small container are damaged in every way that a repair mends.
+Real volumes: the last two blocks of a small container are damaged in every way that a
+repair mends.
 """
 
 import errno
@@ -26,7 +28,9 @@ CONTAINER = ContainerId(9)
 
 @pytest.fixture(scope="module")
 def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`healthy` and `damaged`: a flipped window, a truncated file, and a block of which nothing is left."""
+    """`healthy` and `damaged`: a flipped window, a truncated file, and a block of which
+    nothing is left.
+    """
     folder = tmp_path_factory.mktemp("volumes")
     new_volume(folder / "healthy")
     with owned(folder / "healthy", folder / "state") as made:
@@ -37,7 +41,10 @@ def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(folder / "healthy", folder / "damaged")
     with datanodes({"dn1": folder / "damaged"}, folder / "state") as nodes:
         held = nodes["dn1"].held
-        paths = {block_id: held.containers.get(CONTAINER).block_path(BlockId(block_id)) for block_id in (1, 2, 3)}
+        paths = {
+            block_id: held.containers.get(CONTAINER).block_path(BlockId(block_id))
+            for block_id in (1, 2, 3)
+        }
         flipped = bytearray(paths[1].read_bytes())
         flipped[100] ^= 4
         paths[1].write_bytes(flipped)
@@ -46,11 +53,15 @@ def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         batch = Batch()
         batch.delete(Table.BLOCK_DATA, block_key(CONTAINER, BlockId(3)))
         held.volume.database.write(batch)
-        nodes["dn1"].store.open_replica(CONTAINER, "scan", cancelled=Event(), on_bytes=lambda _: None).scan()
+        nodes["dn1"].store.open_replica(
+            CONTAINER, "scan", cancelled=Event(), on_bytes=lambda _: None
+        ).scan()
     return folder
 
 
-def _run(volumes: Path, root: Path, state: Path, disk: Disk, arm: Callable[[], None] = lambda: None) -> Outcome:
+def _run(
+    volumes: Path, root: Path, state: Path, disk: Disk, arm: Callable[[], None] = lambda: None
+) -> Outcome:
     with datanodes({"dn1": root, "dn2": volumes / "healthy"}, state, disks={"dn1": disk}) as nodes:
         arm()
         return reconcile(nodes, "dn1", CONTAINER)
@@ -58,7 +69,11 @@ def _run(volumes: Path, root: Path, state: Path, disk: Disk, arm: Callable[[], N
 
 def _data(volume: Path) -> dict[str, bytes]:
     folder = container_folder(volume, CONTAINER)
-    return {name: data for name, data in tree_of_files(folder).items() if name.endswith((".block", ".tree"))}
+    return {
+        name: data
+        for name, data in tree_of_files(folder).items()
+        if name.endswith((".block", ".tree"))
+    }
 
 
 def _operations(volumes: Path, tmp_path: Path) -> int:
@@ -95,7 +110,10 @@ def test_a_failure_of_any_durable_operation_is_named_and_the_next_run_mends_the_
         if outcome.state is not OutcomeState.DONE:
             assert outcome.error_code in ("disk_failed", "database_failed"), (failed, outcome)
         calm = _run(volumes, root, folder / "state", Disk())
-        assert (calm.state, calm.verdict in (Verdict.MATCH, Verdict.REPAIRABLE)) == (OutcomeState.DONE, True), failed
+        assert (calm.state, calm.verdict in (Verdict.MATCH, Verdict.REPAIRABLE)) == (
+            OutcomeState.DONE,
+            True,
+        ), failed
         assert _data(root) == _data(volumes / "healthy"), failed
         shutil.rmtree(folder)
 
@@ -109,9 +127,15 @@ def test_a_window_on_a_bad_sector_is_mended_and_its_audit_line_says_what_no_undo
     with datanodes(roots, tmp_path / "state", disks={"dn1": disk}) as nodes:
         path = nodes["dn1"].held.containers.get(CONTAINER).block_path(BlockId(1))
         disk.bad.add((path, 0))
-        scanned = nodes["dn1"].store.open_replica(CONTAINER, "scan", cancelled=Event(), on_bytes=lambda _: None).scan()
+        scanned = (
+            nodes["dn1"]
+            .store.open_replica(CONTAINER, "scan", cancelled=Event(), on_bytes=lambda _: None)
+            .scan()
+        )
         assert scanned.state is ReplicaState.UNHEALTHY
-        outcome = reconcile(nodes, "dn1", CONTAINER, options=ReconcileOptions(return_to=ReplicaState.CLOSED))
+        outcome = reconcile(
+            nodes, "dn1", CONTAINER, options=ReconcileOptions(return_to=ReplicaState.CLOSED)
+        )
         assert (outcome.state, outcome.verdict) == (OutcomeState.DONE, Verdict.REPAIRABLE)
         assert outcome.replica_state is ReplicaState.CLOSED
         assert sum(nodes["dn1"].unread) == PAGE_BYTES

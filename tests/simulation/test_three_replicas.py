@@ -1,4 +1,6 @@
-"""Ozone's own tests of three reconciling replicas (rows R), and how little a repair fetches, on containers we wrote."""
+"""Ozone's own tests of three reconciling replicas (rows R), and how little a repair
+fetches, on containers we wrote.
+"""
 
 import errno
 import shutil
@@ -34,7 +36,9 @@ NAMES = ("dn1", "dn2", "dn3")
 MIB = 1 << 20
 
 
-def _write(root: Path, state: Path, blocks: int, chunks: int, chunk_bytes: int, window_bytes: int) -> None:
+def _write(
+    root: Path, state: Path, blocks: int, chunks: int, chunk_bytes: int, window_bytes: int
+) -> None:
     """A closed container; the commit of a block is its ID."""
     new_volume(root)
     with owned(root, state) as made:
@@ -45,9 +49,13 @@ def _write(root: Path, state: Path, blocks: int, chunks: int, chunk_bytes: int, 
             for offset in range(0, len(data), chunk_bytes):
                 part = data[offset : offset + chunk_bytes]
                 made.writer.write_chunk(CONTAINER, BlockId(block_id), offset, part)
-                record = chunk_record(offset, part, checksum_type=ChecksumType.CRC32, bytes_per_checksum=window_bytes)
+                record = chunk_record(
+                    offset, part, checksum_type=ChecksumType.CRC32, bytes_per_checksum=window_bytes
+                )
                 records.append(record)
-            assert made.writer.put_block(block_record(CONTAINER, block_id, records, bcs_id=block_id))
+            assert made.writer.put_block(
+                block_record(CONTAINER, block_id, records, bcs_id=block_id)
+            )
         made.writer.close(CONTAINER)
 
 
@@ -122,14 +130,28 @@ def test_closed_replicas_have_one_root_and_a_scan_leaves_it(written: Path, tmp_p
 
 @pytest.mark.parametrize(
     ("removed", "corrupted"),
-    [(5, 0), (0, 5), (0, 10), (10, 0), (5, 10), (10, 5), (2, 3), (3, 2), (4, 6), (6, 4), (6, 9), (9, 6)],
+    [
+        (5, 0),
+        (0, 5),
+        (0, 10),
+        (10, 0),
+        (5, 10),
+        (10, 5),
+        (2, 3),
+        (3, 2),
+        (4, 6),
+        (6, 4),
+        (6, 9),
+        (9, 6),
+    ],
 )
 def test_three_replicas_damaged_in_different_places_end_equal_in_one_round(
     written: Path, tmp_path: Path, removed: int, corrupted: int
 ) -> None:
     """CR-003, CR-042, R3, R4.
 
-    Damage counted from the first block on one replica, from the last on another; at most one scan each.
+    Damage counted from the first block on one replica, from the last on another; at
+    most one scan each.
     """
     with datanodes(_copies(written, tmp_path), tmp_path / "state") as nodes:
         healthy, files = _root(nodes["dn3"]), _files(nodes["dn3"])
@@ -146,7 +168,9 @@ def test_three_replicas_damaged_in_different_places_end_equal_in_one_round(
         assert {_root(node) for node in nodes.values()} == {healthy}
         assert [_files(node) for node in nodes.values()] == [files] * 3
         assert {outcome.verdict for outcome in outcomes} <= {Verdict.MATCH, Verdict.REPAIRABLE}
-        assert all(outcome.progress.scans <= 1 and outcome.progress.rounds == 1 for outcome in outcomes)
+        assert all(
+            outcome.progress.scans <= 1 and outcome.progress.rounds == 1 for outcome in outcomes
+        )
         for node in nodes.values():
             counters = node.held.containers.get(CONTAINER).counters()
             assert counters.block_count == BLOCKS
@@ -154,8 +178,12 @@ def test_three_replicas_damaged_in_different_places_end_equal_in_one_round(
             assert counters.bcs_id == BLOCKS - 1
 
 
-def test_replicas_of_ten_eleven_and_twelve_blocks_end_with_twelve(written: Path, tmp_path: Path) -> None:
-    """CR-041, with three blocks more on each: what one misses the others have, and nobody has all."""
+def test_replicas_of_ten_eleven_and_twelve_blocks_end_with_twelve(
+    written: Path, tmp_path: Path
+) -> None:
+    """CR-041, with three blocks more on each: what one misses the others have, and
+    nobody has all.
+    """
     with datanodes(_copies(written, tmp_path), tmp_path / "state") as nodes:
         healthy = _root(nodes["dn3"])
         for name, missing in (("dn1", (0, 1)), ("dn2", (2,)), ("dn3", (3, 4, 5))):
@@ -170,7 +198,9 @@ def test_replicas_of_ten_eleven_and_twelve_blocks_end_with_twelve(written: Path,
 
 
 def test_one_job_is_enough_where_a_single_record_is_left(written: Path, tmp_path: Path) -> None:
-    """The first two have nothing to go by until the third, with what the second has left, put the chunk together."""
+    """The first two have nothing to go by until the third, with what the second has
+    left, put the chunk together.
+    """
     with datanodes(_copies(written, tmp_path), tmp_path / "state") as nodes:
         healthy, files = _root(nodes["dn3"]), _files(nodes["dn3"])
         _remove_block(nodes["dn1"], 5)
@@ -181,7 +211,9 @@ def test_one_job_is_enough_where_a_single_record_is_left(written: Path, tmp_path
             _scan(node)
 
         def now() -> Roots:
-            return roots(replace(node.held.replica(CONTAINER), peer=node.name) for node in nodes.values())
+            return roots(
+                replace(node.held.replica(CONTAINER), peer=node.name) for node in nodes.values()
+            )
 
         job = whole_job(
             CONTAINER,
@@ -213,12 +245,18 @@ class _FailingPeer(MemoryPeer):
         self._call("tree")
         return super().tree(container_id)
 
-    def records(self, container_id: ContainerId, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
+    def records(
+        self, container_id: ContainerId, block_ids: Sequence[BlockId]
+    ) -> dict[BlockId, BlockRecord]:
         self._call("records")
         return super().records(container_id, block_ids)
 
     def read(
-        self, container_id: ContainerId, block_id: BlockId, record_chunk: ChunkRecord, ranges: Sequence[ByteRange]
+        self,
+        container_id: ContainerId,
+        block_id: BlockId,
+        record_chunk: ChunkRecord,
+        ranges: Sequence[ByteRange],
     ) -> Iterator[Piece]:
         self._call("read")
         yield from super().read(container_id, block_id, record_chunk, ranges)
@@ -239,7 +277,10 @@ def test_one_failing_peer_does_not_keep_the_other_from_helping(
         _scan(nodes["dn1"])
         failing = _FailingPeer(nodes["dn2"], call, error)
         outcome = reconcile(
-            nodes, "dn1", CONTAINER, peers={failing.peer_id: failing, PeerId("dn3"): nodes["dn3"].peer()}
+            nodes,
+            "dn1",
+            CONTAINER,
+            peers={failing.peer_id: failing, PeerId("dn3"): nodes["dn3"].peer()},
         )
         assert outcome.state is OutcomeState.DONE
         assert outcome.verdict is Verdict.REPAIRABLE
@@ -260,7 +301,9 @@ class _UnreadableTree(Disk):
         return super().read(path)
 
 
-def test_an_own_tree_that_cannot_be_read_ends_the_job_but_not_the_scan(written: Path, tmp_path: Path) -> None:
+def test_an_own_tree_that_cannot_be_read_ends_the_job_but_not_the_scan(
+    written: Path, tmp_path: Path
+) -> None:
     """R6."""
     disk = _UnreadableTree()
     with datanodes(_copies(written, tmp_path), tmp_path / "state", disks={"dn1": disk}) as nodes:
@@ -272,11 +315,16 @@ def test_an_own_tree_that_cannot_be_read_ends_the_job_but_not_the_scan(written: 
         assert _root(nodes["dn1"]) == healthy
 
 
-def test_peers_without_a_tree_are_asked_once_and_change_nothing(written: Path, tmp_path: Path) -> None:
+def test_peers_without_a_tree_are_asked_once_and_change_nothing(
+    written: Path, tmp_path: Path
+) -> None:
     """R7."""
     with datanodes(_copies(written, tmp_path), tmp_path / "state") as nodes:
         files = _files(nodes["dn1"])
-        peers = [_FailingPeer(nodes[name], "tree", lambda: PeerRefusedError("no", result="x")) for name in NAMES[1:]]
+        peers = [
+            _FailingPeer(nodes[name], "tree", lambda: PeerRefusedError("no", result="x"))
+            for name in NAMES[1:]
+        ]
         outcome = reconcile(nodes, "dn1", CONTAINER, peers={peer.peer_id: peer for peer in peers})
         assert (outcome.state, outcome.error_code) == (OutcomeState.FAILED, "no_peer")
         assert [peer.calls for peer in peers] == [["tree"], ["tree"]]
@@ -320,11 +368,17 @@ def test_a_lost_record_of_whole_data_costs_nothing(large: Path, tmp_path: Path) 
         _scan(nodes["dn1"])
         outcome = reconcile(nodes, "dn1", CONTAINER)
         assert (outcome.progress.blocks_added, outcome.progress.bytes_fetched) == (1, 0)
-        assert nodes["dn1"].store.record(CONTAINER, BlockId(1)) == nodes["dn2"].store.record(CONTAINER, BlockId(1))
+        assert nodes["dn1"].store.record(CONTAINER, BlockId(1)) == nodes["dn2"].store.record(
+            CONTAINER, BlockId(1)
+        )
 
 
-def test_an_undo_budget_that_is_used_up_ends_the_repair_with_its_name(written: Path, tmp_path: Path) -> None:
-    with datanodes(_copies(written, tmp_path), tmp_path / "state", undo_bytes=3 * WINDOW_BYTES) as nodes:
+def test_an_undo_budget_that_is_used_up_ends_the_repair_with_its_name(
+    written: Path, tmp_path: Path
+) -> None:
+    with datanodes(
+        _copies(written, tmp_path), tmp_path / "state", undo_bytes=3 * WINDOW_BYTES
+    ) as nodes:
         for block_id in range(BLOCKS):
             _corrupt_chunk(nodes["dn1"], block_id, 1)
         _scan(nodes["dn1"])

@@ -1,4 +1,6 @@
-"""The chunk table read the slow way, row by row into trees: what every fast path is held against."""
+"""The chunk table read the slow way, row by row into trees: what every fast path is
+held against.
+"""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,9 +30,13 @@ def trees_in(rows: Iterable[Row]) -> dict[int, dict[ReplicaKey, tuple[Row, Conta
     """By container, then by (datanode, volume): a row of the replica, and its tree."""
     by_replica: dict[int, dict[ReplicaKey, list[Row]]] = {}
     for row in rows:
-        by_replica.setdefault(row["container_id"], {}).setdefault((row["datanode"], row["volume"]), []).append(row)
+        by_replica.setdefault(row["container_id"], {}).setdefault(
+            (row["datanode"], row["volume"]), []
+        ).append(row)
     return {
-        container_id: {key: (found[0], _tree(container_id, found)) for key, found in sorted(replicas.items())}
+        container_id: {
+            key: (found[0], _tree(container_id, found)) for key, found in sorted(replicas.items())
+        }
         for container_id, replicas in sorted(by_replica.items())
     }
 
@@ -55,7 +61,10 @@ def _tree(container_id: int, rows: Iterable[Row]) -> ContainerTree:
             blocks.setdefault(row["block_id"], []).append(row)
     for number, held in blocks.items():
         block_id = BlockId(number)
-        chunks = sorted((row for row in held if row["chunk_offset"] != BLOCK_ROW), key=lambda row: row["chunk_offset"])
+        chunks = sorted(
+            (row for row in held if row["chunk_offset"] != BLOCK_ROW),
+            key=lambda row: row["chunk_offset"],
+        )
         checksums = [row["checksum"] for row in chunks]
         if any(row["deleted"] for row in held):
             own = [row["checksum"] for row in held if row["chunk_offset"] == BLOCK_ROW]
@@ -63,6 +72,8 @@ def _tree(container_id: int, rows: Iterable[Row]) -> ContainerTree:
         else:
             builder.add_block(block_id)
             for row in chunks:
-                chunk = ChunkTree(row["chunk_offset"], row["length"], row["checksum"], row["matches"])
+                chunk = ChunkTree(
+                    row["chunk_offset"], row["length"], row["checksum"], row["matches"]
+                )
                 builder.add_chunk(block_id, chunk)
     return builder.build()

@@ -1,11 +1,14 @@
-"""A cluster in one thread: the real controller and real reconciliations over replicas in memory, driven by a seed.
+"""A cluster in one thread: the real controller and real reconciliations over replicas
+in memory, driven by a seed.
 
-Each step one thing happens, chosen by the seed: a heartbeat or its answer arrives (late, twice, or never), time goes by
-at the controller, a request of a repair is carried out, its answer arrives, a replica is damaged, an agent or the
-controller dies half-way through a write, a block or a container is deleted, a replica is imported, a client reads, a
-scan ends that began long ago. An observer knows what was written to the cluster and what was told to the controller,
-and holds every change against it. A storm of faults is followed by peace, in which the controller alone must bring
-every job to its end, and one job must make the replicas of a container equal or name what cannot be.
+Each step one thing happens, chosen by the seed: a heartbeat or its answer arrives
+(late, twice, or never), time goes by at the controller, a request of a repair is
+carried out, its answer arrives, a replica is damaged, an agent or the controller dies
+half-way through a write, a block or a container is deleted, a replica is imported, a
+client reads, a scan ends that began long ago. An observer knows what was written to the
+cluster and what was told to the controller, and holds every change against it. A storm
+of faults is followed by peace, in which the controller alone must bring every job to
+its end, and one job must make the replicas of a container equal or name what cannot be.
 """
 
 import random
@@ -16,7 +19,14 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar
 
-from dnagent.heartbeat import DEADLINE_S, CancelCommand, Command, ReconcileCommand, ScanCommand, answer_of
+from dnagent.heartbeat import (
+    DEADLINE_S,
+    CancelCommand,
+    Command,
+    ReconcileCommand,
+    ScanCommand,
+    answer_of,
+)
 from dnagent.heartbeat import Progress as JobProgress
 from dnagent.jobs import options_of, outcome_message, progress_message, refusal_of
 from dnagent.requests import (
@@ -37,7 +47,13 @@ from dnagent.requests import (
 from dnagent.runner import carry_out_here, carry_out_there
 from merkle.checksum import WIDTH, ChecksumType, window_checksums
 from merkle.columns import state_fingerprint
-from merkle.errors import BusyError, ContainerNotFoundError, InterruptedRepairError, ReconcileError, StaleTreeError
+from merkle.errors import (
+    BusyError,
+    ContainerNotFoundError,
+    InterruptedRepairError,
+    ReconcileError,
+    StaleTreeError,
+)
 from merkle.plan import EvidenceKind, Verdict
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ContainerReplica, PeerId
@@ -70,44 +86,70 @@ NAMED = frozenset({Verdict.UNRECOVERABLE, Verdict.CONFLICT, Verdict.UNKNOWN})
 # What must happen in some seed, lest the simulation prove nothing about it.
 MARKS = frozenset({
     # repairs
-    "agent crashed", "write torn", "answer lost", "answer late", "request to a dead agent", "cancelled", "no peer",
-    "container deleted in repair", "block deleted in repair", "repair met a deleted block", "tombstone adopted",
-    "client read good", "client read bad", "bit flipped", "file truncated", "file lost", "record lost", "tree lost",
-    "tree unreadable", "peer lied", "disk failed", "slow scan refused as stale", "slow scan stored", "first scan",
-    "repair met a stale tree", "two sources for one chunk", "record taken in without fetching", "block added",
-    "record without data taken in", "hole named", "several rounds", "returned to service", "commit advanced",
-    "unrecoverable named", "conflict named", "unverifiable named", "unreachable named", "file shrank under repair",
+    "agent crashed", "write torn", "answer lost", "answer late", "request to a dead agent",
+    "cancelled", "no peer",
+    "container deleted in repair", "block deleted in repair", "repair met a deleted block",
+    "tombstone adopted",
+    "client read good", "client read bad", "bit flipped", "file truncated", "file lost",
+    "record lost", "tree lost",
+    "tree unreadable", "peer lied", "disk failed", "slow scan refused as stale", "slow scan stored",
+    "first scan",
+    "repair met a stale tree", "two sources for one chunk", "record taken in without fetching",
+    "block added",
+    "record without data taken in", "hole named", "several rounds", "returned to service",
+    "commit advanced",
+    "unrecoverable named", "conflict named", "unverifiable named", "unreachable named",
+    "file shrank under repair",
     "healed", "put together from pieces", "nothing to be had named",
-    "request for a deleted container", "replica imported", "replica imported in repair", "two containers",
+    "request for a deleted container", "replica imported", "replica imported in repair",
+    "two containers",
     # heartbeats and commands
-    "heartbeat lost", "heartbeat doubled", "heartbeat overtaken", "answer to a heartbeat lost", "given up waiting",
-    "answer nobody waits for", "heartbeat of an earlier life", "full report", "incremental report", "removal told",
+    "heartbeat lost", "heartbeat doubled", "heartbeat overtaken", "answer to a heartbeat lost",
+    "given up waiting",
+    "answer nobody waits for", "heartbeat of an earlier life", "full report", "incremental report",
+    "removal told",
     "report in parts", "command sent again", "command for a container that is gone",
     "late command", "cancel before the beginning", "cancel of nothing", "end told twice",
     # the controller
-    "controller crashed", "controller crashed before a save", "controller crashed after a save", "jobs outlived it",
-    "lead lost", "lead lost with jobs under way", "datanode stale", "datanode dead", "agent restarted in an order",
-    "order expired", "order given up", "order refused", "attempts used up", "job asked for", "job refused",
-    "job of automatic mode", "visit", "job done", "job partial", "job failed", "job cancelled", "backed off",
+    "controller crashed", "controller crashed before a save", "controller crashed after a save",
+    "jobs outlived it",
+    "lead lost", "lead lost with jobs under way", "datanode stale", "datanode dead",
+    "agent restarted in an order",
+    "order expired", "order given up", "order refused", "attempts used up", "job asked for",
+    "job refused",
+    "job of automatic mode", "visit", "job done", "job partial", "job failed", "job cancelled",
+    "backed off",
     "hopeless and resting", "healed by automatic mode", "further round",
 })  # fmt: skip
 
 
 class Promise(Enum):
-    """What one job must bring: every chunk is whole somewhere; only its pieces are; or something is lost."""
+    """What one job must bring: every chunk is whole somewhere; only its pieces are; or
+    something is lost.
+    """
 
     WHOLE = "whole"
     PIECES = "pieces"
     LOST = "lost"
 
 
-def write_once(seed: int, container_id: ContainerId, rng: random.Random) -> dict[BlockId, tuple[BlockRecord, bytes]]:
-    """What clients wrote: blocks of a few chunks of a few windows, of every checksum type; no two of one ID."""
+def write_once(
+    seed: int, container_id: ContainerId, rng: random.Random
+) -> dict[BlockId, tuple[BlockRecord, bytes]]:
+    """What clients wrote: blocks of a few chunks of a few windows, of every checksum
+    type; no two of one ID.
+    """
     written = {}
     for number in range(1, rng.randint(2, 5)):
         block_id = BlockId(container_id * 100 + number * 10)
         checksum_type = rng.choice(
-            (ChecksumType.CRC32, ChecksumType.CRC32C, ChecksumType.MD5, ChecksumType.SHA256, ChecksumType.NONE)
+            (
+                ChecksumType.CRC32,
+                ChecksumType.CRC32C,
+                ChecksumType.MD5,
+                ChecksumType.SHA256,
+                ChecksumType.NONE,
+            )
             if rng.random() < 0.2
             else (ChecksumType.CRC32, ChecksumType.CRC32C, ChecksumType.MD5)
         )
@@ -119,11 +161,16 @@ def write_once(seed: int, container_id: ContainerId, rng: random.Random) -> dict
             chunk_record(data[offset : offset + chunk_bytes], offset, checksum_type, window_bytes)
             for offset in range(0, length, chunk_bytes)
         )
-        written[block_id] = (BlockRecord(container_id, block_id, number, chunks, (("TYPE", "KEY"),)), data)
+        written[block_id] = (
+            BlockRecord(container_id, block_id, number, chunks, (("TYPE", "KEY"),)),
+            data,
+        )
     return written
 
 
-def chunk_record(data: bytes, offset: int, checksum_type: ChecksumType, window_bytes: int) -> ChunkRecord:
+def chunk_record(
+    data: bytes, offset: int, checksum_type: ChecksumType, window_bytes: int
+) -> ChunkRecord:
     """The record of a chunk, as its writer made it."""
     joined, width = window_checksums(data, checksum_type, window_bytes), WIDTH[checksum_type]
     entries = tuple(joined[i : i + width] for i in range(0, len(joined), width or 1))
@@ -131,23 +178,36 @@ def chunk_record(data: bytes, offset: int, checksum_type: ChecksumType, window_b
 
 
 class Watch:
-    """Knows what was written and deleted, and judges every change that a replica is about to make."""
+    """Knows what was written and deleted, and judges every change that a replica is
+    about to make.
+    """
 
     def __init__(self, written: Mapping[BlockId, tuple[BlockRecord, bytes]]) -> None:
         self.written = written
         self.deleted: set[BlockId] = set()
-        # Blocks hit by a fault since they were last written: what a repair proved of them may be gone.
+        # Blocks hit by a fault since they were last written: what a repair proved of
+        # them may be gone.
         self.faulted: set[tuple[str, BlockId]] = set()
 
-    def writes(self, replica: RepairableReplica, block_id: BlockId, offset: int, new: bytes) -> None:
-        """inv-I4, I5, I7: only good bytes, only where bytes are bad, never past a gap or into a deleted block."""
+    def writes(
+        self, replica: RepairableReplica, block_id: BlockId, offset: int, new: bytes
+    ) -> None:
+        """inv-I4, I5, I7: only good bytes, only where bytes are bad, never past a gap
+        or into a deleted block.
+        """
         record, data = self.written[block_id]
         file = replica.stored.files.get(block_id, bytearray())
         faulted = (replica.name, block_id) in self.faulted
         hold(replica.exists, "a write into a deleted container")
         hold(block_id not in replica.remembered, f"block {block_id} is deleted and written again")
-        hold(offset <= len(file), f"a write at {offset} behind the end {len(file)} of block {block_id}")
-        hold(new == data[offset : offset + len(new)], f"bytes written to block {block_id} that nobody wrote")
+        hold(
+            offset <= len(file),
+            f"a write at {offset} behind the end {len(file)} of block {block_id}",
+        )
+        hold(
+            new == data[offset : offset + len(new)],
+            f"bytes written to block {block_id} that nobody wrote",
+        )
         for chunk in record.chunks:
             for index in range(len(chunk.checksums)):
                 start, size = chunk.window(index)
@@ -155,31 +215,53 @@ class Watch:
                 if offset < start + size and start < offset + len(new):
                     good = bytes(file[start : start + size]) == data[start : start + size]
                     # A second flip of one bit mends it while we are about to.
-                    hold(faulted or not good, f"good window at {start} of block {block_id} overwritten")
+                    hold(
+                        faulted or not good,
+                        f"good window at {start} of block {block_id} overwritten",
+                    )
 
     def puts(self, replica: RepairableReplica, record: BlockRecord) -> None:
-        """inv-I5, inv-I7: no deleted block, no recorded chunk lost or changed, no chunk without its bytes."""
+        """inv-I5, inv-I7: no deleted block, no recorded chunk lost or changed, no chunk
+        without its bytes.
+        """
         block_id = record.block_id
         before = replica.stored.records.get(block_id)
         true, data = self.written[block_id]
         file = replica.stored.files.get(block_id, bytearray())
         hold(block_id not in replica.remembered, f"block {block_id} is deleted and recorded again")
-        hold(record.bcs_id <= true.bcs_id, f"commit {record.bcs_id} of block {block_id} was never made")
+        hold(
+            record.bcs_id <= true.bcs_id,
+            f"commit {record.bcs_id} of block {block_id} was never made",
+        )
         for chunk in before.chunks if before else ():
-            hold(record.by_offset.get(chunk.offset) == chunk, f"a recorded chunk of block {block_id} changed")
+            hold(
+                record.by_offset.get(chunk.offset) == chunk,
+                f"a recorded chunk of block {block_id} changed",
+            )
         end = 0
         for chunk in record.chunks:
-            hold(chunk == true.by_offset.get(chunk.offset), f"block {block_id} gets a chunk that nobody wrote")
+            hold(
+                chunk == true.by_offset.get(chunk.offset),
+                f"block {block_id} gets a chunk that nobody wrote",
+            )
             if before is None or chunk.offset not in before.by_offset:
                 whole = bytes(file[chunk.offset : chunk.end]) == data[chunk.offset : chunk.end]
                 faulted = (replica.name, block_id) in self.faulted
-                hold(whole or faulted, f"block {block_id} gets a record of bytes that are not there")
-                hold(chunk.checksum_type is not ChecksumType.NONE, "a record without checksums was taken in")
+                hold(
+                    whole or faulted, f"block {block_id} gets a record of bytes that are not there"
+                )
+                hold(
+                    chunk.checksum_type is not ChecksumType.NONE,
+                    "a record without checksums was taken in",
+                )
                 hold(chunk.offset == end, f"block {block_id} gets a hole")
             end = chunk.end
         if record.bcs_id > (before.bcs_id if before else 0):
             whole = [c.offset for c in record.chunks] == [c.offset for c in true.chunks]
-            hold(whole or before is not None, f"commit of block {block_id} advanced past what is there")
+            hold(
+                whole or before is not None,
+                f"commit of block {block_id} advanced past what is there",
+            )
 
     def stores(self, replica: RepairableReplica, tree: ContainerTree) -> None:
         """inv-I5: a deletion, once in the tree, stays."""
@@ -190,10 +272,13 @@ class Watch:
 class Forger(EvilPeer):
     """Sends bad bytes, and records that fit them; its tree is as it should be."""
 
-    def records(self, container_id: ContainerId, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
+    def records(
+        self, container_id: ContainerId, block_ids: Sequence[BlockId]
+    ) -> dict[BlockId, BlockRecord]:
         honest = super().records(container_id, block_ids)
         return {
-            block_id: replace(record, chunks=self._forged(container_id, record)) for block_id, record in honest.items()
+            block_id: replace(record, chunks=self._forged(container_id, record))
+            for block_id, record in honest.items()
         }
 
     def _forged(self, container_id: ContainerId, record: BlockRecord) -> tuple[ChunkRecord, ...]:
@@ -225,7 +310,8 @@ class Place:
         """What dnagent.store says of a replica."""
         stored = self.replica.stored
         key = (
-            stored.tree, len(self.replica.remembered), stored.state, stored.bcs_id, len(stored.records),
+            stored.tree, len(self.replica.remembered), stored.state, stored.bcs_id,
+            len(stored.records),
             sum(map(len, stored.files.values())),
         )  # fmt: skip
         if self.looked_at is None or self.looked_at[0] != key:
@@ -285,7 +371,8 @@ _CHANCES = {
 STEP_S = 1.0
 INTERVAL_S = 5.0
 ATTEMPTS_TO_SETTLE = 20_000
-# Within so long a time of peace every job that was under way ends; the deadline of commands is not needed for it.
+# Within so long a time of peace every job that was under way ends; the deadline of
+# commands is not needed for it.
 SETTLED_AFTER_S = 900.0
 # Longer rests are cut short by somebody who asks.
 PATIENCE_S = 3_000.0
@@ -319,14 +406,21 @@ class Cluster:
         self.watch = Watch(self.written)
         self.ledger = Ledger()
         names = [PeerId(f"dn{i}") for i in range(self.rng.choice((3, 3, 3, 4, 5, 7)))]
-        self.nodes = {name: Node(name, f"{name}.cluster:9{number}00") for number, name in enumerate(names)}
+        self.nodes = {
+            name: Node(name, f"{name}.cluster:9{number}00") for number, name in enumerate(names)
+        }
         self._by_address = {node.address: node for node in self.nodes.values()}
         for node in self.nodes.values():
             for container_id in self.containers:
-                node.places[container_id] = self._place(node, container_id, self._whole(container_id))
+                node.places[container_id] = self._place(
+                    node, container_id, self._whole(container_id)
+                )
                 node.places[container_id].replica.scan()
-        # Many seeds have most faults off, so that the rare ones are not drowned by the common.
-        self._chances = {name: often * self.rng.choice((0, 0, 0.5, 1, 2)) for name, often in _CHANCES.items()}
+        # Many seeds have most faults off, so that the rare ones are not drowned by the
+        # common.
+        self._chances = {
+            name: often * self.rng.choice((0, 0, 0.5, 1, 2)) for name, often in _CHANCES.items()
+        }
         if self.rng.random() < 0.4:
             for name in self.rng.sample(names, self.rng.randint(1, len(names) - 2)):
                 self.nodes[name].evil = self.rng.choice(tuple(Evil))
@@ -337,7 +431,9 @@ class Cluster:
         self._runs_max = self.rng.choice((1, 2))
         self._replicas_per_report = self.rng.choice((1, 50_000))
         # Who starts jobs: the controller, somebody who asks, or both.
-        self._automatic, self._asked_often = self.rng.choice(((True, 0.0), (True, 0.05), (False, 0.15)))
+        self._automatic, self._asked_often = self.rng.choice(
+            ((True, 0.0), (True, 0.05), (False, 0.15))
+        )
         self._rules = chosen_rules(self.rng, automatic=self._automatic)
         self._jobs_made = 0
         self._ticks_next = False
@@ -349,8 +445,12 @@ class Cluster:
         self._start_what_is_due()
 
     def _whole(self, container_id: ContainerId) -> MemoryReplica:
-        written = {b: block for b, block in self.written.items() if block[0].container_id == container_id}
-        stored = MemoryReplica(container_id, bcs_id=max(record.bcs_id for record, _ in written.values()))
+        written = {
+            b: block for b, block in self.written.items() if block[0].container_id == container_id
+        }
+        stored = MemoryReplica(
+            container_id, bcs_id=max(record.bcs_id for record, _ in written.values())
+        )
         for block_id, (record, data) in written.items():
             stored.records[block_id] = record
             stored.files[block_id] = bytearray(data)
@@ -365,7 +465,9 @@ class Cluster:
         return Place(node, container_id, replica)
 
     def _shorten(self, stored: MemoryReplica) -> None:
-        """Make it a replica that was closed before the last chunk of a block came (a quasi-closed one)."""
+        """Make it a replica that was closed before the last chunk of a block came (a
+        quasi-closed one).
+        """
         block_id = self.rng.choice(sorted(stored.records))
         record = stored.records[block_id]
         if len(record.chunks) > 1:
@@ -429,11 +531,20 @@ class Cluster:
         """Processes that died come back after a while."""
         if self.host is None and self.now_s >= self._host_back_at_s:
             self.host = ControllerProcess(
-                self._parts, self._open_store, self._rules, self.ledger, self._new_job_id, lambda: self.now_s
+                self._parts,
+                self._open_store,
+                self._rules,
+                self.ledger,
+                self._new_job_id,
+                lambda: self.now_s,
             )
             self._say(f"controller starts in term {self.host.leadership.value}")
             self.marks["jobs outlived it"] += bool(self.host.active())
-        if self.host and self.host.leadership.value is None and self.now_s >= self._leads_again_at_s:
+        if (
+            self.host
+            and self.host.leadership.value is None
+            and self.now_s >= self._leads_again_at_s
+        ):
             self.host.leadership.value = self.host.store.next_term()
         for node in self.nodes.values():
             if node.agent is None and self.now_s >= node.back_at_s:
@@ -465,7 +576,9 @@ class Cluster:
     def _may_beat(self, node: Node) -> bool:
         """Not while a heartbeat is under way, unless it was waited for for too long."""
         agent = node.agent
-        return agent is not None and (agent.sent is None or self.now_s - agent.sent_at_s >= DEADLINE_S)
+        return agent is not None and (
+            agent.sent is None or self.now_s - agent.sent_at_s >= DEADLINE_S
+        )
 
     def _beat(self, node: Node) -> None:
         agent = node.agent
@@ -474,27 +587,45 @@ class Cluster:
         replicas = node.replicas()
         self.ledger.reports(replicas)
         running = [
-            JobProgress(run.command.job_id, False, progress_message(run.command.job_id, place, run.machine.progress))
+            JobProgress(
+                run.command.job_id,
+                False,
+                progress_message(run.command.job_id, place, run.machine.progress),
+            )
             for place, run in agent.runs.items()
         ]
         heartbeat = agent.heartbeats.next(replicas, running)
         agent.sent, agent.sent_at_s = heartbeat, self.now_s
-        self.marks["full report" if heartbeat.full else "incremental report"] += bool(heartbeat.replicas)
+        self.marks["full report" if heartbeat.full else "incremental report"] += bool(
+            heartbeat.replicas
+        )
         self.marks["removal told"] += bool(heartbeat.removed)
         self.marks["report in parts"] += heartbeat.full and len(heartbeat.replicas) < len(replicas)
         datanode = pb.Datanode(datanode_id=node.name, hostname=node.name, address=node.address)
-        raw = self._parts.request_of(heartbeat, datanode=datanode, incarnation=agent.incarnation).SerializeToString()
-        self._requests.append(Message(node.name, agent.incarnation, heartbeat.sequence, raw, self.now_s))
+        raw = self._parts.request_of(
+            heartbeat, datanode=datanode, incarnation=agent.incarnation
+        ).SerializeToString()
+        self._requests.append(
+            Message(node.name, agent.incarnation, heartbeat.sequence, raw, self.now_s)
+        )
 
     def _carry_message(self, *, faults: bool) -> None:
-        """One of the messages under way arrives, or is lost, or arrives and stays under way."""
-        ready = [m for m in (*self._requests, *self._answers) if m.due_s <= self.now_s or not faults]
+        """One of the messages under way arrives, or is lost, or arrives and stays under
+        way.
+        """
+        ready = [
+            m for m in (*self._requests, *self._answers) if m.due_s <= self.now_s or not faults
+        ]
         if not ready:
             return
         message = self.rng.choice(ready)
         box = self._requests if message in self._requests else self._answers
         box.remove(message)
-        if faults and box is self._requests and self.rng.random() < self._chances["heartbeat double"]:
+        if (
+            faults
+            and box is self._requests
+            and self.rng.random() < self._chances["heartbeat double"]
+        ):
             self.marks["heartbeat doubled"] += 1
             box.append(replace(message, due_s=self.now_s + self.rng.choice((0.0, 10.0, 40.0))))
         lost = faults and self.rng.random() < self._chances["heartbeat loss"]
@@ -510,9 +641,12 @@ class Cluster:
     def _hear_heartbeat(self, message: Message, *, faults: bool) -> None:
         assert self.host is not None
         node = self.nodes[message.peer]
-        self.marks["heartbeat of an earlier life"] += bool(node.agent) and node.agent.incarnation != message.incarnation
+        self.marks["heartbeat of an earlier life"] += (
+            bool(node.agent) and node.agent.incarnation != message.incarnation
+        )
         self.marks["heartbeat overtaken"] += any(
-            (other.peer, other.incarnation) == (message.peer, message.incarnation) and other.sequence < message.sequence
+            (other.peer, other.incarnation) == (message.peer, message.incarnation)
+            and other.sequence < message.sequence
             for other in self._requests
         )
         if faults and self.rng.random() < self._chances["save"]:
@@ -556,7 +690,9 @@ class Cluster:
         commands = agent.heartbeats.answered(agent.sent, answer)
         agent.sent = None
         self.marks["end told twice"] += any(p.is_final for p in ended) and answer.full_report_wanted
-        self.marks["late command"] += bool(commands) and self.now_s - message.sent_at_s > DEADLINE_S / 2
+        self.marks["late command"] += (
+            bool(commands) and self.now_s - message.sent_at_s > DEADLINE_S / 2
+        )
         for command in commands:
             self._obey(node, agent, command)
 
@@ -583,12 +719,23 @@ class Cluster:
             self.marks["cancel before the beginning"] += 1
             agent.waiting.remove(command)
             agent.jobs.forget(command)
-            self._refuse(node, agent, command, InterruptedRepairError("cancelled before it began"), "interrupted")
+            self._refuse(
+                node,
+                agent,
+                command,
+                InterruptedRepairError("cancelled before it began"),
+                "interrupted",
+            )
         else:
             self._deliver(node.places[command.container_id], Cancelled("the job was cancelled"))
 
     def _refuse(
-        self, node: Node, agent: AgentProcess, command: ReconcileCommand, error: ReconcileError, state: str
+        self,
+        node: Node,
+        agent: AgentProcess,
+        command: ReconcileCommand,
+        error: ReconcileError,
+        state: str,
     ) -> None:
         self._say(f"{node.name} refuses {command.job_id}: {error.message}")
         self._told_end(node, agent, refusal_of(command, error, state))
@@ -604,8 +751,12 @@ class Cluster:
         self._of_controller(lambda host: host.tick())
         if self.host is not None:
             statuses = self.host.controller.datanodes(self.now_s)
-            self.marks["datanode stale"] += any(status.liveness is Liveness.STALE for status in statuses)
-            self.marks["datanode dead"] += any(status.liveness is Liveness.DEAD for status in statuses)
+            self.marks["datanode stale"] += any(
+                status.liveness is Liveness.STALE for status in statuses
+            )
+            self.marks["datanode dead"] += any(
+                status.liveness is Liveness.DEAD for status in statuses
+            )
 
     def _ask_for_job(self, container_id: ContainerId) -> JobId | None:
         outcome = self._of_controller(lambda host: host.reconcile(container_id))
@@ -644,7 +795,9 @@ class Cluster:
     # ---- repairs
 
     def _work_somewhere(self, *, faults: bool) -> None:
-        """Begin a job that waits, or carry out one request or deliver one answer, whichever the seed says."""
+        """Begin a job that waits, or carry out one request or deliver one answer,
+        whichever the seed says.
+        """
         agents = [node for node in self.nodes.values() if node.agent and not node.agent.is_idle]
         if not agents:
             self._carry_message(faults=faults)
@@ -670,13 +823,25 @@ class Cluster:
         if not place.replica.exists:
             self.marks["command for a container that is gone"] += 1
             agent.jobs.forget(command)
-            self._refuse(node, agent, command, ContainerNotFoundError("there is no such container"), "refused")
+            self._refuse(
+                node,
+                agent,
+                command,
+                ContainerNotFoundError("there is no such container"),
+                "refused",
+            )
             return
         peers = [self._by_address[peer.address].name for peer in command.peers]
         assert peers == [peer.peer for peer in command.peers]
         options = options_of(command, self._fetches_max, self._return_to_service)
-        run = Run(command, options, self._parts.machine(command.container_id, node.name, sorted(peers), options))
-        hold(place.run is None, f"{node.name} repairs container {command.container_id} twice at once")
+        run = Run(
+            command,
+            options,
+            self._parts.machine(command.container_id, node.name, sorted(peers), options),
+        )
+        hold(
+            place.run is None, f"{node.name} repairs container {command.container_id} twice at once"
+        )
         agent.runs[command.container_id] = run
         self._note(place, f"begins {command.job_id} with {len(peers)} peers")
         own = {(node.name, block_id) for block_id in self._blocks_of(command.container_id)}
@@ -725,7 +890,9 @@ class Cluster:
                 event = carry_out_here(request, replica)
                 replica.tear = None
                 _hold_kept(before, _held(replica))
-                self.marks["disk failed"] += replica.failing_disk and isinstance(event, RequestFailed)
+                self.marks["disk failed"] += replica.failing_disk and isinstance(
+                    event, RequestFailed
+                )
                 if isinstance(event, RequestFailed):
                     self.marks["repair met a deleted block"] += event.code == "block_not_found"
                     self.marks["repair met a stale tree"] += event.code == "tree_stale"
@@ -744,7 +911,9 @@ class Cluster:
             self.marks["request to a dead agent"] += 1
             return unavailable
         if isinstance(request, FetchWindows):
-            run.fetched_from.setdefault((request.block_id, request.chunk.offset), set()).add(request.peer)
+            run.fetched_from.setdefault((request.block_id, request.chunk.offset), set()).add(
+                request.peer
+            )
         if faults and target.evil is not None:
             self.marks["peer lied"] += 1
             kind, evil = (Forger, Evil.BAD_BYTES) if target.forges else (EvilPeer, target.evil)
@@ -765,7 +934,11 @@ class Cluster:
             self._ended(place, run, run.machine.outcome)
 
     def _ended(self, place: Place, run: Run, outcome: Outcome) -> None:
-        self._note(place, f"ends {run.command.job_id} {outcome.state.value} {outcome.verdict} {outcome.error_code}")
+        self._note(
+            place,
+            f"ends {run.command.job_id} {outcome.state.value} {outcome.verdict}"
+            f" {outcome.error_code}",
+        )
         agent = place.node.agent
         assert agent is not None
         del agent.runs[place.container_id]
@@ -777,7 +950,10 @@ class Cluster:
         for mark, fired in (
             ("tombstone adopted", progress.tombstones_adopted),
             ("block added", progress.blocks_added),
-            ("record taken in without fetching", progress.blocks_added and not progress.bytes_fetched),
+            (
+                "record taken in without fetching",
+                progress.blocks_added and not progress.bytes_fetched,
+            ),
             ("record without data taken in", progress.blocks_added and progress.bytes_fetched),
             ("several rounds", progress.rounds > 1),
             ("unrecoverable named", outcome.verdict is Verdict.UNRECOVERABLE),
@@ -787,10 +963,17 @@ class Cluster:
             ("unreachable named", "source_unreachable" in kinds),
             ("no peer", outcome.error_code == "no_peer"),
             ("cancelled", outcome.state is OutcomeState.INTERRUPTED),
-            ("two sources for one chunk", any(len(sources) > 1 for sources in run.fetched_from.values())),
+            (
+                "two sources for one chunk",
+                any(len(sources) > 1 for sources in run.fetched_from.values()),
+            ),
         ):
             self.marks[mark] += bool(fired)
-        if run.options.return_to and outcome.replica_state is run.options.return_to and progress.scans:
+        if (
+            run.options.return_to
+            and outcome.replica_state is run.options.return_to
+            and progress.scans
+        ):
             self.marks["returned to service"] += 1
 
     # ---- faults, and what else happens in a cluster
@@ -808,7 +991,11 @@ class Cluster:
 
     def _delete_container(self, place: Place) -> None:
         holders = [other for other in self._places() if other.container_id == place.container_id]
-        if sum(other.replica.exists for other in holders) <= 2 or not place.replica.exists or not place.node.agent:
+        if (
+            sum(other.replica.exists for other in holders) <= 2
+            or not place.replica.exists
+            or not place.node.agent
+        ):
             return
         self._note(place, "loses the container")
         self.marks["container deleted in repair"] += place.run is not None
@@ -819,11 +1006,15 @@ class Cluster:
         del place.node.source.replicas[place.container_id]
 
     def _replicate(self, place: Place) -> None:
-        """The cluster has a replica copied to where there is none, as it is just now (CR-052)."""
+        """The cluster has a replica copied to where there is none, as it is just now
+        (CR-052).
+        """
         sources = [
             other
             for other in self._places()
-            if other.container_id == place.container_id and other.replica.exists and other.node.agent
+            if other.container_id == place.container_id
+            and other.replica.exists
+            and other.node.agent
         ]
         if place.replica.exists or not place.node.agent or not sources:
             return
@@ -834,19 +1025,27 @@ class Cluster:
         stored = replace(
             source.replica.stored,
             records=dict(source.replica.stored.records),
-            files={block_id: bytearray(file) for block_id, file in source.replica.stored.files.items()},
+            files={
+                block_id: bytearray(file) for block_id, file in source.replica.stored.files.items()
+            },
             # An archive of an older datanode has no tree: a scan makes one later.
             tree=source.replica.stored.tree if self.rng.random() < 0.7 else None,
         )
         imported = self._place(place.node, place.container_id, stored)
         tree, _ = imported.replica.known_tree()
         assert tree is not None
-        imported.replica.remembered = {block.block_id: block for block in tree.blocks if block.deleted}
+        imported.replica.remembered = {
+            block.block_id: block for block in tree.blocks if block.deleted
+        }
         place.node.places[place.container_id] = imported
-        self.watch.faulted |= {(place.node.name, block_id) for block_id in self._blocks_of(place.container_id)}
+        self.watch.faulted |= {
+            (place.node.name, block_id) for block_id in self._blocks_of(place.container_id)
+        }
 
     def _delete_somewhere(self, place: Place) -> None:
-        """The cluster deletes a block; the replicas hear of it at different times (CR-052)."""
+        """The cluster deletes a block; the replicas hear of it at different times
+        (CR-052).
+        """
         if not self.watch.deleted or self.rng.random() < 0.3:
             self.watch.deleted.add(self.rng.choice(list(self.written)))
         self._delete(place, crash=self.rng.random() < 0.3)
@@ -873,7 +1072,10 @@ class Cluster:
             return
         block_id = rng.choice(sorted(stored.files))
         file = stored.files[block_id]
-        kind = rng.choice(("flip",) * 6 + ("truncate", "lose file", "lose record", "lose tree", "break tree", "scan"))
+        kind = rng.choice(
+            ("flip",) * 6
+            + ("truncate", "lose file", "lose record", "lose tree", "break tree", "scan")
+        )
         self._note(place, f"suffers {kind} in block {block_id}")
         if place.run is not None:
             self.watch.faulted.add((place.node.name, block_id))
@@ -904,10 +1106,12 @@ class Cluster:
             place.replica.scan()
 
     def _damage_everywhere(self, container_id: ContainerId) -> None:
-        """One chunk suffers on each replica, in another window if it has as many: then only pieces of it are left.
+        """One chunk suffers on each replica, in another window if it has as many: then
+        only pieces of it are left.
 
-        One replica may have lost the block: it can have it back once another has put it together. And all but one may
-        have lost the record, so that this one must be whole before any other can be.
+        One replica may have lost the block: it can have it back once another has put it
+        together. And all but one may have lost the record, so that this one must be
+        whole before any other can be.
         """
         block_id = self.rng.choice(self._blocks_of(container_id))
         chunk = max(self.written[block_id][0].chunks, key=lambda chunk: len(chunk.checksums))
@@ -927,7 +1131,9 @@ class Cluster:
             self.watch.faulted.add((place.node.name, block_id))
 
     def _slow_scan(self, place: Place) -> None:
-        """A background scan that began before other things happened, and ends after them."""
+        """A background scan that began before other things happened, and ends after
+        them.
+        """
         if not place.replica.exists or place.node.agent is None:
             return
         if place.slow_scan is None:
@@ -943,14 +1149,19 @@ class Cluster:
             self.marks["slow scan stored"] += 1
 
     def _client_reads(self, place: Place) -> None:
-        """CR-053: good data or a checksum failure, never bad data that pass for good."""
+        """CR-053: good data or a checksum failure, never bad data that pass for
+        good.
+        """
         records = place.replica.stored.records
         if not records:
             return
         block_id = self.rng.choice(sorted(records))
         if records[block_id].chunks[0].checksum_type is ChecksumType.NONE:
             return
-        file, data = place.replica.stored.files.get(block_id, bytearray()), self.written[block_id][1]
+        file, data = (
+            place.replica.stored.files.get(block_id, bytearray()),
+            self.written[block_id][1],
+        )
         for chunk in records[block_id].chunks:
             got = bytes(file[chunk.offset : chunk.end])
             observed = window_checksums(got, chunk.checksum_type, chunk.bytes_per_checksum)
@@ -966,16 +1177,21 @@ class Cluster:
             tree, _ = place.replica.known_tree()
             for block_id in place.replica.remembered:
                 entry = tree.block(block_id) if tree else None
-                hold(entry is None or entry.deleted, f"{place.node.name} brought block {block_id} back")
+                hold(
+                    entry is None or entry.deleted,
+                    f"{place.node.name} brought block {block_id} back",
+                )
 
     # ---- peace
 
     def heal(self) -> None:
-        """Faults end; deletes are finished, everybody scans. The rest is the controller's.
+        """Faults end; deletes are finished, everybody scans. The rest is the
+        controller's.
 
         Raises:
-            ViolationError: a job does not end; the controller does not know how the replicas are; they differ and
-                nobody said why; or a further job would write again.
+            ViolationError: a job does not end; the controller does not know how the
+                replicas are; they differ and nobody said why; or a further job would
+                write again.
         """
         self._make_peace()
         self._settle()
@@ -986,7 +1202,11 @@ class Cluster:
 
     def _make_peace(self) -> None:
         self._say("peace begins")
-        back_at_s = [self._host_back_at_s, self._leads_again_at_s, *(node.back_at_s for node in self.nodes.values())]
+        back_at_s = [
+            self._host_back_at_s,
+            self._leads_again_at_s,
+            *(node.back_at_s for node in self.nodes.values()),
+        ]
         self.now_s = max(self.now_s, *back_at_s)
         self._start_what_is_due()
         for node in self.nodes.values():
@@ -1003,7 +1223,9 @@ class Cluster:
             place.replica.scan()
 
     def _peace_step(self) -> None:
-        """Whatever can be done at once; else time goes by, everybody says what is new, and the controller ticks."""
+        """Whatever can be done at once; else time goes by, everybody says what is new,
+        and the controller ticks.
+        """
         working = any(node.agent and not node.agent.is_idle for node in self.nodes.values())
         if self._requests or self._answers or working:
             self.now_s += 0.02
@@ -1032,20 +1254,31 @@ class Cluster:
         raise ViolationError(why)
 
     def _settle(self) -> None:
-        """Every job that is under way ends, and the controller hears of all that there is."""
+        """Every job that is under way ends, and the controller hears of all that there
+        is.
+        """
         assert self.host is not None
         for node in self.nodes.values():
             # Whoever waits for an answer that was lost gives up.
             if node.agent and node.agent.sent:
                 node.agent.sent_at_s -= DEADLINE_S
-        self._until(lambda: not self._requests and not self._answers, "messages stay under way", SETTLED_AFTER_S)
-        # A dead agent's heartbeat that came late may have shut the living one out, for as long as a silence counts.
+        self._until(
+            lambda: not self._requests and not self._answers,
+            "messages stay under way",
+            SETTLED_AFTER_S,
+        )
+        # A dead agent's heartbeat that came late may have shut the living one out, for
+        # as long as a silence counts.
         self._all_is_told_at_s = self.now_s
         for job in self.host.active():
             job_id = job.job_id
             ended = lambda: self._job(job_id).state.is_terminal  # noqa: B023, E731
-            self._until(ended, f"{job_id} does not end, though nothing fails any more", SETTLED_AFTER_S)
-        self._until(self._is_quiet, "the controller does not hear how the replicas are", SETTLED_AFTER_S)
+            self._until(
+                ended, f"{job_id} does not end, though nothing fails any more", SETTLED_AFTER_S
+            )
+        self._until(
+            self._is_quiet, "the controller does not hear how the replicas are", SETTLED_AFTER_S
+        )
 
     def _is_quiet(self) -> bool:
         assert self.host is not None
@@ -1072,7 +1305,11 @@ class Cluster:
         return view is not None and list(view.replicas) == truth
 
     def _of(self, container_id: ContainerId) -> list[Place]:
-        places = [place for place in self._places() if place.container_id == container_id and place.replica.exists]
+        places = [
+            place
+            for place in self._places()
+            if place.container_id == container_id and place.replica.exists
+        ]
         return sorted(places, key=lambda place: place.node.name)
 
     def _job(self, job_id: JobId) -> Job:
@@ -1080,7 +1317,9 @@ class Cluster:
         return self.host.controller.job(job_id)
 
     def _heal_container(self, container_id: ContainerId) -> None:
-        """One job after another, until one has made the replicas equal or has named, twice, what cannot be."""
+        """One job after another, until one has made the replicas equal or has named,
+        twice, what cannot be.
+        """
         places = self._of(container_id)
         promise = self._promise(places)
         needed = 0
@@ -1089,7 +1328,10 @@ class Cluster:
             job = self._next_job(container_id, promise)
             states = {order.peer: order.state for order in job.orders}
             everybody = {place.node.name: OrderState.DONE for place in places}
-            hold(states == everybody, f"{job.job_id} is not done by all, though nothing fails: {job.detail}")
+            hold(
+                states == everybody,
+                f"{job.job_id} is not done by all, though nothing fails: {job.detail}",
+            )
             named = job.verdict in NAMED and not _only_unverifiable(job)
             if self._is_equal(places) and not named:
                 needed = number
@@ -1111,7 +1353,9 @@ class Cluster:
         hold(before == after, "a finished job wrote again (inv-I8)")
 
     def _next_job(self, container_id: ContainerId, promise: Promise) -> Job:
-        """The container's next job, at its end: the controller's own where it is to start one, else one asked for."""
+        """The container's next job, at its end: the controller's own where it is to
+        start one, else one asked for.
+        """
         assert self.host is not None
         controller = self.host.controller
         view = controller.container(container_id)
@@ -1127,35 +1371,52 @@ class Cluster:
             stands = promise is Promise.LOST or self._liars
             hold(far or stands, "the controller rests though what is lacking can be had")
             return self._end_of(self._asked(container_id))
-        self.marks["backed off"] += visit is not None and visit.not_before_s > self.now_s + INTERVAL_S
+        self.marks["backed off"] += (
+            visit is not None and visit.not_before_s > self.now_s + INTERVAL_S
+        )
         begun = lambda: self._active_job(container_id) is not None  # noqa: E731
         self._until(begun, "the controller does not take up a diverged container", 2 * PATIENCE_S)
         job_id = self._active_job(container_id)
         assert job_id is not None
         job = self._end_of(job_id)
-        self.marks["healed by automatic mode"] += controller.container(container_id).compared.comparison is (
-            Comparison.MATCH
-        )
+        self.marks["healed by automatic mode"] += controller.container(
+            container_id
+        ).compared.comparison is (Comparison.MATCH)
         return job
 
     def _active_job(self, container_id: ContainerId) -> JobId | None:
         assert self.host is not None
-        return next((job.job_id for job in self.host.active() if job.container_id == container_id), None)
+        return next(
+            (job.job_id for job in self.host.active() if job.container_id == container_id), None
+        )
 
     def _asked(self, container_id: ContainerId) -> JobId:
         job_id = self._ask_for_job(container_id)
-        hold(job_id is not None, f"container {container_id} may not be reconciled, though nothing fails")
+        hold(
+            job_id is not None,
+            f"container {container_id} may not be reconciled, though nothing fails",
+        )
         assert job_id is not None
         return job_id
 
     def _end_of(self, job_id: JobId) -> Job:
-        """The job once it has ended and all is said; what it says of the replicas is so."""
-        self._until(lambda: self._job(job_id).state.is_terminal, f"{job_id} does not end", SETTLED_AFTER_S)
+        """The job once it has ended and all is said; what it says of the replicas is
+        so.
+        """
+        self._until(
+            lambda: self._job(job_id).state.is_terminal, f"{job_id} does not end", SETTLED_AFTER_S
+        )
         job = self._job(job_id)
         told = lambda: self._is_told(job.container_id)  # noqa: E731
         self._until(told, "the controller does not hear what was repaired", SETTLED_AFTER_S)
-        hold(job.state in (JobState.DONE, JobState.PARTIAL), f"{job_id} is {job.state.value}: {job.detail}")
-        hold((job.state is JobState.DONE) == (job.verdict not in HOPELESS), f"{job_id} hides its verdict")
+        hold(
+            job.state in (JobState.DONE, JobState.PARTIAL),
+            f"{job_id} is {job.state.value}: {job.detail}",
+        )
+        hold(
+            (job.state is JobState.DONE) == (job.verdict not in HOPELESS),
+            f"{job_id} hides its verdict",
+        )
         return job
 
     def _hold_rest(self, container_id: ContainerId) -> None:
@@ -1170,21 +1431,36 @@ class Cluster:
         until_s = min(view.visit.not_before_s, self.now_s + PATIENCE_S) + 150.0
         while self.now_s < until_s:
             self._peace_step()
-        tried = [self._job(JobId(f"job{number}")) for number in range(made + 1, self._jobs_made + 1)]
-        hold(all(job.container_id != container_id for job in tried), "a hopeless container is tried again")
+        tried = [
+            self._job(JobId(f"job{number}")) for number in range(made + 1, self._jobs_made + 1)
+        ]
+        hold(
+            all(job.container_id != container_id for job in tried),
+            "a hopeless container is tried again",
+        )
 
     def _hold_truth(self) -> None:
-        """inv-I12: what the controller says of the containers is what their replicas are."""
+        """inv-I12: what the controller says of the containers is what their replicas
+        are.
+        """
         assert self.host is not None
         for container_id in self.containers:
-            self._until(lambda at=container_id: self._is_told(at), "reports do not arrive", SETTLED_AFTER_S)
+            self._until(
+                lambda at=container_id: self._is_told(at), "reports do not arrive", SETTLED_AFTER_S
+            )
             view = self.host.controller.container(container_id)
             assert view is not None
             states = {(replica.data_checksum, replica.fingerprint) for replica in view.replicas}
             if len(states) > 1:
-                hold(view.compared.comparison is Comparison.DIVERGED, "replicas that differ are not called diverged")
+                hold(
+                    view.compared.comparison is Comparison.DIVERGED,
+                    "replicas that differ are not called diverged",
+                )
             else:
-                hold(view.compared.comparison is not Comparison.DIVERGED, "replicas that agree are called diverged")
+                hold(
+                    view.compared.comparison is not Comparison.DIVERGED,
+                    "replicas that agree are called diverged",
+                )
 
     def _tally(self) -> None:
         """Note what became of the jobs of this seed."""
@@ -1209,7 +1485,9 @@ class Cluster:
             if block_id in deleted:
                 continue
             records = [place.replica.stored.records.get(block_id) for place in places]
-            recorded = {chunk.offset: chunk for record in records if record for chunk in record.chunks}
+            recorded = {
+                chunk.offset: chunk for record in records if record for chunk in record.chunks
+            }
             # Also those that outlived their record.
             files = [place.replica.stored.files.get(block_id, b"") for place in places]
             data = self.written[block_id][1]
@@ -1228,7 +1506,9 @@ class Cluster:
         return promise
 
     def _is_equal(self, places: list[Place]) -> bool:
-        """Ozone keeps an entry for a live block without a byte left, and only on replicas that have its record."""
+        """Ozone keeps an entry for a live block without a byte left, and only on
+        replicas that have its record.
+        """
         states = set()
         for place in places:
             tree, _ = place.replica.known_tree()
@@ -1238,17 +1518,25 @@ class Cluster:
         return len(states) == 1
 
     def _check_healed(self, places: list[Place]) -> None:
-        """Equal, and nothing lost: what any replica's tree calls live is whole on all of them."""
+        """Equal, and nothing lost: what any replica's tree calls live is whole on all
+        of them.
+        """
         for place in places:
             tree, _ = place.replica.known_tree()
             assert tree is not None
             for block in tree.blocks:
                 if block.deleted:
                     continue
-                file, data = place.replica.stored.files[block.block_id], self.written[block.block_id][1]
+                file, data = (
+                    place.replica.stored.files[block.block_id],
+                    self.written[block.block_id][1],
+                )
                 for chunk in block.chunks:
                     end = chunk.offset + chunk.length_bytes
-                    hold(bytes(file[chunk.offset : end]) == data[chunk.offset : end], "healed, but not whole")
+                    hold(
+                        bytes(file[chunk.offset : end]) == data[chunk.offset : end],
+                        "healed, but not whole",
+                    )
 
     def _note(self, place: Place, text: str) -> None:
         self._say(f"{place.node.name} {text}, container {place.container_id}")
@@ -1265,14 +1553,22 @@ def _held(replica: RepairableReplica) -> dict[BlockId, tuple[bool, int]]:
     """Which blocks have a record, and how long their files are."""
     stored = replica.stored
     ids = stored.records.keys() | stored.files.keys()
-    return {block_id: (block_id in stored.records, len(stored.files.get(block_id, b""))) for block_id in ids}
+    return {
+        block_id: (block_id in stored.records, len(stored.files.get(block_id, b"")))
+        for block_id in ids
+    }
 
 
-def _hold_kept(before: dict[BlockId, tuple[bool, int]], after: dict[BlockId, tuple[bool, int]]) -> None:
+def _hold_kept(
+    before: dict[BlockId, tuple[bool, int]], after: dict[BlockId, tuple[bool, int]]
+) -> None:
     """inv-I6: only a delete transaction of the cluster takes anything away."""
     for block_id, (had_record, length) in before.items():
         has_record, length_now = after.get(block_id, (False, 0))
-        hold(has_record >= had_record and length_now >= length, f"a repair took something of block {block_id} away")
+        hold(
+            has_record >= had_record and length_now >= length,
+            f"a repair took something of block {block_id} away",
+        )
 
 
 def _only_unverifiable(job: Job) -> bool:

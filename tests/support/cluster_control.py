@@ -1,7 +1,9 @@
-"""What the simulated cluster has between its controller and its datanodes: processes that die, a network that loses.
+"""What the simulated cluster has between its controller and its datanodes: processes
+that die, a network that loses.
 
-The code is the product's: the controller with its service, outbox and wire messages; the agents' heartbeat state, job
-table and command messages. Only what has threads or sockets is replaced, by lists that the simulation picks from.
+The code is the product's: the controller with its service, outbox and wire messages;
+the agents' heartbeat state, job table and command messages. Only what has threads or
+sockets is replaced, by lists that the simulation picks from.
 """
 
 import random
@@ -80,7 +82,9 @@ class Run:
 class AgentProcess:
     """One life of an agent: what dies with it."""
 
-    def __init__(self, peer: PeerId, life: int, parts: Parts, *, replicas_per_report: int, born_at_s: float) -> None:
+    def __init__(
+        self, peer: PeerId, life: int, parts: Parts, *, replicas_per_report: int, born_at_s: float
+    ) -> None:
         self.incarnation = f"life-{life}-of-{peer}"
         self.heartbeats = parts.heartbeats(replicas_per_report)
         self.jobs = JobTable()
@@ -88,7 +92,8 @@ class AgentProcess:
         self.runs: dict[ContainerId, Run] = {}
         self.sent: Heartbeat | None = None
         self.sent_at_s = born_at_s
-        # Commands for each job that came, and how often the job began: what is sent twice begins once.
+        # Commands for each job that came, and how often the job began: what is sent
+        # twice begins once.
         self.told: dict[str, set[str]] = {}
         self.begun: Counter[str] = Counter()
 
@@ -111,12 +116,15 @@ class Message:
 
 
 class Ledger:
-    """Knows what agents reported and how their work ended, and holds what the controller says against it."""
+    """Knows what agents reported and how their work ended, and holds what the
+    controller says against it.
+    """
 
     def __init__(self) -> None:
         self.reported: dict[tuple[PeerId, ContainerId], set[ContainerReplica]] = {}
         self.ends: dict[tuple[str, PeerId], list[pb.ReconcileProgress]] = {}
-        # Known to have ended, and those of which the controller said so before it had put it down.
+        # Known to have ended, and those of which the controller said so before it had
+        # put it down.
         self.finished: dict[JobId, Job] = {}
         self._finishing: list[Job] = []
 
@@ -128,16 +136,24 @@ class Ledger:
         self.ends.setdefault((progress.job_id, peer), []).append(progress.message)
 
     def finishes(self, job: Job) -> None:
-        """The controller says that a job ended: every order's end is one that its agent told."""
+        """The controller says that a job ended: every order's end is one that its agent
+        told.
+        """
         self._finishing.append(job)
         for order in job.orders:
             told = self.ends.get((task_id(job.job_id, order.round), order.peer), [])
             if order.progress.verdict is not None:
                 verdicts = {message.verdict for message in told}
-                hold(order.progress.verdict.value in verdicts, f"job {job.job_id} has a verdict that nobody gave")
+                hold(
+                    order.progress.verdict.value in verdicts,
+                    f"job {job.job_id} has a verdict that nobody gave",
+                )
             if order.state in _ENDS and not order.detail.startswith("agent restarted"):
                 states = {message.state for message in told}
-                hold(_ENDS[order.state] in states, f"job {job.job_id}: {order.peer} never told {order.state.value}")
+                hold(
+                    _ENDS[order.state] in states,
+                    f"job {job.job_id}: {order.peer} never told {order.state.value}",
+                )
 
     def dies(self) -> None:
         """The controller; what it had not put down never was."""
@@ -157,11 +173,20 @@ class Ledger:
             view = controller.container(container_id)
             for replica in view.replicas if view else ():
                 known = self.reported.get((replica.peer, container_id), set())
-                hold(replica in known, f"the controller knows a replica on {replica.peer} that nobody reported")
+                hold(
+                    replica in known,
+                    f"the controller knows a replica on {replica.peer} that nobody reported",
+                )
             if view and view.compared.comparison is Comparison.MATCH:
                 # inv-I12
-                hold(len({r.data_checksum for r in view.replicas} - {None}) == 1, "a match of different roots")
-                hold(all(r.data_checksum is not None for r in view.replicas), "a match of an unknown root")
+                hold(
+                    len({r.data_checksum for r in view.replicas} - {None}) == 1,
+                    "a match of different roots",
+                )
+                hold(
+                    all(r.data_checksum is not None for r in view.replicas),
+                    "a match of an unknown root",
+                )
 
 
 class CrashingStore:
@@ -227,13 +252,17 @@ class ControllerProcess:
         self.service = ControllerService(self.controller, outbox, Lock(), clock, _METRICS)
 
     def heartbeat(self, raw: bytes) -> bytes:
-        return self.service.heartbeat(pb.HeartbeatRequest.FromString(raw), _CONTEXT).SerializeToString()
+        return self.service.heartbeat(
+            pb.HeartbeatRequest.FromString(raw), _CONTEXT
+        ).SerializeToString()
 
     def tick(self) -> None:
         self.controller.tick(self._clock())
 
     def reconcile(self, container_id: ContainerId) -> pb.ReconcileOutcome:
-        request = pb.ReconcileRequest(container_ids=[container_id], reason="asked", requested_by="somebody")
+        request = pb.ReconcileRequest(
+            container_ids=[container_id], reason="asked", requested_by="somebody"
+        )
         return self.service.reconcile(request, _CONTEXT).outcomes[0]
 
     def cancel(self, job_id: JobId) -> None:
@@ -247,7 +276,9 @@ class ControllerProcess:
 
 
 def chosen_rules(rng: random.Random, *, automatic: bool) -> Rules:
-    """The product's own settings in many seeds; in others such that what is rare happens."""
+    """The product's own settings in many seeds; in others such that what is rare
+    happens.
+    """
     return Rules(
         stale_after_s=rng.choice((60.0, 90.0)),
         dead_after_s=rng.choice((150.0, 600.0)),

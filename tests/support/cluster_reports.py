@@ -28,17 +28,29 @@ def replica(
     fingerprint: bytes = b"",
 ) -> ContainerReplica:
     return ContainerReplica(
-        PeerId(peer), ContainerId(container_id), state, root, 0, index, read_only=read_only, fingerprint=fingerprint
+        PeerId(peer),
+        ContainerId(container_id),
+        state,
+        root,
+        0,
+        index,
+        read_only=read_only,
+        fingerprint=fingerprint,
     )
 
 
 def replicas(*roots: int | None, container_id: int = 1) -> list[ContainerReplica]:
     """One replica for each root, on dn-1, dn-2, ..."""
-    return [replica(f"dn-{number}", container_id, root=root) for number, root in enumerate(roots, start=1)]
+    return [
+        replica(f"dn-{number}", container_id, root=root)
+        for number, root in enumerate(roots, start=1)
+    ]
 
 
 class MemoryJobStore:
-    """A store that outlives a controller, but not the test; one that `is_full` takes nothing more."""
+    """A store that outlives a controller, but not the test; one that `is_full` takes
+    nothing more.
+    """
 
     def __init__(self) -> None:
         self.is_full = False
@@ -105,7 +117,9 @@ class World:
         self.restart()
 
     def restart(self) -> None:
-        """A new controller over the same store; orders that waited are lost with the old one."""
+        """A new controller over the same store; orders that waited are lost with the
+        old one.
+        """
         self.sink = MemorySink()
         self.controller = self.new_controller(self.sink)
 
@@ -147,7 +161,9 @@ class World:
         for peer in sorted({r.peer for r in reported}):
             self.beat(peer, [r for r in reported if r.peer == peer])
 
-    def pass_time(self, seconds: float, *, beating: Iterable[str] = (), step_s: float = 10.0) -> None:
+    def pass_time(
+        self, seconds: float, *, beating: Iterable[str] = (), step_s: float = 10.0
+    ) -> None:
         """Tick until then; `beating` datanodes send empty heartbeats all the while."""
         until_s = self.now_s + seconds
         while self.now_s < until_s:
@@ -167,7 +183,9 @@ class World:
         return [self.controller.job(outcome.job_id) for outcome in outcomes if outcome.job_id]
 
     def told(self, job: Job, peer: str, state: OrderState, **figures: object) -> None:
-        """The datanode reports progress of its order, for which it heard all its peers."""
+        """The datanode reports progress of its order, for which it heard all its
+        peers.
+        """
         order = self.controller.job(job.job_id).order(PeerId(peer))
         assert order is not None
         heard = tuple(PeerOutcome(other, "ok") for other in order.peers)
@@ -180,7 +198,11 @@ class World:
         return self.controller.job(job.job_id)
 
     def orders(self, peer: str) -> list[ReconcileOrder]:
-        return [order for order in self.sink.waiting(PeerId(peer)) if isinstance(order, ReconcileOrder)]
+        return [
+            order for order in self.sink.waiting(PeerId(peer)) if isinstance(order, ReconcileOrder)
+        ]
 
     def cancels(self, peer: str) -> list[CancelOrder]:
-        return [order for order in self.sink.waiting(PeerId(peer)) if isinstance(order, CancelOrder)]
+        return [
+            order for order in self.sink.waiting(PeerId(peer)) if isinstance(order, CancelOrder)
+        ]

@@ -1,4 +1,6 @@
-"""Twins of the file port: one counts the durable operations, one crashes at the Nth, one fails, one has bad sectors."""
+"""Twins of the file port: one counts the durable operations, one crashes at the Nth,
+one fails, one has bad sectors.
+"""
 
 import errno
 import os
@@ -22,7 +24,11 @@ class CountingDisk(Disk):
         self.operations: list[tuple[Operation, Path]] = []
 
     def durable(
-        self, operation: Operation, path: Path, act: Callable[[], None], torn: Callable[[], None] | None = None
+        self,
+        operation: Operation,
+        path: Path,
+        act: Callable[[], None],
+        torn: Callable[[], None] | None = None,
     ) -> None:
         self.operations.append((operation, path))
         act()
@@ -39,7 +45,9 @@ class Crash(Enum):
 
 
 class CrashingDisk(CountingDisk):
-    """Kills its own process at the Nth durable operation (from 0), without any cleaning up."""
+    """Kills its own process at the Nth durable operation (from 0), without any cleaning
+    up.
+    """
 
     def __init__(self, at: int, crash: Crash) -> None:
         super().__init__()
@@ -48,7 +56,11 @@ class CrashingDisk(CountingDisk):
         self._unsynced: list[tuple[Path, Callable[[], None]]] = []
 
     def durable(
-        self, operation: Operation, path: Path, act: Callable[[], None], torn: Callable[[], None] | None = None
+        self,
+        operation: Operation,
+        path: Path,
+        act: Callable[[], None],
+        torn: Callable[[], None] | None = None,
     ) -> None:
         here = len(self.operations) == self._at
         if here and self._crash is Crash.BEFORE:
@@ -72,11 +84,15 @@ class CrashingDisk(CountingDisk):
         match operation:
             case Operation.WRITE:
                 self._unsynced.append((path, _restorer(path)))
-            case Operation.RENAME if any(p == path.with_name(path.name + ".tmp") for p, _ in self._unsynced):
-                # The new name without the bytes, as file systems do it: an empty file in the place of the old one.
+            case Operation.RENAME if any(
+                p == path.with_name(path.name + ".tmp") for p, _ in self._unsynced
+            ):
+                # The new name without the bytes, as file systems do it: an empty file
+                # in the place of the old one.
                 self._unsynced.append((path, lambda: os.truncate(path, 0)))
             case Operation.RENAME:
-                # The name under which the file was before is not known here: losing the new entry is what counts.
+                # The name under which the file was before is not known here: losing the
+                # new entry is what counts.
                 self._unsynced.append((path.parent / "*", _restorer(path)))
             case Operation.REMOVE if path.is_file():
                 self._unsynced.append((path.parent / "*", _restorer(path)))
@@ -94,7 +110,8 @@ def _restorer(path: Path) -> Callable[[], None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(before)
         elif not path.is_dir():
-            # A folder that was renamed stays where it is: a power cut may leave either, and BEFORE leaves the other.
+            # A folder that was renamed stays where it is: a power cut may leave either,
+            # and BEFORE leaves the other.
             path.unlink(missing_ok=True)
 
     return restore
@@ -107,25 +124,35 @@ def die() -> None:
 
 @dataclass
 class FailingDisk(Disk):
-    """Fails the operations that `fails` picks, with the given errno, before they do anything."""
+    """Fails the operations that `fails` picks, with the given errno, before they do
+    anything.
+    """
 
     errno: int
     fails: Callable[[Operation, Path], bool]
     failed: list[tuple[Operation, Path]] = field(default_factory=list)
 
     def durable(
-        self, operation: Operation, path: Path, act: Callable[[], None], torn: Callable[[], None] | None = None
+        self,
+        operation: Operation,
+        path: Path,
+        act: Callable[[], None],
+        torn: Callable[[], None] | None = None,
     ) -> None:
         if self.fails(operation, path):
             self.failed.append((operation, path))
             suspect = operation in (Operation.SYNC, Operation.SYNC_FOLDER)
-            raise disk_error(operation.value, path, OSError(self.errno, os.strerror(self.errno)), suspect=suspect)
+            raise disk_error(
+                operation.value, path, OSError(self.errno, os.strerror(self.errno)), suspect=suspect
+            )
         act()
 
 
 @dataclass
 class BadSectorDisk(Disk):
-    """Pages of files that cannot be read until they are written over, each as a whole, as the system and a drive do."""
+    """Pages of files that cannot be read until they are written over, each as a whole,
+    as the system and a drive do.
+    """
 
     bad: set[tuple[Path, int]] = field(default_factory=set)
     error: int = errno.EIO

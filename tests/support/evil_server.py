@@ -1,8 +1,9 @@
 """A server that misbehaves on a real socket, in every way of the table `CASES`.
 
-Run as a process of its own (`python -m tests.support.evil_server`), so that what it wastes does not count as our
-memory; it prints its port and ends when its stdin does. The container ID that is asked for chooses the case. Nothing
-here uses our own server code: it sends what ours would never send.
+Run as a process of its own (`python -m tests.support.evil_server`), so that what it
+wastes does not count as our memory; it prints its port and ends when its stdin does.
+The container ID that is asked for chooses the case. Nothing here uses our own server
+code: it sends what ours would never send.
 """
 
 import sys
@@ -18,7 +19,14 @@ import grpc
 from dnagent.wire import SERVICE as AGENT
 from dnagent.wire import encode_piece
 from merkle.columns import encode_tree
-from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree, block_checksum, container_checksum
+from merkle.tree import (
+    BlockId,
+    BlockTree,
+    ContainerId,
+    ContainerTree,
+    block_checksum,
+    container_checksum,
+)
 from ozone.datanode import SERVICE as DATANODE
 from protos.agent_pb2 import (
     ContainerHashPage,
@@ -65,7 +73,9 @@ class Ask(Enum):
 
 @dataclass(frozen=True)
 class Case:
-    """One misbehaviour: how the server answers, and the codes of which one must come out; none if it is taken."""
+    """One misbehaviour: how the server answers, and the codes of which one must come
+    out; none if it is taken.
+    """
 
     kind: str
     ask: Ask
@@ -92,16 +102,22 @@ def _raw_tree(container_id: int, *blocks: BlockMerkleTree) -> bytes:
     """A tree whose root fits, of blocks that no value of ours would hold."""
     root = container_checksum([block.dataChecksum for block in blocks])
     tree = ContainerMerkleTree(dataChecksum=root, blockMerkleTree=blocks)
-    return ContainerChecksumInfo(containerID=container_id, containerMerkleTree=tree).SerializeToString()
+    return ContainerChecksumInfo(
+        containerID=container_id, containerMerkleTree=tree
+    ).SerializeToString()
 
 
 def _raw_block(block_id: int, *chunks: ChunkMerkleTree, deleted: bool = False) -> BlockMerkleTree:
     checksum = block_checksum(block_id, [chunk.dataChecksum for chunk in chunks])
-    return BlockMerkleTree(blockID=block_id, dataChecksum=checksum, deleted=deleted, chunkMerkleTree=chunks)
+    return BlockMerkleTree(
+        blockID=block_id, dataChecksum=checksum, deleted=deleted, chunkMerkleTree=chunks
+    )
 
 
 def _raw_chunk(offset: int, length: int = 4096, checksum: int = 7) -> ChunkMerkleTree:
-    return ChunkMerkleTree(offset=offset, length=length, dataChecksum=checksum, checksumMatches=True)
+    return ChunkMerkleTree(
+        offset=offset, length=length, dataChecksum=checksum, checksumMatches=True
+    )
 
 
 def _one_block(*chunks: ChunkMerkleTree, deleted: bool = False) -> Callable[[ContainerId], bytes]:
@@ -140,7 +156,8 @@ TREES: dict[str, Callable[[ContainerId], bytes]] = {
     "too many blocks": _empty_blocks(1_000_001),
     "ten million empty blocks": _empty_blocks(10_000_000),
     "ten million empty chunks": lambda c: (
-        ContainerChecksumInfo(containerID=c).SerializeToString() + _field(2, _field(2, b"\x1a\x00" * 10_000_000))
+        ContainerChecksumInfo(containerID=c).SerializeToString()
+        + _field(2, _field(2, b"\x1a\x00" * 10_000_000))
     ),
     "garbage tree": lambda _: b"\xff" * 1000,
     "tree cut short": lambda c: encode_tree(_honest(c))[:-1],
@@ -161,14 +178,19 @@ def _bytes(*messages: bytes) -> Answers:
 
 
 def _agent_tree(make: Callable[[ContainerId], bytes]) -> Answers:
-    return lambda c, _: [GetContainerHashesResponse(container_checksum_info=make(c)).SerializeToString()]
+    return lambda c, _: [
+        GetContainerHashesResponse(container_checksum_info=make(c)).SerializeToString()
+    ]
 
 
 def _records(*chosen: tuple[int, int]) -> Answers:
     """The records of these blocks (offset of the container ID, block ID)."""
 
     def answers(container_id: ContainerId, _: grpc.ServicerContext) -> Iterable[bytes]:
-        found = [replica(ContainerId(container_id + other)).records[BlockId(block)] for other, block in chosen]
+        found = [
+            replica(ContainerId(container_id + other)).records[BlockId(block)]
+            for other, block in chosen
+        ]
         return [GetBlockRecordsResponse(block_data=map(record_to_bytes, found)).SerializeToString()]
 
     return answers
@@ -208,18 +230,25 @@ def _gzip_bomb(_: ContainerId, context: grpc.ServicerContext) -> Iterator[bytes]
 
 
 def _page(container_id: ContainerId, blocks: bytes, mark: bytes = b"0123456789abcdef") -> bytes:
-    page = ContainerHashPage(container_id=container_id, blocks=blocks, fingerprint=mark, data_checksum=1)
+    page = ContainerHashPage(
+        container_id=container_id, blocks=blocks, fingerprint=mark, data_checksum=1
+    )
     return page.SerializeToString()
 
 
 def _part(*block_ids: int) -> bytes:
-    return ContainerMerkleTree(blockMerkleTree=[_raw_block(i) for i in block_ids]).SerializeToString()
+    return ContainerMerkleTree(
+        blockMerkleTree=[_raw_block(i) for i in block_ids]
+    ).SerializeToString()
 
 
 _AWAY = ("peer_unavailable",)
 _HUGE = bytes(64 << 20)
 _TOO_LARGE = _abort(
-    grpc.StatusCode.INTERNAL, "ask for pages", ("treefold-code", "tree_refused"), ("treefold-reason-bin", b"too_large")
+    grpc.StatusCode.INTERNAL,
+    "ask for pages",
+    ("treefold-code", "tree_refused"),
+    ("treefold-reason-bin", b"too_large"),
 )
 # What every kind of answer can be instead of one.
 _WRONG_TRANSPORT: dict[str, tuple[Answers, tuple[str, ...]]] = {
@@ -231,7 +260,10 @@ _WRONG_TRANSPORT: dict[str, tuple[Answers, tuple[str, ...]]] = {
     "unknown error": (_abort(grpc.StatusCode.UNKNOWN, ""), ("peer_refused",)),
     "no such method": (_abort(grpc.StatusCode.UNIMPLEMENTED, "no"), ("peer_refused",)),
     "internal error": (_abort(grpc.StatusCode.INTERNAL, "oops"), ("remote_protocol",)),
-    "error with terminal codes": (_abort(grpc.StatusCode.NOT_FOUND, "\x1b[2J\x07"), ("peer_refused",)),
+    "error with terminal codes": (
+        _abort(grpc.StatusCode.NOT_FOUND, "\x1b[2J\x07"),
+        ("peer_refused",),
+    ),
 }
 _AGENT_TREE: dict[str, tuple[Answers, tuple[str, ...]]] = {
     "an error's name that is ours": (
@@ -247,11 +279,23 @@ _PAGES: dict[str, tuple[Answers, tuple[str, ...]]] = {
     "no pages": (_bytes(), ("remote_protocol",)),
     "garbage page": (_bytes(b"\xff\xff"), ("remote_protocol",)),
     "garbage in a page": (lambda c, _: [_page(c, b"\xff\xff")], ("remote_protocol",)),
-    "a page of another container": (lambda c, _: [_page(ContainerId(c + 1), _part(1))], ("remote_protocol",)),
-    "pages of different trees": (lambda c, _: [_page(c, _part(1)), _page(c, _part(2), b"z")], ("remote_protocol",)),
-    "pages out of order": (lambda c, _: [_page(c, _part(2)), _page(c, _part(1))], ("tree_refused",)),
+    "a page of another container": (
+        lambda c, _: [_page(ContainerId(c + 1), _part(1))],
+        ("remote_protocol",),
+    ),
+    "pages of different trees": (
+        lambda c, _: [_page(c, _part(1)), _page(c, _part(2), b"z")],
+        ("remote_protocol",),
+    ),
+    "pages out of order": (
+        lambda c, _: [_page(c, _part(2)), _page(c, _part(1))],
+        ("tree_refused",),
+    ),
     "a page twice": (lambda c, _: repeat(_page(c, _part(1)), 2), ("tree_refused",)),
-    "wrong root of all pages": (lambda c, _: [_page(c, _part(1)), _page(c, _part(2))], ("tree_refused",)),
+    "wrong root of all pages": (
+        lambda c, _: [_page(c, _part(1)), _page(c, _part(2))],
+        ("tree_refused",),
+    ),
     "endless pages": (
         lambda c, _: (_page(c, _part(i)) + _field(15, bytes(16 << 20)) for i in count()),
         ("tree_refused",),
@@ -266,8 +310,14 @@ _AGENT_RECORDS: dict[str, tuple[Answers, tuple[str, ...]]] = {
     "another block": (_records((0, 21)), ("remote_protocol",)),
     "another container's block": (_records((1, 20)), ("remote_protocol",)),
     "a block twice": (_records((0, 20), (0, 20)), ("remote_protocol",)),
-    "garbage record": (_bytes(GetBlockRecordsResponse(block_data=[b"\xff"]).SerializeToString()), ("remote_protocol",)),
-    "empty record": (_bytes(GetBlockRecordsResponse(block_data=[b""]).SerializeToString()), ("remote_protocol",)),
+    "garbage record": (
+        _bytes(GetBlockRecordsResponse(block_data=[b"\xff"]).SerializeToString()),
+        ("remote_protocol",),
+    ),
+    "empty record": (
+        _bytes(GetBlockRecordsResponse(block_data=[b""]).SerializeToString()),
+        ("remote_protocol",),
+    ),
 }
 
 
@@ -302,7 +352,10 @@ _AGENT_READ: dict[str, tuple[Answers, tuple[str, ...]]] = {
     "a length beyond the message": (_bytes(b"\x08\x00\x12\x7fabc"), ("remote_protocol",)),
     "a piece of two mebibytes": (_bytes(encode_piece(0, bytes(2 << 20))), ("remote_protocol",)),
     "stops half way": (_then(_good_piece(), _never), _AWAY),
-    "fails half way": (_then(_good_piece(), _abort(grpc.StatusCode.UNKNOWN, "")), ("peer_refused",)),
+    "fails half way": (
+        _then(_good_piece(), _abort(grpc.StatusCode.UNKNOWN, "")),
+        ("peer_refused",),
+    ),
     "gone half way": (_then(_good_piece(), _abort(grpc.StatusCode.UNAVAILABLE, "")), _AWAY),
     "bad bytes": (_bytes(encode_piece(0, bytes(CHUNK_BYTES))), ()),
     "data before the offset": (
@@ -315,7 +368,9 @@ _AGENT_READ: dict[str, tuple[Answers, tuple[str, ...]]] = {
 Reply = ContainerCommandResponseProto
 
 
-def _reply(kind: Type, fill: Callable[[Reply, ContainerId], None], result: Result = Result.SUCCESS) -> Answers:
+def _reply(
+    kind: Type, fill: Callable[[Reply, ContainerId], None], result: Result = Result.SUCCESS
+) -> Answers:
     def answers(container_id: ContainerId, _: grpc.ServicerContext) -> Iterable[bytes]:
         reply = Reply(cmdType=kind, traceID="", result=result)
         fill(reply, container_id)
@@ -324,7 +379,9 @@ def _reply(kind: Type, fill: Callable[[Reply, ContainerId], None], result: Resul
     return answers
 
 
-def _info(raw: Callable[[ContainerId], bytes], other: int = 0) -> Callable[[Reply, ContainerId], None]:
+def _info(
+    raw: Callable[[ContainerId], bytes], other: int = 0
+) -> Callable[[Reply, ContainerId], None]:
     def fill(reply: Reply, container_id: ContainerId) -> None:
         reply.getContainerChecksumInfo.containerID = container_id + other
         reply.getContainerChecksumInfo.containerChecksumInfo = raw(container_id)
@@ -383,14 +440,20 @@ _DATANODE: dict[Ask, dict[str, tuple[Answers, tuple[str, ...]]]] = {
             ("remote_protocol",),
         ),
         "an empty tree": (_reply(_TREE, _info(lambda _: b"")), ("peer_refused",)),
-        "an error with terminal codes": (_reply(_TREE, _message("\x1b[31m"), Result.IO_EXCEPTION), ("peer_refused",)),
+        "an error with terminal codes": (
+            _reply(_TREE, _message("\x1b[31m"), Result.IO_EXCEPTION),
+            ("peer_refused",),
+        ),
         "a result that is none": (_bytes(b"\x08\x17\x12\x00\x18\x63"), ("remote_protocol",)),
     },
     Ask.RECORDS: {
         "no body": (_reply(_BLOCK, _nothing), ("remote_protocol",)),
         "another block": (_reply(_BLOCK, _block(0, 21)), ("remote_protocol",)),
         "another container's block": (_reply(_BLOCK, _block(1, 20)), ("remote_protocol",)),
-        "a record of nothing": (_reply(_BLOCK, _block(0, 20, drop="blockID")), ("remote_protocol",)),
+        "a record of nothing": (
+            _reply(_BLOCK, _block(0, 20, drop="blockID")),
+            ("remote_protocol",),
+        ),
         "a record that contradicts itself": (_reply(_BLOCK, _block(0, 20, drop="chunks")), ()),
     },
     Ask.READ: {
@@ -398,9 +461,18 @@ _DATANODE: dict[Ask, dict[str, tuple[Answers, tuple[str, ...]]]] = {
         "short data": (_reply(_READ, _chunk(b"x" * 4096)), ("remote_protocol",)),
         "long data": (_reply(_READ, _chunk(bytes(CHUNK_BYTES), b"x")), ("remote_protocol",)),
         "no data": (_reply(_READ, _chunk()), ("remote_protocol",)),
-        "millions of empty pieces": (_reply(_READ, _chunk(*[b""] * 8_000_000)), ("remote_protocol",)),
-        "less on disk each time": (_reply(_READ, _message("actual: 3"), _FAILED), ("peer_refused",)),
-        "more on disk than asked for": (_reply(_READ, _message("actual: 999999999"), _FAILED), ("peer_refused",)),
+        "millions of empty pieces": (
+            _reply(_READ, _chunk(*[b""] * 8_000_000)),
+            ("remote_protocol",),
+        ),
+        "less on disk each time": (
+            _reply(_READ, _message("actual: 3"), _FAILED),
+            ("peer_refused",),
+        ),
+        "more on disk than asked for": (
+            _reply(_READ, _message("actual: 999999999"), _FAILED),
+            ("peer_refused",),
+        ),
         "no number of bytes": (_reply(_READ, _message("actual: -1"), _FAILED), ("peer_refused",)),
         "bad bytes": (_reply(_READ, _chunk(bytes(CHUNK_BYTES))), ()),
         "pieces of any size": (_reply(_READ, _chunk(*[bytes(CHUNK_BYTES // 8)] * 8)), ()),
@@ -426,7 +498,9 @@ def _cases() -> Iterator[Case]:
         yield Case("agent", Ask.TREE, name, _TOO_LARGE, codes, pages=answers)
 
 
-CASES: dict[ContainerId, Case] = {ContainerId(FIRST_CONTAINER + i): case for i, case in enumerate(_cases())}
+CASES: dict[ContainerId, Case] = {
+    ContainerId(FIRST_CONTAINER + i): case for i, case in enumerate(_cases())
+}
 
 
 def _hashes(raw: bytes, context: grpc.ServicerContext) -> bytes:

@@ -1,8 +1,9 @@
-"""A server that forks children to die in: it imports a module once and opens nothing, so that each child starts clean
-and at once. (RocksDB's threads do not survive a fork, so the test's own process cannot be the parent.)
+"""A server that forks children to die in: it imports a module once and opens nothing,
+so that each child starts clean and at once. (RocksDB's threads do not survive a fork,
+so the test's own process cannot be the parent.)
 
-`python -m tests.support.forks MODULE` reads lines of JSON, `[function, argument...]`, and answers each with the exit
-code of the child that called it, negative for a signal.
+`python -m tests.support.forks MODULE` reads lines of JSON, `[function, argument...]`,
+and answers each with the exit code of the child that called it, negative for a signal.
 """
 
 import importlib
@@ -25,7 +26,11 @@ class Forks:
 
     def __init__(self, module: str) -> None:
         self._server = subprocess.Popen(
-            [sys.executable, "-m", __name__, module], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", __name__, module],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def run(self, function: str, *arguments: str | int) -> int:
@@ -40,7 +45,10 @@ class Forks:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
@@ -55,7 +63,8 @@ def serve(module: ModuleType) -> None:
         function, *arguments = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            # A child that hangs ends too, by another signal than the one that is waited for.
+            # A child that hangs ends too, by another signal than the one that is waited
+            # for.
             signal.alarm(_CHILD_S)
             code = 1
             try:

@@ -1,4 +1,6 @@
-"""Small volumes made by hand, row by row and byte by byte: also such as no datanode would write."""
+"""Small volumes made by hand, row by row and byte by byte: also such as no datanode
+would write.
+"""
 
 import random
 from collections.abc import Iterable
@@ -40,26 +42,35 @@ def chunk_record(
 
 
 def whole(
-    length: int, offset: int = 0, *, checksum_type: ChecksumType = ChecksumType.CRC32, window: int = 1024
+    length: int,
+    offset: int = 0,
+    *,
+    checksum_type: ChecksumType = ChecksumType.CRC32,
+    window: int = 1024,
 ) -> tuple[ChunkRecord, bytes]:
     """A chunk of so many bytes: its record, and the bytes."""
     data = some_bytes(length, offset)
     return chunk_record(data, offset, checksum_type=checksum_type, window=window), data
 
 
-def block_record(container_id: int, block_id: int, chunks: Iterable[ChunkRecord] = ()) -> BlockRecord:
+def block_record(
+    container_id: int, block_id: int, chunks: Iterable[ChunkRecord] = ()
+) -> BlockRecord:
     return BlockRecord(ContainerId(container_id), BlockId(block_id), 7, tuple(chunks))
 
 
 class VolumeMaker:
-    """A volume under construction; closing it gives its database free, as a stopped datanode does."""
+    """A volume under construction; closing it gives its database free, as a stopped
+    datanode does.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.working = root / "hdds" / CLUSTER
         self.working.mkdir(parents=True)
         (root / "hdds" / "VERSION").write_text(
-            f"#Sun Nov 22 00:00:00 UTC 2026\nclusterID={CLUSTER}\nlayOutVersion=1\nstorageID={STORAGE}\n"
+            "#Sun Nov 22 00:00:00 UTC"
+            f" 2026\nclusterID={CLUSTER}\nlayOutVersion=1\nstorageID={STORAGE}\n"
             f"datanodeUuid={NODE}\nctime=1755856800000\n"
         )
         self.database_path = self.working / STORAGE / "container.db"
@@ -69,12 +80,17 @@ class VolumeMaker:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.database.close()
 
     def folder(self, container_id: int) -> Path:
-        return self.working / "current" / f"containerDir{container_id >> 9 & 0xFF}" / str(container_id)
+        return (
+            self.working / "current" / f"containerDir{container_id >> 9 & 0xFF}" / str(container_id)
+        )
 
     def block_file(self, container_id: int, block_id: int) -> Path:
         return self.folder(container_id) / "chunks" / f"{block_id}.block"
@@ -88,7 +104,9 @@ class VolumeMaker:
         layout_version: int = 2,
         schema_version: str | None = "3",
     ) -> Path:
-        """A container's folder with its descriptor, which names a place that it never was at."""
+        """A container's folder with its descriptor, which names a place that it never
+        was at.
+        """
         folder = self.folder(container_id)
         (folder / "metadata").mkdir(parents=True)
         (folder / "chunks").mkdir()
@@ -104,12 +122,20 @@ class VolumeMaker:
             layout_version=layout_version,
             schema_version=schema_version,
         )
-        (folder / "metadata" / f"{container_id}.container").write_bytes(dump_descriptor(with_checksum(descriptor)))
-        self.put(Table.METADATA, counter_key(ContainerId(container_id), Counter.BCS_ID), long_bytes(7))
+        (folder / "metadata" / f"{container_id}.container").write_bytes(
+            dump_descriptor(with_checksum(descriptor))
+        )
+        self.put(
+            Table.METADATA, counter_key(ContainerId(container_id), Counter.BCS_ID), long_bytes(7)
+        )
         return folder
 
-    def block(self, container_id: int, block_id: int, *chunks: tuple[ChunkRecord, bytes] | ChunkRecord) -> BlockRecord:
-        """A block: its record, and a file with the bytes that are given for its chunks, if any are."""
+    def block(
+        self, container_id: int, block_id: int, *chunks: tuple[ChunkRecord, bytes] | ChunkRecord
+    ) -> BlockRecord:
+        """A block: its record, and a file with the bytes that are given for its chunks,
+        if any are.
+        """
         records = [chunk if isinstance(chunk, ChunkRecord) else chunk[0] for chunk in chunks]
         record = block_record(container_id, block_id, records)
         self.put_record(Table.BLOCK_DATA, record)

@@ -1,4 +1,6 @@
-"""Datanodes with real volumes in one process: each its store and runner, the others its peers without a network."""
+"""Datanodes with real volumes in one process: each its store and runner, the others its
+peers without a network.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,7 +24,9 @@ UNDO_BYTES = 256 << 20
 
 @dataclass
 class Datanode:
-    """One datanode; `audit` holds a line for each write, `unread` how many bytes each wrote over unseen."""
+    """One datanode; `audit` holds a line for each write, `unread` how many bytes each
+    wrote over unseen.
+    """
 
     name: PeerId
     store: ReplicaStore
@@ -38,14 +42,20 @@ class Datanode:
 
 @contextmanager
 def datanodes(
-    roots: Mapping[str, Path], state: Path, *, disks: Mapping[str, Disk] | None = None, undo_bytes: int = UNDO_BYTES
+    roots: Mapping[str, Path],
+    state: Path,
+    *,
+    disks: Mapping[str, Disk] | None = None,
+    undo_bytes: int = UNDO_BYTES,
 ) -> Iterator[dict[str, Datanode]]:
     """Hold these volumes as owner, one a datanode."""
     with ExitStack() as stack:
         nodes = {}
         for name, root in roots.items():
             disk = (disks or {}).get(name, Disk())
-            volume = stack.enter_context(open_volume(root, hold=Hold.OWNER, state_folder=state / name, disk=disk))
+            volume = stack.enter_context(
+                open_volume(root, hold=Hold.OWNER, state_folder=state / name, disk=disk)
+            )
             held = HeldVolume(volume, disk, undo_bytes=undo_bytes)
             lines: list[tuple[int, int, int, int, str, str]] = []
             hidden: list[int] = []
@@ -66,10 +76,15 @@ def datanodes(
                 hidden.append(unread)
 
             runner = Runner(
-                PeerId(name), threads_max=4, audit=audit, backoff=Backoff(attempts_max=2, first_s=0, jitter_s=0)
+                PeerId(name),
+                threads_max=4,
+                audit=audit,
+                backoff=Backoff(attempts_max=2, first_s=0, jitter_s=0),
             )
             stack.callback(runner.close)
-            nodes[name] = Datanode(PeerId(name), ReplicaStore([held], repair_enabled=True), held, runner, lines, hidden)
+            nodes[name] = Datanode(
+                PeerId(name), ReplicaStore([held], repair_enabled=True), held, runner, lines, hidden
+            )
         yield nodes
 
 
@@ -81,7 +96,9 @@ def reconcile(
     peers: Mapping[PeerId, Peer] | None = None,
     options: ReconcileOptions | None = None,
 ) -> Outcome:
-    """Let one datanode reconcile a container with all others, or with the peers given."""
+    """Let one datanode reconcile a container with all others, or with the peers
+    given.
+    """
     node = nodes[name]
     others = {other.name: other.peer() for other in nodes.values() if other is not node}
     return node.runner.run(

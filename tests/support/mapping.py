@@ -7,7 +7,9 @@ import psutil
 
 
 def wait_until_mapped(path: Path, stop: threading.Event) -> None:
-    """Return as soon as a child process has the file in its memory, or when told to stop."""
+    """Return as soon as a child process has the file in its memory, or when told to
+    stop.
+    """
     while not stop.wait(0.005):
         for child in psutil.Process().children():
             try:

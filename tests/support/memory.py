@@ -1,7 +1,9 @@
-"""One replica in memory with the manners of the real one: twin of the ports `ReplicaReader` and `ReplicaWriter`.
+"""One replica in memory with the manners of the real one: twin of the ports
+`ReplicaReader` and `ReplicaWriter`.
 
-What it stores is a `MemoryReplica`, so that the memory peers can serve it. Every change is shown to an `Observer`
-first, and a `tear` makes the next write end half-way, as a crash does.
+What it stores is a `MemoryReplica`, so that the memory peers can serve it. Every change
+is shown to an `Observer` first, and a `tear` makes the next write end half-way, as a
+crash does.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +38,9 @@ class CrashError(Exception):
 class Observer(Protocol):
     """Sees every change of a replica before it is made."""
 
-    def writes(self, replica: "RepairableReplica", block_id: BlockId, offset: int, new: bytes) -> None: ...
+    def writes(
+        self, replica: "RepairableReplica", block_id: BlockId, offset: int, new: bytes
+    ) -> None: ...
 
     def puts(self, replica: "RepairableReplica", record: BlockRecord) -> None: ...
 
@@ -70,11 +74,17 @@ class RepairableReplica:
         # 0 stands for a row that is lost.
         if not stored.bcs_id or stored.state is ReplicaState.UNHEALTHY:
             recorded = max((record.bcs_id for record in stored.records.values()), default=0)
-        return OwnLoaded(tree, generation, stored.state, stored.bcs_id, stored.replica_index, recorded)
+        return OwnLoaded(
+            tree, generation, stored.state, stored.bcs_id, stored.replica_index, recorded
+        )
 
     def records(self, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
         self._check()
-        return {block_id: self.stored.records[block_id] for block_id in block_ids if block_id in self.stored.records}
+        return {
+            block_id: self.stored.records[block_id]
+            for block_id in block_ids
+            if block_id in self.stored.records
+        }
 
     def check(self, block_id: BlockId, chunk: ChunkRecord) -> tuple[tuple[int, ...], int]:
         self._check()
@@ -89,15 +99,21 @@ class RepairableReplica:
         stored = self.store_tree(tree, generation)
         if findings:
             self.stored.state = ReplicaState.UNHEALTHY
-        known = {(block.block_id, chunk.offset) for block in stored.tree.blocks for chunk in block.chunks}
+        known = {
+            (block.block_id, chunk.offset) for block in stored.tree.blocks for chunk in block.chunks
+        }
         lost = {
-            block_id: [c.offset for c in record.chunks if is_sound(c) and (block_id, c.offset) not in known]
+            block_id: [
+                c.offset for c in record.chunks if is_sound(c) and (block_id, c.offset) not in known
+            ]
             for block_id, record in self.stored.records.items()
             if block_id not in self.remembered
         }
         return Scanned(stored.tree, stored.generation, findings, self.stored.state, lost)
 
-    def write_windows(self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]) -> tuple[int, ...]:
+    def write_windows(
+        self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]
+    ) -> tuple[int, ...]:
         self._check(to_write=True)
         self._check_block(block_id)
         for run in runs:
@@ -122,7 +138,10 @@ class RepairableReplica:
     def put_block(self, record: BlockRecord) -> None:
         self._check(to_write=True)
         self._check_block(record.block_id)
-        known, length = self.stored.records.get(record.block_id), len(self.stored.files.get(record.block_id, b""))
+        known, length = (
+            self.stored.records.get(record.block_id),
+            len(self.stored.files.get(record.block_id, b"")),
+        )
         for chunk in record.chunks:
             if chunk.end > length and not (known and chunk.offset in known.by_offset):
                 raise ChunkGapError(f"block {record.block_id} has not the chunk at {chunk.offset}")
@@ -149,7 +168,9 @@ class RepairableReplica:
         self.stored.state = state
 
     def known_tree(self) -> tuple[ContainerTree | None, bytes]:
-        """The stored tree with all remembered tombstones, and its generation; no tree unless one was built."""
+        """The stored tree with all remembered tombstones, and its generation; no tree
+        unless one was built.
+        """
         raw = self.stored.tree if isinstance(self.stored.tree, bytes) else b""
         blocks: dict[BlockId, BlockTree] = {}
         has_root = False
@@ -160,7 +181,11 @@ class RepairableReplica:
         if tree is not None:
             blocks = {block.block_id: block for block in tree.blocks}
             has_root = tree.data_checksum is not None
-        blocks |= {block_id: t for block_id, t in self.remembered.items() if not _is_deleted(blocks.get(block_id))}
+        blocks |= {
+            block_id: t
+            for block_id, t in self.remembered.items()
+            if not _is_deleted(blocks.get(block_id))
+        }
         known = ContainerTree.of(self.stored.container_id, blocks.values())
         if not has_root:
             known = replace(known, data_checksum=None)
@@ -187,7 +212,9 @@ class RepairableReplica:
         return builder.build(), tuple(findings)
 
     def delete_block(self, block_id: BlockId, *, crash_after: int | None = None) -> None:
-        """Finish a delete transaction: tombstone, file, record; `crash_after` so many steps of it."""
+        """Finish a delete transaction: tombstone, file, record; `crash_after` so many
+        steps of it.
+        """
         self._check(to_write=True)
         record = self.stored.records.get(block_id)
         for number, act in enumerate((self._add_tombstone, self._remove_file, self._remove_record)):
@@ -212,7 +239,9 @@ class RepairableReplica:
         known, _ = self.known_tree()
         builder = TreeBuilder(self.stored.container_id, known)
         builder.delete_recorded(block_id, [chunk.data_checksum for chunk in record.chunks])
-        self._store(builder.build(compute_root=known is not None and known.data_checksum is not None))
+        self._store(
+            builder.build(compute_root=known is not None and known.data_checksum is not None)
+        )
 
     def _remove_record(self, block_id: BlockId, _record: BlockRecord | None) -> None:
         self.stored.records.pop(block_id, None)

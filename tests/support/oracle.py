@@ -1,7 +1,9 @@
-"""What must come of damaged replicas, worked out from bytes and records alone, with other code than the product's.
+"""What must come of damaged replicas, worked out from bytes and records alone, with
+other code than the product's.
 
-A window can be had if any replica's file holds bytes that match the recorded checksum, of a chunk that is in some
-tree. A block that any tree calls deleted is passed over. All that can be had must be on every replica afterwards.
+A window can be had if any replica's file holds bytes that match the recorded checksum,
+of a chunk that is in some tree. A block that any tree calls deleted is passed over. All
+that can be had must be on every replica afterwards.
 """
 
 import hashlib
@@ -73,24 +75,40 @@ def good_windows(chunk: ChunkRecord, file: bytes) -> set[int]:
 
 
 def lost_windows(replicas: Mapping[str, Seen]) -> set[tuple[BlockId, int, int]]:
-    """Block, chunk offset and window of everything that no replica holds, of all blocks that have a record at all."""
+    """Block, chunk offset and window of everything that no replica holds, of all blocks
+    that have a record at all.
+    """
     lost = set()
     for block_id, chunks in _live_chunks(replicas).items():
         for chunk in chunks:
-            held = set[int]().union(*(good_windows(chunk, replica.file(block_id)) for replica in replicas.values()))
-            lost |= {(block_id, chunk.offset, index) for index in range(len(chunk.checksums)) if index not in held}
+            held = set[int]().union(
+                *(good_windows(chunk, replica.file(block_id)) for replica in replicas.values())
+            )
+            lost |= {
+                (block_id, chunk.offset, index)
+                for index in range(len(chunk.checksums))
+                if index not in held
+            }
     return lost
 
 
 def faults(before: Mapping[str, Seen], after: Mapping[str, Seen]) -> list[str]:
-    """What a repair did wrong, or left undone, in a container all of whose replicas took part."""
+    """What a repair did wrong, or left undone, in a container all of whose replicas
+    took part.
+    """
     found = []
     for name, was in before.items():
         now = after[name]
         for file_name, data in was.files.items():
             block_id = BlockId(int(file_name.removesuffix(".block")))
-            found += [f"{name} {file_name}: {fault}" for fault in _file_faults(before, block_id, data, now)]
-        found += [f"{name}: record of {block_id} is gone" for block_id in was.records.keys() - now.records.keys()]
+            found += [
+                f"{name} {file_name}: {fault}"
+                for fault in _file_faults(before, block_id, data, now)
+            ]
+        found += [
+            f"{name}: record of {block_id} is gone"
+            for block_id in was.records.keys() - now.records.keys()
+        ]
         if not was.deleted <= now.deleted:
             found.append(f"{name}: a deletion was forgotten")
     if lost_windows(before):
@@ -116,8 +134,13 @@ def _live_chunks(replicas: Mapping[str, Seen]) -> dict[BlockId, list[ChunkRecord
     for replica in replicas.values():
         for block_id, record in replica.records.items():
             if block_id not in deleted:
-                found.setdefault(block_id, {}).update({chunk.offset: chunk for chunk in record.chunks})
-    return {block_id: [chunks[offset] for offset in sorted(chunks)] for block_id, chunks in sorted(found.items())}
+                found.setdefault(block_id, {}).update(
+                    {chunk.offset: chunk for chunk in record.chunks}
+                )
+    return {
+        block_id: [chunks[offset] for offset in sorted(chunks)]
+        for block_id, chunks in sorted(found.items())
+    }
 
 
 def _file_faults(before: Mapping[str, Seen], block_id: BlockId, was: bytes, now: Seen) -> list[str]:
@@ -137,4 +160,6 @@ def _file_faults(before: Mapping[str, Seen], block_id: BlockId, was: bytes, now:
             low = chunk.offset + index * chunk.bytes_per_checksum
             high = min(low + chunk.bytes_per_checksum, chunk.end)
             expected[low:high] = after[low:high]
-    return changed if bytes(expected) == after else [*changed, "bytes changed that no record proves"]
+    return (
+        changed if bytes(expected) == after else [*changed, "bytes changed that no record proves"]
+    )

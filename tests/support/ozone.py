@@ -1,4 +1,6 @@
-"""A real Ozone cluster on loopback for the tests marked `ozone` (tests/testbed/ozone_cluster.py does the work)."""
+"""A real Ozone cluster on loopback for the tests marked `ozone`
+(tests/testbed/ozone_cluster.py does the work).
+"""
 
 import json
 import os
@@ -16,14 +18,17 @@ _PORT_OFFSET = 20_000
 
 
 class OzoneCluster:
-    """One SCM, one OM, three datanodes; a context manager that leaves nothing running and no data behind."""
+    """One SCM, one OM, three datanodes; a context manager that leaves nothing running
+    and no data behind.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._environment = {
             **os.environ,
             "OZONE_TESTBED_DIR": str(folder),
-            # Replicas that only one scan saw damaged would be deleted and copied anew within seconds.
+            # Replicas that only one scan saw damaged would be deleted and copied anew
+            # within seconds.
             "OZONE_REPLICATION_INTERVAL": "1h",
             "OZONE_SCAN_GAP": "1s",
         }
@@ -47,13 +52,17 @@ class OzoneCluster:
 
     @property
     def s3_address(self) -> str:
-        """Where the S3 gateway listens; a bucket of it is one of the Ozone volume s3v."""
+        """Where the S3 gateway listens; a bucket of it is one of the Ozone volume
+        s3v.
+        """
         return f"127.0.0.1:{9878 + _PORT_OFFSET}"
 
     def shell(self, *commands: str, settings: Sequence[str] = ()) -> None:
         """Run `ozone sh` commands in one start of it; `settings` are key=value."""
         options = [word for setting in settings for word in ("--set", setting)]
-        self._run("sh", *options, *(word for command in commands for word in ("--execute", command)))
+        self._run(
+            "sh", *options, *(word for command in commands for word in ("--execute", command))
+        )
 
     def admin(self, *words: str) -> str:
         return self._run("admin", *words)
@@ -63,9 +72,13 @@ class OzoneCluster:
         return found
 
     def roots(self, container_ids: Sequence[int]) -> dict[str, dict[int, tuple[str, str]]]:
-        """State and root of each replica as SCM knows them, by the datanode's UUID and the container."""
+        """State and root of each replica as SCM knows them, by the datanode's UUID and
+        the container.
+        """
         found: dict[str, dict[int, tuple[str, str]]] = {}
-        for status in json.loads(self.admin("container", "reconcile", "--status", *map(str, container_ids))):
+        for status in json.loads(
+            self.admin("container", "reconcile", "--status", *map(str, container_ids))
+        ):
             for replica in status["replicas"]:
                 replicas = found.setdefault(replica["datanode"]["id"], {})
                 replicas[status["containerID"]] = (replica["state"], replica["dataChecksum"])
@@ -90,12 +103,16 @@ class OzoneCluster:
             timeout=600,
             check=False,
         )
-        assert done.returncode == 0, f"{words} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, (
+            f"{words} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
         return done.stdout
 
 
 def eventually(what: str, holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait until something holds, which other processes bring about; fail by name if it does not in time."""
+    """Wait until something holds, which other processes bring about; fail by name if it
+    does not in time.
+    """
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"

@@ -1,8 +1,9 @@
-"""Replicas and peers in memory: twins of the ports `ReplicaSource` and `Peer`, and peers that misbehave.
+"""Replicas and peers in memory: twins of the ports `ReplicaSource` and `Peer`, and
+peers that misbehave.
 
-`replica_of` makes a replica whose records and tree fit its bytes; tests damage a copy. An `EvilPeer` behaves as the
-adapters would if the peer behind them misbehaved: where they refuse, it raises what they raise; where they cannot know,
-it passes the lie on.
+`replica_of` makes a replica whose records and tree fit its bytes; tests damage a copy.
+An `EvilPeer` behaves as the adapters would if the peer behind them misbehaved: where
+they refuse, it raises what they raise; where they cannot know, it passes the lie on.
 """
 
 import random
@@ -34,7 +35,9 @@ CHUNK_BYTES = 4 * WINDOW_BYTES
 
 @dataclass
 class MemoryReplica:
-    """One container of one datanode; `tree` is the file's bytes, None without a file, or the error of reading it."""
+    """One container of one datanode; `tree` is the file's bytes, None without a file,
+    or the error of reading it.
+    """
 
     container_id: ContainerId
     records: dict[BlockId, BlockRecord] = field(default_factory=dict)
@@ -50,18 +53,24 @@ class MemoryReplica:
 
     def scanned_tree(self) -> ContainerTree:
         """The tree that a scan of the bytes would make."""
-        return ContainerTree.of(self.container_id, [self._scanned(record) for record in self.records.values()])
+        return ContainerTree.of(
+            self.container_id, [self._scanned(record) for record in self.records.values()]
+        )
 
     def _scanned(self, record: BlockRecord) -> BlockTree:
         file = self.files.get(record.block_id, bytearray())
-        return BlockTree.live(record.block_id, [scanned_chunk(chunk, file) for chunk in record.chunks])
+        return BlockTree.live(
+            record.block_id, [scanned_chunk(chunk, file) for chunk in record.chunks]
+        )
 
 
 def scanned_chunk(chunk: ChunkRecord, file: bytearray) -> ChunkTree:
     """The leaf of a chunk as found in its block's file."""
     data = bytes(file[chunk.offset : chunk.end])
     found = replace(chunk, checksums=_entries(data, chunk.checksum_type, chunk.bytes_per_checksum))
-    return ChunkTree(chunk.offset, len(data), found.data_checksum, found.checksums == chunk.checksums)
+    return ChunkTree(
+        chunk.offset, len(data), found.data_checksum, found.checksums == chunk.checksums
+    )
 
 
 def replica_of(
@@ -73,7 +82,9 @@ def replica_of(
     window_bytes: int = WINDOW_BYTES,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> MemoryReplica:
-    """A closed, healthy replica of blocks given by ID and length; one seed gives one content."""
+    """A closed, healthy replica of blocks given by ID and length; one seed gives one
+    content.
+    """
     replica = MemoryReplica(ContainerId(container_id))
     for number, length_bytes in blocks.items():
         block_id = BlockId(number)
@@ -122,7 +133,8 @@ class MemorySource:
             raise TreeMissingError(f"container {container_id} has no tree yet")
         blocks = [
             BlockTree.live(
-                record.block_id, [ChunkTree(c.offset, c.length_bytes, c.data_checksum) for c in record.chunks]
+                record.block_id,
+                [ChunkTree(c.offset, c.length_bytes, c.data_checksum) for c in record.chunks],
             )
             for record in replica.records.values()
         ]
@@ -131,14 +143,18 @@ class MemorySource:
     def record(self, container_id: ContainerId, block_id: BlockId) -> BlockRecord | None:
         return self._replica(container_id).records.get(block_id)
 
-    def records(self, container_id: ContainerId, start: BlockId | None, count: int) -> Sequence[BlockRecord]:
+    def records(
+        self, container_id: ContainerId, start: BlockId | None, count: int
+    ) -> Sequence[BlockRecord]:
         records = self._replica(container_id).records
         ids = sorted(records, key=str)
         if start is not None:
             ids = ids[ids.index(start) :] if start in records else []
         return [records[block_id] for block_id in ids[:count]]
 
-    def read(self, container_id: ContainerId, block_id: BlockId, offset: int, length_bytes: int) -> bytes:
+    def read(
+        self, container_id: ContainerId, block_id: BlockId, offset: int, length_bytes: int
+    ) -> bytes:
         file = self._replica(container_id).files.get(block_id)
         if file is None:
             raise BlockNotFoundError(f"block {block_id} of container {container_id} has no file")
@@ -146,12 +162,16 @@ class MemorySource:
 
     def _replica(self, container_id: ContainerId) -> MemoryReplica:
         if container_id not in self.replicas:
-            raise ContainerNotFoundError(f"there is no container {container_id}", container_id=container_id)
+            raise ContainerNotFoundError(
+                f"there is no container {container_id}", container_id=container_id
+            )
         return self.replicas[container_id]
 
 
 class MemoryScans:
-    """A scanner that remembers what it was asked; a scan rebuilds the tree from the bytes."""
+    """A scanner that remembers what it was asked; a scan rebuilds the tree from the
+    bytes.
+    """
 
     def __init__(self, source: MemorySource) -> None:
         self._source = source
@@ -162,7 +182,9 @@ class MemoryScans:
         replica = self._source.replicas[container_id]
         tree = replica.scanned_tree()
         replica.tree = encode_tree(tree)
-        return ScanReport(container_id, state, tree.data_checksum or 0, sum(map(len, replica.files.values())))
+        return ScanReport(
+            container_id, state, tree.data_checksum or 0, sum(map(len, replica.files.values()))
+        )
 
     def schedule(self, container_id: ContainerId) -> None:
         self.scheduled.append(container_id)
@@ -179,7 +201,9 @@ class MemoryStatus:
 
 
 class MemoryPeer:
-    """A peer that reads its source directly, with the manners of the adapters that cross a network."""
+    """A peer that reads its source directly, with the manners of the adapters that
+    cross a network.
+    """
 
     def __init__(self, peer_id: PeerId, source: MemorySource) -> None:
         self.peer_id = peer_id
@@ -188,7 +212,9 @@ class MemoryPeer:
     def tree(self, container_id: ContainerId) -> ContainerTree:
         self._check(container_id)
         if not self.source.head(container_id).state.is_closed:
-            raise PeerRefusedError(f"container {container_id} is not closed", result="container_state")
+            raise PeerRefusedError(
+                f"container {container_id} is not closed", result="container_state"
+            )
         try:
             raw = self.source.tree_bytes(container_id, build_missing=False)
         except ReconcileError as error:
@@ -197,15 +223,23 @@ class MemoryPeer:
         check_tree(tree)
         return tree
 
-    def records(self, container_id: ContainerId, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
+    def records(
+        self, container_id: ContainerId, block_ids: Sequence[BlockId]
+    ) -> dict[BlockId, BlockRecord]:
         self._check(container_id)
         records = {block_id: self.source.record(container_id, block_id) for block_id in block_ids}
         return {block_id: record for block_id, record in records.items() if record is not None}
 
     def read(
-        self, container_id: ContainerId, block_id: BlockId, record_chunk: ChunkRecord, ranges: Sequence[ByteRange]
+        self,
+        container_id: ContainerId,
+        block_id: BlockId,
+        record_chunk: ChunkRecord,
+        ranges: Sequence[ByteRange],
     ) -> Iterator[Piece]:
-        assert all(record_chunk.offset <= one.offset and one.end <= record_chunk.end for one in ranges)
+        assert all(
+            record_chunk.offset <= one.offset and one.end <= record_chunk.end for one in ranges
+        )
         self._check(container_id)
         short = False
         for one in ranges:
@@ -266,31 +300,46 @@ class EvilPeer(MemoryPeer):
                 return ContainerTree.of(container_id, ())
             case Evil.ALL_DELETED:
                 return ContainerTree.of(
-                    container_id, [BlockTree.tombstone(b.block_id, b.data_checksum) for b in honest.blocks]
+                    container_id,
+                    [BlockTree.tombstone(b.block_id, b.data_checksum) for b in honest.blocks],
                 )
             case Evil.ALL_CORRUPT:
                 return self._mapped(honest, lambda chunk: replace(chunk, checksum_matches=False))
             case Evil.TREE_OF_ANOTHER_CONTENT | Evil.CHANGING_TREE:
                 salt = self._calls if self.evil is Evil.CHANGING_TREE else 1
-                return self._mapped(honest, lambda chunk: replace(chunk, data_checksum=chunk.data_checksum ^ salt))
+                return self._mapped(
+                    honest, lambda chunk: replace(chunk, data_checksum=chunk.data_checksum ^ salt)
+                )
             case _:
                 return honest
 
-    def records(self, container_id: ContainerId, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
+    def records(
+        self, container_id: ContainerId, block_ids: Sequence[BlockId]
+    ) -> dict[BlockId, BlockRecord]:
         self._answer()
         honest = super().records(container_id, block_ids)
         match self.evil:
             case Evil.NO_RECORDS:
                 return {}
             case Evil.RECORDS_WITHOUT_CHECKSUMS:
-                return {block_id: _with_chunks(record, _unverifiable) for block_id, record in honest.items()}
+                return {
+                    block_id: _with_chunks(record, _unverifiable)
+                    for block_id, record in honest.items()
+                }
             case Evil.RECORDS_OF_BAD_BYTES:
-                return {block_id: _with_chunks(record, _of_bad_bytes) for block_id, record in honest.items()}
+                return {
+                    block_id: _with_chunks(record, _of_bad_bytes)
+                    for block_id, record in honest.items()
+                }
             case _:
                 return honest
 
     def read(
-        self, container_id: ContainerId, block_id: BlockId, record_chunk: ChunkRecord, ranges: Sequence[ByteRange]
+        self,
+        container_id: ContainerId,
+        block_id: BlockId,
+        record_chunk: ChunkRecord,
+        ranges: Sequence[ByteRange],
     ) -> Iterator[Piece]:
         self._answer()
         if self.evil is Evil.NO_BYTES:
@@ -298,8 +347,12 @@ class EvilPeer(MemoryPeer):
         for piece in super().read(container_id, block_id, record_chunk, ranges):
             if self.evil is Evil.SHORT_BYTES:
                 yield Piece(piece.offset, piece.data[:-1])
-                raise PeerRefusedError(f"the file of block {block_id} ends early", result="short_read")
-            bad = self.evil in _BAD_BYTES or (self.evil is Evil.BAD_BYTES_SOMETIMES and self._random.random() < 0.5)
+                raise PeerRefusedError(
+                    f"the file of block {block_id} ends early", result="short_read"
+                )
+            bad = self.evil in _BAD_BYTES or (
+                self.evil is Evil.BAD_BYTES_SOMETIMES and self._random.random() < 0.5
+            )
             yield Piece(piece.offset, bytes(byte ^ 0x55 for byte in piece.data)) if bad else piece
 
     def _answer(self) -> None:
@@ -313,7 +366,10 @@ class EvilPeer(MemoryPeer):
     def _mapped(tree: ContainerTree, change: Callable[[ChunkTree], ChunkTree]) -> ContainerTree:
         return ContainerTree.of(
             tree.container_id,
-            [b if b.deleted else BlockTree.live(b.block_id, map(change, b.chunks)) for b in tree.blocks],
+            [
+                b if b.deleted else BlockTree.live(b.block_id, map(change, b.chunks))
+                for b in tree.blocks
+            ],
         )
 
 

@@ -1,4 +1,6 @@
-"""Treefold as real processes: started on free loopback ports, waited for with a deadline, always ended."""
+"""Treefold as real processes: started on free loopback ports, waited for with a
+deadline, always ended.
+"""
 
 import subprocess
 import sys
@@ -13,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class TreefoldProcess:
-    """One long-running `treefold` command that takes `--port-file`; a context manager that ends it."""
+    """One long-running `treefold` command that takes `--port-file`; a context manager
+    that ends it.
+    """
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         """Start it; what it prints goes to files in `folder`."""
@@ -21,15 +25,27 @@ class TreefoldProcess:
         self._port_file = folder / "port"
         self._port_file.unlink(missing_ok=True)
         self._stdout, self._stderr = folder / "stdout", folder / "stderr"
-        command = [sys.executable, "-m", "admin.cli", *arguments, "--port-file", str(self._port_file)]
+        command = [
+            sys.executable,
+            "-m",
+            "admin.cli",
+            *arguments,
+            "--port-file",
+            str(self._port_file),
+        ]
         with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self.process.poll() is None:
             self.process.kill()
@@ -47,14 +63,18 @@ class TreefoldProcess:
         """Where it listens, once it does."""
 
         def is_ready() -> bool:
-            assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.stderr}"
+            assert self.process.poll() is None, (
+                f"ended with {self.process.returncode}: {self.stderr}"
+            )
             return self._port_file.exists()
 
         wait_until(is_ready, "the process to listen")
         return self._port_file.read_text().strip()
 
     def stop(self, signal: int) -> int:
-        """Send a signal and return the exit status; fails if the process does not end in time."""
+        """Send a signal and return the exit status; fails if the process does not end
+        in time.
+        """
         self.process.send_signal(signal)
         return self.process.wait(STOP_S)
 
@@ -64,15 +84,25 @@ class TreefoldProcess:
 
 
 def controller(folder: Path, listen: str = "127.0.0.1:0") -> TreefoldProcess:
-    """A controller whose state lies in `folder`, and is found there again by the next one."""
+    """A controller whose state lies in `folder`, and is found there again by the next
+    one.
+    """
     folder.mkdir(exist_ok=True)
     path = folder / "controller.toml"
-    path.write_text(f'state_folder = "{folder / "state"}"\nlisten = "{listen}"\nmetrics = "127.0.0.1:0"\n')
-    return TreefoldProcess(folder / "run", "scm", "run", "--config", str(path), "--log-format", "json")
+    path.write_text(
+        f'state_folder = "{folder / "state"}"\nlisten = "{listen}"\nmetrics = "127.0.0.1:0"\n'
+    )
+    return TreefoldProcess(
+        folder / "run", "scm", "run", "--config", str(path), "--log-format", "json"
+    )
 
 
-def agent(folder: Path, volume: Path, address: str, *, return_to_closed: bool = False) -> TreefoldProcess:
-    """An agent that owns a volume, may repair it, and reports to the controller at `address`."""
+def agent(
+    folder: Path, volume: Path, address: str, *, return_to_closed: bool = False
+) -> TreefoldProcess:
+    """An agent that owns a volume, may repair it, and reports to the controller at
+    `address`.
+    """
     folder.mkdir(exist_ok=True)
     path = folder / "agent.toml"
     path.write_text(
@@ -81,4 +111,6 @@ def agent(folder: Path, volume: Path, address: str, *, return_to_closed: bool = 
         "[scan]\nenabled = false\nbytes_per_second = 0\n"
         f"[repair]\nenabled = true\nreturn_to_closed = {str(return_to_closed).lower()}\n"
     )
-    return TreefoldProcess(folder / "run", "agent", "run", "--config", str(path), "--log-format", "json")
+    return TreefoldProcess(
+        folder / "run", "agent", "run", "--config", str(path), "--log-format", "json"
+    )

@@ -1,10 +1,12 @@
-"""Replicas in memory, and the smallest executor of a repair plan: what a plan promises, without disks and peers.
+"""Replicas in memory, and the smallest executor of a repair plan: what a plan promises,
+without disks and peers.
 
-A window's bytes are one number, and so is its recorded checksum: bytes are good where the numbers are equal. The
-executor keeps the rules of repair. A window is written only if it equals our record. Where we have no record, a
-peer's is taken if it hashes to that peer's tree entry, or if the chunk is whole nowhere and at least two holders
-recorded the same; never where another holder's record differs. A chunk is added only whole, and only right behind
-one that is there. A tombstone changes the tree alone.
+A window's bytes are one number, and so is its recorded checksum: bytes are good where
+the numbers are equal. The executor keeps the rules of repair. A window is written only
+if it equals our record. Where we have no record, a peer's is taken if it hashes to that
+peer's tree entry, or if the chunk is whole nowhere and at least two holders recorded
+the same; never where another holder's record differs. A chunk is added only whole, and
+only right behind one that is there. A tombstone changes the tree alone.
 """
 
 import struct
@@ -39,7 +41,9 @@ class StoredChunk:
 
 @dataclass(frozen=True)
 class StoredReplica:
-    """Blocks by ID, their chunks by offset; a tombstone hides a block from the tree, its bytes stay."""
+    """Blocks by ID, their chunks by offset; a tombstone hides a block from the tree,
+    its bytes stay.
+    """
 
     blocks: Mapping[BlockId, Mapping[int, StoredChunk]] = field(default_factory=dict)
     tombstones: Mapping[BlockId, int] = field(default_factory=dict)
@@ -63,27 +67,41 @@ Cluster = dict[PeerId, StoredReplica]
 
 def plan_of(cluster: Cluster, own: PeerId) -> RepairPlan:
     """The plan of one replica against all others."""
-    return plan_repair(cluster[own].tree(), {peer: cluster[peer].tree() for peer in cluster if peer != own})
+    return plan_repair(
+        cluster[own].tree(), {peer: cluster[peer].tree() for peer in cluster if peer != own}
+    )
 
 
 def reconcile(cluster: Cluster, own: PeerId) -> tuple[StoredReplica, set[Verdict]]:
-    """One replica's plan carried out; what it found that no plan can mend, from the trees and from the records."""
+    """One replica's plan carried out; what it found that no plan can mend, from the
+    trees and from the records.
+    """
     plan = plan_of(cluster, own)
     mine = cluster[own]
     verdicts = {plan.verdict}
-    tombstones = {**mine.tombstones, **{block.block_id: block.data_checksum for block in plan.tombstones}}
+    tombstones = {
+        **mine.tombstones,
+        **{block.block_id: block.data_checksum for block in plan.tombstones},
+    }
     blocks = {block_id: dict(chunks) for block_id, chunks in mine.blocks.items()}
     for block in plan.blocks:
         holders = [cluster[peer] for peer in block.holders]
         for repair in block.chunks:
-            held = [chunk for holder in holders if (chunk := holder.chunk(block.block_id, repair.offset))]
+            held = [
+                chunk
+                for holder in holders
+                if (chunk := holder.chunk(block.block_id, repair.offset))
+            ]
             before = mine.chunk(block.block_id, repair.offset)
             record = before.record if before else _adopted(held)
             after = _mended(cluster, block.block_id, repair, before, record) if record else before
-            has_place = repair.offset == 0 or repair.offset - CHUNK_BYTES in blocks.get(block.block_id, {})
+            has_place = repair.offset == 0 or repair.offset - CHUNK_BYTES in blocks.get(
+                block.block_id, {}
+            )
             if after is not None and (before is not None or has_place):
                 blocks.setdefault(block.block_id, {})[repair.offset] = after
-            # Named even if our copy is mended: the replica with the other record will never be like ours.
+            # Named even if our copy is mended: the replica with the other record will
+            # never be like ours.
             if len({chunk.record for chunk in (*held, *([before] if before else []))}) > 1:
                 verdicts.add(Verdict.CONFLICT)
             elif after is None or not after.is_healthy:
@@ -100,7 +118,11 @@ def _adopted(held: list[StoredChunk]) -> Windows | None:
 
 
 def _mended(
-    cluster: Cluster, block_id: BlockId, repair: ChunkRepair, before: StoredChunk | None, record: Windows
+    cluster: Cluster,
+    block_id: BlockId,
+    repair: ChunkRepair,
+    before: StoredChunk | None,
+    record: Windows,
 ) -> StoredChunk | None:
     data: list[int | None] = list(before.data) if before else [None] * len(record)
     for window, wanted in enumerate(record):
@@ -112,7 +134,11 @@ def _mended(
                 data[window] = wanted
                 break
     whole = tuple(value for value in data if value is not None)
-    return StoredChunk(record, whole) if len(whole) == len(record) and (before or whole == record) else None
+    return (
+        StoredChunk(record, whole)
+        if len(whole) == len(record) and (before or whole == record)
+        else None
+    )
 
 
 def live_round(cluster: Cluster, order: tuple[PeerId, ...]) -> tuple[Cluster, set[Verdict]]:
@@ -134,7 +160,9 @@ def concurrent_round(cluster: Cluster) -> tuple[Cluster, set[Verdict]]:
 
 
 def join(a: StoredReplica, b: StoredReplica) -> StoredReplica:
-    """What two replicas hold together, where their records agree: largest tombstones, good windows of either."""
+    """What two replicas hold together, where their records agree: largest tombstones,
+    good windows of either.
+    """
     tombstones = dict(a.tombstones)
     for block_id, checksum in b.tombstones.items():
         tombstones[block_id] = max(checksum, tombstones.get(block_id, checksum))
@@ -152,5 +180,6 @@ def _joined(copies: list[StoredChunk]) -> StoredChunk:
     columns = zip(*(chunk.data for chunk in copies), strict=True)
     # Of bad bytes either will do, as long as it is always the same one.
     return StoredChunk(
-        record, tuple(r if r in column else min(column) for r, column in zip(record, columns, strict=True))
+        record,
+        tuple(r if r in column else min(column) for r, column in zip(record, columns, strict=True)),
     )

@@ -1,4 +1,6 @@
-"""Agents that hold nothing but what a test gives them, and talk to a real controller over loopback."""
+"""Agents that hold nothing but what a test gives them, and talk to a real controller
+over loopback.
+"""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -38,13 +40,17 @@ def done(
 
 
 class ReportingAgent:
-    """One datanode: reports when told to; once started it takes commands in a thread of its own."""
+    """One datanode: reports when told to; once started it takes commands in a thread of
+    its own.
+    """
 
     def __init__(self, controller: str, peer: str, *replicas: MemoryReplica) -> None:
         self.peer = peer
         self.commands: list[pb.Command] = []
         source = MemorySource(*replicas)
-        service = AgentService(source, MemoryScans(source), MemoryStatus(AgentStatus(PeerId(peer), False)))
+        service = AgentService(
+            source, MemoryScans(source), MemoryStatus(AgentStatus(PeerId(peer), False))
+        )
         self._server = start_server("127.0.0.1:0", [service.register])
         self.address = self._server.address
         self._channel = open_channel(controller)
@@ -62,21 +68,33 @@ class ReportingAgent:
     ) -> pb.HeartbeatResponse:
         with self._lock:
             request = pb.HeartbeatRequest(
-                datanode=pb.Datanode(datanode_id=self.peer, hostname=f"host-{self.peer}", address=self._server.address),
+                datanode=pb.Datanode(
+                    datanode_id=self.peer,
+                    hostname=f"host-{self.peer}",
+                    address=self._server.address,
+                ),
                 incarnation="1",
                 sequence=next(self._sequences),
                 report=report,
                 progress=progress,
                 acknowledged_command_ids=acknowledged,
             )
-            response: pb.HeartbeatResponse = self._stub.Heartbeat(request, timeout=CALL_S, wait_for_ready=True)
+            response: pb.HeartbeatResponse = self._stub.Heartbeat(
+                request, timeout=CALL_S, wait_for_ready=True
+            )
         return response
 
     def report(self, *replicas: ContainerReplica, full: bool = True) -> pb.HeartbeatResponse:
-        return self.beat(pb.ContainerReport(full=full, replicas=[_message(replica) for replica in replicas]))
+        return self.beat(
+            pb.ContainerReport(full=full, replicas=[_message(replica) for replica in replicas])
+        )
 
-    def work(self, do: DoWork | None, after: Callable[[pb.ReconcileCommand], None] = lambda command: None) -> None:
-        """Take commands from now on: carry them out with `do` (None: never end), then call `after`."""
+    def work(
+        self, do: DoWork | None, after: Callable[[pb.ReconcileCommand], None] = lambda command: None
+    ) -> None:
+        """Take commands from now on: carry them out with `do` (None: never end), then
+        call `after`.
+        """
         self._thread = threading.Thread(target=self._run, args=(do, after), name=self.peer)
         self._thread.start()
 
@@ -105,7 +123,9 @@ class ReportingAgent:
                 elif command.HasField("cancel") and command.cancel.job_id in running:
                     job_id = command.cancel.job_id
                     progress.append(
-                        pb.ReconcileProgress(job_id=job_id, container_id=running[job_id], state="interrupted")
+                        pb.ReconcileProgress(
+                            job_id=job_id, container_id=running[job_id], state="interrupted"
+                        )
                     )
             self._stop.wait(0.02)
 
@@ -131,5 +151,10 @@ def report_of(peer: str, replica: MemoryReplica) -> ContainerReplica:
     root = replica.scanned_tree().data_checksum
     mark = fingerprint(repr(replica.scanned_tree()).encode())
     return ContainerReplica(
-        PeerId(peer), ContainerId(replica.container_id), replica.state, root, replica.bcs_id, fingerprint=mark
+        PeerId(peer),
+        ContainerId(replica.container_id),
+        replica.state,
+        root,
+        replica.bcs_id,
+        fingerprint=mark,
     )

@@ -41,16 +41,22 @@ class Killed(BaseException):
 
 
 class OnePartWaves:
-    """The local engine with a wave for each part, which dies when it has stored some of its results."""
+    """The local engine with a wave for each part, which dies when it has stored some of
+    its results.
+    """
 
     name = "local"
 
-    def __init__(self, scratch: Path, *, dies_after: int | None = None, group_rows: int = GROUP_ROWS) -> None:
+    def __init__(
+        self, scratch: Path, *, dies_after: int | None = None, group_rows: int = GROUP_ROWS
+    ) -> None:
         self._engine = LocalEngine(Gatherer(scratch, threads=2, group_rows=group_rows))
         self._left = dies_after
         self.folded: list[str] = []
 
-    def fold(self, parts: Sequence[Part], store: Callable[[Wave], None], tell: Callable[[int], None]) -> None:
+    def fold(
+        self, parts: Sequence[Part], store: Callable[[Wave], None], tell: Callable[[int], None]
+    ) -> None:
         for part in parts:
             self.folded.append(part.part_id)
             self._engine.fold([part], store, tell)
@@ -97,7 +103,9 @@ def run(
     """Sweep tables and volumes into a folder."""
     names = tuple(map(str, tables)), tuple(map(str, volumes))
     request = Request(out, *names, source, fresh, keep, write_trees, tuple(gone))
-    return sweep(request, engine or OnePartWaves(out / "spill"), watcher or Quiet(), disk=disk, report=report)
+    return sweep(
+        request, engine or OnePartWaves(out / "spill"), watcher or Quiet(), disk=disk, report=report
+    )
 
 
 def table_of(out: Path, table: Table, sweep_id: str) -> list[dict[str, Any]]:

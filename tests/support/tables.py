@@ -1,4 +1,6 @@
-"""Chunk tables for tests: volumes in memory to export, and what a reader makes of the files."""
+"""Chunk tables for tests: volumes in memory to export, and what a reader makes of the
+files.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -65,13 +67,24 @@ def replica(
 ) -> Surveyed:
     """A replica with these blocks."""
     tree = ContainerTree.of(ContainerId(container_id), blocks)
-    return Surveyed(ContainerId(container_id), state, source, tree, bcs_id, scanned_at_ms=scanned_at_ms, faults=faults)
+    return Surveyed(
+        ContainerId(container_id),
+        state,
+        source,
+        tree,
+        bcs_id,
+        scanned_at_ms=scanned_at_ms,
+        faults=faults,
+    )
 
 
 def blocks(count: int, chunks_each: int = 2, *, seed: int = 0) -> tuple[BlockTree, ...]:
     """Live blocks 1 to `count`; another seed gives other checksums."""
     return tuple(
-        BlockTree.live(BlockId(i + 1), (chunk(j * 4096, 1 + j + 64 * i + (seed << 20)) for j in range(chunks_each)))
+        BlockTree.live(
+            BlockId(i + 1),
+            (chunk(j * 4096, 1 + j + 64 * i + (seed << 20)) for j in range(chunks_each)),
+        )
         for i in range(count)
     )
 
@@ -85,23 +98,31 @@ def current_rows(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest) 
         table = pq.read_table(f"{folder}/{file.name}", filesystem=filesystem)
         assert table.schema.equals(CHUNK_SCHEMA)
         for batch in table.to_batches():
-            batches.append(pa.Table.from_batches([batch.filter(pa.array(~superseded(batch, held)))]))
+            batches.append(
+                pa.Table.from_batches([batch.filter(pa.array(~superseded(batch, held)))])
+            )
     order = [(name, "ascending") for name in ("volume", "container_id", "block_id", "chunk_offset")]
     return pa.concat_tables(batches).sort_by(order)
 
 
 def trees_of(rows: pa.Table) -> dict[tuple[str, int], ContainerTree | None]:
-    """The trees that rows tell of, one value at a time: the oracle of faster readers. None: no tree is known."""
+    """The trees that rows tell of, one value at a time: the oracle of faster readers.
+    None: no tree is known.
+    """
     trees: dict[tuple[str, int], ContainerTree | None] = {}
     found: dict[tuple[str, int], dict[int, list[dict[str, object]]]] = {}
     for row in rows.to_pylist():
         place = row["volume"], row["container_id"]
         if row["chunk_offset"] == CONTAINER_ROW:
-            trees[place] = None if row["source"] == "none" else ContainerTree.of(ContainerId(place[1]), ())
+            trees[place] = (
+                None if row["source"] == "none" else ContainerTree.of(ContainerId(place[1]), ())
+            )
         else:
             found.setdefault(place, {}).setdefault(row["block_id"], []).append(row)
     for place, by_block in found.items():
-        trees[place] = ContainerTree.of(ContainerId(place[1]), (_block(b, rows) for b, rows in by_block.items()))
+        trees[place] = ContainerTree.of(
+            ContainerId(place[1]), (_block(b, rows) for b, rows in by_block.items())
+        )
     return trees
 
 

@@ -1,6 +1,7 @@
 """Builders of trees for tests: `container(block(20, chunk(0)))`.
 
-Checksums are made up from the place, so that equal places are equal everywhere unless a test says otherwise.
+Checksums are made up from the place, so that equal places are equal everywhere unless a
+test says otherwise.
 """
 
 import struct
@@ -8,14 +9,23 @@ from dataclasses import replace
 
 from merkle.checksum import fold
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree, TreeBuilder
-from protos.ozone_datanode_pb2 import BlockMerkleTree, ChunkMerkleTree, ContainerChecksumInfo, ContainerMerkleTree
+from protos.ozone_datanode_pb2 import (
+    BlockMerkleTree,
+    ChunkMerkleTree,
+    ContainerChecksumInfo,
+    ContainerMerkleTree,
+)
 
 CHUNK_BYTES = 4096
 CONTAINER = ContainerId(12)
 
 
 def chunk(
-    offset: int, data_checksum: int | None = None, *, length_bytes: int = CHUNK_BYTES, matches: bool = True
+    offset: int,
+    data_checksum: int | None = None,
+    *,
+    length_bytes: int = CHUNK_BYTES,
+    matches: bool = True,
 ) -> ChunkTree:
     """A chunk; healthy, and with a checksum of its offset, unless given."""
     if data_checksum is None:
@@ -29,7 +39,9 @@ def chunks(count: int) -> tuple[ChunkTree, ...]:
 
 
 def corrupt(healthy: ChunkTree, damage: int = 1) -> ChunkTree:
-    """The chunk as a scan finds it after damage; different damage gives different observed checksums."""
+    """The chunk as a scan finds it after damage; different damage gives different
+    observed checksums.
+    """
     return replace(healthy, data_checksum=healthy.data_checksum ^ damage, checksum_matches=False)
 
 
@@ -58,13 +70,17 @@ def without_root(*blocks: BlockTree) -> ContainerTree:
     return ContainerTree(CONTAINER, None, blocks)
 
 
-def recorded(offset: int, *window_checksums: bytes, matches: bool = True, length_bytes: int = 4 << 20) -> ChunkTree:
+def recorded(
+    offset: int, *window_checksums: bytes, matches: bool = True, length_bytes: int = 4 << 20
+) -> ChunkTree:
     """A chunk whose checksum is the fold of its recorded window checksums."""
     return ChunkTree(offset, length_bytes, fold(b"".join(window_checksums)), matches)
 
 
 def counted_tree(block_count: int) -> ContainerTree:
-    """The conformance rows' test tree: blocks 1..n of 4 chunks at offsets 0..3, window checksums counting up from 1."""
+    """The conformance rows' test tree: blocks 1..n of 4 chunks at offsets 0..3, window
+    checksums counting up from 1.
+    """
     builder = TreeBuilder(CONTAINER)
     for i in range(4 * block_count):
         window = bytes((3 * i + k + 1) % 256 for k in range(3))
@@ -73,7 +89,9 @@ def counted_tree(block_count: int) -> ContainerTree:
 
 
 def encode_by_protobuf(tree: ContainerTree) -> bytes:
-    """The tree file's bytes as the protobuf library writes them: the oracle of our own encoder."""
+    """The tree file's bytes as the protobuf library writes them: the oracle of our own
+    encoder.
+    """
     blocks = [
         BlockMerkleTree(
             blockID=block.block_id,
@@ -92,4 +110,6 @@ def encode_by_protobuf(tree: ContainerTree) -> bytes:
         for block in tree.blocks
     ]
     merkle_tree = ContainerMerkleTree(dataChecksum=tree.data_checksum, blockMerkleTree=blocks)
-    return ContainerChecksumInfo(containerID=tree.container_id, containerMerkleTree=merkle_tree).SerializeToString()
+    return ContainerChecksumInfo(
+        containerID=tree.container_id, containerMerkleTree=merkle_tree
+    ).SerializeToString()

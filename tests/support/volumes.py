@@ -1,4 +1,6 @@
-"""Volumes for tests: copies of those that real datanodes wrote, and small ones made by our own writer."""
+"""Volumes for tests: copies of those that real datanodes wrote, and small ones made by
+our own writer.
+"""
 
 import os
 import shutil
@@ -23,11 +25,15 @@ OZONE = FIXTURES / "ozone-2.2.0"
 ERASURE_CODED = FIXTURES / "ozone-2.2.0-ec"
 MOMENTS = ("healthy", "damaged", "detected", "reconciled")
 UNDO_BYTES_MAX = 64 << 20
-VERSION = Version("DS-00000000-0000-4000-8000-000000000001", "CID-0000", "00000000-0000-4000-8000-00000000000a")
+VERSION = Version(
+    "DS-00000000-0000-4000-8000-000000000001", "CID-0000", "00000000-0000-4000-8000-00000000000a"
+)
 
 
 def unpack(moment: str, folder: Path, *, fixture: Path = OZONE) -> Path:
-    """The volumes of one moment, `dn1/volume1` and so on, unpacked into `folder`, which is returned."""
+    """The volumes of one moment, `dn1/volume1` and so on, unpacked into `folder`, which
+    is returned.
+    """
     with tarfile.open(fixture / f"{moment}.tar.xz") as packed:
         # Not as an argument: Python 3.11.2, Debian 12's, does not know it.
         packed.extraction_filter = getattr(tarfile, "data_filter", None)
@@ -36,7 +42,9 @@ def unpack(moment: str, folder: Path, *, fixture: Path = OZONE) -> Path:
 
 
 def copy_volume(moments: Path, node: str, target: Path) -> Path:
-    """A copy of one datanode's volume out of an unpacked moment, free to be written to."""
+    """A copy of one datanode's volume out of an unpacked moment, free to be written
+    to.
+    """
     return Path(shutil.copytree(moments / node / "volume1", target))
 
 
@@ -60,7 +68,11 @@ class Owned:
 
 @contextmanager
 def owned(
-    root: Path, state_folder: Path, *, disk: Disk | None = None, undo_bytes_max: int = UNDO_BYTES_MAX
+    root: Path,
+    state_folder: Path,
+    *,
+    disk: Disk | None = None,
+    undo_bytes_max: int = UNDO_BYTES_MAX,
 ) -> Iterator[Owned]:
     """Hold a volume as owner."""
     disk = disk or Disk()
@@ -91,7 +103,13 @@ def chunk_record(
     width = WIDTH[checksum_type]
     entries = tuple(joined[i : i + width] for i in range(0, len(joined), width)) if width else ()
     return ChunkRecord(
-        offset, len(data), checksum_type, bytes_per_checksum, entries, name or f"chunk_{offset}", metadata
+        offset,
+        len(data),
+        checksum_type,
+        bytes_per_checksum,
+        entries,
+        name or f"chunk_{offset}",
+        metadata,
     )
 
 
@@ -104,12 +122,16 @@ def block_record(
     metadata: tuple[tuple[str, str | None], ...] = (("TYPE", "KEY"),),
 ) -> BlockRecord:
     """A block of these chunks."""
-    return BlockRecord(ContainerId(container_id), BlockId(block_id), bcs_id, tuple(chunks), metadata)
+    return BlockRecord(
+        ContainerId(container_id), BlockId(block_id), bcs_id, tuple(chunks), metadata
+    )
 
 
 def content(block_id: int, length_bytes: int) -> bytes:
     """Bytes that differ from block to block and from window to window."""
-    line = b"".join(b"%020d block %010d\n" % (position, block_id) for position in range(length_bytes // 37 + 1))
+    line = b"".join(
+        b"%020d block %010d\n" % (position, block_id) for position in range(length_bytes // 37 + 1)
+    )
     return line[:length_bytes]
 
 
@@ -136,11 +158,15 @@ def write_block(
 
 def tree_of_files(folder: Path) -> dict[str, bytes]:
     """All files under a folder by relative path, for comparing before and after."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+    }
 
 
 def state_of(folder: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Every entry below a folder with its mode, time of change and content: equal iff nothing was touched."""
+    """Every entry below a folder with its mode, time of change and content: equal iff
+    nothing was touched.
+    """
     found = {}
     for path in sorted(folder.rglob("*")):
         status = path.lstat()

@@ -8,7 +8,9 @@ PATIENCE_S = 30.0
 
 
 def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = PATIENCE_S) -> None:
-    """Return as soon as `condition` holds; fail with `what` was waited for when it does not in time."""
+    """Return as soon as `condition` holds; fail with `what` was waited for when it does
+    not in time.
+    """
     deadline_s = time.monotonic() + timeout_s
     pause = threading.Event()
     while not condition():

@@ -1,4 +1,6 @@
-"""A job without a controller around it: its rounds are carried out by whoever holds the replicas."""
+"""A job without a controller around it: its rounds are carried out by whoever holds the
+replicas.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,8 +17,12 @@ def whole_job(
     roots: Callable[[], Roots],
     carry_out: Callable[[Sequence[PeerId]], Mapping[PeerId, Outcome]],
 ) -> Job:
-    """The job at its end; `carry_out` has these datanodes reconcile, `roots` says how all replicas are now."""
-    targets = tuple(Target(peer, tuple(other for other in peers if other != peer)) for peer in peers)
+    """The job at its end; `carry_out` has these datanodes reconcile, `roots` says how
+    all replicas are now.
+    """
+    targets = tuple(
+        Target(peer, tuple(other for other in peers if other != peer)) for peer in peers
+    )
     job = new_job(JobId("job-1"), ContainerId(container_id), targets, now_s=0.0, roots=roots())
     while not job.state.is_terminal:
         orders = [order for order in job.orders if order.state is OrderState.QUEUED]

@@ -11,7 +11,10 @@ from runtime.config import Settings, check_switch, load
 from scm.config import ControllerConfig
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
-MODELS: dict[str, type[Settings]] = {"treefold agent run": AgentConfig, "treefold scm run": ControllerConfig}
+MODELS: dict[str, type[Settings]] = {
+    "treefold agent run": AgentConfig,
+    "treefold scm run": ControllerConfig,
+}
 # Where a default is written for people, what a file would have to say first.
 REQUIRED = {"volumes": '[{path = "/v"}]', "state_folder": '"/s"'}
 
@@ -45,16 +48,26 @@ def settings_in(annotation: object) -> type[Settings] | None:
 
 
 @pytest.mark.parametrize("command", MODELS)
-def test_the_table_has_the_keys_of_the_settings_and_their_defaults(command: str, tmp_path: Path) -> None:
+def test_the_table_has_the_keys_of_the_settings_and_their_defaults(
+    command: str, tmp_path: Path
+) -> None:
     model, table = MODELS[command], documented(command)
     known = fields(model)
     assert list(table) == list(known)
-    is_optional = {key for key, field in known.items() if field.default is None or key.startswith("tls.")}
+    is_optional = {
+        key for key, field in known.items() if field.default is None or key.startswith("tls.")
+    }
     assert {key for key, default in table.items() if default == "none"} == is_optional
     is_required = {key for key, field in known.items() if field.is_required()} - is_optional
     assert {key for key, default in table.items() if default == "required"} == is_required
-    required = [f"{key} = {REQUIRED[key]}" for key in sorted({key.split("[")[0] for key in is_required})]
-    given = [f"{key} = {text}" for key, text in table.items() if text not in ("none", "required") and "[]" not in key]
+    required = [
+        f"{key} = {REQUIRED[key]}" for key in sorted({key.split("[")[0] for key in is_required})
+    ]
+    given = [
+        f"{key} = {text}"
+        for key, text in table.items()
+        if text not in ("none", "required") and "[]" not in key
+    ]
     for name, lines in (("least", required), ("all", [*required, *given])):
         (tmp_path / name).write_text("\n".join(lines))
     assert load(tmp_path / "all", model) == load(tmp_path / "least", model)
@@ -62,7 +75,9 @@ def test_the_table_has_the_keys_of_the_settings_and_their_defaults(command: str,
 
 @pytest.mark.parametrize("command", MODELS)
 def test_no_setting_takes_a_word_or_a_number_for_true(command: str) -> None:
-    switches = {key: field for key, field in fields(MODELS[command]).items() if field.annotation is bool}
+    switches = {
+        key: field for key, field in fields(MODELS[command]).items() if field.annotation is bool
+    }
     assert switches
     assert [key for key, field in switches.items() if check_switch not in _checks(field)] == []
 

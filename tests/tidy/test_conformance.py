@@ -1,4 +1,6 @@
-"""docs/conformance.md is true: every row it names is cited by a test it names, and every cited row is on it."""
+"""docs/conformance.md is true: every row it names is cited by a test it names, and
+every cited row is on it.
+"""
 
 import re
 from pathlib import Path
@@ -15,7 +17,9 @@ def rows(text: str) -> list[str]:
     found = []
     for kind, first, last in ROW.findall(text):
         width = len(first) if kind == "CR-" else 0
-        found += [f"{kind}{number:0{width}d}" for number in range(int(first), int(last or first) + 1)]
+        found += [
+            f"{kind}{number:0{width}d}" for number in range(int(first), int(last or first) + 1)
+        ]
     return found
 
 
@@ -42,7 +46,12 @@ def test_every_row_is_held_or_named_as_not_reached() -> None:
     due = rows("W1-W22 M1-M15 D1-D7 R1-R7 B1-B6 E1-E3 S1-S5 S10-S18 S20 S21 T1-T19 CR-001-CR-061")
     due += rows("wire-I1-wire-I7 inv-I1-inv-I6 inv-I8")
     held = {row for cells in lines("Rows and tests") for row in rows(cells[0])}
-    missed = {row for cells in lines("Rows not reached, and why") for row in rows(cells[0]) if "(part)" not in cells[0]}
+    missed = {
+        row
+        for cells in lines("Rows not reached, and why")
+        for row in rows(cells[0])
+        if "(part)" not in cells[0]
+    }
     differ = {row for cells in lines("Where we differ on purpose") for row in rows(cells[0])}
     assert [row for row in due if row not in held | missed | differ] == []
     assert not held & missed

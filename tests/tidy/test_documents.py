@@ -22,7 +22,11 @@ def commands() -> list[str]:
     for page in PAGES:
         for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
             lines = (line.split("  #")[0].strip() for line in block.splitlines())
-            found += [line.removeprefix(".venv/bin/") for line in lines if "treefold " in line.split("#")[0]]
+            found += [
+                line.removeprefix(".venv/bin/")
+                for line in lines
+                if "treefold " in line.split("#")[0]
+            ]
     return found
 
 
@@ -36,7 +40,11 @@ def test_a_documented_command_is_one_that_is_understood(line: str) -> None:
         assert found is not None, f"no command {words[0]}"
         command, words = found, words[1:]
         context = click.Context(command, parent=context)
-    options = {name for parameter in command.params for name in [*parameter.opts, *parameter.secondary_opts]}
+    options = {
+        name
+        for parameter in command.params
+        for name in [*parameter.opts, *parameter.secondary_opts]
+    }
     assert {word.split("=")[0] for word in words if word.startswith("--")} <= options
 
 
@@ -46,12 +54,16 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("line", re.findall(r"^make ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
+@pytest.mark.parametrize(
+    "line", re.findall(r"^make ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE)
+)
 def test_a_documented_target_can_be_made(line: str) -> None:
     assert re.search(rf"^{line}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-def _groups(command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Group, click.Context]]:
+def _groups(
+    command: click.Command, context: click.Context
+) -> Iterator[tuple[str, click.Group, click.Context]]:
     if isinstance(command, click.Group):
         yield context.command_path, command, context
         for name in command.list_commands(context):
@@ -60,7 +72,9 @@ def _groups(command: click.Command, context: click.Context) -> Iterator[tuple[st
             yield from _groups(below, click.Context(below, info_name=name, parent=context))
 
 
-def _commands(command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command]]:
+def _commands(
+    command: click.Command, context: click.Context
+) -> Iterator[tuple[str, click.Command]]:
     for path, group, inside in _groups(command, context):
         for name in group.list_commands(inside):
             below = group.get_command(inside, name)
@@ -74,16 +88,24 @@ def test_a_list_of_commands_says_of_each_all_that_it_begins_to_say() -> None:
     for path, group, inside in _groups(treefold, context):
         assert "..." not in group.get_help(inside).split("Commands:")[-1], path
     for path, command in _commands(treefold, context):
-        silent = [option.name for option in command.params if isinstance(option, click.Option) and not option.help]
+        silent = [
+            option.name
+            for option in command.params
+            if isinstance(option, click.Option) and not option.help
+        ]
         assert silent == [], path
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """`treefold --help` answers at once: no RocksDB, gRPC, numpy, numba or Rich behind it."""
+    """`treefold --help` answers at once: no RocksDB, gRPC, numpy, numba or Rich behind
+    it.
+    """
     program = (
-        "import sys\nfrom admin.cli import treefold\n"
-        "try:\n    treefold.main(['--help'])\nexcept SystemExit:\n    pass\n"
-        "print(sorted({'grpc', 'rocksdict', 'numpy', 'numba', 'sqlalchemy', 'pydantic', 'rich'} & set(sys.modules)))"
+        "import sys\nfrom admin.cli import treefold\ntry:\n    treefold.main(['--help'])\nexcept"
+        " SystemExit:\n    pass\nprint(sorted({'grpc', 'rocksdict', 'numpy', 'numba', 'sqlalchemy',"
+        " 'pydantic', 'rich'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.splitlines()[-1] == "[]"

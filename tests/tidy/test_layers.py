@@ -20,7 +20,8 @@ ALLOWED = {
     "spark": {"merkle", "runtime", "protos", "ozone"},
     "admin": {"merkle", "runtime", "protos", "ozone", "dnagent", "scm", "spark"},
 }
-# One module each may know these libraries, so that replacing one is a change in one place.
+# One module each may know these libraries, so that replacing one is a change in one
+# place.
 ONLY_IMPORTER = {
     "rocksdict": {"ozone/rocks.py"},
     "fastcrc": {"merkle/checksum.py", "merkle/kernels.py"},
@@ -34,7 +35,12 @@ LINES_MAX = 900
 
 
 def modules() -> list[Path]:
-    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if "_pb2" not in path.name)
+    return sorted(
+        path
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if "_pb2" not in path.name
+    )
 
 
 def imported(path: Path) -> set[str]:
@@ -82,8 +88,13 @@ def test_only_the_command_line_reads_the_environment(path: Path) -> None:
 
 def test_generated_modules_are_fresh() -> None:
     """`make protos` notes what it compiled; a .proto changed since then fails here."""
-    noted = dict(line.split()[::-1] for line in (ROOT / "protos/generated.sha256").read_text().splitlines())
-    now = {f"protos/{p.name}": hashlib.sha256(p.read_bytes()).hexdigest() for p in (ROOT / "protos").glob("*.proto")}
+    noted = dict(
+        line.split()[::-1] for line in (ROOT / "protos/generated.sha256").read_text().splitlines()
+    )
+    now = {
+        f"protos/{p.name}": hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in (ROOT / "protos").glob("*.proto")
+    }
     assert noted == now, "run `make protos`"
 
 

@@ -1,4 +1,6 @@
-"""The systemd units are ones that systemd takes, and run a command line that treefold understands."""
+"""The systemd units are ones that systemd takes, and run a command line that treefold
+understands.
+"""
 
 import re
 import shlex
@@ -15,7 +17,9 @@ UNITS = sorted(FOLDER.iterdir())
 EXECUTABLE = "/usr/bin/treefold"
 
 
-@pytest.mark.parametrize("unit", [unit for unit in UNITS if unit.suffix == ".service"], ids=lambda unit: unit.name)
+@pytest.mark.parametrize(
+    "unit", [unit for unit in UNITS if unit.suffix == ".service"], ids=lambda unit: unit.name
+)
 def test_what_a_unit_runs_is_understood_and_writes_where_it_may(unit: Path) -> None:
     (line,) = re.findall(r"^ExecStart=(.*)$", unit.read_text(), re.MULTILINE)
     executable, *words = shlex.split(line)
@@ -33,7 +37,9 @@ def test_what_a_unit_runs_is_understood_and_writes_where_it_may(unit: Path) -> N
     assert [options["out"], options["metrics_file"].parent] == writable
 
 
-@pytest.mark.parametrize("timer", [unit for unit in UNITS if unit.suffix == ".timer"], ids=lambda unit: unit.name)
+@pytest.mark.parametrize(
+    "timer", [unit for unit in UNITS if unit.suffix == ".timer"], ids=lambda unit: unit.name
+)
 def test_a_timer_starts_a_unit_that_is_there(timer: Path) -> None:
     assert timer.with_suffix(".service") in UNITS
 
@@ -44,7 +50,14 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
         # Where it is not installed, it is not the unit that is wrong.
         copy.write_text(unit.read_text().replace(EXECUTABLE, "/bin/true"))
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *copies], capture_output=True, text=True, check=False
+        ["systemd-analyze", "verify", "--man=no", *copies],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    told = [line for line in done.stderr.splitlines() if str(tmp_path) in line or any(c.name in line for c in copies)]
+    told = [
+        line
+        for line in done.stderr.splitlines()
+        if str(tmp_path) in line or any(c.name in line for c in copies)
+    ]
     assert (done.returncode, told) == (0, [])

@@ -1,4 +1,6 @@
-"""An agent's settings: safe unless said otherwise, and refused as a whole when they cannot hold together."""
+"""An agent's settings: safe unless said otherwise, and refused as a whole when they
+cannot hold together.
+"""
 
 from pathlib import Path
 
@@ -26,9 +28,17 @@ def test_the_defaults_write_nothing_and_listen_on_loopback(tmp_path: Path) -> No
     assert not config.repair.enabled
     assert not config.repair.return_to_closed
     assert not config.scan.mapped
-    assert (config.scan.interval_s, config.scan.min_gap_s, config.scan.bytes_per_second) == (604800, 900, 5242880)
+    assert (config.scan.interval_s, config.scan.min_gap_s, config.scan.bytes_per_second) == (
+        604800,
+        900,
+        5242880,
+    )
     assert config.repair.undo_bytes == 1 << 30
-    assert (config.export.to, config.export.interval_s, config.export.source) == (None, 86_400, Source.TREE)
+    assert (config.export.to, config.export.interval_s, config.export.source) == (
+        None,
+        86_400,
+        Source.TREE,
+    )
     assert config.rpc_tls is None
     assert config.audit_path == Path("/state/audit.jsonl")
 
@@ -80,23 +90,50 @@ ca = "/pki/ca.pem"
         ('state_folder = "/s"\nvolumes = []\n', "volumes: "),
         ('state_folder = "/s"\n[[volumes]]\npath = "/d"\nhold = "mine"\n', "volumes[0].hold: "),
         ('state_folder = "/s"\n' + VOLUME * 2, "volumes: /data/1 is listed twice"),
-        ('state_folder = "/data/1/state"\n' + VOLUME, "state_folder: must not lie inside the volume /data/1"),
+        (
+            'state_folder = "/data/1/state"\n' + VOLUME,
+            "state_folder: must not lie inside the volume /data/1",
+        ),
         (
             'state_folder = "/s"\n' + VOLUME + '[export]\nto = "/data/1/hdds/t"',
             "export.to: must not lie inside the volume",
         ),
         ('state_folder = "/s"\n' + VOLUME + '[export]\nto = ""', "export.to: "),
-        ('state_folder = "/s"\n' + VOLUME + '[export]\nto = "s3://key:word@b/p"', "export.to: give credentials by"),
-        ('state_folder = "/s"\n' + VOLUME + "[export]\ninterval_s = 0.5", "export.interval_s: expected at least 1s"),
+        (
+            'state_folder = "/s"\n' + VOLUME + '[export]\nto = "s3://key:word@b/p"',
+            "export.to: give credentials by",
+        ),
+        (
+            'state_folder = "/s"\n' + VOLUME + "[export]\ninterval_s = 0.5",
+            "export.interval_s: expected at least 1s",
+        ),
         ('state_folder = "/s"\n' + VOLUME + '[export]\nsource = "gossip"', "export.source: "),
-        ('state_folder = "/s"\nlisten = "0.0.0.0:9893"\n' + VOLUME, "listen: 0.0.0.0:9893 is not on loopback"),
-        ('state_folder = "/s"\ncontroller = "scm:9896"\n' + VOLUME, "controller: scm:9896 is not on loopback"),
-        ('state_folder = "/s"\nmetrics = "0.0.0.0:9892"\n' + VOLUME, "metrics: 0.0.0.0:9892 is not on loopback"),
+        (
+            'state_folder = "/s"\nlisten = "0.0.0.0:9893"\n' + VOLUME,
+            "listen: 0.0.0.0:9893 is not on loopback",
+        ),
+        (
+            'state_folder = "/s"\ncontroller = "scm:9896"\n' + VOLUME,
+            "controller: scm:9896 is not on loopback",
+        ),
+        (
+            'state_folder = "/s"\nmetrics = "0.0.0.0:9892"\n' + VOLUME,
+            "metrics: 0.0.0.0:9892 is not on loopback",
+        ),
         ('state_folder = "/s"\nlisten = "localhost"\n' + VOLUME, "listen: expected an address"),
         ('state_folder = "/s"\nlisten = "::1:22"\n' + VOLUME, "listen: expected an address"),
-        ('state_folder = "/s"\nlisten = "127.0.0.1:65536"\n' + VOLUME, "listen: expected an address"),
-        ('state_folder = "/s"\nheartbeat_interval_s = 0\n' + VOLUME, "heartbeat_interval_s: expected between"),
-        ('state_folder = "/s"\n' + VOLUME + "[repair]\nenable = true\n", "repair.enable: unknown key; did you mean"),
+        (
+            'state_folder = "/s"\nlisten = "127.0.0.1:65536"\n' + VOLUME,
+            "listen: expected an address",
+        ),
+        (
+            'state_folder = "/s"\nheartbeat_interval_s = 0\n' + VOLUME,
+            "heartbeat_interval_s: expected between",
+        ),
+        (
+            'state_folder = "/s"\n' + VOLUME + "[repair]\nenable = true\n",
+            "repair.enable: unknown key; did you mean",
+        ),
         ('state_folder = "/s"\n' + VOLUME + "[repair]\nfetches_max = 0\n", "repair.fetches_max: "),
         ('state_folder = "/s"\n' + VOLUME + '[tls]\ncert = "/c"\n', "tls.key: is required"),
     ],
@@ -111,7 +148,9 @@ def test_a_hold_that_cannot_be_is_the_only_problem(tmp_path: Path) -> None:
     """Not also that there are no volumes."""
     with pytest.raises(ConfigError) as caught:
         parse(tmp_path, 'state_folder = "/s"\n' + VOLUME + 'hold = "boss"\n')
-    assert caught.value.facts["problems"] == ('volumes[0].hold: expected "read-only" or "owner", found \'boss\'',)
+    assert caught.value.facts["problems"] == (
+        'volumes[0].hold: expected "read-only" or "owner", found \'boss\'',
+    )
 
 
 @pytest.mark.parametrize("hold", ["read-only", "read_only"])
@@ -121,4 +160,6 @@ def test_a_hold_may_be_written_either_way(tmp_path: Path, hold: str) -> None:
 
 
 def test_off_loopback_an_explicit_insecure_is_enough(tmp_path: Path) -> None:
-    assert parse(tmp_path, 'state_folder = "/s"\nlisten = "0.0.0.0:0"\ninsecure = true\n' + VOLUME).insecure
+    assert parse(
+        tmp_path, 'state_folder = "/s"\nlisten = "0.0.0.0:0"\ninsecure = true\n' + VOLUME
+    ).insecure

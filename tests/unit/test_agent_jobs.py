@@ -1,4 +1,6 @@
-"""Reconcile commands on a datanode: each ends once, whatever becomes of it, and its end is told."""
+"""Reconcile commands on a datanode: each ends once, whatever becomes of it, and its end
+is told.
+"""
 
 import shutil
 import threading
@@ -37,12 +39,18 @@ class Held(MemoryPeer):
 
     def __init__(self, peer_id: PeerId, source: MemorySource) -> None:
         super().__init__(peer_id, source)
-        self.asked, self.let, self.is_closed = threading.Event(), threading.Event(), threading.Event()
+        self.asked, self.let, self.is_closed = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
 
     def tree(self, container_id: ContainerId) -> ContainerTree:
         self.asked.set()
         # As a channel does: closing it ends its calls.
-        wait_until(lambda: self.let.is_set() or self.is_closed.is_set(), "the peer to be let answer")
+        wait_until(
+            lambda: self.let.is_set() or self.is_closed.is_set(), "the peer to be let answer"
+        )
         if self.is_closed.is_set():
             raise PeerUnavailableError("closed")
         return super().tree(container_id)
@@ -63,7 +71,16 @@ class Rig:
     ends: list[controller_pb2.ReconcileProgress] = field(default_factory=list)
 
     def jobs(self, store: ReplicaStore | None = None, *, return_to_service: bool = False) -> Jobs:
-        def audit(*, container: int, block: int, offset: int, length: int, source: str, job: str, unread: int) -> None:
+        def audit(
+            *,
+            container: int,
+            block: int,
+            offset: int,
+            length: int,
+            source: str,
+            job: str,
+            unread: int,
+        ) -> None:
             self.audited.append((offset, source))
 
         def on_end(progress: Progress) -> None:
@@ -104,7 +121,10 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
             write_block(volume.writer, container_id, BLOCK, 5000, bcs_id=1)
             volume.writer.close(container_id)
     ours = shutil.copytree(theirs, tmp_path / "ours")
-    held, peers = hold(ours, tmp_path / "state"), hold(theirs, tmp_path / "their-state", Hold.READ_ONLY)
+    held, peers = (
+        hold(ours, tmp_path / "state"),
+        hold(theirs, tmp_path / "their-state", Hold.READ_ONLY),
+    )
     path = held.containers.get(ONE).block_path(BLOCK)
     data = bytearray(path.read_bytes())
     data[1500] ^= 1
@@ -163,7 +183,9 @@ def test_a_replica_that_may_not_be_written_is_refused(rig: Rig) -> None:
 
 
 def test_a_job_without_peers_fails_once_and_changes_nothing(rig: Rig) -> None:
-    """T1, on purpose not as Ozone, which reports such a container as reconciled; our controller never orders it."""
+    """T1, on purpose not as Ozone, which reports such a container as reconciled; our
+    controller never orders it.
+    """
     root = rig.store.volume_of(ONE).replica(ONE).data_checksum
     jobs = rig.jobs()
     jobs.submit(ReconcileCommand(ONE, "job-1", ()))
@@ -214,7 +236,9 @@ def test_a_second_job_for_a_container_is_refused_and_the_first_goes_on(rig: Rig)
     jobs.close()
 
 
-def test_a_job_that_is_sent_once_more_while_it_runs_is_neither_refused_nor_begun_twice(rig: Rig) -> None:
+def test_a_job_that_is_sent_once_more_while_it_runs_is_neither_refused_nor_begun_twice(
+    rig: Rig,
+) -> None:
     """CR-052"""
     jobs = rig.jobs()
     jobs.submit(command())

@@ -9,7 +9,14 @@ import pytest
 
 from dnagent.ports import AgentStatus, ReconciliationStatus, ScannedFault, ScanReport, VolumeStatus
 from dnagent.server import AgentService
-from dnagent.wire import PIECE_BYTES_MAX, RANGES_MAX, READ_BYTES_MAX, RECORDS_PER_CALL_MAX, decode_piece, encode_piece
+from dnagent.wire import (
+    PIECE_BYTES_MAX,
+    RANGES_MAX,
+    READ_BYTES_MAX,
+    RECORDS_PER_CALL_MAX,
+    decode_piece,
+    encode_piece,
+)
 from merkle.checksum import fingerprint
 from merkle.columns import encode_tree
 from merkle.errors import (
@@ -75,7 +82,11 @@ class WatchfulScans(MemoryScans):
             callback()
         self.cancelled.append(cancelled())
         return ScanReport(
-            container_id, ReplicaState.UNHEALTHY, 77, 4096, (ScannedFault("CORRUPT_CHUNK", BlockId(20), 0),)
+            container_id,
+            ReplicaState.UNHEALTHY,
+            77,
+            4096,
+            (ScannedFault("CORRUPT_CHUNK", BlockId(20), 0),),
         )
 
 
@@ -99,7 +110,9 @@ def service(replica: MemoryReplica, scans: WatchfulScans) -> AgentService:
     return AgentService(MemorySource(replica), scans, MemoryStatus(STATUS))
 
 
-def pages(service: AgentService, call: Call, request: GetContainerHashPagesRequest) -> Iterator[ContainerHashPage]:
+def pages(
+    service: AgentService, call: Call, request: GetContainerHashPagesRequest
+) -> Iterator[ContainerHashPage]:
     """Each page as it was when it was sent."""
     for page in service.hash_pages(request, call.context):
         yield ContainerHashPage.FromString(page.SerializeToString())
@@ -109,7 +122,9 @@ def blocks_of(page: ContainerHashPage) -> list[int]:
     return [block.blockID for block in ContainerMerkleTree.FromString(page.blocks).blockMerkleTree]
 
 
-def test_a_tree_is_served_as_stored(service: AgentService, replica: MemoryReplica, call: Call) -> None:
+def test_a_tree_is_served_as_stored(
+    service: AgentService, replica: MemoryReplica, call: Call
+) -> None:
     """CR-025; even where it is none."""
     replica.tree = b"\x01\x02\x03"
     reply = service.hashes(GetContainerHashesRequest(container_id=CONTAINER), call.context)
@@ -130,7 +145,11 @@ def test_no_tree_is_an_error_and_a_scan_is_scheduled(
 
 @pytest.mark.parametrize("state", [state for state in ReplicaState if not state.is_closed])
 def test_no_tree_before_a_container_is_closed(
-    service: AgentService, replica: MemoryReplica, scans: WatchfulScans, call: Call, state: ReplicaState
+    service: AgentService,
+    replica: MemoryReplica,
+    scans: WatchfulScans,
+    call: Call,
+    state: ReplicaState,
 ) -> None:
     """CR-032."""
     replica.state = state
@@ -140,11 +159,17 @@ def test_no_tree_before_a_container_is_closed(
 
 
 @pytest.mark.parametrize("container_id", [0, -1, 404, 2**63 - 1])
-def test_an_unknown_container_is_not_found(service: AgentService, call: Call, container_id: int) -> None:
+def test_an_unknown_container_is_not_found(
+    service: AgentService, call: Call, container_id: int
+) -> None:
     """CR-032."""
     for ask in (
         lambda: service.hashes(GetContainerHashesRequest(container_id=container_id), call.context),
-        lambda: list(service.hash_pages(GetContainerHashPagesRequest(container_id=container_id), call.context)),
+        lambda: list(
+            service.hash_pages(
+                GetContainerHashPagesRequest(container_id=container_id), call.context
+            )
+        ),
         lambda: service.records(GetBlockRecordsRequest(container_id=container_id), call.context),
         lambda: list(service.windows(ReadWindowsRequest(container_id=container_id), call.context)),
     ):
@@ -162,8 +187,14 @@ def test_a_tree_beyond_a_message_sends_the_caller_to_pages(
     assert caught.value.hint
 
 
-def test_pages_hold_all_blocks_once(service: AgentService, replica: MemoryReplica, call: Call) -> None:
-    found = list(pages(service, call, GetContainerHashPagesRequest(container_id=CONTAINER, page_blocks_max=10)))
+def test_pages_hold_all_blocks_once(
+    service: AgentService, replica: MemoryReplica, call: Call
+) -> None:
+    found = list(
+        pages(
+            service, call, GetContainerHashPagesRequest(container_id=CONTAINER, page_blocks_max=10)
+        )
+    )
     assert [len(blocks_of(page)) for page in found] == [10, 10, 6]
     assert [block for page in found for block in blocks_of(page)] == [*range(1, 26), 100]
     assert isinstance(replica.tree, bytes)
@@ -172,19 +203,25 @@ def test_pages_hold_all_blocks_once(service: AgentService, replica: MemoryReplic
 
 
 def test_pages_can_be_limited_to_a_range_of_blocks(service: AgentService, call: Call) -> None:
-    request = GetContainerHashPagesRequest(container_id=CONTAINER, first_block_id=5, last_block_id=7)
+    request = GetContainerHashPagesRequest(
+        container_id=CONTAINER, first_block_id=5, last_block_id=7
+    )
     (page,) = pages(service, call, request)
     assert blocks_of(page) == [5, 6, 7]
 
 
-def test_an_empty_tree_is_one_empty_page(service: AgentService, replica: MemoryReplica, call: Call) -> None:
+def test_an_empty_tree_is_one_empty_page(
+    service: AgentService, replica: MemoryReplica, call: Call
+) -> None:
     replica.tree = encode_tree(ContainerTree(CONTAINER, None, ()))
     (page,) = pages(service, call, GetContainerHashPagesRequest(container_id=CONTAINER))
     assert blocks_of(page) == []
     assert not page.HasField("data_checksum")
 
 
-def test_a_tree_that_cannot_be_parsed_has_no_pages(service: AgentService, replica: MemoryReplica, call: Call) -> None:
+def test_a_tree_that_cannot_be_parsed_has_no_pages(
+    service: AgentService, replica: MemoryReplica, call: Call
+) -> None:
     replica.tree = b"\x01\x02\x03"
     with pytest.raises(TreeRefusedError) as caught:
         list(service.hash_pages(GetContainerHashPagesRequest(container_id=CONTAINER), call.context))
@@ -193,10 +230,13 @@ def test_a_tree_that_cannot_be_parsed_has_no_pages(service: AgentService, replic
 
 def test_too_many_blocks_at_a_time_are_refused(service: AgentService, call: Call) -> None:
     ids = range(RECORDS_PER_CALL_MAX)
-    assert service.records(GetBlockRecordsRequest(container_id=CONTAINER, block_ids=ids), call.context).block_data
+    assert service.records(
+        GetBlockRecordsRequest(container_id=CONTAINER, block_ids=ids), call.context
+    ).block_data
     with pytest.raises(UsageError):
         service.records(
-            GetBlockRecordsRequest(container_id=CONTAINER, block_ids=[*ids, RECORDS_PER_CALL_MAX]), call.context
+            GetBlockRecordsRequest(container_id=CONTAINER, block_ids=[*ids, RECORDS_PER_CALL_MAX]),
+            call.context,
         )
 
 
@@ -210,9 +250,13 @@ def test_too_many_blocks_at_a_time_are_refused(service: AgentService, call: Call
     ],
     ids=["one byte too many", "in several ranges", "one range too many", "all there is"],
 )
-def test_too_much_at_a_time_is_refused(service: AgentService, call: Call, ranges: list[tuple[int, int]]) -> None:
+def test_too_much_at_a_time_is_refused(
+    service: AgentService, call: Call, ranges: list[tuple[int, int]]
+) -> None:
     request = ReadWindowsRequest(
-        container_id=CONTAINER, block_id=100, ranges=[ByteRange(offset=o, length_bytes=n) for o, n in ranges]
+        container_id=CONTAINER,
+        block_id=100,
+        ranges=[ByteRange(offset=o, length_bytes=n) for o, n in ranges],
     )
     with pytest.raises(UsageError):
         next(service.windows(request, call.context))
@@ -225,8 +269,14 @@ def test_a_range_comes_in_pieces_that_protobuf_can_read(
         container_id=CONTAINER, block_id=100, ranges=[ByteRange(offset=5, length_bytes=2_500_000)]
     )
     messages = [WindowPiece.FromString(raw) for raw in service.windows(request, call.context)]
-    assert [message.offset for message in messages] == [5, 5 + PIECE_BYTES_MAX, 5 + 2 * PIECE_BYTES_MAX]
-    assert b"".join(message.data for message in messages) == replica.files[BlockId(100)][5:2_500_005]
+    assert [message.offset for message in messages] == [
+        5,
+        5 + PIECE_BYTES_MAX,
+        5 + 2 * PIECE_BYTES_MAX,
+    ]
+    assert (
+        b"".join(message.data for message in messages) == replica.files[BlockId(100)][5:2_500_005]
+    )
 
 
 @pytest.mark.parametrize("offset", [3_000_000, 2**40, 2**63, 2**64 - 1])
@@ -237,9 +287,13 @@ def test_beyond_the_end_there_is_nothing(service: AgentService, call: Call, offs
     assert list(service.windows(request, call.context)) == []
 
 
-def test_a_block_without_file_is_not_found(service: AgentService, replica: MemoryReplica, call: Call) -> None:
+def test_a_block_without_file_is_not_found(
+    service: AgentService, replica: MemoryReplica, call: Call
+) -> None:
     del replica.files[BlockId(100)]
-    request = ReadWindowsRequest(container_id=CONTAINER, block_id=100, ranges=[ByteRange(offset=0, length_bytes=1)])
+    request = ReadWindowsRequest(
+        container_id=CONTAINER, block_id=100, ranges=[ByteRange(offset=0, length_bytes=1)]
+    )
     with pytest.raises(BlockNotFoundError):
         list(service.windows(request, call.context))
 
@@ -256,13 +310,25 @@ def test_a_piece_is_an_ordinary_message(offset: int, data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"\x08", b"\x08\x80", b"\x12", b"\x12\x05abc", b"\x12\x01ab", b"\x08" + b"\xff" * 30, b"\x1a\x01x"]
+    "raw",
+    [
+        b"",
+        b"\x08",
+        b"\x08\x80",
+        b"\x12",
+        b"\x12\x05abc",
+        b"\x12\x01ab",
+        b"\x08" + b"\xff" * 30,
+        b"\x1a\x01x",
+    ],
 )
 def test_what_is_laid_out_in_another_way_is_left_to_protobuf(raw: bytes) -> None:
     assert decode_piece(raw) is None
 
 
-def test_a_scan_answers_with_what_it_found(service: AgentService, scans: WatchfulScans, call: Call) -> None:
+def test_a_scan_answers_with_what_it_found(
+    service: AgentService, scans: WatchfulScans, call: Call
+) -> None:
     """Once the caller has gone it is told to stop."""
     reply = service.scan(ScanContainerRequest(container_id=CONTAINER), call.context)
     assert (reply.state, reply.data_checksum, reply.bytes_read) == ("UNHEALTHY", 77, 4096)
@@ -270,7 +336,9 @@ def test_a_scan_answers_with_what_it_found(service: AgentService, scans: Watchfu
     assert scans.cancelled == [False, True]
 
 
-def test_a_scan_for_nobody_is_told_to_stop_at_once(service: AgentService, scans: WatchfulScans, call: Call) -> None:
+def test_a_scan_for_nobody_is_told_to_stop_at_once(
+    service: AgentService, scans: WatchfulScans, call: Call
+) -> None:
     call.alive = False
     service.scan(ScanContainerRequest(container_id=CONTAINER), call.context)
     assert scans.cancelled[0]
@@ -280,7 +348,12 @@ def test_status_tells_all(service: AgentService, call: Call) -> None:
     reply = service.status(GetStatusRequest(), call.context)
     assert (reply.datanode_id, reply.repair_enabled) == ("dn-1", True)
     (volume,), (job,) = reply.volumes, reply.reconciliations
-    assert (volume.path, volume.storage_id, volume.hold, volume.containers) == ("/data/1", "DS-1", "owner", 3)
+    assert (volume.path, volume.storage_id, volume.hold, volume.containers) == (
+        "/data/1",
+        "DS-1",
+        "owner",
+        3,
+    )
     assert (volume.bytes_scanned, volume.containers_scanned, volume.last_error) == (4096, 2, "")
     assert (job.job_id, job.container_id, job.phase) == ("job-1", 12, "fetching")
     assert (job.windows_written, job.bytes_fetched) == (5, 20480)

@@ -1,8 +1,10 @@
-"""What people mistype: every command of `treefold` answers with a sentence and its exit status, and does nothing.
+"""What people mistype: every command of `treefold` answers with a sentence and its exit
+status, and does nothing.
 
-Rows: the words of a command line, its standard input, and the code; "click" is the usage error that the parser gives
-before a command is begun. The last table asks a real controller, which knows a container that could be reconciled (1),
-an open one (2), an erasure-coded one (3), and one of which there is one replica (4).
+Rows: the words of a command line, its standard input, and the code; "click" is the
+usage error that the parser gives before a command is begun. The last table asks a real
+controller, which knows a container that could be reconciled (1), an open one (2), an
+erasure-coded one (3), and one of which there is one replica (4).
 """
 
 import json
@@ -209,25 +211,35 @@ def test_a_controller_that_does_not_answer_is_unreachable(words: str) -> None:
     refused("controller_unavailable", 7, *words.split(), "--controller", NOWHERE)
 
 
-@pytest.mark.parametrize(("words", "stdin", "says", "exit_status"), REFUSED, ids=[row[0] for row in REFUSED])
+@pytest.mark.parametrize(
+    ("words", "stdin", "says", "exit_status"), REFUSED, ids=[row[0] for row in REFUSED]
+)
 def test_what_the_controller_will_not_do_is_said(
     controller: str, words: str, stdin: str, says: str, exit_status: int
 ) -> None:
     arguments = [word.strip("'") for word in words.split()]
     result = run(*arguments, "--controller", controller, stdin=stdin)
     assert (result.exit_code, says in result.stderr) == (exit_status, True), result.output
-    assert json.loads(run("job", "list", "--json", "--controller", controller).stdout)["data"] == {"jobs": []}
+    assert json.loads(run("job", "list", "--json", "--controller", controller).stdout)["data"] == {
+        "jobs": []
+    }
 
 
 def test_a_million_ids_and_one_more_are_too_many() -> None:
     assert "at most" in refused("usage", 2, "scan", "-", stdin="1\n" * 1_000_001)
 
 
-@pytest.mark.parametrize("kind", ["empty", "one datanode", "no volumes", "a name that is no number"])
+@pytest.mark.parametrize(
+    "kind", ["empty", "one datanode", "no volumes", "a name that is no number"]
+)
 def test_a_fixture_without_volumes_is_a_usage_error(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "fixture"
     folder.mkdir()
-    names = {"one datanode": ["dn1/volume1/hdds"], "no volumes": ["dn1", "dn2"], "a name that is no number": ["dnA"]}
+    names = {
+        "one datanode": ["dn1/volume1/hdds"],
+        "no volumes": ["dn1", "dn2"],
+        "a name that is no number": ["dnA"],
+    }
     for name in names.get(kind, []):
         (folder / name).mkdir(parents=True)
     with unchanged(tmp_path):
@@ -249,13 +261,30 @@ def test_an_agent_that_there_is_not_cannot_be_killed(tmp_path: Path) -> None:
     for name in ("dn1", "dn2"):
         (folder / name / "volume1" / "hdds").mkdir(parents=True)
     with unchanged(tmp_path):
-        refused("usage", 2, "demo", "--fixture", folder, "--kill", 9, "--during", "repair", "--check")
-        refused("usage", 2, "demo", "--fixture", folder, "--kill", 9, "--during", "repair", "--keep", keep)
+        refused(
+            "usage", 2, "demo", "--fixture", folder, "--kill", 9, "--during", "repair", "--check"
+        )
+        refused(
+            "usage",
+            2,
+            "demo",
+            "--fixture",
+            folder,
+            "--kill",
+            9,
+            "--during",
+            "repair",
+            "--keep",
+            keep,
+        )
 
 
-@pytest.mark.parametrize("what", ["garbage", "not a site", "UTF-16", "a document type", "an encoding", "a URL", "NUL"])
+@pytest.mark.parametrize(
+    "what", ["garbage", "not a site", "UTF-16", "a document type", "an encoding", "a URL", "NUL"]
+)
 def test_a_site_file_that_is_none_is_a_config_error(tmp_path: Path, what: str) -> None:
-    site = "<configuration><property><name>hdds.datanode.dir</name><value>{}</value></property></configuration>"
+    named = "<name>hdds.datanode.dir</name><value>{}</value>"
+    site = f"<configuration><property>{named}</property></configuration>"
     text = {
         "garbage": b"\xff\xfe\x00",
         "not a site": b"<html/>",
@@ -274,7 +303,9 @@ def process(*words: str | bytes, stdin: bytes = b"") -> tuple[int, bytes, str]:
     command = [sys.executable, "-m", "admin.cli", *words]
     # As where the language is set: without one, Python takes any bytes for text.
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    result = subprocess.run(command, cwd=ROOT, env=environment, input=stdin, capture_output=True, check=False)
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, input=stdin, capture_output=True, check=False
+    )
     return result.returncode, result.stdout, result.stderr.decode()
 
 

@@ -1,7 +1,9 @@
-"""Messages that no honest client sends, over real sockets to all three services: each gets its error by name.
+"""Messages that no honest client sends, over real sockets to all three services: each
+gets its error by name.
 
-Behind them are a real agent that reads a real volume, and a real controller. After every message the volume and the
-controller's state are what they were, no thread has died of it, and the next honest question is answered.
+Behind them are a real agent that reads a real volume, and a real controller. After
+every message the volume and the controller's state are what they were, no thread has
+died of it, and the next honest question is answered.
 """
 
 import gzip
@@ -83,7 +85,9 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
 
 def answer(address: str, path: str, raw: bytes) -> str:
-    """How a call with these bytes ends: "OK", the code of the error that the service names, or gRPC's status."""
+    """How a call with these bytes ends: "OK", the code of the error that the service
+    names, or gRPC's status.
+    """
     # Not by our own channel: it would not send what is too large.
     options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
     with grpc.insecure_channel(address, options=options) as channel:
@@ -138,8 +142,12 @@ def heartbeat(
     )
 
 
-def reporting(container_id: int = 1, state: str = "CLOSED", replica_index: int = 0, fingerprint: bytes = b"") -> bytes:
-    one = cp.ReplicaReport(container_id=container_id, state=state, replica_index=replica_index, fingerprint=fingerprint)
+def reporting(
+    container_id: int = 1, state: str = "CLOSED", replica_index: int = 0, fingerprint: bytes = b""
+) -> bytes:
+    one = cp.ReplicaReport(
+        container_id=container_id, state=state, replica_index=replica_index, fingerprint=fingerprint
+    )
     return heartbeat(report=cp.ContainerReport(full=True, replicas=[one]))
 
 
@@ -147,10 +155,15 @@ def progressing(job_id: str = "job", state: str = "running", verdict: str = "") 
     return heartbeat(progress=[cp.ReconcileProgress(job_id=job_id, state=state, verdict=verdict)])
 
 
-def reconciling(*container_ids: int, all_diverged: bool = False, reason: str = "", requested_by: str = "") -> bytes:
+def reconciling(
+    *container_ids: int, all_diverged: bool = False, reason: str = "", requested_by: str = ""
+) -> bytes:
     return sent(
         cp.ReconcileRequest(
-            container_ids=container_ids, all_diverged=all_diverged, reason=reason, requested_by=requested_by
+            container_ids=container_ids,
+            all_diverged=all_diverged,
+            reason=reason,
+            requested_by=requested_by,
         )
     )
 
@@ -168,23 +181,28 @@ CALLS: list[tuple[str, str, str, bytes, str]] = [
     ("the tree of a text", AGENT, "GetContainerHashes", b"\x0a\x011", "container_not_found"),
     ("the tree of container 0", AGENT, "GetContainerHashes", hashes(0), "container_not_found"),
     ("the tree of container -1", AGENT, "GetContainerHashes", hashes(-1), "container_not_found"),
-    ("the tree of container 2^63-1", AGENT, "GetContainerHashes", hashes(MAX), "container_not_found"),
-    ("the tree of container -2^63", AGENT, "GetContainerHashes", hashes(MIN), "container_not_found"),
+    ("the tree of container 2^63-1", AGENT, "GetContainerHashes", hashes(MAX),
+    "container_not_found"),
+    ("the tree of container -2^63", AGENT, "GetContainerHashes", hashes(MIN),
+    "container_not_found"),
     ("the tree of an open container", AGENT, "GetContainerHashes", hashes(2), "container_state"),
     ("garbage for pages", AGENT, "GetContainerHashPages", GARBAGE, "usage"),
     ("pages of container -1", AGENT, "GetContainerHashPages", hashes(-1), "container_not_found"),
     ("pages of an open container", AGENT, "GetContainerHashPages", hashes(2), "container_state"),
     ("garbage for records", AGENT, "GetBlockRecords", GARBAGE, "usage"),
     ("1001 records", AGENT, "GetBlockRecords", records(*range(1001)), "usage"),
-    ("records of container -1", AGENT, "GetBlockRecords", records(20, container_id=-1), "container_not_found"),
+    ("records of container -1", AGENT, "GetBlockRecords", records(20, container_id=-1),
+    "container_not_found"),
     ("records of blocks that cannot be", AGENT, "GetBlockRecords", records(-1, 0, MAX, MIN), "OK"),
     ("garbage for windows", AGENT, "ReadWindows", GARBAGE, "usage"),
     ("windows of 64 MiB and a byte", AGENT, "ReadWindows", windows((0, (64 << 20) + 1)), "usage"),
     ("windows that overflow a sum", AGENT, "ReadWindows", windows((0, UNSIGNED), (0, 2)), "usage"),
     ("32,769 windows", AGENT, "ReadWindows", windows(*[(0, 1)] * 32_769), "usage"),
     ("windows of block -1", AGENT, "ReadWindows", windows((0, 1), block_id=-1), "block_not_found"),
-    ("windows of block -2^63", AGENT, "ReadWindows", windows((0, 1), block_id=MIN), "block_not_found"),
-    ("windows of container 0", AGENT, "ReadWindows", windows((0, 1), container_id=0), "container_not_found"),
+    ("windows of block -2^63", AGENT, "ReadWindows", windows((0, 1), block_id=MIN),
+    "block_not_found"),
+    ("windows of container 0", AGENT, "ReadWindows", windows((0, 1), container_id=0),
+    "container_not_found"),
     ("windows at 2^64-1", AGENT, "ReadWindows", windows((UNSIGNED, 1), (1 << 63, 1)), "OK"),
     ("windows of no bytes", AGENT, "ReadWindows", windows((0, 0), (UNSIGNED, 0)), "OK"),
     ("garbage for a scan", AGENT, "ScanContainer", GARBAGE, "usage"),
@@ -202,11 +220,13 @@ CALLS: list[tuple[str, str, str, bytes, str]] = [
     ("a datanode with a NUL", CONTROLLER, "Heartbeat", heartbeat(node="dn\0"), "usage"),
     ("a datanode without address", CONTROLLER, "Heartbeat", heartbeat(address=""), "usage"),
     ("a datanode without port", CONTROLLER, "Heartbeat", heartbeat(address="127.0.0.1"), "usage"),
-    ("a datanode at port 99999", CONTROLLER, "Heartbeat", heartbeat(address="127.0.0.1:99999"), "usage"),
+    ("a datanode at port 99999", CONTROLLER, "Heartbeat", heartbeat(address="127.0.0.1:99999"),
+    "usage"),
     ("no incarnation", CONTROLLER, "Heartbeat", heartbeat(incarnation=""), "usage"),
     ("a replica of container 0", CONTROLLER, "Heartbeat", reporting(0), "usage"),
     ("a replica of container -1", CONTROLLER, "Heartbeat", reporting(-1), "usage"),
-    ("a fingerprint of 65 bytes", CONTROLLER, "Heartbeat", reporting(fingerprint=bytes(65)), "usage"),
+    ("a fingerprint of 65 bytes", CONTROLLER, "Heartbeat", reporting(fingerprint=bytes(65)),
+    "usage"),
     ("a replica of container -2^63", CONTROLLER, "Heartbeat", reporting(MIN), "usage"),
     ("a replica without a state", CONTROLLER, "Heartbeat", reporting(state=""), "usage"),
     ("a replica in state closed", CONTROLLER, "Heartbeat", reporting(state="closed"), "usage"),
@@ -221,38 +241,61 @@ CALLS: list[tuple[str, str, str, bytes, str]] = [
     ("progress of no job", CONTROLLER, "Heartbeat", progressing(job_id=""), "usage"),
     ("progress in no state", CONTROLLER, "Heartbeat", progressing(state="perfect"), "usage"),
     ("progress of no verdict", CONTROLLER, "Heartbeat", progressing(verdict="GUILTY"), "usage"),
-    ("too much confirmed", CONTROLLER, "Heartbeat", heartbeat(acknowledged=["x"] * (PROGRESS_MAX + 1)), "usage"),
+    ("too much confirmed", CONTROLLER, "Heartbeat",
+    heartbeat(acknowledged=["x"] * (PROGRESS_MAX + 1)), "usage"),
     ("garbage for a list", CONTROLLER, "ListContainers", GARBAGE, "usage"),
-    ("a list of no state", CONTROLLER, "ListContainers", sent(cp.ListContainersRequest(state="open")), "usage"),
-    ("a list of no result", CONTROLLER, "ListContainers", sent(cp.ListContainersRequest(comparison="same")), "usage"),
-    ("a list after -2^63", CONTROLLER, "ListContainers", sent(cp.ListContainersRequest(after_container_id=MIN)), "OK"),
+    ("a list of no state", CONTROLLER, "ListContainers",
+    sent(cp.ListContainersRequest(state="open")), "usage"),
+    ("a list of no result", CONTROLLER, "ListContainers",
+    sent(cp.ListContainersRequest(comparison="same")), "usage"),
+    ("a list after -2^63", CONTROLLER, "ListContainers",
+    sent(cp.ListContainersRequest(after_container_id=MIN)), "OK"),
     ("garbage for containers", CONTROLLER, "GetContainers", GARBAGE, "usage"),
-    ("container 0", CONTROLLER, "GetContainers", sent(cp.GetContainersRequest(container_ids=[0])), "usage"),
-    ("container -1", CONTROLLER, "GetContainers", sent(cp.GetContainersRequest(container_ids=[1, -1])), "usage"),
-    ("1001 containers", CONTROLLER, "GetContainers", sent(cp.GetContainersRequest(container_ids=range(1, 1002))),
+    ("container 0", CONTROLLER, "GetContainers", sent(cp.GetContainersRequest(container_ids=[0])),
+    "usage"),
+    ("container -1", CONTROLLER, "GetContainers",
+    sent(cp.GetContainersRequest(container_ids=[1, -1])), "usage"),
+    ("1001 containers", CONTROLLER, "GetContainers",
+    sent(cp.GetContainersRequest(container_ids=range(1, 1002))),
      "usage"),
     ("garbage to reconcile", CONTROLLER, "Reconcile", GARBAGE, "usage"),
-    ("some and all to reconcile", CONTROLLER, "Reconcile", reconciling(1, all_diverged=True), "usage"),
+    ("some and all to reconcile", CONTROLLER, "Reconcile", reconciling(1, all_diverged=True),
+    "usage"),
     ("container -1 to reconcile", CONTROLLER, "Reconcile", reconciling(1, -1), "usage"),
     ("10,001 to reconcile", CONTROLLER, "Reconcile", reconciling(*range(1, 10_002)), "usage"),
     ("a reason of two lines", CONTROLLER, "Reconcile", reconciling(1, reason="a\nb"), "usage"),
-    ("a reason of 1001 letters", CONTROLLER, "Reconcile", reconciling(1, reason="x" * 1001), "usage"),
-    ("a requester that clears the screen", CONTROLLER, "Reconcile", reconciling(1, requested_by="\x1b[2J"), "usage"),
+    ("a reason of 1001 letters", CONTROLLER, "Reconcile", reconciling(1, reason="x" * 1001),
+    "usage"),
+    ("a requester that clears the screen", CONTROLLER, "Reconcile", reconciling(1,
+     requested_by="\x1b[2J"), "usage"),
     ("jobs in no state", CONTROLLER, "ListJobs", sent(cp.ListJobsRequest(state="BUSY")), "usage"),
     ("garbage for a job", CONTROLLER, "GetJob", GARBAGE, "usage"),
     ("no job", CONTROLLER, "GetJob", b"", "job_not_found"),
-    ("a job that is a path", CONTROLLER, "GetJob", sent(cp.GetJobRequest(job_id="../jobs")), "job_not_found"),
-    ("a job that is a statement", CONTROLLER, "GetJob", sent(cp.GetJobRequest(job_id="' OR 1=1 --")), "job_not_found"),
-    ("a job of 100,000 letters", CONTROLLER, "GetJob", sent(cp.GetJobRequest(job_id="x" * 100_000)), "job_not_found"),
-    ("a job with a NUL", CONTROLLER, "CancelJob", sent(cp.CancelJobRequest(job_id="x\0")), "job_not_found"),
-    ("a scan of container -1", CONTROLLER, "Scan", sent(cp.ScanRequest(container_ids=[-1])), "usage"),
-    ("10,001 scans", CONTROLLER, "Scan", sent(cp.ScanRequest(container_ids=range(1, 10_002))), "usage"),
+    ("a job that is a path", CONTROLLER, "GetJob", sent(cp.GetJobRequest(job_id="../jobs")),
+    "job_not_found"),
+    ("a job that is a statement", CONTROLLER, "GetJob",
+    sent(cp.GetJobRequest(job_id="' OR 1=1 --")), "job_not_found"),
+    ("a job of 100,000 letters", CONTROLLER, "GetJob", sent(cp.GetJobRequest(job_id="x" * 100_000)),
+    "job_not_found"),
+    ("a job with a NUL", CONTROLLER, "CancelJob", sent(cp.CancelJobRequest(job_id="x\0")),
+    "job_not_found"),
+    ("a scan of container -1", CONTROLLER, "Scan", sent(cp.ScanRequest(container_ids=[-1])),
+    "usage"),
+    ("10,001 scans", CONTROLLER, "Scan", sent(cp.ScanRequest(container_ids=range(1, 10_002))),
+    "usage"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("service", "method", "raw", "ends"), [pytest.param(*rest, id=name) for name, *rest in CALLS])
+@pytest.mark.parametrize(
+    ("service", "method", "raw", "ends"), [pytest.param(*rest, id=name) for name, *rest in CALLS]
+)
 def test_a_message_that_cannot_be_meant_gets_its_error(
-    services: Services, caplog: pytest.LogCaptureFixture, service: str, method: str, raw: bytes, ends: str
+    services: Services,
+    caplog: pytest.LogCaptureFixture,
+    service: str,
+    method: str,
+    raw: bytes,
+    ends: str,
 ) -> None:
     with unchanged(services.volume), unchanged(services.state), caplog.at_level(logging.ERROR):
         assert answer(services.address(service), f"/{service}/{method}", raw) == ends
@@ -280,7 +323,9 @@ def command(kind: Type, container_id: int = 1, **bodies: Message) -> bytes:
     return request.SerializePartialToString()
 
 
-def read(offset: int = 0, length: int = 10, *, window: int = 1024, block_id: int = 20, kind: int = 2) -> bytes:
+def read(
+    offset: int = 0, length: int = 10, *, window: int = 1024, block_id: int = 20, kind: int = 2
+) -> bytes:
     body = ReadChunkRequestProto(blockID=DatanodeBlockID(containerID=1, localID=block_id))
     body.chunkData.chunkName, body.chunkData.offset, body.chunkData.len = "x", offset, length
     body.chunkData.checksumData.bytesPerChecksum = window
@@ -307,7 +352,8 @@ def list_block(count: int, start: int | None = None) -> bytes:
 
 
 WRITES = (
-    Type.CreateContainer, Type.UpdateContainer, Type.DeleteContainer, Type.PutBlock, Type.DeleteBlock,
+    Type.CreateContainer, Type.UpdateContainer, Type.DeleteContainer, Type.PutBlock,
+    Type.DeleteBlock,
     Type.DeleteChunk, Type.WriteChunk, Type.PutSmallFile, Type.CloseContainer, Type.FinalizeBlock,
 )  # fmt: skip
 REQUESTS: list[tuple[str, bytes, str]] = [
@@ -316,12 +362,15 @@ REQUESTS: list[tuple[str, bytes, str]] = [
     ("no datanode", sent(Request(cmdType=Type.Echo, containerID=1)), "UNKNOWN"),
     ("a command that nobody knows", b"\x08\xe7\x07" + command(Type.Echo)[2:], "UNKNOWN"),
     ("a block without its ID", command(Type.GetBlock, getBlock=GetBlockRequestProto()), "UNKNOWN"),
-    ("a chunk without its place", command(Type.ReadChunk, readChunk=ReadChunkRequestProto(blockID=BLOCK)), "UNKNOWN"),
-    ("a chunk of a checksum that nobody knows", read().replace(b"\x08\x02\x10\x80\x08", b"\x08\x63\x10\x80\x08"),
+    ("a chunk without its place", command(Type.ReadChunk,
+     readChunk=ReadChunkRequestProto(blockID=BLOCK)), "UNKNOWN"),
+    ("a chunk of a checksum that nobody knows", read().replace(b"\x08\x02\x10\x80\x08",
+     b"\x08\x63\x10\x80\x08"),
      "UNKNOWN"),
     ("32 MiB and a byte", TOO_LARGE, "RESOURCE_EXHAUSTED"),
     ("a command without its body", command(Type.GetBlock), "MALFORMED_REQUEST"),
-    ("a command with the body of another", command(Type.Echo, getBlock=GetBlockRequestProto(blockID=BLOCK)),
+    ("a command with the body of another", command(Type.Echo,
+     getBlock=GetBlockRequestProto(blockID=BLOCK)),
      "MALFORMED_REQUEST"),
     ("the tree of container 0", tree_of(0), "CONTAINER_NOT_FOUND"),
     ("the tree of container -1", tree_of(-1), "CONTAINER_NOT_FOUND"),
@@ -347,11 +396,14 @@ REQUESTS: list[tuple[str, bytes, str]] = [
     ("a read of nothing", read(UNSIGNED, 0), "SUCCESS"),
     ("an echo of -1 bytes", echo(-1), "SUCCESS"),
     ("an echo of 2 GiB", echo((1 << 31) - 1), "UNSUPPORTED_REQUEST"),
-    *((f"{Type.Name(kind)}, which writes", command(kind), "UNSUPPORTED_REQUEST") for kind in WRITES),
+    *((f"{Type.Name(kind)}, which writes", command(kind),
+    "UNSUPPORTED_REQUEST") for kind in WRITES),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("raw", "ends"), [pytest.param(*rest, id=name) for name, *rest in REQUESTS])
+@pytest.mark.parametrize(
+    ("raw", "ends"), [pytest.param(*rest, id=name) for name, *rest in REQUESTS]
+)
 def test_a_request_that_no_datanode_would_send_gets_its_result(
     services: Services, caplog: pytest.LogCaptureFixture, raw: bytes, ends: str
 ) -> None:
@@ -363,7 +415,9 @@ def test_a_request_that_no_datanode_would_send_gets_its_result(
 
 def result_of(address: str, raw: bytes) -> str:
     with grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
-        call: StreamCall = channel.stream_stream(f"/{XCEIVER}/send", None, ContainerCommandResponseProto.FromString)
+        call: StreamCall = channel.stream_stream(
+            f"/{XCEIVER}/send", None, ContainerCommandResponseProto.FromString
+        )
         try:
             (reply,) = call(iter([raw]), timeout=CALL_S)
         except grpc.RpcError as error:

@@ -1,7 +1,9 @@
-"""Tree files that are none, or not to be believed: each is refused by name, offline, and left as it is.
+"""Tree files that are none, or not to be believed: each is refused by name, offline,
+and left as it is.
 
-`tree show` demands only what Ozone demands of the bytes; `tree check` proves every sum. Rows of the table: what is
-wrong, the bytes, the reason, and whether it still can be shown.
+`tree show` demands only what Ozone demands of the bytes; `tree check` proves every sum.
+Rows of the table: what is wrong, the bytes, the reason, and whether it still can be
+shown.
 """
 
 import json
@@ -33,7 +35,9 @@ def a_block(name: str, value: int) -> bytes:
 
 
 def a_chunk(name: str, value: int, *, at: int = 0) -> bytes:
-    """The tree with this field of its first, healthy chunk set, or of its second, corrupt one."""
+    """The tree with this field of its first, healthy chunk set, or of its second,
+    corrupt one.
+    """
     return changed(lambda info: setattr(_live(info).chunkMerkleTree[at], name, value))
 
 
@@ -58,7 +62,9 @@ def _swapped(info: ContainerChecksumInfo) -> None:
 
 def _many(info: ContainerChecksumInfo) -> None:
     del _live(info).chunkMerkleTree[:]
-    _live(info).chunkMerkleTree.extend(ChunkMerkleTree(offset=i) for i in range(BLOCK_CHUNKS_MAX + 1))
+    _live(info).chunkMerkleTree.extend(
+        ChunkMerkleTree(offset=i) for i in range(BLOCK_CHUNKS_MAX + 1)
+    )
 
 
 def _tombstone_with_chunks(info: ContainerChecksumInfo) -> None:
@@ -80,7 +86,11 @@ NO_TREES = [
     ("a length beyond the end", b"\x08\x0c\x12\xff\xff\xff\xff\x0f", "unparsable"),
     ("a group never closed", b"\x0b" * 1000, "unparsable"),
     ("32 MiB and a byte", TREE + b"\x1a" + bytes(MESSAGE_BYTES_MAX), "too_large"),
-    ("of another container", changed(lambda info: setattr(info, "containerID", 13)), "wrong_container"),
+    (
+        "of another container",
+        changed(lambda info: setattr(info, "containerID", 13)),
+        "wrong_container",
+    ),
     ("of container -1", changed(lambda info: setattr(info, "containerID", -1)), "wrong_container"),
     ("of no container", changed(lambda info: info.ClearField("containerID")), "wrong_container"),
     ("blocks in reverse", changed(_swapped), "blocks_unsorted"),
@@ -107,9 +117,12 @@ DISTRUSTED = [
     ("an empty chunk with a checksum", a_chunk("length", 0), "empty_chunk_with_checksum"),
     ("a chunk checksum that is off by one", a_chunk("dataChecksum", 1), "block_checksum"),
     ("block checksum 2^63-1", a_block("dataChecksum", MAX), "block_checksum"),
-    ("a root of 2^63-1", changed(lambda i: setattr(i.containerMerkleTree, "dataChecksum", MAX)), "root_checksum"),
-    ("a root of 0", changed(lambda i: setattr(i.containerMerkleTree, "dataChecksum", 0)), "root_checksum"),
-    ("a chunk that ends beyond any block", a_chunk("offset", BLOCK_BYTES_MAX, at=1), "block_too_long"),
+    ("a root of 2^63-1", changed(lambda i: setattr(i.containerMerkleTree, "dataChecksum", MAX)),
+    "root_checksum"),
+    ("a root of 0", changed(lambda i: setattr(i.containerMerkleTree, "dataChecksum", 0)),
+    "root_checksum"),
+    ("a chunk that ends beyond any block", a_chunk("offset", BLOCK_BYTES_MAX, at=1),
+    "block_too_long"),
     ("a chunk at 2^63-1", a_chunk("offset", MAX, at=1), "chunk_offset_range"),
     ("healthy chunks that overlap", changed(_overlap), "chunks_overlap"),
 ]  # fmt: skip
@@ -129,7 +142,9 @@ def test_the_tree_that_is_spoiled_below_is_right(tmp_path: Path) -> None:
     assert [run("tree", command, path).exit_code for command in ("show", "check")] == [0, 0]
 
 
-@pytest.mark.parametrize(("raw", "reason"), [pytest.param(*rest, id=name) for name, *rest in NO_TREES])
+@pytest.mark.parametrize(
+    ("raw", "reason"), [pytest.param(*rest, id=name) for name, *rest in NO_TREES]
+)
 def test_bytes_that_are_no_tree_are_refused(tmp_path: Path, raw: bytes, reason: str) -> None:
     path = tmp_path / "12.tree"
     path.write_bytes(raw)
@@ -138,8 +153,12 @@ def test_bytes_that_are_no_tree_are_refused(tmp_path: Path, raw: bytes, reason: 
         assert checked(path) == [reason]
 
 
-@pytest.mark.parametrize(("raw", "reason"), [pytest.param(*rest, id=name) for name, *rest in DISTRUSTED])
-def test_a_tree_that_cannot_be_is_shown_but_not_believed(tmp_path: Path, raw: bytes, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("raw", "reason"), [pytest.param(*rest, id=name) for name, *rest in DISTRUSTED]
+)
+def test_a_tree_that_cannot_be_is_shown_but_not_believed(
+    tmp_path: Path, raw: bytes, reason: str
+) -> None:
     path = tmp_path / "12.tree"
     path.write_bytes(raw)
     with unchanged(tmp_path):
@@ -147,8 +166,12 @@ def test_a_tree_that_cannot_be_is_shown_but_not_believed(tmp_path: Path, raw: by
         assert checked(path) == [reason]
 
 
-@pytest.mark.parametrize("name", ["0.tree", "9223372036854775807.tree", "9999999999999999999.tree", "-1.tree"])
-def test_a_file_named_after_a_container_that_cannot_be_is_not_believed(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["0.tree", "9223372036854775807.tree", "9999999999999999999.tree", "-1.tree"]
+)
+def test_a_file_named_after_a_container_that_cannot_be_is_not_believed(
+    tmp_path: Path, name: str
+) -> None:
     path = tmp_path / name
     path.write_bytes(changed(lambda info: setattr(info, "containerID", 0)))
     with unchanged(tmp_path):

@@ -1,7 +1,9 @@
-"""Volumes with something in them that no datanode would write: named, never followed, never mended in passing.
+"""Volumes with something in them that no datanode would write: named, never followed,
+never mended in passing.
 
-Every case spoils one thing of a healthy volume with one container and looks at it with the commands that a stranger
-would point at it. Rows of each table: what is wrong, how to make it so, and what is said about it.
+Every case spoils one thing of a healthy volume with one container and looks at it with
+the commands that a stranger would point at it. Rows of each table: what is wrong, how
+to make it so, and what is said about it.
 """
 
 import json
@@ -21,12 +23,29 @@ from merkle.tree import BlockId, ContainerId
 from ozone.containers import ContainerStore
 from ozone.descriptor import dump_descriptor, parse_descriptor, with_checksum
 from ozone.disk import WHOLE_BYTES_MAX, Disk
-from ozone.rocks import Batch, Counter, Database, Table, block_key, container_prefix, counter_key, long_bytes
+from ozone.rocks import (
+    Batch,
+    Counter,
+    Database,
+    Table,
+    block_key,
+    container_prefix,
+    counter_key,
+    long_bytes,
+)
 from ozone.volume import Hold, open_volume
 from protos.convert import record_to_bytes
 from protos.ozone_datanode_pb2 import BlockData
 from tests.support.bad_input import refused, run, unchanged
-from tests.support.handmade import CLUSTER, NODE, STORAGE, VolumeMaker, block_record, chunk_record, some_bytes
+from tests.support.handmade import (
+    CLUSTER,
+    NODE,
+    STORAGE,
+    VolumeMaker,
+    block_record,
+    chunk_record,
+    some_bytes,
+)
 
 ONE, BLOCK = ContainerId(1), BlockId(20)
 DATA = some_bytes(3000)
@@ -79,7 +98,13 @@ def test_the_volume_that_is_spoiled_below_is_healthy(made: VolumeMaker) -> None:
 
 def version(**values: str) -> Spoil:
     """VERSION with these properties in the place of its own."""
-    properties = {"clusterID": CLUSTER, "storageID": STORAGE, "datanodeUuid": NODE, "layOutVersion": "1", **values}
+    properties = {
+        "clusterID": CLUSTER,
+        "storageID": STORAGE,
+        "datanodeUuid": NODE,
+        "layOutVersion": "1",
+        **values,
+    }
     text = "".join(f"{key}={value}\n" for key, value in properties.items())
     return content("hdds/VERSION", text.encode())
 
@@ -163,7 +188,9 @@ def descriptor(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     def spoil(raw: bytes) -> bytes:
         assert old in raw
         # Without its checksum, so that what is wrong is judged by itself.
-        lines = [line for line in raw.splitlines(keepends=True) if not line.startswith(b"checksum:")]
+        lines = [
+            line for line in raw.splitlines(keepends=True) if not line.startswith(b"checksum:")
+        ]
         return b"".join(lines).replace(old, new)
 
     return spoil
@@ -174,7 +201,11 @@ def instead(raw: bytes) -> Callable[[bytes], bytes]:
 
 
 HEAD = b"!<KeyValueContainerData>\n"
-BOMB = HEAD + b"a: &a [x, x]\n" + b"".join(b"%c: &%c [*%c, *%c]\n" % (i + 1, i + 1, i, i) for i in range(97, 117))
+BOMB = (
+    HEAD
+    + b"a: &a [x, x]\n"
+    + b"".join(b"%c: &%c [*%c, *%c]\n" % (i + 1, i + 1, i, i) for i in range(97, 117))
+)
 DESCRIPTORS: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("empty", instead(b""), "tag_missing"),
     ("only NULs", instead(bytes(400)), "not_yaml"),
@@ -182,35 +213,69 @@ DESCRIPTORS: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("UTF-16", lambda raw: raw.decode().encode("utf-16"), "not_yaml"),
     ("a list", instead(HEAD + b"- 1\n- 2\n"), "tag_missing"),
     ("two documents", lambda raw: raw + b"---\n" + raw, "not_yaml"),
-    ("the tag of another class", descriptor(b"KeyValueContainerData>", b"java.lang.Runtime>"), "tag_missing"),
+    (
+        "the tag of another class",
+        descriptor(b"KeyValueContainerData>", b"java.lang.Runtime>"),
+        "tag_missing",
+    ),
     ("2 MiB", lambda raw: raw + b"#" * (2 * DESCRIPTOR_BYTES_MAX), "too_large"),
     ("brackets by the thousand", instead(HEAD + b"a: " + b"[" * 1500), "not_yaml"),
     ("aliases that double twenty times", instead(BOMB), "alias"),
     ("a mapping in itself", descriptor(b"metadata: {}", b"metadata: &a {a: *a}"), "alias"),
     ("a character beyond all", descriptor(b"state: CLOSED", b'state: "\\U00110000"'), "not_yaml"),
-    ("YAML of version 10^5000", lambda raw: b"%YAML 1." + b"1" * 5000 + b"\n--- " + raw, "not_yaml"),
+    (
+        "YAML of version 10^5000",
+        lambda raw: b"%YAML 1." + b"1" * 5000 + b"\n--- " + raw,
+        "not_yaml",
+    ),
     ("state of nobody", descriptor(b"CLOSED", b"SHUT"), "state_unknown"),
     ("state in lower case", descriptor(b"CLOSED", b"closed"), "state_unknown"),
     ("state is a list", descriptor(b"CLOSED", b"[CLOSED]"), "field_invalid"),
     ("container ID -1", descriptor(b"containerID: 1", b"containerID: -1"), "field_invalid"),
-    ("container ID 2^63", descriptor(b"containerID: 1", b"containerID: 9223372036854775808"), "field_invalid"),
-    ("container ID of 5000 digits", descriptor(b"containerID: 1", b"containerID: " + b"1" * 5000), "field_invalid"),
+    (
+        "container ID 2^63",
+        descriptor(b"containerID: 1", b"containerID: 9223372036854775808"),
+        "field_invalid",
+    ),
+    (
+        "container ID of 5000 digits",
+        descriptor(b"containerID: 1", b"containerID: " + b"1" * 5000),
+        "field_invalid",
+    ),
     ("container ID 1e0", descriptor(b"containerID: 1", b"containerID: 1e0"), "field_invalid"),
     ("container ID is text", descriptor(b"containerID: 1", b"containerID: '1'"), "field_invalid"),
-    ("container ID is a tag", descriptor(b"containerID: 1", b"containerID: !!int ''"), "field_invalid"),
+    (
+        "container ID is a tag",
+        descriptor(b"containerID: 1", b"containerID: !!int ''"),
+        "field_invalid",
+    ),
     ("container ID 0", descriptor(b"containerID: 1", b"containerID: 0"), "field_invalid"),
     ("of another container", descriptor(b"containerID: 1", b"containerID: 2"), "field_invalid"),
     ("a negative size", descriptor(b"maxSize: 5368709120", b"maxSize: -1"), "field_invalid"),
     ("no size", descriptor(b"maxSize: 5368709120\n", b""), "field_missing"),
     ("a type of old", descriptor(b"KeyValueContainer\n", b"OtherContainer\n"), "field_invalid"),
     ("another database", descriptor(b"RocksDB", b"LevelDB"), "field_invalid"),
-    ("binary path", descriptor(b"chunksPath: /elsewhere", b"chunksPath: !!binary AAAA #"), "field_invalid"),
-    ("replica index -1", descriptor(b"schemaVersion", b"replicaIndex: -1\nschemaVersion"), "field_invalid"),
-    ("one letter changed", lambda raw: raw.replace(b"elsewhere", b"elsewhera"), "checksum_mismatch"),
+    (
+        "binary path",
+        descriptor(b"chunksPath: /elsewhere", b"chunksPath: !!binary AAAA #"),
+        "field_invalid",
+    ),
+    (
+        "replica index -1",
+        descriptor(b"schemaVersion", b"replicaIndex: -1\nschemaVersion"),
+        "field_invalid",
+    ),
+    (
+        "one letter changed",
+        lambda raw: raw.replace(b"elsewhere", b"elsewhera"),
+        "checksum_mismatch",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("spoil", "reason"), [pytest.param(*rest, id=name) for name, *rest in DESCRIPTORS])
+@pytest.mark.parametrize(
+    ("spoil", "reason"), [pytest.param(*rest, id=name) for name, *rest in DESCRIPTORS]
+)
 def test_a_descriptor_that_cannot_be_is_a_finding(
     made: VolumeMaker, spoil: Callable[[bytes], bytes], reason: str
 ) -> None:
@@ -225,7 +290,9 @@ def test_a_descriptor_that_cannot_be_is_a_finding(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"schema_version": "2"}, {"schema_version": None}, {"layout_version": 1}], ids=["V2", "V1", "layout 1"]
+    "changes",
+    [{"schema_version": "2"}, {"schema_version": None}, {"layout_version": 1}],
+    ids=["V2", "V1", "layout 1"],
 )
 def test_a_container_of_an_older_release_is_refused_by_name(
     made: VolumeMaker, changes: Mapping[str, str | int | None]
@@ -308,20 +375,28 @@ RECORDS: list[tuple[str, bytes, str]] = [
     ("windows of 0 bytes with CRC32", of_sums("bytesPerChecksum", 0), "window_size"),
     ("windows of 2^32-1 bytes", of_sums("bytesPerChecksum", (1 << 32) - 1), "negative_number"),
     ("windows of 1 byte", of_sums("bytesPerChecksum", 1), "checksum_count"),
-    ("a checksum lost", record(lambda m: m.chunks[0].checksumData.checksums.pop()), "checksum_count"),
-    ("a checksum of 3 bytes", record(lambda m: m.chunks[0].checksumData.checksums.__setitem__(0, b"abc")),
+    ("a checksum lost", record(lambda m: m.chunks[0].checksumData.checksums.pop()),
+    "checksum_count"),
+    ("a checksum of 3 bytes",
+    record(lambda m: m.chunks[0].checksumData.checksums.__setitem__(0, b"abc")),
      "checksum_width"),
     ("CRC32 said to be MD5", of_sums("type", 5), "checksum_width"),
     ("a chunk twice", again(0), "chunks_unsorted"),
     ("a chunk in another", again(2999), "chunks_overlap"),
     ("a size of -1", record(lambda m: setattr(m, "size", -1)), "size_contradicts_chunks"),
-    ("a size that is not its chunks'", record(lambda m: setattr(m, "size", 1)), "size_contradicts_chunks"),
-    ("a name that is no text", record_to_bytes(RECORD).replace(b"chunk", b"\xff\xfe\xfd\xfc\xfb"), "not_text"),
+    ("a size that is not its chunks'", record(lambda m: setattr(m, "size", 1)),
+    "size_contradicts_chunks"),
+    ("a name that is no text", record_to_bytes(RECORD).replace(b"chunk", b"\xff\xfe\xfd\xfc\xfb"),
+    "not_text"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("value", "reason"), [pytest.param(*rest, id=name) for name, *rest in RECORDS])
-def test_a_record_that_cannot_be_is_a_finding_of_its_block(made: VolumeMaker, value: bytes, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "reason"), [pytest.param(*rest, id=name) for name, *rest in RECORDS]
+)
+def test_a_record_that_cannot_be_is_a_finding_of_its_block(
+    made: VolumeMaker, value: bytes, reason: str
+) -> None:
     put(made, Table.BLOCK_DATA, KEY, value)
     with unchanged(made.root):
         assert findings(made.root) == [{"type": "INACCESSIBLE_DB", "blockID": BLOCK}]
@@ -345,7 +420,9 @@ KEYS = {
 
 
 @pytest.mark.parametrize("suffix", KEYS.values(), ids=KEYS)
-def test_a_record_under_a_key_that_is_no_block_is_a_finding(made: VolumeMaker, suffix: bytes) -> None:
+def test_a_record_under_a_key_that_is_no_block_is_a_finding(
+    made: VolumeMaker, suffix: bytes
+) -> None:
     put(made, Table.BLOCK_DATA, container_prefix(ONE) + suffix, record_to_bytes(RECORD))
     with unchanged(made.root):
         assert findings(made.root) == [{"type": "INACCESSIBLE_DB"}]
@@ -356,9 +433,13 @@ def test_a_record_under_a_key_that_is_no_block_is_a_finding(made: VolumeMaker, s
 
 UNVERIFIABLE = chunk_record(DATA, checksum_type=ChecksumType.NONE)
 ODD_RECORDS: dict[str, BlockRecord] = {
-    "windows of 0 bytes without checksums": replace(RECORD, chunks=(replace(UNVERIFIABLE, bytes_per_checksum=0),)),
+    "windows of 0 bytes without checksums": replace(
+        RECORD, chunks=(replace(UNVERIFIABLE, bytes_per_checksum=0),)
+    ),
     "checksums of type NONE": replace(RECORD, chunks=(replace(UNVERIFIABLE, checksums=(b"x",)),)),
-    "a window larger than any chunk": replace(RECORD, chunks=(chunk_record(DATA, window=(1 << 31) - 1),)),
+    "a window larger than any chunk": replace(
+        RECORD, chunks=(chunk_record(DATA, window=(1 << 31) - 1),)
+    ),
     "no chunks": replace(RECORD, chunks=()),
     "an empty chunk": replace(RECORD, chunks=(chunk_record(b""),)),
     "a commit of 2^63-1": replace(RECORD, bcs_id=(1 << 63) - 1),
@@ -373,7 +454,9 @@ def test_a_record_that_is_only_odd_is_no_finding(made: VolumeMaker, odd: BlockRe
 
 
 @pytest.mark.parametrize("raw", [b"", b"7", long_bytes(7) + b"\0"], ids=len)
-def test_a_counter_that_is_no_number_is_an_error_with_its_name(made: VolumeMaker, raw: bytes) -> None:
+def test_a_counter_that_is_no_number_is_an_error_with_its_name(
+    made: VolumeMaker, raw: bytes
+) -> None:
     put(made, Table.METADATA, counter_key(ONE, Counter.DATA_CHECKSUM), raw)
     with unchanged(made.root):
         assert findings(made.root) == []
@@ -409,9 +492,18 @@ def half(path: Path) -> None:
 DATABASES: list[tuple[str, Spoil]] = [
     ("no CURRENT", in_database("CURRENT", Path.unlink)),
     ("an empty CURRENT", in_database("CURRENT", lambda p: p.write_bytes(b""))),
-    ("CURRENT points nowhere", in_database("CURRENT", lambda p: p.write_bytes(b"MANIFEST-424242\n"))),
-    ("CURRENT points out", in_database("CURRENT", lambda p: p.write_bytes(b"../../../../VERSION\n"))),
-    ("CURRENT without its line's end", in_database("CURRENT", lambda p: p.write_bytes(p.read_bytes().strip()))),
+    (
+        "CURRENT points nowhere",
+        in_database("CURRENT", lambda p: p.write_bytes(b"MANIFEST-424242\n")),
+    ),
+    (
+        "CURRENT points out",
+        in_database("CURRENT", lambda p: p.write_bytes(b"../../../../VERSION\n")),
+    ),
+    (
+        "CURRENT without its line's end",
+        in_database("CURRENT", lambda p: p.write_bytes(p.read_bytes().strip())),
+    ),
     ("CURRENT of NULs", in_database("CURRENT", lambda p: p.write_bytes(bytes(16)))),
     ("CURRENT is a folder", in_database("CURRENT", to_folder)),
     ("CURRENT is a pipe", in_database("CURRENT", to_pipe)),
@@ -420,7 +512,10 @@ DATABASES: list[tuple[str, Spoil]] = [
     ("half a MANIFEST", in_database("MANIFEST-*", half)),
     ("MANIFEST of garbage", in_database("MANIFEST-*", lambda p: p.write_bytes(some_bytes(4096)))),
     ("MANIFEST is a pipe", in_database("MANIFEST-*", to_pipe)),
-    ("a table is garbage", in_database("*.sst", lambda p: p.write_bytes(some_bytes(p.stat().st_size)))),
+    (
+        "a table is garbage",
+        in_database("*.sst", lambda p: p.write_bytes(some_bytes(p.stat().st_size))),
+    ),
     ("a table is empty", in_database("*.sst", lambda p: p.write_bytes(b""))),
     ("a table is lost", in_database("*.sst", Path.unlink)),
     ("a table is a pipe", in_database("*.sst", to_pipe)),
@@ -439,14 +534,19 @@ def test_a_database_that_cannot_be_read_is_a_finding(made: VolumeMaker, spoil: S
 
 
 @pytest.mark.parametrize("spoil", [pytest.param(spoil, id=name) for name, spoil in DATABASES])
-def test_an_owner_leaves_a_database_that_it_cannot_open_as_it_is(made: VolumeMaker, spoil: Spoil) -> None:
+def test_an_owner_leaves_a_database_that_it_cannot_open_as_it_is(
+    made: VolumeMaker, spoil: Spoil
+) -> None:
     """But for RocksDB's own log, which begins anew with every try."""
     put(made, Table.METADATA, counter_key(ONE, Counter.BLOCK_COUNT), long_bytes(1))
     spoil(made)
 
     def files() -> dict[str, object]:
         kept = (path for path in made.database_path.iterdir() if not path.name.startswith("LOG"))
-        return {path.name: path.read_bytes() if path.is_file() else path.lstat().st_mode for path in kept}
+        return {
+            path.name: path.read_bytes() if path.is_file() else path.lstat().st_mode
+            for path in kept
+        }
 
     before = files()
     with pytest.raises(DatabaseError):
@@ -457,8 +557,14 @@ def test_an_owner_leaves_a_database_that_it_cannot_open_as_it_is(made: VolumeMak
 HARMLESS: list[tuple[str, Spoil]] = [
     ("OPTIONS of garbage", in_database("OPTIONS-*", lambda p: p.write_bytes(some_bytes(1000)))),
     ("no IDENTITY", in_database("IDENTITY", Path.unlink)),
-    ("a link to itself", in_database("CURRENT", lambda p: (p.parent / "000099.sst").symlink_to("000099.sst"))),
-    ("junk beside it", in_database("CURRENT", lambda p: (p.parent / "\udcff\n").write_bytes(b"junk"))),
+    (
+        "a link to itself",
+        in_database("CURRENT", lambda p: (p.parent / "000099.sst").symlink_to("000099.sst")),
+    ),
+    (
+        "junk beside it",
+        in_database("CURRENT", lambda p: (p.parent / "\udcff\n").write_bytes(b"junk")),
+    ),
 ]
 
 
@@ -488,19 +594,23 @@ FILES: list[tuple[str, Spoil, list[str]]] = [
     ("the block file is a folder", a_folder(FILE), ["CORRUPT_CHUNK"]),
     ("the block file is a socket", a_socket(FILE), ["CORRUPT_CHUNK"]),
     ("the block file is a link out", a_link(FILE, "/etc/hostname"), ["CORRUPT_CHUNK"]),
-    ("the block file is a link to its like", both(content(f"{CHUNKS}/x", DATA), a_link(FILE, "x")), ["CORRUPT_CHUNK"]),
+    ("the block file is a link to its like", both(content(f"{CHUNKS}/x", DATA), a_link(FILE, "x")),
+    ["CORRUPT_CHUNK"]),
     ("the block file is a link to itself", a_link(FILE, "20.block"), ["CORRUPT_CHUNK"]),
     ("the block file is a device", a_link(FILE, "/dev/zero"), ["CORRUPT_CHUNK"]),
     ("the block file is lost", gone(FILE), ["MISSING_DATA_FILE"]),
     ("the block file is empty", content(FILE, b""), ["MISSING_CHUNK"]),
     ("the block file is cut", content(FILE, DATA[:2048]), ["INCONSISTENT_CHUNK_LENGTH"]),
     ("chunks is a file", both(emptied(CHUNKS), content(CHUNKS, b"")), ["MISSING_CHUNKS_DIR"]),
-    ("chunks is a link to itself", both(emptied(CHUNKS), a_link(CHUNKS, "chunks")), ["MISSING_CHUNKS_DIR"]),
-    ("metadata is a file", both(emptied(METADATA), content(METADATA, b"")), ["MISSING_METADATA_DIR"]),
+    ("chunks is a link to itself", both(emptied(CHUNKS), a_link(CHUNKS, "chunks")),
+    ["MISSING_CHUNKS_DIR"]),
+    ("metadata is a file", both(emptied(METADATA), content(METADATA, b"")),
+    ["MISSING_METADATA_DIR"]),
     ("the descriptor is lost", gone(DESCRIPTION), ["MISSING_CONTAINER_FILE"]),
     ("the descriptor is a pipe", a_pipe(DESCRIPTION), ["CORRUPT_CONTAINER_FILE"]),
     ("the descriptor is a folder", a_folder(DESCRIPTION), ["CORRUPT_CONTAINER_FILE"]),
-    ("the descriptor is a link out", a_link(DESCRIPTION, "/etc/hostname"), ["CORRUPT_CONTAINER_FILE"]),
+    ("the descriptor is a link out", a_link(DESCRIPTION, "/etc/hostname"),
+    ["CORRUPT_CONTAINER_FILE"]),
     ("the tree is a pipe", a_pipe(TREE_FILE), []),
     ("the tree is a folder", a_folder(TREE_FILE), []),
     ("the tree is a link to itself", a_link(TREE_FILE, "1.tree"), []),
@@ -514,7 +624,9 @@ FILES: list[tuple[str, Spoil, list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("spoil", "kinds"), [pytest.param(*rest, id=name) for name, *rest in FILES])
+@pytest.mark.parametrize(
+    ("spoil", "kinds"), [pytest.param(*rest, id=name) for name, *rest in FILES]
+)
 def test_what_lies_in_the_place_of_a_file_is_named_and_not_followed(
     made: VolumeMaker, spoil: Spoil, kinds: list[str]
 ) -> None:
@@ -533,14 +645,18 @@ def test_a_folder_of_a_container_that_nobody_wrote_is_a_finding(made: VolumeMake
     assert json.loads(result.stdout)["findings"] == [{"type": "MISSING_METADATA_DIR"}]
 
 
-def test_a_folder_named_0_is_no_container_for_there_is_none_of_that_number(made: VolumeMaker) -> None:
+def test_a_folder_named_0_is_no_container_for_there_is_none_of_that_number(
+    made: VolumeMaker,
+) -> None:
     made.folder(0).mkdir(parents=True)
     with unchanged(made.root):
         refused("container_not_found", 1, "tree", "build", made.root, "--container", 0)
         assert json.loads(run("tree", "build", made.root, "--json").stdout)["containerID"] != 0
 
 
-@pytest.mark.parametrize("name", [DESCRIPTION, VERSION, TREE_FILE], ids=lambda name: Path(name).name)
+@pytest.mark.parametrize(
+    "name", [DESCRIPTION, VERSION, TREE_FILE], ids=lambda name: Path(name).name
+)
 def test_a_file_that_claims_to_be_huge_is_not_read(made: VolumeMaker, name: str) -> None:
     path = made.root / name
     path.touch()

@@ -6,7 +6,13 @@ import pytest
 
 from merkle.check import TreeRefusal, check_tree
 from merkle.errors import TreeRefusedError
-from merkle.limits import BLOCK_BYTES_MAX, BLOCK_CHUNKS_MAX, CHECKSUM_MAX, CHUNK_BYTES_MAX, TREE_BLOCKS_MAX
+from merkle.limits import (
+    BLOCK_BYTES_MAX,
+    BLOCK_CHUNKS_MAX,
+    CHECKSUM_MAX,
+    CHUNK_BYTES_MAX,
+    TREE_BLOCKS_MAX,
+)
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
 from tests.support.trees import (
     CHUNK_BYTES,
@@ -54,9 +60,12 @@ ACCEPTED = {
     "a chunk without recorded checksums": healthy_with(unverifiable(0)),
     "an empty chunk": healthy_with(chunk(0), chunk(CHUNK_BYTES, 0, length_bytes=0)),
     "a corrupt chunk": healthy_with(corrupt(chunk(0)), chunk(CHUNK_BYTES)),
-    "a corrupt chunk that is cut short": healthy_with(chunk(0, length_bytes=100, matches=False), chunk(CHUNK_BYTES)),
+    "a corrupt chunk that is cut short": healthy_with(
+        chunk(0, length_bytes=100, matches=False), chunk(CHUNK_BYTES)
+    ),
     "a corrupt chunk of which nothing could be read": healthy_with(chunk(0, 0, matches=False)),
-    # Only a healthy chunk's length is the recorded one, and only healthy chunks are copied.
+    # Only a healthy chunk's length is the recorded one, and only healthy chunks are
+    # copied.
     "a corrupt chunk beginning in the one before": healthy_with(chunk(0), corrupt(chunk(100))),
     "a gap between chunks": healthy_with(chunk(0), chunk(3 * CHUNK_BYTES)),
     "the largest checksum": healthy_with(chunk(0, CHECKSUM_MAX)),
@@ -72,10 +81,18 @@ ACCEPTED = {
 REFUSED = [
     ("container ID 0", container(container_id=0), TreeRefusal.CONTAINER_ID_RANGE),
     ("a negative container ID", container(container_id=-1), TreeRefusal.CONTAINER_ID_RANGE),
-    ("a container ID beyond int64", container(container_id=INT64_MAX + 1), TreeRefusal.CONTAINER_ID_RANGE),
+    (
+        "a container ID beyond int64",
+        container(container_id=INT64_MAX + 1),
+        TreeRefusal.CONTAINER_ID_RANGE,
+    ),
     ("a negative block ID", container(block(-1, chunk(0))), TreeRefusal.BLOCK_ID_RANGE),
     ("a deleted block with a negative ID", container(deleted(-1, 5)), TreeRefusal.BLOCK_ID_RANGE),
-    ("a tombstone beyond int64", without_root(deleted(20, INT64_MAX + 1)), TreeRefusal.TOMBSTONE_RANGE),
+    (
+        "a tombstone beyond int64",
+        without_root(deleted(20, INT64_MAX + 1)),
+        TreeRefusal.TOMBSTONE_RANGE,
+    ),
     (
         "a tombstone with chunks",
         container(BlockTree(BlockId(20), 5, True, chunks(1))),
@@ -94,7 +111,11 @@ REFUSED = [
         TreeRefusal.CHUNK_LENGTH_RANGE,
     ),
     ("a negative checksum", healthy_with(chunk(0, -1)), TreeRefusal.CHUNK_CHECKSUM_RANGE),
-    ("a checksum above 32 bits", healthy_with(chunk(0, CHECKSUM_MAX + 1)), TreeRefusal.CHUNK_CHECKSUM_RANGE),
+    (
+        "a checksum above 32 bits",
+        healthy_with(chunk(0, CHECKSUM_MAX + 1)),
+        TreeRefusal.CHUNK_CHECKSUM_RANGE,
+    ),
     (
         "an observed checksum above 32 bits",
         healthy_with(chunk(0, CHECKSUM_MAX + 1, matches=False)),
@@ -110,10 +131,18 @@ REFUSED = [
         healthy_with(chunk(BLOCK_BYTES_MAX - CHUNK_BYTES + 1)),
         TreeRefusal.BLOCK_TOO_LONG,
     ),
-    ("overlapping chunks", healthy_with(chunk(0), chunk(CHUNK_BYTES - 1)), TreeRefusal.CHUNKS_OVERLAP),
+    (
+        "overlapping chunks",
+        healthy_with(chunk(0), chunk(CHUNK_BYTES - 1)),
+        TreeRefusal.CHUNKS_OVERLAP,
+    ),
     (
         "healthy chunks overlapping over a corrupt one",
-        healthy_with(chunk(0, length_bytes=3 * CHUNK_BYTES), corrupt(chunk(CHUNK_BYTES)), chunk(2 * CHUNK_BYTES)),
+        healthy_with(
+            chunk(0, length_bytes=3 * CHUNK_BYTES),
+            corrupt(chunk(CHUNK_BYTES)),
+            chunk(2 * CHUNK_BYTES),
+        ),
         TreeRefusal.CHUNKS_OVERLAP,
     ),
     ("a block that is not the fold of its chunks", lying_block(), TreeRefusal.BLOCK_CHECKSUM),
@@ -128,8 +157,12 @@ def test_a_tree_within_the_rules_is_accepted(tree: ContainerTree) -> None:
     check_tree(tree)
 
 
-@pytest.mark.parametrize(("tree", "reason"), [pytest.param(tree, reason, id=name) for name, tree, reason in REFUSED])
-def test_a_tree_that_breaks_a_rule_is_refused_by_name(tree: ContainerTree, reason: TreeRefusal) -> None:
+@pytest.mark.parametrize(
+    ("tree", "reason"), [pytest.param(tree, reason, id=name) for name, tree, reason in REFUSED]
+)
+def test_a_tree_that_breaks_a_rule_is_refused_by_name(
+    tree: ContainerTree, reason: TreeRefusal
+) -> None:
     with pytest.raises(TreeRefusedError) as refusal:
         check_tree(tree)
     assert refusal.value.reason == reason.value

@@ -60,7 +60,9 @@ def fresh_interpreter(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(("checksum_type", "entry"), CHECK_ENTRIES.items(), ids=lambda value: str(value)[:8])
+@pytest.mark.parametrize(
+    ("checksum_type", "entry"), CHECK_ENTRIES.items(), ids=lambda value: str(value)[:8]
+)
 def test_one_window_gives_the_check_value(checksum_type: ChecksumType, entry: str) -> None:
     assert window_checksums(CHECK, checksum_type, 16384).hex() == entry
     assert WIDTH[checksum_type] == len(entry) // 2
@@ -94,20 +96,34 @@ def test_type_none_has_no_entries_whatever_the_window() -> None:
 
 @pytest.mark.parametrize("checksum_type", list(CHECK_ENTRIES))
 @pytest.mark.parametrize("bytes_per_checksum", [1000, 1024, 16384, len(DATA), 1 << 31])
-def test_all_kinds_of_buffers_give_the_same_entries(checksum_type: ChecksumType, bytes_per_checksum: int) -> None:
+def test_all_kinds_of_buffers_give_the_same_entries(
+    checksum_type: ChecksumType, bytes_per_checksum: int
+) -> None:
     expected = library_windows(memoryview(DATA), checksum_type, bytes_per_checksum)
     read_only = np.frombuffer(DATA, np.uint8)
     with mmap(-1, len(DATA)) as mapped:
         mapped[:] = DATA
-        buffers: list[Buffer] = [DATA, bytearray(DATA), memoryview(DATA), memoryview(bytearray(DATA)), mapped]
+        buffers: list[Buffer] = [
+            DATA,
+            bytearray(DATA),
+            memoryview(DATA),
+            memoryview(bytearray(DATA)),
+            mapped,
+        ]
         for buffer in buffers:
             assert window_checksums(buffer, checksum_type, bytes_per_checksum) == expected
-    for array in (read_only, read_only.copy(), read_only.view(">u2") if len(DATA) % 2 == 0 else read_only):
+    for array in (
+        read_only,
+        read_only.copy(),
+        read_only.view(">u2") if len(DATA) % 2 == 0 else read_only,
+    ):
         assert window_checksums(array, checksum_type, bytes_per_checksum) == expected
 
 
 def test_a_caller_may_change_its_buffer_afterwards(kernel: Compiled) -> None:
-    """The kernels look at data through a read-only array; the caller's own must stay writable."""
+    """The kernels look at data through a read-only array; the caller's own must stay
+    writable.
+    """
     array = np.frombuffer(bytearray(DATA), np.uint8)
     before = window_checksums(array, ChecksumType.CRC32, 16384)
     array[5] ^= 1
@@ -159,7 +175,9 @@ def test_without_numba_the_library_serves_and_kernels_says_why() -> None:
         "print(window_checksums(b'123456789' * 20000, ChecksumType.CRC32C, 9)[-4:].hex(), said)"
     )
     said = fresh_interpreter(code)
-    assert said.strip() == "e3069283 fastcrc a window (no kernels: the extra `fast` is not installed)"
+    assert (
+        said.strip() == "e3069283 fastcrc a window (no kernels: the extra `fast` is not installed)"
+    )
 
 
 def test_a_switched_off_compiler_is_said_and_survived() -> None:
@@ -168,14 +186,15 @@ def test_a_switched_off_compiler_is_said_and_survived() -> None:
 
 
 def test_first_use_by_many_threads_and_without_a_cache_folder(kernel: Compiled) -> None:
-    """A cache folder that cannot be made costs time, not the kernels; threads that load them together all get them."""
+    """A cache folder that cannot be made costs time, not the kernels; threads that load
+    them together all get them.
+    """
     code = (
-        "from concurrent.futures import ThreadPoolExecutor\n"
-        "from merkle.checksum import KERNEL_BYTES_MIN, compiled, kernels\n"
-        "with ThreadPoolExecutor(8) as pool:\n"
-        "    jobs = [pool.submit(compiled, KERNEL_BYTES_MIN) for _ in range(8)]\n"
-        "found = [job.result() for job in jobs]\n"
-        "print({kernel.crc32_windows(memoryview(b'123456789'), 9).hex() for kernel in found}, kernels()['CRC32'])"
+        "from concurrent.futures import ThreadPoolExecutor\nfrom merkle.checksum import"
+        " KERNEL_BYTES_MIN, compiled, kernels\nwith ThreadPoolExecutor(8) as pool:\n    jobs ="
+        " [pool.submit(compiled, KERNEL_BYTES_MIN) for _ in range(8)]\nfound = [job.result() for"
+        " job in jobs]\nprint({kernel.crc32_windows(memoryview(b'123456789'), 9).hex() for kernel"
+        " in found}, kernels()['CRC32'])"
     )
     said = fresh_interpreter(code, NUMBA_CACHE_DIR="/proc/no/such/folder")
     assert said.startswith("{'cbf43926'} numba")
@@ -195,8 +214,12 @@ def test_a_torn_cache_is_survived(kernel: Compiled, tmp_path: Path, kept_bytes: 
 def test_threads_share_the_kernels(kernel: Compiled) -> None:
     pieces = [DATA[i:] for i in range(16)]
     with ThreadPoolExecutor(4) as pool:
-        entries = list(pool.map(lambda piece: window_checksums(piece, ChecksumType.CRC32C, 512), pieces))
-    assert entries == [library_windows(memoryview(piece), ChecksumType.CRC32C, 512) for piece in pieces]
+        entries = list(
+            pool.map(lambda piece: window_checksums(piece, ChecksumType.CRC32C, 512), pieces)
+        )
+    assert entries == [
+        library_windows(memoryview(piece), ChecksumType.CRC32C, 512) for piece in pieces
+    ]
 
 
 @pytest.mark.parametrize(
@@ -211,12 +234,16 @@ def test_threads_share_the_kernels(kernel: Compiled) -> None:
 def test_lesser_processors_get_narrower_kernels_or_none(
     kernel: Compiled, tmp_path: Path, features: str, expected: str
 ) -> None:
-    """Each kernel proves itself against crcmod as it loads, so that its name says that it works."""
+    """Each kernel proves itself against crcmod as it loads, so that its name says that
+    it works.
+    """
     if platform.machine() != "x86_64":
         pytest.skip("names of x86 features")
     flags = Path("/proc/cpuinfo").read_text()
     if "vpclmulqdq" in features and "vpclmulqdq" not in flags:
         pytest.skip("this processor is a lesser one")
     code = "from merkle.checksum import kernels; print(kernels()['CRC32'])"
-    said = fresh_interpreter(code, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES=features, NUMBA_CACHE_DIR=str(tmp_path))
+    said = fresh_interpreter(
+        code, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES=features, NUMBA_CACHE_DIR=str(tmp_path)
+    )
     assert expected in said

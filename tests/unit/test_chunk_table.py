@@ -1,4 +1,6 @@
-"""A manifest proves itself, a table is the highest one that is whole, and nothing else is read."""
+"""A manifest proves itself, a table is the highest one that is whole, and nothing else
+is read.
+"""
 
 import json
 import os
@@ -71,7 +73,9 @@ MANIFEST = Manifest(
 
 
 def changed(change: Callable[[JsonObject], object], *, checksum: bool = True) -> bytes:
-    """The manifest's bytes with a change, and with a checksum that fits it unless said otherwise."""
+    """The manifest's bytes with a change, and with a checksum that fits it unless said
+    otherwise.
+    """
     said = json.loads(MANIFEST.to_bytes())
     kept = said.pop("checksum")
     change(said)
@@ -91,7 +95,9 @@ def test_a_manifest_of_before_volumes_had_an_age_is_read() -> None:
 
 
 def test_keys_of_later_releases_are_passed_over() -> None:
-    assert parse_manifest(changed(lambda said: said.update(colour="blue")), MANIFEST.name) == MANIFEST
+    assert (
+        parse_manifest(changed(lambda said: said.update(colour="blue")), MANIFEST.name) == MANIFEST
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +124,10 @@ def test_keys_of_later_releases_are_passed_over() -> None:
         (changed(lambda said: said.update(volumes_created_ms={"DS-1": "soon"})), "not_a_manifest"),
         (changed(lambda said: said.update(volumes_created_ms=7)), "not_a_manifest"),
         (changed(lambda said: said.pop("files")), "not_a_manifest"),
-        (changed(lambda said: said.update(files=[*said["files"], *said["files"]])), "not_a_manifest"),  # type: ignore[misc]
+        (
+            changed(lambda said: said.update(files=[*said["files"], *said["files"]])),
+            "not_a_manifest",
+        ),  # type: ignore[misc]
         (changed(lambda said: said["files"][0].update(name="../../etc/passwd")), "not_a_manifest"),  # type: ignore[index]
         (changed(lambda said: said["files"][0].update(kind="events")), "not_a_manifest"),  # type: ignore[index]
         (changed(lambda said: said["files"][0].update(rows=1 << 64)), "not_a_manifest"),  # type: ignore[index]
@@ -144,7 +153,12 @@ def test_every_flipped_bit_of_a_manifest_is_noticed() -> None:
 
 def test_names_tell_what_a_file_is() -> None:
     assert manifest_sequence("manifest-000000012.json") == 12
-    for name in ("manifest-12.json", "manifest-0000000012.json", "manifest-000000012.json.tmp", "chunks"):
+    for name in (
+        "manifest-12.json",
+        "manifest-0000000012.json",
+        "manifest-000000012.json.tmp",
+        "chunks",
+    ):
         assert manifest_sequence(name) is None
     assert manifest_sequence(manifest_name(10**10)) == 10**10
     assert not is_file_name("chunks-000000001-0123abcd-0001.parquet.tmp")
@@ -225,7 +239,9 @@ def test_a_flipped_bit_of_a_file_is_found_by_its_checksum(folder: Path) -> None:
             check_content(LOCAL, str(folder), file)
         assert refused.value.reason == "checksum"
         with pytest.raises(ChunkTableError) as refused:
-            check_content(LOCAL, str(folder), replace(file, name="chunks-000000009-0123abcd-0001.parquet"))
+            check_content(
+                LOCAL, str(folder), replace(file, name="chunks-000000009-0123abcd-0001.parquet")
+            )
         assert refused.value.reason == "unreadable"
 
 
@@ -233,7 +249,10 @@ def test_an_inventory_that_is_something_else_is_refused(folder: Path) -> None:
     _, second = two_exports(folder)
     (inventory,) = second.of_kind(FileKind.CONTAINERS)
     (chunks, *_) = second.of_kind(FileKind.CHUNKS)
-    for content, reason in (((folder / chunks.name).read_bytes(), "schema"), (b"PAR1 nonsense", "unreadable")):
+    for content, reason in (
+        ((folder / chunks.name).read_bytes(), "schema"),
+        (b"PAR1 nonsense", "unreadable"),
+    ):
         (folder / inventory.name).write_bytes(content)
         with pytest.raises(ChunkTableError) as refused:
             read_inventory(LOCAL, str(folder), second)
@@ -315,7 +334,16 @@ def test_stretches_end_where_the_volume_changes_too() -> None:
     rows = []
     for volume in ("DS-1", "DS-2", "DS-2"):
         row = dict.fromkeys(CHUNK_SCHEMA.names, 0) | {"volume": volume, "container_id": 1}
-        rows.append(row | {"datanode": "d", "state": "CLOSED", "source": "tree", "matches": True, "deleted": False})
+        rows.append(
+            row
+            | {
+                "datanode": "d",
+                "state": "CLOSED",
+                "source": "tree",
+                "matches": True,
+                "deleted": False,
+            }
+        )
     batch = pa.RecordBatch.from_pylist(rows, CHUNK_SCHEMA)
     assert list(replica_stretches(batch)) == [("DS-1", 1, 0, 1), ("DS-2", 1, 1, 3)]
     assert list(replica_stretches(batch.slice(0, 0))) == []
@@ -326,9 +354,14 @@ def test_stretches_end_where_the_volume_changes_too() -> None:
 def test_places_are_folders_and_uris(tmp_path: Path) -> None:
     filesystem, path = place_of(str(tmp_path / "x"))
     assert (isinstance(filesystem, pa_fs.LocalFileSystem), path) == (True, str(tmp_path / "x"))
-    filesystem, path = place_of("s3://bucket/some/prefix/?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1")
+    filesystem, path = place_of(
+        "s3://bucket/some/prefix/?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1"
+    )
     assert (filesystem.type_name, path) == ("s3", "bucket/some/prefix")
-    for location, named in (("s3://key:secret@bucket/x", "environment"), ("gopher://x/y", "not an address")):
+    for location, named in (
+        ("s3://key:secret@bucket/x", "environment"),
+        ("gopher://x/y", "not an address"),
+    ):
         with pytest.raises(UsageError, match=named) as refused:
             place_of(location)
         assert "secret" not in refused.value.message

@@ -26,10 +26,12 @@ FULL = (
     "0864123a08f2dc98c00f121a0807109483f2b3091a0e08001080a0011887af"
     "b7be0820012000120a080810f38ff4b6092001120a080910c6d2e9a40f2000"
 )
-# Five blocks of four chunks, whose single window entries of three bytes count up from 1.
+# Five blocks of four chunks, whose single window entries of three bytes count up from
+# 1.
 COUNTED_CHUNKS = """
-    f130f21e 85331923 f132df67 f3ea6b43  c9620575 cdc4009e ae085dad 1e588f83  81951cc8 f596f7f5 f13a6a83 62045839
-    588c360f 03137880 60df25b3 c0d130f2  107b2fb2 6478c48f 107902cb 12a1b6ef"""
+    f130f21e 85331923 f132df67 f3ea6b43  c9620575 cdc4009e ae085dad 1e588f83
+    81951cc8 f596f7f5 f13a6a83 62045839  588c360f 03137880 60df25b3 c0d130f2
+    107b2fb2 6478c48f 107902cb 12a1b6ef"""
 COUNTED_BLOCKS = "e88231c3 75c48c87 41524ae2 c2bc5d7e c4c5df84"
 COUNTED_ROOTS = "133629b5 36e6b01b f62520b4 8f173189 532619e9"
 
@@ -61,7 +63,10 @@ def test_the_full_file_example_has_the_bytes_of_ozone() -> None:
     ("tree", "expected"),
     [
         (container(container_id=100), "086412020800"),
-        (ContainerTree(ContainerId(100), None, (deleted(8, 0x96DD07F3),)), "0864120c120a080810f38ff4b6092001"),
+        (
+            ContainerTree(ContainerId(100), None, (deleted(8, 0x96DD07F3),)),
+            "0864120c120a080810f38ff4b6092001",
+        ),
         (ContainerTree(ContainerId(100), None), "08641200"),
     ],
     ids=["empty container", "tombstone without a root", "neither root nor blocks"],
@@ -80,7 +85,9 @@ def test_a_negative_number_takes_ten_bytes() -> None:
 
 
 def test_chunks_under_a_tombstone_are_left_out() -> None:
-    """Ozone drops them when it reads such a file; written again, they must not come back."""
+    """Ozone drops them when it reads such a file; written again, they must not come
+    back.
+    """
     foreign = container(BlockTree(BlockId(1), 5, True, chunks(2)))
     assert TreeColumns.of(foreign).to_tree() == container(deleted(1, 5))
     assert encode_tree(foreign) == encode_tree(container(deleted(1, 5)))
@@ -99,7 +106,9 @@ def test_counted_windows_fold_to_the_golden_chunks_blocks_and_roots() -> None:
     ids, chunk_starts = int64s([1, 2, 3, 4, 5]), int64s([0, 4, 8, 12, 16, 20])
     blocks = fold_blocks(ids, chunk_starts, chunk_checksums)
     assert blocks.tolist() == numbers(COUNTED_BLOCKS)
-    assert library_fold_blocks(ids, chunk_starts, chunk_checksums).tolist() == numbers(COUNTED_BLOCKS)
+    assert library_fold_blocks(ids, chunk_starts, chunk_checksums).tolist() == numbers(
+        COUNTED_BLOCKS
+    )
     assert [fold_root(blocks[:count]) for count in range(1, 6)] == numbers(COUNTED_ROOTS)
 
 
@@ -122,17 +131,24 @@ def test_nothing_folds_to_nothing() -> None:
 
 
 def test_a_part_of_many_blocks_folds_as_in_the_whole() -> None:
-    """`chunk_starts` may begin anywhere, so that a slice of a bigger table needs no copy of its chunks."""
+    """`chunk_starts` may begin anywhere, so that a slice of a bigger table needs no
+    copy of its chunks.
+    """
     tree = TreeColumns.of(counted_tree(5))
     part = fold_blocks(tree.block_ids[2:4], tree.chunk_starts[2:5], tree.chunk_checksums)
     assert part.tolist() == numbers(COUNTED_BLOCKS)[2:4]
     assert (
-        library_fold_blocks(tree.block_ids[2:4], tree.chunk_starts[2:5], tree.chunk_checksums).tolist() == part.tolist()
+        library_fold_blocks(
+            tree.block_ids[2:4], tree.chunk_starts[2:5], tree.chunk_checksums
+        ).tolist()
+        == part.tolist()
     )
 
 
 @pytest.mark.parametrize(
-    ("starts", "entries"), [([4, 0], b"1234"), ([0, 5], b"1234"), ([-1, 4], b"1234")], ids=["down", "beyond", "before"]
+    ("starts", "entries"),
+    [([4, 0], b"1234"), ([0, 5], b"1234"), ([-1, 4], b"1234")],
+    ids=["down", "beyond", "before"],
 )
 def test_starts_outside_the_entries_are_refused(starts: list[int], entries: bytes) -> None:
     """The kernels read addresses: a wrong place must stop before they do."""
@@ -157,7 +173,9 @@ def test_many_blocks_take_the_kernel_and_agree_with_the_library() -> None:
     starts = np.concatenate([[0], np.cumsum(counts)])
     ids = np.arange(10_000) - 5_000
     checksums = rng.integers(-(1 << 63), (1 << 63) - 1, int(starts[-1]))
-    assert np.array_equal(fold_blocks(ids, starts, checksums), library_fold_blocks(ids, starts, checksums))
+    assert np.array_equal(
+        fold_blocks(ids, starts, checksums), library_fold_blocks(ids, starts, checksums)
+    )
     strided = fold_blocks(np.repeat(ids, 2)[::2], starts, np.repeat(checksums, 2)[::2])
     assert np.array_equal(strided, fold_blocks(ids, starts, checksums))
 
@@ -198,12 +216,19 @@ def test_columns_that_are_slices_of_bigger_ones_encode_alike() -> None:
 def test_memory_that_may_only_be_read_folds_and_encodes() -> None:
     kernels()
     columns = TreeColumns.of(counted_tree(5))
-    arrays = {name: getattr(columns, name) for name in TreeColumns.__slots__ if name.startswith(("block", "chunk"))}
+    arrays = {
+        name: getattr(columns, name)
+        for name in TreeColumns.__slots__
+        if name.startswith(("block", "chunk"))
+    }
     ids, starts, checksums = np.arange(100), np.arange(101), np.arange(100)
     for array in (*arrays.values(), ids, starts, checksums):
         array.flags.writeable = False
     assert encode_columns(replace(columns, **arrays)) == encode_tree(columns.to_tree())
-    assert fold_blocks(ids, starts, checksums).tolist() == library_fold_blocks(ids, starts, checksums).tolist()
+    assert (
+        fold_blocks(ids, starts, checksums).tolist()
+        == library_fold_blocks(ids, starts, checksums).tolist()
+    )
 
 
 def test_columns_of_different_lengths_are_refused() -> None:

@@ -1,4 +1,6 @@
-"""Configuration: what is written is what holds, and what cannot be meant is refused with the key's name."""
+"""Configuration: what is written is what holds, and what cannot be meant is refused
+with the key's name.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -52,8 +54,8 @@ def write(folder: Path, text: str) -> Path:
 def test_a_file_is_read_with_its_units(tmp_path: Path) -> None:
     path = write(
         tmp_path,
-        'listen = "127.0.0.1:1"\n[scan]\nbudget_bytes = "64MiB"\nmin_gap_s = "15m"\nbytes_per_second = "5MiB/s"\n'
-        '[[volumes]]\npath = "/data/1"\n',
+        'listen = "127.0.0.1:1"\n[scan]\nbudget_bytes = "64MiB"\nmin_gap_s ='
+        ' "15m"\nbytes_per_second = "5MiB/s"\n[[volumes]]\npath = "/data/1"\n',
     )
     config = load(path, Outer)
     assert config.scan == Inner(budget_bytes=64 << 20, min_gap_s=900, bytes_per_second=5 << 20)
@@ -62,8 +64,14 @@ def test_a_file_is_read_with_its_units(tmp_path: Path) -> None:
 
 def test_flags_win_over_the_file_and_an_absent_flag_changes_nothing(tmp_path: Path) -> None:
     path = write(tmp_path, '[scan]\nenabled = true\nbudget_bytes = "1MiB"\n')
-    config = load(path, Outer, {"scan.enabled": False, "scan.budget_bytes": None, "listen": "127.0.0.1:0"})
-    assert (config.scan.enabled, config.scan.budget_bytes, config.listen) == (False, 1 << 20, "127.0.0.1:0")
+    config = load(
+        path, Outer, {"scan.enabled": False, "scan.budget_bytes": None, "listen": "127.0.0.1:0"}
+    )
+    assert (config.scan.enabled, config.scan.budget_bytes, config.listen) == (
+        False,
+        1 << 20,
+        "127.0.0.1:0",
+    )
 
 
 def test_without_a_file_the_defaults_hold() -> None:
@@ -75,8 +83,14 @@ def test_without_a_file_the_defaults_hold() -> None:
     [
         ("[scan]\nenabeld = true\n", "scan.enabeld: unknown key; did you mean 'enabled'?"),
         ("lisen = ''\n", "lisen: unknown key; did you mean 'listen'?"),
-        ("[repair]\nbudget_byte = 1\n", "repair.budget_byte: unknown key; did you mean 'budget_bytes'?"),
-        ("[[volumes]]\npath='/a'\nhodl='x'\n", "volumes[0].hodl: unknown key; did you mean 'hold'?"),
+        (
+            "[repair]\nbudget_byte = 1\n",
+            "repair.budget_byte: unknown key; did you mean 'budget_bytes'?",
+        ),
+        (
+            "[[volumes]]\npath='/a'\nhodl='x'\n",
+            "volumes[0].hodl: unknown key; did you mean 'hold'?",
+        ),
         ("xyzzy = 1\n", "xyzzy: unknown key"),
         ("[[volumes]]\nhold = 'owner'\n", "volumes[0].path: is required"),
         ("[[volumes]]\npath = ''\n", "volumes[0].path: expected a path"),
@@ -106,7 +120,9 @@ def test_a_wrong_key_or_value_is_named_with_its_file(tmp_path: Path, text: str, 
 def test_a_list_is_not_also_too_short_where_its_item_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(write(tmp_path, "[[volumes]]\npath = ''\n"), Outer)
-    assert caught.value.facts["problems"] == ("volumes[0].path: expected a path, found an empty text",)
+    assert caught.value.facts["problems"] == (
+        "volumes[0].path: expected a path, found an empty text",
+    )
 
 
 def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
@@ -121,7 +137,9 @@ def test_bytes_that_are_no_text_are_a_config_error(tmp_path: Path) -> None:
         load(path, Outer)
 
 
-@pytest.mark.parametrize(("length", "accepted"), [(CONFIG_BYTES_MAX, True), (CONFIG_BYTES_MAX + 1, False)])
+@pytest.mark.parametrize(
+    ("length", "accepted"), [(CONFIG_BYTES_MAX, True), (CONFIG_BYTES_MAX + 1, False)]
+)
 def test_the_size_of_a_file_is_bounded(tmp_path: Path, length: int, accepted: bool) -> None:
     path = write(tmp_path, "#" * length)
     if accepted:
@@ -143,12 +161,19 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 
 @given(st.integers(0, 1 << 50))
 def test_a_size_written_with_or_without_a_unit_is_the_same(size: int) -> None:
-    assert parse_size(size) == parse_size(f"{size}") == parse_size(f"{size} B") == parse_rate(f"{size}B/s") == size
+    assert (
+        parse_size(size)
+        == parse_size(f"{size}")
+        == parse_size(f"{size} B")
+        == parse_rate(f"{size}B/s")
+        == size
+    )
     assert parse_size(f"{size % 1024}KiB") == size % 1024 * 1024
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("500ms", 0.5), ("30", 30), ("30s", 30), ("15m", 900), ("2h", 7200), ("7d", 604800)]
+    ("text", "seconds"),
+    [("500ms", 0.5), ("30", 30), ("30s", 30), ("15m", 900), ("2h", 7200), ("7d", 604800)],
 )
 def test_durations_have_units(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds

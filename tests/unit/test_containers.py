@@ -1,4 +1,6 @@
-"""Containers are found where they lie, and their records and files read as Ozone reads them."""
+"""Containers are found where they lie, and their records and files read as Ozone reads
+them.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -35,7 +37,9 @@ def made(tmp_path: Path) -> Iterator[VolumeMaker]:
 @contextmanager
 def opened(made: VolumeMaker) -> Iterator[ContainerStore]:
     made.database.close()
-    with open_volume(made.root, hold=Hold.READ_ONLY, state_folder=made.root.parent / "state", disk=Disk()) as volume:
+    with open_volume(
+        made.root, hold=Hold.READ_ONLY, state_folder=made.root.parent / "state", disk=Disk()
+    ) as volume:
         yield ContainerStore(volume, Disk())
 
 
@@ -142,9 +146,13 @@ def test_a_finished_block_ignores_what_is_pending(made: VolumeMaker) -> None:
 
 
 @pytest.mark.parametrize("offset", [99, 101])
-def test_a_pending_chunk_that_does_not_continue_the_block_is_refused(made: VolumeMaker, offset: int) -> None:
+def test_a_pending_chunk_that_does_not_continue_the_block_is_refused(
+    made: VolumeMaker, offset: int
+) -> None:
     made.container()
-    stored = replace(block_record(1, 20, [chunk_record(some_bytes(100))]), metadata=((INCREMENTAL, ""),))
+    stored = replace(
+        block_record(1, 20, [chunk_record(some_bytes(100))]), metadata=((INCREMENTAL, ""),)
+    )
     made.put_record(Table.BLOCK_DATA, stored)
     made.put_record(Table.LAST_CHUNK_INFO, block_record(1, 20, [chunk_record(b"x", offset)]))
 

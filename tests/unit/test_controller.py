@@ -1,4 +1,6 @@
-"""The controller as a whole, in memory: jobs from request to result, limits, restarts, automatic mode."""
+"""The controller as a whole, in memory: jobs from request to result, limits, restarts,
+automatic mode.
+"""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -32,7 +34,11 @@ def diverged(world: World, count: int = 1) -> None:
     """Containers 1..count, whose replicas differ."""
     for peer in DNS:
         world.beat(
-            peer, [replica(peer, number, root=number if peer == "dn-1" else 0) for number in range(1, count + 1)]
+            peer,
+            [
+                replica(peer, number, root=number if peer == "dn-1" else 0)
+                for number in range(1, count + 1)
+            ],
         )
 
 
@@ -59,14 +65,28 @@ def test_a_job_goes_from_request_to_result() -> None:
 
 def test_an_order_says_what_an_unhealthy_replica_may_return_to() -> None:
     world = World()
-    for peer, state in zip(DNS, (ReplicaState.CLOSED, ReplicaState.UNHEALTHY, ReplicaState.UNHEALTHY), strict=True):
+    for peer, state in zip(
+        DNS, (ReplicaState.CLOSED, ReplicaState.UNHEALTHY, ReplicaState.UNHEALTHY), strict=True
+    ):
         other = ReplicaState.QUASI_CLOSED if state is ReplicaState.CLOSED else state
-        world.beat(peer, [replica(peer, 1, state, root=int(peer[-1])), replica(peer, 2, other, root=int(peer[-1]))])
+        world.beat(
+            peer,
+            [
+                replica(peer, 1, state, root=int(peer[-1])),
+                replica(peer, 2, other, root=int(peer[-1])),
+            ],
+        )
     world.reconcile(1, 2)
     for peer in DNS:
         orders = [order for order in world.orders(peer) if isinstance(order, ReconcileOrder)]
-        assert {order.container_id: order.returns_to.value for order in orders} == {1: "CLOSED", 2: "QUASI_CLOSED"}
-        assert [command_to(order).reconcile.container_state for order in orders] == ["CLOSED", "QUASI_CLOSED"]
+        assert {order.container_id: order.returns_to.value for order in orders} == {
+            1: "CLOSED",
+            2: "QUASI_CLOSED",
+        }
+        assert [command_to(order).reconcile.container_state for order in orders] == [
+            "CLOSED",
+            "QUASI_CLOSED",
+        ]
 
 
 def test_a_second_request_for_a_container_gets_the_job_that_is_under_way() -> None:
@@ -85,7 +105,11 @@ def test_a_dry_run_starts_nothing() -> None:
     world = World()
     diverged(world, 2)
     outcomes = world.controller.reconcile(
-        [ContainerId(1), ContainerId(1), ContainerId(9)], dry_run=True, reason="", requested_by="", now_s=world.now_s
+        [ContainerId(1), ContainerId(1), ContainerId(9)],
+        dry_run=True,
+        reason="",
+        requested_by="",
+        now_s=world.now_s,
     )
     assert [(o.container_id, o.ruling.eligibility.value, o.job_id) for o in outcomes] == [
         (1, "ok", None),
@@ -212,11 +236,15 @@ def test_a_restarted_controller_goes_on_and_sends_again_what_was_out() -> None:
     sent = {order.peer: order.command_id for order in world.orders("dn-1") + world.orders("dn-2")}
     world.finish(job, "dn-3")
     world.restart()
-    assert [o.state for o in world.controller.job(job.job_id).orders if o.peer == "dn-3"] == [OrderState.DONE]
+    assert [o.state for o in world.controller.job(job.job_id).orders if o.peer == "dn-3"] == [
+        OrderState.DONE
+    ]
     assert world.sink.orders == []
     diverged(world)
     world.pass_time(1)
-    assert {o.peer: o.command_id for o in world.sink.orders if isinstance(o, ReconcileOrder)} == sent
+    assert {
+        o.peer: o.command_id for o in world.sink.orders if isinstance(o, ReconcileOrder)
+    } == sent
     assert world.finish(job, "dn-1", "dn-2").state is JobState.DONE
 
 
@@ -325,10 +353,16 @@ def test_a_scan_is_ordered_of_every_live_replica() -> None:
 def test_containers_are_listed_in_pages_by_state_and_comparison() -> None:
     world = World()
     for peer in DNS:
-        world.beat(peer, [replica(peer, n, root=1 if peer == "dn-1" and n % 2 else 0) for n in range(1, 8)])
-    views, more = world.controller.containers(state=None, comparison=Comparison.DIVERGED, after=1, limit=2)
+        world.beat(
+            peer, [replica(peer, n, root=1 if peer == "dn-1" and n % 2 else 0) for n in range(1, 8)]
+        )
+    views, more = world.controller.containers(
+        state=None, comparison=Comparison.DIVERGED, after=1, limit=2
+    )
     assert ([view.container_id for view in views], more) == ([3, 5], True)
-    views, more = world.controller.containers(state=None, comparison=Comparison.DIVERGED, after=5, limit=2)
+    views, more = world.controller.containers(
+        state=None, comparison=Comparison.DIVERGED, after=5, limit=2
+    )
     assert ([view.container_id for view in views], more) == ([7], False)
     assert world.controller.diverged() == [1, 3, 5, 7]
 
@@ -410,7 +444,8 @@ def test_a_hopeless_verdict_does_not_hold_for_what_its_own_job_put_together() ->
     diverged(world)
     world.pass_time(10, beating=DNS)
     [job] = world.controller.jobs(None, 10)
-    # The third had its own in order before it failed, and the others had given up by then.
+    # The third had its own in order before it failed, and the others had given up by
+    # then.
     world.beat("dn-3", [replica("dn-3", root=5)])
     world.told(job, "dn-3", OrderState.FAILED)
     world.finish(job, "dn-1", "dn-2", verdict=Verdict.UNRECOVERABLE)
@@ -446,7 +481,10 @@ def test_one_job_orders_those_again_that_were_done_before_a_peer_was_put_togethe
     assert world.finish(job, "dn-3").state is JobState.WAITING
     world.pass_time(1)
     orders = [order for peer in DNS for order in world.orders(peer)]
-    assert [(order.peer, order.command_id) for order in orders] == [("dn-1", "job1.2/1"), ("dn-2", "job1.2/1")]
+    assert [(order.peer, order.command_id) for order in orders] == [
+        ("dn-1", "job1.2/1"),
+        ("dn-2", "job1.2/1"),
+    ]
     assert [command_to(order).reconcile.job_id for order in orders] == ["job1.2", "job1.2"]
     for order in orders:
         world.beat(order.peer, [replica(order.peer, root=5)], acknowledged=(order.command_id,))
@@ -456,7 +494,9 @@ def test_one_job_orders_those_again_that_were_done_before_a_peer_was_put_togethe
 
 
 def test_an_end_counts_once_the_controller_knows_what_became_of_the_replica() -> None:
-    """An agent tells of it again with the full report that a restarted controller asks for."""
+    """An agent tells of it again with the full report that a restarted controller asks
+    for.
+    """
     world = World()
     diverged(world)
     [job] = world.reconcile(1)
@@ -475,8 +515,16 @@ def test_the_most_that_agents_can_say_in_all_rounds_is_still_shown() -> None:
     [job] = world.reconcile(1)
     for round_ in range(1, ROUNDS_MAX + 1):
         for peer in DNS:
-            said = pb.ReconcileProgress(job_id=task_id(job.job_id, round_), state="done", verdict="MATCH")
-            for name in ("bytes_fetched", "bytes_planned", "bytes_written", "windows_written", "chunks_repaired"):
+            said = pb.ReconcileProgress(
+                job_id=task_id(job.job_id, round_), state="done", verdict="MATCH"
+            )
+            for name in (
+                "bytes_fetched",
+                "bytes_planned",
+                "bytes_written",
+                "windows_written",
+                "chunks_repaired",
+            ):
                 setattr(said, name, most)
             said.peers.add(datanode_id=DNS[0], outcome="ok", bytes_fetched=most)
             datanode = pb.Datanode(datanode_id=peer, address="127.0.0.1:1")
@@ -509,7 +557,9 @@ def test_orders_that_waited_while_another_led_bear_the_term_of_now() -> None:
     """CR-052"""
     world, outbox = World(), Outbox()
     world.controller = world.new_controller(outbox)
-    service = ControllerService(world.controller, outbox, Lock(), lambda: world.now_s, Metrics("scm"))
+    service = ControllerService(
+        world.controller, outbox, Lock(), lambda: world.now_s, Metrics("scm")
+    )
     diverged(world)
     world.reconcile(1)
     world.leadership.value = None
@@ -558,14 +608,18 @@ steps = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(steps)
 def test_limits_hold_whatever_happens(history: list[tuple[str, str | int]]) -> None:
-    """Never more orders than slots, none to the dead, erasure-coded or read-only, one job a container."""
+    """Never more orders than slots, none to the dead, erasure-coded or read-only, one
+    job a container.
+    """
     world = World(Rules(orders_per_datanode=2, automatic=True, automatic_jobs=2, visit_every_s=30))
 
     def reports() -> None:
         for peer in DNS:
             found = [replica(peer, number, root=hash((peer, number)) % 2) for number in range(1, 6)]
             found.append(replica(peer, 6, index=int(peer[-1])))
-            world.beat(peer, [*found, replica(peer, 7, root=int(peer[-1]), read_only=peer == "dn-3")])
+            world.beat(
+                peer, [*found, replica(peer, 7, root=int(peer[-1]), read_only=peer == "dn-3")]
+            )
 
     reports()
     for action, argument in history:
@@ -575,7 +629,12 @@ def test_limits_hold_whatever_happens(history: list[tuple[str, str | int]]) -> N
         elif action in ("end", "fail"):
             state = OrderState.DONE if action == "end" else OrderState.FAILED
             for order in world.orders(str(argument))[:1]:
-                world.told(world.controller.job(order.job_id), str(argument), state, verdict=Verdict.REPAIRABLE)
+                world.told(
+                    world.controller.job(order.job_id),
+                    str(argument),
+                    state,
+                    verdict=Verdict.REPAIRABLE,
+                )
         elif action == "wait":
             world.pass_time(60, beating=[peer for peer in DNS if peer != argument], step_s=20)
         elif action == "reborn":
@@ -591,9 +650,13 @@ def test_limits_hold_whatever_happens(history: list[tuple[str, str | int]]) -> N
         assert len({job.container_id for job in active}) == len(active)
         assert all(job.container_id != 6 for job in active)
         for peer in DNS:
-            in_flight = [job for job in active if (o := job.order(PeerId(peer))) and o.state.is_in_flight]
+            in_flight = [
+                job for job in active if (o := job.order(PeerId(peer))) and o.state.is_in_flight
+            ]
             assert len(in_flight) <= 2
-            assert {order.job_id for order in world.orders(peer)} <= {job.job_id for job in in_flight}
+            assert {order.job_id for order in world.orders(peer)} <= {
+                job.job_id for job in in_flight
+            }
         assert all(order.container_id != 7 for order in world.orders("dn-3"))
         stored = {job.job_id: job.state for job in world.store.jobs()}
         assert all(stored[job.job_id] == job.state for job in active), "a state that is not on disk"

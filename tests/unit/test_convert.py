@@ -1,4 +1,6 @@
-"""Messages become values only where they make sense, and values the bytes that Ozone writes."""
+"""Messages become values only where they make sense, and values the bytes that Ozone
+writes.
+"""
 
 from collections.abc import Callable
 
@@ -18,7 +20,8 @@ from protos.convert import (
 )
 from protos.ozone_datanode_pb2 import BlockData, ContainerChecksumInfo
 
-# Block 7 of container 100: 20480 bytes, CRC32, windows of 16 KiB, as Ozone's Java code serialised it.
+# Block 7 of container 100: 20480 bytes, CRC32, windows of 16 KiB, as Ozone's Java code
+# serialised it.
 RECORD = bytes.fromhex(
     "0a0608641007182a1a0b0a045459504512034b455922250a09375f6368756e6b5f3110001880a0012a120802108080011a04e81722f0"
     "1a04a29120822880a001"
@@ -66,8 +69,11 @@ def test_zero_commit_and_zero_size_are_written_and_flags_are_not() -> None:
 
 
 def test_metadata_are_written_in_the_order_of_java() -> None:
-    # A letter beyond the basic plane has a surrogate first, which Java sorts before U+FF5E.
-    record = BlockRecord(CONTAINER, BlockId(1), 0, (), (("\uff5e", None), ("\U0001f600", ""), ("a", "b")))
+    # A letter beyond the basic plane has a surrogate first, which Java sorts before
+    # U+FF5E.
+    record = BlockRecord(
+        CONTAINER, BlockId(1), 0, (), (("\uff5e", None), ("\U0001f600", ""), ("a", "b"))
+    )
 
     message = BlockData.FromString(record_to_bytes(record))
 
@@ -165,7 +171,9 @@ def too_many_chunks(message: BlockData) -> None:
         ("too_many_chunks", too_many_chunks),
     ],
 )
-def test_a_record_that_contradicts_itself_is_refused_by_name(reason: str, change: Callable[[BlockData], None]) -> None:
+def test_a_record_that_contradicts_itself_is_refused_by_name(
+    reason: str, change: Callable[[BlockData], None]
+) -> None:
     message = BlockData.FromString(RECORD)
     change(message)
 
@@ -175,7 +183,9 @@ def test_a_record_that_contradicts_itself_is_refused_by_name(reason: str, change
     assert caught.value.facts["reason"] == reason
 
 
-@pytest.mark.parametrize("unknown", [b"\x20\x05", b"\x22\x04abcd"], ids=["a number", "as long as a checksum"])
+@pytest.mark.parametrize(
+    "unknown", [b"\x20\x05", b"\x22\x04abcd"], ids=["a number", "as long as a checksum"]
+)
 def test_a_field_that_we_do_not_know_is_passed_over_among_checksums(unknown: bytes) -> None:
     sums = BlockData.FromString(RECORD).chunks[0].checksumData.SerializeToString()
     for at in (0, 2, 6, 12, len(sums)):
@@ -195,7 +205,15 @@ def test_a_field_that_we_do_not_know_is_passed_over_among_checksums(unknown: byt
         b"\xff" * 50,
         RECORD.replace(b"\x08\x02\x10", b"\x08\x09\x10"),
     ],
-    ids=["empty", "garbage", "cut", "cut in a chunk", "no block ID", "endless number", "unknown checksum type"],
+    ids=[
+        "empty",
+        "garbage",
+        "cut",
+        "cut in a chunk",
+        "no block ID",
+        "endless number",
+        "unknown checksum type",
+    ],
 )
 def test_bytes_that_are_no_record_are_refused(raw: bytes) -> None:
     with pytest.raises(RecordInvalidError) as caught:
@@ -237,7 +255,9 @@ def test_a_tree_of_ozone_is_read() -> None:
     [(EMPTY_TREE, 0, 0), (ONLY_A_TOMBSTONE, None, 1), (b"", None, 0), (b"\x08\x64", None, 0)],
     ids=["W1 empty", "M3 only a tombstone", "M12 no bytes", "no tree"],
 )
-def test_no_root_is_told_from_the_root_of_nothing(raw: bytes, root: int | None, blocks: int) -> None:
+def test_no_root_is_told_from_the_root_of_nothing(
+    raw: bytes, root: int | None, blocks: int
+) -> None:
     tree = tree_from_bytes(raw, CONTAINER)
 
     assert tree.data_checksum == root
@@ -266,7 +286,9 @@ def test_a_tree_of_another_container_is_refused() -> None:
     assert refusal(TREE[2:]) == "wrong_container"
 
 
-@pytest.mark.parametrize("raw", [b"\x01\x02\x03", TREE[:-1], b"\x0a"], ids=["M11 junk", "cut", "cut tag"])
+@pytest.mark.parametrize(
+    "raw", [b"\x01\x02\x03", TREE[:-1], b"\x0a"], ids=["M11 junk", "cut", "cut tag"]
+)
 def test_bytes_that_are_no_tree_are_refused(raw: bytes) -> None:
     assert refusal(raw) == "unparsable"
     assert refusal(b"\x0a" * (MESSAGE_BYTES_MAX + 1)) == "too_large"

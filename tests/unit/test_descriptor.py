@@ -1,4 +1,6 @@
-"""Descriptors: Ozone's bytes in, Ozone's bytes out, and a named reason for whatever is refused."""
+"""Descriptors: Ozone's bytes in, Ozone's bytes out, and a named reason for whatever is
+refused.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -69,11 +71,15 @@ UPSTREAM = Descriptor(
     ],
     ids=["shown", "never-scanned", "erasure-coded", "upstream-schema-1"],
 )
-def test_the_checksum_is_that_of_the_reference_implementation(descriptor: Descriptor, checksum: str) -> None:
+def test_the_checksum_is_that_of_the_reference_implementation(
+    descriptor: Descriptor, checksum: str
+) -> None:
     assert descriptor_checksum(descriptor) == checksum
 
 
-@pytest.mark.parametrize(("fixture", "moment"), [*((OZONE, moment) for moment in MOMENTS), (ERASURE_CODED, "healthy")])
+@pytest.mark.parametrize(
+    ("fixture", "moment"), [*((OZONE, moment) for moment in MOMENTS), (ERASURE_CODED, "healthy")]
+)
 def test_every_descriptor_of_a_real_datanode_comes_back_byte_for_byte(
     fixture: Path, moment: str, tmp_path: Path
 ) -> None:
@@ -85,7 +91,9 @@ def test_every_descriptor_of_a_real_datanode_comes_back_byte_for_byte(
 
 
 def test_a_changed_state_or_scan_time_keeps_everything_else() -> None:
-    changed = with_checksum(replace(DESCRIPTOR, state=ReplicaState.UNHEALTHY, data_scan_timestamp_ms=1755900000124))
+    changed = with_checksum(
+        replace(DESCRIPTOR, state=ReplicaState.UNHEALTHY, data_scan_timestamp_ms=1755900000124)
+    )
     before, after = SHOWN.decode().splitlines(), dump_descriptor(changed).decode().splitlines()
     assert parse_descriptor(dump_descriptor(changed)) == changed
     differing = {new.split(":")[0] for old, new in zip(before, after, strict=True) if old != new}
@@ -104,7 +112,8 @@ def test_a_file_without_checksum_is_not_verified() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("0144", 100), ("0x64", 100), ("0b1100100", 100), ("1_00", 100), ("1:40", 100), ("+100", 100)]
+    ("text", "value"),
+    [("0144", 100), ("0x64", 100), ("0b1100100", 100), ("1_00", 100), ("1:40", 100), ("+100", 100)],
 )
 def test_integers_are_those_of_yaml_1_1(text: str, value: int) -> None:
     raw = SHOWN.replace(b"containerID: 100", f"containerID: {text}".encode())
@@ -158,13 +167,22 @@ def test_only_text_with_blanks_is_folded_at_80_columns() -> None:
     assert dumped[start + 1].startswith("  data")
     assert 80 < len(dumped[start]) <= 85
     # From SnakeYAML 2.5.
-    spaced = "/data " + "long" * 6 + " " + "long" * 6 + " vol umes it's a: x - b data # data data data longer"
+    spaced = (
+        "/data "
+        + "long" * 6
+        + " "
+        + "long" * 6
+        + " vol umes it's a: x - b data # data data data longer"
+    )
     assert (
         "chunksPath: '/data longlonglonglonglonglong longlonglonglonglonglong vol umes it''s\n"
         "  a: x - b data # data data data longer'\n"
     ) in dump_descriptor(replace(DESCRIPTOR, chunks_path=spaced)).decode()
     long = "/" + "d" * 500
-    assert f"chunksPath: {long}" in dump_descriptor(replace(DESCRIPTOR, chunks_path=long)).decode().splitlines()
+    assert (
+        f"chunksPath: {long}"
+        in dump_descriptor(replace(DESCRIPTOR, chunks_path=long)).decode().splitlines()
+    )
 
 
 _TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Zl", "Zp"]), max_size=120)
@@ -215,18 +233,32 @@ def _with(old: bytes, new: bytes) -> bytes:
         (_with(b"containerID: 100\n", b""), DescriptorRefusal.FIELD_MISSING),
         (_with(b"containerID: 100", b"containerID: hundred"), DescriptorRefusal.FIELD_INVALID),
         (_with(b"containerID: 100", b"containerID: -1"), DescriptorRefusal.FIELD_INVALID),
-        (_with(b"containerID: 100", b"containerID: 9223372036854775808"), DescriptorRefusal.FIELD_INVALID),
+        (
+            _with(b"containerID: 100", b"containerID: 9223372036854775808"),
+            DescriptorRefusal.FIELD_INVALID,
+        ),
         (_with(b"containerID: 100", b"containerID: 1.5"), DescriptorRefusal.FIELD_INVALID),
         (_with(b"metadata: {OWNER", b"metadata: {[OWNER]"), DescriptorRefusal.FIELD_INVALID),
-        (_with(b"metadata: {OWNER: ozone, VOLUME: hdfs}", b"metadata: none"), DescriptorRefusal.FIELD_INVALID),
+        (
+            _with(b"metadata: {OWNER: ozone, VOLUME: hdfs}", b"metadata: none"),
+            DescriptorRefusal.FIELD_INVALID,
+        ),
         (_with(b"schemaVersion: '3'", b"schemaVersion: 3"), DescriptorRefusal.FIELD_INVALID),
-        (_with(b"{OWNER: ozone, VOLUME: hdfs}", b"&a {OWNER: ozone, VOLUME: *a}"), DescriptorRefusal.ALIAS),
-        (_with(b"maxSize: 5368709120", b"maxSize: 5368709121"), DescriptorRefusal.CHECKSUM_MISMATCH),
+        (
+            _with(b"{OWNER: ozone, VOLUME: hdfs}", b"&a {OWNER: ozone, VOLUME: *a}"),
+            DescriptorRefusal.ALIAS,
+        ),
+        (
+            _with(b"maxSize: 5368709120", b"maxSize: 5368709121"),
+            DescriptorRefusal.CHECKSUM_MISMATCH,
+        ),
         (_with(b"checksum: 03", b"checksum: 13"), DescriptorRefusal.CHECKSUM_MISMATCH),
         (SHOWN + b"#" * DESCRIPTOR_BYTES_MAX, DescriptorRefusal.TOO_LARGE),
     ],
 )
-def test_a_descriptor_that_cannot_be_trusted_is_refused_by_name(raw: bytes, reason: DescriptorRefusal) -> None:
+def test_a_descriptor_that_cannot_be_trusted_is_refused_by_name(
+    raw: bytes, reason: DescriptorRefusal
+) -> None:
     with pytest.raises(DescriptorError) as refused:
         parse_descriptor(raw)
     assert refused.value.facts["reason"] == reason.value

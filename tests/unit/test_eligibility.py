@@ -35,8 +35,8 @@ def test_t3_an_erasure_coded_container_is_refused() -> None:
     coded = [replica("dn-1"), replica("dn-2", index=2)]
     ruling = evaluate(C1, ContainerState.CLOSED, coded, required_nodes=3)
     assert ruling.eligibility is Eligibility.INELIGIBLE_REPLICATION_TYPE
-    assert ruling.message == (
-        "Cannot reconcile container #1 with replication type EC. "
+    assert (
+        ruling.message == "Cannot reconcile container #1 with replication type EC. "
         "Reconciliation is currently only supported for Ratis containers."
     )
 
@@ -52,8 +52,8 @@ def test_t3_nothing_is_sent_for_an_erasure_coded_container() -> None:
 def test_t4_a_container_with_one_required_node_is_refused(required: int) -> None:
     ruling = evaluate(C1, ContainerState.CLOSED, [replica()], required_nodes=required)
     assert ruling.eligibility is Eligibility.NOT_ENOUGH_REQUIRED_NODES
-    assert ruling.message == (
-        f"Cannot reconcile container #1 with {required} required nodes. "
+    assert (
+        ruling.message == f"Cannot reconcile container #1 with {required} required nodes. "
         "Reconciliation is only supported for containers with more than 1 required node."
     )
 
@@ -108,7 +108,11 @@ def test_t9_each_of_three_replicas_gets_a_command_with_the_other_two_as_peers() 
     world.report(*replicas(1, 2, 3))
     [job] = world.reconcile(1)
     assert len(world.sink.orders) == 3
-    for peer, others in (("dn-1", {"dn-2", "dn-3"}), ("dn-2", {"dn-1", "dn-3"}), ("dn-3", {"dn-1", "dn-2"})):
+    for peer, others in (
+        ("dn-1", {"dn-2", "dn-3"}),
+        ("dn-2", {"dn-1", "dn-3"}),
+        ("dn-3", {"dn-1", "dn-2"}),
+    ):
         [order] = world.orders(peer)
         assert {datanode.peer for datanode in order.peers} == others
         assert (order.term, order.container_id, order.job_id) == (17, 1, job.job_id)
@@ -122,14 +126,19 @@ def test_t10_one_replica_in_each_state(state: ReplicaState) -> None:
         assert ruling.is_ok
     else:
         assert ruling.eligibility is Eligibility.INELIGIBLE_REPLICA_STATES
-        assert ruling.message == (
-            f"Cannot reconcile container #1 in state CLOSED with replica states: CLOSED, CLOSED, {state.name}"
-            f" ({state.name} on datanode dn-3)"
+        assert (
+            ruling.message
+            == "Cannot reconcile container #1 in state CLOSED with replica states: CLOSED, CLOSED,"
+            f" {state.name} ({state.name} on datanode dn-3)"
         )
 
 
 def test_all_replicas_that_are_not_closed_are_named_with_their_datanodes() -> None:
-    found = [replica("dn-3", state=ReplicaState.OPEN), replica("dn-2", state=ReplicaState.INVALID), replica("dn-1")]
+    found = [
+        replica("dn-3", state=ReplicaState.OPEN),
+        replica("dn-2", state=ReplicaState.INVALID),
+        replica("dn-1"),
+    ]
     assert not_closed(found) == "INVALID on datanode dn-2, OPEN on datanode dn-3"
     assert not_closed(replicas(1, 2)) == ""
 
@@ -143,7 +152,10 @@ def test_the_first_rule_that_is_broken_is_the_one_named() -> None:
     assert evaluate(C1, ContainerState.CLOSED, coded, required_nodes=1).eligibility is (
         Eligibility.INELIGIBLE_REPLICATION_TYPE
     )
-    assert evaluate(C1, ContainerState.OPEN, [], required_nodes=1).eligibility is Eligibility.INELIGIBLE_CONTAINER_STATE
+    assert (
+        evaluate(C1, ContainerState.OPEN, [], required_nodes=1).eligibility
+        is Eligibility.INELIGIBLE_CONTAINER_STATE
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,13 +194,27 @@ def test_what_is_eligible_has_closed_replicas_only(states: list[ReplicaState]) -
     ("surroundings", "expected"),
     [
         (Surroundings(is_leader=True, live_replicas=3, live_writable_replicas=1), Eligibility.OK),
-        (Surroundings(is_leader=False, live_replicas=0, live_writable_replicas=0), Eligibility.NOT_LEADER),
-        (Surroundings(is_leader=True, live_replicas=1, live_writable_replicas=1), Eligibility.NO_LIVE_PEERS),
-        (Surroundings(is_leader=True, live_replicas=0, live_writable_replicas=0), Eligibility.NO_LIVE_PEERS),
-        (Surroundings(is_leader=True, live_replicas=2, live_writable_replicas=0), Eligibility.READ_ONLY),
+        (
+            Surroundings(is_leader=False, live_replicas=0, live_writable_replicas=0),
+            Eligibility.NOT_LEADER,
+        ),
+        (
+            Surroundings(is_leader=True, live_replicas=1, live_writable_replicas=1),
+            Eligibility.NO_LIVE_PEERS,
+        ),
+        (
+            Surroundings(is_leader=True, live_replicas=0, live_writable_replicas=0),
+            Eligibility.NO_LIVE_PEERS,
+        ),
+        (
+            Surroundings(is_leader=True, live_replicas=2, live_writable_replicas=0),
+            Eligibility.READ_ONLY,
+        ),
     ],
 )
-def test_our_own_rules_ask_whether_anybody_could_do_it(surroundings: Surroundings, expected: Eligibility) -> None:
+def test_our_own_rules_ask_whether_anybody_could_do_it(
+    surroundings: Surroundings, expected: Eligibility
+) -> None:
     ruling = evaluate_surroundings(C1, surroundings)
     assert ruling.eligibility is expected
     assert expected is Eligibility.OK or expected not in OZONE

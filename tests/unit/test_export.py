@@ -1,4 +1,6 @@
-"""An export writes what changed, keeps two tables, tells of repairs and deletes, and says what it could not read."""
+"""An export writes what changed, keeps two tables, tells of repairs and deletes, and
+says what it could not read.
+"""
 
 import json
 import re
@@ -57,7 +59,9 @@ def chunk_files(done: Exported) -> list[str]:
     return [file.name for file in done.manifest.of_kind(FileKind.CHUNKS)]
 
 
-def test_rows_are_sorted_whole_and_dictionary_coded_in_groups_and_files_of_bounded_size(folder: Path) -> None:
+def test_rows_are_sorted_whole_and_dictionary_coded_in_groups_and_files_of_bounded_size(
+    folder: Path,
+) -> None:
     walks = [MemoryWalk("DS-2"), MemoryWalk("DS-1")]
     for walk in walks:
         walk.put(*(replica(i, *blocks(4, 5)) for i in (7, 3, 11)))
@@ -76,7 +80,10 @@ def test_rows_are_sorted_whole_and_dictionary_coded_in_groups_and_files_of_bound
             )
             assert described.is_stats_set
         rows = file.read().to_pylist()
-        places += [(r["datanode"], r["volume"], r["container_id"], r["block_id"], r["chunk_offset"]) for r in rows]
+        places += [
+            (r["datanode"], r["volume"], r["container_id"], r["block_id"], r["chunk_offset"])
+            for r in rows
+        ]
         held = {(row["volume"], row["container_id"]) for row in rows}
         assert not held & seen
         seen |= held
@@ -88,7 +95,11 @@ def test_a_replica_with_more_rows_than_a_file_may_have_gets_one_of_its_own(folde
     walk = MemoryWalk()
     walk.put(replica(1, *blocks(2)), replica(2, *blocks(30)), replica(3, *blocks(2)))
     done = run(folder, walk, limits=Limits(group_rows=8, file_rows_max=10))
-    assert [pq.ParquetFile(folder / name).metadata.num_rows for name in chunk_files(done)] == [4, 60, 4]
+    assert [pq.ParquetFile(folder / name).metadata.num_rows for name in chunk_files(done)] == [
+        4,
+        60,
+        4,
+    ]
 
 
 def test_what_did_not_change_stays_where_it_is(folder: Path) -> None:
@@ -96,7 +107,9 @@ def test_what_did_not_change_stays_where_it_is(folder: Path) -> None:
     walk.put(*(replica(i, *blocks(3)) for i in (1, 2, 3, 4)))
     first = run(folder, walk)
     # A scan that finds nothing new is no change.
-    walk.put(replica(1, *blocks(3), scanned_at_ms=1_800_000_000_000), replica(2, *blocks(3, seed=1)))
+    walk.put(
+        replica(1, *blocks(3), scanned_at_ms=1_800_000_000_000), replica(2, *blocks(3, seed=1))
+    )
     second = run(folder, walk)
     assert (second.containers_written, second.rows_written) == (1, 6)
     assert chunk_files(second)[0] == chunk_files(first)[0]
@@ -135,7 +148,9 @@ def test_the_last_two_tables_are_kept_and_nothing_else(folder: Path) -> None:
     for seed in range(4):
         walk.put(replica(1, *blocks(3, seed=seed)))
         manifests.append(run(folder, walk).manifest)
-    kept = {manifest.name for manifest in manifests[2:]} | {f.name for m in manifests[2:] for f in m.files}
+    kept = {manifest.name for manifest in manifests[2:]} | {
+        f.name for m in manifests[2:] for f in m.files
+    }
     assert names(folder) == kept
     # The one before is as readable as it was.
     rows = current_rows(LOCAL, str(folder), manifests[2])
@@ -164,13 +179,19 @@ def test_repairs_and_deletes_are_events_each_once(folder: Path, tmp_path: Path) 
     first = run(folder, walk, audit_file=path)
     audit.delete(1, [3])
     with path.open("ab") as file:
-        file.write(b'{"time": "2026-11-22T03:00:00+00:00", "container": 1}\nnonsense\n[1]\n{"time": "cut sh')
+        file.write(
+            b'{"time": "2026-11-22T03:00:00+00:00", "container": 1}\nnonsense\n[1]\n{"time":'
+            b' "cut sh'
+        )
     del walk.replicas_held[2]
     second = run(folder, walk, audit_file=path)
     third = run(folder, walk, audit_file=path)
     assert (first.events, second.events, third.events) == (2, 2, 0)
     keys = ("kind", "container_id", "block_id", "chunk_offset", "length", "job")
-    rows = [tuple(row[key] for key in keys) for row in read_events(LOCAL, str(folder), third.manifest).to_pylist()]
+    rows = [
+        tuple(row[key] for key in keys)
+        for row in read_events(LOCAL, str(folder), third.manifest).to_pylist()
+    ]
     assert rows == [
         ("repair", 1, 9, 0, 2048, "j2"),
         ("repair", 2, 7, 4096, 1024, "j1"),
@@ -180,7 +201,9 @@ def test_repairs_and_deletes_are_events_each_once(folder: Path, tmp_path: Path) 
     audit.close()
 
 
-def test_an_audit_file_that_was_begun_anew_is_read_from_its_start(folder: Path, tmp_path: Path) -> None:
+def test_an_audit_file_that_was_begun_anew_is_read_from_its_start(
+    folder: Path, tmp_path: Path
+) -> None:
     path, walk = tmp_path / "audit.jsonl", MemoryWalk()
     walk.put(replica(1, *blocks(3)))
 
@@ -203,7 +226,9 @@ def test_an_audit_file_that_was_begun_anew_is_read_from_its_start(folder: Path, 
     assert run(folder, walk, audit_file=path).events == 1
 
 
-def test_events_are_kept_for_a_time_and_in_files_of_bounded_size(folder: Path, tmp_path: Path) -> None:
+def test_events_are_kept_for_a_time_and_in_files_of_bounded_size(
+    folder: Path, tmp_path: Path
+) -> None:
     path, walk = tmp_path / "audit.jsonl", MemoryWalk()
     walk.put(replica(1, *blocks(3)))
     audit = AuditLog(path)
@@ -213,7 +238,9 @@ def test_events_are_kept_for_a_time_and_in_files_of_bounded_size(folder: Path, t
     kept = []
     for days in (0, 34, 36):
         now = AT + timedelta(days=days)
-        done = run(folder, walk, audit_file=path, limits=Limits(piece_rows=2), now=lambda now=now: now)
+        done = run(
+            folder, walk, audit_file=path, limits=Limits(piece_rows=2), now=lambda now=now: now
+        )
         kept.append([file.rows for file in done.manifest.of_kind(FileKind.EVENTS)])
     assert kept == [[2, 2, 1], [2, 2, 1], []]
 
@@ -230,7 +257,9 @@ def test_faults_and_volumes_that_are_not_there_are_named(folder: Path) -> None:
     assert done.manifest.skipped == tuple(skipped)
     assert done.manifest.begun_at <= done.manifest.files[0].created_at <= done.manifest.created_at
     rows = read_faults(LOCAL, str(folder), done.manifest).to_pylist()
-    assert sorted((row["volume"], row["container_id"] or 0, row["kind"], row["chunk_offset"]) for row in rows) == [
+    assert sorted(
+        (row["volume"], row["container_id"] or 0, row["kind"], row["chunk_offset"]) for row in rows
+    ) == [
         ("/data/9", 0, "unreadable", None),
         ("DS-1", 0, "unreadable", None),
         ("DS-1", 1, "CORRUPT_CHUNK", 4096),
@@ -245,7 +274,9 @@ def test_the_age_of_volumes_is_told_as_far_as_it_is_known(folder: Path) -> None:
     assert done.manifest.volumes_created_ms == {"DS-2": 5}
 
 
-def test_a_volume_that_is_not_read_any_more_leaves_the_table_and_deleted_nothing(folder: Path) -> None:
+def test_a_volume_that_is_not_read_any_more_leaves_the_table_and_deleted_nothing(
+    folder: Path,
+) -> None:
     walks = [MemoryWalk("DS-1"), MemoryWalk("DS-2")]
     for walk in walks:
         walk.put(replica(1, *blocks(3)))
@@ -279,7 +310,9 @@ def test_a_table_of_a_newer_release_is_not_touched(folder: Path) -> None:
     assert names(folder) == before
 
 
-def test_a_file_that_cannot_be_rewritten_is_named_and_a_full_export_does_without_it(folder: Path) -> None:
+def test_a_file_that_cannot_be_rewritten_is_named_and_a_full_export_does_without_it(
+    folder: Path,
+) -> None:
     walk = MemoryWalk()
     walk.put(replica(1, *blocks(3)), replica(2, *blocks(9)))
     first = run(folder, walk)
@@ -297,10 +330,15 @@ def test_a_file_that_cannot_be_rewritten_is_named_and_a_full_export_does_without
     assert names(folder) == before
     assert latest_manifest(LOCAL, str(folder)) == first.manifest
     done = run(folder, walk, full=True)
-    assert trees_of(current_rows(LOCAL, str(folder), done.manifest))[("DS-1", 1)] == replica(1, *blocks(3)).tree
+    assert (
+        trees_of(current_rows(LOCAL, str(folder), done.manifest))[("DS-1", 1)]
+        == replica(1, *blocks(3)).tree
+    )
 
 
-def test_a_file_that_rotted_is_written_anew_and_its_size_does_not_hide_it(folder: Path, tmp_path: Path) -> None:
+def test_a_file_that_rotted_is_written_anew_and_its_size_does_not_hide_it(
+    folder: Path, tmp_path: Path
+) -> None:
     walk, audit_file = MemoryWalk(), tmp_path / "audit.jsonl"
     walk.put(replica(1, *blocks(3)), replica(2, *blocks(2)))
     audit = AuditLog(audit_file)
@@ -324,7 +362,9 @@ def test_a_file_that_rotted_is_written_anew_and_its_size_does_not_hide_it(folder
     assert read_events(LOCAL, str(folder), done.manifest)["container_id"].to_pylist() == [1]
 
 
-def test_who_has_an_audit_file_says_so_before_anything_was_repaired(folder: Path, tmp_path: Path) -> None:
+def test_who_has_an_audit_file_says_so_before_anything_was_repaired(
+    folder: Path, tmp_path: Path
+) -> None:
     walk = MemoryWalk()
     walk.put(replica(1, *blocks(3)))
     assert run(folder, walk).manifest.audit is None
@@ -342,7 +382,9 @@ def test_many_small_files_become_one(folder: Path) -> None:
         sizes.append(len(chunk_files(run(folder, walk, limits=Limits(small_files_max=3)))))
     assert sizes == [1, 2, 3, 4, 2, 3, 4, 2]
     expected = {("DS-1", i): found.tree for i, found in walk.replicas_held.items()}
-    assert trees_of(current_rows(LOCAL, str(folder), latest_manifest(LOCAL, str(folder)))) == expected
+    assert (
+        trees_of(current_rows(LOCAL, str(folder), latest_manifest(LOCAL, str(folder)))) == expected
+    )
 
 
 def test_two_exports_to_one_folder_do_not_run_at_once(folder: Path) -> None:
@@ -389,7 +431,9 @@ def test_exports_go_on_after_a_failure_and_make_a_damaged_table_anew(folder: Pat
     running = ScheduledExport(exports, lambda: None, interval_s=0.01, metrics=metrics)
     running.start()
     try:
-        wait_until(lambda: metrics.value("dnagent_exports_total", outcome="done") >= 2, "two exports")
+        wait_until(
+            lambda: metrics.value("dnagent_exports_total", outcome="done") >= 2, "two exports"
+        )
     finally:
         running.stop()
     assert exports.calls[:4] == [False, False, True, False]
@@ -400,9 +444,16 @@ def test_exports_go_on_after_a_failure_and_make_a_damaged_table_anew(folder: Pat
 
 @pytest.mark.parametrize(
     ("age", "is_due"),
-    [(timedelta(hours=2), True), (timedelta(minutes=1), False), (timedelta(days=-30), False), (None, True)],
+    [
+        (timedelta(hours=2), True),
+        (timedelta(minutes=1), False),
+        (timedelta(days=-30), False),
+        (None, True),
+    ],
 )
-def test_a_restart_waits_until_the_next_export_is_due(folder: Path, age: timedelta | None, is_due: bool) -> None:
+def test_a_restart_waits_until_the_next_export_is_due(
+    folder: Path, age: timedelta | None, is_due: bool
+) -> None:
     exports, asked = _Fake(folder), threading.Event()
 
     def last() -> datetime | None:

@@ -1,4 +1,6 @@
-"""`treefold agent export-checksums`: what it prints, how it ends, and that it never changes or breaks a volume."""
+"""`treefold agent export-checksums`: what it prints, how it ends, and that it never
+changes or breaks a volume.
+"""
 
 import json
 import shutil
@@ -55,7 +57,9 @@ def trees(to: Path, datanode: str = NODE) -> dict[tuple[str, int], ContainerTree
 def test_volumes_of_real_datanodes_are_exported_untouched(tmp_path: Path, moment: str) -> None:
     folder, to = unpack(moment, tmp_path / "volumes"), tmp_path / "to"
     before = state_of(folder)
-    volumes = [word for node in ("dn1", "dn2", "dn3") for word in ("--volume", folder / node / "volume1")]
+    volumes = [
+        word for node in ("dn1", "dn2", "dn3") for word in ("--volume", folder / node / "volume1")
+    ]
     (tables,) = [json.loads(run(*volumes, "--to", to, "--json").stdout)["tables"]]
     assert state_of(folder) == before
     assert [row["containers"] for row in tables] == [6, 6, 6]
@@ -80,19 +84,28 @@ def test_findings_and_lost_volumes_have_an_exit_status(made: VolumeMaker, tmp_pa
     run("--volume", made.root, "--to", to, "--source", "data", status=3)
     (fault,) = read_faults(LOCAL, table(to), latest_manifest(LOCAL, table(to))).to_pylist()
     assert (fault["kind"], fault["container_id"], fault["block_id"]) == ("CORRUPT_CHUNK", 1, 20)
-    partly = run("--volume", made.root, "--volume", tmp_path / "nothing", "--to", to, "--json", status=5)
+    partly = run(
+        "--volume", made.root, "--volume", tmp_path / "nothing", "--to", to, "--json", status=5
+    )
     assert "error [volume_invalid]" in partly.stderr
     (skipped,) = json.loads(partly.stdout)["skipped"]
     assert (skipped["path"], skipped["error_code"]) == (str(tmp_path / "nothing"), "volume_invalid")
     assert latest_manifest(LOCAL, table(to)).skipped[0].path == str(tmp_path / "nothing")
-    assert "error [volume_invalid]" in run("--volume", tmp_path / "nothing", "--to", to, status=1).stderr
+    assert (
+        "error [volume_invalid]"
+        in run("--volume", tmp_path / "nothing", "--to", to, status=1).stderr
+    )
 
 
-def test_a_volume_that_was_in_the_table_and_is_not_given_is_named(made: VolumeMaker, tmp_path: Path) -> None:
+def test_a_volume_that_was_in_the_table_and_is_not_given_is_named(
+    made: VolumeMaker, tmp_path: Path
+) -> None:
     to, other = tmp_path / "to", tmp_path / "other"
     shutil.copytree(made.root, other)
     version = other / "hdds" / "VERSION"
-    shutil.move(other / "hdds" / made.working.name / STORAGE, other / "hdds" / made.working.name / "DS-2")
+    shutil.move(
+        other / "hdds" / made.working.name / STORAGE, other / "hdds" / made.working.name / "DS-2"
+    )
     version.write_text(version.read_text().replace(STORAGE, "DS-2"))
     run("--volume", made.root, "--volume", other, "--to", to)
     assert set(trees(to)) == {(STORAGE, 1), (STORAGE, 2), ("DS-2", 1), ("DS-2", 2)}
@@ -100,7 +113,9 @@ def test_a_volume_that_was_in_the_table_and_is_not_given_is_named(made: VolumeMa
     assert set(trees(to)) == {(STORAGE, 1), (STORAGE, 2)}
 
 
-def test_what_makes_no_sense_is_refused_and_nothing_is_written(made: VolumeMaker, tmp_path: Path) -> None:
+def test_what_makes_no_sense_is_refused_and_nothing_is_written(
+    made: VolumeMaker, tmp_path: Path
+) -> None:
     to, copy = tmp_path / "to", shutil.copytree(made.root, tmp_path / "copy")
     before = state_of(made.root)
     for words in (
@@ -123,19 +138,24 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_written(made: VolumeMaker
 
 def test_a_place_that_cannot_be_written_is_named(made: VolumeMaker, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    assert "error [disk_failed]" in run("--volume", made.root, "--to", tmp_path / "file", status=1).stderr
+    assert (
+        "error [disk_failed]"
+        in run("--volume", made.root, "--to", tmp_path / "file", status=1).stderr
+    )
 
 
 def settings(tmp_path: Path, volume: Path, hold: str = "read-only", more: str = "") -> Path:
     path = tmp_path / "agent.toml"
     path.write_text(
-        f'state_folder = "{tmp_path / "state"}"\n{more}\n[[volumes]]\npath = "{volume}"\nhold = "{hold}"\n'
-        f'[export]\nto = "{tmp_path / "to"}"\n'
+        f'state_folder = "{tmp_path / "state"}"\n{more}\n[[volumes]]\npath = "{volume}"\nhold ='
+        f' "{hold}"\n[export]\nto = "{tmp_path / "to"}"\n'
     )
     return path
 
 
-def test_settings_name_place_source_and_what_the_agent_keeps(made: VolumeMaker, tmp_path: Path) -> None:
+def test_settings_name_place_source_and_what_the_agent_keeps(
+    made: VolumeMaker, tmp_path: Path
+) -> None:
     path = settings(tmp_path, made.root)
     run("--config", path)
     # An agent that never ran keeps nothing, and gets no folder.
@@ -143,14 +163,16 @@ def test_settings_name_place_source_and_what_the_agent_keeps(made: VolumeMaker, 
     assert {tree.data_checksum for tree in trees(tmp_path / "to").values() if tree} != {None}
     ours = ContainerTree.of(ContainerId(1), [BlockTree.live(BlockId(20), [ChunkTree(0, 3000, 5)])])
     disk = Disk()
-    with open_volume(made.root, hold=Hold.READ_ONLY, state_folder=tmp_path / "state", disk=disk) as volume:
+    with open_volume(
+        made.root, hold=Hold.READ_ONLY, state_folder=tmp_path / "state", disk=disk
+    ) as volume:
         TreeFiles(volume, disk).update(ContainerId(1), ours)
         scans = volume.state_folder / "scans"
         scans.mkdir()
         (scans / "1.json").write_text('{"at_ms": 1800000000000, "findings": []}')
     (tmp_path / "state" / "audit.jsonl").write_text(
-        '{"time": "2026-11-22T03:00:00.000+00:00", "container": 1, "block": 20, "offset": 0, "length": 1024, '
-        '"source": "dn-2", "job": "j1"}\n'
+        '{"time": "2026-11-22T03:00:00.000+00:00", "container": 1, "block": 20, "offset": 0,'
+        ' "length": 1024, "source": "dn-2", "job": "j1"}\n'
     )
     run("--config", path)
     assert trees(tmp_path / "to")[(STORAGE, 1)] == ours
@@ -174,27 +196,38 @@ def test_an_export_runs_beside_an_owner(made: VolumeMaker, tmp_path: Path) -> No
     assert len(trees(tmp_path / "to")) == 2
 
 
-def test_who_exports_nothing_needs_no_extra_and_who_does_is_told_of_it(made: VolumeMaker, tmp_path: Path) -> None:
+def test_who_exports_nothing_needs_no_extra_and_who_does_is_told_of_it(
+    made: VolumeMaker, tmp_path: Path
+) -> None:
     program = (
         "import sys\nsys.modules['pyarrow'] = None\nfrom admin.cli import treefold\n"
         f"words = ['--volume', {str(made.root)!r}, '--to', {str(tmp_path / 'to')!r}]\n"
         "treefold.main(['agent', 'export-checksums', *words])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert "error [usage]: pyarrow is not installed" in done.stderr
     assert "treefold[sweep]" in done.stderr
     assert not (tmp_path / "to").exists()
 
 
-def test_an_agent_that_is_to_export_without_the_extra_does_not_start(made: VolumeMaker, tmp_path: Path) -> None:
+def test_an_agent_that_is_to_export_without_the_extra_does_not_start(
+    made: VolumeMaker, tmp_path: Path
+) -> None:
     config = settings(tmp_path, made.root, more='listen = "127.0.0.1:0"')
     program = (
         "import sys\nsys.modules['pyarrow'] = None\nfrom admin.cli import treefold\n"
         f"treefold.main(['agent', 'run', '--config', {str(config)!r}])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT, timeout=120
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=120,
     )
     assert done.returncode == 2
     assert "error [config_invalid]: export.to: pyarrow is not installed" in done.stderr

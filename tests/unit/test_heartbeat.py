@@ -1,4 +1,6 @@
-"""Heartbeats: the controller ends up knowing what we hold, and each of its commands is done once."""
+"""Heartbeats: the controller ends up knowing what we hold, and each of its commands is
+done once.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -55,7 +57,11 @@ def test_the_first_report_is_full_and_the_next_ones_tell_what_changed() -> None:
     assert (first.full, len(first.replicas), first.sequence) == (True, 2, 1)
     state.answered(first, KNOWN)
     second = state.next([replica(1), replica(2, root=8), replica(3)], [])
-    assert (second.full, second.replicas, second.sequence) == (False, (replica(2, root=8), replica(3)), 2)
+    assert (second.full, second.replicas, second.sequence) == (
+        False,
+        (replica(2, root=8), replica(3)),
+        2,
+    )
     state.answered(second, KNOWN)
     third = state.next([replica(2, root=8)], [])
     assert (third.replicas, third.removed) == ((), (1, 3))
@@ -89,7 +95,15 @@ def test_a_controller_that_asks_gets_a_full_report_and_keeps_nothing_of_the_one_
 
 def test_a_controller_of_a_new_term_gets_a_full_report_without_asking() -> None:
     state = HeartbeatState()
-    for term, is_full in ((0, True), (1, False), (1, False), (2, False), (2, True), (1, False), (0, False)):
+    for term, is_full in (
+        (0, True),
+        (1, False),
+        (1, False),
+        (2, False),
+        (2, True),
+        (1, False),
+        (0, False),
+    ):
         heartbeat = state.next([replica(1)], [])
         assert heartbeat.full is is_full
         state.answered(heartbeat, replace(KNOWN, term=term))
@@ -112,14 +126,18 @@ def test_an_end_is_told_with_what_became_of_the_replica_or_after_it() -> None:
         state.ended(Progress(f"j{container_id}", True, message))
     for _ in range(2):
         heartbeat = state.next(held, [])
-        told.append(([r.container_id for r in heartbeat.replicas], [p.job_id for p in heartbeat.progress]))
+        told.append(
+            ([r.container_id for r in heartbeat.replicas], [p.job_id for p in heartbeat.progress])
+        )
         state.answered(heartbeat, KNOWN)
     assert told == [([1], ["j1"]), ([2], ["j2"])]
 
 
 def test_a_command_sent_twice_is_done_once_and_acknowledged_each_time() -> None:
     state = HeartbeatState()
-    assert state.answered(state.next([], []), replace(KNOWN, envelopes=(scan("c1"), scan("c2")))) != []
+    assert (
+        state.answered(state.next([], []), replace(KNOWN, envelopes=(scan("c1"), scan("c2")))) != []
+    )
     heartbeat = state.next([], [])
     assert heartbeat.acknowledged == ("c1", "c2")
     assert state.answered(heartbeat, replace(KNOWN, envelopes=(scan("c1"),))) == []
@@ -150,7 +168,10 @@ def test_commands_of_a_leader_that_was_replaced_are_dropped() -> None:
 def test_what_is_remembered_is_bounded() -> None:
     state = HeartbeatState()
     many = tuple(scan(str(i)) for i in range(COMMANDS_REMEMBERED + 1))
-    assert len(state.answered(state.next([], []), replace(KNOWN, envelopes=many))) == COMMANDS_REMEMBERED + 1
+    assert (
+        len(state.answered(state.next([], []), replace(KNOWN, envelopes=many)))
+        == COMMANDS_REMEMBERED + 1
+    )
     # The last of them is still known, the first no longer.
     again = replace(KNOWN, envelopes=(many[-1], many[0]))
     assert len(state.answered(state.next([], []), again)) == 1
@@ -159,10 +180,23 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(state.next([], []).progress) == PROGRESS_MAX
 
 
-@given(st.lists(st.tuples(st.dictionaries(st.integers(1, 5), st.integers(0, 3)), st.integers(0, 2)), max_size=12))
-def test_whatever_is_lost_the_controller_ends_up_knowing_what_we_hold(rounds: list[tuple[dict[int, int], int]]) -> None:
-    """Each round: what is held, and whether the heartbeat is lost, its answer is lost, or nothing is."""
-    state, known, last = HeartbeatState(), dict[ContainerId, ContainerReplica](), list[ContainerReplica]()
+@given(
+    st.lists(
+        st.tuples(st.dictionaries(st.integers(1, 5), st.integers(0, 3)), st.integers(0, 2)),
+        max_size=12,
+    )
+)
+def test_whatever_is_lost_the_controller_ends_up_knowing_what_we_hold(
+    rounds: list[tuple[dict[int, int], int]],
+) -> None:
+    """Each round: what is held, and whether the heartbeat is lost, its answer is lost,
+    or nothing is.
+    """
+    state, known, last = (
+        HeartbeatState(),
+        dict[ContainerId, ContainerReplica](),
+        list[ContainerReplica](),
+    )
 
     def receive(heartbeat: Heartbeat) -> None:
         if heartbeat.full:
@@ -178,12 +212,16 @@ def test_whatever_is_lost_the_controller_ends_up_knowing_what_we_hold(rounds: li
             receive(heartbeat)
         if fate == 0:
             state.answered(heartbeat, KNOWN)
-    assert sorted(known.values(), key=lambda r: r.container_id) == sorted(last, key=lambda r: r.container_id)
+    assert sorted(known.values(), key=lambda r: r.container_id) == sorted(
+        last, key=lambda r: r.container_id
+    )
 
 
 def test_an_unknown_root_is_left_out_of_the_message_and_zero_is_not() -> None:
     held = [replica(1, root=None), replica(2, root=0)]
-    request = request_of(HeartbeatState().next(held, []), datanode=controller_pb2.Datanode(), incarnation="i")
+    request = request_of(
+        HeartbeatState().next(held, []), datanode=controller_pb2.Datanode(), incarnation="i"
+    )
     unknown, zero = request.report.replicas
     assert not unknown.HasField("data_checksum")
     assert zero.HasField("data_checksum")
@@ -195,8 +233,12 @@ def test_a_report_costs_the_same_however_many_blocks_there_are() -> None:
 
     def length(blocks: int) -> int:
         tree = counted_tree(blocks)
-        held = replace(replica(1, root=1 << 31), fingerprint=state_fingerprint(tree), block_count=blocks)
-        request = request_of(HeartbeatState().next([held], []), datanode=controller_pb2.Datanode(), incarnation="i")
+        held = replace(
+            replica(1, root=1 << 31), fingerprint=state_fingerprint(tree), block_count=blocks
+        )
+        request = request_of(
+            HeartbeatState().next([held], []), datanode=controller_pb2.Datanode(), incarnation="i"
+        )
         return request.ByteSize()
 
     assert length(100) == length(1)
@@ -210,10 +252,15 @@ def test_commands_are_read_from_the_answer_and_unknown_ones_left_out() -> None:
     response = controller_pb2.HeartbeatResponse(
         commands=[
             controller_pb2.Command(command_id="a", term=3, reconcile=reconcile),
-            controller_pb2.Command(command_id="b", term=3, cancel=controller_pb2.CancelCommand(job_id="j")),
-            controller_pb2.Command(command_id="c", term=3, scan=controller_pb2.ScanCommand(container_id=5)),
             controller_pb2.Command(
-                command_id="d", reconcile=controller_pb2.ReconcileCommand(container_id=4, job_id="../../etc")
+                command_id="b", term=3, cancel=controller_pb2.CancelCommand(job_id="j")
+            ),
+            controller_pb2.Command(
+                command_id="c", term=3, scan=controller_pb2.ScanCommand(container_id=5)
+            ),
+            controller_pb2.Command(
+                command_id="d",
+                reconcile=controller_pb2.ReconcileCommand(container_id=4, job_id="../../etc"),
             ),
             controller_pb2.Command(command_id="from a newer controller", term=3),
             controller_pb2.Command(term=3, scan=controller_pb2.ScanCommand(container_id=6)),
@@ -222,7 +269,12 @@ def test_commands_are_read_from_the_answer_and_unknown_ones_left_out() -> None:
     )
     answer = answer_of(response)
     assert [envelope.command for envelope in answer.envelopes] == [
-        ReconcileCommand(ContainerId(4), "j", (PeerAddress(PeerId("dn-2"), "127.0.0.1:2"),), ReplicaState.QUASI_CLOSED),
+        ReconcileCommand(
+            ContainerId(4),
+            "j",
+            (PeerAddress(PeerId("dn-2"), "127.0.0.1:2"),),
+            ReplicaState.QUASI_CLOSED,
+        ),
         CancelCommand("j"),
         ScanCommand(ContainerId(5)),
     ]
@@ -236,7 +288,9 @@ class FakeController:
         self.enough = threading.Event()
         self._answers = answers
 
-    def heartbeat(self, request: controller_pb2.HeartbeatRequest) -> controller_pb2.HeartbeatResponse:
+    def heartbeat(
+        self, request: controller_pb2.HeartbeatRequest
+    ) -> controller_pb2.HeartbeatResponse:
         self.requests.append(request)
         answer = next(self._answers, controller_pb2.HeartbeatResponse())
         if len(self.requests) >= 3:
@@ -264,9 +318,15 @@ def heartbeats(controller: FakeController, commands: list[Command], metrics: Met
 
 def test_an_absent_controller_is_waited_out_and_its_commands_are_handed_on() -> None:
     """CR-018"""
-    command = controller_pb2.Command(command_id="c1", scan=controller_pb2.ScanCommand(container_id=1))
+    command = controller_pb2.Command(
+        command_id="c1", scan=controller_pb2.ScanCommand(container_id=1)
+    )
     answers = [None, controller_pb2.HeartbeatResponse(commands=[command])]
-    controller, commands, metrics = FakeController(iter(answers)), list[Command](), Metrics("dnagent")
+    controller, commands, metrics = (
+        FakeController(iter(answers)),
+        list[Command](),
+        Metrics("dnagent"),
+    )
     shell = heartbeats(controller, commands, metrics)
     shell.start()
     assert controller.enough.wait(20)

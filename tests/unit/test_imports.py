@@ -1,4 +1,6 @@
-"""`treefold agent import-trees`: replicas without a tree get one; no claim of a file replaces what is known here."""
+"""`treefold agent import-trees`: replicas without a tree get one; no claim of a file
+replaces what is known here.
+"""
 
 import json
 import os
@@ -28,7 +30,9 @@ Change = Callable[[PackedTree], PackedTree]
 
 
 class Place:
-    """A volume with containers 1 and 2, each with blocks 20 and 21, an agent's settings, and packed trees."""
+    """A volume with containers 1 and 2, each with blocks 20 and 21, an agent's
+    settings, and packed trees.
+    """
 
     def __init__(self, folder: Path, hold: Hold) -> None:
         self.folder = folder
@@ -41,20 +45,24 @@ class Place:
         self.hold = hold
         self.config = folder / "agent.toml"
         self.config.write_text(
-            f'state_folder = "{folder}/state"\n[[volumes]]\npath = "{self.volume}"\nhold = "{hold.value}"\n'
+            f'state_folder = "{folder}/state"\n[[volumes]]\npath = "{self.volume}"\nhold ='
+            f' "{hold.value}"\n'
         )
         with self.opened() as volume:
             store = ContainerStore(volume, Disk())
             self.trees = [build_from_metadata(store.get(ContainerId(i))) for i in (1, 2)]
 
     def opened(self) -> Volume:
-        return open_volume(self.volume, hold=self.hold, state_folder=self.folder / "state", disk=Disk())
+        return open_volume(
+            self.volume, hold=self.hold, state_folder=self.folder / "state", disk=Disk()
+        )
 
     def pack(self, *trees: ContainerTree, change: Change = lambda packed: packed) -> Path:
         rows = [
             change(
                 PackedTree(
-                    NODE, STORAGE, tree.container_id, "CLOSED", 7, 0, "metadata", None, tree.data_checksum or 0,
+                    NODE, STORAGE, tree.container_id, "CLOSED", 7, 0, "metadata", None,
+                    tree.data_checksum or 0,
                     encode_tree(tree),
                 )
             )
@@ -67,7 +75,10 @@ class Place:
             for name in TREE_SCHEMA.names
         }
         pq.write_table(
-            pa.table(columns, TREE_SCHEMA), packed / "trees.parquet", compression="none", write_page_checksum=True
+            pa.table(columns, TREE_SCHEMA),
+            packed / "trees.parquet",
+            compression="none",
+            write_page_checksum=True,
         )
         return packed
 
@@ -117,17 +128,23 @@ def test_what_a_sweep_wrote_is_imported(read_only: Place) -> None:
 
 
 def test_known_tombstones_stay(place: Place) -> None:
-    """A block was deleted since the tree was made; all that is left of it is its tombstone."""
+    """A block was deleted since the tree was made; all that is left of it is its
+    tombstone.
+    """
     tombstone = BlockTree.tombstone(BlockId(21), 99)
     place.store(ContainerTree.of(ContainerId(1), [tombstone]))
-    found = list(place.folder.rglob("metadata/1.tree")) or list(place.folder.glob("state/*/trees/1.tree"))
+    found = list(place.folder.rglob("metadata/1.tree")) or list(
+        place.folder.glob("state/*/trees/1.tree")
+    )
     found[0].unlink()
     assert json.loads(place.run(place.pack(place.trees[0])).stdout)["imported"] == 1
     expected = ContainerTree.of(ContainerId(1), [place.trees[0].blocks[0], tombstone])
     assert place.stored(1) == encode_tree(expected)
 
 
-def test_a_stored_tree_is_replaced_only_by_that_of_a_later_scan_that_is_known_here(read_only: Place) -> None:
+def test_a_stored_tree_is_replaced_only_by_that_of_a_later_scan_that_is_known_here(
+    read_only: Place,
+) -> None:
     other = ContainerTree.of(ContainerId(1), [replace(read_only.trees[0].blocks[0])])
     read_only.store(other)
     (path,) = read_only.folder.glob("state/*/trees/1.tree")
@@ -136,7 +153,9 @@ def test_a_stored_tree_is_replaced_only_by_that_of_a_later_scan_that_is_known_he
     (scans / "1.json").write_text(json.dumps({"at_ms": 5_000, "findings": []}))
 
     def refused(scanned_at_ms: int | None) -> dict[str, int]:
-        packed = read_only.pack(read_only.trees[0], change=lambda p: replace(p, scanned_at_ms=scanned_at_ms))
+        packed = read_only.pack(
+            read_only.trees[0], change=lambda p: replace(p, scanned_at_ms=scanned_at_ms)
+        )
         found: dict[str, int] = json.loads(read_only.run(packed, 5).stdout)["refused"]
         return found
 
@@ -189,7 +208,9 @@ def test_a_container_that_is_not_here_and_one_of_another_datanode(read_only: Pla
     stranger = ContainerTree.of(ContainerId(77), [])
     packed = read_only.pack(stranger)
     assert json.loads(read_only.run(packed, 5).stdout)["refused"] == {"container_not_here": 1}
-    packed = read_only.pack(*read_only.trees, change=lambda packed: replace(packed, datanode="somebody"))
+    packed = read_only.pack(
+        *read_only.trees, change=lambda packed: replace(packed, datanode="somebody")
+    )
     said = json.loads(read_only.run(packed).stdout)
     assert (said["imported"], said["refused"]) == (0, {})
 

@@ -1,4 +1,6 @@
-"""The SQLite file itself: who may open it, which versions, what is dropped, what a crash leaves."""
+"""The SQLite file itself: who may open it, which versions, what is dropped, what a
+crash leaves.
+"""
 
 import sqlite3
 from pathlib import Path
@@ -15,7 +17,9 @@ from tests.support.cluster_reports import DN1, DN2
 
 
 def job(number: int, *, ended: bool = False) -> Job:
-    made = new_job(JobId(f"j{number:05}"), ContainerId(number), (Target(DN1, (DN2,)),), now_s=float(number))
+    made = new_job(
+        JobId(f"j{number:05}"), ContainerId(number), (Target(DN1, (DN2,)),), now_s=float(number)
+    )
     return step(made, CancelRequested(), float(number)) if ended else made
 
 
@@ -83,7 +87,9 @@ def test_a_job_from_before_there_were_rounds_is_in_its_first(path: Path) -> None
     removed = ", ".join(f"'$.orders[0].{name}'" for name in later)
     connection.execute(f"UPDATE jobs SET job = json_remove(job, {removed})")
     connection.commit()
-    assert not any(f'"{name}"' in connection.execute("SELECT job FROM jobs").fetchone()[0] for name in later)
+    assert not any(
+        f'"{name}"' in connection.execute("SELECT job FROM jobs").fetchone()[0] for name in later
+    )
     connection.close()
     store = SqliteJobStore(path)
     assert list(store.jobs()) == [job(1)]
@@ -127,7 +133,9 @@ def test_a_save_that_fails_leaves_nothing_behind(path: Path) -> None:
     store = SqliteJobStore(path)
     store.save([job(1)])
     other = sqlite3.connect(path, isolation_level=None)
-    other.execute("CREATE TRIGGER full BEFORE INSERT ON visits BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
+    other.execute(
+        "CREATE TRIGGER full BEFORE INSERT ON visits BEGIN SELECT RAISE(ABORT, 'disk is full'); END"
+    )
     visit = Visit(ContainerId(1), "j", 0, 0.0)
     with pytest.raises(DatabaseError, match="disk is full"):
         store.save([job(2)], [visit])

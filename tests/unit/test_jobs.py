@@ -1,4 +1,6 @@
-"""A job's life: its state follows from its orders, what ended stays ended, and no figure flatters."""
+"""A job's life: its state follows from its orders, what ended stays ended, and no
+figure flatters.
+"""
 
 from dataclasses import replace
 
@@ -89,12 +91,21 @@ def test_a_job_whose_datanodes_are_silent_is_waiting_and_names_them() -> None:
 
 def test_a_job_is_done_when_all_are() -> None:
     job = after(issued(), *(done(peer) for peer in PEERS), now_s=9)
-    assert (job.state, job.verdict, job.finished_at_s, job.detail) == (JobState.DONE, Verdict.MATCH, 9, "")
+    assert (job.state, job.verdict, job.finished_at_s, job.detail) == (
+        JobState.DONE,
+        Verdict.MATCH,
+        9,
+        "",
+    )
 
 
 @pytest.mark.parametrize("verdict", [Verdict.UNRECOVERABLE, Verdict.CONFLICT])
-def test_damage_that_remains_makes_a_job_partial_and_the_worst_verdict_counts(verdict: Verdict) -> None:
-    job = after(issued(), done(PEERS[0]), done(PEERS[1], verdict), done(PEERS[2], Verdict.REPAIRABLE))
+def test_damage_that_remains_makes_a_job_partial_and_the_worst_verdict_counts(
+    verdict: Verdict,
+) -> None:
+    job = after(
+        issued(), done(PEERS[0]), done(PEERS[1], verdict), done(PEERS[2], Verdict.REPAIRABLE)
+    )
     assert (job.state, job.verdict) == (JobState.PARTIAL, verdict)
     assert job.detail == f"{verdict.value} damage remains"
 
@@ -115,7 +126,11 @@ def test_an_order_that_makes_no_progress_expires_and_the_rest_goes_on() -> None:
     """R7."""
     job = after(issued(), told(PEERS[0], bytes_fetched=1), now_s=500)
     job = after(job, Ticked(LIVE, DEADLINE_S), now_s=600)
-    assert [order.state for order in job.orders] == [OrderState.RUNNING, OrderState.EXPIRED, OrderState.EXPIRED]
+    assert [order.state for order in job.orders] == [
+        OrderState.RUNNING,
+        OrderState.EXPIRED,
+        OrderState.EXPIRED,
+    ]
     job = after(job, done(PEERS[0]), now_s=700)
     assert job.state is JobState.PARTIAL
     assert "no progress for 600 s" in job.detail
@@ -153,7 +168,12 @@ def test_a_restart_of_an_agent_that_had_no_order_changes_nothing() -> None:
 def test_figures_of_a_restarted_agent_do_not_fall() -> None:
     """R13."""
     job = after(issued(), told(PEERS[0], bytes_fetched=70, bytes_planned=100))
-    job = after(job, Restarted(PEERS[0]), Issued(PEERS[0]), told(PEERS[0], bytes_fetched=10, bytes_planned=30))
+    job = after(
+        job,
+        Restarted(PEERS[0]),
+        Issued(PEERS[0]),
+        told(PEERS[0], bytes_fetched=10, bytes_planned=30),
+    )
     assert (job.bytes_done, job.bytes_planned) == (70, 100)
 
 
@@ -176,7 +196,9 @@ def test_a_running_job_is_cancelled_when_its_agents_have_stopped() -> None:
 def test_a_cancelled_job_does_not_wait_for_ever() -> None:
     job = after(issued(), CancelRequested(), Ticked(LIVE, DEADLINE_S), now_s=1)
     assert not job.state.is_terminal
-    assert after(job, Ticked(LIVE, DEADLINE_S), now_s=1 + CANCEL_GRACE_S).state is JobState.CANCELLED
+    assert (
+        after(job, Ticked(LIVE, DEADLINE_S), now_s=1 + CANCEL_GRACE_S).state is JobState.CANCELLED
+    )
 
 
 def test_a_cancelled_order_is_not_sent_again_after_a_restart() -> None:
@@ -187,7 +209,9 @@ def test_a_cancelled_order_is_not_sent_again_after_a_restart() -> None:
 
 
 def test_a_job_that_was_done_before_the_cancellation_arrived_is_done() -> None:
-    assert after(issued(), CancelRequested(), *(done(peer) for peer in PEERS)).state is JobState.DONE
+    assert (
+        after(issued(), CancelRequested(), *(done(peer) for peer in PEERS)).state is JobState.DONE
+    )
 
 
 def test_orders_of_dead_datanodes_are_given_up() -> None:
@@ -196,11 +220,15 @@ def test_orders_of_dead_datanodes_are_given_up() -> None:
 
 
 def round_of(job: Job, *roots: int, verdict: Verdict = Verdict.REPAIRABLE) -> Job:
-    """All orders that are queued go out and are done; the replicas end with these roots, which are their peers'."""
+    """All orders that are queued go out and are done; the replicas end with these
+    roots, which are their peers'.
+    """
     queued = [order for order in job.orders if order.state is OrderState.QUEUED]
     job = after(job, *(Issued(order.peer) for order in queued))
     ends = dict(zip(PEERS, roots, strict=True))
-    return after(job, *(left(order.peer, ends[order.peer], order.round, verdict=verdict) for order in queued))
+    return after(
+        job, *(left(order.peer, ends[order.peer], order.round, verdict=verdict) for order in queued)
+    )
 
 
 def left(peer: PeerId, root: int, round_: int = 1, **figures: object) -> Progressed:
@@ -208,16 +236,24 @@ def left(peer: PeerId, root: int, round_: int = 1, **figures: object) -> Progres
 
 
 def scattered() -> Job:
-    """The third alone has a record, and nobody a whole copy: the first two went empty-handed."""
+    """The third alone has a record, and nobody a whole copy: the first two went
+    empty-handed.
+    """
     roots = tuple((peer, root, "") for peer, root in zip(PEERS, (1, 1, 2), strict=True))
     return round_of(replace(fresh(), roots=roots), 1, 1, 7, verdict=Verdict.UNRECOVERABLE)
 
 
 def test_those_that_were_done_before_a_peer_was_put_together_are_ordered_again() -> None:
     job = scattered()
-    assert [(order.state.value, order.round) for order in job.orders] == [("queued", 2), ("queued", 2), ("done", 1)]
+    assert [(order.state.value, order.round) for order in job.orders] == [
+        ("queued", 2),
+        ("queued", 2),
+        ("done", 1),
+    ]
     assert (job.state, job.detail) == (JobState.WAITING, "its turn on datanode dn-1, dn-2")
-    job = round_of(replace(job, orders=(*job.orders[:2], replace(job.orders[2], progress=Progress()))), 7, 7, 7)
+    job = round_of(
+        replace(job, orders=(*job.orders[:2], replace(job.orders[2], progress=Progress()))), 7, 7, 7
+    )
     assert (job.state, job.verdict, job.detail) == (JobState.DONE, Verdict.REPAIRABLE, "")
     assert [order.round for order in job.orders] == [2, 2, 1]
 
@@ -269,15 +305,30 @@ def test_what_was_said_of_an_earlier_round_is_no_verdict_and_its_figures_stay() 
     }
     job = after(
         issued(),
-        left(PEERS[0], 1, verdict=Verdict.UNRECOVERABLE, claimed_deleted=(5,), evidence=(Evidence("hole"),), **first),
+        left(
+            PEERS[0],
+            1,
+            verdict=Verdict.UNRECOVERABLE,
+            claimed_deleted=(5,),
+            evidence=(Evidence("hole"),),
+            **first,
+        ),
         left(PEERS[1], 1),
         left(PEERS[2], 7, verdict=Verdict.REPAIRABLE),
     )
     assert (job.verdict, job.bytes_done, job.bytes_planned) == (None, 70, 90)
-    job = after(job, Issued(PEERS[0]), replace(told(PEERS[0], bytes_fetched=2, bytes_planned=4), round=2))
+    job = after(
+        job, Issued(PEERS[0]), replace(told(PEERS[0], bytes_fetched=2, bytes_planned=4), round=2)
+    )
     assert (job.bytes_done, job.bytes_planned) == (72, 94)
-    second = {"bytes_fetched": 4, "chunks_repaired": 1, "peers": (PeerOutcome(PEERS[1], "peer_unavailable", 4),)}
-    job = after(job, left(PEERS[0], 7, 2, verdict=Verdict.REPAIRABLE, claimed_deleted=(3,), **second))
+    second = {
+        "bytes_fetched": 4,
+        "chunks_repaired": 1,
+        "peers": (PeerOutcome(PEERS[1], "peer_unavailable", 4),),
+    }
+    job = after(
+        job, left(PEERS[0], 7, 2, verdict=Verdict.REPAIRABLE, claimed_deleted=(3,), **second)
+    )
     order = job.order(PEERS[0])
     assert order is not None
     assert (order.progress.bytes_fetched, order.progress.chunks_repaired) == (74, 4)
@@ -308,7 +359,9 @@ def test_a_hopeless_verdict_holds_for_the_replicas_as_they_were_before_the_lates
     assert [root for _, root, _ in roots_spoken_of(job)] == [1, 1, 7]
 
 
-def running(seconds: int, *, bytes_per_s: int = 10, planned: int = 10_000, start: Job | None = None) -> Job:
+def running(
+    seconds: int, *, bytes_per_s: int = 10, planned: int = 10_000, start: Job | None = None
+) -> Job:
     job, begin = start or issued(), int(start.counted_at_s) if start else 0
     base = job.bytes_done
     for second in range(1, seconds + 1):
@@ -369,7 +422,13 @@ events: st.SearchStrategy[Event] = st.one_of(
         Progressed,
         st.sampled_from([*PEERS, PeerId("stranger")]),
         st.sampled_from(
-            [OrderState.RUNNING, OrderState.DONE, OrderState.FAILED, OrderState.INTERRUPTED, OrderState.REFUSED]
+            [
+                OrderState.RUNNING,
+                OrderState.DONE,
+                OrderState.FAILED,
+                OrderState.INTERRUPTED,
+                OrderState.REFUSED,
+            ]
         ),
         st.builds(
             Progress,
@@ -386,7 +445,9 @@ events: st.SearchStrategy[Event] = st.one_of(
 @settings(max_examples=300)
 @given(st.lists(st.tuples(events, st.floats(0, 100)), max_size=30))
 def test_the_laws_of_a_job_hold_whatever_happens(history: list[tuple[Event, float]]) -> None:
-    """R6, R13: terminal states are final, figures never fall, and the state is what the orders say."""
+    """R6, R13: terminal states are final, figures never fall, and the state is what the
+    orders say.
+    """
     job, now_s = fresh(), 0.0
     for event, wait_s in history:
         now_s += wait_s
@@ -400,7 +461,11 @@ def test_the_laws_of_a_job_hold_whatever_happens(history: list[tuple[Event, floa
         assert all(order.attempts <= ATTEMPTS_MAX for order in job.orders)
         assert all(order.round <= ROUNDS_MAX for order in job.orders)
         for was, now in zip(earlier.orders, job.orders, strict=True):
-            goes_again = (was.state, now.state, now.round) == (OrderState.DONE, OrderState.QUEUED, was.round + 1)
+            goes_again = (was.state, now.state, now.round) == (
+                OrderState.DONE,
+                OrderState.QUEUED,
+                was.round + 1,
+            )
             assert not was.state.is_terminal or now == was or goes_again
         assert bool(job.finished_at_s) <= job.state.is_terminal
         assert job.eta_s is None or job.eta_s >= 0

@@ -1,6 +1,8 @@
-"""The bounds of merkle/limits.py that whole trees and lists of peers meet: exactly at them taken, one above not.
+"""The bounds of merkle/limits.py that whole trees and lists of peers meet: exactly at
+them taken, one above not.
 
-Those of single blocks, chunks and messages are in test_check.py, test_convert.py and test_rpc.py.
+Those of single blocks, chunks and messages are in test_check.py, test_convert.py and
+test_rpc.py.
 """
 
 import os
@@ -29,7 +31,8 @@ from scm.messages import heartbeat_from
 from tests.support.peers import replica_of
 
 SEVEN = ContainerId(7)
-# Of a field that no page has, so that it is passed over: tag 15, of length-delimited kind.
+# Of a field that no page has, so that it is passed over: tag 15, of length-delimited
+# kind.
 _UNKNOWN = b"\x7a"
 
 
@@ -57,7 +60,9 @@ def test_a_tree_in_pages_may_be_as_large_as_the_limit_and_not_a_byte_larger(exce
     tree = replica_of(7, {20: 5000}).scanned_tree()
     stored = ContainerChecksumInfo.FromString(encode_tree(tree)).containerMerkleTree
     stored.ClearField("dataChecksum")
-    head = ContainerHashPage(container_id=7, data_checksum=tree.data_checksum, fingerprint=bytes(16))
+    head = ContainerHashPage(
+        container_id=7, data_checksum=tree.data_checksum, fingerprint=bytes(16)
+    )
     first = ContainerHashPage()
     first.CopyFrom(head)
     first.blocks = stored.SerializeToString()
@@ -114,7 +119,10 @@ def test_a_reconciliation_asks_as_many_peers_as_the_limit_and_none_is_begun_with
 
 @pytest.mark.parametrize("excess", [0, 1])
 def test_of_a_longer_list_of_peers_a_command_keeps_what_a_reconciliation_takes(excess: int) -> None:
-    peers = [controller_pb2.Datanode(datanode_id=f"dn-{i}", address="127.0.0.1:1") for i in range(PEERS_MAX + excess)]
+    peers = [
+        controller_pb2.Datanode(datanode_id=f"dn-{i}", address="127.0.0.1:1")
+        for i in range(PEERS_MAX + excess)
+    ]
     body = controller_pb2.ReconcileCommand(container_id=7, job_id="j", peers=peers)
     sent = controller_pb2.Command(command_id="1", term=1, reconcile=body)
     (envelope,) = answer_of(controller_pb2.HeartbeatResponse(commands=[sent])).envelopes
@@ -126,7 +134,10 @@ def test_of_a_longer_list_of_peers_a_command_keeps_what_a_reconciliation_takes(e
 
 @pytest.mark.parametrize("excess", [0, 1])
 def test_of_a_longer_list_of_outcomes_a_progress_report_keeps_the_limit(excess: int) -> None:
-    told = [controller_pb2.PeerOutcome(datanode_id=f"dn-{i}", outcome="ok") for i in range(PEERS_MAX + excess)]
+    told = [
+        controller_pb2.PeerOutcome(datanode_id=f"dn-{i}", outcome="ok")
+        for i in range(PEERS_MAX + excess)
+    ]
     progress = controller_pb2.ReconcileProgress(job_id="j", state="running", peers=told)
     request = controller_pb2.HeartbeatRequest(
         datanode=controller_pb2.Datanode(datanode_id="dn-1", address="127.0.0.1:1"),
@@ -134,4 +145,6 @@ def test_of_a_longer_list_of_outcomes_a_progress_report_keeps_the_limit(excess: 
         progress=[progress],
     )
     (report,) = heartbeat_from(request).progress
-    assert [peer.peer for peer in report.progress.peers] == [PeerId(f"dn-{i}") for i in range(PEERS_MAX)]
+    assert [peer.peer for peer in report.progress.peers] == [
+        PeerId(f"dn-{i}") for i in range(PEERS_MAX)
+    ]

@@ -25,7 +25,9 @@ def _restored() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("log_format", LogFormat)
-def test_lines_go_to_stderr_and_never_to_stdout(capsys: pytest.CaptureFixture[str], log_format: LogFormat) -> None:
+def test_lines_go_to_stderr_and_never_to_stdout(
+    capsys: pytest.CaptureFixture[str], log_format: LogFormat
+) -> None:
     configure(log_format, LogLevel.INFO)
     get_logger("scanner").info("scan_finished", container_id=12)
     out, err = capsys.readouterr()
@@ -67,7 +69,13 @@ def logged_events(path: Path) -> Iterator[str]:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
             continue
         owner, first = node.func.value, node.args[0]
-        name = owner.attr if isinstance(owner, ast.Attribute) else owner.id if isinstance(owner, ast.Name) else ""
+        name = (
+            owner.attr
+            if isinstance(owner, ast.Attribute)
+            else owner.id
+            if isinstance(owner, ast.Name)
+            else ""
+        )
         is_log = name.lstrip("_").lower() in {"log", "logger"}
         is_level = node.func.attr in {"debug", "info", "warning", "error"}
         if is_log and is_level and isinstance(first, ast.Constant):
@@ -86,10 +94,14 @@ def test_the_audit_file_grows_by_one_line_a_write(tmp_path: Path) -> None:
     assert lines == [{**want, "job": "j1"}, {**want, "job": "j2"}]
 
 
-def test_an_audit_line_tells_of_bytes_that_no_undo_copy_has_only_where_there_are_any(tmp_path: Path) -> None:
+def test_an_audit_line_tells_of_bytes_that_no_undo_copy_has_only_where_there_are_any(
+    tmp_path: Path,
+) -> None:
     audit = AuditLog(tmp_path / "audit.jsonl")
     for unread in (0, 4096):
-        audit.write(container=12, block=20, offset=0, length=16384, source="dn-3", job="j1", unread=unread)
+        audit.write(
+            container=12, block=20, offset=0, length=16384, source="dn-3", job="j1", unread=unread
+        )
     audit.close()
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert [line.get("unread") for line in lines] == [None, 4096]
@@ -157,7 +169,9 @@ def test_only_an_error_that_says_so_is_tried_again_and_not_for_ever() -> None:
 
     backoff = Backoff(attempts_max=4, first_s=1, most_s=3, jitter_s=0)
     with pytest.raises(PeerUnavailableError):
-        retrying(unavailable, sleep=waits.append, backoff=backoff, on_retry=lambda _, n: heard.append(n))
+        retrying(
+            unavailable, sleep=waits.append, backoff=backoff, on_retry=lambda _, n: heard.append(n)
+        )
     assert (len(calls), waits, heard) == (4, [1, 2, 3], [1, 2, 3])
 
     def refused() -> None:

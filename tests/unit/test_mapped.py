@@ -1,4 +1,6 @@
-"""Mapped reads: the same checksums as plain ones, and a worker whose death is an error with a name."""
+"""Mapped reads: the same checksums as plain ones, and a worker whose death is an error
+with a name.
+"""
 
 import os
 import threading
@@ -40,7 +42,9 @@ def test_every_range_is_cut_into_its_own_windows(reader: MappedReader, block_fil
         MappedRange(len(DATA), 0, ChecksumType.MD5, 8),
     ]
     expected = [
-        window_checksums(DATA[r.offset : r.offset + r.length_bytes], r.checksum_type, r.bytes_per_checksum)
+        window_checksums(
+            DATA[r.offset : r.offset + r.length_bytes], r.checksum_type, r.bytes_per_checksum
+        )
         for r in ranges
     ]
     assert reader.checksums(block_file, ranges) == b"".join(expected)
@@ -48,11 +52,15 @@ def test_every_range_is_cut_into_its_own_windows(reader: MappedReader, block_fil
 
 def test_an_empty_file_has_no_entries(reader: MappedReader, tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
-    assert reader.checksums(tmp_path / "empty", [MappedRange(0, 0, ChecksumType.CRC32, 16384)]) == b""
+    assert (
+        reader.checksums(tmp_path / "empty", [MappedRange(0, 0, ChecksumType.CRC32, 16384)]) == b""
+    )
     assert reader.checksums(tmp_path / "empty", []) == b""
 
 
-def test_what_cannot_be_mapped_is_refused_with_the_reason(reader: MappedReader, block_file: Path) -> None:
+def test_what_cannot_be_mapped_is_refused_with_the_reason(
+    reader: MappedReader, block_file: Path
+) -> None:
     folder = block_file.parent
     (folder / "link").symlink_to(block_file)
     os.mkfifo(folder / "pipe")
@@ -68,11 +76,17 @@ def test_what_cannot_be_mapped_is_refused_with_the_reason(reader: MappedReader, 
         with pytest.raises(MappedReadError, match=reason) as caught:
             reader.checksums(path, [part])
         assert caught.value.facts["path"] == str(path)
-    assert reader.checksums(block_file, [WHOLE]) == window_checksums(DATA, ChecksumType.CRC32, 16384)
+    assert reader.checksums(block_file, [WHOLE]) == window_checksums(
+        DATA, ChecksumType.CRC32, 16384
+    )
 
 
-def test_a_file_cut_short_underneath_kills_the_worker_and_nobody_else(block_file: Path, tmp_path: Path) -> None:
-    """The worker dies of SIGBUS; the caller learns so, and its next call is served by a new worker."""
+def test_a_file_cut_short_underneath_kills_the_worker_and_nobody_else(
+    block_file: Path, tmp_path: Path
+) -> None:
+    """The worker dies of SIGBUS; the caller learns so, and its next call is served by a
+    new worker.
+    """
     big = tmp_path / "2.block"
     big.touch()
     length_bytes = 64 << 20
@@ -93,13 +107,17 @@ def test_a_file_cut_short_underneath_kills_the_worker_and_nobody_else(block_file
                 reader.checksums(big, ranges)
             assert "SIGBUS" in caught.value.message
             assert isinstance(caught.value, DiskError)
-            assert reader.checksums(block_file, [WHOLE]) == window_checksums(DATA, ChecksumType.CRC32, 16384)
+            assert reader.checksums(block_file, [WHOLE]) == window_checksums(
+                DATA, ChecksumType.CRC32, 16384
+            )
     finally:
         stop.set()
         cutter.join(10)
 
 
-def test_the_request_behind_one_that_kills_the_worker_is_answered_by_the_next(block_file: Path, tmp_path: Path) -> None:
+def test_the_request_behind_one_that_kills_the_worker_is_answered_by_the_next(
+    block_file: Path, tmp_path: Path
+) -> None:
     big = tmp_path / "2.block"
     big.touch()
     os.truncate(big, 64 << 20)
@@ -124,7 +142,9 @@ def test_the_request_behind_one_that_kills_the_worker_is_answered_by_the_next(bl
 
 
 def test_answers_that_nobody_waits_for_are_never_given_to_another(block_file: Path) -> None:
-    first, second = (MappedRequest(block_file, (MappedRange(0, n, ChecksumType.CRC32, 16384),)) for n in (10, 20))
+    first, second = (
+        MappedRequest(block_file, (MappedRange(0, n, ChecksumType.CRC32, 16384),)) for n in (10, 20)
+    )
     before = workers()
     with MappedReader(timeout_s=60) as reader:
         abandoned = reader.answers([first, second, first])
@@ -140,7 +160,9 @@ def test_two_callers_at_once_have_a_worker_each(block_file: Path) -> None:
     before = workers()
     with MappedReader(timeout_s=60) as reader:
         one, other = reader.answers([request] * 3), reader.answers([request] * 3)
-        assert [next(one), next(other), *one, *other] == [window_checksums(DATA, ChecksumType.CRC32, 16384)] * 6
+        assert [next(one), next(other), *one, *other] == [
+            window_checksums(DATA, ChecksumType.CRC32, 16384)
+        ] * 6
         assert len(workers() - before) == 2
     assert workers() == before
 

@@ -1,4 +1,6 @@
-"""A mapped scan finds what a plain one finds, also when files are damaged, cut short, or cut short underneath it."""
+"""A mapped scan finds what a plain one finds, also when files are damaged, cut short,
+or cut short underneath it.
+"""
 
 import errno
 import os
@@ -43,7 +45,9 @@ def made(tmp_path: Path) -> Iterator[VolumeMaker]:
 
 @contextmanager
 def opened(root: Path, disk: Disk | None = None) -> Iterator[ContainerStore]:
-    with open_volume(root, hold=Hold.READ_ONLY, state_folder=root.parent / "state", disk=Disk()) as volume:
+    with open_volume(
+        root, hold=Hold.READ_ONLY, state_folder=root.parent / "state", disk=Disk()
+    ) as volume:
         yield ContainerStore(volume, disk or Disk())
 
 
@@ -89,7 +93,9 @@ class CountingReader(MappedReader):
 def test_what_real_datanodes_wrote_is_seen_alike_in_both_modes(
     tmp_path: Path, reader: MappedReader, fixture: Path, moment: str
 ) -> None:
-    """Findings with their words, tree, windows, bytes read and notes: the results are equal as values."""
+    """Findings with their words, tree, windows, bytes read and notes: the results are
+    equal as values.
+    """
     compared = 0
     for root in sorted(unpack(moment, tmp_path, fixture=fixture).glob("dn*/volume1")):
         with opened(root) as store:
@@ -146,10 +152,16 @@ def damage(kind: str, path: Path) -> None:
         "holes",
     ],
 )
-def test_every_damage_of_a_file_is_seen_alike_in_both_modes(made: VolumeMaker, reader: MappedReader, kind: str) -> None:
+def test_every_damage_of_a_file_is_seen_alike_in_both_modes(
+    made: VolumeMaker, reader: MappedReader, kind: str
+) -> None:
     made.container()
     made.block(1, 20, *(whole(CHUNK_BYTES, i * CHUNK_BYTES, window=16384) for i in range(4)))
-    made.block(1, 21, *(whole(3000, i * 3000, checksum_type=ChecksumType(i + 1), window=1000) for i in range(5)))
+    made.block(
+        1,
+        21,
+        *(whole(3000, i * 3000, checksum_type=ChecksumType(i + 1), window=1000) for i in range(5)),
+    )
     damage(kind, made.block_file(1, 20))
 
     with first(made) as container:
@@ -159,7 +171,9 @@ def test_every_damage_of_a_file_is_seen_alike_in_both_modes(made: VolumeMaker, r
     assert bool(by_reading.findings) is (kind not in ("nothing", "longer than recorded"))
 
 
-def test_the_worker_is_asked_for_many_chunks_at_once_and_no_more_of_a_file_that_it_fails_on(made: VolumeMaker) -> None:
+def test_the_worker_is_asked_for_many_chunks_at_once_and_no_more_of_a_file_that_it_fails_on(
+    made: VolumeMaker,
+) -> None:
     made.container()
     large_block(made, 20, 5)
     large_block(made, 21, 5)
@@ -170,12 +184,18 @@ def test_the_worker_is_asked_for_many_chunks_at_once_and_no_more_of_a_file_that_
 
     assert MAPPED_BYTES // LARGE_BYTES == 2
     # One request more was sent already when the first answer came.
-    assert reader.asked == [("20.block", 2)] * 2 + [("21.block", 2), ("21.block", 2), ("21.block", 1)]
+    assert reader.asked == [("20.block", 2)] * 2 + [
+        ("21.block", 2),
+        ("21.block", 2),
+        ("21.block", 1),
+    ]
     assert reader.answered == [False, False, True, True, True]
 
 
 class SlowReader(MappedReader):
-    """Has its worker go over the second chunk again and again, so that there is time to cut the file meanwhile."""
+    """Has its worker go over the second chunk again and again, so that there is time to
+    cut the file meanwhile.
+    """
 
     def __init__(self) -> None:
         super().__init__(timeout_s=60)
@@ -183,7 +203,10 @@ class SlowReader(MappedReader):
 
     def answers(self, requests: Iterable[MappedRequest]) -> Answers:
         repeated = (MappedRange(CHUNK_BYTES, CHUNK_BYTES, ChecksumType.SHA256, 1 << 20),) * 200
-        slow = (replace(r, ranges=r.ranges + repeated) if r.path.name == "20.block" else r for r in requests)
+        slow = (
+            replace(r, ranges=r.ranges + repeated) if r.path.name == "20.block" else r
+            for r in requests
+        )
         for answer in super().answers(slow):
             if isinstance(answer, MappedReadError):
                 self.errors.append(answer.message)
@@ -191,8 +214,12 @@ class SlowReader(MappedReader):
 
 
 @pytest.mark.parametrize("left_bytes", [0, CHUNK_BYTES + 16384])
-def test_a_file_cut_short_while_it_is_mapped_is_survived_and_found(made: VolumeMaker, left_bytes: int) -> None:
-    """The worker dies of SIGBUS; the scan reads that file the plain way and the next one by a new worker."""
+def test_a_file_cut_short_while_it_is_mapped_is_survived_and_found(
+    made: VolumeMaker, left_bytes: int
+) -> None:
+    """The worker dies of SIGBUS; the scan reads that file the plain way and the next
+    one by a new worker.
+    """
     made.container()
     made.block(1, 20, *(whole(CHUNK_BYTES, i * CHUNK_BYTES, window=16384) for i in range(2)))
     made.block(1, 21, whole(5000))
@@ -219,16 +246,25 @@ def test_a_file_cut_short_while_it_is_mapped_is_survived_and_found(made: VolumeM
     assert "SIGBUS" in slow.errors[0]
     assert result == plain
     kinds = [finding.type for finding in result.findings]
-    assert kinds == ([FindingType.INCONSISTENT_CHUNK_LENGTH] if left_bytes else [FindingType.MISSING_CHUNK] * 2)
+    assert kinds == (
+        [FindingType.INCONSISTENT_CHUNK_LENGTH] if left_bytes else [FindingType.MISSING_CHUNK] * 2
+    )
 
 
 def test_an_answer_that_does_not_match_is_never_a_finding_by_itself(made: VolumeMaker) -> None:
-    """A file cut inside its last page shows zeros to whoever had it mapped: only a plain read may accuse."""
+    """A file cut inside its last page shows zeros to whoever had it mapped: only a
+    plain read may accuse.
+    """
 
     class LyingReader(MappedReader):
         def answers(self, requests: Iterable[MappedRequest]) -> Answers:
             for request in requests:
-                yield bytes(4 * sum(-(-part.length_bytes // part.bytes_per_checksum) for part in request.ranges))
+                yield bytes(
+                    4
+                    * sum(
+                        -(-part.length_bytes // part.bytes_per_checksum) for part in request.ranges
+                    )
+                )
 
     made.container()
     made.block(1, 20, whole(5000), whole(5000, 5000))
@@ -275,7 +311,9 @@ def test_an_io_error_has_the_words_of_the_plain_read(made: VolumeMaker) -> None:
     assert issubclass(MappedReadError, DiskError)
 
 
-def test_a_mapped_scan_is_told_of_and_cancelled_between_calls(made: VolumeMaker, reader: MappedReader) -> None:
+def test_a_mapped_scan_is_told_of_and_cancelled_between_calls(
+    made: VolumeMaker, reader: MappedReader
+) -> None:
     made.container()
     large_block(made, 20, 4)
     told: list[int] = []
@@ -286,8 +324,12 @@ def test_a_mapped_scan_is_told_of_and_cancelled_between_calls(made: VolumeMaker,
     assert told == [LARGE_BYTES] * 2
 
 
-def test_blocks_are_judged_in_order_whatever_was_asked_of_the_worker(made: VolumeMaker, reader: MappedReader) -> None:
-    """Empty blocks, blocks without checksums and lost files stand between those that the worker sees."""
+def test_blocks_are_judged_in_order_whatever_was_asked_of_the_worker(
+    made: VolumeMaker, reader: MappedReader
+) -> None:
+    """Empty blocks, blocks without checksums and lost files stand between those that
+    the worker sees.
+    """
     made.container()
     for block_id in range(1, 12):
         match block_id % 4:
@@ -308,7 +350,9 @@ def test_blocks_are_judged_in_order_whatever_was_asked_of_the_worker(made: Volum
     assert [finding.block_id for finding in by_mapping.findings] == [1, 3, 5, 7, 9, 11]
 
 
-def test_many_small_chunks_are_asked_for_in_requests_that_fit_into_the_pipe(made: VolumeMaker) -> None:
+def test_many_small_chunks_are_asked_for_in_requests_that_fit_into_the_pipe(
+    made: VolumeMaker,
+) -> None:
     made.container()
     made.block(1, 20, *(whole(10, i * 10, window=16) for i in range(700)))
 

@@ -9,7 +9,9 @@ OTHER = block(1, recorded(0, b"\x04\x05\x06"))
 
 
 def test_a_deletion_in_the_stored_tree_beats_a_fresh_live_block() -> None:
-    """W18: a scan that began before the delete must not bring the block back (inv-I5)."""
+    """W18: a scan that began before the delete must not bring the block back
+    (inv-I5).
+    """
     merged = merge(container(LIVE), container(deleted(1, 987654321)))
     assert merged.blocks == (deleted(1, 987654321),)
     assert root_hex(merged.data_checksum) == "73bc02ed"
@@ -38,7 +40,11 @@ def test_stored_deletions_stay_and_stored_live_blocks_go() -> None:
     """W22"""
     stored = container(block(5, chunk(0)), deleted(6, 555))
     merged = merge(container(block(7, recorded(0, b"\x09\x09\x09")), deleted(8, 444)), stored)
-    assert [(entry.block_id, entry.deleted) for entry in merged.blocks] == [(6, True), (7, False), (8, True)]
+    assert [(entry.block_id, entry.deleted) for entry in merged.blocks] == [
+        (6, True),
+        (7, False),
+        (8, True),
+    ]
     assert [merged.blocks[i].data_checksum for i in (0, 2)] == [555, 444]
     assert root_hex(merged.data_checksum) == "a69985d6"
 

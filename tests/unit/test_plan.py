@@ -44,7 +44,9 @@ def plan(ours: ContainerTree, *peers: ContainerTree) -> RepairPlan:
     return plan_repair(ours, dict(zip((B, C, D), peers, strict=False)))
 
 
-def compared(*trees: ContainerTree, bad_windows: Mapping[str, BadWindows] | None = None) -> Comparison:
+def compared(
+    *trees: ContainerTree, bad_windows: Mapping[str, BadWindows] | None = None
+) -> Comparison:
     """The comparison of replicas named a, b, c."""
     return compare(dict(zip("abc", trees, strict=False)), bad_windows=bad_windows)
 
@@ -55,7 +57,8 @@ def kinds(judged: RepairPlan | Comparison) -> list[EvidenceKind]:
 
 def differences(comparison: Comparison) -> list[tuple[str, int, int | None, str, str]]:
     return [
-        (d.kind.value, d.block_id, d.offset, "".join(d.lacking), "".join(d.sources)) for d in comparison.differences
+        (d.kind.value, d.block_id, d.offset, "".join(d.lacking), "".join(d.sources))
+        for d in comparison.differences
     ]
 
 
@@ -101,7 +104,9 @@ def test_a_block_is_put_together_from_several_peers() -> None:
 
 
 def test_a_truncated_tail_and_a_hole_are_mended_in_one_pass_in_offset_order() -> None:
-    """Differs from Ozone on purpose: it writes missing chunks before corrupt ones, and so needs a second run."""
+    """Differs from Ozone on purpose: it writes missing chunks before corrupt ones, and
+    so needs a second run.
+    """
     four = container(block(20, *chunks(4)))
     made = plan(container(block(20, corrupt(SECOND), chunk(3 * CHUNK_BYTES))), four)
     assert [(repair.offset, repair.fault.value) for repair in made.blocks[0].chunks] == [
@@ -128,25 +133,36 @@ def test_a_healthy_chunk_of_ours_is_never_planned() -> None:
 
 def test_reads_spread_over_the_sources() -> None:
     """Every peer is first for some chunks, neighbours share one."""
-    many = container(*(block(i, chunk(0), chunk(CHUNK_BYTES), chunk(SPREAD_BYTES)) for i in range(30)))
+    many = container(
+        *(block(i, chunk(0), chunk(CHUNK_BYTES), chunk(SPREAD_BYTES)) for i in range(30))
+    )
     made = plan(container(), many, many, many)
     first = [[repair.sources[0] for repair in entry.chunks] for entry in made.blocks]
     assert {one for one, _, _ in first} == {B, C, D}
     assert all(one == two != three for one, two, three in first)
-    assert all(sorted(repair.sources) == [B, C, D] for entry in made.blocks for repair in entry.chunks)
+    assert all(
+        sorted(repair.sources) == [B, C, D] for entry in made.blocks for repair in entry.chunks
+    )
 
 
 def test_a_peers_tombstone_changes_the_tree_only() -> None:
-    """Differs from CR-021, CR-037, CR-061 on purpose: bytes stay until the cluster's own delete (inv-I6)."""
+    """Differs from CR-021, CR-037, CR-061 on purpose: bytes stay until the cluster's
+    own delete (inv-I6).
+    """
     live, tombstone = block(20, FIRST, corrupt(SECOND)), deleted(20, 5)
     made = plan(container(live), container(tombstone), container(block(20, FIRST, SECOND)))
     assert made == RepairPlan(
-        WHOLE.container_id, Verdict.REPAIRABLE, tombstones=(tombstone,), claimed_deleted=(BlockId(20),)
+        WHOLE.container_id,
+        Verdict.REPAIRABLE,
+        tombstones=(tombstone,),
+        claimed_deleted=(BlockId(20),),
     )
 
 
 def test_a_tombstone_is_learned_even_where_checksums_are_equal() -> None:
-    """reliability 3.1: compared as (deleted, checksum); Ozone skips and may need a second round."""
+    """reliability 3.1: compared as (deleted, checksum); Ozone skips and may need a
+    second round.
+    """
     live = block(20, FIRST)
     tombstone = deleted(20, live.data_checksum)
     assert container(live).data_checksum == container(tombstone).data_checksum
@@ -155,11 +171,21 @@ def test_a_tombstone_is_learned_even_where_checksums_are_equal() -> None:
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "adopted"),
-    [((5,), (6, 7), (7,)), ((7,), (6, 5), ()), ((), (-1, -2), (-1,)), ((-1,), (0,), (0,)), ((0,), (-1,), ())],
+    [
+        ((5,), (6, 7), (7,)),
+        ((7,), (6, 5), ()),
+        ((), (-1, -2), (-1,)),
+        ((-1,), (0,), (0,)),
+        ((0,), (-1,), ()),
+    ],
 )
-def test_the_largest_tombstone_wins(ours: tuple[int, ...], theirs: tuple[int, ...], adopted: tuple[int, ...]) -> None:
+def test_the_largest_tombstone_wins(
+    ours: tuple[int, ...], theirs: tuple[int, ...], adopted: tuple[int, ...]
+) -> None:
     """Compared as signed numbers, as Ozone does."""
-    made = plan(container(*(deleted(20, c) for c in ours)), *(container(deleted(20, c)) for c in theirs))
+    made = plan(
+        container(*(deleted(20, c) for c in ours)), *(container(deleted(20, c)) for c in theirs)
+    )
     assert made.tombstones == tuple(deleted(20, checksum) for checksum in adopted)
     assert made.claimed_deleted == ()
     assert made.verdict is Verdict.REPAIRABLE
@@ -173,8 +199,13 @@ def test_a_deleted_block_is_never_brought_back() -> None:
 
 
 def test_a_chunk_that_is_whole_nowhere_is_planned_window_by_window() -> None:
-    made = plan(container(block(20, corrupt(FIRST, 1))), container(block(20, corrupt(FIRST, 2))), container(block(20)))
-    # The last one has no entry; its file may have outlived its record, so it is asked last.
+    made = plan(
+        container(block(20, corrupt(FIRST, 1))),
+        container(block(20, corrupt(FIRST, 2))),
+        container(block(20)),
+    )
+    # The last one has no entry; its file may have outlived its record, so it is asked
+    # last.
     assert made.blocks[0].chunks == (ChunkRepair(0, ChunkFault.CORRUPT, (), (B, C)),)
     assert made.verdict is Verdict.REPAIRABLE
     assert kinds(made) == [EvidenceKind.WINDOWS_UNPROVEN]
@@ -190,7 +221,11 @@ def test_a_copy_that_is_corrupt_as_ours_is_no_source() -> None:
 
 
 def test_a_lost_chunk_is_put_together_from_corrupt_copies() -> None:
-    made = plan(container(), container(block(20, corrupt(FIRST, 1))), container(block(20, corrupt(FIRST, 2))))
+    made = plan(
+        container(),
+        container(block(20, corrupt(FIRST, 1))),
+        container(block(20, corrupt(FIRST, 2))),
+    )
     assert made.blocks[0].chunks == (ChunkRepair(0, ChunkFault.MISSING, (), (B, C)),)
 
 
@@ -201,25 +236,36 @@ UNRECOVERABLE = {
     "corrupt alike here and there, lost at the third": (
         [corrupt(FIRST)], [corrupt(FIRST)], [], EvidenceKind.COPIES_CORRUPT_ALIKE, (C,)
     ),
-    "corrupt here, lost elsewhere": ([corrupt(FIRST)], [], [], EvidenceKind.SOLE_COPY_CORRUPT, (B, C)),
-    "lost here, corrupt at one peer": ([], [corrupt(FIRST)], [], EvidenceKind.SOLE_COPY_CORRUPT, (B, C)),
+    "corrupt here, lost elsewhere": ([corrupt(FIRST)], [], [], EvidenceKind.SOLE_COPY_CORRUPT,
+    (B, C)),
+    "lost here, corrupt at one peer": ([], [corrupt(FIRST)], [], EvidenceKind.SOLE_COPY_CORRUPT,
+    (B, C)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", UNRECOVERABLE)
 def test_what_no_replica_has_is_named(case: str) -> None:
-    """CR-029, inv-I3 says that it was not us who lost it; files without a record are looked into all the same."""
+    """CR-029, inv-I3 says that it was not us who lost it; files without a record are
+    looked into all the same.
+    """
     *copies, kind, asked = UNRECOVERABLE[case]
     made = plan(*(container(block(20, *copy), block(21, FIRST)) for copy in copies))
-    assert [chunk.sources for repair in made.blocks for chunk in repair.chunks] == [()] * bool(asked)
-    assert {peer for repair in made.blocks for chunk in repair.chunks for peer in chunk.partial_sources} == {*asked}
+    assert [chunk.sources for repair in made.blocks for chunk in repair.chunks] == [()] * bool(
+        asked
+    )
+    assert {
+        peer for repair in made.blocks for chunk in repair.chunks for peer in chunk.partial_sources
+    } == {*asked}
     assert made.verdict is Verdict.UNRECOVERABLE
-    assert [(evidence.kind, evidence.block_id, evidence.offset) for evidence in made.evidence] == [(kind, 20, 0)]
+    assert [(evidence.kind, evidence.block_id, evidence.offset) for evidence in made.evidence] == [
+        (kind, 20, 0)
+    ]
 
 
 CONFLICTS = {
     "different checksums": ([FIRST], [chunk(0, 5)], [(0, EvidenceKind.HEALTHY_COPIES_DIFFER)]),
-    "different lengths": ([FIRST], [chunk(0, length_bytes=100)], [(0, EvidenceKind.LENGTHS_DIFFER)]),
+    "different lengths": ([FIRST], [chunk(0, length_bytes=100)],
+    [(0, EvidenceKind.LENGTHS_DIFFER)]),
     "a corrupt copy longer than the healthy one": (
         [corrupt(FIRST)], [chunk(0, length_bytes=100)], [(0, EvidenceKind.LENGTHS_DIFFER)]
     ),
@@ -228,7 +274,8 @@ CONFLICTS = {
         [(0, EvidenceKind.LENGTHS_DIFFER), (CHUNK_BYTES, EvidenceKind.CHUNKINGS_OVERLAP)],
     ),
     "chunks that overlap in part": (
-        [FIRST], [chunk(100)], [(0, EvidenceKind.CHUNKINGS_OVERLAP), (100, EvidenceKind.CHUNKINGS_OVERLAP)]
+        [FIRST], [chunk(100)], [(0, EvidenceKind.CHUNKINGS_OVERLAP),
+         (100, EvidenceKind.CHUNKINGS_OVERLAP)]
     ),
     "a chunk of ours over three of theirs": (
         [chunk(0, length_bytes=9)], [chunk(i, length_bytes=2) for i in (2, 4, 6)],
@@ -255,13 +302,19 @@ def test_a_corrupt_copy_cut_short_is_no_conflict() -> None:
 
 
 def test_a_corrupt_copy_of_ours_waits_while_the_healthy_ones_disagree() -> None:
-    made = plan(container(block(20, corrupt(FIRST))), container(block(20, FIRST)), container(block(20, chunk(0, 5))))
+    made = plan(
+        container(block(20, corrupt(FIRST))),
+        container(block(20, FIRST)),
+        container(block(20, chunk(0, 5))),
+    )
     assert made.is_empty
     assert made.verdict is Verdict.CONFLICT
 
 
 def test_a_conflict_in_one_chunk_holds_up_no_other() -> None:
-    made = plan(container(block(20, chunk(0, 5), corrupt(SECOND))), container(block(20, FIRST, SECOND)))
+    made = plan(
+        container(block(20, chunk(0, 5), corrupt(SECOND))), container(block(20, FIRST, SECOND))
+    )
     assert [repair.offset for repair in made.blocks[0].chunks] == [SECOND.offset]
     assert made.verdict is Verdict.CONFLICT
 
@@ -275,7 +328,12 @@ def test_the_worst_finding_is_the_verdict() -> None:
         (block(4, FIRST), block(4, FIRST)),
     )
     verdicts = []
-    for pairs in ([lost, disputed, lacking, equal], [disputed, lacking, equal], [lacking, equal], [equal]):
+    for pairs in (
+        [lost, disputed, lacking, equal],
+        [disputed, lacking, equal],
+        [lacking, equal],
+        [equal],
+    ):
         verdicts.append(plan(*(container(*side) for side in zip(*pairs, strict=True))).verdict)
     assert verdicts == [Verdict.UNRECOVERABLE, Verdict.CONFLICT, Verdict.REPAIRABLE, Verdict.MATCH]
 
@@ -283,16 +341,24 @@ def test_the_worst_finding_is_the_verdict() -> None:
 SCANNED_AND_BUILT = [
     pytest.param(container(), container(block(20)), id="an empty live block"),
     pytest.param(container(), container(block(20, unverifiable(0))), id="a block of type NONE"),
-    pytest.param(container(block(20)), container(block(20, unverifiable(0))), id="an empty block and one of NONE"),
     pytest.param(
-        container(block(20, unverifiable(0))), container(block(20, unverifiable(0))), id="equal blocks of NONE"
+        container(block(20)),
+        container(block(20, unverifiable(0))),
+        id="an empty block and one of NONE",
+    ),
+    pytest.param(
+        container(block(20, unverifiable(0))),
+        container(block(20, unverifiable(0))),
+        id="equal blocks of NONE",
     ),
     pytest.param(container(), container(), id="no blocks at all"),
 ]
 
 
 @pytest.mark.parametrize(("ours", "theirs"), SCANNED_AND_BUILT)
-def test_replicas_that_nobody_can_verify_never_match(ours: ContainerTree, theirs: ContainerTree) -> None:
+def test_replicas_that_nobody_can_verify_never_match(
+    ours: ContainerTree, theirs: ContainerTree
+) -> None:
     """inv-I12: equal or not, nothing is known of them."""
     for made in (plan(ours, theirs), plan(theirs, ours, ours)):
         assert made.is_empty
@@ -303,14 +369,23 @@ def test_replicas_that_nobody_can_verify_never_match(ours: ContainerTree, theirs
 
 
 def test_what_nobody_can_verify_is_set_aside_beside_the_rest() -> None:
-    ours, theirs = container(*WHOLE.blocks, block(22)), container(*WHOLE.blocks, block(23, unverifiable(0)))
+    ours, theirs = (
+        container(*WHOLE.blocks, block(22)),
+        container(*WHOLE.blocks, block(23, unverifiable(0))),
+    )
     made = plan(ours, theirs)
-    assert (made.is_empty, made.verdict, kinds(made)) == (True, Verdict.MATCH, [EvidenceKind.UNVERIFIABLE])
+    assert (made.is_empty, made.verdict, kinds(made)) == (
+        True,
+        Verdict.MATCH,
+        [EvidenceKind.UNVERIFIABLE],
+    )
     assert made.evidence[0].detail.endswith("block 22, 23")
 
 
 def test_an_empty_entry_is_no_healthy_block() -> None:
-    """A block file cut to nothing leaves an empty entry: what others hold of it is missing, not set aside."""
+    """A block file cut to nothing leaves an empty entry: what others hold of it is
+    missing, not set aside.
+    """
     made = plan(container(block(20)), container(block(20, FIRST)))
     assert [len(repair.chunks) for repair in made.blocks] == [1]
     assert made.verdict is Verdict.REPAIRABLE
@@ -332,7 +407,10 @@ def test_equal_tombstones_alone_are_a_match() -> None:
 
 
 def test_without_a_peer_nothing_is_known() -> None:
-    assert (plan(WHOLE).verdict, kinds(plan(WHOLE))) == (Verdict.UNKNOWN, [EvidenceKind.NOTHING_COMPARED])
+    assert (plan(WHOLE).verdict, kinds(plan(WHOLE))) == (
+        Verdict.UNKNOWN,
+        [EvidenceKind.NOTHING_COMPARED],
+    )
     assert plan(container(block(20, corrupt(FIRST)))).verdict is Verdict.UNRECOVERABLE
 
 
@@ -346,7 +424,11 @@ def test_from_a_tree_of_ours_that_was_never_built_nothing_is_planned() -> None:
 def test_a_peer_without_a_root_lacks_nothing_but_its_tombstones_count() -> None:
     """CR-047: what it does not list is unknown, what it deleted is deleted."""
     made = plan(WHOLE, WHOLE, without_root())
-    assert (made.is_empty, made.verdict, kinds(made)) == (True, Verdict.UNKNOWN, [EvidenceKind.NO_ROOT])
+    assert (made.is_empty, made.verdict, kinds(made)) == (
+        True,
+        Verdict.UNKNOWN,
+        [EvidenceKind.NO_ROOT],
+    )
     made = plan(WHOLE, WHOLE, without_root(deleted(21, 5)))
     assert made.tombstones == (deleted(21, 5),)
     assert made.verdict is Verdict.REPAIRABLE
@@ -359,8 +441,13 @@ def test_a_loss_is_not_claimed_while_a_replica_is_unknown() -> None:
 
 
 def test_what_we_have_on_record_and_nobody_in_a_tree_is_asked_of_all() -> None:
-    """A file that outlived its record is in no tree and may have it; what a tree shows is planned by the trees."""
-    ours, theirs = container(block(20, FIRST), deleted(21, 7)), container(block(20, FIRST, SECOND), block(22, FIRST))
+    """A file that outlived its record is in no tree and may have it; what a tree shows
+    is planned by the trees.
+    """
+    ours, theirs = (
+        container(block(20, FIRST), deleted(21, 7)),
+        container(block(20, FIRST, SECOND), block(22, FIRST)),
+    )
     lost = {
         BlockId(20): [SECOND.offset, THIRD.offset],
         BlockId(21): [FIRST.offset],
@@ -369,7 +456,10 @@ def test_what_we_have_on_record_and_nobody_in_a_tree_is_asked_of_all() -> None:
     }
     made = plan_repair(ours, {B: theirs, C: container(block(20, FIRST))}, lost)
     assert {b.block_id: b.holders for b in made.blocks} == {20: (B, C), 22: (B,), 23: ()}
-    found = {b.block_id: [(c.offset, c.sources, set(c.partial_sources)) for c in b.chunks] for b in made.blocks}
+    found = {
+        b.block_id: [(c.offset, c.sources, set(c.partial_sources)) for c in b.chunks]
+        for b in made.blocks
+    }
     assert found == {
         20: [(SECOND.offset, (B,), set()), (THIRD.offset, (), {B, C})],
         22: [(FIRST.offset, (B,), set())],
@@ -393,8 +483,18 @@ def test_trees_of_different_containers_make_no_plan() -> None:
 def test_a_comparison_lists_who_lacks_what_and_who_has_it() -> None:
     comparison = compared(
         container(block(20, FIRST, SECOND), block(22, FIRST), block(24, FIRST)),
-        container(block(20, corrupt(FIRST)), deleted(22, 7), block(24, chunk(0, 5)), block(26, FIRST, corrupt(SECOND))),
-        container(block(20, FIRST, SECOND), deleted(22, 5), block(24, corrupt(FIRST)), block(26, FIRST, SECOND)),
+        container(
+            block(20, corrupt(FIRST)),
+            deleted(22, 7),
+            block(24, chunk(0, 5)),
+            block(26, FIRST, corrupt(SECOND)),
+        ),
+        container(
+            block(20, FIRST, SECOND),
+            deleted(22, 5),
+            block(24, corrupt(FIRST)),
+            block(26, FIRST, SECOND),
+        ),
     )
     assert differences(comparison) == [
         ("corrupt_chunk", 20, 0, "b", "ac"),
@@ -409,7 +509,9 @@ def test_a_comparison_lists_who_lacks_what_and_who_has_it() -> None:
 
 def test_a_missing_block_has_sources_even_if_nobody_holds_it_whole() -> None:
     comparison = compared(
-        container(), container(block(20, corrupt(FIRST), SECOND)), container(block(20, FIRST, corrupt(SECOND)))
+        container(),
+        container(block(20, corrupt(FIRST), SECOND)),
+        container(block(20, FIRST, corrupt(SECOND))),
     )
     assert differences(comparison)[0] == ("missing_block", 20, None, "a", "bc")
     assert comparison.verdict is Verdict.REPAIRABLE
@@ -417,7 +519,9 @@ def test_a_missing_block_has_sources_even_if_nobody_holds_it_whole() -> None:
 
 def test_a_missing_block_is_not_listed_again_for_its_chunks() -> None:
     comparison = compared(
-        container(), container(block(20, FIRST, corrupt(SECOND))), container(block(20, chunk(0, 5), SECOND))
+        container(),
+        container(block(20, FIRST, corrupt(SECOND))),
+        container(block(20, chunk(0, 5), SECOND)),
     )
     assert differences(comparison) == [
         ("missing_block", 20, None, "a", "c"),
@@ -437,7 +541,9 @@ def test_a_missing_block_is_not_listed_again_for_its_chunks() -> None:
 def test_known_bad_windows_decide_what_checksums_only_suggest(
     windows: tuple[set[int] | None, ...], verdict: Verdict, kind: EvidenceKind
 ) -> None:
-    """All three copies are corrupt, each differently; without all scans it stays a presumption."""
+    """All three copies are corrupt, each differently; without all scans it stays a
+    presumption.
+    """
     copies = [container(block(20, corrupt(FIRST, damage))) for damage in (1, 2, 3)]
     scans = {
         name: {(BlockId(20), 0): frozenset(indices)}
@@ -461,9 +567,14 @@ def test_known_bad_windows_decide_what_checksums_only_suggest(
     ],
 )
 def test_a_file_that_outlived_its_record_completes_the_corrupt_copies_if_its_windows_do(
-    copies: tuple[int | None, ...], windows: tuple[set[int] | None, ...], verdict: Verdict, kind: EvidenceKind
+    copies: tuple[int | None, ...],
+    windows: tuple[set[int] | None, ...],
+    verdict: Verdict,
+    kind: EvidenceKind,
 ) -> None:
-    trees = [container(block(20, corrupt(FIRST, damage))) if damage else container() for damage in copies]
+    trees = [
+        container(block(20, corrupt(FIRST, damage))) if damage else container() for damage in copies
+    ]
     scans = {
         name: {(BlockId(20), 0): frozenset(indices)}
         for name, indices in zip("abc", windows, strict=False)

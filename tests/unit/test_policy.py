@@ -60,13 +60,18 @@ some_peers = st.frozensets(st.sampled_from([PeerId(f"dn-{number}") for number in
         (replicas(7, 7, None), Comparison.UNKNOWN),
         (replicas(None, None), Comparison.UNKNOWN),
         (replicas(7), Comparison.UNKNOWN),
-        ([replica("dn-1", index=1, root=1), replica("dn-2", index=2, root=2)], Comparison.NOT_APPLICABLE),
+        (
+            [replica("dn-1", index=1, root=1), replica("dn-2", index=2, root=2)],
+            Comparison.NOT_APPLICABLE,
+        ),
         ([replica(state=ReplicaState.OPEN)], Comparison.NOT_APPLICABLE),
         ([replica("dn-1"), replica("dn-2", state=ReplicaState.CLOSING)], Comparison.UNKNOWN),
         ([], Comparison.NOT_APPLICABLE),
     ],
 )
-def test_an_unknown_root_is_neither_zero_nor_a_match(found: list[ContainerReplica], expected: Comparison) -> None:
+def test_an_unknown_root_is_neither_zero_nor_a_match(
+    found: list[ContainerReplica], expected: Comparison
+) -> None:
     """CR-002, CR-014, CR-047; Ozone's own comparison takes 0 for a root (T11)."""
     assert compare(found).comparison is expected
 
@@ -86,7 +91,9 @@ def test_equal_roots_that_know_of_different_deletes_are_diverged() -> None:
 
 
 def test_a_replica_without_a_fingerprint_is_compared_by_its_root() -> None:
-    assert compare([replica("dn-1", fingerprint=b"x"), replica("dn-2")]).comparison is Comparison.MATCH
+    assert (
+        compare([replica("dn-1", fingerprint=b"x"), replica("dn-2")]).comparison is Comparison.MATCH
+    )
 
 
 def test_a_silent_datanode_proves_no_match() -> None:
@@ -95,14 +102,21 @@ def test_a_silent_datanode_proves_no_match() -> None:
 
 
 def test_empty_trees_of_containers_with_blocks_prove_no_match() -> None:
-    """Blocks without recorded checksums are in no scanned tree: equal roots say nothing of them."""
+    """Blocks without recorded checksums are in no scanned tree: equal roots say nothing
+    of them.
+    """
     found = [replace(one, block_count=2) for one in replicas(0, 0, 0)]
     assert compare(found).comparison is Comparison.UNKNOWN
-    assert compare([replace(one, block_count=2) for one in replicas(0, 7, 7)]).comparison is Comparison.DIVERGED
+    assert (
+        compare([replace(one, block_count=2) for one in replicas(0, 7, 7)]).comparison
+        is Comparison.DIVERGED
+    )
 
 
 def test_replicas_of_an_empty_container_match() -> None:
-    """CR-009: unlike the root of a container with blocks, that of an empty one is known to be 0."""
+    """CR-009: unlike the root of a container with blocks, that of an empty one is known
+    to be 0.
+    """
     assert compare(replicas(0, 0, 0)) == Compared(Comparison.MATCH)
 
 
@@ -119,7 +133,10 @@ def test_a_match_is_claimed_only_of_known_equal_closed_roots(
     if compare(found, silent=silent).comparison is Comparison.MATCH:
         assert len(found) >= 2
         assert len({r.data_checksum for r in found}) == 1
-        assert all(r.data_checksum is not None and r.state.is_closed and not r.is_erasure_coded for r in found)
+        assert all(
+            r.data_checksum is not None and r.state.is_closed and not r.is_erasure_coded
+            for r in found
+        )
         assert silent.isdisjoint(r.peer for r in found)
 
 
@@ -150,8 +167,13 @@ def test_a_read_only_replica_is_a_source_but_gets_no_order() -> None:
 
 
 def out_of_round(after: Roots, *, mended: str = "", unsettled: str = "") -> list[RoundEnd]:
-    """How each came out of a round; `mended` and `unsettled` name some by the last digit of their names."""
-    return [RoundEnd(root, mended=root[0][-1] in mended, is_settled=root[0][-1] not in unsettled) for root in after]
+    """How each came out of a round; `mended` and `unsettled` name some by the last
+    digit of their names.
+    """
+    return [
+        RoundEnd(root, mended=root[0][-1] in mended, is_settled=root[0][-1] not in unsettled)
+        for root in after
+    ]
 
 
 @pytest.mark.parametrize(
@@ -167,24 +189,37 @@ def out_of_round(after: Roots, *, mended: str = "", unsettled: str = "") -> list
         ("12", "72", "2"),
     ],
 )
-def test_those_go_again_that_differ_from_a_peer_which_changed(before: str, after: str, again: str) -> None:
+def test_those_go_again_that_differ_from_a_peer_which_changed(
+    before: str, after: str, again: str
+) -> None:
     def named(found: str) -> Roots:
-        return tuple((PeerId(f"dn-{n}"), None if r == "?" else int(r), "") for n, r in enumerate(found, start=1))
+        return tuple(
+            (PeerId(f"dn-{n}"), None if r == "?" else int(r), "")
+            for n, r in enumerate(found, start=1)
+        )
 
-    assert to_go_again(named(before), out_of_round(named(after))) == {f"dn-{number}" for number in again}
+    assert to_go_again(named(before), out_of_round(named(after))) == {
+        f"dn-{number}" for number in again
+    }
 
 
 def test_replicas_with_equal_roots_go_again_where_they_know_of_different_deletes() -> None:
     dn1, dn2 = PeerId("dn-1"), PeerId("dn-2")
-    assert to_go_again(((dn1, 7, "a"), (dn2, 7, "b")), out_of_round(((dn1, 7, "c"), (dn2, 7, "b")))) == {dn2}
+    assert to_go_again(
+        ((dn1, 7, "a"), (dn2, 7, "b")), out_of_round(((dn1, 7, "c"), (dn2, 7, "b")))
+    ) == {dn2}
     # Who tells no fingerprint is compared by its root.
-    assert to_go_again(((dn1, 7, "a"), (dn2, 7, "")), out_of_round(((dn1, 7, "c"), (dn2, 7, "")))) == set()
+    assert (
+        to_go_again(((dn1, 7, "a"), (dn2, 7, "")), out_of_round(((dn1, 7, "c"), (dn2, 7, ""))))
+        == set()
+    )
 
 
 @pytest.mark.parametrize(
     ("after", "mended", "unsettled", "again"),
     [
-        # The first was done before the others found and mended what their trees did not show.
+        # The first was done before the others found and mended what their trees did not
+        # show.
         ("122", "23", "1", "123"),
         ("122", "3", "1", "123"),
         ("122", "", "1", "23"),
@@ -198,13 +233,17 @@ def test_replicas_with_equal_roots_go_again_where_they_know_of_different_deletes
 def test_what_was_mended_may_help_those_that_were_left_with_something_open(
     after: str, mended: str, unsettled: str, again: str
 ) -> None:
-    """inv-I1: trees may be older than the damage, and roots the same before and after."""
+    """inv-I1: trees may be older than the damage, and roots the same before and
+    after.
+    """
     before = tuple((PeerId(f"dn-{n}"), 1 if n == 1 else int(after[1]), "") for n in (1, 2, 3))
     roots = tuple((PeerId(f"dn-{n}"), int(r), "") for n, r in enumerate(after, start=1))
     if after == "122" and unsettled == "1":
         # Its own root is another, now that it knows its damage.
         before = ((PeerId("dn-1"), 2, ""), *before[1:])
-    assert to_go_again(before, out_of_round(roots, mended=mended, unsettled=unsettled)) == {f"dn-{n}" for n in again}
+    assert to_go_again(before, out_of_round(roots, mended=mended, unsettled=unsettled)) == {
+        f"dn-{n}" for n in again
+    }
 
 
 @given(st.integers(0, 10), st.integers(1, 10))
@@ -225,7 +264,9 @@ def test_containers_that_failed_together_are_not_tried_together() -> None:
     assert len({backoff_s(ContainerId(number), 1) for number in range(1, 100)}) > 90
 
 
-def ended(previous: Visit | None, verdict: Verdict | None, *, succeeded: bool, now_s: float, root: int = 7) -> Visit:
+def ended(
+    previous: Visit | None, verdict: Verdict | None, *, succeeded: bool, now_s: float, root: int = 7
+) -> Visit:
     return after_job(
         previous,
         container_id=C1,

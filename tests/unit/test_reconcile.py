@@ -65,14 +65,19 @@ class World:
 def world(*blocks: int, peers: int = 2, length: int = BLOCK, bcs_id: int = 1) -> World:
     """Equal, healthy replicas of these blocks."""
     copies = [_stored(blocks, length, bcs_id) for _ in range(peers + 1)]
-    others = {PeerId(f"dn{i}"): MemoryPeer(PeerId(f"dn{i}"), MemorySource(copies[i - 1])) for i in range(2, peers + 2)}
+    others = {
+        PeerId(f"dn{i}"): MemoryPeer(PeerId(f"dn{i}"), MemorySource(copies[i - 1]))
+        for i in range(2, peers + 2)
+    }
     return World(RepairableReplica("dn1", copies[0]), others, [])
 
 
 def _stored(blocks: Iterable[int], length: int, bcs_id: int) -> MemoryReplica:
     stored = replica_of(7, dict.fromkeys(blocks, length), window_bytes=WINDOW, chunk_bytes=CHUNK)
     stored.bcs_id = bcs_id
-    stored.records = {block_id: replace(record, bcs_id=bcs_id) for block_id, record in stored.records.items()}
+    stored.records = {
+        block_id: replace(record, bcs_id=bcs_id) for block_id, record in stored.records.items()
+    }
     return stored
 
 
@@ -94,7 +99,9 @@ def run(
     meddle: Callable[[Request], Event | None] = lambda _: None,
     stop_before: int | None = None,
 ) -> Outcome:
-    """Everything in the order asked; `meddle` may answer in the place of the world, or change it."""
+    """Everything in the order asked; `meddle` may answer in the place of the world, or
+    change it.
+    """
     machine = Reconciliation(ContainerId(7), OWN, sorted(at.peers), options)
     waiting = list(machine.start())
     at.asked = []
@@ -123,7 +130,9 @@ def kinds(outcome: Outcome) -> set[EvidenceKind]:
 
 
 def healthy(at: World, block_id: BlockId) -> bytes:
-    return bytes(replica_of(7, {block_id: BLOCK}, window_bytes=WINDOW, chunk_bytes=CHUNK).files[block_id])
+    return bytes(
+        replica_of(7, {block_id: BLOCK}, window_bytes=WINDOW, chunk_bytes=CHUNK).files[block_id]
+    )
 
 
 def test_equal_replicas_are_left_alone_and_only_trees_are_asked_for() -> None:
@@ -135,7 +144,9 @@ def test_equal_replicas_are_left_alone_and_only_trees_are_asked_for() -> None:
 
 
 def test_damage_that_no_tree_shows_yet_is_found_and_mended_in_the_same_job() -> None:
-    """As Ozone scans after every reconciliation; ours goes on from what that scan finds."""
+    """As Ozone scans after every reconciliation; ours goes on from what that scan
+    finds.
+    """
     at = world(A, B)
     at.ours.stored.flip(B, CHUNK)
     outcome = run(at)
@@ -182,13 +193,19 @@ def test_what_a_peer_lacks_too_is_asked_of_the_next_one_and_good_windows_are_kep
         scan(stored)
     outcome = run(at)
     assert bytes(at.ours.stored.files[A]) == healthy(at, A)
-    assert [len(fetch.windows) for fetch in at.of(FetchWindows) if isinstance(fetch, FetchWindows)] == [2, 1]
+    assert [
+        len(fetch.windows) for fetch in at.of(FetchWindows) if isinstance(fetch, FetchWindows)
+    ] == [2, 1]
     assert outcome.verdict is Verdict.REPAIRABLE
 
 
 def test_good_windows_are_written_even_if_others_are_bad_everywhere() -> None:
     at = world(A)
-    for stored, windows in ((at.ours.stored, (0, 1)), (at.disk("dn2"), (1, 2)), (at.disk("dn3"), (1, 3))):
+    for stored, windows in (
+        (at.ours.stored, (0, 1)),
+        (at.disk("dn2"), (1, 2)),
+        (at.disk("dn3"), (1, 3)),
+    ):
         for window in windows:
             stored.flip(A, window * WINDOW)
         scan(stored)
@@ -253,14 +270,20 @@ def test_at_most_the_allowed_number_of_chunks_is_under_way() -> None:
     under_way: list[Request] = list(machine.start())
     most = 0
     while under_way:
-        bulk = [request for request in under_way if isinstance(request, FetchWindows | WriteWindows | CheckLocal)]
+        bulk = [
+            request
+            for request in under_way
+            if isinstance(request, FetchWindows | WriteWindows | CheckLocal)
+        ]
         most = max(most, len(bulk))
         # Bulk is answered last, so that as much as may be is under way.
         request = next((one for one in under_way if one not in bulk), under_way[0])
         under_way.remove(request)
         match request:
             case FetchTree() | FetchRecords() | FetchWindows():
-                under_way += machine.step(carry_out_there(request, ContainerId(7), at.peers[request.peer]))
+                under_way += machine.step(
+                    carry_out_there(request, ContainerId(7), at.peers[request.peer])
+                )
             case Report():
                 pass
             case _:
@@ -273,7 +296,9 @@ def test_at_most_the_allowed_number_of_chunks_is_under_way() -> None:
 def test_a_peer_that_sends_bad_bytes_is_passed_over_and_asked_last_from_then_on() -> None:
     """CR-036."""
     at = world(A, B)
-    at.peers[PeerId("dn2")] = EvilPeer(PeerId("dn2"), at.peers[PeerId("dn2")].source, Evil.BAD_BYTES)
+    at.peers[PeerId("dn2")] = EvilPeer(
+        PeerId("dn2"), at.peers[PeerId("dn2")].source, Evil.BAD_BYTES
+    )
     for block_id in (A, B):
         at.ours.stored.flip(block_id, 0)
         at.ours.stored.flip(block_id, CHUNK)
@@ -289,7 +314,9 @@ def test_a_peer_that_sends_bad_bytes_is_passed_over_and_asked_last_from_then_on(
 
 @pytest.mark.parametrize("evil", list(Evil))
 def test_one_honest_peer_is_enough_for_what_we_have_records_of(evil: Evil) -> None:
-    """inv-I11: all others lie or hang; a tombstone that a peer claims is adopted, and said."""
+    """inv-I11: all others lie or hang; a tombstone that a peer claims is adopted, and
+    said.
+    """
     at = world(A, peers=3)
     for peer in ("dn2", "dn3"):
         at.peers[PeerId(peer)] = EvilPeer(PeerId(peer), at.peers[PeerId(peer)].source, evil)
@@ -321,15 +348,22 @@ def test_rot_that_a_peer_has_not_seen_yet_does_not_keep_it_from_giving_the_rest(
 def test_a_peer_without_an_answer_leaves_no_claim_that_all_is_well() -> None:
     """inv-I12."""
     at = world(A)
-    at.peers[PeerId("dn2")] = EvilPeer(PeerId("dn2"), at.peers[PeerId("dn2")].source, Evil.NEVER_ANSWERS)
+    at.peers[PeerId("dn2")] = EvilPeer(
+        PeerId("dn2"), at.peers[PeerId("dn2")].source, Evil.NEVER_ANSWERS
+    )
     outcome = run(at)
     assert outcome.verdict is Verdict.UNKNOWN
-    assert [(peer.peer, peer.outcome) for peer in outcome.peers] == [("dn2", "peer_unavailable"), ("dn3", "ok")]
+    assert [(peer.peer, peer.outcome) for peer in outcome.peers] == [
+        ("dn2", "peer_unavailable"),
+        ("dn3", "ok"),
+    ]
 
 
 def test_no_loss_is_declared_while_a_peer_that_may_have_the_data_is_silent() -> None:
     at = world(A)
-    at.peers[PeerId("dn2")] = EvilPeer(PeerId("dn2"), at.peers[PeerId("dn2")].source, Evil.NEVER_ANSWERS)
+    at.peers[PeerId("dn2")] = EvilPeer(
+        PeerId("dn2"), at.peers[PeerId("dn2")].source, Evil.NEVER_ANSWERS
+    )
     at.ours.stored.flip(A, 0)
     at.disk("dn3").flip(A, 0)
     for stored in (at.ours.stored, at.disk("dn3")):
@@ -342,8 +376,14 @@ def test_all_peers_failing_changes_nothing_and_is_reported() -> None:
     at = world(A)
     at.ours.stored.flip(A, 0)
     scan(at.ours.stored)
-    outcome = run(at, meddle=lambda r: RequestFailed(r, "peer_refused") if isinstance(r, FetchTree) else None)
-    assert (outcome.state, outcome.error_code, outcome.verdict) == (OutcomeState.FAILED, "no_peer", None)
+    outcome = run(
+        at, meddle=lambda r: RequestFailed(r, "peer_refused") if isinstance(r, FetchTree) else None
+    )
+    assert (outcome.state, outcome.error_code, outcome.verdict) == (
+        OutcomeState.FAILED,
+        "no_peer",
+        None,
+    )
     assert {type(request) for request in at.asked} == {LoadOwn, FetchTree, Report}
 
 
@@ -361,7 +401,11 @@ def test_a_missing_block_is_added_with_its_metadata_and_commit_after_its_bytes()
     drop_record(at.ours.stored, A, data_too=True)
     scan(at.ours.stored)
     outcome = run(at)
-    order = [type(request) for request in at.asked if isinstance(request, WriteWindows | PutBlock | StoreTree | Rescan)]
+    order = [
+        type(request)
+        for request in at.asked
+        if isinstance(request, WriteWindows | PutBlock | StoreTree | Rescan)
+    ]
     assert order == [WriteWindows] * 3 + [PutBlock, StoreTree, Rescan]
     assert at.ours.stored.records[A] == at.disk("dn2").records[A]
     assert at.ours.stored.records[A].metadata == (("TYPE", "KEY"),)
@@ -379,7 +423,9 @@ def test_records_that_disagree_are_a_conflict_and_none_is_taken() -> None:
     # As if the third one's tree were lost on the way: the records alone must tell.
     honest = at.peers[PeerId("dn2")].tree(ContainerId(7))
     (block,) = honest.blocks
-    doubtful = replace(block, chunks=tuple(replace(chunk, checksum_matches=False) for chunk in block.chunks))
+    doubtful = replace(
+        block, chunks=tuple(replace(chunk, checksum_matches=False) for chunk in block.chunks)
+    )
     theirs.tree = encode_tree(ContainerTree.of(ContainerId(7), [doubtful]))
     outcome = run(at)
     assert outcome.verdict is Verdict.CONFLICT
@@ -404,7 +450,11 @@ def test_our_own_record_decides_even_if_all_peers_recorded_something_else() -> N
     scan(at.ours.stored)
     for peer in ("dn2", "dn3"):
         other = replica_of(7, {A: BLOCK}, seed=9, window_bytes=WINDOW, chunk_bytes=CHUNK)
-        at.disk(peer).records, at.disk(peer).files, at.disk(peer).tree = other.records, other.files, other.tree
+        at.disk(peer).records, at.disk(peer).files, at.disk(peer).tree = (
+            other.records,
+            other.files,
+            other.tree,
+        )
     before, record = bytes(at.ours.stored.files[A]), at.ours.stored.records[A]
     outcome = run(at)
     assert outcome.verdict is Verdict.CONFLICT
@@ -443,7 +493,9 @@ def test_two_holders_that_recorded_the_same_are_believed_where_no_copy_is_whole(
 
 @pytest.mark.parametrize("sound", ["dn3", ""])
 def test_a_holder_that_gave_no_record_may_contradict_the_others(sound: str) -> None:
-    """Its tree says that it has a record of the chunk and does not bear out theirs: who gave one may have lied."""
+    """Its tree says that it has a record of the chunk and does not bear out theirs: who
+    gave one may have lied.
+    """
     at = world(A, peers=3)
     drop_record(at.ours.stored, A, data_too=True)
     for window, peer in enumerate(("dn2", "dn3", "dn4")):
@@ -479,7 +531,9 @@ def test_a_single_holder_whose_tree_does_not_bear_out_its_record_is_not_believed
 
 @pytest.mark.parametrize("flipped", ["dn2", "dn2 dn3", "ours"])
 def test_a_file_that_outlived_its_record_is_a_source_where_no_copy_is_whole(flipped: str) -> None:
-    """Whoever has a record is bad in the same window, and whoever has the good bytes has no record."""
+    """Whoever has a record is bad in the same window, and whoever has the good bytes
+    has no record.
+    """
     at = world(A)
     replicas = {"ours": at.ours.stored, "dn2": at.disk("dn2"), "dn3": at.disk("dn3")}
     for name, stored in replicas.items():
@@ -514,7 +568,9 @@ def test_a_record_of_ours_that_was_lost_after_the_scan_comes_from_whoever_is_bad
 def test_what_we_have_on_record_and_nobody_in_a_tree_is_looked_for_in_files_without_record(
     has_file: bool, kept: int
 ) -> None:
-    """The record here, its bytes there: no tree has the chunk, so that only a scan of ours knows of it."""
+    """The record here, its bytes there: no tree has the chunk, so that only a scan of
+    ours knows of it.
+    """
     at = world(A, B)
     for stored in (at.disk("dn2"), at.disk("dn3")):
         drop_record(stored, A, data_too=not has_file)
@@ -530,10 +586,13 @@ def test_what_we_have_on_record_and_nobody_in_a_tree_is_looked_for_in_files_with
     if has_file:
         assert bytes(at.ours.stored.files[A]) == healthy(at, A)
         assert outcome.replica_state is ReplicaState.CLOSED
-        # From now on our tree has it, so that the others take the record, and with it what they hold already.
+        # From now on our tree has it, so that the others take the record, and with it
+        # what they hold already.
         assert {block.block_id for block in at.ours.known_tree()[0].blocks} == {A, B}
     else:
-        assert (EvidenceKind.WINDOWS_UNPROVEN, A) in {(e.kind, e.block_id) for e in outcome.evidence}
+        assert (EvidenceKind.WINDOWS_UNPROVEN, A) in {
+            (e.kind, e.block_id) for e in outcome.evidence
+        }
 
 
 def test_a_peer_without_a_file_is_asked_in_vain_and_stays_a_source_for_other_blocks() -> None:
@@ -550,13 +609,17 @@ def test_a_peer_without_a_file_is_asked_in_vain_and_stays_a_source_for_other_blo
 
 
 def test_a_pending_last_chunk_that_peers_have_in_full_is_settled_here() -> None:
-    """Our reading of the record is theirs already; as long as it stays in two parts, no scan can see it so."""
+    """Our reading of the record is theirs already; as long as it stays in two parts, no
+    scan can see it so.
+    """
     at = world(A)
     record = at.ours.stored.records[A]
     at.ours.stored.records[A] = replace(record, metadata=(*record.metadata, ("incremental", None)))
     block = at.ours.stored.scanned_tree().blocks[0]
     at.ours.stored.tree = encode_tree(
-        ContainerTree.of(ContainerId(7), [BlockTree.live(A, block.chunks[:-1])])  # as a scan of the stored part sees it
+        ContainerTree.of(
+            ContainerId(7), [BlockTree.live(A, block.chunks[:-1])]
+        )  # as a scan of the stored part sees it
     )
     run(at)
     assert at.of(PutBlock) == [PutBlock(record)]
@@ -570,11 +633,18 @@ def test_records_of_many_blocks_are_asked_for_a_page_at_a_time() -> None:
     scan(at.ours.stored)
     outcome = run(at)
     assert outcome.progress.blocks_added == count
-    assert max(len(r.block_ids) for r in at.of(FetchRecords) if isinstance(r, FetchRecords)) == RECORDS_PAGE_BLOCKS
+    assert (
+        max(len(r.block_ids) for r in at.of(FetchRecords) if isinstance(r, FetchRecords))
+        == RECORDS_PAGE_BLOCKS
+    )
 
 
-def _with_peer_block(chunks: Sequence[int], *, own: Sequence[int] = (0,), unhealthy: Sequence[int] = ()) -> World:
-    """Rows B: our block 0 has a chunk at 0 and commit 1; the one peer's has these chunks and commit 99."""
+def _with_peer_block(
+    chunks: Sequence[int], *, own: Sequence[int] = (0,), unhealthy: Sequence[int] = ()
+) -> World:
+    """Rows B: our block 0 has a chunk at 0 and commit 1; the one peer's has these
+    chunks and commit 99.
+    """
     at = world(A, peers=1, length=4 * CHUNK)
     theirs, ours = at.disk("dn2"), at.ours.stored
     theirs.records[A] = _only(theirs.records[A], chunks, 99)
@@ -628,7 +698,9 @@ def test_of_a_missing_block_the_healthy_beginning_is_taken() -> None:
     assert _commits(at) == (0, 1)
 
 
-def test_a_block_that_is_whole_takes_the_peers_commit_and_the_container_after_a_clean_round() -> None:
+def test_a_block_that_is_whole_takes_the_peers_commit_and_the_container_after_a_clean_round() -> (
+    None
+):
     """B4."""
     at = _with_peer_block((0, 1))
     commits: list[tuple[int, int]] = []
@@ -646,7 +718,10 @@ def test_one_block_that_is_not_whole_keeps_the_containers_commit() -> None:
     """B5: another block is whole and has its commit."""
     at = world(A, B, peers=1)
     theirs, ours = at.disk("dn2"), at.ours.stored
-    theirs.records[A], theirs.records[B] = _only(theirs.records[A], (0, 1, 2), 98), _only(theirs.records[B], (0, 1), 99)
+    theirs.records[A], theirs.records[B] = (
+        _only(theirs.records[A], (0, 1, 2), 98),
+        _only(theirs.records[B], (0, 1), 99),
+    )
     theirs.flip(A, 2 * CHUNK)
     for block_id in (A, B):
         ours.records[block_id] = _only(ours.records[block_id], (0,), 1)
@@ -696,9 +771,15 @@ def test_a_commit_that_another_peer_with_the_same_chunks_contradicts_is_not_take
 
 
 def test_a_later_commit_of_a_peer_that_alone_has_the_last_chunk_is_taken() -> None:
-    """As Ozone does: honest peers of one block differ in commit because they differ in chunks."""
+    """As Ozone does: honest peers of one block differ in commit because they differ in
+    chunks.
+    """
     at = world(A, peers=2)
-    for stored, chunks, commit in ((at.ours.stored, 1, 1), (at.disk("dn2"), 2, 10), (at.disk("dn3"), 3, 12)):
+    for stored, chunks, commit in (
+        (at.ours.stored, 1, 1),
+        (at.disk("dn2"), 2, 10),
+        (at.disk("dn3"), 3, 12),
+    ):
         stored.records[A] = _only(stored.records[A], range(chunks), commit)
         del stored.files[A][chunks * CHUNK :]
         stored.bcs_id = commit
@@ -709,7 +790,9 @@ def test_a_later_commit_of_a_peer_that_alone_has_the_last_chunk_is_taken() -> No
 
 
 def _without_commit(*, peers: int = 2) -> World:
-    """Equal replicas of blocks with commits 5 and 9, as the containers have; ours has lost its own."""
+    """Equal replicas of blocks with commits 5 and 9, as the containers have; ours has
+    lost its own.
+    """
     at = world(A, B, peers=peers, bcs_id=9)
     for stored in (at.ours.stored, *(at.disk(peer) for peer in at.peers)):
         stored.records[A] = replace(stored.records[A], bcs_id=5)
@@ -728,10 +811,12 @@ def test_a_lost_commit_comes_back_from_our_records_once() -> None:
 
 @pytest.mark.parametrize("record_too", [False, True])
 @pytest.mark.parametrize("block_id", [A, B])
-def test_a_replica_without_its_commit_is_back_in_service_with_that_and_not_with_that_of_what_was_mended(
+def test_a_replica_without_its_commit_returns_to_service_with_its_own_and_not_the_repaired_one(
     block_id: BlockId, record_too: bool
 ) -> None:
-    """SCM would drop a replica that claims to be closed at an earlier commit, and readers are refused there."""
+    """SCM would drop a replica that claims to be closed at an earlier commit, and
+    readers are refused there.
+    """
     at = _without_commit()
     if record_too:
         drop_record(at.ours.stored, block_id, data_too=True)
@@ -745,9 +830,15 @@ def test_a_replica_without_its_commit_is_back_in_service_with_that_and_not_with_
 
 
 def test_a_lost_commit_comes_back_also_where_a_round_was_not_clean() -> None:
-    """The replica is put together from two that are both bad: what is mended so takes no peer's commit that round."""
+    """The replica is put together from two that are both bad: what is mended so takes
+    no peer's commit that round.
+    """
     at = _without_commit()
-    for stored, chunk in ((at.ours.stored, 0), (at.disk("dn2"), WINDOW), (at.disk("dn3"), 2 * WINDOW)):
+    for stored, chunk in (
+        (at.ours.stored, 0),
+        (at.disk("dn2"), WINDOW),
+        (at.disk("dn3"), 2 * WINDOW),
+    ):
         stored.flip(A, chunk)
         scan(stored)
     at.ours.scan()
@@ -758,7 +849,9 @@ def test_a_lost_commit_comes_back_also_where_a_round_was_not_clean() -> None:
 def test_a_lost_commit_waits_for_peers_that_are_silent() -> None:
     """One of them may hold what a block of ours with an earlier commit lacks."""
     at = _without_commit()
-    at.peers[PeerId("dn2")] = EvilPeer(PeerId("dn2"), at.peers[PeerId("dn2")].source, Evil.NEVER_ANSWERS)
+    at.peers[PeerId("dn2")] = EvilPeer(
+        PeerId("dn2"), at.peers[PeerId("dn2")].source, Evil.NEVER_ANSWERS
+    )
     at.ours.stored.flip(A, 0)
     run(at)
     assert bytes(at.ours.stored.files[A]) == healthy(at, A)
@@ -780,7 +873,9 @@ def test_a_lost_commit_is_not_that_of_a_block_while_another_is_not_whole() -> No
 
 
 def _with_a_block_beyond_its_container() -> World:
-    """Block A was mended to the peer's commit, 99, while B was bad everywhere, so that the container stayed at 1."""
+    """Block A was mended to the peer's commit, 99, while B was bad everywhere, so that
+    the container stayed at 1.
+    """
     at = world(A, B, peers=1)
     theirs, ours = at.disk("dn2"), at.ours.stored
     theirs.records[A] = _only(theirs.records[A], (0, 1, 2), 99)
@@ -790,7 +885,10 @@ def _with_a_block_beyond_its_container() -> World:
     ours.flip(A, 0)
     at.ours.scan()
     outcome = run(at, CLOSING)
-    assert (outcome.verdict, outcome.replica_state) == (Verdict.UNRECOVERABLE, ReplicaState.UNHEALTHY)
+    assert (outcome.verdict, outcome.replica_state) == (
+        Verdict.UNRECOVERABLE,
+        ReplicaState.UNHEALTHY,
+    )
     assert _commits(at) == (99, 1)
     return at
 
@@ -800,7 +898,9 @@ CLOSING = ReconcileOptions(return_to=ReplicaState.CLOSED)
 
 @pytest.mark.parametrize("commit", [1, 50])
 def test_a_replica_returns_to_service_at_the_commit_of_its_blocks(commit: int) -> None:
-    """A round that was not clean left it to the block; a reader who asks for that is refused by the container."""
+    """A round that was not clean left it to the block; a reader who asks for that is
+    refused by the container.
+    """
     at = _with_a_block_beyond_its_container()
     theirs = at.disk("dn2")
     theirs.flip(B, 0)
@@ -814,7 +914,11 @@ def test_an_unclean_round_and_the_one_that_ends_it_leave_the_commit_of_the_block
     at = world(A, B)
     for peer in at.peers:
         at.disk(peer).records[B] = replace(at.disk(peer).records[B], bcs_id=99)
-    for stored, start in ((at.ours.stored, 0), (at.disk("dn2"), WINDOW), (at.disk("dn3"), 2 * WINDOW)):
+    for stored, start in (
+        (at.ours.stored, 0),
+        (at.disk("dn2"), WINDOW),
+        (at.disk("dn3"), 2 * WINDOW),
+    ):
         stored.flip(A, start)
         scan(stored)
     at.ours.stored.flip(B, 0)
@@ -879,7 +983,11 @@ def test_a_delete_that_comes_during_the_repair_wins() -> None:
     scan(at.ours.stored)
 
     def meddle(request: Request) -> None:
-        if isinstance(request, WriteWindows) and request.block_id == A and A in at.ours.stored.records:
+        if (
+            isinstance(request, WriteWindows)
+            and request.block_id == A
+            and A in at.ours.stored.records
+        ):
             at.ours.delete_block(A)
 
     outcome = run(at, meddle=meddle)
@@ -888,15 +996,21 @@ def test_a_delete_that_comes_during_the_repair_wins() -> None:
     assert outcome.state is OutcomeState.DONE
 
 
-def test_a_block_deleted_before_there_were_trees_ends_deleted_everywhere_and_leaves_no_orphan() -> None:
-    """CR-059, its eight steps; unlike CR-061 the last delete is the cluster's own transaction, not one of ours."""
+def test_a_block_deleted_before_there_were_trees_ends_deleted_everywhere_and_leaves_no_orphan() -> (
+    None
+):
+    """CR-059, its eight steps; unlike CR-061 the last delete is the cluster's own
+    transaction, not one of ours.
+    """
     at = world(A, B)
-    # Deleted here by an old version, which left no tombstone: a peer's copy comes back, as if it had been lost.
+    # Deleted here by an old version, which left no tombstone: a peer's copy comes back,
+    # as if it had been lost.
     drop_record(at.ours.stored, A, data_too=True)
     scan(at.ours.stored)
     assert run(at).progress.blocks_added == 1
     assert bytes(at.ours.stored.files[A]) == healthy(at, A)
-    # Each peer deletes it, with a tombstone: from the first we learn of it, the second tells nothing new.
+    # Each peer deletes it, with a tombstone: from the first we learn of it, the second
+    # tells nothing new.
     for peer, claimed in (("dn2", (A,)), ("dn3", ())):
         RepairableReplica(peer, at.disk(peer)).delete_block(A)
         outcome = run(at)
@@ -908,7 +1022,9 @@ def test_a_block_deleted_before_there_were_trees_ends_deleted_everywhere_and_lea
     assert (outcome.verdict, outcome.claimed_deleted) == (Verdict.MATCH, ())
     for stored in (at.ours.stored, at.disk("dn2"), at.disk("dn3")):
         assert (set(stored.records), set(stored.files)) == ({B}, {B})
-    assert {stored.tree for stored in (at.ours.stored, at.disk("dn2"), at.disk("dn3"))} == {at.ours.stored.tree}
+    assert {stored.tree for stored in (at.ours.stored, at.disk("dn2"), at.disk("dn3"))} == {
+        at.ours.stored.tree
+    }
 
 
 def test_a_tree_that_changed_meanwhile_is_read_again_and_the_repair_laid_over_it() -> None:
@@ -975,7 +1091,9 @@ def test_a_disk_that_damages_again_and_again_is_given_up_by_name() -> None:
 def test_an_own_tree_that_cannot_be_read_still_gets_a_scan() -> None:
     """R6."""
     at = world(A)
-    outcome = run(at, meddle=lambda r: RequestFailed(r, "disk_failed") if isinstance(r, LoadOwn) else None)
+    outcome = run(
+        at, meddle=lambda r: RequestFailed(r, "disk_failed") if isinstance(r, LoadOwn) else None
+    )
     assert (outcome.state, outcome.error_code) == (OutcomeState.FAILED, "disk_failed")
     assert len(at.of(Rescan)) == 1
 
@@ -1008,7 +1126,9 @@ def test_a_replica_that_was_mended_by_a_killed_run_returns_after_a_scan() -> Non
 def test_a_replica_that_not_all_peers_were_compared_with_stays_unhealthy() -> None:
     """The one that is silent may have a later commit, or what nobody else has."""
     at = _unhealthy(world(A))
-    at.peers[PeerId("dn2")] = EvilPeer(PeerId("dn2"), at.peers[PeerId("dn2")].source, Evil.NEVER_ANSWERS)
+    at.peers[PeerId("dn2")] = EvilPeer(
+        PeerId("dn2"), at.peers[PeerId("dn2")].source, Evil.NEVER_ANSWERS
+    )
     assert run(at, BACK).replica_state is ReplicaState.UNHEALTHY
     assert bytes(at.ours.stored.files[A]) == healthy(at, A)
 
@@ -1028,7 +1148,9 @@ def test_a_replica_whose_commit_could_not_be_advanced_stays_unhealthy() -> None:
         at.disk(peer).records[A] = replace(at.disk(peer).records[A], bcs_id=9)
 
     def meddle(request: Request) -> Event | None:
-        return RequestFailed(request, "database_failed") if isinstance(request, AdvanceBcsId) else None
+        return (
+            RequestFailed(request, "database_failed") if isinstance(request, AdvanceBcsId) else None
+        )
 
     outcome = run(at, BACK, meddle=meddle)
     assert (outcome.state, outcome.replica_state) == (OutcomeState.FAILED, ReplicaState.UNHEALTHY)
@@ -1078,7 +1200,9 @@ def test_a_failing_disk_stops_the_repair_and_is_named() -> None:
 
 
 def test_a_file_that_cannot_be_looked_at_keeps_no_other_block_from_being_mended() -> None:
-    """A link, or a folder, in the place of a block file; each of its chunks fails by itself."""
+    """A link, or a folder, in the place of a block file; each of its chunks fails by
+    itself.
+    """
     at = world(A, B)
     at.ours.stored.flip(A, 0)
     at.ours.stored.flip(A, CHUNK)
@@ -1092,7 +1216,9 @@ def test_a_file_that_cannot_be_looked_at_keeps_no_other_block_from_being_mended(
 
     outcome = run(at, ReconcileOptions(return_to=ReplicaState.CLOSED), meddle=meddle)
     assert (outcome.state, outcome.verdict) == (OutcomeState.DONE, Verdict.UNKNOWN)
-    named = {(e.block_id, e.offset) for e in outcome.evidence if e.kind is EvidenceKind.FILE_UNREADABLE}
+    named = {
+        (e.block_id, e.offset) for e in outcome.evidence if e.kind is EvidenceKind.FILE_UNREADABLE
+    }
     assert named == {(A, 0), (A, CHUNK)}
     assert bytes(at.ours.stored.files[B]) == healthy(at, B)
     assert outcome.replica_state is ReplicaState.UNHEALTHY
@@ -1116,14 +1242,20 @@ def test_an_exhausted_undo_budget_keeps_what_is_done_and_begins_nothing_more() -
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_a_repair_that_is_cut_short_calls_nothing_lost_that_it_did_not_try_to_mend(is_cancelled: bool) -> None:
+def test_a_repair_that_is_cut_short_calls_nothing_lost_that_it_did_not_try_to_mend(
+    is_cancelled: bool,
+) -> None:
     """The damage is found by this job's own scan."""
     at = world(A)
     at.ours.stored.flip(A, 0)
 
     def meddle(request: Request) -> Event | None:
         if isinstance(request, WriteWindows):
-            return Cancelled("shut down") if is_cancelled else RequestFailed(request, UndoBudgetError.code)
+            return (
+                Cancelled("shut down")
+                if is_cancelled
+                else RequestFailed(request, UndoBudgetError.code)
+            )
         return None
 
     outcome = run(at, meddle=meddle)
@@ -1134,7 +1266,9 @@ def test_a_repair_that_is_cut_short_calls_nothing_lost_that_it_did_not_try_to_me
 
 def test_a_repair_that_could_not_look_does_not_say_that_all_is_equal() -> None:
     at = world(A)
-    outcome = run(at, meddle=lambda r: RequestFailed(r, "disk_failed") if isinstance(r, Rescan) else None)
+    outcome = run(
+        at, meddle=lambda r: RequestFailed(r, "disk_failed") if isinstance(r, Rescan) else None
+    )
     assert (outcome.state, outcome.verdict) == (OutcomeState.FAILED, None)
 
 
@@ -1183,7 +1317,9 @@ def test_a_cancel_ends_the_run_at_once_wherever_it_is() -> None:
             request = waiting.pop(0)
             match request:
                 case FetchTree() | FetchRecords() | FetchWindows():
-                    waiting += machine.step(carry_out_there(request, ContainerId(7), at.peers[request.peer]))
+                    waiting += machine.step(
+                        carry_out_there(request, ContainerId(7), at.peers[request.peer])
+                    )
                 case Report():
                     raise AssertionError
                 case _:

@@ -1,6 +1,8 @@
-"""`treefold reconcile`, `container`, `job` and `scan` against a real controller on loopback.
+"""`treefold reconcile`, `container`, `job` and `scan` against a real controller on
+loopback.
 
-Rows T11-T19 are Ozone's tests of its own command; where we differ on purpose the test says so. The exit codes are ours.
+Rows T11-T19 are Ozone's tests of its own command; where we differ on purpose the test
+says so. The exit codes are ours.
 """
 
 import json
@@ -45,11 +47,23 @@ class Cluster:
         return CliRunner().invoke(treefold, words, input=stdin)
 
     def json(self, *arguments: str) -> dict[str, object]:
-        """The document, which must be there whatever the exit status, and be alone on stdout."""
+        """The document, which must be there whatever the exit status, and be alone on
+        stdout.
+        """
         result = self.run(*arguments, "--json")
         document = json.loads(result.stdout)
-        assert document.keys() == {"schema_version", "command", "as_of", "ok", "data", "warnings", "errors"}
-        assert document["command"] == " ".join(word for word in arguments[:2] if word in COMMAND_WORDS)
+        assert document.keys() == {
+            "schema_version",
+            "command",
+            "as_of",
+            "ok",
+            "data",
+            "warnings",
+            "errors",
+        }
+        assert document["command"] == " ".join(
+            word for word in arguments[:2] if word in COMMAND_WORDS
+        )
         for error in document["errors"]:
             assert error.keys() == {"code", "message", "hint"}
         document["exit"] = result.exit_code
@@ -61,15 +75,30 @@ class Cluster:
             agent.report(*(one for one in replicas if one.peer == peer))
 
     def roots(self, *roots: int | None, container_id: int = 1) -> list[ContainerReplica]:
-        return [replica(peer, container_id, root=root) for peer, root in zip(DNS, roots, strict=False)]
+        return [
+            replica(peer, container_id, root=root) for peer, root in zip(DNS, roots, strict=False)
+        ]
 
 
-COMMAND_WORDS = {"reconcile", "container", "list", "info", "diff", "job", "show", "watch", "cancel", "scan"}
+COMMAND_WORDS = {
+    "reconcile",
+    "container",
+    "list",
+    "info",
+    "diff",
+    "job",
+    "show",
+    "watch",
+    "cancel",
+    "scan",
+}
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    server = ControllerServer(ControllerConfig(listen="127.0.0.1:0", state_folder=tmp_path / "state"))
+    server = ControllerServer(
+        ControllerConfig(listen="127.0.0.1:0", state_folder=tmp_path / "state")
+    )
     agents = {peer: ReportingAgent(server.address, peer) for peer in DNS}
     yield Cluster(server, agents)
     for agent in agents.values():
@@ -81,7 +110,9 @@ def work(cluster: Cluster, verdict: str = "REPAIRABLE", **verdicts: str) -> None
     """All agents heal what they are told to, and report equal roots."""
     for peer, agent in cluster.agents.items():
 
-        def heal(command: pb.ReconcileCommand, peer: str = peer, agent: ReportingAgent = agent) -> None:
+        def heal(
+            command: pb.ReconcileCommand, peer: str = peer, agent: ReportingAgent = agent
+        ) -> None:
             agent.report(replica(peer, command.container_id, root=42), full=False)
 
         agent.work(done(verdicts.get(peer[3:], verdict), chunks_repaired=1), heal)
@@ -104,30 +135,39 @@ class TestIds:
         cluster.report(*cluster.roots(1, 2, 3))
         result = cluster.run("reconcile", "1", "-", "--yes", *mode)
         assert result.exit_code == 2
-        assert "Container IDs must be positive integers. Invalid container IDs: -\n" in result.stderr
+        assert (
+            "Container IDs must be positive integers. Invalid container IDs: -\n" in result.stderr
+        )
         assert result.stdout == ""
 
     def test_t18_all_invalid_ids_are_named_and_valid_ones_not_processed(
         self, cluster: Cluster, mode: list[str]
     ) -> None:
         cluster.report(*cluster.roots(1, 2, 3))
-        result = cluster.run("reconcile", "a", "1", "0", "1.5", "9223372036854775808", "--yes", *mode)
+        result = cluster.run(
+            "reconcile", "a", "1", "0", "1.5", "9223372036854775808", "--yes", *mode
+        )
         assert result.exit_code == 2
         assert "Invalid container IDs: a 0 1.5 9223372036854775808\n" in result.stderr
         assert result.stdout == ""
         assert cluster.json("job", "list")["data"] == {"jobs": []}
 
-    def test_ids_come_from_standard_input_each_once(self, cluster: Cluster, mode: list[str]) -> None:
+    def test_ids_come_from_standard_input_each_once(
+        self, cluster: Cluster, mode: list[str]
+    ) -> None:
         cluster.report(*cluster.roots(7, 7, 7), *cluster.roots(7, 7, 7, container_id=2))
         result = cluster.run("reconcile", "-", "--status", "--json", *mode, stdin="2\n\n 1 \n2\n")
         assert [one["containerID"] for one in json.loads(result.stdout)] == [2, 1]
 
 
 def test_the_status_has_ozones_shape_to_the_character(cluster: Cluster) -> None:
-    cluster.report(replica("dn-1", 100, root=0xF8062E72), replica("dn-2", 100, ReplicaState.UNHEALTHY, root=None))
+    cluster.report(
+        replica("dn-1", 100, root=0xF8062E72),
+        replica("dn-2", 100, ReplicaState.UNHEALTHY, root=None),
+    )
     result = cluster.run("reconcile", "--status", "100", "--json")
-    assert result.stdout == (
-        "[ {\n"
+    assert (
+        result.stdout == "[ {\n"
         '  "containerID" : 100,\n'
         '  "state" : "CLOSED",\n'
         '  "replicationConfig" : {\n'
@@ -160,12 +200,20 @@ def test_the_status_has_ozones_shape_to_the_character(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(
     ("roots", "match", "exit_code"),
-    [((7, 7, 7), True, 0), ((7, 7, 8), False, 3), ((7, None, 7), None, 0), ((None, None), None, 0), ((7,), None, 0)],
+    [
+        ((7, 7, 7), True, 0),
+        ((7, 7, 8), False, 3),
+        ((7, None, 7), None, 0),
+        ((None, None), None, 0),
+        ((7,), None, 0),
+    ],
 )
 def test_t11_replicas_match_is_true_false_or_unknown(
     cluster: Cluster, roots: tuple[int | None, ...], match: bool | None, exit_code: int
 ) -> None:
-    """On purpose null where Ozone says true: unknown roots, and nothing to compare with."""
+    """On purpose null where Ozone says true: unknown roots, and nothing to compare
+    with.
+    """
     cluster.report(*cluster.roots(*roots))
     result = cluster.run("reconcile", "--status", "1", "--json")
     assert json.loads(result.stdout)[0]["replicasMatch"] is match
@@ -179,14 +227,19 @@ def test_t14_open_and_erasure_coded_containers_have_no_status(cluster: Cluster) 
     assert result.stdout == "[ ]\n"
     assert result.stderr.splitlines() == [
         "Cannot get status of container 1. Reconciliation is not supported for open containers",
-        "Cannot get status of container 2. Reconciliation is only supported for Ratis replicated containers",
+        (
+            "Cannot get status of container 2. Reconciliation is only supported for Ratis"
+            " replicated containers"
+        ),
         "Failed to process reconciliation status for 2 containers",
     ]
     assert result.exit_code == 1
 
 
 def test_t15_the_status_of_the_valid_one_of_four_is_shown(cluster: Cluster) -> None:
-    cluster.report(*cluster.roots(7, 7, 7), replica("dn-1", 2, ReplicaState.OPEN), replica("dn-1", 3, index=1))
+    cluster.report(
+        *cluster.roots(7, 7, 7), replica("dn-1", 2, ReplicaState.OPEN), replica("dn-1", 3, index=1)
+    )
     result = cluster.run("reconcile", "--status", "1", "2", "3", "4", "--json")
     assert [one["containerID"] for one in json.loads(result.stdout)] == [1]
     assert "Failed to get reconciliation status of container 4: " in result.stderr
@@ -197,10 +250,14 @@ def test_t15_the_status_of_the_valid_one_of_four_is_shown(cluster: Cluster) -> N
 def test_t17_t19_an_unreachable_controller_ends_the_command_at_once() -> None:
     """On purpose once and not per container: all are asked about in one call."""
     runner = CliRunner()
-    status = runner.invoke(treefold, ["reconcile", "--status", "1", "2", "--json", "--controller", NOWHERE])
+    status = runner.invoke(
+        treefold, ["reconcile", "--status", "1", "2", "--json", "--controller", NOWHERE]
+    )
     assert (status.exit_code, status.stdout) == (7, "[ ]\n")
     assert "controller_unavailable" in status.stderr
-    trigger = runner.invoke(treefold, ["reconcile", "1", "--yes", "--json", "--controller", NOWHERE])
+    trigger = runner.invoke(
+        treefold, ["reconcile", "1", "--yes", "--json", "--controller", NOWHERE]
+    )
     assert trigger.exit_code == 7
     document = json.loads(trigger.stdout)
     assert (document["ok"], document["errors"][0]["code"]) == (False, "controller_unavailable")
@@ -224,7 +281,9 @@ def test_without_yes_and_without_a_terminal_the_plan_is_shown_and_refused(cluste
     refused = cluster.run("reconcile", "1", "9")
     assert refused.exit_code == 6
     # What would be left out is told before the question, not after the answer.
-    assert refused.stderr.index("Container #9 not found for reconciliation.") < refused.stderr.index("not confirmed")
+    assert refused.stderr.index(
+        "Container #9 not found for reconciliation."
+    ) < refused.stderr.index("not confirmed")
     assert cluster.json("job", "list")["data"] == {"jobs": []}
 
 
@@ -246,11 +305,14 @@ def test_the_plan_says_what_differs_by_the_trees_of_the_agents(tmp_path: Path) -
         data = document["data"]
         assert isinstance(data, dict)
         assert data["plan"][0]["trees"]["verdict"] == "REPAIRABLE"
-        assert [(d["kind"], d["blockID"], d["lacking"]) for d in data["plan"][0]["trees"]["differences"]] == [
-            ("corrupt_chunk", 20, ["dn-2"])
-        ]
-        assert "REPAIRABLE: 1 corrupt_chunk" in " ".join(cluster.run("reconcile", "1", "--dry-run").stdout.split())
-        # Their files have outlived their records, so that a reconciliation would still mend it.
+        assert [
+            (d["kind"], d["blockID"], d["lacking"]) for d in data["plan"][0]["trees"]["differences"]
+        ] == [("corrupt_chunk", 20, ["dn-2"])]
+        assert "REPAIRABLE: 1 corrupt_chunk" in " ".join(
+            cluster.run("reconcile", "1", "--dry-run").stdout.split()
+        )
+        # Their files have outlived their records, so that a reconciliation would still
+        # mend it.
         for peer in ("dn-1", "dn-3"):
             del replicas[peer].records[BlockId(20)]
             store_tree(replicas[peer])
@@ -263,9 +325,16 @@ def test_reconcile_waits_and_shows_what_came_of_it(cluster: Cluster) -> None:
     work(cluster)
     result = cluster.run("reconcile", "1", "--yes", "--wait", "--reason", "drill")
     assert result.exit_code == 0, result.output
-    assert re.search(r"^Reconciliation has been triggered for container 1 \(job \w+\)$", result.stdout, re.MULTILINE)
+    assert re.search(
+        r"^Reconciliation has been triggered for container 1 \(job \w+\)$",
+        result.stdout,
+        re.MULTILINE,
+    )
     assert "DONE" in result.stdout
-    assert json.loads(cluster.run("reconcile", "--status", "1", "--json").stdout)[0]["replicasMatch"] is True
+    assert (
+        json.loads(cluster.run("reconcile", "--status", "1", "--json").stdout)[0]["replicasMatch"]
+        is True
+    )
     [job] = jobs(cluster.json("job", "list"))
     assert (job["state"], job["verdict"], job["reason"]) == ("DONE", "REPAIRABLE", "drill")
     assert [one["chunksRepaired"] for one in datanodes(job)] == [1, 1, 1]
@@ -276,7 +345,9 @@ def test_one_command_goes_on_until_all_have_what_one_put_together(cluster: Clust
     cluster.report(*cluster.roots(1, 1, 2))
     empty_handed = {peer: threading.Event() for peer in DNS[:2]}
 
-    def carry_out(peer: str, agent: ReportingAgent, command: pb.ReconcileCommand) -> pb.ReconcileProgress:
+    def carry_out(
+        peer: str, agent: ReportingAgent, command: pb.ReconcileCommand
+    ) -> pb.ReconcileProgress:
         is_first = command.job_id.isalnum()
         if peer in empty_handed and is_first:
             empty_handed[peer].set()
@@ -291,7 +362,11 @@ def test_one_command_goes_on_until_all_have_what_one_put_together(cluster: Clust
     assert document["exit"] == 0
     [job] = jobs(document)
     assert (job["state"], job["verdict"], job["comparison"]) == ("DONE", "REPAIRABLE", "match")
-    assert [(one["round"], one["chunksRepaired"]) for one in datanodes(job)] == [(2, 1), (2, 1), (1, 1)]
+    assert [(one["round"], one["chunksRepaired"]) for one in datanodes(job)] == [
+        (2, 1),
+        (2, 1),
+        (1, 1),
+    ]
     shown = cluster.run("job", "show", str(job["jobID"])).stdout
     assert "datanode dn-1: done in round 2, verdict REPAIRABLE" in shown
     assert "datanode dn-3: done, verdict REPAIRABLE" in shown
@@ -339,37 +414,57 @@ def test_an_empty_container_is_not_said_to_hold_what_has_no_checksums(cluster: C
     assert "nobody recorded" not in warnings
 
 
-UNVERIFIABLE = pb.Evidence(kind="unverifiable", detail="without recorded checksums, wholly or in part: block 20")
+UNVERIFIABLE = pb.Evidence(
+    kind="unverifiable", detail="without recorded checksums, wholly or in part: block 20"
+)
 UNREADABLE = pb.Evidence(kind="file_unreadable", block_id=20, offset=0, detail="Permission\ndenied")
-SHARED = pb.Evidence(kind="bad_windows_shared", block_id=20, offset=0, detail="beyond repair, if nobody else has it")
+SHARED = pb.Evidence(
+    kind="bad_windows_shared", block_id=20, offset=0, detail="beyond repair, if nobody else has it"
+)
 GONE = pb.PeerOutcome(datanode_id="dn-3", outcome="peer_unavailable")
 
 
 @pytest.mark.parametrize(
     ("does", "why"),
     [
-        (done("UNKNOWN", evidence=[UNVERIFIABLE]), "unverifiable: it holds what nobody recorded a checksum of"),
         (
-            done("UNKNOWN", evidence=[UNVERIFIABLE, UNREADABLE]),
-            "file_unreadable block 20 at 0: Permission denied (says dn-1, dn-2, dn-3); "
+            done("UNKNOWN", evidence=[UNVERIFIABLE]),
             "unverifiable: it holds what nobody recorded a checksum of",
         ),
-        (done("UNKNOWN", evidence=[SHARED], peers=[GONE]), "peer_unavailable: datanode dn-3 (says dn-1, dn-2, dn-3)"),
+        (
+            done("UNKNOWN", evidence=[UNVERIFIABLE, UNREADABLE]),
+            (
+                "file_unreadable block 20 at 0: Permission denied (says dn-1, dn-2, dn-3); "
+                "unverifiable: it holds what nobody recorded a checksum of"
+            ),
+        ),
+        (
+            done("UNKNOWN", evidence=[SHARED], peers=[GONE]),
+            "peer_unavailable: datanode dn-3 (says dn-1, dn-2, dn-3)",
+        ),
         (
             done("UNKNOWN", evidence=[UNVERIFIABLE, UNREADABLE], peers=[GONE]),
-            "peer_unavailable: datanode dn-3 (says dn-1, dn-2, dn-3); "
-            "file_unreadable block 20 at 0: Permission denied (says dn-1, dn-2, dn-3) and 1 more",
+            (
+                "peer_unavailable: datanode dn-3 (says dn-1, dn-2, dn-3); file_unreadable block 20"
+                " at 0: Permission denied (says dn-1, dn-2, dn-3) and 1 more"
+            ),
         ),
         (done("UNKNOWN"), "its datanodes do not say why"),
     ],
     ids=["unverifiable", "unreadable", "silent peer", "all of it", "nothing"],
 )
-def test_why_a_verdict_is_unknown_is_named_and_no_failure(cluster: Cluster, does: DoWork, why: str) -> None:
+def test_why_a_verdict_is_unknown_is_named_and_no_failure(
+    cluster: Cluster, does: DoWork, why: str
+) -> None:
     cluster.report(*cluster.roots(1, 2, 3))
     for peer, agent in cluster.agents.items():
 
-        def heal(command: pb.ReconcileCommand, peer: str = peer, agent: ReportingAgent = agent) -> None:
-            agent.report(replace(replica(peer, command.container_id, root=42), block_count=1), full=False)
+        def heal(
+            command: pb.ReconcileCommand, peer: str = peer, agent: ReportingAgent = agent
+        ) -> None:
+            agent.report(
+                replace(replica(peer, command.container_id, root=42), block_count=1), full=False
+            )
 
         agent.work(does, heal)
     document = cluster.json("reconcile", "1", "--yes", "--wait")
@@ -378,7 +473,9 @@ def test_why_a_verdict_is_unknown_is_named_and_no_failure(cluster: Cluster, does
     assert isinstance(document["warnings"], list)
     # The plan warns too: these agents have no trees to show.
     warnings = [warning for warning in document["warnings"] if "the plan lacks" not in warning]
-    assert warnings == [f"container 1: not all is known: {why}: see `treefold job show {job['jobID']}`"]
+    assert warnings == [
+        f"container 1: not all is known: {why}: see `treefold job show {job['jobID']}`"
+    ]
 
 
 def test_replicas_that_still_differ_are_only_partly_done(cluster: Cluster) -> None:
@@ -405,7 +502,11 @@ def test_t16_a_refusal_is_named_and_the_others_are_processed(cluster: Cluster) -
     [
         ([], "CONTAINER_NOT_FOUND", 1),
         ([replica("dn-1", state=ReplicaState.OPEN)], "INELIGIBLE_CONTAINER_STATE", 6),
-        ([replica("dn-1"), replica("dn-2", state=ReplicaState.CLOSING)], "INELIGIBLE_REPLICA_STATES", 6),
+        (
+            [replica("dn-1"), replica("dn-2", state=ReplicaState.CLOSING)],
+            "INELIGIBLE_REPLICA_STATES",
+            6,
+        ),
         ([replica("dn-1", index=1), replica("dn-2", index=2)], "INELIGIBLE_REPLICATION_TYPE", 6),
         ([replica("dn-1")], "NO_LIVE_PEERS", 6),
         ([replica("dn-1", read_only=True), replica("dn-2", read_only=True)], "READ_ONLY", 6),
@@ -422,14 +523,19 @@ def test_each_refusal_has_its_code_and_exit_status(
     assert cluster.json("reconcile", "1", "--dry-run")["exit"] == exit_code
 
 
-def test_a_replica_that_stands_in_the_way_is_named_and_what_to_do_about_it(cluster: Cluster) -> None:
+def test_a_replica_that_stands_in_the_way_is_named_and_what_to_do_about_it(
+    cluster: Cluster,
+) -> None:
     invalid = replica("dn-2", state=ReplicaState.INVALID, root=None)
     cluster.report(replica("dn-1"), invalid, replica("dn-3"))
     [error] = errors(cluster.json("reconcile", "1", "--yes"))
     assert "INVALID on datanode dn-2" in str(error["message"])
     assert error["hint"] == INVALID_HINT
     assert INVALID_HINT in cluster.run("reconcile", "1", "--yes").stderr
-    assert f"(not closed: INVALID on datanode dn-2; {INVALID_HINT})" in cluster.run("container", "info", "1").stdout
+    assert (
+        f"(not closed: INVALID on datanode dn-2; {INVALID_HINT})"
+        in cluster.run("container", "info", "1").stdout
+    )
     # Where the others differ, that is what the note says.
     cluster.report(replica("dn-1", root=1), invalid, replica("dn-3", root=2))
     shown = cluster.run("container", "info", "1").stdout
@@ -483,7 +589,9 @@ def test_all_diverged_of_nothing_is_done(cluster: Cluster) -> None:
 
 def test_containers_are_listed_by_state_and_comparison(cluster: Cluster) -> None:
     cluster.report(
-        *cluster.roots(7, 7, 7), *cluster.roots(7, 8, 7, container_id=2), replica("dn-1", 3, ReplicaState.OPEN)
+        *cluster.roots(7, 7, 7),
+        *cluster.roots(7, 8, 7, container_id=2),
+        replica("dn-1", 3, ReplicaState.OPEN),
     )
 
     def listed(*options: str) -> list[int]:
@@ -517,7 +625,9 @@ def test_info_tells_unknown_from_zero(cluster: Cluster) -> None:
 
 @contextmanager
 def healing_cluster(folder: Path) -> Iterator[tuple[Cluster, dict[str, MemoryReplica]]]:
-    """A controller and three agents that serve real trees of container 1; the second has a corrupt chunk."""
+    """A controller and three agents that serve real trees of container 1; the second
+    has a corrupt chunk.
+    """
     server = ControllerServer(ControllerConfig(listen="127.0.0.1:0", state_folder=folder / "state"))
     replicas = {peer: replica_of(1, {10: 5000, 20: 70_000}) for peer in DNS}
     replicas["dn-2"].flip(20, 100)
@@ -555,7 +665,10 @@ def test_diff_compares_the_trees_of_the_agents(tmp_path: Path) -> None:
                 }
             ],
         }
-        assert "corrupt_chunk: block 20 at 0: dn-2 <- dn-1, dn-3" in cluster.run("container", "diff", "1").stdout
+        assert (
+            "corrupt_chunk: block 20 at 0: dn-2 <- dn-1, dn-3"
+            in cluster.run("container", "diff", "1").stdout
+        )
         for held in replicas.values():
             held.files = replicas["dn-1"].files
             store_tree(held)
@@ -569,8 +682,12 @@ def test_diff_compares_the_trees_of_the_agents(tmp_path: Path) -> None:
 
 def test_diff_of_what_is_not_comparable_or_not_known(cluster: Cluster) -> None:
     cluster.report(replica("dn-1", 2, index=1), replica("dn-2", 2, index=2))
-    assert [error["code"] for error in errors(cluster.json("container", "diff", "2"))] == ["NOT_APPLICABLE"]
-    assert [error["code"] for error in errors(cluster.json("container", "diff", "9"))] == ["CONTAINER_NOT_FOUND"]
+    assert [error["code"] for error in errors(cluster.json("container", "diff", "2"))] == [
+        "NOT_APPLICABLE"
+    ]
+    assert [error["code"] for error in errors(cluster.json("container", "diff", "9"))] == [
+        "CONTAINER_NOT_FOUND"
+    ]
 
 
 def test_a_job_is_shown_watched_and_cancelled(cluster: Cluster) -> None:
@@ -640,7 +757,11 @@ def test_every_error_is_a_document_with_json_and_a_sentence_without(
     assert "Traceback" not in plain.stderr
     result = CliRunner().invoke(treefold, [*words, *options, "--json"])
     document = json.loads(result.stdout)
-    assert (result.exit_code, document["ok"], document["errors"][0]["code"]) == (exit_code, False, code)
+    assert (result.exit_code, document["ok"], document["errors"][0]["code"]) == (
+        exit_code,
+        False,
+        code,
+    )
     assert words[0] in document["command"]
 
 

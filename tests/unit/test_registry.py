@@ -48,7 +48,9 @@ def held(registry: Registry, container_id: int = 1) -> list[tuple[str, int | Non
 def test_a_full_report_replaces_all_that_was_known() -> None:
     registry = make()
     observe(registry, replica(container_id=1), replica(container_id=2))
-    changed = observe(registry, replica(container_id=2, root=9), replica(container_id=3), sequence=2).changed
+    changed = observe(
+        registry, replica(container_id=2, root=9), replica(container_id=3), sequence=2
+    ).changed
     assert changed == {1, 2, 3}
     assert list(registry.container_ids()) == [1, 2, 3]
     assert (held(registry, 1), held(registry, 2)) == ([], [("dn-1", 9)])
@@ -57,9 +59,15 @@ def test_a_full_report_replaces_all_that_was_known() -> None:
 def test_an_incremental_report_changes_what_it_names() -> None:
     registry = make()
     observe(registry, replica(container_id=1), replica(container_id=2), replica(container_id=3))
-    changed = observe(registry, replica(container_id=2, root=9), sequence=2, full=False, removed=(3, 99)).changed
+    changed = observe(
+        registry, replica(container_id=2, root=9), sequence=2, full=False, removed=(3, 99)
+    ).changed
     assert changed == {2, 3}
-    assert (held(registry, 1), held(registry, 2), held(registry, 3)) == ([("dn-1", 7)], [("dn-1", 9)], [])
+    assert (held(registry, 1), held(registry, 2), held(registry, 3)) == (
+        [("dn-1", 7)],
+        [("dn-1", 9)],
+        [],
+    )
 
 
 def test_a_report_without_news_touches_nothing() -> None:
@@ -132,7 +140,9 @@ def test_a_report_that_comes_twice_counts_once() -> None:
 
 
 @pytest.mark.parametrize(("earlier", "later"), [("100", "200"), ("a1", "b2"), ("99", "100")])
-def test_a_report_from_an_earlier_life_is_dropped_however_late_it_comes(earlier: str, later: str) -> None:
+def test_a_report_from_an_earlier_life_is_dropped_however_late_it_comes(
+    earlier: str, later: str
+) -> None:
     registry = make()
     observe(registry, replica(root=1), incarnation=earlier, sequence=50)
     born = observe(registry, replica(root=2), incarnation=later, sequence=1)
@@ -149,7 +159,9 @@ def test_an_earlier_life_is_known_by_its_number_even_if_it_was_never_seen() -> N
 
 
 @pytest.mark.parametrize(("dead", "living"), [("a1", "b2"), ("200", "100")])
-def test_a_late_first_report_of_a_dead_life_does_not_shut_out_the_living_one_for_ever(dead: str, living: str) -> None:
+def test_a_late_first_report_of_a_dead_life_does_not_shut_out_the_living_one_for_ever(
+    dead: str, living: str
+) -> None:
     """CR-052"""
     registry = make()
     observe(registry, replica(root=2), incarnation=living)
@@ -239,20 +251,28 @@ def test_the_index_always_says_what_a_fresh_comparison_would(
     fresh = make()
     for status in registry.datanodes(now_s):
         peer = status.datanode.peer
-        every = [r for c in registry.container_ids() for r in registry._replicas.get(c, {}).values() if r.peer == peer]
+        every = [
+            r
+            for c in registry.container_ids()
+            for r in registry._replicas.get(c, {}).values()
+            if r.peer == peer
+        ]
         observe(fresh, *every, peer=peer, now_s=now_s - status.heartbeat_age_s)
     fresh.age(now_s)
     for container_id in registry.container_ids():
         assert registry.compared(container_id) == fresh.compared(container_id)
     assert set(registry.diverged()) == set(fresh.diverged())
-    assert {k: v for k, v in registry.counts().items() if v} == {k: v for k, v in fresh.counts().items() if v}
+    assert {k: v for k, v in registry.counts().items() if v} == {
+        k: v for k, v in fresh.counts().items() if v
+    }
 
 
 def test_a_hundred_thousand_containers_are_cheap() -> None:
     registry = make()
     reports = {
         peer: [
-            replica(peer, number, root=number if peer != "dn-3" or number % 1000 else 0) for number in range(1, 100_001)
+            replica(peer, number, root=number if peer != "dn-3" or number % 1000 else 0)
+            for number in range(1, 100_001)
         ]
         for peer in ("dn-1", "dn-2", "dn-3")
     }

@@ -1,4 +1,6 @@
-"""RocksDB as a datanode keeps it: read beside its owner without a trace, written so that Ozone reads it."""
+"""RocksDB as a datanode keeps it: read beside its owner without a trace, written so
+that Ozone reads it.
+"""
 
 import os
 import re
@@ -32,7 +34,9 @@ ONE = ContainerId(1)
 @pytest.fixture
 def database_path(tmp_path: Path) -> Path:
     """The database of a volume that a real datanode wrote."""
-    return next(unpack("healthy", tmp_path / "healthy").glob("dn1/volume1/hdds/CID-*/DS-*/container.db"))
+    return next(
+        unpack("healthy", tmp_path / "healthy").glob("dn1/volume1/hdds/CID-*/DS-*/container.db")
+    )
 
 
 @pytest.fixture
@@ -46,15 +50,25 @@ def test_keys_are_those_of_the_reference() -> None:
     container = ContainerId(100)
     assert block_key(container, BlockId(7)).hex() == "00000000000000647c37"
     assert counter_key(container, Counter.BCS_ID).hex() == "00000000000000647c234243534944"
-    assert counter_key(container, Counter.BLOCK_COUNT).hex() == "00000000000000647c23424c4f434b434f554e54"
-    assert counter_key(container, Counter.BYTES_USED).hex() == "00000000000000647c23425954455355534544"
-    assert counter_key(container, Counter.DATA_CHECKSUM).hex() == "00000000000000647c2344415441434845434b53554d"
+    assert (
+        counter_key(container, Counter.BLOCK_COUNT).hex()
+        == "00000000000000647c23424c4f434b434f554e54"
+    )
+    assert (
+        counter_key(container, Counter.BYTES_USED).hex() == "00000000000000647c23425954455355534544"
+    )
+    assert (
+        counter_key(container, Counter.DATA_CHECKSUM).hex()
+        == "00000000000000647c2344415441434845434b53554d"
+    )
     assert delete_key(container, 12).hex() == "00000000000000647c3132"
     assert long_bytes(42).hex() == "000000000000002a"
     assert long_bytes(0xF8062E72).hex() == "00000000f8062e72"
 
 
-def test_a_shadow_reads_what_the_datanode_wrote_and_leaves_no_trace(database_path: Path, shadows: Path) -> None:
+def test_a_shadow_reads_what_the_datanode_wrote_and_leaves_no_trace(
+    database_path: Path, shadows: Path
+) -> None:
     before = tree_of_files(database_path)
     times = {p.name: p.stat().st_mtime_ns for p in database_path.iterdir()}
     database = Database.open_shadow(database_path, shadows)
@@ -67,7 +81,9 @@ def test_a_shadow_reads_what_the_datanode_wrote_and_leaves_no_trace(database_pat
     assert list(shadows.iterdir()) == []
 
 
-def test_a_shadow_stays_readable_when_the_datanode_removes_its_files(database_path: Path, shadows: Path) -> None:
+def test_a_shadow_stays_readable_when_the_datanode_removes_its_files(
+    database_path: Path, shadows: Path
+) -> None:
     database = Database.open_shadow(database_path, shadows)
     for file in database_path.iterdir():
         file.unlink()
@@ -75,7 +91,9 @@ def test_a_shadow_stays_readable_when_the_datanode_removes_its_files(database_pa
     database.close()
 
 
-def test_a_shadow_opens_while_the_owner_has_the_database(database_path: Path, shadows: Path) -> None:
+def test_a_shadow_opens_while_the_owner_has_the_database(
+    database_path: Path, shadows: Path
+) -> None:
     owner = Database.open_owner(database_path, Disk())
     batch = Batch()
     batch.put(Table.METADATA, counter_key(ONE, Counter.DELETE_TX), long_bytes(77))
@@ -125,7 +143,13 @@ def _layout(path: Path) -> dict[str, set[str]]:
         if line.startswith("["):
             table = match[1] if (match := re.search(r'"(.*)"', line)) else ""
         name, _, value = line.strip().partition("=")
-        if table and name in ("format_version", "prefix_extractor", "compression", "block_size", "filter_policy"):
+        if table and name in (
+            "format_version",
+            "prefix_extractor",
+            "compression",
+            "block_size",
+            "filter_policy",
+        ):
             found.setdefault(table, set()).add(f"{name}={value.split(':')[0]}")
     return found
 
@@ -155,12 +179,14 @@ def test_a_database_of_ozone_keeps_its_layout_when_we_write_to_it(database_path:
     assert not (database_path / "rocksdict-config.json").exists()
 
 
-def test_tables_that_an_old_release_lacks_are_made_by_the_owner_only(tmp_path: Path, shadows: Path) -> None:
+def test_tables_that_an_old_release_lacks_are_made_by_the_owner_only(
+    tmp_path: Path, shadows: Path
+) -> None:
     path = tmp_path / "container.db"
     Database.create(path, Disk()).close()
     script = (
-        "import sys; from rocksdict import Rdict, Options\n"
-        "db = Rdict(sys.argv[1], Options(raw_mode=True)); db.drop_column_family('last_chunk_info'); db.close()\n"
+        "import sys; from rocksdict import Rdict, Options\ndb = Rdict(sys.argv[1],"
+        " Options(raw_mode=True)); db.drop_column_family('last_chunk_info'); db.close()\n"
     )
     subprocess.run([sys.executable, "-c", script, str(path)], check=True)
     shadow = Database.open_shadow(path, shadows)
@@ -190,7 +216,9 @@ database.close()
 
 def test_a_database_that_another_process_holds_is_refused_with_its_pid(database_path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", _HOLD, str(database_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", _HOLD, str(database_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdin is not None
@@ -215,8 +243,10 @@ def test_this_process_does_not_lose_its_own_lock_by_asking(database_path: Path) 
         [
             sys.executable,
             "-c",
-            "import sys; from pathlib import Path; from ozone.rocks import lock_holder\n"
-            "print(lock_holder(Path(sys.argv[1])))",
+            (
+                "import sys; from pathlib import Path; from ozone.rocks import lock_holder\n"
+                "print(lock_holder(Path(sys.argv[1])))"
+            ),
             str(database_path / "LOCK"),
         ],
         capture_output=True,
@@ -228,7 +258,9 @@ def test_this_process_does_not_lose_its_own_lock_by_asking(database_path: Path) 
     assert lock_holder(database_path / "LOCK") is None
 
 
-def test_a_damaged_table_file_is_an_error_not_the_end_of_the_rows(database_path: Path, shadows: Path) -> None:
+def test_a_damaged_table_file_is_an_error_not_the_end_of_the_rows(
+    database_path: Path, shadows: Path
+) -> None:
     for file in database_path.glob("*.sst"):
         raw = bytearray(file.read_bytes())
         raw[20] ^= 1
@@ -262,8 +294,12 @@ def test_a_counter_that_cannot_be_read_is_named_with_its_container(tmp_path: Pat
     assert "container_id" not in closed.value.facts
 
 
-@pytest.mark.parametrize("damage", ["no folder", "empty folder", "no manifest", "no table files", "CURRENT garbled"])
-def test_a_folder_that_is_no_database_is_refused(database_path: Path, shadows: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    "damage", ["no folder", "empty folder", "no manifest", "no table files", "CURRENT garbled"]
+)
+def test_a_folder_that_is_no_database_is_refused(
+    database_path: Path, shadows: Path, damage: str
+) -> None:
     for file in database_path.iterdir():
         if (
             damage in ("no folder", "empty folder")
@@ -284,8 +320,12 @@ def test_a_folder_that_is_no_database_is_refused(database_path: Path, shadows: P
     assert list(shadows.iterdir()) == []
 
 
-def test_a_file_of_the_binding_that_can_neither_be_written_nor_removed_is_a_named_error(database_path: Path) -> None:
-    """As on a read-only file system, where even removing what is not there is refused."""
+def test_a_file_of_the_binding_that_can_neither_be_written_nor_removed_is_a_named_error(
+    database_path: Path,
+) -> None:
+    """As on a read-only file system, where even removing what is not there is
+    refused.
+    """
     stray = database_path / "rocksdict-config.json"
     stray.mkdir()
     with pytest.raises(DatabaseError, match=r"cannot open the database .*Is a directory"):
@@ -309,7 +349,9 @@ def test_a_lock_that_cannot_be_opened_is_held_by_nobody(database_path: Path) -> 
         Database.open_owner(database_path, Disk())
 
 
-def test_a_folder_that_cannot_be_looked_into_is_a_named_error(tmp_path: Path, shadows: Path) -> None:
+def test_a_folder_that_cannot_be_looked_into_is_a_named_error(
+    tmp_path: Path, shadows: Path
+) -> None:
     unspeakable = tmp_path / ("a" * 300)
     with pytest.raises(DatabaseError, match="cannot look into"):
         Database.open_owner(unspeakable, Disk())
@@ -317,7 +359,9 @@ def test_a_folder_that_cannot_be_looked_into_is_a_named_error(tmp_path: Path, sh
         Database.open_shadow(unspeakable, shadows)
 
 
-def test_a_shadow_that_cannot_be_made_says_nothing_about_the_database(database_path: Path, tmp_path: Path) -> None:
+def test_a_shadow_that_cannot_be_made_says_nothing_about_the_database(
+    database_path: Path, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_bytes(b"")
     for place in (tmp_path / "file", tmp_path / "none"):
         with pytest.raises(DiskError, match="cannot make a shadow in"):

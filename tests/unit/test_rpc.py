@@ -118,7 +118,9 @@ def unary(channel: grpc.Channel, raw: bytes = b"x", method: str = "Unary") -> by
     ],
     ids=lambda error: error.code,
 )
-def test_a_raised_error_arrives_under_its_name(channel: grpc.Channel, echo: Echo, error: ReconcileError) -> None:
+def test_a_raised_error_arrives_under_its_name(
+    channel: grpc.Channel, echo: Echo, error: ReconcileError
+) -> None:
     echo.error = error
     many: UnaryStreamCall = channel.unary_stream(f"/{SERVICE}/Many")
     both: StreamCall = channel.stream_stream(f"/{SERVICE}/Both")
@@ -136,10 +138,14 @@ def test_a_raised_error_arrives_under_its_name(channel: grpc.Channel, echo: Echo
             call()
         assert type(caught.value) is type(error)
         assert (caught.value.message, caught.value.hint) == (error.message, error.hint)
-        assert caught.value.facts == {key: error.facts[key] for key in ("reason",) if key in error.facts}
+        assert caught.value.facts == {
+            key: error.facts[key] for key in ("reason",) if key in error.facts
+        }
 
 
-def test_long_texts_are_cut_so_that_the_name_still_arrives(channel: grpc.Channel, echo: Echo) -> None:
+def test_long_texts_are_cut_so_that_the_name_still_arrives(
+    channel: grpc.Channel, echo: Echo
+) -> None:
     echo.error = BusyError("🐘" * 100_000, hint="🐘" * 100_000, reason="🐘" * 100_000)
     with pytest.raises(BusyError) as caught:
         unary(channel)
@@ -148,7 +154,9 @@ def test_long_texts_are_cut_so_that_the_name_still_arrives(channel: grpc.Channel
 
 
 @pytest.mark.parametrize("unavailable", [PeerUnavailableError, ControllerUnavailableError])
-def test_nobody_there_is_the_error_that_the_caller_chose(unavailable: type[ReconcileError], server: RpcServer) -> None:
+def test_nobody_there_is_the_error_that_the_caller_chose(
+    unavailable: type[ReconcileError], server: RpcServer
+) -> None:
     server.stop(0)
     call: UnaryCall = open_channel(server.address).unary_unary("/any/Method")
     with pytest.raises(unavailable) as caught, named_errors("controller", unavailable):
@@ -182,7 +190,9 @@ def test_a_message_at_the_limit_passes_and_one_above_is_refused(channel: grpc.Ch
 
 
 def test_a_server_refuses_a_message_above_the_limit(server: RpcServer) -> None:
-    with grpc.insecure_channel(server.address, options=(("grpc.max_send_message_length", -1),)) as unlimited:
+    with grpc.insecure_channel(
+        server.address, options=(("grpc.max_send_message_length", -1),)
+    ) as unlimited:
         call: UnaryCall = unlimited.unary_unary(f"/{SERVICE}/Unary")
         with pytest.raises(grpc.RpcError) as caught:
             call(bytes(MESSAGE_BYTES_MAX + 1), timeout=20)
@@ -225,7 +235,9 @@ def test_a_taken_port_is_a_config_error(server: RpcServer, echo: Echo) -> None:
         start_server(server.address, [echo.register])
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:http", "127.0.0.1:70000", "127.0.0.1:-1"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "127.0.0.1:http", "127.0.0.1:70000", "127.0.0.1:-1"]
+)
 def test_what_is_no_address_is_a_config_error(address: str, echo: Echo) -> None:
     with pytest.raises(ConfigError):
         start_server(address, [echo.register], insecure=True)
@@ -236,7 +248,9 @@ def test_health_is_served(channel: grpc.Channel) -> None:
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_running_calls_end_in_peace_when_a_server_stops(server: RpcServer, channel: grpc.Channel) -> None:
+def test_running_calls_end_in_peace_when_a_server_stops(
+    server: RpcServer, channel: grpc.Channel
+) -> None:
     many: UnaryStreamCall = channel.unary_stream(f"/{SERVICE}/Many")
     stream = many(b"last", timeout=20)
     assert next(stream) == b"last"
@@ -246,12 +260,16 @@ def test_running_calls_end_in_peace_when_a_server_stops(server: RpcServer, chann
         unary(channel)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.255.0.9:1", "[::1]:1", "localhost:1", "unix:/run/treefold"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "127.255.0.9:1", "[::1]:1", "localhost:1", "unix:/run/treefold"]
+)
 def test_loopback_needs_no_tls(address: str) -> None:
     assert is_loopback(address)
 
 
-@pytest.mark.parametrize("address", [ELSEWHERE, "0.0.0.0:1", "[::]:1", "[2001:db8::1]:1", "localhost.example:1", ":1"])
+@pytest.mark.parametrize(
+    "address", [ELSEWHERE, "0.0.0.0:1", "[::]:1", "[2001:db8::1]:1", "localhost.example:1", ":1"]
+)
 def test_off_loopback_wants_tls_or_a_word_that_says_insecure(address: str, echo: Echo) -> None:
     assert not is_loopback(address)
     with pytest.raises(ConfigError) as caught:
@@ -269,7 +287,9 @@ def test_all_interfaces_may_be_had_insecurely(echo: Echo) -> None:
     running.stop(0)
 
 
-def issue(authority: trustme.CA, folder: Path, name: str, *, not_after: datetime | None = None) -> Tls:
+def issue(
+    authority: trustme.CA, folder: Path, name: str, *, not_after: datetime | None = None
+) -> Tls:
     """PEM files for 127.0.0.1 signed by this authority."""
     certificate = authority.issue_cert("127.0.0.1", not_after=not_after)
     paths = [folder / f"{name}.{kind}.pem" for kind in ("cert", "key", "ca")]
@@ -292,7 +312,10 @@ def test_mutual_tls_lets_in_who_is_signed_and_nobody_else(tmp_path: Path, echo: 
         with open_channel(running.address, tls=tls) as channel, pytest.raises(PeerUnavailableError):
             unary(channel)
     only_trusting = grpc.ssl_channel_credentials(ours.ca.read_bytes())
-    with grpc.secure_channel(running.address, only_trusting) as channel, pytest.raises(PeerUnavailableError):
+    with (
+        grpc.secure_channel(running.address, only_trusting) as channel,
+        pytest.raises(PeerUnavailableError),
+    ):
         unary(channel)
     running.stop(0)
 
@@ -320,14 +343,21 @@ def test_an_expired_certificate_is_not_believed(tmp_path: Path, echo: Echo, side
         for name in ("server", "client")
     }
     running = start_server("127.0.0.1:0", [echo.register], tls=of["server"])
-    with open_channel(running.address, tls=of["client"]) as channel, pytest.raises(PeerUnavailableError):
+    with (
+        open_channel(running.address, tls=of["client"]) as channel,
+        pytest.raises(PeerUnavailableError),
+    ):
         unary(channel)
     running.stop(0)
 
 
 @pytest.mark.parametrize("broken", ["cert", "key", "ca"])
-@pytest.mark.parametrize("content", [None, b"", b"no certificate\n"], ids=["missing", "empty", "other text"])
-def test_unusable_pem_files_are_config_errors(tmp_path: Path, echo: Echo, broken: str, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    "content", [None, b"", b"no certificate\n"], ids=["missing", "empty", "other text"]
+)
+def test_unusable_pem_files_are_config_errors(
+    tmp_path: Path, echo: Echo, broken: str, content: bytes | None
+) -> None:
     tls = issue(trustme.CA(), tmp_path, "ours")
     path: Path = getattr(tls, broken)
     path.unlink()

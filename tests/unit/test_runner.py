@@ -1,4 +1,6 @@
-"""The runner carries out requests with bounded threads, retries, limits and a way to be stopped."""
+"""The runner carries out requests with bounded threads, retries, limits and a way to be
+stopped.
+"""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +9,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from dnagent.ports import ByteRange, Peer, Piece
-from dnagent.requests import FetchWindows, Outcome, OutcomeState, Progress, RequestFailed, WindowsArrived
+from dnagent.requests import (
+    FetchWindows,
+    Outcome,
+    OutcomeState,
+    Progress,
+    RequestFailed,
+    WindowsArrived,
+)
 from dnagent.runner import Job, Runner, carry_out_there
 from merkle.errors import BusyError, DiskError, PeerRefusedError, PeerUnavailableError
 from merkle.plan import Verdict
@@ -36,7 +45,15 @@ class Audit:
     fails: bool = False
 
     def __call__(
-        self, *, container: int, block: int, offset: int, length: int, source: str, job: str, unread: int
+        self,
+        *,
+        container: int,
+        block: int,
+        offset: int,
+        length: int,
+        source: str,
+        job: str,
+        unread: int,
     ) -> None:
         if self.fails:
             raise DiskError("the audit file cannot be written")
@@ -44,7 +61,9 @@ class Audit:
 
 
 def stored(*blocks: int) -> MemoryReplica:
-    return replica_of(CONTAINER, dict.fromkeys(blocks, BLOCK), window_bytes=WINDOW, chunk_bytes=CHUNK)
+    return replica_of(
+        CONTAINER, dict.fromkeys(blocks, BLOCK), window_bytes=WINDOW, chunk_bytes=CHUNK
+    )
 
 
 def damaged(*windows: int) -> RepairableReplica:
@@ -67,12 +86,18 @@ class HookedPeer(MemoryPeer):
         self._hook("tree")
         return super().tree(container_id)
 
-    def records(self, container_id: ContainerId, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
+    def records(
+        self, container_id: ContainerId, block_ids: Sequence[BlockId]
+    ) -> dict[BlockId, BlockRecord]:
         self._hook("records")
         return super().records(container_id, block_ids)
 
     def read(
-        self, container_id: ContainerId, block_id: BlockId, record_chunk: ChunkRecord, ranges: Sequence[ByteRange]
+        self,
+        container_id: ContainerId,
+        block_id: BlockId,
+        record_chunk: ChunkRecord,
+        ranges: Sequence[ByteRange],
     ) -> Iterator[Piece]:
         self._hook("read")
         yield from super().read(container_id, block_id, record_chunk, ranges)
@@ -82,8 +107,18 @@ class HookedPeer(MemoryPeer):
 def make_runner() -> Iterator[Callable[..., Runner]]:
     runners: list[Runner] = []
 
-    def make(audit: Audit | None = None, threads_max: int = 4, take: Callable[[int], None] = lambda _: None) -> Runner:
-        runner = Runner(PeerId("dn1"), threads_max=threads_max, audit=audit or Audit(), backoff=PATIENT, take=take)
+    def make(
+        audit: Audit | None = None,
+        threads_max: int = 4,
+        take: Callable[[int], None] = lambda _: None,
+    ) -> Runner:
+        runner = Runner(
+            PeerId("dn1"),
+            threads_max=threads_max,
+            audit=audit or Audit(),
+            backoff=PATIENT,
+            take=take,
+        )
         runners.append(runner)
         return runner
 
@@ -93,10 +128,14 @@ def make_runner() -> Iterator[Callable[..., Runner]]:
 
 
 def run(runner: Runner, replica: RepairableReplica, *peers: Peer, job: str = "job-9") -> Outcome:
-    return runner.run(Job(job, CONTAINER), lambda _: replica, {peer.peer_id: peer for peer in peers})
+    return runner.run(
+        Job(job, CONTAINER), lambda _: replica, {peer.peer_id: peer for peer in peers}
+    )
 
 
-def test_a_job_heals_and_puts_down_one_line_for_each_run_of_windows(make_runner: Callable[..., Runner]) -> None:
+def test_a_job_heals_and_puts_down_one_line_for_each_run_of_windows(
+    make_runner: Callable[..., Runner],
+) -> None:
     audit, replica = Audit(), damaged(1, 2, 5)
     outcome = run(make_runner(audit), replica, HookedPeer("dn2", lambda _: None))
     assert outcome.verdict is Verdict.REPAIRABLE
@@ -107,28 +146,38 @@ def test_a_job_heals_and_puts_down_one_line_for_each_run_of_windows(make_runner:
     ]
 
 
-def test_a_write_that_cannot_be_accounted_for_is_the_last(make_runner: Callable[..., Runner]) -> None:
+def test_a_write_that_cannot_be_accounted_for_is_the_last(
+    make_runner: Callable[..., Runner],
+) -> None:
     replica = damaged(1, 9)
     outcome = run(make_runner(Audit(fails=True)), replica, HookedPeer("dn2", lambda _: None))
     assert (outcome.state, outcome.error_code) == (OutcomeState.FAILED, "disk_failed")
     assert replica.bytes_written <= 2 * WINDOW
 
 
-def test_every_byte_that_is_fetched_passes_the_bandwidth_limit(make_runner: Callable[..., Runner]) -> None:
+def test_every_byte_that_is_fetched_passes_the_bandwidth_limit(
+    make_runner: Callable[..., Runner],
+) -> None:
     taken: list[int] = []
-    outcome = run(make_runner(take=taken.append), damaged(1, 2, 9), HookedPeer("dn2", lambda _: None))
+    outcome = run(
+        make_runner(take=taken.append), damaged(1, 2, 9), HookedPeer("dn2", lambda _: None)
+    )
     assert sum(taken) == outcome.progress.bytes_fetched == 3 * WINDOW
 
 
 def test_progress_is_told_and_grows(make_runner: Callable[..., Runner]) -> None:
     told: list[Progress] = []
     peer = HookedPeer("dn2", lambda _: None)
-    make_runner().run(Job("j", CONTAINER), lambda _: damaged(1), {peer.peer_id: peer}, on_progress=told.append)
+    make_runner().run(
+        Job("j", CONTAINER), lambda _: damaged(1), {peer.peer_id: peer}, on_progress=told.append
+    )
     assert [p.bytes_written for p in told] == sorted(p.bytes_written for p in told)
     assert told[-1].chunks_repaired == 1
 
 
-def test_an_error_that_may_pass_is_tried_again_and_another_is_not(make_runner: Callable[..., Runner]) -> None:
+def test_an_error_that_may_pass_is_tried_again_and_another_is_not(
+    make_runner: Callable[..., Runner],
+) -> None:
     calls: list[str] = []
 
     def flaky(call: str) -> None:
@@ -162,7 +211,11 @@ def test_adjacent_windows_are_asked_for_as_one_range() -> None:
 
     class Asked(HookedPeer):
         def read(
-            self, container_id: ContainerId, block_id: BlockId, record_chunk: ChunkRecord, ranges: Sequence[ByteRange]
+            self,
+            container_id: ContainerId,
+            block_id: BlockId,
+            record_chunk: ChunkRecord,
+            ranges: Sequence[ByteRange],
         ) -> Iterator[Piece]:
             asked.append(ranges)
             yield from super().read(container_id, block_id, record_chunk, ranges)
@@ -176,7 +229,11 @@ def test_adjacent_windows_are_asked_for_as_one_range() -> None:
 def test_pieces_of_any_size_are_put_together() -> None:
     class Crumbs(HookedPeer):
         def read(
-            self, container_id: ContainerId, block_id: BlockId, record_chunk: ChunkRecord, ranges: Sequence[ByteRange]
+            self,
+            container_id: ContainerId,
+            block_id: BlockId,
+            record_chunk: ChunkRecord,
+            ranges: Sequence[ByteRange],
         ) -> Iterator[Piece]:
             for piece in super().read(container_id, block_id, record_chunk, ranges):
                 for i in range(len(piece.data)):
@@ -200,7 +257,11 @@ def test_what_came_before_an_error_is_kept_if_it_is_proven() -> None:
 def test_bytes_that_nobody_asked_for_are_nonsense(offset: int) -> None:
     class Confused(HookedPeer):
         def read(
-            self, container_id: ContainerId, block_id: BlockId, record_chunk: ChunkRecord, ranges: Sequence[ByteRange]
+            self,
+            container_id: ContainerId,
+            block_id: BlockId,
+            record_chunk: ChunkRecord,
+            ranges: Sequence[ByteRange],
         ) -> Iterator[Piece]:
             yield Piece(offset, bytes(WINDOW))
 
@@ -232,7 +293,9 @@ def _in_thread(work: Callable[[], Outcome]) -> tuple[threading.Thread, list[Outc
 
 def test_a_container_is_reconciled_by_one_job_at_a_time(make_runner: Callable[..., Runner]) -> None:
     runner, gate = make_runner(), Gate("read")
-    thread, outcomes = _in_thread(lambda: run(runner, damaged(1), HookedPeer("dn2", gate), job="first"))
+    thread, outcomes = _in_thread(
+        lambda: run(runner, damaged(1), HookedPeer("dn2", gate), job="first")
+    )
     assert gate.held.wait(DEADLINE_S)
     with pytest.raises(BusyError) as refused:
         run(runner, damaged(1), HookedPeer("dn2", lambda _: None), job="second")
@@ -256,18 +319,25 @@ def test_an_interrupt_ends_the_job_while_a_peer_hangs_and_nothing_is_written_aft
     assert gate.held.wait(DEADLINE_S)
     assert runner.interrupt(CONTAINER, "the container is being deleted", timeout_s=DEADLINE_S)
     thread.join(DEADLINE_S)
-    assert (outcomes[0].state, outcomes[0].message) == (OutcomeState.INTERRUPTED, "the container is being deleted")
+    assert (outcomes[0].state, outcomes[0].message) == (
+        OutcomeState.INTERRUPTED,
+        "the container is being deleted",
+    )
     written = replica.bytes_written
     gate.opened.set()
     runner.close()
     assert replica.bytes_written == written == 0
 
 
-def test_an_interrupt_where_nothing_runs_is_done_at_once(make_runner: Callable[..., Runner]) -> None:
+def test_an_interrupt_where_nothing_runs_is_done_at_once(
+    make_runner: Callable[..., Runner],
+) -> None:
     assert make_runner().interrupt(CONTAINER, "why not", timeout_s=0)
 
 
-def test_no_more_calls_are_under_way_at_peers_than_there_are_threads(make_runner: Callable[..., Runner]) -> None:
+def test_no_more_calls_are_under_way_at_peers_than_there_are_threads(
+    make_runner: Callable[..., Runner],
+) -> None:
     lock, under_way, most = threading.Lock(), [0], [0]
 
     class Counted(HookedPeer):
@@ -287,12 +357,16 @@ def test_no_more_calls_are_under_way_at_peers_than_there_are_threads(make_runner
     assert most[0] <= 2
 
 
-def test_a_slow_peer_does_not_keep_another_containers_repair_from_its_disk(make_runner: Callable[..., Runner]) -> None:
+def test_a_slow_peer_does_not_keep_another_containers_repair_from_its_disk(
+    make_runner: Callable[..., Runner],
+) -> None:
     """CR-044."""
     runner, gate = make_runner(), Gate("read")
     slow, _ = _in_thread(lambda: run(runner, damaged(1), HookedPeer("dn2", gate)))
     assert gate.held.wait(DEADLINE_S)
-    other = RepairableReplica("dn1", replica_of(8, {A: BLOCK}, window_bytes=WINDOW, chunk_bytes=CHUNK))
+    other = RepairableReplica(
+        "dn1", replica_of(8, {A: BLOCK}, window_bytes=WINDOW, chunk_bytes=CHUNK)
+    )
     other.stored.flip(A, 0)
     other.scan()
     source = MemorySource(replica_of(8, {A: BLOCK}, window_bytes=WINDOW, chunk_bytes=CHUNK))
@@ -303,7 +377,9 @@ def test_a_slow_peer_does_not_keep_another_containers_repair_from_its_disk(make_
     slow.join(DEADLINE_S)
 
 
-def test_an_error_of_our_own_ends_the_job_with_its_traceback(make_runner: Callable[..., Runner]) -> None:
+def test_an_error_of_our_own_ends_the_job_with_its_traceback(
+    make_runner: Callable[..., Runner],
+) -> None:
     class Broken(HookedPeer):
         def tree(self, container_id: ContainerId) -> ContainerTree:
             raise ZeroDivisionError

@@ -1,4 +1,6 @@
-"""A scan finds what Ozone's scanner finds and builds the tree that it builds (rows S1-S5, S20)."""
+"""A scan finds what Ozone's scanner finds and builds the tree that it builds (rows
+S1-S5, S20).
+"""
 
 import errno
 import os
@@ -41,7 +43,9 @@ def made(tmp_path: Path) -> Iterator[VolumeMaker]:
 
 
 @contextmanager
-def opened(made: VolumeMaker, container_id: int = 1, disk: Disk | None = None) -> Iterator[Container]:
+def opened(
+    made: VolumeMaker, container_id: int = 1, disk: Disk | None = None
+) -> Iterator[Container]:
     made.database.close()
     state = made.root.parent / "state"
     with open_volume(made.root, hold=Hold.READ_ONLY, state_folder=state, disk=Disk()) as volume:
@@ -115,7 +119,9 @@ def test_s1_a_fault_of_the_folder_is_the_only_finding_and_no_data_are_read(
     assert result.bytes_read == 0
 
 
-def test_a_container_found_elsewhere_than_its_descriptor_says_is_no_finding(made: VolumeMaker) -> None:
+def test_a_container_found_elsewhere_than_its_descriptor_says_is_no_finding(
+    made: VolumeMaker,
+) -> None:
     made.container()
     made.block(1, 20, whole(10))
 
@@ -155,7 +161,9 @@ def test_containers_of_older_schemas_and_layouts_are_refused_by_name(
         scan(container)
 
 
-def test_s2_findings_come_by_block_and_chunk_and_the_tree_holds_what_was_seen(made: VolumeMaker) -> None:
+def test_s2_findings_come_by_block_and_chunk_and_the_tree_holds_what_was_seen(
+    made: VolumeMaker,
+) -> None:
     """CR-026"""
     made.container()
     for block in range(1, 7):
@@ -176,7 +184,11 @@ def test_s2_findings_come_by_block_and_chunk_and_the_tree_holds_what_was_seen(ma
         (FindingType.MISSING_CHUNK, 4, 4096),
     ]
     assert [block.block_id for block in result.tree.blocks] == [1, 3, 4, 5, 6]
-    assert [chunk.checksum_matches for chunk in result.tree.blocks[0].chunks] == [False, True, False]
+    assert [chunk.checksum_matches for chunk in result.tree.blocks[0].chunks] == [
+        False,
+        True,
+        False,
+    ]
     assert result.tree.blocks[2].chunks == ()
     assert result.bad_windows == {(1, 0): {0}, (1, 4096): {1}}
 
@@ -184,8 +196,15 @@ def test_s2_findings_come_by_block_and_chunk_and_the_tree_holds_what_was_seen(ma
 def test_s3_an_undamaged_container_has_the_tree_of_its_records(made: VolumeMaker) -> None:
     """CR-012"""
     made.container()
-    for number, kind in enumerate((ChecksumType.CRC32, ChecksumType.CRC32C, ChecksumType.SHA256, ChecksumType.MD5)):
-        made.block(1, 100 - number, whole(5000, checksum_type=kind), whole(1, 5000, checksum_type=kind, window=16))
+    for number, kind in enumerate(
+        (ChecksumType.CRC32, ChecksumType.CRC32C, ChecksumType.SHA256, ChecksumType.MD5)
+    ):
+        made.block(
+            1,
+            100 - number,
+            whole(5000, checksum_type=kind),
+            whole(1, 5000, checksum_type=kind, window=16),
+        )
 
     with opened(made) as container:
         result = scan(container)
@@ -194,7 +213,9 @@ def test_s3_an_undamaged_container_has_the_tree_of_its_records(made: VolumeMaker
         assert result.bytes_read == 4 * 5001
 
 
-def test_s4_the_check_of_metadata_does_not_see_a_truncated_file_and_the_scan_does(made: VolumeMaker) -> None:
+def test_s4_the_check_of_metadata_does_not_see_a_truncated_file_and_the_scan_does(
+    made: VolumeMaker,
+) -> None:
     made.container()
     record = made.block(1, 20, whole(4096))
     data = made.block_file(1, 20).read_bytes()
@@ -210,7 +231,9 @@ def test_s4_the_check_of_metadata_does_not_see_a_truncated_file_and_the_scan_doe
     assert result.bad_windows == {(20, 0): {2, 3}}
 
 
-def test_a_file_that_ends_inside_a_window_is_a_corrupt_chunk_of_the_length_read(made: VolumeMaker) -> None:
+def test_a_file_that_ends_inside_a_window_is_a_corrupt_chunk_of_the_length_read(
+    made: VolumeMaker,
+) -> None:
     made.container()
     record = made.block(1, 20, whole(4096))
     data = made.block_file(1, 20).read_bytes()
@@ -251,7 +274,9 @@ def test_the_windows_of_the_next_chunk_are_not_read_into_the_last_one(made: Volu
     assert found(scanned(made)) == []
 
 
-@pytest.mark.parametrize("window", [1, 1000, BUFFER_BYTES - 1, BUFFER_BYTES, BUFFER_BYTES + 1, 1 << 20])
+@pytest.mark.parametrize(
+    "window", [1, 1000, BUFFER_BYTES - 1, BUFFER_BYTES, BUFFER_BYTES + 1, 1 << 20]
+)
 def test_windows_of_any_size_are_read_whole(made: VolumeMaker, window: int) -> None:
     made.container()
     length = 3000 if window == 1 else BUFFER_BYTES * 2 + 17
@@ -266,7 +291,9 @@ def test_windows_of_any_size_are_read_whole(made: VolumeMaker, window: int) -> N
     assert result.bytes_read == 2 * length
 
 
-def test_an_empty_block_and_chunks_of_type_none_are_in_the_tree_by_records_alone(made: VolumeMaker) -> None:
+def test_an_empty_block_and_chunks_of_type_none_are_in_the_tree_by_records_alone(
+    made: VolumeMaker,
+) -> None:
     made.container()
     made.block(1, 20)
     made.block(1, 21, whole(100, checksum_type=ChecksumType.NONE, window=0))
@@ -284,7 +311,9 @@ def test_an_empty_block_and_chunks_of_type_none_are_in_the_tree_by_records_alone
     assert by_records.blocks[1].chunks[0].data_checksum == 0
     assert [(b.block_id, [c.offset for c in b.chunks]) for b in result.tree.blocks] == [(22, [100])]
     assert found(result) == []
-    assert any("2 chunks in 2 blocks were written without checksums" in note for note in result.notes)
+    assert any(
+        "2 chunks in 2 blocks were written without checksums" in note for note in result.notes
+    )
 
 
 def test_chunks_of_type_none_whose_file_is_gone_are_missed(made: VolumeMaker) -> None:
@@ -369,7 +398,9 @@ class FailingReader(Reader):
 class FailingReads(Disk):
     """Fails reads of block files from an offset on, or their opening."""
 
-    def __init__(self, error: int, *, at: int | None = None, only: Callable[[Path], bool] = lambda _: True) -> None:
+    def __init__(
+        self, error: int, *, at: int | None = None, only: Callable[[Path], bool] = lambda _: True
+    ) -> None:
         self._error = error
         self._at = at
         self._only = only
@@ -399,12 +430,19 @@ def test_an_io_error_makes_a_chunk_corrupt_with_the_windows_read_so_far_and_its_
 
     result = scanned(made, FailingReads(errno.EIO, at=BUFFER_BYTES))
 
-    assert found(result) == [(FindingType.CORRUPT_CHUNK, 20, 0), (FindingType.CORRUPT_CHUNK, 20, length)]
+    assert found(result) == [
+        (FindingType.CORRUPT_CHUNK, 20, 0),
+        (FindingType.CORRUPT_CHUNK, 20, length),
+    ]
     assert result.tree.blocks[0].chunks == (
-        ChunkTree(0, length, observed(record.chunks[0], data[:BUFFER_BYTES]), checksum_matches=False),
+        ChunkTree(
+            0, length, observed(record.chunks[0], data[:BUFFER_BYTES]), checksum_matches=False
+        ),
         ChunkTree(length, 1000, 0, checksum_matches=False),
     )
-    assert result.bad_windows[BlockId(20), 0] == set(range(BUFFER_BYTES // 1024, 2 * BUFFER_BYTES // 1024))
+    assert result.bad_windows[BlockId(20), 0] == set(
+        range(BUFFER_BYTES // 1024, 2 * BUFFER_BYTES // 1024)
+    )
     assert not result.transient
 
 
@@ -416,7 +454,9 @@ def test_s20_a_lack_of_file_handles_proves_nothing(made: VolumeMaker, error: int
     assert scanned(made, FailingReads(error)).transient
 
 
-def test_s20_a_descriptor_that_cannot_be_opened_for_lack_of_handles_proves_nothing(made: VolumeMaker) -> None:
+def test_s20_a_descriptor_that_cannot_be_opened_for_lack_of_handles_proves_nothing(
+    made: VolumeMaker,
+) -> None:
     made.container()
 
     class NoHandles(Disk):
@@ -441,7 +481,9 @@ def test_s20_a_real_fault_beside_a_lack_of_file_handles_counts(made: VolumeMaker
 
 
 @pytest.mark.parametrize("kind", ["symbolic link", "folder", "pipe"])
-def test_a_block_file_that_is_no_file_is_corrupt_and_nothing_is_followed(made: VolumeMaker, kind: str) -> None:
+def test_a_block_file_that_is_no_file_is_corrupt_and_nothing_is_followed(
+    made: VolumeMaker, kind: str
+) -> None:
     made.container()
     made.block(1, 20, whole(4096), whole(100, 4096))
     path = made.block_file(1, 20)
@@ -456,7 +498,10 @@ def test_a_block_file_that_is_no_file_is_corrupt_and_nothing_is_followed(made: V
 
     result = scanned(made)
 
-    assert found(result) == [(FindingType.CORRUPT_CHUNK, 20, 0), (FindingType.CORRUPT_CHUNK, 20, 4096)]
+    assert found(result) == [
+        (FindingType.CORRUPT_CHUNK, 20, 0),
+        (FindingType.CORRUPT_CHUNK, 20, 4096),
+    ]
     assert result.bad_windows == {(20, 0): {0, 1, 2, 3}, (20, 4096): {0}}
 
 
@@ -490,7 +535,9 @@ def test_a_record_under_the_key_of_another_block_is_not_believed(made: VolumeMak
 
 
 @pytest.mark.parametrize("damage", ["missing", "garbage"])
-def test_a_volume_without_a_readable_database_has_a_finding_for_each_container(made: VolumeMaker, damage: str) -> None:
+def test_a_volume_without_a_readable_database_has_a_finding_for_each_container(
+    made: VolumeMaker, damage: str
+) -> None:
     made.container()
     made.block(1, 20, whole(100))
     made.database.close()

@@ -1,4 +1,6 @@
-"""The scanner: what is scanned next, and what a finished scan leads to (rows S10-S18, S20, S21)."""
+"""The scanner: what is scanned next, and what a finished scan leads to (rows S10-S18,
+S20, S21).
+"""
 
 import threading
 from collections.abc import Callable
@@ -45,7 +47,9 @@ NOW_MS = 1_000_000_000
 CORRUPT = Finding(FindingType.CORRUPT_CHUNK, BlockId(20), 0)
 
 
-def closed(container_id: ContainerId, last_scan_ms: int | None = None, root: int | None = 7) -> Candidate:
+def closed(
+    container_id: ContainerId, last_scan_ms: int | None = None, root: int | None = 7
+) -> Candidate:
     return Candidate(container_id, ReplicaState.CLOSED, root, last_scan_ms)
 
 
@@ -61,7 +65,8 @@ def test_never_scanned_comes_first_then_the_oldest_then_the_lowest_id() -> None:
 
 
 @pytest.mark.parametrize(
-    ("age_ms", "due"), [(0, False), (GAP_MS - 1, False), (GAP_MS, True), (GAP_MS + 1, True), (-5, True)]
+    ("age_ms", "due"),
+    [(0, False), (GAP_MS - 1, False), (GAP_MS, True), (GAP_MS + 1, True), (-5, True)],
 )
 def test_a_scan_within_the_gap_is_not_repeated(age_ms: int, due: bool) -> None:
     """S10, S11; a scan in the future is one of a clock that was set back."""
@@ -78,15 +83,22 @@ def test_only_closed_states_are_scanned(state: ReplicaState) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 9), st.none() | st.integers(0, 2 * NOW_MS)), max_size=8), st.integers(0, 10**9)
+    st.lists(st.tuples(st.integers(1, 9), st.none() | st.integers(0, 2 * NOW_MS)), max_size=8),
+    st.integers(0, 10**9),
 )
-def test_what_is_chosen_is_due_and_nothing_due_is_older(scans: list[tuple[int, int | None]], gap_ms: int) -> None:
+def test_what_is_chosen_is_due_and_nothing_due_is_older(
+    scans: list[tuple[int, int | None]], gap_ms: int
+) -> None:
     candidates = [closed(ContainerId(container_id), last) for container_id, last in scans]
     due = [c for c in candidates if is_due(c, now_ms=NOW_MS, gap_ms=gap_ms)]
     chosen = next_to_scan(candidates, now_ms=NOW_MS, gap_ms=gap_ms)
     assert (chosen is None) == (due == [])
     if chosen is not None:
-        last = min((c.last_scan_ms if c.last_scan_ms is not None else -1) for c in due if c.container_id == chosen)
+        last = min(
+            (c.last_scan_ms if c.last_scan_ms is not None else -1)
+            for c in due
+            if c.container_id == chosen
+        )
         assert all(last <= (c.last_scan_ms if c.last_scan_ms is not None else -1) for c in due)
 
 
@@ -129,7 +141,11 @@ class FakeVolume:
         return self.held[container_id]
 
     def examine(
-        self, container_id: ContainerId, source: Source, on_bytes: Callable[[int], None], cancelled: Callable[[], bool]
+        self,
+        container_id: ContainerId,
+        source: Source,
+        on_bytes: Callable[[int], None],
+        cancelled: Callable[[], bool],
     ) -> Examination:
         self.examined.append((container_id, source))
         self.during()
@@ -139,7 +155,10 @@ class FakeVolume:
         if self.examine_error:
             raise self.examine_error
         result = ScanResult(
-            ContainerTree.of(container_id, ()), self.findings, bytes_read=self.read_bytes, transient=self.transient
+            ContainerTree.of(container_id, ()),
+            self.findings,
+            bytes_read=self.read_bytes,
+            transient=self.transient,
         )
         return Examination(container_id, source, result, b"g")
 
@@ -177,7 +196,11 @@ def rig(*candidates: Candidate, background: bool = True, **more: object) -> Rig:
     metrics, clock, changed = Metrics("dnagent"), Clock(), list[ContainerId]()
     pace = Pace(background, min_gap_ms=GAP_MS, bytes_per_second=0)
     return Rig(
-        volume, Scanner(volume, pace, metrics=metrics, on_change=changed.append, clock=clock), metrics, clock, changed
+        volume,
+        Scanner(volume, pace, metrics=metrics, on_change=changed.append, clock=clock),
+        metrics,
+        clock,
+        changed,
     )
 
 
@@ -203,7 +226,9 @@ def test_a_clean_scan_writes_the_tree_and_the_time() -> None:
 
 
 def test_findings_make_a_replica_unhealthy_once() -> None:
-    """S12, S13, S14: time and tree are kept for unhealthy ones too; a rescan counts as scanned, not as one more."""
+    """S12, S13, S14: time and tree are kept for unhealthy ones too; a rescan counts as
+    scanned, not as one more.
+    """
     r = rig(closed(ONE), findings=(CORRUPT, CORRUPT))
     assert r.scanner.step()
     r.clock.time_ms += 8 * 86_400_000
@@ -276,7 +301,9 @@ def test_a_container_whose_tree_cannot_be_written_is_not_read_again_and_again() 
 
 
 def test_a_scan_that_was_overtaken_marks_nothing_and_is_repeated_later() -> None:
-    """inv-I4: what was read before a repair says nothing about what is there after it."""
+    """inv-I4: what was read before a repair says nothing about what is there after
+    it.
+    """
     r = rig(closed(ONE), findings=(CORRUPT,), write_errors=[StaleTreeError("changed")])
     assert r.scanner.step()
     assert r.volume.held[ONE] == closed(ONE)
@@ -371,8 +398,14 @@ def test_a_request_without_gap_is_scanned_and_answered_with_its_findings() -> No
     """S10"""
     r = rig(closed(ONE, NOW_MS - 1), findings=(CORRUPT,), background=False)
     report = answer(r, ONE)
-    assert (report.state, report.data_checksum, report.bytes_read) == (ReplicaState.UNHEALTHY, 99, 100)
-    assert [(fault.type, fault.block_id, fault.offset) for fault in report.findings] == [("CORRUPT_CHUNK", 20, 0)]
+    assert (report.state, report.data_checksum, report.bytes_read) == (
+        ReplicaState.UNHEALTHY,
+        99,
+        100,
+    )
+    assert [(fault.type, fault.block_id, fault.offset) for fault in report.findings] == [
+        ("CORRUPT_CHUNK", 20, 0)
+    ]
 
 
 def test_a_failed_volume_ends_its_background_thread_and_is_named() -> None:
@@ -451,7 +484,9 @@ def test_a_container_asked_for_twice_while_queued_is_scanned_once() -> None:
 
 
 def test_a_request_that_comes_while_the_scan_runs_is_queued_again() -> None:
-    """S21, where we differ from Ozone on purpose: the running scan may have passed what the request is about."""
+    """S21, where we differ from Ozone on purpose: the running scan may have passed what
+    the request is about.
+    """
     queue = RequestQueue()
     first = queue.add(ONE, without_gap=True)
     queue.take()

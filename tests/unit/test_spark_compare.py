@@ -1,4 +1,6 @@
-"""What the sums of replicas decide without a look at their rows, what rows decide, and what changed in silence."""
+"""What the sums of replicas decide without a look at their rows, what rows decide, and
+what changed in silence.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,13 +18,25 @@ from spark.compare import Inspected, compare_replicas, inspect
 from spark.exact import exact_replicas
 from spark.model import REPLICA_SCHEMA, FindingKind, Path
 from spark.silent import silent_changes, silent_findings
-from tests.support.trees import CHUNK_BYTES, CONTAINER, block, chunk, chunks, container, corrupt, deleted, unverifiable
+from tests.support.trees import (
+    CHUNK_BYTES,
+    CONTAINER,
+    block,
+    chunk,
+    chunks,
+    container,
+    corrupt,
+    deleted,
+    unverifiable,
+)
 
 ROOT = 0x1234
 
 
 def replica(datanode: str = "dn-a", container_id: int = 7, **fields: object) -> dict[str, object]:
-    """A closed replica of two blocks with three healthy chunks, unless told otherwise."""
+    """A closed replica of two blocks with three healthy chunks, unless told
+    otherwise.
+    """
     return {
         "datanode": datanode,
         "volume": "DS-1",
@@ -97,7 +111,9 @@ def test_a_replica_is_held_against_another(theirs: dict[str, object], expected: 
         ({"replica_index": 1}, "UNKNOWN"),
     ],
 )
-def test_equal_replicas_match_where_there_is_something_to_verify(both: dict[str, object], expected: str | None) -> None:
+def test_equal_replicas_match_where_there_is_something_to_verify(
+    both: dict[str, object], expected: str | None
+) -> None:
     assert decided(replica("dn-a", **both), replica("dn-b", **both)) == expected
 
 
@@ -117,7 +133,10 @@ def test_verdicts_ascend_by_container_and_count_who_took_part() -> None:
             replica("dn-a", 5, root=1),
         )
     )
-    told = [(v["container_id"], v["verdict"], v["replicas"], v["excluded"]) for v in compared.verdicts.to_pylist()]
+    told = [
+        (v["container_id"], v["verdict"], v["replicas"], v["excluded"])
+        for v in compared.verdicts.to_pylist()
+    ]
     assert told == [(-8, "UNKNOWN", 1, 1), (9, "MATCH", 3, 1)]
     assert compared.candidates.tolist() == [5]
     assert not any(compared.verdicts["diverged"].to_pylist())
@@ -125,32 +144,55 @@ def test_verdicts_ascend_by_container_and_count_who_took_part() -> None:
 
 
 def contradictions(found: pa.Table) -> Sequence[tuple[str, int, str]]:
-    return [(row["kind"], row["container_id"], row["detail"].split(":")[0]) for row in found.to_pylist()]
+    return [
+        (row["kind"], row["container_id"], row["detail"].split(":")[0]) for row in found.to_pylist()
+    ]
 
 
 @pytest.mark.parametrize("again", [{}, {"root": 1}, {"corrupt": 1}, {"state": "OPEN"}])
-def test_a_replica_given_twice_contradicts_itself_even_where_its_rows_are_alike(again: dict[str, object]) -> None:
+def test_a_replica_given_twice_contradicts_itself_even_where_its_rows_are_alike(
+    again: dict[str, object],
+) -> None:
     compared = compare_replicas(
-        table(replica(), replica("dn-b"), replica(**again), replica("dn-a", 8), replica("dn-a", 8, volume="DS-2"))
+        table(
+            replica(),
+            replica("dn-b"),
+            replica(**again),
+            replica("dn-a", 8),
+            replica("dn-a", 8, volume="DS-2"),
+        )
     )
     assert compared.verdicts["verdict"].to_pylist() == ["UNKNOWN", "MATCH"]
     assert not len(compared.candidates)
-    assert contradictions(compared.findings) == [(FindingKind.ROWS_CONTRADICT.value, 7, "dn-a/DS-1")]
+    assert contradictions(compared.findings) == [
+        (FindingKind.ROWS_CONTRADICT.value, 7, "dn-a/DS-1")
+    ]
 
 
 def test_tables_in_pieces_and_without_rows_are_compared_too() -> None:
-    pieces = pa.concat_tables([table(replica()), REPLICA_SCHEMA.empty_table(), table(replica("dn-b"))])
+    pieces = pa.concat_tables(
+        [table(replica()), REPLICA_SCHEMA.empty_table(), table(replica("dn-b"))]
+    )
     assert compare_replicas(pieces).verdicts["verdict"].to_pylist() == ["MATCH"]
     assert compare_replicas(REPLICA_SCHEMA.empty_table()).verdicts.num_rows == 0
 
 
 WHOLE = container(block(20, *chunks(3)), block(21, *chunks(2)))
-DAMAGED = container(block(20, chunk(0), corrupt(chunk(CHUNK_BYTES)), chunk(2 * CHUNK_BYTES)), block(21, *chunks(2)))
+DAMAGED = container(
+    block(20, chunk(0), corrupt(chunk(CHUNK_BYTES)), chunk(2 * CHUNK_BYTES)), block(21, *chunks(2))
+)
 
 
-def held(datanode: str, tree: ContainerTree | None, volume: str = "DS-1", **said: object) -> pa.Table:
+def held(
+    datanode: str, tree: ContainerTree | None, volume: str = "DS-1", **said: object
+) -> pa.Table:
     """The rows of a closed replica of container 12, unless told otherwise."""
-    known = {"state": ReplicaState.CLOSED, "bcs_id": 1, "replica_index": 0, "source": "data" if tree else "none"}
+    known = {
+        "state": ReplicaState.CLOSED,
+        "bcs_id": 1,
+        "replica_index": 0,
+        "source": "data" if tree else "none",
+    }
     told = Replica(datanode, volume, tree.container_id if tree else CONTAINER, **(known | said))  # type: ignore[arg-type]
     return pa.Table.from_batches(rows_of(told, TreeColumns.of(tree) if tree else None).batches())
 
@@ -169,19 +211,29 @@ def told(found: pa.Table) -> list[tuple[object, ...]]:
 
 def test_a_corrupt_chunk_is_found_with_those_that_lack_it_and_those_that_have_it() -> None:
     result = inspected(
-        held("dn-a", WHOLE), held("dn-b", DAMAGED), held("dn-c", WHOLE), held("dn-d", DAMAGED, state=ReplicaState.OPEN)
+        held("dn-a", WHOLE),
+        held("dn-b", DAMAGED),
+        held("dn-c", WHOLE),
+        held("dn-d", DAMAGED, state=ReplicaState.OPEN),
     )
     (verdict,) = result.verdicts.to_pylist()
-    assert (verdict["container_id"], verdict["verdict"], verdict["diverged"]) == (CONTAINER, "REPAIRABLE", True)
+    assert (verdict["container_id"], verdict["verdict"], verdict["diverged"]) == (
+        CONTAINER,
+        "REPAIRABLE",
+        True,
+    )
     assert (verdict["replicas"], verdict["excluded"]) == (4, 1)
-    assert told(result.findings) == [(DifferenceKind.CORRUPT_CHUNK.value, 20, CHUNK_BYTES, ["dn-b"], ["dn-a", "dn-c"])]
+    assert told(result.findings) == [
+        (DifferenceKind.CORRUPT_CHUNK.value, 20, CHUNK_BYTES, ["dn-b"], ["dn-a", "dn-c"])
+    ]
 
 
 def test_evidence_is_told_with_the_container_and_at_its_place() -> None:
     result = inspected(held("dn-a", DAMAGED), held("dn-b", DAMAGED), held("dn-c", None))
     assert result.verdicts["verdict"].to_pylist() == [Verdict.UNKNOWN.value]
     assert result.verdicts["detail"].to_pylist() == [
-        "all copies are corrupt in the same way (1x); 1 of 3 trees were never built, or have no root"
+        "all copies are corrupt in the same way (1x); 1 of 3 trees were never built, or have no"
+        " root"
     ]
     assert result.findings["detail"].to_pylist() == ["all copies are corrupt in the same way"]
 
@@ -193,16 +245,23 @@ def test_two_replicas_of_one_datanode_are_told_apart_by_their_volumes() -> None:
 
 def test_two_replicas_that_bear_one_name_are_both_compared() -> None:
     result = inspected(
-        held("dn/a", WHOLE, "b"), held("dn/a", WHOLE, "c"), held("dn", DAMAGED, "a/b"), held("dn", WHOLE)
+        held("dn/a", WHOLE, "b"),
+        held("dn/a", WHOLE, "c"),
+        held("dn", DAMAGED, "a/b"),
+        held("dn", WHOLE),
     )
-    assert [row[3:] for row in told(result.findings)] == [(["dn/a/b"], ["dn/DS-1", "dn/a/b", "dn/a/c"])]
+    assert [row[3:] for row in told(result.findings)] == [
+        (["dn/a/b"], ["dn/DS-1", "dn/a/b", "dn/a/c"])
+    ]
 
 
 def test_what_cannot_be_verified_does_not_stand_for_all_that_is_passed_over() -> None:
     tree = container(block(19, unverifiable(0)), block(20, *chunks(2)))
     result = inspected(held("dn-a", tree), held("dn-b", tree))
     assert result.verdicts["verdict"].to_pylist() == [Verdict.MATCH.value]
-    assert result.verdicts["detail"].to_pylist() == ["without recorded checksums, wholly or in part: block 19"]
+    assert result.verdicts["detail"].to_pylist() == [
+        "without recorded checksums, wholly or in part: block 19"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -215,10 +274,14 @@ def test_what_cannot_be_verified_does_not_stand_for_all_that_is_passed_over() ->
     ],
     ids=["length", "flag", "offset", "deleted"],
 )
-def test_blocks_of_equal_checksums_are_told_apart_by_every_field(theirs: BlockTree, kind: DifferenceKind) -> None:
+def test_blocks_of_equal_checksums_are_told_apart_by_every_field(
+    theirs: BlockTree, kind: DifferenceKind
+) -> None:
     """Behind one that is equal, which is kept in any case."""
     same = block(19, chunk(0))
-    result = inspected(held("dn-a", container(same, block(20, chunk(0)))), held("dn-b", container(same, theirs)))
+    result = inspected(
+        held("dn-a", container(same, block(20, chunk(0)))), held("dn-b", container(same, theirs))
+    )
     assert kind.value in result.findings["kind"].to_pylist()
 
 
@@ -226,23 +289,32 @@ def test_a_tombstone_that_claims_what_an_empty_block_folds_to_is_not_equal_to_it
     empty, same = block(20), block(19, chunk(0))
     gone = deleted(20, empty.data_checksum)
     result = inspected(held("dn-a", container(same, gone)), held("dn-b", container(same, empty)))
-    assert told(result.findings) == [(DifferenceKind.DELETED_BLOCK.value, 20, None, ["dn-b"], ["dn-a"])]
+    assert told(result.findings) == [
+        (DifferenceKind.DELETED_BLOCK.value, 20, None, ["dn-b"], ["dn-a"])
+    ]
 
 
 def test_a_replica_that_lost_everything_lacks_each_block() -> None:
     result = inspected(held("dn-a", WHOLE), held("dn-b", container()))
     assert told(result.findings) == [
-        (DifferenceKind.MISSING_BLOCK.value, block_id, None, ["dn-b"], ["dn-a"]) for block_id in (20, 21)
+        (DifferenceKind.MISSING_BLOCK.value, block_id, None, ["dn-b"], ["dn-a"])
+        for block_id in (20, 21)
     ]
 
 
-@pytest.mark.parametrize("now", [[], [held("dn-b", WHOLE)], [held("dn-b", None)]], ids=["none", "others", "no tree"])
+@pytest.mark.parametrize(
+    "now", [[], [held("dn-b", WHOLE)], [held("dn-b", None)]], ids=["none", "others", "no tree"]
+)
 def test_rows_that_are_not_those_that_were_folded_decide_nothing(now: list[pa.Table]) -> None:
     replicas, _ = exact_replicas(pa.concat_tables([held("dn-a", WHOLE), held("dn-b", DAMAGED)]))
-    result = inspect(pa.concat_tables([CHUNK_SCHEMA.empty_table(), held("dn-a", WHOLE), *now]), replicas)
+    result = inspect(
+        pa.concat_tables([CHUNK_SCHEMA.empty_table(), held("dn-a", WHOLE), *now]), replicas
+    )
     assert result.verdicts["verdict"].to_pylist() == [Verdict.UNKNOWN.value]
     assert result.verdicts["diverged"].to_pylist() == [False]
-    assert contradictions(result.findings) == [(FindingKind.ROWS_CONTRADICT.value, CONTAINER, "dn-b")]
+    assert contradictions(result.findings) == [
+        (FindingKind.ROWS_CONTRADICT.value, CONTAINER, "dn-b")
+    ]
 
 
 def test_candidates_without_any_rows_are_not_forgotten() -> None:
@@ -253,32 +325,58 @@ def test_candidates_without_any_rows_are_not_forgotten() -> None:
 
 
 def event(
-    kind: str, block_id: int | None = None, offset: int | None = None, length: int = 0, **other: object
+    kind: str,
+    block_id: int | None = None,
+    offset: int | None = None,
+    length: int = 0,
+    **other: object,
 ) -> dict[str, object]:
-    place = {"container_id": CONTAINER, "block_id": block_id, "chunk_offset": offset, "length": length}
-    return {"datanode": "dn-a", "time": datetime(2024, 1, 1, tzinfo=UTC), "kind": kind, **place, "job": "", **other}
+    place = {
+        "container_id": CONTAINER,
+        "block_id": block_id,
+        "chunk_offset": offset,
+        "length": length,
+    }
+    return {
+        "datanode": "dn-a",
+        "time": datetime(2024, 1, 1, tzinfo=UTC),
+        "kind": kind,
+        **place,
+        "job": "",
+        **other,
+    }
 
 
 def silent(before: pa.Table, now: pa.Table, *events: dict[str, object]) -> list[tuple[object, ...]]:
-    """Block, offset and datanode of each silent change, by the candidates' rows alone."""
-    candidates = silent_changes(exact_replicas(before)[0], exact_replicas(now)[0])["container_id"].to_pylist()
+    """Block, offset and datanode of each silent change, by the candidates' rows
+    alone.
+    """
+    candidates = silent_changes(exact_replicas(before)[0], exact_replicas(now)[0])[
+        "container_id"
+    ].to_pylist()
     assert candidates in ([], [CONTAINER])
-    found = silent_findings(before, now, pa.Table.from_pylist(list(events), EVENT_SCHEMA)).to_pylist()
+    found = silent_findings(
+        before, now, pa.Table.from_pylist(list(events), EVENT_SCHEMA)
+    ).to_pylist()
     # Rows of containers that are no candidates bear no findings.
     assert candidates or not found
     assert {row["kind"] for row in found} <= {FindingKind.SILENT_CHANGE.value}
     return [(row["block_id"], row["chunk_offset"], row["lacking"]) for row in found]
 
 
-CHANGED = container(block(20, chunk(0), chunk(CHUNK_BYTES, 77), chunk(2 * CHUNK_BYTES)), block(21, *chunks(2)))
+CHANGED = container(
+    block(20, chunk(0), chunk(CHUNK_BYTES, 77), chunk(2 * CHUNK_BYTES)), block(21, *chunks(2))
+)
 CHANGE = (20, CHUNK_BYTES, ["dn-a"])
 
 
-def test_a_chunk_whose_checksum_changed_in_silence_is_found_whether_it_matches_its_record_or_not() -> None:
+def test_a_checksum_changed_in_silence_is_found_whether_it_matches_its_record_or_not() -> None:
     assert silent(held("dn-a", WHOLE), held("dn-a", CHANGED)) == [CHANGE]
     assert silent(held("dn-a", WHOLE), held("dn-a", DAMAGED)) == [CHANGE]
     details = [
-        silent_findings(held("dn-a", WHOLE), held("dn-a", tree), EVENT_SCHEMA.empty_table())["detail"][0].as_py()
+        silent_findings(held("dn-a", WHOLE), held("dn-a", tree), EVENT_SCHEMA.empty_table())[
+            "detail"
+        ][0].as_py()
         for tree in (CHANGED, DAMAGED)
     ]
     assert "is 4d, which matches" in details[0]
@@ -298,7 +396,17 @@ def test_a_chunk_whose_checksum_changed_in_silence_is_found_whether_it_matches_i
         held("dn-a", container(deleted(20, 5), block(21, *chunks(2)))),
         held("dn-a", container(block(21, *chunks(3)))),
     ],
-    ids=["same", "written", "source", "volume", "datanode", "no tree", "container", "deleted", "gone and new"],
+    ids=[
+        "same",
+        "written",
+        "source",
+        "volume",
+        "datanode",
+        "no tree",
+        "container",
+        "deleted",
+        "gone and new",
+    ],
 )
 def test_what_may_change_is_no_silent_change(now: pa.Table) -> None:
     assert silent(held("dn-a", WHOLE), now) == []
@@ -320,7 +428,9 @@ def test_what_may_change_is_no_silent_change(now: pa.Table) -> None:
         (event("repair", 20, container_id=13), False),
     ],
 )
-def test_a_change_is_explained_by_what_the_agent_wrote_there(done: dict[str, object], is_explained: bool) -> None:
+def test_a_change_is_explained_by_what_the_agent_wrote_there(
+    done: dict[str, object], is_explained: bool
+) -> None:
     found = silent(held("dn-a", WHOLE), held("dn-a", CHANGED), event("repair", 20, 0, 1), done)
     assert found == ([] if is_explained else [CHANGE])
 
@@ -343,8 +453,10 @@ def test_a_short_repair_behind_a_long_one_does_not_hide_it() -> None:
     assert silent(held("dn-a", WHOLE), held("dn-a", CHANGED), *done) == []
 
 
-def test_replicas_summed_along_sql_in_one_sweep_alone_are_held_against_each_other_by_their_roots() -> None:
-    by_sql = table(replica(path=Path.SQL.value, fingerprint=5), replica("dn-b", 8, path=Path.SQL.value, root=1))
+def test_replicas_summed_by_sql_in_only_one_sweep_are_compared_by_their_roots() -> None:
+    by_sql = table(
+        replica(path=Path.SQL.value, fingerprint=5), replica("dn-b", 8, path=Path.SQL.value, root=1)
+    )
     by_file = table(replica(), replica("dn-b", 8))
     assert silent_changes(by_sql, by_file)["container_id"].to_pylist() == [8]
     assert silent_changes(by_file, by_sql)["container_id"].to_pylist() == [8]

@@ -1,4 +1,6 @@
-"""Parts of Parquet files: anybody's columns, statistics that spare decoding, files that are torn, replicas moved on."""
+"""Parts of Parquet files: anybody's columns, statistics that spare decoding, files that
+are torn, replicas moved on.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +36,9 @@ def rows() -> pa.Table:
     batches = []
     for datanode in ("dn-a", "dn-b"):
         for number in range(CONTAINERS):
-            told = Replica(datanode, "", number, ReplicaState.CLOSED, 0, 0, "tree", 1_700_000_000_000)
+            told = Replica(
+                datanode, "", number, ReplicaState.CLOSED, 0, 0, "tree", 1_700_000_000_000
+            )
             tree = ContainerTree.of(ContainerId(number), blocks(1 + number % 3, 2, seed=number))
             batches += rows_of(told, TreeColumns.of(tree)).batches()
     return pa.Table.from_batches(batches, CHUNK_SCHEMA)
@@ -42,7 +46,15 @@ def rows() -> pa.Table:
 
 def part(path: Path, first: int = 0, last: int | None = None, manifest: Path | None = None) -> Part:
     last = pq.ParquetFile(path).num_row_groups if last is None else last
-    return Part("p", PartKind.FILE, str(path), first, last, 0, manifest=None if manifest is None else str(manifest))
+    return Part(
+        "p",
+        PartKind.FILE,
+        str(path),
+        first,
+        last,
+        0,
+        manifest=None if manifest is None else str(manifest),
+    )
 
 
 def write(path: Path, table: pa.Table, group_rows: int = 1 << 20, **options: Any) -> Path:
@@ -70,9 +82,13 @@ def test_a_file_is_cut_between_row_groups_anywhere(tmp_path: Path) -> None:
     assert sum(one.rows for one in folded) == rows().num_rows
 
 
-@pytest.mark.parametrize("options", [{"write_statistics": False}, {"use_dictionary": False}, {"compression": "none"}])
+@pytest.mark.parametrize(
+    "options", [{"write_statistics": False}, {"use_dictionary": False}, {"compression": "none"}]
+)
 def test_statistics_and_encodings_change_nothing(tmp_path: Path, options: dict[str, Any]) -> None:
-    assert replicas(fold_part(part(write(tmp_path / "t.parquet", rows(), 50, **options)))) == expected(rows())
+    assert replicas(
+        fold_part(part(write(tmp_path / "t.parquet", rows(), 50, **options)))
+    ) == expected(rows())
 
 
 def test_columns_that_are_constant_are_not_decoded(tmp_path: Path) -> None:
@@ -90,7 +106,9 @@ def test_columns_that_are_constant_are_not_decoded(tmp_path: Path) -> None:
 def _as(**types: pa.DataType) -> Callable[[pa.Table], pa.Table]:
     def changed(table: pa.Table) -> pa.Table:
         for name, kind in types.items():
-            table = table.set_column(table.schema.get_field_index(name), name, table[name].cast(kind))
+            table = table.set_column(
+                table.schema.get_field_index(name), name, table[name].cast(kind)
+            )
         return table
 
     return changed
@@ -99,8 +117,15 @@ def _as(**types: pa.DataType) -> Callable[[pa.Table], pa.Table]:
 @pytest.mark.parametrize(
     "foreign",
     [
-        _as(container_id=pa.int32(), length=pa.uint16(), checksum=pa.uint32(), bcs_id=pa.int8(), block_id=pa.uint64()),
-        # As large as they are, they are negative to some readers, in the statistics above all.
+        _as(
+            container_id=pa.int32(),
+            length=pa.uint16(),
+            checksum=pa.uint32(),
+            bcs_id=pa.int8(),
+            block_id=pa.uint64(),
+        ),
+        # As large as they are, they are negative to some readers, in the statistics
+        # above all.
         lambda table: (
             table.drop_columns(["bcs_id", "generation"])
             .append_column("bcs_id", pa.array([0xFFFF_FFFF] * table.num_rows, pa.uint32()))
@@ -108,10 +133,18 @@ def _as(**types: pa.DataType) -> Callable[[pa.Table], pa.Table]:
         ),
         _as(container_id=pa.string(), length=pa.decimal128(20, 0), block_id=pa.float64()),
         _as(container_id=pa.uint32()),
-        _as(datanode=pa.large_string(), state=pa.dictionary(pa.int8(), pa.large_string()), source=pa.string_view()),
+        _as(
+            datanode=pa.large_string(),
+            state=pa.dictionary(pa.int8(), pa.large_string()),
+            source=pa.string_view(),
+        ),
         _as(scanned_at=pa.timestamp("us"), matches=pa.int8(), replica_index=pa.int64()),
-        lambda table: table.drop_columns([*DEFAULTS]).append_column("note", pa.nulls(table.num_rows)),
-        lambda table: table.add_column(0, "extra", pa.array([{"a": 1, "length": 2}] * table.num_rows)),
+        lambda table: table.drop_columns([*DEFAULTS]).append_column(
+            "note", pa.nulls(table.num_rows)
+        ),
+        lambda table: table.add_column(
+            0, "extra", pa.array([{"a": 1, "length": 2}] * table.num_rows)
+        ),
         lambda table: table.select(sorted(CHUNK_SCHEMA.names)),
     ],
 )
@@ -121,7 +154,8 @@ def test_tables_of_others_are_read(tmp_path: Path, foreign: Callable[[pa.Table],
     unsaid = [
         name
         for name in ("bcs_id", "generation", "scanned_at")
-        if name not in table.column_names or table[name].cast(CHUNK_SCHEMA.field(name).type) != rows()[name]
+        if name not in table.column_names
+        or table[name].cast(CHUNK_SCHEMA.field(name).type) != rows()[name]
     ]
     assert replicas(read).drop_columns(unsaid) == expected(rows()).drop_columns(unsaid)
     (container,) = [pa.Table.from_batches(read_rows(part(tmp_path / "t.parquet"), np.array([3])))]
@@ -133,7 +167,9 @@ def test_tables_of_others_are_read(tmp_path: Path, foreign: Callable[[pa.Table],
 def test_a_value_that_is_missing_sends_its_container_to_the_exact_path(tmp_path: Path) -> None:
     held = rows().to_pylist()
     held[0]["length"], held[5]["chunk_offset"] = None, -7
-    table = pa.Table.from_pylist(held, pa.schema([field.with_nullable(True) for field in CHUNK_SCHEMA]))
+    table = pa.Table.from_pylist(
+        held, pa.schema([field.with_nullable(True) for field in CHUNK_SCHEMA])
+    )
     path = write(tmp_path / "t.parquet", table)
     settled = settle(fold_part(part(path)).runs)
     hit = sorted({held[0]["container_id"], held[5]["container_id"]})
@@ -161,7 +197,9 @@ def _cut_short(path: Path) -> None:
 
 
 def _hollow(path: Path) -> None:
-    metadata = pq.ParquetFile(path).metadata.row_group(1).column(CHUNK_SCHEMA.names.index("checksum"))
+    metadata = (
+        pq.ParquetFile(path).metadata.row_group(1).column(CHUNK_SCHEMA.names.index("checksum"))
+    )
     with path.open("r+b") as file:
         file.seek(metadata.data_page_offset)
         file.write(bytes(metadata.total_compressed_size))
@@ -169,15 +207,21 @@ def _hollow(path: Path) -> None:
 
 def _flipped(path: Path) -> None:
     """One bit of a page, which its checksum tells."""
-    metadata = pq.ParquetFile(path).metadata.row_group(1).column(CHUNK_SCHEMA.names.index("checksum"))
+    metadata = (
+        pq.ParquetFile(path).metadata.row_group(1).column(CHUNK_SCHEMA.names.index("checksum"))
+    )
     at = metadata.data_page_offset + metadata.total_compressed_size - 1
     raw = bytearray(path.read_bytes())
     raw[at] ^= 1
     path.write_bytes(raw)
 
 
-@pytest.mark.parametrize("damage", [_cut_short, _hollow, _flipped, Path.unlink, lambda path: path.write_bytes(b"")])
-def test_a_broken_file_is_a_finding_without_runs(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "damage", [_cut_short, _hollow, _flipped, Path.unlink, lambda path: path.write_bytes(b"")]
+)
+def test_a_broken_file_is_a_finding_without_runs(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     path = write(tmp_path / "t.parquet", rows(), 50, use_dictionary=False, write_page_checksum=True)
     whole = part(path)
     damage(path)
@@ -196,7 +240,10 @@ def test_a_broken_file_is_a_finding_without_runs(tmp_path: Path, damage: Callabl
     [
         (lambda table: table.drop_columns(["checksum", "length"]), "no column length, checksum"),
         (_as(container_id=pa.string()), "cannot be read"),
-        (lambda t: t.set_column(8, "length", pa.array([1 << 63] * t.num_rows, pa.uint64())), "cannot be read"),
+        (
+            lambda t: t.set_column(8, "length", pa.array([1 << 63] * t.num_rows, pa.uint64())),
+            "cannot be read",
+        ),
     ],
 )
 def test_columns_that_cannot_be_taken_for_ours_are_a_finding(
@@ -244,7 +291,9 @@ def test_times_beyond_those_of_python_are_read(tmp_path: Path, time_ms: int) -> 
 
 
 def test_rows_scattered_over_a_file_join_to_a_run_a_replica(tmp_path: Path) -> None:
-    """Blocks of all replicas in turn, and more runs than are kept before they are joined."""
+    """Blocks of all replicas in turn, and more runs than are kept before they are
+    joined.
+    """
     count = 220_000
     numbers = np.arange(count)
     columns: dict[str, Any] = {
@@ -261,7 +310,8 @@ def test_rows_scattered_over_a_file_join_to_a_run_a_replica(tmp_path: Path) -> N
     found = settle(folded.runs)
     assert not len(found.exact)
     assert found.replicas["chunks"].to_pylist() == [
-        int(np.count_nonzero((numbers // 2 % 5 == i // 2) & (numbers % 2 == i % 2))) for i in range(10)
+        int(np.count_nonzero((numbers // 2 % 5 == i // 2) & (numbers % 2 == i % 2)))
+        for i in range(10)
     ]
     ordered = pa.Table.from_batches(read_rows(part(path), np.arange(5))).sort_by(
         [(name, "ascending") for name in ("datanode", "container_id", "block_id")]
@@ -281,14 +331,26 @@ def test_replicas_that_an_export_holds_in_another_file_by_now_are_left_out(tmp_p
     manifest = export([walk, other], (), folder, source=Source.TREE, limits=limits).manifest
     tables = manifest.of_kind(FileKind.CHUNKS)
     assert len(tables) > 1
-    parts = [part(tmp_path / one.name, last=one.rows, manifest=tmp_path / manifest.name) for one in tables]
+    parts = [
+        part(tmp_path / one.name, last=one.rows, manifest=tmp_path / manifest.name)
+        for one in tables
+    ]
     current = current_rows(pa_fs.LocalFileSystem(), str(tmp_path), manifest)
     assert replicas(*map(fold_part, parts)) == expected(current)
-    moved = [row for one in parts for batch in read_rows(one, np.array([2, 3, 4])) for row in batch.to_pylist()]
+    moved = [
+        row
+        for one in parts
+        for batch in read_rows(one, np.array([2, 3, 4]))
+        for row in batch.to_pylist()
+    ]
     assert {row["container_id"] for row in moved} == {2, 4}
     assert len(moved) == 6 + 4
     numbers = [row["container_id"] for row in current.select(["container_id"]).to_pylist()]
-    damaged = next(one for one in parts if is_readable(one, np.array([2])) and list(read_rows(one, np.array([2]))))
+    damaged = next(
+        one
+        for one in parts
+        if is_readable(one, np.array([2])) and list(read_rows(one, np.array([2])))
+    )
     raw = bytearray(Path(damaged.location).read_bytes())
     raw[-20] ^= 1
     Path(damaged.location).write_bytes(raw)

@@ -13,7 +13,9 @@ checksums = st.lists(st.integers(0, (1 << 32) - 1), max_size=RANKS)
 
 
 @given(INT64, checksums, st.randoms(use_true_random=False))
-def test_a_block_is_the_sum_of_its_chunks_in_any_order(block_id: int, chunks: list[int], shuffle) -> None:  # type: ignore[no-untyped-def]
+def test_a_block_is_the_sum_of_its_chunks_in_any_order(
+    block_id: int, chunks: list[int], shuffle
+) -> None:  # type: ignore[no-untyped-def]
     ranked = list(enumerate(chunks))
     shuffle.shuffle(ranked)
     total = image(word_tables(), np.array([block_id]))
@@ -21,7 +23,9 @@ def test_a_block_is_the_sum_of_its_chunks_in_any_order(block_id: int, chunks: li
         total = total ^ image(rank_tables(RANKS)[rank], np.array([checksum]))
     steps, constants = end_tables(RANKS)
     count = len(chunks)
-    assert int((image(steps[count], total.astype(np.int64)) ^ constants[count])[0]) == block_checksum(block_id, chunks)
+    assert int(
+        (image(steps[count], total.astype(np.int64)) ^ constants[count])[0]
+    ) == block_checksum(block_id, chunks)
 
 
 @given(INT64, st.lists(INT64, max_size=9), st.lists(INT64, max_size=9))
@@ -36,9 +40,14 @@ def test_many_words_are_appended_as_one_by_one(checksum: int, words: int) -> Non
     one_by_one = np.array([checksum])
     for _ in range(words):
         one_by_one = image(step_tables(), one_by_one).astype(np.int64)
-    assert append_zero_words(np.array([checksum]), np.array([words])).tolist() == one_by_one.tolist()
+    assert (
+        append_zero_words(np.array([checksum]), np.array([words])).tolist() == one_by_one.tolist()
+    )
 
 
 def test_words_appended_in_two_lots_are_as_many_appended_at_once() -> None:
     start, lot = np.array([0x1234_5678]), np.array([1 << 40])
-    assert append_zero_words(append_zero_words(start, lot), lot).tolist() == append_zero_words(start, 2 * lot).tolist()
+    assert (
+        append_zero_words(append_zero_words(start, lot), lot).tolist()
+        == append_zero_words(start, 2 * lot).tolist()
+    )

@@ -1,4 +1,6 @@
-"""The replicas of a datanode: what is told of them is what is on disk, and a read-only volume is never written."""
+"""The replicas of a datanode: what is told of them is what is on disk, and a read-only
+volume is never written.
+"""
 
 import errno
 import os
@@ -68,7 +70,11 @@ def root(tmp_path: Path) -> Path:
 
 @contextmanager
 def held(
-    root: Path, hold: Hold = Hold.OWNER, *, undo_bytes: int = 1 << 20, mapped: MappedReader | None = None
+    root: Path,
+    hold: Hold = Hold.OWNER,
+    *,
+    undo_bytes: int = 1 << 20,
+    mapped: MappedReader | None = None,
 ) -> Iterator[HeldVolume]:
     volume = open_volume(root, hold=hold, state_folder=root.parent / "state", disk=Disk())
     try:
@@ -126,12 +132,20 @@ def test_what_is_reported_is_what_is_on_disk(root: Path) -> None:
     with held(root) as volume:
         closed, still_open = volume.replicas()
         stored = volume.trees.read(ONE).tree
-    assert (closed.state, closed.data_checksum, closed.read_only) == (ReplicaState.CLOSED, stored.data_checksum, False)
+    assert (closed.state, closed.data_checksum, closed.read_only) == (
+        ReplicaState.CLOSED,
+        stored.data_checksum,
+        False,
+    )
     assert (closed.bcs_id, closed.block_count, closed.used_bytes) == (2, 2, 8524)
     assert closed.data_scan_timestamp_ms is None
     assert len(closed.fingerprint) == 16
     # Nothing is known of the root of an open container, which is not the same as zero.
-    assert (still_open.state, still_open.data_checksum, still_open.fingerprint) == (ReplicaState.OPEN, None, b"")
+    assert (still_open.state, still_open.data_checksum, still_open.fingerprint) == (
+        ReplicaState.OPEN,
+        None,
+        b"",
+    )
 
 
 def test_a_container_whose_descriptor_is_broken_is_named_and_hides_no_other(root: Path) -> None:
@@ -139,10 +153,15 @@ def test_a_container_whose_descriptor_is_broken_is_named_and_hides_no_other(root
         path = volume.containers.get(TWO).descriptor_path
     path.write_bytes(b"not a descriptor")
     with held(root) as volume:
-        assert [replica.state for replica in volume.replicas()] == [ReplicaState.CLOSED, ReplicaState.INVALID]
+        assert [replica.state for replica in volume.replicas()] == [
+            ReplicaState.CLOSED,
+            ReplicaState.INVALID,
+        ]
 
 
-def test_a_container_whose_counters_are_no_numbers_is_named_and_hides_no_other(root: Path, tmp_path: Path) -> None:
+def test_a_container_whose_counters_are_no_numbers_is_named_and_hides_no_other(
+    root: Path, tmp_path: Path
+) -> None:
     """A datanode skips it at its start, too."""
     with owned(root, tmp_path / "damage") as volume:
         batch = Batch()
@@ -177,7 +196,9 @@ def test_a_row_that_cannot_be_read_is_named_and_hides_no_other_container(
         store = ReplicaStore([volume], repair_enabled=True)
         assert store.head(TWO).bcs_id == 7
         assert store.record(TWO, BLOCK) is not None
-        scanner = Scanner(volume, Pace(bytes_per_second=0), metrics=Metrics("dnagent"), on_change=lambda _: None)
+        scanner = Scanner(
+            volume, Pace(bytes_per_second=0), metrics=Metrics("dnagent"), on_change=lambda _: None
+        )
         while scanner.step():
             pass
         assert scanner.last_error == ""
@@ -199,7 +220,9 @@ def test_a_tree_beyond_our_limits_is_named_and_replaced_by_one_that_is_built(
         assert [r.data_checksum for r in volume.replicas()] == [None, None]
         assert volume.replica(ONE).state is ReplicaState.CLOSED
         assert "tree_unreadable" in capsys.readouterr().err
-        scanner = Scanner(volume, Pace(bytes_per_second=0), metrics=Metrics("dnagent"), on_change=lambda _: None)
+        scanner = Scanner(
+            volume, Pace(bytes_per_second=0), metrics=Metrics("dnagent"), on_change=lambda _: None
+        )
         assert scanner.step()
         assert path.read_bytes() == built
         assert volume.replica(ONE).data_checksum is not None
@@ -217,11 +240,14 @@ def test_damage_in_a_container_beyond_our_limits_is_reported_though_there_is_no_
     with owned(root, root.parent / "writer") as volume:
         write_block(volume.writer, TWO, OTHER, 1024, bcs_id=2)
         volume.writer.set_state(TWO, ReplicaState.CLOSED)
-    # No record may be beyond a limit by itself, and a million of them would take minutes.
+    # No record may be beyond a limit by itself, and a million of them would take
+    # minutes.
     monkeypatch.setattr("ozone.treefile.TREE_BLOCKS_MAX", 1)
     with held(root) as volume:
         damage(volume.containers.get(TWO).block_path(BLOCK), 1)
-        scanner = Scanner(volume, Pace(bytes_per_second=0), metrics=Metrics("dnagent"), on_change=lambda _: None)
+        scanner = Scanner(
+            volume, Pace(bytes_per_second=0), metrics=Metrics("dnagent"), on_change=lambda _: None
+        )
         while scanner.step():
             pass
         replica = volume.replica(TWO)
@@ -230,7 +256,9 @@ def test_damage_in_a_container_beyond_our_limits_is_reported_though_there_is_no_
         assert volume.containers.get(TWO).state is ReplicaState.UNHEALTHY
 
 
-def test_a_descriptor_with_an_impossible_place_in_its_group_is_named_and_hides_no_other(root: Path) -> None:
+def test_a_descriptor_with_an_impossible_place_in_its_group_is_named_and_hides_no_other(
+    root: Path,
+) -> None:
     """No report has room for it."""
     with held(root) as volume:
         container = volume.containers.open(TWO)
@@ -246,7 +274,9 @@ def test_a_descriptor_with_an_impossible_place_in_its_group_is_named_and_hides_n
 def test_a_folder_that_cannot_be_listed_hides_no_container_outside_it_and_loses_none_inside(
     root: Path, hold: Hold
 ) -> None:
-    """A container that was seen there is not reported as gone, which would have it copied anew."""
+    """A container that was seen there is not reported as gone, which would have it
+    copied anew.
+    """
     other = ContainerId(512)
     with owned(root, root.parent / "writer") as volume:
         volume.writer.create_container(other)
@@ -257,7 +287,11 @@ def test_a_folder_that_cannot_be_listed_hides_no_container_outside_it_and_loses_
         disk.folder = volume.usual_folder(ONE).parent
         opened.refresh()
         states = {replica.container_id: replica.state for replica in opened.replicas()}
-        assert states == {ONE: ReplicaState.INVALID, TWO: ReplicaState.INVALID, other: ReplicaState.OPEN}
+        assert states == {
+            ONE: ReplicaState.INVALID,
+            TWO: ReplicaState.INVALID,
+            other: ReplicaState.OPEN,
+        }
     volume = open_volume(root, hold=hold, state_folder=root.parent / "state", disk=disk)
     with closing(HeldVolume(volume, disk, undo_bytes=1 << 20)) as opened:
         assert [replica.container_id for replica in opened.replicas()] == [other]
@@ -289,7 +323,9 @@ def test_a_refresh_sees_what_the_datanode_changed(root: Path, tmp_path: Path) ->
         ]
 
 
-def test_a_tree_that_cannot_be_read_is_as_good_as_none(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tree_that_cannot_be_read_is_as_good_as_none(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with held(root) as volume:
         path = volume.trees.path(ONE)
     path.write_bytes(b"\xff\xff")
@@ -316,7 +352,9 @@ def test_a_volume_without_its_database_is_no_volume_and_damages_no_container(roo
 
 
 @pytest.mark.parametrize("hold", Hold)
-def test_a_database_of_which_no_row_can_be_read_is_lost_and_damages_no_container(tmp_path: Path, hold: Hold) -> None:
+def test_a_database_of_which_no_row_can_be_read_is_lost_and_damages_no_container(
+    tmp_path: Path, hold: Hold
+) -> None:
     """inv-I4"""
     with VolumeMaker(tmp_path / "volume") as made:
         for container_id in (ONE, TWO):
@@ -325,9 +363,14 @@ def test_a_database_of_which_no_row_can_be_read_is_lost_and_damages_no_container
     Database.open_owner(made.database_path, Disk()).close()
     for file in made.database_path.glob("*.sst"):
         damage(file, 20)
-    descriptors = [made.folder(number) / "metadata" / f"{number}.container" for number in (ONE, TWO)]
+    descriptors = [
+        made.folder(number) / "metadata" / f"{number}.container" for number in (ONE, TWO)
+    ]
     before = [path.read_bytes() for path in descriptors]
-    with pytest.raises(DatabaseError, match="nor can the rows of other containers"), held(made.root, hold):
+    with (
+        pytest.raises(DatabaseError, match="nor can the rows of other containers"),
+        held(made.root, hold),
+    ):
         pass
     assert [path.read_bytes() for path in descriptors] == before
 
@@ -362,7 +405,9 @@ def test_a_missing_tree_is_said_to_be_missing_or_built_as_asked(root: Path) -> N
 
 
 def test_a_tree_built_for_a_peer_names_the_deletions_that_are_known(root: Path) -> None:
-    """inv-I5: the tree is lost, and the block's record still there, since its deletion was not finished."""
+    """inv-I5: the tree is lost, and the block's record still there, since its deletion
+    was not finished.
+    """
     with held(root) as volume:
         assert volume.writer is not None
         record = volume.containers.get(ONE).record(OTHER)
@@ -398,7 +443,9 @@ def test_deletions_that_cannot_be_kept_do_not_make_the_tree_unreadable(root: Pat
 
 
 def test_damage_found_while_a_replica_returns_to_service_is_not_lost(root: Path) -> None:
-    """A scan of the background ends between the last scan of a repair and the change of state, or right after it."""
+    """A scan of the background ends between the last scan of a repair and the change of
+    state, or right after it.
+    """
     with held(root) as volume:
         assert volume.writer is not None
         good = block_file(volume).read_bytes()
@@ -429,7 +476,9 @@ def test_findings_make_an_owned_replica_unhealthy_on_disk_once(root: Path) -> No
             examination = scan(volume)
             volume.write_tree(examination)
             assert volume.settle(examination, NOW_MS) is first
-        assert [finding.type for finding in examination.result.findings] == [FindingType.CORRUPT_CHUNK]
+        assert [finding.type for finding in examination.result.findings] == [
+            FindingType.CORRUPT_CHUNK
+        ]
         before = volume.replica(ONE)
     with held(root) as volume:
         assert volume.replica(ONE) == before
@@ -437,7 +486,9 @@ def test_findings_make_an_owned_replica_unhealthy_on_disk_once(root: Path) -> No
 
 
 @pytest.mark.parametrize("hold", [Hold.OWNER, Hold.READ_ONLY])
-def test_a_record_of_an_open_container_that_cannot_be_read_makes_an_owned_one_unhealthy(root: Path, hold: Hold) -> None:
+def test_a_record_of_an_open_container_that_cannot_be_read_makes_an_owned_one_unhealthy(
+    root: Path, hold: Hold
+) -> None:
     """S12, S13: a check reads no data, so that it leaves no time."""
     with owned(root, root.parent / "writer") as volume:
         batch = Batch()
@@ -445,7 +496,9 @@ def test_a_record_of_an_open_container_that_cannot_be_read_makes_an_owned_one_un
         volume.volume.database.write(batch)
     with held(root, hold) as checked:
         examination = checked.examine(TWO, Source.CHECK, lambda _: None, lambda: False)
-        assert [finding.type for finding in examination.result.findings] == [FindingType.INACCESSIBLE_DB]
+        assert [finding.type for finding in examination.result.findings] == [
+            FindingType.INACCESSIBLE_DB
+        ]
         assert checked.settle(examination, NOW_MS) is (hold is Hold.OWNER)
         assert not checked.settle(examination, NOW_MS)
         checked.refresh()
@@ -456,7 +509,9 @@ def test_a_record_of_an_open_container_that_cannot_be_read_makes_an_owned_one_un
 
 @pytest.mark.parametrize("hold", [Hold.OWNER, Hold.READ_ONLY])
 def test_two_scans_of_one_container_may_end_at_the_same_moment(root: Path, hold: Hold) -> None:
-    """The one that goes round and one that was asked for; neither sees the other's half-written file."""
+    """The one that goes round and one that was asked for; neither sees the other's
+    half-written file.
+    """
     others: list[Future[bool]] = []
     with ThreadPoolExecutor(1) as pool, held(root, hold) as plain:
         examination = scan(plain)
@@ -494,13 +549,19 @@ def test_a_read_only_volume_is_scanned_without_a_byte_written_to_it(root: Path) 
         assert volume.candidate(ONE).last_scan_ms == NOW_MS
 
 
-def test_a_volume_scanned_by_a_worker_has_the_same_findings_and_leaves_no_worker_behind(root: Path) -> None:
+def test_a_volume_scanned_by_a_worker_has_the_same_findings_and_leaves_no_worker_behind(
+    root: Path,
+) -> None:
     with held(root) as volume:
         damage(block_file(volume), 1500)
         plain = scan(volume)
     with held(root, mapped=MappedReader()) as volume:
         assert scan(volume) == plain
-        (worker,) = (child for child in psutil.Process().children() if "ozone.mapped" in " ".join(child.cmdline()))
+        (worker,) = (
+            child
+            for child in psutil.Process().children()
+            if "ozone.mapped" in " ".join(child.cmdline())
+        )
     assert not worker.is_running()
 
 
@@ -534,7 +595,9 @@ def test_a_tree_that_changed_during_a_scan_is_not_overwritten(root: Path) -> Non
     """inv-I4"""
     with held(root) as volume:
         examination = scan(volume)
-        newer = ContainerTree.of(ONE, [*examination.result.tree.blocks, BlockTree.tombstone(BlockId(5), 77)])
+        newer = ContainerTree.of(
+            ONE, [*examination.result.tree.blocks, BlockTree.tombstone(BlockId(5), 77)]
+        )
         volume.store_tree(newer, volume.trees.read(ONE).generation)
         with pytest.raises(StaleTreeError):
             volume.write_tree(examination)
@@ -547,7 +610,10 @@ def test_a_container_deleted_during_a_scan_stays_deleted(root: Path) -> None:
     with held(root) as volume:
         examination = scan(volume)
         ReplicaStore([volume], repair_enabled=True).delete_container(ONE)
-        for act in (lambda: volume.write_tree(examination), lambda: volume.settle(examination, NOW_MS)):
+        for act in (
+            lambda: volume.write_tree(examination),
+            lambda: volume.settle(examination, NOW_MS),
+        ):
             with pytest.raises(ContainerNotFoundError):
                 act()
         assert [replica.container_id for replica in volume.replicas()] == [TWO]
@@ -563,7 +629,9 @@ def test_a_suspect_volume_is_given_up(root: Path) -> None:
 
 
 class _OpeningDisk(Disk):
-    """Does something when the first block file is opened: a scan iterates over its records then."""
+    """Does something when the first block file is opened: a scan iterates over its
+    records then.
+    """
 
     def __init__(self) -> None:
         self.meanwhile: Callable[[], None] | None = None
@@ -591,13 +659,17 @@ def _held_by(disk: _OpeningDisk, root: Path, hold: Hold) -> Iterator[HeldVolume]
 def test_a_scan_whose_database_is_closed_under_it_says_nothing_and_marks_nothing(
     root: Path, hold: Hold, how: str
 ) -> None:
-    """S17: the scanner's step ends, the replica is as it was, and the next start scans it anew."""
+    """S17: the scanner's step ends, the replica is as it was, and the next start scans
+    it anew.
+    """
     disk, metrics = _OpeningDisk(), Metrics("dnagent")
     with _held_by(disk, root, hold) as held_volume:
         volume = held_volume.volume
         descriptor = held_volume.containers.get(ONE).descriptor_path
         before = descriptor.read_bytes()
-        scanner = Scanner(held_volume, Pace(bytes_per_second=0), metrics=metrics, on_change=lambda _: None)
+        scanner = Scanner(
+            held_volume, Pace(bytes_per_second=0), metrics=metrics, on_change=lambda _: None
+        )
 
         def close() -> None:
             volume.close()
@@ -617,7 +689,10 @@ def test_a_scan_whose_database_is_closed_under_it_says_nothing_and_marks_nothing
         assert "dnagent_findings_total{" not in counted
     if how == "closed":
         with held(root) as volume_again:
-            assert (scan(volume_again).result.findings, volume_again.replica(ONE).state) == ((), ReplicaState.CLOSED)
+            assert (scan(volume_again).result.findings, volume_again.replica(ONE).state) == (
+                (),
+                ReplicaState.CLOSED,
+            )
 
 
 def test_a_mapped_scan_whose_database_is_closed_under_it_says_nothing(root: Path) -> None:
@@ -638,7 +713,9 @@ def test_a_mapped_scan_whose_database_is_closed_under_it_says_nothing(root: Path
 
 
 @pytest.mark.parametrize("hold", Hold)
-def test_a_scan_whose_database_is_removed_under_it_ends_as_if_it_were_there(root: Path, hold: Hold) -> None:
+def test_a_scan_whose_database_is_removed_under_it_ends_as_if_it_were_there(
+    root: Path, hold: Hold
+) -> None:
     """S17: its files are open, as those of a datanode that is being taken down are."""
     disk = _OpeningDisk()
     with _held_by(disk, root, hold) as volume:
@@ -651,8 +728,12 @@ def test_a_scan_whose_database_is_removed_under_it_ends_as_if_it_were_there(root
 
 
 @pytest.mark.parametrize("hold", Hold)
-def test_a_container_whose_folder_and_rows_go_under_a_scan_is_deleted_and_not_damaged(root: Path, hold: Hold) -> None:
-    """S17, S12: another process deletes it, as the datanode under a read-only agent does."""
+def test_a_container_whose_folder_and_rows_go_under_a_scan_is_deleted_and_not_damaged(
+    root: Path, hold: Hold
+) -> None:
+    """S17, S12: another process deletes it, as the datanode under a read-only agent
+    does.
+    """
     disk = _OpeningDisk()
     with _held_by(disk, root, hold) as volume:
         disk.meanwhile = lambda: shutil.rmtree(volume.containers.get(ONE).folder)
@@ -710,9 +791,12 @@ def test_a_repair_beyond_the_undo_budget_writes_nothing(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "bad"), [(None, (0, 1, 2, 3, 4)), (0, (0, 1, 2, 3, 4)), (2000, (1, 2, 3, 4)), (5000, ()), (7500, ())]
+    ("length", "bad"),
+    [(None, (0, 1, 2, 3, 4)), (0, (0, 1, 2, 3, 4)), (2000, (1, 2, 3, 4)), (5000, ()), (7500, ())],
 )
-def test_windows_that_the_file_lacks_are_bad(root: Path, length: int | None, bad: tuple[int, ...]) -> None:
+def test_windows_that_the_file_lacks_are_bad(
+    root: Path, length: int | None, bad: tuple[int, ...]
+) -> None:
     with held(root) as volume:
         path = block_file(volume)
         if length is None:
@@ -770,7 +854,9 @@ def test_a_repair_that_waits_to_scan_again_hears_that_it_is_cancelled(root: Path
             other.store_tree(ContainerTree.of(ONE, deleted), other.own().generation)
 
         store = ReplicaStore([volume], repair_enabled=True)
-        replica = store.open_replica(ONE, "j", cancelled=_CancelledWhileWaited(), on_bytes=write_the_tree_meanwhile)
+        replica = store.open_replica(
+            ONE, "j", cancelled=_CancelledWhileWaited(), on_bytes=write_the_tree_meanwhile
+        )
         with pytest.raises(InterruptedRepairError):
             replica.scan()
 
@@ -827,7 +913,9 @@ def test_a_deletion_that_cannot_be_finished_stops_no_other_container(root: Path)
         assert volume.writer is not None
         volume.writer.set_state(ONE, ReplicaState.DELETED)
     [gone] = root.glob("hdds/*/tmp/deleted-containers")
-    disk = FailingDisk(errno.EIO, lambda operation, path: operation is Operation.RENAME and path.parent == gone)
+    disk = FailingDisk(
+        errno.EIO, lambda operation, path: operation is Operation.RENAME and path.parent == gone
+    )
     volume = open_volume(root, hold=Hold.OWNER, state_folder=root.parent / "state", disk=disk)
     with closing(HeldVolume(volume, disk, undo_bytes=1 << 20)) as opened:
         assert disk.failed

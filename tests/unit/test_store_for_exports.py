@@ -1,4 +1,6 @@
-"""What exports need of the replicas that an agent holds: deletes told of before they are done, and a survey."""
+"""What exports need of the replicas that an agent holds: deletes told of before they
+are done, and a survey.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -30,7 +32,9 @@ def root(tmp_path: Path) -> Path:
 
 
 def held(
-    root: Path, hold: Hold, on_deleted: Callable[[ContainerId, Sequence[BlockId] | None], None] = lambda *_: None
+    root: Path,
+    hold: Hold,
+    on_deleted: Callable[[ContainerId, Sequence[BlockId] | None], None] = lambda *_: None,
 ) -> HeldVolume:
     volume = open_volume(root, hold=hold, state_folder=root.parent / "state", disk=Disk())
     return HeldVolume(volume, Disk(), undo_bytes=1 << 20, on_deleted=on_deleted)
@@ -54,12 +58,16 @@ def test_deletes_are_told_of_before_they_are_done(root: Path) -> None:
     assert told == [(ONE, [15]), (ONE, None)]
 
 
-def test_a_survey_has_the_trees_and_scan_times_that_are_kept_beside_a_read_only_volume(root: Path) -> None:
+def test_a_survey_has_the_trees_and_scan_times_that_are_kept_beside_a_read_only_volume(
+    root: Path,
+) -> None:
     with closing(held(root, Hold.READ_ONLY)) as volume:
         (before,) = volume.survey().replicas(Source.TREE)
         assert (before.source, before.scanned_at_ms) == (Source.TREE, None)
         examination = volume.examine(ONE, scanner.Source.DATA, lambda _: None, lambda: False)
-        tree = ContainerTree.of(ONE, [*examination.result.tree.blocks, BlockTree.tombstone(BlockId(15), 77)])
+        tree = ContainerTree.of(
+            ONE, [*examination.result.tree.blocks, BlockTree.tombstone(BlockId(15), 77)]
+        )
         volume.store_tree(tree, examination.generation)
         volume.settle(examination, 1_800_000_000_000)
         (after,) = volume.survey().replicas(Source.TREE)

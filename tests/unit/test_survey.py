@@ -1,4 +1,6 @@
-"""A walk over a volume gives every replica with its tree from the asked truth, and never ends at a bad one."""
+"""A walk over a volume gives every replica with its tree from the asked truth, and
+never ends at a bad one.
+"""
 
 import json
 import shutil
@@ -56,7 +58,11 @@ def store(made: VolumeMaker, *blocks: BlockTree, root: int | None = None) -> Con
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize(
     ("source", "key"),
-    [(Source.TREE, "treeFileRoot"), (Source.METADATA, "rootFromMetadata"), (Source.DATA, "rootFromData")],
+    [
+        (Source.TREE, "treeFileRoot"),
+        (Source.METADATA, "rootFromMetadata"),
+        (Source.DATA, "rootFromData"),
+    ],
 )
 def test_roots_are_those_that_an_independent_reader_found(
     tmp_path: Path, moment: str, source: Source, key: str
@@ -88,7 +94,9 @@ def test_erasure_coded_replicas_come_with_their_index(tmp_path: Path) -> None:
 
 def test_a_container_without_a_tree_is_taken_from_its_records_and_says_so(tmp_path: Path) -> None:
     made = make(tmp_path / "v")
-    stored = ContainerTree.of(ContainerId(2), [BlockTree.live(BlockId(20), [ChunkTree(0, 3000, 5)])])
+    stored = ContainerTree.of(
+        ContainerId(2), [BlockTree.live(BlockId(20), [ChunkTree(0, 3000, 5)])]
+    )
     tree_path(made, 2).write_bytes(encode_tree(stored))
     found = survey(made.root, Source.TREE, tmp_path / "state")
     assert [found[i].source for i in (1, 2)] == [Source.METADATA, Source.TREE]
@@ -104,7 +112,10 @@ def test_a_tree_of_tombstones_alone_is_laid_over_what_the_records_tell(tmp_path:
     tree_path(made).write_bytes(encode_tree(ContainerTree(ContainerId(1), None, (TOMBSTONE,))))
     for source in Source:
         tree = survey(made.root, source, tmp_path / "state")[1].tree
-        assert [(block.block_id, block.deleted) for block in tree.blocks] == [(20, False), (99, True)]
+        assert [(block.block_id, block.deleted) for block in tree.blocks] == [
+            (20, False),
+            (99, True),
+        ]
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff\xffgarbage"])
@@ -135,7 +146,11 @@ def test_a_tree_with_an_impossible_place_is_not_taken(tmp_path: Path) -> None:
 def test_a_container_that_cannot_be_read_is_a_fault_and_the_walk_goes_on(tmp_path: Path) -> None:
     made = make(tmp_path / "v")
     (made.folder(1) / "metadata" / "1.container").write_bytes(b"nonsense")
-    for source, known in ((Source.TREE, Source.METADATA), (Source.METADATA, Source.METADATA), (Source.DATA, None)):
+    for source, known in (
+        (Source.TREE, Source.METADATA),
+        (Source.METADATA, Source.METADATA),
+        (Source.DATA, None),
+    ):
         found = survey(made.root, source, tmp_path / "state")
         assert (found[1].state, found[1].source) == (None, known)
         assert [fault.kind for fault in found[1].faults] == ["CORRUPT_CONTAINER_FILE"]
@@ -164,12 +179,16 @@ def test_deleted_containers_are_left_out(tmp_path: Path) -> None:
         assert survey(made.root, source, tmp_path / "state").keys() == {1, 2}
 
 
-def test_a_database_that_cannot_be_read_is_the_volumes_fault_and_trees_are_still_told(tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_read_is_the_volumes_fault_and_trees_are_still_told(
+    tmp_path: Path,
+) -> None:
     made = make(tmp_path / "v")
     stored = store(made, BlockTree.live(BlockId(20), [ChunkTree(0, 3000, 5)]))
     shutil.rmtree(made.database_path)
     disk = Disk()
-    with open_volume(made.root, hold=Hold.READ_ONLY, state_folder=tmp_path / "s", disk=disk) as volume:
+    with open_volume(
+        made.root, hold=Hold.READ_ONLY, state_folder=tmp_path / "s", disk=disk
+    ) as volume:
         walk = Survey(volume, disk)
         assert walk.fault is not None
         found = {replica.container_id: replica for replica in walk.replicas(Source.TREE)}
@@ -182,14 +201,18 @@ def test_data_tell_of_damage_that_the_records_hide(tmp_path: Path) -> None:
     made = make(tmp_path / "v")
     flip(made.block_file(1, 20), 3500)
     found = survey(made.root, Source.DATA, tmp_path / "state")
-    assert [(f.kind, f.block_id, f.offset) for f in found[1].faults] == [("CORRUPT_CHUNK", 20, 3000)]
+    assert [(f.kind, f.block_id, f.offset) for f in found[1].faults] == [
+        ("CORRUPT_CHUNK", 20, 3000)
+    ]
     assert [chunk.checksum_matches for chunk in found[1].tree.blocks[0].chunks] == [True, False]
     assert not survey(made.root, Source.METADATA, tmp_path / "state")[1].faults
 
 
 def test_what_an_agent_keeps_beside_a_read_only_volume_counts(tmp_path: Path) -> None:
     made, state = make(tmp_path / "v"), tmp_path / "state"
-    ours = ContainerTree.of(ContainerId(1), [BlockTree.live(BlockId(20), [ChunkTree(0, 3000, 5)]), TOMBSTONE])
+    ours = ContainerTree.of(
+        ContainerId(1), [BlockTree.live(BlockId(20), [ChunkTree(0, 3000, 5)]), TOMBSTONE]
+    )
     disk = Disk()
     with open_volume(made.root, hold=Hold.READ_ONLY, state_folder=state, disk=disk) as volume:
         TreeFiles(volume, disk).update(ContainerId(1), ours)
@@ -216,7 +239,9 @@ def test_a_walk_can_be_cut_short_and_changes_nothing(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_read_costs_its_own_block(tmp_path: Path) -> None:
     made = make(
         tmp_path / "v",
-        lambda made: made.put(Table.BLOCK_DATA, block_key(ContainerId(1), BlockId(30)), b"\xff\xff"),
+        lambda made: made.put(
+            Table.BLOCK_DATA, block_key(ContainerId(1), BlockId(30)), b"\xff\xff"
+        ),
     )
     found = survey(made.root, Source.METADATA, tmp_path / "state")[1]
     assert [block.block_id for block in found.tree.blocks] == [20]

@@ -1,4 +1,6 @@
-"""The local engine on synthetic clusters: what it finds is what was done to them, however the rows lie."""
+"""The local engine on synthetic clusters: what it finds is what was done to them,
+however the rows lie.
+"""
 
 import json
 from contextlib import chdir
@@ -24,7 +26,11 @@ SMALL = Cluster(seed=3, datanodes=5, containers=120, blocks=6, chunks=8)
 def holds(out: Path, sweep_id: str, truth: Truth) -> None:
     assert findings_of(out, sweep_id) == {damage.finding for damage in truth.damages}
     bad = (Verdict.REPAIRABLE.value, Verdict.CONFLICT.value, Verdict.UNRECOVERABLE.value)
-    told = {container_id: verdict for container_id, verdict in verdicts_of(out, sweep_id).items() if verdict in bad}
+    told = {
+        container_id: verdict
+        for container_id, verdict in verdicts_of(out, sweep_id).items()
+        if verdict in bad
+    }
     assert told == {damage.container_id: damage.verdict.value for damage in truth.damages}
 
 
@@ -35,7 +41,11 @@ def test_all_damages_are_found_and_nothing_else(tmp_path: Path, order: Order, ch
     truth = synthetic(tmp_path / "table", cluster)
     summary = run(tmp_path / "out", tmp_path / "table")
     holds(tmp_path / "out", summary.sweep_id, truth)
-    assert (summary.rows, summary.containers, summary.replicas) == (truth.rows, truth.containers, truth.replicas)
+    assert (summary.rows, summary.containers, summary.replicas) == (
+        truth.rows,
+        truth.containers,
+        truth.replicas,
+    )
     assert summary.diverged == tuple(damage.container_id for damage in truth.damages)
     assert set(truth.without_tree) <= {
         container_id
@@ -46,22 +56,39 @@ def test_all_damages_are_found_and_nothing_else(tmp_path: Path, order: Order, ch
 
 
 @pytest.mark.parametrize("order", list(Order))
-def test_a_container_larger_than_memory_is_judged_in_ranges_of_blocks(tmp_path: Path, order: Order) -> None:
-    cluster = Cluster(seed=8, datanodes=3, containers=6, blocks=3, chunks=4, largest_blocks=600, order=order)
+def test_a_container_larger_than_memory_is_judged_in_ranges_of_blocks(
+    tmp_path: Path, order: Order
+) -> None:
+    cluster = Cluster(
+        seed=8, datanodes=3, containers=6, blocks=3, chunks=4, largest_blocks=600, order=order
+    )
     truth = synthetic(tmp_path / "table", cluster)
     assert 1 in {damage.container_id for damage in truth.damages}
-    whole = run(tmp_path / "whole", tmp_path / "table", engine=OnePartWaves(tmp_path / "spill", group_rows=1 << 20))
-    parts = run(tmp_path / "parts", tmp_path / "table", engine=OnePartWaves(tmp_path / "spill", group_rows=500))
+    whole = run(
+        tmp_path / "whole",
+        tmp_path / "table",
+        engine=OnePartWaves(tmp_path / "spill", group_rows=1 << 20),
+    )
+    parts = run(
+        tmp_path / "parts",
+        tmp_path / "table",
+        engine=OnePartWaves(tmp_path / "spill", group_rows=500),
+    )
     for out, summary in ((tmp_path / "whole", whole), (tmp_path / "parts", parts)):
         holds(out, summary.sweep_id, truth)
     roots = [
-        [{k: v for k, v in row.items() if k != "path"} for row in table_of(out, Table.ROOTS, summary.sweep_id)]
+        [
+            {k: v for k, v in row.items() if k != "path"}
+            for row in table_of(out, Table.ROOTS, summary.sweep_id)
+        ]
         for out, summary in ((tmp_path / "whole", whole), (tmp_path / "parts", parts))
     ]
     assert roots[0] == roots[1]
 
 
-def test_what_was_right_the_night_before_and_is_wrong_now_changed_in_silence(tmp_path: Path) -> None:
+def test_what_was_right_the_night_before_and_is_wrong_now_changed_in_silence(
+    tmp_path: Path,
+) -> None:
     synthetic(tmp_path / "before", SMALL, healthy=True)
     truth = synthetic(tmp_path / "after", SMALL)
     first = run(tmp_path / "out", tmp_path / "before")
@@ -69,16 +96,24 @@ def test_what_was_right_the_night_before_and_is_wrong_now_changed_in_silence(tmp
     assert not first.diverged
     assert second.previous == first.sweep_id
     silent = {
-        finding[1:5] for finding in findings_of(tmp_path / "out", second.sweep_id) if finding[0] == "silent_change"
+        finding[1:5]
+        for finding in findings_of(tmp_path / "out", second.sweep_id)
+        if finding[0] == "silent_change"
     }
     changed = [
-        damage for damage in truth.damages if damage.kind.value in ("corrupt_chunk", "conflicting_chunk", "lost_chunk")
+        damage
+        for damage in truth.damages
+        if damage.kind.value in ("corrupt_chunk", "conflicting_chunk", "lost_chunk")
     ]
-    assert silent == {(d.container_id, d.block_id, d.offset, (node,)) for d in changed for node in d.datanodes}
+    assert silent == {
+        (d.container_id, d.block_id, d.offset, (node,)) for d in changed for node in d.datanodes
+    }
     assert run(tmp_path / "out", tmp_path / "after").findings.get("silent_change") is None
 
 
-def test_a_datanode_that_an_earlier_sweep_had_is_missed_until_it_is_said_to_be_gone(tmp_path: Path) -> None:
+def test_a_datanode_that_an_earlier_sweep_had_is_missed_until_it_is_said_to_be_gone(
+    tmp_path: Path,
+) -> None:
     synthetic(tmp_path / "table", SMALL, healthy=True)
     first = run(tmp_path / "out", tmp_path / "table", keep=3)
     lost = sorted((tmp_path / "table").iterdir())[0]
@@ -119,7 +154,9 @@ def test_a_table_without_rows_is_skipped_by_name(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("is_torn", [True, False])
-def test_a_damaged_file_of_an_earlier_sweep_is_a_note(tmp_path: Path, name: str, note: str, is_torn: bool) -> None:
+def test_a_damaged_file_of_an_earlier_sweep_is_a_note(
+    tmp_path: Path, name: str, note: str, is_torn: bool
+) -> None:
     synthetic(tmp_path / "before", SMALL, healthy=True)
     truth = synthetic(tmp_path / "after", SMALL)
     first = run(tmp_path / "out", tmp_path / "before").sweep_id
@@ -131,7 +168,9 @@ def test_a_damaged_file_of_an_earlier_sweep_is_a_note(tmp_path: Path, name: str,
         path.write_bytes(bytes(one ^ 0x55 for one in path.read_bytes()))
     output = Output(tmp_path / "out", Disk())
     for _ in range(2):
-        second = run(tmp_path / "out", tmp_path / "after", report=lambda made: write_report(output, made))
+        second = run(
+            tmp_path / "out", tmp_path / "after", report=lambda made: write_report(output, made)
+        )
         assert second.diverged == tuple(damage.container_id for damage in truth.damages)
         assert output.report(second.sweep_id).exists()
         # The third is held against the second, too.
@@ -152,7 +191,10 @@ def test_a_change_while_its_datanode_was_skipped_is_told_the_night_after(tmp_pat
     last = run(tmp_path / "out", tmp_path / "after")
     silent = [
         {one for one in findings_of(out, sweep_id) if one[0] == "silent_change"}
-        for out, sweep_id in ((tmp_path / "whole", whole.sweep_id), (tmp_path / "out", last.sweep_id))
+        for out, sweep_id in (
+            (tmp_path / "whole", whole.sweep_id),
+            (tmp_path / "out", last.sweep_id),
+        )
     ]
     assert silent[0] == silent[1]
     assert last.notes == ()
@@ -166,7 +208,9 @@ def test_a_datanode_whose_rows_are_no_longer_kept_is_named(tmp_path: Path) -> No
     for _ in range(2):
         run(tmp_path / "out", *tables[1:])
     (note,) = run(tmp_path / "out", tmp_path / "table").notes
-    assert note.startswith(f"silent changes of {datanode} cannot be told: it was last in sweep {first.sweep_id}")
+    assert note.startswith(
+        f"silent changes of {datanode} cannot be told: it was last in sweep {first.sweep_id}"
+    )
 
 
 def test_places_are_kept_as_the_next_night_finds_them_from_elsewhere(
@@ -181,7 +225,9 @@ def test_places_are_kept_as_the_next_night_finds_them_from_elsewhere(
     assert second.notes == ()
 
 
-def test_a_page_of_earlier_roots_that_was_flipped_is_a_note_and_no_silent_change(tmp_path: Path) -> None:
+def test_a_page_of_earlier_roots_that_was_flipped_is_a_note_and_no_silent_change(
+    tmp_path: Path,
+) -> None:
     synthetic(tmp_path / "table", SMALL, healthy=True)
     first = run(tmp_path / "out", tmp_path / "table").sweep_id
     path = Output(tmp_path / "out", Disk()).path(Table.ROOTS, first)
@@ -191,16 +237,31 @@ def test_a_page_of_earlier_roots_that_was_flipped_is_a_note_and_no_silent_change
     path.write_bytes(raw)
     second = run(tmp_path / "out", tmp_path / "table")
     assert second.findings == {}
-    assert [note.startswith(f"silent changes since {first} cannot be told") for note in second.notes] == [True]
+    assert [
+        note.startswith(f"silent changes since {first} cannot be told") for note in second.notes
+    ] == [True]
 
 
-def test_a_file_in_no_order_with_a_damaged_page_or_a_number_too_large_is_left_out(tmp_path: Path) -> None:
-    synthetic(tmp_path / "made", Cluster(seed=3, datanodes=3, containers=40, damage={}, order=Order.SHUFFLED))
-    table = pa.concat_tables(pq.read_table(path) for path in sorted((tmp_path / "made").rglob("*.parquet")))
+def test_a_file_in_no_order_with_a_damaged_page_or_a_number_too_large_is_left_out(
+    tmp_path: Path,
+) -> None:
+    synthetic(
+        tmp_path / "made",
+        Cluster(seed=3, datanodes=3, containers=40, damage={}, order=Order.SHUFFLED),
+    )
+    table = pa.concat_tables(
+        pq.read_table(path) for path in sorted((tmp_path / "made").rglob("*.parquet"))
+    )
     (tmp_path / "table").mkdir()
     good, torn, wide = (tmp_path / "table" / f"{name}.parquet" for name in ("good", "torn", "wide"))
     pq.write_table(table, good)
-    pq.write_table(table.slice(0, 300), torn, write_page_checksum=True, use_dictionary=False, compression="none")
+    pq.write_table(
+        table.slice(0, 300),
+        torn,
+        write_page_checksum=True,
+        use_dictionary=False,
+        compression="none",
+    )
     column = pq.read_metadata(torn).row_group(0).column(CHUNK_SCHEMA.names.index("checksum"))
     raw = bytearray(torn.read_bytes())
     raw[column.data_page_offset + column.total_compressed_size // 2] ^= 4

@@ -17,7 +17,14 @@ from merkle.errors import UsageError
 from merkle.replica import Source
 from merkle.tree import BlockTree
 from ozone.disk import Disk
-from protos.chunk_table import FileKind, Manifest, file_name, latest_manifest, parse_manifest, place_of
+from protos.chunk_table import (
+    FileKind,
+    Manifest,
+    file_name,
+    latest_manifest,
+    parse_manifest,
+    place_of,
+)
 from spark.files import fold_part
 from spark.inputs import is_unchanged, table_parts
 from spark.output import Summary, Table
@@ -44,14 +51,18 @@ def test_exports_are_found_at_any_depth(tmp_path: Path, exports: list[Path]) -> 
     assert (len(found.parts), len(found.manifests), found.skipped) == (3, 3, ())
 
 
-def test_of_a_datanode_with_two_exports_the_newest_counts(tmp_path: Path, exports: list[Path]) -> None:
+def test_of_a_datanode_with_two_exports_the_newest_counts(
+    tmp_path: Path, exports: list[Path]
+) -> None:
     synthetic(tmp_path / "copy", SMALL)
     older = tmp_path / "copy" / exports[0].name
     manifest = latest_manifest(*place_of(str(older)))
     aged = replace(manifest, created_at=manifest.created_at.replace(year=2001))
     (older / manifest.name).write_bytes(aged.to_bytes())
     found = table_parts([str(older), *map(str, exports)])
-    assert sorted(part.location for part in found.parts) == sorted(str(next(e.glob("chunks-*"))) for e in exports)
+    assert sorted(part.location for part in found.parts) == sorted(
+        str(next(e.glob("chunks-*"))) for e in exports
+    )
     assert found.skipped == ()
 
 
@@ -76,7 +87,9 @@ def test_a_folder_that_may_not_be_listed_costs_what_is_in_it_and_nothing_else() 
     assert [Path(part.location).parent for part in found.parts] == others
 
 
-@pytest.mark.parametrize("harm", ["manifest lost", "manifest changed", "file lost", "file cut", "newer version"])
+@pytest.mark.parametrize(
+    "harm", ["manifest lost", "manifest changed", "file lost", "file cut", "newer version"]
+)
 def test_a_broken_export_is_skipped_by_name_and_no_container_diverges(
     tmp_path: Path, exports: list[Path], harm: str
 ) -> None:
@@ -122,7 +135,9 @@ def test_a_file_whose_pages_are_broken_takes_its_whole_export_out_of_the_sweep(
 def test_one_flipped_bit_anywhere_in_an_export_takes_it_out_of_the_sweep(
     tmp_path: Path, exports: list[Path], kind: FileKind, place: float
 ) -> None:
-    """In a footer, pyarrow may take it for fewer rows or end the process: nothing is parsed before it is verified."""
+    """In a footer, pyarrow may take it for fewer rows or end the process: nothing is
+    parsed before it is verified.
+    """
     (broken,) = exports[1].glob(f"{kind.value}-*")
     flip(broken, int(broken.stat().st_size * place))
     summary = run(tmp_path / "out", tmp_path / "table")
@@ -143,13 +158,19 @@ def _with_inventory(export: Path, change: Callable[[pa.Table], pa.Table]) -> Non
     table = change(pq.read_table(export / recorded.name))
     pq.write_table(table, export / recorded.name)
     raw = (export / recorded.name).read_bytes()
-    recorded = replace(recorded, rows=table.num_rows, length_bytes=len(raw), checksum=fingerprint(raw).hex())
+    recorded = replace(
+        recorded, rows=table.num_rows, length_bytes=len(raw), checksum=fingerprint(raw).hex()
+    )
     files = (*manifest.of_kind(FileKind.CHUNKS), recorded)
     _say(export, replace(manifest, files=files, containers=table.num_rows))
 
 
-@pytest.mark.parametrize("harm", ["counts", "no files", "rows of a file", "replica not there", "rows of a replica"])
-def test_a_manifest_that_contradicts_its_files_is_no_export(tmp_path: Path, exports: list[Path], harm: str) -> None:
+@pytest.mark.parametrize(
+    "harm", ["counts", "no files", "rows of a file", "replica not there", "rows of a replica"]
+)
+def test_a_manifest_that_contradicts_its_files_is_no_export(
+    tmp_path: Path, exports: list[Path], harm: str
+) -> None:
     manifest = latest_manifest(*place_of(str(exports[1])))
     match harm:
         case "counts":
@@ -158,11 +179,18 @@ def test_a_manifest_that_contradicts_its_files_is_no_export(tmp_path: Path, expo
             _say(exports[1], replace(manifest, files=()))
         case "rows of a file":
             _say(
-                exports[1], replace(manifest, files=tuple(replace(file, rows=file.rows + 1) for file in manifest.files))
+                exports[1],
+                replace(
+                    manifest,
+                    files=tuple(replace(file, rows=file.rows + 1) for file in manifest.files),
+                ),
             )
         case "replica not there":
             _with_inventory(
-                exports[1], lambda table: pa.concat_tables([table, _column(table.slice(0, 1), "container_id", 999)])
+                exports[1],
+                lambda table: pa.concat_tables(
+                    [table, _column(table.slice(0, 1), "container_id", 999)]
+                ),
             )
         case "rows of a replica":
             _with_inventory(exports[1], lambda table: _column(table, "rows", 1))
@@ -183,7 +211,9 @@ def test_findings_of_an_agent_that_cannot_be_read_are_skipped_by_name_alone(
 ) -> None:
     manifest = latest_manifest(*place_of(str(exports[1])))
     (chunks,) = manifest.of_kind(FileKind.CHUNKS)
-    lost = replace(chunks, name=file_name(FileKind.FINDINGS, 1, "0123abcd", 1), kind=FileKind.FINDINGS)
+    lost = replace(
+        chunks, name=file_name(FileKind.FINDINGS, 1, "0123abcd", 1), kind=FileKind.FINDINGS
+    )
     (exports[1] / lost.name).write_bytes(bytes(lost.length_bytes))
     _say(exports[1], replace(manifest, files=(*manifest.files, lost)))
     summary = run(tmp_path / "out", tmp_path / "table")
@@ -204,7 +234,11 @@ def test_files_of_an_export_are_cut_by_rows_and_each_row_group_is_read_once(
     parts = table_parts([str(exports[0])], part_rows=25).parts
     assert len(parts) == -(-table.num_rows // 25)
     assert [fold_part(part).skipped for part in parts] == [""] * len(parts)
-    assert sum(fold_part(part).rows for part in parts) == sum(part.rows for part in parts) == manifest.rows
+    assert (
+        sum(fold_part(part).rows for part in parts)
+        == sum(part.rows for part in parts)
+        == manifest.rows
+    )
 
 
 def latest_manifest_of(export: Path, changed: Path) -> Manifest:
@@ -213,7 +247,9 @@ def latest_manifest_of(export: Path, changed: Path) -> Manifest:
     manifest = parse_manifest(place.read_bytes(), place.name)
     raw = changed.read_bytes()
     files = tuple(
-        replace(file, length_bytes=len(raw), checksum=fingerprint(raw).hex()) if file.name == changed.name else file
+        replace(file, length_bytes=len(raw), checksum=fingerprint(raw).hex())
+        if file.name == changed.name
+        else file
         for file in manifest.files
     )
     manifest = replace(manifest, files=files)
@@ -267,11 +303,15 @@ def test_an_events_file_is_no_table(exports: list[Path]) -> None:
 
 @dataclass
 class Agents:
-    """Three datanodes that hold the same containers, and export by hand or by an agent that repairs nothing."""
+    """Three datanodes that hold the same containers, and export by hand or by an agent
+    that repairs nothing.
+    """
 
     to: Path
     audit: bool = True
-    walks: list[MemoryWalk] = field(default_factory=lambda: [MemoryWalk(datanode=f"dn-{i}") for i in range(3)])
+    walks: list[MemoryWalk] = field(
+        default_factory=lambda: [MemoryWalk(datanode=f"dn-{i}") for i in range(3)]
+    )
 
     def __post_init__(self) -> None:
         for walk in self.walks:
@@ -291,7 +331,9 @@ class Agents:
 
 
 def after_a_night(tmp_path: Path) -> tuple[Agents, Path]:
-    """Agents, of which the first two changed a chunk in silence since the sweep into the folder that is given too."""
+    """Agents, of which the first two changed a chunk in silence since the sweep into
+    the folder that is given too.
+    """
     agents, out = Agents(tmp_path / "to"), tmp_path / "out"
     agents.export(0, 1, 2)
     run(out, tmp_path / "to")
@@ -303,10 +345,14 @@ def after_a_night(tmp_path: Path) -> tuple[Agents, Path]:
 def silent(out: Path, summary: Summary) -> set[tuple[int, str]]:
     """Container and datanode of what changed in silence."""
     rows = table_of(out, Table.FINDINGS, summary.sweep_id)
-    return {(row["container_id"], row["lacking"][0]) for row in rows if row["kind"] == "silent_change"}
+    return {
+        (row["container_id"], row["lacking"][0]) for row in rows if row["kind"] == "silent_change"
+    }
 
 
-def test_agents_that_export_twice_between_two_sweeps_are_compared_as_the_others_are(tmp_path: Path) -> None:
+def test_agents_that_export_twice_between_two_sweeps_are_compared_as_the_others_are(
+    tmp_path: Path,
+) -> None:
     agents, out = after_a_night(tmp_path)
     agents.export(0, 1, 1, 1, 2, 2)
     summary = run(out, tmp_path / "to")
@@ -315,7 +361,9 @@ def test_agents_that_export_twice_between_two_sweeps_are_compared_as_the_others_
 
 
 @pytest.mark.parametrize("kind", ["manifest", "containers", "chunks"])
-def test_what_is_lost_of_the_sweep_before_costs_one_datanode_alone(tmp_path: Path, kind: str) -> None:
+def test_what_is_lost_of_the_sweep_before_costs_one_datanode_alone(
+    tmp_path: Path, kind: str
+) -> None:
     agents, out = after_a_night(tmp_path)
     (chunks,) = (tmp_path / "to" / "dn-0").glob("chunks-*")
     agents.export(0, 1, 2)
@@ -345,7 +393,9 @@ def test_events_that_cannot_be_read_cost_one_datanode_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("audit", [True, False])
-def test_where_no_agent_exports_a_mended_chunk_did_not_change_in_silence(tmp_path: Path, audit: bool) -> None:
+def test_where_no_agent_exports_a_mended_chunk_did_not_change_in_silence(
+    tmp_path: Path, audit: bool
+) -> None:
     agents, out = Agents(tmp_path / "to", audit), tmp_path / "out"
     agents.change(0, 2, matches=False)
     agents.export(0, 1, 2)
@@ -354,7 +404,11 @@ def test_where_no_agent_exports_a_mended_chunk_did_not_change_in_silence(tmp_pat
     agents.walks[0].put(replica(2, *blocks(2)))
     agents.export(0, 1, 2)
     summary = run(out, tmp_path / "to")
-    found = [row for row in table_of(out, Table.FINDINGS, summary.sweep_id) if row["kind"] == "silent_change"]
+    found = [
+        row
+        for row in table_of(out, Table.FINDINGS, summary.sweep_id)
+        if row["kind"] == "silent_change"
+    ]
     is_first = {(row["block_id"], row["chunk_offset"]) == (1, 0) for row in found}
     assert is_first == ({True, False} if audit else {False})
 

@@ -1,4 +1,6 @@
-"""The report of a sweep says what the tables say, worst first, and lets nothing in that a page would run."""
+"""The report of a sweep says what the tables say, worst first, and lets nothing in that
+a page would run.
+"""
 
 from datetime import UTC, datetime
 from html.parser import HTMLParser
@@ -56,7 +58,9 @@ def made(
         for row in verdicts
         for name in names
     ]
-    schema = pa.schema([("datanode", pa.string()), ("volume", pa.string()), ("container_id", pa.int64())])
+    schema = pa.schema(
+        [("datanode", pa.string()), ("volume", pa.string()), ("container_id", pa.int64())]
+    )
     return report_of(
         Night("20261122T013000Z-aa", AT, len(verdicts), counts),
         engine="local",
@@ -88,7 +92,12 @@ class Page(HTMLParser):
 
 def test_containers_come_worst_first_and_only_diverged_ones() -> None:
     report = made(
-        [verdict(1, "REPAIRABLE"), verdict(2, "MATCH"), verdict(3, "UNRECOVERABLE"), verdict(4, "REPAIRABLE")],
+        [
+            verdict(1, "REPAIRABLE"),
+            verdict(2, "MATCH"),
+            verdict(3, "UNRECOVERABLE"),
+            verdict(4, "REPAIRABLE"),
+        ],
         [
             finding("missing_block", 1, 7, ("dn-a",)),
             finding("corrupt_chunk", 3, 7, ("dn-a", "dn-b", "dn-c")),
@@ -138,9 +147,13 @@ def test_what_there_is_no_room_for_is_counted(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(subject, "CONTAINERS_MAX", 1)
     findings = [finding("missing_block", 1, block, ("dn-a",)) for block in range(5)]
     report = made(
-        [verdict(1, "REPAIRABLE"), verdict(2, "REPAIRABLE")], [*findings, finding("missing_block", 2, 1, ("dn-b",))]
+        [verdict(1, "REPAIRABLE"), verdict(2, "REPAIRABLE")],
+        [*findings, finding("missing_block", 2, 1, ("dn-b",))],
     )
-    assert [(len(heatmap.rows), heatmap.left_out) for heatmap in report.heatmaps] == [(2, 3), (1, 0)]
+    assert [(len(heatmap.rows), heatmap.left_out) for heatmap in report.heatmaps] == [
+        (2, 3),
+        (1, 0),
+    ]
     assert (len(report.lines), report.lines_left_out) == (1, 1)
     assert "and 3 more blocks" in Page(render(report)).text
 
@@ -157,7 +170,11 @@ def test_damage_is_counted_once_a_replica_by_datanode_and_by_age() -> None:
         created_ms={("dn-a", "DS-dn-a"): at_ms - DAY_MS, ("dn-b", "DS-dn-b"): at_ms - 400 * DAY_MS},
     )
     assert report.datanodes == (Share("dn-b", 10, 2), Share("dn-c", 10, 1), Share("dn-a", 10, 0))
-    assert report.ages == (Share("under 1 month", 10, 0), Share("1 to 3 years", 10, 2), Share("unknown", 10, 1))
+    assert report.ages == (
+        Share("under 1 month", 10, 0),
+        Share("1 to 3 years", 10, 2),
+        Share("unknown", 10, 1),
+    )
 
 
 def test_nights_are_in_order_and_the_last_is_this_one() -> None:
@@ -166,7 +183,11 @@ def test_nights_are_in_order_and_the_last_is_this_one() -> None:
     assert [night.diverged for night in report.nights] == [0, 1, 0]
     page = Page(render(report))
     assert "No container diverged." in page.text
-    titles = [attributes for tag, attributes in page.tags if tag == "rect" and attributes.get("class") == "REPAIRABLE"]
+    titles = [
+        attributes
+        for tag, attributes in page.tags
+        if tag == "rect" and attributes.get("class") == "REPAIRABLE"
+    ]
     assert len(titles) == 1, "one night has a column, the two without divergence have none"
 
 
@@ -179,7 +200,11 @@ def test_skipped_inputs_are_said_first() -> None:
 def test_hostile_names_stay_text() -> None:
     name = "<script>alert(1)</script>"
     page = render(
-        made([verdict(1, "CONFLICT", name)], [finding("missing_block", 1, 7, (name,), ("&amp;",))], skipped=(name,))
+        made(
+            [verdict(1, "CONFLICT", name)],
+            [finding("missing_block", 1, 7, (name,), ("&amp;",))],
+            skipped=(name,),
+        )
     )
     assert name not in page
     assert name in Page(page).text
@@ -187,6 +212,10 @@ def test_hostile_names_stay_text() -> None:
 
 
 def test_the_page_asks_nobody_for_anything() -> None:
-    page = Page(render(made([verdict(1, "REPAIRABLE")], [finding("missing_block", 1, 7, ("dn-a",))])))
-    assert not [tag for tag, attributes in page.tags if {"src", "href", "srcset"} & attributes.keys()]
+    page = Page(
+        render(made([verdict(1, "REPAIRABLE")], [finding("missing_block", 1, 7, ("dn-a",))]))
+    )
+    assert not [
+        tag for tag, attributes in page.tags if {"src", "href", "srcset"} & attributes.keys()
+    ]
     assert not [tag for tag, _ in page.tags if tag in ("link", "iframe", "img", "object", "base")]

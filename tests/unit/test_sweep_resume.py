@@ -37,7 +37,9 @@ def test_killed_after_any_stored_result_the_next_run_comes_to_the_same_and_folds
             assert Output(out, Disk()).sweeps() == []
             watcher, again = Quiet(), OnePartWaves(tmp_path / "spill")
             resumed = run(out, tmp_path / "table", engine=again, watcher=watcher)
-            assert any(note.startswith(f"going on with sweep {resumed.sweep_id}") for note in watcher.notes)
+            assert any(
+                note.startswith(f"going on with sweep {resumed.sweep_id}") for note in watcher.notes
+            )
             assert not set(dying.folded) & set(again.folded)
             assert [table_of(out, table, resumed.sweep_id) for table in TABLES] == expected
             assert (resumed.rows, resumed.diverged) == (whole.rows, whole.diverged)
@@ -52,7 +54,11 @@ def test_killed_after_any_stored_result_the_next_run_comes_to_the_same_and_folds
 def test_fresh_begins_anew(tmp_path: Path) -> None:
     synthetic(tmp_path / "table", SMALL)
     with pytest.raises(Killed):
-        run(tmp_path / "out", tmp_path / "table", engine=OnePartWaves(tmp_path / "spill", dies_after=2))
+        run(
+            tmp_path / "out",
+            tmp_path / "table",
+            engine=OnePartWaves(tmp_path / "spill", dies_after=2),
+        )
     engine = OnePartWaves(tmp_path / "spill")
     run(tmp_path / "out", tmp_path / "table", engine=engine, fresh=True)
     assert len(engine.folded) == 4
@@ -70,14 +76,20 @@ def test_what_a_sweep_that_was_given_up_had_written_goes_with_the_next(tmp_path:
     blocked.unlink()
     summary = run(tmp_path / "out", tmp_path / "table", fresh=True)
     for table in Table:
-        assert [path.name for path in (tmp_path / "out" / table.value).iterdir()] == [f"sweep_id={summary.sweep_id}"]
+        assert [path.name for path in (tmp_path / "out" / table.value).iterdir()] == [
+            f"sweep_id={summary.sweep_id}"
+        ]
     assert given_up.name != f"sweep_id={summary.sweep_id}"
 
 
 def test_other_inputs_are_another_sweep(tmp_path: Path) -> None:
     synthetic(tmp_path / "table", SHUFFLED)
     with pytest.raises(Killed):
-        run(tmp_path / "out", tmp_path / "table", engine=OnePartWaves(tmp_path / "spill", dies_after=2))
+        run(
+            tmp_path / "out",
+            tmp_path / "table",
+            engine=OnePartWaves(tmp_path / "spill", dies_after=2),
+        )
     (changed, *_) = sorted((tmp_path / "table").rglob("*.parquet"))
     table = pq.read_table(changed)
     pq.write_table(table.slice(0, table.num_rows - 1), changed)
@@ -114,7 +126,9 @@ def test_two_sweeps_do_not_write_to_one_folder_at_a_time(tmp_path: Path) -> None
     assert watcher.begun
 
 
-def test_nothing_to_read_is_an_error_that_names_the_inputs_and_leaves_nothing(tmp_path: Path) -> None:
+def test_nothing_to_read_is_an_error_that_names_the_inputs_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(SweepInputError, match="missing"):
         run(tmp_path / "out", tmp_path / "missing")
     assert not (tmp_path / "out").exists()
@@ -125,14 +139,21 @@ def test_nothing_to_read_is_an_error_that_names_the_inputs_and_leaves_nothing(tm
 
 
 @pytest.mark.parametrize(
-    "name", ["folded/000000/note.json", "folded/000001/replicas.parquet", "folded/000001/runs.parquet"]
+    "name",
+    ["folded/000000/note.json", "folded/000001/replicas.parquet", "folded/000001/runs.parquet"],
 )
 @pytest.mark.parametrize("order", list(Order))
-def test_what_is_finished_and_cannot_be_read_again_is_done_again(tmp_path: Path, name: str, order: Order) -> None:
+def test_what_is_finished_and_cannot_be_read_again_is_done_again(
+    tmp_path: Path, name: str, order: Order
+) -> None:
     synthetic(tmp_path / "table", replace(SMALL, order=order))
     whole = run(tmp_path / "whole", tmp_path / "table")
     with pytest.raises(Killed):
-        run(tmp_path / "out", tmp_path / "table", engine=OnePartWaves(tmp_path / "spill", dies_after=2))
+        run(
+            tmp_path / "out",
+            tmp_path / "table",
+            engine=OnePartWaves(tmp_path / "spill", dies_after=2),
+        )
     (plan,) = (tmp_path / "out" / "work").glob("*/plan.json")
     tear(plan.parent / name)
     watcher = Quiet()
@@ -140,14 +161,20 @@ def test_what_is_finished_and_cannot_be_read_again_is_done_again(tmp_path: Path,
     assert any(note.startswith("begun anew: ") and name in note for note in watcher.notes)
     assert again.sweep_id != plan.parent.name
     for table in TABLES:
-        assert table_of(tmp_path / "out", table, again.sweep_id) == table_of(tmp_path / "whole", table, whole.sweep_id)
+        assert table_of(tmp_path / "out", table, again.sweep_id) == table_of(
+            tmp_path / "whole", table, whole.sweep_id
+        )
 
 
 def test_copied_rows_of_a_volume_that_cannot_be_read_again_are_copied_again(tmp_path: Path) -> None:
     """They are no table that could be left out: the volume is there."""
     volume = next(unpack("healthy", tmp_path / "cluster").glob("dn1/volume1"))
     with pytest.raises(Killed):
-        run(tmp_path / "out", volumes=[volume], engine=OnePartWaves(tmp_path / "spill", dies_after=0))
+        run(
+            tmp_path / "out",
+            volumes=[volume],
+            engine=OnePartWaves(tmp_path / "spill", dies_after=0),
+        )
     (rows,) = (tmp_path / "out" / "chunks").glob("*/*.parquet")
     tear(rows)
     (folded,) = (tmp_path / "out" / "work").glob("*/folded")
@@ -172,7 +199,9 @@ def test_a_plan_that_cannot_be_read_is_put_aside(tmp_path: Path, text: str, fres
 
 
 @pytest.mark.parametrize("moment", ["report", "summary"])
-def test_killed_at_its_end_a_sweep_is_ended_by_the_same_command(tmp_path: Path, moment: str) -> None:
+def test_killed_at_its_end_a_sweep_is_ended_by_the_same_command(
+    tmp_path: Path, moment: str
+) -> None:
     synthetic(tmp_path / "before", SMALL, healthy=True)
     synthetic(tmp_path / "after", SMALL)
     run(tmp_path / "out", tmp_path / "before")
@@ -193,7 +222,8 @@ def test_killed_at_its_end_a_sweep_is_ended_by_the_same_command(tmp_path: Path, 
     with pytest.raises(Killed):
         run(tmp_path / "out", tmp_path / "after", report=report, disk=FailingDisk(errno.EIO, watch))
     again = run(tmp_path / "out", tmp_path / "after", report=report)
-    # The one that was killed: with what changed since the night before, and once in all.
+    # The one that was killed: with what changed since the night before, and once in
+    # all.
     assert again.sweep_id == told[0].sweep_id
     assert again.findings["silent_change"]
     assert again.notes == ("a note of the report",)

@@ -28,7 +28,8 @@ def test_the_truth_is_what_plain_trees_tell(tmp_path: Path, order: Order, chunks
         elif comparison.verdict is not Verdict.MATCH:
             verdicts[container_id] = comparison.verdict
         found |= {
-            (d.kind.value, container_id, d.block_id, d.offset, d.lacking, d.sources) for d in comparison.differences
+            (d.kind.value, container_id, d.block_id, d.offset, d.lacking, d.sources)
+            for d in comparison.differences
         }
     assert found == {damage.finding for damage in truth.damages}
     assert {damage.kind for damage in truth.damages} == set(DamageKind)
@@ -37,7 +38,10 @@ def test_the_truth_is_what_plain_trees_tell(tmp_path: Path, order: Order, chunks
 
 
 def test_a_seed_makes_the_same_cluster_again_and_another_seed_another(tmp_path: Path) -> None:
-    truths = [synthetic(tmp_path / str(i), Cluster(seed=seed, containers=40)) for i, seed in enumerate((1, 1, 2))]
+    truths = [
+        synthetic(tmp_path / str(i), Cluster(seed=seed, containers=40))
+        for i, seed in enumerate((1, 1, 2))
+    ]
     assert truths[0] == truths[1] != truths[2]
     assert rows_in(tmp_path / "0") == rows_in(tmp_path / "1")
 
@@ -47,9 +51,14 @@ def test_the_night_before_differs_in_the_damaged_replicas_alone(tmp_path: Path) 
     assert synthetic(tmp_path / "before", SMALL, healthy=True).damages == ()
     before, after = (trees_in(rows_in(tmp_path / name)) for name in ("before", "after"))
     differing = {
-        (c, key[0]) for c, replicas in before.items() for key in replicas if replicas[key][1] != after[c][key][1]
+        (c, key[0])
+        for c, replicas in before.items()
+        for key in replicas
+        if replicas[key][1] != after[c][key][1]
     }
-    assert differing == {(damage.container_id, name) for damage in truth.damages for name in damage.datanodes}
+    assert differing == {
+        (damage.container_id, name) for damage in truth.damages for name in damage.datanodes
+    }
 
 
 def test_one_container_may_be_far_larger_than_the_others(tmp_path: Path) -> None:

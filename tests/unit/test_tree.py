@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerTree, TreeBuilder, block_checksum, root_hex
+from merkle.tree import (
+    BlockId,
+    BlockTree,
+    ChunkTree,
+    ContainerTree,
+    TreeBuilder,
+    block_checksum,
+    root_hex,
+)
 from tests.support.trees import (
     CONTAINER,
     block,
@@ -88,7 +96,10 @@ def test_the_same_content_builds_the_same_tree() -> None:
 def test_block_ids_distinguish_containers_of_equal_chunks() -> None:
     """W6: four blocks each, of the chunks of W3."""
     same = [recorded(0, ABC), recorded(2, DEF)]
-    roots = [root_hex(built(*((i, same) for i in ids)).data_checksum) for ids in ((2, 3, 4, 5), (1, 2, 3, 4))]
+    roots = [
+        root_hex(built(*((i, same) for i in ids)).data_checksum)
+        for ids in ((2, 3, 4, 5), (1, 2, 3, 4))
+    ]
     assert roots == ["a7f98055", "ea5b8e7"]
 
 
@@ -107,7 +118,9 @@ def test_adding_a_block_again_changes_nothing() -> None:
 
 def test_blocks_and_chunks_added_in_any_order_come_out_sorted() -> None:
     """CR-015, W9"""
-    tree = built((3, [recorded(1, ABC), recorded(0, ABC)]), (1, [recorded(1, ABC), recorded(0, ABC)]))
+    tree = built(
+        (3, [recorded(1, ABC), recorded(0, ABC)]), (1, [recorded(1, ABC), recorded(0, ABC)])
+    )
     assert [entry.block_id for entry in tree.blocks] == [1, 3]
     assert hexes(tree) == ["6715b889", "d8dc0037"]
     assert root_hex(tree.data_checksum) == "c39dca03"
@@ -177,9 +190,12 @@ def test_a_tree_rebuilt_from_a_tree_is_the_same_and_can_grow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("compute_root", "root"), [pytest.param(True, 0xD288BC23, id="W14"), pytest.param(False, None, id="W15")]
+    ("compute_root", "root"),
+    [pytest.param(True, 0xD288BC23, id="W14"), pytest.param(False, None, id="W15")],
 )
-def test_recorded_deletions_get_the_checksum_of_their_chunks(compute_root: bool, root: int | None) -> None:
+def test_recorded_deletions_get_the_checksum_of_their_chunks(
+    compute_root: bool, root: int | None
+) -> None:
     """W14, W15: without a root where no tree was built yet."""
     builder = TreeBuilder(CONTAINER)
     for block_id in (1, 2):
@@ -214,7 +230,8 @@ def test_a_recorded_deletion_beats_the_live_block() -> None:
 
 
 @pytest.mark.parametrize(
-    ("block_count", "root"), [(1, "133629b5"), (2, "36e6b01b"), (3, "f62520b4"), (4, "8f173189"), (5, "532619e9")]
+    ("block_count", "root"),
+    [(1, "133629b5"), (2, "36e6b01b"), (3, "f62520b4"), (4, "8f173189"), (5, "532619e9")],
 )
 def test_the_counted_trees_have_their_known_roots(block_count: int, root: str) -> None:
     """The common fixture of the conformance rows."""
@@ -222,7 +239,8 @@ def test_the_counted_trees_have_their_known_roots(block_count: int, root: str) -
 
 
 @pytest.mark.parametrize(
-    ("block_id", "checksum"), [(0, 0x8C28B28A), (1, 0x7E433189), (9, 0xF49A6946), ((1 << 63) - 1, 0x7C66DDA3)]
+    ("block_id", "checksum"),
+    [(0, 0x8C28B28A), (1, 0x7E433189), (9, 0xF49A6946), ((1 << 63) - 1, 0x7C66DDA3)],
 )
 def test_the_id_alone_gives_an_empty_block_its_checksum(block_id: int, checksum: int) -> None:
     assert block_checksum(block_id, []) == checksum

@@ -1,4 +1,6 @@
-"""`treefold tree`: what it prints, how it ends, and that it never changes or breaks anything."""
+"""`treefold tree`: what it prints, how it ends, and that it never changes or breaks
+anything.
+"""
 
 import json
 import os
@@ -63,7 +65,9 @@ def made(tmp_path: Path) -> VolumeMaker:
     return make(tmp_path / "volume")
 
 
-def test_build_prints_one_bare_object_a_container_with_exactly_these_keys(made: VolumeMaker) -> None:
+def test_build_prints_one_bare_object_a_container_with_exactly_these_keys(
+    made: VolumeMaker,
+) -> None:
     flip(made.block_file(1, 20), 3500)
 
     (line,) = lines("build", made.root, status=3)
@@ -99,12 +103,19 @@ def test_build_gives_the_roots_and_findings_of_real_volumes(tmp_path: Path) -> N
     for datanode in ("dn1", "dn2", "dn3"):
         for source, root in (("data", "rootFromData"), ("metadata", "rootFromMetadata")):
             built = lines(
-                "build", tmp_path / datanode / "volume1", "--source", source, status=3 if source == "data" else 0
+                "build",
+                tmp_path / datanode / "volume1",
+                "--source",
+                source,
+                status=3 if source == "data" else 0,
             )
             for line in built:
                 row = expected[datanode, line["containerID"]]
                 assert (line["dataChecksum"], line["source"]) == (row[root], source)
-                assert (line["state"], line["deletedBlocks"]) == (row["state"], row["deletedBlocks"])
+                assert (line["state"], line["deletedBlocks"]) == (
+                    row["state"],
+                    row["deletedBlocks"],
+                )
                 if source == "data":
                     assert len(line["findings"]) == len(row["damagedChunks"])  # type: ignore[arg-type]
                 else:
@@ -112,7 +123,9 @@ def test_build_gives_the_roots_and_findings_of_real_volumes(tmp_path: Path) -> N
             assert [line["containerID"] for line in built] == [1, 2, 3, 4, 5, 6]
 
 
-def test_build_says_the_same_of_mapped_files_and_refuses_to_map_what_it_does_not_read(tmp_path: Path) -> None:
+def test_build_says_the_same_of_mapped_files_and_refuses_to_map_what_it_does_not_read(
+    tmp_path: Path,
+) -> None:
     unpack("damaged", tmp_path)
     volumes = [tmp_path / name / "volume1" for name in ("dn1", "dn2", "dn3")]
 
@@ -158,7 +171,10 @@ def test_tombstones_of_the_stored_tree_are_laid_over_what_is_built(made: VolumeM
     [
         (b"", "empty"),
         (b"\x01\x02\x03", "unparsable"),
-        (encode_tree(ContainerTree.of(ContainerId(2), [BlockTree.tombstone(BlockId(1), 1)])), "wrong_container"),
+        (
+            encode_tree(ContainerTree.of(ContainerId(2), [BlockTree.tombstone(BlockId(1), 1)])),
+            "wrong_container",
+        ),
     ],
 )
 def test_a_stored_tree_that_cannot_be_read_is_noted_and_counts_as_absent(
@@ -245,7 +261,9 @@ def roots(replicas: list[VolumeMaker]) -> list[str]:
 
 
 def test_equal_replicas_match(replicas: list[VolumeMaker]) -> None:
-    assert lines("diff", *roots(replicas)) == [{"containerID": 1, "verdict": "MATCH", "differences": []}]
+    assert lines("diff", *roots(replicas)) == [
+        {"containerID": 1, "verdict": "MATCH", "differences": []}
+    ]
 
 
 def test_diff_names_who_lacks_and_who_has_by_the_paths_given(replicas: list[VolumeMaker]) -> None:
@@ -258,8 +276,20 @@ def test_diff_names_who_lacks_and_who_has_by_the_paths_given(replicas: list[Volu
             "containerID": 1,
             "verdict": "REPAIRABLE",
             "differences": [
-                {"kind": "corrupt_chunk", "blockID": 20, "offset": 0, "lacking": [one], "sources": [two, three]},
-                {"kind": "missing_chunk", "blockID": 20, "offset": 3000, "lacking": [two], "sources": [one, three]},
+                {
+                    "kind": "corrupt_chunk",
+                    "blockID": 20,
+                    "offset": 0,
+                    "lacking": [one],
+                    "sources": [two, three],
+                },
+                {
+                    "kind": "missing_chunk",
+                    "blockID": 20,
+                    "offset": 3000,
+                    "lacking": [two],
+                    "sources": [one, three],
+                },
             ],
         }
     ]
@@ -304,7 +334,9 @@ def test_diff_looks_for_good_windows_in_a_file_whose_record_is_lost_as_a_repair_
     assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "UNRECOVERABLE"
 
 
-def test_diff_looks_for_what_is_in_no_tree_in_files_whose_record_is_lost(replicas: list[VolumeMaker]) -> None:
+def test_diff_looks_for_what_is_in_no_tree_in_files_whose_record_is_lost(
+    replicas: list[VolumeMaker],
+) -> None:
     """The record on one replica, the bytes on another: each tree lacks the block."""
     one, two, three = replicas
     one.block_file(1, 20).unlink()
@@ -336,10 +368,14 @@ def test_diff_calls_lost_what_is_recorded_everywhere_and_held_nowhere(
     assert f"note: nobody has all bytes of what is recorded as {where}" in result.output
 
 
-def test_bytes_behind_the_last_recorded_chunk_are_a_note_and_no_difference(replicas: list[VolumeMaker]) -> None:
+def test_bytes_behind_the_last_recorded_chunk_are_a_note_and_no_difference(
+    replicas: list[VolumeMaker],
+) -> None:
     with replicas[0].block_file(1, 20).open("ab") as file:
         file.write(bytes(5))
-    assert "block 20 has 5 bytes behind its last recorded chunk" in str(lines("build", replicas[0].root)[0]["notes"])
+    assert "block 20 has 5 bytes behind its last recorded chunk" in str(
+        lines("build", replicas[0].root)[0]["notes"]
+    )
     assert lines("diff", *roots(replicas))[0]["verdict"] == "MATCH"
 
 
@@ -353,7 +389,9 @@ def test_damage_that_only_reading_finds_is_no_difference_of_records_and_stored_t
     assert lines("diff", *roots(replicas), "--source", "tree")[0]["verdict"] == "UNKNOWN"
 
 
-def test_folders_of_a_container_are_compared_alone(replicas: list[VolumeMaker], tmp_path: Path) -> None:
+def test_folders_of_a_container_are_compared_alone(
+    replicas: list[VolumeMaker], tmp_path: Path
+) -> None:
     flip(replicas[0].block_file(1, 20), 10)
     more = make(tmp_path / "more", lambda made: made.container(2))
 
@@ -403,9 +441,15 @@ def _break_tree(made: VolumeMaker) -> None:
     ],
 )
 def test_a_replica_that_cannot_be_read_is_named_and_nothing_is_compared(
-    replicas: list[VolumeMaker], damage: Callable[[VolumeMaker], None], source: str, code: str, reason: str
+    replicas: list[VolumeMaker],
+    damage: Callable[[VolumeMaker], None],
+    source: str,
+    code: str,
+    reason: str,
 ) -> None:
-    """It may hold the only good copy: as an empty one it would lack all that the others have."""
+    """It may hold the only good copy: as an empty one it would lack all that the others
+    have.
+    """
     flip(replicas[0].block_file(1, 20), 10)
     damage(replicas[2])
     path = str(replicas[2].root)
@@ -443,7 +487,9 @@ def test_a_lost_container_lacks_everything(replicas: list[VolumeMaker]) -> None:
 def test_diff_of_real_damage_finds_what_was_done(tmp_path: Path) -> None:
     unpack("damaged", tmp_path)
 
-    compared = lines("diff", *(tmp_path / f"dn{number}" / "volume1" for number in (1, 2, 3)), status=3)
+    compared = lines(
+        "diff", *(tmp_path / f"dn{number}" / "volume1" for number in (1, 2, 3)), status=3
+    )
 
     verdicts = ["REPAIRABLE"] * 4 + ["UNKNOWN", "REPAIRABLE"]
     assert [line["verdict"] for line in compared] == verdicts
@@ -466,7 +512,10 @@ def test_show_decodes_a_tree_file(tmp_path: Path) -> None:
     tree = ContainerTree.of(
         ContainerId(7),
         [
-            BlockTree.live(BlockId(1), [ChunkTree(0, 10, 0xABC), ChunkTree(10, 5, 0xDEF, checksum_matches=False)]),
+            BlockTree.live(
+                BlockId(1),
+                [ChunkTree(0, 10, 0xABC), ChunkTree(10, 5, 0xDEF, checksum_matches=False)],
+            ),
             BlockTree.tombstone(BlockId(2), -1),
         ],
     )
@@ -491,10 +540,14 @@ def test_show_decodes_a_tree_file(tmp_path: Path) -> None:
         assert "corrupt" in run("show", tmp_path / name).stdout
 
 
-def test_check_finds_stored_trees_of_real_volumes_right_and_a_lost_one_missing(tmp_path: Path) -> None:
+def test_check_finds_stored_trees_of_real_volumes_right_and_a_lost_one_missing(
+    tmp_path: Path,
+) -> None:
     unpack("damaged", tmp_path)
 
-    checked = lines("check", *(tmp_path / f"dn{number}" / "volume1" for number in (1, 2, 3)), status=3)
+    checked = lines(
+        "check", *(tmp_path / f"dn{number}" / "volume1" for number in (1, 2, 3)), status=3
+    )
 
     assert [line["reasons"] for line in checked] == [[]] * 11 + [["missing"]] + [[]] * 6
     assert lines("check", checked[0]["path"])[0]["dataChecksum"] == "2358d1bb"
@@ -507,14 +560,21 @@ def test_check_finds_stored_trees_of_real_volumes_right_and_a_lost_one_missing(t
         ("empty", b""),
         ("wrong_container", b"\x08\x02"),
         ("root_checksum", encode_tree(ContainerTree(ContainerId(1), 5))),
-        ("block_checksum", encode_tree(ContainerTree.of(ContainerId(1), [BlockTree(BlockId(1), 1)]))),
+        (
+            "block_checksum",
+            encode_tree(ContainerTree.of(ContainerId(1), [BlockTree(BlockId(1), 1)])),
+        ),
         ("root_differs_from_database", encode_tree(ContainerTree.of(ContainerId(1), []))),
     ],
 )
-def test_check_names_what_is_wrong_with_a_stored_tree(tmp_path: Path, reason: str, stored: bytes) -> None:
+def test_check_names_what_is_wrong_with_a_stored_tree(
+    tmp_path: Path, reason: str, stored: bytes
+) -> None:
     made = make(
         tmp_path / "volume",
-        lambda made: made.put(Table.METADATA, counter_key(ContainerId(1), Counter.DATA_CHECKSUM), long_bytes(0xABCDEF)),
+        lambda made: made.put(
+            Table.METADATA, counter_key(ContainerId(1), Counter.DATA_CHECKSUM), long_bytes(0xABCDEF)
+        ),
     )
     tree_path(made).write_bytes(stored)
 
@@ -586,7 +646,9 @@ def no_volume(tmp_path: Path, kind: str) -> Path:
         "container without volume",
     ],
 )
-def test_what_is_no_volume_is_refused_by_name_and_left_alone(tmp_path: Path, command: str, kind: str) -> None:
+def test_what_is_no_volume_is_refused_by_name_and_left_alone(
+    tmp_path: Path, command: str, kind: str
+) -> None:
     path = no_volume(tmp_path, kind)
     before = state_of(tmp_path)
     other = make(tmp_path / "other").root if command == "diff" else None
@@ -606,7 +668,9 @@ def test_a_file_is_no_volume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "garbage", "current", "manifest", "table"])
-def test_a_broken_database_is_a_finding_and_nothing_is_changed(made: VolumeMaker, damage: str) -> None:
+def test_a_broken_database_is_a_finding_and_nothing_is_changed(
+    made: VolumeMaker, damage: str
+) -> None:
     match damage:
         case "missing":
             shutil.rmtree(made.database_path)
@@ -695,13 +759,15 @@ def test_reading_changes_nothing_under_the_volumes(replicas: list[VolumeMaker]) 
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from admin.cli import treefold\n"
-        "treefold.main(['--help'], standalone_mode=False)\n"
-        "heavy = {'rocksdict', 'numpy', 'numba', 'grpc', 'google.protobuf', 'sqlalchemy', 'rich', 'pydantic'}\n"
-        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+        "import sys; from admin.cli import treefold\ntreefold.main(['--help'],"
+        " standalone_mode=False)\nheavy = {'rocksdict', 'numpy', 'numba', 'grpc',"
+        " 'google.protobuf', 'sqlalchemy', 'rich', 'pydantic'}\nsys.exit(', '.join(heavy &"
+        " set(sys.modules)) or 0)"
     )
 
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
 
     assert (result.returncode, result.stderr) == (0, "")
     assert "tree" in result.stdout
@@ -711,7 +777,9 @@ def test_an_interrupted_command_ends_with_130() -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    result = CliRunner().invoke(Root("treefold", callback=interrupted, invoke_without_command=True), [])
+    result = CliRunner().invoke(
+        Root("treefold", callback=interrupted, invoke_without_command=True), []
+    )
 
     assert (result.exit_code, result.stderr) == (130, "interrupted\n")
 
@@ -726,7 +794,9 @@ def test_an_error_ends_with_its_code_its_hint_and_its_exit_status() -> None:
     assert (result.exit_code, result.stdout) == (6, "")
 
 
-def test_without_a_terminal_progress_is_a_line_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_progress_is_a_line_every_ten_seconds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     now = 0.0
 
     with byte_progress("reading", 100 << 20, Output(bars=False), clock=lambda: now) as tell:
@@ -743,4 +813,9 @@ def test_without_a_terminal_progress_is_a_line_every_ten_seconds(capsys: pytest.
 def test_progress_is_never_over_its_end_and_sizes_are_for_people() -> None:
     assert progress_text("x", 3 << 30, 2 << 30, 10).endswith("finishing")
     assert "ETA" not in progress_text("x", 1, 100, 1)
-    assert [size_text(n) for n in (0, 1023, 1536, 5 << 30)] == ["0 B", "1023 B", "1.5 KiB", "5.0 GiB"]
+    assert [size_text(n) for n in (0, 1023, 1536, 5 << 30)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "5.0 GiB",
+    ]

@@ -1,4 +1,6 @@
-"""Tree files: merged, replaced durably, and no deletion ever forgotten (rows M1-M15, inv-I5, inv-I7)."""
+"""Tree files: merged, replaced durably, and no deletion ever forgotten (rows M1-M15,
+inv-I5, inv-I7).
+"""
 
 import errno
 import os
@@ -20,7 +22,15 @@ from ozone.treefile import TreeFiles, TreeStatus
 from ozone.volume import Hold, Volume, open_volume
 from protos.convert import tree_from_bytes
 from tests.support.disk import CountingDisk, FailingDisk
-from tests.support.trees import CONTAINER, block, chunk, container, counted_tree, deleted, without_root
+from tests.support.trees import (
+    CONTAINER,
+    block,
+    chunk,
+    container,
+    counted_tree,
+    deleted,
+    without_root,
+)
 from tests.support.volumes import (
     Owned,
     block_record,
@@ -52,9 +62,13 @@ def trees(owner: Owned) -> TreeFiles:
 
 
 def records(*block_ids: int) -> list[BlockRecord]:
-    """The conformance rows' deleted block data: chunks at offsets 0, 1, 2 with stored checksums counting from 0."""
+    """The conformance rows' deleted block data: chunks at offsets 0, 1, 2 with stored
+    checksums counting from 0.
+    """
     windows = (bytes([0, 1, 2]), bytes([3, 4, 5]), bytes([6, 7, 8]))
-    chunks = [ChunkRecord(i, 1, ChecksumType.CRC32, 1, (window,)) for i, window in enumerate(windows)]
+    chunks = [
+        ChunkRecord(i, 1, ChecksumType.CRC32, 1, (window,)) for i, window in enumerate(windows)
+    ]
     return [block_record(CONTAINER, block_id, chunks) for block_id in block_ids]
 
 
@@ -68,7 +82,10 @@ def test_the_file_has_the_name_that_ozone_gave_it(owner: Owned) -> None:
     path = owner.volume.container_folder(CONTAINER) / "metadata" / f"{CONTAINER}.tree"
     assert owner.trees.path(CONTAINER) == path
     assert path.is_file()
-    assert {p.name for p in path.parent.iterdir()} == {f"{CONTAINER}.tree", f"{CONTAINER}.container"}
+    assert {p.name for p in path.parent.iterdir()} == {
+        f"{CONTAINER}.tree",
+        f"{CONTAINER}.container",
+    }
 
 
 def test_an_empty_update_writes_a_tree_with_root_zero(trees: TreeFiles) -> None:
@@ -84,7 +101,11 @@ def test_adding_no_tombstones_writes_a_tree_without_root(trees: TreeFiles) -> No
     trees.add_tombstones(CONTAINER, [])
     stored = trees.read(CONTAINER)
     assert stored.status is TreeStatus.PRESENT
-    assert (stored.tree.container_id, stored.tree.data_checksum, stored.tree.blocks) == (CONTAINER, None, ())
+    assert (stored.tree.container_id, stored.tree.data_checksum, stored.tree.blocks) == (
+        CONTAINER,
+        None,
+        (),
+    )
 
 
 def test_an_update_writes_the_tree_as_it_is(trees: TreeFiles) -> None:
@@ -97,7 +118,11 @@ def test_tombstones_alone_make_no_root(trees: TreeFiles) -> None:
     """M5, M14."""
     trees.add_tombstones(CONTAINER, records(1, 3, 7))
     stored = trees.read(CONTAINER)
-    assert [f"{b.data_checksum:x}" for b in stored.tree.blocks] == ["3f7361e4", "631af6de", "dbc9d8aa"]
+    assert [f"{b.data_checksum:x}" for b in stored.tree.blocks] == [
+        "3f7361e4",
+        "631af6de",
+        "dbc9d8aa",
+    ]
     assert tombstones(stored.tree) == [1, 3, 7]
     assert stored.tree.data_checksum is None
 
@@ -115,7 +140,9 @@ def test_tombstones_are_stored_sorted(trees: TreeFiles) -> None:
     assert tombstones(trees.read(CONTAINER).tree) == [1, 2, 3]
 
 
-def test_tombstones_and_update_give_the_same_in_either_order(trees: TreeFiles, owner: Owned) -> None:
+def test_tombstones_and_update_give_the_same_in_either_order(
+    trees: TreeFiles, owner: Owned
+) -> None:
     """M8, M9."""
     trees.add_tombstones(CONTAINER, records(1, 2))
     trees.update(CONTAINER, counted_tree(5))
@@ -131,7 +158,9 @@ def test_tombstones_and_update_give_the_same_in_either_order(trees: TreeFiles, o
 
 
 @pytest.mark.parametrize("operation", [Operation.WRITE, Operation.SYNC, Operation.RENAME])
-def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(owner: Owned, operation: Operation) -> None:
+def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(
+    owner: Owned, operation: Operation
+) -> None:
     """M10: by the file port, since root may write anywhere."""
     owner.trees.update(CONTAINER, counted_tree(3))
     before = tree_of_files(owner.volume.root / "hdds" / owner.volume.cluster_id / "current")
@@ -151,17 +180,27 @@ def test_an_unreadable_file_is_said_to_be_and_an_update_replaces_it(trees: TreeF
     """M11: unlike Ozone, the old file is kept in quarantine."""
     trees.path(CONTAINER).write_bytes(b"\x01\x02\x03")
     stored = trees.read(CONTAINER)
-    assert (stored.status, stored.reason, stored.tree.blocks) == (TreeStatus.UNREADABLE, "unparsable", ())
+    assert (stored.status, stored.reason, stored.tree.blocks) == (
+        TreeStatus.UNREADABLE,
+        "unparsable",
+        (),
+    )
     trees.update(CONTAINER, counted_tree(5))
     assert trees.read(CONTAINER).tree == counted_tree(5)
     assert trees.stats.quarantined == 1
 
 
 def test_an_empty_file_counts_as_unreadable_and_an_update_restores_it(trees: TreeFiles) -> None:
-    """M12: Ozone parses it to an empty message; here it is known that something was lost."""
+    """M12: Ozone parses it to an empty message; here it is known that something was
+    lost.
+    """
     trees.path(CONTAINER).write_bytes(b"")
     stored = trees.read(CONTAINER)
-    assert (stored.status, stored.reason, stored.generation) == (TreeStatus.UNREADABLE, "empty", b"")
+    assert (stored.status, stored.reason, stored.generation) == (
+        TreeStatus.UNREADABLE,
+        "empty",
+        b"",
+    )
     assert (stored.tree.data_checksum, stored.tree.blocks) == (None, ())
     trees.update(CONTAINER, counted_tree(5))
     assert trees.read(CONTAINER).tree == counted_tree(5)
@@ -194,7 +233,12 @@ def test_reads_and_writes_are_counted_and_an_update_reads_too(trees: TreeFiles) 
 
 def test_an_absent_file_is_no_tree_and_no_loss(trees: TreeFiles) -> None:
     stored = trees.read(CONTAINER)
-    assert (stored.status, stored.raw, stored.generation, stored.recovered) == (TreeStatus.ABSENT, b"", b"", ())
+    assert (stored.status, stored.raw, stored.generation, stored.recovered) == (
+        TreeStatus.ABSENT,
+        b"",
+        b"",
+        (),
+    )
     with pytest.raises(ContainerNotFoundError):
         trees.read(ContainerId(99))
 
@@ -236,7 +280,9 @@ def test_a_deleted_block_stays_deleted_when_the_tree_is_lost(trees: TreeFiles, l
 
 
 def test_the_previous_version_gives_back_what_a_datanode_had_deleted(trees: TreeFiles) -> None:
-    """A tombstone that was written by Ozone, not by us, is remembered from the next update on."""
+    """A tombstone that was written by Ozone, not by us, is remembered from the next
+    update on.
+    """
     trees.path(CONTAINER).write_bytes(encode_tree(container(block(1, chunk(0)), deleted(2, 7))))
     trees.update(CONTAINER, container(block(1, chunk(0)), block(3, chunk(0))))
     trees.path(CONTAINER).write_bytes(b"\xff")
@@ -255,7 +301,9 @@ def test_a_flipped_bit_in_the_tree_is_noticed(trees: TreeFiles, bit: int) -> Non
 
 
 def test_a_live_block_that_a_flipped_bit_calls_deleted_is_not_deleted(trees: TreeFiles) -> None:
-    """inv-I6: the flag, the last byte of a block, is under no sum; but a tombstone has no chunks."""
+    """inv-I6: the flag, the last byte of a block, is under no sum; but a tombstone has
+    no chunks.
+    """
     raw = bytearray(encode_tree(counted_tree(2)))
     raw[-1] ^= 2
     trees.path(CONTAINER).write_bytes(bytes(raw))
@@ -286,9 +334,15 @@ def test_a_quarantined_file_is_kept_once_outside_the_volume(owner: Owned) -> Non
     assert [file.read_bytes() for file in kept] == [b"\x01\x02\x03"]
 
 
-def test_a_block_that_becomes_a_tombstone_is_told_of_before_the_tree_is_written(owner: Owned) -> None:
+def test_a_block_that_becomes_a_tombstone_is_told_of_before_the_tree_is_written(
+    owner: Owned,
+) -> None:
     told: list[tuple[int, list[int]]] = []
-    trees = TreeFiles(owner.volume, Disk(), on_deleted=lambda container_id, ids: told.append((container_id, [*ids])))
+    trees = TreeFiles(
+        owner.volume,
+        Disk(),
+        on_deleted=lambda container_id, ids: told.append((container_id, [*ids])),
+    )
     trees.update(CONTAINER, counted_tree(3))
     tombstones = [BlockTree.tombstone(BlockId(i), 7) for i in (2, 3)]
     gone = ContainerTree.of(CONTAINER, [counted_tree(3).blocks[0], *tombstones])
@@ -321,7 +375,9 @@ def test_an_update_is_durable_before_it_is_visible(owner: Owned) -> None:
     TreeFiles(owner.volume, disk).update(CONTAINER, counted_tree(3))
     path = owner.trees.path(CONTAINER)
     temporary = path.with_name(path.name + ".tmp")
-    assert [(op, p) for op, p in disk.operations if p.parent == path.parent or p == path.parent][-4:] == [
+    assert [(op, p) for op, p in disk.operations if p.parent == path.parent or p == path.parent][
+        -4:
+    ] == [
         (Operation.WRITE, temporary),
         (Operation.SYNC, temporary),
         (Operation.RENAME, path),
@@ -330,7 +386,9 @@ def test_an_update_is_durable_before_it_is_visible(owner: Owned) -> None:
 
 
 def _padded(tree: ContainerTree, *, spoilt: bool = False) -> bytes:
-    """A tree and a field of 32 MiB that nobody knows; spoilt, its last bit is another."""
+    """A tree and a field of 32 MiB that nobody knows; spoilt, its last bit is
+    another.
+    """
     raw = bytearray(encode_tree(tree))
     raw[-1] ^= spoilt
     return bytes(raw) + b"\x7a\x80\x80\x80\x10" + bytes(32 << 20)
@@ -349,7 +407,9 @@ def _too_many_chunks() -> bytes:
     return encode_tree(container(_long_block(1), deleted(2, -7), deleted(9, 5)))
 
 
-@pytest.mark.parametrize(("made", "reason"), [(_too_large, "too_large"), (_too_many_chunks, "too_many_chunks")])
+@pytest.mark.parametrize(
+    ("made", "reason"), [(_too_large, "too_large"), (_too_many_chunks, "too_many_chunks")]
+)
 def test_a_tree_beyond_the_limits_is_set_aside_but_for_its_tombstones(
     owner: Owned, made: Callable[[], bytes], reason: str
 ) -> None:
@@ -357,12 +417,19 @@ def test_a_tree_beyond_the_limits_is_set_aside_but_for_its_tombstones(
     trees = owner.trees
     trees.path(CONTAINER).write_bytes(made())
     stored = trees.read(CONTAINER)
-    assert (stored.status, stored.reason, stored.tree.data_checksum) == (TreeStatus.UNREADABLE, reason, None)
+    assert (stored.status, stored.reason, stored.tree.data_checksum) == (
+        TreeStatus.UNREADABLE,
+        reason,
+        None,
+    )
     assert stored.known.blocks == (deleted(2, -7), deleted(9, 5))
     assert trees.deleted_blocks(CONTAINER) == {2, 9}
-    # One that a datanode wrote has its tombstones kept when it is first seen, like any other.
+    # One that a datanode wrote has its tombstones kept when it is first seen, like any
+    # other.
     trees.remember(stored)
-    assert tree_from_bytes((owner.volume.state_folder / "tombstones" / f"{CONTAINER}.tree").read_bytes(), CONTAINER)
+    assert tree_from_bytes(
+        (owner.volume.state_folder / "tombstones" / f"{CONTAINER}.tree").read_bytes(), CONTAINER
+    )
     assert tombstones(trees.update(CONTAINER, counted_tree(3))) == [2, 9]
     assert trees.read(CONTAINER).status is TreeStatus.PRESENT
     [kept] = (owner.volume.state_folder / "quarantine").iterdir()
@@ -373,13 +440,17 @@ DOES_NOT_ADD_UP: dict[str, Callable[[], bytes]] = {
     "zeros": lambda: bytes(MESSAGE_BYTES_MAX + 1),
     "cut short": lambda: _too_large()[:-1],
     "another container's": lambda: _padded(container(deleted(2, 7), container_id=CONTAINER + 1)),
-    "a live block made a tombstone by one bit": lambda: _padded(container(block(2, chunk(0))), spoilt=True),
+    "a live block made a tombstone by one bit": lambda: _padded(
+        container(block(2, chunk(0))), spoilt=True
+    ),
     "another root": lambda: _padded(replace(container(deleted(2, 7)), data_checksum=5)),
 }
 
 
 @pytest.mark.parametrize("case", DOES_NOT_ADD_UP)
-def test_of_a_tree_beyond_the_limits_that_does_not_add_up_nothing_is_believed(trees: TreeFiles, case: str) -> None:
+def test_of_a_tree_beyond_the_limits_that_does_not_add_up_nothing_is_believed(
+    trees: TreeFiles, case: str
+) -> None:
     """inv-I6."""
     trees.path(CONTAINER).write_bytes(DOES_NOT_ADD_UP[case]())
     assert trees.read(CONTAINER).known.blocks == ()
@@ -387,8 +458,12 @@ def test_of_a_tree_beyond_the_limits_that_does_not_add_up_nothing_is_believed(tr
     assert trees.stats.quarantined == 1
 
 
-def test_a_tree_beyond_the_limits_stays_where_what_would_replace_it_is_too(trees: TreeFiles) -> None:
-    """The container is larger than we handle: its tree is whole, and Ozone's to read."""
+def test_a_tree_beyond_the_limits_stays_where_what_would_replace_it_is_too(
+    trees: TreeFiles,
+) -> None:
+    """The container is larger than we handle: its tree is whole, and Ozone's to
+    read.
+    """
     path = trees.path(CONTAINER)
     path.write_bytes(_too_many_chunks())
     with pytest.raises(TreeRefusedError) as refused:
@@ -411,7 +486,8 @@ def test_a_reader_copies_no_tree_beyond_the_limits_out_of_the_volume(tmp_path: P
             assert tombstones(ours) == [2, 9]
             assert trees.stats.quarantined == 0
             assert theirs.read_bytes() == _too_large()
-            # Deleted by the datanode since, in the file that is older and still too large.
+            # Deleted by the datanode since, in the file that is older and still too
+            # large.
             theirs.write_bytes(_padded(container(deleted(2, -7), deleted(3, 1), deleted(9, 5))))
             set_age(trees.path(CONTAINER), theirs, ours_s=0, theirs_s=60)
             again = trees.read(CONTAINER)
@@ -479,7 +555,9 @@ def set_age(ours: Path, theirs: Path, *, ours_s: float, theirs_s: float) -> None
 
 
 def test_a_reader_goes_by_whichever_tree_was_written_last(tmp_path: Path) -> None:
-    """Ours after our scan; the datanode's once it has scanned or repaired the container since."""
+    """Ours after our scan; the datanode's once it has scanned or repaired the container
+    since.
+    """
     root = new_volume(tmp_path / "volume1")
     with owned(root, tmp_path / "theirs") as datanode:
         datanode.writer.create_container(CONTAINER)
@@ -502,7 +580,9 @@ def test_a_reader_goes_by_whichever_tree_was_written_last(tmp_path: Path) -> Non
             assert (tombstones(newer.known), sorted(trees.deleted_blocks(CONTAINER))) == ([2], [2])
             # A scan that began before it came must not hide it.
             with pytest.raises(StaleTreeError):
-                trees.update(CONTAINER, counted_tree(3), expected_generation=fingerprint(encode_tree(stale)))
+                trees.update(
+                    CONTAINER, counted_tree(3), expected_generation=fingerprint(encode_tree(stale))
+                )
             # An empty file is no tree, however new.
             paths[1].write_bytes(b"")
             assert trees.read(CONTAINER).tree == stale
@@ -516,7 +596,9 @@ def _written_by_a_datanode(owner: Owned, *block_ids: int) -> Path:
     return owner.trees.path(CONTAINER)
 
 
-def test_tombstones_of_a_tree_that_a_datanode_wrote_are_kept_when_it_is_first_seen(owner: Owned) -> None:
+def test_tombstones_of_a_tree_that_a_datanode_wrote_are_kept_when_it_is_first_seen(
+    owner: Owned,
+) -> None:
     """inv-I5: nothing was written by us, and then the file cannot be read any more."""
     path = _written_by_a_datanode(owner, 1, 3)
     before = path.read_bytes()

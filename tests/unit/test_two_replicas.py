@@ -1,10 +1,21 @@
-"""What one replica lacks of one other, row by row of Ozone's diff tests: the plan and the comparison of two."""
+"""What one replica lacks of one other, row by row of Ozone's diff tests: the plan and
+the comparison of two.
+"""
 
 from dataclasses import replace
 
 import pytest
 
-from merkle.plan import ChunkFault, Comparison, Difference, DifferenceKind, RepairPlan, Verdict, compare, plan_repair
+from merkle.plan import (
+    ChunkFault,
+    Comparison,
+    Difference,
+    DifferenceKind,
+    RepairPlan,
+    Verdict,
+    compare,
+    plan_repair,
+)
 from merkle.replica import PeerId
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerTree
 from tests.support.trees import CONTAINER, block, chunk, chunks, container, corrupt, deleted
@@ -12,7 +23,8 @@ from tests.support.trees import CONTAINER, block, chunk, chunks, container, corr
 PEER = PeerId("theirs")
 # (missing blocks, missing chunks, corrupt chunks)
 SHAPES = [
-    (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 2, 3), (2, 3, 1), (3, 1, 2), (2, 2, 3), (3, 2, 2), (2, 1, 4), (2, 3, 4),
+    (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 2, 3), (2, 3, 1), (3, 1, 2), (2, 2, 3), (3, 2, 2), (2, 1,
+     4), (2, 3, 4),
     (1, 2, 4), (3, 3, 3), (3, 3, 0), (3, 0, 3), (0, 3, 3),
 ]  # fmt: skip
 MATCH = Comparison(CONTAINER, Verdict.MATCH)
@@ -25,18 +37,32 @@ def whole(block_count: int) -> ContainerTree:
     return container(*(block(i, *chunks(4)) for i in range(1, block_count + 1)))
 
 
-def damaged(tree: ContainerTree, *, blocks: int, missing: int, bad: int) -> tuple[ContainerTree, Places]:
-    """The tree without its first blocks, others without first and with corrupt last chunks; and what it lacks."""
+def damaged(
+    tree: ContainerTree, *, blocks: int, missing: int, bad: int
+) -> tuple[ContainerTree, Places]:
+    """The tree without its first blocks, others without first and with corrupt last
+    chunks; and what it lacks.
+    """
     left: list[BlockTree] = []
-    lacking: Places = [(DifferenceKind.MISSING_BLOCK, entry.block_id, None) for entry in tree.blocks[:blocks]]
+    lacking: Places = [
+        (DifferenceKind.MISSING_BLOCK, entry.block_id, None) for entry in tree.blocks[:blocks]
+    ]
     survivors = tree.blocks[blocks:]
     for i, entry in enumerate(survivors):
-        # Dealt out in turn, so that a block loses a second chunk only after each has lost one.
+        # Dealt out in turn, so that a block loses a second chunk only after each has
+        # lost one.
         lost = len(range(i, missing, len(survivors)))
         spoiled = len(entry.chunks) - len(range(i, bad, len(survivors)))
-        lacking += [(DifferenceKind.MISSING_CHUNK, entry.block_id, c.offset) for c in entry.chunks[:lost]]
-        lacking += [(DifferenceKind.CORRUPT_CHUNK, entry.block_id, c.offset) for c in entry.chunks[spoiled:]]
-        kept = [*entry.chunks[lost:spoiled], *(corrupt(chunk_tree) for chunk_tree in entry.chunks[spoiled:])]
+        lacking += [
+            (DifferenceKind.MISSING_CHUNK, entry.block_id, c.offset) for c in entry.chunks[:lost]
+        ]
+        lacking += [
+            (DifferenceKind.CORRUPT_CHUNK, entry.block_id, c.offset) for c in entry.chunks[spoiled:]
+        ]
+        kept = [
+            *entry.chunks[lost:spoiled],
+            *(corrupt(chunk_tree) for chunk_tree in entry.chunks[spoiled:]),
+        ]
         left.append(BlockTree.live(entry.block_id, kept))
     return container(*left), lacking
 
@@ -65,7 +91,9 @@ def planned(made: RepairPlan, lacking: Places, theirs: ContainerTree) -> bool:
         fault = ChunkFault.CORRUPT if kind is DifferenceKind.CORRUPT_CHUNK else ChunkFault.MISSING
         wanted |= {(block_id, c.offset): fault for c in entry.chunks if offset in (None, c.offset)}
     assert {chunk.sources for repair in made.blocks for chunk in repair.chunks} <= {(PEER,)}
-    return wanted == {(repair.block_id, c.offset): c.fault for repair in made.blocks for c in repair.chunks}
+    return wanted == {
+        (repair.block_id, c.offset): c.fault for repair in made.blocks for c in repair.chunks
+    }
 
 
 @pytest.mark.parametrize(("blocks", "missing", "bad"), SHAPES)
@@ -133,7 +161,9 @@ def test_damage_to_a_block_that_a_peer_has_deleted_is_a_delete_to_learn_of() -> 
 
 
 def test_equal_roots_do_not_hide_a_difference() -> None:
-    """Differs from Ozone on purpose: roots of different states can be equal, by accident or by design."""
+    """Differs from Ozone on purpose: roots of different states can be equal, by
+    accident or by design.
+    """
     ours, theirs = container(block(20, *chunks(1))), container(block(20, *chunks(2)))
     forged = replace(ours, data_checksum=theirs.data_checksum)
     assert [repair.block_id for repair in plan(forged, theirs).blocks] == [20]
@@ -141,6 +171,10 @@ def test_equal_roots_do_not_hide_a_difference() -> None:
 
 def test_any_number_is_accepted_as_a_checksum() -> None:
     """D: a reader accepts any int64 and compares for equality."""
-    ours = container(BlockTree(BlockId(1), -5, False, (ChunkTree(0, 9, -7, False),)), deleted(2, -9))
-    theirs = container(BlockTree(BlockId(1), -6, False, (chunk(0, -8, length_bytes=9),)), deleted(2, -9))
+    ours = container(
+        BlockTree(BlockId(1), -5, False, (ChunkTree(0, 9, -7, False),)), deleted(2, -9)
+    )
+    theirs = container(
+        BlockTree(BlockId(1), -6, False, (chunk(0, -8, length_bytes=9),)), deleted(2, -9)
+    )
     assert planned(plan(ours, theirs), [(DifferenceKind.CORRUPT_CHUNK, 1, 0)], theirs)

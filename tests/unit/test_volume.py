@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from merkle.errors import ContainerNotFoundError, DatabaseError, DiskError, VolumeError, VolumeLockedError
+from merkle.errors import (
+    ContainerNotFoundError,
+    DatabaseError,
+    DiskError,
+    VolumeError,
+    VolumeLockedError,
+)
 from merkle.tree import ContainerId
 from ozone.disk import Disk
 from ozone.rocks import Counter, Table, container_prefix
@@ -30,11 +36,16 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_version_is_read_as_java_properties() -> None:
-    raw = b"#Fri Aug 22\n! note\n clusterID = CID-1\nlayOutVersion=1\r\nstorageID=DS-1\ndatanodeUuid=a-b\nctime=5\n\n"
+    raw = (
+        b"#Fri Aug 22\n! note\n clusterID ="
+        b" CID-1\nlayOutVersion=1\r\nstorageID=DS-1\ndatanodeUuid=a-b\nctime=5\n\n"
+    )
     assert parse_version(raw) == Version("DS-1", "CID-1", "a-b", created_ms=5)
 
 
-@pytest.mark.parametrize("ctime", ["", "ctime=", "ctime=0", "ctime=-5", "ctime=soon", "ctime=1e9", "ctime=" + 15 * "9"])
+@pytest.mark.parametrize(
+    "ctime", ["", "ctime=", "ctime=0", "ctime=-5", "ctime=soon", "ctime=1e9", "ctime=" + 15 * "9"]
+)
 def test_a_volume_that_does_not_say_since_when_it_exists_is_one_all_the_same(ctime: str) -> None:
     raw = f"clusterID=CID-1\nlayOutVersion=1\nstorageID=DS-1\ndatanodeUuid=a-b\n{ctime}\n"
     assert parse_version(raw.encode()).created_ms is None
@@ -62,7 +73,9 @@ def test_a_version_that_says_too_little_is_refused(change: tuple[bytes, bytes]) 
 @pytest.mark.parametrize("below", ["", "hdds"])
 def test_a_volume_is_found_by_its_root_or_by_hdds_below_it(root: Path, below: str) -> None:
     before = tree_of_files(root)
-    with open_volume(root / below, hold=Hold.READ_ONLY, state_folder=root.parent / "state", disk=Disk()) as volume:
+    with open_volume(
+        root / below, hold=Hold.READ_ONLY, state_folder=root.parent / "state", disk=Disk()
+    ) as volume:
         assert volume.root == root
         assert volume.cluster_id == CLUSTER
         assert volume.datanode_id == "aabf944d-9c67-4a21-85c6-bd496e7ea31c"
@@ -109,7 +122,9 @@ def test_entries_that_are_no_container_are_passed_over(root: Path) -> None:
         assert volume.container_ids() == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize(("container_id", "group"), [(100, 0), (511, 0), (512, 1), (131_071, 255), (131_072, 0)])
+@pytest.mark.parametrize(
+    ("container_id", "group"), [(100, 0), (511, 0), (512, 1), (131_071, 255), (131_072, 0)]
+)
 def test_containers_lie_in_groups_by_their_id(root: Path, container_id: int, group: int) -> None:
     with opened(root) as volume:
         assert volume.usual_folder(ContainerId(container_id)).parent.name == f"containerDir{group}"
@@ -188,7 +203,8 @@ import sys
 from pathlib import Path
 from ozone.disk import Disk
 from ozone.volume import Hold, open_volume
-volume = open_volume(Path(sys.argv[1]), hold=Hold.OWNER, state_folder=Path(sys.argv[2]), disk=Disk())
+root, state = Path(sys.argv[1]), Path(sys.argv[2])
+volume = open_volume(root, hold=Hold.OWNER, state_folder=state, disk=Disk())
 print("held", flush=True)
 sys.stdin.read()
 """

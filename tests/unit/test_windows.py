@@ -62,7 +62,12 @@ def test_bytes_behind_the_end_of_the_chunk_are_not_looked_at() -> None:
 
 @pytest.mark.parametrize(
     ("windows", "runs"),
-    [([], []), ([3], [range(3, 4)]), ([0, 1, 2], [range(3)]), ([0, 2, 3, 7], [range(1), range(2, 4), range(7, 8)])],
+    [
+        ([], []),
+        ([3], [range(3, 4)]),
+        ([0, 1, 2], [range(3)]),
+        ([0, 2, 3, 7], [range(1), range(2, 4), range(7, 8)]),
+    ],
 )
 def test_adjacent_windows_become_one_run(windows: list[int], runs: list[range]) -> None:
     assert list(runs_of(windows)) == runs

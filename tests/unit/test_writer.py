@@ -1,4 +1,6 @@
-"""Writing containers: layout, order and counters of a datanode; deletes, closes and repairs that are safe to repeat."""
+"""Writing containers: layout, order and counters of a datanode; deletes, closes and
+repairs that are safe to repeat.
+"""
 
 import errno
 import os
@@ -91,7 +93,9 @@ def rows(owner: Owned, table: Table) -> list[bytes]:
 
 
 def delete(owner: Owned, tx_id: int, *block_ids: int) -> None:
-    owner.writer.receive_delete(DeleteTransaction(tx_id, SEVEN, tuple(map(BlockId, block_ids)), 100 * len(block_ids)))
+    owner.writer.receive_delete(
+        DeleteTransaction(tx_id, SEVEN, tuple(map(BlockId, block_ids)), 100 * len(block_ids))
+    )
 
 
 def test_a_new_container_has_folders_and_descriptor_and_no_rows(owner: Owned) -> None:
@@ -106,7 +110,9 @@ def test_a_new_container_has_folders_and_descriptor_and_no_rows(owner: Owned) ->
 
 
 def test_a_failed_creation_leaves_nothing(root: Path, tmp_path: Path) -> None:
-    disk = FailingDisk(errno.ENOSPC, lambda op, path: op is Operation.RENAME and path.suffix == ".container")
+    disk = FailingDisk(
+        errno.ENOSPC, lambda op, path: op is Operation.RENAME and path.suffix == ".container"
+    )
     with owned(root, tmp_path / "state", disk=disk) as owner:
         with pytest.raises(DiskError):
             owner.writer.create_container(SEVEN)
@@ -181,7 +187,9 @@ def test_writing_does_no_work_for_a_tree_that_comes_with_the_close(owner: Owned)
     record = write_block(owner.writer, SEVEN, ONE, 4096, 1000, bcs_id=3)
     assert owner.trees.read(SEVEN).status is TreeStatus.ABSENT
     tree = owner.writer.close(SEVEN)
-    assert [chunk.data_checksum for chunk in tree.blocks[0].chunks] == [c.data_checksum for c in record.chunks]
+    assert [chunk.data_checksum for chunk in tree.blocks[0].chunks] == [
+        c.data_checksum for c in record.chunks
+    ]
     assert owner.trees.read(SEVEN).tree == tree
 
 
@@ -193,7 +201,9 @@ def test_a_close_has_its_tree_before_it_is_closed(root: Path, tmp_path: Path) ->
         write_block(owner.writer, SEVEN, ONE, 100)
         disk.operations.clear()
         tree = owner.writer.close(SEVEN)
-        renamed = [path.suffix for op, path in disk.operations if op in (Operation.RENAME, Operation.BATCH)]
+        renamed = [
+            path.suffix for op, path in disk.operations if op in (Operation.RENAME, Operation.BATCH)
+        ]
         assert renamed == [".container", ".tree", ".db", ".container"]
         assert state(owner) is ReplicaState.CLOSED
         assert owner.trees.read(SEVEN).tree == tree == build_from_metadata(owner.store.open(SEVEN))
@@ -210,7 +220,9 @@ def test_closing_forgets_which_blocks_were_final(owner: Owned) -> None:
     owner.volume.database.write(batch)
     owner.writer.quasi_close(SEVEN)
     assert rows(owner, Table.FINALIZE_BLOCKS) == []
-    assert owner.volume.database.get(Table.FINALIZE_BLOCKS, block_key(ContainerId(8), ONE)) is not None
+    assert (
+        owner.volume.database.get(Table.FINALIZE_BLOCKS, block_key(ContainerId(8), ONE)) is not None
+    )
 
 
 def test_a_quasi_closed_container_closes_with_the_tree_of_its_scan(owner: Owned) -> None:
@@ -262,7 +274,9 @@ def test_state_and_scan_time_change_nothing_else(closed: Owned) -> None:
 def _incremental(offset: int, length: int, *, full: bool = False, bcs_id: int = 0) -> BlockRecord:
     data = content(ONE, offset + length)[offset:]
     chunk = chunk_record(offset, data, metadata=(("full", ""),) if full else ())
-    return block_record(SEVEN, ONE, [chunk] if length else [], bcs_id=bcs_id, metadata=(("incremental", ""),))
+    return block_record(
+        SEVEN, ONE, [chunk] if length else [], bcs_id=bcs_id, metadata=(("incremental", ""),)
+    )
 
 
 def test_an_incremental_block_grows_by_its_last_chunk(owner: Owned) -> None:
@@ -353,9 +367,14 @@ def test_a_delete_goes_tombstone_then_bytes_then_record(root: Path, tmp_path: Pa
         order = [
             (op, path.suffix)
             for op, path in disk.operations
-            if op in (Operation.REMOVE, Operation.BATCH) or (op is Operation.RENAME and path.parent == metadata)
+            if op in (Operation.REMOVE, Operation.BATCH)
+            or (op is Operation.RENAME and path.parent == metadata)
         ]
-        assert order == [(Operation.RENAME, ".tree"), (Operation.REMOVE, ".block"), (Operation.BATCH, ".db")]
+        assert order == [
+            (Operation.RENAME, ".tree"),
+            (Operation.REMOVE, ".block"),
+            (Operation.BATCH, ".db"),
+        ]
 
 
 def test_a_deleted_container_leaves_no_file_and_no_row(closed: Owned) -> None:
@@ -386,7 +405,9 @@ def test_deletions_that_were_cut_short_are_finished_at_start(closed: Owned) -> N
     for name in ("0", "99999999999999999999", "junk"):
         (gone / name).mkdir()
     failed: list[ContainerId] = []
-    finished = closed.writer.finish_deletions(closed.volume.container_ids(), lambda one, _: failed.append(one))
+    finished = closed.writer.finish_deletions(
+        closed.volume.container_ids(), lambda one, _: failed.append(one)
+    )
     assert (finished, failed) == ([SEVEN, eight], [])
     assert closed.volume.container_ids() == [9]
     assert all(rows(closed, table) == [] for table in Table)
@@ -406,7 +427,9 @@ def _damage(owner: Owned, block_id: BlockId, offset: int) -> bytes:
 def test_a_window_is_written_in_place_with_an_undo_copy(closed: Owned) -> None:
     good = _damage(closed, ONE, 1500)
     bad = closed.store.open(SEVEN).read(ONE, 1024, 1024)
-    written = closed.writer.write_windows(SEVEN, ONE, [Patch(1024, memoryview(good)[1024:2048])], job=JOB)
+    written = closed.writer.write_windows(
+        SEVEN, ONE, [Patch(1024, memoryview(good)[1024:2048])], job=JOB
+    )
     assert written == Written(1024, (0,))
     assert closed.store.open(SEVEN).block_path(ONE).read_bytes() == good
     undo = closed.volume.state_folder / "undo"
@@ -418,7 +441,9 @@ def test_what_stands_there_already_is_not_written_again(closed: Owned) -> None:
     """inv-I8."""
     good = closed.store.open(SEVEN).block_path(ONE).read_bytes()
     before = closed.store.open(SEVEN).block_path(ONE).stat().st_mtime_ns
-    assert closed.writer.write_windows(SEVEN, ONE, [Patch(0, good[:1024])], job=JOB) == Written(0, (0,))
+    assert closed.writer.write_windows(SEVEN, ONE, [Patch(0, good[:1024])], job=JOB) == Written(
+        0, (0,)
+    )
     assert closed.store.open(SEVEN).block_path(ONE).stat().st_mtime_ns == before
     assert closed.undo.used_bytes == 0
 
@@ -439,7 +464,9 @@ def test_a_truncated_tail_is_continued_but_never_past_a_gap(closed: Owned) -> No
     good = path.read_bytes()
     path.write_bytes(good[:2000])
     with pytest.raises(ChunkGapError):
-        closed.writer.write_windows(SEVEN, ONE, [Patch(1024, good[1024:2048]), Patch(3072, good[3072:])], job=JOB)
+        closed.writer.write_windows(
+            SEVEN, ONE, [Patch(1024, good[1024:2048]), Patch(3072, good[3072:])], job=JOB
+        )
     assert path.read_bytes() == good[:2000]
     written = closed.writer.write_windows(SEVEN, ONE, [Patch(1024, good[1024:])], job=JOB)
     assert written.length_bytes == len(good) - 1024
@@ -547,7 +574,9 @@ def test_counters_stay_right_over_a_repair_of_many_blocks(closed: Owned) -> None
     batch.delete(Table.BLOCK_DATA, block_key(SEVEN, ONE))
     batch.put(Table.METADATA, counter_key(SEVEN, Counter.BYTES_USED), long_bytes(999_999))
     closed.volume.database.write(batch)
-    closed.writer.write_windows(SEVEN, three.block_id, [Patch(0, bytes(one.length_bytes))], job="job")
+    closed.writer.write_windows(
+        SEVEN, three.block_id, [Patch(0, bytes(one.length_bytes))], job="job"
+    )
     shorter = replace(two, chunks=two.chunks[:-1])
     for record in (one, shorter, three, two, three):
         closed.writer.put_repaired_block(record, job=JOB)
@@ -578,7 +607,9 @@ def test_a_repaired_block_takes_in_its_last_chunk(owner: Owned) -> None:
     assert len(merged.chunks) == 2
     assert owner.writer.put_repaired_block(merged, job=JOB)
     assert rows(owner, Table.LAST_CHUNK_INFO) == []
-    assert owner.store.open(SEVEN).record(ONE) == merged == owner.store.open(SEVEN).stored_record(ONE)
+    assert (
+        owner.store.open(SEVEN).record(ONE) == merged == owner.store.open(SEVEN).stored_record(ONE)
+    )
     assert counters(owner).used_bytes == 3000
 
 
@@ -592,8 +623,12 @@ def test_a_repaired_record_names_no_new_chunk_that_the_file_lacks(closed: Owned)
     assert (counters(closed).used_bytes, counters(closed).block_count) == (10_096, 3)
 
 
-def test_bytes_that_a_killed_repair_wrote_are_durable_before_a_record_names_them(root: Path, tmp_path: Path) -> None:
-    """inv-I7: the next run finds them in place and writes nothing, yet only the page cache may have them."""
+def test_bytes_that_a_killed_repair_wrote_are_durable_before_a_record_names_them(
+    root: Path, tmp_path: Path
+) -> None:
+    """inv-I7: the next run finds them in place and writes nothing, yet only the page
+    cache may have them.
+    """
     disk = CountingDisk()
     with owned(root, tmp_path / "state", disk=disk) as owner:
         owner.writer.create_container(SEVEN)
@@ -602,7 +637,9 @@ def test_bytes_that_a_killed_repair_wrote_are_durable_before_a_record_names_them
         container = owner.store.open(SEVEN)
         container.block_path(TWO).write_bytes(content(TWO, 1024))
         disk.operations.clear()
-        owner.writer.put_repaired_block(block_record(SEVEN, TWO, [chunk_record(0, content(TWO, 1024))]), job=JOB)
+        owner.writer.put_repaired_block(
+            block_record(SEVEN, TWO, [chunk_record(0, content(TWO, 1024))]), job=JOB
+        )
         operations = [operation for operation, _ in disk.operations]
         assert (Operation.SYNC, container.block_path(TWO)) in disk.operations
         assert operations == [Operation.SYNC, Operation.SYNC_FOLDER, Operation.BATCH]
@@ -629,14 +666,20 @@ def test_a_row_that_could_not_be_read_is_kept_before_it_is_overwritten(closed: O
     closed.volume.database.write(batch)
     assert closed.writer.put_repaired_block(record, job=JOB)
     kept = tree_of_files(closed.volume.state_folder / "undo")
-    assert kept == {f"7/{JOB}/1-block_data-11": b"\xff no record", f"7/{JOB}/1-last_chunk_info-1": b"\xff"}
+    assert kept == {
+        f"7/{JOB}/1-block_data-11": b"\xff no record",
+        f"7/{JOB}/1-last_chunk_info-1": b"\xff",
+    }
     assert closed.undo.used_bytes == 12
-    # What could be read is known from the tree, the peers and the log; it takes no room.
+    # What could be read is known from the tree, the peers and the log; it takes no
+    # room.
     assert closed.writer.put_repaired_block(replace(record, bcs_id=8), job=JOB)
     assert tree_of_files(closed.volume.state_folder / "undo") == kept
 
 
-def test_a_row_that_could_not_be_read_and_does_not_fit_the_budget_stays(root: Path, tmp_path: Path) -> None:
+def test_a_row_that_could_not_be_read_and_does_not_fit_the_budget_stays(
+    root: Path, tmp_path: Path
+) -> None:
     with owned(root, tmp_path / "state", undo_bytes_max=10) as owner:
         owner.writer.create_container(SEVEN)
         record = write_block(owner.writer, SEVEN, ONE, 4096)
@@ -646,7 +689,9 @@ def test_a_row_that_could_not_be_read_and_does_not_fit_the_budget_stays(root: Pa
         owner.volume.database.write(batch)
         with pytest.raises(UndoBudgetError):
             owner.writer.put_repaired_block(record, job=JOB)
-        assert owner.volume.database.get(Table.BLOCK_DATA, block_key(SEVEN, ONE)) == b"\xff no record"
+        assert (
+            owner.volume.database.get(Table.BLOCK_DATA, block_key(SEVEN, ONE)) == b"\xff no record"
+        )
 
 
 def test_after_a_failed_sync_nothing_more_is_changed(root: Path, tmp_path: Path) -> None:
@@ -655,7 +700,9 @@ def test_after_a_failed_sync_nothing_more_is_changed(root: Path, tmp_path: Path)
         write_block(owner.writer, SEVEN, ONE, 4096)
         owner.writer.close(SEVEN)
         good = _damage(owner, ONE, 5)
-        disk = FailingDisk(errno.EIO, lambda op, path: op is Operation.SYNC and path.suffix == ".block")
+        disk = FailingDisk(
+            errno.EIO, lambda op, path: op is Operation.SYNC and path.suffix == ".block"
+        )
         failing = ContainerWriter(owner.volume, owner.trees, owner.undo, disk)
         with pytest.raises(DiskError) as failed:
             failing.write_windows(SEVEN, ONE, [Patch(0, good[:1024])], job=JOB)
@@ -670,7 +717,9 @@ def test_after_a_failed_sync_nothing_more_is_changed(root: Path, tmp_path: Path)
 
 @contextmanager
 def _no_file_grows() -> Iterator[None]:
-    """The system refuses every write of this process, as a disk does that fails or is full."""
+    """The system refuses every write of this process, as a disk does that fails or is
+    full.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
@@ -679,8 +728,12 @@ def _no_file_grows() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_database_that_cannot_be_made_durable_makes_the_volume_suspect(root: Path, tmp_path: Path) -> None:
-    """Its log is written and synced by the library, which does not tell a failed sync from another fault."""
+def test_a_database_that_cannot_be_made_durable_makes_the_volume_suspect(
+    root: Path, tmp_path: Path
+) -> None:
+    """Its log is written and synced by the library, which does not tell a failed sync
+    from another fault.
+    """
     with owned(root, tmp_path / "state") as owner:
         owner.writer.create_container(SEVEN)
         write_block(owner.writer, SEVEN, ONE, 1000, bcs_id=3)
@@ -711,7 +764,9 @@ class _ForgettingDisk(Disk):
 
 def test_undo_copies_that_vanish_while_old_ones_are_removed_are_no_error(tmp_path: Path) -> None:
     for container_id in (1, 2):
-        UndoStore(tmp_path, Disk(), budget_bytes=100).keep(ContainerId(container_id), JOB, ONE, 0, b"bytes")
+        UndoStore(tmp_path, Disk(), budget_bytes=100).keep(
+            ContainerId(container_id), JOB, ONE, 0, b"bytes"
+        )
     store = UndoStore(tmp_path, _ForgettingDisk(tmp_path / "2"), budget_bytes=100)
     assert store.clean(older_than_s=-100, now_s=time.time()) == 5
 
@@ -732,7 +787,9 @@ def test_what_was_written_is_read_back(closed: Owned) -> None:
 
 @pytest.fixture
 def three_pages(owner: Owned) -> tuple[Owned, Path, bytes]:
-    """Container 7 closed, with block 3 of three pages, all of them other bytes than those returned."""
+    """Container 7 closed, with block 3 of three pages, all of them other bytes than
+    those returned.
+    """
     write_block(owner.writer, SEVEN, THREE, 3 * PAGE_BYTES)
     owner.writer.close(SEVEN)
     path = owner.store.open(SEVEN).block_path(THREE)
@@ -763,12 +820,16 @@ def test_what_a_bad_sector_hides_is_written_over_and_what_can_be_read_is_kept_fi
     assert path.read_bytes() == good
     kept = tree_of_files(owner.volume.state_folder / "undo")
     assert kept.keys() == {f"7/{JOB}/3-{offset}-{length}" for offset, length in copies}
-    assert all(kept[f"7/{JOB}/3-{at}-{length}"] == before[at : at + length] for at, length in copies)
+    assert all(
+        kept[f"7/{JOB}/3-{at}-{length}"] == before[at : at + length] for at, length in copies
+    )
 
 
 def test_each_patch_tells_what_of_it_was_hidden(three_pages: tuple[Owned, Path, bytes]) -> None:
     owner, path, good = three_pages
-    writer = ContainerWriter(owner.volume, owner.trees, owner.undo, BadSectorDisk({(path, PAGE_BYTES)}))
+    writer = ContainerWriter(
+        owner.volume, owner.trees, owner.undo, BadSectorDisk({(path, PAGE_BYTES)})
+    )
     parts = [Patch(at, good[at : at + PAGE_BYTES]) for at in range(0, 3 * PAGE_BYTES, PAGE_BYTES)]
     assert writer.write_windows(SEVEN, THREE, parts, job=JOB).unread_bytes == (0, PAGE_BYTES, 0)
 
@@ -778,13 +839,17 @@ def test_bytes_that_cannot_be_read_for_another_reason_are_not_written_over(
 ) -> None:
     owner, path, good = three_pages
     before = path.read_bytes()
-    writer = ContainerWriter(owner.volume, owner.trees, owner.undo, BadSectorDisk({(path, 0)}, errno.ENOMEM))
+    writer = ContainerWriter(
+        owner.volume, owner.trees, owner.undo, BadSectorDisk({(path, 0)}, errno.ENOMEM)
+    )
     with pytest.raises(DiskError):
         writer.write_windows(SEVEN, THREE, [Patch(0, good)], job=JOB)
     assert path.read_bytes() == before
 
 
-def test_a_bad_sector_that_also_holds_bytes_that_nobody_proved_stays(three_pages: tuple[Owned, Path, bytes]) -> None:
+def test_a_bad_sector_that_also_holds_bytes_that_nobody_proved_stays(
+    three_pages: tuple[Owned, Path, bytes],
+) -> None:
     """A sector is written as a whole or not at all."""
     owner, path, good = three_pages
     writer = ContainerWriter(owner.volume, owner.trees, owner.undo, BadSectorDisk({(path, 0)}))
@@ -808,7 +873,9 @@ def test_a_link_in_the_place_of_a_block_file_is_not_followed(closed: Owned, tmp_
 
 
 def test_a_read_only_volume_has_no_writer(root: Path, tmp_path: Path) -> None:
-    with open_volume(root, hold=Hold.READ_ONLY, state_folder=tmp_path / "state", disk=Disk()) as volume:
+    with open_volume(
+        root, hold=Hold.READ_ONLY, state_folder=tmp_path / "state", disk=Disk()
+    ) as volume:
         undo = UndoStore(tmp_path / "undo", Disk(), budget_bytes=UNDO_BYTES_MAX)
         with pytest.raises(ReadOnlyError):
             ContainerWriter(volume, TreeFiles(volume, Disk()), undo, Disk())
@@ -816,7 +883,9 @@ def test_a_read_only_volume_has_no_writer(root: Path, tmp_path: Path) -> None:
 
 def test_containers_of_other_layouts_are_not_written(owner: Owned) -> None:
     path = owner.store.open(SEVEN).descriptor_path
-    old = with_checksum(replace(owner.store.open(SEVEN).descriptor, schema_version=None, layout_version=1))
+    old = with_checksum(
+        replace(owner.store.open(SEVEN).descriptor, schema_version=None, layout_version=1)
+    )
     path.write_bytes(dump_descriptor(old))
     with pytest.raises(ContainerUnsupportedError):
         owner.writer.write_chunk(SEVEN, ONE, 0, b"x")
