@@ -19,8 +19,9 @@ import click
 
 from admin.controller_client import ControllerClient
 from admin.output import print_json
-from merkle.errors import ReconcileError, UsageError
+from merkle.errors import ReconcileError
 from runtime.config import check_address
+from runtime.errors import UsageError
 from runtime.rpc import Tls
 
 SCHEMA_VERSION = 1

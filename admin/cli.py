@@ -15,7 +15,8 @@ from importlib import import_module
 
 import click
 
-from merkle.errors import ReconcileError, UsageError
+from merkle.errors import ReconcileError
+from runtime.errors import UsageError
 
 INTERRUPTED = 130
 # Of the extra `sweep`, which is all that a group of commands may lack.
@@ -49,7 +50,9 @@ COMMANDS: Mapping[str, Lazy] = {
     "container": Lazy(
         "admin.containers:container", "Show containers, their replicas, and how these differ."
     ),
-    "demo": Lazy("admin.demo:demo", "Heal damaged replicas of real containers, on loopback."),
+    "demo": Lazy(
+        "admin.demo.repair_demo:demo", "Heal damaged replicas of real containers, on loopback."
+    ),
     "doctor": Lazy(
         "admin.doctor:doctor", "Look at this machine and its volumes, touching nothing."
     ),

@@ -19,7 +19,6 @@ from admin.answer import (
 )
 from admin.controller_client import ControllerClient
 from admin.output import print_line, print_table, size_text
-from dnagent.peer import AgentPeer
 from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX
 from merkle.plan import Comparison as TreeComparison
@@ -27,6 +26,7 @@ from merkle.plan import compare
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId, ContainerTree, root_hex
 from protos import controller_pb2 as pb
+from repair.peers import AgentPeer
 from runtime.rpc import open_channel
 from scm.eligibility import INVALID_HINT, ContainerState
 from scm.policy import Comparison

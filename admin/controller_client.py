@@ -5,9 +5,9 @@ names, a deadline on all.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from merkle.errors import ControllerUnavailableError
 from protos import controller_pb2 as pb
 from protos.controller_pb2_grpc import ControllerStub
+from protos.errors import ControllerUnavailableError
 from runtime.rpc import Tls, named_errors, open_channel
 
 DEADLINE_S = 30.0

@@ -20,19 +20,17 @@ import click
 
 from admin.output import console, print_json, print_table
 from merkle.checksum import kernels
-from merkle.errors import (
-    ConfigError,
+from ozone.containers import ContainerStore
+from ozone.errors import (
     ContainerNotFoundError,
     ContainerUnsupportedError,
-    DatabaseError,
     DescriptorError,
-    DiskError,
     VolumeError,
 )
-from ozone.containers import ContainerStore
-from ozone.disk import Disk
 from ozone.rocks import lock_holder
 from ozone.volume import Hold, Volume, open_volume
+from runtime.disk import Disk
+from runtime.errors import ConfigError, DatabaseError, DiskError
 
 LIBRARIES = ("rocksdict", "grpcio", "protobuf", "numpy", "fastcrc", "xxhash")
 # A site file of Ozone is some kilobytes; a larger one is something else.

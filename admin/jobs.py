@@ -22,9 +22,9 @@ from admin.answer import (
 from admin.containers import age_text, time_text
 from admin.controller_client import ControllerClient
 from admin.output import LINE_EVERY_S, Output, console, print_line, print_table, size_text
-from merkle.errors import ControllerUnavailableError
 from merkle.plan import EvidenceKind, Verdict
 from protos import controller_pb2 as pb
+from protos.errors import ControllerUnavailableError
 from scm.jobs import JobState
 
 # A watched job is asked for so often; a line goes to a log less often, see

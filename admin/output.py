@@ -27,7 +27,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from merkle.errors import DiskError
+from runtime.errors import DiskError
 
 # Without a terminal nobody sees a wide line whole.
 PIPE_COLUMNS = 100

@@ -17,19 +17,20 @@ import pyarrow.compute as pc
 
 from admin.answer import EXIT_FINDINGS, EXIT_PARTLY, controller_options
 from admin.controller_client import ControllerClient
+from admin.demo.sweep_demo import demo
 from admin.output import Output, print_json, print_line, print_table
-from admin.sweep_demo import demo
 from admin.sweep_pack import pack as pack_command
 from admin.sweeping import ENGINES, LOCAL, SPARK, chosen_engine, talking, write_report
-from merkle.errors import ReconcileError, UsageError
+from merkle.errors import ReconcileError
 from merkle.plan import Verdict
-from ozone.disk import Disk
+from runtime.disk import Disk
+from runtime.errors import UsageError
 from runtime.metrics import Metrics
-from spark.model import FindingKind, Source
-from spark.output import JsonObject, Summary, Table
-from spark.output import Output as Sweeps
-from spark.sweep import Request
-from spark.sweep import sweep as carry_out
+from sweep.model import FindingKind, Source
+from sweep.output import JsonObject, Summary, Table
+from sweep.output import Output as Sweeps
+from sweep.run import Request
+from sweep.run import sweep as carry_out
 
 # Shown to people; --json has them all.
 _ROWS_SHOWN = 50

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from admin.output import print_json, print_line, size_text
-from ozone.disk import Disk
+from runtime.disk import Disk
 from spark.pack import pack as make
 
 

@@ -24,15 +24,15 @@ from rich.progress import (
 )
 
 from admin.output import LINE_EVERY_S, Output, console
-from merkle.errors import DiskError, UsageError
-from ozone.disk import Disk
-from spark.gather import Gatherer
-from spark.local import LocalEngine
-from spark.model import REPLICA_SCHEMA
-from spark.output import JsonObject, Summary, Table
-from spark.output import Output as Sweeps
-from spark.report import Night, render, report_of
-from spark.sweep import Engine, Watcher
+from runtime.disk import Disk
+from runtime.errors import DiskError, UsageError
+from sweep.gather import Gatherer
+from sweep.local import LocalEngine
+from sweep.model import REPLICA_SCHEMA
+from sweep.output import JsonObject, Summary, Table
+from sweep.output import Output as Sweeps
+from sweep.report import Night, render, report_of
+from sweep.run import Engine, Watcher
 
 LOCAL, SPARK = "local", "spark"
 ENGINES = (LOCAL, SPARK)
@@ -72,7 +72,7 @@ def chosen_engine(
         # machine can tell.
         os.environ.setdefault("SPARK_LOCAL_IP", address)
     with spark_session(master, settings=chosen, pack=pack) as session:
-        from spark.cluster import SparkEngine
+        from spark.engine import SparkEngine
 
         yield SparkEngine(session)
 

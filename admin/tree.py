@@ -18,29 +18,20 @@ import click
 
 from admin.output import Output, byte_progress, print_json, print_line, print_table
 from merkle.check import check_tree
-from merkle.errors import (
-    BlockNotFoundError,
-    ContainerNotFoundError,
-    DatabaseError,
-    DescriptorError,
-    DiskError,
-    ReconcileError,
-    RecordInvalidError,
-    TreeRefusedError,
-    UsageError,
-    VolumeError,
-)
+from merkle.errors import ReconcileError, RecordInvalidError, TreeRefusedError
 from merkle.plan import Comparison, Verdict, compare
 from merkle.replica import Source
 from merkle.tree import BlockId, ContainerId, ContainerTree, root_hex
 from merkle.windows import bad_windows, is_sound
 from ozone.containers import Container, ContainerStore
-from ozone.disk import Disk
+from ozone.errors import BlockNotFoundError, ContainerNotFoundError, DescriptorError, VolumeError
 from ozone.mapped import MappedReader
 from ozone.scan import Finding, lost_chunks
 from ozone.survey import UNREADABLE, Surveyed, survey_container
 from ozone.volume import Hold, container_of_folder, open_volume
 from protos.convert import container_id_of_tree, tree_from_bytes
+from runtime.disk import Disk
+from runtime.errors import DatabaseError, DiskError, UsageError
 
 EXIT_FAILED = 1
 EXIT_FINDINGS = 3

@@ -30,10 +30,6 @@ from benchmarks.containers import (
     write_container,
 )
 from benchmarks.measure import ROUNDS, Report, Samples
-from dnagent.peer import AgentPeer
-from dnagent.ports import ByteRange, Peer, Piece
-from dnagent.requests import OutcomeState, ReconcileOptions
-from dnagent.runner import Job, Runner
 from dnagent.store import HeldVolume, ReplicaStore
 from merkle.checksum import ChecksumType, window_checksums
 from merkle.columns import encode_tree
@@ -41,8 +37,13 @@ from merkle.plan import Verdict
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
+from ozone.ports import ByteRange
 from ozone.writer import ContainerWriter
 from protos.convert import record_to_bytes
+from repair.peers import AgentPeer
+from repair.ports import Peer, Piece
+from repair.requests import OutcomeState, ReconcileOptions
+from repair.runner import Job, Runner
 from runtime.rpc import open_channel
 
 CONTAINER = ContainerId(1)

@@ -19,14 +19,14 @@ import pyarrow.parquet as pq
 
 from benchmarks.measure import Report, Samples
 from benchmarks.measure import interleaved as by_clock
+from chunktable.schema import CHUNK_SCHEMA
 from merkle.checksum import kernels
 from merkle.columns import fold_blocks, library_fold_blocks
 from merkle.tree import BlockId, ChunkTree, ContainerId, TreeBuilder
-from protos.chunk_table import CHUNK_SCHEMA
-from spark.files import fold_part
-from spark.model import Part, PartKind
-from spark.runs import Rows, fold_stretches, library_fold_stretches, settle
-from spark.synthetic import Cluster, synthetic
+from sweep.files import fold_part
+from sweep.model import Part, PartKind
+from sweep.runs import Rows, fold_stretches, library_fold_stretches, settle
+from sweep.synthetic import Cluster, synthetic
 
 CHUNKS = 4_000_000
 BUILDER_CHUNKS = 64_000

@@ -36,13 +36,13 @@ from benchmarks.measure import Report, Samples
 from benchmarks.tables import make_table
 from merkle.columns import fold_blocks, fold_root
 from merkle.tree import block_checksum, container_checksum
-from spark.cluster import SparkEngine, last_offset
-from spark.inputs import table_parts
-from spark.model import REPLICA_SCHEMA
-from spark.runs import settle
+from spark.engine import SparkEngine, last_offset
 from spark.session import spark_session
 from spark.sql import aggregate, names_of
-from spark.sweep import Wave
+from sweep.inputs import table_parts
+from sweep.model import REPLICA_SCHEMA
+from sweep.run import Wave
+from sweep.runs import settle
 
 ROUNDS = 5
 WARM_UPS = 2

@@ -3,7 +3,7 @@
 From chunk tables of Parquet to the list of diverged containers, beside DuckDB on the
 same files: with the statement that anybody would write (`list(checksum order by
 chunk_offset)`, blocks folded by our kernel behind it), and with the XOR aggregate of
-spark.gf2 in its SQL. All of them have to find the containers that were damaged, and no
+sweep.gf2 in its SQL. All of them have to find the containers that were damaged, and no
 others. The whole sweep, which the peers have no answer to, reads those containers
 again, names each chunk, and keeps its tables.
 """
@@ -22,14 +22,14 @@ import pyarrow as pa
 from benchmarks.measure import Report, Samples, interleaved
 from benchmarks.tables import make_table
 from merkle.columns import fold_blocks, fold_root
-from spark.compare import compare_replicas
-from spark.gather import Gatherer
-from spark.gf2 import end_tables, image, rank_tables, word_tables
-from spark.inputs import table_parts
-from spark.local import LocalEngine
-from spark.runs import settle
-from spark.sweep import Request, Wave, sweep
-from spark.synthetic import CHUNK_BYTES
+from sweep.compare import compare_replicas
+from sweep.gather import Gatherer
+from sweep.gf2 import end_tables, image, rank_tables, word_tables
+from sweep.inputs import table_parts
+from sweep.local import LocalEngine
+from sweep.run import Request, Wave, sweep
+from sweep.runs import settle
+from sweep.synthetic import CHUNK_BYTES
 
 ROUNDS = 5
 ROWS = 20_000_000

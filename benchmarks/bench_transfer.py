@@ -27,13 +27,14 @@ import grpc
 
 from benchmarks.containers import CHUNK_BYTES, held, new_volume, serve_agent, write_container
 from benchmarks.measure import Report, Samples, interleaved
-from dnagent.peer import AgentPeer, DatanodePeer
-from dnagent.ports import ByteRange, Peer
-from dnagent.wire import PIECE_BYTES_MAX
 from merkle.checksum import ChecksumType, window_checksums
 from merkle.record import BlockRecord
 from merkle.tree import BlockId, ContainerId
 from ozone.datanode import DatanodeClient
+from ozone.ports import ByteRange
+from repair.peers import AgentPeer, DatanodePeer
+from repair.ports import Peer
+from repair.wire import PIECE_BYTES_MAX
 from runtime.rpc import Handler, UnaryStreamCall, open_channel
 
 CHUNKS = 48

@@ -15,9 +15,9 @@ from pathlib import Path
 from benchmarks.bench_sweep import THREADS, Silent
 from benchmarks.measure import Report, interleaved
 from benchmarks.tables import make_table
-from spark.gather import Gatherer
-from spark.local import LocalEngine
-from spark.sweep import Request, sweep
+from sweep.gather import Gatherer
+from sweep.local import LocalEngine
+from sweep.run import Request, sweep
 
 ROUNDS = 5
 ROWS = 5_000_000

@@ -14,9 +14,9 @@ from dnagent.store import HeldVolume
 from merkle.checksum import WIDTH, ChecksumType, window_checksums
 from merkle.record import BlockRecord, ChunkRecord, WindowChecksums
 from merkle.tree import BlockId, ContainerId
-from ozone.disk import Disk
 from ozone.volume import Hold, Version, open_volume
 from ozone.writer import ContainerWriter, format_volume
+from runtime.disk import Disk
 
 # What Ozone's clients write, unless told otherwise.
 CHUNK_BYTES = 4 << 20

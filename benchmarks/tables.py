@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from spark.synthetic import Cluster, Truth, synthetic
+from sweep.synthetic import Cluster, Truth, synthetic
 
 # A container of the synthetic cluster: three replicas of 20 blocks of 64 chunks, and
 # half as many where not full.

@@ -26,27 +26,24 @@ from dnagent.heartbeat import (
     ScanCommand,
 )
 from dnagent.jobs import Jobs
-from dnagent.peer import AgentPeer
-from dnagent.ports import AgentStatus, Peer, ScanReport, VolumeStatus
-from dnagent.runner import Runner
+from dnagent.ports import AgentStatus, ScanReport, VolumeStatus
 from dnagent.scanner import Limiter, Pace, Scanner, SystemClock
 from dnagent.server import AgentService
 from dnagent.store import HeldVolume, ReplicaStore
-from merkle.errors import (
-    BusyError,
-    ConfigError,
-    InterruptedRepairError,
-    ReconcileError,
-    VolumeError,
-)
+from merkle.errors import ReconcileError
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from ozone.datanode import XceiverService
-from ozone.disk import Disk
+from ozone.errors import InterruptedRepairError, VolumeError
 from ozone.mapped import MappedReader
 from ozone.volume import Hold, open_volume
 from protos import controller_pb2
+from repair.peers import AgentPeer
+from repair.ports import Peer
+from repair.runner import Runner
 from runtime.config import split_address
+from runtime.disk import Disk
+from runtime.errors import BusyError, ConfigError
 from runtime.log import AuditLog, error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rpc import open_channel, start_server

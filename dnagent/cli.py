@@ -13,11 +13,11 @@ import click
 
 from dnagent.agent import Agent
 from dnagent.config import EXTRA_HINT, AgentConfig
-from merkle.errors import UsageError
 from merkle.replica import Source
-from ozone.disk import Disk
 from ozone.volume import Hold
 from runtime.config import load
+from runtime.disk import Disk
+from runtime.errors import UsageError
 from runtime.lifecycle import announce, stop_on_signals
 from runtime.log import LogFormat, LogLevel, configure, get_logger
 

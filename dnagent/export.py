@@ -27,46 +27,42 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
-from dnagent.destination import Destination
-from merkle.checksum import fingerprint
-from merkle.columns import TreeColumns
-from merkle.errors import (
-    ChunkTableError,
-    DestinationError,
-    DiskError,
-    InterruptedRepairError,
+from chunktable.errors import ChunkTableError, DestinationError
+from chunktable.manifest import (
+    AuditMark,
+    FileKind,
+    Manifest,
+    SkippedVolume,
+    TableFile,
+    TableRefusal,
+    check_counts,
+    file_name,
+    is_file_name,
+    manifest_name,
+    manifest_sequence,
+    sequence_of,
 )
-from merkle.replica import ReplicaState, Source
-from merkle.tree import ContainerId
-from ozone.disk import disk_error
-from ozone.survey import Fault, Surveyed
-from protos.chunk_table import (
+from chunktable.places import Destination, named
+from chunktable.reader import check_content, latest_manifest, read_inventory
+from chunktable.schema import (
     CHUNK_SCHEMA,
     CONTAINER_SCHEMA,
     EVENT_SCHEMA,
     FAULT_SCHEMA,
-    AuditMark,
-    FileKind,
-    Manifest,
     Replica,
     ReplicaRows,
-    SkippedVolume,
-    TableFile,
-    TableRefusal,
-    check_content,
-    check_counts,
-    file_name,
-    is_file_name,
-    latest_manifest,
-    manifest_name,
-    manifest_sequence,
-    named,
-    parquet_writer,
-    read_inventory,
     replica_stretches,
     rows_of,
-    sequence_of,
 )
+from chunktable.writer import parquet_writer
+from merkle.checksum import fingerprint
+from merkle.columns import TreeColumns
+from merkle.replica import ReplicaState, Source
+from merkle.tree import ContainerId
+from ozone.errors import InterruptedRepairError
+from ozone.survey import Fault, Surveyed
+from runtime.disk import disk_error
+from runtime.errors import DiskError
 
 # What a reader that streams holds at once, and skips at once by its statistics.
 GROUP_ROWS = 1 << 20

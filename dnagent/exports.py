@@ -13,16 +13,19 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dnagent.destination import Destination, destination_of
+from chunktable.errors import ChunkTableError
+from chunktable.manifest import SkippedVolume, TableRefusal
+from chunktable.places import Destination, destination_of
+from chunktable.reader import latest_manifest
 from dnagent.export import Done, Exported, Walk, export
 from dnagent.store import own_scan_ms
-from merkle.errors import ChunkTableError, ReconcileError, UsageError
+from merkle.errors import ReconcileError
 from merkle.replica import Source
-from ozone.disk import Disk
 from ozone.survey import Survey
 from ozone.treefile import TreeFiles
 from ozone.volume import Hold, Volume, open_volume
-from protos.chunk_table import SkippedVolume, TableRefusal, latest_manifest
+from runtime.disk import Disk
+from runtime.errors import UsageError
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 

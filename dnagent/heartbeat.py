@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
-from merkle.errors import ControllerUnavailableError, ReconcileError
+from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos import controller_pb2, controller_pb2_grpc
+from protos.errors import ControllerUnavailableError
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 from runtime.rpc import Tls, named_errors, open_channel

@@ -1,4 +1,4 @@
-"""Import trees that a sweep wrote (protos.packed_trees) into the tree files of a
+"""Import trees that a sweep wrote (chunktable.packed_trees) into the tree files of a
 datanode's volumes.
 
 For replicas that have no tree yet, or lost it: a scan makes the same one, hours later.
@@ -16,24 +16,25 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from chunktable.manifest import SkippedVolume
+from chunktable.packed_trees import PackedTree, read_trees, tree_files
 from dnagent.config import AgentConfig
 from dnagent.store import own_scan_ms
 from merkle.check import check_tree
 from merkle.columns import encode_tree
-from merkle.errors import ReconcileError, StaleTreeError, TreeRefusedError
+from merkle.errors import ReconcileError, TreeRefusedError
 from merkle.merge import merge
 from merkle.record import BlockRecord
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.containers import Container, ContainerStore
-from ozone.disk import Disk
+from ozone.errors import StaleTreeError
 from ozone.treefile import StoredTree, TreeFiles, TreeStatus, pending_tombstones
 from ozone.undo import UndoStore
 from ozone.volume import Hold, Volume, open_volume
 from ozone.writer import ContainerWriter
-from protos.chunk_table import SkippedVolume
 from protos.convert import tree_from_bytes
-from protos.packed_trees import PackedTree, read_trees, tree_files
+from runtime.disk import Disk
 from runtime.log import AuditLog
 
 # Refusals of which the containers are told one by one; all are counted.

@@ -15,14 +15,17 @@ from contextlib import ExitStack
 
 from dnagent.heartbeat import PeerAddress, ReconcileCommand
 from dnagent.heartbeat import Progress as JobProgress
-from dnagent.ports import Peer, ReconciliationStatus
-from dnagent.requests import Outcome, OutcomeState, Progress, ReconcileOptions
-from dnagent.runner import Job, Runner
+from dnagent.ports import ReconciliationStatus
 from dnagent.store import ReplicaStore
-from merkle.errors import BusyError, InterruptedRepairError, ReconcileError
+from merkle.errors import ReconcileError
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
+from ozone.errors import InterruptedRepairError
 from protos import controller_pb2
+from repair.ports import Peer
+from repair.requests import Outcome, OutcomeState, Progress, ReconcileOptions
+from repair.runner import Job, Runner
+from runtime.errors import BusyError
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 

@@ -16,18 +16,18 @@ from enum import Enum
 from typing import Protocol
 
 from dnagent.ports import ScannedFault, ScanReport
-from merkle.errors import (
-    BusyError,
+from merkle.errors import ReconcileError
+from merkle.replica import ReplicaState
+from merkle.tree import ContainerId
+from ozone.errors import (
     ContainerNotFoundError,
     ContainerStateError,
     InterruptedRepairError,
-    ReconcileError,
     StaleTreeError,
     VolumeError,
 )
-from merkle.replica import ReplicaState
-from merkle.tree import ContainerId
 from ozone.scan import ScanResult
+from runtime.errors import BusyError
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 from runtime.retry import Backoff, retrying

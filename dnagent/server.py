@@ -11,26 +11,13 @@ from collections.abc import Iterable, Iterator
 import grpc
 from google.protobuf.message import DecodeError
 
-from dnagent.ports import ReplicaSource, ScanService, StatusSource
-from dnagent.wire import (
-    PIECE_BYTES_MAX,
-    RANGES_MAX,
-    READ_BYTES_MAX,
-    RECORDS_PER_CALL_MAX,
-    SERVICE,
-    TREE_TOO_LARGE,
-    encode_piece,
-)
+from dnagent.ports import ScanService, StatusSource
 from merkle.checksum import fingerprint
-from merkle.errors import (
-    ContainerStateError,
-    RecordInvalidError,
-    TreeMissingError,
-    TreeRefusedError,
-    UsageError,
-)
+from merkle.errors import RecordInvalidError, TreeRefusedError
 from merkle.limits import BLOCK_BYTES_MAX, MESSAGE_BYTES_MAX
 from merkle.tree import BlockId, ContainerId
+from ozone.errors import ContainerStateError, TreeMissingError
+from ozone.ports import ReplicaSource
 from protos.agent_pb2 import (
     ContainerHashPage,
     Finding,
@@ -49,6 +36,16 @@ from protos.agent_pb2 import (
 )
 from protos.convert import record_to_bytes
 from protos.ozone_datanode_pb2 import BlockMerkleTree, ContainerChecksumInfo, ContainerMerkleTree
+from repair.wire import (
+    PIECE_BYTES_MAX,
+    RANGES_MAX,
+    READ_BYTES_MAX,
+    RECORDS_PER_CALL_MAX,
+    SERVICE,
+    TREE_TOO_LARGE,
+    encode_piece,
+)
+from runtime.errors import UsageError
 from runtime.rpc import Handler
 
 # Room in a message for everything that is not its payload.

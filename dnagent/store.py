@@ -18,31 +18,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
-from dnagent.requests import OwnLoaded, Scanned, TreeStored
 from dnagent.scanner import Candidate, Examination, Source
 from merkle.checksum import fingerprint
 from merkle.columns import encode_tree, state_fingerprint
-from merkle.errors import (
-    BusyError,
-    ContainerNotFoundError,
-    ContainerStateError,
-    DatabaseError,
-    DescriptorError,
-    DiskError,
-    ReadOnlyError,
-    ReconcileError,
-    RecordInvalidError,
-    StaleTreeError,
-    TreeMissingError,
-    VolumeError,
-)
+from merkle.errors import ReconcileError, RecordInvalidError
 from merkle.merge import merge
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from merkle.windows import Proven, bad_windows, prove
 from ozone.containers import Container, ContainerStore
-from ozone.disk import Disk
+from ozone.errors import (
+    ContainerNotFoundError,
+    ContainerStateError,
+    DescriptorError,
+    ReadOnlyError,
+    StaleTreeError,
+    TreeMissingError,
+    VolumeError,
+)
 from ozone.mapped import MappedReader
 from ozone.ports import ReplicaHead
 from ozone.rocks import Counter, Table, counter_key
@@ -52,6 +46,9 @@ from ozone.treefile import TreeFiles, TreeStatus
 from ozone.undo import UndoStore
 from ozone.volume import Hold, Volume
 from ozone.writer import ContainerWriter, Patch
+from repair.requests import OwnLoaded, Scanned, TreeStored
+from runtime.disk import Disk
+from runtime.errors import BusyError, DatabaseError, DiskError
 from runtime.log import error_fields, get_logger
 from runtime.retry import Backoff, retrying
 
@@ -564,7 +561,7 @@ class ReplicaStore:
 
 
 class OwnReplica:
-    """One replica of ours under repair (dnagent.runner.Replica)."""
+    """One replica of ours under repair (repair.runner.Replica)."""
 
     def __init__(
         self,

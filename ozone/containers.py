@@ -15,22 +15,22 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from merkle.errors import (
-    BlockNotFoundError,
-    ContainerNotFoundError,
-    ContainerUnsupportedError,
-    DescriptorError,
-    DiskError,
-    RecordInvalidError,
-)
+from merkle.errors import RecordInvalidError
 from merkle.record import BlockRecord
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
 from ozone.descriptor import Descriptor, parse_descriptor
-from ozone.disk import Disk, Reader
+from ozone.errors import (
+    BlockNotFoundError,
+    ContainerNotFoundError,
+    ContainerUnsupportedError,
+    DescriptorError,
+)
 from ozone.rocks import Counter, Table, block_key, container_prefix
 from ozone.volume import Volume
 from protos.convert import record_from_bytes
+from runtime.disk import Disk, Reader
+from runtime.errors import DiskError
 
 # The metadata key of a block whose chunk list is still being appended to.
 INCREMENTAL = "incremental"

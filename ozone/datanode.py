@@ -19,21 +19,11 @@ from queue import SimpleQueue
 import grpc
 from google.protobuf.message import DecodeError
 
-from merkle.errors import (
-    BlockNotFoundError,
-    ContainerNotFoundError,
-    DatabaseError,
-    DescriptorError,
-    DiskError,
-    PeerRefusedError,
-    PeerUnavailableError,
-    ReconcileError,
-    RecordInvalidError,
-    RemoteProtocolError,
-)
+from merkle.errors import ReconcileError, RecordInvalidError
 from merkle.limits import BLOCK_BYTES_MAX, MESSAGE_BYTES_MAX
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.tree import BlockId, ContainerId
+from ozone.errors import BlockNotFoundError, ContainerNotFoundError, DescriptorError
 from ozone.ports import ByteRange, ReplicaHead, ReplicaSource
 from protos.convert import record_from_proto, record_to_proto
 from protos.ozone_datanode_pb2 import (
@@ -56,6 +46,13 @@ from protos.ozone_datanode_pb2 import (
     ReadChunkVersion,
     Result,
     Type,
+)
+from runtime.errors import (
+    DatabaseError,
+    DiskError,
+    PeerRefusedError,
+    PeerUnavailableError,
+    RemoteProtocolError,
 )
 from runtime.rpc import Deadlines, Handler, StreamCall, named_errors, printable
 

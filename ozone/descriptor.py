@@ -17,10 +17,10 @@ from enum import StrEnum
 
 import yaml
 
-from merkle.errors import DescriptorError
 from merkle.limits import DESCRIPTOR_BYTES_MAX
 from merkle.replica import ReplicaState
 from merkle.tree import ContainerId
+from ozone.errors import DescriptorError
 
 TAG = "KeyValueContainerData"
 _INT64_MAX = (1 << 63) - 1

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Self
 
 from merkle.checksum import ChecksumType, window_checksums
-from merkle.errors import MappedReadError
+from ozone.errors import MappedReadError
 
 # A block file is 256 MiB, seconds even on a slow disk; a worker that takes longer hangs
 # in the kernel.

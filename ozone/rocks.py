@@ -40,9 +40,10 @@ from rocksdict import (
     WriteOptions,
 )
 
-from merkle.errors import DatabaseError, VolumeLockedError
 from merkle.tree import BlockId, ContainerId
-from ozone.disk import Disk, Operation, disk_error
+from ozone.errors import VolumeLockedError
+from runtime.disk import Disk, Operation, disk_error
+from runtime.errors import DatabaseError
 
 # A datanode may remove a file between our listing it and opening it; each try lists
 # afresh.

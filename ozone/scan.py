@@ -26,20 +26,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from merkle.checksum import WIDTH, fold, window_checksums
-from merkle.errors import (
-    DatabaseError,
-    DescriptorError,
-    DiskError,
-    InterruptedRepairError,
-    MappedReadError,
-    RecordInvalidError,
-)
+from merkle.errors import RecordInvalidError
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ChunkTree, ContainerTree, TreeBuilder
 from ozone.containers import Container
-from ozone.disk import Reader
+from ozone.errors import DescriptorError, InterruptedRepairError, MappedReadError
 from ozone.mapped import RANGES_MAX, MappedRange, MappedReader, MappedRequest
+from runtime.disk import Reader
+from runtime.errors import DatabaseError, DiskError
 
 # Measured: each doubling up to here makes a scan faster, none beyond it does. It is
 # also the size of most chunks, so that one costs one read and one call of the kernel.

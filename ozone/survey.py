@@ -11,25 +11,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from merkle.check import TreeRefusal, check_tree
-from merkle.errors import (
-    ContainerNotFoundError,
-    DatabaseError,
-    DescriptorError,
-    DiskError,
-    InterruptedRepairError,
-    ReconcileError,
-    TreeRefusedError,
-)
+from merkle.errors import ReconcileError, TreeRefusedError
 from merkle.merge import merge
 from merkle.replica import ReplicaState, Source
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.containers import Container, ContainerStore
-from ozone.disk import Disk
+from ozone.errors import ContainerNotFoundError, DescriptorError, InterruptedRepairError
 from ozone.mapped import MappedReader
 from ozone.scan import Finding, FindingType, ScanResult, scan, scan_metadata
 from ozone.treefile import TreeFiles, TreeStatus
 from ozone.volume import Volume
 from protos.convert import tree_from_bytes
+from runtime.disk import Disk
+from runtime.errors import DatabaseError, DiskError
 
 # Kinds of faults beside those of scans (ozone.scan.FindingType).
 UNREADABLE = "unreadable"

@@ -26,13 +26,7 @@ from pathlib import Path
 from merkle.check import TreeRefusal
 from merkle.checksum import fingerprint
 from merkle.columns import encode_tree
-from merkle.errors import (
-    DatabaseError,
-    DiskError,
-    RecordInvalidError,
-    StaleTreeError,
-    TreeRefusedError,
-)
+from merkle.errors import RecordInvalidError, TreeRefusedError
 from merkle.limits import BLOCK_CHUNKS_MAX, MESSAGE_BYTES_MAX, TREE_BLOCKS_MAX
 from merkle.merge import merge
 from merkle.record import BlockRecord
@@ -45,7 +39,7 @@ from merkle.tree import (
     block_checksum,
     container_checksum,
 )
-from ozone.disk import Disk
+from ozone.errors import StaleTreeError
 from ozone.rocks import Database, Table, block_key, container_prefix
 from ozone.volume import Hold, Volume
 from protos.convert import (
@@ -54,6 +48,8 @@ from protos.convert import (
     tombstones_from_bytes,
     tree_from_bytes,
 )
+from runtime.disk import Disk
+from runtime.errors import DatabaseError, DiskError
 
 # Writers of different containers seldom meet; locks made per container would add up for
 # ever.

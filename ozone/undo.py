@@ -13,10 +13,11 @@ import re
 from pathlib import Path
 from threading import Lock
 
-from merkle.errors import DiskError, UndoBudgetError
 from merkle.tree import BlockId, ContainerId
-from ozone.disk import Disk
+from ozone.errors import UndoBudgetError
 from ozone.rocks import Table
+from runtime.disk import Disk
+from runtime.errors import DiskError
 
 # A job's name becomes a folder's.
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

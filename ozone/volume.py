@@ -20,16 +20,11 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
-from merkle.errors import (
-    ContainerNotFoundError,
-    DatabaseError,
-    DiskError,
-    VolumeError,
-    VolumeLockedError,
-)
 from merkle.tree import ContainerId
-from ozone.disk import Disk, disk_error
+from ozone.errors import ContainerNotFoundError, VolumeError, VolumeLockedError
 from ozone.rocks import Database
+from runtime.disk import Disk, disk_error
+from runtime.errors import DatabaseError, DiskError
 
 _HDDS = "hdds"
 _VERSION = "VERSION"

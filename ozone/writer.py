@@ -20,26 +20,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from merkle.checksum import Buffer
-from merkle.errors import (
-    BlockNotFoundError,
-    ChunkGapError,
-    ContainerNotFoundError,
-    ContainerStateError,
-    ContainerUnsupportedError,
-    DatabaseError,
-    DescriptorError,
-    DiskError,
-    ReadOnlyError,
-    ReconcileError,
-    RecordInvalidError,
-    TreeRefusedError,
-)
+from merkle.errors import ReconcileError, RecordInvalidError, TreeRefusedError
 from merkle.record import BlockRecord, DeleteTransaction
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.containers import INCREMENTAL, Container, ContainerStore
 from ozone.descriptor import Descriptor, dump_descriptor, with_checksum
-from ozone.disk import Disk
+from ozone.errors import (
+    BlockNotFoundError,
+    ChunkGapError,
+    ContainerNotFoundError,
+    ContainerStateError,
+    ContainerUnsupportedError,
+    DescriptorError,
+    ReadOnlyError,
+)
 from ozone.rocks import (
     Batch,
     Counter,
@@ -60,6 +55,8 @@ from protos.convert import (
     delete_transaction_to_bytes,
     record_to_bytes,
 )
+from runtime.disk import Disk
+from runtime.errors import DatabaseError, DiskError
 
 CONTAINER_BYTES_MAX = 5 << 30
 _BAD_SECTOR = errno.errorcode[errno.EIO]

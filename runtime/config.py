@@ -18,7 +18,7 @@ from typing import Annotated, TypeAlias, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from merkle.errors import ConfigError
+from runtime.errors import ConfigError
 
 # A configuration is a page of text; a larger file is another file named by mistake.
 CONFIG_BYTES_MAX = 1 << 20

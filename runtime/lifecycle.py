@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from types import FrameType
 
-from merkle.errors import DiskError
+from runtime.errors import DiskError
 
 
 def stop_on_signals() -> threading.Event:

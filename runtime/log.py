@@ -20,7 +20,8 @@ from typing import cast
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
-from merkle.errors import DiskError, ReconcileError
+from merkle.errors import ReconcileError
+from runtime.errors import DiskError
 
 EVENTS = frozenset({
     # processes

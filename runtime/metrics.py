@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest, start_http_server
 
-from merkle.errors import ConfigError
+from runtime.errors import ConfigError
 
 
 class Kind(Enum):

@@ -21,16 +21,9 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2_grpc
 
-from merkle import errors
-from merkle.errors import (
-    ConfigError,
-    PeerRefusedError,
-    ReconcileError,
-    RemoteProtocolError,
-    TreeRefusedError,
-    UsageError,
-)
+from merkle.errors import ReconcileError
 from merkle.limits import MESSAGE_BYTES_MAX
+from runtime.errors import ConfigError, PeerRefusedError, RemoteProtocolError, UsageError
 
 # Names, a trace and our own trailers fit many times over; grpc's default is the same,
 # but only a default.
@@ -359,28 +352,18 @@ def sent_error(error: grpc.RpcError) -> ReconcileError | None:
     # The stubs know the attributes only; it is a named tuple, and None where the call
     # never reached a server.
     trailers = {entry.key: entry.value for entry in error.trailing_metadata() or ()}
-    kind = _classes().get(_text(trailers.get(_CODE)))
+    kind = ReconcileError.by_code().get(_text(trailers.get(_CODE)))
     if kind is None:
         return None
-    message, hint = printable(error.details() or ""), printable(_text(trailers.get(_HINT)))
-    reason = printable(_text(trailers.get(_REASON)))
-    if issubclass(kind, TreeRefusedError):
-        return kind(reason, message)
-    return kind(message, hint=hint, **({"reason": reason} if reason else {}))
+    return kind.received(
+        printable(error.details() or ""),
+        hint=printable(_text(trailers.get(_HINT))),
+        reason=printable(_text(trailers.get(_REASON))),
+    )
 
 
 def _text(value: str | bytes | None) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
-
-
-def _classes() -> dict[str, type[ReconcileError]]:
-    """Every error class by its code."""
-    kinds = (
-        kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, ReconcileError)
-    )
-    return {kind.code: kind for kind in kinds}
 
 
 def _require_security(address: str, tls: Tls | None, insecure: bool) -> None:

@@ -13,9 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from merkle.errors import BusyError, DatabaseError, JobNotFoundError
 from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import ContainerId
+from protos.errors import JobNotFoundError
+from runtime.errors import BusyError, DatabaseError
 from runtime.log import get_logger
 from scm.eligibility import (
     ContainerState,

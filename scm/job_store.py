@@ -32,7 +32,7 @@ from sqlalchemy.engine.url import URL
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from merkle.errors import BusyError, ConfigError, DatabaseError
+from runtime.errors import BusyError, ConfigError, DatabaseError
 from scm.jobs import Job, JobState
 from scm.policy import Visit
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from itertools import islice
 
-from merkle.errors import UsageError
 from merkle.limits import PEERS_MAX
 from merkle.plan import Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from runtime.config import check_address
+from runtime.errors import UsageError
 from scm.controller import ContainerView, Controller, Heartbeat, Outcome, ProgressReport
 from scm.jobs import Evidence, Job, OrderState, PeerOutcome, Progress, task_id, task_of
 from scm.ports import AnyOrder, CancelOrder, ReconcileOrder, ScanOrder

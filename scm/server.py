@@ -18,10 +18,11 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from merkle.errors import BusyError, DiskError, ReconcileError, UsageError
+from merkle.errors import ReconcileError
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
+from runtime.errors import BusyError, DiskError, UsageError
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rpc import start_server

@@ -1,3 +1,1 @@
-"""The sweep of a whole cluster: chunk rows to trees, replicas side by side, divergence
-down to the chunk.
-"""
+"""The sweep on a Spark cluster: session, engine, SQL, data sources, pack."""

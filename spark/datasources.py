@@ -36,18 +36,19 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from chunktable.schema import CHUNK_SCHEMA, Replica, rows_of
 from merkle.check import check_tree
 from merkle.columns import TreeColumns
-from merkle.errors import ReconcileError, UsageError
+from merkle.errors import ReconcileError
 from merkle.replica import ReplicaState
 from merkle.tree import ContainerId
-from ozone.disk import Disk
 from ozone.survey import Survey
 from ozone.volume import Hold, Volume, open_volume
-from protos.chunk_table import CHUNK_SCHEMA, Replica, rows_of
 from protos.convert import container_id_of_tree, tree_from_bytes
-from spark.model import Source
-from spark.volumes import replica_rows
+from runtime.disk import Disk
+from runtime.errors import UsageError
+from sweep.model import Source
+from sweep.volumes import replica_rows
 
 # Of a row that speaks of a finding most is not known. Spark keeps times in
 # microseconds.
@@ -101,7 +102,7 @@ class OzoneTree(DataSource):
 
 class OzoneVolume(DataSource):
     """Roots of Ozone volumes, which are only read; the option `source` says which truth
-    of theirs (`spark.model`).
+    of theirs (`sweep.model`).
     """
 
     @classmethod

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from merkle.errors import ConfigError, DiskError
-from ozone.disk import Disk
+from runtime.disk import Disk
+from runtime.errors import ConfigError, DiskError
 
 # Our code, and the folder that the archive of the libraries unpacks to.
 CODE = "treefold.zip"
@@ -26,7 +26,7 @@ ARCHIVE = f"{ENVIRONMENT}.tar.gz"
 
 # Of our packages, those that tasks import; the others are of processes that never run
 # there.
-PACKAGES = ("merkle", "protos", "runtime", "ozone", "spark")
+PACKAGES = ("merkle", "protos", "runtime", "ozone", "chunktable", "sweep", "spark")
 # What these import, without what serves commands and servers; whatever it requires
 # itself comes along.
 LIBRARIES = (

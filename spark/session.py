@@ -22,7 +22,8 @@ from typing import IO, TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from merkle.errors import ProcessFailedError, SparkMissingError, UsageError
+from runtime.errors import ProcessFailedError, UsageError
+from spark.errors import SparkMissingError
 from spark.pack import ARCHIVE, CODE, ENVIRONMENT
 
 try:
@@ -266,7 +267,7 @@ def _of_cluster(master: str, pack: Path | None) -> dict[str, str]:
                     f"{made} is missing", hint="treefold sweep pack --out DIR makes it"
                 )
         settings |= {
-            "spark.files": str(pack / CODE),
+            "sweep.files": str(pack / CODE),
             "spark.archives": f"{pack / ARCHIVE}#{ENVIRONMENT}",
             # Both lie in the folder that an executor starts its workers in.
             "spark.executorEnv.PYTHONPATH": f"{CODE}:{ENVIRONMENT}",

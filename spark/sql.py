@@ -2,7 +2,7 @@
 are one before they are shuffled, and none is handed to Python.
 
 A block's checksum is an XOR over its chunks once each chunk's rank is known
-(spark.gf2). Where a cluster's chunks are of one length but for the last of a block, a
+(sweep.gf2). Where a cluster's chunks are of one length but for the last of a block, a
 chunk tells its rank itself: offset / length. That this is true of a block is proved by
 the same aggregate: every offset is a multiple of the length, and the XOR of one bit a
 rank over its n chunks has the n lowest bits, which n chunks can make in no other way
@@ -29,10 +29,10 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, StructField, StructType
 
-from protos.chunk_table import BLOCK_ROW, CONTAINER_ROW
-from spark.gf2 import end_tables, rank_tables, step_tables, word_tables
-from spark.model import REPLICA_SCHEMA, Path
-from spark.runs import AGREED, KEY
+from chunktable.schema import BLOCK_ROW, CONTAINER_ROW
+from sweep.gf2 import end_tables, rank_tables, step_tables, word_tables
+from sweep.model import REPLICA_SCHEMA, Path
+from sweep.runs import AGREED, KEY
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,7 +10,7 @@ import pytest
 
 from merkle.checksum import ChecksumType
 from merkle.columns import encode_tree
-from merkle.errors import DatabaseError, DiskError, PeerRefusedError, RecordInvalidError
+from merkle.errors import RecordInvalidError
 from merkle.record import BlockRecord
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
@@ -31,6 +31,7 @@ from protos.ozone_datanode_pb2 import (
     Result,
     Type,
 )
+from runtime.errors import DatabaseError, DiskError, PeerRefusedError
 from runtime.rpc import RpcServer, StreamCall, open_channel, start_server
 from tests.support.peers import MemoryReplica, MemorySource, replica_of
 

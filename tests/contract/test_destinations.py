@@ -11,12 +11,15 @@ from pathlib import Path
 import pyarrow.fs as pa_fs
 import pytest
 
-from dnagent.destination import Destination, LocalDestination, ObjectDestination, destination_of
+from chunktable.errors import DestinationError
+from chunktable.manifest import FileKind, manifest_name
+from chunktable.places import Destination, LocalDestination, ObjectDestination, destination_of
+from chunktable.reader import check_content, latest_manifest
 from dnagent.export import Exported, Limits, export
-from merkle.errors import DestinationError, DiskError, ReconcileError
+from merkle.errors import ReconcileError
 from merkle.replica import Source
-from ozone.disk import Disk, Operation
-from protos.chunk_table import FileKind, check_content, latest_manifest, manifest_name
+from runtime.disk import Disk, Operation
+from runtime.errors import DiskError
 from tests.support.disk import FailingDisk
 from tests.support.tables import MemoryWalk, blocks, current_rows, replica, trees_of
 

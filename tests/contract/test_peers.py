@@ -11,24 +11,22 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from dnagent.peer import AgentPeer, DatanodePeer
-from dnagent.ports import AgentStatus, ByteRange, Peer, Piece
+from dnagent.ports import AgentStatus
 from dnagent.server import AgentService
 from merkle.checksum import ChecksumType
 from merkle.columns import encode_tree
-from merkle.errors import (
-    PeerRefusedError,
-    PeerUnavailableError,
-    RemoteProtocolError,
-    TreeRefusedError,
-)
+from merkle.errors import TreeRefusedError
 from merkle.record import ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from ozone.datanode import DatanodeClient, XceiverService, merged
+from ozone.ports import ByteRange
 from protos.agent_pb2 import GetBlockRecordsRequest, GetContainerHashesRequest
 from protos.agent_pb2_grpc import AgentStub
 from protos.convert import tree_from_bytes
+from repair.peers import AgentPeer, DatanodePeer
+from repair.ports import Peer, Piece
+from runtime.errors import PeerRefusedError, PeerUnavailableError, RemoteProtocolError
 from runtime.rpc import Deadlines, RpcServer, open_channel, start_server
 from tests.support.peers import MemoryPeer, MemoryScans, MemorySource, MemoryStatus, replica_of
 

@@ -10,19 +10,19 @@ from threading import Event
 
 import pytest
 
-from dnagent.runner import Replica
-from merkle.errors import (
+from merkle.record import DeleteTransaction
+from merkle.replica import ReplicaState
+from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
+from merkle.windows import prove
+from ozone.errors import (
     BlockNotFoundError,
     ChunkGapError,
     ContainerNotFoundError,
     ContainerStateError,
     StaleTreeError,
 )
-from merkle.record import DeleteTransaction
-from merkle.replica import ReplicaState
-from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
-from merkle.windows import prove
 from ozone.rocks import Batch, Counter, Table, counter_key
+from repair.ports import Replica
 from tests.support.in_process import datanodes
 from tests.support.memory import RepairableReplica
 from tests.support.peers import replica_of

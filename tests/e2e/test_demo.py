@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from admin.damage import Damage, inflict
+from admin.demo.damage import Damage, inflict
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import ContainerStore
 from ozone.descriptor import dump_descriptor, parse_descriptor, with_checksum
-from ozone.disk import Disk
 from ozone.rocks import Batch, Table, block_key
 from ozone.scan import FindingType, scan
 from ozone.volume import Hold, open_volume
 from protos.convert import record_to_bytes
+from runtime.disk import Disk
 from tests.support.oracle import Seen, faults, look
 from tests.support.volumes import ERASURE_CODED, container_folder, copy_volume, owned, unpack
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pyarrow.fs as pa_fs
 import pytest
 
-from merkle.errors import ChunkTableError
+from chunktable.errors import ChunkTableError
+from chunktable.manifest import Manifest
+from chunktable.reader import latest_manifest, tables_in
 from merkle.tree import root_hex
-from protos.chunk_table import Manifest, latest_manifest, tables_in
 from tests.support.processes import ROOT, TreefoldProcess
 from tests.support.tables import current_rows, trees_of
 from tests.support.volumes import OZONE, state_of, unpack

@@ -18,14 +18,16 @@ import grpc
 import psutil
 import pytest
 
-from dnagent.peer import AgentPeer, DatanodePeer
-from dnagent.ports import AgentStatus, ByteRange, Peer
+from dnagent.ports import AgentStatus
 from dnagent.server import AgentService
 from merkle.checksum import window_checksums
 from merkle.errors import ReconcileError
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from ozone.datanode import DatanodeClient, XceiverService
+from ozone.ports import ByteRange
+from repair.peers import AgentPeer, DatanodePeer
+from repair.ports import Peer
 from runtime.rpc import Deadlines, UnaryCall, open_channel, start_server
 from tests.support.evil_server import BLOCK, CASES, CHUNK_BYTES, Ask, Case, replica
 from tests.support.peers import MemoryScans, MemorySource, MemoryStatus

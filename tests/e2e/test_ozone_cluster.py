@@ -16,26 +16,27 @@ from pathlib import Path
 import pyarrow.fs as pa_fs
 import pytest
 
-from dnagent.peer import DatanodePeer
-from dnagent.requests import Outcome, OutcomeState, ReconcileOptions
-from dnagent.runner import Job, Runner
+from chunktable.manifest import manifest_name
+from chunktable.reader import check_content, latest_manifest
 from dnagent.store import HeldVolume, ReplicaStore
 from merkle.check import check_tree
 from merkle.checksum import ChecksumType, window_checksums
-from merkle.errors import PeerRefusedError
 from merkle.plan import Verdict
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, root_hex
 from ozone.datanode import DatanodeClient
-from ozone.disk import Disk
 from ozone.ports import ByteRange
 from ozone.rocks import Batch, Table, block_key
 from ozone.volume import Hold, open_volume
 from protos.agent_pb2 import ScanContainerRequest
 from protos.agent_pb2_grpc import AgentStub
-from protos.chunk_table import check_content, latest_manifest, manifest_name
 from protos.convert import tree_from_bytes
+from repair.peers import DatanodePeer
+from repair.requests import Outcome, OutcomeState, ReconcileOptions
+from repair.runner import Job, Runner
+from runtime.disk import Disk
+from runtime.errors import PeerRefusedError
 from runtime.rpc import open_channel
 from tests.support.ozone import ROOT, OzoneCluster, eventually
 from tests.support.processes import TreefoldProcess

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spark.report import render
+from sweep.report import render
 from tests.unit.test_sweep_report import finding, made, verdict
 
 pytestmark = pytest.mark.e2e

@@ -15,7 +15,7 @@ import pyspark
 import pytest
 
 from spark.pack import PACKAGES
-from spark.synthetic import Cluster, synthetic
+from sweep.synthetic import Cluster, synthetic
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]

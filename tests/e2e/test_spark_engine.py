@@ -12,15 +12,15 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
-from ozone.disk import Disk
-from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
-from spark.cluster import Scattered, SparkEngine, last_offset
-from spark.gather import Gatherer
-from spark.local import LocalEngine
-from spark.output import Output, Summary, Table
+from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
+from runtime.disk import Disk
+from spark.engine import Scattered, SparkEngine, last_offset
 from spark.sql import aggregate, names_of
-from spark.sweep import Engine, Request, sweep
-from spark.synthetic import Cluster, Order, synthetic
+from sweep.gather import Gatherer
+from sweep.local import LocalEngine
+from sweep.output import Output, Summary, Table
+from sweep.run import Engine, Request, sweep
+from sweep.synthetic import Cluster, Order, synthetic
 from tests.support.sweeps import Quiet, findings_of, packed_trees, verdicts_of
 
 # One JVM a run of the tests: all of Spark's are of one group.

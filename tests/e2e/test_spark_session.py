@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from merkle.errors import ProcessFailedError, UsageError
+from runtime.errors import ProcessFailedError, UsageError
 from spark.session import spark_session, watched
 from tests.support.waiting import wait_until
 

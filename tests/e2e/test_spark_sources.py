@@ -12,9 +12,9 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual
 from pyspark.sql.types import StructType
 
 from merkle.columns import encode_tree
-from ozone.disk import Disk
 from ozone.survey import Survey
 from ozone.volume import Hold, open_volume
+from runtime.disk import Disk
 from spark.datasources import (
     Containers,
     Files,
@@ -24,8 +24,8 @@ from spark.datasources import (
     Wanted,
     register,
 )
-from spark.model import Source
 from spark.sql import aggregate, names_of
+from sweep.model import Source
 from tests.support.trees import CHUNK_BYTES, block, chunk, container, deleted
 from tests.support.volumes import state_of, unpack
 

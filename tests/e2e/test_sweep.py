@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from admin.cluster import LocalCluster
+from admin.demo.cluster import LocalCluster
 from merkle.plan import Verdict
-from spark.synthetic import Cluster, Truth, synthetic
+from sweep.synthetic import Cluster, Truth, synthetic
 from tests.support.sweeps import findings_of
 from tests.support.volumes import unpack
 from tests.support.waiting import wait_until

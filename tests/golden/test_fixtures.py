@@ -21,11 +21,11 @@ from merkle.errors import TreeRefusedError
 from merkle.merge import merge
 from merkle.tree import ContainerId, ContainerTree, root_hex
 from ozone.containers import Container, ContainerStore
-from ozone.disk import Disk
 from ozone.rocks import Table, block_key, container_prefix
 from ozone.scan import FindingType, ScanResult, build_from_metadata, scan
 from ozone.volume import Hold, open_volume
 from protos.convert import record_from_bytes, record_to_bytes, tree_from_bytes
+from runtime.disk import Disk
 from tests.support.volumes import ERASURE_CODED, OZONE, state_of, unpack
 
 # What the independent reader calls by one name.

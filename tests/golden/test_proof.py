@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from admin.proof import Proof, Surplus, prove
+from admin.demo.offline_check import Proof, Surplus, prove
 from merkle.checksum import ChecksumType
 from merkle.tree import BlockId, ContainerId
 from ozone.rocks import Batch, Table, block_key

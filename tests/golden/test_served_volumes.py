@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dnagent.peer import AgentPeer, DatanodePeer
-from dnagent.ports import AgentStatus, ByteRange, Peer
+from dnagent.ports import AgentStatus
 from dnagent.server import AgentService
 from dnagent.store import HeldVolume, ReplicaStore
 from merkle.checksum import window_checksums
@@ -16,8 +15,11 @@ from merkle.record import ChunkRecord
 from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerId
 from ozone.datanode import DatanodeClient, XceiverService
-from ozone.disk import Disk
+from ozone.ports import ByteRange
 from ozone.volume import Hold, open_volume
+from repair.peers import AgentPeer, DatanodePeer
+from repair.ports import Peer
+from runtime.disk import Disk
 from runtime.rpc import RpcServer, open_channel, start_server
 from tests.support.peers import MemoryScans, MemorySource, MemoryStatus
 from tests.support.volumes import container_folder, state_of, unpack

@@ -10,8 +10,8 @@ import pytest
 
 from merkle.plan import Verdict
 from ozone.volume import parse_version
-from spark.model import Source
-from spark.output import Table
+from sweep.model import Source
+from sweep.output import Table
 from tests.support.sweeps import run, table_of, verdicts_of
 from tests.support.volumes import ERASURE_CODED, MOMENTS, OZONE, state_of, unpack
 

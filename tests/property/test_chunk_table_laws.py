@@ -10,23 +10,16 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnagent.destination import LocalDestination
+from chunktable.manifest import FileKind
+from chunktable.places import LocalDestination
+from chunktable.reader import latest_manifest, read_inventory
+from chunktable.schema import CHUNK_SCHEMA, CONTAINER_ROW, REPLICA_COLUMNS, Replica, rows_of
 from dnagent.export import Exported, Limits, export, files_to_rewrite
 from merkle.columns import TreeColumns
 from merkle.replica import ReplicaState, Source
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
-from ozone.disk import Disk
 from ozone.survey import Surveyed
-from protos.chunk_table import (
-    CHUNK_SCHEMA,
-    CONTAINER_ROW,
-    REPLICA_COLUMNS,
-    FileKind,
-    Replica,
-    latest_manifest,
-    read_inventory,
-    rows_of,
-)
+from runtime.disk import Disk
 from tests.support.tables import DATANODE, MemoryWalk, blocks, current_rows, replica, trees_of
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)

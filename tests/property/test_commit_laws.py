@@ -5,11 +5,11 @@ than they bear it out.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dnagent.mending import believed_commit
 from merkle.checksum import ChecksumType
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerId
+from repair.block_repair import believed_commit
 
 CHUNKS = tuple(ChunkRecord(i, 1, ChecksumType.CRC32C, 1, (bytes([i, 0, 0, 0]),)) for i in range(5))
 LIAR = PeerId("liar")

@@ -14,16 +14,16 @@ from threading import Event
 
 import pytest
 
-from dnagent.requests import Outcome, ReconcileOptions
 from merkle.checksum import ChecksumType
 from merkle.plan import Verdict
 from merkle.record import DeleteTransaction
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import ContainerStore
-from ozone.disk import Disk
 from ozone.rocks import Batch, Counter, Table, block_key, counter_key
 from ozone.volume import Hold, Version, open_volume
+from repair.requests import Outcome, ReconcileOptions
+from runtime.disk import Disk
 from scm.jobs import Job
 from scm.policy import Roots, roots
 from tests.support.in_process import Datanode, datanodes, reconcile

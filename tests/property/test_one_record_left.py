@@ -12,13 +12,13 @@ from itertools import permutations, product
 
 import pytest
 
-from dnagent.reconcile import Reconciliation
-from dnagent.requests import FetchRecords, FetchTree, FetchWindows, Outcome, Report
-from dnagent.runner import carry_out_here, carry_out_there
 from merkle.columns import state_fingerprint
 from merkle.plan import Verdict
 from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerId
+from repair.reconciliation import Reconciliation
+from repair.requests import FetchRecords, FetchTree, FetchWindows, Outcome, Report
+from repair.runner import carry_out_here, carry_out_there
 from scm.jobs import Job
 from scm.policy import Roots
 from tests.support.memory import RepairableReplica

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW, Replica, rows_of
 from merkle.checksum import KERNEL_BYTES_MIN, compiled
 from merkle.columns import TreeColumns
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
-from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW, Replica, rows_of
-from spark import runs
-from spark.exact import exact_replicas, trees_of
-from spark.runs import RUN_SCHEMA, Rows, fold_batches, join, library_fold_stretches, settle
+from sweep import runs
+from sweep.exact import exact_replicas, trees_of
+from sweep.runs import RUN_SCHEMA, Rows, fold_batches, join, library_fold_stretches, settle
 from tests.support.chunk_rows import Row, trees_in
 
 # The first example may load the kernels, which takes seconds.

@@ -9,12 +9,12 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from merkle.plan import Verdict
 from merkle.tree import block_checksum
-from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
-from spark.compare import compare_replicas, inspect
-from spark.exact import exact_replicas
-from spark.runs import fold_batches, settle
+from sweep.compare import compare_replicas, inspect
+from sweep.exact import exact_replicas
+from sweep.runs import fold_batches, settle
 from tests.support.chunk_rows import Row, compared, trees_in
 
 # A busy machine breaks no law, and the first example may load kernels.

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from merkle.plan import Verdict
 from merkle.tree import block_checksum
-from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
-from spark.output import Table
+from sweep.output import Table
 from tests.support.chunk_rows import Row, compared, trees_in
 from tests.support.sweeps import OnePartWaves, run, table_of, verdicts_of
 

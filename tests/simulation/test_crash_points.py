@@ -18,17 +18,18 @@ from pathlib import Path
 
 import pytest
 
-from merkle.errors import ContainerNotFoundError, ReconcileError
+from merkle.errors import ReconcileError
 from merkle.record import DeleteTransaction
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from merkle.windows import bad_windows
 from ozone.descriptor import dump_descriptor, parse_descriptor, with_checksum
-from ozone.disk import Disk, Operation
+from ozone.errors import ContainerNotFoundError
 from ozone.rocks import Batch, Table, block_key, container_prefix
 from ozone.scan import build_from_metadata, scan
 from ozone.treefile import TreeStatus
 from ozone.writer import Patch
+from runtime.disk import Disk, Operation
 from tests.support.disk import CountingDisk, Crash, CrashingDisk
 from tests.support.forks import Forks
 from tests.support.volumes import (

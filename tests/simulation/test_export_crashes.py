@@ -14,13 +14,13 @@ from pathlib import Path
 import pyarrow.fs as pa_fs
 import pytest
 
-from dnagent.destination import LocalDestination
+from chunktable.places import LocalDestination
+from chunktable.reader import check_content, latest_manifest, read_events
 from dnagent.export import Exported, Limits, export
 from merkle.replica import Source
 from merkle.tree import ContainerTree
-from ozone.disk import Disk, Operation
 from ozone.survey import Fault
-from protos.chunk_table import check_content, latest_manifest, read_events
+from runtime.disk import Disk, Operation
 from runtime.log import AuditLog
 from tests.support.disk import CountingDisk, Crash, CrashingDisk
 from tests.support.forks import Forks

@@ -12,16 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from chunktable.packed_trees import TREE_SCHEMA
 from dnagent.config import AgentConfig, VolumeSettings
 from dnagent.imports import Imported, import_trees
 from merkle.columns import encode_tree
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from ozone.containers import ContainerStore
-from ozone.disk import Disk
 from ozone.scan import build_from_metadata
 from ozone.treefile import TreeFiles
 from ozone.volume import Hold, open_volume
-from protos.packed_trees import TREE_SCHEMA
+from runtime.disk import Disk
 from tests.support.disk import CountingDisk, Crash, CrashingDisk
 from tests.support.forks import Forks
 from tests.support.handmade import NODE, STORAGE, VolumeMaker, whole

@@ -25,15 +25,15 @@ from dnagent.heartbeat import (
     Progress,
     request_of,
 )
-from dnagent.mending import BlockMending, ChunkMending
-from dnagent.reconcile import Reconciliation
-from dnagent.requests import Cancelled, Event, LocalChecked, PutBlock, Request
 from merkle.plan import ChunkRepair, RepairPlan, Verdict
 from merkle.record import ChunkRecord
 from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import BlockTree, ChunkTree, ContainerId
 from merkle.windows import Proven
 from protos import controller_pb2 as pb
+from repair.block_repair import BlockMending, ChunkMending
+from repair.reconciliation import Reconciliation
+from repair.requests import Cancelled, Event, LocalChecked, PutBlock, Request
 from runtime.log import LogLevel, configure
 from scm.controller import Controller
 from scm.job_store import SqliteJobStore

@@ -13,12 +13,12 @@ from threading import Event
 
 import pytest
 
-from dnagent.requests import Outcome, OutcomeState, ReconcileOptions
 from merkle.plan import Verdict
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
-from ozone.disk import Disk, Operation
 from ozone.rocks import Batch, Table, block_key
+from repair.requests import Outcome, OutcomeState, ReconcileOptions
+from runtime.disk import Disk, Operation
 from tests.support.disk import PAGE_BYTES, BadSectorDisk, CountingDisk, FailingDisk
 from tests.support.in_process import datanodes, reconcile
 from tests.support.volumes import container_folder, new_volume, owned, tree_of_files, write_block

@@ -11,16 +11,18 @@ from threading import Event
 
 import pytest
 
-from dnagent.ports import ByteRange, Piece
-from dnagent.requests import OutcomeState
 from merkle.checksum import ChecksumType
-from merkle.errors import PeerRefusedError, PeerUnavailableError, ReconcileError
+from merkle.errors import ReconcileError
 from merkle.plan import Verdict
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
-from ozone.disk import Disk, disk_error
+from ozone.ports import ByteRange
 from ozone.rocks import Batch, Counter, Table, block_key
+from repair.ports import Piece
+from repair.requests import OutcomeState
+from runtime.disk import Disk, disk_error
+from runtime.errors import PeerRefusedError, PeerUnavailableError
 from scm.policy import Roots, roots
 from tests.support.in_process import Datanode, datanodes, reconcile
 from tests.support.peers import MemoryPeer

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from merkle.plan import Comparison, compare
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ChunkTree, ContainerId, ContainerTree, TreeBuilder, block_checksum
-from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 
 Row = Mapping[str, Any]
 ReplicaKey = tuple[str, str]

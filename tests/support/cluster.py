@@ -29,7 +29,16 @@ from dnagent.heartbeat import (
 )
 from dnagent.heartbeat import Progress as JobProgress
 from dnagent.jobs import options_of, outcome_message, progress_message, refusal_of
-from dnagent.requests import (
+from merkle.checksum import WIDTH, ChecksumType, window_checksums
+from merkle.columns import state_fingerprint
+from merkle.errors import ReconcileError
+from merkle.plan import EvidenceKind, Verdict
+from merkle.record import BlockRecord, ChunkRecord
+from merkle.replica import ContainerReplica, PeerId
+from merkle.tree import BlockId, ContainerId, ContainerTree
+from ozone.errors import ContainerNotFoundError, InterruptedRepairError, StaleTreeError
+from protos import controller_pb2 as pb
+from repair.requests import (
     BcsIdAdvanced,
     Cancelled,
     Event,
@@ -44,21 +53,8 @@ from dnagent.requests import (
     RequestFailed,
     Rescan,
 )
-from dnagent.runner import carry_out_here, carry_out_there
-from merkle.checksum import WIDTH, ChecksumType, window_checksums
-from merkle.columns import state_fingerprint
-from merkle.errors import (
-    BusyError,
-    ContainerNotFoundError,
-    InterruptedRepairError,
-    ReconcileError,
-    StaleTreeError,
-)
-from merkle.plan import EvidenceKind, Verdict
-from merkle.record import BlockRecord, ChunkRecord
-from merkle.replica import ContainerReplica, PeerId
-from merkle.tree import BlockId, ContainerId, ContainerTree
-from protos import controller_pb2 as pb
+from repair.runner import carry_out_here, carry_out_there
+from runtime.errors import BusyError
 from scm.jobs import Job, JobId, JobState, OrderState, task_of
 from scm.policy import HOPELESS, Comparison, roots
 from scm.registry import Liveness

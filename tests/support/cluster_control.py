@@ -18,13 +18,13 @@ import grpc
 
 from dnagent.heartbeat import Heartbeat, HeartbeatState, Progress, ReconcileCommand, request_of
 from dnagent.jobs import JobTable
-from dnagent.reconcile import Reconciliation
-from dnagent.requests import Event, ReconcileOptions, Request
-from dnagent.runner import Prove
 from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import BlockId, ContainerId
 from merkle.windows import prove
 from protos import controller_pb2 as pb
+from repair.reconciliation import Reconciliation
+from repair.requests import Event, ReconcileOptions, Request
+from repair.runner import Prove
 from runtime.metrics import Metrics
 from scm.controller import Controller, Rules
 from scm.jobs import Job, JobId, OrderState, task_id

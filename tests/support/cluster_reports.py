@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from merkle.errors import DatabaseError
 from merkle.plan import Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
+from runtime.errors import DatabaseError
 from scm.controller import Controller, Heartbeat, ProgressReport, Rules
 from scm.jobs import Job, JobId, OrderState, PeerOutcome, Progress
 from scm.policy import Visit

@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 from merkle.checksum import Buffer
-from ozone.disk import Disk, Operation, Reader, disk_error
+from runtime.disk import Disk, Operation, Reader, disk_error
 
 PAGE_BYTES = 4096
 

@@ -16,8 +16,6 @@ from itertools import count, repeat
 
 import grpc
 
-from dnagent.wire import SERVICE as AGENT
-from dnagent.wire import encode_piece
 from merkle.columns import encode_tree
 from merkle.tree import (
     BlockId,
@@ -50,6 +48,8 @@ from protos.ozone_datanode_pb2 import (
     Result,
     Type,
 )
+from repair.wire import SERVICE as AGENT
+from repair.wire import encode_piece
 from runtime.rpc import Handler
 from tests.support.peers import MemoryReplica, replica_of
 

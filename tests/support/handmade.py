@@ -13,9 +13,9 @@ from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
 from ozone.descriptor import Descriptor, dump_descriptor, with_checksum
-from ozone.disk import Disk
 from ozone.rocks import Batch, Counter, Database, Table, block_key, counter_key, long_bytes
 from protos.convert import record_to_bytes
+from runtime.disk import Disk
 
 CLUSTER = "CID-11111111-2222-3333-4444-555555555555"
 STORAGE = "DS-66666666-7777-8888-9999-000000000000"

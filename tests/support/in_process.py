@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from dnagent.ports import Peer
-from dnagent.requests import Outcome, ReconcileOptions
-from dnagent.runner import Job, Runner
 from dnagent.store import HeldVolume, ReplicaStore
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from ozone.disk import Disk
 from ozone.volume import Hold, open_volume
+from repair.ports import Peer
+from repair.requests import Outcome, ReconcileOptions
+from repair.runner import Job, Runner
+from runtime.disk import Disk
 from runtime.retry import Backoff
 from tests.support.peers import MemoryPeer, MemorySource
 

@@ -10,24 +10,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from dnagent.requests import OwnLoaded, Scanned, TreeStored
 from merkle.checksum import fingerprint
 from merkle.columns import encode_tree
-from merkle.errors import (
-    BlockNotFoundError,
-    ChunkGapError,
-    ContainerNotFoundError,
-    ContainerStateError,
-    DiskError,
-    StaleTreeError,
-    TreeRefusedError,
-)
+from merkle.errors import TreeRefusedError
 from merkle.merge import merge
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerTree, TreeBuilder
 from merkle.windows import Proven, bad_windows, is_sound
+from ozone.errors import (
+    BlockNotFoundError,
+    ChunkGapError,
+    ContainerNotFoundError,
+    ContainerStateError,
+    StaleTreeError,
+)
 from protos.convert import tree_from_bytes
+from repair.requests import OwnLoaded, Scanned, TreeStored
+from runtime.errors import DiskError
 from tests.support.peers import MemoryReplica, scanned_chunk
 
 

@@ -11,23 +11,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from dnagent.ports import AgentStatus, ByteRange, Piece, ReplicaHead, ScanReport
+from dnagent.ports import AgentStatus, ScanReport
 from merkle.check import check_tree
 from merkle.checksum import WIDTH, ChecksumType, window_checksums
 from merkle.columns import encode_tree
-from merkle.errors import (
-    BlockNotFoundError,
-    ContainerNotFoundError,
-    PeerRefusedError,
-    PeerUnavailableError,
-    ReconcileError,
-    RemoteProtocolError,
-    TreeMissingError,
-)
+from merkle.errors import ReconcileError
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
+from ozone.errors import BlockNotFoundError, ContainerNotFoundError, TreeMissingError
+from ozone.ports import ByteRange, ReplicaHead
 from protos.convert import tree_from_bytes
+from repair.ports import Piece
+from runtime.errors import PeerRefusedError, PeerUnavailableError, RemoteProtocolError
 
 WINDOW_BYTES = 4096
 CHUNK_BYTES = 4 * WINDOW_BYTES

@@ -7,13 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ozone.disk import Disk
-from spark.gather import Gatherer, Int64s
-from spark.local import LocalEngine
-from spark.model import Part, Source
-from spark.output import Output, Summary, Table
-from spark.sweep import Judged, Request, Wave, sweep
-from spark.trees import Packed, TreeJob
+from runtime.disk import Disk
+from sweep.gather import Gatherer, Int64s
+from sweep.local import LocalEngine
+from sweep.model import Part, Source
+from sweep.output import Output, Summary, Table
+from sweep.run import Judged, Request, Wave, sweep
+from sweep.trees import Packed, TreeJob
 
 # Few rows at a time, so that small clusters meet every limit.
 GROUP_ROWS = 2_000

@@ -9,19 +9,12 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
+from chunktable.manifest import FileKind, Manifest
+from chunktable.reader import held_in, read_inventory, superseded
+from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from merkle.replica import ReplicaState, Source
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from ozone.survey import Fault, Surveyed
-from protos.chunk_table import (
-    BLOCK_ROW,
-    CHUNK_SCHEMA,
-    CONTAINER_ROW,
-    FileKind,
-    Manifest,
-    held_in,
-    read_inventory,
-    superseded,
-)
 from tests.support.trees import chunk
 
 DATANODE = "00000000-0000-4000-8000-00000000000a"

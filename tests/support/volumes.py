@@ -14,11 +14,11 @@ from merkle.checksum import WIDTH, ChecksumType, fingerprint, window_checksums
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import ContainerStore
-from ozone.disk import Disk
 from ozone.treefile import TreeFiles
 from ozone.undo import UndoStore
 from ozone.volume import Hold, Version, Volume, open_volume
 from ozone.writer import ContainerWriter, format_volume
+from runtime.disk import Disk
 
 FIXTURES = Path(__file__).resolve().parents[1] / "golden" / "data" / "fixtures"
 OZONE = FIXTURES / "ozone-2.2.0"

@@ -4,9 +4,9 @@ replicas.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from dnagent.requests import Outcome, OutcomeState
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
+from repair.requests import Outcome, OutcomeState
 from scm.jobs import Issued, Job, JobId, OrderState, Progress, Progressed, new_job, step
 from scm.policy import Roots, Target
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dnagent.config import AgentConfig, VolumeSettings
-from merkle.errors import ConfigError
 from merkle.replica import Source
 from ozone.volume import Hold
 from runtime.config import load
+from runtime.errors import ConfigError
 
 VOLUME = '[[volumes]]\npath = "/data/1"\n'
 

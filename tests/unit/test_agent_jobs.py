@@ -14,16 +14,16 @@ import pytest
 
 from dnagent.heartbeat import PeerAddress, Progress, ReconcileCommand
 from dnagent.jobs import Jobs
-from dnagent.ports import Peer
-from dnagent.runner import Runner
 from dnagent.store import HeldVolume, ReplicaStore
-from merkle.errors import PeerUnavailableError
 from merkle.plan import Verdict
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
-from ozone.disk import Disk
 from ozone.volume import Hold, open_volume
 from protos import controller_pb2
+from repair.ports import Peer
+from repair.runner import Runner
+from runtime.disk import Disk
+from runtime.errors import PeerUnavailableError
 from runtime.metrics import Metrics
 from tests.support.peers import MemoryPeer, MemorySource
 from tests.support.volumes import content, new_volume, owned, write_block

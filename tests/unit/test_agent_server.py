@@ -9,26 +9,17 @@ import pytest
 
 from dnagent.ports import AgentStatus, ReconciliationStatus, ScannedFault, ScanReport, VolumeStatus
 from dnagent.server import AgentService
-from dnagent.wire import (
-    PIECE_BYTES_MAX,
-    RANGES_MAX,
-    READ_BYTES_MAX,
-    RECORDS_PER_CALL_MAX,
-    decode_piece,
-    encode_piece,
-)
 from merkle.checksum import fingerprint
 from merkle.columns import encode_tree
-from merkle.errors import (
+from merkle.errors import TreeRefusedError
+from merkle.replica import PeerId, ReplicaState
+from merkle.tree import BlockId, ContainerId, ContainerTree
+from ozone.errors import (
     BlockNotFoundError,
     ContainerNotFoundError,
     ContainerStateError,
     TreeMissingError,
-    TreeRefusedError,
-    UsageError,
 )
-from merkle.replica import PeerId, ReplicaState
-from merkle.tree import BlockId, ContainerId, ContainerTree
 from protos.agent_pb2 import (
     ByteRange,
     ContainerHashPage,
@@ -41,6 +32,15 @@ from protos.agent_pb2 import (
     WindowPiece,
 )
 from protos.ozone_datanode_pb2 import ContainerMerkleTree
+from repair.wire import (
+    PIECE_BYTES_MAX,
+    RANGES_MAX,
+    READ_BYTES_MAX,
+    RECORDS_PER_CALL_MAX,
+    decode_piece,
+    encode_piece,
+)
+from runtime.errors import UsageError
 from tests.support.peers import MemoryReplica, MemoryScans, MemorySource, MemoryStatus, replica_of
 
 CONTAINER = ContainerId(12)

@@ -16,7 +16,6 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from dnagent import wire
 from dnagent.agent import Agent
 from dnagent.config import AgentConfig, ScanSettings, VolumeSettings
 from merkle.limits import MESSAGE_BYTES_MAX
@@ -36,6 +35,7 @@ from protos.ozone_datanode_pb2 import (
     Result,
     Type,
 )
+from repair import wire
 from runtime.rpc import StreamCall, UnaryStreamCall, sent_error
 from scm import server as controller
 from scm.config import ControllerConfig

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from merkle.checksum import ChecksumType
-from merkle.errors import DatabaseError, DescriptorError, RecordInvalidError
+from merkle.errors import RecordInvalidError
 from merkle.limits import CHUNK_BYTES_MAX, DESCRIPTOR_BYTES_MAX
 from merkle.record import BlockRecord
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import ContainerStore
 from ozone.descriptor import dump_descriptor, parse_descriptor, with_checksum
-from ozone.disk import WHOLE_BYTES_MAX, Disk
+from ozone.errors import DescriptorError
 from ozone.rocks import (
     Batch,
     Counter,
@@ -36,6 +36,8 @@ from ozone.rocks import (
 from ozone.volume import Hold, open_volume
 from protos.convert import record_to_bytes
 from protos.ozone_datanode_pb2 import BlockData
+from runtime.disk import WHOLE_BYTES_MAX, Disk
+from runtime.errors import DatabaseError
 from tests.support.bad_input import refused, run, unchanged
 from tests.support.handmade import (
     CLUSTER,

@@ -15,35 +15,36 @@ import pyarrow.fs as pa_fs
 import pyarrow.parquet
 import pytest
 
-from dnagent.destination import LocalDestination
-from dnagent.export import Exported, export
-from merkle.checksum import fingerprint
-from merkle.errors import ChunkTableError, UsageError
-from merkle.replica import Source
-from ozone.disk import Disk
-from protos.chunk_table import (
-    CHUNK_SCHEMA,
+from chunktable.errors import ChunkTableError
+from chunktable.manifest import (
     AuditMark,
     FileKind,
     Manifest,
     SkippedVolume,
     TableFile,
-    check_content,
-    check_content_once,
     check_counts,
     file_name,
-    held_in,
     is_file_name,
-    latest_manifest,
     manifest_name,
     manifest_sequence,
     parse_manifest,
-    place_of,
+)
+from chunktable.places import LocalDestination, place_of
+from chunktable.reader import (
+    check_content,
+    check_content_once,
+    held_in,
+    latest_manifest,
     read_inventory,
-    replica_stretches,
     superseded,
     tables_in,
 )
+from chunktable.schema import CHUNK_SCHEMA, replica_stretches
+from dnagent.export import Exported, export
+from merkle.checksum import fingerprint
+from merkle.replica import Source
+from runtime.disk import Disk
+from runtime.errors import UsageError
 from tests.support.tables import MemoryWalk, blocks, replica
 
 AT = datetime(2026, 11, 22, 3, 0, 0, 123000, tzinfo=UTC)

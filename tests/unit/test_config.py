@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from merkle.errors import ConfigError
 from runtime.config import (
     CONFIG_BYTES_MAX,
     Duration,
@@ -24,6 +23,7 @@ from runtime.config import (
     parse_rate,
     parse_size,
 )
+from runtime.errors import ConfigError
 
 
 class Inner(Settings):

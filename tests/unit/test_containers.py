@@ -10,19 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from merkle.errors import (
-    BlockNotFoundError,
-    ContainerNotFoundError,
-    DatabaseError,
-    DescriptorError,
-    RecordInvalidError,
-)
+from merkle.errors import RecordInvalidError
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import INCREMENTAL, ContainerStore, Counters
-from ozone.disk import Disk
+from ozone.errors import BlockNotFoundError, ContainerNotFoundError, DescriptorError
 from ozone.rocks import Counter, Table, block_key, container_prefix, counter_key, long_bytes
 from ozone.volume import Hold, open_volume
+from runtime.disk import Disk
+from runtime.errors import DatabaseError
 from tests.support.handmade import VolumeMaker, block_record, chunk_record, some_bytes
 
 ONE = ContainerId(1)

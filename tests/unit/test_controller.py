@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merkle.errors import BusyError, DatabaseError, JobNotFoundError
 from merkle.plan import Verdict
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
+from protos.errors import JobNotFoundError
+from runtime.errors import BusyError, DatabaseError
 from runtime.metrics import Metrics
 from scm.controller import ProgressReport, Rules
 from scm.eligibility import Eligibility

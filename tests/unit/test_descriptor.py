@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merkle.errors import DescriptorError
 from merkle.limits import DESCRIPTOR_BYTES_MAX
 from merkle.replica import ReplicaState
 from merkle.tree import ContainerId
@@ -21,6 +20,7 @@ from ozone.descriptor import (
     parse_descriptor,
     with_checksum,
 )
+from ozone.errors import DescriptorError
 from tests.support.volumes import ERASURE_CODED, MOMENTS, OZONE, unpack
 
 FOLDER = "/data/hdds/hdds/CID-f6f7a8b0-aaaa-4bbb-8ccc-0123456789ab/current/containerDir0/100"

@@ -13,24 +13,24 @@ import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 import pytest
 
-from dnagent.destination import LocalDestination, ObjectDestination
-from dnagent.export import Exported, Limits, export
-from dnagent.exports import ScheduledExport
-from merkle.errors import BusyError, ChunkTableError, DiskError, InterruptedRepairError
-from merkle.replica import Source
-from ozone.disk import Disk
-from ozone.survey import Fault
-from protos.chunk_table import (
-    CHUNK_SCHEMA,
-    FileKind,
-    SkippedVolume,
+from chunktable.errors import ChunkTableError
+from chunktable.manifest import FileKind, SkippedVolume, manifest_name
+from chunktable.places import LocalDestination, ObjectDestination
+from chunktable.reader import (
     check_content,
     latest_manifest,
-    manifest_name,
     read_events,
     read_faults,
     read_inventory,
 )
+from chunktable.schema import CHUNK_SCHEMA
+from dnagent.export import Exported, Limits, export
+from dnagent.exports import ScheduledExport
+from merkle.replica import Source
+from ozone.errors import InterruptedRepairError
+from ozone.survey import Fault
+from runtime.disk import Disk
+from runtime.errors import BusyError, DiskError
 from runtime.log import AuditLog
 from runtime.metrics import Metrics
 from tests.support.tables import DATANODE, MemoryWalk, blocks, current_rows, replica, trees_of

@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from admin.cli import treefold
+from chunktable.reader import latest_manifest, read_events, read_faults
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
-from ozone.disk import Disk
 from ozone.treefile import TreeFiles
 from ozone.volume import Hold, open_volume
-from protos.chunk_table import latest_manifest, read_events, read_faults
+from runtime.disk import Disk
 from tests.support.handmade import NODE, STORAGE, VolumeMaker, whole
 from tests.support.processes import ROOT
 from tests.support.tables import current_rows, trees_of

@@ -27,10 +27,10 @@ from dnagent.heartbeat import (
     request_of,
 )
 from merkle.columns import state_fingerprint
-from merkle.errors import ControllerUnavailableError
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos import controller_pb2
+from protos.errors import ControllerUnavailableError
 from runtime.metrics import Metrics
 from tests.support.trees import counted_tree
 

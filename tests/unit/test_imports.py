@@ -14,14 +14,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from admin.cli import treefold
+from chunktable.packed_trees import TREE_SCHEMA, PackedTree
 from merkle.columns import encode_tree
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
 from ozone.containers import ContainerStore
-from ozone.disk import Disk
 from ozone.scan import build_from_metadata
 from ozone.treefile import TreeFiles
 from ozone.volume import Hold, Volume, open_volume
-from protos.packed_trees import TREE_SCHEMA, PackedTree
+from runtime.disk import Disk
 from tests.support.handmade import NODE, STORAGE, VolumeMaker, whole
 from tests.support.sweeps import run as sweep
 from tests.support.volumes import state_of

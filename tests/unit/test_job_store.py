@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from merkle.errors import BusyError, ConfigError, DatabaseError
 from merkle.tree import ContainerId
+from runtime.errors import BusyError, ConfigError, DatabaseError
 from scm.job_store import MIGRATIONS, SqliteJobStore
 from scm.jobs import CancelRequested, Job, JobId, new_job, step
 from scm.policy import Target, Visit

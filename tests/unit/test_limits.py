@@ -13,19 +13,20 @@ import grpc
 import pytest
 
 from dnagent.heartbeat import ReconcileCommand, answer_of
-from dnagent.peer import AgentPeer
-from dnagent.reconcile import Reconciliation
-from dnagent.requests import FetchTree
-from dnagent.wire import SERVICE, TREE_TOO_LARGE
 from merkle.columns import encode_tree
-from merkle.errors import DiskError, TreeRefusedError
+from merkle.errors import TreeRefusedError
 from merkle.limits import MESSAGE_BYTES_MAX, PEERS_MAX, TREE_BYTES_MAX
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from ozone.disk import Disk
 from protos import controller_pb2
 from protos.agent_pb2 import ContainerHashPage
 from protos.ozone_datanode_pb2 import ContainerChecksumInfo
+from repair.peers import AgentPeer
+from repair.reconciliation import Reconciliation
+from repair.requests import FetchTree
+from repair.wire import SERVICE, TREE_TOO_LARGE
+from runtime.disk import Disk
+from runtime.errors import DiskError
 from runtime.rpc import Handler, open_channel, refuse, start_server
 from scm.messages import heartbeat_from
 from tests.support.peers import replica_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from merkle.errors import ConfigError, DiskError, PeerRefusedError, PeerUnavailableError
+from runtime.errors import ConfigError, DiskError, PeerRefusedError, PeerUnavailableError
 from runtime.log import EVENTS, AuditLog, LogFormat, LogLevel, configure, error_fields, get_logger
 from runtime.metrics import METRICS, Kind, Metrics, MetricsServer
 from runtime.retry import Backoff, retrying

@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from merkle.checksum import ChecksumType, window_checksums
-from merkle.errors import DiskError, MappedReadError
+from ozone.errors import MappedReadError
 from ozone.mapped import MappedRange, MappedReader, MappedRequest
+from runtime.errors import DiskError
 from tests.support.mapping import wait_until_mapped
 
 DATA = np.random.default_rng(5).integers(0, 256, 60_001, np.uint8).tobytes()

@@ -14,13 +14,14 @@ from typing import TypeAlias
 import pytest
 
 from merkle.checksum import ChecksumType
-from merkle.errors import DiskError, InterruptedRepairError, MappedReadError
 from merkle.tree import ContainerId
 from ozone.containers import Container, ContainerStore
-from ozone.disk import Disk, Reader, disk_error
+from ozone.errors import InterruptedRepairError, MappedReadError
 from ozone.mapped import RANGES_MAX, MappedRange, MappedReader, MappedRequest
 from ozone.scan import MAPPED_BYTES, FindingType, ScanResult, scan
 from ozone.volume import Hold, open_volume
+from runtime.disk import Disk, Reader, disk_error
+from runtime.errors import DiskError
 from tests.support.handmade import VolumeMaker, chunk_record, whole
 from tests.support.mapping import wait_until_mapped
 from tests.support.volumes import ERASURE_CODED, OZONE, flip, unpack

@@ -5,8 +5,15 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from dnagent.reconcile import RECORDS_PAGE_BLOCKS, Reconciliation
-from dnagent.requests import (
+from merkle.checksum import ChecksumType
+from merkle.columns import encode_tree
+from merkle.plan import EvidenceKind, Verdict
+from merkle.record import BlockRecord
+from merkle.replica import PeerId, ReplicaState
+from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
+from ozone.errors import UndoBudgetError
+from repair.reconciliation import RECORDS_PAGE_BLOCKS, Reconciliation
+from repair.requests import (
     AdvanceBcsId,
     Cancelled,
     CheckLocal,
@@ -27,14 +34,7 @@ from dnagent.requests import (
     StoreTree,
     WriteWindows,
 )
-from dnagent.runner import carry_out_here, carry_out_there
-from merkle.checksum import ChecksumType
-from merkle.columns import encode_tree
-from merkle.errors import UndoBudgetError
-from merkle.plan import EvidenceKind, Verdict
-from merkle.record import BlockRecord
-from merkle.replica import PeerId, ReplicaState
-from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
+from repair.runner import carry_out_here, carry_out_there
 from tests.support.cluster import Forger
 from tests.support.memory import CrashError, RepairableReplica
 from tests.support.peers import Evil, EvilPeer, MemoryPeer, MemoryReplica, MemorySource, replica_of

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from merkle.errors import DatabaseError, DiskError, VolumeLockedError
 from merkle.tree import BlockId, ContainerId
-from ozone.disk import Disk, Operation
+from ozone.errors import VolumeLockedError
 from ozone.rocks import (
     Batch,
     Counter,
@@ -25,6 +24,8 @@ from ozone.rocks import (
     lock_holder,
     long_bytes,
 )
+from runtime.disk import Disk, Operation
+from runtime.errors import DatabaseError, DiskError
 from tests.support.disk import CountingDisk
 from tests.support.volumes import tree_of_files, unpack
 
@@ -205,7 +206,7 @@ def test_tables_that_an_old_release_lacks_are_made_by_the_owner_only(
 _HOLD = """
 import sys
 from pathlib import Path
-from ozone.disk import Disk
+from runtime.disk import Disk
 from ozone.rocks import Database
 database = Database.open_owner(Path(sys.argv[1]), Disk())
 print("held", flush=True)

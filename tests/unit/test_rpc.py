@@ -10,20 +10,17 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from merkle.errors import (
+from merkle.errors import ReconcileError, TreeRefusedError
+from merkle.limits import MESSAGE_BYTES_MAX
+from ozone.errors import ContainerNotFoundError, ContainerStateError, StaleTreeError
+from protos.errors import ControllerUnavailableError
+from runtime.errors import (
     BusyError,
     ConfigError,
-    ContainerNotFoundError,
-    ContainerStateError,
-    ControllerUnavailableError,
     PeerRefusedError,
     PeerUnavailableError,
-    ReconcileError,
     RemoteProtocolError,
-    StaleTreeError,
-    TreeRefusedError,
 )
-from merkle.limits import MESSAGE_BYTES_MAX
 from runtime.rpc import (
     ERROR_TEXT_MAX,
     Deadlines,

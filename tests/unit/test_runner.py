@@ -8,8 +8,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dnagent.ports import ByteRange, Peer, Piece
-from dnagent.requests import (
+from merkle.plan import Verdict
+from merkle.record import BlockRecord, ChunkRecord
+from merkle.replica import PeerId
+from merkle.tree import BlockId, ContainerId, ContainerTree
+from merkle.windows import Proven
+from ozone.ports import ByteRange
+from repair.ports import Peer, Piece
+from repair.requests import (
     FetchWindows,
     Outcome,
     OutcomeState,
@@ -17,13 +23,8 @@ from dnagent.requests import (
     RequestFailed,
     WindowsArrived,
 )
-from dnagent.runner import Job, Runner, carry_out_there
-from merkle.errors import BusyError, DiskError, PeerRefusedError, PeerUnavailableError
-from merkle.plan import Verdict
-from merkle.record import BlockRecord, ChunkRecord
-from merkle.replica import PeerId
-from merkle.tree import BlockId, ContainerId, ContainerTree
-from merkle.windows import Proven
+from repair.runner import Job, Runner, carry_out_there
+from runtime.errors import BusyError, DiskError, PeerRefusedError, PeerUnavailableError
 from runtime.retry import Backoff
 from tests.support.memory import RepairableReplica
 from tests.support.peers import MemoryPeer, MemoryReplica, MemorySource, replica_of

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from merkle.checksum import ChecksumType, fold, window_checksums
-from merkle.errors import ContainerUnsupportedError, InterruptedRepairError, RecordInvalidError
+from merkle.errors import RecordInvalidError
 from merkle.record import ChunkRecord
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ChunkTree, ContainerId, ContainerTree
 from ozone.containers import Container, ContainerStore
-from ozone.disk import Disk, Reader, disk_error
+from ozone.errors import ContainerUnsupportedError, InterruptedRepairError
 from ozone.rocks import Batch, Table, block_key
 from ozone.scan import (
     BUFFER_BYTES,
@@ -30,6 +30,7 @@ from ozone.scan import (
     scan_metadata,
 )
 from ozone.volume import Hold, open_volume
+from runtime.disk import Disk, Reader, disk_error
 from tests.support.handmade import VolumeMaker, chunk_record, whole
 from tests.support.volumes import flip
 

@@ -25,19 +25,17 @@ from dnagent.scanner import (
     is_due,
     next_to_scan,
 )
-from merkle.errors import (
-    BusyError,
+from merkle.replica import ReplicaState
+from merkle.tree import BlockId, ContainerId, ContainerTree
+from ozone.errors import (
     ContainerNotFoundError,
     ContainerStateError,
-    DatabaseError,
-    DiskError,
     InterruptedRepairError,
     StaleTreeError,
     VolumeError,
 )
-from merkle.replica import ReplicaState
-from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.scan import Finding, FindingType, ScanResult
+from runtime.errors import BusyError, DatabaseError, DiskError
 from runtime.metrics import Metrics
 from tests.support.waiting import wait_until
 

@@ -9,15 +9,15 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
+from chunktable.schema import CHUNK_SCHEMA, EVENT_SCHEMA, Replica, rows_of
 from merkle.columns import TreeColumns
 from merkle.plan import DifferenceKind, Verdict
 from merkle.replica import ReplicaState
 from merkle.tree import BlockTree, ContainerId, ContainerTree
-from protos.chunk_table import CHUNK_SCHEMA, EVENT_SCHEMA, Replica, rows_of
-from spark.compare import Inspected, compare_replicas, inspect
-from spark.exact import exact_replicas
-from spark.model import REPLICA_SCHEMA, FindingKind, Path
-from spark.silent import silent_changes, silent_findings
+from sweep.compare import Inspected, compare_replicas, inspect
+from sweep.exact import exact_replicas
+from sweep.model import REPLICA_SCHEMA, FindingKind, Path
+from sweep.silent import silent_changes, silent_findings
 from tests.support.trees import (
     CHUNK_BYTES,
     CONTAINER,

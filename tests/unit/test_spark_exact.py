@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from merkle.tree import block_checksum, container_checksum
-from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
-from spark.compare import compare_replicas, inspect
-from spark.exact import exact_replicas, trees_of
-from spark.large import block_ranges, inspect_large, large_replicas
+from sweep.compare import compare_replicas, inspect
+from sweep.exact import exact_replicas, trees_of
+from sweep.large import block_ranges, inspect_large, large_replicas
 
 
 def row(block_id: int, offset: int, checksum: int = 5, **fields: Any) -> dict[str, Any]:

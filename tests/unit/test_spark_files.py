@@ -13,19 +13,20 @@ import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 import pytest
 
-from dnagent.destination import LocalDestination
+from chunktable.errors import ChunkTableError
+from chunktable.manifest import FileKind
+from chunktable.places import LocalDestination
+from chunktable.schema import CHUNK_SCHEMA, Replica, rows_of
 from dnagent.export import Limits, export
 from merkle.columns import TreeColumns
-from merkle.errors import ChunkTableError
 from merkle.replica import ReplicaState, Source
 from merkle.tree import ContainerId, ContainerTree
-from ozone.disk import Disk
-from protos.chunk_table import CHUNK_SCHEMA, FileKind, Replica, rows_of
-from spark.exact import exact_replicas, trees_of
-from spark.files import DEFAULTS, Folded, fold_part, is_readable, read_rows
-from spark.large import block_ranges, large_replicas
-from spark.model import Part, PartKind
-from spark.runs import fold_batches, settle
+from runtime.disk import Disk
+from sweep.exact import exact_replicas, trees_of
+from sweep.files import DEFAULTS, Folded, fold_part, is_readable, read_rows
+from sweep.large import block_ranges, large_replicas
+from sweep.model import Part, PartKind
+from sweep.runs import fold_batches, settle
 from tests.support.tables import MemoryWalk, blocks, current_rows, replica
 
 CONTAINERS = 30

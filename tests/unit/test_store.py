@@ -19,32 +19,31 @@ from prometheus_client import generate_latest
 from dnagent.scanner import Examination, Pace, Scanner, Source
 from dnagent.store import HeldVolume, OwnReplica, ReplicaStore
 from merkle.columns import encode_tree
-from merkle.errors import (
-    BlockNotFoundError,
-    BusyError,
-    ContainerNotFoundError,
-    ContainerStateError,
-    DatabaseError,
-    InterruptedRepairError,
-    ReadOnlyError,
-    ReconcileError,
-    StaleTreeError,
-    TreeMissingError,
-    UndoBudgetError,
-    VolumeError,
-)
+from merkle.errors import ReconcileError
 from merkle.limits import MESSAGE_BYTES_MAX
 from merkle.record import BlockRecord, DeleteTransaction
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from merkle.windows import prove
 from ozone.descriptor import dump_descriptor, with_checksum
-from ozone.disk import Disk, Operation, Reader, disk_error
+from ozone.errors import (
+    BlockNotFoundError,
+    ContainerNotFoundError,
+    ContainerStateError,
+    InterruptedRepairError,
+    ReadOnlyError,
+    StaleTreeError,
+    TreeMissingError,
+    UndoBudgetError,
+    VolumeError,
+)
 from ozone.mapped import MappedReader
 from ozone.rocks import Batch, Counter, Database, Table, block_key, container_prefix, counter_key
 from ozone.scan import FindingType
 from ozone.volume import Hold, open_volume
 from protos.convert import tree_from_bytes
+from runtime.disk import Disk, Operation, Reader, disk_error
+from runtime.errors import BusyError, DatabaseError
 from runtime.metrics import Metrics
 from tests.support.disk import FailingDisk
 from tests.support.handmade import VolumeMaker, some_bytes, whole

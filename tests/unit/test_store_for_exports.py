@@ -13,8 +13,8 @@ from dnagent import scanner
 from dnagent.store import HeldVolume, ReplicaStore
 from merkle.replica import Source
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
-from ozone.disk import Disk
 from ozone.volume import Hold, open_volume
+from runtime.disk import Disk
 from tests.support.volumes import new_volume, owned, write_block
 
 ONE, BLOCK = ContainerId(1), BlockId(10)

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from merkle.columns import encode_tree
-from merkle.errors import InterruptedRepairError
 from merkle.replica import ReplicaState, Source
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree, root_hex
-from ozone.disk import Disk
+from ozone.errors import InterruptedRepairError
 from ozone.rocks import Table, block_key
 from ozone.survey import ROOT_DIFFERS, UNREADABLE, Survey, Surveyed
 from ozone.treefile import TreeFiles
 from ozone.volume import Hold, open_volume
+from runtime.disk import Disk
 from tests.support.handmade import NODE, STORAGE, VolumeMaker, whole
 from tests.support.volumes import ERASURE_CODED, MOMENTS, OZONE, flip, state_of, unpack
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from admin.sweep_demo import Swept, mistakes
-from spark.synthetic import Cluster, DamageKind, Truth, synthetic
+from admin.demo.sweep_demo import Swept, mistakes
+from sweep.synthetic import Cluster, DamageKind, Truth, synthetic
 from tests.support.sweeps import run
 
 

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from admin.sweeping import write_report
-from merkle.errors import SweepInputError
+from chunktable.schema import CHUNK_SCHEMA
 from merkle.plan import Verdict
-from ozone.disk import Disk
-from protos.chunk_table import CHUNK_SCHEMA
-from spark.model import REPLICA_SCHEMA
-from spark.output import Output, Skipped, Table
-from spark.synthetic import Cluster, Order, Truth, synthetic
+from runtime.disk import Disk
+from sweep.errors import SweepInputError
+from sweep.model import REPLICA_SCHEMA
+from sweep.output import Output, Skipped, Table
+from sweep.synthetic import Cluster, Order, Truth, synthetic
 from tests.support.sweeps import OnePartWaves, findings_of, run, table_of, tear, verdicts_of
 
 SMALL = Cluster(seed=3, datanodes=5, containers=120, blocks=6, chunks=8)

@@ -10,26 +10,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dnagent.destination import LocalDestination
+from chunktable.manifest import FileKind, Manifest, file_name, parse_manifest
+from chunktable.places import LocalDestination, place_of
+from chunktable.reader import latest_manifest
 from dnagent.export import export
 from merkle.checksum import fingerprint
-from merkle.errors import UsageError
 from merkle.replica import Source
 from merkle.tree import BlockTree
-from ozone.disk import Disk
-from protos.chunk_table import (
-    FileKind,
-    Manifest,
-    file_name,
-    latest_manifest,
-    parse_manifest,
-    place_of,
-)
-from spark.files import fold_part
-from spark.inputs import is_unchanged, table_parts
-from spark.output import Summary, Table
-from spark.sweep import Request, sweep
-from spark.synthetic import Cluster, Order, synthetic
+from runtime.disk import Disk
+from runtime.errors import UsageError
+from sweep.files import fold_part
+from sweep.inputs import is_unchanged, table_parts
+from sweep.output import Summary, Table
+from sweep.run import Request, sweep
+from sweep.synthetic import Cluster, Order, synthetic
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of
 from tests.support.tables import MemoryWalk, blocks, replica
 from tests.support.volumes import flip

@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 import pyarrow as pa
 import pytest
 
-from spark import report as subject
-from spark.model import FINDING_SCHEMA, VERDICT_SCHEMA
-from spark.report import Cell, Night, Report, Share, render, report_of
+from sweep import report as subject
+from sweep.model import FINDING_SCHEMA, VERDICT_SCHEMA
+from sweep.report import Cell, Night, Report, Share, render, report_of
 
 AT = datetime(2026, 11, 22, 1, 30, tzinfo=UTC)
 DAY_MS = 86_400_000

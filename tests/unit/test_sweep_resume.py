@@ -7,10 +7,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from merkle.errors import BusyError, DiskError, SweepInputError, SweepNotFoundError, UsageError
-from ozone.disk import Disk, Operation
-from spark.output import Output, Summary, Table
-from spark.synthetic import Cluster, Order, synthetic
+from runtime.disk import Disk, Operation
+from runtime.errors import BusyError, DiskError, UsageError
+from sweep.errors import SweepInputError, SweepNotFoundError
+from sweep.output import Output, Summary, Table
+from sweep.synthetic import Cluster, Order, synthetic
 from tests.support.disk import FailingDisk
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of, tear
 from tests.support.volumes import unpack

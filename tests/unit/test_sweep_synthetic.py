@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from merkle.plan import Verdict
-from spark.synthetic import Cluster, DamageKind, Order, synthetic
+from sweep.synthetic import Cluster, DamageKind, Order, synthetic
 from tests.support.chunk_rows import compared, rows_in, trees_in
 
 SMALL = Cluster(seed=5, datanodes=4, containers=150, blocks=4, chunks=3)

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from merkle.columns import encode_tree
 from merkle.limits import MESSAGE_BYTES_MAX
-from ozone.disk import Disk
-from protos.chunk_table import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from protos.convert import tree_from_bytes
-from spark.output import Output, Table
-from spark.synthetic import Cluster, Order, synthetic
-from spark.trees import library_encode_trees
+from runtime.disk import Disk
+from sweep.output import Output, Table
+from sweep.synthetic import Cluster, Order, synthetic
+from sweep.trees import library_encode_trees
 from tests.support.chunk_rows import rows_in, trees_in
 from tests.support.sweeps import Killed, OnePartWaves, packed_trees, run
 from tests.support.volumes import container_folder, unpack
@@ -120,7 +120,7 @@ def test_replicas_whose_ascending_rows_have_others_between_them_get_one_tree_eac
 
 def test_kernels_and_libraries_make_the_same_bytes() -> None:
     kernels = pytest.importorskip(
-        "spark.kernels", reason="the extra `fast` is not installed", exc_type=ImportError
+        "sweep.kernels", reason="the extra `fast` is not installed", exc_type=ImportError
     )
     rng = np.random.default_rng(3)
     for _ in range(200):

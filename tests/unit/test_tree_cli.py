@@ -17,11 +17,11 @@ from admin.cli import Root, treefold
 from admin.output import Output, byte_progress, progress_text, size_text
 from merkle.checksum import ChecksumType
 from merkle.columns import encode_tree
-from merkle.errors import ReadOnlyError
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
-from ozone.disk import Disk
+from ozone.errors import ReadOnlyError
 from ozone.rocks import Batch, Counter, Database, Table, block_key, counter_key, long_bytes
+from runtime.disk import Disk
 from tests.support.handmade import VolumeMaker, chunk_record, some_bytes
 from tests.support.volumes import ERASURE_CODED, OZONE, container_folder, flip, state_of, unpack
 

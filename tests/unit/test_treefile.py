@@ -13,14 +13,16 @@ import pytest
 
 from merkle.checksum import ChecksumType, fingerprint
 from merkle.columns import encode_tree
-from merkle.errors import ContainerNotFoundError, DiskError, StaleTreeError, TreeRefusedError
+from merkle.errors import TreeRefusedError
 from merkle.limits import BLOCK_CHUNKS_MAX, MESSAGE_BYTES_MAX
 from merkle.record import BlockRecord, ChunkRecord, DeleteTransaction
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree, TreeBuilder
-from ozone.disk import Disk, Operation
+from ozone.errors import ContainerNotFoundError, StaleTreeError
 from ozone.treefile import TreeFiles, TreeStatus
 from ozone.volume import Hold, Volume, open_volume
 from protos.convert import tree_from_bytes
+from runtime.disk import Disk, Operation
+from runtime.errors import DiskError
 from tests.support.disk import CountingDisk, FailingDisk
 from tests.support.trees import (
     CONTAINER,

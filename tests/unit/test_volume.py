@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from merkle.errors import (
-    ContainerNotFoundError,
-    DatabaseError,
-    DiskError,
-    VolumeError,
-    VolumeLockedError,
-)
 from merkle.tree import ContainerId
-from ozone.disk import Disk
+from ozone.errors import ContainerNotFoundError, VolumeError, VolumeLockedError
 from ozone.rocks import Counter, Table, container_prefix
 from ozone.volume import Hold, Version, Volume, container_of_folder, open_volume, parse_version
+from runtime.disk import Disk
+from runtime.errors import DatabaseError, DiskError
 from tests.support.volumes import VERSION, new_volume, owned, tree_of_files, unpack, write_block
 
 ONE = ContainerId(1)
@@ -201,7 +196,7 @@ def test_a_volume_without_a_database_still_has_its_containers(root: Path) -> Non
 _HOLD = """
 import sys
 from pathlib import Path
-from ozone.disk import Disk
+from runtime.disk import Disk
 from ozone.volume import Hold, open_volume
 root, state = Path(sys.argv[1]), Path(sys.argv[2])
 volume = open_volume(root, hold=Hold.OWNER, state_folder=state, disk=Disk())

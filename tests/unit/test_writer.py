@@ -15,29 +15,28 @@ from pathlib import Path
 import pytest
 
 from merkle.checksum import Buffer
-from merkle.errors import (
-    BlockNotFoundError,
-    ChunkGapError,
-    ContainerNotFoundError,
-    ContainerStateError,
-    ContainerUnsupportedError,
-    DatabaseError,
-    DiskError,
-    ReadOnlyError,
-    UndoBudgetError,
-)
 from merkle.record import BlockRecord, DeleteTransaction
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.containers import Counters
 from ozone.descriptor import dump_descriptor, with_checksum
-from ozone.disk import Disk, Operation
+from ozone.errors import (
+    BlockNotFoundError,
+    ChunkGapError,
+    ContainerNotFoundError,
+    ContainerStateError,
+    ContainerUnsupportedError,
+    ReadOnlyError,
+    UndoBudgetError,
+)
 from ozone.rocks import Batch, Counter, Table, block_key, container_prefix, counter_key, long_bytes
 from ozone.scan import build_from_metadata, scan
 from ozone.treefile import TreeFiles, TreeStatus
 from ozone.undo import UndoStore
 from ozone.volume import Hold, open_volume
 from ozone.writer import ContainerWriter, Patch, Written
+from runtime.disk import Disk, Operation
+from runtime.errors import DatabaseError, DiskError
 from tests.support.disk import PAGE_BYTES, BadSectorDisk, CountingDisk, FailingDisk
 from tests.support.volumes import (
     UNDO_BYTES_MAX,

@@ -1,0 +1,1 @@
+"""The README's local cluster: processes on loopback, damaged and healed."""

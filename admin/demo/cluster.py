@@ -1,0 +1,340 @@
+"""A controller and some agents as real processes on loopback: started for the demo,
+ended with it.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from merkle.errors import ReconcileError
+from merkle.replica import PeerId
+from merkle.tree import ContainerId, ContainerTree
+from ozone.volume import parse_version
+from protos.agent_pb2 import ScanContainerRequest
+from protos.agent_pb2_grpc import AgentStub
+from protos.controller_pb2 import (
+    ContainerView,
+    ListContainersRequest,
+    ListDatanodesRequest,
+    ReplicaReport,
+)
+from protos.controller_pb2_grpc import ControllerStub
+from protos.errors import ControllerUnavailableError
+from repair.peers import AgentPeer
+from runtime.disk import Disk
+from runtime.errors import PeerUnavailableError, ProcessFailedError, UsageError
+from runtime.rpc import named_errors, open_channel
+
+# A process that has not said where it listens by then never will.
+START_S = 30.0
+SCAN_S = 300.0
+_STOP_S = 10.0
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedReplica:
+    """One replica as its agent's scan left it, or why it was not scanned."""
+
+    replica: str
+    container_id: ContainerId
+    state: str
+    data_checksum: int
+    findings: tuple[str, ...] = ()
+    replica_index: int = 0
+    refusal: str = ""
+
+
+@dataclass(slots=True)
+class _Process:
+    name: str
+    command: list[str]
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
+    address: str = ""
+
+    def start(self) -> None:
+        port_file = self.folder / "address"
+        port_file.unlink(missing_ok=True)
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*self.command, "--port-file", str(port_file)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + START_S
+        while not (port_file.exists() and port_file.read_text().strip()):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise self.failed()
+            time.sleep(_POLL_S)
+        self.address = port_file.read_text().strip()
+
+    def failed(self) -> ProcessFailedError:
+        tail = (self.folder / "log").read_text(errors="replace").splitlines()[-8:]
+        return ProcessFailedError(
+            f"{self.name} did not start:\n" + "\n".join(tail), process=self.name
+        )
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.process and self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def wait(self) -> None:
+        if self.process:
+            try:
+                self.process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+class LocalCluster:
+    """One controller, and one agent that owns and may repair each of the volumes; a
+    context manager.
+    """
+
+    def __init__(self, volumes: Mapping[str, Path], scratch: Path) -> None:
+        """Nothing runs yet; whatever the processes write, other than to the volumes,
+        goes below `scratch`.
+        """
+        self._volumes = volumes
+        self._scratch = scratch
+        self._controller = self._process("controller", ["scm", "run"])
+        self._agents = {name: self._process(name, ["agent", "run"]) for name in volumes}
+
+    def __enter__(self) -> Self:
+        """Start all.
+
+        Raises:
+            UsageError: two of the volumes are of one datanode.
+            ReconcileError: a volume cannot be read, or a process does not start.
+        """
+        if len(self.names_by_datanode()) < len(self._volumes):
+            raise UsageError(
+                "two of the volumes belong to the same datanode",
+                hint="Each needs the volume of a datanode of its own.",
+            )
+        try:
+            self._configure_controller()
+            self._controller.start()
+            with ThreadPoolExecutor(len(self._agents)) as pool:
+                list(pool.map(self.start_agent, self._agents))
+            self._await_reports()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def controller_address(self) -> str:
+        return self._controller.address
+
+    def start_agent(self, name: str, *, bytes_per_second: int = 0) -> None:
+        """Start one agent, or start it again; rate 0 sets no limit to what it
+        fetches.
+        """
+        agent = self._agents[name]
+        settings = f"""
+            state_folder = {_toml(agent.folder / "state")}
+            listen = "{agent.address or "127.0.0.1:0"}"
+            controller = "{self.controller_address}"
+            heartbeat_interval_s = "100ms"
+            audit_file = {_toml(self.audit_file(name))}
+            volumes = [{{ path = {_toml(self._volumes[name])}, hold = "owner" }}]
+
+            [scan]
+            enabled = false
+            bytes_per_second = 0
+
+            [repair]
+            enabled = true
+            return_to_closed = true
+            bytes_per_second = {bytes_per_second}
+        """
+        (agent.folder / "config.toml").write_text(
+            "\n".join(line.strip() for line in settings.splitlines())
+        )
+        agent.start()
+
+    def kill_agent(self, name: str) -> None:
+        """SIGKILL: the agent gets no chance to put anything in order."""
+        self._agents[name].signal(signal.SIGKILL)
+        self._agents[name].wait()
+
+    def stop_agent(self, name: str) -> None:
+        self._agents[name].signal(signal.SIGTERM)
+        self._agents[name].wait()
+
+    def names_by_datanode(self) -> dict[str, str]:
+        """The name of the volume that each datanode, by its ID, owns."""
+        disk = Disk()
+        return {
+            parse_version(disk.read(path / "hdds" / "VERSION")).datanode_id: name
+            for name, path in self._volumes.items()
+        }
+
+    def audit_file(self, name: str) -> Path:
+        """Where the agent puts down each of its writes."""
+        return self._agents[name].folder / "audit.jsonl"
+
+    def containers(self) -> list[ContainerView]:
+        """All containers as the controller sees them, ascending."""
+        with (
+            open_channel(self.controller_address) as channel,
+            named_errors("the controller", ControllerUnavailableError),
+        ):
+            stub, found, after = ControllerStub(channel), list[ContainerView](), 0
+            while True:
+                page = stub.ListContainers(
+                    ListContainersRequest(after_container_id=after, limit=1000),
+                    timeout=START_S,
+                    wait_for_ready=True,
+                )
+                found += page.containers
+                if not page.more:
+                    return found
+                after = found[-1].container_id
+
+    def scan(
+        self, replicas: Mapping[str, Mapping[ContainerId, ReplicaReport]]
+    ) -> list[ScannedReplica]:
+        """Have each agent scan these of its containers, as they were reported; sorted
+        by container and replica.
+
+        A container that an agent refuses to scan, or cannot, costs nobody else their
+        scan.
+        """
+
+        def scan_on(name: str) -> list[ScannedReplica]:
+            with open_channel(self._agents[name].address) as channel:
+                stub = AgentStub(channel)
+                return [scan_one(name, stub, reported) for reported in replicas[name].values()]
+
+        def scan_one(name: str, stub: AgentStub, reported: ReplicaReport) -> ScannedReplica:
+            container_id, index = ContainerId(reported.container_id), reported.replica_index
+            try:
+                with named_errors(name, PeerUnavailableError):
+                    answer = stub.ScanContainer(
+                        ScanContainerRequest(container_id=container_id), timeout=SCAN_S
+                    )
+            except PeerUnavailableError:
+                raise
+            except ReconcileError as error:
+                return ScannedReplica(
+                    name, container_id, reported.state, 0, (), index, error.message
+                )
+            findings = tuple(finding.type for finding in answer.findings)
+            return ScannedReplica(
+                name, container_id, answer.state, answer.data_checksum, findings, index
+            )
+
+        with ThreadPoolExecutor(len(self._agents)) as pool:
+            scanned = [replica for part in pool.map(scan_on, replicas) for replica in part]
+        return sorted(scanned, key=lambda replica: (replica.container_id, replica.replica))
+
+    def tree(self, name: str, container_id: ContainerId) -> ContainerTree:
+        """The tree that an agent holds of a container, as its peers would get it."""
+        peer = AgentPeer(PeerId(name), open_channel(self._agents[name].address), target=name)
+        try:
+            return peer.tree(container_id)
+        finally:
+            peer.close()
+
+    def command(self, *arguments: str) -> tuple[int, dict[str, Any]]:
+        """Run `treefold ARGUMENTS --json` against the controller: its exit status and
+        its answer.
+        """
+        command = [
+            sys.executable,
+            "-m",
+            "admin.cli",
+            *arguments,
+            "--controller",
+            self.controller_address,
+            "--json",
+        ]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        try:
+            answer = json.loads(done.stdout)
+        except json.JSONDecodeError:
+            text = (
+                f"treefold {arguments[0]} ended with {done.returncode}:"
+                f" {done.stderr.strip()[-500:]}"
+            )
+            raise ProcessFailedError(text, process=arguments[0]) from None
+        return done.returncode, answer
+
+    def stop(self) -> None:
+        """End all processes, the agents first; whatever is left after some seconds is
+        killed.
+        """
+        for process in [*self._agents.values(), self._controller]:
+            process.signal(signal.SIGTERM)
+        for process in [*self._agents.values(), self._controller]:
+            process.wait()
+
+    def _process(self, name: str, words: list[str]) -> _Process:
+        folder = self._scratch / name
+        folder.mkdir(parents=True)
+        command = [
+            sys.executable,
+            "-m",
+            "admin.cli",
+            *words,
+            "--config",
+            str(folder / "config.toml"),
+        ]
+        return _Process(name, command, folder)
+
+    def _configure_controller(self) -> None:
+        folder = self._controller.folder
+        settings = {"state_folder": str(folder / "state"), "listen": "127.0.0.1:0"}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+        (folder / "config.toml").write_text(
+            "\n".join([*lines, f"required_replicas = {len(self._agents)}"])
+        )
+
+    def _await_reports(self) -> None:
+        """Until the controller has heard from every agent; an agent's first heartbeat
+        carries all of its replicas.
+        """
+        deadline = time.monotonic() + START_S
+        with open_channel(self.controller_address) as channel:
+            while time.monotonic() < deadline:
+                with (
+                    suppress(ControllerUnavailableError),
+                    named_errors("the controller", ControllerUnavailableError),
+                ):
+                    answer = ControllerStub(channel).ListDatanodes(
+                        ListDatanodesRequest(), timeout=START_S
+                    )
+                    if sum(datanode.live for datanode in answer.datanodes) == len(self._agents):
+                        return
+                time.sleep(_POLL_S)
+        raise ProcessFailedError(
+            "not every agent reported to the controller in time", process="controller"
+        )
+
+
+def _toml(path: Path) -> str:
+    return json.dumps(str(path))

@@ -1,0 +1,347 @@
+"""`treefold sweep demo`: a synthetic cluster is damaged, swept, and the answer held
+against what was done to it.
+"""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+from admin.answer import EXIT_FAILED
+from admin.output import Output, print_json, print_line, print_table
+from admin.sweeping import ENGINES, LOCAL, SPARK, chosen_engine, talking, write_report
+from runtime.disk import Disk
+from runtime.errors import UsageError
+from spark.errors import SparkMissingError
+from sweep.model import REPLICA_SCHEMA, FindingKind
+from sweep.output import JsonObject, Summary, Table
+from sweep.output import Output as Sweeps
+from sweep.run import Request, Watcher
+from sweep.run import sweep as carry_out
+from sweep.synthetic import Cluster, DamageKind, Order, Truth, synthetic
+
+_LARGEST = 1_000_000
+# What a sweep may find beside differences of replicas where damage came overnight.
+_CHANGED = (DamageKind.CORRUPT_CHUNK, DamageKind.CONFLICTING_CHUNK, DamageKind.LOST_CHUNK)
+
+Place = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one engine made of the second night."""
+
+    summary: Summary
+    report: Path
+    found: frozenset[Place]
+    verdicts: frozenset[Place]
+    roots: frozenset[Place]
+
+
+@click.command()
+@click.option(
+    "--engine",
+    type=click.Choice(["both", *ENGINES]),
+    default="both",
+    show_default=True,
+    help="Which engines sweep; both where Spark and Java are there.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Another seed, another cluster.",
+)
+@click.option(
+    "--datanodes",
+    type=click.IntRange(3, 1000),
+    default=6,
+    show_default=True,
+    help="Datanodes in all.",
+)
+@click.option(
+    "--containers",
+    type=click.IntRange(1, _LARGEST),
+    default=400,
+    show_default=True,
+    help="Of three replicas each.",
+)
+@click.option(
+    "--blocks",
+    type=click.IntRange(2, _LARGEST),
+    default=20,
+    show_default=True,
+    help="Per container, mean.",
+)
+@click.option(
+    "--chunks",
+    type=click.IntRange(1, 256),
+    default=64,
+    show_default=True,
+    help="Per block, at most.",
+)
+@click.option(
+    "--largest",
+    type=click.IntRange(0, _LARGEST),
+    default=0,
+    help="Blocks of one container at least.",
+)
+@click.option(
+    "--damage",
+    type=click.FloatRange(0, 0.1),
+    default=0.0025,
+    show_default=True,
+    help="Containers hit, of each kind.",
+)
+@click.option(
+    "--order",
+    type=click.Choice([order.value for order in Order]),
+    default=Order.CLUSTERED.value,
+    show_default=True,
+    help="Exports as agents write them, or rows everywhere.",
+)
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Leave all files here, not the reports alone.",
+)
+@click.option(
+    "--check", is_flag=True, help="Print nothing but what is wrong; the exit status tells."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.pass_obj
+def demo(
+    output: Output,
+    *,
+    engine: str,
+    seed: int,
+    datanodes: int,
+    containers: int,
+    blocks: int,
+    chunks: int,
+    largest: int,
+    damage: float,
+    order: str,
+    keep: Path | None,
+    check: bool,
+    as_json: bool,
+) -> int:
+    """Sweep a synthetic cluster that was damaged overnight.
+
+    The answer is held against the truth. Two nights are made from a seed and swept:
+    before the damage and after it. Each engine must find all that was done, and nothing
+    else; with two engines, their roots, verdicts and findings must be equal.
+
+    Exit status: 0 they are, 1 they are not.
+    """
+    kinds = dict.fromkeys(DamageKind, damage)
+    cluster = Cluster(seed, datanodes, containers, blocks, chunks, largest, Order(order), kinds)
+    with _folder(keep) as folder, talking(output) as watcher:
+        names = _engines(engine, watcher)
+        started = time.monotonic()
+        synthetic(folder / "night-1", cluster, healthy=True)
+        truth = synthetic(folder / "night-2", cluster)
+        made_s = time.monotonic() - started
+        swept = {}
+        for name in names:
+            watcher.note(f"sweeping with the engine {name}")
+            swept[name] = _swept(name, folder, watcher)
+        wrong = mistakes(truth, swept)
+        if keep is None and not check:
+            swept = _with_lasting_reports(swept)
+        if as_json:
+            print_json(_json(truth, swept, wrong))
+        elif not check:
+            _print(truth, swept, made_s)
+        for text in wrong:
+            click.echo(text, err=True)
+        if not (as_json or check):
+            print_line("")
+            if not wrong:
+                same = (
+                    "; the engines agree in every root, verdict and finding"
+                    if len(swept) > 1
+                    else ""
+                )
+                print_line(
+                    f"all {len(truth.damages)} damages were found, and nothing else{same}",
+                    style="bold",
+                )
+            for one in swept.values():
+                print_line(f"report: {one.report}")
+    return EXIT_FAILED if wrong else 0
+
+
+def mistakes(truth: Truth, swept: dict[str, Swept]) -> list[str]:
+    """What does not hold, in words; nothing if all does."""
+    wrong, expected = list[str](), _expected(truth)
+    verdicts = {(damage.container_id, damage.verdict.value) for damage in truth.damages}
+    for name, one in swept.items():
+        wrong += [
+            f"{name}: not found: {_named(place)}" for place in sorted(expected - one.found, key=str)
+        ]
+        wrong += [
+            f"{name}: found, but not done: {_named(place)}"
+            for place in sorted(one.found - expected, key=str)
+        ]
+        diverged = {place[:2] for place in one.verdicts if place[1] not in ("MATCH", "UNKNOWN")}
+        wrong += [
+            f"{name}: container {place[0]} is not {place[1]}"
+            for place in sorted(verdicts ^ diverged, key=str)
+        ]
+    first, *others = swept.items()
+    for name, other in others:
+        for what, differing in (
+            ("roots", first[1].roots ^ other.roots),
+            ("verdicts", first[1].verdicts ^ other.verdicts),
+            ("findings", first[1].found ^ other.found),
+        ):
+            if differing:
+                wrong.append(f"{first[0]} and {name} differ in {len(differing)} {what}")
+    return wrong
+
+
+def _engines(asked: str, watcher: Watcher) -> list[str]:
+    if asked != "both":
+        return [asked]
+    try:
+        with chosen_engine(SPARK, Path()):
+            return list(ENGINES)
+    except SparkMissingError as error:
+        watcher.note(f"with the local engine alone: {error.message}")
+        return [LOCAL]
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="treefold-sweep-") as name:
+            yield Path(name)
+        return
+    hint = "Name a folder that is not there yet."
+    try:
+        if keep.exists() and any(keep.iterdir()):
+            raise UsageError(f"{keep} is not empty", hint=hint)
+        keep.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{keep} cannot be used: {error.strerror}", hint=hint) from error
+    yield keep
+
+
+def _swept(name: str, folder: Path, watcher: Watcher) -> Swept:
+    out = folder / f"sweeps-{name}"
+    with chosen_engine(name, out) as engine:
+        for night in ("night-1", "night-2"):
+            summary = carry_out(Request(out, (str(folder / night),)), engine, watcher)
+    sweeps = Sweeps(out, Disk())
+    write_report(sweeps, summary)
+    names = ("kind", "container_id", "block_id", "chunk_offset", "lacking", "sources")
+    # Sums alone: the order of their computation tells the paths, and with it the
+    # fingerprints.
+    sums = [n for n in REPLICA_SCHEMA.names if n not in ("path", "fingerprint")]
+    return Swept(
+        summary,
+        sweeps.report(summary.sweep_id),
+        _places(sweeps, Table.FINDINGS, summary.sweep_id, names),
+        _places(
+            sweeps,
+            Table.VERDICTS,
+            summary.sweep_id,
+            ("container_id", "verdict", "replicas", "excluded"),
+        ),
+        _places(sweeps, Table.ROOTS, summary.sweep_id, sums),
+    )
+
+
+def _places(sweeps: Sweeps, table: Table, sweep_id: str, names: Sequence[str]) -> frozenset[Place]:
+    rows = sweeps.read(table, sweep_id, names).to_pylist()
+    return frozenset(
+        tuple(tuple(row[name]) if isinstance(row[name], list) else row[name] for name in names)
+        for row in rows
+    )
+
+
+def _expected(truth: Truth) -> frozenset[Place]:
+    """All findings that there must be."""
+    silent = (
+        (
+            FindingKind.SILENT_CHANGE.value,
+            damage.container_id,
+            damage.block_id,
+            damage.offset,
+            (datanode,),
+            (),
+        )
+        for damage in truth.damages
+        if damage.kind in _CHANGED
+        for datanode in damage.datanodes
+    )
+    return frozenset([*(damage.finding for damage in truth.damages), *silent])
+
+
+def _named(place: Place) -> str:
+    kind, container_id, block_id, offset, *_ = place
+    return f"{kind} in container {container_id}, block {block_id}" + (
+        "" if offset is None else f", offset {offset}"
+    )
+
+
+def _with_lasting_reports(swept: dict[str, Swept]) -> dict[str, Swept]:
+    """The same, with reports that stay when everything else goes."""
+    folder = Path(tempfile.mkdtemp(prefix="treefold-sweep-report-"))
+    return {
+        name: replace(one, report=Path(shutil.copy(one.report, folder / f"{name}.html")))
+        for name, one in swept.items()
+    }
+
+
+def _json(truth: Truth, swept: dict[str, Swept], wrong: list[str]) -> JsonObject:
+    return {
+        "rows": truth.rows,
+        "containers": truth.containers,
+        "replicas": truth.replicas,
+        "damages": len(truth.damages),
+        "engines": {
+            name: one.summary.json() | {"report": str(one.report)} for name, one in swept.items()
+        },
+        "wrong": wrong,
+        "ok": not wrong,
+    }
+
+
+def _print(truth: Truth, swept: dict[str, Swept], made_s: float) -> None:
+    print_line(
+        f"made {truth.containers:,} containers, {truth.replicas:,} replicas, {truth.rows:,} chunks"
+        f" a night in {made_s:.1f} s, and damaged {len(truth.damages)} containers overnight"
+    )
+    rows = []
+    for kind in DamageKind:
+        of_kind = {damage.finding for damage in truth.damages if damage.kind is kind}
+        rows.append(
+            (kind.value, len(of_kind), *(len(of_kind & one.found) for one in swept.values()))
+        )
+    silent = {place for place in _expected(truth) if place[0] == FindingKind.SILENT_CHANGE.value}
+    rows.append(
+        (
+            FindingKind.SILENT_CHANGE.value,
+            len(silent),
+            *(len(silent & one.found) for one in swept.values()),
+        )
+    )
+    headings = ("DAMAGE", "DONE", *(f"FOUND BY {name.upper()}" for name in swept))
+    print_table(headings, rows, numbers=headings[1:])
+    for name, one in swept.items():
+        summary = one.summary
+        verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in summary.verdicts.items())
+        print_line(
+            f"{name}: {verdicts}; {summary.seconds:.1f} s,"
+            f" {summary.rows / summary.seconds / 1e6:.1f} M rows/s; roots computed"
+            f" {', '.join(f'{path} {count:,}' for path, count in summary.paths.items())}"
+        )

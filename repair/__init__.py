@@ -1,0 +1,1 @@
+"""One container's repair, whoever runs it: state machine, runner, peers, ports."""

@@ -1,0 +1,383 @@
+"""What a reconciliation asks for, what it hears, and what comes of it: the values
+between repair.reconciliation, which decides, and repair.runner, which acts.
+
+Every request but `Report` is answered by exactly one event: the one its docstring
+names, or `RequestFailed`.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from merkle.plan import Evidence, Verdict
+from merkle.record import BlockRecord, ChunkRecord
+from merkle.replica import PeerId, ReplicaState
+from merkle.tree import BlockId, ContainerId, ContainerTree
+from merkle.windows import Proven
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOwn:
+    """Our replica's state and stored tree -> OwnLoaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchTree:
+    """-> TreeArrived."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRecords:
+    """Our records of these blocks; one that is not there, or that nobody can read, is
+    left out -> OwnRecords.
+    """
+
+    block_ids: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRecords:
+    """-> RecordsArrived."""
+
+    peer: PeerId
+    block_ids: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckLocal:
+    """Which windows of our own file do not match this record, and how long is the file
+    -> LocalChecked.
+    """
+
+    block_id: BlockId
+    chunk: ChunkRecord
+
+
+@dataclass(frozen=True, slots=True)
+class FetchWindows:
+    """Ascending windows of a chunk from a peer, proven against the record ->
+    WindowsArrived.
+    """
+
+    peer: PeerId
+    block_id: BlockId
+    chunk: ChunkRecord
+    windows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteWindows:
+    """Keep an undo copy, write, make durable, read back, all under the container's lock
+    -> WindowsWritten.
+    """
+
+    block_id: BlockId
+    chunk: ChunkRecord
+    runs: tuple[Proven, ...]
+    source: PeerId
+
+    @property
+    def length_bytes(self) -> int:
+        return sum(len(run.data) for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class PutBlock:
+    """Store a block's record, counters recomputed, unless the block was deleted
+    meanwhile -> BlockStored.
+    """
+
+    record: BlockRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTree:
+    """Merge into the stored tree if it still has this generation -> TreeStored."""
+
+    tree: ContainerTree
+    generation: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceBcsId:
+    """Raise the container's commit to this one -> BcsIdAdvanced."""
+
+    bcs_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rescan:
+    """Read everything again, store the tree that shows, mark the replica unhealthy on
+    findings -> Scanned.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnToService:
+    """Change the state of an unhealthy replica that proved clean, if its tree is still
+    the one -> StateChanged.
+    """
+
+    state: ReplicaState
+    generation: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The end: tell whoever asked. No event answers it."""
+
+    outcome: "Outcome"
+
+
+PeerRequest: TypeAlias = FetchTree | FetchRecords | FetchWindows
+LocalRequest: TypeAlias = (
+    LoadOwn
+    | LoadRecords
+    | CheckLocal
+    | WriteWindows
+    | PutBlock
+    | StoreTree
+    | AdvanceBcsId
+    | Rescan
+    | ReturnToService
+)
+Request: TypeAlias = PeerRequest | LocalRequest | Report
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLoaded:
+    """`tree` is None where none was ever built.
+
+    `bcs_id` is the container's commit, 0 where the database has lost it.
+    `recorded_bcs_id` is the highest commit in the container's block records; it is
+    looked up where the container's is lost, and of an UNHEALTHY replica, which a round
+    that was not clean may have left with a block beyond it; otherwise it is None.
+    """
+
+    tree: ContainerTree | None
+    generation: bytes
+    state: ReplicaState
+    bcs_id: int
+    replica_index: int = 0
+    recorded_bcs_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeArrived:
+    peer: PeerId
+    tree: ContainerTree
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRecords:
+    records: Mapping[BlockId, BlockRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsArrived:
+    peer: PeerId
+    records: Mapping[BlockId, BlockRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalChecked:
+    block_id: BlockId
+    offset: int
+    bad: tuple[int, ...]
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WindowsArrived:
+    """What a peer sent of what was asked, proven; `code` is that of the error that cut
+    it short, if any.
+    """
+
+    peer: PeerId
+    block_id: BlockId
+    offset: int
+    runs: tuple[Proven, ...]
+    bytes_fetched: int
+    code: str = ""
+    retryable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WindowsWritten:
+    """`unread_bytes` are, for each run, those that a bad sector hid, so that no undo
+    copy has them.
+    """
+
+    block_id: BlockId
+    offset: int
+    source: PeerId
+    runs: tuple[Proven, ...]
+    unread_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStored:
+    block_id: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class TreeStored:
+    tree: ContainerTree
+    generation: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BcsIdAdvanced:
+    bcs_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """The tree now stored, and where the scan found faults, as far as they have a place
+    in a block.
+
+    `lost` are the offsets of chunks that are on record and not in the tree: not a byte
+    of them was found.
+    """
+
+    tree: ContainerTree
+    generation: bytes
+    findings: tuple[tuple[BlockId | None, int | None], ...]
+    state: ReplicaState
+    lost: Mapping[BlockId, Collection[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanged:
+    state: ReplicaState
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """The request was not carried out; `code` is an error's stable code, `retryable`
+    whether a later job may do it.
+    """
+
+    request: Request
+    code: str
+    message: str = ""
+    retryable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The job was cancelled or the container is being deleted: end now. Answers no
+    request.
+    """
+
+    reason: str
+
+
+Event: TypeAlias = (
+    OwnLoaded
+    | TreeArrived
+    | OwnRecords
+    | RecordsArrived
+    | LocalChecked
+    | WindowsArrived
+    | WindowsWritten
+    | BlockStored
+    | TreeStored
+    | BcsIdAdvanced
+    | Scanned
+    | StateChanged
+    | RequestFailed
+    | Cancelled
+)
+
+
+class OutcomeState(Enum):
+    """How the run ended, whatever it found; the values go over the wire."""
+
+    DONE = "done"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOutcome:
+    """`outcome` is "ok", or the code of the last error that set the peer aside."""
+
+    peer: PeerId
+    outcome: str
+    bytes_fetched: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the run is; `bytes_planned` grows while chunks are being checked."""
+
+    phase: str
+    blocks_planned: int = 0
+    blocks_done: int = 0
+    bytes_planned: int = 0
+    bytes_fetched: int = 0
+    bytes_written: int = 0
+    windows_written: int = 0
+    chunks_repaired: int = 0
+    blocks_added: int = 0
+    tombstones_adopted: int = 0
+    rounds: int = 0
+    scans: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it.
+
+    `verdict` speaks of all replicas that answered, as far as the run came: MATCH, they
+    were equal and all peers answered; REPAIRABLE, whatever this replica lacked it holds
+    now (a peer may still have to take its part); UNRECOVERABLE, CONFLICT or UNKNOWN,
+    with the evidence; None where no comparison was made. `error_code` is set where
+    `state` is not DONE.
+    """
+
+    container_id: ContainerId
+    state: OutcomeState
+    verdict: Verdict | None
+    progress: Progress
+    error_code: str = ""
+    message: str = ""
+    evidence: tuple[Evidence, ...] = ()
+    claimed_deleted: tuple[BlockId, ...] = ()
+    peers: tuple[PeerOutcome, ...] = ()
+    replica_state: ReplicaState | None = None
+    data_checksum: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileOptions:
+    """`return_to` brings an UNHEALTHY replica back into service; None leaves it
+    UNHEALTHY, as Ozone does.
+
+    The rule: every peer gave its tree; a full scan after everything else found no
+    fault, and no other has changed the tree since; our plan is empty and neither
+    UNRECOVERABLE nor CONFLICT nor UNKNOWN; and our commit is not behind that of any
+    block seen here or at a peer in this job. Which state it returns to is the choice of
+    whoever knows the container (scm.registry): CLOSED only where a replica of it is or
+    was CLOSED or all have one commit, else QUASI_CLOSED. A replica that falsely claims
+    CLOSED makes SCM close the container at its commit and drop others.
+
+    All data are read once more at the end, as Ozone does, so that damage which no tree
+    shows yet is found and repaired in the same job. `spare_scan` leaves that out where
+    nothing was changed, for visits that nobody asked for.
+    """
+
+    fetches_max: int = 4
+    rounds_max: int = 3
+    return_to: ReplicaState | None = None
+    spare_scan: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.fetches_max >= 1
+        assert self.rounds_max >= 1
+        assert self.return_to in (None, ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED)

@@ -1,0 +1,394 @@
+"""Carry out what a reconciliation asks for: from peers in a pool of threads, on our own
+disk one thing at a time.
+
+`carry_out` turns one request into its event and is all that touches ports, so that a
+simulation can call it too. A `Runner` drives one machine a container: requests to peers
+go to the pool, shared and bounded; requests to our own replica run in the caller's
+thread, since one container's disk gains nothing from two writers. So when `run`
+returns, also after a cancel, nothing of ours is at work in the container any more and
+it may be deleted.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import TypeAlias, assert_never
+
+from merkle.errors import ReconcileError
+from merkle.record import ChunkRecord
+from merkle.replica import PeerId
+from merkle.tree import ContainerId
+from merkle.windows import Proven, prove, runs_of
+from ozone.ports import ByteRange
+from repair.ports import Audit, Peer, Replica
+from repair.reconciliation import Reconciliation
+from repair.requests import (
+    AdvanceBcsId,
+    BcsIdAdvanced,
+    BlockStored,
+    Cancelled,
+    CheckLocal,
+    Event,
+    FetchRecords,
+    FetchTree,
+    FetchWindows,
+    LoadOwn,
+    LoadRecords,
+    LocalChecked,
+    LocalRequest,
+    Outcome,
+    OwnRecords,
+    PeerRequest,
+    Progress,
+    PutBlock,
+    ReconcileOptions,
+    RecordsArrived,
+    Report,
+    Request,
+    RequestFailed,
+    Rescan,
+    ReturnToService,
+    StateChanged,
+    StoreTree,
+    TreeArrived,
+    WindowsArrived,
+    WindowsWritten,
+    WriteWindows,
+)
+from repair.wire import RANGES_MAX
+from runtime.errors import BusyError, RemoteProtocolError
+from runtime.retry import Backoff, retrying
+
+Prove: TypeAlias = Callable[[ChunkRecord, int, bytearray], tuple[Proven, ...]]
+
+
+def carry_out_here(request: LocalRequest, replica: Replica) -> Event:
+    """Do to our own replica what was asked."""
+    try:
+        match request:
+            case LoadOwn():
+                return replica.own()
+            case LoadRecords(block_ids):
+                return OwnRecords(replica.records(block_ids))
+            case CheckLocal(block_id, chunk):
+                bad, file_bytes = replica.check(block_id, chunk)
+                return LocalChecked(block_id, chunk.offset, bad, file_bytes)
+            case WriteWindows(block_id, chunk, runs, source):
+                unread = replica.write_windows(block_id, chunk, runs)
+                return WindowsWritten(block_id, chunk.offset, source, runs, unread)
+            case PutBlock(record):
+                replica.put_block(record)
+                return BlockStored(record.block_id)
+            case StoreTree(tree, generation):
+                return replica.store_tree(tree, generation)
+            case AdvanceBcsId(bcs_id):
+                replica.advance_bcs_id(bcs_id)
+                return BcsIdAdvanced(bcs_id)
+            case Rescan():
+                return replica.scan()
+            case ReturnToService(state, generation):
+                replica.set_state(state, generation)
+                return StateChanged(state)
+            case _:
+                assert_never(request)
+    except ReconcileError as error:
+        return _failed(request, error)
+
+
+def carry_out_there(
+    request: PeerRequest,
+    container_id: ContainerId,
+    peer: Peer,
+    *,
+    take: Callable[[int], None] = lambda _: None,
+    prove: Prove = prove,
+) -> Event:
+    """Get from a peer what was asked; `take` hears of each byte received and may hold
+    us back.
+    """
+    try:
+        match request:
+            case FetchTree(peer_id):
+                return TreeArrived(peer_id, peer.tree(container_id))
+            case FetchRecords(peer_id, block_ids):
+                return RecordsArrived(peer_id, peer.records(container_id, block_ids))
+            case FetchWindows():
+                return _fetch_windows(request, container_id, peer, take, prove)
+            case _:
+                assert_never(request)
+    except ReconcileError as error:
+        return _failed(request, error)
+
+
+def _failed(request: Request, error: ReconcileError) -> RequestFailed:
+    return RequestFailed(request, error.code, error.message, error.retryable)
+
+
+def _fetch_windows(
+    request: FetchWindows,
+    container_id: ContainerId,
+    peer: Peer,
+    take: Callable[[int], None],
+    prove: Prove,
+) -> WindowsArrived:
+    """Adjacent windows in one range each; what came before an error is proven and
+    kept.
+    """
+    chunk = request.chunk
+    starts: dict[int, int] = {}
+    ranges: list[ByteRange] = []
+    for run in runs_of(request.windows):
+        low, _ = chunk.window(run.start)
+        high, size = chunk.window(run.stop - 1)
+        starts[chunk.offset + low] = run.start
+        ranges.append(ByteRange(chunk.offset + low, high + size - low))
+    received: dict[int, bytearray] = {one.offset: bytearray() for one in ranges}
+    failure: ReconcileError | None = None
+    bytes_fetched = 0
+    try:
+        for at in range(0, len(ranges), RANGES_MAX):
+            part = ranges[at : at + RANGES_MAX]
+            for piece in peer.read(container_id, request.block_id, chunk, part):
+                bytes_fetched += len(piece.data)
+                take(len(piece.data))
+                _keep(piece.offset, piece.data, part, received)
+    except ReconcileError as error:
+        failure = error
+    proven = tuple(
+        run for offset, data in received.items() for run in prove(chunk, starts[offset], data)
+    )
+    if failure is not None and not proven:
+        raise failure
+    return WindowsArrived(
+        request.peer,
+        request.block_id,
+        chunk.offset,
+        proven,
+        bytes_fetched,
+        failure.code if failure else "",
+        failure.retryable if failure else False,
+    )
+
+
+def _keep(
+    offset: int,
+    data: bytes | memoryview,
+    ranges: Sequence[ByteRange],
+    received: dict[int, bytearray],
+) -> None:
+    for one in ranges:
+        so_far = received[one.offset]
+        if offset == one.offset + len(so_far) and offset + len(data) <= one.end:
+            so_far += data
+            return
+    raise RemoteProtocolError(
+        f"a peer sent bytes from {offset} that do not continue what was asked", offset=offset
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to reconcile, for whom."""
+
+    job_id: str
+    container_id: ContainerId
+    options: ReconcileOptions = field(default_factory=ReconcileOptions)
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A reconciliation under way; `events` also brings the cancel."""
+
+    job: Job
+    events: "SimpleQueue[Event | Future[Event]]" = field(default_factory=SimpleQueue)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+    progress: Progress | None = None
+
+
+class Runner:
+    """Runs reconciliations, one a container at a time. Thread-safe: `run` is called by
+    as many threads as may work.
+    """
+
+    def __init__(
+        self,
+        own: PeerId,
+        *,
+        threads_max: int,
+        audit: Audit,
+        backoff: Backoff | None = None,
+        take: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """`threads_max` bounds what is under way at peers, over all containers; `take`
+        limits the bandwidth.
+        """
+        assert threads_max >= 1
+        self._own = own
+        self._audit = audit
+        self._backoff = backoff or Backoff()
+        self._take = take
+        self._pool = ThreadPoolExecutor(threads_max, thread_name_prefix="reconcile")
+        self._lock = threading.Lock()
+        self._runs: dict[ContainerId, _Run] = {}
+
+    def run(
+        self,
+        job: Job,
+        open_replica: Callable[[threading.Event], Replica],
+        peers: Mapping[PeerId, Peer],
+        *,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+    ) -> Outcome:
+        """Reconcile until the end; failures are in the outcome.
+
+        `open_replica` gets what is set when the run is cancelled, for what takes long.
+
+        Raises:
+            BusyError: this container is being reconciled already.
+            ReconcileError: our replica cannot be opened.
+        """
+        run = _Run(job)
+        with self._lock:
+            if job.container_id in self._runs:
+                text = f"container {job.container_id} is being reconciled already"
+                raise BusyError(
+                    text,
+                    container_id=job.container_id,
+                    job_id=self._runs[job.container_id].job.job_id,
+                )
+            self._runs[job.container_id] = run
+        try:
+            return self._drive(run, open_replica(run.cancelled), peers, on_progress)
+        finally:
+            with self._lock:
+                del self._runs[job.container_id]
+            run.ended.set()
+
+    def interrupt(self, container_id: ContainerId, reason: str, *, timeout_s: float) -> bool:
+        """End the container's reconciliation, if there is one, and wait; True once
+        nothing of ours works in it.
+        """
+        with self._lock:
+            run = self._runs.get(container_id)
+        if run is None:
+            return True
+        run.cancelled.set()
+        run.events.put(Cancelled(reason))
+        return run.ended.wait(timeout_s)
+
+    def running(self) -> list[tuple[Job, Progress | None]]:
+        """What is under way."""
+        with self._lock:
+            return [(run.job, run.progress) for run in self._runs.values()]
+
+    def close(self) -> None:
+        """End all, and wait for the threads; a call to a peer that hangs ends at its
+        deadline.
+        """
+        with self._lock:
+            runs = list(self._runs.values())
+        for run in runs:
+            run.cancelled.set()
+            run.events.put(Cancelled("the agent stops"))
+        for run in runs:
+            run.ended.wait()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _drive(
+        self,
+        run: _Run,
+        replica: Replica,
+        peers: Mapping[PeerId, Peer],
+        on_progress: Callable[[Progress], None],
+    ) -> Outcome:
+        machine = Reconciliation(run.job.container_id, self._own, sorted(peers), run.job.options)
+        here: deque[LocalRequest] = deque()
+        there: set[Future[Event]] = set()
+
+        def sort(requests: Sequence[Request]) -> None:
+            for request in requests:
+                match request:
+                    case FetchTree() | FetchRecords() | FetchWindows():
+                        future = self._pool.submit(self._ask, request, run, peers[request.peer])
+                        there.add(future)
+                        future.add_done_callback(run.events.put)
+                    case Report():
+                        pass
+                    case _:
+                        here.append(request)
+
+        sort(machine.start())
+        while machine.outcome is None:
+            arrived = self._next(run, wait=not here)
+            if isinstance(arrived, Future):
+                there.discard(arrived)
+                event = arrived.result()
+            elif arrived is not None:
+                event = arrived
+            else:
+                event = self._act(here.popleft(), run.job, replica)
+            sort(machine.step(event))
+            run.progress = machine.progress
+            on_progress(run.progress)
+        for future in there:
+            future.cancel()
+        return machine.outcome
+
+    def _next(self, run: _Run, *, wait: bool) -> "Event | Future[Event] | None":
+        try:
+            return run.events.get(block=wait)
+        except Empty:
+            return None
+
+    def _ask(self, request: PeerRequest, run: _Run, peer: Peer) -> Event:
+        """In the pool: with retries, as long as the error says that they may help and
+        nobody cancelled.
+        """
+
+        def attempt() -> Event:
+            event = carry_out_there(request, run.job.container_id, peer, take=self._take)
+            if isinstance(event, RequestFailed) and event.retryable and not run.cancelled.is_set():
+                raise _RetryError(event)
+            return event
+
+        def pause(seconds: float) -> None:
+            run.cancelled.wait(seconds)
+
+        try:
+            return retrying(attempt, sleep=pause, backoff=self._backoff)
+        except _RetryError as error:
+            return error.event
+
+    def _act(self, request: LocalRequest, job: Job, replica: Replica) -> Event:
+        event = carry_out_here(request, replica)
+        if not (isinstance(request, WriteWindows) and isinstance(event, WindowsWritten)):
+            return event
+        try:
+            for run, unread in zip(event.runs, event.unread_bytes, strict=True):
+                self._audit(
+                    container=job.container_id,
+                    block=request.block_id,
+                    offset=request.chunk.offset + request.chunk.window(run.first)[0],
+                    length=len(run.data),
+                    source=request.source,
+                    job=job.job_id,
+                    unread=unread,
+                )
+        except ReconcileError as error:
+            # Bytes that nobody can account for must be the last ones.
+            return _failed(request, error)
+        return event
+
+
+class _RetryError(ReconcileError):
+    """Carries a failed attempt through the retries."""
+
+    retryable = True
+
+    def __init__(self, event: RequestFailed) -> None:
+        super().__init__(event.message)
+        self.event = event

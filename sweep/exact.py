@@ -1,0 +1,289 @@
+"""The exact path: replicas from rows in any order, sorted first, and the trees
+themselves.
+
+Rows that say the same of one place are one row. Rows that contradict each other, or
+lack a value, leave the replica without a tree: what it holds is then unknown, which no
+comparison takes for equal or for lost, and a finding says why.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
+from merkle.columns import TreeColumns, fold_blocks, fold_root
+from merkle.tree import ContainerId
+from sweep.layout import Bools, Int64s
+from sweep.model import FINDING_SCHEMA, FindingKind, Path
+from sweep.runs import AGREED, KEY, TEXT, flags_of, fold_batches, integers_of, ranks, replicas_of
+
+_PLACE = (*KEY, "block_id", "chunk_offset")
+# What a place holds; `scanned_at` is no part of it.
+_CONTENT = ("length", "checksum", "matches", "deleted")
+# What a replica without a tree has for one row.
+_NO_TREE = {
+    "block_id": 0,
+    "chunk_offset": CONTAINER_ROW,
+    "length": 0,
+    "checksum": 0,
+    "matches": True,
+    "deleted": False,
+    "source": "none",
+}
+# Where its rows leave it out; a replica of this state is compared with none.
+_UNSAID = {"volume": "", "state": "INVALID", "bcs_id": 0, "replica_index": 0, "generation": 0}
+
+
+class ReplicaId(NamedTuple):
+    """Which replica a tree belongs to."""
+
+    container_id: ContainerId
+    datanode: str
+    volume: str
+
+
+def exact_replicas(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """The replicas (REPLICA_SCHEMA) of all rows (CHUNK_SCHEMA, in any order) of some
+    containers; findings.
+
+    Equal to what ordered runs settle to. A replica with a finding has no root, and its
+    source is "none".
+    """
+    arranged = arrange(rows)
+    runs = fold_batches(arranged.rows.to_batches())
+    assert all(runs["ordered"].to_pylist())
+    replicas = replicas_of(runs, pa.array([Path.EXACT.value] * runs.num_rows, pa.string()))
+    return replicas, pa.Table.from_pylist(arranged.findings, FINDING_SCHEMA)
+
+
+def trees_of(rows: pa.Table) -> Iterator[tuple[ReplicaId, TreeColumns]]:
+    """The tree of each replica of which there are rows (CHUNK_SCHEMA, in any order),
+    with all its checksums computed.
+
+    Of replicas without a tree, and of those whose rows contradict each other, the root
+    is None.
+    """
+    arranged = arrange(rows)
+    columns = {name: _key(arranged.rows, name) for name in ("block_id", "chunk_offset", *_CONTENT)}
+    told = arranged.rows.select([*KEY, "source"])
+    for start, end in pairwise([*arranged.starts.tolist(), arranged.rows.num_rows]):
+        first = told.slice(start, 1).to_pylist()[0]
+        identity = ReplicaId(first["container_id"], first["datanode"], first["volume"])
+        piece = {name: column[start:end] for name, column in columns.items()}
+        yield identity, _tree(identity.container_id, piece, is_known=first["source"] != "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """Rows by container, datanode, volume, block and offset, each place once, faulty
+    replicas without a tree.
+    """
+
+    rows: pa.Table
+    # Where each replica begins.
+    starts: Int64s
+    findings: Sequence[dict[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    kind: FindingKind
+    detail: str
+    rows: Bools
+
+
+def arrange(rows: pa.Table) -> Arranged:
+    """All rows (CHUNK_SCHEMA, in any order) of some replicas, sorted, and what is wrong
+    with them.
+    """
+    rows = rows.select(CHUNK_SCHEMA.names).combine_chunks()
+    if not rows.num_rows:
+        return Arranged(rows, np.empty(0, np.int64), ())
+    names = (*_PLACE, *_CONTENT, *AGREED)
+    keys = np.array([_key(rows, name) for name in names])
+    lacking = np.zeros(rows.num_rows, np.bool_)
+    for name in names:
+        if rows[name].null_count:
+            lacking |= rows[name].is_null().to_numpy()
+    order = _sorted(keys, lacking, rows)
+    rows, keys, lacking = rows.take(pa.array(order)), keys[:, order], lacking[order]
+    begins = _changes(keys[: len(KEY)])
+    starts = np.flatnonzero(begins)
+    replica = np.cumsum(begins) - 1
+    faults = _faults(
+        dict(zip(names, keys, strict=True)),
+        _text_is(rows, "source", "none"),
+        lacking,
+        starts,
+        replica,
+    )
+    faulty = np.logical_or.reduceat(np.logical_or.reduce([fault.rows for fault in faults]), starts)
+    findings = [finding for fault in faults for finding in _findings(fault, rows, replica)]
+    keep = ~faulty[replica] | begins
+    rows, spoiled = rows.filter(pa.array(keep)), pa.array(faulty[replica[keep]])
+    if faulty.any():
+        for name, value in _NO_TREE.items():
+            rows = _with(
+                rows, name, pc.if_else(spoiled, pa.scalar(value, rows[name].type), rows[name])
+            )
+        for name, value in _UNSAID.items():
+            rows = _with(rows, name, rows[name].fill_null(pa.scalar(value, rows[name].type)))
+        rows = rows.combine_chunks()
+    return Arranged(rows, np.flatnonzero(_changes(replica[keep][None])), findings)
+
+
+def _sorted(keys: Int64s, lacking: Bools, rows: pa.Table) -> Int64s:
+    """The rows by place, each of those that are alike once: the one that was read
+    last.
+    """
+    order = np.lexsort(keys[: len(_PLACE)][::-1])
+    again = ~_changes(keys[: len(_PLACE), order])
+    if not again.any():
+        return order
+    # By all that they hold, lest the order of the input tells which comes first.
+    shared = again | np.append(again[1:], False)
+    hit = order[shared]
+    hit = hit[np.lexsort((~_key(rows, "scanned_at")[hit], lacking[hit], *keys[::-1, hit]))]
+    order[shared] = hit
+    unlike = np.ones(len(order), np.bool_)
+    unlike[shared] = _changes(np.vstack((keys[:, hit], lacking[hit])))
+    return order[unlike]
+
+
+def _faults(
+    keys: dict[str, Int64s], without_tree: Bools, lacking: Bools, starts: Int64s, replica: Int64s
+) -> list[_Fault]:
+    """What may be wrong with rows that are sorted and unlike."""
+    offsets, blocks = keys["chunk_offset"], keys["block_id"]
+    sizes = np.diff(np.append(starts, len(replica)))[replica]
+    follows = np.zeros(len(replica), np.bool_)
+    follows[1:] = (replica[1:] == replica[:-1]) & (blocks[1:] == blocks[:-1])
+    again, beside_own = follows.copy(), follows.copy()
+    again[1:] &= offsets[1:] == offsets[:-1]
+    beside_own[1:] &= offsets[:-1] == BLOCK_ROW
+    contradict = FindingKind.ROWS_CONTRADICT
+    return [
+        _Fault(FindingKind.UNREADABLE, "a row lacks a value", lacking),
+        _Fault(FindingKind.UNREADABLE, "a chunk's offset is negative", offsets < CONTAINER_ROW),
+        _Fault(contradict, "two rows at one place differ", again),
+        _Fault(contradict, "a block without chunks has chunks", beside_own & ~again),
+        _Fault(
+            contradict,
+            "a replica without blocks has blocks",
+            (offsets == CONTAINER_ROW) & (sizes > 1) & ~again,
+        ),
+        _Fault(
+            contradict,
+            "a replica without a tree has blocks",
+            without_tree & (offsets != CONTAINER_ROW),
+        ),
+        *(
+            _Fault(
+                contradict,
+                f"rows of one replica differ in {name}",
+                keys[name] != keys[name][starts][replica],
+            )
+            for name in AGREED
+        ),
+    ]
+
+
+def _findings(fault: _Fault, rows: pa.Table, replica: Int64s) -> Iterator[dict[str, object]]:
+    """One for each replica that has the fault, at the first such row."""
+    at = np.flatnonzero(fault.rows)
+    _, first, counts = np.unique(replica[at], return_index=True, return_counts=True)
+    places = rows.select(_PLACE).take(pa.array(at[first])).to_pylist()
+    for row, count in zip(places, counts.tolist(), strict=True):
+        where = f"{row['datanode']}/{row['volume']}" if row["volume"] else row["datanode"]
+        yield {
+            "kind": fault.kind.value,
+            "container_id": row["container_id"],
+            "block_id": row["block_id"],
+            "chunk_offset": row["chunk_offset"],
+            "lacking": [],
+            "sources": [],
+            "detail": f"{where}: {fault.detail} (rows: {count})",
+        }
+
+
+def _tree(container_id: ContainerId, columns: dict[str, Int64s], *, is_known: bool) -> TreeColumns:
+    is_block = columns["chunk_offset"] != CONTAINER_ROW
+    columns = {name: column[is_block] for name, column in columns.items()}
+    tree = tree_of_rows(
+        container_id,
+        columns["block_id"],
+        columns["chunk_offset"],
+        columns["length"],
+        columns["checksum"],
+        columns["matches"].astype(np.bool_),
+        columns["deleted"].astype(np.bool_),
+    )
+    return tree if is_known else replace(tree, data_checksum=None)
+
+
+def tree_of_rows(
+    container_id: ContainerId,
+    block_ids: Int64s,
+    offsets: Int64s,
+    lengths: Int64s,
+    checksums: Int64s,
+    matches: Bools,
+    deleted: Bools,
+) -> TreeColumns:
+    """The tree of one replica of which these are all rows, in order; without blocks
+    there are none.
+    """
+    firsts = np.flatnonzero(_changes(block_ids[None]))
+    block_deleted = np.logical_or.reduceat(deleted, firsts) if len(firsts) else deleted
+    # In every column, the chunks' rows alone.
+    is_chunk = offsets >= 0
+    starts = np.append(0, np.cumsum(is_chunk))[np.append(firsts, len(block_ids))]
+    folded = fold_blocks(block_ids[firsts], starts, checksums[is_chunk])
+    own = ~is_chunk[firsts] & block_deleted
+    block_checksums = np.where(own, checksums[firsts], folded)
+    counts = np.where(block_deleted, 0, np.diff(starts))
+    is_live = is_chunk & ~np.repeat(block_deleted, np.diff(np.append(firsts, len(block_ids))))
+    return TreeColumns(
+        container_id,
+        fold_root(block_checksums),
+        block_ids[firsts],
+        block_checksums,
+        block_deleted,
+        np.append(0, np.cumsum(counts)),
+        offsets[is_live],
+        lengths[is_live],
+        checksums[is_live],
+        matches[is_live],
+    )
+
+
+def _changes(keys: Int64s) -> Bools:
+    """Where a column of the matrix is unlike the one before it."""
+    changes = np.ones(keys.shape[1], np.bool_)
+    changes[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
+    return changes
+
+
+def _key(rows: pa.Table, name: str) -> Int64s:
+    if name in TEXT:
+        return ranks(rows[name])
+    column = rows[name].combine_chunks()
+    return (
+        flags_of(column).astype(np.int64)
+        if pa.types.is_boolean(column.type)
+        else integers_of(column)
+    )
+
+
+def _text_is(rows: pa.Table, name: str, value: str) -> Bools:
+    equal: Bools = pc.equal(rows[name].cast(pa.string()).fill_null(""), value).to_numpy()
+    return equal
+
+
+def _with(rows: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
+    return rows.set_column(rows.schema.get_field_index(name), name, column)

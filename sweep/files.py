@@ -1,0 +1,475 @@
+"""Chunk tables in Parquet files: parts folded to runs, and the rows of some containers.
+
+Written for the tables that agents export and for anybody else's: columns that have a
+natural value may be missing, numbers may be of any width and text of any kind. Columns
+of which the statistics of a row group say that they are constant are not decoded, and
+memory is bounded by a batch whatever the size of a file or of its row groups.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from chunktable.errors import ChunkTableError
+from chunktable.manifest import FileKind, TableFile, TableRefusal
+from chunktable.places import place_of
+from chunktable.reader import (
+    check_content_once,
+    check_rows,
+    held_in,
+    read_inventory,
+    read_manifest,
+    superseded,
+)
+from chunktable.schema import CHUNK_SCHEMA
+from sweep.layout import Int64s
+from sweep.model import FINDING_SCHEMA, FindingKind, Part, PartKind
+from sweep.runs import RUN_SCHEMA, TEXT, Rows, fold_rows, rows_of
+
+# What a column is worth where a table has it not; the others have to be there.
+DEFAULTS: Mapping[str, object] = {
+    "volume": "",
+    "state": "CLOSED",
+    "bcs_id": 0,
+    "replica_index": 0,
+    "matches": True,
+    "deleted": False,
+    "source": "tree",
+    "generation": 0,
+    "scanned_at": None,
+}
+REQUIRED = tuple(name for name in CHUNK_SCHEMA.names if name not in DEFAULTS)
+
+# Some 30 MB of arrays: a page or more of each column.
+_BATCH_ROWS = 1 << 18
+_KINDS = (
+    pa.types.is_signed_integer,
+    pa.types.is_boolean,
+    pa.types.is_timestamp,
+    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+)
+_OWNER = ("datanode", "container_id")
+# Kinds of columns of which the statistics are taken at their word.
+_EXACT = (
+    pa.types.is_signed_integer,
+    pa.types.is_boolean,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_timestamp,
+)
+# Of rows that name none, which are dropped wherever they are met.
+_NO_CONTAINER = 0
+_NONE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What came of one part."""
+
+    # RUN_SCHEMA and FINDING_SCHEMA.
+    runs: pa.Table
+    findings: pa.Table
+    rows: int
+    # Why the part gave no runs, "" where it did. A replica may go on in another part:
+    # none of the same table tells then what its datanodes hold, and that rows are not
+    # there says nothing.
+    skipped: str = ""
+
+
+def fold_part(part: Part) -> Folded:
+    """The runs of a part of a file, without replicas that its export holds elsewhere by
+    now.
+
+    A part that cannot be read gives a finding and no runs.
+    """
+    assert part.kind is PartKind.FILE
+    try:
+        with _opened(part) as reader:
+            if part.manifest is not None and part.first == 0:
+                reader.check_replicas()
+            runs = fold_rows(reader.stretches())
+            if part.manifest is not None:
+                keys = ["volume", "container_id"]
+                held = reader.inventory().select(keys)
+                runs = runs.join(held, keys, join_type="left semi", use_threads=False).select(
+                    RUN_SCHEMA.names
+                )
+                runs = runs.cast(RUN_SCHEMA)
+    except ChunkTableError as error:
+        return Folded(RUN_SCHEMA.empty_table(), _finding(error.message), 0, error.message)
+    findings = FINDING_SCHEMA.empty_table()
+    if reader.unowned:
+        findings = _finding(
+            f"{part.location}: {reader.unowned} rows name no datanode or no container"
+        )
+    return Folded(runs, findings, reader.rows)
+
+
+def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
+    """The rows (CHUNK_SCHEMA) of these containers, ascending, in a part that could be
+    folded, superseded ones left out.
+
+    Raises:
+        ChunkTableError: it cannot be read any more.
+    """
+    assert part.kind is PartKind.FILE
+    held = None
+    if part.manifest is not None:
+        _, inventory = _recorded(part)
+        inventory = inventory.filter(
+            pc.is_in(inventory["container_id"], pa.array(container_ids, pa.int64()))
+        )
+        if not inventory.num_rows:
+            # Not opened, and so not verified, which takes reading it whole.
+            return
+        held = held_in(inventory, _name(part))
+    with _opened(part) as reader:
+        for batch in reader.batches(container_ids):
+            if held is not None:
+                batch = batch.filter(pa.array(~superseded(batch, held)))
+            if batch.num_rows:
+                yield batch
+
+
+def is_readable(part: Part, container_ids: Int64s) -> bool:
+    """Whether the rows of these containers in a part of an export are there as they
+    were recorded.
+    """
+    try:
+        _, inventory = _recorded(part)
+        if pc.any(pc.is_in(inventory["container_id"], pa.array(container_ids, pa.int64()))).as_py():
+            with _opened(part):
+                pass
+    except ChunkTableError:
+        return False
+    return True
+
+
+def is_plain(schema: pa.Schema) -> bool:
+    """Whether a table's columns are of our kinds, of any width: of others each reader
+    has ideas of its own.
+    """
+    for field in CHUNK_SCHEMA:
+        if field.name in schema.names:
+            kind = schema.field(field.name).type
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            if not any(is_kind(kind) and is_kind(field.type) for is_kind in _KINDS):
+                return False
+    return True
+
+
+@contextmanager
+def opened_rows(part: Part) -> Iterator[tuple[Iterator[Rows], pa.Table | None]]:
+    """All rows of a part that could be folded, as they are folded, superseded ones too;
+    and its inventory, if any.
+
+    Raises:
+        ChunkTableError: it cannot be read any more; also while rows are read.
+    """
+    assert part.kind is PartKind.FILE
+    with _opened(part) as reader:
+        yield reader.stretches(), None if part.manifest is None else reader.inventory()
+
+
+class _Reader:
+    """The row groups of one part."""
+
+    def __init__(self, part: Part, file: pq.ParquetFile, inventory: pa.Table | None) -> None:
+        # What was read so far, and what of it belongs to no replica.
+        self.rows = 0
+        self.unowned = 0
+        self._part = part
+        self._file = file
+        self._inventory = inventory
+        self._groups = _groups(part, file.metadata)
+        self._places = _places(file.metadata)
+        missing = [column for column in REQUIRED if column not in self._places]
+        if missing:
+            raise _unreadable(
+                TableRefusal.SCHEMA, f"{part.location} has no column {', '.join(missing)}"
+            )
+        names = Counter(file.schema_arrow.names)
+        twice = [column for column in CHUNK_SCHEMA.names if names[column] > 1]
+        if twice:
+            raise _unreadable(
+                TableRefusal.SCHEMA, f"{part.location} has more than one column {', '.join(twice)}"
+            )
+
+    def inventory(self) -> pa.Table:
+        """The replicas that the export holds in this file."""
+        assert self._inventory is not None
+        return self._inventory
+
+    def check_replicas(self) -> None:
+        """Whether the whole file, beyond the part, has all rows of each replica that
+        the inventory says are in it.
+
+        Raises:
+            ChunkTableError: it has not.
+        """
+        keys = ["volume", "container_id"]
+        recorded = self.inventory().select([*keys, "rows"])
+        both = recorded.join(self._counted(), keys, join_type="left outer", use_threads=False)
+        found = pc.fill_null(both["rows_sum"], 0)
+        differs = both.append_column("found", found).filter(pc.not_equal(found, both["rows"]))
+        if differs.num_rows:
+            row = differs.slice(0, 1).to_pylist()[0]
+            replica = f"container {row['container_id']} on volume {row['volume']}"
+            text = (
+                f"{self._part.location} has {row['found']} rows of {replica}, and the inventory"
+                f" says {row['rows']}"
+            )
+            raise _unreadable(TableRefusal.ROWS, text)
+
+    def _counted(self) -> pa.Table:
+        """How many rows each replica has in the file, `rows_sum` by volume and
+        container.
+        """
+        names = ["volume", "container_id"]
+        if "volume" not in self._places:
+            raise _unreadable(TableRefusal.SCHEMA, f"{self._part.location} has no column volume")
+        counted = [
+            pa.table({"volume": pa.array([], pa.string()), "container_id": _NONE, "rows": _NONE})
+        ]
+        for batch in self._file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
+            volumes = _conformed(batch["volume"], CHUNK_SCHEMA.field("volume"))
+            volumes = (
+                volumes if pa.types.is_dictionary(volumes.type) else volumes.dictionary_encode()
+            )
+            numbers = _conformed(batch["container_id"], CHUNK_SCHEMA.field("container_id"))
+            ids, places = (
+                numbers.fill_null(_NO_CONTAINER).to_numpy(),
+                volumes.indices.fill_null(-1).to_numpy(),
+            )
+            # Of stretches, which are few where agents wrote the file.
+            starts = np.flatnonzero(
+                np.r_[True, (ids[1:] != ids[:-1]) | (places[1:] != places[:-1])]
+            )
+            stretch = {
+                "volume": volumes.take(pa.array(starts)).cast(pa.string()),
+                "container_id": ids[starts],
+                "rows": np.diff(np.r_[starts, len(ids)]),
+            }
+            counted.append(pa.table(stretch))
+        return pa.concat_tables(counted).group_by(names).aggregate([("rows", "sum")])
+
+    def stretches(self) -> Iterator[Rows]:
+        """All rows, as they are folded."""
+        for group in self._groups:
+            for columns, count in self._read(group):
+                self.rows += count
+                if any(columns[name].null_count for name in _OWNER):
+                    batch = _owned(_whole(columns, count))
+                    self.unowned += count - batch.num_rows
+                    columns, count = (
+                        dict(zip(CHUNK_SCHEMA.names, batch.columns, strict=True)),
+                        batch.num_rows,
+                    )
+                if count:
+                    yield rows_of(columns, count)
+
+    def batches(self, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
+        """The rows of these containers."""
+        for group in self._groups:
+            if not self._may_hold(group, container_ids):
+                continue
+            for columns, count in self._read(group):
+                rows = _rows_of_containers(columns["container_id"], count, container_ids)
+                if len(rows):
+                    # Of few rows, before they are made whole.
+                    taken = {
+                        n: c if len(c) < count else c.take(pa.array(rows))
+                        for n, c in columns.items()
+                    }
+                    yield _owned(_whole(taken, len(rows)))
+
+    def _may_hold(self, group: int, container_ids: Int64s) -> bool:
+        """Whether a row group has rows of any of these containers, for all that its
+        statistics say.
+        """
+        range_ = self._range(group, "container_id")
+        if range_ is None:
+            return len(container_ids) > 0
+        first, behind = (
+            np.searchsorted(container_ids, range_[0]),
+            np.searchsorted(container_ids, range_[1], "right"),
+        )
+        return bool(first < behind)
+
+    def _read(self, group: int) -> Iterator[tuple[dict[str, pa.Array], int]]:
+        """A row group batch by batch, each column with all entries or with the one that
+        all rows have; counts.
+        """
+        alike: dict[str, pa.Array] = {}
+        for field in CHUNK_SCHEMA:
+            if field.name not in self._places:
+                alike[field.name] = pa.array([DEFAULTS[field.name]], field.type)
+            elif (value := self._constant(group, field.name)) is not None:
+                alike[field.name] = _conformed(
+                    pa.array([value], self._file.schema_arrow.field(field.name).type), field
+                )
+        wanted = [name for name in CHUNK_SCHEMA.names if name not in alike]
+        for batch in self._file.iter_batches(_BATCH_ROWS, [group], wanted, use_threads=False):
+            columns = {
+                name: _conformed(batch.column(name), CHUNK_SCHEMA.field(name)) for name in wanted
+            }
+            yield alike | columns, batch.num_rows
+
+    def _constant(self, group: int, name: str) -> object:
+        """What all rows of a row group have in a column, if its statistics say so."""
+        range_ = self._range(group, name)
+        return range_[0] if range_ is not None and range_[0] == range_[1] else None
+
+    def _range(self, group: int, name: str) -> tuple[Any, Any] | None:
+        """The least and the greatest value of a column without nulls, where the
+        statistics are to be trusted.
+        """
+        kind = self._file.schema_arrow.field(name).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        # Those of unsigned numbers are told as if they had a sign, and others may be
+        # rounded.
+        if not any(is_exact(kind) for is_exact in _EXACT):
+            return None
+        statistics = self._file.metadata.row_group(group).column(self._places[name]).statistics
+        if statistics is None or not (
+            statistics.has_min_max and statistics.has_null_count and not statistics.null_count
+        ):
+            return None
+        # Of times they are told as Python has them, which knows no year beyond 9999.
+        with suppress(OverflowError, ValueError):
+            return statistics.min, statistics.max
+        return None
+
+
+def _rows_of_containers(column: pa.Array, count: int, container_ids: Int64s) -> Int64s:
+    """Which rows of a batch, of which the column has all or one, are of these
+    containers: looked up once a stretch.
+    """
+    held = column.fill_null(_NO_CONTAINER).to_numpy()
+    starts = np.flatnonzero(np.r_[True, held[1:] != held[:-1]])
+    lengths = np.diff(np.r_[starts, len(held)]) if len(held) == count else np.array([count])
+    return np.flatnonzero(np.repeat(np.isin(held[starts], container_ids), lengths))
+
+
+@contextmanager
+def _opened(part: Part) -> Iterator[_Reader]:
+    file_, inventory = _recorded(part) if part.manifest is not None else (None, None)
+    try:
+        filesystem, path = place_of(part.location)
+        if file_ is not None:
+            # Before any of it is parsed: of damage in a footer or in statistics pyarrow
+            # may return fewer rows and say nothing, or end the process.
+            check_content_once(filesystem, path.rpartition("/")[0], file_)
+        with filesystem.open_input_file(path) as source:
+            metadata = pq.read_metadata(source)
+            if file_ is not None:
+                check_rows(part.location, found=metadata.num_rows, recorded=file_.rows)
+            kinds = {
+                name: metadata.schema.column(place).physical_type
+                for name, place in _places(metadata).items()
+            }
+            text = [name for name in TEXT if kinds.get(name) == "BYTE_ARRAY"]
+            file = pq.ParquetFile(
+                source, metadata=metadata, read_dictionary=text, page_checksum_verification=True
+            )
+            yield _Reader(part, file, inventory)
+    # pyarrow says what is wrong with a Parquet file, or with a cast, by ArrowInvalid, a
+    # ValueError, and others of its.
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise _unreadable(
+            TableRefusal.UNREADABLE, f"{part.location} cannot be read: {error}"
+        ) from error
+
+
+def _recorded(part: Part) -> tuple[TableFile, pa.Table]:
+    """What the export says of a part's file, and the replicas that it holds there.
+
+    Raises:
+        ChunkTableError: manifest or inventory cannot be read.
+    """
+    assert part.manifest is not None
+    filesystem, path = place_of(part.manifest)
+    manifest, name = read_manifest(filesystem, path), _name(part)
+    file = next((file for file in manifest.of_kind(FileKind.CHUNKS) if file.name == name), None)
+    if file is None:
+        raise _unreadable(TableRefusal.FILE_MISSING, f"{part.manifest} does not name {name}")
+    inventory = read_inventory(filesystem, path.rpartition("/")[0], manifest)
+    return file, inventory.filter(pc.equal(inventory["file"], name))
+
+
+def _name(part: Part) -> str:
+    return place_of(part.location)[1].rpartition("/")[2]
+
+
+def _groups(part: Part, metadata: pq.FileMetaData) -> Sequence[int]:
+    """The row groups of a part."""
+    if part.manifest is None:
+        return range(part.first, part.last)
+    groups = range(metadata.num_row_groups)
+    starts = accumulate((metadata.row_group(group).num_rows for group in groups), initial=0)
+    return [
+        group
+        for group, start in zip(groups, starts, strict=False)
+        if part.first <= start < part.last
+    ]
+
+
+def _places(metadata: pq.FileMetaData) -> dict[str, int]:
+    """Which of the file's columns are ours; inside of others there may be more."""
+    paths = {metadata.schema.column(place).path: place for place in range(metadata.num_columns)}
+    return {name: paths[name] for name in CHUNK_SCHEMA.names if name in paths}
+
+
+def _conformed(column: pa.Array, field: pa.Field) -> pa.Array:
+    """A column of any width or kind as CHUNK_SCHEMA has it; text may stay a
+    dictionary.
+    """
+    if column.type == field.type:
+        return column
+    if pa.types.is_dictionary(column.type):
+        if field.name in TEXT and not column.dictionary.null_count:
+            return pa.DictionaryArray.from_arrays(
+                column.indices.cast(pa.int32()), column.dictionary.cast(pa.string())
+            )
+        column = column.cast(column.type.value_type)
+    # Of a time that is finer, the rest is dropped; of numbers nothing is.
+    return column.cast(field.type, safe=field.name != "scanned_at")
+
+
+def _whole(columns: Mapping[str, pa.Array], count: int) -> pa.RecordBatch:
+    """With one entry a row, by CHUNK_SCHEMA."""
+    arrays = []
+    for field in CHUNK_SCHEMA:
+        column = columns[field.name]
+        if len(column) != count:
+            column = pa.repeat(column[0], count)
+        arrays.append(column.cast(field.type) if column.type != field.type else column)
+    return pa.RecordBatch.from_arrays(arrays, schema=CHUNK_SCHEMA)
+
+
+def _owned(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Without rows that belong to no replica."""
+    return batch.filter(pc.and_(*(batch.column(name).is_valid() for name in _OWNER)))
+
+
+def _unreadable(refusal: TableRefusal, message: str) -> ChunkTableError:
+    return ChunkTableError(refusal.value, message)
+
+
+def _finding(detail: str) -> pa.Table:
+    nothing: list[str] = []
+    row = {
+        "kind": FindingKind.UNREADABLE.value,
+        "lacking": nothing,
+        "sources": nothing,
+        "detail": detail,
+    }
+    return pa.Table.from_pylist([row], FINDING_SCHEMA)

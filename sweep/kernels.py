@@ -1,0 +1,367 @@
+"""Rows folded to runs in one compiled pass that holds no GIL.
+
+Importing this module compiles it (or loads it from numba's cache), so only sweep.runs
+imports it, on first use.
+"""
+
+# Only part of numba is typed.
+# mypy: allow-untyped-calls
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numba.core import types
+
+from chunktable.schema import BLOCK_ROW, CONTAINER_ROW
+from merkle.kernels import (
+    ONES,
+    TAG_1,
+    TAG_2,
+    TAG_2_MESSAGE,
+    TAG_3,
+    TAG_3_MESSAGE,
+    TAG_4,
+    crc32c_word,
+    jit,
+    put,
+    put_byte,
+    store64,
+    swap,
+    varint_bytes,
+)
+from sweep.layout import (
+    ENDS,
+    FIRST,
+    HALF,
+    INNER,
+    LAST,
+    PRIME_1,
+    PRIME_2,
+    PRIME_3,
+    SEED,
+    Fragment,
+    Inner,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from sweep.layout import Bools, Int64s
+
+# Compiled code takes plain numbers for constants.
+_ENDS, _FIRST, _LAST, _INNER = ENDS, FIRST.start, LAST.start, INNER.start
+_BLOCK_ID, _LOW, _HIGH, _CHECKSUM, _CHUNKS, _DELETED_ROWS, _BYTES, _CORRUPT, _UNVERIFIABLE, _MIX = (
+    map(int, Fragment)
+)
+(
+    _IN_CHECKSUM,
+    _IN_FINGERPRINT,
+    _IN_BLOCKS,
+    _IN_DELETED,
+    _IN_CHUNKS,
+    _IN_BYTES,
+    _IN_CORRUPT,
+    _IN_UNVERIFIABLE,
+) = map(int, Inner)
+
+# What the only row of a block needs at most: tags, flags and lengths, two numbers of
+# the block and three of the chunk, all at their longest. A tree's own fields need less.
+TREE_ROW_BYTES = 72
+# Places in a block of which is kept what chunks there were: as many as Ozone's defaults
+# have.
+_KEPT = 64
+
+_U64, _I64 = types.uint64, types.int64
+_IN_WORDS = types.Array(types.int64, 1, "C", readonly=True)
+_IN_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
+_WORDS = types.Array(types.int64, 1, "C")
+_FLAGS = types.Array(types.boolean, 1, "C")
+_MATRIX = types.Array(types.int64, 2, "C")
+_OUT = types.Array(types.uint8, 1, "C")
+
+
+@jit(_U64(_U64, _U64))
+def _stirred(word: np.uint64, prime: np.uint64) -> np.uint64:
+    word *= prime
+    return word ^ (word >> HALF)
+
+
+@jit(_U64(_I64, _I64, types.boolean, _I64))
+def _block_mix(
+    block_id: np.int64, checksum: np.int64, deleted: np.bool_, mix: np.int64
+) -> np.uint64:
+    word = _stirred(np.uint64(block_id) ^ SEED, PRIME_2)
+    word = _stirred(word + np.uint64(checksum), PRIME_3)
+    word = _stirred(word ^ np.uint64(mix), PRIME_1)
+    return _stirred(word + np.uint64(deleted), PRIME_2)
+
+
+@jit(
+    types.void(
+        _IN_WORDS,
+        _I64,
+        _IN_WORDS,
+        _IN_WORDS,
+        _IN_WORDS,
+        _IN_WORDS,
+        _IN_FLAGS,
+        _IN_FLAGS,
+        _FLAGS,
+        _MATRIX,
+    )
+)
+def fold_stretches(
+    starts: "Int64s",
+    rows: int,
+    block_ids: "Int64s",
+    offsets: "Int64s",
+    lengths: "Int64s",
+    checksums: "Int64s",
+    matches: "Bools",
+    deleted: "Bools",
+    ordered: "Bools",
+    numbers: "NDArray[np.int64]",
+) -> None:
+    """Fill `ordered` and `numbers` (zeros before, a row a run) as
+    sweep.runs.library_fold_stretches gives them.
+
+    A column of a single entry stands for one in which all rows are alike. Asserts that
+    the columns fit each other.
+    """
+    for size in (
+        block_ids.size,
+        offsets.size,
+        lengths.size,
+        checksums.size,
+        matches.size,
+        deleted.size,
+    ):
+        assert size in (1, rows)
+    # All bits, or none where there is only one entry to look at.
+    block_mask, offset_mask = -int(block_ids.size > 1), -int(offsets.size > 1)
+    length_mask, checksum_mask = -int(lengths.size > 1), -int(checksums.size > 1)
+    matches_mask, deleted_mask = -int(matches.size > 1), -int(deleted.size > 1)
+    assert starts.size == ordered.size == numbers.shape[0]
+    for run in range(starts.size):
+        i = starts[run]
+        end = starts[run + 1] if run + 1 < starts.size else rows
+        assert 0 <= i < end <= rows
+        out = numbers[run]
+        ends = 0
+        in_order = True
+        register = ONES
+        fingerprint = np.uint64(0)
+        first = i
+        before = np.int64(0)
+        while i < end:
+            block_id = block_ids[i & block_mask]
+            in_order &= i == first or before < block_id
+            before = block_id
+            low = offsets[i & offset_mask]
+            high = low
+            begin = i
+            gone = np.int64(0)
+            total_bytes = np.int64(0)
+            corrupt = np.int64(0)
+            unverifiable = np.int64(0)
+            mix = np.uint64(0)
+            crc = crc32c_word(ONES, swap(np.uint64(block_id)))
+            if low >= 0:
+                high = np.int64(-1)
+                while i < end and block_ids[i & block_mask] == block_id:
+                    offset = offsets[i & offset_mask]
+                    length = lengths[i & length_mask]
+                    checksum = checksums[i & checksum_mask]
+                    match = matches[i & matches_mask]
+                    in_order &= offset > high
+                    high = offset
+                    crc = crc32c_word(crc, swap(np.uint64(checksum)))
+                    gone += deleted[i & deleted_mask]
+                    total_bytes += length
+                    corrupt += not match
+                    unverifiable += match & (checksum == 0)
+                    word = _stirred(np.uint64(offset) ^ SEED, PRIME_1)
+                    word = _stirred(word + np.uint64(length), PRIME_2)
+                    word = _stirred(word ^ np.uint64(checksum), PRIME_3)
+                    mix += _stirred(word + np.uint64(match), PRIME_1)
+                    i += 1
+                chunks = i - begin
+                own = np.int64(crc ^ ONES)
+            else:
+                # A row that stands for a whole block or replica stands alone.
+                chunks = 0
+                gone += deleted[i & deleted_mask]
+                unverifiable = np.int64(1)
+                own = checksums[i & checksum_mask] if gone else np.int64(crc ^ ONES)
+                i += 1
+                if low == CONTAINER_ROW:
+                    in_order &= i - first == 1 and i == end
+                    break
+                in_order &= low == BLOCK_ROW
+                in_order &= i == end or block_ids[i & block_mask] != block_id
+            if begin > first and i < end:
+                register = crc32c_word(register, swap(np.uint64(own)))
+                out[_INNER + _IN_BLOCKS] += 1
+                if gone:
+                    out[_INNER + _IN_DELETED] += 1
+                    mix = np.uint64(0)
+                else:
+                    out[_INNER + _IN_CHUNKS] += chunks
+                    out[_INNER + _IN_BYTES] += total_bytes
+                    out[_INNER + _IN_CORRUPT] += corrupt
+                    out[_INNER + _IN_UNVERIFIABLE] += unverifiable
+                fingerprint ^= _block_mix(block_id, own, gone > 0, np.int64(mix))
+                continue
+            at = _FIRST if begin == first else _LAST
+            ends += 1
+            out[at + _BLOCK_ID] = block_id
+            out[at + _LOW] = low
+            out[at + _HIGH] = high
+            out[at + _CHECKSUM] = own
+            out[at + _CHUNKS] = chunks
+            out[at + _DELETED_ROWS] = gone
+            out[at + _BYTES] = total_bytes
+            out[at + _CORRUPT] = corrupt
+            out[at + _UNVERIFIABLE] = unverifiable
+            out[at + _MIX] = np.int64(mix)
+        out[_ENDS] = ends
+        out[_INNER + _IN_CHECKSUM] = np.int64(register ^ ONES)
+        out[_INNER + _IN_FINGERPRINT] = np.int64(fingerprint)
+        ordered[run] = in_order
+
+
+@jit(
+    types.void(
+        _IN_WORDS,
+        _IN_WORDS,
+        _IN_WORDS,
+        _I64,
+        _IN_WORDS,
+        _IN_WORDS,
+        _IN_WORDS,
+        _IN_WORDS,
+        _IN_FLAGS,
+        _IN_FLAGS,
+        _WORDS,
+        _WORDS,
+        _OUT,
+    )
+)
+def encode_trees(
+    starts: "Int64s",
+    ends: "Int64s",
+    container_ids: "Int64s",
+    rows: int,
+    block_ids: "Int64s",
+    offsets: "Int64s",
+    lengths: "Int64s",
+    checksums: "Int64s",
+    matches: "Bools",
+    deleted: "Bools",
+    roots: "Int64s",
+    bounds: "Int64s",
+    out: "NDArray[np.uint8]",
+) -> None:
+    """The trees of replicas whose rows, `starts[i]:ends[i]`, are whole and in order,
+    one behind the other in `out`.
+
+    Tree i is `out[bounds[i]:bounds[i + 1]]`. A column of a single entry stands for one
+    in which all rows are alike. `out` has TREE_ROW_BYTES for each row and each replica.
+    Asserts that the columns fit each other.
+    """
+    for size in (
+        block_ids.size,
+        offsets.size,
+        lengths.size,
+        checksums.size,
+        matches.size,
+        deleted.size,
+    ):
+        assert size in (1, rows)
+    block_mask, offset_mask = -int(block_ids.size > 1), -int(offsets.size > 1)
+    length_mask, checksum_mask = -int(lengths.size > 1), -int(checksums.size > 1)
+    matches_mask, deleted_mask = -int(matches.size > 1), -int(deleted.size > 1)
+    assert starts.size == ends.size == container_ids.size == roots.size == bounds.size - 1
+    largest = 0
+    total_rows = 0
+    for replica in range(starts.size):
+        assert 0 <= starts[replica] < ends[replica] <= rows
+        largest = max(largest, ends[replica] - starts[replica])
+        total_rows += ends[replica] - starts[replica]
+    assert TREE_ROW_BYTES * (total_rows + starts.size) <= out.size
+    # Of each block: where its rows end, its checksum, its bytes on the wire, and
+    # whether it is a tombstone.
+    stops, own = np.empty(largest, np.int64), np.empty(largest, np.int64)
+    bodies, gone = np.empty(largest, np.int64), np.empty(largest, np.bool_)
+    # Where a chunk begins and how long it is mostly was in the block before, at the
+    # same place: kept as it was written, in 22 bytes at most and seven behind.
+    kept_offsets, kept_lengths = np.full(_KEPT, -1, np.int64), np.full(_KEPT, -1, np.int64)
+    kept_bytes, kept = np.empty(_KEPT, np.int64), np.empty((_KEPT, 4), np.uint64)
+    first_kept = np.uint64(kept.ctypes.data)
+    begin = np.uint64(out.ctypes.data)
+    at = begin
+    for replica in range(starts.size):
+        bounds[replica] = np.int64(at - begin)
+        i, end = starts[replica], ends[replica]
+        blocks = 0
+        total = 0
+        register = ONES
+        while i < end:
+            low = offsets[i & offset_mask]
+            if low == CONTAINER_ROW:
+                break
+            block_id = block_ids[i & block_mask]
+            is_gone = False
+            body = 0
+            crc = crc32c_word(ONES, swap(np.uint64(block_id)))
+            if low >= 0:
+                while i < end and block_ids[i & block_mask] == block_id:
+                    offset, length = offsets[i & offset_mask], lengths[i & length_mask]
+                    checksum = checksums[i & checksum_mask]
+                    crc = crc32c_word(crc, swap(np.uint64(checksum)))
+                    is_gone |= deleted[i & deleted_mask]
+                    body += 7 + varint_bytes(offset) + varint_bytes(length) + varint_bytes(checksum)
+                    i += 1
+                sum_ = np.int64(crc ^ ONES)
+            else:
+                is_gone = deleted[i & deleted_mask]
+                sum_ = checksums[i & checksum_mask] if is_gone else np.int64(crc ^ ONES)
+                i += 1
+            if is_gone:
+                body = 0
+            body += 4 + varint_bytes(block_id) + varint_bytes(sum_)
+            total += 1 + varint_bytes(body) + body
+            register = crc32c_word(register, swap(np.uint64(sum_)))
+            stops[blocks], own[blocks], bodies[blocks], gone[blocks] = i, sum_, body, is_gone
+            blocks += 1
+        root = np.int64(register ^ ONES)
+        roots[replica] = root
+        at = put(at, TAG_1, container_ids[replica])
+        at = put(at, TAG_2_MESSAGE, 1 + varint_bytes(root) + total)
+        at = put(at, TAG_1, root)
+        i = starts[replica]
+        for block in range(blocks):
+            at = put(at, TAG_2_MESSAGE, bodies[block])
+            at = put(at, TAG_1, block_ids[i & block_mask])
+            at = put(at, TAG_2, own[block])
+            if offsets[i & offset_mask] >= 0 and not gone[block]:
+                for row in range(i, stops[block]):
+                    offset, length = offsets[row & offset_mask], lengths[row & length_mask]
+                    checksum = checksums[row & checksum_mask]
+                    place = row - i & _KEPT - 1
+                    if offset != kept_offsets[place] or length != kept_lengths[place]:
+                        written = first_kept + np.uint64(32 * place)
+                        behind = put(put(written, TAG_1, offset), TAG_2, length)
+                        kept_offsets[place], kept_lengths[place] = offset, length
+                        kept_bytes[place] = np.int64(behind - written)
+                    numbers = kept_bytes[place]
+                    # At most 35 bytes, so that the length takes one.
+                    at = put_byte(at, TAG_3_MESSAGE, numbers + 3 + varint_bytes(checksum))
+                    for word in range(3):
+                        store64(at + np.uint64(8 * word), kept[place, word])
+                    at += np.uint64(numbers)
+                    at = put(at, TAG_3, checksum)
+                    at = put_byte(at, TAG_4, int(matches[row & matches_mask]))
+            at = put_byte(at, TAG_4, int(gone[block]))
+            i = stops[block]
+    bounds[starts.size] = np.int64(at - begin)

@@ -1,0 +1,387 @@
+"""The tables a sweep leaves behind: `roots`, `verdicts`, `findings` and `summary`, a
+folder a sweep in each.
+
+A table is `<out>/<table>/sweep_id=<id>/<table>.parquet`, which Spark, DuckDB and
+pyarrow read as one partitioned table. Every file appears whole or not at all, and the
+summary is written last: a sweep without one does not exist.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from runtime.disk import Disk
+from runtime.errors import DiskError
+from sweep.errors import SweepNotFoundError
+from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA
+
+# Of all tables together, in the metadata of each file; changed when an old reader would
+# misread them.
+VERSION = 1
+_VERSION_KEY = b"treefold.sweep"
+_ROW_GROUP = 1 << 17
+_TREES_KEPT = 2
+
+JsonObject = dict[str, object]
+
+SUMMARY_SCHEMA = pa.schema(
+    [
+        pa.field("started_at", pa.timestamp("ms", tz="UTC"), nullable=False),
+        pa.field("engine", pa.string(), nullable=False),
+        pa.field("seconds", pa.float64(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),
+        pa.field("containers", pa.int64(), nullable=False),
+        pa.field("replicas", pa.int64(), nullable=False),
+        pa.field("diverged", pa.list_(pa.int64()), nullable=False),
+        pa.field("findings", pa.int64(), nullable=False),
+        # The whole summary as the command prints it.
+        pa.field("json", pa.string(), nullable=False),
+    ]
+)
+
+
+class Table(Enum):
+    """One of the tables; the value is its folder."""
+
+    ROOTS = "roots"
+    VERDICTS = "verdicts"
+    FINDINGS = "findings"
+    # Last: its presence completes the sweep.
+    SUMMARY = "summary"
+
+
+SCHEMAS: Mapping[Table, pa.Schema] = {
+    Table.ROOTS: REPLICA_SCHEMA,
+    Table.VERDICTS: VERDICT_SCHEMA,
+    Table.FINDINGS: FINDING_SCHEMA,
+    Table.SUMMARY: SUMMARY_SCHEMA,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """An input that was not read, and why: what it holds is unknown, not gone."""
+
+    input: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What one sweep found, in numbers."""
+
+    sweep_id: str
+    engine: str
+    source: str
+    started_at: datetime
+    # Of work, a resumed sweep's earlier attempts left out.
+    seconds: float
+    rows: int
+    containers: int
+    replicas: int
+    # Replicas that took no part: open, erasure-coded.
+    excluded: int
+    # Containers, ascending.
+    diverged: tuple[int, ...]
+    # Containers by verdict, findings by kind, replicas by how their roots were
+    # computed.
+    verdicts: Mapping[str, int]
+    findings: Mapping[str, int]
+    paths: Mapping[str, int]
+    skipped: tuple[Skipped, ...]
+    notes: tuple[str, ...] = ()
+    # The sweep that silent changes were looked for against.
+    previous: str | None = None
+    # For the report alone: since when volumes exist, by datanode and volume, as far as
+    # known.
+    volumes_created_ms: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> "Summary":
+        """A summary as `json` gave it; since when volumes exist is not in it."""
+        return cls(
+            sweep_id=said["sweepID"],
+            engine=said["engine"],
+            source=said["source"],
+            started_at=datetime.fromisoformat(said["startedAt"]),
+            seconds=said["seconds"],
+            rows=said["rows"],
+            containers=said["containers"],
+            replicas=said["replicas"],
+            excluded=said["excluded"],
+            diverged=tuple(said["diverged"]),
+            verdicts=said["verdicts"],
+            findings=said["findingsByKind"],
+            paths=said["paths"],
+            skipped=tuple(Skipped(**one) for one in said["skipped"]),
+            notes=tuple(said["notes"]),
+            previous=said["previous"],
+        )
+
+    def json(self) -> JsonObject:
+        """As the command prints it."""
+        return {
+            "sweepID": self.sweep_id,
+            "engine": self.engine,
+            "source": self.source,
+            "startedAt": self.started_at.isoformat(timespec="milliseconds"),
+            "seconds": round(self.seconds, 3),
+            "rows": self.rows,
+            "rowsPerSecond": round(self.rows / self.seconds) if self.seconds else None,
+            "containers": self.containers,
+            "replicas": self.replicas,
+            "excluded": self.excluded,
+            "diverged": list(self.diverged),
+            "verdicts": dict(self.verdicts),
+            "findings": sum(self.findings.values()),
+            "findingsByKind": dict(self.findings),
+            "paths": dict(self.paths),
+            "skipped": [asdict(one) for one in self.skipped],
+            "notes": list(self.notes),
+            "previous": self.previous,
+        }
+
+
+def new_sweep_id(started_at: datetime) -> str:
+    """An ID that sorts by time; the suffix is the fraction of the second."""
+    fraction = started_at.microsecond * 0x10000 // 1_000_000
+    return f"{started_at.astimezone(UTC):%Y%m%dT%H%M%SZ}-{fraction:04x}"
+
+
+class Output:
+    """All sweeps in one folder."""
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self.folder = folder
+        self._disk = disk
+
+    def path(self, table: Table, sweep_id: str) -> Path:
+        """Where a table of a sweep lies."""
+        return self.folder / table.value / f"sweep_id={sweep_id}" / f"{table.value}.parquet"
+
+    def report(self, sweep_id: str) -> Path:
+        """Where the report of a sweep lies."""
+        return self.folder / "report" / f"sweep_id={sweep_id}" / "report.html"
+
+    def trees(self, sweep_id: str) -> Path:
+        """The folder of a sweep's packed trees (sweep.trees), if it was asked for
+        them.
+        """
+        return self.folder / "trees" / f"sweep_id={sweep_id}"
+
+    @contextmanager
+    def writing(self, table: Table, sweep_id: str) -> Iterator["TableWriter"]:
+        """Write a table, which appears when this ends without an error, and replaces
+        what is there.
+
+        Raises:
+            DiskError: it cannot be written.
+        """
+        path = self.path(table, sweep_id)
+        metadata = {_VERSION_KEY: str(VERSION).encode()}
+        with written_whole(path, SCHEMAS[table].with_metadata(metadata), self._disk) as writer:
+            yield writer
+
+    def write_summary(self, summary: Summary) -> None:
+        """Complete a sweep, whose other tables are written.
+
+        Raises:
+            DiskError: it cannot be written.
+        """
+        row = {
+            "started_at": summary.started_at,
+            "engine": summary.engine,
+            "seconds": summary.seconds,
+            "rows": summary.rows,
+            "containers": summary.containers,
+            "replicas": summary.replicas,
+            "diverged": list(summary.diverged),
+            "findings": sum(summary.findings.values()),
+            "json": json.dumps(summary.json()),
+        }
+        with self.writing(Table.SUMMARY, summary.sweep_id) as writer:
+            writer.add(pa.Table.from_pylist([row], SUMMARY_SCHEMA))
+
+    def sweeps(self) -> list[str]:
+        """The complete sweeps, oldest first."""
+        found = (self.folder / Table.SUMMARY.value).glob("sweep_id=*/summary.parquet")
+        return sorted(path.parent.name.removeprefix("sweep_id=") for path in found)
+
+    def sweep(self, name: str) -> str:
+        """The ID that `name` stands for: itself, a beginning that only one has, or
+        "latest".
+
+        Raises:
+            SweepNotFoundError: there is none, or more than one.
+        """
+        sweeps = self.sweeps()
+        if name == "latest" and sweeps:
+            return sweeps[-1]
+        if name in sweeps:
+            return name
+        found = [sweep for sweep in sweeps if name and sweep.startswith(name)]
+        if len(found) != 1:
+            what = "more than one sweep begins with" if found else "there is no sweep"
+            raise SweepNotFoundError(
+                f"{what} {name} in {self.folder}",
+                hint=f"The last ones: {', '.join(sweeps[-3:])}." if sweeps else "",
+                sweep_id=name,
+            )
+        return found[0]
+
+    def summary(self, sweep_id: str) -> JsonObject:
+        """A complete sweep's summary as it was printed.
+
+        Raises:
+            DiskError: it cannot be read.
+        """
+        try:
+            found: JsonObject = json.loads(
+                self.read(Table.SUMMARY, sweep_id, ["json"])["json"][0].as_py()
+            )
+        except (ValueError, IndexError) as error:
+            path = self.path(Table.SUMMARY, sweep_id)
+            raise DiskError(f"{path} cannot be read: {error}", path=str(path)) from error
+        return found
+
+    def datanodes(self, sweep_id: str) -> frozenset[str]:
+        """Those whose replicas are in a sweep's table `roots`, which is written.
+
+        Raises:
+            DiskError: it cannot be read.
+        """
+        pieces = self.pieces(Table.ROOTS, sweep_id, ["datanode"])
+        return frozenset(
+            name for piece in pieces for name in piece["datanode"].unique().to_pylist()
+        )
+
+    def read(self, table: Table, sweep_id: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """A table of a complete sweep, or some of its columns.
+
+        Raises:
+            DiskError: see `pieces`.
+        """
+        schema = SCHEMAS[table]
+        wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+        return pa.concat_tables([wanted.empty_table(), *self.pieces(table, sweep_id, wanted.names)])
+
+    def pieces(self, table: Table, sweep_id: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """The same, some rows at a time.
+
+        Raises:
+            DiskError: it cannot be read, or was written by a later version.
+        """
+        path = self.path(table, sweep_id)
+        try:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                version = int((file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"0"))
+                if version > VERSION:
+                    raise DiskError(
+                        f"{path} is of version {version}, and this reads up to {VERSION}",
+                        path=str(path),
+                    )
+                for group in range(file.metadata.num_row_groups):
+                    yield file.read_row_group(group, list(columns)).replace_schema_metadata()
+        # pyarrow says most of what is wrong with a Parquet file by ArrowInvalid, a
+        # ValueError.
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise DiskError(f"{path} cannot be read: {error}", path=str(path)) from error
+
+    def retain(self, count: int) -> list[str]:
+        """Remove all complete sweeps but the last `count`, and return them; also
+        whatever given up ones left behind.
+
+        Not for while a sweep is under way.
+
+        Raises:
+            DiskError: they cannot be removed.
+        """
+        doomed = self.sweeps()[:-count] if count else []
+        for sweep_id in doomed:
+            # First: without it the sweep does not exist.
+            self._disk.remove_folder(self.path(Table.SUMMARY, sweep_id).parent)
+        kept = self.sweeps()
+        self._remove_all_but(kept, *(table.value for table in Table), "report")
+        # Trees are as large as all else together.
+        self._remove_all_but(kept[-_TREES_KEPT:], "trees")
+        return doomed
+
+    def _remove_all_but(self, kept: Sequence[str], *tables: str) -> None:
+        names = {f"sweep_id={sweep_id}" for sweep_id in kept}
+        for folder in (self.folder / table for table in tables):
+            for name in self._disk.names(folder) if self._disk.is_folder(folder) else ():
+                if name.startswith("sweep_id=") and name not in names:
+                    self._disk.remove_folder(folder / name)
+
+
+class TableWriter:
+    """A Parquet file in the making."""
+
+    def __init__(self, path: Path, schema: pa.Schema, compression: str, opaque: str | None) -> None:
+        self._schema = schema
+        described = opaque is None or [name for name in schema.names if name != opaque]
+        self._out = pq.ParquetWriter(
+            path,
+            schema,
+            compression=compression,
+            use_dictionary=described,
+            write_statistics=described,
+            write_page_checksum=True,
+        )
+        self.rows = 0
+
+    def add(self, table: pa.Table) -> None:
+        """Append rows, in one row group or more."""
+        if table.num_rows:
+            # Names that an engine left out are a fault of ours, and fail here.
+            self._out.write_table(
+                table.select(self._schema.names).cast(self._schema), row_group_size=_ROW_GROUP
+            )
+            self.rows += table.num_rows
+
+    def close(self) -> None:
+        self._out.close()
+
+
+@contextmanager
+def written_whole(
+    path: Path,
+    schema: pa.Schema,
+    disk: Disk,
+    *,
+    compression: str = "zstd",
+    opaque: str | None = None,
+) -> Iterator[TableWriter]:
+    """A Parquet file that appears at `path`, durable, when this ends without an error.
+
+    Of the column `opaque` no two values are alike: it gets neither a dictionary nor
+    statistics.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        disk.make_folder(path.parent)
+        writer = TableWriter(temporary, schema, compression, opaque)
+    except (OSError, pa.ArrowException) as error:
+        raise DiskError(f"{path} cannot be written: {error}", path=str(path)) from error
+    try:
+        yield writer
+        writer.close()
+    except OSError as error:
+        raise DiskError(f"{path} cannot be written: {error}", path=str(path)) from error
+    finally:
+        # After a close this does nothing.
+        writer.close()
+    disk.sync(temporary)
+    disk.rename(temporary, path)
+    disk.sync_folder(path.parent)

@@ -1,0 +1,342 @@
+"""The report of a sweep: one HTML file that needs no network, no script to be read, and
+no light room.
+
+`report_of` turns the tables of a sweep into what is to be drawn, `render` draws it.
+Pictures are SVG written by the template; each has its numbers in a table beside it, and
+no state is told by colour alone.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+
+import jinja2
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from merkle.plan import DifferenceKind, Verdict
+
+# Of more, the worst are shown and the rest is counted: a page that stops the browser
+# tells nobody anything.
+NIGHTS_MAX = 60
+DATANODES_MAX = 30
+HEATMAPS_MAX = 12
+HEATMAP_BLOCKS_MAX = 48
+CONTAINERS_MAX = 5000
+
+_DAY_MS = 86_400_000
+# Disks fail young and old; the classes are those that operators buy and retire disks
+# by. Upper bounds, exclusive.
+_AGES = (
+    ("under 1 month", 30 * _DAY_MS),
+    ("1 to 6 months", 182 * _DAY_MS),
+    ("6 to 12 months", 365 * _DAY_MS),
+    ("1 to 3 years", 3 * 365 * _DAY_MS),
+    ("3 to 5 years", 5 * 365 * _DAY_MS),
+    ("over 5 years", 1 << 62),
+)
+_AGE_UNKNOWN = "unknown"
+
+# Worst first: the order of the table, and of the stacks of a column from the ground.
+_BAD = (Verdict.UNRECOVERABLE, Verdict.CONFLICT, Verdict.REPAIRABLE)
+
+
+class Cell(Enum):
+    """What is wrong with one replica's copy of a block: the letter in its cell, and its
+    meaning. Worst last.
+    """
+
+    RIGHT = ("", "as it should be")
+    UNDELETED = ("D", "deleted elsewhere, not here")
+    MISSING = ("M", "missing, wholly or in part")
+    CORRUPT = ("C", "corrupt")
+    CONFLICT = ("?", "conflicting")
+
+    @property
+    def letter(self) -> str:
+        return self.value[0]
+
+    @property
+    def meaning(self) -> str:
+        return self.value[1]
+
+
+_CELLS = {
+    DifferenceKind.DELETED_BLOCK.value: Cell.UNDELETED,
+    DifferenceKind.MISSING_BLOCK.value: Cell.MISSING,
+    DifferenceKind.MISSING_CHUNK.value: Cell.MISSING,
+    DifferenceKind.CORRUPT_CHUNK.value: Cell.CORRUPT,
+    DifferenceKind.CONFLICTING_CHUNK.value: Cell.CONFLICT,
+}
+_SEVERITY = list(Cell)
+
+
+@dataclass(frozen=True, slots=True)
+class Night:
+    """One sweep in the history: containers by verdict."""
+
+    sweep_id: str
+    at: datetime
+    containers: int
+    verdicts: Mapping[str, int]
+
+    @property
+    def diverged(self) -> int:
+        return sum(self.verdicts.get(verdict.value, 0) for verdict in _BAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of so many replicas, so many are to be mended."""
+
+    label: str
+    replicas: int
+    lacking: int
+
+    @property
+    def permille(self) -> float:
+        return 1000 * self.lacking / self.replicas if self.replicas else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Heatmap:
+    """The blocks of one container that differ, by replica; `left_out` counts those for
+    which there is no room.
+    """
+
+    container_id: int
+    verdict: str
+    replicas: tuple[str, ...]
+    rows: tuple[tuple[int, tuple[Cell, ...]], ...]
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerLine:
+    """One diverged container in the table."""
+
+    container_id: int
+    verdict: str
+    replicas: int
+    differences: int
+    kinds: str
+    lacking: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that is drawn; `skipped` are inputs that could not be read, with the
+    reason.
+    """
+
+    sweep_id: str
+    at: datetime
+    engine: str
+    containers: int
+    replicas: int
+    verdicts: Mapping[str, int]
+    findings: int
+    skipped: tuple[str, ...]
+    silent_changes: tuple[str, ...]
+    nights: tuple[Night, ...]
+    datanodes: tuple[Share, ...]
+    datanodes_left_out: int
+    ages: tuple[Share, ...]
+    heatmaps: tuple[Heatmap, ...]
+    lines: tuple[ContainerLine, ...]
+    lines_left_out: int
+
+    @property
+    def diverged(self) -> int:
+        return sum(self.verdicts.get(verdict.value, 0) for verdict in _BAD)
+
+
+def report_of(
+    night: Night,
+    *,
+    engine: str,
+    held: Mapping[tuple[str, str], int],
+    replicas: pa.Table,
+    verdicts: pa.Table,
+    findings: pa.Table,
+    earlier: Iterable[Night] = (),
+    skipped: Sequence[str] = (),
+    volumes_created_ms: Mapping[tuple[str, str], int] | None = None,
+) -> Report:
+    """What to draw of a sweep.
+
+    `held` counts the replicas of each (datanode, volume); of `replicas` and `verdicts`
+    (see sweep.model) those of diverged containers suffice. `earlier` are the sweeps
+    before it, `volumes_created_ms` says since when volumes exist.
+    """
+    bad = [verdict.value for verdict in _BAD]
+    diverged = verdicts.filter(pc.is_in(verdicts["verdict"], pa.array(bad))).to_pylist()
+    named = [finding for finding in findings.to_pylist() if finding["container_id"] is not None]
+    by_container: dict[int, list[Mapping[str, object]]] = {}
+    for finding in named:
+        by_container.setdefault(finding["container_id"], []).append(finding)
+    lines = [_line(row, by_container.get(row["container_id"], ())) for row in diverged]
+    lines.sort(key=lambda line: (bad.index(line.verdict), -line.differences, line.container_id))
+    damaged = _damaged(named)
+    shares = _by_datanode(held, damaged)
+    nights = sorted([*earlier, night], key=lambda one: one.sweep_id)[-NIGHTS_MAX:]
+    maps = (
+        _heatmap(line, by_container.get(line.container_id, ()), replicas)
+        for line in lines[:HEATMAPS_MAX]
+    )
+    return Report(
+        night.sweep_id,
+        night.at,
+        engine,
+        night.containers,
+        sum(held.values()),
+        night.verdicts,
+        findings.num_rows,
+        tuple(skipped),
+        tuple(_silent(finding) for finding in named if finding["kind"] == "silent_change"),
+        tuple(nights),
+        tuple(shares[:DATANODES_MAX]),
+        max(0, len(shares) - DATANODES_MAX),
+        _by_age(held, replicas, damaged, volumes_created_ms or {}, night.at),
+        tuple(heatmap for heatmap in maps if heatmap.rows),
+        tuple(lines[:CONTAINERS_MAX]),
+        max(0, len(lines) - CONTAINERS_MAX),
+    )
+
+
+def render(report: Report) -> str:
+    """The page."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("sweep", "data"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["when"] = _when
+    environment.globals.update(cells=list(Cell), bad=[verdict.value for verdict in _BAD])
+    return environment.get_template("report.html.j2").render(report=report)
+
+
+def _line(row: Mapping[str, object], findings: Sequence[Mapping[str, object]]) -> ContainerLine:
+    kinds = Counter(str(finding["kind"]) for finding in findings)
+    lacking = sorted({name for finding in findings for name in _names(finding["lacking"])})
+    return ContainerLine(
+        _int(row["container_id"]),
+        str(row["verdict"]),
+        _int(row["replicas"]),
+        sum(count for kind, count in kinds.items() if kind in _CELLS),
+        ", ".join(f"{kind.replace('_', ' ')} ({count})" for kind, count in sorted(kinds.items())),
+        ", ".join(lacking),
+        str(row["detail"]),
+    )
+
+
+def _heatmap(
+    line: ContainerLine, findings: Sequence[Mapping[str, object]], replicas: pa.Table
+) -> Heatmap:
+    held = replicas.filter(pc.equal(replicas["container_id"], line.container_id))
+    involved = {
+        name
+        for finding in findings
+        for key in ("lacking", "sources")
+        for name in _names(finding[key])
+    }
+    # A datanode with two replicas is named with its volume in findings.
+    whole = {
+        name
+        for name in held["datanode"].to_pylist()
+        if not any(n.startswith(f"{name}/") for n in involved)
+    }
+    names = tuple(sorted(whole | involved))
+    blocks: dict[int, dict[str, Cell]] = {}
+    for finding in findings:
+        cell = _CELLS.get(str(finding["kind"]))
+        if cell is None or finding["block_id"] is None:
+            continue
+        row = blocks.setdefault(_int(finding["block_id"]), {})
+        where = _names(finding["lacking"])
+        if cell is Cell.CONFLICT:
+            where = [*where, *_names(finding["sources"])]
+        for name in where:
+            row[name] = max(row.get(name, Cell.RIGHT), cell, key=_SEVERITY.index)
+    worst = sorted(
+        blocks, key=lambda block: (-sum(_SEVERITY.index(c) for c in blocks[block].values()), block)
+    )
+    shown = sorted(worst[:HEATMAP_BLOCKS_MAX])
+    rows = tuple(
+        (block, tuple(blocks[block].get(name, Cell.RIGHT) for name in names)) for block in shown
+    )
+    return Heatmap(line.container_id, line.verdict, names, rows, len(worst) - len(shown))
+
+
+def _damaged(findings: Iterable[Mapping[str, object]]) -> set[tuple[str, int]]:
+    """The replicas to be mended, as (datanode, container)."""
+    return {
+        (name.partition("/")[0], _int(finding["container_id"]))
+        for finding in findings
+        if finding["kind"] in _CELLS
+        for name in _names(finding["lacking"])
+    }
+
+
+def _by_datanode(
+    held: Mapping[tuple[str, str], int], damaged: Iterable[tuple[str, int]]
+) -> list[Share]:
+    """All datanodes, those with most to mend first."""
+    replicas = Counter[str]()
+    for (datanode, _), count in held.items():
+        replicas[datanode] += count
+    lacking = Counter(datanode for datanode, _ in damaged)
+    shares = [Share(datanode, count, lacking[datanode]) for datanode, count in replicas.items()]
+    return sorted(shares, key=lambda share: (-share.lacking, share.label))
+
+
+def _by_age(
+    held: Mapping[tuple[str, str], int],
+    replicas: pa.Table,
+    damaged: set[tuple[str, int]],
+    created_ms: Mapping[tuple[str, str], int],
+    at: datetime,
+) -> tuple[Share, ...]:
+    at_ms = int(at.timestamp() * 1000)
+
+    def age(datanode: str, volume: str) -> str:
+        created = created_ms.get((datanode, volume))
+        return (
+            _AGE_UNKNOWN
+            if created is None
+            else next(label for label, below in _AGES if at_ms - created < below)
+        )
+
+    total, lacking = Counter[str](), Counter[str]()
+    for (datanode, volume), count in held.items():
+        total[age(datanode, volume)] += count
+    columns = (replicas[name].to_pylist() for name in ("datanode", "volume", "container_id"))
+    for datanode, volume, container_id in zip(*columns, strict=True):
+        lacking[age(datanode, volume)] += (datanode, container_id) in damaged
+    labels = [*(label for label, _ in _AGES), _AGE_UNKNOWN]
+    return tuple(Share(label, total[label], lacking[label]) for label in labels if total[label])
+
+
+def _silent(finding: Mapping[str, object]) -> str:
+    place = (
+        f"container {finding['container_id']} block {finding['block_id']} offset"
+        f" {finding['chunk_offset']}"
+    )
+    return f"{place} on {', '.join(_names(finding['lacking']))}: {finding['detail']}"
+
+
+def _names(value: object) -> list[str]:
+    assert isinstance(value, list)
+    return value
+
+
+def _int(value: object) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _when(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")

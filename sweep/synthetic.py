@@ -1,0 +1,591 @@
+"""A cluster that never was: chunk tables from a seed, with damage of every kind, and
+the truth to hold a sweep against.
+
+Three replicas of each container are alike but for what was damaged, one damage in a
+container at most. Some containers differ by design, and no sweep may name them:
+erasure-coded ones, open ones, and those of which a replica has no tree. Everything is
+made slab by slab, a stretch of blocks each, so that memory is bounded whatever the
+size.
+"""
+
+import random
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from chunktable.manifest import FileKind, Manifest, TableFile, file_name
+from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW, CONTAINER_SCHEMA
+from chunktable.writer import parquet_writer
+from merkle.checksum import RunningFingerprint
+from merkle.plan import DifferenceKind, Verdict
+from merkle.tree import block_checksum
+from sweep.model import Source
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+CHUNK_BYTES = 4 << 20
+REPLICAS = 3
+# Chunks of one slab, before they are multiplied by replicas.
+_SLAB_ROWS = 1 << 19
+# Rows of a row group, and rows that wait in memory for all writers together.
+_GROUP_ROWS = 1 << 20
+_PENDING_ROWS = 6 << 20
+_SCANNED_AT_MS = 1_790_000_000_000
+_CREATED_AT = datetime.fromtimestamp(_SCANNED_AT_MS / 1000, UTC)
+# Of the volumes, in turn: disks of a cluster are bought over years.
+_AGES_DAYS = (10, 100, 250, 700, 1500, 2200)
+_DAY_MS = 86_400_000
+# Of the one export that each datanode made.
+_SEQUENCE, _TOKEN = 1, "00000000"
+_HELD_NAMES = ["container_id", "generation", "rows"]
+_FIRST_BLOCK = 113_750_153_625_600_000
+_FIRST_CONTAINER = 1
+_BLOCKS_DELETED = 0.01
+_CONTAINERS_OPEN = 0.01
+_CONTAINERS_CODED = 0.01
+_CONTAINERS_WITHOUT_TREE = 0.002
+_STATES = ("CLOSED", "QUASI_CLOSED", "UNHEALTHY", "OPEN")
+_SOURCES = ("tree", "none")
+
+
+class Order(Enum):
+    """How the rows lie in the files."""
+
+    # An export of each datanode, with its manifest, as agents write them.
+    CLUSTERED = "clustered"
+    # Everything everywhere: no replica is in one piece, and no statistics of a row
+    # group exclude a container.
+    SHUFFLED = "shuffled"
+
+
+class DamageKind(Enum):
+    """What is done to one container."""
+
+    CORRUPT_CHUNK = "corrupt_chunk"
+    MISSING_CHUNK = "missing_chunk"
+    MISSING_BLOCK = "missing_block"
+    # Deleted on one replica alone.
+    DELETED_BLOCK = "deleted_block"
+    # Other bytes that match other recorded checksums.
+    CONFLICTING_CHUNK = "conflicting_chunk"
+    # Corrupt on all replicas alike.
+    LOST_CHUNK = "lost_chunk"
+
+
+# Containers damaged, of all; of each kind whose share is above 0 there is one at least.
+DEFAULT_DAMAGE: Mapping[DamageKind, float] = MappingProxyType(dict.fromkeys(DamageKind, 0.0005))
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What to make: blocks a container in the mean, chunks of a full block and what
+    share of blocks is full; `largest_blocks` is what the first container has at least.
+    """
+
+    seed: int = 1
+    datanodes: int = 6
+    containers: int = 300
+    blocks: int = 20
+    chunks: int = 64
+    largest_blocks: int = 0
+    order: Order = Order.CLUSTERED
+    damage: Mapping[DamageKind, float] = field(default_factory=lambda: DEFAULT_DAMAGE)
+    full: float = 0.8
+
+    def __post_init__(self) -> None:
+        assert self.datanodes >= REPLICAS
+        assert self.containers >= 1
+        assert self.blocks >= 2
+        assert self.chunks >= 1
+        assert 0 <= self.full <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One injected damage: `datanodes` hold it; `offset` is None where it is of a whole
+    block.
+    """
+
+    kind: DamageKind
+    container_id: int
+    block_id: int
+    offset: int | None
+    datanodes: tuple[str, ...]
+    others: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """What a sweep must say of the container."""
+        if self.kind is DamageKind.CONFLICTING_CHUNK:
+            return Verdict.CONFLICT
+        return Verdict.UNRECOVERABLE if self.kind is DamageKind.LOST_CHUNK else Verdict.REPAIRABLE
+
+    @property
+    def finding(self) -> tuple[str, int, int, int | None, tuple[str, ...], tuple[str, ...]]:
+        """The finding it must lead to: kind, container, block, offset, lacking,
+        sources.
+        """
+        kind, lacking, sources = self.kind.value, self.datanodes, self.others
+        if self.kind is DamageKind.DELETED_BLOCK:
+            lacking, sources = sources, lacking
+        elif self.kind is DamageKind.CONFLICTING_CHUNK:
+            lacking, sources = (), tuple(sorted((*lacking, *sources)))
+        elif self.kind is DamageKind.LOST_CHUNK:
+            kind = DifferenceKind.CORRUPT_CHUNK.value
+        return kind, self.container_id, self.block_id, self.offset, lacking, sources
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What was made: damages ascending by container, and the containers of which one
+    replica has no tree.
+    """
+
+    damages: tuple[Damage, ...]
+    without_tree: tuple[int, ...]
+    rows: int
+    containers: int
+    replicas: int
+
+
+def synthetic(folder: Path, cluster: Cluster, *, healthy: bool = False) -> Truth:
+    """Write the cluster's chunk tables into `folder`: an export a datanode, or files of
+    no order.
+
+    With `healthy` the same cluster as it was before all damage, of which the truth then
+    says nothing.
+    """
+    layout = _Layout.of(cluster)
+    found: list[Damage] = []
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(_Writer(path, cluster))
+            for path in _paths(folder, layout, cluster.order)
+        ]
+        slabs = -(-layout.blocks_all * cluster.chunks // _SLAB_ROWS)
+        for number, ordinals in enumerate(_slabs(layout.blocks_all, slabs, cluster.order)):
+            slab = _Slab.of(layout, ordinals, np.random.default_rng((cluster.seed, 1, number)))
+            found += () if healthy else slab.damages(layout)
+            rows = [slab.rows(layout, node, healthy=healthy) for node in range(cluster.datanodes)]
+            if cluster.order is Order.SHUFFLED:
+                shuffle = np.random.default_rng((cluster.seed, 2, number))
+                everything = {name: np.concatenate([one[name] for one in rows]) for name in rows[0]}
+                order = shuffle.permutation(len(everything["node"]))
+                ways = len(writers)
+                rows = [
+                    {n: column[order[i::ways]] for n, column in everything.items()}
+                    for i in range(ways)
+                ]
+            for writer, one in zip(writers, rows, strict=True):
+                writer.add(layout, one)
+        rows_all = sum(writer.close() for writer in writers)
+    if cluster.order is Order.CLUSTERED:
+        for number, (name, writer) in enumerate(zip(layout.names, writers, strict=True)):
+            _commit(
+                folder / name,
+                name,
+                writer,
+                _SCANNED_AT_MS - _AGES_DAYS[number % len(_AGES_DAYS)] * _DAY_MS,
+            )
+    without_tree = tuple((np.flatnonzero(layout.is_without_tree) + _FIRST_CONTAINER).tolist())
+    damages = tuple(sorted(found, key=lambda damage: damage.container_id))
+    return Truth(damages, without_tree, rows_all, cluster.containers, cluster.containers * REPLICAS)
+
+
+def _commit(folder: Path, datanode: str, writer: "_Writer", volume_created_ms: int) -> None:
+    """Complete an export: its inventory, and the manifest that names both files."""
+    inventory = folder / file_name(FileKind.CONTAINERS, _SEQUENCE, _TOKEN)
+    held = writer.inventory(_volume(datanode))
+    pq.write_table(held, inventory)
+    files = tuple(
+        TableFile(path.name, kind, rows, path.stat().st_size, _checksum(path), _CREATED_AT)
+        for path, kind, rows in (
+            (writer.path, FileKind.CHUNKS, writer.rows),
+            (inventory, FileKind.CONTAINERS, held.num_rows),
+        )
+    )
+    manifest = Manifest(
+        datanode=datanode,
+        sequence=_SEQUENCE,
+        previous=None,
+        begun_at=_CREATED_AT,
+        created_at=_CREATED_AT,
+        source=Source.TREE,
+        volumes=(_volume(datanode),),
+        skipped=(),
+        files=files,
+        containers=held.num_rows,
+        rows=writer.rows,
+        volumes_created_ms={_volume(datanode): volume_created_ms},
+    )
+    (folder / manifest.name).write_bytes(manifest.to_bytes())
+
+
+def _checksum(path: Path) -> str:
+    running = RunningFingerprint()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            running.update(piece)
+    return running.digest().hex()
+
+
+def _volume(datanode: str) -> str:
+    return f"DS-{datanode}"
+
+
+_KINDS = tuple(DamageKind)
+_NO_DAMAGE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What is drawn once for the whole cluster: arrays by container, ascending."""
+
+    cluster: Cluster
+    names: tuple[str, ...]
+    # Number of a container's first block, one more at the end.
+    starts: Int64s
+    # Datanodes by container and replica, and the states of their replicas.
+    nodes: Int64s
+    states: Int64s
+    is_coded: Bools
+    is_without_tree: Bools
+    # The damage (a place in _KINDS), the block it is of, the replica, and where in the
+    # block, 0 to 1.
+    damage: Int64s
+    damaged_block: Int64s
+    damaged_replica: Int64s
+    damaged_at: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Self:
+        rng = np.random.default_rng((cluster.seed, 0))
+        count, nodes = cluster.containers, cluster.datanodes
+        names = tuple(
+            str(uuid.UUID(int=random.Random(f"{cluster.seed}.{i}").getrandbits(128)))
+            for i in range(nodes)
+        )
+        blocks = rng.integers(max(2, cluster.blocks * 3 // 4), cluster.blocks * 5 // 4 + 1, count)
+        blocks[0] = max(blocks[0], cluster.largest_blocks)
+        starts = np.concatenate([[0], np.cumsum(blocks)])
+        # Three different ones: any first, then two different steps around the ring.
+        steps = (
+            rng.integers(1, [[nodes, nodes - 1]], (count, 2))
+            if nodes > 2
+            else np.ones((count, 2), np.int64)
+        )
+        steps[:, 1] += steps[:, 1] >= steps[:, 0]
+        first = rng.integers(0, nodes, count)
+        placed = np.stack(
+            [first, (first + steps[:, 0]) % nodes, (first + steps[:, 1]) % nodes], axis=1
+        )
+        draw = rng.random(count)
+        coded = draw < _CONTAINERS_CODED
+        is_open = (draw >= _CONTAINERS_CODED) & (draw < _CONTAINERS_CODED + _CONTAINERS_OPEN)
+        without = draw > 1 - _CONTAINERS_WITHOUT_TREE
+        states = (rng.random((count, REPLICAS)) > 0.98).astype(np.int64)
+        states[rng.random((count, REPLICAS)) > 0.99] = _STATES.index("UNHEALTHY")
+        states[is_open] = _STATES.index("OPEN")
+        damage = np.full(count, _NO_DAMAGE, np.int64)
+        free = rng.permutation(np.flatnonzero(~(coded | is_open | without)))
+        for kind, share in cluster.damage.items():
+            hit, free = np.split(
+                free, [min(len(free), max(1, round(share * count)) if share > 0 else 0)]
+            )
+            damage[hit] = _KINDS.index(kind)
+        return cls(
+            cluster,
+            names,
+            starts,
+            placed,
+            states,
+            coded,
+            without,
+            damage,
+            starts[:-1] + (rng.random(count) * blocks).astype(np.int64),
+            rng.integers(0, REPLICAS, count),
+            rng.random(count),
+        )
+
+    @property
+    def blocks_all(self) -> int:
+        return int(self.starts[-1])
+
+
+def _paths(folder: Path, layout: _Layout, order: Order) -> list[Path]:
+    if order is Order.CLUSTERED:
+        return [
+            folder / name / file_name(FileKind.CHUNKS, _SEQUENCE, _TOKEN, 0)
+            for name in layout.names
+        ]
+    return [folder / f"part-{i:03}.parquet" for i in range(len(layout.names))]
+
+
+def _slabs(blocks: int, count: int, order: Order) -> Sequence[Int64s]:
+    if order is Order.CLUSTERED:
+        return np.array_split(np.arange(blocks), count)
+    # No container lies in one slab.
+    return [np.arange(i, blocks, count) for i in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slab:
+    """Some blocks with all their chunks, as they were before all damage."""
+
+    ordinals: Int64s
+    containers: Int64s
+    block_ids: Int64s
+    is_deleted: Bools
+    starts: Int64s
+    offsets: Int64s
+    lengths: Int64s
+    checksums: Int64s
+
+    @classmethod
+    def of(cls, layout: _Layout, ordinals: Int64s, rng: np.random.Generator) -> Self:
+        count, chunks = len(ordinals), layout.cluster.chunks
+        containers = np.searchsorted(layout.starts, ordinals, "right") - 1
+        damaged = (layout.damage[containers] != _NO_DAMAGE) & (
+            layout.damaged_block[containers] == ordinals
+        )
+        counts = np.where(
+            rng.random(count) < layout.cluster.full, chunks, rng.integers(1, chunks + 1, count)
+        )
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        rows = int(starts[-1])
+        ranks = np.arange(rows) - np.repeat(starts[:-1], counts)
+        lengths = np.full(rows, CHUNK_BYTES, np.int64)
+        lengths[starts[1:] - 1] = rng.integers(1, CHUNK_BYTES + 1, count)
+        return cls(
+            ordinals,
+            containers,
+            _FIRST_BLOCK + ordinals * 4 + rng.integers(0, 4, count),
+            (rng.random(count) < _BLOCKS_DELETED) & ~damaged,
+            starts,
+            ranks * CHUNK_BYTES,
+            lengths,
+            # Never 0, which says that there was none.
+            rng.integers(1, 1 << 32, rows),
+        )
+
+    def damages(self, layout: _Layout) -> list[Damage]:
+        """What is damaged in these blocks."""
+        found = []
+        for block, row in zip(*self._damaged(layout), strict=True):
+            container = self.containers[block]
+            kind = _KINDS[layout.damage[container]]
+            holders = [layout.names[node] for node in layout.nodes[container]]
+            hit = (
+                {holders[layout.damaged_replica[container]]}
+                if kind is not DamageKind.LOST_CHUNK
+                else set(holders)
+            )
+            found.append(
+                Damage(
+                    kind,
+                    int(container) + _FIRST_CONTAINER,
+                    int(self.block_ids[block]),
+                    None
+                    if kind in (DamageKind.MISSING_BLOCK, DamageKind.DELETED_BLOCK)
+                    else int(self.offsets[row]),
+                    tuple(sorted(hit)),
+                    tuple(sorted(set(holders) - hit)),
+                )
+            )
+        return found
+
+    def rows(
+        self, layout: _Layout, node: int, *, healthy: bool
+    ) -> dict[str, npt.NDArray[np.generic]]:
+        """What one datanode holds of these blocks, in order; strings are places in the
+        lists of them.
+        """
+        replica = np.argmax(layout.nodes[self.containers] == node, axis=1)
+        held = (layout.nodes[self.containers] == node).any(axis=1)
+        counts = np.diff(self.starts)
+        keep = np.repeat(held, counts)
+        offsets, lengths, checksums = (
+            self.offsets.copy(),
+            self.lengths.copy(),
+            self.checksums.copy(),
+        )
+        matches, deleted = np.ones(len(offsets), np.bool_), np.repeat(self.is_deleted, counts)
+        of_block = np.repeat(np.arange(len(counts)), counts)
+        # Every index of an erasure-coded group holds other cells; an open replica may
+        # lag behind the others.
+        differs = layout.is_coded[self.containers] | (
+            layout.states[self.containers, 0] == _STATES.index("OPEN")
+        )
+        checksums[np.repeat(differs, counts)] ^= node + 1
+        for block, row in zip(*self._damaged(layout), strict=True) if not healthy else ():
+            container = self.containers[block]
+            kind = _KINDS[layout.damage[container]]
+            if (
+                kind is not DamageKind.LOST_CHUNK
+                and replica[block] != layout.damaged_replica[container]
+            ):
+                continue
+            block_rows = slice(self.starts[block], self.starts[block + 1])
+            match kind:
+                case DamageKind.CORRUPT_CHUNK | DamageKind.LOST_CHUNK:
+                    checksums[row] ^= 1 << 31
+                    matches[row] = False
+                case DamageKind.CONFLICTING_CHUNK:
+                    checksums[row] ^= 1 << 31
+                case DamageKind.MISSING_CHUNK if counts[block] > 1:
+                    keep[row] = False
+                case DamageKind.MISSING_CHUNK:
+                    # The block stays, without chunks.
+                    offsets[row], lengths[row] = BLOCK_ROW, 0
+                    checksums[row] = block_checksum(int(self.block_ids[block]), [])
+                case DamageKind.MISSING_BLOCK:
+                    keep[block_rows] = False
+                case DamageKind.DELETED_BLOCK:
+                    deleted[block_rows] = True
+        # Of a replica without a tree one row stays, that of its first block.
+        lost = layout.is_without_tree[self.containers] & (replica == 0)
+        keep &= ~np.repeat(lost, counts)
+        is_first = self.ordinals == layout.starts[self.containers]
+        kept = self.starts[:-1][lost & held & is_first]
+        keep[kept] = True
+        offsets[kept], lengths[kept], checksums[kept], deleted[kept] = CONTAINER_ROW, 0, 0, False
+        chosen = np.flatnonzero(keep)
+        own = of_block[chosen]
+        container = self.containers[own]
+        is_container_row = offsets[chosen] == CONTAINER_ROW
+        coded = layout.is_coded[container]
+        return {
+            "node": np.full(len(chosen), node, np.int32),
+            "container_id": container + _FIRST_CONTAINER,
+            "state": layout.states[container, replica[own]].astype(np.int32),
+            "bcs_id": container * 7,
+            "replica_index": np.where(coded, replica[own] + 1, 0).astype(np.int32),
+            "block_id": np.where(is_container_row, 0, self.block_ids[own]),
+            "chunk_offset": offsets[chosen],
+            "length": lengths[chosen],
+            "checksum": checksums[chosen],
+            "matches": matches[chosen],
+            "deleted": deleted[chosen],
+            "source": is_container_row.astype(np.int32),
+            "generation": np.where(layout.damage[container] == _NO_DAMAGE, 1, 1 if healthy else 2),
+        }
+
+    def _damaged(self, layout: _Layout) -> tuple[list[int], list[int]]:
+        """The damaged blocks of this slab, and the row of each that is hit."""
+        is_hit = (layout.damage[self.containers] != _NO_DAMAGE) & (
+            layout.damaged_block[self.containers] == self.ordinals
+        )
+        blocks = np.flatnonzero(is_hit)
+        counts = np.diff(self.starts)[blocks]
+        rows = self.starts[blocks] + (layout.damaged_at[self.containers[blocks]] * counts).astype(
+            np.int64
+        )
+        return blocks.tolist(), rows.tolist()
+
+
+class _Writer:
+    """One file, whose rows wait until they fill a row group."""
+
+    def __init__(self, path: Path, cluster: Cluster) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Text is handed over as dictionaries, and must not be noted as such in the
+        # file.
+        schema = pa.schema([_as_dictionary(field) for field in CHUNK_SCHEMA])
+        self._schema = schema
+        self._out = parquet_writer(path, schema)
+        self.path = path
+        self.rows = 0
+        self._inventory: list[Int64s] = []
+        self._group_rows = min(_GROUP_ROWS, _PENDING_ROWS // cluster.datanodes)
+        self._pending: list[dict[str, npt.NDArray[np.generic]]] = []
+        self._waiting = 0
+        self._layout: _Layout | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._out.close()
+
+    def add(self, layout: _Layout, rows: dict[str, npt.NDArray[np.generic]]) -> None:
+        self._layout = layout
+        self._pending.append(rows)
+        self._waiting += len(rows["node"])
+        if self._waiting >= self._group_rows:
+            self._flush()
+
+    def close(self) -> int:
+        """How many rows there are."""
+        self._flush()
+        self._out.close()
+        return self.rows
+
+    def inventory(self, volume: str) -> pa.Table:
+        """The replicas in the file, by CONTAINER_SCHEMA."""
+        found = pa.table(
+            list(np.concatenate([np.empty((3, 0), np.int64), *self._inventory], axis=1)),
+            _HELD_NAMES,
+        )
+        held = found.group_by(_HELD_NAMES[:2]).aggregate([("rows", "sum")]).sort_by("container_id")
+        count = held.num_rows
+        columns = {
+            "volume": [volume] * count,
+            "container_id": held["container_id"],
+            "generation": held["generation"],
+            "file": [self.path.name] * count,
+            "rows": held["rows_sum"],
+        }
+        return pa.table(columns, CONTAINER_SCHEMA)
+
+    def _flush(self) -> None:
+        if not self._waiting or self._layout is None:
+            return
+        columns = {
+            name: np.concatenate([one[name] for one in self._pending]) for name in self._pending[0]
+        }
+        names = self._layout.names
+        node = columns["node"]
+        arrays = {
+            "datanode": _texts(node, names),
+            "volume": _texts(node, [_volume(name) for name in names]),
+            "state": _texts(columns["state"], _STATES),
+            "source": _texts(columns["source"], _SOURCES),
+            "scanned_at": pa.array(np.full(len(node), _SCANNED_AT_MS)).cast(
+                CHUNK_SCHEMA.field("scanned_at").type
+            ),
+        }
+        table = pa.table(
+            [
+                arrays[name] if name in arrays else pa.array(columns[name])
+                for name in CHUNK_SCHEMA.names
+            ],
+            self._schema,
+        )
+        self._out.write_table(table, row_group_size=_GROUP_ROWS)
+        self.rows += len(node)
+        ids, first, counts = np.unique(
+            columns["container_id"], return_index=True, return_counts=True
+        )
+        self._inventory.append(np.array([ids, columns["generation"][first], counts], np.int64))
+        self._pending, self._waiting = [], 0
+
+
+def _as_dictionary(field: pa.Field) -> pa.Field:
+    text = pa.types.is_string(field.type)
+    return field.with_type(pa.dictionary(pa.int32(), pa.string())) if text else field
+
+
+def _texts(codes: npt.NDArray[np.generic], values: Sequence[str]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(values, pa.string()))

@@ -1,0 +1,339 @@
+"""The work folder of one sweep: its plan, and what was finished of it, so that a sweep
+that ended anywhere goes on.
+
+    <out>/work/<sweep id>/plan.json
+    <out>/work/<sweep id>/<stage>/<number>/{note.json, <table>.parquet...}
+
+An entry of a stage appears whole or not at all: it is written beside its place and
+renamed. Tables in it ascend by container, so that many entries are read range by range
+in bounded memory, however many rows there are.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from merkle.checksum import fingerprint
+from runtime.disk import Disk
+from runtime.errors import DiskError
+from sweep.errors import SweepWorkError
+from sweep.model import Part, PartKind, Source
+from sweep.output import JsonObject, Skipped
+
+_VERSION = 1
+_ROW_GROUP = 1 << 15
+# Rows in one range, some 300 bytes each.
+RANGE_ROWS = 1_000_000
+# What pyarrow raises of a damaged file; ArrowInvalid is a ValueError.
+UNREADABLE = (OSError, ValueError, pa.ArrowException)
+# What comes of JSON that is damaged, or is not what we wrote.
+_NOT_OURS = (ValueError, TypeError, KeyError, AttributeError, AssertionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one sweep reads, fixed when it begins."""
+
+    sweep_id: str
+    started_at: datetime
+    engine: str
+    source: Source
+    # Of volumes, then of files.
+    parts: tuple[Part, ...]
+    skipped: tuple[Skipped, ...]
+    # Of the exports that are read.
+    manifests: tuple[str, ...]
+    # What was asked for, see `key_of`; a plan leaves out what proves unreadable.
+    key: str
+
+
+def key_of(
+    engine: str,
+    source: Source,
+    parts: Sequence[Part],
+    skipped: Sequence[Skipped],
+    manifests: Sequence[str],
+) -> str:
+    """Equal exactly if two sweeps read the same in the same way.
+
+    Of exports also by the same manifests: an agent that exports again may leave all
+    files that hold rows as they are.
+    """
+    ids, left_out = sorted(part.part_id for part in parts), sorted(one.input for one in skipped)
+    return fingerprint(
+        json.dumps([engine, source.value, ids, left_out, sorted(manifests)]).encode()
+    ).hex()
+
+
+class Work:
+    """The work folders of one output folder."""
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self._folder = folder / "work"
+        self._disk = disk
+
+    def plans(self) -> tuple[list[Plan], dict[str, str]]:
+        """Sweeps that were begun and not finished, oldest first, and those whose plan
+        cannot be read, with why.
+
+        Those of another version are passed over.
+        """
+        plans, broken = list[Plan](), dict[str, str]()
+        for path in sorted(self._folder.glob("*/plan.json")):
+            try:
+                raw = json.loads(self._disk.read(path))
+                if raw.pop("version") == _VERSION:
+                    plans.append(_plan(raw))
+            except DiskError as error:
+                broken[path.parent.name] = error.message
+            except _NOT_OURS as error:
+                broken[path.parent.name] = f"{path} is damaged: {error!r}"
+        return plans, broken
+
+    def begin(self, plan: Plan) -> None:
+        """Note what a sweep is to do.
+
+        Raises:
+            DiskError: it cannot be written.
+        """
+        path = self._folder / plan.sweep_id / "plan.json"
+        self._disk.make_folder(path.parent)
+        raw = asdict(plan) | {"version": _VERSION, "started_at": plan.started_at.isoformat()}
+        self._disk.replace(path, json.dumps(raw, default=lambda value: value.value).encode())
+
+    def stage(self, plan: Plan, name: str) -> "Stage":
+        """What is finished of one stage."""
+        return Stage(self._folder / plan.sweep_id / name, self._disk)
+
+    def end(self, sweep_id: str) -> None:
+        """Forget a sweep: it is complete, or was given up.
+
+        Raises:
+            DiskError: it cannot be removed.
+        """
+        # First of all, so that half a folder is not taken for an unfinished sweep.
+        self._disk.remove(self._folder / sweep_id / "plan.json")
+        self._disk.remove_folder(self._folder / sweep_id)
+
+
+class Stage:
+    """Finished entries of one stage, in the order in which they were finished."""
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self._folder = folder
+        self._disk = disk
+
+    def add(self, note: JsonObject, tables: Mapping[str, pa.Table]) -> None:
+        """Store one entry; durable when this returns. Tables have a `container_id`.
+
+        Raises:
+            DiskError: it cannot be written.
+        """
+        number = len(self._entries())
+        temporary = self._folder / f".{number:06}"
+        self._disk.remove_folder(temporary)
+        self._disk.make_folder(temporary)
+        for name, table in tables.items():
+            path = temporary / f"{name}.parquet"
+            # Rows of no container first.
+            ordered = table.take(pc.sort_indices(pc.fill_null(table["container_id"], _ID_MIN)))
+            try:
+                pq.write_table(
+                    ordered,
+                    path,
+                    row_group_size=_ROW_GROUP,
+                    compression="zstd",
+                    write_page_checksum=True,
+                )
+            except OSError as error:
+                raise DiskError(f"{path} cannot be written: {error}", path=str(path)) from error
+            self._disk.sync(path)
+        self._disk.replace(temporary / "note.json", json.dumps(note).encode())
+        self._disk.rename(temporary, self._folder / f"{number:06}")
+        self._disk.sync_folder(self._folder)
+
+    def clear(self) -> None:
+        """Forget all entries.
+
+        Raises:
+            DiskError: they cannot be removed.
+        """
+        self._disk.remove_folder(self._folder)
+
+    def notes(self) -> list[JsonObject]:
+        """The notes of all entries.
+
+        Raises:
+            SweepWorkError: one cannot be read.
+        """
+        found = list[JsonObject]()
+        for path in (entry / "note.json" for entry in self._entries()):
+            try:
+                found.append(json.loads(self._disk.read(path)))
+            except (DiskError, ValueError) as error:
+                raise unreadable(path, error) from error
+        return found
+
+    def table(self, name: str, schema: pa.Schema) -> "Stored":
+        """One table over all entries.
+
+        Raises:
+            SweepWorkError: one cannot be read.
+        """
+        return Stored([entry / f"{name}.parquet" for entry in self._entries()], schema)
+
+    def _entries(self) -> list[Path]:
+        if not self._disk.is_folder(self._folder):
+            return []
+        return [
+            self._folder / name
+            for name in self._disk.names(self._folder)
+            if not name.startswith(".")
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Containers from `first` to `last`, both inclusive; without `first` also rows of
+    no container.
+    """
+
+    first: int | None
+    last: int
+
+
+class Stored:
+    """A table that lies in several files, each ascending by container; SweepWorkError
+    where one cannot be read.
+    """
+
+    def __init__(self, paths: Sequence[Path], schema: pa.Schema) -> None:
+        self._schema = schema
+        self._paths = paths
+        self._files = [self._opened(path) for path in paths]
+
+    def starts(self) -> Iterator[tuple[int, int]]:
+        """The least container and the number of rows of each row group that has
+        containers.
+        """
+        for file in self._files:
+            for i in range(file.metadata.num_row_groups):
+                statistics = _statistics(file, i)
+                if statistics is not None and statistics.has_min_max:
+                    yield statistics.min, file.metadata.row_group(i).num_rows
+
+    def tables(self) -> Iterator[pa.Table]:
+        """All of it, file by file."""
+        for number, file in enumerate(self._files):
+            yield self._rows(number, range(file.metadata.num_row_groups))
+
+    def read(self, wanted: Range) -> pa.Table:
+        """All rows of these containers, in no order."""
+        found = []
+        for number, file in enumerate(self._files):
+            groups = [
+                i for i in range(file.metadata.num_row_groups) if self._may_hold(file, i, wanted)
+            ]
+            if groups:
+                rows = self._rows(number, groups)
+                ids = rows["container_id"]
+                keep = pc.less_equal(ids, wanted.last)
+                if wanted.first is None:
+                    keep = pc.fill_null(keep, True)
+                else:
+                    keep = pc.fill_null(pc.and_(keep, pc.greater_equal(ids, wanted.first)), False)
+                found.append(rows.filter(keep))
+        return pa.concat_tables(found) if found else self._schema.empty_table()
+
+    def _opened(self, path: Path) -> pq.ParquetFile:
+        try:
+            file = pq.ParquetFile(path, page_checksum_verification=True)
+            # Arrow passes over columns that are not there.
+            if missing := set(self._schema.names) - set(file.schema_arrow.names):
+                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+        except UNREADABLE as error:
+            raise unreadable(path, error) from error
+        return file
+
+    def _rows(self, number: int, groups: Sequence[int]) -> pa.Table:
+        try:
+            return (
+                self._files[number]
+                .read_row_groups(list(groups), columns=self._schema.names)
+                .cast(self._schema)
+            )
+        except UNREADABLE as error:
+            raise unreadable(self._paths[number], error) from error
+
+    def _may_hold(self, file: pq.ParquetFile, group: int, wanted: Range) -> bool:
+        statistics = _statistics(file, group)
+        if statistics is None:
+            return False
+        if wanted.first is None and statistics.null_count:
+            return True
+        return (
+            statistics.has_min_max
+            and statistics.min <= wanted.last
+            and (wanted.first is None or wanted.first <= statistics.max)
+        )
+
+
+def unreadable(path: Path, why: Exception | str) -> SweepWorkError:
+    """What a fault of a file becomes that a sweep wrote for itself."""
+    said = why.message if isinstance(why, DiskError) else why
+    return SweepWorkError(
+        f"{path} cannot be read: {said}", hint="--fresh begins anew.", path=str(path)
+    )
+
+
+_ID_MIN, _ID_MAX = -(1 << 63), (1 << 63) - 1
+
+
+def ranges(tables: Sequence[Stored], rows_max: int = RANGE_ROWS) -> list[Range]:
+    """Cut all containers into ranges of about so many rows of these tables together; at
+    least one range.
+    """
+    found, first, count = list[Range](), None, 0
+    for least, rows in sorted(start for table in tables for start in table.starts()):
+        # Rows are counted where their group begins: groups are small beside a range.
+        if count + rows > rows_max and count and (first is None or least > first):
+            found.append(Range(first, least - 1))
+            first, count = least, 0
+        count += rows
+    return [*found, Range(first, _ID_MAX)]
+
+
+def _statistics(file: pq.ParquetFile, group: int) -> pq.Statistics | None:
+    """Of the containers in a row group; None where it has no rows."""
+    place = file.schema_arrow.get_field_index("container_id")
+    return file.metadata.row_group(group).column(place).statistics
+
+
+def _plan(raw: dict[str, object]) -> Plan:
+    parts, skipped = raw["parts"], raw["skipped"]
+    assert isinstance(parts, list)
+    assert isinstance(skipped, list)
+    return Plan(
+        str(raw["sweep_id"]),
+        datetime.fromisoformat(str(raw["started_at"])),
+        str(raw["engine"]),
+        Source(raw["source"]),
+        parts_of(parts),
+        tuple(Skipped(**one) for one in skipped),
+        tuple(raw["manifests"]) if isinstance(raw["manifests"], list) else (),
+        str(raw["key"]),
+    )
+
+
+def parts_of(raw: Sequence[Mapping[str, object]]) -> tuple[Part, ...]:
+    """Parts as they were written to JSON."""
+    return tuple(
+        Part(**{**one, "kind": PartKind(one["kind"]), "source": Source(one["source"])})  # type: ignore[arg-type]
+        for one in raw
+    )
