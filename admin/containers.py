@@ -351,4 +351,4 @@ def _print_comparison(compared: TreeComparison, trees: dict[str, ContainerTree])
     for evidence in compared.evidence:
         where = f" block {evidence.block_id}" if evidence.block_id is not None else ""
         where += f" at {evidence.offset}" if evidence.offset is not None else ""
-        print_line(f"{evidence.kind.value}:{where} {evidence.detail}")
+        print_line(f"{evidence.kind}:{where} {evidence.detail}")

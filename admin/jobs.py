@@ -22,7 +22,7 @@ from admin.answer import (
 from admin.containers import age_text, time_text
 from admin.controller_client import ControllerClient
 from admin.output import LINE_EVERY_S, Output, console, print_line, print_table, size_text
-from merkle.plan import EvidenceKind, Verdict
+from merkle.outcome import EvidenceKind, Verdict
 from protos import controller_pb2 as pb
 from protos.errors import ControllerUnavailableError
 from scm.jobs import JobState

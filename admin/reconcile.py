@@ -35,8 +35,9 @@ from admin.controller_client import ControllerClient
 from admin.jobs import await_jobs, doubt, exit_status_of, job_json, print_jobs
 from admin.output import Output, print_line, print_table
 from merkle.errors import ReconcileError
+from merkle.outcome import Verdict
 from merkle.plan import Comparison as TreeComparison
-from merkle.plan import Verdict, compare
+from merkle.plan import compare
 from merkle.replica import ReplicaState
 from protos import controller_pb2 as pb
 from runtime.errors import UsageError

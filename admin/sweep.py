@@ -22,7 +22,7 @@ from admin.output import Output, print_json, print_line, print_table
 from admin.sweep_pack import pack as pack_command
 from admin.sweeping import ENGINES, LOCAL, SPARK, chosen_engine, talking, write_report
 from merkle.errors import ReconcileError
-from merkle.plan import Verdict
+from merkle.outcome import Verdict
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from runtime.metrics import Metrics

@@ -19,7 +19,8 @@ import click
 from admin.output import Output, byte_progress, print_json, print_line, print_table
 from merkle.check import check_tree
 from merkle.errors import ReconcileError, RecordInvalidError, TreeRefusedError
-from merkle.plan import Comparison, Verdict, compare
+from merkle.outcome import Verdict
+from merkle.plan import Comparison, compare
 from merkle.replica import Source
 from merkle.tree import BlockId, ContainerId, ContainerTree, root_hex
 from merkle.windows import bad_windows, is_sound

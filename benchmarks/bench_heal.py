@@ -33,7 +33,7 @@ from benchmarks.measure import ROUNDS, Report, Samples
 from dnagent.store import HeldVolume, ReplicaStore
 from merkle.checksum import ChecksumType, window_checksums
 from merkle.columns import encode_tree
-from merkle.plan import Verdict
+from merkle.outcome import OutcomeState, Verdict
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
@@ -42,7 +42,7 @@ from ozone.writer import ContainerWriter
 from protos.convert import record_to_bytes
 from repair.peers import AgentPeer
 from repair.ports import Peer, Piece
-from repair.requests import OutcomeState, ReconcileOptions
+from repair.requests import ReconcileOptions
 from repair.runner import Job, Runner
 from runtime.rpc import open_channel
 

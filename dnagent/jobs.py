@@ -18,12 +18,14 @@ from dnagent.heartbeat import Progress as JobProgress
 from dnagent.ports import ReconciliationStatus
 from dnagent.store import ReplicaStore
 from merkle.errors import ReconcileError
+from merkle.outcome import OutcomeState, RepairOutcome, RepairProgress
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from ozone.errors import InterruptedRepairError
 from protos import controller_pb2
+from protos.outcome import add_evidence, add_peers, set_counters
 from repair.ports import Peer
-from repair.requests import Outcome, OutcomeState, Progress, ReconcileOptions
+from repair.requests import ReconcileOptions
 from repair.runner import Job, Runner
 from runtime.errors import BusyError
 from runtime.log import error_fields, get_logger
@@ -142,7 +144,7 @@ class Jobs:
         """The same for people."""
         found = []
         for job, progress in self._runner.running():
-            at = progress or Progress("starting")
+            at = progress or RepairProgress(phase="starting")
             found.append(
                 ReconciliationStatus(
                     job.job_id, job.container_id, at.phase, at.windows_written, at.bytes_fetched
@@ -199,7 +201,7 @@ class Jobs:
         self._note(command, outcome)
         self._on_end(JobProgress(job_id, True, outcome_message(job_id, outcome)))
 
-    def _note(self, command: ReconcileCommand, outcome: Outcome) -> None:
+    def _note(self, command: ReconcileCommand, outcome: RepairOutcome) -> None:
         progress = outcome.progress
         self._metrics.count("dnagent_reconciliations_total", state=outcome.state.value)
         self._metrics.count("dnagent_windows_written_total", progress.windows_written)
@@ -278,18 +280,18 @@ def refusal_of(command: ReconcileCommand, error: ReconcileError, state: str) -> 
 
 
 def progress_message(
-    job_id: str, container_id: ContainerId, progress: Progress | None
+    job_id: str, container_id: ContainerId, progress: RepairProgress | None
 ) -> controller_pb2.ReconcileProgress:
     """How far a job is."""
     message = controller_pb2.ReconcileProgress(
         job_id=job_id, container_id=container_id, state="running"
     )
     if progress is not None:
-        _fill(message, progress)
+        set_counters(message, progress)
     return message
 
 
-def outcome_message(job_id: str, outcome: Outcome) -> controller_pb2.ReconcileProgress:
+def outcome_message(job_id: str, outcome: RepairOutcome) -> controller_pb2.ReconcileProgress:
     """How a job ended."""
     message = controller_pb2.ReconcileProgress(
         job_id=job_id,
@@ -298,30 +300,9 @@ def outcome_message(job_id: str, outcome: Outcome) -> controller_pb2.ReconcilePr
         verdict=outcome.verdict.value if outcome.verdict else "",
         error_code=outcome.error_code,
         message=outcome.message,
-        evidence=[
-            controller_pb2.Evidence(
-                kind=one.kind.value, block_id=one.block_id, offset=one.offset, detail=one.detail
-            )
-            for one in outcome.evidence
-        ],
         claimed_deleted_block_ids=outcome.claimed_deleted,
-        peers=[
-            controller_pb2.PeerOutcome(
-                datanode_id=one.peer, outcome=one.outcome, bytes_fetched=one.bytes_fetched
-            )
-            for one in outcome.peers
-        ],
     )
-    _fill(message, outcome.progress)
+    set_counters(message, outcome.progress)
+    add_evidence(message, outcome.evidence)
+    add_peers(message, outcome.peers)
     return message
-
-
-def _fill(message: controller_pb2.ReconcileProgress, progress: Progress) -> None:
-    message.bytes_fetched = progress.bytes_fetched
-    message.bytes_written = progress.bytes_written
-    message.windows_written = progress.windows_written
-    message.bytes_planned = progress.bytes_planned
-    message.blocks_done = progress.blocks_done
-    message.blocks_planned = progress.blocks_planned
-    message.chunks_repaired = progress.chunks_repaired
-    message.tombstones_adopted = progress.tombstones_adopted

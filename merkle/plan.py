@@ -32,6 +32,7 @@ from enum import Enum
 
 from merkle.check import TreeRefusal
 from merkle.errors import TreeRefusedError
+from merkle.outcome import Evidence, EvidenceKind, Verdict, worst_verdict
 from merkle.replica import PeerId
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
 
@@ -45,44 +46,11 @@ UNVERIFIABLE_NAMED_MAX = 10
 BadWindows = Mapping[tuple[BlockId, int], frozenset[int]]
 
 
-class Verdict(Enum):
-    """What is known of a set of replicas."""
-
-    MATCH = "MATCH"
-    REPAIRABLE = "REPAIRABLE"
-    UNRECOVERABLE = "UNRECOVERABLE"
-    CONFLICT = "CONFLICT"
-    UNKNOWN = "UNKNOWN"
-
-
 class ChunkFault(Enum):
     """What is wrong with our copy of a chunk."""
 
     MISSING = "missing"
     CORRUPT = "corrupt"
-
-
-class EvidenceKind(Enum):
-    """What a verdict rests on."""
-
-    HEALTHY_COPIES_DIFFER = "healthy_copies_differ"
-    LENGTHS_DIFFER = "lengths_differ"
-    CHUNKINGS_OVERLAP = "chunkings_overlap"
-    SOLE_COPY_CORRUPT = "sole_copy_corrupt"
-    COPIES_CORRUPT_ALIKE = "copies_corrupt_alike"
-    BAD_WINDOWS_SHARED = "bad_windows_shared"
-    WINDOWS_UNPROVEN = "windows_unproven"
-    # Found while repairing: what the records say, and who did not answer.
-    RECORDS_DIFFER = "records_differ"
-    RECORD_UNPROVEN = "record_unproven"
-    SOURCE_UNREACHABLE = "source_unreachable"
-    HOLE = "hole"
-    DAMAGED_AGAIN = "damaged_again"
-    FILE_UNREADABLE = "file_unreadable"
-    FINDINGS_REMAIN = "findings_remain"
-    UNVERIFIABLE = "unverifiable"
-    NO_ROOT = "no_root"
-    NOTHING_COMPARED = "nothing_compared"
 
 
 class DifferenceKind(Enum):
@@ -93,16 +61,6 @@ class DifferenceKind(Enum):
     CORRUPT_CHUNK = "corrupt_chunk"
     DELETED_BLOCK = "deleted_block"
     CONFLICTING_CHUNK = "conflicting_chunk"
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """One fact behind a verdict, with the place it is about."""
-
-    kind: EvidenceKind
-    block_id: BlockId | None
-    offset: int | None
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +287,6 @@ _DETAILS: Mapping[EvidenceKind, str] = {
         "no copy on record is whole: windows of several may complete each other"
     ),
 }
-_WORST_FIRST = (Verdict.UNRECOVERABLE, Verdict.CONFLICT, Verdict.REPAIRABLE, Verdict.MATCH)
 
 
 class _Survey:
@@ -400,9 +357,7 @@ class _Survey:
 
     @property
     def verdict(self) -> Verdict:
-        worst = next(
-            (verdict for verdict in _WORST_FIRST if verdict in self._verdicts), Verdict.UNKNOWN
-        )
+        worst = worst_verdict(self._verdicts) or Verdict.UNKNOWN
         if worst is Verdict.MATCH and len(self._trees) < 2:
             return Verdict.UNKNOWN
         # A replica whose tree was never built may hold what the others lost, or lack

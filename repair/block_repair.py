@@ -14,7 +14,8 @@ from itertools import islice
 from typing import TypeAlias
 
 from merkle.checksum import ChecksumType
-from merkle.plan import BlockRepair, ChunkRepair, Evidence, EvidenceKind, Verdict
+from merkle.outcome import Evidence, EvidenceKind, PeerOutcome, Verdict
+from merkle.plan import BlockRepair, ChunkRepair
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId
 from merkle.tree import ChunkTree, ContainerId
@@ -23,7 +24,6 @@ from repair.requests import (
     CheckLocal,
     FetchWindows,
     LocalChecked,
-    PeerOutcome,
     PutBlock,
     Request,
     WindowsArrived,

@@ -38,7 +38,17 @@ from enum import Enum
 from typing import assert_never
 
 from merkle.limits import PEERS_MAX
-from merkle.plan import BlockRepair, Evidence, EvidenceKind, RepairPlan, Verdict, plan_repair
+from merkle.outcome import (
+    COUNTERS,
+    Evidence,
+    EvidenceKind,
+    OutcomeState,
+    RepairOutcome,
+    RepairProgress,
+    Verdict,
+    worst_verdict,
+)
+from merkle.plan import BlockRepair, RepairPlan, plan_repair
 from merkle.record import BlockRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree, TreeBuilder
@@ -56,11 +66,8 @@ from repair.requests import (
     LoadOwn,
     LoadRecords,
     LocalChecked,
-    Outcome,
-    OutcomeState,
     OwnLoaded,
     OwnRecords,
-    Progress,
     PutBlock,
     ReconcileOptions,
     RecordsArrived,
@@ -108,7 +115,6 @@ _GONE = frozenset({"container_not_found", "container_state", "interrupted"})
 # The block was deleted while we worked on it: nothing is wrong, and nothing is left to
 # do.
 _BLOCK_GONE = frozenset({"block_not_found", "block_deleted"})
-_WORST_FIRST = (Verdict.UNRECOVERABLE, Verdict.CONFLICT, Verdict.UNKNOWN)
 
 
 class Reconciliation:
@@ -129,7 +135,7 @@ class Reconciliation:
         assert len(peers) <= PEERS_MAX
         assert len(set(peers)) == len(peers)
         assert own not in peers
-        self.outcome: Outcome | None = None
+        self.outcome: RepairOutcome | None = None
         self._container_id = container_id
         self._options = options or ReconcileOptions()
         self._phase = _Phase.LOADING
@@ -138,7 +144,7 @@ class Reconciliation:
         self._peers = tuple(sorted(peers))
         # Of the job.
         self._sources = Sources(self._peers)
-        self._counters: dict[str, int] = dict.fromkeys(Progress.__slots__[1:], 0)
+        self._counters: dict[str, int] = dict.fromkeys(COUNTERS, 0)
         self._halt: RequestFailed | None = None
         self._claimed: set[BlockId] = set()
         self._bcs_seen = 0
@@ -225,9 +231,9 @@ class Reconciliation:
         return self._taken()
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> RepairProgress:
         """How far it is."""
-        return Progress(self._phase.value, **self._counters)
+        return RepairProgress(phase=self._phase.value, **self._counters)
 
     def _begin_round(self) -> None:
         self._phase = _Phase.LOADING
@@ -635,7 +641,7 @@ class Reconciliation:
             evidence.append(
                 Evidence(EvidenceKind.FINDINGS_REMAIN, *place, "found by the last scan")
             )
-        self.outcome = Outcome(
+        self.outcome = RepairOutcome(
             container_id=self._container_id,
             state=state,
             verdict=self._verdict(is_complete=state is OutcomeState.DONE),
@@ -657,16 +663,16 @@ class Reconciliation:
             verdict for of_block in self._failures.values() for verdict, _ in of_block.values()
         }
         seen = {self._plan.verdict, *failed}
-        if self._findings and is_complete and not seen & set(_WORST_FIRST):
+        if self._findings and is_complete and seen <= {Verdict.MATCH, Verdict.REPAIRABLE}:
             # Damage that no tree shows: chunks of which nobody has a byte left are in
             # none.
             seen.add(Verdict.UNRECOVERABLE)
         if Verdict.UNRECOVERABLE in seen and len(self._trees) < len(self._peers):
             # A peer that did not answer may hold what the others lack.
             seen = seen - {Verdict.UNRECOVERABLE} | {Verdict.UNKNOWN}
-        for verdict in _WORST_FIRST:
-            if verdict in seen:
-                return verdict
+        worst = worst_verdict(seen)
+        if worst not in (Verdict.MATCH, Verdict.REPAIRABLE):
+            return worst
         if self._changed or self._findings or self._plan.verdict is Verdict.REPAIRABLE:
             return Verdict.REPAIRABLE
         if not is_complete:

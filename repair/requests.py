@@ -7,13 +7,12 @@ names, or `RequestFailed`.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TypeAlias
 
-from merkle.plan import Evidence, Verdict
+from merkle.outcome import RepairOutcome
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
-from merkle.tree import BlockId, ContainerId, ContainerTree
+from merkle.tree import BlockId, ContainerTree
 from merkle.windows import Proven
 
 
@@ -129,7 +128,7 @@ class ReturnToService:
 class Report:
     """The end: tell whoever asked. No event answers it."""
 
-    outcome: "Outcome"
+    outcome: "RepairOutcome"
 
 
 PeerRequest: TypeAlias = FetchTree | FetchRecords | FetchWindows
@@ -292,66 +291,6 @@ Event: TypeAlias = (
     | RequestFailed
     | Cancelled
 )
-
-
-class OutcomeState(Enum):
-    """How the run ended, whatever it found; the values go over the wire."""
-
-    DONE = "done"
-    FAILED = "failed"
-    INTERRUPTED = "interrupted"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class PeerOutcome:
-    """`outcome` is "ok", or the code of the last error that set the peer aside."""
-
-    peer: PeerId
-    outcome: str
-    bytes_fetched: int
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the run is; `bytes_planned` grows while chunks are being checked."""
-
-    phase: str
-    blocks_planned: int = 0
-    blocks_done: int = 0
-    bytes_planned: int = 0
-    bytes_fetched: int = 0
-    bytes_written: int = 0
-    windows_written: int = 0
-    chunks_repaired: int = 0
-    blocks_added: int = 0
-    tombstones_adopted: int = 0
-    rounds: int = 0
-    scans: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of it.
-
-    `verdict` speaks of all replicas that answered, as far as the run came: MATCH, they
-    were equal and all peers answered; REPAIRABLE, whatever this replica lacked it holds
-    now (a peer may still have to take its part); UNRECOVERABLE, CONFLICT or UNKNOWN,
-    with the evidence; None where no comparison was made. `error_code` is set where
-    `state` is not DONE.
-    """
-
-    container_id: ContainerId
-    state: OutcomeState
-    verdict: Verdict | None
-    progress: Progress
-    error_code: str = ""
-    message: str = ""
-    evidence: tuple[Evidence, ...] = ()
-    claimed_deleted: tuple[BlockId, ...] = ()
-    peers: tuple[PeerOutcome, ...] = ()
-    replica_state: ReplicaState | None = None
-    data_checksum: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeAlias, assert_never
 
 from merkle.errors import ReconcileError
+from merkle.outcome import RepairOutcome, RepairProgress
 from merkle.record import ChunkRecord
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
@@ -39,10 +40,8 @@ from repair.requests import (
     LoadRecords,
     LocalChecked,
     LocalRequest,
-    Outcome,
     OwnRecords,
     PeerRequest,
-    Progress,
     PutBlock,
     ReconcileOptions,
     RecordsArrived,
@@ -206,7 +205,7 @@ class _Run:
     events: "SimpleQueue[Event | Future[Event]]" = field(default_factory=SimpleQueue)
     cancelled: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
-    progress: Progress | None = None
+    progress: RepairProgress | None = None
 
 
 class Runner:
@@ -241,8 +240,8 @@ class Runner:
         open_replica: Callable[[threading.Event], Replica],
         peers: Mapping[PeerId, Peer],
         *,
-        on_progress: Callable[[Progress], None] = lambda _: None,
-    ) -> Outcome:
+        on_progress: Callable[[RepairProgress], None] = lambda _: None,
+    ) -> RepairOutcome:
         """Reconcile until the end; failures are in the outcome.
 
         `open_replica` gets what is set when the run is cancelled, for what takes long.
@@ -280,7 +279,7 @@ class Runner:
         run.events.put(Cancelled(reason))
         return run.ended.wait(timeout_s)
 
-    def running(self) -> list[tuple[Job, Progress | None]]:
+    def running(self) -> list[tuple[Job, RepairProgress | None]]:
         """What is under way."""
         with self._lock:
             return [(run.job, run.progress) for run in self._runs.values()]
@@ -303,8 +302,8 @@ class Runner:
         run: _Run,
         replica: Replica,
         peers: Mapping[PeerId, Peer],
-        on_progress: Callable[[Progress], None],
-    ) -> Outcome:
+        on_progress: Callable[[RepairProgress], None],
+    ) -> RepairOutcome:
         machine = Reconciliation(run.job.container_id, self._own, sorted(peers), run.job.options)
         here: deque[LocalRequest] = deque()
         there: set[Future[Event]] = set()

@@ -29,6 +29,7 @@ from scm.eligibility import (
 from scm.jobs import (
     Accepted,
     CancelRequested,
+    DatanodeProgress,
     Event,
     GivenUp,
     Issued,
@@ -37,7 +38,6 @@ from scm.jobs import (
     JobState,
     Order,
     OrderState,
-    Progress,
     Progressed,
     Restarted,
     Ticked,
@@ -98,7 +98,7 @@ class ProgressReport:
 
     job_id: JobId
     state: OrderState
-    progress: Progress
+    progress: DatanodeProgress
     round: int = 1
 
 

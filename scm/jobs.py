@@ -17,10 +17,17 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NewType, TypeAlias, assert_never
 
-from merkle.plan import Verdict
+from merkle.outcome import (
+    FINAL_VERDICTS,
+    Evidence,
+    PeerOutcome,
+    RepairCounters,
+    Verdict,
+    worst_verdict,
+)
 from merkle.replica import PeerId
-from merkle.tree import ContainerId
-from scm.policy import HOPELESS, Root, Roots, RoundEnd, Target, to_go_again
+from merkle.tree import BlockId, ContainerId
+from scm.policy import Root, Roots, RoundEnd, Target, to_go_again
 
 JobId = NewType("JobId", str)
 
@@ -75,77 +82,25 @@ class OrderState(Enum):
         return not self.is_in_flight and self is not OrderState.QUEUED
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """One reason for a verdict, as the agent gave it."""
-
-    kind: str
-    block_id: int | None = None
-    offset: int | None = None
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerOutcome:
-    """What an agent got from one peer: `ok`, or the code of the error that set the peer
-    aside.
-    """
-
-    peer: PeerId
-    outcome: str
-    bytes_fetched: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatanodeProgress(RepairCounters):
     """How far one datanode is, and at the end what came of it."""
 
     verdict: Verdict | None = None
-    bytes_fetched: int = 0
-    bytes_written: int = 0
-    windows_written: int = 0
-    bytes_planned: int = 0
-    blocks_done: int = 0
-    blocks_planned: int = 0
-    chunks_repaired: int = 0
-    tombstones_adopted: int = 0
     error_code: str = ""
     message: str = ""
     evidence: tuple[Evidence, ...] = ()
-    claimed_deleted: tuple[int, ...] = ()
+    claimed_deleted: tuple[BlockId, ...] = ()
     peers: tuple[PeerOutcome, ...] = ()
 
-    def not_behind(self, earlier: "Progress") -> "Progress":
-        """These figures, none below an earlier one: an agent that was restarted counts
-        anew, a job does not.
-        """
+    def after_rounds(self, earlier: "DatanodeProgress") -> "DatanodeProgress":
+        """The whole job's progress: these figures and those of earlier rounds."""
+        fetched = {peer.peer: peer.bytes_fetched for peer in earlier.peers}
         return replace(
-            self,
-            bytes_fetched=max(self.bytes_fetched, earlier.bytes_fetched),
-            bytes_written=max(self.bytes_written, earlier.bytes_written),
-            windows_written=max(self.windows_written, earlier.windows_written),
-            bytes_planned=max(self.bytes_planned, earlier.bytes_planned),
-            blocks_done=max(self.blocks_done, earlier.blocks_done),
-            blocks_planned=max(self.blocks_planned, earlier.blocks_planned),
-            chunks_repaired=max(self.chunks_repaired, earlier.chunks_repaired),
-            tombstones_adopted=max(self.tombstones_adopted, earlier.tombstones_adopted),
-        )
-
-    def on_top_of(self, rounds: "Progress") -> "Progress":
-        """These figures and those of earlier rounds."""
-        fetched = {peer.peer: peer.bytes_fetched for peer in rounds.peers}
-        return replace(
-            self,
-            bytes_fetched=self.bytes_fetched + rounds.bytes_fetched,
-            bytes_written=self.bytes_written + rounds.bytes_written,
-            windows_written=self.windows_written + rounds.windows_written,
-            bytes_planned=self.bytes_planned + rounds.bytes_planned,
-            blocks_done=self.blocks_done + rounds.blocks_done,
-            blocks_planned=self.blocks_planned + rounds.blocks_planned,
-            chunks_repaired=self.chunks_repaired + rounds.chunks_repaired,
-            tombstones_adopted=self.tombstones_adopted + rounds.tombstones_adopted,
-            # A tombstone that was adopted then is claimed no more.
-            claimed_deleted=tuple(sorted({*self.claimed_deleted, *rounds.claimed_deleted})),
+            self.plus(earlier),
+            # An earlier round adopted the tombstones that it claimed: later rounds do
+            # not list them again.
+            claimed_deleted=tuple(sorted({*self.claimed_deleted, *earlier.claimed_deleted})),
             peers=tuple(
                 replace(p, bytes_fetched=p.bytes_fetched + fetched.get(p.peer, 0))
                 for p in self.peers
@@ -163,11 +118,11 @@ class Order:
     attempts: int = 0
     # When it last got further; the deadline of the command counts from here.
     advanced_at_s: float = 0.0
-    progress: Progress = Progress()
+    progress: DatanodeProgress = DatanodeProgress()
     detail: str = ""
     round: int = 1
     # What came of the rounds before this one.
-    rounds: Progress = Progress()
+    rounds: DatanodeProgress = DatanodeProgress()
     # Of the replica as it was reported with the latest progress.
     root: Root | None = None
 
@@ -214,7 +169,7 @@ class Job:
     def verdict(self) -> Verdict | None:
         """The worst that any datanode found; None before the first has ended."""
         found = {order.progress.verdict for order in self.orders if order.progress.verdict}
-        return next((verdict for verdict in WORST_FIRST if verdict in found), None)
+        return worst_verdict(found)
 
     @property
     def rate_bytes_per_s(self) -> float:
@@ -242,15 +197,6 @@ class Job:
         return next((order for order in self.orders if order.peer == peer), None)
 
 
-WORST_FIRST = (
-    Verdict.UNRECOVERABLE,
-    Verdict.CONFLICT,
-    Verdict.UNKNOWN,
-    Verdict.REPAIRABLE,
-    Verdict.MATCH,
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Issued:
     """The order went out to the datanode."""
@@ -276,7 +222,7 @@ class Progressed:
 
     peer: PeerId
     state: OrderState
-    progress: Progress
+    progress: DatanodeProgress
     round: int = 1
     root: Root | None = None
 
@@ -394,7 +340,7 @@ def roots_spoken_of(job: Job) -> Roots:
     """
     most = frozenset[PeerId]()
     for order in job.orders:
-        if order.progress.verdict in HOPELESS:
+        if order.progress.verdict in FINAL_VERDICTS:
             heard = {peer.peer for peer in order.progress.peers if peer.outcome == "ok"}
             most = max(most, frozenset({order.peer, *heard}), key=len)
     return tuple(root for root in job.roots if root[0] in most)
@@ -445,7 +391,7 @@ def _progressed(job: Job, event: Progressed, now_s: float) -> Job:
     # it.
     if event.round != order.round:
         return job
-    progress = event.progress.on_top_of(order.rounds).not_behind(order.progress)
+    progress = event.progress.after_rounds(order.rounds).at_least(order.progress)
     got_further = progress != order.progress or event.state is not order.state
     changed = replace(
         order,
@@ -462,7 +408,7 @@ def _progressed(job: Job, event: Progressed, now_s: float) -> Job:
     return _with_order(job, changed, now_s)
 
 
-def _problem(progress: Progress) -> str:
+def _problem(progress: DatanodeProgress) -> str:
     return ": ".join(part for part in (progress.error_code, progress.message) if part)
 
 
@@ -538,7 +484,7 @@ def _with_another_round(job: Job) -> Job:
             order.root,
             mended=order.round == last
             and order.progress.chunks_repaired > order.rounds.chunks_repaired,
-            is_settled=order.progress.verdict not in HOPELESS | {Verdict.UNKNOWN},
+            is_settled=order.progress.verdict not in FINAL_VERDICTS | {Verdict.UNKNOWN},
         )
         for order in job.orders
         if order.state is OrderState.DONE and order.root
@@ -599,7 +545,7 @@ def _ended(job: Job) -> tuple[JobState, str]:
     if len(undone) == len(job.orders):
         return JobState.FAILED, detail
     verdict = job.verdict
-    if verdict in HOPELESS:
+    if verdict in FINAL_VERDICTS:
         assert verdict is not None
         return JobState.PARTIAL, "; ".join(
             part for part in (f"{verdict.value} damage remains", detail) if part

@@ -1,34 +1,36 @@
 """Messages of the Controller service <-> values, checked on the way in."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import islice
 
-from merkle.limits import PEERS_MAX
-from merkle.plan import Verdict
+from merkle.outcome import Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
-from merkle.tree import ContainerId
+from merkle.tree import BlockId, ContainerId
 from protos import controller_pb2 as pb
+from protos.outcome import (
+    NAME_CHARACTERS_MAX,
+    TEXT_CHARACTERS_MAX,
+    add_evidence,
+    add_peers,
+    counters_from,
+    evidence_from,
+    peers_from,
+    set_counters,
+)
 from runtime.config import check_address
 from runtime.errors import UsageError
 from scm.controller import ContainerView, Controller, Heartbeat, Outcome, ProgressReport
-from scm.jobs import Evidence, Job, OrderState, PeerOutcome, Progress, task_id, task_of
+from scm.jobs import DatanodeProgress, Job, OrderState, task_id, task_of
 from scm.ports import AnyOrder, CancelOrder, ReconcileOrder, ScanOrder
 from scm.registry import Datanode, DatanodeStatus, Liveness, Report
 
-# A UUID has 36 characters, a host name 253 at most; whatever is longer is neither.
-NAME_CHARACTERS_MAX = 300
 # Ours have 16; they are kept for each replica, and in each job.
 FINGERPRINT_BYTES_MAX = 64
 # Of one heartbeat: an agent runs a few reconciliations at a time.
 PROGRESS_MAX = 10_000
 # What is kept of one order's end; the rest is in the agent's own log.
-EVIDENCE_MAX = 1_000
 CLAIMED_MAX = 10_000
-TEXT_CHARACTERS_MAX = 1_000
-# Far beyond what a container holds, and so far below what a message can say that the
-# sum over all rounds and datanodes of a job fits one: a false figure must not keep its
-# job, and every list of jobs, from being shown.
-FIGURE_MAX = 1 << 48
 _TOLD_STATES = {
     state.value: state
     for state in (
@@ -137,43 +139,19 @@ def _progress_from(message: pb.ReconcileProgress) -> ProgressReport:
     return ProgressReport(
         job_id,
         state,
-        Progress(
+        DatanodeProgress(
+            **asdict(counters_from(message)),
             verdict=verdict,
-            bytes_fetched=_figure(message.bytes_fetched),
-            bytes_written=_figure(message.bytes_written),
-            windows_written=_figure(message.windows_written),
-            bytes_planned=_figure(message.bytes_planned),
-            blocks_done=_figure(message.blocks_done),
-            blocks_planned=_figure(message.blocks_planned),
-            chunks_repaired=_figure(message.chunks_repaired),
-            tombstones_adopted=_figure(message.tombstones_adopted),
             error_code=message.error_code[:TEXT_CHARACTERS_MAX],
             message=message.message[:TEXT_CHARACTERS_MAX],
-            evidence=tuple(
-                Evidence(
-                    evidence.kind[:TEXT_CHARACTERS_MAX],
-                    evidence.block_id if evidence.HasField("block_id") else None,
-                    evidence.offset if evidence.HasField("offset") else None,
-                    evidence.detail[:TEXT_CHARACTERS_MAX],
-                )
-                for evidence in islice(message.evidence, EVIDENCE_MAX)
+            evidence=evidence_from(message),
+            claimed_deleted=tuple(
+                BlockId(number) for number in islice(message.claimed_deleted_block_ids, CLAIMED_MAX)
             ),
-            claimed_deleted=tuple(islice(message.claimed_deleted_block_ids, CLAIMED_MAX)),
-            peers=tuple(
-                PeerOutcome(
-                    PeerId(peer.datanode_id[:NAME_CHARACTERS_MAX]),
-                    peer.outcome[:TEXT_CHARACTERS_MAX],
-                    _figure(peer.bytes_fetched),
-                )
-                for peer in islice(message.peers, PEERS_MAX)
-            ),
+            peers=peers_from(message),
         ),
         round_,
     )
-
-
-def _figure(number: int) -> int:
-    return min(number, FIGURE_MAX)
 
 
 def command_to(order: AnyOrder) -> pb.Command:
@@ -288,28 +266,12 @@ def _orders_to(job: Job, *, brief: bool) -> Iterable[pb.DatanodeProgress]:
             container_id=job.container_id,
             state=order.state.value,
             verdict=progress.verdict.value if progress.verdict else "",
-            bytes_fetched=progress.bytes_fetched,
-            bytes_written=progress.bytes_written,
-            windows_written=progress.windows_written,
-            bytes_planned=progress.bytes_planned,
-            blocks_done=progress.blocks_done,
-            blocks_planned=progress.blocks_planned,
-            chunks_repaired=progress.chunks_repaired,
-            tombstones_adopted=progress.tombstones_adopted,
             error_code=progress.error_code,
             message=progress.message or order.detail,
         )
+        set_counters(told, progress)
         if not brief:
             told.claimed_deleted_block_ids.extend(progress.claimed_deleted)
-            for peer in progress.peers:
-                told.peers.add(
-                    datanode_id=peer.peer, outcome=peer.outcome, bytes_fetched=peer.bytes_fetched
-                )
-        for evidence in () if brief else progress.evidence:
-            told.evidence.add(
-                kind=evidence.kind,
-                block_id=evidence.block_id,
-                offset=evidence.offset,
-                detail=evidence.detail,
-            )
+            add_peers(told, progress.peers)
+            add_evidence(told, progress.evidence)
         yield pb.DatanodeProgress(datanode_id=order.peer, progress=told, round=order.round)

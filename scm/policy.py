@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from merkle.plan import Verdict
+from merkle.outcome import FINAL_VERDICTS, Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from scm.eligibility import (
@@ -29,9 +29,6 @@ BACKOFF_MOST_S = 24 * 3600.0
 # A tenth on top, different for each container: what failed together is not tried again
 # together.
 BACKOFF_JITTER = 0.1
-
-# Another try with the same bytes everywhere ends in the same verdict.
-HOPELESS = frozenset({Verdict.UNRECOVERABLE, Verdict.CONFLICT})
 
 # Of a tree without blocks: what a scan leaves of blocks that have no recorded
 # checksums.
@@ -223,10 +220,10 @@ def after_job(
     `succeeded` means that it ended clean and the replicas agree now; `spoken_of` are
     the roots that a hopeless verdict holds for.
     """
-    if succeeded and verdict not in HOPELESS:
+    if succeeded and verdict not in FINAL_VERDICTS:
         return Visit(container_id, job_id, 0, now_s, verdict)
     failures = (previous.failures if previous else 0) + 1
-    held = spoken_of if verdict in HOPELESS else None
+    held = spoken_of if verdict in FINAL_VERDICTS else None
     return Visit(
         container_id, job_id, failures, now_s + backoff_s(container_id, failures), verdict, held
     )

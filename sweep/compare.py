@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from merkle.columns import TreeColumns
-from merkle.plan import Comparison, Difference, DifferenceKind, Evidence, Verdict, compare
+from merkle.outcome import Evidence, Verdict
+from merkle.plan import Comparison, Difference, DifferenceKind, compare
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from sweep.exact import trees_of

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chunktable.schema import CHUNK_SCHEMA, CONTAINER_ROW, REPLICA_COLUMNS
-from merkle.plan import Verdict
+from merkle.outcome import Verdict
 from sweep.compare import compare_replicas, inspect
 from sweep.exact import exact_replicas
 from sweep.gf2 import append_zero_words

@@ -16,7 +16,8 @@ import jinja2
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from merkle.plan import DifferenceKind, Verdict
+from merkle.outcome import Verdict
+from merkle.plan import DifferenceKind
 
 # Of more, the worst are shown and the rest is counted: a page that stops the browser
 # tells nobody anything.

@@ -28,7 +28,8 @@ from chunktable.manifest import FileKind, Manifest, TableFile, file_name
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW, CONTAINER_SCHEMA
 from chunktable.writer import parquet_writer
 from merkle.checksum import RunningFingerprint
-from merkle.plan import DifferenceKind, Verdict
+from merkle.outcome import Verdict
+from merkle.plan import DifferenceKind
 from merkle.tree import block_checksum
 from sweep.model import Source
 

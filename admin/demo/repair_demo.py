@@ -32,7 +32,8 @@ from admin.demo.damage import Damage, Inflicted, inflict
 from admin.demo.offline_check import Proof, prove
 from admin.output import console, print_json
 from merkle.errors import ReconcileError
-from merkle.plan import Verdict, compare
+from merkle.outcome import Verdict
+from merkle.plan import compare
 from merkle.tree import ContainerId, ContainerTree, root_hex
 from protos.controller_pb2 import ReplicaReport
 from repair.picture import cells, legend, strips

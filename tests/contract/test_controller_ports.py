@@ -8,29 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from merkle.plan import Verdict
+from merkle.outcome import Evidence, PeerOutcome, Verdict
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from scm.job_store import SqliteJobStore
-from scm.jobs import (
-    Evidence,
-    Issued,
-    Job,
-    JobId,
-    OrderState,
-    PeerOutcome,
-    Progress,
-    Progressed,
-    new_job,
-    step,
-)
+from scm.jobs import DatanodeProgress, Issued, Job, JobId, OrderState, Progressed, new_job, step
 from scm.policy import Target, Visit
 from scm.ports import CancelOrder, CommandSink, JobStore, Leadership, ScanOrder
 from scm.server import Outbox, SoleLeader
 from tests.support.cluster_reports import DN1, DN2, FixedLeadership, MemoryJobStore, MemorySink
 
 
-def job(number: int, *, progress: Progress | None = None) -> Job:
+def job(number: int, *, progress: DatanodeProgress | None = None) -> Job:
     made = new_job(
         JobId(f"j{number}"),
         ContainerId(number),
@@ -43,7 +32,7 @@ def job(number: int, *, progress: Progress | None = None) -> Job:
     return made
 
 
-FULL_PROGRESS = Progress(
+FULL_PROGRESS = DatanodeProgress(
     verdict=Verdict.CONFLICT,
     bytes_fetched=2**63,
     error_code="x",

@@ -21,7 +21,7 @@ from chunktable.reader import check_content, latest_manifest
 from dnagent.store import HeldVolume, ReplicaStore
 from merkle.check import check_tree
 from merkle.checksum import ChecksumType, window_checksums
-from merkle.plan import Verdict
+from merkle.outcome import OutcomeState, RepairOutcome, Verdict
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, root_hex
@@ -33,7 +33,7 @@ from protos.agent_pb2 import ScanContainerRequest
 from protos.agent_pb2_grpc import AgentStub
 from protos.convert import tree_from_bytes
 from repair.peers import DatanodePeer
-from repair.requests import Outcome, OutcomeState, ReconcileOptions
+from repair.requests import ReconcileOptions
 from repair.runner import Job, Runner
 from runtime.disk import Disk
 from runtime.errors import PeerRefusedError
@@ -253,7 +253,7 @@ def test_chunk_tables_of_live_datanodes_are_exported_to_the_s3_gateway(
 
 def reconcile_stopped(
     cluster: OzoneCluster, stopped: int, container_id: ContainerId, state: Path
-) -> Outcome:
+) -> RepairOutcome:
     """Own the stopped datanode's volume and repair one container from the live
     datanodes, in their own protocol.
     """

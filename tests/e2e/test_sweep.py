@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from admin.demo.cluster import LocalCluster
-from merkle.plan import Verdict
+from merkle.outcome import Verdict
 from sweep.synthetic import Cluster, Truth, synthetic
 from tests.support.sweeps import findings_of
 from tests.support.volumes import unpack

@@ -7,10 +7,10 @@ from threading import Event
 
 import pytest
 
-from merkle.plan import Verdict
+from merkle.outcome import OutcomeState, Verdict
 from merkle.replica import ReplicaState
 from merkle.tree import ContainerId
-from repair.requests import OutcomeState, ReconcileOptions
+from repair.requests import ReconcileOptions
 from tests.support.in_process import Datanode, datanodes, reconcile
 from tests.support.volumes import container_folder, copy_volume, unpack
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from merkle.plan import Verdict
+from merkle.outcome import Verdict
 from ozone.volume import parse_version
 from sweep.model import Source
 from sweep.output import Table

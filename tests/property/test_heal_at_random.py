@@ -15,14 +15,14 @@ from threading import Event
 import pytest
 
 from merkle.checksum import ChecksumType
-from merkle.plan import Verdict
+from merkle.outcome import RepairOutcome, Verdict
 from merkle.record import DeleteTransaction
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import ContainerStore
 from ozone.rocks import Batch, Counter, Table, block_key, counter_key
 from ozone.volume import Hold, Version, open_volume
-from repair.requests import Outcome, ReconcileOptions
+from repair.requests import ReconcileOptions
 from runtime.disk import Disk
 from scm.jobs import Job
 from scm.policy import Roots, roots
@@ -185,7 +185,7 @@ def _heal(nodes: Mapping[str, Datanode], container_id: int, rng: random.Random) 
             for node in nodes.values()
         )
 
-    def carry_out(names: Sequence[PeerId]) -> dict[PeerId, Outcome]:
+    def carry_out(names: Sequence[PeerId]) -> dict[PeerId, RepairOutcome]:
         order = rng.sample(names, len(names))
         with ThreadPoolExecutor(rng.choice((1, len(names)))) as pool:
             outcomes = pool.map(

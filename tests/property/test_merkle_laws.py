@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from merkle.check import check_tree
 from merkle.merge import merge
-from merkle.plan import DifferenceKind, Verdict, compare, plan_repair
+from merkle.outcome import Verdict
+from merkle.plan import DifferenceKind, compare, plan_repair
 from merkle.replica import PeerId
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerTree, TreeBuilder
 from tests.support.replicas import (

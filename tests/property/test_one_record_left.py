@@ -13,11 +13,11 @@ from itertools import permutations, product
 import pytest
 
 from merkle.columns import state_fingerprint
-from merkle.plan import Verdict
+from merkle.outcome import RepairOutcome, Verdict
 from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerId
 from repair.reconciliation import Reconciliation
-from repair.requests import FetchRecords, FetchTree, FetchWindows, Outcome, Report
+from repair.requests import FetchRecords, FetchTree, FetchWindows, Report
 from repair.runner import carry_out_here, carry_out_there
 from scm.jobs import Job
 from scm.policy import Roots
@@ -31,7 +31,7 @@ NAMES = (PeerId("a"), PeerId("b"), PeerId("owner"))
 FILES = (None, *product((False, True), repeat=2))
 Files = tuple[tuple[bool, ...] | None, ...]
 Cluster = Mapping[PeerId, RepairableReplica]
-CarryOut = Callable[[Cluster, Sequence[PeerId]], dict[PeerId, Outcome]]
+CarryOut = Callable[[Cluster, Sequence[PeerId]], dict[PeerId, RepairOutcome]]
 
 
 def cluster(files: Files) -> Cluster:
@@ -62,13 +62,13 @@ def roots(replicas: Cluster) -> Roots:
 
 
 def one_by_one(order: Sequence[PeerId]) -> CarryOut:
-    def carry_out(replicas: Cluster, names: Sequence[PeerId]) -> dict[PeerId, Outcome]:
+    def carry_out(replicas: Cluster, names: Sequence[PeerId]) -> dict[PeerId, RepairOutcome]:
         return {name: at_once(replicas, [name])[name] for name in order if name in names}
 
     return carry_out
 
 
-def at_once(replicas: Cluster, names: Sequence[PeerId]) -> dict[PeerId, Outcome]:
+def at_once(replicas: Cluster, names: Sequence[PeerId]) -> dict[PeerId, RepairOutcome]:
     """One request of each in turn."""
     runs = {
         name: Reconciliation(CONTAINER, name, sorted(replicas.keys() - {name})) for name in names

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
-from merkle.plan import Verdict
+from merkle.outcome import Verdict
 from merkle.tree import block_checksum
 from sweep.compare import compare_replicas, inspect
 from sweep.exact import exact_replicas

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
-from merkle.plan import Verdict
+from merkle.outcome import Verdict
 from merkle.tree import block_checksum
 from sweep.output import Table
 from tests.support.chunk_rows import Row, compared, trees_in

@@ -12,7 +12,7 @@ from itertools import permutations, product
 
 import pytest
 
-from merkle.plan import Verdict
+from merkle.outcome import Verdict
 from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerTree
 from tests.support.replicas import (

@@ -25,7 +25,8 @@ from dnagent.heartbeat import (
     Progress,
     request_of,
 )
-from merkle.plan import ChunkRepair, RepairPlan, Verdict
+from merkle.outcome import Verdict
+from merkle.plan import ChunkRepair, RepairPlan
 from merkle.record import ChunkRecord
 from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import BlockTree, ChunkTree, ContainerId

@@ -13,11 +13,11 @@ from threading import Event
 
 import pytest
 
-from merkle.plan import Verdict
+from merkle.outcome import OutcomeState, RepairOutcome, Verdict
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
 from ozone.rocks import Batch, Table, block_key
-from repair.requests import Outcome, OutcomeState, ReconcileOptions
+from repair.requests import ReconcileOptions
 from runtime.disk import Disk, Operation
 from tests.support.disk import PAGE_BYTES, BadSectorDisk, CountingDisk, FailingDisk
 from tests.support.in_process import datanodes, reconcile
@@ -61,7 +61,7 @@ def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _run(
     volumes: Path, root: Path, state: Path, disk: Disk, arm: Callable[[], None] = lambda: None
-) -> Outcome:
+) -> RepairOutcome:
     with datanodes({"dn1": root, "dn2": volumes / "healthy"}, state, disks={"dn1": disk}) as nodes:
         arm()
         return reconcile(nodes, "dn1", CONTAINER)

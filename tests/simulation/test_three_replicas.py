@@ -13,14 +13,13 @@ import pytest
 
 from merkle.checksum import ChecksumType
 from merkle.errors import ReconcileError
-from merkle.plan import Verdict
+from merkle.outcome import OutcomeState, Verdict
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.ports import ByteRange
 from ozone.rocks import Batch, Counter, Table, block_key
 from repair.ports import Piece
-from repair.requests import OutcomeState
 from runtime.disk import Disk, disk_error
 from runtime.errors import PeerRefusedError, PeerUnavailableError
 from scm.policy import Roots, roots

@@ -32,7 +32,7 @@ from dnagent.jobs import options_of, outcome_message, progress_message, refusal_
 from merkle.checksum import WIDTH, ChecksumType, window_checksums
 from merkle.columns import state_fingerprint
 from merkle.errors import ReconcileError
-from merkle.plan import EvidenceKind, Verdict
+from merkle.outcome import FINAL_VERDICTS, EvidenceKind, OutcomeState, RepairOutcome, Verdict
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import BlockId, ContainerId, ContainerTree
@@ -45,8 +45,6 @@ from repair.requests import (
     FetchRecords,
     FetchTree,
     FetchWindows,
-    Outcome,
-    OutcomeState,
     PeerRequest,
     Report,
     Request,
@@ -56,7 +54,7 @@ from repair.requests import (
 from repair.runner import carry_out_here, carry_out_there
 from runtime.errors import BusyError
 from scm.jobs import Job, JobId, JobState, OrderState, task_of
-from scm.policy import HOPELESS, Comparison, roots
+from scm.policy import Comparison, roots
 from scm.registry import Liveness
 from tests.support.cluster_control import (
     AgentProcess,
@@ -929,7 +927,7 @@ class Cluster:
         if run.machine.outcome is not None:
             self._ended(place, run, run.machine.outcome)
 
-    def _ended(self, place: Place, run: Run, outcome: Outcome) -> None:
+    def _ended(self, place: Place, run: Run, outcome: RepairOutcome) -> None:
         self._note(
             place,
             f"ends {run.command.job_id} {outcome.state.value} {outcome.verdict}"
@@ -1410,7 +1408,7 @@ class Cluster:
             f"{job_id} is {job.state.value}: {job.detail}",
         )
         hold(
-            (job.state is JobState.DONE) == (job.verdict not in HOPELESS),
+            (job.state is JobState.DONE) == (job.verdict not in FINAL_VERDICTS),
             f"{job_id} hides its verdict",
         )
         return job

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import cast
 
 from dnagent.store import HeldVolume, ReplicaStore
+from merkle.outcome import RepairOutcome
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from ozone.volume import Hold, open_volume
 from repair.ports import Peer
-from repair.requests import Outcome, ReconcileOptions
+from repair.requests import ReconcileOptions
 from repair.runner import Job, Runner
 from runtime.disk import Disk
 from runtime.retry import Backoff
@@ -95,7 +96,7 @@ def reconcile(
     *,
     peers: Mapping[PeerId, Peer] | None = None,
     options: ReconcileOptions | None = None,
-) -> Outcome:
+) -> RepairOutcome:
     """Let one datanode reconcile a container with all others, or with the peers
     given.
     """

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from merkle.checksum import fold
-from merkle.plan import ChunkRepair, RepairPlan, Verdict, plan_repair
+from merkle.outcome import Verdict
+from merkle.plan import ChunkRepair, RepairPlan, plan_repair
 from merkle.replica import PeerId
 from merkle.tree import BlockId, ChunkTree, ContainerTree, TreeBuilder
 from tests.support.trees import CHUNK_BYTES, CONTAINER

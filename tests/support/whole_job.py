@@ -4,10 +4,10 @@ replicas.
 
 from collections.abc import Callable, Mapping, Sequence
 
+from merkle.outcome import OutcomeState, RepairOutcome
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from repair.requests import Outcome, OutcomeState
-from scm.jobs import Issued, Job, JobId, OrderState, Progress, Progressed, new_job, step
+from scm.jobs import DatanodeProgress, Issued, Job, JobId, OrderState, Progressed, new_job, step
 from scm.policy import Roots, Target
 
 
@@ -15,7 +15,7 @@ def whole_job(
     container_id: int,
     peers: Sequence[PeerId],
     roots: Callable[[], Roots],
-    carry_out: Callable[[Sequence[PeerId]], Mapping[PeerId, Outcome]],
+    carry_out: Callable[[Sequence[PeerId]], Mapping[PeerId, RepairOutcome]],
 ) -> Job:
     """The job at its end; `carry_out` has these datanodes reconcile, `roots` says how
     all replicas are now.
@@ -32,7 +32,7 @@ def whole_job(
         assert {outcome.state for outcome in outcomes.values()} == {OutcomeState.DONE}
         left = {root[0]: root for root in roots()}
         for order in orders:
-            progress = Progress(outcomes[order.peer].verdict)
+            progress = DatanodeProgress(verdict=outcomes[order.peer].verdict)
             told = Progressed(order.peer, OrderState.DONE, progress, order.round, left[order.peer])
             job = step(job, told, 0.0)
     return job

@@ -15,7 +15,7 @@ import pytest
 from dnagent.heartbeat import PeerAddress, Progress, ReconcileCommand
 from dnagent.jobs import Jobs
 from dnagent.store import HeldVolume, ReplicaStore
-from merkle.plan import Verdict
+from merkle.outcome import Verdict
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.volume import Hold, open_volume

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merkle.plan import Verdict
+from merkle.outcome import Evidence, PeerOutcome, Verdict
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from scm.jobs import (
@@ -17,16 +17,14 @@ from scm.jobs import (
     ROUNDS_MAX,
     Accepted,
     CancelRequested,
+    DatanodeProgress,
     Event,
-    Evidence,
     GivenUp,
     Issued,
     Job,
     JobId,
     JobState,
     OrderState,
-    PeerOutcome,
-    Progress,
     Progressed,
     Restarted,
     Ticked,
@@ -55,7 +53,7 @@ def after(job: Job, *events: Event, now_s: float = 0.0) -> Job:
 
 
 def told(peer: PeerId, state: OrderState = OrderState.RUNNING, **figures: object) -> Progressed:
-    return Progressed(peer, state, Progress(**figures))  # type: ignore[arg-type]
+    return Progressed(peer, state, DatanodeProgress(**figures))  # type: ignore[arg-type]
 
 
 def done(peer: PeerId, verdict: Verdict = Verdict.MATCH) -> Progressed:
@@ -252,7 +250,10 @@ def test_those_that_were_done_before_a_peer_was_put_together_are_ordered_again()
     ]
     assert (job.state, job.detail) == (JobState.WAITING, "its turn on datanode dn-1, dn-2")
     job = round_of(
-        replace(job, orders=(*job.orders[:2], replace(job.orders[2], progress=Progress()))), 7, 7, 7
+        replace(job, orders=(*job.orders[:2], replace(job.orders[2], progress=DatanodeProgress()))),
+        7,
+        7,
+        7,
     )
     assert (job.state, job.verdict, job.detail) == (JobState.DONE, Verdict.REPAIRABLE, "")
     assert [order.round for order in job.orders] == [2, 2, 1]
@@ -431,7 +432,7 @@ events: st.SearchStrategy[Event] = st.one_of(
             ]
         ),
         st.builds(
-            Progress,
+            DatanodeProgress,
             verdict=st.one_of(st.none(), st.sampled_from(Verdict)),
             bytes_fetched=st.integers(0, 100),
             bytes_planned=st.integers(0, 100),

@@ -6,6 +6,7 @@ import pytest
 
 from merkle.check import TreeRefusal
 from merkle.errors import TreeRefusedError
+from merkle.outcome import EvidenceKind, Verdict
 from merkle.plan import (
     SPREAD_BYTES,
     BadWindows,
@@ -14,9 +15,7 @@ from merkle.plan import (
     ChunkRepair,
     Comparison,
     DifferenceKind,
-    EvidenceKind,
     RepairPlan,
-    Verdict,
     compare,
     plan_repair,
 )

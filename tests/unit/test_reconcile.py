@@ -7,7 +7,7 @@ import pytest
 
 from merkle.checksum import ChecksumType
 from merkle.columns import encode_tree
-from merkle.plan import EvidenceKind, Verdict
+from merkle.outcome import EvidenceKind, OutcomeState, RepairOutcome, Verdict
 from merkle.record import BlockRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
@@ -22,8 +22,6 @@ from repair.requests import (
     FetchTree,
     FetchWindows,
     LoadOwn,
-    Outcome,
-    OutcomeState,
     PutBlock,
     ReconcileOptions,
     Report,
@@ -98,7 +96,7 @@ def run(
     *,
     meddle: Callable[[Request], Event | None] = lambda _: None,
     stop_before: int | None = None,
-) -> Outcome:
+) -> RepairOutcome:
     """Everything in the order asked; `meddle` may answer in the place of the world, or
     change it.
     """
@@ -125,7 +123,7 @@ def run(
     return machine.outcome
 
 
-def kinds(outcome: Outcome) -> set[EvidenceKind]:
+def kinds(outcome: RepairOutcome) -> set[EvidenceKind]:
     return {evidence.kind for evidence in outcome.evidence}
 
 

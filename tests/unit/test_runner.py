@@ -8,21 +8,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from merkle.plan import Verdict
+from merkle.outcome import OutcomeState, RepairOutcome, RepairProgress, Verdict
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from merkle.windows import Proven
 from ozone.ports import ByteRange
 from repair.ports import Peer, Piece
-from repair.requests import (
-    FetchWindows,
-    Outcome,
-    OutcomeState,
-    Progress,
-    RequestFailed,
-    WindowsArrived,
-)
+from repair.requests import FetchWindows, RequestFailed, WindowsArrived
 from repair.runner import Job, Runner, carry_out_there
 from runtime.errors import BusyError, DiskError, PeerRefusedError, PeerUnavailableError
 from runtime.retry import Backoff
@@ -128,7 +121,9 @@ def make_runner() -> Iterator[Callable[..., Runner]]:
         runner.close()
 
 
-def run(runner: Runner, replica: RepairableReplica, *peers: Peer, job: str = "job-9") -> Outcome:
+def run(
+    runner: Runner, replica: RepairableReplica, *peers: Peer, job: str = "job-9"
+) -> RepairOutcome:
     return runner.run(
         Job(job, CONTAINER), lambda _: replica, {peer.peer_id: peer for peer in peers}
     )
@@ -167,7 +162,7 @@ def test_every_byte_that_is_fetched_passes_the_bandwidth_limit(
 
 
 def test_progress_is_told_and_grows(make_runner: Callable[..., Runner]) -> None:
-    told: list[Progress] = []
+    told: list[RepairProgress] = []
     peer = HookedPeer("dn2", lambda _: None)
     make_runner().run(
         Job("j", CONTAINER), lambda _: damaged(1), {peer.peer_id: peer}, on_progress=told.append
@@ -285,8 +280,8 @@ class Gate:
             assert self.opened.wait(DEADLINE_S)
 
 
-def _in_thread(work: Callable[[], Outcome]) -> tuple[threading.Thread, list[Outcome]]:
-    outcomes: list[Outcome] = []
+def _in_thread(work: Callable[[], RepairOutcome]) -> tuple[threading.Thread, list[RepairOutcome]]:
+    outcomes: list[RepairOutcome] = []
     thread = threading.Thread(target=lambda: outcomes.append(work()))
     thread.start()
     return thread, outcomes

@@ -12,7 +12,7 @@ import pytest
 
 from admin.sweeping import write_report
 from chunktable.schema import CHUNK_SCHEMA
-from merkle.plan import Verdict
+from merkle.outcome import Verdict
 from runtime.disk import Disk
 from sweep.errors import SweepInputError
 from sweep.model import REPLICA_SCHEMA

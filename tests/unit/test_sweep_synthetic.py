@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from merkle.plan import Verdict
+from merkle.outcome import Verdict
 from sweep.synthetic import Cluster, DamageKind, Order, synthetic
 from tests.support.chunk_rows import compared, rows_in, trees_in
 

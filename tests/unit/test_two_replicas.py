@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from merkle.outcome import Verdict
 from merkle.plan import (
     ChunkFault,
     Comparison,
     Difference,
     DifferenceKind,
     RepairPlan,
-    Verdict,
     compare,
     plan_repair,
 )

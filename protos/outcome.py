@@ -1,0 +1,74 @@
+"""Messages of the controller's protocol to and from the values of merkle.outcome."""
+
+from collections.abc import Iterable
+from itertools import islice
+
+from merkle.limits import PEERS_MAX
+from merkle.outcome import COUNTERS, Evidence, PeerOutcome, RepairCounters
+from merkle.replica import PeerId
+from merkle.tree import BlockId
+from protos import controller_pb2 as pb
+
+# A UUID has 36 characters, a host name 253 at most; whatever is longer is neither.
+NAME_CHARACTERS_MAX = 300
+TEXT_CHARACTERS_MAX = 1_000
+# What is kept of one order's end; the rest is in the agent's own log.
+EVIDENCE_MAX = 1_000
+# Far beyond what a container holds, and so far below what a message can say that the
+# sum over all rounds and datanodes of a job fits one: a false counter must not keep its
+# job, and every list of jobs, from being shown.
+COUNTER_MAX = 1 << 48
+# The counters that travel: those that the message has a field for.
+_SENT = tuple(name for name in COUNTERS if name in pb.ReconcileProgress.DESCRIPTOR.fields_by_name)
+
+
+def set_counters(message: pb.ReconcileProgress, counters: RepairCounters) -> None:
+    """Fill the message's counters."""
+    for name in _SENT:
+        setattr(message, name, getattr(counters, name))
+
+
+def counters_from(message: pb.ReconcileProgress) -> RepairCounters:
+    """The message's counters, each at most COUNTER_MAX."""
+    return RepairCounters(**{name: min(getattr(message, name), COUNTER_MAX) for name in _SENT})
+
+
+def add_evidence(message: pb.ReconcileProgress, evidence: Iterable[Evidence]) -> None:
+    """Append evidence to the message."""
+    for one in evidence:
+        message.evidence.add(
+            kind=one.kind, block_id=one.block_id, offset=one.offset, detail=one.detail
+        )
+
+
+def evidence_from(message: pb.ReconcileProgress) -> tuple[Evidence, ...]:
+    """The message's evidence: at most EVIDENCE_MAX, texts cut short."""
+    return tuple(
+        Evidence(
+            one.kind[:TEXT_CHARACTERS_MAX],
+            BlockId(one.block_id) if one.HasField("block_id") else None,
+            one.offset if one.HasField("offset") else None,
+            one.detail[:TEXT_CHARACTERS_MAX],
+        )
+        for one in islice(message.evidence, EVIDENCE_MAX)
+    )
+
+
+def add_peers(message: pb.ReconcileProgress, peers: Iterable[PeerOutcome]) -> None:
+    """Append what the repair got from each peer to the message."""
+    for peer in peers:
+        message.peers.add(
+            datanode_id=peer.peer, outcome=peer.outcome, bytes_fetched=peer.bytes_fetched
+        )
+
+
+def peers_from(message: pb.ReconcileProgress) -> tuple[PeerOutcome, ...]:
+    """The message's peers: at most PEERS_MAX, texts cut to their limits."""
+    return tuple(
+        PeerOutcome(
+            PeerId(peer.datanode_id[:NAME_CHARACTERS_MAX]),
+            peer.outcome[:TEXT_CHARACTERS_MAX],
+            min(peer.bytes_fetched, COUNTER_MAX),
+        )
+        for peer in islice(message.peers, PEERS_MAX)
+    )
