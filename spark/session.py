@@ -267,7 +267,7 @@ def _of_cluster(master: str, pack: Path | None) -> dict[str, str]:
                     f"{made} is missing", hint="treefold sweep pack --out DIR makes it"
                 )
         settings |= {
-            "sweep.files": str(pack / CODE),
+            "spark.files": str(pack / CODE),
             "spark.archives": f"{pack / ARCHIVE}#{ENVIRONMENT}",
             # Both lie in the folder that an executor starts its workers in.
             "spark.executorEnv.PYTHONPATH": f"{CODE}:{ENVIRONMENT}",
