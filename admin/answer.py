@@ -44,7 +44,7 @@ P = ParamSpec("P")
 
 
 @dataclass(slots=True)
-class Answer:
+class CommandResult:
     """The document in the making."""
 
     command: str
@@ -86,11 +86,11 @@ class Answer:
 
 
 @contextmanager
-def answering(command: str, *, as_json: bool) -> Iterator[Answer]:
+def answering(command: str, *, as_json: bool) -> Iterator[CommandResult]:
     """Run a command's body and end with its exit status; with `as_json` its document is
     printed, whatever happens.
     """
-    answer = Answer(command, as_json)
+    answer = CommandResult(command, as_json)
     try:
         yield answer
     except ReconcileError as error:

@@ -99,9 +99,9 @@ class Root(click.Group):
 def treefold(ctx: click.Context) -> None:
     """Reconcile the containers of Apache Ozone datanodes with Merkle trees."""
     # Heavy, and of no use to --help.
-    from admin.output import Output
+    from admin.output import ProgressStyle
 
-    ctx.obj = Output(bars=sys.stderr.isatty() and "CI" not in os.environ)
+    ctx.obj = ProgressStyle(bars=sys.stderr.isatty() and "CI" not in os.environ)
 
 
 def main() -> None:

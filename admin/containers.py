@@ -21,15 +21,14 @@ from admin.controller_client import ControllerClient
 from admin.output import print_line, print_table, size_text
 from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX
-from merkle.plan import Comparison as TreeComparison
-from merkle.plan import compare
+from merkle.plan import Comparison, compare
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId, ContainerTree, root_hex
 from protos import controller_pb2 as pb
 from repair.peers import AgentPeer
 from runtime.rpc import open_channel
 from scm.eligibility import INVALID_HINT, ContainerState
-from scm.policy import Comparison
+from scm.policy import RootComparison
 
 LIST_DEFAULT = 100
 
@@ -48,7 +47,7 @@ def container() -> None:
 @click.option("--diverged", is_flag=True, help="Only containers whose replicas differ.")
 @click.option(
     "--comparison",
-    type=click.Choice([c.value for c in Comparison]),
+    type=click.Choice([c.value for c in RootComparison]),
     help="Only with this result of the comparison.",
 )
 @click.option(
@@ -77,7 +76,7 @@ def list_command(
 ) -> None:
     """List containers in ascending order of their IDs."""
     with answering("container list", as_json=as_json) as answer:
-        wanted = Comparison.DIVERGED.value if diverged else comparison or ""
+        wanted = RootComparison.DIVERGED.value if diverged else comparison or ""
         views = list(
             islice(
                 controller.containers(state=state or "", comparison=wanted, after=after), limit + 1
@@ -150,7 +149,7 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
         if view is None:
             answer.fail("CONTAINER_NOT_FOUND", f"Container {number} is not known.")
             return
-        if view.comparison == Comparison.NOT_APPLICABLE.value:
+        if view.comparison == RootComparison.NOT_APPLICABLE.value:
             answer.fail(
                 "NOT_APPLICABLE", f"Container {number} cannot be compared: {view.comparison_note}."
             )
@@ -252,7 +251,7 @@ def datanode_json(datanode: pb.Datanode) -> JsonObject:
     return {"id": datanode.datanode_id, "hostname": datanode.hostname or host, "ipAddress": host}
 
 
-def comparison_json(compared: TreeComparison) -> JsonObject:
+def comparison_json(compared: Comparison) -> JsonObject:
     """As `treefold tree diff` shows it."""
     differences = []
     for difference in compared.differences:
@@ -326,7 +325,7 @@ def _print_replica(view: pb.ReplicaView) -> None:
     print_line(f"    {heard} {age_text(view.report_age_s)}")
 
 
-def _print_comparison(compared: TreeComparison, trees: dict[str, ContainerTree]) -> None:
+def _print_comparison(compared: Comparison, trees: dict[str, ContainerTree]) -> None:
     print_line(f"Container {compared.container_id}: {compared.verdict.value}")
     print_table(
         ("DATANODE", "ROOT", "BLOCKS", "DELETED"),

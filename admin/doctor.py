@@ -39,7 +39,7 @@ _FINDINGS = 3
 
 
 @dataclass(slots=True)
-class Examined:
+class VolumeDiagnosis:
     """What was seen of one volume; `problems` are sentences, each a reason to look
     closer.
     """
@@ -62,9 +62,9 @@ class Examined:
         return "read-only" if self.holder_pid is not None or self.problems else "read-only or owner"
 
 
-def examine(path: Path, scratch: Path, database_volumes: Sequence[Path] = ()) -> Examined:
+def examine(path: Path, scratch: Path, database_volumes: Sequence[Path] = ()) -> VolumeDiagnosis:
     """Look at one volume; whatever is wrong with it becomes a problem in the answer."""
-    seen, disk = Examined(str(path)), Disk()
+    seen, disk = VolumeDiagnosis(str(path)), Disk()
     try:
         volume = open_volume(
             path,
@@ -143,7 +143,7 @@ def _folders(value: str) -> list[Path]:
     return [Path(urlsplit(place).path if place.startswith("file:") else place) for place in places]
 
 
-def _examine_database(volume: Volume, seen: Examined) -> None:
+def _examine_database(volume: Volume, seen: VolumeDiagnosis) -> None:
     try:
         path = volume.database.path
     except DatabaseError as error:
@@ -198,7 +198,7 @@ def doctor(paths: tuple[Path, ...], ozone_conf: Path | None, as_json: bool) -> N
     click.get_current_context().exit(0 if healthy else _FINDINGS)
 
 
-def _as_json(seen: Examined) -> dict[str, object]:
+def _as_json(seen: VolumeDiagnosis) -> dict[str, object]:
     return {
         "path": seen.path,
         "datanodeID": seen.datanode_id,
@@ -213,7 +213,7 @@ def _as_json(seen: Examined) -> dict[str, object]:
     }
 
 
-def _print(machine: dict[str, str], examined: list[Examined]) -> None:
+def _print(machine: dict[str, str], examined: list[VolumeDiagnosis]) -> None:
     out = console()
     out.print("  ".join(f"{name} {value}" for name, value in machine.items()))
     print_table(["checksum", "computed by"], kernels().items(), folded=["computed by"])

@@ -21,7 +21,7 @@ from admin.answer import (
 )
 from admin.containers import age_text, time_text
 from admin.controller_client import ControllerClient
-from admin.output import LINE_EVERY_S, Output, console, print_line, print_table, size_text
+from admin.output import LINE_EVERY_S, ProgressStyle, console, print_line, print_table, size_text
 from merkle.outcome import EvidenceKind, Verdict
 from protos import controller_pb2 as pb
 from protos.errors import ControllerUnavailableError
@@ -96,7 +96,7 @@ def show(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
 @controller_options
 @click.pass_obj
 def watch(
-    output: Output | None, *, controller: ControllerClient, job_id: str, as_json: bool
+    output: ProgressStyle | None, *, controller: ControllerClient, job_id: str, as_json: bool
 ) -> None:
     """Follow a job until it has ended.
 
@@ -106,7 +106,7 @@ def watch(
     done.
     """
     with answering("job watch", as_json=as_json) as answer:
-        [one] = await_jobs(controller, [controller.job(job_id)], output or Output())
+        [one] = await_jobs(controller, [controller.job(job_id)], output or ProgressStyle())
         answer.data = job_json(one)
         answer.exit_status = exit_status_of([one])
         if not as_json:
@@ -134,7 +134,7 @@ def cancel(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
 
 
 def await_jobs(
-    controller: ControllerClient, jobs: Sequence[pb.Job], output: Output
+    controller: ControllerClient, jobs: Sequence[pb.Job], output: ProgressStyle
 ) -> list[pb.Job]:
     """The jobs once all have ended; until then their progress goes to stderr.
 
@@ -161,7 +161,7 @@ def await_jobs(
 
 
 @contextmanager
-def _telling(output: Output) -> Iterator[Callable[[Sequence[pb.Job]], None]]:
+def _telling(output: ProgressStyle) -> Iterator[Callable[[Sequence[pb.Job]], None]]:
     """A live table on a terminal; else a line every ten seconds."""
     if output.bars:
         with Live(console=console(stderr=True), transient=True, refresh_per_second=4) as live:

@@ -3,7 +3,7 @@ watches.
 
 Tables are Rich's on a terminal and plain columns in a pipe. Rich itself heeds NO_COLOR
 and FORCE_COLOR; whether a bar may be drawn is decided once, by the root command, and
-passed down in `Output`.
+passed down in `ProgressStyle`.
 """
 
 import json
@@ -41,7 +41,7 @@ _ETA_AFTER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class ProgressStyle:
     """How this run may talk: `bars` on stderr, or a line now and then."""
 
     bars: bool = False
@@ -136,7 +136,11 @@ def progress_text(what: str, done_bytes: int, total_bytes: int, elapsed_s: float
 
 @contextmanager
 def byte_progress(
-    what: str, total_bytes: int, output: Output, *, clock: Callable[[], float] = time.monotonic
+    what: str,
+    total_bytes: int,
+    output: ProgressStyle,
+    *,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[[int], None]]:
     """Report the bytes that the yielded function is told of: a bar, or one line every
     ten seconds.

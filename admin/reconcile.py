@@ -23,7 +23,7 @@ from admin.answer import (
     EXIT_PARTLY,
     EXIT_REFUSED,
     INTERRUPTED,
-    Answer,
+    CommandResult,
     JsonObject,
     answering,
     container_ids,
@@ -33,16 +33,15 @@ from admin.answer import (
 from admin.containers import comparison_json, container_json, datanode_json, fetch_trees, root_of
 from admin.controller_client import ControllerClient
 from admin.jobs import await_jobs, doubt, exit_status_of, job_json, print_jobs
-from admin.output import Output, print_line, print_table
+from admin.output import ProgressStyle, print_line, print_table
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
-from merkle.plan import Comparison as TreeComparison
-from merkle.plan import compare
+from merkle.plan import Comparison, compare
 from merkle.replica import ReplicaState
 from protos import controller_pb2 as pb
 from runtime.errors import UsageError
 from scm.eligibility import INVALID_HINT, ContainerState, Eligibility
-from scm.policy import Comparison
+from scm.policy import RootComparison
 
 # Trees are fetched for a plan of so many containers; it shows so many rows to people.
 PLAN_TREES_MAX = 20
@@ -50,7 +49,7 @@ PLAN_ROWS_MAX = 100
 
 OK = Eligibility.OK.value
 _BUSY = {Eligibility.ALREADY_RUNNING.value, Eligibility.QUEUE_FULL.value}
-_MATCH = {Comparison.MATCH.value: True, Comparison.DIVERGED.value: False}
+_MATCH = {RootComparison.MATCH.value: True, RootComparison.DIVERGED.value: False}
 # Ozone's names for how many replicas there should be.
 _FACTORS = {1: "ONE", 3: "THREE"}
 
@@ -67,7 +66,7 @@ _FACTORS = {1: "ONE", 3: "THREE"}
 @controller_options
 @click.pass_obj
 def reconcile(
-    output: Output | None,
+    output: ProgressStyle | None,
     *,
     controller: ControllerClient,
     arguments: tuple[str, ...],
@@ -141,7 +140,7 @@ def reconcile(
                 controller,
                 answer,
                 [outcome.job_id for outcome in outcomes if outcome.job_id],
-                output or Output(),
+                output or ProgressStyle(),
             )
 
 
@@ -153,7 +152,8 @@ def _asked(
     if arguments:
         raise UsageError("either container IDs or --all-diverged, not both")
     found = [
-        view.container_id for view in controller.containers(comparison=Comparison.DIVERGED.value)
+        view.container_id
+        for view in controller.containers(comparison=RootComparison.DIVERGED.value)
     ]
     if not found and not as_json:
         click.echo("No container is known to be diverged.")
@@ -161,8 +161,8 @@ def _asked(
 
 
 def _compared(
-    controller: ControllerClient, answer: Answer, views: Sequence[pb.ContainerView]
-) -> dict[int, TreeComparison]:
+    controller: ControllerClient, answer: CommandResult, views: Sequence[pb.ContainerView]
+) -> dict[int, Comparison]:
     """What differs, by the trees that the agents hold now; of a long list the roots
     have to do.
     """
@@ -185,7 +185,7 @@ def _compared(
 def _plan_json(
     outcome: pb.ReconcileOutcome,
     views: dict[int, pb.ContainerView],
-    compared: dict[int, TreeComparison],
+    compared: dict[int, Comparison],
 ) -> JsonObject:
     view = views.get(outcome.container_id)
     differences = compared.get(outcome.container_id)
@@ -207,7 +207,7 @@ def _ordered(view: pb.ContainerView) -> list[str]:
 def _print_plan(
     wanted: Sequence[pb.ReconcileOutcome],
     views: dict[int, pb.ContainerView],
-    compared: dict[int, TreeComparison],
+    compared: dict[int, Comparison],
 ) -> None:
     if not wanted:
         return
@@ -237,7 +237,7 @@ def _print_plan(
         click.echo(f"... and {len(wanted) - PLAN_ROWS_MAX} more")
 
 
-def _work(view: pb.ContainerView, compared: dict[int, TreeComparison]) -> str:
+def _work(view: pb.ContainerView, compared: dict[int, Comparison]) -> str:
     comparison = compared.get(view.container_id)
     if comparison is None:
         return "roots " + ", ".join(
@@ -261,7 +261,9 @@ def _is_confirmed(count: int, *, yes: bool) -> bool:
 
 
 def _note_refusals(
-    answer: Answer, outcomes: Sequence[pb.ReconcileOutcome], views: dict[int, pb.ContainerView]
+    answer: CommandResult,
+    outcomes: Sequence[pb.ReconcileOutcome],
+    views: dict[int, pb.ContainerView],
 ) -> None:
     """Say what was refused, in Ozone's words, and what can be done about it."""
     for outcome in outcomes:
@@ -294,7 +296,7 @@ def _refusal_status(refused: Sequence[pb.ReconcileOutcome]) -> int:
     return EXIT_FAILED if names == {Eligibility.CONTAINER_NOT_FOUND.value} else EXIT_REFUSED
 
 
-def _tell_triggered(answer: Answer, outcomes: Sequence[pb.ReconcileOutcome]) -> None:
+def _tell_triggered(answer: CommandResult, outcomes: Sequence[pb.ReconcileOutcome]) -> None:
     """Which jobs there are now, and how many there are not, in Ozone's words."""
     started = [outcome for outcome in outcomes if outcome.eligibility == OK]
     for outcome in started:
@@ -320,7 +322,10 @@ def _tell_triggered(answer: Answer, outcomes: Sequence[pb.ReconcileOutcome]) -> 
 
 
 def _wait(
-    controller: ControllerClient, answer: Answer, job_ids: Sequence[str], output: Output
+    controller: ControllerClient,
+    answer: CommandResult,
+    job_ids: Sequence[str],
+    output: ProgressStyle,
 ) -> None:
     try:
         jobs = await_jobs(controller, [controller.job(job_id) for job_id in job_ids], output)
@@ -350,7 +355,7 @@ def _wait(
                 f"container {job.container_id}: not all is known:"
                 f" {doubt(job, has_blocks=has_blocks)}"
             )
-        if status == 0 and view is not None and view.comparison == Comparison.DIVERGED.value:
+        if status == 0 and view is not None and view.comparison == RootComparison.DIVERGED.value:
             answer.warn(
                 f"container {job.container_id}: the replicas still differ: {view.comparison_note}"
             )
@@ -416,7 +421,7 @@ def _status(controller: ControllerClient, asked: Sequence[int], *, as_json: bool
             f"Failed to process reconciliation status for {len(failures)} container{many}", err=True
         )
         raise click.exceptions.Exit(EXIT_PARTLY if shown else EXIT_FAILED)
-    if any(view.comparison == Comparison.DIVERGED.value for view in shown):
+    if any(view.comparison == RootComparison.DIVERGED.value for view in shown):
         raise click.exceptions.Exit(EXIT_FINDINGS)
 
 

@@ -18,18 +18,18 @@ import pyarrow.compute as pc
 from admin.answer import EXIT_FINDINGS, EXIT_PARTLY, controller_options
 from admin.controller_client import ControllerClient
 from admin.demo.sweep_demo import demo
-from admin.output import Output, print_json, print_line, print_table
+from admin.output import ProgressStyle, print_json, print_line, print_table
 from admin.sweep_pack import pack as pack_command
-from admin.sweeping import ENGINES, LOCAL, SPARK, chosen_engine, talking, write_report
+from admin.sweeping import ENGINES, LOCAL, SPARK, chosen_engine, progress_sink, write_report
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
+from merkle.replica import TreeSource
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from runtime.metrics import Metrics
-from sweep.model import FindingKind, Source
-from sweep.output import JsonObject, Summary, Table
-from sweep.output import Output as Sweeps
-from sweep.run import Request
+from sweep.model import FindingKind
+from sweep.output import JsonObject, Summary, SweepStore, SweepTable
+from sweep.run import SweepRequest
 from sweep.run import sweep as carry_out
 
 # Shown to people; --json has them all.
@@ -97,8 +97,8 @@ def sweep() -> None:
 @click.argument("more", metavar="[PATH]...", nargs=-1)
 @click.option(
     "--source",
-    type=click.Choice([source.value for source in Source]),
-    default=Source.TREE.value,
+    type=click.Choice([source.value for source in TreeSource]),
+    default=TreeSource.TREE.value,
     show_default=True,
     help=(
         "Which truth of a volume is compared: stored trees (records where there is none), block"
@@ -142,7 +142,7 @@ def sweep() -> None:
     default=30,
     show_default=True,
     metavar="N",
-    help="Sweeps that stay in DIR.",
+    help="SweepStore that stay in DIR.",
 )
 @click.option(
     "--write-trees",
@@ -179,7 +179,7 @@ def sweep() -> None:
 @controller_options
 @click.pass_obj
 def run(
-    output: Output,
+    output: ProgressStyle,
     *,
     controller: ControllerClient,
     volumes: tuple[str, ...],
@@ -223,8 +223,8 @@ def run(
         raise UsageError("give something to sweep: --table or --volume")
     if metrics_file is not None and not metrics_file.absolute().parent.is_dir():
         raise UsageError(f"--metrics-file: there is no folder {metrics_file.absolute().parent}")
-    request = Request(
-        out, (*tables, *more), volumes, Source(source), fresh, keep, write_trees, gone
+    request = SweepRequest(
+        out, (*tables, *more), volumes, TreeSource(source), fresh, keep, write_trees, gone
     )
     if engine == LOCAL and (master or settings or pack):
         raise UsageError("--master, --conf and --pack are for --engine spark")
@@ -235,9 +235,9 @@ def run(
             "--threads is for the local engine; a master in this process is --master 'local[N]'"
         )
     spark = {"master": master} if master else {}
-    sweeps = Sweeps(out, Disk())
+    sweeps = SweepStore(out, Disk())
     with (
-        talking(output) as watcher,
+        progress_sink(output) as watcher,
         chosen_engine(engine, out, threads, settings, pack=pack, **spark) as chosen,
     ):
         summary = carry_out(
@@ -276,7 +276,7 @@ def show(sweep_id: str, out: Path, as_json: bool) -> int:
 
     ID may be `latest`, or the beginning of an ID.
     """
-    sweeps = Sweeps(out, Disk())
+    sweeps = SweepStore(out, Disk())
     sweep_id = sweeps.sweep(sweep_id)
     summary = sweeps.summary(sweep_id)
     if as_json:
@@ -301,7 +301,7 @@ def compare(before: str, after: str, out: Path, as_json: bool) -> int:
 
     Exit status: 0 nothing new and nothing persists, 3 otherwise.
     """
-    sweeps = Sweeps(out, Disk())
+    sweeps = SweepStore(out, Disk())
     earlier, later = sweeps.sweep(before), sweeps.sweep(after)
     changes = compared(sweeps, earlier, later)
     if as_json:
@@ -336,11 +336,11 @@ def _exit(ctx: click.Context, status: int) -> None:
     ctx.exit(status)
 
 
-def _reconciled(controller: ControllerClient, sweeps: Sweeps, sweep_id: str) -> JsonObject:
+def _reconciled(controller: ControllerClient, sweeps: SweepStore, sweep_id: str) -> JsonObject:
     """Have the controller repair the repairable containers of a sweep; how many it
     took, and why not the others.
     """
-    verdicts = sweeps.read(Table.VERDICTS, sweep_id, ["container_id", "verdict"])
+    verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id, ["container_id", "verdict"])
     repairable = verdicts.filter(pc.equal(verdicts["verdict"], Verdict.REPAIRABLE.value))[
         "container_id"
     ].to_pylist()
@@ -365,12 +365,12 @@ def exit_status(summary: Summary) -> int:
     return EXIT_PARTLY if summary.skipped or unread else 0
 
 
-def compared(sweeps: Sweeps, before: str, after: str) -> Mapping[str, list[tuple[int, str]]]:
+def compared(sweeps: SweepStore, before: str, after: str) -> Mapping[str, list[tuple[int, str]]]:
     """What two sweeps found in containers, by what became of it: container and kind,
     ascending.
     """
     earlier, later = _found(sweeps, before), _found(sweeps, after)
-    verdicts = sweeps.read(Table.VERDICTS, after, ["container_id", "verdict"])
+    verdicts = sweeps.read(SweepTable.VERDICTS, after, ["container_id", "verdict"])
     known = verdicts.filter(pc.not_equal(verdicts["verdict"], Verdict.UNKNOWN.value))
     told = set(known["container_id"].to_pylist())
     # A change in silence is an event of one night: it neither lasts nor heals.
@@ -384,11 +384,11 @@ def compared(sweeps: Sweeps, before: str, after: str) -> Mapping[str, list[tuple
     }
 
 
-def _found(sweeps: Sweeps, sweep_id: str) -> set[tuple[int, str]]:
+def _found(sweeps: SweepStore, sweep_id: str) -> set[tuple[int, str]]:
     """Containers with the kinds of what diverged in them, or changed in silence."""
-    verdicts = sweeps.read(Table.VERDICTS, sweep_id, ["container_id", "diverged"])
+    verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id, ["container_id", "diverged"])
     diverged = verdicts.filter(verdicts["diverged"])["container_id"]
-    findings = sweeps.read(Table.FINDINGS, sweep_id, ["container_id", "kind"])
+    findings = sweeps.read(SweepTable.FINDINGS, sweep_id, ["container_id", "kind"])
     counts = pc.is_in(findings["container_id"], value_set=diverged)
     silent = pc.equal(findings["kind"], FindingKind.SILENT_CHANGE.value)
     places = (
@@ -424,8 +424,8 @@ def print_summary(summary: JsonObject) -> None:
         _print_rest(len(listed))
 
 
-def _print_findings(sweeps: Sweeps, sweep_id: str, summary: JsonObject) -> None:
-    findings = sweeps.read(Table.FINDINGS, sweep_id)
+def _print_findings(sweeps: SweepStore, sweep_id: str, summary: JsonObject) -> None:
+    findings = sweeps.read(SweepTable.FINDINGS, sweep_id)
     skipped = summary["skipped"]
     assert isinstance(skipped, list)
     # The summary has named them.
@@ -449,11 +449,11 @@ def _print_rest(count: int) -> None:
         print_line(f"and {count - _ROWS_SHOWN} more; --json has them all", style="dim")
 
 
-def _details(sweeps: Sweeps, sweep_id: str) -> list[JsonObject]:
+def _details(sweeps: SweepStore, sweep_id: str) -> list[JsonObject]:
     """The diverged containers with their findings."""
-    verdicts = sweeps.read(Table.VERDICTS, sweep_id)
+    verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id)
     diverged = verdicts.filter(verdicts["diverged"]).slice(0, _DETAILS_MAX)
-    findings = sweeps.read(Table.FINDINGS, sweep_id)
+    findings = sweeps.read(SweepTable.FINDINGS, sweep_id)
     named: dict[int, list[JsonObject]] = {}
     of_diverged = findings.filter(
         pc.is_in(findings["container_id"], value_set=diverged["container_id"])

@@ -23,16 +23,15 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from admin.output import LINE_EVERY_S, Output, console
+from admin.output import LINE_EVERY_S, ProgressStyle, console
 from runtime.disk import Disk
 from runtime.errors import DiskError, UsageError
 from sweep.gather import Gatherer
 from sweep.local import LocalEngine
 from sweep.model import REPLICA_SCHEMA
-from sweep.output import JsonObject, Summary, Table
-from sweep.output import Output as Sweeps
-from sweep.report import Night, render, report_of
-from sweep.run import Engine, Watcher
+from sweep.output import JsonObject, Summary, SweepStore, SweepTable
+from sweep.report import PastSweep, render, report_of
+from sweep.run import Engine, ProgressSink
 
 LOCAL, SPARK = "local", "spark"
 ENGINES = (LOCAL, SPARK)
@@ -77,7 +76,7 @@ def chosen_engine(
         yield SparkEngine(session)
 
 
-def write_report(sweeps: Sweeps, swept: Summary) -> tuple[str, ...]:
+def write_report(sweeps: SweepStore, swept: Summary) -> tuple[str, ...]:
     """Write the report of a sweep whose tables are written, one HTML file beside them;
     returns notes.
 
@@ -85,16 +84,16 @@ def write_report(sweeps: Sweeps, swept: Summary) -> tuple[str, ...]:
         DiskError: it cannot be written, or a table of the sweep cannot be read.
     """
     sweep_id = swept.sweep_id
-    verdicts = sweeps.read(Table.VERDICTS, sweep_id)
+    verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id)
     diverged = verdicts.filter(verdicts["diverged"])
     held, replicas = Counter[tuple[str, str]](), [REPLICA_SCHEMA.empty_table()]
-    for piece in sweeps.pieces(Table.ROOTS, sweep_id, REPLICA_SCHEMA.names):
+    for piece in sweeps.pieces(SweepTable.ROOTS, sweep_id, REPLICA_SCHEMA.names):
         counted = piece.group_by(["datanode", "volume"]).aggregate([([], "count_all")]).to_pylist()
         held.update({(row["datanode"], row["volume"]): row["count_all"] for row in counted})
         replicas.append(
             piece.filter(pc.is_in(piece["container_id"], value_set=diverged["container_id"]))
         )
-    earlier, notes = list[Night](), list[str]()
+    earlier, notes = list[PastSweep](), list[str]()
     for name in (name for name in sweeps.sweeps() if name < sweep_id):
         try:
             earlier.append(_night(sweeps.summary(name)))
@@ -106,7 +105,7 @@ def write_report(sweeps: Sweeps, swept: Summary) -> tuple[str, ...]:
         held=held,
         replicas=pa.concat_tables(replicas),
         verdicts=diverged,
-        findings=sweeps.read(Table.FINDINGS, sweep_id).slice(0, _REPORTED_MAX),
+        findings=sweeps.read(SweepTable.FINDINGS, sweep_id).slice(0, _REPORTED_MAX),
         earlier=earlier,
         skipped=[f"{one.input}: {one.reason}" for one in swept.skipped],
         volumes_created_ms=swept.volumes_created_ms,
@@ -117,11 +116,11 @@ def write_report(sweeps: Sweeps, swept: Summary) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _night(summary: JsonObject) -> Night:
+def _night(summary: JsonObject) -> PastSweep:
     verdicts, containers = summary["verdicts"], summary["containers"]
     assert isinstance(verdicts, dict)
     assert isinstance(containers, int)
-    return Night(
+    return PastSweep(
         str(summary["sweepID"]),
         datetime.fromisoformat(str(summary["startedAt"])),
         containers,
@@ -194,7 +193,7 @@ class _Bars:
 
 
 @contextmanager
-def talking(output: Output) -> Iterator[Watcher]:
+def progress_sink(output: ProgressStyle) -> Iterator[ProgressSink]:
     """Who tells how a sweep goes on: a bar where somebody watches, lines elsewhere."""
     if not output.bars:
         yield _Lines()

@@ -16,19 +16,19 @@ from pathlib import Path
 
 import click
 
-from admin.output import Output, byte_progress, print_json, print_line, print_table
+from admin.output import ProgressStyle, byte_progress, print_json, print_line, print_table
 from merkle.check import check_tree
 from merkle.errors import ReconcileError, RecordInvalidError, TreeRefusedError
 from merkle.outcome import Verdict
 from merkle.plan import Comparison, compare
-from merkle.replica import Source
+from merkle.replica import TreeSource
 from merkle.tree import BlockId, ContainerId, ContainerTree, root_hex
 from merkle.windows import bad_windows, is_sound
 from ozone.containers import Container, ContainerStore
 from ozone.errors import BlockNotFoundError, ContainerNotFoundError, DescriptorError, VolumeError
 from ozone.mapped import MappedReader
 from ozone.scan import Finding, lost_chunks
-from ozone.survey import UNREADABLE, Surveyed, survey_container
+from ozone.survey import UNREADABLE, ReplicaSnapshot, survey_container
 from ozone.volume import Hold, container_of_folder, open_volume
 from protos.convert import container_id_of_tree, tree_from_bytes
 from runtime.disk import Disk
@@ -70,8 +70,8 @@ def tree() -> None:
 @_ids
 @click.option(
     "--source",
-    type=click.Choice([Source.DATA.value, Source.METADATA.value]),
-    default=Source.DATA.value,
+    type=click.Choice([TreeSource.DATA.value, TreeSource.METADATA.value]),
+    default=TreeSource.DATA.value,
     show_default=True,
     help="Read all data and verify it, or believe the block records.",
 )
@@ -83,7 +83,7 @@ def tree() -> None:
 @_json
 @click.pass_obj
 def build(
-    output: Output,
+    output: ProgressStyle,
     paths: tuple[str, ...],
     ids: tuple[int, ...],
     source: str,
@@ -96,17 +96,19 @@ def build(
 
     Exit status: 0 nothing found, 3 findings, 1 a container could not be read.
     """
-    if mapped and Source(source) is not Source.DATA:
+    if mapped and TreeSource(source) is not TreeSource.DATA:
         raise UsageError("--mapped says how data are read, and --source metadata reads none")
     built: list[tuple[str, _Built]] = []
     with _opened(_places(paths)) as places, ExitStack() as stack:
         reader = stack.enter_context(MappedReader()) if mapped else None
         jobs = _jobs(places, ids)
         failures = _Failures()
-        with _progress("building", jobs, Source(source), output) as on_bytes:
+        with _progress("building", jobs, TreeSource(source), output) as on_bytes:
             for place, container_id in jobs:
                 with failures.caught(place.name, container_id):
-                    one = _built(place.store.get(container_id), Source(source), on_bytes, reader)
+                    one = _built(
+                        place.store.get(container_id), TreeSource(source), on_bytes, reader
+                    )
                     if as_json:
                         print_json(_build_json(one))
                     built.append((place.name, one))
@@ -172,8 +174,8 @@ def check(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
 @_ids
 @click.option(
     "--source",
-    type=click.Choice([source.value for source in Source]),
-    default=Source.DATA.value,
+    type=click.Choice([source.value for source in TreeSource]),
+    default=TreeSource.DATA.value,
     show_default=True,
     help=(
         "Read all data and compare what it is, believe the block records, or compare the stored"
@@ -183,7 +185,7 @@ def check(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
 @_json
 @click.pass_obj
 def diff_command(
-    output: Output, paths: tuple[str, ...], ids: tuple[int, ...], source: str, as_json: bool
+    output: ProgressStyle, paths: tuple[str, ...], ids: tuple[int, ...], source: str, as_json: bool
 ) -> int:
     """Compare the replicas of containers.
 
@@ -207,13 +209,13 @@ def diff_command(
     with _opened(_places(paths)) as places:
         folders = tuple(place.container_id for place in places if place.container_id is not None)
         jobs = _jobs(places, ids or folders)
-        with _progress("comparing", jobs, Source(source), output) as on_bytes:
+        with _progress("comparing", jobs, TreeSource(source), output) as on_bytes:
             for container_id in sorted({container_id for _, container_id in jobs}):
                 holders = [place for place, held in jobs if held == container_id]
                 replicas, unread = dict[str, _Built](), dict[str, str]()
                 for place in holders:
                     try:
-                        built = _built(place.store.get(container_id), Source(source), on_bytes)
+                        built = _built(place.store.get(container_id), TreeSource(source), on_bytes)
                         if built.unread is not None:
                             raise built.unread
                         replicas[place.name] = built
@@ -364,9 +366,9 @@ class _Failures:
 
 @contextmanager
 def _progress(
-    what: str, jobs: Sequence[tuple[_Place, ContainerId]], source: Source, output: Output
+    what: str, jobs: Sequence[tuple[_Place, ContainerId]], source: TreeSource, output: ProgressStyle
 ) -> Iterator[Callable[[int], None] | None]:
-    if source is not Source.DATA:
+    if source is not TreeSource.DATA:
         yield None
         return
     total = 0
@@ -384,7 +386,7 @@ class _Built:
     container_id: ContainerId
     state: str
     replica_index: int
-    source: Source
+    source: TreeSource
     tree: ContainerTree
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
@@ -396,12 +398,12 @@ class _Built:
 
 def _built(
     container: Container,
-    source: Source,
+    source: TreeSource,
     on_bytes: Callable[[int], None] | None,
     mapped: MappedReader | None = None,
 ) -> _Built:
     found = survey_container(container, source, fall_back=False, on_bytes=on_bytes, mapped=mapped)
-    surplus = () if source is Source.TREE else _surplus(container)
+    surplus = () if source is TreeSource.TREE else _surplus(container)
     return _Built(
         container.container_id,
         found.state.name if found.state else STATE_UNKNOWN,
@@ -416,20 +418,22 @@ def _built(
     )
 
 
-def _unread(container: Container, source: Source, found: Surveyed) -> ReconcileError | None:
+def _unread(
+    container: Container, source: TreeSource, found: ReplicaSnapshot
+) -> ReconcileError | None:
     """Why nothing is known of what a replica holds, which must not pass for nothing;
     None where it is known.
     """
     if found.source is not None and found.state is not None:
         return None
     # A container whose folder is lost does hold nothing.
-    if source is not Source.TREE and not container.disk.is_folder(container.folder):
+    if source is not TreeSource.TREE and not container.disk.is_folder(container.folder):
         return None
     # By its stored tree alone a replica is not scanned.
     why = "; ".join(one.detail for one in found.findings or found.faults if one.block_id is None)
     if found.state is None:
         return DescriptorError(why or "the descriptor cannot be read")
-    if source is not Source.TREE:
+    if source is not TreeSource.TREE:
         return DatabaseError(why)
     # One that was never built is no fault, and of such a tree nothing counts as
     # missing.
@@ -706,7 +710,7 @@ def _in_no_tree(
     held = {(block.block_id, chunk.offset) for block in blocks for chunk in block.chunks}
     recorders: dict[tuple[BlockId, int], str] = {}
     for name, replica in replicas.items():
-        if replica.source is Source.DATA and replica.findings:
+        if replica.source is TreeSource.DATA and replica.findings:
             with suppress(DatabaseError, RecordInvalidError):
                 places = lost_chunks(files[name], replica.tree).items()
                 recorders |= {

@@ -43,7 +43,7 @@ from protos.convert import record_to_bytes
 from repair.peers import AgentPeer
 from repair.ports import Peer, Piece
 from repair.requests import ReconcileOptions
-from repair.runner import Job, Runner
+from repair.runner import RepairJob, Runner
 from runtime.rpc import open_channel
 
 CONTAINER = ContainerId(1)
@@ -222,7 +222,7 @@ def _scan(store: ReplicaStore) -> None:
 def _heal(store: ReplicaStore, runner: Runner, peers: Sequence[CountingPeer]) -> None:
     by_id: dict[PeerId, Peer] = {peer.peer_id: peer for peer in peers}
     outcome = runner.run(
-        Job("heal", CONTAINER, ReconcileOptions(return_to=ReplicaState.CLOSED)),
+        RepairJob("heal", CONTAINER, ReconcileOptions(return_to=ReplicaState.CLOSED)),
         lambda cancelled: store.open_replica(
             CONTAINER, "heal", cancelled=cancelled, on_bytes=lambda _: None
         ),

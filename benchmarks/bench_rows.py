@@ -26,7 +26,7 @@ from merkle.tree import BlockId, ChunkTree, ContainerId, TreeBuilder
 from sweep.files import fold_part
 from sweep.model import Part, PartKind
 from sweep.runs import Rows, fold_stretches, library_fold_stretches, settle
-from sweep.synthetic import Cluster, synthetic
+from sweep.synthetic import SyntheticCluster, synthetic
 
 CHUNKS = 4_000_000
 BUILDER_CHUNKS = 64_000
@@ -34,7 +34,7 @@ CHUNKS_A_BLOCK = (64, 8, 1)
 CHUNK_BYTES = 4 << 20
 BLOCKS_A_CONTAINER = 20
 # About 2.8 M rows a datanode; only one is read.
-CLUSTER = Cluster(datanodes=3, containers=2400)
+CLUSTER = SyntheticCluster(datanodes=3, containers=2400)
 
 # Figures are of one core: its own time counts, not that of whatever else runs.
 interleaved = partial(by_clock, clock=time.process_time)

@@ -41,7 +41,7 @@ from spark.session import spark_session
 from spark.sql import aggregate, names_of
 from sweep.inputs import table_parts
 from sweep.model import REPLICA_SCHEMA
-from sweep.run import Wave
+from sweep.run import FoldedWave
 from sweep.runs import settle
 
 ROUNDS = 5
@@ -171,7 +171,7 @@ def _table(folder: Path, rows: int) -> Table:
 
 def file_wise(session: SparkSession, table: Table) -> Roots:
     """Our engine, from files to replicas."""
-    waves: list[Wave] = []
+    waves: list[FoldedWave] = []
     SparkEngine(session).fold(table_parts([str(table.folder)]).parts, waves.append, lambda _: None)
     return _roots(settle(pa.concat_tables([wave.runs for wave in waves])).replicas)
 

@@ -27,7 +27,7 @@ from sweep.gather import Gatherer
 from sweep.gf2 import end_tables, image, rank_tables, word_tables
 from sweep.inputs import table_parts
 from sweep.local import LocalEngine
-from sweep.run import Request, Wave, sweep
+from sweep.run import FoldedWave, SweepRequest, sweep
 from sweep.runs import settle
 from sweep.synthetic import CHUNK_BYTES
 
@@ -78,7 +78,7 @@ def main() -> None:
 
 def ours(place: Path) -> list[int]:
     """Fold, settle, and compare replicas: as much as the peers do."""
-    waves = list[Wave]()
+    waves = list[FoldedWave]()
     LocalEngine(_gatherer(place)).fold(
         table_parts([str(place / "table")]).parts, waves.append, lambda rows: None
     )
@@ -93,7 +93,7 @@ def whole(place: Path) -> list[int]:
     out = place / "out"
     shutil.rmtree(out, ignore_errors=True)
     summary = sweep(
-        Request(out, tables=(str(place / "table"),)), LocalEngine(_gatherer(place)), Silent()
+        SweepRequest(out, tables=(str(place / "table"),)), LocalEngine(_gatherer(place)), Silent()
     )
     return list(summary.diverged)
 

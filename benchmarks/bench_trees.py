@@ -17,7 +17,7 @@ from benchmarks.measure import Report, interleaved
 from benchmarks.tables import make_table
 from sweep.gather import Gatherer
 from sweep.local import LocalEngine
-from sweep.run import Request, sweep
+from sweep.run import SweepRequest, sweep
 
 ROUNDS = 5
 ROWS = 5_000_000
@@ -46,7 +46,9 @@ def swept(place: Path, *, write_trees: bool) -> None:
     out = place / "out"
     shutil.rmtree(out, ignore_errors=True)
     engine = LocalEngine(Gatherer(out / "work" / "spill", threads=THREADS))
-    sweep(Request(out, tables=(str(place / "table"),), write_trees=write_trees), engine, Silent())
+    sweep(
+        SweepRequest(out, tables=(str(place / "table"),), write_trees=write_trees), engine, Silent()
+    )
 
 
 if __name__ == "__main__":

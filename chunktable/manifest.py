@@ -11,7 +11,7 @@ from typing import Any
 from chunktable.errors import ChunkTableError
 from chunktable.schema import FORMAT, VERSION
 from merkle.checksum import fingerprint
-from merkle.replica import Source
+from merkle.replica import TreeSource
 
 # A manifest names some files; a larger one is another file of that name.
 MANIFEST_BYTES_MAX = 64 << 20
@@ -110,7 +110,7 @@ class Manifest:
     # rows.
     begun_at: datetime
     created_at: datetime
-    source: Source
+    source: TreeSource
     volumes: tuple[str, ...]
     skipped: tuple[SkippedVolume, ...]
     files: tuple[TableFile, ...]
@@ -284,7 +284,7 @@ def _manifest(said: Mapping[str, Any]) -> Manifest:
         previous=None if previous is None else _number(previous),
         begun_at=_time(said["begun_at"]),
         created_at=_time(said["created_at"]),
-        source=Source(said["source"]),
+        source=TreeSource(said["source"]),
         volumes=tuple(_text(volume) for volume in said["volumes"]),
         # Manifests of earlier releases have none.
         volumes_created_ms={

@@ -145,7 +145,7 @@ _BATCH_ROWS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaAttributes:
     """What all rows of a replica say alike; `source` is one of SOURCES, `scanned_at_ms`
     ms since the epoch.
     """
@@ -166,7 +166,7 @@ class Replica:
 class ReplicaRows:
     """The rows of one replica, kept as arrays of what is not alike in all of them."""
 
-    def __init__(self, replica: Replica, columns: Mapping[str, "NDArray[Any]"]) -> None:
+    def __init__(self, replica: ReplicaAttributes, columns: Mapping[str, "NDArray[Any]"]) -> None:
         """Not for callers: see `rows_of`."""
         self.replica = replica
         self.count = len(columns["block_id"])
@@ -213,7 +213,7 @@ class ReplicaRows:
             yield pa.RecordBatch.from_arrays(arrays, schema=CHUNK_SCHEMA)
 
 
-def rows_of(replica: Replica, tree: TreeColumns | None) -> ReplicaRows:
+def rows_of(replica: ReplicaAttributes, tree: TreeColumns | None) -> ReplicaRows:
     """The rows of a replica; `tree` is None exactly where the source is "none". Chunks'
     offsets are not negative.
     """

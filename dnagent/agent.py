@@ -18,16 +18,16 @@ from dnagent.config import EXTRA_HINT, AgentConfig, VolumeSettings
 from dnagent.heartbeat import (
     CancelCommand,
     Command,
-    ControllerClient,
+    HeartbeatClient,
     Heartbeats,
+    JobReport,
     PeerAddress,
-    Progress,
     ReconcileCommand,
     ScanCommand,
 )
 from dnagent.jobs import Jobs
 from dnagent.ports import AgentStatus, ScanReport, VolumeStatus
-from dnagent.scanner import Limiter, Pace, Scanner, SystemClock
+from dnagent.scanner import RateLimiter, Scanner, ScanPace, SystemClock
 from dnagent.server import AgentService
 from dnagent.store import HeldVolume, ReplicaStore
 from merkle.errors import ReconcileError
@@ -166,7 +166,7 @@ class Agent:
             self.datanode_id,
             threads_max=min(repair.reconciliations_max * repair.fetches_max, 64),
             audit=audit.write,
-            take=Limiter(repair.bytes_per_second, clock, self._stop.wait).take,
+            take=RateLimiter(repair.bytes_per_second, clock, self._stop.wait).take,
         )
         self._store = ReplicaStore(
             held,
@@ -182,7 +182,7 @@ class Agent:
             threads_max=repair.reconciliations_max,
             fetches_max=repair.fetches_max,
             return_to_service=repair.return_to_closed,
-            on_scan_bytes=Limiter(config.scan.bytes_per_second, clock, self._stop.wait).take,
+            on_scan_bytes=RateLimiter(config.scan.bytes_per_second, clock, self._stop.wait).take,
             on_end=self._job_ended,
             metrics=self.metrics,
         )
@@ -283,7 +283,7 @@ class Agent:
             return
         address = config.advertised or self.address
         self._heartbeats = Heartbeats(
-            ControllerClient(config.controller, tls=config.rpc_tls, insecure=config.insecure),
+            HeartbeatClient(config.controller, tls=config.rpc_tls, insecure=config.insecure),
             datanode=controller_pb2.Datanode(
                 datanode_id=self.datanode_id, hostname=split_address(address)[0], address=address
             ),
@@ -315,14 +315,14 @@ class Agent:
             audit_file=self._config.audit_path,
             disk=self._disk,
             metrics=self.metrics,
-            on_bytes=Limiter(self._config.scan.bytes_per_second, clock, self._stop.wait).take,
+            on_bytes=RateLimiter(self._config.scan.bytes_per_second, clock, self._stop.wait).take,
         )
         exports.start()
         self._stack.callback(exports.stop)
 
-    def _pace(self) -> Pace:
+    def _pace(self) -> ScanPace:
         scan = self._config.scan
-        return Pace(
+        return ScanPace(
             background=scan.enabled,
             interval_ms=round(scan.interval_s * 1000),
             min_gap_ms=round(scan.min_gap_s * 1000),
@@ -349,7 +349,7 @@ class Agent:
                         "command_dropped", **{**error_fields(error), "container_id": container_id}
                     )
 
-    def _job_ended(self, progress: Progress) -> None:
+    def _job_ended(self, progress: JobReport) -> None:
         if self._heartbeats is not None:
             self._heartbeats.ended(progress)
 

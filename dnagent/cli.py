@@ -13,7 +13,7 @@ import click
 
 from dnagent.agent import Agent
 from dnagent.config import EXTRA_HINT, AgentConfig
-from merkle.replica import Source
+from merkle.replica import TreeSource
 from ozone.volume import Hold
 from runtime.config import load
 from runtime.disk import Disk
@@ -22,7 +22,7 @@ from runtime.lifecycle import announce, stop_on_signals
 from runtime.log import LogFormat, LogLevel, configure, get_logger
 
 if TYPE_CHECKING:
-    from dnagent.export import Done, Exported
+    from dnagent.export import ExportProgress, ExportResult
 
 EXIT_FINDINGS = 3
 EXIT_PARTLY = 5
@@ -154,7 +154,7 @@ def run(
 )
 @click.option(
     "--source",
-    type=click.Choice([source.value for source in Source]),
+    type=click.Choice([source.value for source in TreeSource]),
     help=(
         "Stored trees and records where there is none (the default), records alone, or all data"
         " read."
@@ -207,7 +207,11 @@ def export_checksums(
     done, skipped = export_now(
         given,
         to,
-        source=Source(source) if source else config.export.source if config else Source.TREE,
+        source=TreeSource(source)
+        if source
+        else config.export.source
+        if config
+        else TreeSource.TREE,
         full=full,
         audit_file=config.audit_path if config else None,
         database_volumes=config.database_volumes if config else (),
@@ -313,7 +317,7 @@ class _Teller:
         self._every_s = 0.2 if is_terminal else 10.0
         self._said_s = time.monotonic()
 
-    def tell(self, done: "Done") -> None:
+    def tell(self, done: "ExportProgress") -> None:
         self.say(
             f"exporting  {done.containers} of {done.containers_total} containers  {done.rows} rows"
         )
@@ -331,7 +335,7 @@ class _Teller:
             click.echo("\r\x1b[K", err=True, nl=False)
 
 
-def _table_json(exported: "Exported") -> dict[str, object]:
+def _table_json(exported: "ExportResult") -> dict[str, object]:
     manifest = exported.manifest
     return {
         "datanode": manifest.datanode,
@@ -350,7 +354,7 @@ def _table_json(exported: "Exported") -> dict[str, object]:
     }
 
 
-def _summary(exported: "Exported") -> str:
+def _summary(exported: "ExportResult") -> str:
     manifest = exported.manifest
     return (
         f"{manifest.datanode}: {manifest.containers} containers, {manifest.rows} rows;"

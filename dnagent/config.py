@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from merkle.replica import Source
+from merkle.replica import TreeSource
 from ozone.volume import Hold
 from runtime.config import Address, Duration, FilePath, Rate, Settings, Size, Switch, TlsSettings
 from runtime.rpc import Tls, is_loopback
@@ -69,7 +69,7 @@ class ExportSettings(Settings):
     # folder in it.
     to: str | None = Field(default=None, min_length=1)
     interval_s: Duration = 86_400.0
-    source: Source = Source.TREE
+    source: TreeSource = TreeSource.TREE
 
     @field_validator("to")
     @classmethod

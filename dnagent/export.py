@@ -49,7 +49,7 @@ from chunktable.schema import (
     CONTAINER_SCHEMA,
     EVENT_SCHEMA,
     FAULT_SCHEMA,
-    Replica,
+    ReplicaAttributes,
     ReplicaRows,
     replica_stretches,
     rows_of,
@@ -57,10 +57,10 @@ from chunktable.schema import (
 from chunktable.writer import parquet_writer
 from merkle.checksum import fingerprint
 from merkle.columns import TreeColumns
-from merkle.replica import ReplicaState, Source
+from merkle.replica import ReplicaState, TreeSource
 from merkle.tree import ContainerId
 from ozone.errors import InterruptedRepairError
-from ozone.survey import Fault, Surveyed
+from ozone.survey import ReplicaFault, ReplicaSnapshot
 from runtime.disk import disk_error
 from runtime.errors import DiskError
 
@@ -87,7 +87,7 @@ _WRITTEN = pa.schema([f.with_type(_TEXT) if f.type == pa.string() else f for f i
 _Place = tuple[str, int]
 
 
-class Walk(Protocol):
+class ReplicaSurvey(Protocol):
     """A volume's replicas (ozone.survey.Survey)."""
 
     @property
@@ -100,22 +100,22 @@ class Walk(Protocol):
     def created_ms(self) -> int | None: ...
 
     @property
-    def fault(self) -> Fault | None: ...
+    def fault(self) -> ReplicaFault | None: ...
 
     def ids(self) -> list[ContainerId]: ...
 
     def replicas(
         self,
-        source: Source,
+        source: TreeSource,
         ids: Iterable[ContainerId] | None = None,
         *,
         on_bytes: Callable[[int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
-    ) -> Iterator[Surveyed]: ...
+    ) -> Iterator[ReplicaSnapshot]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ExportLimits:
     """Sizes of files, which tests make small."""
 
     group_rows: int = GROUP_ROWS
@@ -125,7 +125,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ExportProgress:
     """How far an export is."""
 
     containers: int
@@ -134,7 +134,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportResult:
     """What came of an export; `lost_volumes` were in the table before and are not any
     more.
     """
@@ -150,7 +150,7 @@ class Exported:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RowLocation:
     """Where a replica's rows are."""
 
     generation: int
@@ -182,19 +182,19 @@ def files_to_rewrite(
 
 
 def export(
-    surveys: Sequence[Walk],
+    surveys: Sequence[ReplicaSurvey],
     skipped: Sequence[SkippedVolume],
     destination: Destination,
     *,
-    source: Source,
+    source: TreeSource,
     full: bool = False,
     audit_file: Path | None = None,
-    limits: Limits = Limits(),
+    limits: ExportLimits = ExportLimits(),
     now: Callable[[], datetime] = _now,
-    on_done: Callable[[Done], None] = lambda _: None,
+    on_done: Callable[[ExportProgress], None] = lambda _: None,
     on_bytes: Callable[[int], None] | None = None,
     cancelled: Callable[[], bool] = lambda: False,
-) -> Exported:
+) -> ExportResult:
     """Export all replicas of these volumes, which are of one datanode; one at least.
 
     `full` writes every row anew. `audit_file` tells of the repairs; it need not be
@@ -236,8 +236,8 @@ class _Run:
         self,
         destination: Destination,
         datanode: str,
-        source: Source,
-        limits: Limits,
+        source: TreeSource,
+        limits: ExportLimits,
         now: Callable[[], datetime],
         cancelled: Callable[[], bool],
     ) -> None:
@@ -252,8 +252,8 @@ class _Run:
         self._sequence = 1
         self._previous: Manifest | None = None
         # What the table before says, and what this one will say.
-        self._before: dict[_Place, Held] = {}
-        self._after: dict[_Place, Held] = {}
+        self._before: dict[_Place, RowLocation] = {}
+        self._after: dict[_Place, RowLocation] = {}
         self._reusable = True
         # Files of the table before whose content is another than was written.
         self._rotted: frozenset[str] = frozenset()
@@ -287,22 +287,24 @@ class _Run:
         for batch in inventory.to_batches():
             columns = batch.to_pydict()
             places = zip(columns["volume"], columns["container_id"], strict=True)
-            held = map(Held, columns["generation"], columns["file"], columns["rows"])
+            held = map(RowLocation, columns["generation"], columns["file"], columns["rows"])
             self._before.update(zip(places, held, strict=True))
         self._reusable = not full
         self._rotted = self._rotted_of(self._previous)
 
     def take_all(
         self,
-        surveys: Sequence[Walk],
+        surveys: Sequence[ReplicaSurvey],
         skipped: Sequence[SkippedVolume],
-        on_done: Callable[[Done], None],
+        on_done: Callable[[ExportProgress], None],
         on_bytes: Callable[[int], None] | None,
     ) -> None:
         """Walk all volumes, and write the rows of what is new or changed."""
         for volume in skipped:
             self._add_fault(
-                volume.path, None, Fault("unreadable", f"{volume.error_code}: {volume.message}")
+                volume.path,
+                None,
+                ReplicaFault("unreadable", f"{volume.error_code}: {volume.message}"),
             )
         ids = {survey.volume: survey.ids() for survey in surveys}
         total, rows = sum(map(len, ids.values())), 0
@@ -315,7 +317,7 @@ class _Run:
                 )
                 for replica in found:
                     rows += self._take(survey, replica, out)
-                    on_done(Done(len(self._after), total, rows))
+                    on_done(ExportProgress(len(self._after), total, rows))
 
     def rewrite(self) -> None:
         """Move live rows out of old files that are mostly superseded, and out of many
@@ -348,7 +350,7 @@ class _Run:
             for place, group in itertools.groupby(pieces, key=lambda piece: piece[0]):
                 held = self._after[place]
                 file = out.add((batch for _, batch in group), held.rows)
-                self._after[place] = Held(held.generation, file, held.rows)
+                self._after[place] = RowLocation(held.generation, file, held.rows)
         moved = [place for place, held in self._after.items() if held.file in chosen]
         if moved:
             raise _too_few_rows(self._after[moved[0]].file)
@@ -405,7 +407,7 @@ class _Run:
 
     def commit(
         self, volumes: Mapping[str, int | None], skipped: Sequence[SkippedVolume]
-    ) -> Exported:
+    ) -> ExportResult:
         """Write the manifest; `volumes` says of each since when it exists."""
         manifest = Manifest(
             datanode=self._datanode,
@@ -425,7 +427,7 @@ class _Run:
         with self._destination.create(manifest.name) as sink:
             sink.write(manifest.to_bytes())
         new = [file for file in self._files if file.sequence == self._sequence]
-        return Exported(
+        return ExportResult(
             manifest,
             self._destination.folder,
             self._written,
@@ -452,7 +454,7 @@ class _Run:
             if name not in kept and sequence is not None and sequence < end:
                 self._destination.remove(name)
 
-    def _take(self, survey: Walk, found: Surveyed, out: "_ChunkFiles") -> int:
+    def _take(self, survey: ReplicaSurvey, found: ReplicaSnapshot, out: "_ChunkFiles") -> int:
         for fault in found.faults:
             self._add_fault(survey.volume, found.container_id, fault)
         rows = _rows(survey, found, self._now)
@@ -466,7 +468,7 @@ class _Run:
             self._after[place] = before
         else:
             file = out.add(rows.batches(), rows.count)
-            self._after[place] = Held(rows.generation, file, rows.count)
+            self._after[place] = RowLocation(rows.generation, file, rows.count)
             self._written += 1
         return rows.count
 
@@ -540,7 +542,9 @@ class _Run:
             TableFile(name, kind, opened.rows, sink.length_bytes, sink.checksum, self._now())
         )
 
-    def _add_fault(self, volume: str, container_id: ContainerId | None, fault: Fault) -> None:
+    def _add_fault(
+        self, volume: str, container_id: ContainerId | None, fault: ReplicaFault
+    ) -> None:
         self._fault_count += 1
         self._faults.append(
             {
@@ -632,7 +636,7 @@ class _ChunkFiles:
     """
 
     new_file: Callable[[], AbstractContextManager[_OpenFile]]
-    limits: Limits
+    limits: ExportLimits
     cancelled: Callable[[], bool]
     _stack: ExitStack = field(default_factory=ExitStack)
     _open: _OpenFile | None = None
@@ -694,11 +698,13 @@ def _encoded(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=_WRITTEN)
 
 
-def _rows(survey: Walk, found: Surveyed, now: Callable[[], datetime]) -> ReplicaRows:
+def _rows(
+    survey: ReplicaSurvey, found: ReplicaSnapshot, now: Callable[[], datetime]
+) -> ReplicaRows:
     scanned_ms = (
-        round(now().timestamp() * 1000) if found.source is Source.DATA else found.scanned_at_ms
+        round(now().timestamp() * 1000) if found.source is TreeSource.DATA else found.scanned_at_ms
     )
-    replica = Replica(
+    replica = ReplicaAttributes(
         datanode=survey.datanode,
         volume=survey.volume,
         container_id=found.container_id,

@@ -17,11 +17,11 @@ from chunktable.errors import ChunkTableError
 from chunktable.manifest import SkippedVolume, TableRefusal
 from chunktable.places import Destination, destination_of
 from chunktable.reader import latest_manifest
-from dnagent.export import Done, Exported, Walk, export
+from dnagent.export import ExportProgress, ExportResult, ReplicaSurvey, export
 from dnagent.store import own_scan_ms
 from merkle.errors import ReconcileError
-from merkle.replica import Source
-from ozone.survey import Survey
+from merkle.replica import TreeSource
+from ozone.survey import VolumeSurvey
 from ozone.treefile import TreeFiles
 from ozone.volume import Hold, Volume, open_volume
 from runtime.disk import Disk
@@ -51,7 +51,7 @@ class ScheduledExport:
 
     def __init__(
         self,
-        run: Callable[[bool, Callable[[], bool]], Exported],
+        run: Callable[[bool, Callable[[], bool]], ExportResult],
         last_at: Callable[[], datetime | None],
         *,
         interval_s: float,
@@ -106,7 +106,7 @@ class ScheduledExport:
         # A table of the future is one of a clock that was set back.
         return min(max(self._interval_s - since_s, 0.0), self._interval_s)
 
-    def _note(self, exported: Exported) -> None:
+    def _note(self, exported: ExportResult) -> None:
         manifest = exported.manifest
         self._metrics.count("dnagent_exports_total", outcome="done")
         self._metrics.count("dnagent_exported_rows_total", exported.rows_written)
@@ -128,10 +128,10 @@ class ScheduledExport:
 
 def scheduled_export(
     to: str,
-    surveys: Sequence[Walk],
+    surveys: Sequence[ReplicaSurvey],
     failed: Sequence[tuple[str, ReconcileError]],
     *,
-    source: Source,
+    source: TreeSource,
     interval_s: float,
     audit_file: Path,
     disk: Disk,
@@ -147,7 +147,7 @@ def scheduled_export(
 
     skipped = [SkippedVolume(path, error.code, error.message) for path, error in failed]
 
-    def run(full: bool, cancelled: Callable[[], bool]) -> Exported:
+    def run(full: bool, cancelled: Callable[[], bool]) -> ExportResult:
         return export(
             surveys,
             skipped,
@@ -182,12 +182,12 @@ def export_now(
     volumes: Sequence[ExportedVolume],
     to: str,
     *,
-    source: Source,
+    source: TreeSource,
     full: bool = False,
     audit_file: Path | None = None,
     database_volumes: Sequence[Path] = (),
-    on_done: Callable[[Done], None] = lambda _: None,
-) -> tuple[list[Exported], list[SkippedVolume]]:
+    on_done: Callable[[ExportProgress], None] = lambda _: None,
+) -> tuple[list[ExportResult], list[SkippedVolume]]:
     """Export volumes once, read-only: a datanode or an agent may own them. A table for
     each datanode among them.
 
@@ -201,7 +201,7 @@ def export_now(
     _check_places([volume.path for volume in volumes], to)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory(prefix="treefold-")))
-        opened: dict[str, list[Survey]] = {}
+        opened: dict[str, list[VolumeSurvey]] = {}
         failed: list[tuple[str, ReconcileError]] = []
         for number, settings in enumerate(volumes):
             # A folder each where no agent keeps any: copies of one volume have the same
@@ -243,12 +243,12 @@ def export_now(
     return done, skipped
 
 
-def _survey(volume: Volume, disk: Disk, settings: ExportedVolume) -> Survey:
+def _survey(volume: Volume, disk: Disk, settings: ExportedVolume) -> VolumeSurvey:
     if settings.state_folder is None:
-        return Survey(volume, disk)
+        return VolumeSurvey(volume, disk)
     # An agent that owns its volumes keeps trees and times in them.
     scanned_ms = None if settings.owned else partial(own_scan_ms, volume, disk)
-    return Survey(volume, disk, trees=TreeFiles(volume, disk), scanned_ms=scanned_ms)
+    return VolumeSurvey(volume, disk, trees=TreeFiles(volume, disk), scanned_ms=scanned_ms)
 
 
 def _check_places(paths: Sequence[Path], to: str) -> None:

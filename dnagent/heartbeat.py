@@ -56,7 +56,7 @@ class ReconcileCommand:
     peers: tuple[PeerAddress, ...]
     # What an unhealthy replica may return to; None where the controller does not say.
     container_state: ReplicaState | None = None
-    spare_scan: bool = False
+    skip_final_scan: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ Command = ReconcileCommand | CancelCommand | ScanCommand
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
+class CommandEnvelope:
     """A command with what makes it one and the same when it is sent again."""
 
     command_id: str
@@ -82,7 +82,7 @@ class Envelope:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class JobReport:
     """How far a reconciliation is; `message` is what goes over the wire."""
 
     job_id: str
@@ -91,22 +91,22 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class OutgoingHeartbeat:
     """What one heartbeat says."""
 
     sequence: int
     full: bool
     replicas: tuple[ContainerReplica, ...]
     removed: tuple[ContainerId, ...]
-    progress: tuple[Progress, ...]
+    progress: tuple[JobReport, ...]
     acknowledged: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HeartbeatResponse:
     """What the controller answered."""
 
-    envelopes: tuple[Envelope, ...]
+    envelopes: tuple[CommandEnvelope, ...]
     full_report_wanted: bool
     term: int
 
@@ -125,16 +125,18 @@ class HeartbeatState:
         self._term = 0
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._acknowledged: list[str] = []
-        self._ended: OrderedDict[str, Progress] = OrderedDict()
+        self._ended: OrderedDict[str, JobReport] = OrderedDict()
 
-    def ended(self, progress: Progress) -> None:
+    def ended(self, progress: JobReport) -> None:
         """Keep the end of a reconciliation until the controller has answered to it."""
         assert progress.is_final
         self._ended[progress.job_id] = progress
         if len(self._ended) > PROGRESS_MAX:
             self._ended.popitem(last=False)
 
-    def next(self, replicas: Iterable[ContainerReplica], running: Iterable[Progress]) -> Heartbeat:
+    def next(
+        self, replicas: Iterable[ContainerReplica], running: Iterable[JobReport]
+    ) -> OutgoingHeartbeat:
         """The heartbeat to send now: everything at start and when asked, else what
         differs from what is known.
         """
@@ -155,7 +157,7 @@ class HeartbeatState:
         ended = tuple(p for p in self._ended.values() if p.message.container_id not in left)
         # The end of a job is the last word about it.
         progress = *(p for p in running if p.job_id not in self._ended), *ended
-        return Heartbeat(
+        return OutgoingHeartbeat(
             self._sequence,
             self._full_wanted,
             tuple(changed),
@@ -164,7 +166,7 @@ class HeartbeatState:
             tuple(self._acknowledged),
         )
 
-    def answered(self, sent: Heartbeat, answer: Answer) -> list[Command]:
+    def answered(self, sent: OutgoingHeartbeat, answer: HeartbeatResponse) -> list[Command]:
         """Note that the controller knows what was sent; the commands to carry out, each
         once.
         """
@@ -193,7 +195,7 @@ class HeartbeatState:
         """
         return self._full_wanted or bool(self._ended) or bool(self._acknowledged)
 
-    def _accept(self, envelope: Envelope) -> bool:
+    def _accept(self, envelope: CommandEnvelope) -> bool:
         # A leader that was replaced may not know it yet; its commands are void.
         if envelope.term < self._term:
             return False
@@ -207,9 +209,9 @@ class HeartbeatState:
         return True
 
 
-def request_of(heartbeat: Heartbeat, *, datanode: controller_pb2.Datanode, incarnation: str) -> (
-    controller_pb2.HeartbeatRequest
-):  # fmt: skip
+def request_of(
+    heartbeat: OutgoingHeartbeat, *, datanode: controller_pb2.Datanode, incarnation: str
+) -> controller_pb2.HeartbeatRequest:
     """The message of a heartbeat."""
     report = controller_pb2.ContainerReport(
         full=heartbeat.full,
@@ -226,7 +228,7 @@ def request_of(heartbeat: Heartbeat, *, datanode: controller_pb2.Datanode, incar
     )
 
 
-def answer_of(message: controller_pb2.HeartbeatResponse) -> Answer:
+def answer_of(message: controller_pb2.HeartbeatResponse) -> HeartbeatResponse:
     """The answer in a message; a command that this agent does not understand is left
     out.
     """
@@ -234,8 +236,8 @@ def answer_of(message: controller_pb2.HeartbeatResponse) -> Answer:
     for sent in message.commands:
         command = _command_of(sent)
         if command is not None and sent.command_id:
-            envelopes.append(Envelope(sent.command_id, sent.term, command))
-    return Answer(tuple(envelopes), message.full_report_wanted, message.term)
+            envelopes.append(CommandEnvelope(sent.command_id, sent.term, command))
+    return HeartbeatResponse(tuple(envelopes), message.full_report_wanted, message.term)
 
 
 _RETURNS = {state.value: state for state in (ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED)}
@@ -253,7 +255,7 @@ def _command_of(sent: controller_pb2.Command) -> Command | None:
                 return None
             state = _RETURNS.get(body.container_state)
             return ReconcileCommand(
-                ContainerId(body.container_id), body.job_id, peers, state, body.spare_scan
+                ContainerId(body.container_id), body.job_id, peers, state, body.skip_final_scan
             )
         case "cancel":
             return CancelCommand(sent.cancel.job_id)
@@ -281,7 +283,7 @@ def _replica_message(replica: ContainerReplica) -> controller_pb2.ReplicaReport:
     )
 
 
-class Controller(Protocol):
+class HeartbeatReceiver(Protocol):
     """Whoever takes heartbeats."""
 
     def heartbeat(
@@ -294,7 +296,7 @@ class Controller(Protocol):
     def close(self) -> None: ...
 
 
-class ControllerClient:
+class HeartbeatClient:
     """The controller, over gRPC."""
 
     def __init__(self, address: str, *, tls: Tls | None, insecure: bool) -> None:
@@ -320,13 +322,13 @@ class Heartbeats:
 
     def __init__(
         self,
-        controller: Controller,
+        controller: HeartbeatReceiver,
         *,
         datanode: controller_pb2.Datanode,
         incarnation: str,
         interval_s: float,
         replicas: Callable[[], Iterable[ContainerReplica]],
-        running: Callable[[], Iterable[Progress]],
+        running: Callable[[], Iterable[JobReport]],
         on_command: Callable[[Command], None],
         metrics: Metrics,
     ) -> None:
@@ -362,7 +364,7 @@ class Heartbeats:
         """Something changed that the controller should hear now."""
         self._poke.set()
 
-    def ended(self, progress: Progress) -> None:
+    def ended(self, progress: JobReport) -> None:
         """Report the end of a reconciliation until the controller has heard of it."""
         with self._state_lock:
             self._state.ended(progress)

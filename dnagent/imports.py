@@ -71,7 +71,7 @@ class ImportRefusal(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaHere:
+class LocalReplicaFacts:
     """What can be said of our replica without reading its data."""
 
     state: ReplicaState
@@ -87,7 +87,7 @@ class ReplicaHere:
 
 
 @dataclass(slots=True)
-class Imported:
+class ImportResult:
     """What became of all trees of our datanodes."""
 
     imported: int = 0
@@ -115,8 +115,8 @@ def import_trees(
     folder: Path,
     disk: Disk,
     *,
-    on_tree: Callable[[Imported], None] = lambda _: None,
-) -> Imported:
+    on_tree: Callable[[ImportResult], None] = lambda _: None,
+) -> ImportResult:
     """Import the trees in a folder that are of the datanodes of these volumes, held as
     the settings say.
 
@@ -126,11 +126,11 @@ def import_trees(
         VolumeError: no volume can be opened.
         DiskError: a tree cannot be written.
     """
-    files, done = tree_files(folder), Imported()
+    files, done = tree_files(folder), ImportResult()
     with ExitStack() as stack:
         audit = AuditLog(config.audit_path)
         stack.callback(audit.close)
-        opened, error = dict[tuple[str, str], ImportedVolume](), None
+        opened, error = dict[tuple[str, str], ImportTarget](), None
         for settings in config.volumes:
             try:
                 volume = open_volume(
@@ -150,7 +150,7 @@ def import_trees(
                 )
                 continue
             trees = TreeFiles(volume, disk, on_deleted=audit.delete)
-            opened[volume.datanode_id, volume.storage_id] = ImportedVolume(
+            opened[volume.datanode_id, volume.storage_id] = ImportTarget(
                 volume, disk, trees, undo_bytes=config.repair.undo_bytes
             )
         if not opened:
@@ -168,7 +168,9 @@ def import_trees(
     return done
 
 
-def refusal_of(packed: PackedTree, tree: ContainerTree, here: ReplicaHere) -> ImportRefusal | None:
+def refusal_of(
+    packed: PackedTree, tree: ContainerTree, here: LocalReplicaFacts
+) -> ImportRefusal | None:
     """Why a tree that is sound in itself is not to be imported; None where it is."""
     deleted = {block.block_id for block in here.stored.known.blocks if block.deleted}
     has_tree = (
@@ -208,7 +210,7 @@ def refusal_of(packed: PackedTree, tree: ContainerTree, here: ReplicaHere) -> Im
     return next((refusal for refusal, holds in checks if holds), None)
 
 
-class ImportedVolume:
+class ImportTarget:
     """One open volume that trees are imported into."""
 
     def __init__(self, volume: Volume, disk: Disk, trees: TreeFiles, *, undo_bytes: int) -> None:
@@ -222,7 +224,7 @@ class ImportedVolume:
             undo = UndoStore(volume.state_folder / "undo", disk, budget_bytes=undo_bytes)
             self._store = ContainerWriter(volume, trees, undo, disk).store_tree
 
-    def take(self, packed: PackedTree, done: Imported) -> None:
+    def take(self, packed: PackedTree, done: ImportResult) -> None:
         """Import one tree, or note why not.
 
         Raises:
@@ -260,7 +262,7 @@ class ImportedVolume:
             else:
                 done.imported += 1
 
-    def _here(self, container: Container) -> ReplicaHere:
+    def _here(self, container: Container) -> LocalReplicaFacts:
         container_id = container.container_id
         # First, so that whatever is written while the rest is read is noticed.
         stored = self._trees.read(container_id)
@@ -272,7 +274,7 @@ class ImportedVolume:
         # Under a read-only hold a scan of ours leaves no time in the descriptor.
         is_ours = self._volume.hold is Hold.READ_ONLY
         own_ms = own_scan_ms(self._volume, self._disk, container_id) if is_ours else None
-        return ReplicaHere(
+        return LocalReplicaFacts(
             container.state,
             container.counters().bcs_id or 0,
             container.replica_index,
@@ -299,7 +301,7 @@ def _are_as_recorded(tree: ContainerTree, records: Mapping[BlockId, BlockRecord]
     return True
 
 
-def _is_newer(packed: PackedTree, here: ReplicaHere) -> bool:
+def _is_newer(packed: PackedTree, here: LocalReplicaFacts) -> bool:
     """Whether it is of the last scan that we know of, and nothing was written to the
     stored tree since.
     """

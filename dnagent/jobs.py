@@ -13,8 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 
-from dnagent.heartbeat import PeerAddress, ReconcileCommand
-from dnagent.heartbeat import Progress as JobProgress
+from dnagent.heartbeat import JobReport, PeerAddress, ReconcileCommand
 from dnagent.ports import ReconciliationStatus
 from dnagent.store import ReplicaStore
 from merkle.errors import ReconcileError
@@ -26,7 +25,7 @@ from protos import controller_pb2
 from protos.outcome import add_evidence, add_peers, set_counters
 from repair.ports import Peer
 from repair.requests import ReconcileOptions
-from repair.runner import Job, Runner
+from repair.runner import RepairJob, Runner
 from runtime.errors import BusyError
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
@@ -87,7 +86,7 @@ class Jobs:
         fetches_max: int,
         return_to_service: bool,
         on_scan_bytes: Callable[[int], None],
-        on_end: Callable[[JobProgress], None],
+        on_end: Callable[[JobReport], None],
         metrics: Metrics,
     ) -> None:
         """`connect` opens a peer; `on_end` hears how each job ended."""
@@ -133,10 +132,10 @@ class Jobs:
             # Not waited for: its end is reported when it comes.
             self._runner.interrupt(command.container_id, "the job was cancelled", timeout_s=0)
 
-    def running(self) -> list[JobProgress]:
+    def running(self) -> list[JobReport]:
         """How far the jobs are that run now."""
         return [
-            JobProgress(job.job_id, False, progress_message(job.job_id, job.container_id, progress))
+            JobReport(job.job_id, False, progress_message(job.job_id, job.container_id, progress))
             for job, progress in self._runner.running()
         ]
 
@@ -173,7 +172,7 @@ class Jobs:
                     peers[address.peer] = peer = self._connect(address)
                     stack.callback(peer.close)
                 outcome = self._runner.run(
-                    Job(
+                    RepairJob(
                         job_id,
                         container_id,
                         options_of(command, self._fetches_max, self._return_to_service),
@@ -199,7 +198,7 @@ class Jobs:
             raise
         self._forget(command)
         self._note(command, outcome)
-        self._on_end(JobProgress(job_id, True, outcome_message(job_id, outcome)))
+        self._on_end(JobReport(job_id, True, outcome_message(job_id, outcome)))
 
     def _note(self, command: ReconcileCommand, outcome: RepairOutcome) -> None:
         progress = outcome.progress
@@ -263,11 +262,11 @@ def options_of(
     # it stays as it is.
     return_to = command.container_state if return_to_service else None
     return ReconcileOptions(
-        fetches_max=fetches_max, return_to=return_to, spare_scan=command.spare_scan
+        fetches_max=fetches_max, return_to=return_to, skip_final_scan=command.skip_final_scan
     )
 
 
-def refusal_of(command: ReconcileCommand, error: ReconcileError, state: str) -> JobProgress:
+def refusal_of(command: ReconcileCommand, error: ReconcileError, state: str) -> JobReport:
     """The end of a job that an error kept from having an outcome."""
     message = controller_pb2.ReconcileProgress(
         job_id=command.job_id,
@@ -276,7 +275,7 @@ def refusal_of(command: ReconcileCommand, error: ReconcileError, state: str) -> 
         error_code=error.code,
         message=error.message,
     )
-    return JobProgress(command.job_id, True, message)
+    return JobReport(command.job_id, True, message)
 
 
 def progress_message(

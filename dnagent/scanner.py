@@ -71,7 +71,7 @@ class SystemClock:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ScanCandidate:
     """A replica as far as the choice of the next scan needs to know it; times are ms
     since the epoch.
     """
@@ -83,7 +83,7 @@ class Candidate:
     last_scan_ms: int | None
 
 
-def is_due(candidate: Candidate, *, now_ms: int, gap_ms: int) -> bool:
+def is_due(candidate: ScanCandidate, *, now_ms: int, gap_ms: int) -> bool:
     """Whether it may be scanned now: its data are settled, and the last scan is at
     least the gap ago.
     """
@@ -95,7 +95,7 @@ def is_due(candidate: Candidate, *, now_ms: int, gap_ms: int) -> bool:
 
 
 def next_to_scan(
-    candidates: Iterable[Candidate], *, now_ms: int, gap_ms: int
+    candidates: Iterable[ScanCandidate], *, now_ms: int, gap_ms: int
 ) -> ContainerId | None:
     """Never scanned first, then the oldest scan, then the lowest ID; None if nothing is
     due.
@@ -107,7 +107,7 @@ def next_to_scan(
     return order[0].container_id if order else None
 
 
-def next_without_tree(candidates: Iterable[Candidate]) -> ContainerId | None:
+def next_without_tree(candidates: Iterable[ScanCandidate]) -> ContainerId | None:
     """The lowest ID among the replicas that should have a tree and have none."""
     treeless = (
         c.container_id for c in candidates if c.state in SCANNED_STATES and c.data_checksum is None
@@ -116,7 +116,7 @@ def next_without_tree(candidates: Iterable[Candidate]) -> ContainerId | None:
 
 
 def next_to_check(
-    candidates: Iterable[Candidate], checked_ms: Mapping[ContainerId, int], *, now_ms: int
+    candidates: Iterable[ScanCandidate], checked_ms: Mapping[ContainerId, int], *, now_ms: int
 ) -> ContainerId | None:
     """The lowest ID among the open replicas that were not checked for an interval; the
     times are this process's.
@@ -130,7 +130,7 @@ def next_to_check(
     return min(due, default=None)
 
 
-class Source(Enum):
+class ScanDepth(Enum):
     """What is read: all data; the records, for a missing tree; or folder, descriptor
     and records, for faults.
     """
@@ -141,13 +141,13 @@ class Source(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
+class CompletedScan:
     """A reading of one replica that ended, and the generation of the stored tree before
     it began.
     """
 
     container_id: ContainerId
-    source: Source
+    source: ScanDepth
     result: ScanResult
     generation: bytes
 
@@ -162,42 +162,42 @@ class ScannedVolume(Protocol):
     @property
     def name(self) -> str: ...
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[ScanCandidate]:
         """All replicas.
 
         Raises:
             VolumeError: the volume is gone or was given up.
         """
 
-    def candidate(self, container_id: ContainerId) -> Candidate: ...
+    def candidate(self, container_id: ContainerId) -> ScanCandidate: ...
 
     def examine(
         self,
         container_id: ContainerId,
-        source: Source,
+        source: ScanDepth,
         on_bytes: Callable[[int], None],
         cancelled: Callable[[], bool],
-    ) -> Examination:
+    ) -> CompletedScan:
         """Read one replica and change nothing.
 
         Raises:
             InterruptedRepairError: `cancelled` turned true.
         """
 
-    def write_tree(self, examination: Examination) -> None:
+    def write_tree(self, examination: CompletedScan) -> None:
         """Lay the tree over the stored one.
 
         Raises:
             StaleTreeError: the stored tree changed since the examination began.
         """
 
-    def settle(self, examination: Examination, at_ms: int) -> bool:
+    def settle(self, examination: CompletedScan, at_ms: int) -> bool:
         """Keep findings, and the time if it was all data; with findings make the
         replica UNHEALTHY, True if new.
         """
 
 
-class Limiter:
+class RateLimiter:
     """Lets bytes pass at a rate: whoever took more than its share waits before it takes
     more. Thread-safe.
     """
@@ -229,7 +229,7 @@ class Limiter:
 
 
 @dataclass(slots=True)
-class Request:
+class ScanRequest:
     """A wish to have a container scanned; `future` tells all who asked while it was
     queued.
     """
@@ -239,7 +239,7 @@ class Request:
     future: "Future[ScanReport]"
 
 
-class RequestQueue:
+class ScanQueue:
     """Containers to scan on request, first come first served, one entry a container.
     Thread-safe.
 
@@ -250,7 +250,7 @@ class RequestQueue:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: OrderedDict[ContainerId, Request] = OrderedDict()
+        self._waiting: OrderedDict[ContainerId, ScanRequest] = OrderedDict()
         self._closed = False
 
     def add(self, container_id: ContainerId, *, without_gap: bool) -> "Future[ScanReport]":
@@ -266,12 +266,14 @@ class RequestQueue:
             if request is None:
                 if len(self._waiting) >= REQUESTS_MAX:
                     raise BusyError(f"{REQUESTS_MAX} scans are waiting already", limit=REQUESTS_MAX)
-                request = self._waiting[container_id] = Request(container_id, without_gap, Future())
+                request = self._waiting[container_id] = ScanRequest(
+                    container_id, without_gap, Future()
+                )
                 self._changed.notify()
             request.without_gap |= without_gap
             return request.future
 
-    def take(self) -> Request | None:
+    def take(self) -> ScanRequest | None:
         """Wait for an entry and remove it; None once closed."""
         with self._changed:
             while not self._waiting and not self._closed:
@@ -292,7 +294,7 @@ class RequestQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ScanPace:
     """How often and how fast; `bytes_per_second` is for each of the two threads, 0 sets
     no limit.
 
@@ -314,7 +316,7 @@ class Scanner:
     def __init__(
         self,
         volume: ScannedVolume,
-        pace: Pace,
+        pace: ScanPace,
         *,
         metrics: Metrics,
         on_change: Callable[[ContainerId], None],
@@ -327,7 +329,7 @@ class Scanner:
         self._on_change = on_change
         self._clock = clock or SystemClock()
         self._log = get_logger("scanner").bind(volume=volume.name)
-        self._requests = RequestQueue()
+        self._requests = ScanQueue()
         self._stop = threading.Event()
         self._wake = threading.Event()
         # A failed scan leaves no time on disk: without this the same container would be
@@ -335,7 +337,7 @@ class Scanner:
         self._not_before_ms: dict[ContainerId, int] = {}
         self._checked_ms: dict[ContainerId, int] = {}
         self._limiters = [
-            Limiter(pace.bytes_per_second, self._clock, self._stop.wait) for _ in range(2)
+            RateLimiter(pace.bytes_per_second, self._clock, self._stop.wait) for _ in range(2)
         ]
         self._threads = (
             threading.Thread(target=self._serve_requests, name=f"scan-requests-{volume.name}"),
@@ -385,7 +387,7 @@ class Scanner:
         ready = [c for c in candidates if self._not_before_ms.get(c.container_id, now_ms) <= now_ms]
         # Trees first: until there is one, nobody can tell whether the replica differs.
         treeless = next_without_tree(ready)
-        if treeless is not None and self._do(treeless, Source.METADATA, now_ms):
+        if treeless is not None and self._do(treeless, ScanDepth.METADATA, now_ms):
             return True
         # A container whose records cannot be read gets its tree, and its findings, from
         # a data scan; one whose tree cannot be written is not read again each time that
@@ -396,16 +398,16 @@ class Scanner:
             unchecked = next_to_check(ready, self._checked_ms, now_ms=now_ms)
             if unchecked is not None:
                 self._checked_ms[unchecked] = now_ms
-                self._do(unchecked, Source.CHECK, now_ms)
+                self._do(unchecked, ScanDepth.CHECK, now_ms)
                 return True
             container_id = next_to_scan(ready, now_ms=now_ms, gap_ms=self._background_gap_ms)
         if container_id is None:
             self._note_full_pass(candidates)
             return False
-        self._do(container_id, Source.DATA, now_ms)
+        self._do(container_id, ScanDepth.DATA, now_ms)
         return True
 
-    def _do(self, container_id: ContainerId, source: Source, now_ms: int) -> bool:
+    def _do(self, container_id: ContainerId, source: ScanDepth, now_ms: int) -> bool:
         try:
             self._scan(container_id, source, self._limiters[0])
         except VolumeError:
@@ -444,7 +446,7 @@ class Scanner:
             else:
                 request.future.set_result(report)
 
-    def _answer(self, request: Request) -> ScanReport:
+    def _answer(self, request: ScanRequest) -> ScanReport:
         candidate = self._volume.candidate(request.container_id)
         if candidate.state not in SCANNED_STATES:
             state = candidate.state.name
@@ -456,7 +458,7 @@ class Scanner:
             self._metrics.count("dnagent_scans_skipped_total", reason="gap")
             return _report(candidate, None)
         return retrying(
-            lambda: self._scan(request.container_id, Source.DATA, self._limiters[1]),
+            lambda: self._scan(request.container_id, ScanDepth.DATA, self._limiters[1]),
             # What makes a scan stale is over soon: a repair that stores its tree.
             sleep=self._sleep,
             backoff=Backoff(attempts_max=STALE_TRIES_MAX),
@@ -465,7 +467,9 @@ class Scanner:
     def _sleep(self, seconds: float) -> None:
         self._stop.wait(seconds)
 
-    def _scan(self, container_id: ContainerId, source: Source, limiter: Limiter) -> ScanReport:
+    def _scan(
+        self, container_id: ContainerId, source: ScanDepth, limiter: RateLimiter
+    ) -> ScanReport:
         """Scan, and do what Ozone's scanner does about the result, in its order."""
         before = self._volume.candidate(container_id)
         self._log.debug("scan_started", container_id=container_id, source=source.value)
@@ -493,11 +497,11 @@ class Scanner:
                 "too many open files; nothing was decided about the container",
                 container_id=container_id,
             )
-        is_kept = source is Source.CHECK or self._write_tree(examination)
-        if source is Source.METADATA:
+        is_kept = source is ScanDepth.CHECK or self._write_tree(examination)
+        if source is ScanDepth.METADATA:
             self._metrics.count("dnagent_trees_built_total")
             self._log.info("tree_built", container_id=container_id)
-        elif source is Source.DATA or result.findings:
+        elif source is ScanDepth.DATA or result.findings:
             self._settle(examination)
         if is_kept:
             self._not_before_ms.pop(container_id, None)
@@ -509,7 +513,7 @@ class Scanner:
             self._on_change(container_id)
         return _report(after, result)
 
-    def _write_tree(self, examination: Examination) -> bool:
+    def _write_tree(self, examination: CompletedScan) -> bool:
         """Whether it was kept; row S16: what was found counts all the same, and a tree
         of records found nothing.
         """
@@ -518,7 +522,7 @@ class Scanner:
         except (StaleTreeError, ContainerNotFoundError):
             raise
         except ReconcileError as error:
-            if examination.source is Source.METADATA:
+            if examination.source is ScanDepth.METADATA:
                 raise
             self.last_error = error.message
             fields = _without(error, "container_id")
@@ -526,7 +530,7 @@ class Scanner:
             return False
         return True
 
-    def _settle(self, examination: Examination) -> None:
+    def _settle(self, examination: CompletedScan) -> None:
         container_id, findings = examination.container_id, examination.result.findings
         for finding in findings:
             self._metrics.count("dnagent_findings_total", type=finding.type.name)
@@ -562,7 +566,7 @@ class Scanner:
                 "scan_failed", container_id=container_id, **_without(error, "container_id")
             )
 
-    def _note_full_pass(self, candidates: list[Candidate]) -> None:
+    def _note_full_pass(self, candidates: list[ScanCandidate]) -> None:
         times = [c.last_scan_ms for c in candidates if c.state in SCANNED_STATES]
         known = [time_ms for time_ms in times if time_ms is not None]
         if known and len(known) == len(times):
@@ -570,7 +574,7 @@ class Scanner:
             self._metrics.set(name, max(known) / 1000, volume=self._volume.name)
 
 
-def _report(candidate: Candidate, result: ScanResult | None) -> ScanReport:
+def _report(candidate: ScanCandidate, result: ScanResult | None) -> ScanReport:
     findings = result.findings if result else ()
     faults = tuple(
         ScannedFault(finding.type.name, finding.block_id, finding.offset) for finding in findings

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
-from dnagent.scanner import Candidate, Examination, Source
+from dnagent.scanner import CompletedScan, ScanCandidate, ScanDepth
 from merkle.checksum import fingerprint
 from merkle.columns import encode_tree, state_fingerprint
 from merkle.errors import ReconcileError, RecordInvalidError
@@ -39,9 +39,9 @@ from ozone.errors import (
 )
 from ozone.mapped import MappedReader
 from ozone.ports import ReplicaHead
-from ozone.rocks import Counter, Table, counter_key
+from ozone.rocks import Counter, OzoneTable, counter_key
 from ozone.scan import ScanResult, build_from_metadata, lost_chunks, scan, scan_metadata
-from ozone.survey import Survey
+from ozone.survey import VolumeSurvey
 from ozone.treefile import TreeFiles, TreeStatus
 from ozone.undo import UndoStore
 from ozone.volume import Hold, Volume
@@ -153,43 +153,43 @@ class HeldVolume:
             raise ContainerNotFoundError(text, container_id=container_id)
         return found
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[ScanCandidate]:
         if self.volume.suspect:
             raise VolumeError(
                 f"{self.name} is suspect: {self.volume.suspect}", reason="suspect", path=self.name
             )
         return [_candidate(replica) for replica in self.replicas()]
 
-    def candidate(self, container_id: ContainerId) -> Candidate:
+    def candidate(self, container_id: ContainerId) -> ScanCandidate:
         return _candidate(self.replica(container_id))
 
     def examine(
         self,
         container_id: ContainerId,
-        source: Source,
+        source: ScanDepth,
         on_bytes: Callable[[int], None],
         cancelled: Callable[[], bool],
-    ) -> Examination:
+    ) -> CompletedScan:
         self.replica(container_id)
         generation = self.trees.generation(container_id)
         container = self.containers.get(container_id)
         match source:
-            case Source.DATA:
+            case ScanDepth.DATA:
                 result = scan(
                     container, on_bytes=on_bytes, cancelled=cancelled, mapped=self._mapped
                 )
-            case Source.METADATA:
+            case ScanDepth.METADATA:
                 result = ScanResult(build_from_metadata(container))
-            case Source.CHECK:
+            case ScanDepth.CHECK:
                 result = scan_metadata(container)
             case _:
                 assert_never(source)
-        return Examination(container_id, source, result, generation)
+        return CompletedScan(container_id, source, result, generation)
 
-    def write_tree(self, examination: Examination) -> None:
+    def write_tree(self, examination: CompletedScan) -> None:
         self.store_tree(examination.result.tree, examination.generation)
 
-    def settle(self, examination: Examination, at_ms: int) -> bool:
+    def settle(self, examination: CompletedScan, at_ms: int) -> bool:
         container_id = examination.container_id
         with self._changing:
             before = self.replica(container_id)
@@ -197,7 +197,7 @@ class HeldVolume:
                 bool(examination.result.findings) and before.state is not ReplicaState.UNHEALTHY
             )
             scanned_ms = (
-                at_ms if examination.source is Source.DATA else before.data_scan_timestamp_ms
+                at_ms if examination.source is ScanDepth.DATA else before.data_scan_timestamp_ms
             )
             self._keep_findings(examination, scanned_ms)
             if self.writer is None:
@@ -210,7 +210,7 @@ class HeldVolume:
                     # Whatever is remembered of its state: a repair may be returning it
                     # to service at this moment.
                     self.writer.mark_unhealthy(container_id)
-                if examination.source is Source.DATA:
+                if examination.source is ScanDepth.DATA:
                     self.writer.set_scan_timestamp(container_id, at_ms)
                 self.look_again(container_id)
             except (DescriptorError, DiskError, RecordInvalidError) as error:
@@ -248,7 +248,7 @@ class HeldVolume:
         with self._changing:
             self._remember(self._look_at(container_id))
 
-    def survey(self) -> Survey:
+    def survey(self) -> VolumeSurvey:
         """A walk over all replicas as they are on disk, with the trees and scan times
         that we keep.
         """
@@ -258,7 +258,7 @@ class HeldVolume:
                 return self.replica(container_id).data_scan_timestamp_ms
             return None
 
-        return Survey(self.volume, self._disk, trees=self.trees, scanned_ms=scanned_ms)
+        return VolumeSurvey(self.volume, self._disk, trees=self.trees, scanned_ms=scanned_ms)
 
     def forget(self, container_id: ContainerId) -> None:
         """Drop a replica that is being deleted, so that nobody begins anything with
@@ -352,7 +352,7 @@ class HeldVolume:
         others = [other for other in self.containers.ids(lambda _: None) if other != container_id]
         for other in others[:: max(1, len(others) // _PROBES)]:
             with suppress(DatabaseError):
-                self.volume.database.get(Table.METADATA, counter_key(other, Counter.BCS_ID))
+                self.volume.database.get(OzoneTable.METADATA, counter_key(other, Counter.BCS_ID))
                 return False
         return bool(others)
 
@@ -387,7 +387,7 @@ class HeldVolume:
             "container_skipped", container_id=container_id, volume=self.name, **_fields(error)
         )
 
-    def _keep_findings(self, examination: Examination, at_ms: int | None) -> None:
+    def _keep_findings(self, examination: CompletedScan, at_ms: int | None) -> None:
         findings = [
             {
                 "type": finding.type.value,
@@ -674,7 +674,7 @@ class OwnReplica:
     def _scan_once(self) -> Scanned:
         container_id = self._container_id
         examination = self._volume.examine(
-            container_id, Source.DATA, self._on_bytes, self._cancelled.is_set
+            container_id, ScanDepth.DATA, self._on_bytes, self._cancelled.is_set
         )
         result = examination.result
         if result.deleted:
@@ -743,8 +743,8 @@ def _generation(tree: ContainerTree) -> bytes:
     return fingerprint(encode_tree(tree))
 
 
-def _candidate(replica: ContainerReplica) -> Candidate:
-    return Candidate(
+def _candidate(replica: ContainerReplica) -> ScanCandidate:
+    return ScanCandidate(
         replica.container_id, replica.state, replica.data_checksum, replica.data_scan_timestamp_ms
     )
 

@@ -37,7 +37,7 @@ class ReplicaState(Enum):
         return self in _CLOSED
 
 
-class Source(Enum):
+class TreeSource(Enum):
     """Which truth of a replica its tree is taken from."""
 
     # The stored tree file; the block records where there is none.

@@ -26,7 +26,7 @@ from ozone.errors import (
     ContainerUnsupportedError,
     DescriptorError,
 )
-from ozone.rocks import Counter, Table, block_key, container_prefix
+from ozone.rocks import Counter, OzoneTable, block_key, container_prefix
 from ozone.volume import Volume
 from protos.convert import record_from_bytes
 from runtime.disk import Disk, Reader
@@ -68,7 +68,7 @@ class ContainerStore:
         found = set(self.volume.container_ids())
         candidates = {
             ContainerId(int.from_bytes(key[:8], "big", signed=True))
-            for key, _ in self.volume.database.items(Table.METADATA, b"\0")
+            for key, _ in self.volume.database.items(OzoneTable.METADATA, b"\0")
             if len(key) > 8
         }
         return sorted(
@@ -80,7 +80,11 @@ class ContainerStore:
                 self.volume.working_folder / "tmp" / "deleted-containers" / str(container_id)
             ).exists()
             and next(
-                iter(self.volume.database.items(Table.BLOCK_DATA, container_prefix(container_id))),
+                iter(
+                    self.volume.database.items(
+                        OzoneTable.BLOCK_DATA, container_prefix(container_id)
+                    )
+                ),
                 None,
             )
         )
@@ -176,7 +180,7 @@ class Container:
         """
         prefix = container_prefix(self.container_id)
         ids = []
-        for key, _ in self.volume.database.items(Table.BLOCK_DATA, prefix):
+        for key, _ in self.volume.database.items(OzoneTable.BLOCK_DATA, prefix):
             suffix = key[len(prefix) :]
             # Other rows, from the days of one table for all, begin with this mark.
             if suffix.startswith(b"#"):
@@ -205,7 +209,7 @@ class Container:
 
     def stored_record(self, block_id: BlockId) -> BlockRecord | None:
         """One record as stored: what trees and scans see; raises as `records` does."""
-        return self._row(Table.BLOCK_DATA, block_id)
+        return self._row(OzoneTable.BLOCK_DATA, block_id)
 
     def record(self, block_id: BlockId) -> BlockRecord | None:
         """One record as readers see it: merged with the pending last chunk of an
@@ -218,7 +222,7 @@ class Container:
         stored = self.stored_record(block_id)
         if stored is not None and all(key != INCREMENTAL for key, _ in stored.metadata):
             return stored
-        last = self._row(Table.LAST_CHUNK_INFO, block_id)
+        last = self._row(OzoneTable.LAST_CHUNK_INFO, block_id)
         if last is None:
             return stored
         if len(last.chunks) != 1 or last.chunks[0].offset != (stored.length_bytes if stored else 0):
@@ -310,7 +314,7 @@ class Container:
                 orphans.append(name)
         return orphans
 
-    def _row(self, table: Table, block_id: BlockId) -> BlockRecord | None:
+    def _row(self, table: OzoneTable, block_id: BlockId) -> BlockRecord | None:
         raw = self.volume.database.get(table, block_key(self.container_id, block_id))
         if raw is None:
             return None

@@ -54,7 +54,7 @@ _STRAY = "rocksdict-config.json"
 _FLOCK = "hhqqi4x"
 
 
-class Table(StrEnum):
+class OzoneTable(StrEnum):
     """The column families of schema V3."""
 
     BLOCK_DATA = "block_data"
@@ -105,12 +105,12 @@ class Batch:
     """Changes that are written together or not at all."""
 
     def __init__(self) -> None:
-        self.changes: list[tuple[Table, bytes, bytes | None]] = []
+        self.changes: list[tuple[OzoneTable, bytes, bytes | None]] = []
 
-    def put(self, table: Table, key: bytes, value: bytes) -> None:
+    def put(self, table: OzoneTable, key: bytes, value: bytes) -> None:
         self.changes.append((table, key, value))
 
-    def delete(self, table: Table, key: bytes) -> None:
+    def delete(self, table: OzoneTable, key: bytes) -> None:
         self.changes.append((table, key, None))
 
 
@@ -127,8 +127,8 @@ class Database:
         self._path = path
         self._disk = disk
         self._closed = False
-        self._tables: dict[Table, Rdict] = {}
-        for table in Table:
+        self._tables: dict[OzoneTable, Rdict] = {}
+        for table in OzoneTable:
             # Databases of older releases lack some tables, and a shadow cannot create
             # them.
             with contextlib.suppress(DatabaseError), _translated(path, "open"):
@@ -180,7 +180,7 @@ class Database:
             try:
                 with _translated(path, "open"):
                     rdict = _open(path, AccessType.read_write())
-                    for missing in set(Table) - set(
+                    for missing in set(OzoneTable) - set(
                         Rdict.list_cf(str(path), Options(raw_mode=True))
                     ):
                         rdict.create_column_family(missing.value, _table_options()).close()
@@ -204,7 +204,7 @@ class Database:
             options.create_if_missing(True)
             options.create_missing_column_families(True)
             options.set_bytes_per_sync(1 << 20)
-            tables = {name: _table_options() for name in ("default", *Table)}
+            tables = {name: _table_options() for name in ("default", *OzoneTable)}
             rdict = Rdict(
                 str(path),
                 options=options,
@@ -219,7 +219,7 @@ class Database:
         """Where the database lies, also if a shadow of it is open."""
         return self._path
 
-    def get(self, table: Table, key: bytes) -> bytes | None:
+    def get(self, table: OzoneTable, key: bytes) -> bytes | None:
         """The value under a key, or None."""
         rows = self._table(table)
         if rows is None:
@@ -238,7 +238,7 @@ class Database:
         """
         self._check_open()
         try:
-            raw = self.get(Table.METADATA, counter_key(container_id, counter))
+            raw = self.get(OzoneTable.METADATA, counter_key(container_id, counter))
         except DatabaseError as error:
             text = f"{counter.value} of container {container_id}: {error.message}"
             raise DatabaseError(text, path=str(self._path), container_id=container_id) from error
@@ -252,7 +252,7 @@ class Database:
             )
         return int.from_bytes(raw, "big", signed=True)
 
-    def items(self, table: Table, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def items(self, table: OzoneTable, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values under a prefix, in the order of the keys, as they were at the
         first step.
         """
@@ -336,10 +336,10 @@ class Database:
                 closing.callback(rows.close)
             self._tables.clear()
 
-    def _handle(self, table: Table) -> ColumnFamily:
+    def _handle(self, table: OzoneTable) -> ColumnFamily:
         return self._rdict.get_column_family_handle(table.value)
 
-    def _table(self, table: Table) -> Rdict | None:
+    def _table(self, table: OzoneTable) -> Rdict | None:
         self._check_open()
         return self._tables.get(table)
 

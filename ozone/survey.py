@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from merkle.check import TreeRefusal, check_tree
 from merkle.errors import ReconcileError, TreeRefusedError
 from merkle.merge import merge
-from merkle.replica import ReplicaState, Source
+from merkle.replica import ReplicaState, TreeSource
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.containers import Container, ContainerStore
 from ozone.errors import ContainerNotFoundError, DescriptorError, InterruptedRepairError
@@ -35,7 +35,7 @@ _SUMS = {TreeRefusal.BLOCK_CHECKSUM.value, TreeRefusal.ROOT_CHECKSUM.value}
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ReplicaFault:
     """Something wrong with a replica or with what is stored of it: a FindingType's
     value, or one of the kinds above.
     """
@@ -47,7 +47,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Surveyed:
+class ReplicaSnapshot:
     """One replica as it was found.
 
     `state` is None where the descriptor cannot be read. `source` is where the tree
@@ -58,19 +58,19 @@ class Surveyed:
 
     container_id: ContainerId
     state: ReplicaState | None
-    source: Source | None
+    source: TreeSource | None
     tree: ContainerTree
     bcs_id: int = 0
     replica_index: int = 0
     scanned_at_ms: int | None = None
     findings: tuple[Finding, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[ReplicaFault, ...] = ()
     notes: tuple[str, ...] = ()
     bad_windows: Mapping[tuple[BlockId, int], frozenset[int]] = field(default_factory=dict)
     deleted: bool = False
 
 
-class Survey:
+class VolumeSurvey:
     """The replicas of one open volume."""
 
     def __init__(
@@ -94,12 +94,12 @@ class Survey:
         self._scanned_ms = scanned_ms
 
     @property
-    def fault(self) -> Fault | None:
+    def fault(self) -> ReplicaFault | None:
         """What is wrong with the volume as a whole: a database that cannot be read."""
         try:
             _ = self._volume.database
         except DatabaseError as error:
-            return Fault(UNREADABLE, error.message)
+            return ReplicaFault(UNREADABLE, error.message)
         return None
 
     def ids(self) -> list[ContainerId]:
@@ -116,13 +116,13 @@ class Survey:
 
     def replicas(
         self,
-        source: Source,
+        source: TreeSource,
         ids: Iterable[ContainerId] | None = None,
         *,
         on_bytes: Callable[[int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
         mapped: MappedReader | None = None,
-    ) -> Iterator[Surveyed]:
+    ) -> Iterator[ReplicaSnapshot]:
         """All replicas, or those of `ids`, that are not deleted; `on_bytes` hears of
         data read and may wait.
 
@@ -140,11 +140,11 @@ class Survey:
     def _replica(
         self,
         container_id: ContainerId,
-        source: Source,
+        source: TreeSource,
         on_bytes: Callable[[int], None] | None,
         cancelled: Callable[[], bool] | None,
         mapped: MappedReader | None,
-    ) -> Surveyed | None:
+    ) -> ReplicaSnapshot | None:
         scanned_ms = self._scanned_ms(container_id) if self._scanned_ms else None
         try:
             found = survey_container(
@@ -159,12 +159,12 @@ class Survey:
         except InterruptedRepairError:
             raise
         except ReconcileError as error:
-            found = Surveyed(
+            found = ReplicaSnapshot(
                 container_id,
                 None,
                 None,
                 ContainerTree(container_id, None),
-                faults=(Fault(UNREADABLE, f"{error.code}: {error.message}"),),
+                faults=(ReplicaFault(UNREADABLE, f"{error.code}: {error.message}"),),
             )
         if found.deleted or found.state is ReplicaState.DELETED:
             return None
@@ -184,7 +184,7 @@ class Survey:
 
 def survey_container(
     container: Container,
-    source: Source,
+    source: TreeSource,
     *,
     trees: TreeFiles | None = None,
     scanned_ms: int | None = None,
@@ -192,7 +192,7 @@ def survey_container(
     on_bytes: Callable[[int], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
     mapped: MappedReader | None = None,
-) -> Surveyed:
+) -> ReplicaSnapshot:
     """One replica. Without `fall_back` a stored tree is taken as it is, or an empty one
     where there is none.
 
@@ -214,7 +214,9 @@ def survey_container(
         if not state.is_closed and state is not ReplicaState.DELETED:
             notes.append(f"the container is {state.name}: what it holds may still change")
     if fall_back and state is ReplicaState.DELETED:
-        return Surveyed(container_id, state, None, ContainerTree(container_id, None), deleted=True)
+        return ReplicaSnapshot(
+            container_id, state, None, ContainerTree(container_id, None), deleted=True
+        )
     if fall_back and not 0 <= replica_index <= _INDEX_MAX:
         raise DescriptorError(
             f"the descriptor of container {container_id} has replicaIndex {replica_index}"
@@ -223,11 +225,11 @@ def survey_container(
     if stored.note:
         notes.append(stored.note)
     bcs_id = _bcs_id(container)
-    if source is Source.TREE and (not fall_back or stored.is_usable):
-        return Surveyed(
+    if source is TreeSource.TREE and (not fall_back or stored.is_usable):
+        return ReplicaSnapshot(
             container_id,
             state,
-            Source.TREE if stored.is_usable else None,
+            TreeSource.TREE if stored.is_usable else None,
             stored.tree or ContainerTree(container_id, None),
             bcs_id,
             replica_index,
@@ -235,17 +237,17 @@ def survey_container(
             faults=(*stored.faults, *_descriptor_faults(container)),
             notes=tuple(notes),
         )
-    by_data = source is Source.DATA
+    by_data = source is TreeSource.DATA
     result = _scanned(container, on_bytes, cancelled, mapped) if by_data else _checked(container)
     unknown = any(
         finding.type is FindingType.INACCESSIBLE_DB and finding.block_id is None
         for finding in result.findings
     )
     unknown = unknown or (by_data and state is None)
-    return Surveyed(
+    return ReplicaSnapshot(
         container_id,
         state,
-        None if unknown else Source.DATA if by_data else Source.METADATA,
+        None if unknown else TreeSource.DATA if by_data else TreeSource.METADATA,
         merge(result.tree, stored.known),
         bcs_id,
         replica_index,
@@ -253,7 +255,7 @@ def survey_container(
         result.findings,
         (
             *stored.faults,
-            *(Fault(f.type.value, f.detail, f.block_id, f.offset) for f in result.findings),
+            *(ReplicaFault(f.type.value, f.detail, f.block_id, f.offset) for f in result.findings),
         ),
         (*notes, *result.notes),
         result.bad_windows,
@@ -268,11 +270,11 @@ def _bcs_id(container: Container) -> int:
     return 0
 
 
-def _descriptor_faults(container: Container) -> tuple[Fault, ...]:
+def _descriptor_faults(container: Container) -> tuple[ReplicaFault, ...]:
     try:
         _ = container.descriptor
     except (DescriptorError, DiskError) as error:
-        return (Fault(UNREADABLE, error.message),)
+        return (ReplicaFault(UNREADABLE, error.message),)
     return ()
 
 
@@ -308,7 +310,7 @@ class _Stored:
 
     tree: ContainerTree | None
     note: str = ""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[ReplicaFault, ...] = ()
     known: ContainerTree | None = None
 
     @property
@@ -341,7 +343,7 @@ def _stored(container: Container, trees: TreeFiles | None) -> _Stored:
 def _parsed(container: Container, trees: TreeFiles | None) -> _Stored:
     def absent(why: str) -> _Stored:
         note = f"the stored tree is {why}"
-        return _Stored(None, note, (Fault(UNREADABLE, note),))
+        return _Stored(None, note, (ReplicaFault(UNREADABLE, note),))
 
     try:
         raw = (
@@ -366,5 +368,5 @@ def _parsed(container: Container, trees: TreeFiles | None) -> _Stored:
     except TreeRefusedError as error:
         note = f"the stored tree contradicts itself: {error.reason}"
         kind = ROOT_DIFFERS if error.reason in _SUMS else UNREADABLE
-        return _Stored(stored, note, (Fault(kind, f"{note}: {error.message}"),), stored)
+        return _Stored(stored, note, (ReplicaFault(kind, f"{note}: {error.message}"),), stored)
     return _Stored(stored, known=stored)

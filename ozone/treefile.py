@@ -40,7 +40,7 @@ from merkle.tree import (
     container_checksum,
 )
 from ozone.errors import StaleTreeError
-from ozone.rocks import Database, Table, block_key, container_prefix
+from ozone.rocks import Database, OzoneTable, block_key, container_prefix
 from ozone.volume import Hold, Volume
 from protos.convert import (
     delete_transaction_from_bytes,
@@ -444,10 +444,10 @@ def pending_tombstones(database: Database, container_id: ContainerId) -> list[Bl
         DatabaseError: the database cannot be read.
     """
     builder = TreeBuilder(container_id)
-    for _, raw in database.items(Table.DELETE_TXNS, container_prefix(container_id)):
+    for _, raw in database.items(OzoneTable.DELETE_TXNS, container_prefix(container_id)):
         with contextlib.suppress(RecordInvalidError):
             for block_id in delete_transaction_from_bytes(raw).block_ids:
-                record = database.get(Table.BLOCK_DATA, block_key(container_id, block_id))
+                record = database.get(OzoneTable.BLOCK_DATA, block_key(container_id, block_id))
                 if record is not None:
                     with contextlib.suppress(RecordInvalidError):
                         chunks = record_from_bytes(record).chunks

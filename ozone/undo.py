@@ -15,7 +15,7 @@ from threading import Lock
 
 from merkle.tree import BlockId, ContainerId
 from ozone.errors import UndoBudgetError
-from ozone.rocks import Table
+from ozone.rocks import OzoneTable
 from runtime.disk import Disk
 from runtime.errors import DiskError
 
@@ -56,7 +56,12 @@ class UndoStore:
         self._keep(container_id, job, f"{block_id}-{offset}-{len(data)}", data)
 
     def keep_row(
-        self, container_id: ContainerId, job: str, block_id: BlockId, table: Table, row: bytes
+        self,
+        container_id: ContainerId,
+        job: str,
+        block_id: BlockId,
+        table: OzoneTable,
+        row: bytes,
     ) -> None:
         """Keep a block's row of a table; raises as `keep` does."""
         self._keep(container_id, job, f"{block_id}-{table.value}-{len(row)}", row)

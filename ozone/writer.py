@@ -39,7 +39,7 @@ from ozone.rocks import (
     Batch,
     Counter,
     Database,
-    Table,
+    OzoneTable,
     block_key,
     container_prefix,
     counter_key,
@@ -87,7 +87,7 @@ class Patch:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteResult:
     """How many bytes were written, and for each patch how many stood there that no undo
     copy has: a bad sector.
     """
@@ -235,7 +235,7 @@ class ContainerWriter:
             if self._database.get_long(container_id, Counter.DATA_CHECKSUM) != root:
                 batch = Batch()
                 batch.put(
-                    Table.METADATA,
+                    OzoneTable.METADATA,
                     counter_key(container_id, Counter.DATA_CHECKSUM),
                     long_bytes(root),
                 )
@@ -329,7 +329,9 @@ class ContainerWriter:
                 )
             else:
                 batch.put(
-                    Table.BLOCK_DATA, block_key(container_id, block_id), record_to_bytes(record)
+                    OzoneTable.BLOCK_DATA,
+                    block_key(container_id, block_id),
+                    record_to_bytes(record),
                 )
                 after = record.length_bytes
             grown = after - (before.length_bytes if before else 0)
@@ -353,11 +355,11 @@ class ContainerWriter:
             )
             if (
                 transaction.tx_id == highest
-                or self._database.get(Table.DELETE_TXNS, key) is not None
+                or self._database.get(OzoneTable.DELETE_TXNS, key) is not None
             ):
                 return False
             batch = Batch()
-            batch.put(Table.DELETE_TXNS, key, delete_transaction_to_bytes(transaction))
+            batch.put(OzoneTable.DELETE_TXNS, key, delete_transaction_to_bytes(transaction))
             if transaction.tx_id > highest:
                 self._put_counter(batch, container_id, Counter.DELETE_TX, transaction.tx_id)
             self._add_counter(
@@ -396,10 +398,10 @@ class ContainerWriter:
                 self._disk.sync_folder(container.chunks_folder)
             batch = Batch()
             for block_id in block_ids:
-                batch.delete(Table.BLOCK_DATA, block_key(container_id, block_id))
-                batch.delete(Table.LAST_CHUNK_INFO, block_key(container_id, block_id))
+                batch.delete(OzoneTable.BLOCK_DATA, block_key(container_id, block_id))
+                batch.delete(OzoneTable.LAST_CHUNK_INFO, block_key(container_id, block_id))
             for transaction in transactions:
-                batch.delete(Table.DELETE_TXNS, delete_key(container_id, transaction.tx_id))
+                batch.delete(OzoneTable.DELETE_TXNS, delete_key(container_id, transaction.tx_id))
             self._add_counter(batch, container_id, Counter.BYTES_USED, -freed)
             self._add_counter(batch, container_id, Counter.BLOCK_COUNT, -len(records))
             pending = sum(len(t.block_ids) for t in transactions)
@@ -412,7 +414,7 @@ class ContainerWriter:
 
     def write_windows(
         self, container_id: ContainerId, block_id: BlockId, patches: Sequence[Patch], *, job: str
-    ) -> Written:
+    ) -> WriteResult:
         """Put proven bytes into a closed container's block file: undo copy, write,
         sync, read back.
 
@@ -441,7 +443,7 @@ class ContainerWriter:
                     changes.append((patch, before))
                 end = max(end, patch.end)
             if not changes:
-                return Written(0, tuple(unread))
+                return WriteResult(0, tuple(unread))
             for _, before in changes:
                 for offset, data in before:
                     self._undo.keep(container_id, job, block_id, offset, data)
@@ -460,7 +462,7 @@ class ContainerWriter:
                         path=str(path),
                         suspect=True,
                     )
-            return Written(sum(len(patch.data) for patch, _ in changes), tuple(unread))
+            return WriteResult(sum(len(patch.data) for patch, _ in changes), tuple(unread))
 
     def put_repaired_block(self, record: BlockRecord, *, job: str) -> bool:
         """Make this the block's record, its last chunk merged in; a row that could not
@@ -503,15 +505,15 @@ class ContainerWriter:
             batch, key = Batch(), block_key(container_id, block_id)
             if known is None:
                 # What we cannot read another program, or a person, may.
-                for table in (Table.BLOCK_DATA, Table.LAST_CHUNK_INFO):
+                for table in (OzoneTable.BLOCK_DATA, OzoneTable.LAST_CHUNK_INFO):
                     row = self._database.get(table, key)
                     if row is not None:
                         self._undo.keep_row(container_id, job, block_id, table, row)
-            self._put_changed(batch, Table.BLOCK_DATA, key, record_to_bytes(record))
-            if self._database.get(Table.LAST_CHUNK_INFO, key) is not None:
-                batch.delete(Table.LAST_CHUNK_INFO, key)
+            self._put_changed(batch, OzoneTable.BLOCK_DATA, key, record_to_bytes(record))
+            if self._database.get(OzoneTable.LAST_CHUNK_INFO, key) is not None:
+                batch.delete(OzoneTable.LAST_CHUNK_INFO, key)
             if container_id in self._counted:
-                is_new = self._database.get(Table.BLOCK_DATA, key) is None
+                is_new = self._database.get(OzoneTable.BLOCK_DATA, key) is None
                 before = known.length_bytes if known and not is_new else 0
                 self._add_counter(
                     batch, container_id, Counter.BYTES_USED, record.length_bytes - before
@@ -615,9 +617,9 @@ class ContainerWriter:
             self._database.sync_wal()
             batch = Batch()
             for key, _ in self._database.items(
-                Table.FINALIZE_BLOCKS, container_prefix(container_id)
+                OzoneTable.FINALIZE_BLOCKS, container_prefix(container_id)
             ):
-                batch.delete(Table.FINALIZE_BLOCKS, key)
+                batch.delete(OzoneTable.FINALIZE_BLOCKS, key)
             self._database.write(batch)
             # Before the state, so that there is no closed container without a tree,
             # also after a crash between.
@@ -657,7 +659,7 @@ class ContainerWriter:
 
     def _finish_deletion(self, container_id: ContainerId) -> None:
         batch = Batch()
-        for table in Table:
+        for table in OzoneTable:
             for key, _ in self._database.items(table, container_prefix(container_id)):
                 batch.delete(table, key)
         self._database.write(batch)
@@ -683,7 +685,7 @@ class ContainerWriter:
         self._disk.sync_folder(container.chunks_folder)
 
     def _transactions(self, container_id: ContainerId) -> list[DeleteTransaction]:
-        rows = self._database.items(Table.DELETE_TXNS, container_prefix(container_id))
+        rows = self._database.items(OzoneTable.DELETE_TXNS, container_prefix(container_id))
         return sorted(
             (delete_transaction_from_bytes(raw) for _, raw in rows), key=lambda t: t.tx_id
         )
@@ -695,7 +697,7 @@ class ContainerWriter:
         self, batch: Batch, container_id: ContainerId, counter: Counter, value: int
     ) -> None:
         self._put_changed(
-            batch, Table.METADATA, counter_key(container_id, counter), long_bytes(value)
+            batch, OzoneTable.METADATA, counter_key(container_id, counter), long_bytes(value)
         )
 
     def _add_counter(
@@ -711,7 +713,7 @@ class ContainerWriter:
         if bcs_id > self._number(container_id, Counter.BCS_ID):
             self._put_counter(batch, container_id, Counter.BCS_ID, bcs_id)
 
-    def _put_changed(self, batch: Batch, table: Table, key: bytes, value: bytes) -> None:
+    def _put_changed(self, batch: Batch, table: OzoneTable, key: bytes, value: bytes) -> None:
         if self._database.get(table, key) != value:
             batch.put(table, key, value)
 
@@ -800,15 +802,15 @@ def _put_incremental(
         pending = container.record(record.block_id) if not record.chunks else None
         chunks = pending.chunks if pending else settled + record.chunks
         whole = replace(stored or record, bcs_id=record.bcs_id, chunks=chunks)
-        batch.put(Table.BLOCK_DATA, key, record_to_bytes(whole))
-        batch.delete(Table.LAST_CHUNK_INFO, key)
+        batch.put(OzoneTable.BLOCK_DATA, key, record_to_bytes(whole))
+        batch.delete(OzoneTable.LAST_CHUNK_INFO, key)
         return whole.length_bytes
     # The last chunk is rewritten by every commit until it is full: kept apart, the long
     # list need not be.
     last = record.chunks[-1:]
     if stored is None or len(record.chunks) > 1:
         whole = replace(stored or record, bcs_id=record.bcs_id, chunks=settled + record.chunks[:-1])
-        batch.put(Table.BLOCK_DATA, key, record_to_bytes(whole))
+        batch.put(OzoneTable.BLOCK_DATA, key, record_to_bytes(whole))
         settled = whole.chunks
-    batch.put(Table.LAST_CHUNK_INFO, key, record_to_bytes(replace(record, chunks=last)))
+    batch.put(OzoneTable.LAST_CHUNK_INFO, key, record_to_bytes(replace(record, chunks=last)))
     return sum(chunk.length_bytes for chunk in settled + last)

@@ -126,18 +126,18 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, datanode: _Optional[_Union[Datanode, _Mapping]] = ..., incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., report: _Optional[_Union[ContainerReport, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[ReconcileProgress, _Mapping]]] = ..., acknowledged_command_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReconcileCommand(_message.Message):
-    __slots__ = ("container_id", "job_id", "peers", "container_state", "spare_scan")
+    __slots__ = ("container_id", "job_id", "peers", "container_state", "skip_final_scan")
     CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     CONTAINER_STATE_FIELD_NUMBER: _ClassVar[int]
-    SPARE_SCAN_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FINAL_SCAN_FIELD_NUMBER: _ClassVar[int]
     container_id: int
     job_id: str
     peers: _containers.RepeatedCompositeFieldContainer[Datanode]
     container_state: str
-    spare_scan: bool
-    def __init__(self, container_id: _Optional[int] = ..., job_id: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[Datanode, _Mapping]]] = ..., container_state: _Optional[str] = ..., spare_scan: bool = ...) -> None: ...
+    skip_final_scan: bool
+    def __init__(self, container_id: _Optional[int] = ..., job_id: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[Datanode, _Mapping]]] = ..., container_state: _Optional[str] = ..., skip_final_scan: bool = ...) -> None: ...
 
 class CancelCommand(_message.Message):
     __slots__ = ("job_id",)

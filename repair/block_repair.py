@@ -1,8 +1,8 @@
 """One block's repair: which record decides, which windows are bad, from whom they come,
 and when they may be written.
 
-A `BlockMending` belongs to a reconciliation (repair.reconciliation), which hands it the
-events of its block and takes along the requests it has for them. A chunk passes
+A `BlockRepairer` belongs to a reconciliation (repair.reconciliation), which hands it
+the events of its block and takes along the requests it has for them. A chunk passes
 through: check our file, fetch what is bad, write what is proven, next source for the
 rest; then it is done, or failed for a reason that is kept.
 """
@@ -62,7 +62,7 @@ class Sources:
         self._broken_promises[peer] += 1
         self._codes.setdefault(peer, code)
 
-    def reluctance(self, peer: PeerId) -> int:
+    def failure_score(self, peer: PeerId) -> int:
         """How many others to ask before it, relatively."""
         return self._failures[peer] + self._broken_promises[peer]
 
@@ -77,7 +77,7 @@ class Sources:
 
 
 @dataclass(slots=True, eq=False)
-class ChunkMending:
+class ChunkRepairer:
     """One chunk; `wanted` are the windows still lacking proven bytes, None before the
     check.
     """
@@ -104,7 +104,7 @@ class ChunkMending:
         return self.offset + self.record.window(run.first)[0]
 
 
-class BlockMending:
+class BlockRepairer:
     """One block; requests gather in `out` until they are taken."""
 
     def __init__(
@@ -139,8 +139,8 @@ class BlockMending:
         self._sources = sources
         self._committed = committed
         self._at_once_max = at_once_max
-        self._chunks: list[ChunkMending] = []
-        self._by_offset: dict[int, ChunkMending] = {}
+        self._chunks: list[ChunkRepairer] = []
+        self._by_offset: dict[int, ChunkRepairer] = {}
         # All before it are settled.
         self._first_open = 0
         # Where what our record names, or will name, ends: there another chunk may
@@ -367,13 +367,13 @@ class BlockMending:
         if is_new and not chunk.sources and len(givers) == 1:
             # Its bytes would fit its record even if both were forged.
             sources = [peer for peer in sources if peer != givers[0]]
-        added = ChunkMending(
+        added = ChunkRepairer(
             chunk.offset, record, is_new, sources, frozenset(chunk.partial_sources)
         )
         self._chunks.append(added)
         self._by_offset[chunk.offset] = added
 
-    def _open_chunks(self) -> Iterator[ChunkMending]:
+    def _open_chunks(self) -> Iterator[ChunkRepairer]:
         """Those not settled, in order."""
         while self._first_open < len(self._chunks) and self._chunks[self._first_open].is_settled:
             self._first_open += 1
@@ -381,7 +381,7 @@ class BlockMending:
             chunk for chunk in islice(self._chunks, self._first_open, None) if not chunk.is_settled
         )
 
-    def _advance_chunk(self, chunk: ChunkMending, *, is_first: bool) -> None:
+    def _advance_chunk(self, chunk: ChunkRepairer, *, is_first: bool) -> None:
         """Write, fetch, or settle one chunk; one that is not the first open one may
         still be given its place.
         """
@@ -399,7 +399,7 @@ class BlockMending:
         elif is_first:
             self._chunk_failed(chunk)
 
-    def _write_held(self, chunk: ChunkMending) -> None:
+    def _write_held(self, chunk: ChunkRepairer) -> None:
         if chunk.writing or not chunk.held or not self._may_write(chunk):
             return
         reach, source = self._file_bytes, None
@@ -418,17 +418,17 @@ class BlockMending:
     def _fits(self, position: int, file_bytes: int) -> bool:
         return position <= file_bytes
 
-    def _may_write(self, chunk: ChunkMending) -> bool:
+    def _may_write(self, chunk: ChunkRepairer) -> bool:
         """One that no record of ours names only whole, and without a hole before it."""
         return not chunk.is_new or (not chunk.wanted and self._follows(chunk))
 
-    def _follows(self, chunk: ChunkMending) -> bool:
+    def _follows(self, chunk: ChunkRepairer) -> bool:
         """Whether a record of ours names, or will name, what ends where the chunk
         begins.
         """
         return chunk.offset == 0 or chunk.offset in self._ends
 
-    def _fetch_next(self, chunk: ChunkMending) -> None:
+    def _fetch_next(self, chunk: ChunkRepairer) -> None:
         """Ask the next source for what is still lacking: healthy ones before others,
         the most reliable first.
         """
@@ -452,7 +452,7 @@ class BlockMending:
             key=lambda p: (
                 p in disagreeing,
                 p in chunk.partial_sources,
-                self._sources.reluctance(p),
+                self._sources.failure_score(p),
             ),
         )
         chunk.sources.remove(peer)
@@ -461,7 +461,7 @@ class BlockMending:
             FetchWindows(peer, self.block_id, chunk.record, tuple(sorted(chunk.wanted)))
         )
 
-    def _chunk_failed(self, chunk: ChunkMending) -> None:
+    def _chunk_failed(self, chunk: ChunkRepairer) -> None:
         """Nothing more can be done for this chunk in this round; say why."""
         assert chunk.wanted is not None
         if not chunk.wanted:
@@ -484,7 +484,7 @@ class BlockMending:
         chunk.failed = True
         chunk.held.clear()
 
-    def _differs_at_all(self, chunk: ChunkMending) -> bool:
+    def _differs_at_all(self, chunk: ChunkRepairer) -> bool:
         """Whether a peer recorded something else for this chunk; a record that its own
         tree belies does not count.
         """

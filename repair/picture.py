@@ -18,7 +18,7 @@ from merkle.tree import BlockId, ContainerTree
 CELLS_MAX = 72
 
 
-class Cell(Enum):
+class BlockCell(Enum):
     """What one cell says, from harmless to worst: character, style, meaning."""
 
     HEALTHY = ("█", "green", "healthy")
@@ -41,22 +41,22 @@ class Cell(Enum):
         return self.value[2]
 
 
-_ORDER = list(Cell)
+_ORDER = list(BlockCell)
 _WORSENED_BY = {
-    DifferenceKind.MISSING_CHUNK: Cell.PARTLY_MISSING,
-    DifferenceKind.CORRUPT_CHUNK: Cell.CORRUPT,
-    DifferenceKind.CONFLICTING_CHUNK: Cell.CONFLICT,
+    DifferenceKind.MISSING_CHUNK: BlockCell.PARTLY_MISSING,
+    DifferenceKind.CORRUPT_CHUNK: BlockCell.CORRUPT,
+    DifferenceKind.CONFLICTING_CHUNK: BlockCell.CONFLICT,
 }
 
 
-def cells(trees: Mapping[str, ContainerTree], comparison: Comparison) -> dict[str, list[Cell]]:
+def cells(trees: Mapping[str, ContainerTree], comparison: Comparison) -> dict[str, list[BlockCell]]:
     """The cell of each block of the union, in ascending block order, for each
     replica.
     """
     union: Sequence[BlockId] = sorted(
         {block.block_id for tree in trees.values() for block in tree.blocks}
     )
-    found: dict[str, list[Cell]] = {}
+    found: dict[str, list[BlockCell]] = {}
     for name, tree in trees.items():
         entries = {block.block_id: block for block in tree.blocks}
         worse = {
@@ -67,7 +67,13 @@ def cells(trees: Mapping[str, ContainerTree], comparison: Comparison) -> dict[st
         row = []
         for block_id in union:
             entry = entries.get(block_id)
-            own = Cell.MISSING if entry is None else Cell.DELETED if entry.deleted else Cell.HEALTHY
+            own = (
+                BlockCell.MISSING
+                if entry is None
+                else BlockCell.DELETED
+                if entry.deleted
+                else BlockCell.HEALTHY
+            )
             row.append(
                 max([own, *(cell for at, cell in worse if at == block_id)], key=_ORDER.index)
             )
@@ -75,7 +81,7 @@ def cells(trees: Mapping[str, ContainerTree], comparison: Comparison) -> dict[st
     return found
 
 
-def strips(rows: Mapping[str, Sequence[Cell]], beside: Mapping[str, str]) -> Table:
+def strips(rows: Mapping[str, Sequence[BlockCell]], beside: Mapping[str, str]) -> Table:
     """A borderless table: replica, its strip of cells, and what `beside` says of it
     (its root, say).
     """
@@ -91,10 +97,10 @@ def strips(rows: Mapping[str, Sequence[Cell]], beside: Mapping[str, str]) -> Tab
 def legend() -> Text:
     """What the characters mean, in one line."""
     return Text("   ").join(
-        Text(cell.character, cell.style) + Text(f" {cell.meaning}", "dim") for cell in Cell
+        Text(cell.character, cell.style) + Text(f" {cell.meaning}", "dim") for cell in BlockCell
     )
 
 
-def _binned(row: Sequence[Cell]) -> list[Cell]:
+def _binned(row: Sequence[BlockCell]) -> list[BlockCell]:
     step = -(-len(row) // CELLS_MAX) or 1
     return [max(row[i : i + step], key=_ORDER.index) for i in range(0, len(row), step)]

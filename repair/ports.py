@@ -148,7 +148,7 @@ class ReplicaWriter(Protocol):
         """
 
 
-class Replica(ReplicaReader, ReplicaWriter, Protocol):
+class ReplicaAccess(ReplicaReader, ReplicaWriter, Protocol):
     """Both."""
 
 

@@ -52,7 +52,7 @@ from merkle.plan import BlockRepair, RepairPlan, plan_repair
 from merkle.record import BlockRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree, TreeBuilder
-from repair.block_repair import BlockMending, Failure, Sources
+from repair.block_repair import BlockRepairer, Failure, Sources
 from repair.requests import (
     AdvanceBcsId,
     BcsIdAdvanced,
@@ -71,7 +71,7 @@ from repair.requests import (
     PutBlock,
     ReconcileOptions,
     RecordsArrived,
-    Report,
+    ReportOutcome,
     Request,
     RequestFailed,
     Rescan,
@@ -123,7 +123,7 @@ class Reconciliation:
     """
 
     # What mends one block; tests put worse ones in its place.
-    mending: type[BlockMending] = BlockMending
+    mending: type[BlockRepairer] = BlockRepairer
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class Reconciliation:
         self._page: tuple[BlockRepair, ...] = ()
         self._own_records: Mapping[BlockId, BlockRecord] = {}
         self._peer_records: dict[PeerId, Mapping[BlockId, BlockRecord]] = {}
-        self._blocks: dict[BlockId, BlockMending] = {}
+        self._blocks: dict[BlockId, BlockRepairer] = {}
         self._settled: set[BlockId] = set()
         self._repaired: dict[BlockId, dict[int, ChunkTree]] = {}
         self._tombstones: tuple[BlockTree, ...] = ()
@@ -356,7 +356,7 @@ class Reconciliation:
 
     def _mending(
         self, repair: BlockRepair, own: BlockRecord | None, theirs: Mapping[PeerId, BlockRecord]
-    ) -> BlockMending:
+    ) -> BlockRepairer:
         # Of a holder that was heard and has no readable record nothing can disagree.
         telling = [
             peer for peer in repair.holders if peer in theirs or peer not in self._peer_records
@@ -388,13 +388,13 @@ class Reconciliation:
                 left -= work.start(left)
                 self._take(work)
 
-    def _advance(self, work: BlockMending) -> None:
+    def _advance(self, work: BlockRepairer) -> None:
         if self._halt is None:
             work.advance()
             self._take(work)
             self._settle(work)
 
-    def _take(self, work: BlockMending) -> None:
+    def _take(self, work: BlockRepairer) -> None:
         """Its requests are ours."""
         for request in work.out:
             self._ask(request)
@@ -405,7 +405,7 @@ class Reconciliation:
         self._counters["bytes_written"] += sum(len(run.data) for run in event.runs)
         self._counters["windows_written"] += sum(run.count for run in event.runs)
 
-    def _settle(self, work: BlockMending) -> None:
+    def _settle(self, work: BlockRepairer) -> None:
         """Once all chunks of a block are settled, store its record if that changed."""
         if work.block_id in self._settled or work.is_dropped or not work.is_settled:
             return
@@ -422,13 +422,13 @@ class Reconciliation:
         else:
             self._note_repaired(work)
 
-    def _block_stored(self, work: BlockMending) -> None:
+    def _block_stored(self, work: BlockRepairer) -> None:
         self._changed = self._must_scan = True
         if work.own is None:
             self._counters["blocks_added"] += 1
         self._note_repaired(work)
 
-    def _note_repaired(self, work: BlockMending) -> None:
+    def _note_repaired(self, work: BlockRepairer) -> None:
         self._counters["blocks_done"] += 1
         for record in work.repaired():
             self._counters["chunks_repaired"] += 1
@@ -443,7 +443,7 @@ class Reconciliation:
         self._failures.pop(block_id, None)
         self._repaired.pop(block_id, None)
 
-    def _unreadable(self, work: BlockMending, message: str) -> None:
+    def _unreadable(self, work: BlockRepairer, message: str) -> None:
         """Our file cannot be looked at, say because it is a link or a folder: it is
         this block's fault alone.
 
@@ -455,7 +455,7 @@ class Reconciliation:
             self._failures.setdefault(work.block_id, {})[chunk.offset] = Verdict.UNKNOWN, fact
         work.drop()
 
-    def _damaged_again(self, work: BlockMending) -> None:
+    def _damaged_again(self, work: BlockRepairer) -> None:
         """The file shrank while we worked on it: leave the block as it is, and let the
         scan start another round.
         """
@@ -509,7 +509,7 @@ class Reconciliation:
             self._conclude()
             return
         self._phase = _Phase.SCANNING
-        unseen = not self._options.spare_scan and not self._counters["scans"]
+        unseen = not self._options.skip_final_scan and not self._counters["scans"]
         if self._must_scan or unseen or self._wants_return():
             self._ask(Rescan())
         else:
@@ -654,7 +654,7 @@ class Reconciliation:
             replica_state=self._state,
             data_checksum=self._own_tree.data_checksum if self._own_tree else None,
         )
-        self._out.append(Report(self.outcome))
+        self._out.append(ReportOutcome(self.outcome))
 
     def _verdict(self, *, is_complete: bool) -> Verdict | None:
         if self._plan is None:

@@ -1,8 +1,8 @@
 """What a reconciliation asks for, what it hears, and what comes of it: the values
 between repair.reconciliation, which decides, and repair.runner, which acts.
 
-Every request but `Report` is answered by exactly one event: the one its docstring
-names, or `RequestFailed`.
+Every request but `ReportOutcome` is answered by exactly one event: the one its
+docstring names, or `RequestFailed`.
 """
 
 from collections.abc import Collection, Mapping
@@ -125,7 +125,7 @@ class ReturnToService:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportOutcome:
     """The end: tell whoever asked. No event answers it."""
 
     outcome: "RepairOutcome"
@@ -143,7 +143,7 @@ LocalRequest: TypeAlias = (
     | Rescan
     | ReturnToService
 )
-Request: TypeAlias = PeerRequest | LocalRequest | Report
+Request: TypeAlias = PeerRequest | LocalRequest | ReportOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,14 +307,14 @@ class ReconcileOptions:
     CLOSED makes SCM close the container at its commit and drop others.
 
     All data are read once more at the end, as Ozone does, so that damage which no tree
-    shows yet is found and repaired in the same job. `spare_scan` leaves that out where
-    nothing was changed, for visits that nobody asked for.
+    shows yet is found and repaired in the same job. `skip_final_scan` leaves that out
+    where nothing was changed, for visits that nobody asked for.
     """
 
     fetches_max: int = 4
     rounds_max: int = 3
     return_to: ReplicaState | None = None
-    spare_scan: bool = False
+    skip_final_scan: bool = False
 
     def __post_init__(self) -> None:
         assert self.fetches_max >= 1

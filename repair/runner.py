@@ -24,7 +24,7 @@ from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from merkle.windows import Proven, prove, runs_of
 from ozone.ports import ByteRange
-from repair.ports import Audit, Peer, Replica
+from repair.ports import Audit, Peer, ReplicaAccess
 from repair.reconciliation import Reconciliation
 from repair.requests import (
     AdvanceBcsId,
@@ -45,7 +45,7 @@ from repair.requests import (
     PutBlock,
     ReconcileOptions,
     RecordsArrived,
-    Report,
+    ReportOutcome,
     Request,
     RequestFailed,
     Rescan,
@@ -64,7 +64,7 @@ from runtime.retry import Backoff, retrying
 Prove: TypeAlias = Callable[[ChunkRecord, int, bytearray], tuple[Proven, ...]]
 
 
-def carry_out_here(request: LocalRequest, replica: Replica) -> Event:
+def carry_out_here(request: LocalRequest, replica: ReplicaAccess) -> Event:
     """Do to our own replica what was asked."""
     try:
         match request:
@@ -189,7 +189,7 @@ def _keep(
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RepairJob:
     """What to reconcile, for whom."""
 
     job_id: str
@@ -201,7 +201,7 @@ class Job:
 class _Run:
     """A reconciliation under way; `events` also brings the cancel."""
 
-    job: Job
+    job: RepairJob
     events: "SimpleQueue[Event | Future[Event]]" = field(default_factory=SimpleQueue)
     cancelled: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -236,8 +236,8 @@ class Runner:
 
     def run(
         self,
-        job: Job,
-        open_replica: Callable[[threading.Event], Replica],
+        job: RepairJob,
+        open_replica: Callable[[threading.Event], ReplicaAccess],
         peers: Mapping[PeerId, Peer],
         *,
         on_progress: Callable[[RepairProgress], None] = lambda _: None,
@@ -279,7 +279,7 @@ class Runner:
         run.events.put(Cancelled(reason))
         return run.ended.wait(timeout_s)
 
-    def running(self) -> list[tuple[Job, RepairProgress | None]]:
+    def running(self) -> list[tuple[RepairJob, RepairProgress | None]]:
         """What is under way."""
         with self._lock:
             return [(run.job, run.progress) for run in self._runs.values()]
@@ -300,7 +300,7 @@ class Runner:
     def _drive(
         self,
         run: _Run,
-        replica: Replica,
+        replica: ReplicaAccess,
         peers: Mapping[PeerId, Peer],
         on_progress: Callable[[RepairProgress], None],
     ) -> RepairOutcome:
@@ -315,7 +315,7 @@ class Runner:
                         future = self._pool.submit(self._ask, request, run, peers[request.peer])
                         there.add(future)
                         future.add_done_callback(run.events.put)
-                    case Report():
+                    case ReportOutcome():
                         pass
                     case _:
                         here.append(request)
@@ -362,7 +362,7 @@ class Runner:
         except _RetryError as error:
             return error.event
 
-    def _act(self, request: LocalRequest, job: Job, replica: Replica) -> Event:
+    def _act(self, request: LocalRequest, job: RepairJob, replica: ReplicaAccess) -> Event:
         event = carry_out_here(request, replica)
         if not (isinstance(request, WriteWindows) and isinstance(event, WindowsWritten)):
             return event

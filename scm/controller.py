@@ -19,38 +19,38 @@ from protos.errors import JobNotFoundError
 from runtime.errors import BusyError, DatabaseError
 from runtime.log import get_logger
 from scm.eligibility import (
+    Availability,
     ContainerState,
     Eligibility,
     Ruling,
-    Surroundings,
     evaluate,
-    evaluate_surroundings,
+    evaluate_availability,
 )
 from scm.jobs import (
-    Accepted,
+    AgentRestarted,
     CancelRequested,
     DatanodeProgress,
     Event,
-    GivenUp,
-    Issued,
     Job,
     JobId,
     JobState,
     Order,
+    OrderAbandoned,
+    OrderAccepted,
+    OrderIssued,
     OrderState,
-    Progressed,
-    Restarted,
-    Ticked,
+    ProgressReceived,
+    TimePassed,
     new_job,
-    roots_spoken_of,
+    roots_covered_by_verdict,
     step,
     task_id,
     task_of,
 )
 from scm.policy import (
-    Compared,
-    Comparison,
+    ComparisonResult,
     Root,
+    RootComparison,
     Visit,
     after_job,
     free_slots,
@@ -59,7 +59,7 @@ from scm.policy import (
     targets,
 )
 from scm.ports import CancelOrder, CommandSink, JobStore, Leadership, ReconcileOrder, ScanOrder
-from scm.registry import Datanode, DatanodeStatus, Observed, Registry, Report
+from scm.registry import Datanode, DatanodeStatus, HeartbeatEffect, Registry, ReplicaReport
 
 # Jobs that have not ended; more requests are refused until some have.
 JOBS_ACTIVE_MAX = 200_000
@@ -107,7 +107,7 @@ class Heartbeat:
     datanode: Datanode
     incarnation: str
     sequence: int
-    report: Report | None = None
+    report: ReplicaReport | None = None
     progress: tuple[ProgressReport, ...] = ()
     acknowledged: tuple[str, ...] = ()
 
@@ -118,14 +118,14 @@ class ContainerView:
 
     container_id: ContainerId
     state: ContainerState | None
-    compared: Compared
+    compared: ComparisonResult
     replicas: tuple[ContainerReplica, ...]
     ruling: Ruling
     visit: Visit | None
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReconcileResponse:
     """What came of a request for one container; the job of another request where one is
     under way.
     """
@@ -189,7 +189,7 @@ class Controller:
 
     # ---- reports
 
-    def heartbeat(self, heartbeat: Heartbeat, now_s: float) -> Observed:
+    def heartbeat(self, heartbeat: Heartbeat, now_s: float) -> HeartbeatEffect:
         """Take in reports and progress, and send this datanode what it has slots
         for.
         """
@@ -207,17 +207,19 @@ class Controller:
             log.info("datanode_registered", datanode=peer, address=heartbeat.datanode.address)
         if observed.restarted:
             for job_id in self._jobs_with_order_at(peer):
-                self._step(job_id, Restarted(peer), now_s)
+                self._step(job_id, AgentRestarted(peer), now_s)
         for command_id in heartbeat.acknowledged:
             self._sink.withdraw(peer, command_id)
             job_id, round_ = task_of(command_id.partition("/")[0])
-            self._step(job_id, Accepted(peer, round_), now_s)
+            self._step(job_id, OrderAccepted(peer, round_), now_s)
         # Who owes us a full report tells of it once more, and then with what has become
         # of the replica.
         for told in heartbeat.progress if not observed.full_report_wanted else ():
             root = self._root(told.job_id, peer)
             self._step(
-                told.job_id, Progressed(peer, told.state, told.progress, told.round, root), now_s
+                told.job_id,
+                ProgressReceived(peer, told.state, told.progress, told.round, root),
+                now_s,
             )
         self._dispatch_stored([peer], now_s)
         return observed
@@ -231,9 +233,9 @@ class Controller:
         ordered = {*self._queued, *(peer for peer, running in self._running.items() if running)}
         for peer in sorted(peer for peer in ordered if self._is_gone(peer, now_s)):
             for job_id in [*self._jobs_with_order_at(peer), *self._queued.get(peer, ())]:
-                self._step(job_id, GivenUp(peer, "datanode is dead"), now_s)
+                self._step(job_id, OrderAbandoned(peer, "datanode is dead"), now_s)
         self._send_again(now_s)
-        ticked = Ticked(self._registry.live(), self._rules.command_deadline_s)
+        ticked = TimePassed(self._registry.live(), self._rules.command_deadline_s)
         for job_id in list(self._in_flight):
             self._step(job_id, ticked, now_s)
         if self._rules.automatic and self._leadership.term() is not None:
@@ -250,33 +252,35 @@ class Controller:
         reason: str,
         requested_by: str,
         now_s: float,
-    ) -> list[Outcome]:
+    ) -> list[ReconcileResponse]:
         """Start a job for each container that may be reconciled; with `dry_run` only
         say which.
 
         Raises:
             DatabaseError: the jobs cannot be put down; none is started.
         """
-        outcomes, jobs = list[Outcome](), list[Job]()
+        outcomes, jobs = list[ReconcileResponse](), list[Job]()
         for container_id in dict.fromkeys(container_ids):
             ruling = self._rule(container_id)
             if ruling.eligibility is Eligibility.ALREADY_RUNNING:
-                outcomes.append(Outcome(container_id, ruling, self._active[container_id]))
+                outcomes.append(ReconcileResponse(container_id, ruling, self._active[container_id]))
             elif not ruling.is_ok or dry_run:
-                outcomes.append(Outcome(container_id, ruling))
+                outcomes.append(ReconcileResponse(container_id, ruling))
             elif len(self._active) + len(jobs) >= JOBS_ACTIVE_MAX:
                 message = (
                     f"Cannot reconcile container {container_id}: {JOBS_ACTIVE_MAX} jobs are"
                     " waiting."
                 )
-                outcomes.append(Outcome(container_id, Ruling(Eligibility.QUEUE_FULL, message)))
+                outcomes.append(
+                    ReconcileResponse(container_id, Ruling(Eligibility.QUEUE_FULL, message))
+                )
             else:
                 jobs.append(
                     self._new_job(
                         container_id, reason=reason, requested_by=requested_by, now_s=now_s
                     )
                 )
-                outcomes.append(Outcome(container_id, ruling, jobs[-1].job_id))
+                outcomes.append(ReconcileResponse(container_id, ruling, jobs[-1].job_id))
         if jobs:
             self._begin(jobs, now_s)
             for peer in list(self._queued):
@@ -353,7 +357,12 @@ class Controller:
         )
 
     def containers(
-        self, *, state: ContainerState | None, comparison: Comparison | None, after: int, limit: int
+        self,
+        *,
+        state: ContainerState | None,
+        comparison: RootComparison | None,
+        after: int,
+        limit: int,
     ) -> tuple[list[ContainerView], bool]:
         """Up to `limit` beyond `after`, ascending; and whether there are more."""
         known = (
@@ -389,8 +398,8 @@ class Controller:
         return {
             "scm_datanodes_live": len(self._registry.live()),
             "scm_containers": len(self._registry),
-            "scm_containers_diverged": counts[Comparison.DIVERGED],
-            "scm_containers_unknown": counts[Comparison.UNKNOWN],
+            "scm_containers_diverged": counts[RootComparison.DIVERGED],
+            "scm_containers_unknown": counts[RootComparison.UNKNOWN],
             "scm_jobs_running": len(self._in_flight),
         }
 
@@ -415,12 +424,12 @@ class Controller:
         if not ruling.is_ok:
             return ruling
         live = [replica for replica in replicas if self._registry.is_live(replica.peer)]
-        surroundings = Surroundings(
+        surroundings = Availability(
             is_leader=self._leadership.term() is not None,
             live_replicas=len(live),
             live_writable_replicas=sum(not replica.read_only for replica in live),
         )
-        ruling = evaluate_surroundings(container_id, surroundings)
+        ruling = evaluate_availability(container_id, surroundings)
         active = self._active.get(container_id)
         if active is None or not ruling.is_ok:
             return ruling
@@ -465,7 +474,7 @@ class Controller:
             self._visit_cursor = container_id
             if self._registry.compared(
                 container_id
-            ).comparison is Comparison.MATCH and self._may_visit(container_id, now_s):
+            ).comparison is RootComparison.MATCH and self._may_visit(container_id, now_s):
                 return container_id
         if len(searched) < AUTOMATIC_SEARCH_MAX:
             self._visit_cursor = ContainerId(0)
@@ -541,8 +550,9 @@ class Controller:
             container_id=job.container_id,
             job_id=job.job_id,
             verdict=job.verdict,
-            succeeded=job.state is JobState.DONE and compared.comparison is not Comparison.DIVERGED,
-            spoken_of=roots_spoken_of(job),
+            succeeded=job.state is JobState.DONE
+            and compared.comparison is not RootComparison.DIVERGED,
+            spoken_of=roots_covered_by_verdict(job),
             now_s=now_s,
         )
         self._unsaved_visits[job.container_id] = None
@@ -626,9 +636,9 @@ class Controller:
             order = self._jobs[job_id].order(peer)
             assert order is not None
             if all(self._is_gone(other, now_s) for other in order.peers):
-                self._step(job_id, GivenUp(peer, "all its peers are dead"), now_s)
+                self._step(job_id, OrderAbandoned(peer, "all its peers are dead"), now_s)
             elif self._send(job_id, replace(order, attempts=order.attempts + 1), now_s):
-                self._step(job_id, Issued(peer), now_s)
+                self._step(job_id, OrderIssued(peer), now_s)
                 free -= 1
 
     def _send_again(self, now_s: float) -> None:
@@ -667,7 +677,7 @@ class Controller:
                 ),
                 # Only a scan finds what is in no tree, and a verdict that rests on one
                 # must not be lost.
-                spare_scan=job.automatic and order.round == 1,
+                skip_final_scan=job.automatic and order.round == 1,
                 round=order.round,
             )
         )

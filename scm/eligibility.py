@@ -75,7 +75,7 @@ OK = Ruling(Eligibility.OK)
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Availability:
     """What the rules of ours ask about: not the container, but whether and by whom an
     order could be carried out.
     """
@@ -172,7 +172,7 @@ def evaluate(
     return OK
 
 
-def evaluate_surroundings(container_id: ContainerId, surroundings: Surroundings) -> Ruling:
+def evaluate_availability(container_id: ContainerId, surroundings: Availability) -> Ruling:
     """Our rules, for a container that Ozone's allow."""
     if not surroundings.is_leader:
         return Ruling(

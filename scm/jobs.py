@@ -27,7 +27,7 @@ from merkle.outcome import (
 )
 from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerId
-from scm.policy import Root, Roots, RoundEnd, Target, to_go_again
+from scm.policy import Root, Roots, RoundEnd, Target, peers_to_reorder
 
 JobId = NewType("JobId", str)
 
@@ -198,14 +198,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class OrderIssued:
     """The order went out to the datanode."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class OrderAccepted:
     """The datanode confirmed that it has the order."""
 
     peer: PeerId
@@ -213,7 +213,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Progressed:
+class ProgressReceived:
     """The datanode told how far it is; `state` is RUNNING, DONE, FAILED, INTERRUPTED or
     REFUSED.
 
@@ -228,14 +228,14 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
-class Restarted:
+class AgentRestarted:
     """The datanode's agent began anew, so that it no longer knows of orders it had."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
+class OrderAbandoned:
     """The datanode will not carry its order out; `why` says what stands in the way."""
 
     peer: PeerId
@@ -248,14 +248,22 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
+class TimePassed:
     """Time went by; `live` are the datanodes that were heard of lately."""
 
     live: AbstractSet[PeerId]
     command_deadline_s: float
 
 
-Event: TypeAlias = Issued | Accepted | Progressed | Restarted | GivenUp | CancelRequested | Ticked
+Event: TypeAlias = (
+    OrderIssued
+    | OrderAccepted
+    | ProgressReceived
+    | AgentRestarted
+    | OrderAbandoned
+    | CancelRequested
+    | TimePassed
+)
 
 
 def new_job(
@@ -292,15 +300,15 @@ def step(job: Job, event: Event, now_s: float) -> Job:
     if job.state.is_terminal:
         return job
     match event:
-        case Issued(peer):
+        case OrderIssued(peer):
             return _change(job, peer, now_s, _issued)
-        case Accepted(peer, round_):
+        case OrderAccepted(peer, round_):
             return _change(job, peer, now_s, lambda order, at_s: _accepted(order, round_, at_s))
-        case Progressed():
+        case ProgressReceived():
             return _progressed(job, event, now_s)
-        case Restarted(peer):
+        case AgentRestarted(peer):
             return _change(job, peer, now_s, _restarted)
-        case GivenUp(peer, why):
+        case OrderAbandoned(peer, why):
             return _change(
                 job,
                 peer,
@@ -309,7 +317,7 @@ def step(job: Job, event: Event, now_s: float) -> Job:
             )
         case CancelRequested():
             return _cancel(job, now_s)
-        case Ticked(live, command_deadline_s):
+        case TimePassed(live, command_deadline_s):
             return _ticked(job, now_s, live, command_deadline_s)
         case _:
             assert_never(event)
@@ -330,7 +338,7 @@ def task_of(text: str) -> tuple[JobId, int]:
     return (JobId(job_id), int(round_)) if job_id and round_ in _LATER_ROUNDS else (JobId(text), 1)
 
 
-def roots_spoken_of(job: Job) -> Roots:
+def roots_covered_by_verdict(job: Job) -> Roots:
     """The roots that a hopeless verdict of the job holds for: of whoever gave it and of
     the peers that it heard.
 
@@ -379,7 +387,7 @@ def _restarted(order: Order, now_s: float) -> Order:
     return replace(order, state=OrderState.QUEUED, detail="agent restarted")
 
 
-def _progressed(job: Job, event: Progressed, now_s: float) -> Job:
+def _progressed(job: Job, event: ProgressReceived, now_s: float) -> Job:
     order = job.order(event.peer)
     if (
         order is None
@@ -489,7 +497,7 @@ def _with_another_round(job: Job) -> Job:
         for order in job.orders
         if order.state is OrderState.DONE and order.root
     ]
-    again = to_go_again(job.roots, ends)
+    again = peers_to_reorder(job.roots, ends)
     if not again or last == ROUNDS_MAX:
         return job
     orders = tuple(

@@ -20,10 +20,10 @@ from protos.outcome import (
 )
 from runtime.config import check_address
 from runtime.errors import UsageError
-from scm.controller import ContainerView, Controller, Heartbeat, Outcome, ProgressReport
+from scm.controller import ContainerView, Controller, Heartbeat, ProgressReport, ReconcileResponse
 from scm.jobs import DatanodeProgress, Job, OrderState, task_id, task_of
 from scm.ports import AnyOrder, CancelOrder, ReconcileOrder, ScanOrder
-from scm.registry import Datanode, DatanodeStatus, Liveness, Report
+from scm.registry import Datanode, DatanodeStatus, Liveness, ReplicaReport
 
 # Ours have 16; they are kept for each replica, and in each job.
 FINGERPRINT_BYTES_MAX = 64
@@ -54,7 +54,7 @@ def heartbeat_from(request: pb.HeartbeatRequest) -> Heartbeat:
     datanode = _datanode_from(request.datanode)
     report = None
     if request.HasField("report"):
-        report = Report(
+        report = ReplicaReport(
             request.report.full,
             tuple(_replica_from(datanode.peer, replica) for replica in request.report.replicas),
             tuple(container_id_from(number) for number in request.report.removed_container_ids),
@@ -162,7 +162,7 @@ def command_to(order: AnyOrder) -> pb.Command:
             command.reconcile.job_id = task_id(order.job_id, order.round)
             command.reconcile.peers.extend(datanode_to(peer) for peer in order.peers)
             command.reconcile.container_state = order.returns_to.value
-            command.reconcile.spare_scan = order.spare_scan
+            command.reconcile.skip_final_scan = order.skip_final_scan
         case CancelOrder():
             command.cancel.job_id = task_id(order.job_id, order.round)
         case ScanOrder():
@@ -225,7 +225,7 @@ def _replica_to(replica: ContainerReplica, controller: Controller, now_s: float)
     )
 
 
-def outcome_to(outcome: Outcome) -> pb.ReconcileOutcome:
+def outcome_to(outcome: ReconcileResponse) -> pb.ReconcileOutcome:
     return pb.ReconcileOutcome(
         container_id=outcome.container_id,
         eligibility=outcome.ruling.eligibility.value,

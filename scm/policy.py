@@ -40,7 +40,7 @@ Root: TypeAlias = tuple[PeerId, int | None, str]
 Roots: TypeAlias = tuple[Root, ...]
 
 
-class Comparison(Enum):
+class RootComparison(Enum):
     """What the reported roots say about a container's replicas."""
 
     MATCH = "match"
@@ -50,10 +50,10 @@ class Comparison(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparisonResult:
     """A comparison, and the sentence that says why; empty for a plain match."""
 
-    comparison: Comparison
+    comparison: RootComparison
     note: str = ""
 
 
@@ -84,12 +84,12 @@ class Visit:
     hopeless_roots: Roots | None = None
 
 
-MATCH = Compared(Comparison.MATCH)
+MATCH = ComparisonResult(RootComparison.MATCH)
 
 
 def compare(
     replicas: Sequence[ContainerReplica], *, silent: AbstractSet[PeerId] = frozenset()
-) -> Compared:
+) -> ComparisonResult:
     """Compare what the replicas reported; `silent` are datanodes whose last report is
     too old to prove agreement.
 
@@ -99,34 +99,45 @@ def compare(
     are compared as (deleted, checksum) here as everywhere.
     """
     if is_erasure_coded(replicas):
-        return Compared(Comparison.NOT_APPLICABLE, "erasure-coded replicas differ by design")
+        return ComparisonResult(
+            RootComparison.NOT_APPLICABLE, "erasure-coded replicas differ by design"
+        )
     if container_state(replicas) not in (ContainerState.CLOSED, ContainerState.QUASI_CLOSED):
-        return Compared(Comparison.NOT_APPLICABLE, "only closed containers have a tree")
+        return ComparisonResult(RootComparison.NOT_APPLICABLE, "only closed containers have a tree")
     closed = [replica for replica in replicas if replica.state.is_closed]
     if len({r.data_checksum for r in closed if r.data_checksum is not None}) > 1:
-        return Compared(Comparison.DIVERGED, "roots differ")
+        return ComparisonResult(RootComparison.DIVERGED, "roots differ")
     if len({r.fingerprint for r in closed if r.fingerprint and r.data_checksum is not None}) > 1:
-        return Compared(
-            Comparison.DIVERGED,
+        return ComparisonResult(
+            RootComparison.DIVERGED,
             "roots are equal, but some replicas know of deletes that others do not",
         )
     if len(replicas) < 2:
-        return Compared(Comparison.UNKNOWN, "a single replica has nothing to be compared with")
+        return ComparisonResult(
+            RootComparison.UNKNOWN, "a single replica has nothing to be compared with"
+        )
     if len(closed) < len(replicas):
         is_invalid = any(replica.state is ReplicaState.INVALID for replica in replicas)
         note = f"not closed: {not_closed(replicas)}"
-        return Compared(Comparison.UNKNOWN, f"{note}; {INVALID_HINT}" if is_invalid else note)
+        return ComparisonResult(
+            RootComparison.UNKNOWN, f"{note}; {INVALID_HINT}" if is_invalid else note
+        )
     if any(replica.data_checksum is None for replica in closed):
-        return Compared(Comparison.UNKNOWN, "some replicas have no tree yet")
+        return ComparisonResult(RootComparison.UNKNOWN, "some replicas have no tree yet")
     if any(replica.peer in silent for replica in closed):
-        return Compared(Comparison.UNKNOWN, "some replicas are on datanodes that are silent")
+        return ComparisonResult(
+            RootComparison.UNKNOWN, "some replicas are on datanodes that are silent"
+        )
     if any(replica.data_checksum == EMPTY_ROOT and replica.block_count for replica in closed):
-        return Compared(
-            Comparison.UNKNOWN, "there are blocks, but none in the trees: nothing can be verified"
+        return ComparisonResult(
+            RootComparison.UNKNOWN,
+            "there are blocks, but none in the trees: nothing can be verified",
         )
     unhealthy = sum(replica.state is ReplicaState.UNHEALTHY for replica in closed)
     return (
-        Compared(Comparison.MATCH, f"{unhealthy} of {len(closed)} replicas are UNHEALTHY")
+        ComparisonResult(
+            RootComparison.MATCH, f"{unhealthy} of {len(closed)} replicas are UNHEALTHY"
+        )
         if unhealthy
         else MATCH
     )
@@ -172,7 +183,7 @@ class RoundEnd:
     is_settled: bool
 
 
-def to_go_again(before: Roots, ends: Sequence[RoundEnd]) -> frozenset[PeerId]:
+def peers_to_reorder(before: Roots, ends: Sequence[RoundEnd]) -> frozenset[PeerId]:
     """Who is to reconcile once more after a round: those that another one's change in
     it may help.
 

@@ -36,7 +36,7 @@ class ReconcileOrder:
     # CLOSED or QUASI_CLOSED: what an unhealthy replica that proves clean may return to.
     returns_to: ReplicaState = ReplicaState.QUASI_CLOSED
     # Nobody asked for it: data need not be read where the trees show nothing to repair.
-    spare_scan: bool = False
+    skip_final_scan: bool = False
     round: int = 1
 
 

@@ -20,7 +20,7 @@ from enum import Enum
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from scm.eligibility import ContainerState, container_state
-from scm.policy import Compared, Comparison, compare
+from scm.policy import ComparisonResult, RootComparison, compare
 
 # Earlier lives of an agent that are remembered, so that a report of one of them is
 # known as late.
@@ -49,7 +49,7 @@ class Datanode:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReplicaReport:
     """Full: all that the datanode holds. Incremental: what changed, and what is
     gone.
     """
@@ -60,7 +60,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class HeartbeatEffect:
     """What a heartbeat brought; `restarted` says that the agent began a new life since
     the one before.
     """
@@ -105,9 +105,9 @@ class Registry:
         # A container that was closed once stays closed, whatever becomes of its
         # replicas.
         self._seen_closed: set[ContainerId] = set()
-        self._compared: dict[ContainerId, Compared] = {}
+        self._compared: dict[ContainerId, ComparisonResult] = {}
         self._diverged: dict[ContainerId, None] = {}
-        self._counts: Counter[Comparison] = Counter()
+        self._counts: Counter[RootComparison] = Counter()
         # STALE or DEAD; DEAD.
         self._silent: frozenset[PeerId] = frozenset()
         self._dead: frozenset[PeerId] = frozenset()
@@ -121,9 +121,9 @@ class Registry:
         *,
         incarnation: str,
         sequence: int,
-        report: Report | None,
+        report: ReplicaReport | None,
         now_s: float,
-    ) -> Observed:
+    ) -> HeartbeatEffect:
         """Take in one heartbeat."""
         known = self._datanodes.get(datanode.peer)
         if known is None:
@@ -132,13 +132,13 @@ class Registry:
         elif incarnation != known.incarnation:
             is_earlier = incarnation in known.earlier or _is_older(incarnation, known.incarnation)
             if is_earlier and known.liveness is Liveness.LIVE:
-                return Observed(False, full_report_wanted=known.full_report_wanted)
+                return HeartbeatEffect(False, full_report_wanted=known.full_report_wanted)
             known.earlier.append(known.incarnation)
             known.incarnation, known.full_report_wanted = incarnation, True
             registered, restarted = False, True
         else:
             if sequence <= known.sequence:
-                return Observed(False, full_report_wanted=known.full_report_wanted)
+                return HeartbeatEffect(False, full_report_wanted=known.full_report_wanted)
             registered = restarted = False
         was_live = known.liveness is Liveness.LIVE and not registered
         known.datanode, known.sequence = datanode, sequence
@@ -148,7 +148,9 @@ class Registry:
             self._note_silent()
             changed |= known.containers
         self._index(changed)
-        return Observed(True, restarted, registered, known.full_report_wanted, frozenset(changed))
+        return HeartbeatEffect(
+            True, restarted, registered, known.full_report_wanted, frozenset(changed)
+        )
 
     def age(self, now_s: float) -> list[tuple[PeerId, Liveness]]:
         """Judge each datanode by the age of its last heartbeat; returns those that got
@@ -205,9 +207,9 @@ class Registry:
         is_closed = container_id in self._seen_closed or (has_one_commit and all_unhealthy)
         return ReplicaState.CLOSED if is_closed else ReplicaState.QUASI_CLOSED
 
-    def compared(self, container_id: ContainerId) -> Compared:
-        return self._compared.get(container_id) or Compared(
-            Comparison.UNKNOWN, "no replicas are known"
+    def compared(self, container_id: ContainerId) -> ComparisonResult:
+        return self._compared.get(container_id) or ComparisonResult(
+            RootComparison.UNKNOWN, "no replicas are known"
         )
 
     def is_live(self, peer: PeerId) -> bool:
@@ -260,7 +262,7 @@ class Registry:
         """Put a diverged container behind the others."""
         self._diverged[container_id] = self._diverged.pop(container_id)
 
-    def counts(self) -> Mapping[Comparison, int]:
+    def counts(self) -> Mapping[RootComparison, int]:
         """How many containers have which comparison."""
         return self._counts
 
@@ -269,7 +271,7 @@ class Registry:
 
     # ---- inside
 
-    def _apply(self, known: _Known, report: Report) -> set[ContainerId]:
+    def _apply(self, known: _Known, report: ReplicaReport) -> set[ContainerId]:
         peer = known.datanode.peer
         changed = set()
         # A DELETED replica is gone: its datanode reports it once so that it is
@@ -302,7 +304,7 @@ class Registry:
         return changed | gone
 
     @staticmethod
-    def _named_gone(report: Report) -> set[ContainerId]:
+    def _named_gone(report: ReplicaReport) -> set[ContainerId]:
         return {
             *report.removed,
             *(r.container_id for r in report.replicas if r.state is ReplicaState.DELETED),
@@ -341,7 +343,7 @@ class Registry:
                 continue
             compared = self._compared[container_id] = compare(replicas, silent=self._silent)
             self._counts[compared.comparison] += 1
-            if compared.comparison is Comparison.DIVERGED:
+            if compared.comparison is RootComparison.DIVERGED:
                 self._diverged.setdefault(container_id)
             else:
                 self._diverged.pop(container_id, None)

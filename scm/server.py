@@ -40,7 +40,7 @@ from scm.messages import (
     outcome_to,
     status_to,
 )
-from scm.policy import Comparison
+from scm.policy import RootComparison
 from scm.ports import AnyOrder, JobStore, ScanOrder
 
 SERVICE = "treefold.controller.v1.Controller"
@@ -173,7 +173,7 @@ class ControllerService:
         self, request: pb.ListContainersRequest, _: grpc.ServicerContext
     ) -> pb.ListContainersResponse:
         state = _chosen(ContainerState, request.state)
-        comparison = _chosen(Comparison, request.comparison)
+        comparison = _chosen(RootComparison, request.comparison)
         limit = min(request.limit or PAGE_MAX, PAGE_MAX)
         with self._lock:
             views, more = self._controller.containers(

@@ -36,18 +36,17 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from chunktable.schema import CHUNK_SCHEMA, Replica, rows_of
+from chunktable.schema import CHUNK_SCHEMA, ReplicaAttributes, rows_of
 from merkle.check import check_tree
 from merkle.columns import TreeColumns
 from merkle.errors import ReconcileError
-from merkle.replica import ReplicaState
+from merkle.replica import ReplicaState, TreeSource
 from merkle.tree import ContainerId
-from ozone.survey import Survey
+from ozone.survey import VolumeSurvey
 from ozone.volume import Hold, Volume, open_volume
 from protos.convert import container_id_of_tree, tree_from_bytes
 from runtime.disk import Disk
 from runtime.errors import UsageError
-from sweep.model import Source
 from sweep.volumes import replica_rows
 
 # Of a row that speaks of a finding most is not known. Spark keeps times in
@@ -114,12 +113,13 @@ class OzoneVolume(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return VolumeReader(
-            _paths(self.options), Source(dict(self.options).get("source", Source.TREE.value))
+            _paths(self.options),
+            TreeSource(dict(self.options).get("source", TreeSource.TREE.value)),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RowFilter:
     """What filters leave; None: everything."""
 
     first: int = -(2**63)
@@ -127,7 +127,7 @@ class Wanted:
     containers: frozenset[int] | None = None
     datanodes: frozenset[str] | None = None
 
-    def narrowed(self, by: Filter) -> "Wanted":
+    def narrowed(self, by: Filter) -> "RowFilter":
         """With one filter more; those that are not understood leave all that there
         was.
         """
@@ -159,7 +159,7 @@ class Wanted:
         """Whether rows of this datanode are asked for."""
         return self.datanodes is None or datanode in self.datanodes
 
-    def _among(self, containers: set[int]) -> "Wanted":
+    def _among(self, containers: set[int]) -> "RowFilter":
         return replace(
             self,
             containers=frozenset(
@@ -167,7 +167,7 @@ class Wanted:
             ),
         )
 
-    def _on(self, datanodes: set[str]) -> "Wanted":
+    def _on(self, datanodes: set[str]) -> "RowFilter":
         return replace(
             self,
             datanodes=frozenset(
@@ -179,7 +179,7 @@ class Wanted:
 @dataclass
 class _Reader(DataSourceReader):
     paths: Sequence[str]
-    wanted: Wanted = field(default_factory=Wanted, kw_only=True)
+    wanted: RowFilter = field(default_factory=RowFilter, kw_only=True)
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
         for one in filters:
@@ -194,13 +194,13 @@ class TreeReader(_Reader):
     datanode: str
     volume: str
 
-    def partitions(self) -> Sequence["Files"]:
+    def partitions(self) -> Sequence["TreeFilePartition"]:
         found = [path for root in self.paths for path in _trees(Path(root))]
         wanted = [path for path in found if self._is_wanted(path)]
-        return [Files(wanted[i : i + _FILES]) for i in range(0, len(wanted), _FILES)]
+        return [TreeFilePartition(wanted[i : i + _FILES]) for i in range(0, len(wanted), _FILES)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Files)
+        assert isinstance(partition, TreeFilePartition)
         for path in partition.paths:
             yield from self._read(path)
 
@@ -247,8 +247,8 @@ class TreeReader(_Reader):
                 f"{path}: a chunk has a negative offset", datanode, volume, tree.container_id
             )
             return
-        replica = Replica(
-            datanode, volume, tree.container_id, ReplicaState.CLOSED, 0, 0, Source.TREE.value
+        replica = ReplicaAttributes(
+            datanode, volume, tree.container_id, ReplicaState.CLOSED, 0, 0, TreeSource.TREE.value
         )
         yield from map(_given, rows_of(replica, TreeColumns.of(tree)).batches())
         try:
@@ -263,13 +263,13 @@ class TreeReader(_Reader):
 class VolumeReader(_Reader):
     """Reads volumes."""
 
-    source: Source
+    source: TreeSource
 
-    def partitions(self) -> Sequence["Containers"]:
+    def partitions(self) -> Sequence["ContainerPartition"]:
         return [part for root in self.paths for part in self._ranges(root)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Containers)
+        assert isinstance(partition, ContainerPartition)
         if partition.finding:
             yield _finding(partition.finding, None, None, None)
             return
@@ -279,13 +279,13 @@ class VolumeReader(_Reader):
         except ReconcileError as error:
             yield _finding(f"{partition.root}: {error.code}: {error.message}", None, None, None)
 
-    def _ranges(self, root: str) -> Iterator["Containers"]:
+    def _ranges(self, root: str) -> Iterator["ContainerPartition"]:
         try:
             with (
                 TemporaryDirectory(prefix="treefold-") as scratch,
                 _opened(root, Path(scratch)) as volume,
             ):
-                survey = Survey(volume, Disk())
+                survey = VolumeSurvey(volume, Disk())
                 if not self.wanted.has_datanode(survey.datanode):
                     return
                 ids = [
@@ -295,16 +295,16 @@ class VolumeReader(_Reader):
                 ]
                 fault = survey.fault
         except ReconcileError as error:
-            yield Containers(root, (), f"{root}: {error.code}: {error.message}")
+            yield ContainerPartition(root, (), f"{root}: {error.code}: {error.message}")
             return
         if fault is not None:
-            yield Containers(root, (), f"{root}: {fault.detail}")
+            yield ContainerPartition(root, (), f"{root}: {fault.detail}")
         for i in range(0, len(ids), _CONTAINERS):
-            yield Containers(root, tuple(ids[i : i + _CONTAINERS]))
+            yield ContainerPartition(root, tuple(ids[i : i + _CONTAINERS]))
 
-    def _read(self, partition: "Containers", scratch: Path) -> Iterator[pa.RecordBatch]:
+    def _read(self, partition: "ContainerPartition", scratch: Path) -> Iterator[pa.RecordBatch]:
         with _opened(partition.root, scratch) as volume:
-            survey = Survey(volume, Disk())
+            survey = VolumeSurvey(volume, Disk())
             now_ms = round(datetime.now(UTC).timestamp() * 1000)
             for found in survey.replicas(self.source, partition.container_ids):
                 yield from map(_given, replica_rows(survey, found, now_ms).batches())
@@ -312,7 +312,7 @@ class VolumeReader(_Reader):
                     yield _finding(fault.detail, survey.datanode, survey.volume, found.container_id)
 
 
-class Files(InputPartition):
+class TreeFilePartition(InputPartition):
     """Some `.tree` files."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -320,7 +320,7 @@ class Files(InputPartition):
         self.paths = tuple(paths)
 
 
-class Containers(InputPartition):
+class ContainerPartition(InputPartition):
     """Some containers of a volume, or why there are none."""
 
     def __init__(self, root: str, container_ids: Sequence[ContainerId], finding: str = "") -> None:

@@ -41,9 +41,9 @@ from sweep.gather import GROUP_ROWS, Gatherer, Int64s
 from sweep.inputs import table_parts
 from sweep.local import WAVE_ROWS, LocalEngine
 from sweep.model import FINDING_SCHEMA, FindingKind, Part
-from sweep.run import Judged, Wave
+from sweep.run import ContainerResults, FoldedWave
 from sweep.runs import RUN_SCHEMA
-from sweep.trees import Packed, TreeJob, pack_part
+from sweep.trees import PackedTreeFile, TreeJob, pack_part
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -104,23 +104,26 @@ class SparkEngine:
         self._cores = session.sparkContext.defaultParallelism
 
     def fold(
-        self, parts: Sequence[Part], store: Callable[[Wave], None], tell: Callable[[int], None]
+        self,
+        parts: Sequence[Part],
+        store: Callable[[FoldedWave], None],
+        tell: Callable[[int], None],
     ) -> None:
         """See Engine.
 
         Raises:
             SparkFailedError: a job failed, and its tasks again and again.
         """
-        held = list[tuple[Part, Wave]]()
+        held = list[tuple[Part, FoldedWave]]()
         # A minute or so for each core.
         for wave in _cut(parts, WAVE_ROWS * self._cores):
             told = _Told(sum(part.rows for part in wave), tell)
             by_id = {part.part_id: part for part in wave}
-            ordered = list[Wave]()
+            ordered = list[FoldedWave]()
             for one in self._made(
                 self._each(len(wave), partial(_fold, wave)), "reading", told.share
             ):
-                assert isinstance(one, Wave)
+                assert isinstance(one, FoldedWave)
                 if len(one.exact):
                     held.append((by_id[one.part_ids[0]], one))
                 else:
@@ -132,7 +135,9 @@ class SparkEngine:
             # A replica may lie in all of them.
             store(self._by_sql([part for part, _ in held]) or _joined([one for _, one in held]))
 
-    def exact(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> Iterator[Judged]:
+    def exact(
+        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s
+    ) -> Iterator[ContainerResults]:
         """See Engine.
 
         Raises:
@@ -143,7 +148,7 @@ class SparkEngine:
 
     def inspect(
         self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table
-    ) -> Iterator[Judged]:
+    ) -> Iterator[ContainerResults]:
         """See Engine.
 
         Raises:
@@ -154,7 +159,7 @@ class SparkEngine:
             theirs = replicas.filter(pa.array(np.isin(of_replica, ids)))
             yield from self._judged(partial(_inspect, theirs), parts, ids, counts)
 
-    def trees(self, job: TreeJob, disk: Disk) -> Iterator[Packed]:
+    def trees(self, job: TreeJob, disk: Disk) -> Iterator[PackedTreeFile]:
         """See Engine: written by tasks where they see the folder; else this machine
         writes what they would have.
 
@@ -182,7 +187,7 @@ class SparkEngine:
 
     def _judged(
         self, judge: "Judge", parts: Sequence[Part], ids: Int64s, rows: Int64s
-    ) -> Iterator[Judged]:
+    ) -> Iterator[ContainerResults]:
         """Bring the rows of these containers together, group by group, and judge each
         group in a task.
         """
@@ -202,7 +207,7 @@ class SparkEngine:
         for group in sorted(missing):
             yield from groups.judged(group, judge, ())
 
-    def _by_sql(self, parts: Sequence[Part]) -> Wave | None:
+    def _by_sql(self, parts: Sequence[Part]) -> FoldedWave | None:
         """All these parts in Spark SQL; nothing where another way is better, or Spark
         cannot read them so.
         """
@@ -224,7 +229,7 @@ class SparkEngine:
 
     def _aggregated(
         self, files: Mapping[str, pq.FileMetaData], parts: Sequence[Part]
-    ) -> Wave | None:
+    ) -> FoldedWave | None:
         rows = self._rows(files)
         names = names_of(rows)
         blocks = pc.sum(names["blocks"]).as_py() or 0
@@ -237,7 +242,7 @@ class SparkEngine:
             # Spark has names of its own for files that it passes over.
             return None
         text = f"{found.lost} rows name no datanode or no container"
-        return Wave(
+        return FoldedWave(
             tuple(part.part_id for part in parts),
             found.rows,
             RUN_SCHEMA.empty_table(),
@@ -280,7 +285,9 @@ class SparkEngine:
             yield pickle.loads(one.as_buffer())
 
 
-Judge: TypeAlias = Callable[[LocalEngine, Sequence[Part], Int64s, Int64s], Iterator[Judged]]
+Judge: TypeAlias = Callable[
+    [LocalEngine, Sequence[Part], Int64s, Int64s], Iterator[ContainerResults]
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +307,9 @@ class Groups:
         groups: NDArray[np.int32] = places.astype(np.int32)
         return groups
 
-    def judged(self, group: int, judge: Judge, batches: Iterable[pa.RecordBatch]) -> list[Judged]:
+    def judged(
+        self, group: int, judge: Judge, batches: Iterable[pa.RecordBatch]
+    ) -> list[ContainerResults]:
         """Judge the containers of a group; these are all of their rows, which wait on
         disk.
         """
@@ -383,7 +392,7 @@ def _of_numbers(
 
 
 def _fold(parts: Sequence[Part], number: int) -> Iterator[pa.RecordBatch]:
-    waves = list[Wave]()
+    waves = list[FoldedWave]()
     with TemporaryDirectory(prefix="treefold-") as scratch:
         LocalEngine(Gatherer(Path(scratch), threads=1)).fold([parts[number]], waves.append, _ignore)
     yield from map(_packed, waves)
@@ -417,13 +426,13 @@ def _judge(
 
 def _exact(
     engine: LocalEngine, parts: Sequence[Part], ids: Int64s, rows: Int64s
-) -> Iterator[Judged]:
+) -> Iterator[ContainerResults]:
     return engine.exact(parts, ids, rows)
 
 
 def _inspect(
     replicas: pa.Table, engine: LocalEngine, parts: Sequence[Part], ids: Int64s, rows: Int64s
-) -> Iterator[Judged]:
+) -> Iterator[ContainerResults]:
     theirs = replicas.filter(pa.array(np.isin(replicas["container_id"].to_numpy(), ids)))
     return engine.inspect(parts, ids, rows, theirs)
 
@@ -468,8 +477,8 @@ def _gatherings(container_ids: Int64s, rows: Int64s) -> Iterator[tuple[Int64s, I
     yield from zip(np.split(container_ids, cuts), np.split(rows, cuts), strict=True)
 
 
-def _joined(waves: Sequence[Wave]) -> Wave:
-    return Wave(
+def _joined(waves: Sequence[FoldedWave]) -> FoldedWave:
+    return FoldedWave(
         tuple(part_id for wave in waves for part_id in wave.part_ids),
         sum(wave.rows for wave in waves),
         pa.concat_tables([wave.runs for wave in waves]),

@@ -53,7 +53,7 @@ _LEFT_OUT = {"tests", "__pycache__", "include"}
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class ExecutorPack:
     """What was made, and of which distributions ("name version")."""
 
     code: Path
@@ -61,7 +61,7 @@ class Packed:
     distributions: tuple[str, ...]
 
 
-def pack(out: Path, disk: Disk) -> Packed:
+def pack(out: Path, disk: Disk) -> ExecutorPack:
     """Make both in the folder `out`, replacing what was there.
 
     Raises:
@@ -72,7 +72,9 @@ def pack(out: Path, disk: Disk) -> Packed:
     found = _closure()
     _written(out / CODE, _zip_code, disk)
     _written(out / ARCHIVE, lambda path: _tar_libraries(path, found), disk)
-    return Packed(out / CODE, out / ARCHIVE, tuple(f"{one.name} {one.version}" for one in found))
+    return ExecutorPack(
+        out / CODE, out / ARCHIVE, tuple(f"{one.name} {one.version}" for one in found)
+    )
 
 
 def _closure() -> tuple[Distribution, ...]:

@@ -31,7 +31,7 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, Struct
 
 from chunktable.schema import BLOCK_ROW, CONTAINER_ROW
 from sweep.gf2 import end_tables, rank_tables, step_tables, word_tables
-from sweep.model import REPLICA_SCHEMA, Path
+from sweep.model import REPLICA_SCHEMA, RootMethod
 from sweep.runs import AGREED, KEY
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _WORDS = ArrayType(ArrayType(LongType(), containsNull=False), containsNull=False
 
 
 @dataclass(frozen=True, slots=True)
-class Aggregated:
+class ContainerTotals:
     """What the rows of whole containers come to."""
 
     # REPLICA_SCHEMA.
@@ -78,7 +78,9 @@ def names_of(rows: DataFrame) -> pa.Table:
     return rows.sparkSession.sql(_NAMES, rows=rows).toArrow()
 
 
-def aggregate(rows: DataFrame, names: pa.Table, *, last_offset: int | None = None) -> Aggregated:
+def aggregate(
+    rows: DataFrame, names: pa.Table, *, last_offset: int | None = None
+) -> ContainerTotals:
     """The replicas of all containers in `rows`, which has the columns of the chunk
     table; `names` are those in it.
 
@@ -217,7 +219,7 @@ def _bits_below(ranks: int) -> list[list[int]]:
     return [np.frombuffer(number, np.int64).tolist() for number in numbers]
 
 
-def _settled(names: pa.Table, owners: pa.Table, sums: pa.Table) -> Aggregated:
+def _settled(names: pa.Table, owners: pa.Table, sums: pa.Table) -> ContainerTotals:
     """Replicas of `sums`, by name, that are whole and sure; `owners` are the containers
     that each name is of.
     """
@@ -259,7 +261,7 @@ def _settled(names: pa.Table, owners: pa.Table, sums: pa.Table) -> Aggregated:
     )
     settled = sums.join(named, "name", join_type="inner")
     columns = {name: settled[name] for name in REPLICA_SCHEMA.names if name != "path"}
-    columns["path"] = pa.array([Path.SQL.value] * settled.num_rows, pa.string())
+    columns["path"] = pa.array([RootMethod.SQL.value] * settled.num_rows, pa.string())
     columns["root"] = pc.if_else(pc.equal(settled["source"], "none"), None, settled["root"])
     # Of a time that is finer, the rest is dropped.
     columns["scanned_at"] = columns["scanned_at"].cast(
@@ -268,7 +270,7 @@ def _settled(names: pa.Table, owners: pa.Table, sums: pa.Table) -> Aggregated:
     replicas = pa.table(
         [columns[name] for name in REPLICA_SCHEMA.names], REPLICA_SCHEMA.names
     ).cast(REPLICA_SCHEMA)
-    return Aggregated(replicas, exact, counts.astype(np.int64), rows, lost)
+    return ContainerTotals(replicas, exact, counts.astype(np.int64), rows, lost)
 
 
 def _image(table: str, value: str, *, size: int = 4, at: str = "0") -> str:

@@ -24,7 +24,7 @@ from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from sweep.exact import trees_of
 from sweep.layout import Bools, Int64s
-from sweep.model import FINDING_SCHEMA, VERDICT_SCHEMA, FindingKind, Path
+from sweep.model import FINDING_SCHEMA, VERDICT_SCHEMA, FindingKind, RootMethod
 from sweep.runs import ranks
 
 # A row of a table.
@@ -37,7 +37,7 @@ _CHANGED = "the rows are not those that the root was computed of"
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ContainerVerdicts:
     """What sums alone decide: VERDICT_SCHEMA, the ascending IDs of the containers to
     inspect, and FINDING_SCHEMA.
     """
@@ -47,7 +47,7 @@ class Compared:
     findings: pa.Table
 
 
-def compare_replicas(replicas: pa.Table) -> Compared:
+def compare_replicas(replicas: pa.Table) -> ContainerVerdicts:
     """Decide the containers whose replicas are equal, or of which nothing can be told;
     the others are candidates.
 
@@ -67,7 +67,7 @@ def compare_replicas(replicas: pa.Table) -> Compared:
     reference = np.zeros(len(grouped.containers), np.int64)
     reference[grouped.container_of[told]] = np.flatnonzero(told)
     theirs = reference[grouped.container_of]
-    is_sql = _bools(pc.equal(replicas["path"], Path.SQL.value))
+    is_sql = _bools(pc.equal(replicas["path"], RootMethod.SQL.value))
     sums = (root, _int64s(replicas["fingerprint"]), is_sql)
     differs = np.logical_or.reduce([column != column[theirs] for column in sums])
     # Chunks without checksums leave the others of their block to be judged place by
@@ -110,18 +110,20 @@ def compare_replicas(replicas: pa.Table) -> Compared:
         },
         VERDICT_SCHEMA,
     )
-    return Compared(verdicts, grouped.containers[is_candidate], grouped.contradictions(replicas))
+    return ContainerVerdicts(
+        verdicts, grouped.containers[is_candidate], grouped.contradictions(replicas)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Inspected:
+class InspectionResult:
     """What rows decide: VERDICT_SCHEMA and FINDING_SCHEMA, ascending by container."""
 
     verdicts: pa.Table
     findings: pa.Table
 
 
-def inspect(rows: pa.Table, replicas: pa.Table) -> Inspected:
+def inspect(rows: pa.Table, replicas: pa.Table) -> InspectionResult:
     """Decide the candidates among the containers of these replicas (REPLICA_SCHEMA) by
     their rows (CHUNK_SCHEMA).
 
@@ -149,7 +151,7 @@ def inspect(rows: pa.Table, replicas: pa.Table) -> Inspected:
         _judge(ContainerId(container_id), group, {}) for container_id, group in by_container.items()
     ]
     judged.sort(key=lambda one: int(one.verdict["container_id"]))
-    return Inspected(
+    return InspectionResult(
         pa.Table.from_pylist([one.verdict for one in judged], VERDICT_SCHEMA),
         pa.Table.from_pylist(
             [finding for one in judged for finding in one.findings], FINDING_SCHEMA

@@ -19,7 +19,7 @@ from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from merkle.columns import TreeColumns, fold_blocks, fold_root
 from merkle.tree import ContainerId
 from sweep.layout import Bools, Int64s
-from sweep.model import FINDING_SCHEMA, FindingKind, Path
+from sweep.model import FINDING_SCHEMA, FindingKind, RootMethod
 from sweep.runs import AGREED, KEY, TEXT, flags_of, fold_batches, integers_of, ranks, replicas_of
 
 _PLACE = (*KEY, "block_id", "chunk_offset")
@@ -57,7 +57,7 @@ def exact_replicas(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
     arranged = arrange(rows)
     runs = fold_batches(arranged.rows.to_batches())
     assert all(runs["ordered"].to_pylist())
-    replicas = replicas_of(runs, pa.array([Path.EXACT.value] * runs.num_rows, pa.string()))
+    replicas = replicas_of(runs, pa.array([RootMethod.EXACT.value] * runs.num_rows, pa.string()))
     return replicas, pa.Table.from_pylist(arranged.findings, FINDING_SCHEMA)
 
 
@@ -79,7 +79,7 @@ def trees_of(rows: pa.Table) -> Iterator[tuple[ReplicaId, TreeColumns]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Arranged:
+class SortedRows:
     """Rows by container, datanode, volume, block and offset, each place once, faulty
     replicas without a tree.
     """
@@ -97,13 +97,13 @@ class _Fault:
     rows: Bools
 
 
-def arrange(rows: pa.Table) -> Arranged:
+def arrange(rows: pa.Table) -> SortedRows:
     """All rows (CHUNK_SCHEMA, in any order) of some replicas, sorted, and what is wrong
     with them.
     """
     rows = rows.select(CHUNK_SCHEMA.names).combine_chunks()
     if not rows.num_rows:
-        return Arranged(rows, np.empty(0, np.int64), ())
+        return SortedRows(rows, np.empty(0, np.int64), ())
     names = (*_PLACE, *_CONTENT, *AGREED)
     keys = np.array([_key(rows, name) for name in names])
     lacking = np.zeros(rows.num_rows, np.bool_)
@@ -134,7 +134,7 @@ def arrange(rows: pa.Table) -> Arranged:
         for name, value in _UNSAID.items():
             rows = _with(rows, name, rows[name].fill_null(pa.scalar(value, rows[name].type)))
         rows = rows.combine_chunks()
-    return Arranged(rows, np.flatnonzero(_changes(replica[keep][None])), findings)
+    return SortedRows(rows, np.flatnonzero(_changes(replica[keep][None])), findings)
 
 
 def _sorted(keys: Int64s, lacking: Bools, rows: pa.Table) -> Int64s:

@@ -71,7 +71,7 @@ _NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class PartFold:
     """What came of one part."""
 
     # RUN_SCHEMA and FINDING_SCHEMA.
@@ -84,7 +84,7 @@ class Folded:
     skipped: str = ""
 
 
-def fold_part(part: Part) -> Folded:
+def fold_part(part: Part) -> PartFold:
     """The runs of a part of a file, without replicas that its export holds elsewhere by
     now.
 
@@ -104,13 +104,13 @@ def fold_part(part: Part) -> Folded:
                 )
                 runs = runs.cast(RUN_SCHEMA)
     except ChunkTableError as error:
-        return Folded(RUN_SCHEMA.empty_table(), _finding(error.message), 0, error.message)
+        return PartFold(RUN_SCHEMA.empty_table(), _finding(error.message), 0, error.message)
     findings = FINDING_SCHEMA.empty_table()
     if reader.unowned:
         findings = _finding(
             f"{part.location}: {reader.unowned} rows name no datanode or no container"
         )
-    return Folded(runs, findings, reader.rows)
+    return PartFold(runs, findings, reader.rows)
 
 
 def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:

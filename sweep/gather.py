@@ -48,7 +48,7 @@ class Gatherer:
         self.group_rows = group_rows
         self._scratch = scratch
 
-    def alone(self) -> "Gatherer":
+    def single_threaded(self) -> "Gatherer":
         """The same for a single thread, such as one of these."""
         return Gatherer(self._scratch, threads=1, group_rows=self.group_rows)
 

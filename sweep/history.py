@@ -26,16 +26,16 @@ from sweep.files import is_readable
 from sweep.gather import Gatherer, Int64s
 from sweep.inputs import export_events, is_unchanged, keep_export
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, Part
-from sweep.output import Output, Table
+from sweep.output import SweepStore, SweepTable
 from sweep.silent import SAME, silent_changes, silent_findings
-from sweep.work import Stored, parts_of, ranges
+from sweep.work import StoredTable, parts_of, ranges
 
 # Sweeps whose rows are kept: the last one and that before.
 _KEPT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class SilentChangeReport:
     """Silent changes, FINDING_SCHEMA, since `previous`, the newest sweep held against;
     notes say what was not.
     """
@@ -94,7 +94,9 @@ class History:
         except (ValueError, TypeError, KeyError) as error:
             raise DiskError(f"{path} is damaged: {error!r}", path=str(path)) from error
 
-    def last_seen(self, output: Output, sweep_id: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    def last_seen(
+        self, output: SweepStore, sweep_id: str
+    ) -> tuple[dict[str, str], tuple[str, ...]]:
         """The last of the sweeps before `sweep_id` that each datanode was in, and notes
         on those that do not tell.
         """
@@ -110,13 +112,13 @@ class History:
 
     def look(
         self,
-        output: Output,
+        output: SweepStore,
         sweep_id: str,
         gatherer: Gatherer,
         parts: Sequence[Part],
         manifests: Sequence[str],
         seen: Mapping[str, str],
-    ) -> Looked:
+    ) -> SilentChangeReport:
         """What changed in silence up to `sweep_id`, whose roots are written; `seen` is
         what `last_seen` says of it.
 
@@ -127,11 +129,14 @@ class History:
             DiskError, ChunkTableError: what this sweep has read or written cannot be
                 read.
         """
-        now, notes = Stored([output.path(Table.ROOTS, sweep_id)], REPLICA_SCHEMA), list[str]()
-        names, before = _earlier(output, sweep_id)[-_KEPT:], dict[str, Stored]()
+        now, notes = (
+            StoredTable([output.path(SweepTable.ROOTS, sweep_id)], REPLICA_SCHEMA),
+            list[str](),
+        )
+        names, before = _earlier(output, sweep_id)[-_KEPT:], dict[str, StoredTable]()
         for name in reversed(names):
             try:
-                before[name] = Stored([output.path(Table.ROOTS, name)], REPLICA_SCHEMA)
+                before[name] = StoredTable([output.path(SweepTable.ROOTS, name)], REPLICA_SCHEMA)
             except DiskError as error:
                 notes.append(_untold(name, error))
         previous, changed = next(iter(before), None), {name: list[pa.Table]() for name in before}
@@ -161,7 +166,7 @@ class History:
                     f"silent changes of {datanode} cannot be told: it was last in sweep"
                     f" {seen[datanode]}, whose rows are no longer kept"
                 )
-        return Looked(pa.concat_tables(found), tuple(notes), previous)
+        return SilentChangeReport(pa.concat_tables(found), tuple(notes), previous)
 
     def _since(
         self,
@@ -225,7 +230,7 @@ class History:
                 self._disk.remove_folder(self._folder / name)
 
 
-def _earlier(output: Output, sweep_id: str) -> list[str]:
+def _earlier(output: SweepStore, sweep_id: str) -> list[str]:
     return [name for name in output.sweeps() if name < sweep_id]
 
 

@@ -34,9 +34,10 @@ from chunktable.places import named, place_of
 from chunktable.reader import latest_manifest, read_events, read_faults, read_manifest
 from chunktable.schema import EVENT_SCHEMA
 from merkle.checksum import fingerprint
+from merkle.replica import TreeSource
 from runtime.disk import Disk
 from sweep.files import REQUIRED
-from sweep.model import FINDING_SCHEMA, Part, PartKind, Source
+from sweep.model import FINDING_SCHEMA, Part, PartKind
 from sweep.output import Skipped
 
 # Rows of one part: a second or less of one core, so that all cores end at about the
@@ -131,7 +132,7 @@ def export_findings(manifests: Iterable[str]) -> tuple[pa.Table, tuple[Skipped, 
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class AgentEvents:
     """What agents did to their replicas between two sweeps."""
 
     # EVENT_SCHEMA.
@@ -144,7 +145,7 @@ class Told:
     errors: Mapping[str, str]
 
 
-def export_events(manifests: Iterable[str], before: Iterable[str]) -> Told:
+def export_events(manifests: Iterable[str], before: Iterable[str]) -> AgentEvents:
     """What agents did to their replicas since they made the exports `before`; one that
     cannot be read costs its own.
     """
@@ -178,7 +179,7 @@ def export_events(manifests: Iterable[str], before: Iterable[str]) -> Told:
                 pc.greater_equal(events["time"], pa.scalar(since, events["time"].type))
             )
         found.append(events)
-    return Told(pa.concat_tables(found), frozenset(datanodes), frozenset(lost), errors)
+    return AgentEvents(pa.concat_tables(found), frozenset(datanodes), frozenset(lost), errors)
 
 
 def export_datanodes(manifests: Iterable[str]) -> frozenset[str]:
@@ -453,7 +454,9 @@ def _shares(file: _File, part_rows: int) -> Iterator[Part]:
 
 def _part(file: _File, first: int, last: int, rows: int) -> Part:
     made = _part_id(file.location, file.info, first, last, by_rows=file.manifest is not None)
-    return Part(made, PartKind.FILE, file.location, first, last, rows, Source.TREE, file.manifest)
+    return Part(
+        made, PartKind.FILE, file.location, first, last, rows, TreeSource.TREE, file.manifest
+    )
 
 
 def _part_id(location: str, info: fs.FileInfo, first: int, last: int, *, by_rows: bool) -> str:

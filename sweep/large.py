@@ -18,7 +18,7 @@ from sweep.compare import compare_replicas, inspect
 from sweep.exact import exact_replicas
 from sweep.gf2 import append_zero_words
 from sweep.layout import Int64s
-from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, FindingKind, Path
+from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, FindingKind, RootMethod
 from sweep.runs import AGREED, KEY
 
 _SAMPLES = 1 << 16
@@ -162,7 +162,7 @@ def _joined(pieces: Sequence[Row]) -> Row:
         return pieces[0]
     agreed = all(piece[name] == pieces[0][name] for piece in pieces for name in AGREED)
     has_blocks = all(piece["blocks"] for piece in pieces)
-    joined = pieces[0] | {"path": Path.EXACT.value}
+    joined = pieces[0] | {"path": RootMethod.EXACT.value}
     if not agreed or not has_blocks or any(piece["root"] is None for piece in pieces):
         return (
             joined | {"root": None, "source": "none", "fingerprint": 0} | dict.fromkeys(_ADDED, 0)
@@ -199,7 +199,7 @@ def _within(replica: Row, here: dict[tuple[object, ...], Row]) -> Row:
     return (
         replica
         | {name: piece[name] for name in ("root", "fingerprint", *_ADDED)}
-        | {"path": Path.EXACT.value}
+        | {"path": RootMethod.EXACT.value}
     )
 
 

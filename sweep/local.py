@@ -24,9 +24,9 @@ from sweep.files import fold_part, is_plain, opened_rows
 from sweep.gather import Gatherer, Int64s
 from sweep.large import block_ranges, inspect_large, large_replicas
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, Part
-from sweep.run import Judged, Wave
+from sweep.run import ContainerResults, FoldedWave
 from sweep.runs import RUN_SCHEMA, full
-from sweep.trees import Packed, TreeJob, pack_part, pack_rows
+from sweep.trees import PackedTreeFile, TreeJob, pack_part, pack_rows
 
 # A wave is stored when it has so many rows: some seconds of work, which is all that a
 # crash costs.
@@ -44,7 +44,10 @@ class LocalEngine:
         self._gatherer = gatherer
 
     def fold(
-        self, parts: Sequence[Part], store: Callable[[Wave], None], tell: Callable[[int], None]
+        self,
+        parts: Sequence[Part],
+        store: Callable[[FoldedWave], None],
+        tell: Callable[[int], None],
     ) -> None:
         """See Engine."""
         done, rows, runs = list[tuple[Part, _Done]](), 0, 0
@@ -59,26 +62,28 @@ class LocalEngine:
         if done:
             store(_wave(done))
 
-    def exact(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> Iterator[Judged]:
+    def exact(
+        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s
+    ) -> Iterator[ContainerResults]:
         """See Engine."""
 
-        def work(group: tuple[Int64s, pa.Table]) -> Judged:
+        def work(group: tuple[Int64s, pa.Table]) -> ContainerResults:
             ids, held = group
             if self._is_large(ids, held):
                 replicas, findings = large_replicas(block_ranges(held, self._gatherer.group_rows))
             else:
                 replicas, findings = exact_replicas(held)
-            return Judged(replicas, VERDICT_SCHEMA.empty_table(), findings)
+            return ContainerResults(replicas, VERDICT_SCHEMA.empty_table(), findings)
 
         yield from self._gatherer.each(self._gatherer.gathered(parts, container_ids, rows), work)
 
     def inspect(
         self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table
-    ) -> Iterator[Judged]:
+    ) -> Iterator[ContainerResults]:
         """See Engine."""
         of_replica = replicas["container_id"].to_numpy()
 
-        def work(group: tuple[Int64s, pa.Table]) -> Judged:
+        def work(group: tuple[Int64s, pa.Table]) -> ContainerResults:
             ids, held = group
             theirs = replicas.filter(pa.array(np.isin(of_replica, ids)))
             if self._is_large(ids, held):
@@ -88,14 +93,14 @@ class LocalEngine:
             else:
                 inspected = inspect(held, theirs)
                 verdicts, findings = inspected.verdicts, inspected.findings
-            return Judged(REPLICA_SCHEMA.empty_table(), verdicts, findings)
+            return ContainerResults(REPLICA_SCHEMA.empty_table(), verdicts, findings)
 
         yield from self._gatherer.each(self._gatherer.gathered(parts, container_ids, rows), work)
 
-    def trees(self, job: TreeJob, disk: Disk) -> Iterator[Packed]:
+    def trees(self, job: TreeJob, disk: Disk) -> Iterator[PackedTreeFile]:
         """See Engine."""
         yield from self._gatherer.each(
-            job.ordered, lambda part: pack_part(job, part, self._gatherer.alone(), disk)
+            job.ordered, lambda part: pack_part(job, part, self._gatherer.single_threaded(), disk)
         )
         if len(job.others):
             yield from self.other_trees(
@@ -104,10 +109,10 @@ class LocalEngine:
 
     def other_trees(
         self, job: TreeJob, groups: Iterable[tuple[Int64s, pa.Table]], disk: Disk
-    ) -> Iterator[Packed]:
+    ) -> Iterator[PackedTreeFile]:
         """Those of the other containers, of which these are the rows in groups."""
 
-        def work(group: tuple[int, tuple[Int64s, pa.Table]]) -> Packed:
+        def work(group: tuple[int, tuple[Int64s, pa.Table]]) -> PackedTreeFile:
             number, (ids, held) = group
             return pack_rows(job, number, ids, held, self._gatherer.group_rows, disk)
 
@@ -203,8 +208,8 @@ def _counted(part: Part) -> tuple[Counter[int], int]:
     return counts, total
 
 
-def _wave(done: Sequence[tuple[Part, _Done]]) -> Wave:
-    return Wave(
+def _wave(done: Sequence[tuple[Part, _Done]]) -> FoldedWave:
+    return FoldedWave(
         tuple(part.part_id for part, _ in done),
         sum(one.rows for _, one in done),
         pa.concat_tables([RUN_SCHEMA.empty_table(), *(one.runs for _, one in done)]),

@@ -15,7 +15,7 @@ from enum import Enum
 import pyarrow as pa
 
 from chunktable.schema import CHUNK_SCHEMA
-from merkle.replica import Source as Source
+from merkle.replica import TreeSource
 
 
 class PartKind(Enum):
@@ -48,11 +48,11 @@ class Part:
     first: int
     last: int
     rows: int
-    source: Source = Source.TREE
+    source: TreeSource = TreeSource.TREE
     manifest: str | None = None
 
 
-class Path(Enum):
+class RootMethod(Enum):
     """How a replica's root was computed."""
 
     # In one pass over the rows of one part.

@@ -48,7 +48,7 @@ SUMMARY_SCHEMA = pa.schema(
 )
 
 
-class Table(Enum):
+class SweepTable(Enum):
     """One of the tables; the value is its folder."""
 
     ROOTS = "roots"
@@ -58,11 +58,11 @@ class Table(Enum):
     SUMMARY = "summary"
 
 
-SCHEMAS: Mapping[Table, pa.Schema] = {
-    Table.ROOTS: REPLICA_SCHEMA,
-    Table.VERDICTS: VERDICT_SCHEMA,
-    Table.FINDINGS: FINDING_SCHEMA,
-    Table.SUMMARY: SUMMARY_SCHEMA,
+SCHEMAS: Mapping[SweepTable, pa.Schema] = {
+    SweepTable.ROOTS: REPLICA_SCHEMA,
+    SweepTable.VERDICTS: VERDICT_SCHEMA,
+    SweepTable.FINDINGS: FINDING_SCHEMA,
+    SweepTable.SUMMARY: SUMMARY_SCHEMA,
 }
 
 
@@ -156,14 +156,14 @@ def new_sweep_id(started_at: datetime) -> str:
     return f"{started_at.astimezone(UTC):%Y%m%dT%H%M%SZ}-{fraction:04x}"
 
 
-class Output:
+class SweepStore:
     """All sweeps in one folder."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self.folder = folder
         self._disk = disk
 
-    def path(self, table: Table, sweep_id: str) -> Path:
+    def path(self, table: SweepTable, sweep_id: str) -> Path:
         """Where a table of a sweep lies."""
         return self.folder / table.value / f"sweep_id={sweep_id}" / f"{table.value}.parquet"
 
@@ -178,7 +178,7 @@ class Output:
         return self.folder / "trees" / f"sweep_id={sweep_id}"
 
     @contextmanager
-    def writing(self, table: Table, sweep_id: str) -> Iterator["TableWriter"]:
+    def writing(self, table: SweepTable, sweep_id: str) -> Iterator["TableWriter"]:
         """Write a table, which appears when this ends without an error, and replaces
         what is there.
 
@@ -207,12 +207,12 @@ class Output:
             "findings": sum(summary.findings.values()),
             "json": json.dumps(summary.json()),
         }
-        with self.writing(Table.SUMMARY, summary.sweep_id) as writer:
+        with self.writing(SweepTable.SUMMARY, summary.sweep_id) as writer:
             writer.add(pa.Table.from_pylist([row], SUMMARY_SCHEMA))
 
     def sweeps(self) -> list[str]:
         """The complete sweeps, oldest first."""
-        found = (self.folder / Table.SUMMARY.value).glob("sweep_id=*/summary.parquet")
+        found = (self.folder / SweepTable.SUMMARY.value).glob("sweep_id=*/summary.parquet")
         return sorted(path.parent.name.removeprefix("sweep_id=") for path in found)
 
     def sweep(self, name: str) -> str:
@@ -245,10 +245,10 @@ class Output:
         """
         try:
             found: JsonObject = json.loads(
-                self.read(Table.SUMMARY, sweep_id, ["json"])["json"][0].as_py()
+                self.read(SweepTable.SUMMARY, sweep_id, ["json"])["json"][0].as_py()
             )
         except (ValueError, IndexError) as error:
-            path = self.path(Table.SUMMARY, sweep_id)
+            path = self.path(SweepTable.SUMMARY, sweep_id)
             raise DiskError(f"{path} cannot be read: {error}", path=str(path)) from error
         return found
 
@@ -258,12 +258,14 @@ class Output:
         Raises:
             DiskError: it cannot be read.
         """
-        pieces = self.pieces(Table.ROOTS, sweep_id, ["datanode"])
+        pieces = self.pieces(SweepTable.ROOTS, sweep_id, ["datanode"])
         return frozenset(
             name for piece in pieces for name in piece["datanode"].unique().to_pylist()
         )
 
-    def read(self, table: Table, sweep_id: str, columns: Sequence[str] | None = None) -> pa.Table:
+    def read(
+        self, table: SweepTable, sweep_id: str, columns: Sequence[str] | None = None
+    ) -> pa.Table:
         """A table of a complete sweep, or some of its columns.
 
         Raises:
@@ -273,7 +275,9 @@ class Output:
         wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
         return pa.concat_tables([wanted.empty_table(), *self.pieces(table, sweep_id, wanted.names)])
 
-    def pieces(self, table: Table, sweep_id: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def pieces(
+        self, table: SweepTable, sweep_id: str, columns: Sequence[str]
+    ) -> Iterator[pa.Table]:
         """The same, some rows at a time.
 
         Raises:
@@ -307,9 +311,9 @@ class Output:
         doomed = self.sweeps()[:-count] if count else []
         for sweep_id in doomed:
             # First: without it the sweep does not exist.
-            self._disk.remove_folder(self.path(Table.SUMMARY, sweep_id).parent)
+            self._disk.remove_folder(self.path(SweepTable.SUMMARY, sweep_id).parent)
         kept = self.sweeps()
-        self._remove_all_but(kept, *(table.value for table in Table), "report")
+        self._remove_all_but(kept, *(table.value for table in SweepTable), "report")
         # Trees are as large as all else together.
         self._remove_all_but(kept[-_TREES_KEPT:], "trees")
         return doomed

@@ -44,7 +44,7 @@ _AGE_UNKNOWN = "unknown"
 _BAD = (Verdict.UNRECOVERABLE, Verdict.CONFLICT, Verdict.REPAIRABLE)
 
 
-class Cell(Enum):
+class HeatmapCell(Enum):
     """What is wrong with one replica's copy of a block: the letter in its cell, and its
     meaning. Worst last.
     """
@@ -65,17 +65,17 @@ class Cell(Enum):
 
 
 _CELLS = {
-    DifferenceKind.DELETED_BLOCK.value: Cell.UNDELETED,
-    DifferenceKind.MISSING_BLOCK.value: Cell.MISSING,
-    DifferenceKind.MISSING_CHUNK.value: Cell.MISSING,
-    DifferenceKind.CORRUPT_CHUNK.value: Cell.CORRUPT,
-    DifferenceKind.CONFLICTING_CHUNK.value: Cell.CONFLICT,
+    DifferenceKind.DELETED_BLOCK.value: HeatmapCell.UNDELETED,
+    DifferenceKind.MISSING_BLOCK.value: HeatmapCell.MISSING,
+    DifferenceKind.MISSING_CHUNK.value: HeatmapCell.MISSING,
+    DifferenceKind.CORRUPT_CHUNK.value: HeatmapCell.CORRUPT,
+    DifferenceKind.CONFLICTING_CHUNK.value: HeatmapCell.CONFLICT,
 }
-_SEVERITY = list(Cell)
+_SEVERITY = list(HeatmapCell)
 
 
 @dataclass(frozen=True, slots=True)
-class Night:
+class PastSweep:
     """One sweep in the history: containers by verdict."""
 
     sweep_id: str
@@ -89,7 +89,7 @@ class Night:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class DamageShare:
     """Of so many replicas, so many are to be mended."""
 
     label: str
@@ -110,7 +110,7 @@ class Heatmap:
     container_id: int
     verdict: str
     replicas: tuple[str, ...]
-    rows: tuple[tuple[int, tuple[Cell, ...]], ...]
+    rows: tuple[tuple[int, tuple[HeatmapCell, ...]], ...]
     left_out: int
 
 
@@ -128,7 +128,7 @@ class ContainerLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SweepReport:
     """All that is drawn; `skipped` are inputs that could not be read, with the
     reason.
     """
@@ -142,10 +142,10 @@ class Report:
     findings: int
     skipped: tuple[str, ...]
     silent_changes: tuple[str, ...]
-    nights: tuple[Night, ...]
-    datanodes: tuple[Share, ...]
+    nights: tuple[PastSweep, ...]
+    datanodes: tuple[DamageShare, ...]
     datanodes_left_out: int
-    ages: tuple[Share, ...]
+    ages: tuple[DamageShare, ...]
     heatmaps: tuple[Heatmap, ...]
     lines: tuple[ContainerLine, ...]
     lines_left_out: int
@@ -156,17 +156,17 @@ class Report:
 
 
 def report_of(
-    night: Night,
+    night: PastSweep,
     *,
     engine: str,
     held: Mapping[tuple[str, str], int],
     replicas: pa.Table,
     verdicts: pa.Table,
     findings: pa.Table,
-    earlier: Iterable[Night] = (),
+    earlier: Iterable[PastSweep] = (),
     skipped: Sequence[str] = (),
     volumes_created_ms: Mapping[tuple[str, str], int] | None = None,
-) -> Report:
+) -> SweepReport:
     """What to draw of a sweep.
 
     `held` counts the replicas of each (datanode, volume); of `replicas` and `verdicts`
@@ -188,7 +188,7 @@ def report_of(
         _heatmap(line, by_container.get(line.container_id, ()), replicas)
         for line in lines[:HEATMAPS_MAX]
     )
-    return Report(
+    return SweepReport(
         night.sweep_id,
         night.at,
         engine,
@@ -208,7 +208,7 @@ def report_of(
     )
 
 
-def render(report: Report) -> str:
+def render(report: SweepReport) -> str:
     """The page."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sweep", "data"),
@@ -216,7 +216,7 @@ def render(report: Report) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["when"] = _when
-    environment.globals.update(cells=list(Cell), bad=[verdict.value for verdict in _BAD])
+    environment.globals.update(cells=list(HeatmapCell), bad=[verdict.value for verdict in _BAD])
     return environment.get_template("report.html.j2").render(report=report)
 
 
@@ -251,23 +251,24 @@ def _heatmap(
         if not any(n.startswith(f"{name}/") for n in involved)
     }
     names = tuple(sorted(whole | involved))
-    blocks: dict[int, dict[str, Cell]] = {}
+    blocks: dict[int, dict[str, HeatmapCell]] = {}
     for finding in findings:
         cell = _CELLS.get(str(finding["kind"]))
         if cell is None or finding["block_id"] is None:
             continue
         row = blocks.setdefault(_int(finding["block_id"]), {})
         where = _names(finding["lacking"])
-        if cell is Cell.CONFLICT:
+        if cell is HeatmapCell.CONFLICT:
             where = [*where, *_names(finding["sources"])]
         for name in where:
-            row[name] = max(row.get(name, Cell.RIGHT), cell, key=_SEVERITY.index)
+            row[name] = max(row.get(name, HeatmapCell.RIGHT), cell, key=_SEVERITY.index)
     worst = sorted(
         blocks, key=lambda block: (-sum(_SEVERITY.index(c) for c in blocks[block].values()), block)
     )
     shown = sorted(worst[:HEATMAP_BLOCKS_MAX])
     rows = tuple(
-        (block, tuple(blocks[block].get(name, Cell.RIGHT) for name in names)) for block in shown
+        (block, tuple(blocks[block].get(name, HeatmapCell.RIGHT) for name in names))
+        for block in shown
     )
     return Heatmap(line.container_id, line.verdict, names, rows, len(worst) - len(shown))
 
@@ -284,13 +285,15 @@ def _damaged(findings: Iterable[Mapping[str, object]]) -> set[tuple[str, int]]:
 
 def _by_datanode(
     held: Mapping[tuple[str, str], int], damaged: Iterable[tuple[str, int]]
-) -> list[Share]:
+) -> list[DamageShare]:
     """All datanodes, those with most to mend first."""
     replicas = Counter[str]()
     for (datanode, _), count in held.items():
         replicas[datanode] += count
     lacking = Counter(datanode for datanode, _ in damaged)
-    shares = [Share(datanode, count, lacking[datanode]) for datanode, count in replicas.items()]
+    shares = [
+        DamageShare(datanode, count, lacking[datanode]) for datanode, count in replicas.items()
+    ]
     return sorted(shares, key=lambda share: (-share.lacking, share.label))
 
 
@@ -300,7 +303,7 @@ def _by_age(
     damaged: set[tuple[str, int]],
     created_ms: Mapping[tuple[str, str], int],
     at: datetime,
-) -> tuple[Share, ...]:
+) -> tuple[DamageShare, ...]:
     at_ms = int(at.timestamp() * 1000)
 
     def age(datanode: str, volume: str) -> str:
@@ -318,7 +321,9 @@ def _by_age(
     for datanode, volume, container_id in zip(*columns, strict=True):
         lacking[age(datanode, volume)] += (datanode, container_id) in damaged
     labels = [*(label for label, _ in _AGES), _AGE_UNKNOWN]
-    return tuple(Share(label, total[label], lacking[label]) for label in labels if total[label])
+    return tuple(
+        DamageShare(label, total[label], lacking[label]) for label in labels if total[label]
+    )
 
 
 def _silent(finding: Mapping[str, object]) -> str:

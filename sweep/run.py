@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chunktable.places import check_name
+from merkle.replica import TreeSource
 from runtime.disk import Disk, disk_error
 from runtime.errors import BusyError, DiskError, UsageError
 from sweep.compare import compare_replicas
@@ -39,14 +40,13 @@ from sweep.model import (
     FindingKind,
     Part,
     PartKind,
-    Source,
+    RootMethod,
 )
-from sweep.model import Path as Way
-from sweep.output import JsonObject, Output, Skipped, Summary, Table, new_sweep_id
+from sweep.output import JsonObject, Skipped, Summary, SweepStore, SweepTable, new_sweep_id
 from sweep.runs import RUN_SCHEMA, settle
-from sweep.trees import Packed, TreeJob, part_file
+from sweep.trees import PackedTreeFile, TreeJob, part_file
 from sweep.volumes import OpenVolumes, copy_part, open_volumes
-from sweep.work import Plan, Range, Stage, Stored, Work, key_of, ranges, unreadable
+from sweep.work import Plan, Range, Stage, StoredTable, Work, key_of, ranges, unreadable
 
 Int64s = npt.NDArray[np.int64]
 
@@ -55,7 +55,7 @@ _RESUMED_WITHIN = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Wave:
+class FoldedWave:
     """All that came of some parts, which are never folded again.
 
     An engine that computes whole replicas gives these instead of runs, and names in
@@ -80,7 +80,7 @@ class Wave:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ContainerResults:
     """What came of the rows of some containers, each of them whole: REPLICA_SCHEMA,
     VERDICT_SCHEMA, FINDING_SCHEMA.
     """
@@ -101,7 +101,10 @@ class Engine(Protocol):
         ...
 
     def fold(
-        self, parts: Sequence[Part], store: Callable[[Wave], None], tell: Callable[[int], None]
+        self,
+        parts: Sequence[Part],
+        store: Callable[[FoldedWave], None],
+        tell: Callable[[int], None],
     ) -> None:
         """Fold all parts, in waves of a few minutes at most, each given to `store`;
         `tell` of rows as they are read.
@@ -111,7 +114,9 @@ class Engine(Protocol):
         """
         ...
 
-    def exact(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> Iterator[Judged]:
+    def exact(
+        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s
+    ) -> Iterator[ContainerResults]:
         """Replicas and findings of these containers from their sorted rows
         (sweep.exact), without verdicts.
 
@@ -121,7 +126,7 @@ class Engine(Protocol):
 
     def inspect(
         self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table
-    ) -> Iterator[Judged]:
+    ) -> Iterator[ContainerResults]:
         """Verdicts and findings of these containers from their rows (sweep.compare),
         without replicas.
 
@@ -129,7 +134,7 @@ class Engine(Protocol):
         """
         ...
 
-    def trees(self, job: TreeJob, disk: Disk) -> Iterator[Packed]:
+    def trees(self, job: TreeJob, disk: Disk) -> Iterator[PackedTreeFile]:
         """Write the trees of all replicas that have one, file by file (sweep.trees).
 
         Raises:
@@ -139,7 +144,7 @@ class Engine(Protocol):
         ...
 
 
-class Watcher(Protocol):
+class ProgressSink(Protocol):
     """Who is told how a sweep goes on."""
 
     def note(self, text: str) -> None:
@@ -156,13 +161,13 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SweepRequest:
     """What is asked of a sweep."""
 
     out: Path
     tables: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()
-    source: Source = Source.TREE
+    source: TreeSource = TreeSource.TREE
     # Begin anew where a sweep of the same inputs was not finished.
     fresh: bool = False
     keep: int = 30
@@ -173,9 +178,9 @@ class Request:
 
 
 def sweep(
-    request: Request,
+    request: SweepRequest,
     engine: Engine,
-    watcher: Watcher,
+    watcher: ProgressSink,
     *,
     disk: Disk | None = None,
     report: Callable[[Summary], Sequence[str]] = lambda _: (),
@@ -196,7 +201,7 @@ def sweep(
     disk, was_there = disk or Disk(), os.path.lexists(request.out)
     disk.make_folder(request.out)
     with _exclusive(request.out), ExitStack() as stack:
-        work, output = Work(request.out, disk), Output(request.out, disk)
+        work, output = Work(request.out, disk), SweepStore(request.out, disk)
         scratch = request.out / "work" / "shadows"
         disk.remove_folder(scratch)
         stack.callback(disk.remove_folder, scratch)
@@ -210,7 +215,7 @@ def sweep(
             reasons = "; ".join(f"{one.input}: {one.reason}" for one in skipped)
             raise SweepInputError(f"there is nothing to read: {reasons}", skipped=skipped)
 
-        def carry_out(request: Request) -> Summary:
+        def carry_out(request: SweepRequest) -> Summary:
             plan = _begin(request, engine.name, volumes, inputs, skipped, work, watcher)
             complete = output.sweeps()
             for sweep_id in set(complete) - {plan.sweep_id}:
@@ -228,7 +233,7 @@ def sweep(
             return carry_out(replace(request, fresh=True))
 
 
-def _absolute(request: Request) -> Request:
+def _absolute(request: SweepRequest) -> SweepRequest:
     """The same with places that the next sweep finds from wherever it is started.
 
     Raises:
@@ -253,13 +258,13 @@ def _absolute(request: Request) -> Request:
 
 
 def _begin(
-    request: Request,
+    request: SweepRequest,
     engine: str,
     volumes: OpenVolumes,
     inputs: Inputs,
     skipped: tuple[Skipped, ...],
     work: Work,
-    watcher: Watcher,
+    watcher: ProgressSink,
 ) -> Plan:
     """The plan of an unfinished sweep over the same inputs, or a new one; no other is
     left behind.
@@ -297,14 +302,14 @@ class _Sweep:
 
     def __init__(
         self,
-        request: Request,
+        request: SweepRequest,
         plan: Plan,
         engine: Engine,
-        watcher: Watcher,
+        watcher: ProgressSink,
         volumes: OpenVolumes,
         inputs: Inputs,
         work: Work,
-        output: Output,
+        output: SweepStore,
         disk: Disk,
         report: Callable[[Summary], Sequence[str]],
     ) -> None:
@@ -344,7 +349,7 @@ class _Sweep:
             summary = Summary.of(self._output.summary(self._plan.sweep_id))
         except DiskError as error:
             raise unreadable(
-                self._output.path(Table.SUMMARY, self._plan.sweep_id), error
+                self._output.path(SweepTable.SUMMARY, self._plan.sweep_id), error
             ) from error
         self._end()
         return summary
@@ -483,8 +488,8 @@ class _Sweep:
         candidates, theirs, rows = list[Int64s](), [REPLICA_SCHEMA.empty_table()], list[Int64s]()
         found = [FINDING_SCHEMA.empty_table()]
         with (
-            self._output.writing(Table.ROOTS, sweep_id) as roots,
-            self._output.writing(Table.VERDICTS, sweep_id) as verdicts,
+            self._output.writing(SweepTable.ROOTS, sweep_id) as roots,
+            self._output.writing(SweepTable.VERDICTS, sweep_id) as verdicts,
         ):
             for wanted in ranges([runs, replicas, from_rows]):
                 by_rows = from_rows.read(wanted)
@@ -598,9 +603,9 @@ class _Sweep:
         sweep_id, rows = self._plan.sweep_id, Counter[int]()
         others, ordered = [np.empty(0, np.int64)], False
         for piece in self._output.pieces(
-            Table.ROOTS, sweep_id, ["container_id", "path", "chunks", "blocks"]
+            SweepTable.ROOTS, sweep_id, ["container_id", "path", "chunks", "blocks"]
         ):
-            is_ordered = pc.equal(piece["path"], Way.FILE_WISE.value)
+            is_ordered = pc.equal(piece["path"], RootMethod.FILE_WISE.value)
             unordered = np.unique(piece["container_id"].filter(pc.invert(is_ordered)).to_numpy())
             others.append(unordered)
             held = pc.is_in(piece["container_id"], value_set=pa.array(unordered))
@@ -635,9 +640,11 @@ class _Sweep:
             else []
         )
 
-    def _write_findings(self, loose: pa.Table, stages: Sequence[Stored], totals: "_Totals") -> None:
+    def _write_findings(
+        self, loose: pa.Table, stages: Sequence[StoredTable], totals: "_Totals"
+    ) -> None:
         """All findings, by container, block and offset."""
-        with self._output.writing(Table.FINDINGS, self._plan.sweep_id) as writer:
+        with self._output.writing(SweepTable.FINDINGS, self._plan.sweep_id) as writer:
             for wanted in ranges(stages):
                 rows = pa.concat_tables(
                     [_in_range(loose, wanted), *(stage.read(wanted) for stage in stages)]
@@ -720,7 +727,7 @@ def _counts(column: pa.ChunkedArray) -> dict[str, int]:
     return {one["values"]: one["counts"] for one in pc.value_counts(column).to_pylist()}
 
 
-def _store(stage: Stage, wave: Wave) -> None:
+def _store(stage: Stage, wave: FoldedWave) -> None:
     note: JsonObject = {
         "part_ids": list(wave.part_ids),
         "rows": wave.rows,

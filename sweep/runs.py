@@ -42,7 +42,7 @@ from sweep.layout import (
     block_mixes,
     chunk_mixes,
 )
-from sweep.model import REPLICA_SCHEMA, Path
+from sweep.model import REPLICA_SCHEMA, RootMethod
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,7 +74,7 @@ _PENDING_MAX = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledRuns:
     """What all runs of some containers come to."""
 
     # REPLICA_SCHEMA, by container, datanode and volume.
@@ -143,7 +143,7 @@ def join(runs: pa.Table) -> pa.Table:
     return _joined(runs)[0]
 
 
-def settle(runs: pa.Table) -> Settled:
+def settle(runs: pa.Table) -> SettledRuns:
     """The replicas of all containers whose runs (RUN_SCHEMA, in any order) are given
     completely.
     """
@@ -151,8 +151,8 @@ def settle(runs: pa.Table) -> Settled:
     containers = _int64s(joined["container_id"])
     exact = np.unique(containers[~joined["ordered"].to_numpy()])
     settled = ~np.isin(containers, exact)
-    paths = np.where(counts[settled] > 1, Path.FRAGMENTS.value, Path.FILE_WISE.value)
-    return Settled(
+    paths = np.where(counts[settled] > 1, RootMethod.FRAGMENTS.value, RootMethod.FILE_WISE.value)
+    return SettledRuns(
         replicas_of(joined.filter(pa.array(settled)), pa.array(paths.tolist(), pa.string())), exact
     )
 

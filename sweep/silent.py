@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from merkle.columns import TreeColumns
 from merkle.tree import root_hex
 from sweep.exact import ReplicaId, trees_of
-from sweep.model import FINDING_SCHEMA, FindingKind, Path
+from sweep.model import FINDING_SCHEMA, FindingKind, RootMethod
 
 # Of one block, the starts of the stretches that an agent wrote, ascending, and the
 # furthest end up to each.
@@ -45,7 +45,9 @@ def silent_changes(earlier_replicas: pa.Table, replicas: pa.Table) -> pa.Table:
     both = replicas.select(names).join(
         earlier_replicas.select(names), list(SAME), join_type="inner", right_suffix="_before"
     )
-    is_sql, was_sql = (pc.equal(both[name], Path.SQL.value) for name in ("path", "path_before"))
+    is_sql, was_sql = (
+        pc.equal(both[name], RootMethod.SQL.value) for name in ("path", "path_before")
+    )
     # Fingerprints tell nothing across the path SQL (sweep.model); roots alone do, but
     # for one change in 2^32.
     same_print = pc.or_(

@@ -30,8 +30,8 @@ from chunktable.writer import parquet_writer
 from merkle.checksum import RunningFingerprint
 from merkle.outcome import Verdict
 from merkle.plan import DifferenceKind
+from merkle.replica import TreeSource
 from merkle.tree import block_checksum
-from sweep.model import Source
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -61,7 +61,7 @@ _STATES = ("CLOSED", "QUASI_CLOSED", "UNHEALTHY", "OPEN")
 _SOURCES = ("tree", "none")
 
 
-class Order(Enum):
+class RowOrder(Enum):
     """How the rows lie in the files."""
 
     # An export of each datanode, with its manifest, as agents write them.
@@ -90,7 +90,7 @@ DEFAULT_DAMAGE: Mapping[DamageKind, float] = MappingProxyType(dict.fromkeys(Dama
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class SyntheticCluster:
     """What to make: blocks a container in the mean, chunks of a full block and what
     share of blocks is full; `largest_blocks` is what the first container has at least.
     """
@@ -101,7 +101,7 @@ class Cluster:
     blocks: int = 20
     chunks: int = 64
     largest_blocks: int = 0
-    order: Order = Order.CLUSTERED
+    order: RowOrder = RowOrder.CLUSTERED
     damage: Mapping[DamageKind, float] = field(default_factory=lambda: DEFAULT_DAMAGE)
     full: float = 0.8
 
@@ -114,7 +114,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class InjectedDamage:
     """One injected damage: `datanodes` hold it; `offset` is None where it is of a whole
     block.
     """
@@ -149,19 +149,19 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class GroundTruth:
     """What was made: damages ascending by container, and the containers of which one
     replica has no tree.
     """
 
-    damages: tuple[Damage, ...]
+    damages: tuple[InjectedDamage, ...]
     without_tree: tuple[int, ...]
     rows: int
     containers: int
     replicas: int
 
 
-def synthetic(folder: Path, cluster: Cluster, *, healthy: bool = False) -> Truth:
+def synthetic(folder: Path, cluster: SyntheticCluster, *, healthy: bool = False) -> GroundTruth:
     """Write the cluster's chunk tables into `folder`: an export a datanode, or files of
     no order.
 
@@ -169,7 +169,7 @@ def synthetic(folder: Path, cluster: Cluster, *, healthy: bool = False) -> Truth
     says nothing.
     """
     layout = _Layout.of(cluster)
-    found: list[Damage] = []
+    found: list[InjectedDamage] = []
     with ExitStack() as stack:
         writers = [
             stack.enter_context(_Writer(path, cluster))
@@ -180,7 +180,7 @@ def synthetic(folder: Path, cluster: Cluster, *, healthy: bool = False) -> Truth
             slab = _Slab.of(layout, ordinals, np.random.default_rng((cluster.seed, 1, number)))
             found += () if healthy else slab.damages(layout)
             rows = [slab.rows(layout, node, healthy=healthy) for node in range(cluster.datanodes)]
-            if cluster.order is Order.SHUFFLED:
+            if cluster.order is RowOrder.SHUFFLED:
                 shuffle = np.random.default_rng((cluster.seed, 2, number))
                 everything = {name: np.concatenate([one[name] for one in rows]) for name in rows[0]}
                 order = shuffle.permutation(len(everything["node"]))
@@ -192,7 +192,7 @@ def synthetic(folder: Path, cluster: Cluster, *, healthy: bool = False) -> Truth
             for writer, one in zip(writers, rows, strict=True):
                 writer.add(layout, one)
         rows_all = sum(writer.close() for writer in writers)
-    if cluster.order is Order.CLUSTERED:
+    if cluster.order is RowOrder.CLUSTERED:
         for number, (name, writer) in enumerate(zip(layout.names, writers, strict=True)):
             _commit(
                 folder / name,
@@ -202,7 +202,9 @@ def synthetic(folder: Path, cluster: Cluster, *, healthy: bool = False) -> Truth
             )
     without_tree = tuple((np.flatnonzero(layout.is_without_tree) + _FIRST_CONTAINER).tolist())
     damages = tuple(sorted(found, key=lambda damage: damage.container_id))
-    return Truth(damages, without_tree, rows_all, cluster.containers, cluster.containers * REPLICAS)
+    return GroundTruth(
+        damages, without_tree, rows_all, cluster.containers, cluster.containers * REPLICAS
+    )
 
 
 def _commit(folder: Path, datanode: str, writer: "_Writer", volume_created_ms: int) -> None:
@@ -223,7 +225,7 @@ def _commit(folder: Path, datanode: str, writer: "_Writer", volume_created_ms: i
         previous=None,
         begun_at=_CREATED_AT,
         created_at=_CREATED_AT,
-        source=Source.TREE,
+        source=TreeSource.TREE,
         volumes=(_volume(datanode),),
         skipped=(),
         files=files,
@@ -254,7 +256,7 @@ _NO_DAMAGE = -1
 class _Layout:
     """What is drawn once for the whole cluster: arrays by container, ascending."""
 
-    cluster: Cluster
+    cluster: SyntheticCluster
     names: tuple[str, ...]
     # Number of a container's first block, one more at the end.
     starts: Int64s
@@ -271,7 +273,7 @@ class _Layout:
     damaged_at: npt.NDArray[np.float64]
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Self:
+    def of(cls, cluster: SyntheticCluster) -> Self:
         rng = np.random.default_rng((cluster.seed, 0))
         count, nodes = cluster.containers, cluster.datanodes
         names = tuple(
@@ -325,8 +327,8 @@ class _Layout:
         return int(self.starts[-1])
 
 
-def _paths(folder: Path, layout: _Layout, order: Order) -> list[Path]:
-    if order is Order.CLUSTERED:
+def _paths(folder: Path, layout: _Layout, order: RowOrder) -> list[Path]:
+    if order is RowOrder.CLUSTERED:
         return [
             folder / name / file_name(FileKind.CHUNKS, _SEQUENCE, _TOKEN, 0)
             for name in layout.names
@@ -334,8 +336,8 @@ def _paths(folder: Path, layout: _Layout, order: Order) -> list[Path]:
     return [folder / f"part-{i:03}.parquet" for i in range(len(layout.names))]
 
 
-def _slabs(blocks: int, count: int, order: Order) -> Sequence[Int64s]:
-    if order is Order.CLUSTERED:
+def _slabs(blocks: int, count: int, order: RowOrder) -> Sequence[Int64s]:
+    if order is RowOrder.CLUSTERED:
         return np.array_split(np.arange(blocks), count)
     # No container lies in one slab.
     return [np.arange(i, blocks, count) for i in range(count)]
@@ -381,7 +383,7 @@ class _Slab:
             rng.integers(1, 1 << 32, rows),
         )
 
-    def damages(self, layout: _Layout) -> list[Damage]:
+    def damages(self, layout: _Layout) -> list[InjectedDamage]:
         """What is damaged in these blocks."""
         found = []
         for block, row in zip(*self._damaged(layout), strict=True):
@@ -394,7 +396,7 @@ class _Slab:
                 else set(holders)
             )
             found.append(
-                Damage(
+                InjectedDamage(
                     kind,
                     int(container) + _FIRST_CONTAINER,
                     int(self.block_ids[block]),
@@ -499,7 +501,7 @@ class _Slab:
 class _Writer:
     """One file, whose rows wait until they fill a row group."""
 
-    def __init__(self, path: Path, cluster: Cluster) -> None:
+    def __init__(self, path: Path, cluster: SyntheticCluster) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Text is handed over as dictionaries, and must not be noted as such in the
         # file.

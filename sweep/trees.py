@@ -61,7 +61,7 @@ class TreeJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedTreeFile:
     """One file that was written, of how many trees; and how many were left out as too
     large.
     """
@@ -76,7 +76,7 @@ def part_file(part: Part) -> str:
     return f"{part.part_id}.parquet"
 
 
-def pack_part(job: TreeJob, part: Part, gatherer: Gatherer, disk: Disk) -> Packed:
+def pack_part(job: TreeJob, part: Part, gatherer: Gatherer, disk: Disk) -> PackedTreeFile:
     """Write the trees of a part's ordered replicas into a file.
 
     Raises:
@@ -104,7 +104,7 @@ def pack_part(job: TreeJob, part: Part, gatherer: Gatherer, disk: Disk) -> Packe
 
 def pack_rows(
     job: TreeJob, number: int, container_ids: Int64s, rows: pa.Table, rows_max: int, disk: Disk
-) -> Packed:
+) -> PackedTreeFile:
     """Write the trees of some of the other containers, of which these are all rows;
     `rows_max` are sorted at a time.
 
@@ -237,9 +237,9 @@ class _Packer:
         """One more was left out."""
         self._too_large += 1
 
-    def packed(self, name: str) -> Packed:
+    def packed(self, name: str) -> PackedTreeFile:
         """What was done, once all is written."""
-        return Packed(name, self._writer.rows, self._too_large)
+        return PackedTreeFile(name, self._writer.rows, self._too_large)
 
     def _go_on(self, rows: Rows) -> None:
         self._open_rows += rows.count

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from chunktable.schema import CHUNK_SCHEMA, Replica, ReplicaRows, rows_of
+from chunktable.schema import CHUNK_SCHEMA, ReplicaAttributes, ReplicaRows, rows_of
 from merkle.columns import TreeColumns
 from merkle.errors import ReconcileError
-from merkle.replica import ReplicaState
+from merkle.replica import ReplicaState, TreeSource
 from merkle.tree import ContainerId
-from ozone.survey import Fault, Survey, Surveyed
+from ozone.survey import ReplicaFault, ReplicaSnapshot, VolumeSurvey
 from ozone.volume import Hold, open_volume
 from runtime.disk import Disk
 from sweep.inputs import part_id
-from sweep.model import FINDING_SCHEMA, Part, PartKind, Source
+from sweep.model import FINDING_SCHEMA, Part, PartKind
 from sweep.output import Skipped, written_whole
 
 # Containers of one part: few enough to be read again after a crash, many enough to fill
@@ -37,7 +37,7 @@ class OpenVolumes:
     """Volumes held open read-only, their parts, and those that cannot be read."""
 
     # By what `Part.location` says.
-    surveys: Mapping[str, Survey]
+    surveys: Mapping[str, VolumeSurvey]
     parts: tuple[Part, ...]
     # Of each part, by its ID: the volume may have others by the time that it is read.
     containers: Mapping[str, tuple[ContainerId, ...]]
@@ -56,12 +56,12 @@ class OpenVolumes:
 
 @contextmanager
 def open_volumes(
-    names: Sequence[str], source: Source, scratch: Path, disk: Disk
+    names: Sequence[str], source: TreeSource, scratch: Path, disk: Disk
 ) -> Iterator[OpenVolumes]:
     """Open the volumes whose roots these are; `scratch` takes the shadows of their
     databases.
     """
-    surveys, parts, skipped = dict[str, Survey](), list[Part](), list[Skipped]()
+    surveys, parts, skipped = dict[str, VolumeSurvey](), list[Part](), list[Skipped]()
     seen: dict[tuple[str, str], str] = {}
     faults, containers = list[dict[str, object]](), dict[str, tuple[ContainerId, ...]]()
     with ExitStack() as stack:
@@ -71,7 +71,7 @@ def open_volumes(
                 held = open_volume(
                     root, hold=Hold.READ_ONLY, state_folder=scratch / str(number), disk=disk
                 )
-                survey = Survey(stack.enter_context(held), disk)
+                survey = VolumeSurvey(stack.enter_context(held), disk)
                 ids = survey.ids()
             except ReconcileError as error:
                 skipped.append(Skipped(name, f"{error.code}: {error.message}"))
@@ -121,11 +121,11 @@ def copy_part(part: Part, volumes: OpenVolumes, path: Path, disk: Disk) -> tuple
     return writer.rows, pa.Table.from_pylist(faults, FINDING_SCHEMA)
 
 
-def replica_rows(survey: Survey, found: Surveyed, now_ms: int) -> ReplicaRows:
+def replica_rows(survey: VolumeSurvey, found: ReplicaSnapshot, now_ms: int) -> ReplicaRows:
     """The rows of a replica as it was found; `now_ms` is when, in ms since the
     epoch.
     """
-    replica = Replica(
+    replica = ReplicaAttributes(
         survey.datanode,
         survey.volume,
         found.container_id,
@@ -134,12 +134,14 @@ def replica_rows(survey: Survey, found: Surveyed, now_ms: int) -> ReplicaRows:
         found.bcs_id,
         found.replica_index,
         found.source.value if found.source else "none",
-        now_ms if found.source is Source.DATA else found.scanned_at_ms,
+        now_ms if found.source is TreeSource.DATA else found.scanned_at_ms,
     )
     return rows_of(replica, TreeColumns.of(found.tree) if found.source else None)
 
 
-def _cut(root: str, survey: Survey, ids: Sequence[ContainerId], source: Source) -> Iterator[Part]:
+def _cut(
+    root: str, survey: VolumeSurvey, ids: Sequence[ContainerId], source: TreeSource
+) -> Iterator[Part]:
     for first in range(0, len(ids), _PART_CONTAINERS):
         last = min(first + _PART_CONTAINERS, len(ids))
         held = ",".join(map(str, ids[first:last]))
@@ -149,7 +151,9 @@ def _cut(root: str, survey: Survey, ids: Sequence[ContainerId], source: Source) 
         yield Part(made, PartKind.VOLUME, root, first, last, 0, source)
 
 
-def _finding(survey: Survey, container_id: ContainerId | None, fault: Fault) -> dict[str, object]:
+def _finding(
+    survey: VolumeSurvey, container_id: ContainerId | None, fault: ReplicaFault
+) -> dict[str, object]:
     return {
         "kind": fault.kind,
         "container_id": container_id,

@@ -20,10 +20,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from merkle.checksum import fingerprint
+from merkle.replica import TreeSource
 from runtime.disk import Disk
 from runtime.errors import DiskError
 from sweep.errors import SweepWorkError
-from sweep.model import Part, PartKind, Source
+from sweep.model import Part, PartKind
 from sweep.output import JsonObject, Skipped
 
 _VERSION = 1
@@ -43,7 +44,7 @@ class Plan:
     sweep_id: str
     started_at: datetime
     engine: str
-    source: Source
+    source: TreeSource
     # Of volumes, then of files.
     parts: tuple[Part, ...]
     skipped: tuple[Skipped, ...]
@@ -55,7 +56,7 @@ class Plan:
 
 def key_of(
     engine: str,
-    source: Source,
+    source: TreeSource,
     parts: Sequence[Part],
     skipped: Sequence[Skipped],
     manifests: Sequence[str],
@@ -180,13 +181,13 @@ class Stage:
                 raise unreadable(path, error) from error
         return found
 
-    def table(self, name: str, schema: pa.Schema) -> "Stored":
+    def table(self, name: str, schema: pa.Schema) -> "StoredTable":
         """One table over all entries.
 
         Raises:
             SweepWorkError: one cannot be read.
         """
-        return Stored([entry / f"{name}.parquet" for entry in self._entries()], schema)
+        return StoredTable([entry / f"{name}.parquet" for entry in self._entries()], schema)
 
     def _entries(self) -> list[Path]:
         if not self._disk.is_folder(self._folder):
@@ -208,7 +209,7 @@ class Range:
     last: int
 
 
-class Stored:
+class StoredTable:
     """A table that lies in several files, each ascending by container; SweepWorkError
     where one cannot be read.
     """
@@ -295,7 +296,7 @@ def unreadable(path: Path, why: Exception | str) -> SweepWorkError:
 _ID_MIN, _ID_MAX = -(1 << 63), (1 << 63) - 1
 
 
-def ranges(tables: Sequence[Stored], rows_max: int = RANGE_ROWS) -> list[Range]:
+def ranges(tables: Sequence[StoredTable], rows_max: int = RANGE_ROWS) -> list[Range]:
     """Cut all containers into ranges of about so many rows of these tables together; at
     least one range.
     """
@@ -323,7 +324,7 @@ def _plan(raw: dict[str, object]) -> Plan:
         str(raw["sweep_id"]),
         datetime.fromisoformat(str(raw["started_at"])),
         str(raw["engine"]),
-        Source(raw["source"]),
+        TreeSource(raw["source"]),
         parts_of(parts),
         tuple(Skipped(**one) for one in skipped),
         tuple(raw["manifests"]) if isinstance(raw["manifests"], list) else (),
@@ -334,6 +335,6 @@ def _plan(raw: dict[str, object]) -> Plan:
 def parts_of(raw: Sequence[Mapping[str, object]]) -> tuple[Part, ...]:
     """Parts as they were written to JSON."""
     return tuple(
-        Part(**{**one, "kind": PartKind(one["kind"]), "source": Source(one["source"])})  # type: ignore[arg-type]
+        Part(**{**one, "kind": PartKind(one["kind"]), "source": TreeSource(one["source"])})  # type: ignore[arg-type]
         for one in raw
     )

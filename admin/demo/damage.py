@@ -19,7 +19,7 @@ from merkle.record import BlockRecord
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import Container, ContainerStore
 from ozone.errors import BlockNotFoundError
-from ozone.rocks import Batch, Table, block_key
+from ozone.rocks import Batch, OzoneTable, block_key
 from ozone.volume import Hold, open_volume
 from runtime.disk import Disk
 from runtime.errors import UsageError
@@ -28,7 +28,7 @@ from runtime.errors import UsageError
 _BLOCKS_LOOKED_AT_MAX = 20
 
 
-class Damage(Enum):
+class DamageMethod(Enum):
     """What is done to a replica; only the last is done to all of them."""
 
     FLIP = "flip"
@@ -40,17 +40,19 @@ class Damage(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Inflicted:
+class InflictedDamage:
     """One damage done: where, and at which byte of the block."""
 
-    damage: Damage
+    damage: DamageMethod
     replica: str
     container_id: ContainerId
     block_id: BlockId | None = None
     offset: int | None = None
 
 
-def inflict(damage: Damage, volumes: Mapping[str, Path], scratch: Path) -> tuple[Inflicted, ...]:
+def inflict(
+    damage: DamageMethod, volumes: Mapping[str, Path], scratch: Path
+) -> tuple[InflictedDamage, ...]:
     """Damage the volumes, which must not be in use; the first named is hit, or all of
     them.
 
@@ -76,7 +78,7 @@ def inflict(damage: Damage, volumes: Mapping[str, Path], scratch: Path) -> tuple
                 hint="Use volumes in which at least one block is undamaged.",
             )
         container_id, record = found
-        names = list(stores) if damage is Damage.ALL_REPLICAS else list(stores)[:1]
+        names = list(stores) if damage is DamageMethod.ALL_REPLICAS else list(stores)[:1]
         return tuple(
             _inflict_one(damage, name, stores[name].open(container_id), record, disk)
             for name in names
@@ -119,24 +121,24 @@ def _is_whole(replica: Container, record: BlockRecord) -> bool:
 
 
 def _inflict_one(
-    damage: Damage, name: str, replica: Container, record: BlockRecord, disk: Disk
-) -> Inflicted:
+    damage: DamageMethod, name: str, replica: Container, record: BlockRecord, disk: Disk
+) -> InflictedDamage:
     path, middle = replica.block_path(record.block_id), record.length_bytes // 2
     match damage:
-        case Damage.FLIP | Damage.ALL_REPLICAS:
+        case DamageMethod.FLIP | DamageMethod.ALL_REPLICAS:
             byte = disk.read_at(path, middle, 1)[0]
             disk.write_at(path, middle, bytes([byte ^ 0x10]))
-        case Damage.TRUNCATE:
+        case DamageMethod.TRUNCATE:
             with path.open("r+b") as file:
                 file.truncate(middle)
-        case Damage.LOST_FILE:
+        case DamageMethod.LOST_FILE:
             disk.remove(path)
             middle = 0
-        case Damage.LOST_RECORD:
+        case DamageMethod.LOST_RECORD:
             batch = Batch()
-            batch.delete(Table.BLOCK_DATA, block_key(replica.container_id, record.block_id))
+            batch.delete(OzoneTable.BLOCK_DATA, block_key(replica.container_id, record.block_id))
             replica.volume.database.write(batch)
-        case Damage.LOST_TREE:
+        case DamageMethod.LOST_TREE:
             disk.remove(replica.metadata_folder / f"{replica.container_id}.tree")
-            return Inflicted(damage, name, replica.container_id)
-    return Inflicted(damage, name, replica.container_id, record.block_id, middle)
+            return InflictedDamage(damage, name, replica.container_id)
+    return InflictedDamage(damage, name, replica.container_id, record.block_id, middle)

@@ -20,7 +20,7 @@ from merkle.record import BlockRecord
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import Container, ContainerStore
 from ozone.errors import ContainerUnsupportedError, DescriptorError
-from ozone.rocks import Table, block_key
+from ozone.rocks import OzoneTable, block_key
 from ozone.scan import scan
 from ozone.volume import Hold, open_volume
 from protos.convert import tree_from_bytes
@@ -278,7 +278,9 @@ def _tombstones(replica: Container) -> Iterator[BlockId]:
 
 
 def _raw_record(replica: Container, block_id: BlockId) -> bytes | None:
-    return replica.volume.database.get(Table.BLOCK_DATA, block_key(replica.container_id, block_id))
+    return replica.volume.database.get(
+        OzoneTable.BLOCK_DATA, block_key(replica.container_id, block_id)
+    )
 
 
 def _tree(replica: Container) -> bytes | None:

@@ -28,7 +28,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from admin.demo.cluster import LocalCluster, ScannedReplica
-from admin.demo.damage import Damage, Inflicted, inflict
+from admin.demo.damage import DamageMethod, InflictedDamage, inflict
 from admin.demo.offline_check import Proof, prove
 from admin.output import console, print_json
 from merkle.errors import ReconcileError
@@ -45,19 +45,19 @@ _SLOW_BYTES_PER_SECOND = 48 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DemoOptions:
     """What the command line asked for."""
 
     fixture: Path | None = None
     keep: Path | None = None
     pictures: bool = True
-    damage: Damage | None = None
+    damage: DamageMethod | None = None
     # The agent to kill, counted from 1.
     kill: int | None = None
 
 
 @dataclass(slots=True)
-class Kill:
+class AgentKill:
     """When an agent was killed, and what it had done until then."""
 
     replica: str
@@ -67,17 +67,17 @@ class Kill:
 
 
 @dataclass(slots=True)
-class Outcome:
+class DemoResult:
     """All that the demo saw."""
 
     replicas: tuple[str, ...] = ()
-    inflicted: tuple[Inflicted, ...] = ()
+    inflicted: tuple[InflictedDamage, ...] = ()
     before: list[ScannedReplica] = field(default_factory=list)
     after: list[ScannedReplica] = field(default_factory=list)
     verdicts: dict[ContainerId, Verdict] = field(default_factory=dict)
     refused: dict[ContainerId, str] = field(default_factory=dict)
     jobs: list[Mapping[str, object]] = field(default_factory=list)
-    kill: Kill | None = None
+    kill: AgentKill | None = None
     proof: Proof | None = None
     elapsed_s: float = 0.0
 
@@ -132,13 +132,13 @@ class Outcome:
 class Demo:
     """One run, from the unpacked volumes to the proof."""
 
-    def __init__(self, options: Options, console: Console) -> None:
+    def __init__(self, options: DemoOptions, console: Console) -> None:
         self._options = options
         self._console = console
         self._started = time.monotonic()
-        self.outcome = Outcome()
+        self.outcome = DemoResult()
 
-    def run(self) -> Outcome:
+    def run(self) -> DemoResult:
         """Heal the volumes and prove it; the outcome says what came of it.
 
         Raises:
@@ -244,7 +244,7 @@ class Demo:
             after_s, writes = time.monotonic() - self._started, _writes(audit)
             self._say(f"killed the agent of {victim} after its first write; starting it again")
             cluster.start_agent(victim)
-            self.outcome.kill = Kill(
+            self.outcome.kill = AgentKill(
                 victim, after_s, len(writes), ContainerId(writes[0]["container"])
             )
 
@@ -380,7 +380,7 @@ class Demo:
             raise UsageError(f"there is no agent {self._options.kill}: the fixture has {agents}")
 
 
-def report(outcome: Outcome) -> dict[str, object]:
+def report(outcome: DemoResult) -> dict[str, object]:
     """What `--json` prints under `data`."""
     containers = []
     for container_id in sorted({replica.container_id for replica in outcome.after}):
@@ -527,7 +527,7 @@ def _listed(container_ids: Sequence[ContainerId]) -> str:
 )
 @click.option(
     "--damage",
-    type=click.Choice([damage.value for damage in Damage]),
+    type=click.Choice([damage.value for damage in DamageMethod]),
     help="Before healing, add damage of this kind; named in the output.",
 )
 @click.option(
@@ -581,11 +581,11 @@ def demo(
         highlight=False,
         width=100 if svg else None,
     )
-    options = Options(
+    options = DemoOptions(
         fixture=fixture,
         keep=keep,
         pictures=not (check or as_json),
-        damage=Damage(damage) if damage else None,
+        damage=DamageMethod(damage) if damage else None,
         kill=kill,
     )
     outcome = Demo(options, out).run()

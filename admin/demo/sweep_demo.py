@@ -13,17 +13,16 @@ from pathlib import Path
 import click
 
 from admin.answer import EXIT_FAILED
-from admin.output import Output, print_json, print_line, print_table
-from admin.sweeping import ENGINES, LOCAL, SPARK, chosen_engine, talking, write_report
+from admin.output import ProgressStyle, print_json, print_line, print_table
+from admin.sweeping import ENGINES, LOCAL, SPARK, chosen_engine, progress_sink, write_report
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from spark.errors import SparkMissingError
 from sweep.model import REPLICA_SCHEMA, FindingKind
-from sweep.output import JsonObject, Summary, Table
-from sweep.output import Output as Sweeps
-from sweep.run import Request, Watcher
+from sweep.output import JsonObject, Summary, SweepStore, SweepTable
+from sweep.run import ProgressSink, SweepRequest
 from sweep.run import sweep as carry_out
-from sweep.synthetic import Cluster, DamageKind, Order, Truth, synthetic
+from sweep.synthetic import DamageKind, GroundTruth, RowOrder, SyntheticCluster, synthetic
 
 _LARGEST = 1_000_000
 # What a sweep may find beside differences of replicas where damage came overnight.
@@ -101,8 +100,8 @@ class Swept:
 )
 @click.option(
     "--order",
-    type=click.Choice([order.value for order in Order]),
-    default=Order.CLUSTERED.value,
+    type=click.Choice([order.value for order in RowOrder]),
+    default=RowOrder.CLUSTERED.value,
     show_default=True,
     help="Exports as agents write them, or rows everywhere.",
 )
@@ -118,7 +117,7 @@ class Swept:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_obj
 def demo(
-    output: Output,
+    output: ProgressStyle,
     *,
     engine: str,
     seed: int,
@@ -142,8 +141,10 @@ def demo(
     Exit status: 0 they are, 1 they are not.
     """
     kinds = dict.fromkeys(DamageKind, damage)
-    cluster = Cluster(seed, datanodes, containers, blocks, chunks, largest, Order(order), kinds)
-    with _folder(keep) as folder, talking(output) as watcher:
+    cluster = SyntheticCluster(
+        seed, datanodes, containers, blocks, chunks, largest, RowOrder(order), kinds
+    )
+    with _folder(keep) as folder, progress_sink(output) as watcher:
         names = _engines(engine, watcher)
         started = time.monotonic()
         synthetic(folder / "night-1", cluster, healthy=True)
@@ -179,7 +180,7 @@ def demo(
     return EXIT_FAILED if wrong else 0
 
 
-def mistakes(truth: Truth, swept: dict[str, Swept]) -> list[str]:
+def mistakes(truth: GroundTruth, swept: dict[str, Swept]) -> list[str]:
     """What does not hold, in words; nothing if all does."""
     wrong, expected = list[str](), _expected(truth)
     verdicts = {(damage.container_id, damage.verdict.value) for damage in truth.damages}
@@ -208,7 +209,7 @@ def mistakes(truth: Truth, swept: dict[str, Swept]) -> list[str]:
     return wrong
 
 
-def _engines(asked: str, watcher: Watcher) -> list[str]:
+def _engines(asked: str, watcher: ProgressSink) -> list[str]:
     if asked != "both":
         return [asked]
     try:
@@ -235,12 +236,12 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     yield keep
 
 
-def _swept(name: str, folder: Path, watcher: Watcher) -> Swept:
+def _swept(name: str, folder: Path, watcher: ProgressSink) -> Swept:
     out = folder / f"sweeps-{name}"
     with chosen_engine(name, out) as engine:
         for night in ("night-1", "night-2"):
-            summary = carry_out(Request(out, (str(folder / night),)), engine, watcher)
-    sweeps = Sweeps(out, Disk())
+            summary = carry_out(SweepRequest(out, (str(folder / night),)), engine, watcher)
+    sweeps = SweepStore(out, Disk())
     write_report(sweeps, summary)
     names = ("kind", "container_id", "block_id", "chunk_offset", "lacking", "sources")
     # Sums alone: the order of their computation tells the paths, and with it the
@@ -249,18 +250,20 @@ def _swept(name: str, folder: Path, watcher: Watcher) -> Swept:
     return Swept(
         summary,
         sweeps.report(summary.sweep_id),
-        _places(sweeps, Table.FINDINGS, summary.sweep_id, names),
+        _places(sweeps, SweepTable.FINDINGS, summary.sweep_id, names),
         _places(
             sweeps,
-            Table.VERDICTS,
+            SweepTable.VERDICTS,
             summary.sweep_id,
             ("container_id", "verdict", "replicas", "excluded"),
         ),
-        _places(sweeps, Table.ROOTS, summary.sweep_id, sums),
+        _places(sweeps, SweepTable.ROOTS, summary.sweep_id, sums),
     )
 
 
-def _places(sweeps: Sweeps, table: Table, sweep_id: str, names: Sequence[str]) -> frozenset[Place]:
+def _places(
+    sweeps: SweepStore, table: SweepTable, sweep_id: str, names: Sequence[str]
+) -> frozenset[Place]:
     rows = sweeps.read(table, sweep_id, names).to_pylist()
     return frozenset(
         tuple(tuple(row[name]) if isinstance(row[name], list) else row[name] for name in names)
@@ -268,7 +271,7 @@ def _places(sweeps: Sweeps, table: Table, sweep_id: str, names: Sequence[str]) -
     )
 
 
-def _expected(truth: Truth) -> frozenset[Place]:
+def _expected(truth: GroundTruth) -> frozenset[Place]:
     """All findings that there must be."""
     silent = (
         (
@@ -302,7 +305,7 @@ def _with_lasting_reports(swept: dict[str, Swept]) -> dict[str, Swept]:
     }
 
 
-def _json(truth: Truth, swept: dict[str, Swept], wrong: list[str]) -> JsonObject:
+def _json(truth: GroundTruth, swept: dict[str, Swept], wrong: list[str]) -> JsonObject:
     return {
         "rows": truth.rows,
         "containers": truth.containers,
@@ -316,7 +319,7 @@ def _json(truth: Truth, swept: dict[str, Swept], wrong: list[str]) -> JsonObject
     }
 
 
-def _print(truth: Truth, swept: dict[str, Swept], made_s: float) -> None:
+def _print(truth: GroundTruth, swept: dict[str, Swept], made_s: float) -> None:
     print_line(
         f"made {truth.containers:,} containers, {truth.replicas:,} replicas, {truth.rows:,} chunks"
         f" a night in {made_s:.1f} s, and damaged {len(truth.damages)} containers overnight"

@@ -12,7 +12,16 @@ from merkle.outcome import Evidence, PeerOutcome, Verdict
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from scm.job_store import SqliteJobStore
-from scm.jobs import DatanodeProgress, Issued, Job, JobId, OrderState, Progressed, new_job, step
+from scm.jobs import (
+    DatanodeProgress,
+    Job,
+    JobId,
+    OrderIssued,
+    OrderState,
+    ProgressReceived,
+    new_job,
+    step,
+)
 from scm.policy import Target, Visit
 from scm.ports import CancelOrder, CommandSink, JobStore, Leadership, ScanOrder
 from scm.server import Outbox, SoleLeader
@@ -28,7 +37,11 @@ def job(number: int, *, progress: DatanodeProgress | None = None) -> Job:
         reason="why",
     )
     if progress:
-        made = step(step(made, Issued(DN1), 50.0), Progressed(DN1, OrderState.DONE, progress), 51.5)
+        made = step(
+            step(made, OrderIssued(DN1), 50.0),
+            ProgressReceived(DN1, OrderState.DONE, progress),
+            51.5,
+        )
     return made
 
 
@@ -70,7 +83,7 @@ def test_a_new_store_is_empty(reopen: Callable[[], JobStore]) -> None:
 
 
 def test_jobs_come_back_as_they_were_oldest_first(reopen: Callable[[], JobStore]) -> None:
-    further = step(job(4), Issued(DN1), 50.0)
+    further = step(job(4), OrderIssued(DN1), 50.0)
     further = replace(
         further, orders=(replace(further.orders[0], round=2, rounds=FULL_PROGRESS, root=ROOT),)
     )
@@ -87,7 +100,7 @@ def test_visits_come_back_as_they_were(reopen: Callable[[], JobStore]) -> None:
 def test_what_is_saved_again_replaces_what_was(reopen: Callable[[], JobStore]) -> None:
     store = reopen()
     store.save([job(1), job(2)], [VISIT])
-    changed = step(job(1), Issued(DN1), 9.0)
+    changed = step(job(1), OrderIssued(DN1), 9.0)
     store.save([changed], [Visit(ContainerId(1), "j2", 0, 0.0)])
     store = reopen()
     assert list(store.jobs()) == [changed, job(2)]

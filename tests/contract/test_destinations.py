@@ -15,15 +15,15 @@ from chunktable.errors import DestinationError
 from chunktable.manifest import FileKind, manifest_name
 from chunktable.places import Destination, LocalDestination, ObjectDestination, destination_of
 from chunktable.reader import check_content, latest_manifest
-from dnagent.export import Exported, Limits, export
+from dnagent.export import ExportLimits, ExportResult, export
 from merkle.errors import ReconcileError
-from merkle.replica import Source
+from merkle.replica import TreeSource
 from runtime.disk import Disk, Operation
 from runtime.errors import DiskError
 from tests.support.disk import FailingDisk
 from tests.support.tables import MemoryWalk, blocks, current_rows, replica, trees_of
 
-SMALL = Limits(group_rows=4, file_rows_max=12, small_files_max=1, piece_rows=2)
+SMALL = ExportLimits(group_rows=4, file_rows_max=12, small_files_max=1, piece_rows=2)
 Fails = Callable[[str, str], bool]
 
 
@@ -125,8 +125,8 @@ def walk(step: int) -> MemoryWalk:
     return found
 
 
-def run(destination: Destination, step: int) -> Exported:
-    return export([walk(step)], [], destination, source=Source.TREE, limits=SMALL)
+def run(destination: Destination, step: int) -> ExportResult:
+    return export([walk(step)], [], destination, source=TreeSource.TREE, limits=SMALL)
 
 
 def names(destination: Destination) -> set[str]:
@@ -134,7 +134,7 @@ def names(destination: Destination) -> set[str]:
     return {entry.base_name for entry in destination.filesystem.get_file_info(selector)}
 
 
-def check(destination: Destination, done: Exported, step: int) -> None:
+def check(destination: Destination, done: ExportResult, step: int) -> None:
     """The table is whole and says what was exported."""
     filesystem, folder = destination.filesystem, destination.folder
     assert latest_manifest(filesystem, folder) == done.manifest
@@ -212,7 +212,7 @@ def test_two_exports_at_once_leave_one_whole_table(tmp_path: Path) -> None:
             overtaken = True
             run(quick, 1)
 
-    done = export([walk(2)], [], slow, source=Source.TREE, limits=SMALL, on_done=overtake)
+    done = export([walk(2)], [], slow, source=TreeSource.TREE, limits=SMALL, on_done=overtake)
     assert done.manifest.sequence == 2
     check(quick, done, 2)
     check(quick, run(quick, 3), 3)

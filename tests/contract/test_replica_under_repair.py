@@ -21,8 +21,8 @@ from ozone.errors import (
     ContainerStateError,
     StaleTreeError,
 )
-from ozone.rocks import Batch, Counter, Table, counter_key
-from repair.ports import Replica
+from ozone.rocks import Batch, Counter, OzoneTable, counter_key
+from repair.ports import ReplicaAccess
 from tests.support.in_process import datanodes
 from tests.support.memory import RepairableReplica
 from tests.support.peers import replica_of
@@ -41,7 +41,7 @@ DATA = {block_id: bytes(file) for block_id, file in STORED.files.items()}
 class Twin:
     """A replica, and the ways to hurt or change it behind its back."""
 
-    replica: Replica
+    replica: ReplicaAccess
     put_bytes: Callable[[BlockId, bytes | None], None]
     get_bytes: Callable[[BlockId], bytes]
     delete_block: Callable[[BlockId], None]
@@ -109,7 +109,7 @@ def _on_disk(folder: Path) -> Iterator[Twin]:
 
         def lose_commit() -> None:
             batch = Batch()
-            batch.delete(Table.METADATA, counter_key(CONTAINER, Counter.BCS_ID))
+            batch.delete(OzoneTable.METADATA, counter_key(CONTAINER, Counter.BCS_ID))
             # Not looked at again: the row counts, not what is remembered of it.
             node.held.volume.database.write(batch)
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from admin.demo.damage import Damage, inflict
+from admin.demo.damage import DamageMethod, inflict
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import ContainerStore
 from ozone.descriptor import dump_descriptor, parse_descriptor, with_checksum
-from ozone.rocks import Batch, Table, block_key
+from ozone.rocks import Batch, OzoneTable, block_key
 from ozone.scan import FindingType, scan
 from ozone.volume import Hold, open_volume
 from protos.convert import record_to_bytes
@@ -115,7 +115,7 @@ def _lose_record(root: Path, container_id: int, which: int) -> None:
     block_id = BlockId(int(_file(root, container_id, which).stem))
     with owned(root, root.parents[1] / "damage" / root.parent.name) as held:
         batch = Batch()
-        batch.delete(Table.BLOCK_DATA, block_key(ContainerId(container_id), block_id))
+        batch.delete(OzoneTable.BLOCK_DATA, block_key(ContainerId(container_id), block_id))
         held.volume.database.write(batch)
 
 
@@ -128,7 +128,7 @@ def _contradict(root: Path, container_id: int, which: int) -> None:
         first = replace(record.chunks[0], checksums=(b"none", *record.chunks[0].checksums[1:]))
         batch = Batch()
         changed = record_to_bytes(replace(record, chunks=(first, *record.chunks[1:])))
-        batch.put(Table.BLOCK_DATA, block_key(ContainerId(container_id), block_id), changed)
+        batch.put(OzoneTable.BLOCK_DATA, block_key(ContainerId(container_id), block_id), changed)
         held.volume.database.write(batch)
 
 
@@ -302,22 +302,22 @@ def test_erasure_coded_replicas_are_read_and_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
-        (Damage.FLIP, FindingType.CORRUPT_CHUNK),
-        (Damage.TRUNCATE, FindingType.CORRUPT_CHUNK),
-        (Damage.LOST_FILE, FindingType.MISSING_DATA_FILE),
-        (Damage.LOST_RECORD, None),
-        (Damage.LOST_TREE, None),
-        (Damage.ALL_REPLICAS, FindingType.CORRUPT_CHUNK),
+        (DamageMethod.FLIP, FindingType.CORRUPT_CHUNK),
+        (DamageMethod.TRUNCATE, FindingType.CORRUPT_CHUNK),
+        (DamageMethod.LOST_FILE, FindingType.MISSING_DATA_FILE),
+        (DamageMethod.LOST_RECORD, None),
+        (DamageMethod.LOST_TREE, None),
+        (DamageMethod.ALL_REPLICAS, FindingType.CORRUPT_CHUNK),
     ],
 )
 def test_added_damage_is_where_it_says(
-    healthy: Path, tmp_path: Path, damage: Damage, found: FindingType | None
+    healthy: Path, tmp_path: Path, damage: DamageMethod, found: FindingType | None
 ) -> None:
     roots = _copies(healthy, tmp_path)
     before = _look(roots, tmp_path / "before")
     added = inflict(damage, roots, tmp_path / "scratch")
     assert [one.replica for one in added] == (
-        list(NAMES) if damage is Damage.ALL_REPLICAS else ["dn1"]
+        list(NAMES) if damage is DamageMethod.ALL_REPLICAS else ["dn1"]
     )
     after = _look(roots, tmp_path / "after")
     changed = {

@@ -27,14 +27,14 @@ from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, root_hex
 from ozone.datanode import DatanodeClient
 from ozone.ports import ByteRange
-from ozone.rocks import Batch, Table, block_key
+from ozone.rocks import Batch, OzoneTable, block_key
 from ozone.volume import Hold, open_volume
 from protos.agent_pb2 import ScanContainerRequest
 from protos.agent_pb2_grpc import AgentStub
 from protos.convert import tree_from_bytes
 from repair.peers import DatanodePeer
 from repair.requests import ReconcileOptions
-from repair.runner import Job, Runner
+from repair.runner import RepairJob, Runner
 from runtime.disk import Disk
 from runtime.errors import PeerRefusedError
 from runtime.rpc import open_channel
@@ -277,7 +277,7 @@ def reconcile_stopped(
                 stack.callback(peer.close)
         # What is on disk is not in the tree yet.
         return runner.run(
-            Job(
+            RepairJob(
                 f"job-{container_id}", container_id, ReconcileOptions(return_to=ReplicaState.CLOSED)
             ),
             lambda cancelled: store.open_replica(
@@ -309,7 +309,7 @@ def test_a_stopped_datanode_is_repaired_from_live_ones_and_ozone_finds_nothing_w
                 path = container.block_path(record.block_id)
                 healthy[path] = path.read_bytes()
                 expected[container_id, record.block_id] = volume.database.get(
-                    Table.BLOCK_DATA, block_key(container_id, record.block_id)
+                    OzoneTable.BLOCK_DATA, block_key(container_id, record.block_id)
                 )
             largest, middle = (
                 container.block_path(blocks[-1].block_id),
@@ -326,7 +326,9 @@ def test_a_stopped_datanode_is_repaired_from_live_ones_and_ozone_finds_nothing_w
                     disk.remove(largest)
                 case 3:
                     batch = Batch()
-                    batch.delete(Table.BLOCK_DATA, block_key(container_id, blocks[-1].block_id))
+                    batch.delete(
+                        OzoneTable.BLOCK_DATA, block_key(container_id, blocks[-1].block_id)
+                    )
                     volume.database.write(batch)
                     disk.remove(container.metadata_folder / f"{container_id}.tree")
     for container_id in containers:
@@ -339,7 +341,9 @@ def test_a_stopped_datanode_is_repaired_from_live_ones_and_ozone_finds_nothing_w
         cluster.volume(stopped), hold=Hold.READ_ONLY, state_folder=tmp_path / "proof", disk=disk
     ) as proven:
         for (container_id, block_id), raw in expected.items():
-            assert proven.database.get(Table.BLOCK_DATA, block_key(container_id, block_id)) == raw
+            assert (
+                proven.database.get(OzoneTable.BLOCK_DATA, block_key(container_id, block_id)) == raw
+            )
     cluster.start(stopped)
     client = DatanodeClient(open_channel(cluster.address(stopped)), target="dn3")
     for container_id in containers:

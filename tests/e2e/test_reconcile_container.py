@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from admin.cli import treefold
 from merkle.record import BlockRecord
 from merkle.tree import BlockId, ContainerId
-from ozone.rocks import Batch, Table, block_key
+from ozone.rocks import Batch, OzoneTable, block_key
 from ozone.volume import Version
 from tests.support.processes import TreefoldProcess, agent, controller
 from tests.support.volumes import content, flip, new_volume, owned, write_block
@@ -64,7 +64,7 @@ def remove_every_second_block(folder: Path) -> None:
         container, batch = volume.store.open(LOSING), Batch()
         for block_id in container.block_ids()[::2]:
             container.block_path(block_id).unlink()
-            batch.delete(Table.BLOCK_DATA, block_key(LOSING, block_id))
+            batch.delete(OzoneTable.BLOCK_DATA, block_key(LOSING, block_id))
         volume.volume.database.write(batch)
 
 
@@ -90,7 +90,7 @@ def scatter_a_block(folders: Sequence[Path]) -> None:
                 flip(path, bad)
             if not has_record:
                 batch = Batch()
-                batch.delete(Table.BLOCK_DATA, block_key(SCATTERED, block_id))
+                batch.delete(OzoneTable.BLOCK_DATA, block_key(SCATTERED, block_id))
                 volume.volume.database.write(batch)
 
 

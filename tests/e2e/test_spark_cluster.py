@@ -15,7 +15,7 @@ import pyspark
 import pytest
 
 from spark.pack import PACKAGES
-from sweep.synthetic import Cluster, synthetic
+from sweep.synthetic import SyntheticCluster, synthetic
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -114,7 +114,7 @@ def treefold(*words: object, check: int) -> subprocess.CompletedProcess[str]:
 
 def test_a_cluster_with_a_bare_python_sweeps(tmp_path: Path, bare: Path, master: str) -> None:
     truth = synthetic(
-        tmp_path / "table", Cluster(seed=9, datanodes=3, containers=30, blocks=4, chunks=4)
+        tmp_path / "table", SyntheticCluster(seed=9, datanodes=3, containers=30, blocks=4, chunks=4)
     )
     packed = json.loads(
         treefold("sweep", "pack", "--out", tmp_path / "pack", "--json", check=0).stdout

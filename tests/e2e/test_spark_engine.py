@@ -18,9 +18,9 @@ from spark.engine import Scattered, SparkEngine, last_offset
 from spark.sql import aggregate, names_of
 from sweep.gather import Gatherer
 from sweep.local import LocalEngine
-from sweep.output import Output, Summary, Table
-from sweep.run import Engine, Request, sweep
-from sweep.synthetic import Cluster, Order, synthetic
+from sweep.output import Summary, SweepStore, SweepTable
+from sweep.run import Engine, SweepRequest, sweep
+from sweep.synthetic import RowOrder, SyntheticCluster, synthetic
 from tests.support.sweeps import Quiet, findings_of, packed_trees, verdicts_of
 
 # One JVM a run of the tests: all of Spark's are of one group.
@@ -28,13 +28,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
 def swept(out: Path, engine: Engine, *tables: Path) -> Summary:
-    return sweep(Request(out, tuple(map(str, tables))), engine, Quiet())
+    return sweep(SweepRequest(out, tuple(map(str, tables))), engine, Quiet())
 
 
 def roots(out: Path, summary: Summary) -> list[dict[str, Any]]:
     """But for what depends on the path."""
     found: list[dict[str, Any]] = (
-        Output(out, Disk()).read(Table.ROOTS, summary.sweep_id).to_pylist()
+        SweepStore(out, Disk()).read(SweepTable.ROOTS, summary.sweep_id).to_pylist()
     )
     return [{key: row[key] for key in row if key not in ("path", "fingerprint")} for row in found]
 
@@ -64,14 +64,16 @@ def agree(
 
 def test_in_order_parts_are_folded_where_they_lie(tmp_path: Path, session: SparkSession) -> None:
     truth = synthetic(
-        tmp_path / "table", Cluster(seed=4, datanodes=4, containers=60, blocks=5, chunks=8)
+        tmp_path / "table", SyntheticCluster(seed=4, datanodes=4, containers=60, blocks=5, chunks=8)
     )
     local = agree(tmp_path, session, tmp_path / "table", {Scattered.AUTO: {"filewise"}})
     assert local.diverged == tuple(damage.container_id for damage in truth.damages)
 
 
 def test_in_no_order_large_blocks_are_folded_in_sql(tmp_path: Path, session: SparkSession) -> None:
-    cluster = Cluster(seed=5, datanodes=4, containers=60, blocks=5, chunks=12, order=Order.SHUFFLED)
+    cluster = SyntheticCluster(
+        seed=5, datanodes=4, containers=60, blocks=5, chunks=12, order=RowOrder.SHUFFLED
+    )
     truth = synthetic(tmp_path / "table", cluster)
     # Of a chunk that is missing in the middle no proof can be given.
     paths = {Scattered.AUTO: {"sql", "exact"}, Scattered.EXACT: {"exact"}}
@@ -97,7 +99,9 @@ def test_tables_that_spark_reads_in_ways_of_its_own_come_to_the_same(
     name: str,
     way: str | None,
 ) -> None:
-    cluster = Cluster(seed=8, datanodes=3, containers=12, blocks=3, chunks=12, order=Order.SHUFFLED)
+    cluster = SyntheticCluster(
+        seed=8, datanodes=3, containers=12, blocks=3, chunks=12, order=RowOrder.SHUFFLED
+    )
     synthetic(tmp_path / "made", cluster)
     table = pa.concat_tables(
         pq.read_table(path) for path in sorted((tmp_path / "made").rglob("*.parquet"))
@@ -121,7 +125,9 @@ def test_tables_that_spark_reads_in_ways_of_its_own_come_to_the_same(
 
 
 def test_in_no_order_tiny_blocks_are_sorted(tmp_path: Path, session: SparkSession) -> None:
-    cluster = Cluster(seed=6, datanodes=3, containers=40, blocks=6, chunks=1, order=Order.SHUFFLED)
+    cluster = SyntheticCluster(
+        seed=6, datanodes=3, containers=40, blocks=6, chunks=1, order=RowOrder.SHUFFLED
+    )
     synthetic(tmp_path / "table", cluster)
     agree(tmp_path, session, tmp_path / "table", {Scattered.AUTO: {"exact"}})
 
@@ -222,18 +228,18 @@ def hostile(rng: random.Random, node: str, container: int) -> list[tuple[object,
     return [tuple(row) for row in rows]
 
 
-@pytest.mark.parametrize("order", [Order.CLUSTERED, Order.SHUFFLED])
+@pytest.mark.parametrize("order", [RowOrder.CLUSTERED, RowOrder.SHUFFLED])
 def test_tasks_write_the_trees_that_one_machine_writes(
-    tmp_path: Path, session: SparkSession, order: Order
+    tmp_path: Path, session: SparkSession, order: RowOrder
 ) -> None:
     synthetic(
         tmp_path / "table",
-        Cluster(seed=8, datanodes=4, containers=60, blocks=5, chunks=8, order=order),
+        SyntheticCluster(seed=8, datanodes=4, containers=60, blocks=5, chunks=8, order=order),
     )
     found = {}
     for engine in (LocalEngine(Gatherer(tmp_path / "scratch", threads=1)), SparkEngine(session)):
         out = tmp_path / engine.name
-        request = Request(out, (str(tmp_path / "table"),), write_trees=True)
+        request = SweepRequest(out, (str(tmp_path / "table"),), write_trees=True)
         found[engine.name] = packed_trees(out, sweep(request, engine, Quiet()).sweep_id)
         assert not list(out.glob("trees/*/.*"))
     assert found["spark"] == found["local"]
@@ -312,7 +318,9 @@ def test_replicas_whose_names_have_one_hash_are_sorted(session: SparkSession) ->
 def test_a_damaged_page_of_rows_in_no_order_leaves_its_file_out(
     tmp_path: Path, session: SparkSession
 ) -> None:
-    cluster = Cluster(seed=5, datanodes=4, containers=20, blocks=5, chunks=12, order=Order.SHUFFLED)
+    cluster = SyntheticCluster(
+        seed=5, datanodes=4, containers=20, blocks=5, chunks=12, order=RowOrder.SHUFFLED
+    )
     synthetic(tmp_path / "made", cluster)
     table = pa.concat_tables(
         pq.read_table(path) for path in sorted((tmp_path / "made").rglob("*.parquet"))
@@ -341,7 +349,9 @@ def test_a_damaged_page_of_rows_in_no_order_leaves_its_file_out(
 def test_times_that_neither_python_nor_spark_has_are_no_trouble(
     tmp_path: Path, session: SparkSession
 ) -> None:
-    cluster = Cluster(seed=5, datanodes=4, containers=20, blocks=5, chunks=12, order=Order.SHUFFLED)
+    cluster = SyntheticCluster(
+        seed=5, datanodes=4, containers=20, blocks=5, chunks=12, order=RowOrder.SHUFFLED
+    )
     synthetic(tmp_path / "made", cluster)
     table = pa.concat_tables(
         pq.read_table(path) for path in sorted((tmp_path / "made").rglob("*.parquet"))

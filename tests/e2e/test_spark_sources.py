@@ -12,20 +12,20 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual
 from pyspark.sql.types import StructType
 
 from merkle.columns import encode_tree
-from ozone.survey import Survey
+from merkle.replica import TreeSource
+from ozone.survey import VolumeSurvey
 from ozone.volume import Hold, open_volume
 from runtime.disk import Disk
 from spark.datasources import (
-    Containers,
-    Files,
+    ContainerPartition,
     OzoneTree,
     OzoneVolume,
+    RowFilter,
+    TreeFilePartition,
     TreeReader,
-    Wanted,
     register,
 )
 from spark.sql import aggregate, names_of
-from sweep.model import Source
 from tests.support.trees import CHUNK_BYTES, block, chunk, container, deleted
 from tests.support.volumes import state_of, unpack
 
@@ -129,7 +129,7 @@ def test_a_tree_that_is_no_replicas_is_a_finding_alone(
     path.write_bytes(raw)
     reader = OzoneTree({"path": str(tmp_path), "datanode": "one"}).reader(StructType())
     assert isinstance(reader, TreeReader)
-    reader.wanted = Wanted(containers=frozenset({6}))
+    reader.wanted = RowFilter(containers=frozenset({6}))
     ((row,),) = [batch.to_pylist() for part in reader.partitions() for batch in reader.read(part)]
     assert text in row["findings"]
     assert row["chunk_offset"] is None
@@ -145,7 +145,7 @@ def test_filters_keep_files_from_being_opened(trees: Path) -> None:
         return [
             f"{path.parent.name[9:]} {path.stem}"
             for part in parts
-            if isinstance(part, Files)
+            if isinstance(part, TreeFilePartition)
             for path in part.paths
         ]
 
@@ -164,7 +164,7 @@ def test_a_volume_is_read_in_place(tmp_path: Path, session: SparkSession) -> Non
     register(session)
     roots = sorted(unpack("damaged", tmp_path / "volumes").glob("dn*/volume1"))
     before = state_of(tmp_path / "volumes")
-    for source in Source:
+    for source in TreeSource:
         rows = (
             session.read.format("ozonevolume")
             .option("source", source.value)
@@ -177,7 +177,7 @@ def test_a_volume_is_read_in_place(tmp_path: Path, session: SparkSession) -> Non
             with open_volume(
                 root, hold=Hold.READ_ONLY, state_folder=tmp_path / f"s{number}", disk=Disk()
             ) as volume:
-                survey = Survey(volume, Disk())
+                survey = VolumeSurvey(volume, Disk())
                 for found in survey.replicas(source):
                     expected[survey.datanode, found.container_id] = found.tree.data_checksum
         exact = set(folded.exact.tolist())
@@ -197,7 +197,7 @@ def test_containers_of_a_volume_are_picked_before_they_are_read(tmp_path: Path) 
     reader = source.reader(source.schema())
     reader.pushFilters([In(("container_id",), (2, 5, 99))])
     (part,) = reader.partitions()
-    assert isinstance(part, Containers)
+    assert isinstance(part, ContainerPartition)
     assert part.container_ids == (2, 5)
     reader.pushFilters([EqualTo(("datanode",), "nobody")])
     assert reader.partitions() == []

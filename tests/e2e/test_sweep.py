@@ -16,7 +16,7 @@ import pytest
 
 from admin.demo.cluster import LocalCluster
 from merkle.outcome import Verdict
-from sweep.synthetic import Cluster, Truth, synthetic
+from sweep.synthetic import GroundTruth, SyntheticCluster, synthetic
 from tests.support.sweeps import findings_of
 from tests.support.volumes import unpack
 from tests.support.waiting import wait_until
@@ -41,15 +41,15 @@ def said(*words: object, check: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Truth]:
+def nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, GroundTruth]:
     """Exports of two nights, the second with damages."""
     folder = tmp_path_factory.mktemp("nights")
-    cluster = Cluster(seed=12, datanodes=4, containers=60, blocks=4, chunks=4)
+    cluster = SyntheticCluster(seed=12, datanodes=4, containers=60, blocks=4, chunks=4)
     synthetic(folder / "first", cluster, healthy=True)
     return folder, synthetic(folder / "second", cluster)
 
 
-def test_night_after_night(tmp_path: Path, nights: tuple[Path, Truth]) -> None:
+def test_night_after_night(tmp_path: Path, nights: tuple[Path, GroundTruth]) -> None:
     folder, truth = nights
     out, damaged = tmp_path / "out", [damage.container_id for damage in truth.damages]
     first = said("sweep", "run", "--table", folder / "first", "--out", out, check=0)
@@ -99,7 +99,7 @@ def test_night_after_night(tmp_path: Path, nights: tuple[Path, Truth]) -> None:
 
 
 def test_several_tables_may_follow_one_option_and_a_lost_one_is_partly_done(
-    tmp_path: Path, nights: tuple[Path, Truth]
+    tmp_path: Path, nights: tuple[Path, GroundTruth]
 ) -> None:
     exports = sorted((nights[0] / "first").iterdir())
     found = said(
@@ -176,7 +176,7 @@ def test_the_extra_that_sweeps_need_is_named(missing: str) -> None:
 
 
 def test_a_folder_that_cannot_be_made_has_a_name(
-    tmp_path: Path, nights: tuple[Path, Truth]
+    tmp_path: Path, nights: tuple[Path, GroundTruth]
 ) -> None:
     words = ("sweep", "run", "--table", nights[0] / "first")
     assert (
@@ -190,7 +190,8 @@ def test_killed_or_interrupted_the_same_command_goes_on(
     tmp_path: Path, end: signal.Signals
 ) -> None:
     truth = synthetic(
-        tmp_path / "table", Cluster(seed=2, datanodes=3, containers=4000, blocks=20, chunks=16)
+        tmp_path / "table",
+        SyntheticCluster(seed=2, datanodes=3, containers=4000, blocks=20, chunks=16),
     )
     # Whoever runs tests in the background has SIGINT ignored, and so has what they
     # start.
@@ -247,7 +248,7 @@ def test_the_demo_finds_what_was_done_and_nothing_else(order: str) -> None:
 
 
 def test_a_controller_that_does_not_answer_leaves_the_sweep_complete(
-    tmp_path: Path, nights: tuple[Path, Truth]
+    tmp_path: Path, nights: tuple[Path, GroundTruth]
 ) -> None:
     words = (
         "--table",
@@ -313,7 +314,8 @@ def test_what_the_controller_refuses_is_counted_by_reason(tmp_path: Path) -> Non
     }
     # Containers that no agent has reported.
     truth = synthetic(
-        tmp_path / "table", Cluster(seed=12, datanodes=4, containers=60, blocks=4, chunks=4)
+        tmp_path / "table",
+        SyntheticCluster(seed=12, datanodes=4, containers=60, blocks=4, chunks=4),
     )
     repairable = [damage for damage in truth.damages if damage.verdict is Verdict.REPAIRABLE]
     with LocalCluster(volumes, tmp_path / "processes") as cluster:

@@ -21,7 +21,7 @@ from merkle.errors import TreeRefusedError
 from merkle.merge import merge
 from merkle.tree import ContainerId, ContainerTree, root_hex
 from ozone.containers import Container, ContainerStore
-from ozone.rocks import Table, block_key, container_prefix
+from ozone.rocks import OzoneTable, block_key, container_prefix
 from ozone.scan import FindingType, ScanResult, build_from_metadata, scan
 from ozone.volume import Hold, open_volume
 from protos.convert import record_from_bytes, record_to_bytes, tree_from_bytes
@@ -162,7 +162,7 @@ def test_records_are_read_and_written_byte_for_byte(
 ) -> None:
     for _, container in replicas:
         database = container.volume.database
-        rows = dict(database.items(Table.BLOCK_DATA, container_prefix(container.container_id)))
+        rows = dict(database.items(OzoneTable.BLOCK_DATA, container_prefix(container.container_id)))
         for record in container.records():
             raw = rows.pop(block_key(container.container_id, record.block_id))
             assert record_to_bytes(record) == raw

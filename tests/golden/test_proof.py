@@ -12,7 +12,7 @@ import pytest
 from admin.demo.offline_check import Proof, Surplus, prove
 from merkle.checksum import ChecksumType
 from merkle.tree import BlockId, ContainerId
-from ozone.rocks import Batch, Table, block_key
+from ozone.rocks import Batch, OzoneTable, block_key
 from protos.convert import record_to_bytes
 from tests.support.volumes import container_folder, copy_volume, owned, unpack
 
@@ -41,7 +41,7 @@ def _nothing(_: Path) -> None:
 def _lose_record(root: Path, container_id: int, block_id: int) -> None:
     with owned(root, root.parents[1] / "state") as held:
         batch = Batch()
-        batch.delete(Table.BLOCK_DATA, block_key(ContainerId(container_id), BlockId(block_id)))
+        batch.delete(OzoneTable.BLOCK_DATA, block_key(ContainerId(container_id), BlockId(block_id)))
         held.volume.database.write(batch)
 
 
@@ -159,7 +159,7 @@ def _forget_checksums(root: Path, container_id: int, block_id: int) -> None:
         batch = Batch()
         key = block_key(ContainerId(container_id), BlockId(block_id))
         batch.put(
-            Table.BLOCK_DATA,
+            OzoneTable.BLOCK_DATA,
             key,
             record_to_bytes(replace(record, chunks=(*record.chunks[:-1], last))),
         )

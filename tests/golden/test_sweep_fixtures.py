@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from merkle.outcome import Verdict
+from merkle.replica import TreeSource
 from ozone.volume import parse_version
-from sweep.model import Source
-from sweep.output import Table
+from sweep.output import SweepTable
 from tests.support.sweeps import run, table_of, verdicts_of
 from tests.support.volumes import ERASURE_CODED, MOMENTS, OZONE, state_of, unpack
 
@@ -31,10 +31,10 @@ def differing(rows: list[dict[str, Any]], root: str) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize(
-    ("source", "root"), [(Source.TREE, "treeFileRoot"), (Source.DATA, "rootFromData")]
+    ("source", "root"), [(TreeSource.TREE, "treeFileRoot"), (TreeSource.DATA, "rootFromData")]
 )
 def test_diverged_are_the_containers_whose_roots_differ(
-    tmp_path: Path, moment: str, source: Source, root: str
+    tmp_path: Path, moment: str, source: TreeSource, root: str
 ) -> None:
     folder = unpack(moment, tmp_path / "cluster")
     before = state_of(folder)
@@ -69,7 +69,7 @@ def test_roots_are_those_of_the_tree_files_and_datanodes_those_of_the_volumes(
     assert {names[datanode] for datanode, _ in summary.volumes_created_ms} == set(names.values())
     found = {
         (names[row["datanode"]], row["container_id"]): f"{row['root']:x}"
-        for row in table_of(tmp_path / "out", Table.ROOTS, summary.sweep_id)
+        for row in table_of(tmp_path / "out", SweepTable.ROOTS, summary.sweep_id)
     }
     assert found == {
         (row["datanode"], row["containerID"]): row["treeFileRoot"]
@@ -77,8 +77,8 @@ def test_roots_are_those_of_the_tree_files_and_datanodes_those_of_the_volumes(
     }
 
 
-@pytest.mark.parametrize("source", list(Source))
-def test_erasure_coded_replicas_never_diverge(tmp_path: Path, source: Source) -> None:
+@pytest.mark.parametrize("source", list(TreeSource))
+def test_erasure_coded_replicas_never_diverge(tmp_path: Path, source: TreeSource) -> None:
     folder = unpack("healthy", tmp_path / "cluster", fixture=ERASURE_CODED)
     summary = run(tmp_path / "out", volumes=sorted(folder.glob("dn*/volume1")), source=source)
     assert differing(expected(ERASURE_CODED, "healthy"), "treeFileRoot")

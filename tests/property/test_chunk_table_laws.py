@@ -13,12 +13,18 @@ from hypothesis import strategies as st
 from chunktable.manifest import FileKind
 from chunktable.places import LocalDestination
 from chunktable.reader import latest_manifest, read_inventory
-from chunktable.schema import CHUNK_SCHEMA, CONTAINER_ROW, REPLICA_COLUMNS, Replica, rows_of
-from dnagent.export import Exported, Limits, export, files_to_rewrite
+from chunktable.schema import (
+    CHUNK_SCHEMA,
+    CONTAINER_ROW,
+    REPLICA_COLUMNS,
+    ReplicaAttributes,
+    rows_of,
+)
+from dnagent.export import ExportLimits, ExportResult, export, files_to_rewrite
 from merkle.columns import TreeColumns
-from merkle.replica import ReplicaState, Source
+from merkle.replica import ReplicaState, TreeSource
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
-from ozone.survey import Surveyed
+from ozone.survey import ReplicaSnapshot
 from runtime.disk import Disk
 from tests.support.tables import DATANODE, MemoryWalk, blocks, current_rows, replica, trees_of
 
@@ -35,7 +41,7 @@ trees = st.lists(live_blocks | tombstones, max_size=6, unique_by=lambda block: b
     lambda blocks: ContainerTree.of(ContainerId(5), blocks)
 )
 replicas = st.builds(
-    Replica,
+    ReplicaAttributes,
     st.just(DATANODE),
     st.just("DS-1"),
     st.just(5),
@@ -45,12 +51,12 @@ replicas = st.builds(
     st.sampled_from(("tree", "metadata", "data")),
     st.none() | st.integers(0, 4_102_444_800_000),
 )
-SMALL = Limits(group_rows=4, file_rows_max=12, small_files_max=2, piece_rows=3)
+SMALL = ExportLimits(group_rows=4, file_rows_max=12, small_files_max=2, piece_rows=3)
 
 
 @given(replicas, trees, st.integers(1, 7))
 def test_rows_hold_all_of_a_tree_in_order(
-    told: Replica, tree: ContainerTree, rows_max: int
+    told: ReplicaAttributes, tree: ContainerTree, rows_max: int
 ) -> None:
     rows = rows_of(told, TreeColumns.of(tree))
     batches = list(rows.batches(rows_max))
@@ -75,7 +81,7 @@ def test_rows_hold_all_of_a_tree_in_order(
 
 @given(replicas, trees, replicas, trees)
 def test_the_generation_changes_exactly_with_the_rows(
-    one: Replica, first: ContainerTree, other: Replica, second: ContainerTree
+    one: ReplicaAttributes, first: ContainerTree, other: ReplicaAttributes, second: ContainerTree
 ) -> None:
     generations = [
         rows_of(r, TreeColumns.of(t)).generation for r, t in ((one, first), (other, second))
@@ -89,7 +95,7 @@ def test_the_generation_changes_exactly_with_the_rows(
 
 
 def test_an_unknown_tree_is_not_an_empty_one() -> None:
-    told = Replica(DATANODE, "DS-1", 5, ReplicaState.CLOSED, 0, 0, "none")
+    told = ReplicaAttributes(DATANODE, "DS-1", 5, ReplicaState.CLOSED, 0, 0, "none")
     none, empty = (
         rows_of(told, None),
         rows_of(replace(told, source="tree"), TreeColumns.of(ContainerTree.of(ContainerId(5), ()))),
@@ -131,8 +137,10 @@ def test_an_incremental_export_says_what_a_full_one_says(history: list[tuple[obj
         assert ours.num_rows == fresh.manifest.rows
 
 
-def run(folder: Path, walk: MemoryWalk) -> Exported:
-    return export([walk], [], LocalDestination(folder, Disk()), source=Source.TREE, limits=SMALL)
+def run(folder: Path, walk: MemoryWalk) -> ExportResult:
+    return export(
+        [walk], [], LocalDestination(folder, Disk()), source=TreeSource.TREE, limits=SMALL
+    )
 
 
 def rows(folder: Path) -> pa.Table:
@@ -141,7 +149,9 @@ def rows(folder: Path) -> pa.Table:
     return current_rows(destination.filesystem, destination.folder, manifest)
 
 
-def check(folder: Path, done: Exported, held: dict[int, Surveyed], before: set[str]) -> None:
+def check(
+    folder: Path, done: ExportResult, held: dict[int, ReplicaSnapshot], before: set[str]
+) -> None:
     """What holds after every export: trees, sizes, what is kept and what is gone."""
     table = rows(folder)
     expected = {("DS-1", i): found.tree if found.source else None for i, found in held.items()}
@@ -161,7 +171,7 @@ def check(folder: Path, done: Exported, held: dict[int, Surveyed], before: set[s
     assert sum(live[file.name] < SMALL.group_rows for file in old) <= SMALL.small_files_max
 
 
-def _live(folder: Path, done: Exported) -> dict[str, int]:
+def _live(folder: Path, done: ExportResult) -> dict[str, int]:
     destination = LocalDestination(folder, Disk())
     inventory = read_inventory(destination.filesystem, destination.folder, done.manifest)
     found: dict[str, int] = {}

@@ -20,7 +20,7 @@ from merkle.record import DeleteTransaction
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import ContainerStore
-from ozone.rocks import Batch, Counter, Table, block_key, counter_key
+from ozone.rocks import Batch, Counter, OzoneTable, block_key, counter_key
 from ozone.volume import Hold, Version, open_volume
 from repair.requests import ReconcileOptions
 from runtime.disk import Disk
@@ -124,7 +124,9 @@ def _damage(rng: random.Random, root: Path, state: Path, container_id: int) -> s
     elif kind == "commit":
         with owned(root, state) as volume:
             batch = Batch()
-            batch.delete(Table.METADATA, counter_key(ContainerId(container_id), Counter.BCS_ID))
+            batch.delete(
+                OzoneTable.METADATA, counter_key(ContainerId(container_id), Counter.BCS_ID)
+            )
             volume.volume.database.write(batch)
     elif not files:
         return "nothing"
@@ -134,7 +136,7 @@ def _damage(rng: random.Random, root: Path, state: Path, container_id: int) -> s
         with owned(root, state) as volume:
             batch = Batch()
             key = block_key(ContainerId(container_id), BlockId(int(rng.choice(files).stem)))
-            batch.delete(Table.BLOCK_DATA, key)
+            batch.delete(OzoneTable.BLOCK_DATA, key)
             volume.volume.database.write(batch)
     else:
         path = rng.choice(files)

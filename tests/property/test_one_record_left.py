@@ -17,7 +17,7 @@ from merkle.outcome import RepairOutcome, Verdict
 from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerId
 from repair.reconciliation import Reconciliation
-from repair.requests import FetchRecords, FetchTree, FetchWindows, Report
+from repair.requests import FetchRecords, FetchTree, FetchWindows, ReportOutcome
 from repair.runner import carry_out_here, carry_out_there
 from scm.jobs import Job
 from scm.policy import Roots
@@ -80,7 +80,7 @@ def at_once(replicas: Cluster, names: Sequence[PeerId]) -> dict[PeerId, RepairOu
                 case FetchTree() | FetchRecords() | FetchWindows():
                     peer = MemoryPeer(request.peer, MemorySource(replicas[request.peer].stored))
                     waiting[name] += runs[name].step(carry_out_there(request, CONTAINER, peer))
-                case Report():
+                case ReportOutcome():
                     pass
                 case _:
                     waiting[name] += runs[name].step(carry_out_here(request, replicas[name]))

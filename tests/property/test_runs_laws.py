@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW, Replica, rows_of
+from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW, ReplicaAttributes, rows_of
 from merkle.checksum import KERNEL_BYTES_MIN, compiled
 from merkle.columns import TreeColumns
 from merkle.replica import ReplicaState
@@ -62,7 +62,9 @@ def rows(cluster: Cluster) -> list[Row]:
     ):
         scanned = 1_700_000_000_000 if container_id > 1 else None
         source = "none" if blocks is None else "tree"
-        told = Replica(datanode, volume, container_id, ReplicaState.CLOSED, 7, 0, source, scanned)
+        told = ReplicaAttributes(
+            datanode, volume, container_id, ReplicaState.CLOSED, 7, 0, source, scanned
+        )
         tree = ContainerTree.of(
             ContainerId(container_id), [replace(block, deleted=False) for block in blocks or ()]
         )

@@ -14,7 +14,7 @@ import pytest
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from merkle.outcome import Verdict
 from merkle.tree import block_checksum
-from sweep.output import Table
+from sweep.output import SweepTable
 from tests.support.chunk_rows import Row, compared, trees_in
 from tests.support.sweeps import OnePartWaves, run, table_of, verdicts_of
 
@@ -143,12 +143,12 @@ def test_a_sweep_says_what_the_plan_of_a_repair_says(tmp_path: Path, seed: int) 
             tuple(r["lacking"]),
             tuple(r["sources"]),
         )
-        for r in table_of(out, Table.FINDINGS, sweep_id)
+        for r in table_of(out, SweepTable.FINDINGS, sweep_id)
     }
     assert found == differences
     roots = {
         (r["container_id"], r["datanode"], r["volume"]): r["root"]
-        for r in table_of(out, Table.ROOTS, sweep_id)
+        for r in table_of(out, SweepTable.ROOTS, sweep_id)
     }
     assert roots == {
         (container_id, *key): tree.data_checksum

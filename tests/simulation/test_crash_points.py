@@ -25,7 +25,7 @@ from merkle.tree import BlockId, ContainerId, ContainerTree
 from merkle.windows import bad_windows
 from ozone.descriptor import dump_descriptor, parse_descriptor, with_checksum
 from ozone.errors import ContainerNotFoundError
-from ozone.rocks import Batch, Table, block_key, container_prefix
+from ozone.rocks import Batch, OzoneTable, block_key, container_prefix
 from ozone.scan import build_from_metadata, scan
 from ozone.treefile import TreeStatus
 from ozone.writer import Patch
@@ -184,7 +184,7 @@ def only_bad_windows_changed(owner: Owned) -> None:
 def without_record(owner: Owned) -> None:
     closed(owner)
     batch = Batch()
-    batch.delete(Table.BLOCK_DATA, block_key(SEVEN, TWO))
+    batch.delete(OzoneTable.BLOCK_DATA, block_key(SEVEN, TWO))
     owner.volume.database.write(batch)
     owner.store.open(SEVEN).block_path(TWO).unlink()
     owner.writer.store_tree(SEVEN, scan(owner.store.open(SEVEN)).tree)
@@ -205,8 +205,8 @@ GARBAGE = b"\xff no record"
 def with_an_unreadable_record(owner: Owned) -> None:
     closed(owner)
     batch = Batch()
-    batch.put(Table.BLOCK_DATA, block_key(SEVEN, TWO), GARBAGE)
-    batch.put(Table.LAST_CHUNK_INFO, block_key(SEVEN, TWO), GARBAGE)
+    batch.put(OzoneTable.BLOCK_DATA, block_key(SEVEN, TWO), GARBAGE)
+    batch.put(OzoneTable.LAST_CHUNK_INFO, block_key(SEVEN, TWO), GARBAGE)
     owner.volume.database.write(batch)
 
 
@@ -217,7 +217,7 @@ def repair_record(owner: Owned) -> None:
 
 def an_unreadable_record_is_there_or_kept(owner: Owned) -> None:
     undo = owner.volume.state_folder / "undo" / "7" / JOB
-    for table in (Table.BLOCK_DATA, Table.LAST_CHUNK_INFO):
+    for table in (OzoneTable.BLOCK_DATA, OzoneTable.LAST_CHUNK_INFO):
         if owner.volume.database.get(table, block_key(SEVEN, TWO)) != GARBAGE:
             assert (undo / f"2-{table.value}-{len(GARBAGE)}").read_bytes() == GARBAGE
             always(owner)
@@ -257,7 +257,7 @@ def commits_match_counters(owner: Owned) -> None:
 def filled(owner: Owned) -> None:
     opened(owner)
     batch = Batch()
-    batch.put(Table.FINALIZE_BLOCKS, block_key(SEVEN, ONE), bytes(8))
+    batch.put(OzoneTable.FINALIZE_BLOCKS, block_key(SEVEN, ONE), bytes(8))
     owner.volume.database.write(batch)
 
 
@@ -386,7 +386,7 @@ def outcome(owner: Owned) -> tuple[dict[str, bytes], dict[bytes, bytes], frozens
     """All that counts of container 7; what a crash left of temporary files does not."""
     rows = {
         table.encode() + key: value
-        for table in Table
+        for table in OzoneTable
         for key, value in owner.volume.database.items(table, container_prefix(SEVEN))
     }
     if SEVEN not in owner.volume.container_ids():

@@ -16,10 +16,10 @@ import pytest
 
 from chunktable.places import LocalDestination
 from chunktable.reader import check_content, latest_manifest, read_events
-from dnagent.export import Exported, Limits, export
-from merkle.replica import Source
+from dnagent.export import ExportLimits, ExportResult, export
+from merkle.replica import TreeSource
 from merkle.tree import ContainerTree
-from ozone.survey import Fault
+from ozone.survey import ReplicaFault
 from runtime.disk import Disk, Operation
 from runtime.log import AuditLog
 from tests.support.disk import CountingDisk, Crash, CrashingDisk
@@ -29,7 +29,7 @@ from tests.support.tables import MemoryWalk, blocks, current_rows, replica, tree
 LOCAL = pa_fs.LocalFileSystem()
 # So small that an export closes files, joins old ones and has several pieces of events
 # and faults.
-SMALL = Limits(group_rows=8, file_rows_max=16, small_files_max=1, piece_rows=3)
+SMALL = ExportLimits(group_rows=8, file_rows_max=16, small_files_max=1, piece_rows=3)
 STEPS = 3
 
 
@@ -40,7 +40,7 @@ def walk(step: int) -> MemoryWalk:
     found = MemoryWalk()
     found.put(
         replica(1, *blocks(3)),
-        replica(2, *blocks(3, seed=step), faults=(Fault("unreadable", "x"),) * 3),
+        replica(2, *blocks(3, seed=step), faults=(ReplicaFault("unreadable", "x"),) * 3),
         replica(3, *blocks(2 + step)),
         replica(10 + step, *blocks(4)),
     )
@@ -58,13 +58,13 @@ def audited(folder: Path, step: int) -> Path:
     return path
 
 
-def run(folder: Path, step: int, disk: Disk) -> Exported:
+def run(folder: Path, step: int, disk: Disk) -> ExportResult:
     destination = LocalDestination(folder / "table", disk)
     return export(
         [walk(step)],
         [],
         destination,
-        source=Source.TREE,
+        source=TreeSource.TREE,
         audit_file=folder / "audit.jsonl",
         limits=SMALL,
     )

@@ -14,7 +14,7 @@ import pytest
 
 from chunktable.packed_trees import TREE_SCHEMA
 from dnagent.config import AgentConfig, VolumeSettings
-from dnagent.imports import Imported, import_trees
+from dnagent.imports import ImportResult, import_trees
 from merkle.columns import encode_tree
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from ozone.containers import ContainerStore
@@ -35,7 +35,7 @@ def config(folder: Path, hold: Hold) -> AgentConfig:
     )
 
 
-def run(folder: Path, hold: Hold, disk: Disk) -> Imported:
+def run(folder: Path, hold: Hold, disk: Disk) -> ImportResult:
     return import_trees(config(folder, hold), folder / "packed", disk)
 
 

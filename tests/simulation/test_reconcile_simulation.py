@@ -17,12 +17,12 @@ import pytest
 import structlog
 
 from dnagent.heartbeat import (
-    Answer,
     Command,
-    Envelope,
-    Heartbeat,
+    CommandEnvelope,
+    HeartbeatResponse,
     HeartbeatState,
-    Progress,
+    JobReport,
+    OutgoingHeartbeat,
     request_of,
 )
 from merkle.outcome import Verdict
@@ -32,15 +32,15 @@ from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import BlockTree, ChunkTree, ContainerId
 from merkle.windows import Proven
 from protos import controller_pb2 as pb
-from repair.block_repair import BlockMending, ChunkMending
+from repair.block_repair import BlockRepairer, ChunkRepairer
 from repair.reconciliation import Reconciliation
 from repair.requests import Cancelled, Event, LocalChecked, PutBlock, Request
 from runtime.log import LogLevel, configure
 from scm.controller import Controller
 from scm.job_store import SqliteJobStore
 from scm.jobs import Event as JobEvent
-from scm.jobs import JobId, Progressed
-from scm.registry import Datanode, Observed, Registry, Report
+from scm.jobs import JobId, ProgressReceived
+from scm.registry import Datanode, HeartbeatEffect, Registry, ReplicaReport
 from tests.support.cluster import MARKS, Cluster, simulate
 from tests.support.cluster_control import Parts, ViolationError
 
@@ -111,34 +111,34 @@ class _ForgetsTombstones(Reconciliation):
         return ()
 
 
-class _TrustsAnyRecord(BlockMending):
+class _TrustsAnyRecord(BlockRepairer):
     def _is_proven_record(self, record: ChunkRecord, entry: ChunkTree) -> bool:
         return True
 
 
-class _IgnoresGaps(BlockMending):
+class _IgnoresGaps(BlockRepairer):
     def _fits(self, position: int, file_bytes: int) -> bool:
         return True
 
 
-class _RecordsHoles(BlockMending):
-    def _follows(self, chunk: ChunkMending) -> bool:
+class _RecordsHoles(BlockRepairer):
+    def _follows(self, chunk: ChunkRepairer) -> bool:
         return True
 
 
-class _WritesGoodWindowsToo(BlockMending):
+class _WritesGoodWindowsToo(BlockRepairer):
     def local_checked(self, event: LocalChecked) -> int:
         everything = tuple(range(len(self._by_offset[event.offset].record.checksums)))
         return super().local_checked(replace(event, bad=everything))
 
 
-class _SkipsPartialSources(BlockMending):
+class _SkipsPartialSources(BlockRepairer):
     def _add_chunk(self, chunk: ChunkRepair, record: ChunkRecord) -> None:
         if chunk.sources:
             super()._add_chunk(chunk, record)
 
 
-class _TakesTheCommitOfWhatItLacks(BlockMending):
+class _TakesTheCommitOfWhatItLacks(BlockRepairer):
     def put(self, container_id: ContainerId) -> tuple[PutBlock | None, int]:
         put, _ = super().put(container_id)
         highest = max((record.bcs_id for record in self._records.values()), default=0)
@@ -165,12 +165,14 @@ class _NeverStoresTheTree(Reconciliation):
         super()._scan_if_needed()
 
 
-def _with(mending: type[BlockMending]) -> Parts:
+def _with(mending: type[BlockRepairer]) -> Parts:
     return Parts(machine=type(mending.__name__, (Reconciliation,), {"mending": mending}))
 
 
 class _TellsOfAChangeOnce(HeartbeatState):
-    def next(self, replicas: Sequence[ContainerReplica], running: Sequence[Progress]) -> Heartbeat:
+    def next(
+        self, replicas: Sequence[ContainerReplica], running: Sequence[JobReport]
+    ) -> OutgoingHeartbeat:
         heartbeat = super().next(replicas, running)
         self._known.update((replica.container_id, replica) for replica in heartbeat.replicas)
         self._unsure.clear()
@@ -178,25 +180,29 @@ class _TellsOfAChangeOnce(HeartbeatState):
 
 
 class _TellsOfAnEndOnce(HeartbeatState):
-    def next(self, replicas: Sequence[ContainerReplica], running: Sequence[Progress]) -> Heartbeat:
+    def next(
+        self, replicas: Sequence[ContainerReplica], running: Sequence[JobReport]
+    ) -> OutgoingHeartbeat:
         heartbeat = super().next(replicas, running)
         self._ended.clear()
         return heartbeat
 
 
 class _NeverTellsWhatIsGone(HeartbeatState):
-    def next(self, replicas: Sequence[ContainerReplica], running: Sequence[Progress]) -> Heartbeat:
+    def next(
+        self, replicas: Sequence[ContainerReplica], running: Sequence[JobReport]
+    ) -> OutgoingHeartbeat:
         return replace(super().next(replicas, running), removed=())
 
 
 class _ObeysTwice(HeartbeatState):
-    def _accept(self, envelope: Envelope) -> bool:
+    def _accept(self, envelope: CommandEnvelope) -> bool:
         self._seen.clear()
         return super()._accept(envelope)
 
 
 class _ForgetsToConfirm(HeartbeatState):
-    def answered(self, sent: Heartbeat, answer: Answer) -> list[Command]:
+    def answered(self, sent: OutgoingHeartbeat, answer: HeartbeatResponse) -> list[Command]:
         commands = super().answered(sent, answer)
         self._acknowledged.clear()
         self._seen.clear()
@@ -233,21 +239,23 @@ class _TriesTheHopelessAgain(Controller):
 class _StopsAfterOneRound(Controller):
     def _step(self, job_id: JobId, event: JobEvent, now_s: float) -> None:
         super()._step(
-            job_id, replace(event, root=None) if isinstance(event, Progressed) else event, now_s
+            job_id,
+            replace(event, root=None) if isinstance(event, ProgressReceived) else event,
+            now_s,
         )
 
 
 class _TakesAnOldEndForTheNext(Controller):
     def _step(self, job_id: JobId, event: JobEvent, now_s: float) -> None:
         job = self._jobs.get(job_id)
-        if job and isinstance(event, Progressed) and (order := job.order(event.peer)):
+        if job and isinstance(event, ProgressReceived) and (order := job.order(event.peer)):
             event = replace(event, round=order.round)
         super()._step(job_id, event, now_s)
 
 
 class _SeesNoDamage(Controller):
     def _step(self, job_id: JobId, event: JobEvent, now_s: float) -> None:
-        if isinstance(event, Progressed) and event.progress.verdict is Verdict.UNRECOVERABLE:
+        if isinstance(event, ProgressReceived) and event.progress.verdict is Verdict.UNRECOVERABLE:
             event = replace(event, progress=replace(event.progress, verdict=Verdict.MATCH))
         super()._step(job_id, event, now_s)
 
@@ -259,9 +267,9 @@ class _TakesLateReports(Registry):
         *,
         incarnation: str,
         sequence: int,
-        report: Report | None,
+        report: ReplicaReport | None,
         now_s: float,
-    ) -> Observed:
+    ) -> HeartbeatEffect:
         if known := self._datanodes.get(datanode.peer):
             known.sequence = 0
         return super().observe(
@@ -276,12 +284,12 @@ class _ForgivesNoLateReport(Registry):
         *,
         incarnation: str,
         sequence: int,
-        report: Report | None,
+        report: ReplicaReport | None,
         now_s: float,
-    ) -> Observed:
+    ) -> HeartbeatEffect:
         known = self._datanodes.get(datanode.peer)
         if known and incarnation != known.incarnation and incarnation in known.earlier:
-            return Observed(False)
+            return HeartbeatEffect(False)
         return super().observe(
             datanode, incarnation=incarnation, sequence=sequence, report=report, now_s=now_s
         )
@@ -300,7 +308,7 @@ def _over(registry: type[Registry]) -> Parts:
 
 
 def _calls_an_unknown_root_zero(
-    heartbeat: Heartbeat, *, datanode: pb.Datanode, incarnation: str
+    heartbeat: OutgoingHeartbeat, *, datanode: pb.Datanode, incarnation: str
 ) -> pb.HeartbeatRequest:
     request = request_of(heartbeat, datanode=datanode, incarnation=incarnation)
     for reported in request.report.replicas:

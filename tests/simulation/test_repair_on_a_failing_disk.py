@@ -16,7 +16,7 @@ import pytest
 from merkle.outcome import OutcomeState, RepairOutcome, Verdict
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
-from ozone.rocks import Batch, Table, block_key
+from ozone.rocks import Batch, OzoneTable, block_key
 from repair.requests import ReconcileOptions
 from runtime.disk import Disk, Operation
 from tests.support.disk import PAGE_BYTES, BadSectorDisk, CountingDisk, FailingDisk
@@ -51,7 +51,7 @@ def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         paths[2].write_bytes(paths[2].read_bytes()[:5000])
         paths[3].unlink()
         batch = Batch()
-        batch.delete(Table.BLOCK_DATA, block_key(CONTAINER, BlockId(3)))
+        batch.delete(OzoneTable.BLOCK_DATA, block_key(CONTAINER, BlockId(3)))
         held.volume.database.write(batch)
         nodes["dn1"].store.open_replica(
             CONTAINER, "scan", cancelled=Event(), on_bytes=lambda _: None

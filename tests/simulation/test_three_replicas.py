@@ -18,7 +18,7 @@ from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.ports import ByteRange
-from ozone.rocks import Batch, Counter, Table, block_key
+from ozone.rocks import Batch, Counter, OzoneTable, block_key
 from repair.ports import Piece
 from runtime.disk import Disk, disk_error
 from runtime.errors import PeerRefusedError, PeerUnavailableError
@@ -79,7 +79,7 @@ def _remove_block(node: Datanode, block_id: int) -> None:
 
 def _remove_record(node: Datanode, block_id: int) -> None:
     batch = Batch()
-    batch.delete(Table.BLOCK_DATA, block_key(CONTAINER, BlockId(block_id)))
+    batch.delete(OzoneTable.BLOCK_DATA, block_key(CONTAINER, BlockId(block_id)))
     node.held.volume.database.write(batch)
 
 

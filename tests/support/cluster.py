@@ -23,11 +23,11 @@ from dnagent.heartbeat import (
     DEADLINE_S,
     CancelCommand,
     Command,
+    JobReport,
     ReconcileCommand,
     ScanCommand,
     answer_of,
 )
-from dnagent.heartbeat import Progress as JobProgress
 from dnagent.jobs import options_of, outcome_message, progress_message, refusal_of
 from merkle.checksum import WIDTH, ChecksumType, window_checksums
 from merkle.columns import state_fingerprint
@@ -46,7 +46,7 @@ from repair.requests import (
     FetchTree,
     FetchWindows,
     PeerRequest,
-    Report,
+    ReportOutcome,
     Request,
     RequestFailed,
     Rescan,
@@ -54,7 +54,7 @@ from repair.requests import (
 from repair.runner import carry_out_here, carry_out_there
 from runtime.errors import BusyError
 from scm.jobs import Job, JobId, JobState, OrderState, task_of
-from scm.policy import Comparison, roots
+from scm.policy import RootComparison, roots
 from scm.registry import Liveness
 from tests.support.cluster_control import (
     AgentProcess,
@@ -581,7 +581,7 @@ class Cluster:
         replicas = node.replicas()
         self.ledger.reports(replicas)
         running = [
-            JobProgress(
+            JobReport(
                 run.command.job_id,
                 False,
                 progress_message(run.command.job_id, place, run.machine.progress),
@@ -734,7 +734,7 @@ class Cluster:
         self._say(f"{node.name} refuses {command.job_id}: {error.message}")
         self._told_end(node, agent, refusal_of(command, error, state))
 
-    def _told_end(self, node: Node, agent: AgentProcess, progress: JobProgress) -> None:
+    def _told_end(self, node: Node, agent: AgentProcess, progress: JobReport) -> None:
         self.ledger.ended(node.name, progress)
         agent.heartbeats.ended(progress)
 
@@ -872,7 +872,7 @@ class Cluster:
         match request:
             case FetchTree() | FetchRecords() | FetchWindows():
                 return self._ask(place, run, request, faults)
-            case Report():
+            case ReportOutcome():
                 raise AssertionError
             case _:
                 if isinstance(request, Rescan):
@@ -938,9 +938,9 @@ class Cluster:
         del agent.runs[place.container_id]
         agent.jobs.forget(run.command)
         message = outcome_message(run.command.job_id, outcome)
-        self._told_end(place.node, agent, JobProgress(run.command.job_id, True, message))
+        self._told_end(place.node, agent, JobReport(run.command.job_id, True, message))
         progress = outcome.progress
-        kinds = {evidence.kind.value for evidence in outcome.evidence}
+        kinds = {evidence.kind for evidence in outcome.evidence}
         for mark, fired in (
             ("tombstone adopted", progress.tombstones_adopted),
             ("block added", progress.blocks_added),
@@ -1354,7 +1354,7 @@ class Cluster:
         controller = self.host.controller
         view = controller.container(container_id)
         assert view is not None
-        if not self._automatic or view.compared.comparison is not Comparison.DIVERGED:
+        if not self._automatic or view.compared.comparison is not RootComparison.DIVERGED:
             return self._end_of(self._asked(container_id))
         visit = view.visit
         resting = visit is not None and visit.hopeless_roots == roots(view.replicas)
@@ -1375,7 +1375,7 @@ class Cluster:
         job = self._end_of(job_id)
         self.marks["healed by automatic mode"] += controller.container(
             container_id
-        ).compared.comparison is (Comparison.MATCH)
+        ).compared.comparison is (RootComparison.MATCH)
         return job
 
     def _active_job(self, container_id: ContainerId) -> JobId | None:
@@ -1447,12 +1447,12 @@ class Cluster:
             states = {(replica.data_checksum, replica.fingerprint) for replica in view.replicas}
             if len(states) > 1:
                 hold(
-                    view.compared.comparison is Comparison.DIVERGED,
+                    view.compared.comparison is RootComparison.DIVERGED,
                     "replicas that differ are not called diverged",
                 )
             else:
                 hold(
-                    view.compared.comparison is not Comparison.DIVERGED,
+                    view.compared.comparison is not RootComparison.DIVERGED,
                     "replicas that agree are called diverged",
                 )
 
@@ -1540,7 +1540,7 @@ class Cluster:
 
 
 def _unreported(requests: list[Request]) -> list[Request]:
-    return [request for request in requests if not isinstance(request, Report)]
+    return [request for request in requests if not isinstance(request, ReportOutcome)]
 
 
 def _held(replica: RepairableReplica) -> dict[BlockId, tuple[bool, int]]:

@@ -16,7 +16,13 @@ from typing import cast
 
 import grpc
 
-from dnagent.heartbeat import Heartbeat, HeartbeatState, Progress, ReconcileCommand, request_of
+from dnagent.heartbeat import (
+    HeartbeatState,
+    JobReport,
+    OutgoingHeartbeat,
+    ReconcileCommand,
+    request_of,
+)
 from dnagent.jobs import JobTable
 from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import BlockId, ContainerId
@@ -28,7 +34,7 @@ from repair.runner import Prove
 from runtime.metrics import Metrics
 from scm.controller import Controller, Rules
 from scm.jobs import Job, JobId, OrderState, task_id
-from scm.policy import Comparison, Visit
+from scm.policy import RootComparison, Visit
 from scm.ports import JobStore
 from scm.server import ControllerService, Outbox
 from tests.support.memory import CrashError
@@ -90,7 +96,7 @@ class AgentProcess:
         self.jobs = JobTable()
         self.waiting: deque[ReconcileCommand] = deque()
         self.runs: dict[ContainerId, Run] = {}
-        self.sent: Heartbeat | None = None
+        self.sent: OutgoingHeartbeat | None = None
         self.sent_at_s = born_at_s
         # Commands for each job that came, and how often the job began: what is sent
         # twice begins once.
@@ -132,7 +138,7 @@ class Ledger:
         for replica in replicas:
             self.reported.setdefault((replica.peer, replica.container_id), set()).add(replica)
 
-    def ended(self, peer: PeerId, progress: Progress) -> None:
+    def ended(self, peer: PeerId, progress: JobReport) -> None:
         self.ends.setdefault((progress.job_id, peer), []).append(progress.message)
 
     def finishes(self, job: Job) -> None:
@@ -177,7 +183,7 @@ class Ledger:
                     replica in known,
                     f"the controller knows a replica on {replica.peer} that nobody reported",
                 )
-            if view and view.compared.comparison is Comparison.MATCH:
+            if view and view.compared.comparison is RootComparison.MATCH:
                 # inv-I12
                 hold(
                     len({r.data_checksum for r in view.replicas} - {None}) == 1,

@@ -12,7 +12,7 @@ from scm.controller import Controller, Heartbeat, ProgressReport, Rules
 from scm.jobs import DatanodeProgress, Job, JobId, OrderState
 from scm.policy import Visit
 from scm.ports import AnyOrder, CancelOrder, CommandSink, ReconcileOrder
-from scm.registry import Datanode, Observed, Report
+from scm.registry import Datanode, HeartbeatEffect, ReplicaReport
 
 DN1, DN2 = PeerId("dn-1"), PeerId("dn-2")
 
@@ -142,14 +142,14 @@ class World:
         full: bool = True,
         progress: tuple[ProgressReport, ...] = (),
         acknowledged: tuple[str, ...] = (),
-    ) -> Observed:
+    ) -> HeartbeatEffect:
         peer_id = PeerId(peer)
         return self.controller.heartbeat(
             Heartbeat(
                 Datanode(peer_id, f"host-{peer}", f"127.0.0.1:{9000 + int(peer[-1])}"),
                 self.incarnations.get(peer_id, "1"),
                 next(self._sequences),
-                Report(full, tuple(replicas)) if replicas is not None else None,
+                ReplicaReport(full, tuple(replicas)) if replicas is not None else None,
                 progress,
                 acknowledged,
             ),

@@ -13,7 +13,7 @@ from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
 from ozone.descriptor import Descriptor, dump_descriptor, with_checksum
-from ozone.rocks import Batch, Counter, Database, Table, block_key, counter_key, long_bytes
+from ozone.rocks import Batch, Counter, Database, OzoneTable, block_key, counter_key, long_bytes
 from protos.convert import record_to_bytes
 from runtime.disk import Disk
 
@@ -126,7 +126,9 @@ class VolumeMaker:
             dump_descriptor(with_checksum(descriptor))
         )
         self.put(
-            Table.METADATA, counter_key(ContainerId(container_id), Counter.BCS_ID), long_bytes(7)
+            OzoneTable.METADATA,
+            counter_key(ContainerId(container_id), Counter.BCS_ID),
+            long_bytes(7),
         )
         return folder
 
@@ -138,7 +140,7 @@ class VolumeMaker:
         """
         records = [chunk if isinstance(chunk, ChunkRecord) else chunk[0] for chunk in chunks]
         record = block_record(container_id, block_id, records)
-        self.put_record(Table.BLOCK_DATA, record)
+        self.put_record(OzoneTable.BLOCK_DATA, record)
         for chunk in chunks:
             if not isinstance(chunk, ChunkRecord):
                 path = self.block_file(container_id, block_id)
@@ -148,10 +150,10 @@ class VolumeMaker:
                     file.write(chunk[1])
         return record
 
-    def put_record(self, table: Table, record: BlockRecord) -> None:
+    def put_record(self, table: OzoneTable, record: BlockRecord) -> None:
         self.put(table, block_key(record.container_id, record.block_id), record_to_bytes(record))
 
-    def put(self, table: Table, key: bytes, value: bytes) -> None:
+    def put(self, table: OzoneTable, key: bytes, value: bytes) -> None:
         batch = Batch()
         batch.put(table, key, value)
         self.database.write(batch)

@@ -15,7 +15,7 @@ from merkle.tree import ContainerId
 from ozone.volume import Hold, open_volume
 from repair.ports import Peer
 from repair.requests import ReconcileOptions
-from repair.runner import Job, Runner
+from repair.runner import RepairJob, Runner
 from runtime.disk import Disk
 from runtime.retry import Backoff
 from tests.support.peers import MemoryPeer, MemorySource
@@ -103,7 +103,7 @@ def reconcile(
     node = nodes[name]
     others = {other.name: other.peer() for other in nodes.values() if other is not node}
     return node.runner.run(
-        Job("job-1", ContainerId(container_id), options or ReconcileOptions()),
+        RepairJob("job-1", ContainerId(container_id), options or ReconcileOptions()),
         lambda cancelled: node.store.open_replica(
             ContainerId(container_id), "job-1", cancelled=cancelled, on_bytes=lambda _: None
         ),

@@ -7,13 +7,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from merkle.replica import TreeSource
 from runtime.disk import Disk
 from sweep.gather import Gatherer, Int64s
 from sweep.local import LocalEngine
-from sweep.model import Part, Source
-from sweep.output import Output, Summary, Table
-from sweep.run import Judged, Request, Wave, sweep
-from sweep.trees import Packed, TreeJob
+from sweep.model import Part
+from sweep.output import Summary, SweepStore, SweepTable
+from sweep.run import ContainerResults, FoldedWave, SweepRequest, sweep
+from sweep.trees import PackedTreeFile, TreeJob
 
 # Few rows at a time, so that small clusters meet every limit.
 GROUP_ROWS = 2_000
@@ -55,26 +56,31 @@ class OnePartWaves:
         self.folded: list[str] = []
 
     def fold(
-        self, parts: Sequence[Part], store: Callable[[Wave], None], tell: Callable[[int], None]
+        self,
+        parts: Sequence[Part],
+        store: Callable[[FoldedWave], None],
+        tell: Callable[[int], None],
     ) -> None:
         for part in parts:
             self.folded.append(part.part_id)
             self._engine.fold([part], store, tell)
             self._live_on()
 
-    def exact(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> Iterator[Judged]:
+    def exact(
+        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s
+    ) -> Iterator[ContainerResults]:
         for judged in self._engine.exact(parts, container_ids, rows):
             yield judged
             self._live_on()
 
     def inspect(
         self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table
-    ) -> Iterator[Judged]:
+    ) -> Iterator[ContainerResults]:
         for judged in self._engine.inspect(parts, container_ids, rows, replicas):
             yield judged
             self._live_on()
 
-    def trees(self, job: TreeJob, disk: Disk) -> Iterator[Packed]:
+    def trees(self, job: TreeJob, disk: Disk) -> Iterator[PackedTreeFile]:
         for packed in self._engine.trees(job, disk):
             yield packed
             self._live_on()
@@ -90,7 +96,7 @@ def run(
     out: Path,
     *tables: Path,
     volumes: Sequence[Path] = (),
-    source: Source = Source.TREE,
+    source: TreeSource = TreeSource.TREE,
     engine: OnePartWaves | None = None,
     watcher: Quiet | None = None,
     fresh: bool = False,
@@ -102,15 +108,15 @@ def run(
 ) -> Summary:
     """Sweep tables and volumes into a folder."""
     names = tuple(map(str, tables)), tuple(map(str, volumes))
-    request = Request(out, *names, source, fresh, keep, write_trees, tuple(gone))
+    request = SweepRequest(out, *names, source, fresh, keep, write_trees, tuple(gone))
     return sweep(
         request, engine or OnePartWaves(out / "spill"), watcher or Quiet(), disk=disk, report=report
     )
 
 
-def table_of(out: Path, table: Table, sweep_id: str) -> list[dict[str, Any]]:
+def table_of(out: Path, table: SweepTable, sweep_id: str) -> list[dict[str, Any]]:
     """The rows of one table of a sweep."""
-    rows: list[dict[str, Any]] = Output(out, Disk()).read(table, sweep_id).to_pylist()
+    rows: list[dict[str, Any]] = SweepStore(out, Disk()).read(table, sweep_id).to_pylist()
     return rows
 
 
@@ -125,19 +131,21 @@ def findings_of(out: Path, sweep_id: str) -> set[tuple[Any, ...]]:
             tuple(row["lacking"]),
             tuple(row["sources"]),
         )
-        for row in table_of(out, Table.FINDINGS, sweep_id)
+        for row in table_of(out, SweepTable.FINDINGS, sweep_id)
     }
 
 
 def verdicts_of(out: Path, sweep_id: str) -> dict[int, str]:
     """Verdicts by container."""
-    return {row["container_id"]: row["verdict"] for row in table_of(out, Table.VERDICTS, sweep_id)}
+    return {
+        row["container_id"]: row["verdict"] for row in table_of(out, SweepTable.VERDICTS, sweep_id)
+    }
 
 
 def packed_trees(out: Path, sweep_id: str) -> dict[tuple[int, str, str], bytes]:
     """The bytes of the trees that a sweep wrote, by container, datanode and volume."""
     found = dict[tuple[int, str, str], bytes]()
-    for path in Output(out, Disk()).trees(sweep_id).glob("*.parquet"):
+    for path in SweepStore(out, Disk()).trees(sweep_id).glob("*.parquet"):
         for row in pq.ParquetFile(path).read().to_pylist():
             key = row["container_id"], row["datanode"], row["volume"]
             assert key not in found

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 from chunktable.manifest import FileKind, Manifest
 from chunktable.reader import held_in, read_inventory, superseded
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
-from merkle.replica import ReplicaState, Source
+from merkle.replica import ReplicaState, TreeSource
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
-from ozone.survey import Fault, Surveyed
+from ozone.survey import ReplicaFault, ReplicaSnapshot
 from tests.support.trees import chunk
 
 DATANODE = "00000000-0000-4000-8000-00000000000a"
@@ -25,9 +25,9 @@ class MemoryWalk:
     """A volume whose replicas are values (dnagent.export.Walk)."""
 
     volume: str = "DS-1"
-    replicas_held: dict[int, Surveyed] = field(default_factory=dict)
+    replicas_held: dict[int, ReplicaSnapshot] = field(default_factory=dict)
     datanode: str = DATANODE
-    fault: Fault | None = None
+    fault: ReplicaFault | None = None
     created_ms: int | None = None
 
     def ids(self) -> list[ContainerId]:
@@ -35,17 +35,17 @@ class MemoryWalk:
 
     def replicas(
         self,
-        source: Source,
+        source: TreeSource,
         ids: Iterable[ContainerId] | None = None,
         *,
         on_bytes: Callable[[int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
-    ) -> Iterator[Surveyed]:
+    ) -> Iterator[ReplicaSnapshot]:
         del source, on_bytes, cancelled
         for container_id in self.ids() if ids is None else ids:
             yield self.replicas_held[container_id]
 
-    def put(self, *replicas: Surveyed) -> None:
+    def put(self, *replicas: ReplicaSnapshot) -> None:
         self.replicas_held |= {int(replica.container_id): replica for replica in replicas}
 
 
@@ -53,14 +53,14 @@ def replica(
     container_id: int,
     *blocks: BlockTree,
     state: ReplicaState = ReplicaState.CLOSED,
-    source: Source | None = Source.TREE,
+    source: TreeSource | None = TreeSource.TREE,
     bcs_id: int = 7,
     scanned_at_ms: int | None = None,
-    faults: tuple[Fault, ...] = (),
-) -> Surveyed:
+    faults: tuple[ReplicaFault, ...] = (),
+) -> ReplicaSnapshot:
     """A replica with these blocks."""
     tree = ContainerTree.of(ContainerId(container_id), blocks)
-    return Surveyed(
+    return ReplicaSnapshot(
         ContainerId(container_id),
         state,
         source,

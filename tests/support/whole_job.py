@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from merkle.outcome import OutcomeState, RepairOutcome
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from scm.jobs import DatanodeProgress, Issued, Job, JobId, OrderState, Progressed, new_job, step
+from scm.jobs import (
+    DatanodeProgress,
+    Job,
+    JobId,
+    OrderIssued,
+    OrderState,
+    ProgressReceived,
+    new_job,
+    step,
+)
 from scm.policy import Roots, Target
 
 
@@ -27,12 +36,14 @@ def whole_job(
     while not job.state.is_terminal:
         orders = [order for order in job.orders if order.state is OrderState.QUEUED]
         for order in orders:
-            job = step(job, Issued(order.peer), 0.0)
+            job = step(job, OrderIssued(order.peer), 0.0)
         outcomes = carry_out([order.peer for order in orders])
         assert {outcome.state for outcome in outcomes.values()} == {OutcomeState.DONE}
         left = {root[0]: root for root in roots()}
         for order in orders:
             progress = DatanodeProgress(verdict=outcomes[order.peer].verdict)
-            told = Progressed(order.peer, OrderState.DONE, progress, order.round, left[order.peer])
+            told = ProgressReceived(
+                order.peer, OrderState.DONE, progress, order.round, left[order.peer]
+            )
             job = step(job, told, 0.0)
     return job

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dnagent.config import AgentConfig, VolumeSettings
-from merkle.replica import Source
+from merkle.replica import TreeSource
 from ozone.volume import Hold
 from runtime.config import load
 from runtime.errors import ConfigError
@@ -37,7 +37,7 @@ def test_the_defaults_write_nothing_and_listen_on_loopback(tmp_path: Path) -> No
     assert (config.export.to, config.export.interval_s, config.export.source) == (
         None,
         86_400,
-        Source.TREE,
+        TreeSource.TREE,
     )
     assert config.rpc_tls is None
     assert config.audit_path == Path("/state/audit.jsonl")
@@ -73,7 +73,7 @@ ca = "/pki/ca.pem"
     )
     assert [volume.hold for volume in config.volumes] == [Hold.OWNER, Hold.READ_ONLY]
     assert (config.export.to, config.export.interval_s) == ("s3://backup/tables?region=eu", 21_600)
-    assert config.export.source is Source.DATA
+    assert config.export.source is TreeSource.DATA
     assert config.audit_path == Path("/var/log/treefold/audit.jsonl")
     assert config.database_volumes == (Path("/ssd/1"), Path("/ssd/2"))
     assert config.scan.bytes_per_second == 40 << 20

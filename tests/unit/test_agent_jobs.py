@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from dnagent.heartbeat import PeerAddress, Progress, ReconcileCommand
+from dnagent.heartbeat import JobReport, PeerAddress, ReconcileCommand
 from dnagent.jobs import Jobs
 from dnagent.store import HeldVolume, ReplicaStore
 from merkle.outcome import Verdict
@@ -83,7 +83,7 @@ class Rig:
         ) -> None:
             self.audited.append((offset, source))
 
-        def on_end(progress: Progress) -> None:
+        def on_end(progress: JobReport) -> None:
             assert progress.is_final
             self.ends.append(progress.message)
 

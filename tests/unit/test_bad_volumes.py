@@ -27,7 +27,7 @@ from ozone.rocks import (
     Batch,
     Counter,
     Database,
-    Table,
+    OzoneTable,
     block_key,
     container_prefix,
     counter_key,
@@ -64,7 +64,7 @@ def made(tmp_path: Path) -> VolumeMaker:
     return made
 
 
-def put(made: VolumeMaker, table: Table, key: bytes, value: bytes) -> None:
+def put(made: VolumeMaker, table: OzoneTable, key: bytes, value: bytes) -> None:
     database = Database.open_owner(made.database_path, Disk())
     batch = Batch()
     batch.put(table, key, value)
@@ -399,7 +399,7 @@ RECORDS: list[tuple[str, bytes, str]] = [
 def test_a_record_that_cannot_be_is_a_finding_of_its_block(
     made: VolumeMaker, value: bytes, reason: str
 ) -> None:
-    put(made, Table.BLOCK_DATA, KEY, value)
+    put(made, OzoneTable.BLOCK_DATA, KEY, value)
     with unchanged(made.root):
         assert findings(made.root) == [{"type": "INACCESSIBLE_DB", "blockID": BLOCK}]
         with volume(made) as store, pytest.raises(RecordInvalidError) as caught:
@@ -425,7 +425,7 @@ KEYS = {
 def test_a_record_under_a_key_that_is_no_block_is_a_finding(
     made: VolumeMaker, suffix: bytes
 ) -> None:
-    put(made, Table.BLOCK_DATA, container_prefix(ONE) + suffix, record_to_bytes(RECORD))
+    put(made, OzoneTable.BLOCK_DATA, container_prefix(ONE) + suffix, record_to_bytes(RECORD))
     with unchanged(made.root):
         assert findings(made.root) == [{"type": "INACCESSIBLE_DB"}]
         with volume(made) as store, pytest.raises(RecordInvalidError) as caught:
@@ -450,7 +450,7 @@ ODD_RECORDS: dict[str, BlockRecord] = {
 
 @pytest.mark.parametrize("odd", ODD_RECORDS.values(), ids=ODD_RECORDS)
 def test_a_record_that_is_only_odd_is_no_finding(made: VolumeMaker, odd: BlockRecord) -> None:
-    put(made, Table.BLOCK_DATA, KEY, record_to_bytes(odd))
+    put(made, OzoneTable.BLOCK_DATA, KEY, record_to_bytes(odd))
     with unchanged(made.root):
         assert findings(made.root) == []
 
@@ -459,7 +459,7 @@ def test_a_record_that_is_only_odd_is_no_finding(made: VolumeMaker, odd: BlockRe
 def test_a_counter_that_is_no_number_is_an_error_with_its_name(
     made: VolumeMaker, raw: bytes
 ) -> None:
-    put(made, Table.METADATA, counter_key(ONE, Counter.DATA_CHECKSUM), raw)
+    put(made, OzoneTable.METADATA, counter_key(ONE, Counter.DATA_CHECKSUM), raw)
     with unchanged(made.root):
         assert findings(made.root) == []
         assert "#DATACHECKSUM" in run("tree", "check", made.root).stdout.replace("\n", "")
@@ -527,7 +527,7 @@ DATABASES: list[tuple[str, Spoil]] = [
 @pytest.mark.parametrize("spoil", [pytest.param(spoil, id=name) for name, spoil in DATABASES])
 def test_a_database_that_cannot_be_read_is_a_finding(made: VolumeMaker, spoil: Spoil) -> None:
     # Opened and written once more, it has its rows in tables.
-    put(made, Table.METADATA, counter_key(ONE, Counter.BLOCK_COUNT), long_bytes(1))
+    put(made, OzoneTable.METADATA, counter_key(ONE, Counter.BLOCK_COUNT), long_bytes(1))
     spoil(made)
     with unchanged(made.root):
         assert findings(made.root) == [{"type": "INACCESSIBLE_DB"}]
@@ -540,7 +540,7 @@ def test_an_owner_leaves_a_database_that_it_cannot_open_as_it_is(
     made: VolumeMaker, spoil: Spoil
 ) -> None:
     """But for RocksDB's own log, which begins anew with every try."""
-    put(made, Table.METADATA, counter_key(ONE, Counter.BLOCK_COUNT), long_bytes(1))
+    put(made, OzoneTable.METADATA, counter_key(ONE, Counter.BLOCK_COUNT), long_bytes(1))
     spoil(made)
 
     def files() -> dict[str, object]:

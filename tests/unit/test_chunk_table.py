@@ -40,9 +40,9 @@ from chunktable.reader import (
     tables_in,
 )
 from chunktable.schema import CHUNK_SCHEMA, replica_stretches
-from dnagent.export import Exported, export
+from dnagent.export import ExportResult, export
 from merkle.checksum import fingerprint
-from merkle.replica import Source
+from merkle.replica import TreeSource
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from tests.support.tables import MemoryWalk, blocks, replica
@@ -62,7 +62,7 @@ MANIFEST = Manifest(
     previous=2,
     begun_at=AT - timedelta(hours=3),
     created_at=AT,
-    source=Source.TREE,
+    source=TreeSource.TREE,
     volumes=("DS-1",),
     skipped=(SkippedVolume("/data/2", "volume_invalid", "no folder hdds"),),
     files=(a_file(), a_file(FileKind.CONTAINERS, None)),
@@ -171,8 +171,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "table"
 
 
-def exported(folder: Path, walk: MemoryWalk) -> Exported:
-    return export([walk], [], LocalDestination(folder, Disk()), source=Source.TREE)
+def exported(folder: Path, walk: MemoryWalk) -> ExportResult:
+    return export([walk], [], LocalDestination(folder, Disk()), source=TreeSource.TREE)
 
 
 def two_exports(folder: Path) -> tuple[Manifest, Manifest]:

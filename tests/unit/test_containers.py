@@ -15,7 +15,7 @@ from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import INCREMENTAL, ContainerStore, Counters
 from ozone.errors import BlockNotFoundError, ContainerNotFoundError, DescriptorError
-from ozone.rocks import Counter, Table, block_key, container_prefix, counter_key, long_bytes
+from ozone.rocks import Counter, OzoneTable, block_key, container_prefix, counter_key, long_bytes
 from ozone.volume import Hold, open_volume
 from runtime.disk import Disk
 from runtime.errors import DatabaseError
@@ -85,7 +85,7 @@ def test_blocks_come_by_number_where_rows_come_by_text(made: VolumeMaker) -> Non
     for block_id in (100, 9, 10, 0, 115816896921600001):
         made.block(1, block_id)
     made.block(2, 5)
-    made.put(Table.BLOCK_DATA, container_prefix(ONE) + b"#deleting#7", b"")
+    made.put(OzoneTable.BLOCK_DATA, container_prefix(ONE) + b"#deleting#7", b"")
 
     with opened(made) as store:
         container = store.open(ONE)
@@ -96,7 +96,7 @@ def test_blocks_come_by_number_where_rows_come_by_text(made: VolumeMaker) -> Non
 @pytest.mark.parametrize("suffix", [b"abc", b"1_0", b" 1", b"007", b"\xd9\xa3", b""])
 def test_a_key_that_is_no_block_is_refused(made: VolumeMaker, suffix: bytes) -> None:
     made.container()
-    made.put(Table.BLOCK_DATA, container_prefix(ONE) + suffix, b"")
+    made.put(OzoneTable.BLOCK_DATA, container_prefix(ONE) + suffix, b"")
 
     with opened(made) as store, pytest.raises(RecordInvalidError) as caught:
         store.open(ONE).block_ids()
@@ -108,8 +108,8 @@ def test_the_pending_last_chunk_is_merged_for_readers_only(made: VolumeMaker) ->
     made.container()
     first, last = chunk_record(some_bytes(100)), chunk_record(some_bytes(50), 100)
     stored = replace(block_record(1, 20, [first]), metadata=((INCREMENTAL, ""),))
-    made.put_record(Table.BLOCK_DATA, stored)
-    made.put_record(Table.LAST_CHUNK_INFO, replace(block_record(1, 20, [last]), bcs_id=8))
+    made.put_record(OzoneTable.BLOCK_DATA, stored)
+    made.put_record(OzoneTable.LAST_CHUNK_INFO, replace(block_record(1, 20, [last]), bcs_id=8))
 
     with opened(made) as store:
         container = store.open(ONE)
@@ -123,7 +123,7 @@ def test_the_pending_last_chunk_is_merged_for_readers_only(made: VolumeMaker) ->
 def test_a_block_that_is_only_pending_is_there_for_readers(made: VolumeMaker) -> None:
     made.container()
     pending = block_record(1, 20, [chunk_record(some_bytes(50))])
-    made.put_record(Table.LAST_CHUNK_INFO, pending)
+    made.put_record(OzoneTable.LAST_CHUNK_INFO, pending)
 
     with opened(made) as store:
         container = store.open(ONE)
@@ -135,7 +135,7 @@ def test_a_block_that_is_only_pending_is_there_for_readers(made: VolumeMaker) ->
 def test_a_finished_block_ignores_what_is_pending(made: VolumeMaker) -> None:
     made.container()
     finished = made.block(1, 20, chunk_record(some_bytes(100)))
-    made.put_record(Table.LAST_CHUNK_INFO, block_record(1, 20, [chunk_record(b"x", 100)]))
+    made.put_record(OzoneTable.LAST_CHUNK_INFO, block_record(1, 20, [chunk_record(b"x", 100)]))
 
     with opened(made) as store:
         assert store.open(ONE).record(BlockId(20)) == finished
@@ -149,8 +149,8 @@ def test_a_pending_chunk_that_does_not_continue_the_block_is_refused(
     stored = replace(
         block_record(1, 20, [chunk_record(some_bytes(100))]), metadata=((INCREMENTAL, ""),)
     )
-    made.put_record(Table.BLOCK_DATA, stored)
-    made.put_record(Table.LAST_CHUNK_INFO, block_record(1, 20, [chunk_record(b"x", offset)]))
+    made.put_record(OzoneTable.BLOCK_DATA, stored)
+    made.put_record(OzoneTable.LAST_CHUNK_INFO, block_record(1, 20, [chunk_record(b"x", offset)]))
 
     with opened(made) as store, pytest.raises(RecordInvalidError) as caught:
         store.open(ONE).record(BlockId(20))
@@ -160,7 +160,7 @@ def test_a_pending_chunk_that_does_not_continue_the_block_is_refused(
 
 def test_a_record_that_cannot_be_read_names_its_block(made: VolumeMaker) -> None:
     made.container()
-    made.put(Table.BLOCK_DATA, block_key(ONE, BlockId(20)), b"junk")
+    made.put(OzoneTable.BLOCK_DATA, block_key(ONE, BlockId(20)), b"junk")
 
     with opened(made) as store, pytest.raises(RecordInvalidError) as caught:
         list(store.open(ONE).records())
@@ -170,7 +170,7 @@ def test_a_record_that_cannot_be_read_names_its_block(made: VolumeMaker) -> None
 
 def test_counters_that_were_never_written_are_none(made: VolumeMaker) -> None:
     made.container()
-    made.put(Table.METADATA, counter_key(ONE, Counter.DATA_CHECKSUM), long_bytes(-1))
+    made.put(OzoneTable.METADATA, counter_key(ONE, Counter.DATA_CHECKSUM), long_bytes(-1))
 
     with opened(made) as store:
         assert store.open(ONE).counters() == Counters(7, None, None, -1, None)
@@ -178,7 +178,7 @@ def test_counters_that_were_never_written_are_none(made: VolumeMaker) -> None:
 
 def test_a_counter_that_is_no_number_is_an_error_of_the_database(made: VolumeMaker) -> None:
     made.container()
-    made.put(Table.METADATA, counter_key(ONE, Counter.BYTES_USED), b"seven")
+    made.put(OzoneTable.METADATA, counter_key(ONE, Counter.BYTES_USED), b"seven")
 
     with opened(made) as store, pytest.raises(DatabaseError):
         store.open(ONE).counters()

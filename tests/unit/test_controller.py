@@ -23,7 +23,7 @@ from scm.controller import ProgressReport, Rules
 from scm.eligibility import Eligibility
 from scm.jobs import ROUNDS_MAX, DatanodeProgress, Job, JobId, JobState, OrderState, task_id
 from scm.messages import command_to, heartbeat_from, job_to
-from scm.policy import Comparison, Visit
+from scm.policy import RootComparison, Visit
 from scm.ports import ReconcileOrder, ScanOrder
 from scm.server import ControllerService, Outbox
 from tests.support.cluster_reports import MemoryJobStore, World, replica, replicas
@@ -360,11 +360,11 @@ def test_containers_are_listed_in_pages_by_state_and_comparison() -> None:
             peer, [replica(peer, n, root=1 if peer == "dn-1" and n % 2 else 0) for n in range(1, 8)]
         )
     views, more = world.controller.containers(
-        state=None, comparison=Comparison.DIVERGED, after=1, limit=2
+        state=None, comparison=RootComparison.DIVERGED, after=1, limit=2
     )
     assert ([view.container_id for view in views], more) == ([3, 5], True)
     views, more = world.controller.containers(
-        state=None, comparison=Comparison.DIVERGED, after=5, limit=2
+        state=None, comparison=RootComparison.DIVERGED, after=5, limit=2
     )
     assert ([view.container_id for view in views], more) == ([7], False)
     assert world.controller.diverged() == [1, 3, 5, 7]
@@ -461,13 +461,13 @@ def test_a_hopeless_verdict_of_a_further_round_holds() -> None:
     diverged(world)
     world.pass_time(10, beating=DNS)
     [job] = world.controller.jobs(None, 10)
-    assert [order.spare_scan for order in world.orders("dn-1")] == [True]
+    assert [order.skip_final_scan for order in world.orders("dn-1")] == [True]
     world.finish(job, "dn-1", "dn-2", verdict=Verdict.UNRECOVERABLE)
     world.beat("dn-3", [replica("dn-3", root=5)])
     world.finish(job, "dn-3")
     world.pass_time(10, beating=DNS)
     # What a scan found in the first round must not be forgotten in the second.
-    assert [order.spare_scan for order in world.orders("dn-1")] == [False]
+    assert [order.skip_final_scan for order in world.orders("dn-1")] == [False]
     world.finish(job, "dn-1", "dn-2", verdict=Verdict.UNRECOVERABLE)
     world.pass_time(50_000, beating=DNS, step_s=60)
     assert [job.state for job in world.controller.jobs(None, 10)] == [JobState.PARTIAL]

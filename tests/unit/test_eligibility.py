@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from merkle.replica import ReplicaState
 from merkle.tree import ContainerId
 from scm.eligibility import (
+    Availability,
     ContainerState,
     Eligibility,
-    Surroundings,
     container_state,
     evaluate,
-    evaluate_surroundings,
+    evaluate_availability,
     not_closed,
 )
 from tests.support.cluster_reports import World, replica, replicas
@@ -193,29 +193,29 @@ def test_what_is_eligible_has_closed_replicas_only(states: list[ReplicaState]) -
 @pytest.mark.parametrize(
     ("surroundings", "expected"),
     [
-        (Surroundings(is_leader=True, live_replicas=3, live_writable_replicas=1), Eligibility.OK),
+        (Availability(is_leader=True, live_replicas=3, live_writable_replicas=1), Eligibility.OK),
         (
-            Surroundings(is_leader=False, live_replicas=0, live_writable_replicas=0),
+            Availability(is_leader=False, live_replicas=0, live_writable_replicas=0),
             Eligibility.NOT_LEADER,
         ),
         (
-            Surroundings(is_leader=True, live_replicas=1, live_writable_replicas=1),
+            Availability(is_leader=True, live_replicas=1, live_writable_replicas=1),
             Eligibility.NO_LIVE_PEERS,
         ),
         (
-            Surroundings(is_leader=True, live_replicas=0, live_writable_replicas=0),
+            Availability(is_leader=True, live_replicas=0, live_writable_replicas=0),
             Eligibility.NO_LIVE_PEERS,
         ),
         (
-            Surroundings(is_leader=True, live_replicas=2, live_writable_replicas=0),
+            Availability(is_leader=True, live_replicas=2, live_writable_replicas=0),
             Eligibility.READ_ONLY,
         ),
     ],
 )
 def test_our_own_rules_ask_whether_anybody_could_do_it(
-    surroundings: Surroundings, expected: Eligibility
+    surroundings: Availability, expected: Eligibility
 ) -> None:
-    ruling = evaluate_surroundings(C1, surroundings)
+    ruling = evaluate_availability(C1, surroundings)
     assert ruling.eligibility is expected
     assert expected is Eligibility.OK or expected not in OZONE
     assert bool(ruling.message) != ruling.is_ok

@@ -24,11 +24,11 @@ from chunktable.reader import (
     read_inventory,
 )
 from chunktable.schema import CHUNK_SCHEMA
-from dnagent.export import Exported, Limits, export
+from dnagent.export import ExportLimits, ExportResult, export
 from dnagent.exports import ScheduledExport
-from merkle.replica import Source
+from merkle.replica import TreeSource
 from ozone.errors import InterruptedRepairError
-from ozone.survey import Fault
+from ozone.survey import ReplicaFault
 from runtime.disk import Disk
 from runtime.errors import BusyError, DiskError
 from runtime.log import AuditLog
@@ -46,8 +46,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "table"
 
 
-def run(folder: Path, *walks: MemoryWalk, disk: Disk | None = None, **options: object) -> Exported:
-    options = {"source": Source.TREE, "skipped": []} | options
+def run(
+    folder: Path, *walks: MemoryWalk, disk: Disk | None = None, **options: object
+) -> ExportResult:
+    options = {"source": TreeSource.TREE, "skipped": []} | options
     return export(walks, destination=LocalDestination(folder, disk or Disk()), **options)  # type: ignore[arg-type]
 
 
@@ -55,7 +57,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def chunk_files(done: Exported) -> list[str]:
+def chunk_files(done: ExportResult) -> list[str]:
     return [file.name for file in done.manifest.of_kind(FileKind.CHUNKS)]
 
 
@@ -65,7 +67,7 @@ def test_rows_are_sorted_whole_and_dictionary_coded_in_groups_and_files_of_bound
     walks = [MemoryWalk("DS-2"), MemoryWalk("DS-1")]
     for walk in walks:
         walk.put(*(replica(i, *blocks(4, 5)) for i in (7, 3, 11)))
-    done = run(folder, *walks, limits=Limits(group_rows=8, file_rows_max=50))
+    done = run(folder, *walks, limits=ExportLimits(group_rows=8, file_rows_max=50))
     files = [pq.ParquetFile(folder / name) for name in chunk_files(done)]
     assert [file.metadata.num_rows for file in files] == [40, 40, 40]
     places, seen = [], set()
@@ -94,7 +96,7 @@ def test_rows_are_sorted_whole_and_dictionary_coded_in_groups_and_files_of_bound
 def test_a_replica_with_more_rows_than_a_file_may_have_gets_one_of_its_own(folder: Path) -> None:
     walk = MemoryWalk()
     walk.put(replica(1, *blocks(2)), replica(2, *blocks(30)), replica(3, *blocks(2)))
-    done = run(folder, walk, limits=Limits(group_rows=8, file_rows_max=10))
+    done = run(folder, walk, limits=ExportLimits(group_rows=8, file_rows_max=10))
     assert [pq.ParquetFile(folder / name).metadata.num_rows for name in chunk_files(done)] == [
         4,
         60,
@@ -129,7 +131,7 @@ def test_what_did_not_change_stays_where_it_is(folder: Path) -> None:
     "change",
     [
         lambda: replica(1, *blocks(3), bcs_id=8),
-        lambda: replica(1, *blocks(3), source=Source.METADATA),
+        lambda: replica(1, *blocks(3), source=TreeSource.METADATA),
         lambda: replica(1, *blocks(2)),
         lambda: replica(1, *blocks(2), deleted(3, 5)),
         lambda: replica(1, *blocks(3), source=None),
@@ -239,20 +241,28 @@ def test_events_are_kept_for_a_time_and_in_files_of_bounded_size(
     for days in (0, 34, 36):
         now = AT + timedelta(days=days)
         done = run(
-            folder, walk, audit_file=path, limits=Limits(piece_rows=2), now=lambda now=now: now
+            folder,
+            walk,
+            audit_file=path,
+            limits=ExportLimits(piece_rows=2),
+            now=lambda now=now: now,
         )
         kept.append([file.rows for file in done.manifest.of_kind(FileKind.EVENTS)])
     assert kept == [[2, 2, 1], [2, 2, 1], []]
 
 
 def test_faults_and_volumes_that_are_not_there_are_named(folder: Path) -> None:
-    walk = MemoryWalk(fault=Fault("unreadable", "no database"))
+    walk = MemoryWalk(fault=ReplicaFault("unreadable", "no database"))
     walk.put(
-        replica(1, *blocks(1), faults=(Fault("CORRUPT_CHUNK", "2 of 3 windows differ", 1, 4096),)),  # type: ignore[arg-type]
-        replica(2, source=None, faults=(Fault("unreadable", "a name that is no text: \udcff"),)),
+        replica(
+            1, *blocks(1), faults=(ReplicaFault("CORRUPT_CHUNK", "2 of 3 windows differ", 1, 4096),)
+        ),  # type: ignore[arg-type]
+        replica(
+            2, source=None, faults=(ReplicaFault("unreadable", "a name that is no text: \udcff"),)
+        ),
     )
     skipped = [SkippedVolume("/data/9", "volume_invalid", "no folder hdds")]
-    done = run(folder, walk, skipped=skipped, limits=Limits(piece_rows=2))
+    done = run(folder, walk, skipped=skipped, limits=ExportLimits(piece_rows=2))
     assert done.faults == 4
     assert done.manifest.skipped == tuple(skipped)
     assert done.manifest.begun_at <= done.manifest.files[0].created_at <= done.manifest.created_at
@@ -325,7 +335,7 @@ def test_a_file_that_cannot_be_rewritten_is_named_and_a_full_export_does_without
     before = names(folder)
     bucket = ObjectDestination(pa_fs.SubTreeFileSystem(str(folder), LOCAL), "")
     with pytest.raises(ChunkTableError, match=re.escape(path.name)) as refused:
-        export([walk], (), bucket, source=Source.TREE)
+        export([walk], (), bucket, source=TreeSource.TREE)
     assert "--full" in refused.value.hint
     assert names(folder) == before
     assert latest_manifest(LOCAL, str(folder)) == first.manifest
@@ -379,7 +389,7 @@ def test_many_small_files_become_one(folder: Path) -> None:
     walk, sizes = MemoryWalk(), []
     for i in range(8):
         walk.put(replica(i, *blocks(2)))
-        sizes.append(len(chunk_files(run(folder, walk, limits=Limits(small_files_max=3)))))
+        sizes.append(len(chunk_files(run(folder, walk, limits=ExportLimits(small_files_max=3)))))
     assert sizes == [1, 2, 3, 4, 2, 3, 4, 2]
     expected = {("DS-1", i): found.tree for i, found in walk.replicas_held.items()}
     assert (
@@ -417,7 +427,7 @@ class _Fake:
         self._walk.put(replica(1, *blocks(3)))
         self._folder = folder
 
-    def __call__(self, full: bool, cancelled: Callable[[], bool]) -> Exported:
+    def __call__(self, full: bool, cancelled: Callable[[], bool]) -> ExportResult:
         self.calls.append(full)
         end = self._ends.pop(0) if self._ends else None
         if end is not None:

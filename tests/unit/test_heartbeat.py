@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from dnagent.heartbeat import (
     COMMANDS_REMEMBERED,
     PROGRESS_MAX,
-    Answer,
     CancelCommand,
     Command,
-    Envelope,
-    Heartbeat,
+    CommandEnvelope,
+    HeartbeatResponse,
     Heartbeats,
     HeartbeatState,
+    JobReport,
+    OutgoingHeartbeat,
     PeerAddress,
-    Progress,
     ReconcileCommand,
     ScanCommand,
     answer_of,
@@ -35,19 +35,19 @@ from runtime.metrics import Metrics
 from tests.support.trees import counted_tree
 
 OURS = PeerId("dn-1")
-KNOWN = Answer((), full_report_wanted=False, term=1)
+KNOWN = HeartbeatResponse((), full_report_wanted=False, term=1)
 
 
 def replica(container_id: int, root: int | None = 7) -> ContainerReplica:
     return ContainerReplica(OURS, ContainerId(container_id), ReplicaState.CLOSED, root, 1)
 
 
-def ended(job_id: str) -> Progress:
-    return Progress(job_id, True, controller_pb2.ReconcileProgress(job_id=job_id, state="done"))
+def ended(job_id: str) -> JobReport:
+    return JobReport(job_id, True, controller_pb2.ReconcileProgress(job_id=job_id, state="done"))
 
 
-def scan(command_id: str, *, term: int = 1, container_id: int = 1) -> Envelope:
-    return Envelope(command_id, term, ScanCommand(ContainerId(container_id)))
+def scan(command_id: str, *, term: int = 1, container_id: int = 1) -> CommandEnvelope:
+    return CommandEnvelope(command_id, term, ScanCommand(ContainerId(container_id)))
 
 
 def test_the_first_report_is_full_and_the_next_ones_tell_what_changed() -> None:
@@ -123,7 +123,7 @@ def test_an_end_is_told_with_what_became_of_the_replica_or_after_it() -> None:
     held, told = [replica(1), replica(2)], []
     for container_id in (2, 1):
         message = controller_pb2.ReconcileProgress(container_id=container_id, state="done")
-        state.ended(Progress(f"j{container_id}", True, message))
+        state.ended(JobReport(f"j{container_id}", True, message))
     for _ in range(2):
         heartbeat = state.next(held, [])
         told.append(
@@ -160,7 +160,7 @@ def test_commands_of_a_leader_that_was_replaced_are_dropped() -> None:
     assert new == [ScanCommand(ContainerId(1))]
     assert state.answered(state.next([], []), replace(KNOWN, envelopes=(scan("c2", term=4),))) == []
     # The term of the answer itself counts too.
-    answer = Answer((scan("c3", term=5),), full_report_wanted=False, term=6)
+    answer = HeartbeatResponse((scan("c3", term=5),), full_report_wanted=False, term=6)
     assert state.answered(state.next([], []), answer) == []
     assert state.next([], []).acknowledged == ()
 
@@ -198,7 +198,7 @@ def test_whatever_is_lost_the_controller_ends_up_knowing_what_we_hold(
         list[ContainerReplica](),
     )
 
-    def receive(heartbeat: Heartbeat) -> None:
+    def receive(heartbeat: OutgoingHeartbeat) -> None:
         if heartbeat.full:
             known.clear()
         known.update((r.container_id, r) for r in heartbeat.replicas)

@@ -15,21 +15,21 @@ from scm.jobs import (
     ATTEMPTS_MAX,
     CANCEL_GRACE_S,
     ROUNDS_MAX,
-    Accepted,
+    AgentRestarted,
     CancelRequested,
     DatanodeProgress,
     Event,
-    GivenUp,
-    Issued,
     Job,
     JobId,
     JobState,
+    OrderAbandoned,
+    OrderAccepted,
+    OrderIssued,
     OrderState,
-    Progressed,
-    Restarted,
-    Ticked,
+    ProgressReceived,
+    TimePassed,
     new_job,
-    roots_spoken_of,
+    roots_covered_by_verdict,
     step,
     task_id,
     task_of,
@@ -52,16 +52,18 @@ def after(job: Job, *events: Event, now_s: float = 0.0) -> Job:
     return job
 
 
-def told(peer: PeerId, state: OrderState = OrderState.RUNNING, **figures: object) -> Progressed:
-    return Progressed(peer, state, DatanodeProgress(**figures))  # type: ignore[arg-type]
+def told(
+    peer: PeerId, state: OrderState = OrderState.RUNNING, **figures: object
+) -> ProgressReceived:
+    return ProgressReceived(peer, state, DatanodeProgress(**figures))  # type: ignore[arg-type]
 
 
-def done(peer: PeerId, verdict: Verdict = Verdict.MATCH) -> Progressed:
+def done(peer: PeerId, verdict: Verdict = Verdict.MATCH) -> ProgressReceived:
     return told(peer, OrderState.DONE, verdict=verdict)
 
 
 def issued() -> Job:
-    return after(fresh(), *(Issued(peer) for peer in PEERS))
+    return after(fresh(), *(OrderIssued(peer) for peer in PEERS))
 
 
 def test_a_new_job_is_queued_and_says_what_it_waits_for() -> None:
@@ -70,18 +72,18 @@ def test_a_new_job_is_queued_and_says_what_it_waits_for() -> None:
 
 
 def test_a_job_runs_from_its_first_order_on() -> None:
-    job = after(fresh(), Issued(PEERS[0]), now_s=5)
+    job = after(fresh(), OrderIssued(PEERS[0]), now_s=5)
     assert (job.state, job.started_at_s) == (JobState.RUNNING, 5)
 
 
 def test_a_job_with_some_orders_ended_and_others_queued_is_waiting() -> None:
-    job = after(fresh(), Issued(PEERS[0]), done(PEERS[0]))
+    job = after(fresh(), OrderIssued(PEERS[0]), done(PEERS[0]))
     assert job.state is JobState.WAITING
     assert "dn-2" in job.detail
 
 
 def test_a_job_whose_datanodes_are_silent_is_waiting_and_names_them() -> None:
-    job = after(issued(), done(PEERS[0]), Ticked(frozenset(PEERS[:1]), DEADLINE_S))
+    job = after(issued(), done(PEERS[0]), TimePassed(frozenset(PEERS[:1]), DEADLINE_S))
     assert job.state is JobState.WAITING
     assert job.detail == "silent: datanode dn-2, dn-3"
     assert after(job, told(PEERS[1], bytes_fetched=1)).state is JobState.RUNNING
@@ -123,7 +125,7 @@ def test_a_job_that_nobody_carried_out_failed(state: OrderState) -> None:
 def test_an_order_that_makes_no_progress_expires_and_the_rest_goes_on() -> None:
     """R7."""
     job = after(issued(), told(PEERS[0], bytes_fetched=1), now_s=500)
-    job = after(job, Ticked(LIVE, DEADLINE_S), now_s=600)
+    job = after(job, TimePassed(LIVE, DEADLINE_S), now_s=600)
     assert [order.state for order in job.orders] == [
         OrderState.RUNNING,
         OrderState.EXPIRED,
@@ -147,11 +149,11 @@ def test_progress_moves_the_deadline_and_repetition_does_not() -> None:
 def test_an_agent_that_restarts_gets_its_order_again_but_not_for_ever() -> None:
     job = fresh()
     for attempt in range(1, ATTEMPTS_MAX + 1):
-        job = after(job, Issued(PEERS[0]), Accepted(PEERS[0]))
+        job = after(job, OrderIssued(PEERS[0]), OrderAccepted(PEERS[0]))
         order = job.order(PEERS[0])
         assert order is not None
         assert (order.state, order.attempts) == (OrderState.RUNNING, attempt)
-        job = after(job, Restarted(PEERS[0]))
+        job = after(job, AgentRestarted(PEERS[0]))
     order = job.order(PEERS[0])
     assert order is not None
     assert order.state is OrderState.FAILED
@@ -160,7 +162,7 @@ def test_an_agent_that_restarts_gets_its_order_again_but_not_for_ever() -> None:
 
 def test_a_restart_of_an_agent_that_had_no_order_changes_nothing() -> None:
     job = fresh()
-    assert step(job, Restarted(PEERS[0]), 1.0) is job
+    assert step(job, AgentRestarted(PEERS[0]), 1.0) is job
 
 
 def test_figures_of_a_restarted_agent_do_not_fall() -> None:
@@ -168,8 +170,8 @@ def test_figures_of_a_restarted_agent_do_not_fall() -> None:
     job = after(issued(), told(PEERS[0], bytes_fetched=70, bytes_planned=100))
     job = after(
         job,
-        Restarted(PEERS[0]),
-        Issued(PEERS[0]),
+        AgentRestarted(PEERS[0]),
+        OrderIssued(PEERS[0]),
         told(PEERS[0], bytes_fetched=10, bytes_planned=30),
     )
     assert (job.bytes_done, job.bytes_planned) == (70, 100)
@@ -192,15 +194,16 @@ def test_a_running_job_is_cancelled_when_its_agents_have_stopped() -> None:
 
 
 def test_a_cancelled_job_does_not_wait_for_ever() -> None:
-    job = after(issued(), CancelRequested(), Ticked(LIVE, DEADLINE_S), now_s=1)
+    job = after(issued(), CancelRequested(), TimePassed(LIVE, DEADLINE_S), now_s=1)
     assert not job.state.is_terminal
     assert (
-        after(job, Ticked(LIVE, DEADLINE_S), now_s=1 + CANCEL_GRACE_S).state is JobState.CANCELLED
+        after(job, TimePassed(LIVE, DEADLINE_S), now_s=1 + CANCEL_GRACE_S).state
+        is JobState.CANCELLED
     )
 
 
 def test_a_cancelled_order_is_not_sent_again_after_a_restart() -> None:
-    job = after(issued(), CancelRequested(), Restarted(PEERS[0]))
+    job = after(issued(), CancelRequested(), AgentRestarted(PEERS[0]))
     order = job.order(PEERS[0])
     assert order is not None
     assert order.state is OrderState.CANCELLED
@@ -213,7 +216,9 @@ def test_a_job_that_was_done_before_the_cancellation_arrived_is_done() -> None:
 
 
 def test_orders_of_dead_datanodes_are_given_up() -> None:
-    job = after(issued(), GivenUp(PEERS[2], "datanode is dead"), done(PEERS[0]), done(PEERS[1]))
+    job = after(
+        issued(), OrderAbandoned(PEERS[2], "datanode is dead"), done(PEERS[0]), done(PEERS[1])
+    )
     assert (job.state, job.detail) == (JobState.PARTIAL, "dn-3: datanode is dead")
 
 
@@ -222,14 +227,14 @@ def round_of(job: Job, *roots: int, verdict: Verdict = Verdict.REPAIRABLE) -> Jo
     roots, which are their peers'.
     """
     queued = [order for order in job.orders if order.state is OrderState.QUEUED]
-    job = after(job, *(Issued(order.peer) for order in queued))
+    job = after(job, *(OrderIssued(order.peer) for order in queued))
     ends = dict(zip(PEERS, roots, strict=True))
     return after(
         job, *(left(order.peer, ends[order.peer], order.round, verdict=verdict) for order in queued)
     )
 
 
-def left(peer: PeerId, root: int, round_: int = 1, **figures: object) -> Progressed:
+def left(peer: PeerId, root: int, round_: int = 1, **figures: object) -> ProgressReceived:
     return replace(told(peer, OrderState.DONE, **figures), round=round_, root=(peer, root, ""))
 
 
@@ -290,9 +295,9 @@ def test_an_end_that_is_told_once_more_is_not_that_of_the_next_round() -> None:
     job = scattered()
     again = left(PEERS[0], 1, verdict=Verdict.UNRECOVERABLE)
     assert step(job, again, 1.0) is job
-    job = after(job, Issued(PEERS[0]))
-    assert step(job, Accepted(PEERS[0]), 1.0) is job
-    job = after(job, Accepted(PEERS[0], round=2))
+    job = after(job, OrderIssued(PEERS[0]))
+    assert step(job, OrderAccepted(PEERS[0]), 1.0) is job
+    job = after(job, OrderAccepted(PEERS[0], round=2))
     assert job.orders[0].state is OrderState.RUNNING
     assert step(job, again, 1.0) is job
 
@@ -319,7 +324,9 @@ def test_what_was_said_of_an_earlier_round_is_no_verdict_and_its_figures_stay() 
     )
     assert (job.verdict, job.bytes_done, job.bytes_planned) == (None, 70, 90)
     job = after(
-        job, Issued(PEERS[0]), replace(told(PEERS[0], bytes_fetched=2, bytes_planned=4), round=2)
+        job,
+        OrderIssued(PEERS[0]),
+        replace(told(PEERS[0], bytes_fetched=2, bytes_planned=4), round=2),
     )
     assert (job.bytes_done, job.bytes_planned) == (72, 94)
     second = {
@@ -347,17 +354,17 @@ def test_a_cancelled_job_has_no_further_round() -> None:
 def test_further_rounds_are_no_restarts() -> None:
     job = scattered()
     for _ in range(ATTEMPTS_MAX - 1):
-        job = after(job, Issued(PEERS[0]), Restarted(PEERS[0]))
+        job = after(job, OrderIssued(PEERS[0]), AgentRestarted(PEERS[0]))
     assert job.orders[0].state is OrderState.QUEUED
 
 
 def test_a_hopeless_verdict_holds_for_the_replicas_as_they_were_before_the_latest_round() -> None:
     first = scattered()
     heard = tuple(PeerOutcome(peer, "ok") for peer in PEERS[1:])
-    job = after(first, *(Issued(peer) for peer in PEERS[:2]), left(PEERS[1], 1, 2))
+    job = after(first, *(OrderIssued(peer) for peer in PEERS[:2]), left(PEERS[1], 1, 2))
     job = after(job, left(PEERS[0], 1, 2, verdict=Verdict.UNRECOVERABLE, peers=heard))
     assert job.state is JobState.PARTIAL
-    assert [root for _, root, _ in roots_spoken_of(job)] == [1, 1, 7]
+    assert [root for _, root, _ in roots_covered_by_verdict(job)] == [1, 1, 7]
 
 
 def running(
@@ -392,9 +399,9 @@ def test_the_rate_keeps_few_samples() -> None:
 def test_waiting_time_counts_neither_for_the_rate_nor_for_the_eta() -> None:
     job = running(60)
     before = job.rate_bytes_per_s
-    job = after(job, Ticked(frozenset(), DEADLINE_S), now_s=60)
+    job = after(job, TimePassed(frozenset(), DEADLINE_S), now_s=60)
     assert job.state is JobState.WAITING
-    job = after(job, Ticked(LIVE, 10**9), now_s=50_000)
+    job = after(job, TimePassed(LIVE, 10**9), now_s=50_000)
     job = after(job, told(PEERS[0], bytes_fetched=611, bytes_planned=10_000), now_s=50_001)
     assert job.active_s == pytest.approx(61, abs=1)
     assert job.rate_bytes_per_s == pytest.approx(before, rel=0.1)
@@ -413,14 +420,14 @@ def test_nothing_is_ever_more_than_finished() -> None:
 
 
 events: st.SearchStrategy[Event] = st.one_of(
-    st.builds(Issued, st.sampled_from(PEERS)),
-    st.builds(Accepted, st.sampled_from(PEERS)),
-    st.builds(Restarted, st.sampled_from(PEERS)),
-    st.builds(GivenUp, st.sampled_from(PEERS), st.just("gone")),
+    st.builds(OrderIssued, st.sampled_from(PEERS)),
+    st.builds(OrderAccepted, st.sampled_from(PEERS)),
+    st.builds(AgentRestarted, st.sampled_from(PEERS)),
+    st.builds(OrderAbandoned, st.sampled_from(PEERS), st.just("gone")),
     st.just(CancelRequested()),
-    st.builds(Ticked, st.frozensets(st.sampled_from(PEERS)), st.sampled_from([50.0, 600.0])),
+    st.builds(TimePassed, st.frozensets(st.sampled_from(PEERS)), st.sampled_from([50.0, 600.0])),
     st.builds(
-        Progressed,
+        ProgressReceived,
         st.sampled_from([*PEERS, PeerId("stranger")]),
         st.sampled_from(
             [

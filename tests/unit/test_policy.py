@@ -14,8 +14,8 @@ from scm.policy import (
     BACKOFF_FIRST_S,
     BACKOFF_JITTER,
     BACKOFF_MOST_S,
-    Compared,
-    Comparison,
+    ComparisonResult,
+    RootComparison,
     Roots,
     RoundEnd,
     Visit,
@@ -24,9 +24,9 @@ from scm.policy import (
     compare,
     free_slots,
     is_due,
+    peers_to_reorder,
     roots,
     targets,
-    to_go_again,
 )
 from tests.support.cluster_reports import replica, replicas
 
@@ -52,25 +52,25 @@ some_peers = st.frozensets(st.sampled_from([PeerId(f"dn-{number}") for number in
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (replicas(7, 7, 7), Comparison.MATCH),
-        (replicas(0, 0, 0), Comparison.MATCH),
-        (replicas(7, 7, 8), Comparison.DIVERGED),
-        (replicas(7, 0), Comparison.DIVERGED),
-        (replicas(7, 8, None), Comparison.DIVERGED),
-        (replicas(7, 7, None), Comparison.UNKNOWN),
-        (replicas(None, None), Comparison.UNKNOWN),
-        (replicas(7), Comparison.UNKNOWN),
+        (replicas(7, 7, 7), RootComparison.MATCH),
+        (replicas(0, 0, 0), RootComparison.MATCH),
+        (replicas(7, 7, 8), RootComparison.DIVERGED),
+        (replicas(7, 0), RootComparison.DIVERGED),
+        (replicas(7, 8, None), RootComparison.DIVERGED),
+        (replicas(7, 7, None), RootComparison.UNKNOWN),
+        (replicas(None, None), RootComparison.UNKNOWN),
+        (replicas(7), RootComparison.UNKNOWN),
         (
             [replica("dn-1", index=1, root=1), replica("dn-2", index=2, root=2)],
-            Comparison.NOT_APPLICABLE,
+            RootComparison.NOT_APPLICABLE,
         ),
-        ([replica(state=ReplicaState.OPEN)], Comparison.NOT_APPLICABLE),
-        ([replica("dn-1"), replica("dn-2", state=ReplicaState.CLOSING)], Comparison.UNKNOWN),
-        ([], Comparison.NOT_APPLICABLE),
+        ([replica(state=ReplicaState.OPEN)], RootComparison.NOT_APPLICABLE),
+        ([replica("dn-1"), replica("dn-2", state=ReplicaState.CLOSING)], RootComparison.UNKNOWN),
+        ([], RootComparison.NOT_APPLICABLE),
     ],
 )
 def test_an_unknown_root_is_neither_zero_nor_a_match(
-    found: list[ContainerReplica], expected: Comparison
+    found: list[ContainerReplica], expected: RootComparison
 ) -> None:
     """CR-002, CR-014, CR-047; Ozone's own comparison takes 0 for a root (T11)."""
     assert compare(found).comparison is expected
@@ -86,19 +86,20 @@ def test_replicas_that_are_not_closed_are_named_and_what_to_do_about_an_invalid_
 def test_equal_roots_that_know_of_different_deletes_are_diverged() -> None:
     found = [replica("dn-1", fingerprint=b"live"), replica("dn-2", fingerprint=b"dead")]
     compared = compare(found)
-    assert compared.comparison is Comparison.DIVERGED
+    assert compared.comparison is RootComparison.DIVERGED
     assert "deletes" in compared.note
 
 
 def test_a_replica_without_a_fingerprint_is_compared_by_its_root() -> None:
     assert (
-        compare([replica("dn-1", fingerprint=b"x"), replica("dn-2")]).comparison is Comparison.MATCH
+        compare([replica("dn-1", fingerprint=b"x"), replica("dn-2")]).comparison
+        is RootComparison.MATCH
     )
 
 
 def test_a_silent_datanode_proves_no_match() -> None:
-    assert compare(replicas(7, 7), silent={PeerId("dn-2")}).comparison is Comparison.UNKNOWN
-    assert compare(replicas(7, 8), silent={PeerId("dn-2")}).comparison is Comparison.DIVERGED
+    assert compare(replicas(7, 7), silent={PeerId("dn-2")}).comparison is RootComparison.UNKNOWN
+    assert compare(replicas(7, 8), silent={PeerId("dn-2")}).comparison is RootComparison.DIVERGED
 
 
 def test_empty_trees_of_containers_with_blocks_prove_no_match() -> None:
@@ -106,10 +107,10 @@ def test_empty_trees_of_containers_with_blocks_prove_no_match() -> None:
     of them.
     """
     found = [replace(one, block_count=2) for one in replicas(0, 0, 0)]
-    assert compare(found).comparison is Comparison.UNKNOWN
+    assert compare(found).comparison is RootComparison.UNKNOWN
     assert (
         compare([replace(one, block_count=2) for one in replicas(0, 7, 7)]).comparison
-        is Comparison.DIVERGED
+        is RootComparison.DIVERGED
     )
 
 
@@ -117,7 +118,7 @@ def test_replicas_of_an_empty_container_match() -> None:
     """CR-009: unlike the root of a container with blocks, that of an empty one is known
     to be 0.
     """
-    assert compare(replicas(0, 0, 0)) == Compared(Comparison.MATCH)
+    assert compare(replicas(0, 0, 0)) == ComparisonResult(RootComparison.MATCH)
 
 
 def test_a_match_of_unhealthy_replicas_says_so() -> None:
@@ -130,7 +131,7 @@ def test_a_match_is_claimed_only_of_known_equal_closed_roots(
     found: list[ContainerReplica], silent: frozenset[PeerId]
 ) -> None:
     """inv-I12."""
-    if compare(found, silent=silent).comparison is Comparison.MATCH:
+    if compare(found, silent=silent).comparison is RootComparison.MATCH:
         assert len(found) >= 2
         assert len({r.data_checksum for r in found}) == 1
         assert all(
@@ -198,19 +199,19 @@ def test_those_go_again_that_differ_from_a_peer_which_changed(
             for n, r in enumerate(found, start=1)
         )
 
-    assert to_go_again(named(before), out_of_round(named(after))) == {
+    assert peers_to_reorder(named(before), out_of_round(named(after))) == {
         f"dn-{number}" for number in again
     }
 
 
 def test_replicas_with_equal_roots_go_again_where_they_know_of_different_deletes() -> None:
     dn1, dn2 = PeerId("dn-1"), PeerId("dn-2")
-    assert to_go_again(
+    assert peers_to_reorder(
         ((dn1, 7, "a"), (dn2, 7, "b")), out_of_round(((dn1, 7, "c"), (dn2, 7, "b")))
     ) == {dn2}
     # Who tells no fingerprint is compared by its root.
     assert (
-        to_go_again(((dn1, 7, "a"), (dn2, 7, "")), out_of_round(((dn1, 7, "c"), (dn2, 7, ""))))
+        peers_to_reorder(((dn1, 7, "a"), (dn2, 7, "")), out_of_round(((dn1, 7, "c"), (dn2, 7, ""))))
         == set()
     )
 
@@ -241,7 +242,7 @@ def test_what_was_mended_may_help_those_that_were_left_with_something_open(
     if after == "122" and unsettled == "1":
         # Its own root is another, now that it knows its damage.
         before = ((PeerId("dn-1"), 2, ""), *before[1:])
-    assert to_go_again(before, out_of_round(roots, mended=mended, unsettled=unsettled)) == {
+    assert peers_to_reorder(before, out_of_round(roots, mended=mended, unsettled=unsettled)) == {
         f"dn-{n}" for n in again
     }
 

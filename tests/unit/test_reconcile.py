@@ -24,7 +24,7 @@ from repair.requests import (
     LoadOwn,
     PutBlock,
     ReconcileOptions,
-    Report,
+    ReportOutcome,
     Request,
     RequestFailed,
     Rescan,
@@ -108,7 +108,7 @@ def run(
             raise CrashError
         request = waiting.pop(0)
         at.asked.append(request)
-        if isinstance(request, Report):
+        if isinstance(request, ReportOutcome):
             continue
         event = meddle(request)
         if event is None:
@@ -119,7 +119,7 @@ def run(
                     event = carry_out_here(request, at.ours)
         waiting += machine.step(event)
     assert machine.outcome is not None
-    assert at.of(Report) == [Report(machine.outcome)]
+    assert at.of(ReportOutcome) == [ReportOutcome(machine.outcome)]
     return machine.outcome
 
 
@@ -136,9 +136,9 @@ def healthy(at: World, block_id: BlockId) -> bytes:
 def test_equal_replicas_are_left_alone_and_only_trees_are_asked_for() -> None:
     """CR-040."""
     at = world(A, B)
-    outcome = run(at, ReconcileOptions(spare_scan=True))
+    outcome = run(at, ReconcileOptions(skip_final_scan=True))
     assert (outcome.state, outcome.verdict) == (OutcomeState.DONE, Verdict.MATCH)
-    assert {type(request) for request in at.asked} == {LoadOwn, FetchTree, Report}
+    assert {type(request) for request in at.asked} == {LoadOwn, FetchTree, ReportOutcome}
 
 
 def test_damage_that_no_tree_shows_yet_is_found_and_mended_in_the_same_job() -> None:
@@ -282,7 +282,7 @@ def test_at_most_the_allowed_number_of_chunks_is_under_way() -> None:
                 under_way += machine.step(
                     carry_out_there(request, ContainerId(7), at.peers[request.peer])
                 )
-            case Report():
+            case ReportOutcome():
                 pass
             case _:
                 under_way += machine.step(carry_out_here(request, at.ours))
@@ -382,7 +382,7 @@ def test_all_peers_failing_changes_nothing_and_is_reported() -> None:
         "no_peer",
         None,
     )
-    assert {type(request) for request in at.asked} == {LoadOwn, FetchTree, Report}
+    assert {type(request) for request in at.asked} == {LoadOwn, FetchTree, ReportOutcome}
 
 
 def test_a_lost_record_of_whole_data_is_taken_from_a_peer_without_fetching_a_byte() -> None:
@@ -1318,12 +1318,12 @@ def test_a_cancel_ends_the_run_at_once_wherever_it_is() -> None:
                     waiting += machine.step(
                         carry_out_there(request, ContainerId(7), at.peers[request.peer])
                     )
-                case Report():
+                case ReportOutcome():
                     raise AssertionError
                 case _:
                     waiting += machine.step(carry_out_here(request, at.ours))
         (report,) = machine.step(Cancelled("the container is being deleted"))
-        assert isinstance(report, Report)
+        assert isinstance(report, ReportOutcome)
         assert report.outcome.state is OutcomeState.INTERRUPTED
         assert machine.step(Cancelled("again")) == []
         late = RequestFailed(waiting[0], "interrupted") if waiting else Cancelled("late")

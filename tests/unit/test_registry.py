@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from scm.eligibility import ContainerState
-from scm.policy import Comparison
-from scm.registry import Datanode, Liveness, Observed, Registry, Report
+from scm.policy import RootComparison
+from scm.registry import Datanode, HeartbeatEffect, Liveness, Registry, ReplicaReport
 from tests.support.cluster_reports import replica, replicas
 
 DN1 = Datanode(PeerId("dn-1"), "host-1", "127.0.0.1:1")
@@ -31,12 +31,12 @@ def observe(
     full: bool = True,
     removed: tuple[int, ...] = (),
     now_s: float = 0.0,
-) -> Observed:
+) -> HeartbeatEffect:
     return registry.observe(
         Datanode(PeerId(peer), "", "127.0.0.1:1"),
         incarnation=incarnation,
         sequence=sequence,
-        report=Report(full, found, tuple(ContainerId(number) for number in removed)),
+        report=ReplicaReport(full, found, tuple(ContainerId(number) for number in removed)),
         now_s=now_s,
     )
 
@@ -197,14 +197,14 @@ def test_a_datanode_grows_stale_then_dead_and_comes_back() -> None:
     assert registry.age(89) == []
     assert registry.age(90) == [("dn-1", Liveness.STALE)]
     assert registry.age(91) == []
-    assert registry.compared(ContainerId(1)).comparison is Comparison.UNKNOWN
+    assert registry.compared(ContainerId(1)).comparison is RootComparison.UNKNOWN
     assert registry.live() == {"dn-2"}
     assert registry.age(600) == [("dn-1", Liveness.DEAD), ("dn-2", Liveness.STALE)]
     assert held(registry) == [("dn-2", 7)]
     for peer in ("dn-1", "dn-2"):
         observe(registry, peer=peer, sequence=2, full=False, now_s=601)
     assert held(registry) == [("dn-1", 7), ("dn-2", 7)]
-    assert registry.compared(ContainerId(1)).comparison is Comparison.MATCH
+    assert registry.compared(ContainerId(1)).comparison is RootComparison.MATCH
 
 
 def test_the_replicas_of_a_dead_datanode_neither_match_nor_diverge() -> None:
@@ -214,7 +214,7 @@ def test_the_replicas_of_a_dead_datanode_neither_match_nor_diverge() -> None:
     assert list(registry.diverged()) == [1]
     registry.age(600)
     assert list(registry.diverged()) == []
-    assert registry.compared(ContainerId(1)).comparison is Comparison.MATCH
+    assert registry.compared(ContainerId(1)).comparison is RootComparison.MATCH
 
 
 def test_null_checksums_of_old_containers_do_not_break_the_comparison() -> None:
@@ -222,8 +222,8 @@ def test_null_checksums_of_old_containers_do_not_break_the_comparison() -> None:
     registry = make()
     observe(registry, replica("dn-1", root=None), peer="dn-1")
     observe(registry, replica("dn-2", root=None), peer="dn-2")
-    assert registry.compared(ContainerId(1)).comparison is Comparison.UNKNOWN
-    assert registry.counts()[Comparison.UNKNOWN] == 1
+    assert registry.compared(ContainerId(1)).comparison is RootComparison.UNKNOWN
+    assert registry.counts()[RootComparison.UNKNOWN] == 1
 
 
 actions = st.lists(

@@ -16,7 +16,7 @@ from ozone.rocks import (
     Batch,
     Counter,
     Database,
-    Table,
+    OzoneTable,
     block_key,
     container_prefix,
     counter_key,
@@ -73,9 +73,9 @@ def test_a_shadow_reads_what_the_datanode_wrote_and_leaves_no_trace(
     before = tree_of_files(database_path)
     times = {p.name: p.stat().st_mtime_ns for p in database_path.iterdir()}
     database = Database.open_shadow(database_path, shadows)
-    assert len(list(database.items(Table.BLOCK_DATA, container_prefix(ONE)))) == 6
+    assert len(list(database.items(OzoneTable.BLOCK_DATA, container_prefix(ONE)))) == 6
     assert database.get_long(ONE, Counter.BLOCK_COUNT) == 6
-    assert database.get(Table.BLOCK_DATA, block_key(ONE, BlockId(1))) is None
+    assert database.get(OzoneTable.BLOCK_DATA, block_key(ONE, BlockId(1))) is None
     database.close()
     assert tree_of_files(database_path) == before
     assert {p.name: p.stat().st_mtime_ns for p in database_path.iterdir()} == times
@@ -88,7 +88,7 @@ def test_a_shadow_stays_readable_when_the_datanode_removes_its_files(
     database = Database.open_shadow(database_path, shadows)
     for file in database_path.iterdir():
         file.unlink()
-    assert len(list(database.items(Table.BLOCK_DATA, container_prefix(ONE)))) == 6
+    assert len(list(database.items(OzoneTable.BLOCK_DATA, container_prefix(ONE)))) == 6
     database.close()
 
 
@@ -97,7 +97,7 @@ def test_a_shadow_opens_while_the_owner_has_the_database(
 ) -> None:
     owner = Database.open_owner(database_path, Disk())
     batch = Batch()
-    batch.put(Table.METADATA, counter_key(ONE, Counter.DELETE_TX), long_bytes(77))
+    batch.put(OzoneTable.METADATA, counter_key(ONE, Counter.DELETE_TX), long_bytes(77))
     owner.write(batch)
     shadow = Database.open_shadow(database_path, shadows)
     assert shadow.get_long(ONE, Counter.DELETE_TX) == 77
@@ -109,9 +109,9 @@ def test_rows_of_one_container_only_are_met_in_the_order_of_text(tmp_path: Path)
     database = Database.create(tmp_path / "container.db", Disk())
     batch = Batch()
     for container, block in [(1, 9), (1, 10), (1, 1), (2, 5), (256, 3)]:
-        batch.put(Table.BLOCK_DATA, block_key(ContainerId(container), BlockId(block)), b"x")
+        batch.put(OzoneTable.BLOCK_DATA, block_key(ContainerId(container), BlockId(block)), b"x")
     database.write(batch)
-    keys = [key for key, _ in database.items(Table.BLOCK_DATA, container_prefix(ONE))]
+    keys = [key for key, _ in database.items(OzoneTable.BLOCK_DATA, container_prefix(ONE))]
     assert keys == [block_key(ONE, BlockId(block)) for block in (1, 10, 9)]
     database.close()
 
@@ -120,18 +120,18 @@ def test_a_batch_is_one_durable_operation_and_survives_closing(tmp_path: Path) -
     disk = CountingDisk()
     database = Database.create(tmp_path / "container.db", disk)
     batch = Batch()
-    batch.put(Table.METADATA, counter_key(ONE, Counter.BCS_ID), long_bytes(5))
-    batch.put(Table.LAST_CHUNK_INFO, block_key(ONE, BlockId(3)), b"last")
+    batch.put(OzoneTable.METADATA, counter_key(ONE, Counter.BCS_ID), long_bytes(5))
+    batch.put(OzoneTable.LAST_CHUNK_INFO, block_key(ONE, BlockId(3)), b"last")
     database.write(batch)
     database.write(Batch())
     assert [operation for operation, _ in disk.operations].count(Operation.BATCH) == 1
     batch = Batch()
-    batch.delete(Table.LAST_CHUNK_INFO, block_key(ONE, BlockId(3)))
+    batch.delete(OzoneTable.LAST_CHUNK_INFO, block_key(ONE, BlockId(3)))
     database.write(batch)
     database.close()
     database = Database.open_owner(tmp_path / "container.db", disk)
     assert database.get_long(ONE, Counter.BCS_ID) == 5
-    assert database.get(Table.LAST_CHUNK_INFO, block_key(ONE, BlockId(3))) is None
+    assert database.get(OzoneTable.LAST_CHUNK_INFO, block_key(ONE, BlockId(3))) is None
     database.close()
 
 
@@ -170,13 +170,13 @@ def test_files_stay_such_as_old_datanodes_can_read(tmp_path: Path, times: int) -
     Database.create(path, Disk()).close()
     for _ in range(times - 1):
         Database.open_owner(path, Disk()).close()
-    assert _layout(path) == dict.fromkeys(("default", *Table), OZONES)
+    assert _layout(path) == dict.fromkeys(("default", *OzoneTable), OZONES)
 
 
 def test_a_database_of_ozone_keeps_its_layout_when_we_write_to_it(database_path: Path) -> None:
     for _ in range(2):
         Database.open_owner(database_path, Disk()).close()
-    assert _layout(database_path) == dict.fromkeys(("default", *Table), OZONES)
+    assert _layout(database_path) == dict.fromkeys(("default", *OzoneTable), OZONES)
     assert not (database_path / "rocksdict-config.json").exists()
 
 
@@ -191,14 +191,14 @@ def test_tables_that_an_old_release_lacks_are_made_by_the_owner_only(
     )
     subprocess.run([sys.executable, "-c", script, str(path)], check=True)
     shadow = Database.open_shadow(path, shadows)
-    assert shadow.get(Table.LAST_CHUNK_INFO, b"any") is None
-    assert list(shadow.items(Table.LAST_CHUNK_INFO, container_prefix(ONE))) == []
+    assert shadow.get(OzoneTable.LAST_CHUNK_INFO, b"any") is None
+    assert list(shadow.items(OzoneTable.LAST_CHUNK_INFO, container_prefix(ONE))) == []
     shadow.close()
     owner = Database.open_owner(path, Disk())
     batch = Batch()
-    batch.put(Table.LAST_CHUNK_INFO, block_key(ONE, BlockId(1)), b"x")
+    batch.put(OzoneTable.LAST_CHUNK_INFO, block_key(ONE, BlockId(1)), b"x")
     owner.write(batch)
-    assert owner.get(Table.LAST_CHUNK_INFO, block_key(ONE, BlockId(1))) == b"x"
+    assert owner.get(OzoneTable.LAST_CHUNK_INFO, block_key(ONE, BlockId(1))) == b"x"
     owner.close()
     assert _layout(path)["last_chunk_info"] == OZONES
 
@@ -268,7 +268,7 @@ def test_a_damaged_table_file_is_an_error_not_the_end_of_the_rows(
         file.write_bytes(raw)
     database = Database.open_shadow(database_path, shadows)
     with pytest.raises(DatabaseError):
-        list(database.items(Table.BLOCK_DATA, container_prefix(ONE)))
+        list(database.items(OzoneTable.BLOCK_DATA, container_prefix(ONE)))
     database.close()
 
 
@@ -276,7 +276,7 @@ def test_a_counter_that_cannot_be_read_is_named_with_its_container(tmp_path: Pat
     path = tmp_path / "container.db"
     database = Database.create(path, Disk())
     batch = Batch()
-    batch.put(Table.METADATA, counter_key(ONE, Counter.BCS_ID), long_bytes(5))
+    batch.put(OzoneTable.METADATA, counter_key(ONE, Counter.BCS_ID), long_bytes(5))
     database.write(batch)
     database.close()
     Database.open_owner(path, Disk()).close()
@@ -374,15 +374,15 @@ def test_a_closed_database_says_so(database_path: Path, shadows: Path) -> None:
     database.close()
     database.close()
     with pytest.raises(DatabaseError, match="closed"):
-        database.get(Table.METADATA, b"any")
+        database.get(OzoneTable.METADATA, b"any")
     with pytest.raises(DatabaseError, match="closed"):
-        list(database.items(Table.METADATA, b"any"))
+        list(database.items(OzoneTable.METADATA, b"any"))
 
 
 def test_a_counter_of_a_wrong_length_is_refused(tmp_path: Path) -> None:
     database = Database.create(tmp_path / "container.db", Disk())
     batch = Batch()
-    batch.put(Table.METADATA, counter_key(ONE, Counter.BCS_ID), b"123")
+    batch.put(OzoneTable.METADATA, counter_key(ONE, Counter.BCS_ID), b"123")
     database.write(batch)
     with pytest.raises(DatabaseError, match="3 bytes"):
         database.get_long(ONE, Counter.BCS_ID)

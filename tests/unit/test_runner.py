@@ -16,7 +16,7 @@ from merkle.windows import Proven
 from ozone.ports import ByteRange
 from repair.ports import Peer, Piece
 from repair.requests import FetchWindows, RequestFailed, WindowsArrived
-from repair.runner import Job, Runner, carry_out_there
+from repair.runner import RepairJob, Runner, carry_out_there
 from runtime.errors import BusyError, DiskError, PeerRefusedError, PeerUnavailableError
 from runtime.retry import Backoff
 from tests.support.memory import RepairableReplica
@@ -125,7 +125,7 @@ def run(
     runner: Runner, replica: RepairableReplica, *peers: Peer, job: str = "job-9"
 ) -> RepairOutcome:
     return runner.run(
-        Job(job, CONTAINER), lambda _: replica, {peer.peer_id: peer for peer in peers}
+        RepairJob(job, CONTAINER), lambda _: replica, {peer.peer_id: peer for peer in peers}
     )
 
 
@@ -165,7 +165,10 @@ def test_progress_is_told_and_grows(make_runner: Callable[..., Runner]) -> None:
     told: list[RepairProgress] = []
     peer = HookedPeer("dn2", lambda _: None)
     make_runner().run(
-        Job("j", CONTAINER), lambda _: damaged(1), {peer.peer_id: peer}, on_progress=told.append
+        RepairJob("j", CONTAINER),
+        lambda _: damaged(1),
+        {peer.peer_id: peer},
+        on_progress=told.append,
     )
     assert [p.bytes_written for p in told] == sorted(p.bytes_written for p in told)
     assert told[-1].chunks_repaired == 1
@@ -367,7 +370,7 @@ def test_a_slow_peer_does_not_keep_another_containers_repair_from_its_disk(
     other.scan()
     source = MemorySource(replica_of(8, {A: BLOCK}, window_bytes=WINDOW, chunk_bytes=CHUNK))
     peer = MemoryPeer(PeerId("dn2"), source)
-    outcome = runner.run(Job("other", ContainerId(8)), lambda _: other, {peer.peer_id: peer})
+    outcome = runner.run(RepairJob("other", ContainerId(8)), lambda _: other, {peer.peer_id: peer})
     assert outcome.verdict is Verdict.REPAIRABLE
     gate.opened.set()
     slow.join(DEADLINE_S)

@@ -19,7 +19,7 @@ from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ChunkTree, ContainerId, ContainerTree
 from ozone.containers import Container, ContainerStore
 from ozone.errors import ContainerUnsupportedError, InterruptedRepairError
-from ozone.rocks import Batch, Table, block_key
+from ozone.rocks import Batch, OzoneTable, block_key
 from ozone.scan import (
     BUFFER_BYTES,
     Finding,
@@ -355,7 +355,7 @@ def test_a_block_deleted_during_the_scan_is_no_finding(tmp_path: Path) -> None:
         def delete(_: int) -> None:
             made.block_file(1, 21).unlink(missing_ok=True)
             batch = Batch()
-            batch.delete(Table.BLOCK_DATA, block_key(ContainerId(1), BlockId(21)))
+            batch.delete(OzoneTable.BLOCK_DATA, block_key(ContainerId(1), BlockId(21)))
             made.database.write(batch)
 
         # The datanode, here the maker, owns the volume all the while.
@@ -510,7 +510,7 @@ def test_a_record_that_cannot_be_parsed_costs_its_own_block_only(made: VolumeMak
     made.container()
     made.block(1, 20, whole(100))
     made.block(1, 21, whole(100))
-    made.put(Table.BLOCK_DATA, block_key(ContainerId(1), BlockId(20)), b"\x0a\xff")
+    made.put(OzoneTable.BLOCK_DATA, block_key(ContainerId(1), BlockId(20)), b"\x0a\xff")
 
     with opened(made) as container:
         for result in (scan(container), scan_metadata(container)):
@@ -524,12 +524,12 @@ def test_a_record_under_the_key_of_another_block_is_not_believed(made: VolumeMak
     made.container()
     record = made.block(1, 20, whole(100))
     moved = replace(record, block_id=BlockId(99))
-    made.put(Table.BLOCK_DATA, block_key(ContainerId(1), BlockId(20)), b"")
-    made.put_record(Table.BLOCK_DATA, moved)
+    made.put(OzoneTable.BLOCK_DATA, block_key(ContainerId(1), BlockId(20)), b"")
+    made.put_record(OzoneTable.BLOCK_DATA, moved)
     made.put(
-        Table.BLOCK_DATA,
+        OzoneTable.BLOCK_DATA,
         block_key(ContainerId(1), BlockId(20)),
-        made.database.get(Table.BLOCK_DATA, block_key(ContainerId(1), BlockId(99))) or b"",
+        made.database.get(OzoneTable.BLOCK_DATA, block_key(ContainerId(1), BlockId(99))) or b"",
     )
 
     assert (FindingType.INACCESSIBLE_DB, 20, None) in found(scanned(made))

@@ -15,13 +15,13 @@ from dnagent.ports import ScanReport
 from dnagent.scanner import (
     CHECK_INTERVAL_MS,
     REQUESTS_MAX,
-    Candidate,
-    Examination,
-    Limiter,
-    Pace,
-    RequestQueue,
+    CompletedScan,
+    RateLimiter,
+    ScanCandidate,
+    ScanDepth,
     Scanner,
-    Source,
+    ScanPace,
+    ScanQueue,
     is_due,
     next_to_scan,
 )
@@ -47,8 +47,8 @@ CORRUPT = Finding(FindingType.CORRUPT_CHUNK, BlockId(20), 0)
 
 def closed(
     container_id: ContainerId, last_scan_ms: int | None = None, root: int | None = 7
-) -> Candidate:
-    return Candidate(container_id, ReplicaState.CLOSED, root, last_scan_ms)
+) -> ScanCandidate:
+    return ScanCandidate(container_id, ReplicaState.CLOSED, root, last_scan_ms)
 
 
 def test_never_scanned_comes_first_then_the_oldest_then_the_lowest_id() -> None:
@@ -115,25 +115,25 @@ class Clock:
 class FakeVolume:
     """A volume in memory; `during` runs while a container is being read."""
 
-    held: dict[ContainerId, Candidate]
+    held: dict[ContainerId, ScanCandidate]
     findings: tuple[Finding, ...] = ()
     transient: bool = False
     during: Callable[[], None] = lambda: None
     examine_error: Exception | None = None
     write_errors: list[Exception] = field(default_factory=list)
     failed: VolumeError | None = None
-    examined: list[tuple[ContainerId, Source]] = field(default_factory=list)
+    examined: list[tuple[ContainerId, ScanDepth]] = field(default_factory=list)
     written: list[ContainerId] = field(default_factory=list)
     marked: list[ContainerId] = field(default_factory=list)
     name: str = "v1"
     read_bytes: int = 100
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[ScanCandidate]:
         if self.failed:
             raise self.failed
         return list(self.held.values())
 
-    def candidate(self, container_id: ContainerId) -> Candidate:
+    def candidate(self, container_id: ContainerId) -> ScanCandidate:
         if container_id not in self.held:
             raise ContainerNotFoundError("gone", container_id=container_id)
         return self.held[container_id]
@@ -141,10 +141,10 @@ class FakeVolume:
     def examine(
         self,
         container_id: ContainerId,
-        source: Source,
+        source: ScanDepth,
         on_bytes: Callable[[int], None],
         cancelled: Callable[[], bool],
-    ) -> Examination:
+    ) -> CompletedScan:
         self.examined.append((container_id, source))
         self.during()
         on_bytes(self.read_bytes)
@@ -158,20 +158,20 @@ class FakeVolume:
             bytes_read=self.read_bytes,
             transient=self.transient,
         )
-        return Examination(container_id, source, result, b"g")
+        return CompletedScan(container_id, source, result, b"g")
 
-    def write_tree(self, examination: Examination) -> None:
+    def write_tree(self, examination: CompletedScan) -> None:
         if self.write_errors:
             raise self.write_errors.pop()
         self.written.append(examination.container_id)
         before = self.candidate(examination.container_id)
         self.held[examination.container_id] = replace(before, data_checksum=99)
 
-    def settle(self, examination: Examination, at_ms: int) -> bool:
+    def settle(self, examination: CompletedScan, at_ms: int) -> bool:
         before = self.candidate(examination.container_id)
         worse = bool(examination.result.findings) and before.state is not ReplicaState.UNHEALTHY
         state = ReplicaState.UNHEALTHY if worse else before.state
-        scanned_ms = at_ms if examination.source is Source.DATA else before.last_scan_ms
+        scanned_ms = at_ms if examination.source is ScanDepth.DATA else before.last_scan_ms
         self.held[before.container_id] = replace(before, state=state, last_scan_ms=scanned_ms)
         if worse:
             self.marked.append(before.container_id)
@@ -187,12 +187,12 @@ class Rig:
     changed: list[ContainerId]
 
 
-def rig(*candidates: Candidate, background: bool = True, **more: object) -> Rig:
+def rig(*candidates: ScanCandidate, background: bool = True, **more: object) -> Rig:
     volume = FakeVolume({c.container_id: c for c in candidates})
     for name, value in more.items():
         setattr(volume, name, value)
     metrics, clock, changed = Metrics("dnagent"), Clock(), list[ContainerId]()
-    pace = Pace(background, min_gap_ms=GAP_MS, bytes_per_second=0)
+    pace = ScanPace(background, min_gap_ms=GAP_MS, bytes_per_second=0)
     return Rig(
         volume,
         Scanner(volume, pace, metrics=metrics, on_change=changed.append, clock=clock),
@@ -216,7 +216,7 @@ def test_a_clean_scan_writes_the_tree_and_the_time() -> None:
     r = rig(closed(ONE))
     assert r.scanner.step()
     assert r.volume.written == [ONE]
-    assert r.volume.held[ONE] == Candidate(ONE, ReplicaState.CLOSED, 99, NOW_MS)
+    assert r.volume.held[ONE] == ScanCandidate(ONE, ReplicaState.CLOSED, 99, NOW_MS)
     assert r.changed == [ONE]
     assert r.metrics.value("dnagent_containers_scanned_total", volume="v1") == 1
     assert r.metrics.value("dnagent_scan_bytes_total", volume="v1") == 100
@@ -286,13 +286,13 @@ def test_a_tree_that_cannot_be_written_does_not_hide_the_findings() -> None:
 def test_a_container_whose_tree_cannot_be_written_is_not_read_again_and_again() -> None:
     r = rig(closed(ONE, root=None), write_errors=[DiskError("no space", container_id=ONE)] * 3)
     assert r.scanner.step()
-    assert r.volume.examined == [(ONE, Source.METADATA), (ONE, Source.DATA)]
+    assert r.volume.examined == [(ONE, ScanDepth.METADATA), (ONE, ScanDepth.DATA)]
     assert r.metrics.value("dnagent_trees_built_total") == 0
     assert r.scanner.last_error == "no space"
     assert not r.scanner.step()
     r.clock.time_ms += GAP_MS
     assert not r.scanner.step()
-    assert r.volume.examined[2:] == [(ONE, Source.METADATA)]
+    assert r.volume.examined[2:] == [(ONE, ScanDepth.METADATA)]
     r.clock.time_ms += GAP_MS
     assert r.scanner.step()
     assert r.volume.written == [ONE]
@@ -322,7 +322,7 @@ def test_a_replica_without_a_tree_gets_one_before_any_data_is_read() -> None:
     r = rig(closed(ONE), closed(TWO, root=None), closed(THREE, NOW_MS, root=None))
     r.scanner.step()
     r.scanner.step()
-    assert r.volume.examined == [(TWO, Source.METADATA), (THREE, Source.METADATA)]
+    assert r.volume.examined == [(TWO, ScanDepth.METADATA), (THREE, ScanDepth.METADATA)]
     # It has a tree now, and still no scan.
     assert r.volume.held[TWO] == closed(TWO, root=99)
     assert r.changed == [TWO, THREE]
@@ -333,13 +333,13 @@ def test_without_background_scans_trees_are_still_built() -> None:
     r = rig(closed(ONE, root=None), background=False)
     assert r.scanner.step()
     assert not r.scanner.step()
-    assert r.volume.examined == [(ONE, Source.METADATA)]
+    assert r.volume.examined == [(ONE, ScanDepth.METADATA)]
 
 
 def test_records_that_cannot_be_read_lead_to_a_data_scan() -> None:
     r = rig(closed(ONE, root=None), examine_error=DatabaseError("broken"))
     r.scanner.step()
-    assert r.volume.examined == [(ONE, Source.METADATA), (ONE, Source.DATA)]
+    assert r.volume.examined == [(ONE, ScanDepth.METADATA), (ONE, ScanDepth.DATA)]
     assert not r.scanner.step()
 
 
@@ -361,7 +361,7 @@ def test_an_open_container_is_checked_now_and_then_and_keeps_its_state() -> None
     assert (r.volume.written, r.changed) == ([], [])
     r.clock.time_ms += CHECK_INTERVAL_MS
     assert r.scanner.step()
-    assert r.volume.examined == [(ONE, Source.CHECK)] * 2
+    assert r.volume.examined == [(ONE, ScanDepth.CHECK)] * 2
     # Not counted among the containers whose data were read.
     assert r.metrics.value("dnagent_containers_scanned_total", volume="v1") == 0
 
@@ -380,7 +380,11 @@ def test_corrupt_metadata_of_an_open_container_makes_it_unhealthy_once() -> None
     # From here on it is a replica like others: it gets a tree, then its data are read.
     assert r.scanner.step()
     assert r.scanner.step()
-    assert r.volume.examined == [(ONE, Source.CHECK), (ONE, Source.METADATA), (ONE, Source.DATA)]
+    assert r.volume.examined == [
+        (ONE, ScanDepth.CHECK),
+        (ONE, ScanDepth.METADATA),
+        (ONE, ScanDepth.DATA),
+    ]
     assert r.volume.marked == [ONE]
 
 
@@ -409,7 +413,7 @@ def test_a_request_without_gap_is_scanned_and_answered_with_its_findings() -> No
 def test_a_failed_volume_ends_its_background_thread_and_is_named() -> None:
     """S17"""
     volume = FakeVolume({ONE: closed(ONE)}, failed=VolumeError("the disk is gone"))
-    scanner = Scanner(volume, Pace(), metrics=Metrics("dnagent"), on_change=lambda _: None)
+    scanner = Scanner(volume, ScanPace(), metrics=Metrics("dnagent"), on_change=lambda _: None)
     scanner.start()
     wait_until(lambda: scanner.last_error == "the disk is gone", "the reason to be named")
     # Bound to requests, not to the round: still there.
@@ -473,7 +477,7 @@ def test_a_stop_during_a_scan_marks_nothing() -> None:
 
 def test_a_container_asked_for_twice_while_queued_is_scanned_once() -> None:
     """S21"""
-    queue = RequestQueue()
+    queue = ScanQueue()
     first = queue.add(ONE, without_gap=False)
     assert queue.add(ONE, without_gap=True) is first
     request = queue.take()
@@ -485,7 +489,7 @@ def test_a_request_that_comes_while_the_scan_runs_is_queued_again() -> None:
     """S21, where we differ from Ozone on purpose: the running scan may have passed what
     the request is about.
     """
-    queue = RequestQueue()
+    queue = ScanQueue()
     first = queue.add(ONE, without_gap=True)
     queue.take()
     assert queue.add(ONE, without_gap=True) is not first
@@ -493,7 +497,7 @@ def test_a_request_that_comes_while_the_scan_runs_is_queued_again() -> None:
 
 
 def test_the_queue_is_bounded_and_joining_an_entry_is_not_refused() -> None:
-    queue = RequestQueue()
+    queue = ScanQueue()
     for container_id in range(REQUESTS_MAX):
         queue.add(ContainerId(container_id), without_gap=True)
     queue.add(ContainerId(0), without_gap=True)
@@ -502,7 +506,7 @@ def test_the_queue_is_bounded_and_joining_an_entry_is_not_refused() -> None:
 
 
 def test_closing_the_queue_answers_all_who_wait() -> None:
-    queue = RequestQueue()
+    queue = ScanQueue()
     waiting: Future[ScanReport] = queue.add(ONE, without_gap=True)
     queue.close()
     assert queue.take() is None
@@ -520,7 +524,7 @@ def test_bytes_pass_at_the_rate_and_idle_time_is_not_saved_up() -> None:
         clock.time_ms += round(seconds * 1000)
         return False
 
-    limiter = Limiter(1000, clock, wait)
+    limiter = RateLimiter(1000, clock, wait)
     for _ in range(4):
         limiter.take(500)
     assert clock.time_ms - NOW_MS == pytest.approx(2000, abs=5)
@@ -533,7 +537,7 @@ def test_bytes_pass_at_the_rate_and_idle_time_is_not_saved_up() -> None:
 
 def test_a_stop_ends_the_wait_for_bandwidth() -> None:
     clock = Clock()
-    Limiter(1, clock, lambda _: True).take(1 << 40)
+    RateLimiter(1, clock, lambda _: True).take(1 << 40)
     assert clock.time_ms == NOW_MS
 
 
@@ -541,4 +545,4 @@ def test_rate_zero_sets_no_limit() -> None:
     def never(_: float) -> bool:
         raise AssertionError("nothing to wait for")
 
-    Limiter(0, Clock(), never).take(1 << 40)
+    RateLimiter(0, Clock(), never).take(1 << 40)

@@ -9,15 +9,15 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from chunktable.schema import CHUNK_SCHEMA, EVENT_SCHEMA, Replica, rows_of
+from chunktable.schema import CHUNK_SCHEMA, EVENT_SCHEMA, ReplicaAttributes, rows_of
 from merkle.columns import TreeColumns
 from merkle.outcome import Verdict
 from merkle.plan import DifferenceKind
 from merkle.replica import ReplicaState
 from merkle.tree import BlockTree, ContainerId, ContainerTree
-from sweep.compare import Inspected, compare_replicas, inspect
+from sweep.compare import InspectionResult, compare_replicas, inspect
 from sweep.exact import exact_replicas
-from sweep.model import REPLICA_SCHEMA, FindingKind, Path
+from sweep.model import REPLICA_SCHEMA, FindingKind, RootMethod
 from sweep.silent import silent_changes, silent_findings
 from tests.support.trees import (
     CHUNK_BYTES,
@@ -56,7 +56,7 @@ def replica(datanode: str = "dn-a", container_id: int = 7, **fields: object) -> 
         "bytes": 300,
         "corrupt": 0,
         "unverifiable": 0,
-        "path": Path.FILE_WISE.value,
+        "path": RootMethod.FILE_WISE.value,
     } | fields
 
 
@@ -81,9 +81,9 @@ def decided(*rows: dict[str, object]) -> str | None:
         ({}, "MATCH"),
         ({"state": "UNHEALTHY"}, "MATCH"),
         ({"state": "QUASI_CLOSED", "bcs_id": 2, "source": "metadata"}, "MATCH"),
-        ({"path": Path.FRAGMENTS.value}, "MATCH"),
-        ({"path": Path.EXACT.value}, "MATCH"),
-        ({"path": Path.SQL.value}, None),
+        ({"path": RootMethod.FRAGMENTS.value}, "MATCH"),
+        ({"path": RootMethod.EXACT.value}, "MATCH"),
+        ({"path": RootMethod.SQL.value}, None),
         ({"root": ROOT + 1}, None),
         ({"fingerprint": 98}, None),
         ({"corrupt": 1}, None),
@@ -194,11 +194,13 @@ def held(
         "replica_index": 0,
         "source": "data" if tree else "none",
     }
-    told = Replica(datanode, volume, tree.container_id if tree else CONTAINER, **(known | said))  # type: ignore[arg-type]
+    told = ReplicaAttributes(
+        datanode, volume, tree.container_id if tree else CONTAINER, **(known | said)
+    )  # type: ignore[arg-type]
     return pa.Table.from_batches(rows_of(told, TreeColumns.of(tree) if tree else None).batches())
 
 
-def inspected(*replicas: pa.Table) -> Inspected:
+def inspected(*replicas: pa.Table) -> InspectionResult:
     rows = pa.concat_tables(replicas)
     return inspect(rows, exact_replicas(rows)[0])
 
@@ -456,7 +458,8 @@ def test_a_short_repair_behind_a_long_one_does_not_hide_it() -> None:
 
 def test_replicas_summed_by_sql_in_only_one_sweep_are_compared_by_their_roots() -> None:
     by_sql = table(
-        replica(path=Path.SQL.value, fingerprint=5), replica("dn-b", 8, path=Path.SQL.value, root=1)
+        replica(path=RootMethod.SQL.value, fingerprint=5),
+        replica("dn-b", 8, path=RootMethod.SQL.value, root=1),
     )
     by_file = table(replica(), replica("dn-b", 8))
     assert silent_changes(by_sql, by_file)["container_id"].to_pylist() == [8]

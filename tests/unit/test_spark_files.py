@@ -16,14 +16,14 @@ import pytest
 from chunktable.errors import ChunkTableError
 from chunktable.manifest import FileKind
 from chunktable.places import LocalDestination
-from chunktable.schema import CHUNK_SCHEMA, Replica, rows_of
-from dnagent.export import Limits, export
+from chunktable.schema import CHUNK_SCHEMA, ReplicaAttributes, rows_of
+from dnagent.export import ExportLimits, export
 from merkle.columns import TreeColumns
-from merkle.replica import ReplicaState, Source
+from merkle.replica import ReplicaState, TreeSource
 from merkle.tree import ContainerId, ContainerTree
 from runtime.disk import Disk
 from sweep.exact import exact_replicas, trees_of
-from sweep.files import DEFAULTS, Folded, fold_part, is_readable, read_rows
+from sweep.files import DEFAULTS, PartFold, fold_part, is_readable, read_rows
 from sweep.large import block_ranges, large_replicas
 from sweep.model import Part, PartKind
 from sweep.runs import fold_batches, settle
@@ -37,7 +37,7 @@ def rows() -> pa.Table:
     batches = []
     for datanode in ("dn-a", "dn-b"):
         for number in range(CONTAINERS):
-            told = Replica(
+            told = ReplicaAttributes(
                 datanode, "", number, ReplicaState.CLOSED, 0, 0, "tree", 1_700_000_000_000
             )
             tree = ContainerTree.of(ContainerId(number), blocks(1 + number % 3, 2, seed=number))
@@ -63,7 +63,7 @@ def write(path: Path, table: pa.Table, group_rows: int = 1 << 20, **options: Any
     return path
 
 
-def replicas(*folded: Folded) -> pa.Table:
+def replicas(*folded: PartFold) -> pa.Table:
     assert not any(one.skipped or one.findings.num_rows for one in folded)
     settled = settle(pa.concat_tables([one.runs for one in folded]))
     assert not len(settled.exact)
@@ -325,11 +325,11 @@ def test_replicas_that_an_export_holds_in_another_file_by_now_are_left_out(tmp_p
     walk.put(*(replica(number, *blocks(number)) for number in (1, 2, 3)))
     other.put(replica(4, *blocks(2)))
     folder = LocalDestination(tmp_path, Disk())
-    limits = Limits(small_files_max=10)
-    export([walk, other], (), folder, source=Source.TREE, limits=limits)
+    limits = ExportLimits(small_files_max=10)
+    export([walk, other], (), folder, source=TreeSource.TREE, limits=limits)
     walk.put(replica(2, *blocks(3, seed=1)))
     del walk.replicas_held[3]
-    manifest = export([walk, other], (), folder, source=Source.TREE, limits=limits).manifest
+    manifest = export([walk, other], (), folder, source=TreeSource.TREE, limits=limits).manifest
     tables = manifest.of_kind(FileKind.CHUNKS)
     assert len(tables) > 1
     parts = [

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from prometheus_client import generate_latest
 
-from dnagent.scanner import Examination, Pace, Scanner, Source
+from dnagent.scanner import CompletedScan, ScanDepth, Scanner, ScanPace
 from dnagent.store import HeldVolume, OwnReplica, ReplicaStore
 from merkle.columns import encode_tree
 from merkle.errors import ReconcileError
@@ -38,7 +38,15 @@ from ozone.errors import (
     VolumeError,
 )
 from ozone.mapped import MappedReader
-from ozone.rocks import Batch, Counter, Database, Table, block_key, container_prefix, counter_key
+from ozone.rocks import (
+    Batch,
+    Counter,
+    Database,
+    OzoneTable,
+    block_key,
+    container_prefix,
+    counter_key,
+)
 from ozone.scan import FindingType
 from ozone.volume import Hold, open_volume
 from protos.convert import tree_from_bytes
@@ -118,8 +126,8 @@ def damage(path: Path, offset: int) -> None:
     path.write_bytes(data)
 
 
-def scan(volume: HeldVolume) -> Examination:
-    return volume.examine(ONE, Source.DATA, lambda _: None, lambda: False)
+def scan(volume: HeldVolume) -> CompletedScan:
+    return volume.examine(ONE, ScanDepth.DATA, lambda _: None, lambda: False)
 
 
 def repairable(volume: HeldVolume) -> OwnReplica:
@@ -164,7 +172,7 @@ def test_a_container_whose_counters_are_no_numbers_is_named_and_hides_no_other(
     """A datanode skips it at its start, too."""
     with owned(root, tmp_path / "damage") as volume:
         batch = Batch()
-        batch.put(Table.METADATA, counter_key(TWO, Counter.BLOCK_COUNT), b"abc")
+        batch.put(OzoneTable.METADATA, counter_key(TWO, Counter.BLOCK_COUNT), b"abc")
         volume.volume.database.write(batch)
     with held(root) as volume:
         states = {replica.container_id: replica.state for replica in volume.replicas()}
@@ -182,7 +190,7 @@ def test_a_row_that_cannot_be_read_is_named_and_hides_no_other_container(
             made.container(container_id)
             made.block(container_id, BLOCK, whole(3000))
         # So long that container 2 has its rows in another part of the file.
-        made.put(Table.METADATA, container_prefix(ONE) + b"#other", some_bytes(64 << 10))
+        made.put(OzoneTable.METADATA, container_prefix(ONE) + b"#other", some_bytes(64 << 10))
     # Opened once more, the database has its rows in files.
     Database.open_owner(made.database_path, Disk()).close()
     damage(max(made.database_path.glob("*.sst"), key=lambda path: path.stat().st_size), 20)
@@ -196,7 +204,10 @@ def test_a_row_that_cannot_be_read_is_named_and_hides_no_other_container(
         assert store.head(TWO).bcs_id == 7
         assert store.record(TWO, BLOCK) is not None
         scanner = Scanner(
-            volume, Pace(bytes_per_second=0), metrics=Metrics("dnagent"), on_change=lambda _: None
+            volume,
+            ScanPace(bytes_per_second=0),
+            metrics=Metrics("dnagent"),
+            on_change=lambda _: None,
         )
         while scanner.step():
             pass
@@ -220,7 +231,10 @@ def test_a_tree_beyond_our_limits_is_named_and_replaced_by_one_that_is_built(
         assert volume.replica(ONE).state is ReplicaState.CLOSED
         assert "tree_unreadable" in capsys.readouterr().err
         scanner = Scanner(
-            volume, Pace(bytes_per_second=0), metrics=Metrics("dnagent"), on_change=lambda _: None
+            volume,
+            ScanPace(bytes_per_second=0),
+            metrics=Metrics("dnagent"),
+            on_change=lambda _: None,
         )
         assert scanner.step()
         assert path.read_bytes() == built
@@ -245,7 +259,10 @@ def test_damage_in_a_container_beyond_our_limits_is_reported_though_there_is_no_
     with held(root) as volume:
         damage(volume.containers.get(TWO).block_path(BLOCK), 1)
         scanner = Scanner(
-            volume, Pace(bytes_per_second=0), metrics=Metrics("dnagent"), on_change=lambda _: None
+            volume,
+            ScanPace(bytes_per_second=0),
+            metrics=Metrics("dnagent"),
+            on_change=lambda _: None,
         )
         while scanner.step():
             pass
@@ -491,10 +508,10 @@ def test_a_record_of_an_open_container_that_cannot_be_read_makes_an_owned_one_un
     """S12, S13: a check reads no data, so that it leaves no time."""
     with owned(root, root.parent / "writer") as volume:
         batch = Batch()
-        batch.put(Table.BLOCK_DATA, block_key(TWO, BLOCK), b"\x0a\xff")
+        batch.put(OzoneTable.BLOCK_DATA, block_key(TWO, BLOCK), b"\x0a\xff")
         volume.volume.database.write(batch)
     with held(root, hold) as checked:
-        examination = checked.examine(TWO, Source.CHECK, lambda _: None, lambda: False)
+        examination = checked.examine(TWO, ScanDepth.CHECK, lambda _: None, lambda: False)
         assert [finding.type for finding in examination.result.findings] == [
             FindingType.INACCESSIBLE_DB
         ]
@@ -667,7 +684,7 @@ def test_a_scan_whose_database_is_closed_under_it_says_nothing_and_marks_nothing
         descriptor = held_volume.containers.get(ONE).descriptor_path
         before = descriptor.read_bytes()
         scanner = Scanner(
-            held_volume, Pace(bytes_per_second=0), metrics=metrics, on_change=lambda _: None
+            held_volume, ScanPace(bytes_per_second=0), metrics=metrics, on_change=lambda _: None
         )
 
         def close() -> None:
@@ -708,7 +725,7 @@ def test_a_mapped_scan_whose_database_is_closed_under_it_says_nothing(root: Path
             volume.volume.close()
 
         with pytest.raises(InterruptedRepairError, match="was closed"):
-            volume.examine(three, Source.DATA, close, lambda: False)
+            volume.examine(three, ScanDepth.DATA, close, lambda: False)
 
 
 @pytest.mark.parametrize("hold", Hold)

@@ -11,7 +11,7 @@ import pytest
 
 from dnagent import scanner
 from dnagent.store import HeldVolume, ReplicaStore
-from merkle.replica import Source
+from merkle.replica import TreeSource
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from ozone.volume import Hold, open_volume
 from runtime.disk import Disk
@@ -62,16 +62,16 @@ def test_a_survey_has_the_trees_and_scan_times_that_are_kept_beside_a_read_only_
     root: Path,
 ) -> None:
     with closing(held(root, Hold.READ_ONLY)) as volume:
-        (before,) = volume.survey().replicas(Source.TREE)
-        assert (before.source, before.scanned_at_ms) == (Source.TREE, None)
-        examination = volume.examine(ONE, scanner.Source.DATA, lambda _: None, lambda: False)
+        (before,) = volume.survey().replicas(TreeSource.TREE)
+        assert (before.source, before.scanned_at_ms) == (TreeSource.TREE, None)
+        examination = volume.examine(ONE, scanner.ScanDepth.DATA, lambda _: None, lambda: False)
         tree = ContainerTree.of(
             ONE, [*examination.result.tree.blocks, BlockTree.tombstone(BlockId(15), 77)]
         )
         volume.store_tree(tree, examination.generation)
         volume.settle(examination, 1_800_000_000_000)
-        (after,) = volume.survey().replicas(Source.TREE)
+        (after,) = volume.survey().replicas(TreeSource.TREE)
         assert (after.tree, after.scanned_at_ms) == (tree, 1_800_000_000_000)
         volume.forget(ONE)
-        (gone,) = volume.survey().replicas(Source.TREE)
+        (gone,) = volume.survey().replicas(TreeSource.TREE)
         assert gone.scanned_at_ms is None

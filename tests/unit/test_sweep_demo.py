@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 
 from admin.demo.sweep_demo import Swept, mistakes
-from sweep.synthetic import Cluster, DamageKind, Truth, synthetic
+from sweep.synthetic import DamageKind, GroundTruth, SyntheticCluster, synthetic
 from tests.support.sweeps import run
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> tuple[Truth, Swept]:
+def told(tmp_path: Path) -> tuple[GroundTruth, Swept]:
     """A truth, and a sweep that found all of it."""
     truth = synthetic(
-        tmp_path / "table", Cluster(containers=30, chunks=2, damage={DamageKind.MISSING_BLOCK: 0.1})
+        tmp_path / "table",
+        SyntheticCluster(containers=30, chunks=2, damage={DamageKind.MISSING_BLOCK: 0.1}),
     )
     summary = run(tmp_path / "out", tmp_path / "table")
     found = frozenset(damage.finding for damage in truth.damages)
@@ -24,11 +25,11 @@ def told(tmp_path: Path) -> tuple[Truth, Swept]:
     return truth, Swept(summary, tmp_path / "report.html", found, verdicts, frozenset())
 
 
-def test_all_found_is_no_mistake(told: tuple[Truth, Swept]) -> None:
+def test_all_found_is_no_mistake(told: tuple[GroundTruth, Swept]) -> None:
     assert mistakes(told[0], {"one": told[1]}) == []
 
 
-def test_what_was_missed_or_made_up_is_named(told: tuple[Truth, Swept]) -> None:
+def test_what_was_missed_or_made_up_is_named(told: tuple[GroundTruth, Swept]) -> None:
     truth, swept = told
     gone = truth.damages[0]
     made_up = ("missing_chunk", 1, 2, 3, (), ())

@@ -16,14 +16,14 @@ from merkle.outcome import Verdict
 from runtime.disk import Disk
 from sweep.errors import SweepInputError
 from sweep.model import REPLICA_SCHEMA
-from sweep.output import Output, Skipped, Table
-from sweep.synthetic import Cluster, Order, Truth, synthetic
+from sweep.output import Skipped, SweepStore, SweepTable
+from sweep.synthetic import GroundTruth, RowOrder, SyntheticCluster, synthetic
 from tests.support.sweeps import OnePartWaves, findings_of, run, table_of, tear, verdicts_of
 
-SMALL = Cluster(seed=3, datanodes=5, containers=120, blocks=6, chunks=8)
+SMALL = SyntheticCluster(seed=3, datanodes=5, containers=120, blocks=6, chunks=8)
 
 
-def holds(out: Path, sweep_id: str, truth: Truth) -> None:
+def holds(out: Path, sweep_id: str, truth: GroundTruth) -> None:
     assert findings_of(out, sweep_id) == {damage.finding for damage in truth.damages}
     bad = (Verdict.REPAIRABLE.value, Verdict.CONFLICT.value, Verdict.UNRECOVERABLE.value)
     told = {
@@ -34,10 +34,14 @@ def holds(out: Path, sweep_id: str, truth: Truth) -> None:
     assert told == {damage.container_id: damage.verdict.value for damage in truth.damages}
 
 
-@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("order", list(RowOrder))
 @pytest.mark.parametrize("chunks", [1, 8])
-def test_all_damages_are_found_and_nothing_else(tmp_path: Path, order: Order, chunks: int) -> None:
-    cluster = Cluster(seed=3, datanodes=5, containers=120, blocks=6, chunks=chunks, order=order)
+def test_all_damages_are_found_and_nothing_else(
+    tmp_path: Path, order: RowOrder, chunks: int
+) -> None:
+    cluster = SyntheticCluster(
+        seed=3, datanodes=5, containers=120, blocks=6, chunks=chunks, order=order
+    )
     truth = synthetic(tmp_path / "table", cluster)
     summary = run(tmp_path / "out", tmp_path / "table")
     holds(tmp_path / "out", summary.sweep_id, truth)
@@ -52,14 +56,14 @@ def test_all_damages_are_found_and_nothing_else(tmp_path: Path, order: Order, ch
         for container_id, verdict in verdicts_of(tmp_path / "out", summary.sweep_id).items()
         if verdict == Verdict.UNKNOWN.value
     }
-    assert set(summary.paths) == ({"filewise"} if order is Order.CLUSTERED else {"exact"})
+    assert set(summary.paths) == ({"filewise"} if order is RowOrder.CLUSTERED else {"exact"})
 
 
-@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("order", list(RowOrder))
 def test_a_container_larger_than_memory_is_judged_in_ranges_of_blocks(
-    tmp_path: Path, order: Order
+    tmp_path: Path, order: RowOrder
 ) -> None:
-    cluster = Cluster(
+    cluster = SyntheticCluster(
         seed=8, datanodes=3, containers=6, blocks=3, chunks=4, largest_blocks=600, order=order
     )
     truth = synthetic(tmp_path / "table", cluster)
@@ -79,7 +83,7 @@ def test_a_container_larger_than_memory_is_judged_in_ranges_of_blocks(
     roots = [
         [
             {k: v for k, v in row.items() if k != "path"}
-            for row in table_of(out, Table.ROOTS, summary.sweep_id)
+            for row in table_of(out, SweepTable.ROOTS, summary.sweep_id)
         ]
         for out, summary in ((tmp_path / "whole", whole), (tmp_path / "parts", parts))
     ]
@@ -166,7 +170,7 @@ def test_a_damaged_file_of_an_earlier_sweep_is_a_note(
     else:
         # Parquet's footer, and the beginning of JSON.
         path.write_bytes(bytes(one ^ 0x55 for one in path.read_bytes()))
-    output = Output(tmp_path / "out", Disk())
+    output = SweepStore(tmp_path / "out", Disk())
     for _ in range(2):
         second = run(
             tmp_path / "out", tmp_path / "after", report=lambda made: write_report(output, made)
@@ -230,7 +234,7 @@ def test_a_page_of_earlier_roots_that_was_flipped_is_a_note_and_no_silent_change
 ) -> None:
     synthetic(tmp_path / "table", SMALL, healthy=True)
     first = run(tmp_path / "out", tmp_path / "table").sweep_id
-    path = Output(tmp_path / "out", Disk()).path(Table.ROOTS, first)
+    path = SweepStore(tmp_path / "out", Disk()).path(SweepTable.ROOTS, first)
     column = pq.read_metadata(path).row_group(0).column(REPLICA_SCHEMA.get_field_index("root"))
     raw = bytearray(path.read_bytes())
     raw[column.data_page_offset + column.total_compressed_size // 2] ^= 1
@@ -247,7 +251,7 @@ def test_a_file_in_no_order_with_a_damaged_page_or_a_number_too_large_is_left_ou
 ) -> None:
     synthetic(
         tmp_path / "made",
-        Cluster(seed=3, datanodes=3, containers=40, damage={}, order=Order.SHUFFLED),
+        SyntheticCluster(seed=3, datanodes=3, containers=40, damage={}, order=RowOrder.SHUFFLED),
     )
     table = pa.concat_tables(
         pq.read_table(path) for path in sorted((tmp_path / "made").rglob("*.parquet"))

@@ -15,20 +15,20 @@ from chunktable.places import LocalDestination, place_of
 from chunktable.reader import latest_manifest
 from dnagent.export import export
 from merkle.checksum import fingerprint
-from merkle.replica import Source
+from merkle.replica import TreeSource
 from merkle.tree import BlockTree
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from sweep.files import fold_part
 from sweep.inputs import is_unchanged, table_parts
-from sweep.output import Summary, Table
-from sweep.run import Request, sweep
-from sweep.synthetic import Cluster, Order, synthetic
+from sweep.output import Summary, SweepTable
+from sweep.run import SweepRequest, sweep
+from sweep.synthetic import RowOrder, SyntheticCluster, synthetic
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of
 from tests.support.tables import MemoryWalk, blocks, replica
 from tests.support.volumes import flip
 
-SMALL = Cluster(seed=6, datanodes=3, containers=30, blocks=4, chunks=4, damage={})
+SMALL = SyntheticCluster(seed=6, datanodes=3, containers=30, blocks=4, chunks=4, damage={})
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def latest_manifest_of(export: Path, changed: Path) -> Manifest:
 
 
 def test_plain_files_need_no_manifest_and_foreign_ones_are_skipped(tmp_path: Path) -> None:
-    truth = synthetic(tmp_path / "table", replace(SMALL, order=Order.SHUFFLED))
+    truth = synthetic(tmp_path / "table", replace(SMALL, order=RowOrder.SHUFFLED))
     pq.write_table(pa.table({"x": [1]}), tmp_path / "table" / "other.parquet")
     (tmp_path / "table" / "torn.parquet").write_bytes(b"PAR1")
     (tmp_path / "table" / "_temporary.parquet").write_bytes(b"")
@@ -263,13 +263,13 @@ def test_plain_files_need_no_manifest_and_foreign_ones_are_skipped(tmp_path: Pat
 
 
 def test_a_file_that_is_given_twice_is_read_once(tmp_path: Path) -> None:
-    synthetic(tmp_path / "table", replace(SMALL, order=Order.SHUFFLED))
+    synthetic(tmp_path / "table", replace(SMALL, order=RowOrder.SHUFFLED))
     (first, *_) = sorted((tmp_path / "table").glob("*.parquet"))
     assert len(table_parts([str(first), str(tmp_path / "table")]).parts) == 3
 
 
 def test_large_files_are_cut_between_row_groups(tmp_path: Path) -> None:
-    synthetic(tmp_path / "table", replace(SMALL, order=Order.SHUFFLED))
+    synthetic(tmp_path / "table", replace(SMALL, order=RowOrder.SHUFFLED))
     (first, *_) = sorted((tmp_path / "table").glob("*.parquet"))
     table = pq.read_table(first)
     pq.write_table(table, first, row_group_size=10)
@@ -280,7 +280,7 @@ def test_large_files_are_cut_between_row_groups(tmp_path: Path) -> None:
 
 
 def test_a_part_tells_when_its_file_changed(tmp_path: Path) -> None:
-    synthetic(tmp_path / "table", replace(SMALL, order=Order.SHUFFLED))
+    synthetic(tmp_path / "table", replace(SMALL, order=RowOrder.SHUFFLED))
     part = table_parts([str(tmp_path / "table")]).parts[0]
     assert is_unchanged(part)
     Path(part.location).write_bytes(Path(part.location).read_bytes() + b"x")
@@ -315,7 +315,7 @@ class Agents:
         for place in places:
             walk, told = self.walks[place], self.to.parent / "audit.jsonl" if self.audit else None
             folder = LocalDestination(self.to / walk.datanode, Disk())
-            export([walk], (), folder, source=Source.TREE, audit_file=told)
+            export([walk], (), folder, source=TreeSource.TREE, audit_file=told)
 
     def change(self, place: int, container_id: int, *, matches: bool = True, seed: int = 1) -> None:
         one, other = blocks(2, seed=seed)
@@ -338,7 +338,7 @@ def after_a_night(tmp_path: Path) -> tuple[Agents, Path]:
 
 def silent(out: Path, summary: Summary) -> set[tuple[int, str]]:
     """Container and datanode of what changed in silence."""
-    rows = table_of(out, Table.FINDINGS, summary.sweep_id)
+    rows = table_of(out, SweepTable.FINDINGS, summary.sweep_id)
     return {
         (row["container_id"], row["lacking"][0]) for row in rows if row["kind"] == "silent_change"
     }
@@ -400,7 +400,7 @@ def test_where_no_agent_exports_a_mended_chunk_did_not_change_in_silence(
     summary = run(out, tmp_path / "to")
     found = [
         row
-        for row in table_of(out, Table.FINDINGS, summary.sweep_id)
+        for row in table_of(out, SweepTable.FINDINGS, summary.sweep_id)
         if row["kind"] == "silent_change"
     ]
     is_first = {(row["block_id"], row["chunk_offset"]) == (1, 0) for row in found}
@@ -436,9 +436,9 @@ def test_of_names_that_are_no_text_only_those_of_tables_matter(tmp_path: Path) -
         (f"{tmp_path}/to/d\\xe9", reason),
     }
     for request in (
-        Request(tmp_path / "out", (str(folder),)),
-        Request(tmp_path / "out", volumes=(str(folder),)),
-        Request(folder / "out", (str(tmp_path / "to"),)),
+        SweepRequest(tmp_path / "out", (str(folder),)),
+        SweepRequest(tmp_path / "out", volumes=(str(folder),)),
+        SweepRequest(folder / "out", (str(tmp_path / "to"),)),
     ):
         with pytest.raises(UsageError, match=r"d\\xe9.*: its name is no text in UTF-8"):
             sweep(request, OnePartWaves(tmp_path / "spill"), Quiet())

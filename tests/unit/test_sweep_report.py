@@ -10,7 +10,7 @@ import pytest
 
 from sweep import report as subject
 from sweep.model import FINDING_SCHEMA, VERDICT_SCHEMA
-from sweep.report import Cell, Night, Report, Share, render, report_of
+from sweep.report import DamageShare, HeatmapCell, PastSweep, SweepReport, render, report_of
 
 AT = datetime(2026, 11, 22, 1, 30, tzinfo=UTC)
 DAY_MS = 86_400_000
@@ -45,10 +45,10 @@ def made(
     verdicts: list[dict[str, object]],
     findings: list[dict[str, object]],
     *,
-    earlier: tuple[Night, ...] = (),
+    earlier: tuple[PastSweep, ...] = (),
     skipped: tuple[str, ...] = (),
     created_ms: dict[tuple[str, str], int] | None = None,
-) -> Report:
+) -> SweepReport:
     names = ("dn-a", "dn-b", "dn-c")
     counts: dict[str, int] = {}
     for row in verdicts:
@@ -62,7 +62,7 @@ def made(
         [("datanode", pa.string()), ("volume", pa.string()), ("container_id", pa.int64())]
     )
     return report_of(
-        Night("20261122T013000Z-aa", AT, len(verdicts), counts),
+        PastSweep("20261122T013000Z-aa", AT, len(verdicts), counts),
         engine="local",
         held={(name, f"DS-{name}"): 10 for name in names},
         replicas=pa.Table.from_pylist(replicas, schema=schema),
@@ -125,9 +125,9 @@ def test_a_heatmap_shows_the_worst_of_each_replica_and_block() -> None:
     (heatmap,) = report.heatmaps
     assert heatmap.replicas == ("dn-a", "dn-b", "dn-c")
     assert heatmap.rows == (
-        (70, (Cell.CORRUPT, Cell.RIGHT, Cell.RIGHT)),
-        (71, (Cell.RIGHT, Cell.UNDELETED, Cell.RIGHT)),
-        (72, (Cell.RIGHT, Cell.CONFLICT, Cell.CONFLICT)),
+        (70, (HeatmapCell.CORRUPT, HeatmapCell.RIGHT, HeatmapCell.RIGHT)),
+        (71, (HeatmapCell.RIGHT, HeatmapCell.UNDELETED, HeatmapCell.RIGHT)),
+        (72, (HeatmapCell.RIGHT, HeatmapCell.CONFLICT, HeatmapCell.CONFLICT)),
     )
     assert report.silent_changes == ("container 5 block 73 offset None on dn-a: ",)
     page = Page(render(report))
@@ -169,16 +169,22 @@ def test_damage_is_counted_once_a_replica_by_datanode_and_by_age() -> None:
         ],
         created_ms={("dn-a", "DS-dn-a"): at_ms - DAY_MS, ("dn-b", "DS-dn-b"): at_ms - 400 * DAY_MS},
     )
-    assert report.datanodes == (Share("dn-b", 10, 2), Share("dn-c", 10, 1), Share("dn-a", 10, 0))
+    assert report.datanodes == (
+        DamageShare("dn-b", 10, 2),
+        DamageShare("dn-c", 10, 1),
+        DamageShare("dn-a", 10, 0),
+    )
     assert report.ages == (
-        Share("under 1 month", 10, 0),
-        Share("1 to 3 years", 10, 2),
-        Share("unknown", 10, 1),
+        DamageShare("under 1 month", 10, 0),
+        DamageShare("1 to 3 years", 10, 2),
+        DamageShare("unknown", 10, 1),
     )
 
 
 def test_nights_are_in_order_and_the_last_is_this_one() -> None:
-    before = tuple(Night(f"2026112{day}T013000Z-bb", AT, 9, {"REPAIRABLE": day}) for day in (1, 0))
+    before = tuple(
+        PastSweep(f"2026112{day}T013000Z-bb", AT, 9, {"REPAIRABLE": day}) for day in (1, 0)
+    )
     report = made([verdict(1, "MATCH")], [], earlier=before)
     assert [night.diverged for night in report.nights] == [0, 1, 0]
     page = Page(render(report))

@@ -10,20 +10,20 @@ import pytest
 from runtime.disk import Disk, Operation
 from runtime.errors import BusyError, DiskError, UsageError
 from sweep.errors import SweepInputError, SweepNotFoundError
-from sweep.output import Output, Summary, Table
-from sweep.synthetic import Cluster, Order, synthetic
+from sweep.output import Summary, SweepStore, SweepTable
+from sweep.synthetic import RowOrder, SyntheticCluster, synthetic
 from tests.support.disk import FailingDisk
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of, tear
 from tests.support.volumes import unpack
 
-SMALL = Cluster(seed=4, datanodes=4, containers=80, blocks=5, chunks=6)
-SHUFFLED = replace(SMALL, order=Order.SHUFFLED)
-TABLES = (Table.ROOTS, Table.VERDICTS, Table.FINDINGS)
+SMALL = SyntheticCluster(seed=4, datanodes=4, containers=80, blocks=5, chunks=6)
+SHUFFLED = replace(SMALL, order=RowOrder.SHUFFLED)
+TABLES = (SweepTable.ROOTS, SweepTable.VERDICTS, SweepTable.FINDINGS)
 
 
-@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("order", list(RowOrder))
 def test_killed_after_any_stored_result_the_next_run_comes_to_the_same_and_folds_no_part_again(
-    tmp_path: Path, order: Order
+    tmp_path: Path, order: RowOrder
 ) -> None:
     synthetic(tmp_path / "table", replace(SMALL, order=order))
     whole = run(tmp_path / "whole", tmp_path / "table")
@@ -35,7 +35,7 @@ def test_killed_after_any_stored_result_the_next_run_comes_to_the_same_and_folds
         try:
             run(out, tmp_path / "table", engine=dying)
         except Killed:
-            assert Output(out, Disk()).sweeps() == []
+            assert SweepStore(out, Disk()).sweeps() == []
             watcher, again = Quiet(), OnePartWaves(tmp_path / "spill")
             resumed = run(out, tmp_path / "table", engine=again, watcher=watcher)
             assert any(
@@ -68,15 +68,15 @@ def test_fresh_begins_anew(tmp_path: Path) -> None:
 def test_what_a_sweep_that_was_given_up_had_written_goes_with_the_next(tmp_path: Path) -> None:
     """It died for want of room for its findings, when its roots were there."""
     synthetic(tmp_path / "table", SMALL)
-    blocked = tmp_path / "out" / Table.FINDINGS.value
+    blocked = tmp_path / "out" / SweepTable.FINDINGS.value
     blocked.parent.mkdir()
     blocked.touch()
     with pytest.raises(DiskError):
         run(tmp_path / "out", tmp_path / "table")
-    (given_up,) = (tmp_path / "out" / Table.ROOTS.value).iterdir()
+    (given_up,) = (tmp_path / "out" / SweepTable.ROOTS.value).iterdir()
     blocked.unlink()
     summary = run(tmp_path / "out", tmp_path / "table", fresh=True)
-    for table in Table:
+    for table in SweepTable:
         assert [path.name for path in (tmp_path / "out" / table.value).iterdir()] == [
             f"sweep_id={summary.sweep_id}"
         ]
@@ -102,9 +102,9 @@ def test_other_inputs_are_another_sweep(tmp_path: Path) -> None:
 def test_only_the_last_sweeps_are_kept_and_the_rows_of_two(tmp_path: Path) -> None:
     synthetic(tmp_path / "table", SMALL)
     ids = [run(tmp_path / "out", tmp_path / "table", keep=3).sweep_id for _ in range(5)]
-    output = Output(tmp_path / "out", Disk())
+    output = SweepStore(tmp_path / "out", Disk())
     assert output.sweeps() == ids[2:]
-    for table in Table:
+    for table in SweepTable:
         kept = {path.name for path in (tmp_path / "out" / table.value).iterdir()}
         assert kept == {f"sweep_id={sweep_id}" for sweep_id in ids[2:]}
     assert sorted(path.name for path in (tmp_path / "out" / "chunks").iterdir()) == ids[3:]
@@ -143,9 +143,9 @@ def test_nothing_to_read_is_an_error_that_names_the_inputs_and_leaves_nothing(
     "name",
     ["folded/000000/note.json", "folded/000001/replicas.parquet", "folded/000001/runs.parquet"],
 )
-@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("order", list(RowOrder))
 def test_what_is_finished_and_cannot_be_read_again_is_done_again(
-    tmp_path: Path, name: str, order: Order
+    tmp_path: Path, name: str, order: RowOrder
 ) -> None:
     synthetic(tmp_path / "table", replace(SMALL, order=order))
     whole = run(tmp_path / "whole", tmp_path / "table")
@@ -229,7 +229,7 @@ def test_killed_at_its_end_a_sweep_is_ended_by_the_same_command(
     assert again.findings["silent_change"]
     assert again.notes == ("a note of the report",)
     assert len(told) == (2 if moment == "report" else 1)
-    assert len(Output(tmp_path / "out", Disk()).sweeps()) == 2
+    assert len(SweepStore(tmp_path / "out", Disk()).sweeps()) == 2
     assert not list((tmp_path / "out" / "work").glob("*/plan.json"))
     assert again.sweep_id != run(tmp_path / "out", tmp_path / "after").sweep_id
 

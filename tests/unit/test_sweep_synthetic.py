@@ -5,16 +5,18 @@ from pathlib import Path
 import pytest
 
 from merkle.outcome import Verdict
-from sweep.synthetic import Cluster, DamageKind, Order, synthetic
+from sweep.synthetic import DamageKind, RowOrder, SyntheticCluster, synthetic
 from tests.support.chunk_rows import compared, rows_in, trees_in
 
-SMALL = Cluster(seed=5, datanodes=4, containers=150, blocks=4, chunks=3)
+SMALL = SyntheticCluster(seed=5, datanodes=4, containers=150, blocks=4, chunks=3)
 
 
-@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("order", list(RowOrder))
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_the_truth_is_what_plain_trees_tell(tmp_path: Path, order: Order, chunks: int) -> None:
-    cluster = Cluster(seed=5, datanodes=4, containers=150, blocks=4, chunks=chunks, order=order)
+def test_the_truth_is_what_plain_trees_tell(tmp_path: Path, order: RowOrder, chunks: int) -> None:
+    cluster = SyntheticCluster(
+        seed=5, datanodes=4, containers=150, blocks=4, chunks=chunks, order=order
+    )
     truth = synthetic(tmp_path, cluster)
     rows = rows_in(tmp_path)
     assert len(rows) == truth.rows
@@ -39,7 +41,7 @@ def test_the_truth_is_what_plain_trees_tell(tmp_path: Path, order: Order, chunks
 
 def test_a_seed_makes_the_same_cluster_again_and_another_seed_another(tmp_path: Path) -> None:
     truths = [
-        synthetic(tmp_path / str(i), Cluster(seed=seed, containers=40))
+        synthetic(tmp_path / str(i), SyntheticCluster(seed=seed, containers=40))
         for i, seed in enumerate((1, 1, 2))
     ]
     assert truths[0] == truths[1] != truths[2]
@@ -62,7 +64,10 @@ def test_the_night_before_differs_in_the_damaged_replicas_alone(tmp_path: Path) 
 
 
 def test_one_container_may_be_far_larger_than_the_others(tmp_path: Path) -> None:
-    synthetic(tmp_path, Cluster(containers=3, blocks=2, chunks=1, largest_blocks=5_000, damage={}))
+    synthetic(
+        tmp_path,
+        SyntheticCluster(containers=3, blocks=2, chunks=1, largest_blocks=5_000, damage={}),
+    )
     (first, *others) = trees_in(rows_in(tmp_path)).values()
     assert all(len(tree.blocks) == 5_000 for _, tree in first.values())
     assert all(len(tree.blocks) <= 3 for replicas in others for _, tree in replicas.values())

@@ -17,14 +17,14 @@ from merkle.columns import encode_tree
 from merkle.limits import MESSAGE_BYTES_MAX
 from protos.convert import tree_from_bytes
 from runtime.disk import Disk
-from sweep.output import Output, Table
-from sweep.synthetic import Cluster, Order, synthetic
+from sweep.output import SweepStore, SweepTable
+from sweep.synthetic import RowOrder, SyntheticCluster, synthetic
 from sweep.trees import library_encode_trees
 from tests.support.chunk_rows import rows_in, trees_in
 from tests.support.sweeps import Killed, OnePartWaves, packed_trees, run
 from tests.support.volumes import container_folder, unpack
 
-SMALL = Cluster(seed=7, datanodes=4, containers=150, blocks=5, chunks=4)
+SMALL = SyntheticCluster(seed=7, datanodes=4, containers=150, blocks=5, chunks=4)
 
 
 def expected_trees(table: Path) -> dict[tuple[int, str, str], bytes]:
@@ -40,12 +40,12 @@ def expected_trees(table: Path) -> dict[tuple[int, str, str], bytes]:
     "cluster",
     [
         SMALL,
-        replace(SMALL, order=Order.SHUFFLED),
+        replace(SMALL, order=RowOrder.SHUFFLED),
         replace(SMALL, chunks=1),
         replace(SMALL, largest_blocks=900),
     ],
 )
-def test_packed_trees_are_those_of_the_rows(tmp_path: Path, cluster: Cluster) -> None:
+def test_packed_trees_are_those_of_the_rows(tmp_path: Path, cluster: SyntheticCluster) -> None:
     synthetic(tmp_path / "table", cluster)
     sweep_id = run(tmp_path / "out", tmp_path / "table", write_trees=True).sweep_id
     assert packed_trees(tmp_path / "out", sweep_id) == expected_trees(tmp_path / "table")
@@ -54,7 +54,7 @@ def test_packed_trees_are_those_of_the_rows(tmp_path: Path, cluster: Cluster) ->
 def test_a_packed_tree_says_what_its_replica_was(tmp_path: Path) -> None:
     synthetic(tmp_path / "table", SMALL)
     sweep_id = run(tmp_path / "out", tmp_path / "table", write_trees=True).sweep_id
-    output = Output(tmp_path / "out", Disk())
+    output = SweepStore(tmp_path / "out", Disk())
     names = [
         "container_id",
         "datanode",
@@ -69,7 +69,7 @@ def test_a_packed_tree_says_what_its_replica_was(tmp_path: Path) -> None:
     packed = pa.concat_tables(
         [pq.read_table(path, columns=names) for path in output.trees(sweep_id).glob("*.parquet")]
     )
-    swept = pq.read_table(output.path(Table.ROOTS, sweep_id), columns=names, partitioning=None)
+    swept = pq.read_table(output.path(SweepTable.ROOTS, sweep_id), columns=names, partitioning=None)
     swept = swept.filter(swept["root"].is_valid()).replace_schema_metadata()
     keys = [(name, "ascending") for name in names[:3]]
     assert packed.sort_by(keys).to_pylist() == swept.sort_by(keys).to_pylist()

@@ -14,13 +14,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from admin.cli import Root, treefold
-from admin.output import Output, byte_progress, progress_text, size_text
+from admin.output import ProgressStyle, byte_progress, progress_text, size_text
 from merkle.checksum import ChecksumType
 from merkle.columns import encode_tree
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
 from ozone.errors import ReadOnlyError
-from ozone.rocks import Batch, Counter, Database, Table, block_key, counter_key, long_bytes
+from ozone.rocks import Batch, Counter, Database, OzoneTable, block_key, counter_key, long_bytes
 from runtime.disk import Disk
 from tests.support.handmade import VolumeMaker, chunk_record, some_bytes
 from tests.support.volumes import ERASURE_CODED, OZONE, container_folder, flip, state_of, unpack
@@ -309,7 +309,7 @@ def test_diff_says_what_only_the_bad_windows_of_all_can_decide(replicas: list[Vo
 def _lose_record(made: VolumeMaker) -> None:
     database = Database.open_owner(made.database_path, Disk())
     batch = Batch()
-    batch.delete(Table.BLOCK_DATA, block_key(ContainerId(1), BlockId(20)))
+    batch.delete(OzoneTable.BLOCK_DATA, block_key(ContainerId(1), BlockId(20)))
     database.write(batch)
     database.close()
 
@@ -573,7 +573,9 @@ def test_check_names_what_is_wrong_with_a_stored_tree(
     made = make(
         tmp_path / "volume",
         lambda made: made.put(
-            Table.METADATA, counter_key(ContainerId(1), Counter.DATA_CHECKSUM), long_bytes(0xABCDEF)
+            OzoneTable.METADATA,
+            counter_key(ContainerId(1), Counter.DATA_CHECKSUM),
+            long_bytes(0xABCDEF),
         ),
     )
     tree_path(made).write_bytes(stored)
@@ -699,7 +701,9 @@ def test_a_broken_database_is_a_finding_and_nothing_is_changed(
 def test_a_broken_record_is_a_finding_of_its_block(tmp_path: Path) -> None:
     made = make(
         tmp_path / "volume",
-        lambda made: made.put(Table.BLOCK_DATA, block_key(ContainerId(1), BlockId(19)), b"junk"),
+        lambda made: made.put(
+            OzoneTable.BLOCK_DATA, block_key(ContainerId(1), BlockId(19)), b"junk"
+        ),
     )
 
     (line,) = lines("build", made.root, status=3)
@@ -799,7 +803,7 @@ def test_without_a_terminal_progress_is_a_line_every_ten_seconds(
 ) -> None:
     now = 0.0
 
-    with byte_progress("reading", 100 << 20, Output(bars=False), clock=lambda: now) as tell:
+    with byte_progress("reading", 100 << 20, ProgressStyle(bars=False), clock=lambda: now) as tell:
         for _ in range(100):
             now += 0.5
             tell(1 << 20)

@@ -9,7 +9,7 @@ import pytest
 
 from merkle.tree import ContainerId
 from ozone.errors import ContainerNotFoundError, VolumeError, VolumeLockedError
-from ozone.rocks import Counter, Table, container_prefix
+from ozone.rocks import Counter, OzoneTable, container_prefix
 from ozone.volume import Hold, Version, Volume, container_of_folder, open_volume, parse_version
 from runtime.disk import Disk
 from runtime.errors import DatabaseError, DiskError
@@ -190,7 +190,7 @@ def test_a_volume_without_a_database_still_has_its_containers(root: Path) -> Non
         with opened(root, hold) as volume:
             assert volume.container_ids() == [1, 2, 3, 4, 5, 6]
             with pytest.raises(DatabaseError):
-                volume.database.get(Table.METADATA, b"any")
+                volume.database.get(OzoneTable.METADATA, b"any")
 
 
 _HOLD = """
@@ -234,10 +234,10 @@ def test_a_reader_sees_later_writes_after_a_refresh(tmp_path: Path) -> None:
         owner.writer.create_container(ONE)
         write_block(owner.writer, 1, 1, 100)
         old = reader.database
-        assert list(old.items(Table.BLOCK_DATA, container_prefix(ONE))) == []
+        assert list(old.items(OzoneTable.BLOCK_DATA, container_prefix(ONE))) == []
         reader.refresh()
-        assert len(list(reader.database.items(Table.BLOCK_DATA, container_prefix(ONE)))) == 1
-        assert list(old.items(Table.BLOCK_DATA, container_prefix(ONE))) == []
+        assert len(list(reader.database.items(OzoneTable.BLOCK_DATA, container_prefix(ONE)))) == 1
+        assert list(old.items(OzoneTable.BLOCK_DATA, container_prefix(ONE))) == []
 
 
 def test_a_closed_volume_has_no_database(tmp_path: Path) -> None:
@@ -245,10 +245,10 @@ def test_a_closed_volume_has_no_database(tmp_path: Path) -> None:
     volume.close()
     volume.close()
     with pytest.raises(DatabaseError, match="closed"):
-        volume.database.get(Table.METADATA, b"any")
+        volume.database.get(OzoneTable.METADATA, b"any")
     volume.refresh()
     with pytest.raises(DatabaseError, match="closed"):
-        volume.database.get(Table.METADATA, b"any")
+        volume.database.get(OzoneTable.METADATA, b"any")
     assert volume.storage_id == VERSION.storage_id
 
 

@@ -29,12 +29,20 @@ from ozone.errors import (
     ReadOnlyError,
     UndoBudgetError,
 )
-from ozone.rocks import Batch, Counter, Table, block_key, container_prefix, counter_key, long_bytes
+from ozone.rocks import (
+    Batch,
+    Counter,
+    OzoneTable,
+    block_key,
+    container_prefix,
+    counter_key,
+    long_bytes,
+)
 from ozone.scan import build_from_metadata, scan
 from ozone.treefile import TreeFiles, TreeStatus
 from ozone.undo import UndoStore
 from ozone.volume import Hold, open_volume
-from ozone.writer import ContainerWriter, Patch, Written
+from ozone.writer import ContainerWriter, Patch, WriteResult
 from runtime.disk import Disk, Operation
 from runtime.errors import DatabaseError, DiskError
 from tests.support.disk import PAGE_BYTES, BadSectorDisk, CountingDisk, FailingDisk
@@ -87,7 +95,7 @@ def state(owner: Owned) -> ReplicaState:
     return owner.store.open(SEVEN).state
 
 
-def rows(owner: Owned, table: Table) -> list[bytes]:
+def rows(owner: Owned, table: OzoneTable) -> list[bytes]:
     return [key[9:] for key, _ in owner.volume.database.items(table, container_prefix(SEVEN))]
 
 
@@ -124,7 +132,7 @@ def test_commits_count_blocks_and_bytes_as_a_datanode_does(owner: Owned) -> None
     write_block(owner.writer, SEVEN, BlockId(10), 7, bcs_id=4)
     write_block(owner.writer, SEVEN, BlockId(9), 0, bcs_id=5)
     assert counters(owner) == Counters(5, 3, 5103, None, None)
-    assert rows(owner, Table.BLOCK_DATA) == [b"1", b"10", b"9"]
+    assert rows(owner, OzoneTable.BLOCK_DATA) == [b"1", b"10", b"9"]
 
 
 def test_a_commit_that_was_applied_is_not_applied_again(owner: Owned) -> None:
@@ -152,7 +160,7 @@ def test_a_record_does_not_name_bytes_that_were_not_written(owner: Owned) -> Non
     owner.writer.write_chunk(SEVEN, ONE, 0, b"half")
     with pytest.raises(ChunkGapError):
         owner.writer.put_block(block_record(SEVEN, ONE, [chunk_record(0, b"half and half")]))
-    assert rows(owner, Table.BLOCK_DATA) == []
+    assert rows(owner, OzoneTable.BLOCK_DATA) == []
 
 
 def test_a_write_behind_the_end_of_the_file_is_refused(owner: Owned) -> None:
@@ -214,13 +222,14 @@ def test_a_close_has_its_tree_before_it_is_closed(root: Path, tmp_path: Path) ->
 
 def test_closing_forgets_which_blocks_were_final(owner: Owned) -> None:
     batch = Batch()
-    batch.put(Table.FINALIZE_BLOCKS, block_key(SEVEN, ONE), long_bytes(1))
-    batch.put(Table.FINALIZE_BLOCKS, block_key(ContainerId(8), ONE), long_bytes(1))
+    batch.put(OzoneTable.FINALIZE_BLOCKS, block_key(SEVEN, ONE), long_bytes(1))
+    batch.put(OzoneTable.FINALIZE_BLOCKS, block_key(ContainerId(8), ONE), long_bytes(1))
     owner.volume.database.write(batch)
     owner.writer.quasi_close(SEVEN)
-    assert rows(owner, Table.FINALIZE_BLOCKS) == []
+    assert rows(owner, OzoneTable.FINALIZE_BLOCKS) == []
     assert (
-        owner.volume.database.get(Table.FINALIZE_BLOCKS, block_key(ContainerId(8), ONE)) is not None
+        owner.volume.database.get(OzoneTable.FINALIZE_BLOCKS, block_key(ContainerId(8), ONE))
+        is not None
     )
 
 
@@ -283,7 +292,10 @@ def test_an_incremental_block_grows_by_its_last_chunk(owner: Owned) -> None:
     owner.writer.write_chunk(SEVEN, ONE, 0, whole)
     store, writer = owner.store, owner.writer
     assert writer.put_block(_incremental(0, 1000, bcs_id=1), end_of_block=False)
-    assert (rows(owner, Table.BLOCK_DATA), rows(owner, Table.LAST_CHUNK_INFO)) == ([b"1"], [b"1"])
+    assert (rows(owner, OzoneTable.BLOCK_DATA), rows(owner, OzoneTable.LAST_CHUNK_INFO)) == (
+        [b"1"],
+        [b"1"],
+    )
     stored, merged = store.open(SEVEN).stored_record(ONE), store.open(SEVEN).record(ONE)
     assert stored is not None
     assert merged is not None
@@ -293,7 +305,7 @@ def test_an_incremental_block_grows_by_its_last_chunk(owner: Owned) -> None:
     assert writer.put_block(_incremental(0, 1500, bcs_id=2), end_of_block=False)
     assert counters(owner) == Counters(2, 1, 1500, None, None)
     assert writer.put_block(_incremental(0, 2000, full=True, bcs_id=3), end_of_block=False)
-    assert rows(owner, Table.LAST_CHUNK_INFO) == []
+    assert rows(owner, OzoneTable.LAST_CHUNK_INFO) == []
     assert counters(owner) == Counters(3, 1, 2000, None, None)
     # Several chunks, the last not full.
     two = _incremental(2000, 1000, full=True, bcs_id=4)
@@ -308,7 +320,7 @@ def test_an_incremental_block_grows_by_its_last_chunk(owner: Owned) -> None:
     stored = store.open(SEVEN).stored_record(ONE)
     assert stored is not None
     assert ([c.offset for c in stored.chunks], stored.bcs_id) == ([0, 2000, 3000], 5)
-    assert rows(owner, Table.LAST_CHUNK_INFO) == []
+    assert rows(owner, OzoneTable.LAST_CHUNK_INFO) == []
     assert counters(owner) == Counters(5, 1, 3500, None, None)
     writer.close(SEVEN)
     assert scan(store.open(SEVEN)).findings == ()
@@ -320,7 +332,7 @@ def test_receiving_a_delete_deletes_nothing_yet(closed: Owned) -> None:
     delete(closed, 5, 1)
     assert closed.trees.read(SEVEN).raw == before
     assert closed.store.open(SEVEN).block_length(ONE) == 5096
-    assert rows(closed, Table.DELETE_TXNS) == [b"5"]
+    assert rows(closed, OzoneTable.DELETE_TXNS) == [b"5"]
     assert counters(closed).delete_transaction == 5
     database = closed.volume.database
     assert database.get_long(SEVEN, Counter.PENDING_DELETE_COUNT) == 1
@@ -331,7 +343,7 @@ def test_a_delete_received_twice_counts_once_and_an_older_one_still_counts(close
     delete(closed, 5, 1)
     delete(closed, 5, 1)
     delete(closed, 4, 2)
-    assert rows(closed, Table.DELETE_TXNS) == [b"4", b"5"]
+    assert rows(closed, OzoneTable.DELETE_TXNS) == [b"4", b"5"]
     assert counters(closed).delete_transaction == 5
     assert closed.volume.database.get_long(SEVEN, Counter.PENDING_DELETE_COUNT) == 2
 
@@ -342,8 +354,8 @@ def test_a_deleted_block_leaves_a_tombstone_and_nothing_else(closed: Owned) -> N
     delete(closed, 5, 1, 99)
     assert closed.writer.delete_blocks(SEVEN) == [1]
     assert closed.store.open(SEVEN).block_length(ONE) is None
-    assert rows(closed, Table.BLOCK_DATA) == [b"2"]
-    assert rows(closed, Table.DELETE_TXNS) == []
+    assert rows(closed, OzoneTable.BLOCK_DATA) == [b"2"]
+    assert rows(closed, OzoneTable.DELETE_TXNS) == []
     tombstone = closed.trees.read(SEVEN).tree.blocks[0]
     assert (tombstone.deleted, tombstone.data_checksum) == (True, entry.data_checksum)
     assert counters(closed) == Counters(4, 1, 3000, root, 5)
@@ -381,11 +393,11 @@ def test_a_deleted_container_leaves_no_file_and_no_row(closed: Owned) -> None:
     closed.writer.create_container(other)
     write_block(closed.writer, other, ONE, 10)
     batch = Batch()
-    batch.put(Table.FINALIZE_BLOCKS, block_key(SEVEN, ONE), long_bytes(1))
+    batch.put(OzoneTable.FINALIZE_BLOCKS, block_key(SEVEN, ONE), long_bytes(1))
     closed.volume.database.write(batch)
     closed.writer.delete_container(SEVEN)
     assert closed.volume.container_ids() == [8]
-    assert all(rows(closed, table) == [] for table in Table)
+    assert all(rows(closed, table) == [] for table in OzoneTable)
     assert closed.store.open(other).record(ONE) is not None
     assert list((closed.volume.working_folder / "tmp" / "deleted-containers").iterdir()) == []
     with pytest.raises(ContainerNotFoundError):
@@ -409,7 +421,7 @@ def test_deletions_that_were_cut_short_are_finished_at_start(closed: Owned) -> N
     )
     assert (finished, failed) == ([SEVEN, eight], [])
     assert closed.volume.container_ids() == [9]
-    assert all(rows(closed, table) == [] for table in Table)
+    assert all(rows(closed, table) == [] for table in OzoneTable)
     assert dump_descriptor(nine) != b"nonsense"
 
 
@@ -429,7 +441,7 @@ def test_a_window_is_written_in_place_with_an_undo_copy(closed: Owned) -> None:
     written = closed.writer.write_windows(
         SEVEN, ONE, [Patch(1024, memoryview(good)[1024:2048])], job=JOB
     )
-    assert written == Written(1024, (0,))
+    assert written == WriteResult(1024, (0,))
     assert closed.store.open(SEVEN).block_path(ONE).read_bytes() == good
     undo = closed.volume.state_folder / "undo"
     assert tree_of_files(undo) == {f"7/{JOB}/1-1024-1024": bad}
@@ -440,7 +452,7 @@ def test_what_stands_there_already_is_not_written_again(closed: Owned) -> None:
     """inv-I8."""
     good = closed.store.open(SEVEN).block_path(ONE).read_bytes()
     before = closed.store.open(SEVEN).block_path(ONE).stat().st_mtime_ns
-    assert closed.writer.write_windows(SEVEN, ONE, [Patch(0, good[:1024])], job=JOB) == Written(
+    assert closed.writer.write_windows(SEVEN, ONE, [Patch(0, good[:1024])], job=JOB) == WriteResult(
         0, (0,)
     )
     assert closed.store.open(SEVEN).block_path(ONE).stat().st_mtime_ns == before
@@ -546,7 +558,7 @@ def test_a_repaired_block_is_counted_once(closed: Owned) -> None:
     assert counters(closed).used_bytes == 8096
     closed.writer.store_tree(SEVEN, build_from_metadata(closed.store.open(SEVEN)))
     batch = Batch()
-    batch.delete(Table.BLOCK_DATA, block_key(SEVEN, ONE))
+    batch.delete(OzoneTable.BLOCK_DATA, block_key(SEVEN, ONE))
     closed.volume.database.write(batch)
     assert closed.writer.put_repaired_block(record, job=JOB)
     assert (counters(closed).used_bytes, counters(closed).block_count) == (8096, 2)
@@ -554,8 +566,8 @@ def test_a_repaired_block_is_counted_once(closed: Owned) -> None:
 
 def test_a_wrong_counter_is_set_right_by_a_repair(closed: Owned) -> None:
     batch = Batch()
-    batch.put(Table.METADATA, counter_key(SEVEN, Counter.BYTES_USED), long_bytes(999_999))
-    batch.delete(Table.METADATA, counter_key(SEVEN, Counter.BLOCK_COUNT))
+    batch.put(OzoneTable.METADATA, counter_key(SEVEN, Counter.BYTES_USED), long_bytes(999_999))
+    batch.delete(OzoneTable.METADATA, counter_key(SEVEN, Counter.BLOCK_COUNT))
     closed.volume.database.write(batch)
     record = closed.store.open(SEVEN).record(TWO)
     assert record is not None
@@ -570,8 +582,8 @@ def test_counters_stay_right_over_a_repair_of_many_blocks(closed: Owned) -> None
     assert two is not None
     three = replace(one, block_id=BlockId(3))
     batch = Batch()
-    batch.delete(Table.BLOCK_DATA, block_key(SEVEN, ONE))
-    batch.put(Table.METADATA, counter_key(SEVEN, Counter.BYTES_USED), long_bytes(999_999))
+    batch.delete(OzoneTable.BLOCK_DATA, block_key(SEVEN, ONE))
+    batch.put(OzoneTable.METADATA, counter_key(SEVEN, Counter.BYTES_USED), long_bytes(999_999))
     closed.volume.database.write(batch)
     closed.writer.write_windows(
         SEVEN, three.block_id, [Patch(0, bytes(one.length_bytes))], job="job"
@@ -605,7 +617,7 @@ def test_a_repaired_block_takes_in_its_last_chunk(owner: Owned) -> None:
     assert merged is not None
     assert len(merged.chunks) == 2
     assert owner.writer.put_repaired_block(merged, job=JOB)
-    assert rows(owner, Table.LAST_CHUNK_INFO) == []
+    assert rows(owner, OzoneTable.LAST_CHUNK_INFO) == []
     assert (
         owner.store.open(SEVEN).record(ONE) == merged == owner.store.open(SEVEN).stored_record(ONE)
     )
@@ -648,8 +660,8 @@ def test_an_unreadable_record_does_not_keep_others_from_repair(closed: Owned) ->
     record = closed.store.open(SEVEN).record(ONE)
     assert record is not None
     batch = Batch()
-    batch.put(Table.BLOCK_DATA, block_key(SEVEN, ONE), b"\xff")
-    batch.put(Table.BLOCK_DATA, block_key(SEVEN, TWO), b"\xff")
+    batch.put(OzoneTable.BLOCK_DATA, block_key(SEVEN, ONE), b"\xff")
+    batch.put(OzoneTable.BLOCK_DATA, block_key(SEVEN, TWO), b"\xff")
     closed.volume.database.write(batch)
     assert closed.writer.put_repaired_block(record, job=JOB)
     assert counters(closed).block_count == 2
@@ -658,7 +670,10 @@ def test_an_unreadable_record_does_not_keep_others_from_repair(closed: Owned) ->
 def test_a_row_that_could_not_be_read_is_kept_before_it_is_overwritten(closed: Owned) -> None:
     record = closed.store.open(SEVEN).record(ONE)
     assert record is not None
-    rows_before = {Table.BLOCK_DATA: b"\xff no record", Table.LAST_CHUNK_INFO: b"\xff"}
+    rows_before = {
+        OzoneTable.BLOCK_DATA: b"\xff no record",
+        OzoneTable.LAST_CHUNK_INFO: b"\xff",
+    }
     batch = Batch()
     for table, row in rows_before.items():
         batch.put(table, block_key(SEVEN, ONE), row)
@@ -684,12 +699,13 @@ def test_a_row_that_could_not_be_read_and_does_not_fit_the_budget_stays(
         record = write_block(owner.writer, SEVEN, ONE, 4096)
         owner.writer.close(SEVEN)
         batch = Batch()
-        batch.put(Table.BLOCK_DATA, block_key(SEVEN, ONE), b"\xff no record")
+        batch.put(OzoneTable.BLOCK_DATA, block_key(SEVEN, ONE), b"\xff no record")
         owner.volume.database.write(batch)
         with pytest.raises(UndoBudgetError):
             owner.writer.put_repaired_block(record, job=JOB)
         assert (
-            owner.volume.database.get(Table.BLOCK_DATA, block_key(SEVEN, ONE)) == b"\xff no record"
+            owner.volume.database.get(OzoneTable.BLOCK_DATA, block_key(SEVEN, ONE))
+            == b"\xff no record"
         )
 
 
@@ -815,7 +831,7 @@ def test_what_a_bad_sector_hides_is_written_over_and_what_can_be_read_is_kept_fi
     disk = BadSectorDisk({(path, page * PAGE_BYTES) for page in bad})
     writer = ContainerWriter(owner.volume, owner.trees, owner.undo, disk)
     written = writer.write_windows(SEVEN, THREE, [Patch(0, good)], job=JOB)
-    assert written == Written(len(good), (len(bad) * PAGE_BYTES,))
+    assert written == WriteResult(len(good), (len(bad) * PAGE_BYTES,))
     assert path.read_bytes() == good
     kept = tree_of_files(owner.volume.state_folder / "undo")
     assert kept.keys() == {f"7/{JOB}/3-{offset}-{length}" for offset, length in copies}
