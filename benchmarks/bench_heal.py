@@ -38,7 +38,7 @@ from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.ports import ByteRange
-from ozone.writer import ContainerWriter
+from ozone.repair_writer import RepairWriter
 from protos.convert import record_to_bytes
 from repair.peers import AgentPeer
 from repair.ports import Peer, Piece
@@ -144,7 +144,7 @@ class _Served:
 
 
 def _measure(
-    report: Report, volume: HeldVolume, copier: ContainerWriter, peers: Sequence[AgentPeer]
+    report: Report, volume: HeldVolume, copier: RepairWriter, peers: Sequence[AgentPeer]
 ) -> None:
     store = ReplicaStore([volume], repair_enabled=True)
     runner = Runner(PeerId(volume.volume.datanode_id), threads_max=4, audit=_no_audit)
@@ -233,7 +233,7 @@ def _heal(store: ReplicaStore, runner: Runner, peers: Sequence[CountingPeer]) ->
     assert outcome.replica_state is ReplicaState.CLOSED
 
 
-def _copy(peer: AgentPeer, writer: ContainerWriter) -> None:
+def _copy(peer: AgentPeer, writer: RepairWriter) -> None:
     """The whole container, as a new replica."""
     writer.create_container(CONTAINER)
     block_ids = [block.block_id for block in peer.tree(CONTAINER).blocks]

@@ -14,9 +14,10 @@ from dnagent.store import HeldVolume
 from merkle.checksum import WIDTH, ChecksumType, window_checksums
 from merkle.record import BlockRecord, ChunkRecord, WindowChecksums
 from merkle.tree import BlockId, ContainerId
+from ozone.repair_writer import RepairWriter
 from ozone.volume import Hold, Version, open_volume
-from ozone.writer import ContainerWriter, format_volume
 from runtime.disk import Disk
+from tests.support.volume_format import format_volume
 
 # What Ozone's clients write, unless told otherwise.
 CHUNK_BYTES = 4 << 20
@@ -35,7 +36,7 @@ def new_volume(root: Path, number: int) -> Path:
 
 
 @contextmanager
-def held(root: Path, state_folder: Path) -> Iterator[tuple[HeldVolume, ContainerWriter]]:
+def held(root: Path, state_folder: Path) -> Iterator[tuple[HeldVolume, RepairWriter]]:
     """The volume, held as owner."""
     disk = Disk()
     volume = open_volume(root, hold=Hold.OWNER, state_folder=state_folder, disk=disk)
@@ -67,7 +68,7 @@ def serve_agent(volume: Path, state_folder: Path, control: Connection) -> None:
 
 
 def write_container(
-    writer: ContainerWriter,
+    writer: RepairWriter,
     container_id: ContainerId,
     *,
     blocks: int,

@@ -39,13 +39,13 @@ from ozone.errors import (
 )
 from ozone.mapped import MappedReader
 from ozone.ports import ReplicaHead
+from ozone.repair_writer import Patch, RepairWriter
 from ozone.rocks import Counter, OzoneTable, counter_key
 from ozone.scan import ScanResult, build_from_metadata, lost_chunks, scan, scan_metadata
 from ozone.survey import VolumeSurvey
 from ozone.treefile import TreeFiles, TreeStatus
 from ozone.undo import UndoStore
 from ozone.volume import Hold, Volume
-from ozone.writer import ContainerWriter, Patch
 from repair.requests import OwnLoaded, Scanned, TreeStored
 from runtime.disk import Disk
 from runtime.errors import BusyError, DatabaseError, DiskError
@@ -92,7 +92,7 @@ class HeldVolume:
         self.on_deleted = on_deleted
         self.undo = UndoStore(volume.state_folder / "undo", disk, budget_bytes=undo_bytes)
         owned = volume.hold is Hold.OWNER
-        self.writer = ContainerWriter(volume, self.trees, self.undo, disk) if owned else None
+        self.writer = RepairWriter(volume, self.trees, self.undo, disk) if owned else None
         self._disk = disk
         self._mapped = mapped
         self._lock = threading.Lock()
@@ -566,7 +566,7 @@ class OwnReplica:
     def __init__(
         self,
         volume: HeldVolume,
-        writer: ContainerWriter,
+        writer: RepairWriter,
         container_id: ContainerId,
         job_id: str,
         *,

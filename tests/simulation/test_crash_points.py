@@ -25,10 +25,10 @@ from merkle.tree import BlockId, ContainerId, ContainerTree
 from merkle.windows import bad_windows
 from ozone.descriptor import dump_descriptor, parse_descriptor, with_checksum
 from ozone.errors import ContainerNotFoundError
+from ozone.repair_writer import Patch
 from ozone.rocks import Batch, OzoneTable, block_key, container_prefix
 from ozone.scan import build_from_metadata, scan
 from ozone.treefile import TreeStatus
-from ozone.writer import Patch
 from runtime.disk import Disk, Operation
 from tests.support.disk import CountingDisk, Crash, CrashingDisk
 from tests.support.forks import Forks

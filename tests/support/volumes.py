@@ -14,11 +14,12 @@ from merkle.checksum import WIDTH, ChecksumType, fingerprint, window_checksums
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import ContainerStore
+from ozone.repair_writer import RepairWriter
 from ozone.treefile import TreeFiles
 from ozone.undo import UndoStore
 from ozone.volume import Hold, Version, Volume, open_volume
-from ozone.writer import ContainerWriter, format_volume
 from runtime.disk import Disk
+from tests.support.volume_format import format_volume
 
 FIXTURES = Path(__file__).resolve().parents[1] / "golden" / "data" / "fixtures"
 OZONE = FIXTURES / "ozone-2.2.0"
@@ -62,7 +63,7 @@ class Owned:
     store: ContainerStore
     trees: TreeFiles
     undo: UndoStore
-    writer: ContainerWriter
+    writer: RepairWriter
     disk: Disk
 
 
@@ -79,7 +80,7 @@ def owned(
     with open_volume(root, hold=Hold.OWNER, state_folder=state_folder, disk=disk) as volume:
         trees = TreeFiles(volume, disk)
         undo = UndoStore(volume.state_folder / "undo", disk, budget_bytes=undo_bytes_max)
-        writer = ContainerWriter(volume, trees, undo, disk)
+        writer = RepairWriter(volume, trees, undo, disk)
         yield Owned(volume, ContainerStore(volume, disk), trees, undo, writer, disk)
 
 
@@ -136,7 +137,7 @@ def content(block_id: int, length_bytes: int) -> bytes:
 
 
 def write_block(
-    writer: ContainerWriter,
+    writer: RepairWriter,
     container_id: int,
     block_id: int,
     *chunk_lengths: int,

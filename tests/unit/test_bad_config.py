@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from dnagent.config import AgentConfig
-from ozone.writer import format_volume
 from runtime.config import CONFIG_BYTES_MAX, load
 from runtime.disk import Disk
 from scm.config import ControllerConfig
 from tests.support.bad_input import refused, run, unchanged
 from tests.support.processes import ROOT
+from tests.support.volume_format import format_volume
 from tests.support.volumes import VERSION
 
 HEAD = 'state_folder = "/s"\n'

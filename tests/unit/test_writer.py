@@ -29,6 +29,7 @@ from ozone.errors import (
     ReadOnlyError,
     UndoBudgetError,
 )
+from ozone.repair_writer import Patch, RepairWriter, WriteResult
 from ozone.rocks import (
     Batch,
     Counter,
@@ -42,7 +43,6 @@ from ozone.scan import build_from_metadata, scan
 from ozone.treefile import TreeFiles, TreeStatus
 from ozone.undo import UndoStore
 from ozone.volume import Hold, open_volume
-from ozone.writer import ContainerWriter, Patch, WriteResult
 from runtime.disk import Disk, Operation
 from runtime.errors import DatabaseError, DiskError
 from tests.support.disk import PAGE_BYTES, BadSectorDisk, CountingDisk, FailingDisk
@@ -718,7 +718,7 @@ def test_after_a_failed_sync_nothing_more_is_changed(root: Path, tmp_path: Path)
         disk = FailingDisk(
             errno.EIO, lambda op, path: op is Operation.SYNC and path.suffix == ".block"
         )
-        failing = ContainerWriter(owner.volume, owner.trees, owner.undo, disk)
+        failing = RepairWriter(owner.volume, owner.trees, owner.undo, disk)
         with pytest.raises(DiskError) as failed:
             failing.write_windows(SEVEN, ONE, [Patch(0, good[:1024])], job=JOB)
         assert failed.value.facts["suspect"] is True
@@ -795,7 +795,7 @@ class _LyingDisk(Disk):
 
 def test_what_was_written_is_read_back(closed: Owned) -> None:
     good = _damage(closed, ONE, 5)
-    lying = ContainerWriter(closed.volume, closed.trees, closed.undo, _LyingDisk())
+    lying = RepairWriter(closed.volume, closed.trees, closed.undo, _LyingDisk())
     with pytest.raises(DiskError, match="does not hold"):
         lying.write_windows(SEVEN, ONE, [Patch(0, good[:1024])], job=JOB)
 
@@ -829,7 +829,7 @@ def test_what_a_bad_sector_hides_is_written_over_and_what_can_be_read_is_kept_fi
     owner, path, good = three_pages
     before = path.read_bytes()
     disk = BadSectorDisk({(path, page * PAGE_BYTES) for page in bad})
-    writer = ContainerWriter(owner.volume, owner.trees, owner.undo, disk)
+    writer = RepairWriter(owner.volume, owner.trees, owner.undo, disk)
     written = writer.write_windows(SEVEN, THREE, [Patch(0, good)], job=JOB)
     assert written == WriteResult(len(good), (len(bad) * PAGE_BYTES,))
     assert path.read_bytes() == good
@@ -842,7 +842,7 @@ def test_what_a_bad_sector_hides_is_written_over_and_what_can_be_read_is_kept_fi
 
 def test_each_patch_tells_what_of_it_was_hidden(three_pages: tuple[Owned, Path, bytes]) -> None:
     owner, path, good = three_pages
-    writer = ContainerWriter(
+    writer = RepairWriter(
         owner.volume, owner.trees, owner.undo, BadSectorDisk({(path, PAGE_BYTES)})
     )
     parts = [Patch(at, good[at : at + PAGE_BYTES]) for at in range(0, 3 * PAGE_BYTES, PAGE_BYTES)]
@@ -854,7 +854,7 @@ def test_bytes_that_cannot_be_read_for_another_reason_are_not_written_over(
 ) -> None:
     owner, path, good = three_pages
     before = path.read_bytes()
-    writer = ContainerWriter(
+    writer = RepairWriter(
         owner.volume, owner.trees, owner.undo, BadSectorDisk({(path, 0)}, errno.ENOMEM)
     )
     with pytest.raises(DiskError):
@@ -867,7 +867,7 @@ def test_a_bad_sector_that_also_holds_bytes_that_nobody_proved_stays(
 ) -> None:
     """A sector is written as a whole or not at all."""
     owner, path, good = three_pages
-    writer = ContainerWriter(owner.volume, owner.trees, owner.undo, BadSectorDisk({(path, 0)}))
+    writer = RepairWriter(owner.volume, owner.trees, owner.undo, BadSectorDisk({(path, 0)}))
     with pytest.raises(DiskError):
         writer.write_windows(SEVEN, THREE, [Patch(0, good[:1024])], job=JOB)
 
@@ -893,7 +893,7 @@ def test_a_read_only_volume_has_no_writer(root: Path, tmp_path: Path) -> None:
     ) as volume:
         undo = UndoStore(tmp_path / "undo", Disk(), budget_bytes=UNDO_BYTES_MAX)
         with pytest.raises(ReadOnlyError):
-            ContainerWriter(volume, TreeFiles(volume, Disk()), undo, Disk())
+            RepairWriter(volume, TreeFiles(volume, Disk()), undo, Disk())
 
 
 def test_containers_of_other_layouts_are_not_written(owner: Owned) -> None:
