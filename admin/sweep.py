@@ -27,9 +27,9 @@ from merkle.replica import TreeSource
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from runtime.metrics import Metrics
+from sweep.engine import SweepRequest
 from sweep.model import FindingKind
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
-from sweep.run import SweepRequest
 from sweep.run import sweep as carry_out
 
 # Shown to people; --json has them all.

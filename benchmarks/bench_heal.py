@@ -30,7 +30,8 @@ from benchmarks.containers import (
     write_container,
 )
 from benchmarks.measure import ROUNDS, Report, Samples
-from dnagent.store import HeldVolume, ReplicaStore
+from dnagent.store import ReplicaStore
+from dnagent.volumes import ManagedVolume
 from merkle.checksum import ChecksumType, window_checksums
 from merkle.columns import encode_tree
 from merkle.outcome import OutcomeState, Verdict
@@ -144,7 +145,7 @@ class _Served:
 
 
 def _measure(
-    report: Report, volume: HeldVolume, copier: RepairWriter, peers: Sequence[AgentPeer]
+    report: Report, volume: ManagedVolume, copier: RepairWriter, peers: Sequence[AgentPeer]
 ) -> None:
     store = ReplicaStore([volume], repair_enabled=True)
     runner = Runner(PeerId(volume.volume.datanode_id), threads_max=4, audit=_no_audit)

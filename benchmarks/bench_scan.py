@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.containers import WINDOW_BYTES, held, new_volume, write_container
 from benchmarks.measure import Report, Samples, in_series, interleaved
-from dnagent.store import HeldVolume
+from dnagent.volumes import ManagedVolume
 from merkle.checksum import ChecksumType, kernels, window_checksums
 from merkle.record import BlockRecord
 from merkle.tree import ContainerId
@@ -57,7 +57,7 @@ def main(as_json: bool) -> None:
 
 def _measure(
     report: Report,
-    volume: HeldVolume,
+    volume: ManagedVolume,
     records: Sequence[BlockRecord],
     reader: MappedReader,
     checksum_type: ChecksumType,

@@ -39,9 +39,9 @@ from merkle.tree import block_checksum, container_checksum
 from spark.engine import SparkEngine, last_offset
 from spark.session import spark_session
 from spark.sql import aggregate, names_of
+from sweep.engine import FoldedWave
 from sweep.inputs import table_parts
 from sweep.model import REPLICA_SCHEMA
-from sweep.run import FoldedWave
 from sweep.runs import settle
 
 ROUNDS = 5

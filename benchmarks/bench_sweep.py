@@ -23,11 +23,12 @@ from benchmarks.measure import Report, Samples, interleaved
 from benchmarks.tables import make_table
 from merkle.columns import fold_blocks, fold_root
 from sweep.compare import compare_replicas
+from sweep.engine import FoldedWave, SweepRequest
 from sweep.gather import Gatherer
 from sweep.gf2 import end_tables, image, rank_tables, word_tables
 from sweep.inputs import table_parts
 from sweep.local import LocalEngine
-from sweep.run import FoldedWave, SweepRequest, sweep
+from sweep.run import sweep
 from sweep.runs import settle
 from sweep.synthetic import CHUNK_BYTES
 

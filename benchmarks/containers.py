@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dnagent.agent import Agent
 from dnagent.config import AgentConfig, RepairSettings, ScanSettings, VolumeSettings
-from dnagent.store import HeldVolume
+from dnagent.volumes import ManagedVolume
 from merkle.checksum import WIDTH, ChecksumType, window_checksums
 from merkle.record import BlockRecord, ChunkRecord, WindowChecksums
 from merkle.tree import BlockId, ContainerId
@@ -36,11 +36,11 @@ def new_volume(root: Path, number: int) -> Path:
 
 
 @contextmanager
-def held(root: Path, state_folder: Path) -> Iterator[tuple[HeldVolume, RepairWriter]]:
+def held(root: Path, state_folder: Path) -> Iterator[tuple[ManagedVolume, RepairWriter]]:
     """The volume, held as owner."""
     disk = Disk()
     volume = open_volume(root, hold=Hold.OWNER, state_folder=state_folder, disk=disk)
-    opened = HeldVolume(volume, disk, undo_bytes=1 << 30)
+    opened = ManagedVolume(volume, disk, undo_bytes=1 << 30)
     try:
         assert opened.writer is not None
         yield opened, opened.writer

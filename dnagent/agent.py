@@ -29,12 +29,13 @@ from dnagent.jobs import Jobs
 from dnagent.ports import AgentStatus, ScanReport, VolumeStatus
 from dnagent.scanner import RateLimiter, Scanner, ScanPace, SystemClock
 from dnagent.server import AgentService
-from dnagent.store import HeldVolume, ReplicaStore
+from dnagent.store import ReplicaStore
+from dnagent.volumes import ManagedVolume
 from merkle.errors import ReconcileError
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from ozone.datanode import XceiverService
-from ozone.errors import InterruptedRepairError, VolumeError
+from ozone.errors import VolumeError
 from ozone.mapped import MappedReader
 from ozone.volume import Hold, open_volume
 from protos import controller_pb2
@@ -43,7 +44,7 @@ from repair.ports import Peer
 from repair.runner import Runner
 from runtime.config import split_address
 from runtime.disk import Disk
-from runtime.errors import BusyError, ConfigError
+from runtime.errors import BusyError, ConfigError, OperationInterruptedError
 from runtime.log import AuditLog, error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rpc import open_channel, start_server
@@ -115,7 +116,7 @@ class Agent:
                     return future.result(timeout=_POLL_S)
                 except FutureTimeoutError:
                     continue
-            raise InterruptedRepairError(
+            raise OperationInterruptedError(
                 "nobody waits for this scan any more", container_id=container_id
             )
         finally:
@@ -204,8 +205,8 @@ class Agent:
             "process_started", datanode_id=self.datanode_id, address=self.address, volumes=len(held)
         )
 
-    def _open_volumes(self) -> list[HeldVolume]:
-        held: list[HeldVolume] = []
+    def _open_volumes(self) -> list[ManagedVolume]:
+        held: list[ManagedVolume] = []
         for settings in self._config.volumes:
             try:
                 held.append(self._open_volume(settings, held))
@@ -219,7 +220,7 @@ class Agent:
             raise self._failed[0].error
         return held
 
-    def _open_volume(self, settings: VolumeSettings, held: list[HeldVolume]) -> HeldVolume:
+    def _open_volume(self, settings: VolumeSettings, held: list[ManagedVolume]) -> ManagedVolume:
         config = self._config
         volume = open_volume(
             settings.path,
@@ -235,7 +236,7 @@ class Agent:
                     " another"
                 )
                 raise VolumeError(text, reason="datanode_differs", path=str(volume.root))
-            opened = HeldVolume(
+            opened = ManagedVolume(
                 volume,
                 self._disk,
                 undo_bytes=config.repair.undo_bytes,

@@ -12,16 +12,13 @@ are kept whole.
 import contextlib
 import heapq
 import itertools
-import json
-import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
@@ -54,20 +51,23 @@ from chunktable.schema import (
     replica_stretches,
     rows_of,
 )
-from chunktable.writer import parquet_writer
-from merkle.checksum import fingerprint
+from chunktable.writer import (
+    FILE_ROWS_MAX,
+    GROUP_ROWS,
+    TEXT_TYPE,
+    WRITTEN_SCHEMA,
+    ChunkFileWriter,
+    OpenChunkFile,
+    parquet_writer,
+    too_few_rows,
+)
+from dnagent.audit_events import AuditReader, event_row
 from merkle.columns import TreeColumns
 from merkle.replica import ReplicaState, TreeSource
 from merkle.tree import ContainerId
-from ozone.errors import InterruptedRepairError
 from ozone.survey import ReplicaFault, ReplicaSnapshot
-from runtime.disk import disk_error
-from runtime.errors import DiskError
+from runtime.errors import DiskError, OperationInterruptedError
 
-# What a reader that streams holds at once, and skips at once by its statistics.
-GROUP_ROWS = 1 << 20
-# Some 80 MB: enough files for a cluster's tasks, few enough to open.
-FILE_ROWS_MAX = 16 * GROUP_ROWS
 # More files with few rows than this are joined into one.
 SMALL_FILES_MAX = 16
 # All of them are open at once; what is left over has its turn in the next export.
@@ -77,12 +77,6 @@ REWRITTEN_FILES_MAX = 64
 EVENTS_KEPT = timedelta(days=35)
 # Events and faults are kept in memory until a file of so many is written.
 PIECE_ROWS = 200_000
-# Tells whether the audit file is still the one that was read last time.
-_AUDIT_HEAD_BYTES = 4096
-_TEXT = pa.dictionary(pa.int32(), pa.string())
-# As it is written: a text that is the same in all rows is one entry and a number a row.
-# Readers see plain text.
-_WRITTEN = pa.schema([f.with_type(_TEXT) if f.type == pa.string() else f for f in CHUNK_SCHEMA])
 
 _Place = tuple[str, int]
 
@@ -353,7 +347,7 @@ class _Run:
                 self._after[place] = RowLocation(held.generation, file, held.rows)
         moved = [place for place, held in self._after.items() if held.file in chosen]
         if moved:
-            raise _too_few_rows(self._after[moved[0]].file)
+            raise too_few_rows(self._after[moved[0]].file)
 
     def add_events(self, audit_file: Path | None, volumes: set[str]) -> None:
         """Write down the repairs and deletes since the table before, and keep those of
@@ -366,11 +360,13 @@ class _Run:
         self._files += [f for f in old if is_whole and created_at - f.created_at < EVENTS_KEPT]
         gone = sorted((v, c) for v, c in self._before.keys() - self._after.keys() if v in volumes)
         deletes = (
-            self._event(created_at, "delete", container_id, None, None, 0, "")
+            event_row(self._datanode, created_at, "delete", container_id)
             for _, container_id in gone
         )
-        audit = _Audit(audit_file, self._previous.audit if self._previous and is_whole else None)
-        events = itertools.chain(deletes, filter(None, map(self._audited, audit.lines())))
+        audit = AuditReader(
+            audit_file, self._previous.audit if self._previous and is_whole else None
+        )
+        events = itertools.chain(deletes, audit.events(self._datanode))
         order = [
             (name, "ascending") for name in ("container_id", "block_id", "chunk_offset", "time")
         ]
@@ -454,7 +450,7 @@ class _Run:
             if name not in kept and sequence is not None and sequence < end:
                 self._destination.remove(name)
 
-    def _take(self, survey: ReplicaSurvey, found: ReplicaSnapshot, out: "_ChunkFiles") -> int:
+    def _take(self, survey: ReplicaSurvey, found: ReplicaSnapshot, out: ChunkFileWriter) -> int:
         for fault in found.faults:
             self._add_fault(survey.volume, found.container_id, fault)
         rows = _rows(survey, found, self._now)
@@ -487,7 +483,7 @@ class _Run:
         chunks = manifest.of_kind(FileKind.CHUNKS) if self._reusable else ()
         for file in (*chunks, *manifest.of_kind(FileKind.EVENTS)):
             if self._cancelled():
-                raise InterruptedRepairError("the export was cancelled")
+                raise OperationInterruptedError("the export was cancelled")
             try:
                 check_content(self._destination.filesystem, self._destination.folder, file)
             except ChunkTableError:
@@ -502,7 +498,7 @@ class _Run:
                 file = pq.ParquetFile(
                     source,
                     page_checksum_verification=True,
-                    read_dictionary=[f.name for f in _WRITTEN if f.type == _TEXT],
+                    read_dictionary=[f.name for f in WRITTEN_SCHEMA if f.type == TEXT_TYPE],
                 )
                 for batch in file.iter_batches(columns=CHUNK_SCHEMA.names):
                     for volume, container_id, start, end in replica_stretches(batch):
@@ -514,13 +510,18 @@ class _Run:
             text = f"{path} cannot be read: {error}"
             raise ChunkTableError(TableRefusal.UNREADABLE.value, text, hint=hint) from error
 
-    def _chunk_files(self) -> "_ChunkFiles":
-        return _ChunkFiles(self._new_chunk_file, self._limits, self._cancelled)
+    def _chunk_files(self) -> ChunkFileWriter:
+        return ChunkFileWriter(
+            self._new_chunk_file,
+            self._limits.group_rows,
+            self._limits.file_rows_max,
+            self._cancelled,
+        )
 
     @contextmanager
-    def _new_chunk_file(self) -> Iterator["_OpenFile"]:
+    def _new_chunk_file(self) -> Iterator["OpenChunkFile"]:
         name = file_name(FileKind.CHUNKS, self._sequence, self._token, next(self._numbers))
-        with self._new_file(name, FileKind.CHUNKS, _WRITTEN) as opened:
+        with self._new_file(name, FileKind.CHUNKS, WRITTEN_SCHEMA) as opened:
             yield opened
 
     def _write(self, kind: FileKind, table: pa.Table) -> None:
@@ -530,10 +531,10 @@ class _Run:
             opened.write(table)
 
     @contextmanager
-    def _new_file(self, name: str, kind: FileKind, schema: pa.Schema) -> Iterator["_OpenFile"]:
+    def _new_file(self, name: str, kind: FileKind, schema: pa.Schema) -> Iterator["OpenChunkFile"]:
         with self._destination.create(name) as sink:
             writer = parquet_writer(sink, schema)
-            opened = _OpenFile(name, writer)
+            opened = OpenChunkFile(name, writer)
             try:
                 yield opened
             finally:
@@ -565,44 +566,6 @@ class _Run:
             self._write(FileKind.FINDINGS, pa.Table.from_pylist(self._faults, FAULT_SCHEMA))
             self._faults = []
 
-    def _audited(self, line: Mapping[str, Any]) -> dict[str, object] | None:
-        """The event that a line of the audit file tells of; None for what is no such
-        line.
-        """
-        try:
-            return self._event(
-                datetime.fromisoformat(line["time"]),
-                "delete" if line.get("kind") == "delete" else "repair",
-                int(line["container"]),
-                None if line["block"] is None else int(line["block"]),
-                None if line["offset"] is None else int(line["offset"]),
-                int(line["length"]),
-                str(line["job"]),
-            )
-        except (KeyError, TypeError, ValueError):
-            return None
-
-    def _event(
-        self,
-        at: datetime,
-        kind: str,
-        container_id: int,
-        block_id: int | None,
-        offset: int | None,
-        length_bytes: int,
-        job: str,
-    ) -> dict[str, object]:
-        return {
-            "datanode": self._datanode,
-            "time": at,
-            "kind": kind,
-            "container_id": container_id,
-            "block_id": block_id,
-            "chunk_offset": offset,
-            "length": length_bytes,
-            "job": job,
-        }
-
     def _names(self) -> list[str]:
         folder = self._destination.folder
         try:
@@ -614,88 +577,6 @@ class _Run:
                 f"cannot list {folder}: {error}", operation="list", path=folder
             ) from error
         return [entry.base_name for entry in named(entries) if entry.type is pa_fs.FileType.File]
-
-
-@dataclass
-class _OpenFile:
-    """A Parquet file under way."""
-
-    name: str
-    writer: Any
-    rows: int = 0
-
-    def write(self, table: pa.Table) -> None:
-        self.writer.write_table(table, row_group_size=max(table.num_rows, 1))
-        self.rows += table.num_rows
-
-
-@dataclass
-class _ChunkFiles:
-    """Chunk files of bounded size, one after the other, a replica in one piece in one
-    of them.
-    """
-
-    new_file: Callable[[], AbstractContextManager[_OpenFile]]
-    limits: ExportLimits
-    cancelled: Callable[[], bool]
-    _stack: ExitStack = field(default_factory=ExitStack)
-    _open: _OpenFile | None = None
-    _group: list[pa.RecordBatch] = field(default_factory=list)
-    _group_rows: int = 0
-
-    def add(self, batches: Iterable[pa.RecordBatch], count: int) -> str:
-        """Put a replica of so many rows behind the one before; the name of its file."""
-        taken = self._open.rows + self._group_rows if self._open else 0
-        if taken and taken + count > self.limits.file_rows_max:
-            self._close()
-        if self._open is None:
-            self._open = self._stack.enter_context(self.new_file())
-        name = self._open.name
-        for batch in batches:
-            if self.cancelled():
-                raise InterruptedRepairError("the export was cancelled")
-            count -= batch.num_rows
-            self._group.append(_encoded(batch))
-            self._group_rows += batch.num_rows
-            if self._group_rows >= self.limits.group_rows:
-                self._flush()
-        if count:
-            raise _too_few_rows(name)
-        return name
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self._close()
-        else:
-            self._stack.__exit__(kind, error, trace)
-
-    def _close(self) -> None:
-        self._flush()
-        self._open = None
-        self._stack.close()
-
-    def _flush(self) -> None:
-        if self._group and self._open is not None:
-            self._open.write(pa.Table.from_batches(self._group, _WRITTEN).unify_dictionaries())
-        self._group, self._group_rows = [], 0
-
-
-def _encoded(batch: pa.RecordBatch) -> pa.RecordBatch:
-    arrays = [
-        column.dictionary_encode()
-        if written.type == _TEXT and not isinstance(column, pa.DictionaryArray)
-        else column
-        for column, written in zip(batch.columns, _WRITTEN, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=_WRITTEN)
 
 
 def _rows(
@@ -715,50 +596,3 @@ def _rows(
         scanned_at_ms=scanned_ms,
     )
     return rows_of(replica, TreeColumns.of(found.tree) if found.source else None)
-
-
-def _too_few_rows(name: str) -> ChunkTableError:
-    return ChunkTableError(
-        TableRefusal.ROWS.value,
-        f"{name} has not the rows that the inventory says",
-        hint="Write the table anew with --full.",
-    )
-
-
-class _Audit:
-    """The lines of an audit file since a mark; from its start where it is another file
-    than the one marked.
-    """
-
-    def __init__(self, path: Path | None, before: AuditMark | None) -> None:
-        # How far it was read; moves once all lines were taken.
-        self.mark = before
-        self._path = path
-
-    def lines(self) -> Iterator[Mapping[str, Any]]:
-        if self._path is None:
-            return
-        try:
-            with self._path.open("rb") as file:
-                head, size, at = file.read(_AUDIT_HEAD_BYTES), os.fstat(file.fileno()).st_size, 0
-                if self.mark and self.mark.length_bytes <= size:
-                    known = fingerprint(head[: self.mark.head_bytes]).hex() == self.mark.head
-                    at = self.mark.length_bytes if known else 0
-                file.seek(at)
-                for raw in file:
-                    # A line that is being written counts next time.
-                    if not raw.endswith(b"\n"):
-                        break
-                    at += len(raw)
-                    with contextlib.suppress(ValueError, RecursionError):
-                        line = json.loads(raw)
-                        if isinstance(line, dict):
-                            yield line
-                width = min(at, len(head))
-                self.mark = AuditMark(at, width, fingerprint(head[:width]).hex())
-        except FileNotFoundError:
-            # Nothing was repaired so far, and whoever reads the table is to know that
-            # repairs are told of.
-            self.mark = self.mark or AuditMark(0, 0, fingerprint(b"").hex())
-        except OSError as error:
-            raise disk_error("read", self._path, error) from error

@@ -18,7 +18,7 @@ from chunktable.manifest import SkippedVolume, TableRefusal
 from chunktable.places import Destination, destination_of
 from chunktable.reader import latest_manifest
 from dnagent.export import ExportProgress, ExportResult, ReplicaSurvey, export
-from dnagent.store import own_scan_ms
+from dnagent.volumes import own_scan_ms
 from merkle.errors import ReconcileError
 from merkle.replica import TreeSource
 from ozone.survey import VolumeSurvey

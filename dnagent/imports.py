@@ -19,7 +19,7 @@ from pathlib import Path
 from chunktable.manifest import SkippedVolume
 from chunktable.packed_trees import PackedTree, read_trees, tree_files
 from dnagent.config import AgentConfig
-from dnagent.store import own_scan_ms
+from dnagent.volumes import own_scan_ms
 from merkle.check import check_tree
 from merkle.columns import encode_tree
 from merkle.errors import ReconcileError, TreeRefusedError

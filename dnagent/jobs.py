@@ -20,13 +20,12 @@ from merkle.errors import ReconcileError
 from merkle.outcome import OutcomeState, RepairOutcome, RepairProgress
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from ozone.errors import InterruptedRepairError
 from protos import controller_pb2
 from protos.outcome import add_evidence, add_peers, set_counters
 from repair.ports import Peer
 from repair.requests import ReconcileOptions
 from repair.runner import RepairJob, Runner
-from runtime.errors import BusyError
+from runtime.errors import BusyError, OperationInterruptedError
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 
@@ -125,7 +124,7 @@ class Jobs:
             self._forget(command)
             self._end(
                 command,
-                InterruptedRepairError("the job was cancelled before it began"),
+                OperationInterruptedError("the job was cancelled before it began"),
                 "interrupted",
             )
         else:

@@ -19,15 +19,9 @@ from dnagent.ports import ScannedFault, ScanReport
 from merkle.errors import ReconcileError
 from merkle.replica import ReplicaState
 from merkle.tree import ContainerId
-from ozone.errors import (
-    ContainerNotFoundError,
-    ContainerStateError,
-    InterruptedRepairError,
-    StaleTreeError,
-    VolumeError,
-)
+from ozone.errors import ContainerNotFoundError, ContainerStateError, StaleTreeError, VolumeError
 from ozone.scan import ScanResult
-from runtime.errors import BusyError
+from runtime.errors import BusyError, OperationInterruptedError
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 from runtime.retry import Backoff, retrying
@@ -289,7 +283,7 @@ class ScanQueue:
             self._changed.notify_all()
         for request in dropped:
             request.future.set_exception(
-                InterruptedRepairError("the scanner stopped before this scan began")
+                OperationInterruptedError("the scanner stopped before this scan began")
             )
 
 
@@ -482,7 +476,7 @@ class Scanner:
         examination = self._volume.examine(container_id, source, on_bytes, self._stop.is_set)
         result = examination.result
         if self._stop.is_set():
-            raise InterruptedRepairError(
+            raise OperationInterruptedError(
                 "the scanner stopped during this scan", container_id=container_id
             )
         # A container deleted meanwhile is no finding: this raises, and nothing is done
@@ -555,7 +549,8 @@ class Scanner:
     def _note_failure(self, container_id: ContainerId, error: ReconcileError) -> None:
         self._metrics.count("dnagent_scans_skipped_total", reason=error.code)
         if isinstance(
-            error, InterruptedRepairError | ContainerNotFoundError | ContainerStateError | BusyError
+            error,
+            OperationInterruptedError | ContainerNotFoundError | ContainerStateError | BusyError,
         ):
             self._log.info(
                 "scan_interrupted", container_id=container_id, **_without(error, "container_id")

@@ -17,57 +17,48 @@ next, so there that instruction itself is best.
 # Only part of numba is typed.
 # mypy: allow-untyped-calls
 
-import pickle
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING
 
 import crcmod
 import numpy as np
-from llvmlite import ir
-from numba import config, njit
-from numba.core import cgutils, types
-from numba.core.registry import cpu_target
-from numba.extending import intrinsic
+from numba import config
+from numba.core import types
+
+from merkle.intrinsics import (
+    ARM,
+    CPU,
+    LANES,
+    ONES,
+    STRIDE_BYTES,
+    U64,
+    X86,
+    crc32c_word,
+    fold_lane,
+    fold_strides,
+    jit,
+    leading_zeros,
+    load8,
+    load64,
+    store64,
+    swap,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_Function = TypeVar("_Function", bound=Callable[..., object])
-
-# What the code that numba makes will be built for; asking for an instruction beyond it
-# would abort the process.
-_TRIPLE, _CPU, _FEATURES = cpu_target.target_context.codegen().magic_tuple()
-_HAS = {name[1:] for name in _FEATURES.split(",") if name.startswith("+")}
-_X86 = _TRIPLE.startswith("x86_64") and {"pclmul", "sse4.2"} <= _HAS
-_ARM = _TRIPLE.startswith("aarch64") and {"aes", "crc"} <= _HAS
 
 # numba puts its options into this module when it is loaded, where mypy cannot see them.
 if config.DISABLE_JIT:  # type: ignore[attr-defined]
     raise ImportError("numba's compiler is switched off (NUMBA_DISABLE_JIT)")
-if sys.byteorder != "little" or not (_X86 or _ARM):
-    raise ImportError(f"no carry-less multiplication and crc32 instructions on this CPU ({_CPU})")
+if sys.byteorder != "little" or not (X86 or ARM):
+    raise ImportError(f"no carry-less multiplication and crc32 instructions on this CPU ({CPU})")
 
-# 128-bit lanes of one vector, and vectors in flight: enough to hide the latency of the
-# multiplication.
-_LANES = (
-    4
-    if _X86 and {"vpclmulqdq", "avx512f"} <= _HAS
-    else 2
-    if _X86 and {"vpclmulqdq", "avx2"} <= _HAS
-    else 1
-)
-_IN_FLIGHT = 4 if _LANES > 1 else 8
-_STRIDE_BYTES = 16 * _LANES * _IN_FLIGHT
-_CACHE_LINE_BYTES = 64
-# Two pages: processors by themselves stop reading ahead where a page ends. Mapped files
-# fold 1.3 times as fast with it.
-_AHEAD_BYTES = 8192
 
 _CRC32_POLYNOMIAL, _CRC32C_POLYNOMIAL = 0x1_04C1_1DB7, 0x1_1EDC_6F41
 
-ABOUT_WINDOWS = f"numba, carry-less multiplication, {128 * _LANES} bits"
+ABOUT_WINDOWS = f"numba, carry-less multiplication, {128 * LANES} bits"
 ABOUT_BLOCKS = "numba, crc32 instruction"
 
 
@@ -95,7 +86,7 @@ def _polynomial(poly: int) -> _Polynomial:
             register = (register >> 8) ^ int(table[register & 0xFF])
         return register << 1
 
-    distances = (8 * _STRIDE_BYTES, 128 * _LANES, 128)
+    distances = (8 * STRIDE_BYTES, 128 * LANES, 128)
     keys = [power(bits + half) for bits in distances for half in (32, -32)]
     return _Polynomial(np.array(keys, np.uint64), np.array(tables))
 
@@ -188,9 +179,6 @@ def _read_only(view: memoryview) -> "NDArray[np.uint8]":
     return data
 
 
-_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-_PAIR = ir.VectorType(_I64, 2)
-ONES = np.uint64(0xFFFF_FFFF)
 _BYTE = np.uint64(0xFF)
 _0, _1, _2, _4, _6, _7, _8, _9, _16, _32, _49, _64 = map(
     np.uint64, (0, 1, 2, 4, 6, 7, 8, 9, 16, 32, 49, 64)
@@ -202,10 +190,9 @@ _7F, _80, _GOING_ON = np.uint64(0x7F), np.uint64(0x80), np.uint64(0x8080_8080_80
 TAG_1, TAG_2, TAG_2_MESSAGE, TAG_3, TAG_3_MESSAGE, TAG_4 = map(
     np.uint64, (0x08, 0x10, 0x12, 0x18, 0x1A, 0x20)
 )
-_STRIDE = np.uint64(_STRIDE_BYTES)
-_U64 = types.uint64
+_STRIDE = np.uint64(STRIDE_BYTES)
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
-_KEYS, _WORDS = types.Array(_U64, 1, "C"), types.Array(types.int64, 1, "C")
+_KEYS, _WORDS = types.Array(U64, 1, "C"), types.Array(types.int64, 1, "C")
 # What is only read may be another library's memory, which it lends without leave to
 # write.
 _IN_WORDS, _IN_FLAGS = (
@@ -216,240 +203,7 @@ _TABLES = types.Array(types.uint32, 2, "C")
 _OUT = types.Array(types.uint8, 1, "C")
 
 
-def jit(signature: object) -> Callable[[_Function], _Function]:
-    """Compile now, for these types, without the GIL; kept in numba's cache where there
-    is one.
-    """
-
-    def compiled(function: _Function) -> _Function:
-        try:
-            kernel = njit(signature, nogil=True, cache=True)(function)
-        except (RuntimeError, OSError, EOFError, pickle.UnpicklingError):
-            # No folder to write to, a full disk, or a cache file torn by a crash:
-            # compile each time instead.
-            kernel = njit(signature, nogil=True)(function)
-        return cast(_Function, kernel)
-
-    return compiled
-
-
-# numba gives an intrinsic the typing context and the argument types, and wants a
-# signature and a code generator back; compiled code then calls it with the arguments
-# alone.
-_emitted: Callable[[Callable[..., object]], Callable[..., np.uint64]] = intrinsic
-_emitted_pair: Callable[[Callable[..., object]], Callable[..., tuple[np.uint64, np.uint64]]] = (
-    intrinsic
-)
-
-
-@_emitted
-def _load64(typing_context: object, address: object) -> object:
-    return _U64(_U64), lambda context, builder, signature, values: _load(builder, values[0], _I64)
-
-
-@_emitted
-def _load8(typing_context: object, address: object) -> object:
-    return _U64(_U64), lambda context, builder, signature, values: builder.zext(
-        _load(builder, values[0], _I8), _I64
-    )
-
-
-@_emitted
-def store64(typing_context: object, address: object, word: object) -> object:
-    def generate(
-        context: object, builder: ir.IRBuilder, signature: object, values: Sequence[ir.Value]
-    ) -> ir.Value:
-        builder.store(values[1], builder.inttoptr(values[0], _I64.as_pointer())).align = 1
-        return values[1]
-
-    return _U64(_U64, _U64), generate
-
-
-@_emitted
-def _leading_zeros(typing_context: object, word: object) -> object:
-    return _U64(_U64), lambda context, builder, signature, values: builder.ctlz(
-        values[0], ir.IntType(1)(0)
-    )
-
-
-@_emitted
-def swap(typing_context: object, word: object) -> object:
-    return _U64(_U64), lambda context, builder, signature, values: builder.bswap(values[0])
-
-
-@_emitted
-def crc32c_word(typing_context: object, register: object, word: object) -> object:
-    """Eight bytes into a CRC32C register by the processor's own instruction."""
-
-    def generate(
-        context: object, builder: ir.IRBuilder, signature: object, values: Sequence[ir.Value]
-    ) -> ir.Value:
-        if _X86:
-            return _call(builder, "llvm.x86.sse42.crc32.64.64", _I64, values)
-        narrow = [builder.trunc(values[0], _I32), values[1]]
-        return builder.zext(_call(builder, "llvm.aarch64.crc32cx", _I32, narrow), _I64)
-
-    return _U64(_U64, _U64), generate
-
-
-@_emitted_pair
-def _fold_strides(
-    typing_context: object,
-    address: object,
-    strides: object,
-    stride_low: object,
-    stride_high: object,
-    vector_low: object,
-    vector_high: object,
-    lane_low: object,
-    lane_high: object,
-) -> object:
-    """At least one stride of bytes, started with the CRC's initial ones, folded into
-    128 bits (low, high).
-    """
-
-    def generate(
-        context: object, builder: ir.IRBuilder, signature: object, values: Sequence[ir.Value]
-    ) -> ir.Value:
-        start, count, *keys = values
-        vector = ir.VectorType(_I64, 2 * _LANES)
-        by_stride, by_vector = (
-            _splat(builder, keys[0:2], _LANES),
-            _splat(builder, keys[2:4], _LANES),
-        )
-
-        def loaded(base: ir.Value) -> list[ir.Value]:
-            return [
-                _load(builder, builder.add(base, _I64(16 * _LANES * i)), vector)
-                for i in range(_IN_FLIGHT)
-            ]
-
-        first = loaded(start)
-        first[0] = builder.xor(
-            first[0], ir.Constant(vector, [0xFFFF_FFFF] + [0] * (2 * _LANES - 1))
-        )
-        end = builder.add(start, builder.mul(count, _I64(_STRIDE_BYTES)))
-        before = builder.block
-        head, body, done = (
-            builder.append_basic_block(name) for name in ("fold_head", "fold_body", "fold_done")
-        )
-        builder.branch(head)
-
-        builder.position_at_end(head)
-        previous = builder.phi(_I64)
-        sums = [builder.phi(vector) for _ in range(_IN_FLIGHT)]
-        here = builder.add(previous, _I64(_STRIDE_BYTES))
-        builder.cbranch(builder.icmp_unsigned("<", here, end), body, done)
-
-        builder.position_at_end(body)
-        for i in range(0, _STRIDE_BYTES, _CACHE_LINE_BYTES):
-            _prefetch(builder, builder.add(here, _I64(_AHEAD_BYTES + i)))
-        further = [
-            _shifted(builder, a, by_stride, b, _LANES)
-            for a, b in zip(sums, loaded(here), strict=True)
-        ]
-        builder.branch(head)
-        for phi, initial, later in zip(
-            [previous, *sums], [start, *first], [here, *further], strict=True
-        ):
-            phi.add_incoming(initial, before)
-            phi.add_incoming(later, body)
-
-        builder.position_at_end(done)
-        total = sums[0]
-        for following in sums[1:]:
-            total = _shifted(builder, total, by_vector, following, _LANES)
-        lanes = [_lane(builder, total, i) for i in range(_LANES)]
-        by_lane, folded = _splat(builder, keys[4:6], 1), lanes[0]
-        for following in lanes[1:]:
-            folded = _shifted(builder, folded, by_lane, following, 1)
-        return cgutils.pack_array(
-            builder, [builder.extract_element(folded, _I32(i)) for i in range(2)]
-        )
-
-    return types.UniTuple(_U64, 2)(*[_U64] * 8), generate
-
-
-@_emitted_pair
-def _fold_lane(
-    typing_context: object,
-    low: object,
-    high: object,
-    next_low: object,
-    next_high: object,
-    lane_low: object,
-    lane_high: object,
-) -> object:
-    """128 bits moved past the next 128 and added to them: (low, high)."""
-
-    def generate(
-        context: object, builder: ir.IRBuilder, signature: object, values: Sequence[ir.Value]
-    ) -> ir.Value:
-        now, following, keys = (_splat(builder, values[i : i + 2], 1) for i in (0, 2, 4))
-        folded = _shifted(builder, now, keys, following, 1)
-        return cgutils.pack_array(
-            builder, [builder.extract_element(folded, _I32(i)) for i in range(2)]
-        )
-
-    return types.UniTuple(_U64, 2)(*[_U64] * 6), generate
-
-
-def _prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
-    """Ask for a line to be read and kept; an address that is not there is no error."""
-    pointer = _I8.as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
-    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-    builder.call(prefetch, [builder.inttoptr(address, pointer), _I32(0), _I32(3), _I32(1)])
-
-
-def _load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
-    value = builder.load(builder.inttoptr(address, kind.as_pointer()))
-    value.align = 1
-    return value
-
-
-def _call(
-    builder: ir.IRBuilder, name: str, result: ir.Type, values: Sequence[ir.Value]
-) -> ir.Value:
-    kind = ir.FunctionType(result, [value.type for value in values])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
-
-
-def _splat(builder: ir.IRBuilder, pair: Sequence[ir.Value], lanes: int) -> ir.Value:
-    """The two words in every lane of a vector."""
-    vector: ir.Value = ir.Constant(ir.VectorType(_I64, 2 * lanes), ir.Undefined)
-    for i in range(2 * lanes):
-        vector = builder.insert_element(vector, pair[i % 2], _I32(i))
-    return vector
-
-
-def _lane(builder: ir.IRBuilder, vector: ir.Value, index: int) -> ir.Value:
-    return builder.shuffle_vector(
-        vector, vector, ir.Constant(ir.VectorType(_I32, 2), [2 * index, 2 * index + 1])
-    )
-
-
-def _shifted(
-    builder: ir.IRBuilder, value: ir.Value, keys: ir.Value, data: ir.Value, lanes: int
-) -> ir.Value:
-    """`value` moved past the distance of `keys`, plus `data`, in every lane."""
-    return builder.xor(
-        builder.xor(*(_product(builder, value, keys, half, lanes) for half in (0, 1))), data
-    )
-
-
-def _product(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, half: int, lanes: int) -> ir.Value:
-    """Carry-less product of the low or the high words of every lane."""
-    if _X86:
-        name = "llvm.x86.pclmulqdq" + {1: "", 2: ".256", 4: ".512"}[lanes]
-        return _call(builder, name, a.type, [a, b, _I8(0x11 * half)])
-    words = [builder.extract_element(vector, _I32(half)) for vector in (a, b)]
-    return builder.bitcast(
-        _call(builder, "llvm.aarch64.neon.pmull64", ir.VectorType(_I8, 16), words), _PAIR
-    )
-
-
-@jit(_U64(_U64, _U64, _TABLES, types.boolean))
+@jit(U64(U64, U64, _TABLES, types.boolean))
 def _word(
     register: np.uint64, word: np.uint64, tables: "NDArray[np.uint32]", by_instruction: bool
 ) -> np.uint64:
@@ -464,7 +218,7 @@ def _word(
     return y
 
 
-@jit(_U64(_U64, _U64, _KEYS, _TABLES, types.boolean))
+@jit(U64(U64, U64, _KEYS, _TABLES, types.boolean))
 def _crc(
     address: np.uint64,
     length_bytes: np.uint64,
@@ -477,34 +231,34 @@ def _crc(
     if length_bytes >= _16:
         if length_bytes >= _STRIDE:
             strides = length_bytes // _STRIDE
-            low, high = _fold_strides(
+            low, high = fold_strides(
                 address, strides, keys[0], keys[1], keys[2], keys[3], keys[4], keys[5]
             )
             address += strides * _STRIDE
             length_bytes -= strides * _STRIDE
         else:
-            low, high = _load64(address) ^ ONES, _load64(address + _8)
+            low, high = load64(address) ^ ONES, load64(address + _8)
             address += _16
             length_bytes -= _16
         while length_bytes >= _16:
-            low, high = _fold_lane(
-                low, high, _load64(address), _load64(address + _8), keys[4], keys[5]
+            low, high = fold_lane(
+                low, high, load64(address), load64(address + _8), keys[4], keys[5]
             )
             address += _16
             length_bytes -= _16
         register = _word(_word(_0, low, tables, by_instruction), high, tables, by_instruction)
     if length_bytes >= _8:
-        register = _word(register, _load64(address), tables, by_instruction)
+        register = _word(register, load64(address), tables, by_instruction)
         address += _8
         length_bytes -= _8
     while length_bytes > _0:
-        register = np.uint64(tables[0, (register ^ _load8(address)) & _BYTE]) ^ (register >> _8)
+        register = np.uint64(tables[0, (register ^ load8(address)) & _BYTE]) ^ (register >> _8)
         address += _1
         length_bytes -= _1
     return register ^ ONES
 
 
-@jit(types.void(_BYTES, _U64, _KEYS, _TABLES, types.boolean, types.Array(types.uint32, 1, "C")))
+@jit(types.void(_BYTES, U64, _KEYS, _TABLES, types.boolean, types.Array(types.uint32, 1, "C")))
 def _windows(
     data: "NDArray[np.uint8]",
     window_bytes: np.uint64,
@@ -561,11 +315,11 @@ def varint_bytes(value: int | np.int64) -> int:
     """How many bytes a varint takes: a seventh of the bits that count, rounded up; nine
     64ths are that up to 64.
     """
-    bits = _64 - _leading_zeros(np.uint64(value) | _1)
+    bits = _64 - leading_zeros(np.uint64(value) | _1)
     return int((bits * _9 + _64) >> _6)
 
 
-@jit(_U64(_U64, _U64, types.int64))
+@jit(U64(U64, U64, types.int64))
 def put(address: np.uint64, tag: np.uint64, value: int | np.int64) -> np.uint64:
     """Write a tag and a varint to an address; return the one behind. Up to seven bytes
     behind are overwritten too.
@@ -591,7 +345,7 @@ def put(address: np.uint64, tag: np.uint64, value: int | np.int64) -> np.uint64:
     return address + _1
 
 
-@jit(_U64(_U64, _U64, types.int64))
+@jit(U64(U64, U64, types.int64))
 def put_byte(address: np.uint64, tag: np.uint64, value: int | np.int64) -> np.uint64:
     """The same of a value below 128."""
     store64(address, np.uint64(value) << _8 | tag)

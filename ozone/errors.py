@@ -97,11 +97,3 @@ class UndoBudgetError(ReconcileError):
 
     code = "undo_budget"
     exit_status = 6
-
-
-class InterruptedRepairError(ReconcileError):
-    """A reconciliation was stopped because its container is being deleted or its job
-    was cancelled.
-    """
-
-    code = "interrupted"

@@ -66,7 +66,7 @@ class WriteResult:
 
 
 class RepairWriter(ContainerWriter):
-    """A writer that also repairs closed containers; the errors are ContainerWriter's."""
+    """A ContainerWriter that also repairs closed containers."""
 
     def __init__(self, volume: Volume, trees: TreeFiles, undo: UndoStore, disk: Disk) -> None:
         """Raises ReadOnlyError unless the volume is held as owner."""

@@ -31,10 +31,10 @@ from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ChunkTree, ContainerTree, TreeBuilder
 from ozone.containers import Container
-from ozone.errors import DescriptorError, InterruptedRepairError, MappedReadError
+from ozone.errors import DescriptorError, MappedReadError
 from ozone.mapped import RANGES_MAX, MappedRange, MappedReader, MappedRequest
 from runtime.disk import Reader
-from runtime.errors import DatabaseError, DiskError
+from runtime.errors import DatabaseError, DiskError, OperationInterruptedError
 
 # Measured: each doubling up to here makes a scan faster, none beyond it does. It is
 # also the size of most chunks, so that one costs one read and one call of the kernel.
@@ -248,7 +248,7 @@ def _check_held(container: Container, findings: list[Finding]) -> None:
     """
     if findings and container.volume.is_closed:
         text = f"the volume was closed during the scan of container {container.container_id}"
-        raise InterruptedRepairError(text, container_id=container.container_id)
+        raise OperationInterruptedError(text, container_id=container.container_id)
 
 
 def _still_recorded(container: Container, findings: list[Finding]) -> list[Finding]:
@@ -504,7 +504,7 @@ class _DataScan:
 
     def _go_on(self) -> None:
         if self._cancelled():
-            raise InterruptedRepairError(
+            raise OperationInterruptedError(
                 f"the scan of container {self._container.container_id} was cancelled"
             )
 

@@ -16,14 +16,14 @@ from merkle.merge import merge
 from merkle.replica import ReplicaState, TreeSource
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.containers import Container, ContainerStore
-from ozone.errors import ContainerNotFoundError, DescriptorError, InterruptedRepairError
+from ozone.errors import ContainerNotFoundError, DescriptorError
 from ozone.mapped import MappedReader
 from ozone.scan import Finding, FindingType, ScanResult, scan, scan_metadata
 from ozone.treefile import TreeFiles, TreeStatus
 from ozone.volume import Volume
 from protos.convert import tree_from_bytes
 from runtime.disk import Disk
-from runtime.errors import DatabaseError, DiskError
+from runtime.errors import DatabaseError, DiskError, OperationInterruptedError
 
 # Kinds of faults beside those of scans (ozone.scan.FindingType).
 UNREADABLE = "unreadable"
@@ -132,7 +132,7 @@ class VolumeSurvey:
         """
         for container_id in self.ids() if ids is None else ids:
             if cancelled and cancelled():
-                raise InterruptedRepairError("the walk over the volume was cancelled")
+                raise OperationInterruptedError("the walk over the volume was cancelled")
             found = self._replica(container_id, source, on_bytes, cancelled, mapped)
             if found is not None:
                 yield found
@@ -156,7 +156,7 @@ class VolumeSurvey:
                 cancelled=cancelled,
                 mapped=mapped,
             )
-        except InterruptedRepairError:
+        except OperationInterruptedError:
             raise
         except ReconcileError as error:
             found = ReplicaSnapshot(

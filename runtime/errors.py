@@ -66,3 +66,9 @@ class ProcessFailedError(ReconcileError):
     """
 
     code = "process_failed"
+
+
+class OperationInterruptedError(ReconcileError):
+    """The work was cancelled, or what it works on is being deleted."""
+
+    code = "interrupted"

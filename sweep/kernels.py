@@ -13,20 +13,16 @@ import numpy as np
 from numba.core import types
 
 from chunktable.schema import BLOCK_ROW, CONTAINER_ROW
+from merkle.intrinsics import ONES, crc32c_word, jit, store64, swap
 from merkle.kernels import (
-    ONES,
     TAG_1,
     TAG_2,
     TAG_2_MESSAGE,
     TAG_3,
     TAG_3_MESSAGE,
     TAG_4,
-    crc32c_word,
-    jit,
     put,
     put_byte,
-    store64,
-    swap,
     varint_bytes,
 )
 from sweep.layout import (

@@ -19,12 +19,12 @@ from chunktable.errors import ChunkTableError
 from chunktable.places import place_of
 from runtime.disk import Disk
 from sweep.compare import inspect
+from sweep.engine import ContainerResults, FoldedWave
 from sweep.exact import exact_replicas
 from sweep.files import fold_part, is_plain, opened_rows
 from sweep.gather import Gatherer, Int64s
 from sweep.large import block_ranges, inspect_large, large_replicas
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, Part
-from sweep.run import ContainerResults, FoldedWave
 from sweep.runs import RUN_SCHEMA, full
 from sweep.trees import PackedTreeFile, TreeJob, pack_part, pack_rows
 

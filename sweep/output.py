@@ -7,6 +7,7 @@ summary is written last: a sweep without one does not exist.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -15,13 +16,20 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from runtime.disk import Disk
 from runtime.errors import DiskError
 from sweep.errors import SweepNotFoundError
-from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA
+from sweep.model import (
+    FINDING_SCHEMA,
+    REPLICA_SCHEMA,
+    VERDICT_SCHEMA,
+)
 
 # Of all tables together, in the metadata of each file; changed when an old reader would
 # misread them.
@@ -389,3 +397,39 @@ def written_whole(
     disk.sync(temporary)
     disk.rename(temporary, path)
     disk.sync_folder(path.parent)
+
+
+class SweepTotals:
+    """What the summary counts."""
+
+    def __init__(self) -> None:
+        self.containers = 0
+        self.replicas = 0
+        self.judged = 0
+        self.excluded = 0
+        self.diverged: list[int] = []
+        self.verdicts = Counter[str]()
+        self.findings = Counter[str]()
+        self.paths = Counter[str]()
+
+    def add_replicas(self, replicas: pa.Table) -> None:
+        self.replicas += replicas.num_rows
+        self.containers += len(container_ids_of(replicas))
+        self.paths.update(_counts(replicas["path"]))
+
+    def add_verdicts(self, verdicts: pa.Table) -> None:
+        self.judged += verdicts.num_rows
+        self.excluded += pc.sum(verdicts["excluded"]).as_py() or 0
+        self.verdicts.update(_counts(verdicts["verdict"]))
+        self.diverged += verdicts.filter(verdicts["diverged"])["container_id"].to_pylist()
+
+    def add_findings(self, findings: pa.Table) -> None:
+        self.findings.update(_counts(findings["kind"]))
+
+
+def _counts(column: pa.ChunkedArray) -> dict[str, int]:
+    return {one["values"]: one["counts"] for one in pc.value_counts(column).to_pylist()}
+
+
+def container_ids_of(table: pa.Table) -> NDArray[np.int64]:
+    return np.unique(table["container_id"].to_numpy())

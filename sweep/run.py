@@ -6,18 +6,16 @@ sweep that ends anywhere goes on behind its last wave. The same sweep resumed an
 resumed ends in the same tables.
 """
 
-import fcntl
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chunktable.places import check_name
-from merkle.replica import TreeSource
-from runtime.disk import Disk, disk_error
-from runtime.errors import BusyError, DiskError, UsageError
+from runtime.disk import Disk
+from runtime.errors import DiskError
 from sweep.compare import compare_replicas
+from sweep.engine import Engine, FoldedWave, ProgressSink, SweepRequest, absolute
 from sweep.errors import SweepInputError, SweepWorkError
 from sweep.gather import Gatherer
 from sweep.history import History
@@ -42,139 +40,39 @@ from sweep.model import (
     PartKind,
     RootMethod,
 )
-from sweep.output import JsonObject, Skipped, Summary, SweepStore, SweepTable, new_sweep_id
+from sweep.output import (
+    JsonObject,
+    Skipped,
+    Summary,
+    SweepStore,
+    SweepTable,
+    SweepTotals,
+    container_ids_of,
+    new_sweep_id,
+)
 from sweep.runs import RUN_SCHEMA, settle
-from sweep.trees import PackedTreeFile, TreeJob, part_file
+from sweep.trees import TreeJob, part_file
 from sweep.volumes import OpenVolumes, copy_part, open_volumes
-from sweep.work import Plan, Range, Stage, StoredTable, Work, key_of, ranges, unreadable
+from sweep.work import (
+    Plan,
+    Range,
+    Stage,
+    StoredTable,
+    Work,
+    exclusive,
+    key_of,
+    number_of,
+    numbers_of,
+    pairs_of,
+    ranges,
+    texts_of,
+    unreadable,
+)
 
 Int64s = npt.NDArray[np.int64]
 
 # Of volumes, which change: what was read a day ago is no part of this sweep.
 _RESUMED_WITHIN = timedelta(days=1)
-
-
-@dataclass(frozen=True, slots=True)
-class FoldedWave:
-    """All that came of some parts, which are never folded again.
-
-    An engine that computes whole replicas gives these instead of runs, and names in
-    `exact` the containers that it cannot decide; where a container has both runs and
-    replicas, the sweep decides it along the exact path.
-    """
-
-    part_ids: tuple[str, ...]
-    # Rows of the chunk table that were read.
-    rows: int
-    # sweep.runs.RUN_SCHEMA; any order.
-    runs: pa.Table
-    # REPLICA_SCHEMA and FINDING_SCHEMA.
-    replicas: pa.Table
-    findings: pa.Table
-    # Containers, and about how many rows each has.
-    exact: Int64s
-    exact_rows: Int64s
-    # Parts (of `part_ids`) that could not be read, with why: their tables are left out
-    # of the sweep.
-    skipped: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerResults:
-    """What came of the rows of some containers, each of them whole: REPLICA_SCHEMA,
-    VERDICT_SCHEMA, FINDING_SCHEMA.
-    """
-
-    replicas: pa.Table
-    verdicts: pa.Table
-    findings: pa.Table
-
-
-class Engine(Protocol):
-    """Where the work is done. Whatever an engine reads or keeps is bounded, however
-    large a container is.
-    """
-
-    @property
-    def name(self) -> str:
-        """What the summary calls it."""
-        ...
-
-    def fold(
-        self,
-        parts: Sequence[Part],
-        store: Callable[[FoldedWave], None],
-        tell: Callable[[int], None],
-    ) -> None:
-        """Fold all parts, in waves of a few minutes at most, each given to `store`;
-        `tell` of rows as they are read.
-
-        All parts are of files: the volumes of this machine are made into some first. A
-        part that cannot be read is no error: its wave names it.
-        """
-        ...
-
-    def exact(
-        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s
-    ) -> Iterator[ContainerResults]:
-        """Replicas and findings of these containers from their sorted rows
-        (sweep.exact), without verdicts.
-
-        `rows` says about how many rows each of them has.
-        """
-        ...
-
-    def inspect(
-        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table
-    ) -> Iterator[ContainerResults]:
-        """Verdicts and findings of these containers from their rows (sweep.compare),
-        without replicas.
-
-        `replicas` are those of these containers, whether they take part or not.
-        """
-        ...
-
-    def trees(self, job: TreeJob, disk: Disk) -> Iterator[PackedTreeFile]:
-        """Write the trees of all replicas that have one, file by file (sweep.trees).
-
-        Raises:
-            DiskError: one cannot be written.
-            ChunkTableError: a part cannot be read any more.
-        """
-        ...
-
-
-class ProgressSink(Protocol):
-    """Who is told how a sweep goes on."""
-
-    def note(self, text: str) -> None:
-        """Something that a person should know."""
-        ...
-
-    def begin(self, what: str, total: int, unit: str) -> None:
-        """A stage begins, of so many units."""
-        ...
-
-    def advance(self, count: int) -> None:
-        """So many more are done."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class SweepRequest:
-    """What is asked of a sweep."""
-
-    out: Path
-    tables: tuple[str, ...] = ()
-    volumes: tuple[str, ...] = ()
-    source: TreeSource = TreeSource.TREE
-    # Begin anew where a sweep of the same inputs was not finished.
-    fresh: bool = False
-    keep: int = 30
-    # Beside the tables, all trees.
-    write_trees: bool = False
-    # Datanodes that were taken out of the cluster on purpose.
-    gone: tuple[str, ...] = ()
 
 
 def sweep(
@@ -197,10 +95,10 @@ def sweep(
     """
     for name in (str(request.out), *request.tables, *request.volumes):
         check_name(name)
-    request = _absolute(request)
+    request = absolute(request)
     disk, was_there = disk or Disk(), os.path.lexists(request.out)
     disk.make_folder(request.out)
-    with _exclusive(request.out), ExitStack() as stack:
+    with exclusive(request.out), ExitStack() as stack:
         work, output = Work(request.out, disk), SweepStore(request.out, disk)
         scratch = request.out / "work" / "shadows"
         disk.remove_folder(scratch)
@@ -231,30 +129,6 @@ def sweep(
         except SweepWorkError as error:
             watcher.note(f"begun anew: {error.message}")
             return carry_out(replace(request, fresh=True))
-
-
-def _absolute(request: SweepRequest) -> SweepRequest:
-    """The same with places that the next sweep finds from wherever it is started.
-
-    Raises:
-        UsageError: the folder of sweeps lies in a table.
-    """
-
-    def absolute(name: str) -> str:
-        return str(Path(name).absolute()) if name and "://" not in name else name
-
-    for name in request.tables:
-        if (
-            name
-            and "://" not in name
-            and request.out.resolve().is_relative_to(Path(name).resolve())
-        ):
-            raise UsageError(
-                f"--out {request.out} lies in --table {name}: the next sweep would take its tables"
-                " for the cluster's",
-                hint="Give an --out beside it.",
-            )
-    return replace(request, out=request.out.absolute(), tables=tuple(map(absolute, request.tables)))
 
 
 def _begin(
@@ -400,7 +274,7 @@ class _Sweep:
             parts = self._parts(copied)
             stage = self._work.stage(self._plan, "folded")
             notes = stage.notes()
-            done = {part_id for note in notes for part_id in _texts(note["part_ids"])}
+            done = {part_id for note in notes for part_id in texts_of(note["part_ids"])}
             wanted = [part for part in parts if part.part_id not in done]
             if done:
                 self._watcher.note(f"{len(done)} of {len(parts)} parts were read before")
@@ -410,7 +284,7 @@ class _Sweep:
             unread = {
                 part_id: reason
                 for note in stage.notes()
-                for part_id, reason in _pairs(note["skipped"])
+                for part_id, reason in pairs_of(note["skipped"])
             }
             if not unread:
                 return stage
@@ -444,14 +318,17 @@ class _Sweep:
         asked = Counter[int]()
         for note in folded.notes():
             asked.update(
-                dict(zip(_numbers(note["exact"]), _numbers(note["exact_rows"]), strict=True))
+                dict(zip(numbers_of(note["exact"]), numbers_of(note["exact_rows"]), strict=True))
             )
         named = np.array(sorted(asked), np.int64)
         ids, rows = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for wanted in ranges([runs, replicas]):
             pieces = runs.read(wanted)
             exact = np.union1d(settle(pieces).exact, _within(named, wanted))
-            exact = np.union1d(exact, np.intersect1d(_ids(pieces), _ids(replicas.read(wanted))))
+            exact = np.union1d(
+                exact,
+                np.intersect1d(container_ids_of(pieces), container_ids_of(replicas.read(wanted))),
+            )
             ids.append(exact)
             counted = _rows_by_container(pieces, replicas.read(wanted))
             rows.append(
@@ -462,14 +339,14 @@ class _Sweep:
     def _exact(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> None:
         stage = self._work.stage(self._plan, "exact")
         done = np.array(
-            [i for note in stage.notes() for i in _numbers(note["containers"])], np.int64
+            [i for note in stage.notes() for i in numbers_of(note["containers"])], np.int64
         )
         left = ~np.isin(container_ids, done)
         container_ids, rows = container_ids[left], rows[left]
         if len(container_ids):
             self._watcher.begin("sorting", len(container_ids), "containers")
             for judged in self._engine.exact(parts, container_ids, rows):
-                ids = _ids(judged.replicas)
+                ids = container_ids_of(judged.replicas)
                 stage.add(
                     {"containers": ids.tolist()},
                     {"replicas": judged.replicas, "findings": judged.findings},
@@ -484,7 +361,7 @@ class _Sweep:
         runs, replicas = folded.table("runs", RUN_SCHEMA), folded.table("replicas", REPLICA_SCHEMA)
         exact = self._work.stage(self._plan, "exact")
         from_rows = exact.table("replicas", REPLICA_SCHEMA)
-        totals = _Totals()
+        totals = SweepTotals()
         candidates, theirs, rows = list[Int64s](), [REPLICA_SCHEMA.empty_table()], list[Int64s]()
         found = [FINDING_SCHEMA.empty_table()]
         with (
@@ -493,7 +370,7 @@ class _Sweep:
         ):
             for wanted in ranges([runs, replicas, from_rows]):
                 by_rows = from_rows.read(wanted)
-                exact_ids = pa.array(_ids(by_rows))
+                exact_ids = pa.array(container_ids_of(by_rows))
                 settled = pa.concat_tables(
                     [settle(runs.read(wanted)).replicas, replicas.read(wanted)]
                 )
@@ -548,7 +425,7 @@ class _Sweep:
             source=self._plan.source.value,
             started_at=self._plan.started_at,
             seconds=0.0,
-            rows=sum(_number(note["rows"]) for note in folded.notes()),
+            rows=sum(number_of(note["rows"]) for note in folded.notes()),
             containers=totals.containers,
             replicas=totals.replicas,
             excluded=totals.excluded,
@@ -583,14 +460,14 @@ class _Sweep:
     ) -> Stage:
         stage = self._work.stage(self._plan, "inspected")
         done = np.array(
-            [i for note in stage.notes() for i in _numbers(note["containers"])], np.int64
+            [i for note in stage.notes() for i in numbers_of(note["containers"])], np.int64
         )
         left = ~np.isin(container_ids, done)
         container_ids, rows = container_ids[left], rows[left]
         if len(container_ids):
             self._watcher.begin("comparing", len(container_ids), "containers")
             for judged in self._engine.inspect(parts, container_ids, rows, replicas):
-                ids = _ids(judged.verdicts)
+                ids = container_ids_of(judged.verdicts)
                 stage.add(
                     {"containers": ids.tolist()},
                     {"verdicts": judged.verdicts, "findings": judged.findings},
@@ -632,7 +509,7 @@ class _Sweep:
                 self._watcher.advance(wanted[packed.name].rows)
         # Of those that were begun twice, the last counts.
         too_large = sum(
-            {str(note["name"]): _number(note["too_large"]) for note in stage.notes()}.values()
+            {str(note["name"]): number_of(note["too_large"]) for note in stage.notes()}.values()
         )
         return (
             [f"{too_large} trees are larger than agents store, and were not written"]
@@ -641,7 +518,7 @@ class _Sweep:
         )
 
     def _write_findings(
-        self, loose: pa.Table, stages: Sequence[StoredTable], totals: "_Totals"
+        self, loose: pa.Table, stages: Sequence[StoredTable], totals: "SweepTotals"
     ) -> None:
         """All findings, by container, block and offset."""
         with self._output.writing(SweepTable.FINDINGS, self._plan.sweep_id) as writer:
@@ -652,34 +529,6 @@ class _Sweep:
                 rows = _sorted(rows, "container_id", "block_id", "chunk_offset", "kind", "detail")
                 writer.add(rows)
                 totals.add_findings(rows)
-
-
-class _Totals:
-    """What the summary counts."""
-
-    def __init__(self) -> None:
-        self.containers = 0
-        self.replicas = 0
-        self.judged = 0
-        self.excluded = 0
-        self.diverged: list[int] = []
-        self.verdicts = Counter[str]()
-        self.findings = Counter[str]()
-        self.paths = Counter[str]()
-
-    def add_replicas(self, replicas: pa.Table) -> None:
-        self.replicas += replicas.num_rows
-        self.containers += len(_ids(replicas))
-        self.paths.update(_counts(replicas["path"]))
-
-    def add_verdicts(self, verdicts: pa.Table) -> None:
-        self.judged += verdicts.num_rows
-        self.excluded += pc.sum(verdicts["excluded"]).as_py() or 0
-        self.verdicts.update(_counts(verdicts["verdict"]))
-        self.diverged += verdicts.filter(verdicts["diverged"])["container_id"].to_pylist()
-
-    def add_findings(self, findings: pa.Table) -> None:
-        self.findings.update(_counts(findings["kind"]))
 
 
 def _rows_by_container(runs: pa.Table, replicas: pa.Table) -> Mapping[int, int]:
@@ -719,14 +568,6 @@ def _sorted(table: pa.Table, *names: str) -> pa.Table:
     return table.take(pc.sort_indices(pa.table(keys), [(name, "ascending") for name in names]))
 
 
-def _ids(table: pa.Table) -> Int64s:
-    return np.unique(table["container_id"].to_numpy())
-
-
-def _counts(column: pa.ChunkedArray) -> dict[str, int]:
-    return {one["values"]: one["counts"] for one in pc.value_counts(column).to_pylist()}
-
-
 def _store(stage: Stage, wave: FoldedWave) -> None:
     note: JsonObject = {
         "part_ids": list(wave.part_ids),
@@ -744,46 +585,3 @@ def _table_of(part: Part) -> str:
 
 def _unreadable(detail: str) -> dict[str, object]:
     return {"kind": FindingKind.UNREADABLE.value, "lacking": [], "sources": [], "detail": detail}
-
-
-def _texts(value: object) -> list[str]:
-    assert isinstance(value, list)
-    return value
-
-
-def _pairs(value: object) -> list[tuple[str, str]]:
-    assert isinstance(value, dict)
-    return list(value.items())
-
-
-def _numbers(value: object) -> list[int]:
-    assert isinstance(value, list)
-    return value
-
-
-def _number(value: object) -> int:
-    assert isinstance(value, int)
-    return value
-
-
-@contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
-    """Hold a folder against another sweep.
-
-    Raises:
-        BusyError: another process holds it.
-    """
-    path = folder / ".lock"
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise disk_error("lock", path, error) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise BusyError(
-            f"another sweep writes to {folder}", hint="Wait for it, or give another --out."
-        ) from error
-    finally:
-        os.close(fd)

@@ -9,8 +9,11 @@ renamed. Tables in it ascend by container, so that many entries are read range b
 in bounded memory, however many rows there are.
 """
 
+import fcntl
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,11 +24,17 @@ import pyarrow.parquet as pq
 
 from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
-from runtime.disk import Disk
-from runtime.errors import DiskError
+from runtime.disk import Disk, disk_error
+from runtime.errors import BusyError, DiskError
 from sweep.errors import SweepWorkError
-from sweep.model import Part, PartKind
-from sweep.output import JsonObject, Skipped
+from sweep.model import (
+    Part,
+    PartKind,
+)
+from sweep.output import (
+    JsonObject,
+    Skipped,
+)
 
 _VERSION = 1
 _ROW_GROUP = 1 << 15
@@ -338,3 +347,46 @@ def parts_of(raw: Sequence[Mapping[str, object]]) -> tuple[Part, ...]:
         Part(**{**one, "kind": PartKind(one["kind"]), "source": TreeSource(one["source"])})  # type: ignore[arg-type]
         for one in raw
     )
+
+
+def texts_of(value: object) -> list[str]:
+    assert isinstance(value, list)
+    return value
+
+
+def pairs_of(value: object) -> list[tuple[str, str]]:
+    assert isinstance(value, dict)
+    return list(value.items())
+
+
+def numbers_of(value: object) -> list[int]:
+    assert isinstance(value, list)
+    return value
+
+
+def number_of(value: object) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold a folder against another sweep.
+
+    Raises:
+        BusyError: another process holds it.
+    """
+    path = folder / ".lock"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise disk_error("lock", path, error) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise BusyError(
+            f"another sweep writes to {folder}", hint="Wait for it, or give another --out."
+        ) from error
+    finally:
+        os.close(fd)

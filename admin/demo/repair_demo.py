@@ -15,10 +15,10 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -28,8 +28,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from admin.demo.cluster import LocalCluster, ScannedReplica
-from admin.demo.damage import DamageMethod, InflictedDamage, inflict
-from admin.demo.offline_check import Proof, prove
+from admin.demo.damage import DamageMethod, inflict
+from admin.demo.offline_check import prove
+from admin.demo.result import AgentKill, DemoResult, listed, report
 from admin.output import console, print_json
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
@@ -54,79 +55,6 @@ class DemoOptions:
     damage: DamageMethod | None = None
     # The agent to kill, counted from 1.
     kill: int | None = None
-
-
-@dataclass(slots=True)
-class AgentKill:
-    """When an agent was killed, and what it had done until then."""
-
-    replica: str
-    after_s: float
-    windows_written: int
-    container_id: ContainerId | None
-
-
-@dataclass(slots=True)
-class DemoResult:
-    """All that the demo saw."""
-
-    replicas: tuple[str, ...] = ()
-    inflicted: tuple[InflictedDamage, ...] = ()
-    before: list[ScannedReplica] = field(default_factory=list)
-    after: list[ScannedReplica] = field(default_factory=list)
-    verdicts: dict[ContainerId, Verdict] = field(default_factory=dict)
-    refused: dict[ContainerId, str] = field(default_factory=dict)
-    jobs: list[Mapping[str, object]] = field(default_factory=list)
-    kill: AgentKill | None = None
-    proof: Proof | None = None
-    elapsed_s: float = 0.0
-
-    @property
-    def lost(self) -> list[ContainerId]:
-        return sorted(i for i, verdict in self.verdicts.items() if verdict is Verdict.UNRECOVERABLE)
-
-    @property
-    def conflicts(self) -> list[ContainerId]:
-        return sorted(i for i, verdict in self.verdicts.items() if verdict is Verdict.CONFLICT)
-
-    @property
-    def unverifiable(self) -> list[ContainerId]:
-        return sorted(self.proof.unverifiable) if self.proof else []
-
-    @property
-    def unhealed(self) -> list[ContainerId]:
-        """Containers with a flaw on disk, a finding of the last scan, or replicas whose
-        roots still differ.
-        """
-        flawed = set(self.proof.flawed()) if self.proof else set()
-        flawed |= {
-            replica.container_id for replica in self.after if replica.findings
-        } | self.diverged
-        return sorted(flawed - set(self.unverifiable))
-
-    @property
-    def diverged(self) -> set[ContainerId]:
-        """Containers whose replicas have different roots after the last scan."""
-        roots: dict[ContainerId, set[int]] = {}
-        for replica in self.after:
-            if not replica.replica_index:
-                roots.setdefault(replica.container_id, set()).add(replica.data_checksum)
-        return {container_id for container_id, found in roots.items() if len(found) > 1}
-
-    @property
-    def healed(self) -> list[ContainerId]:
-        seen = {replica.container_id for replica in self.after}
-        return sorted(seen - set(self.unhealed) - set(self.unverifiable))
-
-    @property
-    def exit_status(self) -> int:
-        return (
-            4
-            if self.lost or self.conflicts
-            else 1
-            if self.unhealed or not (self.healed or self.unverifiable)
-            else 0
-        )
 
 
 class Demo:
@@ -283,14 +211,14 @@ class Demo:
                 f"container {container_id} has no recorded checksums: unverifiable, left alone"
             )
         if self.outcome.healed:
-            self._say(f"read again without any agent: {_listed(self.outcome.healed)}: {against}")
+            self._say(f"read again without any agent: {listed(self.outcome.healed)}: {against}")
         if self.outcome.lost:
             self._say(
-                f"nobody holds what {_listed(self.outcome.lost)} lost: unrecoverable, left as it is"
+                f"nobody holds what {listed(self.outcome.lost)} lost: unrecoverable, left as it is"
             )
         if self.outcome.conflicts:
             self._say(
-                f"records of {_listed(self.outcome.conflicts)} contradict each other: in conflict,"
+                f"records of {listed(self.outcome.conflicts)} contradict each other: in conflict,"
                 " left as it is"
             )
 
@@ -380,89 +308,6 @@ class Demo:
             raise UsageError(f"there is no agent {self._options.kill}: the fixture has {agents}")
 
 
-def report(outcome: DemoResult) -> dict[str, object]:
-    """What `--json` prints under `data`."""
-    containers = []
-    for container_id in sorted({replica.container_id for replica in outcome.after}):
-
-        def replicas(
-            scanned: Sequence[ScannedReplica], wanted: ContainerId = container_id
-        ) -> dict[str, object]:
-            return {
-                replica.replica: {
-                    "dataChecksum": root_hex(replica.data_checksum),
-                    "state": replica.state,
-                    "findings": list(replica.findings),
-                    **({"refused": replica.refusal} if replica.refusal else {}),
-                }
-                for replica in scanned
-                if replica.container_id == wanted
-            }
-
-        verdict = outcome.verdicts.get(container_id)
-        containers.append(
-            {
-                "containerID": container_id,
-                "verdict": verdict.value if verdict else None,
-                "refused": outcome.refused.get(container_id),
-                "healed": container_id in outcome.healed,
-                "before": replicas(outcome.before),
-                "after": replicas(outcome.after),
-            }
-        )
-    proof, kill = outcome.proof, outcome.kill
-    return {
-        "replicas": list(outcome.replicas),
-        "healed": outcome.healed,
-        "unhealed": outcome.unhealed,
-        "unverifiable": outcome.unverifiable,
-        "unrecoverable": outcome.lost,
-        "conflicts": outcome.conflicts,
-        "damageAdded": [
-            {
-                "damage": one.damage.value,
-                "replica": one.replica,
-                "containerID": one.container_id,
-                "blockID": one.block_id,
-                "offset": one.offset,
-            }
-            for one in outcome.inflicted
-        ],
-        "kill": (
-            kill
-            and {
-                "replica": kill.replica,
-                "after_s": round(kill.after_s, 3),
-                "windowsWritten": kill.windows_written,
-                "containerID": kill.container_id,
-            }
-        ),
-        "containers": containers,
-        "jobs": outcome.jobs,
-        "proof": (
-            proof
-            and {
-                "bytesVerified": proof.windows_matching_bytes,
-                "bytesCompared": proof.compared_bytes,
-                "flaws": [
-                    {"containerID": flaw.container_id, "replica": flaw.replica, "text": flaw.text}
-                    for flaw in proof.flaws
-                ],
-                "surplus": [
-                    {
-                        "containerID": extra.container_id,
-                        "replica": extra.replica,
-                        "blockID": extra.block_id,
-                        "length": extra.length_bytes,
-                    }
-                    for extra in proof.surplus
-                ],
-            }
-        ),
-        "elapsed_s": round(outcome.elapsed_s, 3),
-    }
-
-
 def _unpacked(moment: str, folder: Path) -> dict[str, Path]:
     """One of the packaged moments of a real cluster, unpacked: its volumes by
     datanode.
@@ -503,12 +348,6 @@ def _trees(
     for replica in replicas:
         with suppress(ReconcileError):
             yield replica.replica, cluster.tree(replica.replica, replica.container_id)
-
-
-def _listed(container_ids: Sequence[ContainerId]) -> str:
-    return ("container " if len(container_ids) == 1 else "containers ") + ", ".join(
-        map(str, container_ids)
-    )
 
 
 @click.command()

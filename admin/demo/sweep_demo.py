@@ -18,9 +18,9 @@ from admin.sweeping import ENGINES, LOCAL, SPARK, chosen_engine, progress_sink, 
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from spark.errors import SparkMissingError
+from sweep.engine import ProgressSink, SweepRequest
 from sweep.model import REPLICA_SCHEMA, FindingKind
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
-from sweep.run import ProgressSink, SweepRequest
 from sweep.run import sweep as carry_out
 from sweep.synthetic import DamageKind, GroundTruth, RowOrder, SyntheticCluster, synthetic
 

@@ -18,7 +18,8 @@ import pytest
 
 from chunktable.manifest import manifest_name
 from chunktable.reader import check_content, latest_manifest
-from dnagent.store import HeldVolume, ReplicaStore
+from dnagent.store import ReplicaStore
+from dnagent.volumes import ManagedVolume
 from merkle.check import check_tree
 from merkle.checksum import ChecksumType, window_checksums
 from merkle.outcome import OutcomeState, RepairOutcome, Verdict
@@ -262,7 +263,7 @@ def reconcile_stopped(
         volume = open_volume(
             cluster.volume(stopped), hold=Hold.OWNER, state_folder=state, disk=disk
         )
-        held = HeldVolume(volume, disk, undo_bytes=1 << 30)
+        held = ManagedVolume(volume, disk, undo_bytes=1 << 30)
         store = ReplicaStore([held], repair_enabled=True)
         stack.callback(store.close)
         runner = Runner(PeerId(volume.datanode_id), threads_max=4, audit=lambda **_: None)
@@ -301,7 +302,7 @@ def test_a_stopped_datanode_is_repaired_from_live_ones_and_ozone_finds_nothing_w
     )
     healthy, expected = {}, {}
     with volume:
-        held = HeldVolume(volume, disk, undo_bytes=1 << 30)
+        held = ManagedVolume(volume, disk, undo_bytes=1 << 30)
         for at, container_id in enumerate(containers):
             container = held.containers.open(container_id)
             blocks = sorted(container.records(), key=lambda record: record.length_bytes)
@@ -385,7 +386,7 @@ def test_ozone_opens_and_serves_a_container_that_we_wrote(
     with open_volume(
         cluster.volume(stopped), hold=Hold.OWNER, state_folder=tmp_path, disk=disk
     ) as volume:
-        writer = HeldVolume(volume, disk, undo_bytes=0).writer
+        writer = ManagedVolume(volume, disk, undo_bytes=0).writer
         assert writer is not None
         writer.create_container(container_id)
         writer.write_chunk(container_id, block_id, 0, data)

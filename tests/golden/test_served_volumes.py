@@ -9,7 +9,8 @@ import pytest
 
 from dnagent.ports import AgentStatus
 from dnagent.server import AgentService
-from dnagent.store import HeldVolume, ReplicaStore
+from dnagent.store import ReplicaStore
+from dnagent.volumes import ManagedVolume
 from merkle.checksum import window_checksums
 from merkle.record import ChunkRecord
 from merkle.replica import PeerId
@@ -35,7 +36,7 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def store(volume: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaStore]:
     state = tmp_path_factory.mktemp("state")
-    opened = HeldVolume(
+    opened = ManagedVolume(
         open_volume(volume, hold=Hold.READ_ONLY, state_folder=state, disk=Disk()),
         Disk(),
         undo_bytes=0,

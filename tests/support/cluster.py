@@ -36,7 +36,7 @@ from merkle.outcome import FINAL_VERDICTS, EvidenceKind, OutcomeState, RepairOut
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import BlockId, ContainerId, ContainerTree
-from ozone.errors import ContainerNotFoundError, InterruptedRepairError, StaleTreeError
+from ozone.errors import ContainerNotFoundError, StaleTreeError
 from protos import controller_pb2 as pb
 from repair.requests import (
     BcsIdAdvanced,
@@ -52,7 +52,7 @@ from repair.requests import (
     Rescan,
 )
 from repair.runner import carry_out_here, carry_out_there
-from runtime.errors import BusyError
+from runtime.errors import BusyError, OperationInterruptedError
 from scm.jobs import Job, JobId, JobState, OrderState, task_of
 from scm.policy import RootComparison, roots
 from scm.registry import Liveness
@@ -717,7 +717,7 @@ class Cluster:
                 node,
                 agent,
                 command,
-                InterruptedRepairError("cancelled before it began"),
+                OperationInterruptedError("cancelled before it began"),
                 "interrupted",
             )
         else:

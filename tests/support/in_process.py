@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from dnagent.store import HeldVolume, ReplicaStore
+from dnagent.store import ReplicaStore
+from dnagent.volumes import ManagedVolume
 from merkle.outcome import RepairOutcome
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
@@ -31,7 +32,7 @@ class Datanode:
 
     name: PeerId
     store: ReplicaStore
-    held: HeldVolume
+    held: ManagedVolume
     runner: Runner
     audit: list[tuple[int, int, int, int, str, str]] = field(default_factory=list)
     unread: list[int] = field(default_factory=list)
@@ -57,7 +58,7 @@ def datanodes(
             volume = stack.enter_context(
                 open_volume(root, hold=Hold.OWNER, state_folder=state / name, disk=disk)
             )
-            held = HeldVolume(volume, disk, undo_bytes=undo_bytes)
+            held = ManagedVolume(volume, disk, undo_bytes=undo_bytes)
             lines: list[tuple[int, int, int, int, str, str]] = []
             hidden: list[int] = []
 

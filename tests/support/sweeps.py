@@ -9,11 +9,12 @@ import pyarrow.parquet as pq
 
 from merkle.replica import TreeSource
 from runtime.disk import Disk
+from sweep.engine import ContainerResults, FoldedWave, SweepRequest
 from sweep.gather import Gatherer, Int64s
 from sweep.local import LocalEngine
 from sweep.model import Part
 from sweep.output import Summary, SweepStore, SweepTable
-from sweep.run import ContainerResults, FoldedWave, SweepRequest, sweep
+from sweep.run import sweep
 from sweep.trees import PackedTreeFile, TreeJob
 
 # Few rows at a time, so that small clusters meet every limit.

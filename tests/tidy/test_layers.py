@@ -103,3 +103,19 @@ def test_generated_modules_are_fresh() -> None:
 
 def test_no_folder_of_tests_bears_a_package_name() -> None:
     assert not {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} & set(PACKAGES)
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in modules()}
+    imports = {name: imported(path) & names.keys() for name, path in names.items()}
+    circles = []
+    for name in names:
+        reached, waiting = set[str](), list(imports[name])
+        while waiting:
+            module = waiting.pop()
+            if module not in reached:
+                reached.add(module)
+                waiting += imports[module]
+        if name in reached:
+            circles.append(name)
+    assert circles == []

@@ -14,7 +14,8 @@ import pytest
 
 from dnagent.heartbeat import JobReport, PeerAddress, ReconcileCommand
 from dnagent.jobs import Jobs
-from dnagent.store import HeldVolume, ReplicaStore
+from dnagent.store import ReplicaStore
+from dnagent.volumes import ManagedVolume
 from merkle.outcome import Verdict
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
@@ -107,9 +108,9 @@ class Rig:
         return self.ends[count - 1]
 
 
-def hold(root: Path, state_folder: Path, mode: Hold = Hold.OWNER) -> HeldVolume:
+def hold(root: Path, state_folder: Path, mode: Hold = Hold.OWNER) -> ManagedVolume:
     volume = open_volume(root, hold=mode, state_folder=state_folder, disk=Disk())
-    return HeldVolume(volume, Disk(), undo_bytes=1 << 20)
+    return ManagedVolume(volume, Disk(), undo_bytes=1 << 20)
 
 
 @pytest.fixture

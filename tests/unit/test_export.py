@@ -27,10 +27,9 @@ from chunktable.schema import CHUNK_SCHEMA
 from dnagent.export import ExportLimits, ExportResult, export
 from dnagent.exports import ScheduledExport
 from merkle.replica import TreeSource
-from ozone.errors import InterruptedRepairError
 from ozone.survey import ReplicaFault
 from runtime.disk import Disk
-from runtime.errors import BusyError, DiskError
+from runtime.errors import BusyError, DiskError, OperationInterruptedError
 from runtime.log import AuditLog
 from runtime.metrics import Metrics
 from tests.support.tables import DATANODE, MemoryWalk, blocks, current_rows, replica, trees_of
@@ -412,7 +411,7 @@ def test_an_export_that_is_cut_short_leaves_the_table_as_it_was(folder: Path) ->
     before = names(folder)
     walk.put(*(replica(i, *blocks(3)) for i in range(2, 9)))
     calls = iter([False] * 5 + [True] * 100)
-    with pytest.raises(InterruptedRepairError):
+    with pytest.raises(OperationInterruptedError):
         run(folder, walk, cancelled=lambda: next(calls))
     assert names(folder) == before
 

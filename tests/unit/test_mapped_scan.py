@@ -16,12 +16,12 @@ import pytest
 from merkle.checksum import ChecksumType
 from merkle.tree import ContainerId
 from ozone.containers import Container, ContainerStore
-from ozone.errors import InterruptedRepairError, MappedReadError
+from ozone.errors import MappedReadError
 from ozone.mapped import RANGES_MAX, MappedRange, MappedReader, MappedRequest
 from ozone.scan import MAPPED_BYTES, FindingType, ScanResult, scan
 from ozone.volume import Hold, open_volume
 from runtime.disk import Disk, Reader, disk_error
-from runtime.errors import DiskError
+from runtime.errors import DiskError, OperationInterruptedError
 from tests.support.handmade import VolumeMaker, chunk_record, whole
 from tests.support.mapping import wait_until_mapped
 from tests.support.volumes import ERASURE_CODED, OZONE, flip, unpack
@@ -319,7 +319,7 @@ def test_a_mapped_scan_is_told_of_and_cancelled_between_calls(
     large_block(made, 20, 4)
     told: list[int] = []
 
-    with first(made) as container, pytest.raises(InterruptedRepairError):
+    with first(made) as container, pytest.raises(OperationInterruptedError):
         scan(container, mapped=reader, on_bytes=told.append, cancelled=lambda: bool(told))
 
     assert told == [LARGE_BYTES] * 2

@@ -9,7 +9,6 @@ from merkle.errors import TreeRefusedError
 from merkle.outcome import EvidenceKind, Verdict
 from merkle.plan import (
     SPREAD_BYTES,
-    BadWindows,
     BlockRepair,
     ChunkFault,
     ChunkRepair,
@@ -20,6 +19,7 @@ from merkle.plan import (
     plan_repair,
 )
 from merkle.replica import PeerId
+from merkle.survey import BadWindows
 from merkle.tree import BlockId, ContainerTree
 from tests.support.trees import (
     CHUNK_BYTES,

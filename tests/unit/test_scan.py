@@ -18,7 +18,7 @@ from merkle.record import ChunkRecord
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ChunkTree, ContainerId, ContainerTree
 from ozone.containers import Container, ContainerStore
-from ozone.errors import ContainerUnsupportedError, InterruptedRepairError
+from ozone.errors import ContainerUnsupportedError
 from ozone.rocks import Batch, OzoneTable, block_key
 from ozone.scan import (
     BUFFER_BYTES,
@@ -31,6 +31,7 @@ from ozone.scan import (
 )
 from ozone.volume import Hold, open_volume
 from runtime.disk import Disk, Reader, disk_error
+from runtime.errors import OperationInterruptedError
 from tests.support.handmade import VolumeMaker, chunk_record, whole
 from tests.support.volumes import flip
 
@@ -559,7 +560,7 @@ def test_a_cancelled_scan_ends_with_an_error_and_no_result(made: VolumeMaker) ->
     made.block(1, 20, whole(2 * BUFFER_BYTES))
     seen: list[int] = []
 
-    with opened(made) as container, pytest.raises(InterruptedRepairError):
+    with opened(made) as container, pytest.raises(OperationInterruptedError):
         scan(container, on_bytes=seen.append, cancelled=lambda: len(seen) == 1)
 
     assert seen == [BUFFER_BYTES]

@@ -27,15 +27,9 @@ from dnagent.scanner import (
 )
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
-from ozone.errors import (
-    ContainerNotFoundError,
-    ContainerStateError,
-    InterruptedRepairError,
-    StaleTreeError,
-    VolumeError,
-)
+from ozone.errors import ContainerNotFoundError, ContainerStateError, StaleTreeError, VolumeError
 from ozone.scan import Finding, FindingType, ScanResult
-from runtime.errors import BusyError, DatabaseError, DiskError
+from runtime.errors import BusyError, DatabaseError, DiskError, OperationInterruptedError
 from runtime.metrics import Metrics
 from tests.support.waiting import wait_until
 
@@ -149,7 +143,7 @@ class FakeVolume:
         self.during()
         on_bytes(self.read_bytes)
         if cancelled():
-            raise InterruptedRepairError("cancelled")
+            raise OperationInterruptedError("cancelled")
         if self.examine_error:
             raise self.examine_error
         result = ScanResult(
@@ -469,7 +463,7 @@ def test_a_stop_during_a_scan_marks_nothing() -> None:
     wait_until(is_closed, "the queue to close")
     go_on.set()
     stopping.join(20)
-    with pytest.raises(InterruptedRepairError):
+    with pytest.raises(OperationInterruptedError):
         future.result(timeout=1)
     assert r.volume.held[ONE] == closed(ONE)
     assert (r.volume.written, r.volume.marked) == ([], [])
@@ -510,7 +504,7 @@ def test_closing_the_queue_answers_all_who_wait() -> None:
     waiting: Future[ScanReport] = queue.add(ONE, without_gap=True)
     queue.close()
     assert queue.take() is None
-    with pytest.raises(InterruptedRepairError):
+    with pytest.raises(OperationInterruptedError):
         waiting.result(timeout=1)
     with pytest.raises(BusyError, match="stopping"):
         queue.add(ONE, without_gap=True)

@@ -16,8 +16,10 @@ import psutil
 import pytest
 from prometheus_client import generate_latest
 
+from dnagent.local_replica import LocalReplica
 from dnagent.scanner import CompletedScan, ScanDepth, Scanner, ScanPace
-from dnagent.store import HeldVolume, OwnReplica, ReplicaStore
+from dnagent.store import ReplicaStore
+from dnagent.volumes import ManagedVolume
 from merkle.columns import encode_tree
 from merkle.errors import ReconcileError
 from merkle.limits import MESSAGE_BYTES_MAX
@@ -30,7 +32,6 @@ from ozone.errors import (
     BlockNotFoundError,
     ContainerNotFoundError,
     ContainerStateError,
-    InterruptedRepairError,
     ReadOnlyError,
     StaleTreeError,
     TreeMissingError,
@@ -51,7 +52,7 @@ from ozone.scan import FindingType
 from ozone.volume import Hold, open_volume
 from protos.convert import tree_from_bytes
 from runtime.disk import Disk, Operation, Reader, disk_error
-from runtime.errors import BusyError, DatabaseError
+from runtime.errors import BusyError, DatabaseError, OperationInterruptedError
 from runtime.metrics import Metrics
 from tests.support.disk import FailingDisk
 from tests.support.handmade import VolumeMaker, some_bytes, whole
@@ -82,10 +83,10 @@ def held(
     *,
     undo_bytes: int = 1 << 20,
     mapped: MappedReader | None = None,
-) -> Iterator[HeldVolume]:
+) -> Iterator[ManagedVolume]:
     volume = open_volume(root, hold=hold, state_folder=root.parent / "state", disk=Disk())
     try:
-        opened = HeldVolume(volume, Disk(), undo_bytes=undo_bytes, mapped=mapped)
+        opened = ManagedVolume(volume, Disk(), undo_bytes=undo_bytes, mapped=mapped)
     except ReconcileError:
         volume.close()
         raise
@@ -116,7 +117,7 @@ class UnreadableFolder(Disk):
             raise disk_error("read", path, OSError(errno.EIO, os.strerror(errno.EIO)))
 
 
-def block_file(volume: HeldVolume, block_id: BlockId = BLOCK) -> Path:
+def block_file(volume: ManagedVolume, block_id: BlockId = BLOCK) -> Path:
     return volume.containers.get(ONE).block_path(block_id)
 
 
@@ -126,11 +127,11 @@ def damage(path: Path, offset: int) -> None:
     path.write_bytes(data)
 
 
-def scan(volume: HeldVolume) -> CompletedScan:
+def scan(volume: ManagedVolume) -> CompletedScan:
     return volume.examine(ONE, ScanDepth.DATA, lambda _: None, lambda: False)
 
 
-def repairable(volume: HeldVolume) -> OwnReplica:
+def repairable(volume: ManagedVolume) -> LocalReplica:
     store = ReplicaStore([volume], repair_enabled=True)
     return store.open_replica(ONE, "job-1", cancelled=Event(), on_bytes=lambda _: None)
 
@@ -298,7 +299,7 @@ def test_a_folder_that_cannot_be_listed_hides_no_container_outside_it_and_loses_
         volume.writer.create_container(other)
     disk = UnreadableFolder()
     volume = open_volume(root, hold=hold, state_folder=root.parent / "state", disk=disk)
-    with closing(HeldVolume(volume, disk, undo_bytes=1 << 20)) as opened:
+    with closing(ManagedVolume(volume, disk, undo_bytes=1 << 20)) as opened:
         assert [replica.container_id for replica in opened.replicas()] == [ONE, TWO, other]
         disk.folder = volume.usual_folder(ONE).parent
         opened.refresh()
@@ -309,7 +310,7 @@ def test_a_folder_that_cannot_be_listed_hides_no_container_outside_it_and_loses_
             other: ReplicaState.OPEN,
         }
     volume = open_volume(root, hold=hold, state_folder=root.parent / "state", disk=disk)
-    with closing(HeldVolume(volume, disk, undo_bytes=1 << 20)) as opened:
+    with closing(ManagedVolume(volume, disk, undo_bytes=1 << 20)) as opened:
         assert [replica.container_id for replica in opened.replicas()] == [other]
         disk.folder = None
         opened.refresh()
@@ -539,7 +540,7 @@ def test_two_scans_of_one_container_may_end_at_the_same_moment(root: Path, hold:
                 wait(others, timeout=0.5)
             return False
 
-        volume = HeldVolume(plain.volume, FailingDisk(errno.EIO, watch), undo_bytes=1 << 20)
+        volume = ManagedVolume(plain.volume, FailingDisk(errno.EIO, watch), undo_bytes=1 << 20)
         assert not volume.settle(examination, NOW_MS)
         assert not others[0].result(timeout=60)
         assert volume.replica(ONE).data_scan_timestamp_ms == NOW_MS
@@ -665,9 +666,9 @@ class _OpeningDisk(Disk):
 
 
 @contextmanager
-def _held_by(disk: _OpeningDisk, root: Path, hold: Hold) -> Iterator[HeldVolume]:
+def _held_by(disk: _OpeningDisk, root: Path, hold: Hold) -> Iterator[ManagedVolume]:
     with open_volume(root, hold=hold, state_folder=root.parent / "state", disk=disk) as volume:
-        yield HeldVolume(volume, disk, undo_bytes=0)
+        yield ManagedVolume(volume, disk, undo_bytes=0)
 
 
 @pytest.mark.parametrize("hold", Hold)
@@ -724,7 +725,7 @@ def test_a_mapped_scan_whose_database_is_closed_under_it_says_nothing(root: Path
         def close(_: int) -> None:
             volume.volume.close()
 
-        with pytest.raises(InterruptedRepairError, match="was closed"):
+        with pytest.raises(OperationInterruptedError, match="was closed"):
             volume.examine(three, ScanDepth.DATA, close, lambda: False)
 
 
@@ -758,7 +759,7 @@ def test_a_container_whose_folder_and_rows_go_under_a_scan_is_deleted_and_not_da
 
 
 def test_what_may_not_be_written_is_not_opened_for_repair(root: Path) -> None:
-    def open_one(volume: HeldVolume, *, repair_enabled: bool) -> None:
+    def open_one(volume: ManagedVolume, *, repair_enabled: bool) -> None:
         store = ReplicaStore([volume], repair_enabled=repair_enabled)
         store.open_replica(ONE, "j", cancelled=Event(), on_bytes=lambda _: None)
 
@@ -850,7 +851,7 @@ def test_a_cancelled_repair_ends_its_scan(root: Path) -> None:
         cancelled = Event()
         cancelled.set()
         replica = store.open_replica(ONE, "j", cancelled=cancelled, on_bytes=lambda _: None)
-        with pytest.raises(InterruptedRepairError):
+        with pytest.raises(OperationInterruptedError):
             replica.scan()
         assert volume.candidate(ONE).last_scan_ms is None
 
@@ -873,7 +874,7 @@ def test_a_repair_that_waits_to_scan_again_hears_that_it_is_cancelled(root: Path
         replica = store.open_replica(
             ONE, "j", cancelled=_CancelledWhileWaited(), on_bytes=write_the_tree_meanwhile
         )
-        with pytest.raises(InterruptedRepairError):
+        with pytest.raises(OperationInterruptedError):
             replica.scan()
 
 
@@ -933,7 +934,7 @@ def test_a_deletion_that_cannot_be_finished_stops_no_other_container(root: Path)
         errno.EIO, lambda operation, path: operation is Operation.RENAME and path.parent == gone
     )
     volume = open_volume(root, hold=Hold.OWNER, state_folder=root.parent / "state", disk=disk)
-    with closing(HeldVolume(volume, disk, undo_bytes=1 << 20)) as opened:
+    with closing(ManagedVolume(volume, disk, undo_bytes=1 << 20)) as opened:
         assert disk.failed
         states = {replica.container_id: replica.state for replica in opened.replicas()}
         assert states == {ONE: ReplicaState.DELETED, TWO: ReplicaState.OPEN}

@@ -10,7 +10,8 @@ from threading import Event
 import pytest
 
 from dnagent import scanner
-from dnagent.store import HeldVolume, ReplicaStore
+from dnagent.store import ReplicaStore
+from dnagent.volumes import ManagedVolume
 from merkle.replica import TreeSource
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from ozone.volume import Hold, open_volume
@@ -35,9 +36,9 @@ def held(
     root: Path,
     hold: Hold,
     on_deleted: Callable[[ContainerId, Sequence[BlockId] | None], None] = lambda *_: None,
-) -> HeldVolume:
+) -> ManagedVolume:
     volume = open_volume(root, hold=hold, state_folder=root.parent / "state", disk=Disk())
-    return HeldVolume(volume, Disk(), undo_bytes=1 << 20, on_deleted=on_deleted)
+    return ManagedVolume(volume, Disk(), undo_bytes=1 << 20, on_deleted=on_deleted)
 
 
 def test_deletes_are_told_of_before_they_are_done(root: Path) -> None:

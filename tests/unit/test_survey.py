@@ -12,12 +12,12 @@ import pytest
 from merkle.columns import encode_tree
 from merkle.replica import ReplicaState, TreeSource
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree, root_hex
-from ozone.errors import InterruptedRepairError
 from ozone.rocks import OzoneTable, block_key
 from ozone.survey import ROOT_DIFFERS, UNREADABLE, ReplicaSnapshot, VolumeSurvey
 from ozone.treefile import TreeFiles
 from ozone.volume import Hold, open_volume
 from runtime.disk import Disk
+from runtime.errors import OperationInterruptedError
 from tests.support.handmade import NODE, STORAGE, VolumeMaker, whole
 from tests.support.volumes import ERASURE_CODED, MOMENTS, OZONE, flip, state_of, unpack
 
@@ -235,7 +235,7 @@ def test_what_an_agent_keeps_beside_a_read_only_volume_counts(tmp_path: Path) ->
 def test_a_walk_can_be_cut_short_and_changes_nothing(tmp_path: Path) -> None:
     made = make(tmp_path / "v")
     before = state_of(made.root)
-    with pytest.raises(InterruptedRepairError):
+    with pytest.raises(OperationInterruptedError):
         survey(made.root, TreeSource.DATA, tmp_path / "state", cancelled=lambda: True)
     survey(made.root, TreeSource.DATA, tmp_path / "state", trees=True)
     assert state_of(made.root) == before

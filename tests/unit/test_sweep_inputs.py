@@ -19,10 +19,11 @@ from merkle.replica import TreeSource
 from merkle.tree import BlockTree
 from runtime.disk import Disk
 from runtime.errors import UsageError
+from sweep.engine import SweepRequest
 from sweep.files import fold_part
 from sweep.inputs import is_unchanged, table_parts
 from sweep.output import Summary, SweepTable
-from sweep.run import SweepRequest, sweep
+from sweep.run import sweep
 from sweep.synthetic import RowOrder, SyntheticCluster, synthetic
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of
 from tests.support.tables import MemoryWalk, blocks, replica

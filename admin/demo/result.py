@@ -1,0 +1,172 @@
+"""What a demo saw, and its JSON document."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from admin.demo.cluster import ScannedReplica
+from admin.demo.damage import InflictedDamage
+from admin.demo.offline_check import Proof
+from merkle.outcome import Verdict
+from merkle.tree import ContainerId, root_hex
+
+
+@dataclass(slots=True)
+class AgentKill:
+    """When an agent was killed, and what it had done until then."""
+
+    replica: str
+    after_s: float
+    windows_written: int
+    container_id: ContainerId | None
+
+
+@dataclass(slots=True)
+class DemoResult:
+    """All that the demo saw."""
+
+    replicas: tuple[str, ...] = ()
+    inflicted: tuple[InflictedDamage, ...] = ()
+    before: list[ScannedReplica] = field(default_factory=list)
+    after: list[ScannedReplica] = field(default_factory=list)
+    verdicts: dict[ContainerId, Verdict] = field(default_factory=dict)
+    refused: dict[ContainerId, str] = field(default_factory=dict)
+    jobs: list[Mapping[str, object]] = field(default_factory=list)
+    kill: AgentKill | None = None
+    proof: Proof | None = None
+    elapsed_s: float = 0.0
+
+    @property
+    def lost(self) -> list[ContainerId]:
+        return sorted(i for i, verdict in self.verdicts.items() if verdict is Verdict.UNRECOVERABLE)
+
+    @property
+    def conflicts(self) -> list[ContainerId]:
+        return sorted(i for i, verdict in self.verdicts.items() if verdict is Verdict.CONFLICT)
+
+    @property
+    def unverifiable(self) -> list[ContainerId]:
+        return sorted(self.proof.unverifiable) if self.proof else []
+
+    @property
+    def unhealed(self) -> list[ContainerId]:
+        """Containers with a flaw on disk, a finding of the last scan, or replicas whose
+        roots still differ.
+        """
+        flawed = set(self.proof.flawed()) if self.proof else set()
+        flawed |= {
+            replica.container_id for replica in self.after if replica.findings
+        } | self.diverged
+        return sorted(flawed - set(self.unverifiable))
+
+    @property
+    def diverged(self) -> set[ContainerId]:
+        """Containers whose replicas have different roots after the last scan."""
+        roots: dict[ContainerId, set[int]] = {}
+        for replica in self.after:
+            if not replica.replica_index:
+                roots.setdefault(replica.container_id, set()).add(replica.data_checksum)
+        return {container_id for container_id, found in roots.items() if len(found) > 1}
+
+    @property
+    def healed(self) -> list[ContainerId]:
+        seen = {replica.container_id for replica in self.after}
+        return sorted(seen - set(self.unhealed) - set(self.unverifiable))
+
+    @property
+    def exit_status(self) -> int:
+        return (
+            4
+            if self.lost or self.conflicts
+            else 1
+            if self.unhealed or not (self.healed or self.unverifiable)
+            else 0
+        )
+
+
+def report(outcome: DemoResult) -> dict[str, object]:
+    """What `--json` prints under `data`."""
+    containers = []
+    for container_id in sorted({replica.container_id for replica in outcome.after}):
+
+        def replicas(
+            scanned: Sequence[ScannedReplica], wanted: ContainerId = container_id
+        ) -> dict[str, object]:
+            return {
+                replica.replica: {
+                    "dataChecksum": root_hex(replica.data_checksum),
+                    "state": replica.state,
+                    "findings": list(replica.findings),
+                    **({"refused": replica.refusal} if replica.refusal else {}),
+                }
+                for replica in scanned
+                if replica.container_id == wanted
+            }
+
+        verdict = outcome.verdicts.get(container_id)
+        containers.append(
+            {
+                "containerID": container_id,
+                "verdict": verdict.value if verdict else None,
+                "refused": outcome.refused.get(container_id),
+                "healed": container_id in outcome.healed,
+                "before": replicas(outcome.before),
+                "after": replicas(outcome.after),
+            }
+        )
+    proof, kill = outcome.proof, outcome.kill
+    return {
+        "replicas": list(outcome.replicas),
+        "healed": outcome.healed,
+        "unhealed": outcome.unhealed,
+        "unverifiable": outcome.unverifiable,
+        "unrecoverable": outcome.lost,
+        "conflicts": outcome.conflicts,
+        "damageAdded": [
+            {
+                "damage": one.damage.value,
+                "replica": one.replica,
+                "containerID": one.container_id,
+                "blockID": one.block_id,
+                "offset": one.offset,
+            }
+            for one in outcome.inflicted
+        ],
+        "kill": (
+            kill
+            and {
+                "replica": kill.replica,
+                "after_s": round(kill.after_s, 3),
+                "windowsWritten": kill.windows_written,
+                "containerID": kill.container_id,
+            }
+        ),
+        "containers": containers,
+        "jobs": outcome.jobs,
+        "proof": (
+            proof
+            and {
+                "bytesVerified": proof.windows_matching_bytes,
+                "bytesCompared": proof.compared_bytes,
+                "flaws": [
+                    {"containerID": flaw.container_id, "replica": flaw.replica, "text": flaw.text}
+                    for flaw in proof.flaws
+                ],
+                "surplus": [
+                    {
+                        "containerID": extra.container_id,
+                        "replica": extra.replica,
+                        "blockID": extra.block_id,
+                        "length": extra.length_bytes,
+                    }
+                    for extra in proof.surplus
+                ],
+            }
+        ),
+        "elapsed_s": round(outcome.elapsed_s, 3),
+    }
+
+
+def listed(container_ids: Sequence[ContainerId]) -> str:
+    return ("container " if len(container_ids) == 1 else "containers ") + ", ".join(
+        map(str, container_ids)
+    )

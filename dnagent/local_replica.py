@@ -1,0 +1,213 @@
+"""One replica of ours under repair: what a repair reads of it and writes to it."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from dnagent.scanner import ScanDepth
+from dnagent.volumes import RESCAN_BACKOFF, ManagedVolume
+from merkle.checksum import fingerprint
+from merkle.columns import encode_tree
+from merkle.errors import RecordInvalidError
+from merkle.record import BlockRecord, ChunkRecord
+from merkle.replica import ReplicaState
+from merkle.tree import BlockId, ContainerId, ContainerTree
+from merkle.windows import Proven, bad_windows, prove
+from ozone.containers import Container
+from ozone.errors import (
+    ContainerNotFoundError,
+    ContainerStateError,
+    StaleTreeError,
+)
+from ozone.repair_writer import Patch, RepairWriter
+from ozone.scan import lost_chunks
+from ozone.treefile import TreeStatus
+from repair.requests import OwnLoaded, Scanned, TreeStored
+from runtime.errors import BusyError, DatabaseError, DiskError
+from runtime.log import get_logger
+from runtime.retry import retrying
+
+_log = get_logger("store")
+
+
+class LocalReplica:
+    """One replica of ours under repair (repair.runner.Replica)."""
+
+    def __init__(
+        self,
+        volume: ManagedVolume,
+        writer: RepairWriter,
+        container_id: ContainerId,
+        job_id: str,
+        *,
+        cancelled: threading.Event,
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        """Not for callers: see `ReplicaStore.open_replica`."""
+        self._volume = volume
+        self._writer = writer
+        self._container_id = container_id
+        self._job_id = job_id
+        self._cancelled = cancelled
+        self._on_bytes = on_bytes
+
+    def own(self) -> OwnLoaded:
+        replica = self._volume.replica(self._container_id)
+        stored = self._volume.trees.read(self._container_id)
+        has_root = stored.status is TreeStatus.PRESENT and stored.tree.data_checksum is not None
+        tree = stored.known if has_root else None
+        bcs_id, recorded = replica.bcs_id, None
+        # Erasure-coded replicas have no commit, and what is no replica to repair is not
+        # looked into.
+        if replica.state.is_closed and replica.replica_index == 0:
+            bcs_id, recorded = self._commits(replica.state)
+        return OwnLoaded(
+            tree, stored.generation, replica.state, bcs_id, replica.replica_index, recorded
+        )
+
+    def records(self, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
+        container, found = self._container, dict[BlockId, BlockRecord]()
+        for block_id in block_ids:
+            try:
+                record = container.record(block_id)
+            except RecordInvalidError:
+                # As good as none; the scan has named it.
+                continue
+            if record is not None:
+                found[block_id] = record
+        return found
+
+    def check(self, block_id: BlockId, chunk: ChunkRecord) -> tuple[tuple[int, ...], int]:
+        container = self._container
+        length = container.block_length(block_id)
+        if length is None:
+            return tuple(range(len(chunk.checksums))), 0
+        try:
+            return (
+                bad_windows(chunk, container.read(block_id, chunk.offset, chunk.length_bytes)),
+                length,
+            )
+        except DiskError:
+            # A bad sector: the other windows may be readable still.
+            good = [
+                index
+                for index in range(len(chunk.checksums))
+                if self._is_good(container, block_id, chunk, index)
+            ]
+            return tuple(sorted(set(range(len(chunk.checksums))) - set(good))), length
+
+    def scan(self) -> Scanned:
+        def pause(seconds: float) -> None:
+            self._cancelled.wait(seconds)
+
+        return retrying(self._scan_once, sleep=pause, backoff=RESCAN_BACKOFF)
+
+    def write_windows(
+        self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]
+    ) -> tuple[int, ...]:
+        self._require_here()
+        patches = [Patch(chunk.offset + chunk.window(run.first)[0], run.data) for run in runs]
+        written = self._writer.write_windows(
+            self._container_id, block_id, patches, job=self._job_id
+        )
+        return written.unread_bytes
+
+    def put_block(self, record: BlockRecord) -> None:
+        self._require_here()
+        self._writer.put_repaired_block(record, job=self._job_id)
+
+    def store_tree(self, tree: ContainerTree, generation: bytes) -> TreeStored:
+        stored = self._volume.store_tree(tree, generation)
+        return TreeStored(stored, tree_generation(stored))
+
+    def advance_bcs_id(self, bcs_id: int) -> None:
+        self._require_here()
+        self._writer.advance_bcs_id(self._container_id, bcs_id)
+        self._volume.look_again(self._container_id)
+
+    def set_state(self, state: ReplicaState, generation: bytes) -> None:
+        assert state in (ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED)
+        with self._writer.locked(self._container_id):
+            before = self._container.state
+            if before is not ReplicaState.UNHEALTHY:
+                text = f"container {self._container_id} is {before.name}, not UNHEALTHY"
+                raise ContainerStateError(text, container_id=self._container_id, state=before.name)
+            if self._volume.trees.read(self._container_id).generation != generation:
+                text = (
+                    f"the tree of container {self._container_id} changed since it was found whole"
+                )
+                raise StaleTreeError(text, container_id=self._container_id)
+            self._writer.set_state(self._container_id, state)
+        self._volume.look_again(self._container_id)
+        _log.info("replica_returned_to_closed", container_id=self._container_id, state=state.name)
+
+    def _scan_once(self) -> Scanned:
+        container_id = self._container_id
+        examination = self._volume.examine(
+            container_id, ScanDepth.DATA, self._on_bytes, self._cancelled.is_set
+        )
+        result = examination.result
+        if result.deleted:
+            raise ContainerNotFoundError(
+                f"container {container_id} is being deleted", container_id=container_id
+            )
+        if result.transient:
+            raise BusyError(
+                "too many open files; nothing was decided about the container",
+                container_id=container_id,
+            )
+        stored = self._volume.store_tree(result.tree, examination.generation)
+        self._volume.settle(examination, time.time_ns() // 1_000_000)
+        state = self._volume.replica(container_id).state
+        places = tuple((finding.block_id, finding.offset) for finding in result.findings)
+        lost = self._lost(stored) if places else {}
+        return Scanned(stored, tree_generation(stored), places, state, lost)
+
+    def _commits(self, state: ReplicaState) -> tuple[int, int | None]:
+        """The container's commit, 0 if its row is lost, and the highest in our records;
+        None where nobody asks for it.
+
+        A container without commits has no such row either: its records say 0.
+        """
+        container = self._container
+        bcs_id = container.counters().bcs_id
+        if bcs_id is not None and state is not ReplicaState.UNHEALTHY:
+            return bcs_id, None
+        try:
+            return bcs_id or 0, container.recorded_bcs_id()
+        except (DatabaseError, RecordInvalidError):
+            # What cannot be read, or a key that is none, hides what else there is: the
+            # commit stays as it is until that is mended.
+            return bcs_id or 0, None
+
+    def _lost(self, stored: ContainerTree) -> dict[BlockId, list[int]]:
+        try:
+            return lost_chunks(self._container, stored)
+        except (DatabaseError, RecordInvalidError):
+            # The scan has said so: what is on record nobody knows.
+            return {}
+
+    def _is_good(
+        self, container: Container, block_id: BlockId, chunk: ChunkRecord, index: int
+    ) -> bool:
+        start, length_bytes = chunk.window(index)
+        try:
+            data = container.read(block_id, chunk.offset + start, length_bytes)
+        except DiskError:
+            return False
+        return bool(prove(chunk, index, data))
+
+    def _require_here(self) -> None:
+        self._volume.replica(self._container_id)
+
+    @property
+    def _container(self) -> Container:
+        self._require_here()
+        return self._volume.containers.get(self._container_id)
+
+
+def tree_generation(tree: ContainerTree) -> bytes:
+    """The generation of this tree where it is the stored one, whatever was stored after
+    it.
+    """
+    return fingerprint(encode_tree(tree))

@@ -1,0 +1,310 @@
+"""The trees of several replicas side by side: what each block and chunk comes to."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from merkle.check import TreeRefusal
+from merkle.errors import TreeRefusedError
+from merkle.outcome import Evidence, EvidenceKind, Verdict, worst_verdict
+from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerTree
+
+# Named one by one in the evidence for what nobody can verify; a container may hold
+# nothing else.
+UNVERIFIABLE_NAMED_MAX = 10
+
+
+BadWindows = Mapping[tuple[BlockId, int], frozenset[int]]
+
+
+@dataclass(slots=True)
+class ChunkSlot:
+    """All copies of the chunk at one offset, and which replicas hold it healthy,
+    corrupt, or not though they should.
+    """
+
+    offset: int
+    copies: Sequence[ChunkTree | None]
+    healthy: Sequence[int]
+    corrupt: Sequence[int]
+    absent: Sequence[int]
+    evidence: EvidenceKind | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.evidence is not None:
+            return _VERDICTS[self.evidence]
+        return Verdict.REPAIRABLE if self.corrupt or self.absent else Verdict.MATCH
+
+
+@dataclass(slots=True)
+class BlockSlots:
+    """One block on all replicas; a tombstone settles it, without one it has slots in
+    ascending offset order.
+    """
+
+    block_id: BlockId
+    entries: Sequence[BlockTree | None]
+    # Replicas without an entry that should have one: of a tree that was never built
+    # nothing is missing.
+    without: Sequence[int]
+    tombstone: BlockTree | None = None
+    slots: Sequence[ChunkSlot] = ()
+
+    @property
+    def undeleted(self) -> list[int]:
+        """Replicas that should take over the winning tombstone."""
+        other = [
+            i
+            for i, entry in enumerate(self.entries)
+            if entry is not None and entry != self.tombstone
+        ]
+        return sorted([*other, *self.without])
+
+
+_VERDICTS: Mapping[EvidenceKind, Verdict] = {
+    EvidenceKind.HEALTHY_COPIES_DIFFER: Verdict.CONFLICT,
+    EvidenceKind.LENGTHS_DIFFER: Verdict.CONFLICT,
+    EvidenceKind.CHUNKINGS_OVERLAP: Verdict.CONFLICT,
+    EvidenceKind.SOLE_COPY_CORRUPT: Verdict.UNRECOVERABLE,
+    EvidenceKind.COPIES_CORRUPT_ALIKE: Verdict.UNRECOVERABLE,
+    EvidenceKind.BAD_WINDOWS_SHARED: Verdict.UNRECOVERABLE,
+    EvidenceKind.WINDOWS_UNPROVEN: Verdict.REPAIRABLE,
+}
+
+
+_DETAILS: Mapping[EvidenceKind, str] = {
+    EvidenceKind.HEALTHY_COPIES_DIFFER: (
+        "copies that match their own records have different checksums"
+    ),
+    EvidenceKind.LENGTHS_DIFFER: "copies at the same offset have different recorded lengths",
+    EvidenceKind.CHUNKINGS_OVERLAP: "replicas split these bytes into chunks differently",
+    EvidenceKind.SOLE_COPY_CORRUPT: "the only copy on record is corrupt",
+    EvidenceKind.COPIES_CORRUPT_ALIKE: "all copies are corrupt in the same way",
+    EvidenceKind.BAD_WINDOWS_SHARED: "the same windows are bad in all copies",
+    EvidenceKind.WINDOWS_UNPROVEN: (
+        "no copy on record is whole: windows of several may complete each other"
+    ),
+}
+
+
+class TreeSurvey:
+    """The trees side by side: walk `blocks` to the end, then ask for `verdict` and
+    `evidence`.
+    """
+
+    def __init__(
+        self, trees: Sequence[ContainerTree], windows: Sequence[BadWindows | None] = ()
+    ) -> None:
+        for tree in trees:
+            if tree.container_id != trees[0].container_id:
+                raise TreeRefusedError(
+                    TreeRefusal.WRONG_CONTAINER.value,
+                    f"trees of containers {trees[0].container_id} and {tree.container_id} cannot be"
+                    " compared",
+                )
+        self._trees = trees
+        self._windows = windows
+        self._unknown = frozenset(i for i, tree in enumerate(trees) if tree.data_checksum is None)
+        self._verdicts: set[Verdict] = set()
+        self._aside: list[BlockId] = []
+        self._evidence: list[Evidence] = []
+
+    def blocks(self) -> Iterator[BlockSlots]:
+        """All blocks, ascending, without those that are whole and equal everywhere."""
+        by_id = [{block.block_id: block for block in tree.blocks} for tree in self._trees]
+        for block_id in sorted(set().union(*by_id)):
+            entries = [replica.get(block_id) for replica in by_id]
+            held = [entry for entry in entries if entry is not None]
+            is_uniform = all(entry == held[0] for entry in held[1:]) and _is_settled(held[0])
+            if is_uniform and len(held) == len(entries):
+                self._verdicts.add(Verdict.MATCH)
+                continue
+            without = [
+                i for i, entry in enumerate(entries) if entry is None and i not in self._unknown
+            ]
+            tombstones = [entry for entry in held if entry.deleted]
+            if tombstones:
+                winner = max(tombstones, key=lambda entry: entry.data_checksum)
+                block = BlockSlots(block_id, entries, without, winner)
+                self._verdicts.add(Verdict.REPAIRABLE if block.undeleted else Verdict.MATCH)
+            elif is_uniform:
+                block = BlockSlots(
+                    block_id, entries, without, slots=_uniform_slots(entries, without)
+                )
+                self._verdicts.add(Verdict.REPAIRABLE if without else Verdict.MATCH)
+            else:
+                block = BlockSlots(block_id, entries, without, slots=self._slots(block_id, entries))
+            yield block
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        general = []
+        if self._aside or not self._verdicts:
+            general.append(
+                Evidence(EvidenceKind.UNVERIFIABLE, None, None, _unverifiable(self._aside))
+            )
+        if self._unknown:
+            detail = (
+                f"{len(self._unknown)} of {len(self._trees)} trees were never built, or have no"
+                " root"
+            )
+            general.append(Evidence(EvidenceKind.NO_ROOT, None, None, detail))
+        if len(self._trees) < 2:
+            general.append(
+                Evidence(EvidenceKind.NOTHING_COMPARED, None, None, "there is only one tree")
+            )
+        return (*self._evidence, *general)
+
+    @property
+    def verdict(self) -> Verdict:
+        worst = worst_verdict(self._verdicts) or Verdict.UNKNOWN
+        if worst is Verdict.MATCH and len(self._trees) < 2:
+            return Verdict.UNKNOWN
+        # A replica whose tree was never built may hold what the others lost, or lack
+        # what they have.
+        if worst in (Verdict.MATCH, Verdict.UNRECOVERABLE) and self._unknown:
+            return Verdict.UNKNOWN
+        return worst
+
+    def _slots(self, block_id: BlockId, entries: Sequence[BlockTree | None]) -> list[ChunkSlot]:
+        """The verifiable chunks of all replicas by ascending offset, each judged; the
+        others are set aside.
+        """
+        copies: dict[int, list[ChunkTree | None]] = {}
+        has_unverifiable = False
+        for i, entry in enumerate(entries):
+            for chunk in entry.chunks if entry is not None else ():
+                # A matching chunk that folds to 0 had no checksums to match. (So does
+                # one real chunk in 2^32.)
+                if chunk.checksum_matches and chunk.data_checksum == 0:
+                    has_unverifiable = True
+                else:
+                    copies.setdefault(chunk.offset, [None] * len(entries))[i] = chunk
+        if has_unverifiable or not copies:
+            self._aside.append(block_id)
+        slots = [self._slot(block_id, offset, copies[offset]) for offset in sorted(copies)]
+        _mark_overlaps(slots)
+        for slot in slots:
+            self._verdicts.add(slot.verdict)
+            if slot.evidence is not None:
+                self._evidence.append(
+                    Evidence(slot.evidence, block_id, slot.offset, _DETAILS[slot.evidence])
+                )
+        return slots
+
+    def _slot(
+        self, block_id: BlockId, offset: int, copies: Sequence[ChunkTree | None]
+    ) -> ChunkSlot:
+        healthy, corrupt, absent = list[int](), list[int](), list[int]()
+        for i, chunk in enumerate(copies):
+            if chunk is None:
+                if i not in self._unknown:
+                    absent.append(i)
+            elif chunk.checksum_matches:
+                healthy.append(i)
+            else:
+                corrupt.append(i)
+        slot = ChunkSlot(offset, copies, healthy, corrupt, absent)
+        slot.evidence = (
+            _healthy_evidence(slot) if healthy else self._corrupt_evidence(block_id, slot)
+        )
+        return slot
+
+    def _corrupt_evidence(self, block_id: BlockId, slot: ChunkSlot) -> EvidenceKind:
+        """What there is to hope for where no copy is healthy."""
+        pieces = [_bad_windows(self._windows, i, block_id, slot.offset) for i in slot.absent]
+        unrecorded = [windows for windows in pieces if windows is not None]
+        if len(slot.corrupt) == 1 and not unrecorded:
+            return EvidenceKind.SOLE_COPY_CORRUPT
+        bad = [
+            *(_bad_windows(self._windows, i, block_id, slot.offset) for i in slot.corrupt),
+            *unrecorded,
+        ]
+        scanned = [windows for windows in bad if windows is not None]
+        if len(scanned) == len(bad):
+            shared = frozenset.intersection(*scanned)
+            return EvidenceKind.BAD_WINDOWS_SHARED if shared else EvidenceKind.WINDOWS_UNPROVEN
+        alike = len({slot.copies[i] for i in slot.corrupt}) == 1
+        return EvidenceKind.COPIES_CORRUPT_ALIKE if alike else EvidenceKind.WINDOWS_UNPROVEN
+
+
+def _is_settled(entry: BlockTree) -> bool:
+    """Whether an entry, equal everywhere, leaves nothing to verify or mend."""
+    if entry.deleted:
+        return True
+    return bool(entry.chunks) and all(
+        chunk.checksum_matches and chunk.data_checksum for chunk in entry.chunks
+    )
+
+
+def _uniform_slots(entries: Sequence[BlockTree | None], without: Sequence[int]) -> list[ChunkSlot]:
+    """Slots of a healthy block that all holders hold alike, the bulk of what a lost
+    replica needs.
+    """
+    healthy = [i for i, entry in enumerate(entries) if entry is not None]
+    chunks = next(entry.chunks for entry in entries if entry is not None)
+    return [
+        ChunkSlot(
+            chunk.offset,
+            [chunk if entry is not None else None for entry in entries],
+            healthy,
+            (),
+            without,
+        )
+        for chunk in chunks
+    ]
+
+
+def _healthy_evidence(slot: ChunkSlot) -> EvidenceKind | None:
+    """What speaks against copying the healthy chunk to where it is not."""
+    kind = None
+    first = slot.copies[slot.healthy[0]]
+    assert first is not None
+    for chunk in slot.copies:
+        if chunk is None or chunk is first:
+            continue
+        if chunk.checksum_matches:
+            if chunk.length_bytes != first.length_bytes:
+                return EvidenceKind.LENGTHS_DIFFER
+            if chunk.data_checksum != first.data_checksum:
+                kind = EvidenceKind.HEALTHY_COPIES_DIFFER
+        # A corrupt copy may be cut short, but what was read of it is never longer than
+        # its record.
+        elif chunk.length_bytes > first.length_bytes:
+            return EvidenceKind.LENGTHS_DIFFER
+    return kind
+
+
+def _mark_overlaps(slots: Sequence[ChunkSlot]) -> None:
+    """Chunks at different offsets that overlap were cut differently, and neither can be
+    laid over the other.
+    """
+    longest: ChunkSlot | None = None
+    longest_end = 0
+    for slot in slots:
+        if longest is not None and slot.offset < longest_end:
+            for overlapping in (longest, slot):
+                if overlapping.verdict is not Verdict.CONFLICT:
+                    overlapping.evidence = EvidenceKind.CHUNKINGS_OVERLAP
+        end = slot.offset + max(chunk.length_bytes for chunk in slot.copies if chunk is not None)
+        if end > longest_end:
+            longest, longest_end = slot, end
+
+
+def _bad_windows(
+    windows: Sequence[BadWindows | None], i: int, block_id: BlockId, offset: int
+) -> frozenset[int] | None:
+    replica = windows[i] if windows else None
+    return replica.get((block_id, offset)) if replica is not None else None
+
+
+def _unverifiable(aside: Sequence[BlockId]) -> str:
+    if not aside:
+        return "there are no blocks, which is also what a failed scan leaves behind"
+    shown = ", ".join(str(block_id) for block_id in aside[:UNVERIFIABLE_NAMED_MAX])
+    rest = (
+        f" and {len(aside) - UNVERIFIABLE_NAMED_MAX} more"
+        if len(aside) > UNVERIFIABLE_NAMED_MAX
+        else ""
+    )
+    return f"without recorded checksums, wholly or in part: block {shown}{rest}"

@@ -1,0 +1,112 @@
+"""All lists of our packages are alike, and the wheel holds every module."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from spark.pack import PACKAGES as EXECUTOR_PACKAGES
+from tests.tidy.test_layers import PACKAGES, RANKS, ROOT, imported, modules
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# Directories with modules that are no part of the product.
+NOT_PRODUCT = {"tests", "benchmarks"}
+
+
+def test_the_ranks_name_every_package_there_is() -> None:
+    found = {path.parent.name for path in ROOT.glob("*/__init__.py")} - NOT_PRODUCT
+    assert found == set(PACKAGES)
+    assert sum(map(len, RANKS)) == len(PACKAGES)
+
+
+def test_the_wheel_and_the_type_checker_take_every_package() -> None:
+    tool = PYPROJECT["tool"]
+    assert set(tool["hatch"]["build"]["targets"]["wheel"]["packages"]) == set(PACKAGES)
+    assert set(tool["mypy"]["packages"]) == {*PACKAGES, "benchmarks"}
+
+
+def test_the_architecture_draws_the_ranks() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    (drawn,) = re.findall(r"^(merkle +<-.*)$", page, re.MULTILINE)
+    assert [set(re.findall(r"\w+", rank)) for rank in drawn.split("<-")] == [set(r) for r in RANKS]
+
+
+def test_executors_get_what_the_engine_imports() -> None:
+    """The packages that `spark` imports, directly or not, and no others."""
+    names = {
+        package: set[str]().union(
+            *(imported(path) for path in modules() if path.relative_to(ROOT).parts[0] == package)
+        )
+        for package in PACKAGES
+    }
+    needed, waiting = set[str](), ["spark"]
+    while waiting:
+        package = waiting.pop()
+        needed.add(package)
+        imports = {name.split(".")[0] for name in names[package]} & set(PACKAGES)
+        waiting += sorted(imports - needed)
+    assert set(EXECUTOR_PACKAGES) == needed
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The contents of a wheel that was built from this tree."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (made,) = folder.glob("*.whl")
+    with zipfile.ZipFile(made) as archive:
+        archive.extractall(folder / "contents")
+    return folder / "contents"
+
+
+def test_every_module_is_in_the_wheel_and_is_imported_from_there(wheel: Path) -> None:
+    expected = {str(path.relative_to(ROOT)) for path in modules()}
+    held = {str(path.relative_to(wheel)) for path in wheel.rglob("*.py")}
+    assert {name for name in held if "_pb2" not in name} == expected
+    program = (
+        "import importlib, json, sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "places = [importlib.import_module(name).__file__ for name in json.loads(sys.argv[2])]\n"
+        "print(json.dumps(places))"
+    )
+    names = [name.removesuffix(".py").replace("/", ".") for name in sorted(expected)]
+    names = [name.removesuffix(".__init__") for name in names]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program, str(wheel), json.dumps(names)],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(Path(place).is_relative_to(wheel) for place in json.loads(done.stdout))
+
+
+def test_data_files_are_in_the_wheel(wheel: Path) -> None:
+    """Whatever a package reads beside its modules: templates, volumes of the demo."""
+    data = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).glob("**/data/*")
+        if path.is_file()
+    }
+    assert data
+    assert all((wheel / name).is_file() for name in data)
+
+
+def test_generated_modules_import_as_plain_packages() -> None:
+    for path in (ROOT / "protos").glob("*_pb2_grpc.py"):
+        roots = {
+            node.module.split(".")[0]
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom) and node.module
+        }
+        assert roots <= {"protos"}
