@@ -20,10 +20,10 @@ demo: $(STAMP)  ## damage real Ozone replicas and heal them: controller and thre
 setup-tests: $(STAMP)  ## Java 17, Chromium and systemd-analyze, which only tests run
 	@sh tools/setup.sh tests
 
-test: setup-tests  ## all tests; the unit and golden tests a second time without numba
+test: setup-tests  ## all tests; those that reach a kernel a second time without numba
 	# By group: all that is Spark's shares one JVM.
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ozone" tests
-	$(BIN)/python -m pytest -n 2 -q -p tests.support.without_numba tests/unit tests/golden
+	$(BIN)/python -m pytest -n 2 -q -m kernels -p tests.support.without_numba tests/unit tests/golden
 
 check: format lint types test  ## all that has to hold before a change lands
 

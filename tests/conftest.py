@@ -1,5 +1,8 @@
 """Settings that hold for all tests."""
 
+from types import FunctionType
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Machines are shared and slow at times: an example's run time proves nothing. The seeds
@@ -13,3 +16,28 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("shared")
+
+# Tests whose modules import functions of these reach a compiled kernel: they run once
+# more without numba (make test).
+_KERNEL_CALLERS = frozenset(
+    {
+        "merkle.checksum",
+        "merkle.columns",
+        "merkle.kernels",
+        "ozone.mapped",
+        "ozone.scan",
+        "sweep.files",
+        "sweep.kernels",
+        "sweep.runs",
+        "sweep.trees",
+    }
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that reach a kernel."""
+    for item in items:
+        module = item.getparent(pytest.Module)
+        functions = (v for v in vars(module.obj).values() if isinstance(v, FunctionType))
+        if any(function.__module__ in _KERNEL_CALLERS for function in functions):
+            item.add_marker(pytest.mark.kernels)
