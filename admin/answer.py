@@ -24,7 +24,7 @@ from runtime.config import check_address
 from runtime.errors import UsageError
 from runtime.rpc import Tls
 
-SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 1
 EXIT_FAILED, EXIT_FINDINGS, EXIT_UNRECOVERABLE, EXIT_PARTLY, EXIT_REFUSED, EXIT_BUSY = (
     1,
     3,
@@ -35,7 +35,7 @@ EXIT_FAILED, EXIT_FINDINGS, EXIT_UNRECOVERABLE, EXIT_PARTLY, EXIT_REFUSED, EXIT_
 )
 INTERRUPTED = 130
 # Java's longs are Ozone's IDs.
-CONTAINER_ID_MAX = (1 << 63) - 1
+_CONTAINER_ID_MAX = (1 << 63) - 1
 # Of one command; a list this long is worked down in several.
 IDS_MAX = 1_000_000
 
@@ -75,7 +75,7 @@ class CommandResult:
 
     def document(self) -> JsonObject:
         return {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": _SCHEMA_VERSION,
             "command": self.command,
             "as_of": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
             "ok": not self.errors and self.exit_status in (0, EXIT_FINDINGS),
@@ -233,5 +233,5 @@ def _is_id(text: str) -> bool:
         digits.isascii()
         and digits.isdigit()
         and len(digits) < 100
-        and 0 < int(digits) <= CONTAINER_ID_MAX
+        and 0 < int(digits) <= _CONTAINER_ID_MAX
     )

@@ -24,7 +24,7 @@ _OF_SWEEPS = ("jinja2", "pyarrow")
 
 
 @dataclass(frozen=True, slots=True)
-class Lazy:
+class _Lazy:
     """A command to be imported from `module:attribute` on use."""
 
     target: str
@@ -45,23 +45,25 @@ class Lazy:
         return command
 
 
-COMMANDS: Mapping[str, Lazy] = {
-    "agent": Lazy("dnagent.cli:agent", "The agent of one datanode: scan, serve, report, repair."),
-    "container": Lazy(
+COMMANDS: Mapping[str, _Lazy] = {
+    "agent": _Lazy("dnagent.cli:agent", "The agent of one datanode: scan, serve, report, repair."),
+    "container": _Lazy(
         "admin.containers:container", "Show containers, their replicas, and how these differ."
     ),
-    "demo": Lazy(
+    "demo": _Lazy(
         "admin.demo.repair_demo:demo", "Heal damaged replicas of real containers, on loopback."
     ),
-    "doctor": Lazy(
+    "doctor": _Lazy(
         "admin.doctor:doctor", "Look at this machine and its volumes, touching nothing."
     ),
-    "job": Lazy("admin.jobs:job", "Show, watch and cancel the controller's jobs."),
-    "reconcile": Lazy("admin.reconcile:reconcile", "Make the replicas of containers equal."),
-    "scan": Lazy("admin.scan:scan", "Have agents read replicas and look for damage."),
-    "scm": Lazy("scm.cli:scm", "The controller: take reports, compare replicas, run jobs."),
-    "sweep": Lazy("admin.sweep:sweep", "Check every replica of a cluster in bulk, night by night."),
-    "tree": Lazy("admin.tree:tree", "Build, show, compare and check trees offline."),
+    "job": _Lazy("admin.jobs:job", "Show, watch and cancel the controller's jobs."),
+    "reconcile": _Lazy("admin.reconcile:reconcile", "Make the replicas of containers equal."),
+    "scan": _Lazy("admin.scan:scan", "Have agents read replicas and look for damage."),
+    "scm": _Lazy("scm.cli:scm", "The controller: take reports, compare replicas, run jobs."),
+    "sweep": _Lazy(
+        "admin.sweep:sweep", "Check every replica of a cluster in bulk, night by night."
+    ),
+    "tree": _Lazy("admin.tree:tree", "Build, show, compare and check trees offline."),
 }
 
 

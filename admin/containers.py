@@ -30,7 +30,7 @@ from runtime.rpc import open_channel
 from scm.eligibility import INVALID_HINT, ContainerState
 from scm.policy import RootComparison
 
-LIST_DEFAULT = 100
+_LIST_DEFAULT = 100
 
 
 @click.group()
@@ -53,7 +53,7 @@ def container() -> None:
 @click.option(
     "--limit",
     type=click.IntRange(1),
-    default=LIST_DEFAULT,
+    default=_LIST_DEFAULT,
     show_default=True,
     help="At most so many.",
 )

@@ -13,7 +13,7 @@ from runtime.rpc import Tls, named_errors, open_channel
 DEADLINE_S = 30.0
 # The controller's own limits on one call.
 PAGE = 1_000
-IDS_PER_CALL = 10_000
+_IDS_PER_CALL = 10_000
 
 
 class ControllerClient:
@@ -68,7 +68,7 @@ class ControllerClient:
         requested_by: str = "",
     ) -> list[pb.ReconcileOutcome]:
         outcomes: list[pb.ReconcileOutcome] = []
-        for chunk in _chunks(container_ids, IDS_PER_CALL):
+        for chunk in _chunks(container_ids, _IDS_PER_CALL):
             request = pb.ReconcileRequest(
                 container_ids=chunk, dry_run=dry_run, reason=reason, requested_by=requested_by
             )
@@ -100,7 +100,7 @@ class ControllerClient:
     def scan(self, container_ids: Sequence[int]) -> tuple[list[int], int]:
         """Containers that are unknown, and how many scans were ordered."""
         unknown, ordered = list[int](), 0
-        for chunk in _chunks(container_ids, IDS_PER_CALL):
+        for chunk in _chunks(container_ids, _IDS_PER_CALL):
             with self._named():
                 answer: pb.ScanResponse = self._stub.Scan(
                     pb.ScanRequest(container_ids=chunk), timeout=DEADLINE_S

@@ -98,7 +98,7 @@ def examine(path: Path, scratch: Path, database_volumes: Sequence[Path] = ()) ->
     return seen
 
 
-def volumes_of_site(folder: Path) -> tuple[list[Path], list[Path]]:
+def _volumes_of_site(folder: Path) -> tuple[list[Path], list[Path]]:
     """The data volumes and the dedicated database volumes that an `ozone-site.xml`
     names.
 
@@ -173,7 +173,7 @@ def doctor(paths: tuple[Path, ...], ozone_conf: Path | None, as_json: bool) -> N
     """
     volumes, databases = list(paths), list[Path]()
     if ozone_conf:
-        named, databases = volumes_of_site(ozone_conf)
+        named, databases = _volumes_of_site(ozone_conf)
         volumes += [path for path in named if path not in volumes]
     with tempfile.TemporaryDirectory(prefix="treefold-doctor-") as scratch:
         examined = [

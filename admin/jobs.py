@@ -29,14 +29,14 @@ from scm.jobs import JobState
 
 # A watched job is asked for so often; a line goes to a log less often, see
 # LINE_EVERY_S.
-POLL_S = 0.25
+_POLL_S = 0.25
 # Of many jobs watched at once, so many are asked for each time: they end in the order
 # they were made.
-POLL_JOBS_MAX = 100
+_POLL_JOBS_MAX = 100
 # A controller that is restarted is back by then.
-AWAY_S = 60.0
+_AWAY_S = 60.0
 # Rows of a live table: more do not fit a terminal.
-LIVE_ROWS_MAX = 20
+_LIVE_ROWS_MAX = 20
 
 # What leaves it open how replicas are, what one can do something about first.
 _DOUBTS = (
@@ -47,7 +47,7 @@ _DOUBTS = (
     EvidenceKind.NOTHING_COMPARED,
 )
 # Reasons named in one line; `treefold job show` has them all.
-DOUBTS_NAMED_MAX = 2
+_DOUBTS_NAMED_MAX = 2
 _HOPELESS = {Verdict.UNRECOVERABLE.value, Verdict.CONFLICT.value}
 _ENDED = {state.value for state in JobState if state.is_terminal}
 
@@ -150,13 +150,13 @@ def await_jobs(
             tell(list(latest.values()))
             if not waiting:
                 return list(latest.values())
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
             try:
-                for one in waiting[:POLL_JOBS_MAX]:
+                for one in waiting[:_POLL_JOBS_MAX]:
                     latest[one.job_id] = controller.job(one.job_id)
                 heard_s = time.monotonic()
             except ControllerUnavailableError:
-                if time.monotonic() - heard_s >= AWAY_S:
+                if time.monotonic() - heard_s >= _AWAY_S:
                     raise
 
 
@@ -177,8 +177,8 @@ def _telling(output: ProgressStyle) -> Iterator[Callable[[Sequence[pb.Job]], Non
         ended = sum(one.state in _ENDED for one in jobs)
         if len(jobs) > 1:
             click.echo(f"{ended} of {len(jobs)} jobs ended", err=True)
-        for one in [one for one in jobs if one.state not in _ENDED][:LIVE_ROWS_MAX]:
-            click.echo(progress_line(one), err=True)
+        for one in [one for one in jobs if one.state not in _ENDED][:_LIVE_ROWS_MAX]:
+            click.echo(_progress_line(one), err=True)
 
     yield tell
 
@@ -186,13 +186,13 @@ def _telling(output: ProgressStyle) -> Iterator[Callable[[Sequence[pb.Job]], Non
 def _live_table(jobs: Sequence[pb.Job]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     waiting = [one for one in jobs if one.state not in _ENDED]
-    for one in waiting[:LIVE_ROWS_MAX]:
-        table.add_row(progress_line(one))
+    for one in waiting[:_LIVE_ROWS_MAX]:
+        table.add_row(_progress_line(one))
     table.add_row(f"{len(jobs) - len(waiting)} of {len(jobs)} jobs ended")
     return table
 
 
-def progress_line(one: pb.Job) -> str:
+def _progress_line(one: pb.Job) -> str:
     """`repairing container 12  3/5 blocks  48.0 MiB/80.0 MiB  38.0 MiB/s  ETA 1s  dn-1
     done, dn-2 running`.
     """
@@ -262,8 +262,10 @@ def doubt(one: pb.Job, *, has_blocks: bool) -> str:
             else "no replica counts a block in it"
         )
         reasons.append(f"{EvidenceKind.UNVERIFIABLE.value}: {held}")
-    more = f" and {len(reasons) - DOUBTS_NAMED_MAX} more" if len(reasons) > DOUBTS_NAMED_MAX else ""
-    named = "; ".join(reasons[:DOUBTS_NAMED_MAX]) or "its datanodes do not say why"
+    more = (
+        f" and {len(reasons) - _DOUBTS_NAMED_MAX} more" if len(reasons) > _DOUBTS_NAMED_MAX else ""
+    )
+    named = "; ".join(reasons[:_DOUBTS_NAMED_MAX]) or "its datanodes do not say why"
     # What agents say may hold a line break, or move the cursor.
     named = "".join(c if c.isprintable() else " " for c in named)
     return f"{named}{more}: see `treefold job show {one.job_id}`"
@@ -354,7 +356,7 @@ def _print_job(one: pb.Job) -> None:
     if one.finished_at_s:
         print_line(f"  finished:  {time_text(one.finished_at_s)}")
     else:
-        print_line(f"  progress:  {progress_line(one)}")
+        print_line(f"  progress:  {_progress_line(one)}")
     for part in one.datanodes:
         _print_datanode(part)
 

@@ -30,7 +30,7 @@ from rich.table import Table
 from runtime.errors import DiskError
 
 # Without a terminal nobody sees a wide line whole.
-PIPE_COLUMNS = 100
+_PIPE_COLUMNS = 100
 # How often a log is told of progress.
 LINE_EVERY_S = 10.0
 # A bar is redrawn a few times a second; telling it of every buffer would cost as much
@@ -50,7 +50,7 @@ class ProgressStyle:
 def console(*, stderr: bool = False) -> Console:
     """A console on what stdout or stderr is now."""
     file = sys.stderr if stderr else sys.stdout
-    width = None if file.isatty() else PIPE_COLUMNS
+    width = None if file.isatty() else _PIPE_COLUMNS
     return Console(file=file, width=width, highlight=False, markup=False, soft_wrap=False)
 
 

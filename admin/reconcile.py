@@ -44,8 +44,8 @@ from scm.eligibility import INVALID_HINT, ContainerState, Eligibility
 from scm.policy import RootComparison
 
 # Trees are fetched for a plan of so many containers; it shows so many rows to people.
-PLAN_TREES_MAX = 20
-PLAN_ROWS_MAX = 100
+_PLAN_TREES_MAX = 20
+_PLAN_ROWS_MAX = 100
 
 OK = Eligibility.OK.value
 _BUSY = {Eligibility.ALREADY_RUNNING.value, Eligibility.QUEUE_FULL.value}
@@ -166,7 +166,7 @@ def _compared(
     """What differs, by the trees that the agents hold now; of a long list the roots
     have to do.
     """
-    if len(views) > PLAN_TREES_MAX:
+    if len(views) > _PLAN_TREES_MAX:
         return {}
     found = {}
     for view in views:
@@ -215,7 +215,7 @@ def _print_plan(
         "Plan: each datanode compares its replica with the others' and repairs what differs."
     )
     rows = []
-    for outcome in wanted[:PLAN_ROWS_MAX]:
+    for outcome in wanted[:_PLAN_ROWS_MAX]:
         view = views.get(outcome.container_id)
         if view is not None:
             rows.append(
@@ -233,8 +233,8 @@ def _print_plan(
         numbers=("CONTAINER", "ORDERS"),
         folded=("TO DO",),
     )
-    if len(wanted) > PLAN_ROWS_MAX:
-        click.echo(f"... and {len(wanted) - PLAN_ROWS_MAX} more")
+    if len(wanted) > _PLAN_ROWS_MAX:
+        click.echo(f"... and {len(wanted) - _PLAN_ROWS_MAX} more")
 
 
 def _work(view: pb.ContainerView, compared: dict[int, Comparison]) -> str:

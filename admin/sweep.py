@@ -36,7 +36,7 @@ from sweep.run import sweep as carry_out
 _ROWS_SHOWN = 50
 _DETAILS_MAX = 100_000
 # Who asks the controller.
-SWEEP = "treefold sweep"
+_SWEEP = "treefold sweep"
 _PLACES = ("container", "block", "offset")
 
 
@@ -254,14 +254,14 @@ def run(
     if as_json:
         print_json(said)
     else:
-        print_summary(said)
+        _print_summary(said)
         _print_findings(sweeps, summary.sweep_id, said)
         print_line(f"report: {report}")
         if "reconcile" in said:
             print_line(_given(said["reconcile"]))
     # From here on the sweep is complete, and was told of.
     if metrics_file is not None:
-        write_metrics(metrics_file, summary)
+        _write_metrics(metrics_file, summary)
     if refused is not None:
         raise refused
     click.get_current_context().exit(exit_status(summary))
@@ -282,7 +282,7 @@ def show(sweep_id: str, out: Path, as_json: bool) -> int:
     if as_json:
         print_json(summary | {"containersDiverged": _details(sweeps, sweep_id)})
     else:
-        print_summary(summary)
+        _print_summary(summary)
         _print_findings(sweeps, sweep_id, summary)
     return 0
 
@@ -345,7 +345,7 @@ def _reconciled(controller: ControllerClient, sweeps: SweepStore, sweep_id: str)
         "container_id"
     ].to_pylist()
     outcomes = controller.reconcile(
-        sorted(repairable), dry_run=False, reason=f"sweep {sweep_id}", requested_by=SWEEP
+        sorted(repairable), dry_run=False, reason=f"sweep {sweep_id}", requested_by=_SWEEP
     )
     refused = Counter(outcome.eligibility for outcome in outcomes if not outcome.job_id)
     return {"jobs": len(outcomes) - refused.total(), "refused": dict(sorted(refused.items()))}
@@ -397,7 +397,7 @@ def _found(sweeps: SweepStore, sweep_id: str) -> set[tuple[int, str]]:
     return set(zip(places["container_id"].to_pylist(), places["kind"].to_pylist(), strict=True))
 
 
-def print_summary(summary: JsonObject) -> None:
+def _print_summary(summary: JsonObject) -> None:
     """A summary for people."""
     print_line(
         f"sweep {summary['sweepID']} ({summary['engine']}, {summary['source']}): "
@@ -482,7 +482,7 @@ def _details(sweeps: SweepStore, sweep_id: str) -> list[JsonObject]:
     ]
 
 
-def write_metrics(path: Path, summary: Summary) -> None:
+def _write_metrics(path: Path, summary: Summary) -> None:
     """The figures of the last sweep, for Prometheus' textfile collector.
 
     Raises:

@@ -39,7 +39,7 @@ VERSION = 1
 
 # `source` is one of these: which truth of the replica the row was taken from; "none"
 # where there is no tree.
-SOURCES = ("tree", "metadata", "data", "none")
+_SOURCES = ("tree", "metadata", "data", "none")
 
 
 CHUNK_SCHEMA = pa.schema(
@@ -146,8 +146,8 @@ _BATCH_ROWS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAttributes:
-    """What all rows of a replica say alike; `source` is one of SOURCES, `scanned_at_ms`
-    ms since the epoch.
+    """What all rows of a replica say alike; `source` is one of _SOURCES,
+    `scanned_at_ms` ms since the epoch.
     """
 
     datanode: str
@@ -160,7 +160,7 @@ class ReplicaAttributes:
     scanned_at_ms: int | None = None
 
     def __post_init__(self) -> None:
-        assert self.source in SOURCES
+        assert self.source in _SOURCES
 
 
 class ReplicaRows:

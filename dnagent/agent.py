@@ -50,12 +50,12 @@ from runtime.metrics import Metrics, MetricsServer
 from runtime.rpc import open_channel, start_server
 
 # What a datanode changes under a read-only volume is seen after so long at the latest.
-REFRESH_S = 60.0
+_REFRESH_S = 60.0
 # A scan holds its caller's thread for as long as it takes; the other threads are for
 # reads.
-SCAN_CALLS_MAX = 8
+_SCAN_CALLS_MAX = 8
 # Long enough for a write and its sync; a call to a peer that hangs is not waited for.
-INTERRUPT_S = 30.0
+_INTERRUPT_S = 30.0
 _POLL_S = 0.1
 
 
@@ -80,7 +80,7 @@ class Agent:
         self._last_errors: dict[str, str] = {}
         self._scanners: dict[str, Scanner] = {}
         self._heartbeats: Heartbeats | None = None
-        self._scan_calls = threading.Semaphore(SCAN_CALLS_MAX)
+        self._scan_calls = threading.Semaphore(_SCAN_CALLS_MAX)
         self.metrics = Metrics("dnagent")
         self.datanode_id = PeerId("")
         self.address = ""
@@ -107,7 +107,7 @@ class Agent:
     def scan(self, container_id: ContainerId, cancelled: Callable[[], bool]) -> ScanReport:
         if not self._scan_calls.acquire(blocking=False):
             raise BusyError(
-                f"{SCAN_CALLS_MAX} callers wait for scans already", limit=SCAN_CALLS_MAX
+                f"{_SCAN_CALLS_MAX} callers wait for scans already", limit=_SCAN_CALLS_MAX
             )
         try:
             future = self._scanner_of(container_id).request(container_id, without_gap=True)
@@ -173,7 +173,7 @@ class Agent:
             held,
             repair_enabled=repair.enabled,
             interrupt=lambda container_id: runner.interrupt(
-                container_id, "the container is being deleted", timeout_s=INTERRUPT_S
+                container_id, "the container is being deleted", timeout_s=_INTERRUPT_S
             ),
         )
         self._jobs = Jobs(
@@ -381,7 +381,7 @@ class Agent:
                     self._log.error("volume_failed", **{**error_fields(error), "volume": held.name})
                 self.metrics.set("dnagent_containers", len(held.replicas()), volume=held.name)
                 self.metrics.set("dnagent_undo_bytes", held.undo.used_bytes, volume=held.name)
-            if self._stop.wait(REFRESH_S):
+            if self._stop.wait(_REFRESH_S):
                 return
 
 

@@ -18,8 +18,14 @@ from ozone.volume import Hold
 from runtime.config import load
 from runtime.disk import Disk
 from runtime.errors import UsageError
-from runtime.lifecycle import announce, stop_on_signals
 from runtime.log import LogFormat, LogLevel, configure, get_logger
+from runtime.process import (
+    announce,
+    config_option,
+    print_settings,
+    process_options,
+    stop_on_signals,
+)
 
 if TYPE_CHECKING:
     from dnagent.export import ExportProgress, ExportResult
@@ -34,12 +40,7 @@ def agent() -> None:
 
 
 @agent.command("run")
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    help="Settings, a TOML file; flags win.",
-)
+@config_option
 @click.option(
     "--volume",
     "volumes",
@@ -67,26 +68,7 @@ def agent() -> None:
 @click.option(
     "--controller", metavar="HOST:PORT", help="Who gets the reports and gives the commands."
 )
-@click.option(
-    "--port-file",
-    type=click.Path(path_type=Path),
-    help="Write the address into this file once it listens.",
-)
-@click.option("--check-config", is_flag=True, help="Print the settings in effect as JSON, and end.")
-@click.option(
-    "--log-format",
-    type=click.Choice([f.value for f in LogFormat]),
-    default=LogFormat.CONSOLE.value,
-    show_default=True,
-    help="How log lines on stderr look.",
-)
-@click.option(
-    "--log-level",
-    type=click.Choice([level.value for level in LogLevel]),
-    default=LogLevel.INFO.value,
-    show_default=True,
-    help="The least that is logged.",
-)
+@process_options
 def run(
     config_path: Path | None,
     volumes: tuple[str, ...],
@@ -114,7 +96,7 @@ def run(
     }
     config = load(config_path, AgentConfig, overrides)
     if check_config:
-        click.echo(json.dumps(config.model_dump(mode="json"), indent=2))
+        print_settings(config)
         return
     stop = stop_on_signals()
     running = Agent(config)

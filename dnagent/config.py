@@ -9,12 +9,12 @@ from pydantic import Field, field_validator, model_validator
 from merkle.replica import TreeSource
 from ozone.volume import Hold
 from runtime.config import Address, Duration, FilePath, Rate, Settings, Size, Switch, TlsSettings
-from runtime.rpc import Tls, is_loopback
+from runtime.rpc import Tls, check_exposure
 
 # What exports need beside the package itself.
 EXTRA_HINT = "Install what chunk tables need: pip install 'treefold[sweep]'."
 # More disks than a machine has.
-VOLUMES_MAX = 256
+_VOLUMES_MAX = 256
 
 
 class VolumeSettings(Settings):
@@ -96,13 +96,13 @@ def _real(path: Path) -> Path:
 class AgentConfig(Settings):
     """All settings of `treefold agent run`."""
 
-    volumes: tuple[VolumeSettings, ...] = Field(min_length=1, max_length=VOLUMES_MAX)
+    volumes: tuple[VolumeSettings, ...] = Field(min_length=1, max_length=_VOLUMES_MAX)
     # Trees and scan times of read-only volumes, shadows, undo copies, previous trees:
     # nothing of it inside a volume.
     state_folder: FilePath
     # The datanode's hdds.datanode.container.db.dir, where its databases lie on disks of
     # their own.
-    database_volumes: tuple[FilePath, ...] = Field(default=(), max_length=VOLUMES_MAX)
+    database_volumes: tuple[FilePath, ...] = Field(default=(), max_length=_VOLUMES_MAX)
     listen: Address = "127.0.0.1:9893"
     # Where peers and the controller reach us; what is listened on, unless given.
     advertised: Address | None = None
@@ -146,18 +146,12 @@ class AgentConfig(Settings):
                     path.parent if path.name == "hdds" else path
                 ):
                     raise ValueError(f"{key}: must not lie inside the volume {path}")
-        for key, address in (("listen", self.listen), ("controller", self.controller)):
-            if address and not is_loopback(address) and not (self.tls or self.insecure):
-                raise ValueError(
-                    f"{key}: {address} is not on loopback: set [tls] cert, key and ca, or insecure"
-                    " = true"
-                )
-        # The page of metrics has no TLS of its own.
-        if self.metrics and not is_loopback(self.metrics) and not self.insecure:
-            raise ValueError(
-                f"metrics: {self.metrics} is not on loopback and the page is in the clear: insecure"
-                " = true"
-            )
+        check_exposure(
+            {"listen": self.listen, "controller": self.controller},
+            metrics=self.metrics,
+            tls=self.tls,
+            insecure=self.insecure,
+        )
         return self
 
     @property

@@ -69,14 +69,14 @@ from ozone.survey import ReplicaFault, ReplicaSnapshot
 from runtime.errors import DiskError, OperationInterruptedError
 
 # More files with few rows than this are joined into one.
-SMALL_FILES_MAX = 16
+_SMALL_FILES_MAX = 16
 # All of them are open at once; what is left over has its turn in the next export.
-REWRITTEN_FILES_MAX = 64
+_REWRITTEN_FILES_MAX = 64
 # For so long a table tells of repairs and deletes: longer than anybody waits between
 # two sweeps that are compared.
-EVENTS_KEPT = timedelta(days=35)
+_EVENTS_KEPT = timedelta(days=35)
 # Events and faults are kept in memory until a file of so many is written.
-PIECE_ROWS = 200_000
+_PIECE_ROWS = 200_000
 
 _Place = tuple[str, int]
 
@@ -114,8 +114,8 @@ class ExportLimits:
 
     group_rows: int = GROUP_ROWS
     file_rows_max: int = FILE_ROWS_MAX
-    small_files_max: int = SMALL_FILES_MAX
-    piece_rows: int = PIECE_ROWS
+    small_files_max: int = _SMALL_FILES_MAX
+    piece_rows: int = _PIECE_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class ExportResult:
 
 
 @dataclass(frozen=True, slots=True)
-class RowLocation:
+class _RowLocation:
     """Where a replica's rows are."""
 
     generation: int
@@ -172,7 +172,7 @@ def files_to_rewrite(
         name for name, count in live.items() if 0 < count < small_rows and name not in sparse
     )
     chosen = [*sparse, *(small if len(small) > small_files_max else [])]
-    return frozenset(chosen[:REWRITTEN_FILES_MAX])
+    return frozenset(chosen[:_REWRITTEN_FILES_MAX])
 
 
 def export(
@@ -246,8 +246,8 @@ class _Run:
         self._sequence = 1
         self._previous: Manifest | None = None
         # What the table before says, and what this one will say.
-        self._before: dict[_Place, RowLocation] = {}
-        self._after: dict[_Place, RowLocation] = {}
+        self._before: dict[_Place, _RowLocation] = {}
+        self._after: dict[_Place, _RowLocation] = {}
         self._reusable = True
         # Files of the table before whose content is another than was written.
         self._rotted: frozenset[str] = frozenset()
@@ -281,7 +281,7 @@ class _Run:
         for batch in inventory.to_batches():
             columns = batch.to_pydict()
             places = zip(columns["volume"], columns["container_id"], strict=True)
-            held = map(RowLocation, columns["generation"], columns["file"], columns["rows"])
+            held = map(_RowLocation, columns["generation"], columns["file"], columns["rows"])
             self._before.update(zip(places, held, strict=True))
         self._reusable = not full
         self._rotted = self._rotted_of(self._previous)
@@ -344,7 +344,7 @@ class _Run:
             for place, group in itertools.groupby(pieces, key=lambda piece: piece[0]):
                 held = self._after[place]
                 file = out.add((batch for _, batch in group), held.rows)
-                self._after[place] = RowLocation(held.generation, file, held.rows)
+                self._after[place] = _RowLocation(held.generation, file, held.rows)
         moved = [place for place, held in self._after.items() if held.file in chosen]
         if moved:
             raise too_few_rows(self._after[moved[0]].file)
@@ -357,7 +357,7 @@ class _Run:
         old = self._previous.of_kind(FileKind.EVENTS) if self._previous else ()
         # What a lost file told, the audit file tells again from its start.
         is_whole = not any(file.name in self._rotted for file in old)
-        self._files += [f for f in old if is_whole and created_at - f.created_at < EVENTS_KEPT]
+        self._files += [f for f in old if is_whole and created_at - f.created_at < _EVENTS_KEPT]
         gone = sorted((v, c) for v, c in self._before.keys() - self._after.keys() if v in volumes)
         deletes = (
             event_row(self._datanode, created_at, "delete", container_id)
@@ -464,7 +464,7 @@ class _Run:
             self._after[place] = before
         else:
             file = out.add(rows.batches(), rows.count)
-            self._after[place] = RowLocation(rows.generation, file, rows.count)
+            self._after[place] = _RowLocation(rows.generation, file, rows.count)
             self._written += 1
         return rows.count
 

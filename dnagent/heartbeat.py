@@ -25,20 +25,20 @@ from runtime.rpc import Tls, named_errors, open_channel
 
 # A report of so many replicas stays well below one message; the rest follows with the
 # next heartbeat.
-REPLICAS_PER_REPORT = 50_000
+_REPLICAS_PER_REPORT = 50_000
 # Commands remembered, so that one that is sent again is not done again.
 COMMANDS_REMEMBERED = 10_000
 # Ends of reconciliations that wait to be told; a controller away for longer learns the
 # rest from the reports.
 PROGRESS_MAX = 1_000
-JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 DEADLINE_S = 10.0
 # While the controller is away: doubles from the interval up to this, so that it is
 # found soon when it is back.
-BACKOFF_MAX_S = 30.0
+_BACKOFF_MAX_S = 30.0
 # Between two heartbeats, however much there is to tell: changes that come together go
 # together.
-SPACING_S = 0.05
+_SPACING_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class HeartbeatResponse:
 class HeartbeatState:
     """What the controller knows of us, and which of its commands we know."""
 
-    def __init__(self, replicas_per_report: int = REPLICAS_PER_REPORT) -> None:
+    def __init__(self, replicas_per_report: int = _REPLICAS_PER_REPORT) -> None:
         self._replicas_per_report = replicas_per_report
         self._sequence = 0
         self._full_wanted = True
@@ -251,7 +251,7 @@ def _command_of(sent: controller_pb2.Command) -> Command | None:
                 PeerAddress(PeerId(p.datanode_id), p.address) for p in body.peers[:PEERS_MAX]
             )
             # It becomes the name of a folder of undo copies, among others.
-            if not JOB_ID.fullmatch(body.job_id):
+            if not _JOB_ID.fullmatch(body.job_id):
                 return None
             state = _RETURNS.get(body.container_state)
             return ReconcileCommand(
@@ -392,7 +392,7 @@ class Heartbeats:
             self._failures = 0
         with self._state_lock:
             commands = self._state.answered(heartbeat, answer)
-            if self._state.is_behind or len(heartbeat.replicas) == REPLICAS_PER_REPORT:
+            if self._state.is_behind or len(heartbeat.replicas) == _REPLICAS_PER_REPORT:
                 self._poke.set()
         dropped = len(answer.envelopes) - len(commands)
         if dropped:
@@ -409,7 +409,9 @@ class Heartbeats:
             self._poke.clear()
             if self.beat():
                 self._poke.wait(self._interval_s)
-                self._stop.wait(SPACING_S)
+                self._stop.wait(_SPACING_S)
             else:
                 # A poke must not turn an absent controller into a busy loop.
-                self._stop.wait(min(self._interval_s * 2 ** min(self._failures, 10), BACKOFF_MAX_S))
+                self._stop.wait(
+                    min(self._interval_s * 2 ** min(self._failures, 10), _BACKOFF_MAX_S)
+                )

@@ -130,7 +130,7 @@ def import_trees(
     with ExitStack() as stack:
         audit = AuditLog(config.audit_path)
         stack.callback(audit.close)
-        opened, error = dict[tuple[str, str], ImportTarget](), None
+        opened, error = dict[tuple[str, str], _ImportTarget](), None
         for settings in config.volumes:
             try:
                 volume = open_volume(
@@ -150,7 +150,7 @@ def import_trees(
                 )
                 continue
             trees = TreeFiles(volume, disk, on_deleted=audit.delete)
-            opened[volume.datanode_id, volume.storage_id] = ImportTarget(
+            opened[volume.datanode_id, volume.storage_id] = _ImportTarget(
                 volume, disk, trees, undo_bytes=config.repair.undo_bytes
             )
         if not opened:
@@ -210,7 +210,7 @@ def refusal_of(
     return next((refusal for refusal, holds in checks if holds), None)
 
 
-class ImportTarget:
+class _ImportTarget:
     """One open volume that trees are imported into."""
 
     def __init__(self, volume: Volume, disk: Disk, trees: TreeFiles, *, undo_bytes: int) -> None:

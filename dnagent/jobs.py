@@ -30,7 +30,7 @@ from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 
 # Ozone's own limit on a datanode's command queue.
-JOBS_MAX = 5000
+_JOBS_MAX = 5000
 
 
 class JobTable:
@@ -53,8 +53,8 @@ class JobTable:
             raise BusyError(
                 f"container {container_id} has job {held.job_id} already", container_id=container_id
             )
-        if len(self._commands) >= JOBS_MAX:
-            raise BusyError(f"{JOBS_MAX} jobs are waiting already", limit=JOBS_MAX)
+        if len(self._commands) >= _JOBS_MAX:
+            raise BusyError(f"{_JOBS_MAX} jobs are waiting already", limit=_JOBS_MAX)
         self._commands[container_id] = command
         return True
 

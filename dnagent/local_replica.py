@@ -15,7 +15,6 @@ from merkle.tree import BlockId, ContainerId, ContainerTree
 from merkle.windows import Proven, bad_windows, prove
 from ozone.containers import Container
 from ozone.errors import (
-    ContainerNotFoundError,
     ContainerStateError,
     StaleTreeError,
 )
@@ -23,7 +22,7 @@ from ozone.repair_writer import Patch, RepairWriter
 from ozone.scan import lost_chunks
 from ozone.treefile import TreeStatus
 from repair.requests import OwnLoaded, Scanned, TreeStored
-from runtime.errors import BusyError, DatabaseError, DiskError
+from runtime.errors import DatabaseError, DiskError
 from runtime.log import get_logger
 from runtime.retry import retrying
 
@@ -147,15 +146,7 @@ class LocalReplica:
             container_id, ScanDepth.DATA, self._on_bytes, self._cancelled.is_set
         )
         result = examination.result
-        if result.deleted:
-            raise ContainerNotFoundError(
-                f"container {container_id} is being deleted", container_id=container_id
-            )
-        if result.transient:
-            raise BusyError(
-                "too many open files; nothing was decided about the container",
-                container_id=container_id,
-            )
+        result.require_decided(container_id)
         stored = self._volume.store_tree(result.tree, examination.generation)
         self._volume.settle(examination, time.time_ns() // 1_000_000)
         state = self._volume.replica(container_id).state

@@ -27,19 +27,21 @@ from runtime.metrics import Metrics
 from runtime.retry import Backoff, retrying
 
 # States whose data can be checked: in the others chunks may still be written.
-SCANNED_STATES = frozenset({ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED, ReplicaState.UNHEALTHY})
+_SCANNED_STATES = frozenset(
+    {ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED, ReplicaState.UNHEALTHY}
+)
 # States in which chunks may still be written: only folder, descriptor and records can
 # be checked.
-CHECKED_STATES = frozenset({ReplicaState.OPEN, ReplicaState.CLOSING})
+_CHECKED_STATES = frozenset({ReplicaState.OPEN, ReplicaState.CLOSING})
 # As often as Ozone's scanner of metadata does.
 CHECK_INTERVAL_MS = 3 * 3_600_000
 # Ozone's own limit on a datanode's command queue.
 REQUESTS_MAX = 5000
 # How long the background thread sleeps when nothing is due; a wake-up ends it at once.
-IDLE_S = 30.0
+_IDLE_S = 30.0
 # Scans on request whose tree was overtaken this often are given up; the next round
 # looks again.
-STALE_TRIES_MAX = 3
+_STALE_TRIES_MAX = 3
 # One slice of a wait for bandwidth, so that a stop is noticed.
 _SLICE_S = 0.2
 
@@ -81,7 +83,7 @@ def is_due(candidate: ScanCandidate, *, now_ms: int, gap_ms: int) -> bool:
     """Whether it may be scanned now: its data are settled, and the last scan is at
     least the gap ago.
     """
-    if candidate.state not in SCANNED_STATES:
+    if candidate.state not in _SCANNED_STATES:
         return False
     # A scan in the future is one of a clock that was set back since: of unknown age, so
     # due.
@@ -101,15 +103,15 @@ def next_to_scan(
     return order[0].container_id if order else None
 
 
-def next_without_tree(candidates: Iterable[ScanCandidate]) -> ContainerId | None:
+def _next_without_tree(candidates: Iterable[ScanCandidate]) -> ContainerId | None:
     """The lowest ID among the replicas that should have a tree and have none."""
     treeless = (
-        c.container_id for c in candidates if c.state in SCANNED_STATES and c.data_checksum is None
+        c.container_id for c in candidates if c.state in _SCANNED_STATES and c.data_checksum is None
     )
     return min(treeless, default=None)
 
 
-def next_to_check(
+def _next_to_check(
     candidates: Iterable[ScanCandidate], checked_ms: Mapping[ContainerId, int], *, now_ms: int
 ) -> ContainerId | None:
     """The lowest ID among the open replicas that were not checked for an interval; the
@@ -118,7 +120,7 @@ def next_to_check(
     due = (
         c.container_id
         for c in candidates
-        if c.state in CHECKED_STATES
+        if c.state in _CHECKED_STATES
         and not 0 <= now_ms - checked_ms.get(c.container_id, -1) < CHECK_INTERVAL_MS
     )
     return min(due, default=None)
@@ -380,7 +382,7 @@ class Scanner:
         candidates = self._volume.candidates()
         ready = [c for c in candidates if self._not_before_ms.get(c.container_id, now_ms) <= now_ms]
         # Trees first: until there is one, nobody can tell whether the replica differs.
-        treeless = next_without_tree(ready)
+        treeless = _next_without_tree(ready)
         if treeless is not None and self._do(treeless, ScanDepth.METADATA, now_ms):
             return True
         # A container whose records cannot be read gets its tree, and its findings, from
@@ -389,7 +391,7 @@ class Scanner:
         due = (c for c in ready if is_due(c, now_ms=now_ms, gap_ms=self._background_gap_ms))
         container_id = treeless if treeless in {c.container_id for c in due} else None
         if container_id is None and self._pace.background:
-            unchecked = next_to_check(ready, self._checked_ms, now_ms=now_ms)
+            unchecked = _next_to_check(ready, self._checked_ms, now_ms=now_ms)
             if unchecked is not None:
                 self._checked_ms[unchecked] = now_ms
                 self._do(unchecked, ScanDepth.CHECK, now_ms)
@@ -428,7 +430,7 @@ class Scanner:
                 self._log.error("volume_failed", **error_fields(error))
                 return
             if is_idle:
-                self._wake.wait(IDLE_S)
+                self._wake.wait(_IDLE_S)
 
     def _serve_requests(self) -> None:
         while request := self._requests.take():
@@ -442,7 +444,7 @@ class Scanner:
 
     def _answer(self, request: ScanRequest) -> ScanReport:
         candidate = self._volume.candidate(request.container_id)
-        if candidate.state not in SCANNED_STATES:
+        if candidate.state not in _SCANNED_STATES:
             state = candidate.state.name
             raise ContainerStateError(
                 f"container {request.container_id} is {state}: not to be scanned", state=state
@@ -455,7 +457,7 @@ class Scanner:
             lambda: self._scan(request.container_id, ScanDepth.DATA, self._limiters[1]),
             # What makes a scan stale is over soon: a repair that stores its tree.
             sleep=self._sleep,
-            backoff=Backoff(attempts_max=STALE_TRIES_MAX),
+            backoff=Backoff(attempts_max=_STALE_TRIES_MAX),
         )
 
     def _sleep(self, seconds: float) -> None:
@@ -482,15 +484,7 @@ class Scanner:
         # A container deleted meanwhile is no finding: this raises, and nothing is done
         # (row S12).
         self._volume.candidate(container_id)
-        if result.deleted:
-            raise ContainerNotFoundError(
-                f"container {container_id} is being deleted", container_id=container_id
-            )
-        if result.transient:
-            raise BusyError(
-                "too many open files; nothing was decided about the container",
-                container_id=container_id,
-            )
+        result.require_decided(container_id)
         is_kept = source is ScanDepth.CHECK or self._write_tree(examination)
         if source is ScanDepth.METADATA:
             self._metrics.count("dnagent_trees_built_total")
@@ -562,7 +556,7 @@ class Scanner:
             )
 
     def _note_full_pass(self, candidates: list[ScanCandidate]) -> None:
-        times = [c.last_scan_ms for c in candidates if c.state in SCANNED_STATES]
+        times = [c.last_scan_ms for c in candidates if c.state in _SCANNED_STATES]
         known = [time_ms for time_ms in times if time_ms is not None]
         if known and len(known) == len(times):
             name = "dnagent_scan_last_full_pass_timestamp_seconds"

@@ -139,10 +139,10 @@ class ManagedVolume:
             raise VolumeError(
                 f"{self.name} is suspect: {self.volume.suspect}", reason="suspect", path=self.name
             )
-        return [scan_candidate(replica) for replica in self.replicas()]
+        return [_scan_candidate(replica) for replica in self.replicas()]
 
     def candidate(self, container_id: ContainerId) -> ScanCandidate:
-        return scan_candidate(self.replica(container_id))
+        return _scan_candidate(self.replica(container_id))
 
     def examine(
         self,
@@ -402,7 +402,7 @@ def _findings_path(volume: Volume, container_id: ContainerId) -> Path:
     return volume.state_folder / "scans" / f"{container_id}.json"
 
 
-def scan_candidate(replica: ContainerReplica) -> ScanCandidate:
+def _scan_candidate(replica: ContainerReplica) -> ScanCandidate:
     return ScanCandidate(
         replica.container_id, replica.state, replica.data_checksum, replica.data_scan_timestamp_ms
     )

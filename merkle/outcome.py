@@ -25,7 +25,7 @@ class Verdict(Enum):
 
 # The one order of severity. UNKNOWN is worse than REPAIRABLE: what nobody could read
 # may hide anything.
-VERDICTS_WORST_FIRST = (
+_VERDICTS_WORST_FIRST = (
     Verdict.UNRECOVERABLE,
     Verdict.CONFLICT,
     Verdict.UNKNOWN,
@@ -40,7 +40,7 @@ FINAL_VERDICTS = frozenset({Verdict.UNRECOVERABLE, Verdict.CONFLICT})
 
 def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict | None:
     """The worst of some verdicts; None of none."""
-    return min(verdicts, key=VERDICTS_WORST_FIRST.index, default=None)
+    return min(verdicts, key=_VERDICTS_WORST_FIRST.index, default=None)
 
 
 class EvidenceKind(StrEnum):

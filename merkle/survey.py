@@ -10,7 +10,7 @@ from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerTree
 
 # Named one by one in the evidence for what nobody can verify; a container may hold
 # nothing else.
-UNVERIFIABLE_NAMED_MAX = 10
+_UNVERIFIABLE_NAMED_MAX = 10
 
 
 BadWindows = Mapping[tuple[BlockId, int], frozenset[int]]
@@ -301,10 +301,10 @@ def _bad_windows(
 def _unverifiable(aside: Sequence[BlockId]) -> str:
     if not aside:
         return "there are no blocks, which is also what a failed scan leaves behind"
-    shown = ", ".join(str(block_id) for block_id in aside[:UNVERIFIABLE_NAMED_MAX])
+    shown = ", ".join(str(block_id) for block_id in aside[:_UNVERIFIABLE_NAMED_MAX])
     rest = (
-        f" and {len(aside) - UNVERIFIABLE_NAMED_MAX} more"
-        if len(aside) > UNVERIFIABLE_NAMED_MAX
+        f" and {len(aside) - _UNVERIFIABLE_NAMED_MAX} more"
+        if len(aside) > _UNVERIFIABLE_NAMED_MAX
         else ""
     )
     return f"without recorded checksums, wholly or in part: block {shown}{rest}"

@@ -58,10 +58,10 @@ from runtime.rpc import Deadlines, Handler, StreamCall, named_errors, printable
 
 SERVICE = "hadoop.hdds.datanode.XceiverClientProtocolService"
 # What Ozone 2.2 sends as its client version.
-CLIENT_VERSION = 3
+_CLIENT_VERSION = 3
 # Requests on their way at a time: four fill a real datanode's stream, sixteen are no
 # faster.
-DEPTH = 4
+_DEPTH = 4
 # Of one ReadChunk: small enough that one usual chunk of 4 MiB keeps a stream's four
 # places busy, half again as fast.
 READ_BYTES_MAX = 1 << 20
@@ -329,7 +329,7 @@ def _piece_bytes(chunk: ChunkInfo) -> int:
 
 class DatanodeClient:
     """Asks one datanode. Each call opens a stream of its own on the shared connection,
-    keeps up to DEPTH requests in flight on it and ends within its deadline: an answer
+    keeps up to _DEPTH requests in flight on it and ends within its deadline: an answer
     that never comes, or a stream that an exception at the server has killed, costs this
     call and nothing else.
 
@@ -477,7 +477,7 @@ class DatanodeClient:
 
     def _request(self, container_id: ContainerId, kind: Type, body: _Body) -> Request:
         request = Request(
-            cmdType=kind, containerID=container_id, datanodeUuid="", version=CLIENT_VERSION
+            cmdType=kind, containerID=container_id, datanodeUuid="", version=_CLIENT_VERSION
         )
         getattr(request, _BODIES[kind]).CopyFrom(body)
         return request
@@ -520,7 +520,7 @@ class DatanodeClient:
         with named_errors(self._target, PeerUnavailableError):
             call = self._send(iter(outgoing.get, None), timeout=deadline_s)
             try:
-                for _ in range(DEPTH):
+                for _ in range(_DEPTH):
                     send_next()
                 while waiting:
                     raw = next(call, None)

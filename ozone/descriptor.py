@@ -14,6 +14,7 @@ import hashlib
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TypeVar
 
 import yaml
 
@@ -22,11 +23,12 @@ from merkle.replica import ReplicaState
 from merkle.tree import ContainerId
 from ozone.errors import DescriptorError
 
-TAG = "KeyValueContainerData"
+_TAG = "KeyValueContainerData"
+_T = TypeVar("_T")
 _INT64_MAX = (1 << 63) - 1
 # base64 of 64 zero bytes.
 _NO_CHECKSUM = f"checksum: !!binary |-\n  {'A' * 86}==\n"
-_HEAD = f"!<{TAG}>\n"
+_HEAD = f"!<{_TAG}>\n"
 
 
 class DescriptorRefusal(StrEnum):
@@ -257,9 +259,9 @@ def _root(raw: bytes) -> yaml.MappingNode:
     # versions that are none.
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise _refused(DescriptorRefusal.NOT_YAML, "the descriptor is not YAML") from error
-    if not isinstance(node, yaml.MappingNode) or node.tag not in (TAG, f"!{TAG}"):
+    if not isinstance(node, yaml.MappingNode) or node.tag not in (_TAG, f"!{_TAG}"):
         raise _refused(
-            DescriptorRefusal.TAG_MISSING, f"the descriptor does not begin with !<{TAG}>"
+            DescriptorRefusal.TAG_MISSING, f"the descriptor does not begin with !<{_TAG}>"
         )
     return node
 
@@ -274,10 +276,7 @@ class _Fields:
         }
 
     def text(self, name: str) -> str:
-        value = self.optional_text(name)
-        if value is None:
-            raise _refused(DescriptorRefusal.FIELD_MISSING, f"the descriptor lacks {name}", name)
-        return value
+        return _required(self.optional_text(name), name)
 
     def optional_text(self, name: str) -> str | None:
         node = self._scalar(name)
@@ -286,10 +285,7 @@ class _Fields:
         return _text(node, name)
 
     def number(self, name: str) -> int:
-        value = self.optional_number(name)
-        if value is None:
-            raise _refused(DescriptorRefusal.FIELD_MISSING, f"the descriptor lacks {name}", name)
-        return value
+        return _required(self.optional_number(name), name)
 
     def optional_number(self, name: str) -> int | None:
         node = self._scalar(name)
@@ -323,6 +319,12 @@ class _Fields:
         if not isinstance(node, yaml.ScalarNode):
             raise _invalid(name, "is not a single value")
         return node
+
+
+def _required(value: _T | None, name: str) -> _T:
+    if value is None:
+        raise _refused(DescriptorRefusal.FIELD_MISSING, f"the descriptor lacks {name}", name)
+    return value
 
 
 def _text(node: yaml.Node, name: str) -> str:

@@ -31,7 +31,7 @@ from ozone.errors import MappedReadError
 
 # A block file is 256 MiB, seconds even on a slow disk; a worker that takes longer hangs
 # in the kernel.
-TIMEOUT_S = 120.0
+_TIMEOUT_S = 120.0
 # So that a request fits into the pipe while the worker is busy with, or waits to send,
 # the answer before.
 RANGES_MAX = 256
@@ -87,7 +87,7 @@ class MappedReader:
     Thread-safe.
     """
 
-    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, timeout_s: float = _TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
         self._lock = Lock()
         self._idle: list[_Worker] = []

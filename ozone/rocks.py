@@ -47,7 +47,7 @@ from runtime.errors import DatabaseError
 
 # A datanode may remove a file between our listing it and opening it; each try lists
 # afresh.
-SHADOW_TRIES_MAX = 8
+_SHADOW_TRIES_MAX = 8
 _SEPARATOR = b"|"
 _STRAY = "rocksdict-config.json"
 # struct flock: l_type, l_whence, l_start, l_len, l_pid.
@@ -144,7 +144,7 @@ class Database:
             DiskError: the shadow cannot be made, which says nothing about the database.
         """
         _require_database(path)
-        for attempt in range(SHADOW_TRIES_MAX):
+        for attempt in range(_SHADOW_TRIES_MAX):
             with _shadow_writes(shadow_folder):
                 shadow = Path(tempfile.mkdtemp(dir=shadow_folder, prefix="shadow-"))
             try:
@@ -157,7 +157,7 @@ class Database:
                                 (shadow / name).symlink_to(os.path.realpath(path / name))
                         return cls(_open(shadow, AccessType.read_only(False)), path, disk=None)
             except DatabaseError:
-                if attempt == SHADOW_TRIES_MAX - 1:
+                if attempt == _SHADOW_TRIES_MAX - 1:
                     raise
             finally:
                 shutil.rmtree(shadow, ignore_errors=True)

@@ -29,12 +29,12 @@ from merkle.checksum import WIDTH, fold, window_checksums
 from merkle.errors import RecordInvalidError
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ReplicaState
-from merkle.tree import BlockId, ChunkTree, ContainerTree, TreeBuilder
+from merkle.tree import BlockId, ChunkTree, ContainerId, ContainerTree, TreeBuilder
 from ozone.containers import Container
-from ozone.errors import DescriptorError, MappedReadError
+from ozone.errors import ContainerNotFoundError, DescriptorError, MappedReadError
 from ozone.mapped import RANGES_MAX, MappedRange, MappedReader, MappedRequest
 from runtime.disk import Reader
-from runtime.errors import DatabaseError, DiskError, OperationInterruptedError
+from runtime.errors import BusyError, DatabaseError, DiskError, OperationInterruptedError
 
 # Measured: each doubling up to here makes a scan faster, none beyond it does. It is
 # also the size of most chunks, so that one costs one read and one call of the kernel.
@@ -93,6 +93,23 @@ class ScanResult:
     bad_windows: Mapping[tuple[BlockId, int], frozenset[int]] = field(default_factory=dict)
     transient: bool = False
     deleted: bool = False
+
+    def require_decided(self, container_id: ContainerId) -> None:
+        """Refuse a scan that says nothing about the container.
+
+        Raises:
+            ContainerNotFoundError: the container is being deleted.
+            BusyError: the system refused to open more files; scan again later.
+        """
+        if self.deleted:
+            raise ContainerNotFoundError(
+                f"container {container_id} is being deleted", container_id=container_id
+            )
+        if self.transient:
+            raise BusyError(
+                "too many open files; nothing was decided about the container",
+                container_id=container_id,
+            )
 
 
 def build_from_metadata(container: Container) -> ContainerTree:

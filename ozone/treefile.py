@@ -105,7 +105,7 @@ class StoredTree:
 
 
 @dataclass(slots=True)
-class TreeFileStats:
+class _TreeFileStats:
     """What was done so far."""
 
     reads: int = 0
@@ -131,7 +131,7 @@ class TreeFiles:
         """`on_deleted` hears of the blocks that become tombstones, before their tree is
         written.
         """
-        self.stats = TreeFileStats()
+        self.stats = _TreeFileStats()
         self._on_deleted = on_deleted
         self._volume = volume
         self._disk = disk

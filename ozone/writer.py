@@ -55,7 +55,7 @@ from protos.convert import (
 from runtime.disk import Disk
 from runtime.errors import DatabaseError, DiskError
 
-CONTAINER_BYTES_MAX = 5 << 30
+_CONTAINER_BYTES_MAX = 5 << 30
 # The metadata key of a chunk that an incremental writer has filled.
 _FULL = "full"
 # While closing, a follower still gets what its leader accepted before; a recovering
@@ -133,7 +133,7 @@ class ContainerWriter:
                 state=state,
                 chunks_path=str(folder / "chunks"),
                 metadata_path=str(folder / "metadata"),
-                max_size_bytes=CONTAINER_BYTES_MAX,
+                max_size_bytes=_CONTAINER_BYTES_MAX,
                 origin_node_id=self._volume.datanode_id,
                 origin_pipeline_id=None,
                 replica_index=replica_index,

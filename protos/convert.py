@@ -68,7 +68,7 @@ _BLOCK_CHECKSUM = BlockMerkleTree.DATACHECKSUM_FIELD_NUMBER << 3
 _BLOCK_DELETED = BlockMerkleTree.DELETED_FIELD_NUMBER << 3
 _CHUNK = BlockMerkleTree.CHUNKMERKLETREE_FIELD_NUMBER << 3 | 2
 
-Metadata = tuple[tuple[str, str | None], ...]
+_Metadata = tuple[tuple[str, str | None], ...]
 
 
 def tree_from_bytes(raw: bytes, container_id: ContainerId) -> ContainerTree:
@@ -442,7 +442,7 @@ def _head(kind: ChecksumType, bytes_per_checksum: int) -> bytes:
     return ChecksumData(type=kind.name, bytesPerChecksum=bytes_per_checksum).SerializeToString()
 
 
-def _metadata_from_proto(entries: Iterable[KeyValue], block_id: int | None) -> Metadata:
+def _metadata_from_proto(entries: Iterable[KeyValue], block_id: int | None) -> _Metadata:
     metadata = tuple(
         (
             _text(entry.key, block_id),
@@ -464,7 +464,7 @@ def _text(value: object, block_id: int | None) -> str:
     return value
 
 
-def _metadata_to_proto(metadata: Metadata) -> list[KeyValue]:
+def _metadata_to_proto(metadata: _Metadata) -> list[KeyValue]:
     # Java sorts by UTF-16 code unit, which differs from Python's order beyond the basic
     # plane.
     ordered = sorted(metadata, key=lambda entry: entry[0].encode("utf-16-be"))

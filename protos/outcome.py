@@ -17,7 +17,7 @@ EVIDENCE_MAX = 1_000
 # Far beyond what a container holds, and so far below what a message can say that the
 # sum over all rounds and datanodes of a job fits one: a false counter must not keep its
 # job, and every list of jobs, from being shown.
-COUNTER_MAX = 1 << 48
+_COUNTER_MAX = 1 << 48
 # The counters that travel: those that the message has a field for.
 _SENT = tuple(name for name in COUNTERS if name in pb.ReconcileProgress.DESCRIPTOR.fields_by_name)
 
@@ -29,8 +29,8 @@ def set_counters(message: pb.ReconcileProgress, counters: RepairCounters) -> Non
 
 
 def counters_from(message: pb.ReconcileProgress) -> RepairCounters:
-    """The message's counters, each at most COUNTER_MAX."""
-    return RepairCounters(**{name: min(getattr(message, name), COUNTER_MAX) for name in _SENT})
+    """The message's counters, each at most _COUNTER_MAX."""
+    return RepairCounters(**{name: min(getattr(message, name), _COUNTER_MAX) for name in _SENT})
 
 
 def add_evidence(message: pb.ReconcileProgress, evidence: Iterable[Evidence]) -> None:
@@ -68,7 +68,7 @@ def peers_from(message: pb.ReconcileProgress) -> tuple[PeerOutcome, ...]:
         PeerOutcome(
             PeerId(peer.datanode_id[:NAME_CHARACTERS_MAX]),
             peer.outcome[:TEXT_CHARACTERS_MAX],
-            min(peer.bytes_fetched, COUNTER_MAX),
+            min(peer.bytes_fetched, _COUNTER_MAX),
         )
         for peer in islice(message.peers, PEERS_MAX)
     )

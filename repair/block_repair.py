@@ -32,7 +32,7 @@ from repair.requests import (
 )
 
 # A peer that failed this often in one job is not asked again in it.
-FAILURES_MAX = 3
+_FAILURES_MAX = 3
 
 Failure: TypeAlias = tuple[Verdict, Evidence]
 _Refusal: TypeAlias = tuple[Verdict, EvidenceKind, str]
@@ -67,7 +67,7 @@ class Sources:
         return self._failures[peer] + self._broken_promises[peer]
 
     def is_usable(self, peer: PeerId) -> bool:
-        return self._failures[peer] < FAILURES_MAX
+        return self._failures[peer] < _FAILURES_MAX
 
     def outcomes(self) -> tuple[PeerOutcome, ...]:
         return tuple(

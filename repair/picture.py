@@ -15,7 +15,7 @@ from merkle.tree import BlockId, ContainerTree
 
 # Wider pictures wrap on a terminal of 100 columns; beyond it neighbouring blocks share
 # a cell, the worst one shows.
-CELLS_MAX = 72
+_CELLS_MAX = 72
 
 
 class BlockCell(Enum):
@@ -102,5 +102,5 @@ def legend() -> Text:
 
 
 def _binned(row: Sequence[BlockCell]) -> list[BlockCell]:
-    step = -(-len(row) // CELLS_MAX) or 1
+    step = -(-len(row) // _CELLS_MAX) or 1
     return [max(row[i : i + step], key=_ORDER.index) for i in range(0, len(row), step)]

@@ -91,7 +91,7 @@ from repair.requests import (
 RECORDS_PAGE_BLOCKS = 64
 # A tree that changes under us so often is being rewritten by something; the next job
 # tries again.
-STALE_TREES_MAX = 5
+_STALE_TREES_MAX = 5
 # Evidence is a report, not a log: a wholly lost replica must not fill a message.
 EVIDENCE_MAX = 1_000
 
@@ -600,7 +600,7 @@ class Reconciliation:
                     peer, chunk.offset, event.code, retryable=event.retryable
                 )
                 self._advance(self._blocks[block_id])
-            case StoreTree() if event.code == "tree_stale" and self._stale_trees < STALE_TREES_MAX:
+            case StoreTree() if event.code == "tree_stale" and self._stale_trees < _STALE_TREES_MAX:
                 # A scan or a delete was faster: our repairs are on disk, so lay them
                 # over what is stored now.
                 self._stale_trees += 1

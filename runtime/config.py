@@ -24,7 +24,7 @@ from runtime.errors import ConfigError
 CONFIG_BYTES_MAX = 1 << 20
 # Sizes, durations and rates are below it: what does not fit a long is a slip of the
 # hand.
-QUANTITY_END = 1 << 63
+_QUANTITY_END = 1 << 63
 
 _SIZE_UNITS: Mapping[str, int] = {
     "": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
@@ -239,11 +239,11 @@ def _settings_in(annotation: object) -> type[Settings] | None:
 def _quantity(value: object, units: Mapping[str, float], expected: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         # Not a number is neither.
-        if not 0 <= value < QUANTITY_END:
+        if not 0 <= value < _QUANTITY_END:
             raise ValueError(f"expected {expected}, found {value!r}")
         return value
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     unit = match[2].lower() if match else "?"
-    if match is None or unit not in units or float(match[1]) * units[unit] >= QUANTITY_END:
+    if match is None or unit not in units or float(match[1]) * units[unit] >= _QUANTITY_END:
         raise ValueError(f"expected {expected}, found {value!r}")
     return float(match[1]) * units[unit]

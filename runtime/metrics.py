@@ -22,7 +22,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class _Metric:
     """One row: counters end in `_total`, units are spelled, label sets are small."""
 
     name: str
@@ -35,106 +35,106 @@ class Metric:
 
 
 _TABLE = (
-    Metric("dnagent_scan_bytes_total", Kind.COUNTER, "Bytes read by scans.", ("volume",)),
-    Metric(
+    _Metric("dnagent_scan_bytes_total", Kind.COUNTER, "Bytes read by scans.", ("volume",)),
+    _Metric(
         "dnagent_containers_scanned_total",
         Kind.COUNTER,
         "Scans that ended with a result.",
         ("volume",),
     ),
-    Metric(
+    _Metric(
         "dnagent_scans_skipped_total",
         Kind.COUNTER,
         "Scans not done or not kept, by reason.",
         ("reason",),
     ),
-    Metric("dnagent_findings_total", Kind.COUNTER, "Faults found by scans, by type.", ("type",)),
-    Metric(
+    _Metric("dnagent_findings_total", Kind.COUNTER, "Faults found by scans, by type.", ("type",)),
+    _Metric(
         "dnagent_containers_marked_unhealthy_total",
         Kind.COUNTER,
         "Replicas that a scan moved to UNHEALTHY.",
     ),
-    Metric(
+    _Metric(
         "dnagent_trees_built_total",
         Kind.COUNTER,
         "Trees built from records because there was none.",
     ),
-    Metric(
+    _Metric(
         "dnagent_scan_last_full_pass_timestamp_seconds",
         Kind.GAUGE,
         "When all were last scanned.",
         ("volume",),
     ),
-    Metric(
+    _Metric(
         "dnagent_volumes_failed", Kind.GAUGE, "Volumes that could not be opened or were given up."
     ),
-    Metric("dnagent_containers", Kind.GAUGE, "Replicas held.", ("volume",)),
-    Metric(
+    _Metric("dnagent_containers", Kind.GAUGE, "Replicas held.", ("volume",)),
+    _Metric(
         "dnagent_chunks_repaired_total", Kind.COUNTER, "Chunks repaired, by outcome.", ("outcome",)
     ),
-    Metric("dnagent_windows_written_total", Kind.COUNTER, "Windows written by repairs."),
-    Metric(
+    _Metric("dnagent_windows_written_total", Kind.COUNTER, "Windows written by repairs."),
+    _Metric(
         "dnagent_repair_fetched_bytes_total", Kind.COUNTER, "Bytes fetched from peers by repairs."
     ),
-    Metric(
+    _Metric(
         "dnagent_reconciliations_total",
         Kind.COUNTER,
         "Reconciliations that ended, by state.",
         ("state",),
     ),
-    Metric("dnagent_reconciliations_queued", Kind.GAUGE, "Reconciliations that wait or run."),
-    Metric(
+    _Metric("dnagent_reconciliations_queued", Kind.GAUGE, "Reconciliations that wait or run."),
+    _Metric(
         "dnagent_peer_refusals_total",
         Kind.COUNTER,
         "Answers of peers set aside, by reason.",
         ("reason",),
     ),
-    Metric("dnagent_undo_bytes", Kind.GAUGE, "Bytes kept to undo repairs.", ("volume",)),
-    Metric("dnagent_heartbeats_total", Kind.COUNTER, "Heartbeats, by outcome.", ("outcome",)),
-    Metric(
+    _Metric("dnagent_undo_bytes", Kind.GAUGE, "Bytes kept to undo repairs.", ("volume",)),
+    _Metric("dnagent_heartbeats_total", Kind.COUNTER, "Heartbeats, by outcome.", ("outcome",)),
+    _Metric(
         "dnagent_commands_total",
         Kind.COUNTER,
         "Commands from the controller, by outcome.",
         ("outcome",),
     ),
-    Metric(
+    _Metric(
         "dnagent_exports_total",
         Kind.COUNTER,
         "Scheduled exports of the chunk table, by outcome.",
         ("outcome",),
     ),
-    Metric(
+    _Metric(
         "dnagent_exported_rows_total",
         Kind.COUNTER,
         "Rows of the chunk table written by scheduled exports.",
     ),
-    Metric("dnagent_export_table_rows", Kind.GAUGE, "Rows of the chunk table as last exported."),
-    Metric(
+    _Metric("dnagent_export_table_rows", Kind.GAUGE, "Rows of the chunk table as last exported."),
+    _Metric(
         "dnagent_export_last_success_timestamp_seconds",
         Kind.GAUGE,
         "When the chunk table was last exported.",
     ),
-    Metric("scm_heartbeats_total", Kind.COUNTER, "Heartbeats received."),
-    Metric("scm_datanodes_live", Kind.GAUGE, "Datanodes heard of recently."),
-    Metric("scm_containers", Kind.GAUGE, "Containers known."),
-    Metric(
+    _Metric("scm_heartbeats_total", Kind.COUNTER, "Heartbeats received."),
+    _Metric("scm_datanodes_live", Kind.GAUGE, "Datanodes heard of recently."),
+    _Metric("scm_containers", Kind.GAUGE, "Containers known."),
+    _Metric(
         "scm_containers_diverged", Kind.GAUGE, "Containers whose replicas have different roots."
     ),
-    Metric("scm_containers_unknown", Kind.GAUGE, "Containers of which some replica has no root."),
-    Metric("scm_jobs_running", Kind.GAUGE, "Jobs under way."),
-    Metric("scm_jobs_finished_total", Kind.COUNTER, "Jobs that ended, by state.", ("state",)),
-    Metric("sweep_finished_timestamp_seconds", Kind.GAUGE, "When the last sweep was complete."),
-    Metric("sweep_duration_seconds", Kind.GAUGE, "How long the last sweep took."),
-    Metric("sweep_rows", Kind.GAUGE, "Rows that the last sweep read."),
-    Metric("sweep_replicas", Kind.GAUGE, "Replicas that the last sweep saw."),
-    Metric("sweep_inputs_skipped", Kind.GAUGE, "Inputs that the last sweep could not read."),
-    Metric(
+    _Metric("scm_containers_unknown", Kind.GAUGE, "Containers of which some replica has no root."),
+    _Metric("scm_jobs_running", Kind.GAUGE, "Jobs under way."),
+    _Metric("scm_jobs_finished_total", Kind.COUNTER, "Jobs that ended, by state.", ("state",)),
+    _Metric("sweep_finished_timestamp_seconds", Kind.GAUGE, "When the last sweep was complete."),
+    _Metric("sweep_duration_seconds", Kind.GAUGE, "How long the last sweep took."),
+    _Metric("sweep_rows", Kind.GAUGE, "Rows that the last sweep read."),
+    _Metric("sweep_replicas", Kind.GAUGE, "Replicas that the last sweep saw."),
+    _Metric("sweep_inputs_skipped", Kind.GAUGE, "Inputs that the last sweep could not read."),
+    _Metric(
         "sweep_containers", Kind.GAUGE, "Containers of the last sweep, by verdict.", ("verdict",)
     ),
-    Metric("sweep_findings", Kind.GAUGE, "Findings of the last sweep, by kind.", ("kind",)),
+    _Metric("sweep_findings", Kind.GAUGE, "Findings of the last sweep, by kind.", ("kind",)),
 )
 
-METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _TABLE})
+METRICS: Mapping[str, _Metric] = MappingProxyType({metric.name: metric for metric in _TABLE})
 assert len(METRICS) == len(_TABLE)
 
 

@@ -39,7 +39,7 @@ class Backoff:
         assert 0 <= self.first_s <= self.most_s
 
 
-def is_retryable(error: BaseException) -> bool:
+def _is_retryable(error: BaseException) -> bool:
     """Whether the same call may succeed later."""
     return isinstance(error, ReconcileError) and error.retryable
 
@@ -68,7 +68,7 @@ def retrying(
         stop=stop_after_attempt(backoff.attempts_max),
         wait=wait_exponential(multiplier=backoff.first_s, max=backoff.most_s)
         + wait_random(0, backoff.jitter_s),
-        retry=retry_if_exception(is_retryable),
+        retry=retry_if_exception(_is_retryable),
         before_sleep=before_sleep,
         reraise=True,
     )(call)

@@ -27,7 +27,7 @@ from runtime.errors import ConfigError, PeerRefusedError, RemoteProtocolError, U
 
 # Names, a trace and our own trailers fit many times over; grpc's default is the same,
 # but only a default.
-METADATA_BYTES_MAX = 8 << 10
+_METADATA_BYTES_MAX = 8 << 10
 # Of an error's message and of its hint: both travel as metadata, where a character can
 # take 12 bytes and 4.
 ERROR_TEXT_MAX = 400
@@ -35,8 +35,8 @@ _KEEPALIVE_MS = 5 * 60_000
 _SIZES: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_metadata_size", METADATA_BYTES_MAX),
-    ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
+    ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
+    ("grpc.absolute_max_metadata_size", _METADATA_BYTES_MAX),
     # Identity alone: data do not compress, and what is never inflated cannot be a bomb.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     # Ozone's own interval. A server drops clients that ping more often than it allows,
@@ -126,6 +126,29 @@ class Deadlines:
 
     def read(self, length_bytes: int) -> float:
         return self.read_s + length_bytes / self.read_bytes_per_s
+
+
+def check_exposure(
+    addresses: Mapping[str, str | None], *, metrics: str | None, tls: object, insecure: bool
+) -> None:
+    """Refuse settings that would speak in the clear beyond this machine.
+
+    `addresses` are by the key of the setting; `metrics` is that of the page for
+    Prometheus, which has no TLS of its own.
+
+    Raises:
+        ValueError: an address is not on loopback, without TLS or `insecure`.
+    """
+    for key, address in addresses.items():
+        if address and not is_loopback(address) and not (tls or insecure):
+            raise ValueError(
+                f"{key}: {address} is not on loopback: set [tls] cert, key and ca, or insecure"
+                " = true"
+            )
+    if metrics and not is_loopback(metrics) and not insecure:
+        raise ValueError(
+            f"metrics: {metrics} is not on loopback and the page is in the clear: insecure = true"
+        )
 
 
 def is_loopback(address: str) -> bool:

@@ -1,13 +1,18 @@
 """`treefold scm run`: the controller as a process."""
 
-import json
 from pathlib import Path
 
 import click
 
 from runtime.config import load
-from runtime.lifecycle import announce, stop_on_signals
 from runtime.log import LogFormat, LogLevel, configure, get_logger
+from runtime.process import (
+    announce,
+    config_option,
+    print_settings,
+    process_options,
+    stop_on_signals,
+)
 from scm.config import ControllerConfig
 from scm.server import ControllerServer
 
@@ -18,12 +23,7 @@ def scm() -> None:
 
 
 @scm.command("run")
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    help="Settings, a TOML file; flags win.",
-)
+@config_option
 @click.option(
     "--listen",
     metavar="HOST:PORT",
@@ -39,26 +39,7 @@ def scm() -> None:
     default=None,
     help="Reconcile diverged containers without being asked.",
 )
-@click.option(
-    "--port-file",
-    type=click.Path(path_type=Path),
-    help="Write the address into this file once it listens.",
-)
-@click.option("--check-config", is_flag=True, help="Print the settings in effect as JSON, and end.")
-@click.option(
-    "--log-format",
-    type=click.Choice([f.value for f in LogFormat]),
-    default=LogFormat.CONSOLE.value,
-    show_default=True,
-    help="How log lines on stderr look.",
-)
-@click.option(
-    "--log-level",
-    type=click.Choice([level.value for level in LogLevel]),
-    default=LogLevel.INFO.value,
-    show_default=True,
-    help="The least that is logged.",
-)
+@process_options
 def run(
     config_path: Path | None,
     listen: str | None,
@@ -77,7 +58,7 @@ def run(
     overrides = {"listen": listen, "state_folder": state_folder, "automatic.enabled": automatic}
     config = load(config_path, ControllerConfig, overrides)
     if check_config:
-        click.echo(json.dumps(config.model_dump(mode="json"), indent=2))
+        print_settings(config)
         return
     stop = stop_on_signals()
     server = ControllerServer(config)

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from runtime.config import Address, Duration, FilePath, Settings, Switch, TlsSettings
-from runtime.rpc import Tls, is_loopback
+from runtime.rpc import Tls, check_exposure
 from scm.controller import Rules
 
 Count = Annotated[int, Field(ge=1, le=10_000)]
@@ -45,17 +45,9 @@ class ControllerConfig(Settings):
     def _fits_together(self) -> Self:
         if self.dead_after_s < self.stale_after_s:
             raise ValueError("dead_after_s: must not be less than stale_after_s")
-        if not is_loopback(self.listen) and not (self.tls or self.insecure):
-            raise ValueError(
-                f"listen: {self.listen} is not on loopback: set [tls] cert, key and ca, or insecure"
-                " = true"
-            )
-        # The page of metrics has no TLS of its own.
-        if self.metrics and not is_loopback(self.metrics) and not self.insecure:
-            raise ValueError(
-                f"metrics: {self.metrics} is not on loopback and the page is in the clear: insecure"
-                " = true"
-            )
+        check_exposure(
+            {"listen": self.listen}, metrics=self.metrics, tls=self.tls, insecure=self.insecure
+        )
         return self
 
     @property

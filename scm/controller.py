@@ -62,16 +62,16 @@ from scm.ports import CancelOrder, CommandSink, JobStore, Leadership, ReconcileO
 from scm.registry import Datanode, DatanodeStatus, HeartbeatEffect, Registry, ReplicaReport
 
 # Jobs that have not ended; more requests are refused until some have.
-JOBS_ACTIVE_MAX = 200_000
+_JOBS_ACTIVE_MAX = 200_000
 # Ended jobs that can still be asked for by their ID; the store drops older ones too.
-JOBS_ENDED_MAX = 10_000
+_JOBS_ENDED_MAX = 10_000
 # Progress alone is put down this often at most; every change of state at once.
-SAVE_PROGRESS_EVERY_S = 10.0
+_SAVE_PROGRESS_EVERY_S = 10.0
 # Containers looked at in one tick while automatic mode searches for its next ones.
-AUTOMATIC_SEARCH_MAX = 1_000
+_AUTOMATIC_SEARCH_MAX = 1_000
 # Orders of a datanode looked at for one that can go out: one that waits for its peers
 # does not hold up the rest.
-DISPATCH_SEARCH_MAX = 100
+_DISPATCH_SEARCH_MAX = 100
 
 log = get_logger("scm")
 
@@ -266,9 +266,9 @@ class Controller:
                 outcomes.append(ReconcileResponse(container_id, ruling, self._active[container_id]))
             elif not ruling.is_ok or dry_run:
                 outcomes.append(ReconcileResponse(container_id, ruling))
-            elif len(self._active) + len(jobs) >= JOBS_ACTIVE_MAX:
+            elif len(self._active) + len(jobs) >= _JOBS_ACTIVE_MAX:
                 message = (
-                    f"Cannot reconcile container {container_id}: {JOBS_ACTIVE_MAX} jobs are"
+                    f"Cannot reconcile container {container_id}: {_JOBS_ACTIVE_MAX} jobs are"
                     " waiting."
                 )
                 outcomes.append(
@@ -443,7 +443,7 @@ class Controller:
         running = sum(self._jobs[job_id].automatic for job_id in self._active.values())
         slots = self._rules.automatic_jobs - running
         chosen = list[Job]()
-        for container_id in list(islice(self._registry.diverged(), AUTOMATIC_SEARCH_MAX)):
+        for container_id in list(islice(self._registry.diverged(), _AUTOMATIC_SEARCH_MAX)):
             if slots <= 0:
                 break
             # Whether it gets a job or has to rest: the next search begins with others.
@@ -468,7 +468,7 @@ class Controller:
 
     def _next_matching(self, now_s: float) -> ContainerId | None:
         searched = list(
-            islice(self._registry.container_ids(self._visit_cursor), AUTOMATIC_SEARCH_MAX)
+            islice(self._registry.container_ids(self._visit_cursor), _AUTOMATIC_SEARCH_MAX)
         )
         for container_id in searched:
             self._visit_cursor = container_id
@@ -476,7 +476,7 @@ class Controller:
                 container_id
             ).comparison is RootComparison.MATCH and self._may_visit(container_id, now_s):
                 return container_id
-        if len(searched) < AUTOMATIC_SEARCH_MAX:
+        if len(searched) < _AUTOMATIC_SEARCH_MAX:
             self._visit_cursor = ContainerId(0)
         return None
 
@@ -592,7 +592,7 @@ class Controller:
         if self._active.get(job.container_id) == job.job_id:
             del self._active[job.container_id]
         self._ended[job.job_id] = None
-        if len(self._ended) > JOBS_ENDED_MAX:
+        if len(self._ended) > _JOBS_ENDED_MAX:
             oldest = next(iter(self._ended))
             del self._ended[oldest], self._jobs[oldest]
 
@@ -630,7 +630,7 @@ class Controller:
         if not self._registry.is_live(peer):
             return
         free = free_slots(self._running[peer], self._rules.orders_per_datanode)
-        for job_id in list(islice(self._queued.get(peer, ()), DISPATCH_SEARCH_MAX)):
+        for job_id in list(islice(self._queued.get(peer, ()), _DISPATCH_SEARCH_MAX)):
             if free == 0:
                 return
             order = self._jobs[job_id].order(peer)
@@ -690,7 +690,7 @@ class Controller:
 
     def _save_changes(self, now_s: float) -> None:
         if not self._unsaved or not (
-            self._save_now or now_s - self._saved_at_s >= SAVE_PROGRESS_EVERY_S
+            self._save_now or now_s - self._saved_at_s >= _SAVE_PROGRESS_EVERY_S
         ):
             return
         self._save([], now_s)

@@ -38,7 +38,7 @@ from scm.policy import Visit
 
 # History beyond this is dropped, oldest first; jobs that have not ended are never
 # dropped.
-ENDED_JOBS_KEPT = 10_000
+_ENDED_JOBS_KEPT = 10_000
 
 _TERMINAL = tuple(state.value for state in JobState if state.is_terminal)
 _JOB = TypeAdapter(Job)
@@ -78,7 +78,7 @@ class SqliteJobStore:
         path: Path,
         *,
         migrations: Sequence[Migration] = MIGRATIONS,
-        ended_jobs_kept: int = ENDED_JOBS_KEPT,
+        ended_jobs_kept: int = _ENDED_JOBS_KEPT,
     ) -> None:
         """Open, creating or migrating as needed.
 

@@ -42,10 +42,10 @@ _LATER_ROUNDS = {str(number) for number in range(2, ROUNDS_MAX + 1)}
 CANCEL_GRACE_S = 60.0
 # The rate is that of the last minute of active time: waiting neither lowers it nor
 # raises the ETA.
-RATE_WINDOW_S = 60.0
+_RATE_WINDOW_S = 60.0
 # Too early to tell: before both of these no ETA is given.
-ETA_AFTER_S = 30.0
-ETA_AFTER_SHARE = 0.01
+_ETA_AFTER_S = 30.0
+_ETA_AFTER_SHARE = 0.01
 
 
 class JobState(Enum):
@@ -186,7 +186,7 @@ class Job:
         """
         if self.state is not JobState.RUNNING or self.bytes_planned == 0:
             return None
-        if self.active_s < ETA_AFTER_S and self.bytes_done < self.bytes_planned * ETA_AFTER_SHARE:
+        if self.active_s < _ETA_AFTER_S and self.bytes_done < self.bytes_planned * _ETA_AFTER_SHARE:
             return None
         if self.bytes_done >= self.bytes_planned:
             return 0.0
@@ -520,7 +520,7 @@ def _sampled(job: Job) -> Job:
     samples = (*job.samples, (job.active_s, job.bytes_done))
     # Beyond the window all but the nearest sample go; within a second only the latest
     # stays. This bounds the list.
-    while len(samples) > 2 and samples[1][0] <= job.active_s - RATE_WINDOW_S:
+    while len(samples) > 2 and samples[1][0] <= job.active_s - _RATE_WINDOW_S:
         samples = samples[1:]
     if len(samples) > 2 and samples[-1][0] - samples[-3][0] < 1.0:
         samples = (*samples[:-2], samples[-1])

@@ -26,11 +26,11 @@ from scm.ports import AnyOrder, CancelOrder, ReconcileOrder, ScanOrder
 from scm.registry import Datanode, DatanodeStatus, Liveness, ReplicaReport
 
 # Ours have 16; they are kept for each replica, and in each job.
-FINGERPRINT_BYTES_MAX = 64
+_FINGERPRINT_BYTES_MAX = 64
 # Of one heartbeat: an agent runs a few reconciliations at a time.
 PROGRESS_MAX = 10_000
 # What is kept of one order's end; the rest is in the agent's own log.
-CLAIMED_MAX = 10_000
+_CLAIMED_MAX = 10_000
 _TOLD_STATES = {
     state.value: state
     for state in (
@@ -108,7 +108,7 @@ def _replica_from(peer: PeerId, message: pb.ReplicaReport) -> ContainerReplica:
         raise UsageError(
             f"container {container_id}: replica index {message.replica_index} is negative"
         )
-    if len(message.fingerprint) > FINGERPRINT_BYTES_MAX:
+    if len(message.fingerprint) > _FINGERPRINT_BYTES_MAX:
         raise UsageError(
             f"container {container_id}: a fingerprint of {len(message.fingerprint)} bytes"
         )
@@ -146,7 +146,8 @@ def _progress_from(message: pb.ReconcileProgress) -> ProgressReport:
             message=message.message[:TEXT_CHARACTERS_MAX],
             evidence=evidence_from(message),
             claimed_deleted=tuple(
-                BlockId(number) for number in islice(message.claimed_deleted_block_ids, CLAIMED_MAX)
+                BlockId(number)
+                for number in islice(message.claimed_deleted_block_ids, _CLAIMED_MAX)
             ),
             peers=peers_from(message),
         ),
@@ -160,7 +161,7 @@ def command_to(order: AnyOrder) -> pb.Command:
         case ReconcileOrder():
             command.reconcile.container_id = order.container_id
             command.reconcile.job_id = task_id(order.job_id, order.round)
-            command.reconcile.peers.extend(datanode_to(peer) for peer in order.peers)
+            command.reconcile.peers.extend(_datanode_to(peer) for peer in order.peers)
             command.reconcile.container_state = order.returns_to.value
             command.reconcile.skip_final_scan = order.skip_final_scan
         case CancelOrder():
@@ -170,7 +171,7 @@ def command_to(order: AnyOrder) -> pb.Command:
     return command
 
 
-def datanode_to(datanode: Datanode) -> pb.Datanode:
+def _datanode_to(datanode: Datanode) -> pb.Datanode:
     return pb.Datanode(
         datanode_id=datanode.peer, hostname=datanode.hostname, address=datanode.address
     )
@@ -178,7 +179,7 @@ def datanode_to(datanode: Datanode) -> pb.Datanode:
 
 def status_to(status: DatanodeStatus) -> pb.DatanodeView:
     return pb.DatanodeView(
-        datanode=datanode_to(status.datanode),
+        datanode=_datanode_to(status.datanode),
         live=status.liveness is Liveness.LIVE,
         heartbeat_age_s=status.heartbeat_age_s,
         replicas=status.replicas,
@@ -218,7 +219,7 @@ def _replica_to(replica: ContainerReplica, controller: Controller, now_s: float)
     if replica.data_scan_timestamp_ms is not None:
         report.data_scan_timestamp = replica.data_scan_timestamp_ms
     return pb.ReplicaView(
-        datanode=datanode_to(datanode),
+        datanode=_datanode_to(datanode),
         replica=report,
         live=controller.is_live(replica.peer),
         report_age_s=controller.heartbeat_age_s(replica.peer, now_s),

@@ -32,7 +32,7 @@ BACKOFF_JITTER = 0.1
 
 # Of a tree without blocks: what a scan leaves of blocks that have no recorded
 # checksums.
-EMPTY_ROOT = 0
+_EMPTY_ROOT = 0
 
 # The roots of a container's replicas: what must change before a hopeless container is
 # tried again. Fingerprints stand in hex, since a visit is stored as JSON.
@@ -128,7 +128,7 @@ def compare(
         return ComparisonResult(
             RootComparison.UNKNOWN, "some replicas are on datanodes that are silent"
         )
-    if any(replica.data_checksum == EMPTY_ROOT and replica.block_count for replica in closed):
+    if any(replica.data_checksum == _EMPTY_ROOT and replica.block_count for replica in closed):
         return ComparisonResult(
             RootComparison.UNKNOWN,
             "there are blocks, but none in the trees: nothing can be verified",

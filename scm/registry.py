@@ -24,10 +24,10 @@ from scm.policy import ComparisonResult, RootComparison, compare
 
 # Earlier lives of an agent that are remembered, so that a report of one of them is
 # known as late.
-INCARNATIONS_KEPT = 16
+_INCARNATIONS_KEPT = 16
 # Containers whose last replica vanished: still known, to tell "no replicas" from "not
 # found".
-EMPTY_CONTAINERS_MAX = 100_000
+_EMPTY_CONTAINERS_MAX = 100_000
 
 
 class Liveness(Enum):
@@ -89,7 +89,7 @@ class _Known:
     liveness: Liveness = Liveness.LIVE
     full_report_wanted: bool = True
     containers: set[ContainerId] = field(default_factory=set)
-    earlier: deque[str] = field(default_factory=lambda: deque(maxlen=INCARNATIONS_KEPT))
+    earlier: deque[str] = field(default_factory=lambda: deque(maxlen=_INCARNATIONS_KEPT))
 
 
 class Registry:
@@ -319,7 +319,7 @@ class Registry:
         state = container_state([last])
         assert state is not None
         self._empty[container_id] = state
-        if len(self._empty) > EMPTY_CONTAINERS_MAX:
+        if len(self._empty) > _EMPTY_CONTAINERS_MAX:
             oldest = next(iter(self._empty))
             del self._empty[oldest]
             self._seen_closed.discard(oldest)

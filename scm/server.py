@@ -46,16 +46,16 @@ from scm.ports import AnyOrder, JobStore, ScanOrder
 SERVICE = "treefold.controller.v1.Controller"
 # Scans of one datanode that it did not confirm yet. Other orders are few: so many a
 # datanode as it has slots.
-OUTBOX_SCANS_MAX = 10_000
+_OUTBOX_SCANS_MAX = 10_000
 # Commands in one answer; the rest comes with the next heartbeats.
-COMMANDS_MAX = 1_000
+_COMMANDS_MAX = 1_000
 # Datanodes of the largest clusters number in the thousands.
 DATANODES_MAX = 20_000
 # Containers or jobs in one answer, and IDs in one request: keeps each far below the
 # limit of a message.
-PAGE_MAX = 1_000
+_PAGE_MAX = 1_000
 IDS_MAX = 10_000
-TICK_S = 1.0
+_TICK_S = 1.0
 # A reason is a sentence; a longer one is a mistake.
 TEXT_CHARACTERS_MAX = 1_000
 
@@ -72,7 +72,7 @@ class Outbox:
 
     def send(self, order: AnyOrder) -> bool:
         waiting = self._waiting.setdefault(order.peer, {})
-        if isinstance(order, ScanOrder) and len(waiting) >= OUTBOX_SCANS_MAX:
+        if isinstance(order, ScanOrder) and len(waiting) >= _OUTBOX_SCANS_MAX:
             return False
         waiting[order.command_id] = order
         return True
@@ -82,7 +82,7 @@ class Outbox:
 
     def waiting(self, peer: PeerId) -> Sequence[AnyOrder]:
         """What to tell this datanode now, oldest first; it stays until withdrawn."""
-        return list(islice(self._waiting.get(peer, {}).values(), COMMANDS_MAX))
+        return list(islice(self._waiting.get(peer, {}).values(), _COMMANDS_MAX))
 
 
 class SoleLeader:
@@ -97,7 +97,7 @@ class SoleLeader:
         return self._term
 
 
-def steady_clock() -> Callable[[], float]:
+def _steady_clock() -> Callable[[], float]:
     """Seconds since the epoch that never jump: a clock that is set must not make all
     datanodes dead at once.
     """
@@ -174,7 +174,7 @@ class ControllerService:
     ) -> pb.ListContainersResponse:
         state = _chosen(ContainerState, request.state)
         comparison = _chosen(RootComparison, request.comparison)
-        limit = min(request.limit or PAGE_MAX, PAGE_MAX)
+        limit = min(request.limit or _PAGE_MAX, _PAGE_MAX)
         with self._lock:
             views, more = self._controller.containers(
                 state=state, comparison=comparison, after=request.after_container_id, limit=limit
@@ -191,7 +191,7 @@ class ControllerService:
         answer = pb.GetContainersResponse()
         with self._lock:
             now_s = self._clock()
-            for container_id in _container_ids(request.container_ids, PAGE_MAX):
+            for container_id in _container_ids(request.container_ids, _PAGE_MAX):
                 view = self._controller.container(container_id)
                 if view is None:
                     answer.unknown_container_ids.append(container_id)
@@ -224,7 +224,7 @@ class ControllerService:
     ) -> pb.ListJobsResponse:
         state = _chosen(JobState, request.state)
         with self._lock:
-            jobs = self._controller.jobs(state, min(request.limit or PAGE_MAX, PAGE_MAX))
+            jobs = self._controller.jobs(state, min(request.limit or _PAGE_MAX, _PAGE_MAX))
         return pb.ListJobsResponse(jobs=[job_to(job, brief=True) for job in jobs])
 
     def get_job(self, request: pb.GetJobRequest, _: grpc.ServicerContext) -> pb.Job:
@@ -261,7 +261,7 @@ class ControllerServer:
                 version. DatabaseError, DiskError: the state cannot be read or made.
         """
         self._log = get_logger("scm")
-        self._clock = steady_clock()
+        self._clock = _steady_clock()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._metrics = Metrics("scm")
@@ -308,7 +308,7 @@ class ControllerServer:
         self._close()
 
     def _tick(self) -> None:
-        while not self._stopping.wait(TICK_S):
+        while not self._stopping.wait(_TICK_S):
             with self._lock:
                 try:
                     self._controller.tick(self._clock())

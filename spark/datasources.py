@@ -112,7 +112,7 @@ class OzoneVolume(DataSource):
         return from_arrow_schema(SCHEMA)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return VolumeReader(
+        return _VolumeReader(
             _paths(self.options),
             TreeSource(dict(self.options).get("source", TreeSource.TREE.value)),
         )
@@ -260,7 +260,7 @@ class TreeReader(_Reader):
 
 
 @dataclass
-class VolumeReader(_Reader):
+class _VolumeReader(_Reader):
     """Reads volumes."""
 
     source: TreeSource

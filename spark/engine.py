@@ -37,11 +37,11 @@ from spark.errors import SparkFailedError
 from spark.session import watched
 from spark.sql import aggregate, names_of
 from sweep.engine import ContainerResults, FoldedWave
-from sweep.files import DEFAULTS, is_plain, read_rows
+from sweep.files import DEFAULTS, is_plain, read_rows, unreadable_finding
 from sweep.gather import GROUP_ROWS, Gatherer, Int64s
 from sweep.inputs import table_parts
 from sweep.local import WAVE_ROWS, LocalEngine
-from sweep.model import FINDING_SCHEMA, FindingKind, Part
+from sweep.model import FINDING_SCHEMA, Part
 from sweep.runs import RUN_SCHEMA
 from sweep.trees import PackedTreeFile, TreeJob, pack_part
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 class Scattered(Enum):
     """What is done with files whose rows lie in no order."""
 
-    # By what is faster: SQL where blocks have CHUNKS_MIN chunks or more, otherwise
+    # By what is faster: SQL where blocks have _CHUNKS_MIN chunks or more, otherwise
     # sorting.
     AUTO = "auto"
     SQL = "sql"
@@ -60,7 +60,7 @@ class Scattered(Enum):
 
 
 # Below, an aggregate of a block is wider than its chunks, and sorting them is cheaper.
-CHUNKS_MIN = 4
+_CHUNKS_MIN = 4
 
 # Of containers whose rows are brought together at a time: what a crash costs.
 _GATHERED_ROWS = 256 << 20
@@ -192,7 +192,7 @@ class SparkEngine:
         group in a task.
         """
         _, starts = np.unique(np.cumsum(rows) // GROUP_ROWS, return_index=True)
-        groups = Groups(ids, rows, starts)
+        groups = _Groups(ids, rows, starts)
         arrived = self._each(len(parts), partial(_travelling, list(parts), groups), _TRAVELLING)
         arrived = arrived.repartitionById(len(starts), "gathered_in")
         missing = set(range(len(starts)))
@@ -233,7 +233,7 @@ class SparkEngine:
         rows = self._rows(files)
         names = names_of(rows)
         blocks = pc.sum(names["blocks"]).as_py() or 0
-        if self._scattered is Scattered.AUTO and CHUNKS_MIN * blocks > sum(
+        if self._scattered is Scattered.AUTO and _CHUNKS_MIN * blocks > sum(
             part.rows for part in parts
         ):
             return None
@@ -247,7 +247,7 @@ class SparkEngine:
             found.rows,
             RUN_SCHEMA.empty_table(),
             found.replicas,
-            _unreadable(text) if found.lost else FINDING_SCHEMA.empty_table(),
+            unreadable_finding(text) if found.lost else FINDING_SCHEMA.empty_table(),
             found.exact,
             found.exact_rows,
         )
@@ -291,7 +291,7 @@ Judge: TypeAlias = Callable[
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class _Groups:
     """Containers, ascending, with about how many rows each has; those of group i begin
     at `starts[i]`.
     """
@@ -406,7 +406,7 @@ def _pack(job: TreeJob, parts: Sequence[Part], mark: Path, number: int) -> Itera
     yield _packed((part, packed))
 
 
-def _travelling(parts: Sequence[Part], groups: Groups, number: int) -> Iterator[pa.RecordBatch]:
+def _travelling(parts: Sequence[Part], groups: _Groups, number: int) -> Iterator[pa.RecordBatch]:
     for batch in read_rows(parts[number], groups.container_ids):
         columns = [
             column.cast(field.type)
@@ -416,7 +416,7 @@ def _travelling(parts: Sequence[Part], groups: Groups, number: int) -> Iterator[
 
 
 def _judge(
-    judge: Judge, groups: Groups, batches: Iterable[pa.RecordBatch]
+    judge: Judge, groups: _Groups, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     context = TaskContext.get()
     assert context is not None
@@ -492,14 +492,3 @@ def _joined(waves: Sequence[FoldedWave]) -> FoldedWave:
 
 def _cause(text: str) -> str:
     return next((match[1].strip() for cause in _CAUSES if (match := cause.search(text))), "")
-
-
-def _unreadable(detail: str) -> pa.Table:
-    nothing: list[str] = []
-    row = {
-        "kind": FindingKind.UNREADABLE.value,
-        "lacking": nothing,
-        "sources": nothing,
-        "detail": detail,
-    }
-    return pa.Table.from_pylist([row], FINDING_SCHEMA)

@@ -44,7 +44,7 @@ LIBRARIES = (
     "xxhash",
 )
 # Tasks are slower without.
-OPTIONAL = ("numba",)
+_OPTIONAL = ("numba",)
 
 # Libraries compress to a third at any level, and this one is fast.
 _LEVEL = 1
@@ -80,7 +80,7 @@ def pack(out: Path, disk: Disk) -> ExecutorPack:
 def _closure() -> tuple[Distribution, ...]:
     """The libraries and all that they require, by name."""
     found: dict[str, Distribution] = {}
-    waiting = [*LIBRARIES, *OPTIONAL]
+    waiting = [*LIBRARIES, *_OPTIONAL]
     while waiting:
         name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
         if name in found:

@@ -87,7 +87,7 @@ def aggregate(
     Where nobody knows beforehand the `last_offset` at which any chunk begins, the rows
     are asked for it.
     """
-    lengths = lengths_of(names)
+    lengths = _lengths_of(names)
     if last_offset is None:
         found = rows.sparkSession.sql(
             "SELECT max(chunk_offset) AS last FROM {rows}", rows=rows
@@ -108,7 +108,7 @@ def aggregate(
     return _settled(names, owners, sums)
 
 
-def lengths_of(names: pa.Table) -> list[int]:
+def _lengths_of(names: pa.Table) -> list[int]:
     """Lengths of chunks by which ranks are told, those of most blocks first; at least
     one.
     """

@@ -25,16 +25,17 @@ from sweep.runs import AGREED, KEY, TEXT, flags_of, fold_batches, integers_of, r
 _PLACE = (*KEY, "block_id", "chunk_offset")
 # What a place holds; `scanned_at` is no part of it.
 _CONTENT = ("length", "checksum", "matches", "deleted")
-# What a replica without a tree has for one row.
-_NO_TREE = {
+# The one row of a replica without blocks, without what identifies the replica.
+EMPTY_ROW: dict[str, object] = {
     "block_id": 0,
     "chunk_offset": CONTAINER_ROW,
     "length": 0,
     "checksum": 0,
     "matches": True,
     "deleted": False,
-    "source": "none",
 }
+# The one row of a replica without a tree.
+_NO_TREE = EMPTY_ROW | {"source": "none"}
 # Where its rows leave it out; a replica of this state is compared with none.
 _UNSAID = {"volume": "", "state": "INVALID", "bcs_id": 0, "replica_index": 0, "generation": 0}
 

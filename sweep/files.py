@@ -104,10 +104,12 @@ def fold_part(part: Part) -> PartFold:
                 )
                 runs = runs.cast(RUN_SCHEMA)
     except ChunkTableError as error:
-        return PartFold(RUN_SCHEMA.empty_table(), _finding(error.message), 0, error.message)
+        return PartFold(
+            RUN_SCHEMA.empty_table(), unreadable_finding(error.message), 0, error.message
+        )
     findings = FINDING_SCHEMA.empty_table()
     if reader.unowned:
-        findings = _finding(
+        findings = unreadable_finding(
             f"{part.location}: {reader.unowned} rows name no datanode or no container"
         )
     return PartFold(runs, findings, reader.rows)
@@ -464,7 +466,8 @@ def _unreadable(refusal: TableRefusal, message: str) -> ChunkTableError:
     return ChunkTableError(refusal.value, message)
 
 
-def _finding(detail: str) -> pa.Table:
+def unreadable_finding(detail: str) -> pa.Table:
+    """One row of FINDING_SCHEMA: an input that cannot be read, and why."""
     nothing: list[str] = []
     row = {
         "kind": FindingKind.UNREADABLE.value,

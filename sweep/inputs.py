@@ -42,7 +42,7 @@ from sweep.output import Skipped
 
 # Rows of one part: a second or less of one core, so that all cores end at about the
 # same time.
-PART_ROWS = 4 << 20
+_PART_ROWS = 4 << 20
 # Reading a footer is waiting, above all where files are far away.
 _FOOTERS_AT_ONCE = 16
 # Why a table by itself is skipped that could be read.
@@ -61,7 +61,7 @@ class Inputs:
     volumes_created_ms: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
-def table_parts(names: Iterable[str], part_rows: int = PART_ROWS) -> Inputs:
+def table_parts(names: Iterable[str], part_rows: int = _PART_ROWS) -> Inputs:
     """The parts of some tables, paths or URIs; a file that is named twice is read once.
 
     Raises:

@@ -93,6 +93,40 @@ def _block_mix(
 
 
 @jit(
+    types.UniTuple(_I64, 6)(_I64, _IN_WORDS, _IN_WORDS, _IN_WORDS, _IN_WORDS, _IN_FLAGS, _IN_FLAGS)
+)
+def _masks(
+    rows: int,
+    block_ids: "Int64s",
+    offsets: "Int64s",
+    lengths: "Int64s",
+    checksums: "Int64s",
+    matches: "Bools",
+    deleted: "Bools",
+) -> tuple[int, int, int, int, int, int]:
+    """What an index into each column is masked with: all bits, or none where the column
+    has a single entry. Asserts that every column has one entry or one for each row.
+    """
+    for size in (
+        block_ids.size,
+        offsets.size,
+        lengths.size,
+        checksums.size,
+        matches.size,
+        deleted.size,
+    ):
+        assert size in (1, rows)
+    return (
+        -int(block_ids.size > 1),
+        -int(offsets.size > 1),
+        -int(lengths.size > 1),
+        -int(checksums.size > 1),
+        -int(matches.size > 1),
+        -int(deleted.size > 1),
+    )
+
+
+@jit(
     types.void(
         _IN_WORDS,
         _I64,
@@ -124,19 +158,9 @@ def fold_stretches(
     A column of a single entry stands for one in which all rows are alike. Asserts that
     the columns fit each other.
     """
-    for size in (
-        block_ids.size,
-        offsets.size,
-        lengths.size,
-        checksums.size,
-        matches.size,
-        deleted.size,
-    ):
-        assert size in (1, rows)
-    # All bits, or none where there is only one entry to look at.
-    block_mask, offset_mask = -int(block_ids.size > 1), -int(offsets.size > 1)
-    length_mask, checksum_mask = -int(lengths.size > 1), -int(checksums.size > 1)
-    matches_mask, deleted_mask = -int(matches.size > 1), -int(deleted.size > 1)
+    block_mask, offset_mask, length_mask, checksum_mask, matches_mask, deleted_mask = _masks(
+        rows, block_ids, offsets, lengths, checksums, matches, deleted
+    )
     assert starts.size == ordered.size == numbers.shape[0]
     for run in range(starts.size):
         i = starts[run]
@@ -265,18 +289,9 @@ def encode_trees(
     in which all rows are alike. `out` has TREE_ROW_BYTES for each row and each replica.
     Asserts that the columns fit each other.
     """
-    for size in (
-        block_ids.size,
-        offsets.size,
-        lengths.size,
-        checksums.size,
-        matches.size,
-        deleted.size,
-    ):
-        assert size in (1, rows)
-    block_mask, offset_mask = -int(block_ids.size > 1), -int(offsets.size > 1)
-    length_mask, checksum_mask = -int(lengths.size > 1), -int(checksums.size > 1)
-    matches_mask, deleted_mask = -int(matches.size > 1), -int(deleted.size > 1)
+    block_mask, offset_mask, length_mask, checksum_mask, matches_mask, deleted_mask = _masks(
+        rows, block_ids, offsets, lengths, checksums, matches, deleted
+    )
     assert starts.size == ends.size == container_ids.size == roots.size == bounds.size - 1
     largest = 0
     total_rows = 0

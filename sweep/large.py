@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chunktable.schema import CHUNK_SCHEMA, CONTAINER_ROW, REPLICA_COLUMNS
-from merkle.outcome import Verdict
+from chunktable.schema import CHUNK_SCHEMA, REPLICA_COLUMNS
+from merkle.outcome import DIVERGED_VERDICTS, Verdict, worst_verdict
 from sweep.compare import compare_replicas, inspect
-from sweep.exact import exact_replicas
+from sweep.exact import EMPTY_ROW, exact_replicas
 from sweep.gf2 import append_zero_words
 from sweep.layout import Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, FindingKind, RootMethod
@@ -23,7 +23,6 @@ from sweep.runs import AGREED, KEY
 
 _SAMPLES = 1 << 16
 _ADDED = ("blocks", "deleted_blocks", "chunks", "bytes", "corrupt", "unverifiable")
-_WORST_FIRST = (Verdict.UNRECOVERABLE, Verdict.CONFLICT, Verdict.REPAIRABLE, Verdict.MATCH)
 _CONTRADICTED = "its rows contradict each other"
 _CHANGED = "the rows are not those that the root was computed of"
 
@@ -31,14 +30,6 @@ Row = dict[str, object]
 
 # Others' rows may lack a value.
 _NULLABLE = pa.schema([field.with_nullable(True) for field in CHUNK_SCHEMA])
-_EMPTY: Row = {
-    "block_id": 0,
-    "chunk_offset": CONTAINER_ROW,
-    "length": 0,
-    "checksum": 0,
-    "matches": True,
-    "deleted": False,
-}
 
 
 def block_ranges(rows: pa.Table, rows_max: int) -> Iterator[pa.Table]:
@@ -111,7 +102,7 @@ def inspect_large(ranges: Iterable[pa.Table], replicas: pa.Table) -> tuple[pa.Ta
         # A replica that has no block here is an empty one here, not one that is not
         # there.
         empty = [
-            _EMPTY | {name: replica[name] for name in REPLICA_COLUMNS}
+            EMPTY_ROW | {name: replica[name] for name in REPLICA_COLUMNS}
             for replica in whole
             if _key(replica) not in here
         ]
@@ -137,7 +128,7 @@ def inspect_large(ranges: Iterable[pa.Table], replicas: pa.Table) -> tuple[pa.Ta
         detail = "; ".join(dict.fromkeys(str(one["detail"]) for one in verdicts if one["detail"]))
     row = verdicts[0] | {
         "verdict": verdict.value,
-        "diverged": verdict in _WORST_FIRST[:-1],
+        "diverged": verdict in DIVERGED_VERDICTS,
         "detail": detail,
     }
     return pa.Table.from_pylist([row], VERDICT_SCHEMA), pa.concat_tables(findings)
@@ -205,7 +196,8 @@ def _within(replica: Row, here: dict[tuple[object, ...], Row]) -> Row:
 
 def _verdict(verdicts: Sequence[Verdict], findings: Sequence[pa.Table]) -> Verdict:
     """The worst of all ranges."""
-    worst = next((verdict for verdict in _WORST_FIRST if verdict in verdicts), Verdict.UNKNOWN)
+    known = (verdict for verdict in verdicts if verdict is not Verdict.UNKNOWN)
+    worst = worst_verdict(known) or Verdict.UNKNOWN
     lost = any(
         pc.any(pc.equal(pc.list_value_length(found["sources"]), 0)).as_py()
         for verdict, found in zip(verdicts, findings, strict=True)

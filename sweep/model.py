@@ -14,7 +14,7 @@ from enum import Enum
 
 import pyarrow as pa
 
-from chunktable.schema import CHUNK_SCHEMA
+from chunktable.schema import CHUNK_SCHEMA, REPLICA_COLUMNS
 from merkle.replica import TreeSource
 
 
@@ -65,19 +65,7 @@ class RootMethod(Enum):
     EXACT = "exact"
 
 
-_IDENTITY = [
-    CHUNK_SCHEMA.field(name)
-    for name in (
-        "datanode",
-        "volume",
-        "container_id",
-        "state",
-        "bcs_id",
-        "replica_index",
-        "source",
-        "generation",
-    )
-]
+_IDENTITY = [CHUNK_SCHEMA.field(name) for name in REPLICA_COLUMNS if name != "scanned_at"]
 
 # One row a replica. Two replicas of one container with equal root and fingerprint hold
 # the same tree in every field. Along the path SQL fingerprints are others than along

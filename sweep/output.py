@@ -40,7 +40,7 @@ _TREES_KEPT = 2
 
 JsonObject = dict[str, object]
 
-SUMMARY_SCHEMA = pa.schema(
+_SUMMARY_SCHEMA = pa.schema(
     [
         pa.field("started_at", pa.timestamp("ms", tz="UTC"), nullable=False),
         pa.field("engine", pa.string(), nullable=False),
@@ -66,11 +66,11 @@ class SweepTable(Enum):
     SUMMARY = "summary"
 
 
-SCHEMAS: Mapping[SweepTable, pa.Schema] = {
+_SCHEMAS: Mapping[SweepTable, pa.Schema] = {
     SweepTable.ROOTS: REPLICA_SCHEMA,
     SweepTable.VERDICTS: VERDICT_SCHEMA,
     SweepTable.FINDINGS: FINDING_SCHEMA,
-    SweepTable.SUMMARY: SUMMARY_SCHEMA,
+    SweepTable.SUMMARY: _SUMMARY_SCHEMA,
 }
 
 
@@ -195,7 +195,7 @@ class SweepStore:
         """
         path = self.path(table, sweep_id)
         metadata = {_VERSION_KEY: str(VERSION).encode()}
-        with written_whole(path, SCHEMAS[table].with_metadata(metadata), self._disk) as writer:
+        with written_whole(path, _SCHEMAS[table].with_metadata(metadata), self._disk) as writer:
             yield writer
 
     def write_summary(self, summary: Summary) -> None:
@@ -216,7 +216,7 @@ class SweepStore:
             "json": json.dumps(summary.json()),
         }
         with self.writing(SweepTable.SUMMARY, summary.sweep_id) as writer:
-            writer.add(pa.Table.from_pylist([row], SUMMARY_SCHEMA))
+            writer.add(pa.Table.from_pylist([row], _SUMMARY_SCHEMA))
 
     def sweeps(self) -> list[str]:
         """The complete sweeps, oldest first."""
@@ -279,7 +279,7 @@ class SweepStore:
         Raises:
             DiskError: see `pieces`.
         """
-        schema = SCHEMAS[table]
+        schema = _SCHEMAS[table]
         wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
         return pa.concat_tables([wanted.empty_table(), *self.pieces(table, sweep_id, wanted.names)])
 

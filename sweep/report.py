@@ -16,14 +16,14 @@ import jinja2
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from merkle.outcome import Verdict
+from merkle.outcome import DIVERGED_VERDICTS
 from merkle.plan import DifferenceKind
 
 # Of more, the worst are shown and the rest is counted: a page that stops the browser
 # tells nobody anything.
-NIGHTS_MAX = 60
+_NIGHTS_MAX = 60
 DATANODES_MAX = 30
-HEATMAPS_MAX = 12
+_HEATMAPS_MAX = 12
 HEATMAP_BLOCKS_MAX = 48
 CONTAINERS_MAX = 5000
 
@@ -41,7 +41,6 @@ _AGES = (
 _AGE_UNKNOWN = "unknown"
 
 # Worst first: the order of the table, and of the stacks of a column from the ground.
-_BAD = (Verdict.UNRECOVERABLE, Verdict.CONFLICT, Verdict.REPAIRABLE)
 
 
 class HeatmapCell(Enum):
@@ -85,7 +84,7 @@ class PastSweep:
 
     @property
     def diverged(self) -> int:
-        return sum(self.verdicts.get(verdict.value, 0) for verdict in _BAD)
+        return sum(self.verdicts.get(verdict.value, 0) for verdict in DIVERGED_VERDICTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ class SweepReport:
 
     @property
     def diverged(self) -> int:
-        return sum(self.verdicts.get(verdict.value, 0) for verdict in _BAD)
+        return sum(self.verdicts.get(verdict.value, 0) for verdict in DIVERGED_VERDICTS)
 
 
 def report_of(
@@ -173,7 +172,7 @@ def report_of(
     (see sweep.model) those of diverged containers suffice. `earlier` are the sweeps
     before it, `volumes_created_ms` says since when volumes exist.
     """
-    bad = [verdict.value for verdict in _BAD]
+    bad = [verdict.value for verdict in DIVERGED_VERDICTS]
     diverged = verdicts.filter(pc.is_in(verdicts["verdict"], pa.array(bad))).to_pylist()
     named = [finding for finding in findings.to_pylist() if finding["container_id"] is not None]
     by_container: dict[int, list[Mapping[str, object]]] = {}
@@ -183,10 +182,10 @@ def report_of(
     lines.sort(key=lambda line: (bad.index(line.verdict), -line.differences, line.container_id))
     damaged = _damaged(named)
     shares = _by_datanode(held, damaged)
-    nights = sorted([*earlier, night], key=lambda one: one.sweep_id)[-NIGHTS_MAX:]
+    nights = sorted([*earlier, night], key=lambda one: one.sweep_id)[-_NIGHTS_MAX:]
     maps = (
         _heatmap(line, by_container.get(line.container_id, ()), replicas)
-        for line in lines[:HEATMAPS_MAX]
+        for line in lines[:_HEATMAPS_MAX]
     )
     return SweepReport(
         night.sweep_id,
@@ -216,7 +215,9 @@ def render(report: SweepReport) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["when"] = _when
-    environment.globals.update(cells=list(HeatmapCell), bad=[verdict.value for verdict in _BAD])
+    environment.globals.update(
+        cells=list(HeatmapCell), bad=[verdict.value for verdict in DIVERGED_VERDICTS]
+    )
     return environment.get_template("report.html.j2").render(report=report)
 
 

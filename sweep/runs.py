@@ -184,7 +184,7 @@ def rows_of(columns: Mapping[str, pa.Array], count: int) -> Rows:
             lacking = full(column.is_null().to_numpy(zero_copy_only=False), count)
             unreadable = lacking if unreadable is None else unreadable | lacking
         if name in TEXT:
-            text[name] = text_of(column)
+            text[name] = _text_of(column)
         elif pa.types.is_boolean(column.type):
             flags[name] = flags_of(column)
         else:
@@ -192,7 +192,7 @@ def rows_of(columns: Mapping[str, pa.Array], count: int) -> Rows:
     return Rows(count, text, integers, flags, unreadable)
 
 
-def text_of(column: pa.Array) -> Text:
+def _text_of(column: pa.Array) -> Text:
     """A column of text, null as ""."""
     if column.null_count:
         column = column.cast(pa.string()).fill_null("")
@@ -475,7 +475,7 @@ def _by_replica(runs: pa.Table) -> tuple[Int64s, Int64s]:
 
 def ranks(column: pa.ChunkedArray) -> Int64s:
     """Numbers that sort as the text does."""
-    text = text_of(column.combine_chunks())
+    text = _text_of(column.combine_chunks())
     values = text.values.to_pylist()
     places = {value: place for place, value in enumerate(sorted(set(values)))}
     rank = np.array([places[value] for value in values], np.int64)

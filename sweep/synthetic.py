@@ -86,7 +86,7 @@ class DamageKind(Enum):
 
 
 # Containers damaged, of all; of each kind whose share is above 0 there is one at least.
-DEFAULT_DAMAGE: Mapping[DamageKind, float] = MappingProxyType(dict.fromkeys(DamageKind, 0.0005))
+_DEFAULT_DAMAGE: Mapping[DamageKind, float] = MappingProxyType(dict.fromkeys(DamageKind, 0.0005))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class SyntheticCluster:
     chunks: int = 64
     largest_blocks: int = 0
     order: RowOrder = RowOrder.CLUSTERED
-    damage: Mapping[DamageKind, float] = field(default_factory=lambda: DEFAULT_DAMAGE)
+    damage: Mapping[DamageKind, float] = field(default_factory=lambda: _DEFAULT_DAMAGE)
     full: float = 0.8
 
     def __post_init__(self) -> None:

@@ -39,7 +39,7 @@ from sweep.output import (
 _VERSION = 1
 _ROW_GROUP = 1 << 15
 # Rows in one range, some 300 bytes each.
-RANGE_ROWS = 1_000_000
+_RANGE_ROWS = 1_000_000
 # What pyarrow raises of a damaged file; ArrowInvalid is a ValueError.
 UNREADABLE = (OSError, ValueError, pa.ArrowException)
 # What comes of JSON that is damaged, or is not what we wrote.
@@ -305,7 +305,7 @@ def unreadable(path: Path, why: Exception | str) -> SweepWorkError:
 _ID_MIN, _ID_MAX = -(1 << 63), (1 << 63) - 1
 
 
-def ranges(tables: Sequence[StoredTable], rows_max: int = RANGE_ROWS) -> list[Range]:
+def ranges(tables: Sequence[StoredTable], rows_max: int = _RANGE_ROWS) -> list[Range]:
     """Cut all containers into ranges of about so many rows of these tables together; at
     least one range.
     """

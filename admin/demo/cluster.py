@@ -35,8 +35,8 @@ from runtime.errors import PeerUnavailableError, ProcessFailedError, UsageError
 from runtime.rpc import named_errors, open_channel
 
 # A process that has not said where it listens by then never will.
-START_S = 30.0
-SCAN_S = 300.0
+_START_S = 30.0
+_SCAN_S = 300.0
 _STOP_S = 10.0
 _POLL_S = 0.02
 
@@ -72,7 +72,7 @@ class _Process:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + _START_S
         while not (port_file.exists() and port_file.read_text().strip()):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise self.failed()
@@ -205,7 +205,7 @@ class LocalCluster:
             while True:
                 page = stub.ListContainers(
                     ListContainersRequest(after_container_id=after, limit=1000),
-                    timeout=START_S,
+                    timeout=_START_S,
                     wait_for_ready=True,
                 )
                 found += page.containers
@@ -233,7 +233,7 @@ class LocalCluster:
             try:
                 with named_errors(name, PeerUnavailableError):
                     answer = stub.ScanContainer(
-                        ScanContainerRequest(container_id=container_id), timeout=SCAN_S
+                        ScanContainerRequest(container_id=container_id), timeout=_SCAN_S
                     )
             except PeerUnavailableError:
                 raise
@@ -318,7 +318,7 @@ class LocalCluster:
         """Until the controller has heard from every agent; an agent's first heartbeat
         carries all of its replicas.
         """
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + _START_S
         with open_channel(self.controller_address) as channel:
             while time.monotonic() < deadline:
                 with (
@@ -326,7 +326,7 @@ class LocalCluster:
                     named_errors("the controller", ControllerUnavailableError),
                 ):
                     answer = ControllerStub(channel).ListDatanodes(
-                        ListDatanodesRequest(), timeout=START_S
+                        ListDatanodesRequest(), timeout=_START_S
                     )
                     if sum(datanode.live for datanode in answer.datanodes) == len(self._agents):
                         return

@@ -28,7 +28,7 @@ from runtime.disk import Disk
 from runtime.errors import DatabaseError, DiskError
 
 # Block files are compared in pieces of this length.
-PIECE_BYTES = 4 << 20
+_PIECE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +296,7 @@ def _files_equal(replica: Container, other: Container, record: BlockRecord) -> b
     if None in lengths:
         return lengths == [None, None]
     return all(
-        replica.read(block_id, offset, min(PIECE_BYTES, end - offset))
-        == other.read(block_id, offset, min(PIECE_BYTES, end - offset))
-        for offset in range(0, end, PIECE_BYTES)
+        replica.read(block_id, offset, min(_PIECE_BYTES, end - offset))
+        == other.read(block_id, offset, min(_PIECE_BYTES, end - offset))
+        for offset in range(0, end, _PIECE_BYTES)
     )

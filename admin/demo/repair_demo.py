@@ -46,7 +46,7 @@ _SLOW_BYTES_PER_SECOND = 48 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class DemoOptions:
+class _DemoOptions:
     """What the command line asked for."""
 
     fixture: Path | None = None
@@ -57,10 +57,10 @@ class DemoOptions:
     kill: int | None = None
 
 
-class Demo:
+class _Demo:
     """One run, from the unpacked volumes to the proof."""
 
-    def __init__(self, options: DemoOptions, console: Console) -> None:
+    def __init__(self, options: _DemoOptions, console: Console) -> None:
         self._options = options
         self._console = console
         self._started = time.monotonic()
@@ -420,14 +420,14 @@ def demo(
         highlight=False,
         width=100 if svg else None,
     )
-    options = DemoOptions(
+    options = _DemoOptions(
         fixture=fixture,
         keep=keep,
         pictures=not (check or as_json),
         damage=DamageMethod(damage) if damage else None,
         kill=kill,
     )
-    outcome = Demo(options, out).run()
+    outcome = _Demo(options, out).run()
     status = outcome.exit_status
     summary = {
         0: "HEALED",
