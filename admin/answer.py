@@ -13,33 +13,24 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeAlias
+from typing import ParamSpec
 
 import click
 
 from admin.controller_client import ControllerClient
-from admin.output import print_json
+from admin.output import JsonObject, print_json
 from merkle.errors import ReconcileError
 from runtime.config import check_address
 from runtime.errors import UsageError
+from runtime.exit_codes import ExitCode
 from runtime.rpc import Tls
 
 _SCHEMA_VERSION = 1
-EXIT_FAILED, EXIT_FINDINGS, EXIT_UNRECOVERABLE, EXIT_PARTLY, EXIT_REFUSED, EXIT_BUSY = (
-    1,
-    3,
-    4,
-    5,
-    6,
-    8,
-)
-INTERRUPTED = 130
 # Java's longs are Ozone's IDs.
 _CONTAINER_ID_MAX = (1 << 63) - 1
 # Of one command; a list this long is worked down in several.
 IDS_MAX = 1_000_000
 
-JsonObject: TypeAlias = dict[str, object]
 P = ParamSpec("P")
 
 
@@ -57,7 +48,7 @@ class CommandResult:
     def fail(self, code: str, message: str, *, hint: str = "") -> None:
         """Note an error; the command goes on, and ends with the status of the first."""
         self.errors.append({"code": code, "message": message, "hint": hint})
-        self.exit_status = self.exit_status or EXIT_FAILED
+        self.exit_status = self.exit_status or ExitCode.FAILED
         if not self.as_json:
             click.echo(message, err=True)
             if hint:
@@ -78,7 +69,7 @@ class CommandResult:
             "schema_version": _SCHEMA_VERSION,
             "command": self.command,
             "as_of": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-            "ok": not self.errors and self.exit_status in (0, EXIT_FINDINGS),
+            "ok": not self.errors and self.exit_status in (0, ExitCode.FINDINGS),
             "data": self.data,
             "warnings": self.warnings,
             "errors": self.errors,
@@ -102,7 +93,7 @@ def answering(command: str, *, as_json: bool) -> Iterator[CommandResult]:
         if not as_json:
             raise
         answer.fail("interrupted", "interrupted")
-        answer.exit_status = INTERRUPTED
+        answer.exit_status = ExitCode.INTERRUPTED
     if as_json:
         print_json(answer.document())
     if answer.exit_status:

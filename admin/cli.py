@@ -17,8 +17,8 @@ import click
 
 from merkle.errors import ReconcileError
 from runtime.errors import UsageError
+from runtime.exit_codes import ExitCode
 
-INTERRUPTED = 130
 # Of the extra `sweep`, which is all that a group of commands may lack.
 _OF_SWEEPS = ("jinja2", "pyarrow")
 
@@ -92,7 +92,7 @@ class Root(click.Group):
             ctx.exit(error.exit_status)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
-            ctx.exit(INTERRUPTED)
+            ctx.exit(ExitCode.INTERRUPTED)
 
 
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})

@@ -9,16 +9,9 @@ from itertools import islice
 
 import click
 
-from admin.answer import (
-    EXIT_FINDINGS,
-    JsonObject,
-    answering,
-    container_ids,
-    controller_options,
-    json_option,
-)
+from admin.answer import answering, container_ids, controller_options, json_option
 from admin.controller_client import ControllerClient
-from admin.output import print_line, print_table, size_text
+from admin.output import JsonObject, print_line, print_table, size_text
 from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX
 from merkle.plan import Comparison, compare
@@ -26,6 +19,7 @@ from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId, ContainerTree, root_hex
 from protos import controller_pb2 as pb
 from repair.peers import AgentPeer
+from runtime.exit_codes import ExitCode
 from runtime.rpc import open_channel
 from scm.eligibility import INVALID_HINT, ContainerState
 from scm.policy import RootComparison
@@ -167,7 +161,7 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
         compared = compare(trees)
         answer.data = comparison_json(compared)
         if compared.differences:
-            answer.exit_status = answer.exit_status or EXIT_FINDINGS
+            answer.exit_status = answer.exit_status or ExitCode.FINDINGS
         if not as_json:
             _print_comparison(compared, trees)
 

@@ -10,21 +10,22 @@ import click
 from rich.live import Live
 from rich.table import Table
 
-from admin.answer import (
-    EXIT_FAILED,
-    EXIT_PARTLY,
-    EXIT_UNRECOVERABLE,
-    JsonObject,
-    answering,
-    controller_options,
-    json_option,
-)
+from admin.answer import answering, controller_options, json_option
 from admin.containers import age_text, time_text
 from admin.controller_client import ControllerClient
-from admin.output import LINE_EVERY_S, ProgressStyle, console, print_line, print_table, size_text
+from admin.output import (
+    LINE_EVERY_S,
+    JsonObject,
+    ProgressStyle,
+    console,
+    print_line,
+    print_table,
+    size_text,
+)
 from merkle.outcome import EvidenceKind, Verdict
 from protos import controller_pb2 as pb
 from protos.errors import ControllerUnavailableError
+from runtime.exit_codes import ExitCode
 from scm.jobs import JobState
 
 # A watched job is asked for so often; a line goes to a log less often, see
@@ -224,12 +225,12 @@ def exit_status_of(jobs: Iterable[pb.Job]) -> int:
     """
     ended = list(jobs)
     if any(one.verdict in _HOPELESS for one in ended):
-        return EXIT_UNRECOVERABLE
+        return ExitCode.UNRECOVERABLE
     clean = [one for one in ended if one.state == JobState.DONE.value]
     if len(clean) == len(ended):
         return 0
     partial = any(one.state == JobState.PARTIAL.value for one in ended)
-    return EXIT_PARTLY if clean or partial else EXIT_FAILED
+    return ExitCode.PARTLY if clean or partial else ExitCode.FAILED
 
 
 def doubt(one: pb.Job, *, has_blocks: bool) -> str:

@@ -29,6 +29,8 @@ from rich.table import Table
 
 from runtime.errors import DiskError
 
+JsonObject = dict[str, object]
+
 # Without a terminal nobody sees a wide line whole.
 _PIPE_COLUMNS = 100
 # How often a log is told of progress.

@@ -16,30 +16,18 @@ from collections.abc import Sequence
 
 import click
 
-from admin.answer import (
-    EXIT_BUSY,
-    EXIT_FAILED,
-    EXIT_FINDINGS,
-    EXIT_PARTLY,
-    EXIT_REFUSED,
-    INTERRUPTED,
-    CommandResult,
-    JsonObject,
-    answering,
-    container_ids,
-    controller_options,
-    json_option,
-)
+from admin.answer import CommandResult, answering, container_ids, controller_options, json_option
 from admin.containers import comparison_json, container_json, datanode_json, fetch_trees, root_of
 from admin.controller_client import ControllerClient
 from admin.jobs import await_jobs, doubt, exit_status_of, job_json, print_jobs
-from admin.output import ProgressStyle, print_line, print_table
+from admin.output import JsonObject, ProgressStyle, print_line, print_table
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
 from merkle.plan import Comparison, compare
 from merkle.replica import ReplicaState
 from protos import controller_pb2 as pb
 from runtime.errors import UsageError
+from runtime.exit_codes import ExitCode
 from scm.eligibility import INVALID_HINT, ContainerState, Eligibility
 from scm.policy import RootComparison
 
@@ -121,7 +109,7 @@ def reconcile(
                 "Nothing was changed: not confirmed.",
                 hint="add --yes to do it, or --dry-run to see the plan alone",
             )
-            answer.exit_status = EXIT_REFUSED
+            answer.exit_status = ExitCode.REFUSED
             return
         # What was refused in the plan stays refused: only what was shown and confirmed
         # is done.
@@ -285,15 +273,15 @@ def _note_refusals(
 def _status_of(outcomes: Sequence[pb.ReconcileOutcome]) -> int:
     refused = [outcome for outcome in outcomes if outcome.eligibility != OK]
     if refused and len(refused) < len(outcomes):
-        return EXIT_PARTLY
+        return ExitCode.PARTLY
     return _refusal_status(refused) if refused else 0
 
 
 def _refusal_status(refused: Sequence[pb.ReconcileOutcome]) -> int:
     names = {outcome.eligibility for outcome in refused}
     if names <= _BUSY:
-        return EXIT_BUSY
-    return EXIT_FAILED if names == {Eligibility.CONTAINER_NOT_FOUND.value} else EXIT_REFUSED
+        return ExitCode.BUSY
+    return ExitCode.FAILED if names == {Eligibility.CONTAINER_NOT_FOUND.value} else ExitCode.REFUSED
 
 
 def _tell_triggered(answer: CommandResult, outcomes: Sequence[pb.ReconcileOutcome]) -> None:
@@ -335,7 +323,7 @@ def _wait(
             "Interrupted; the jobs go on.",
             hint="treefold job list shows them, treefold job cancel JOB ends one",
         )
-        answer.exit_status = INTERRUPTED
+        answer.exit_status = ExitCode.INTERRUPTED
         return
     views = controller.get_containers([job.container_id for job in jobs])
     assert isinstance(answer.data, dict)
@@ -359,7 +347,7 @@ def _wait(
             answer.warn(
                 f"container {job.container_id}: the replicas still differ: {view.comparison_note}"
             )
-            status = EXIT_PARTLY
+            status = ExitCode.PARTLY
     if not answer.as_json:
         print_jobs(jobs)
     # A container that was under way already was waited for, and is no failure then.
@@ -420,9 +408,9 @@ def _status(controller: ControllerClient, asked: Sequence[int], *, as_json: bool
         click.echo(
             f"Failed to process reconciliation status for {len(failures)} container{many}", err=True
         )
-        raise click.exceptions.Exit(EXIT_PARTLY if shown else EXIT_FAILED)
+        raise click.exceptions.Exit(ExitCode.PARTLY if shown else ExitCode.FAILED)
     if any(view.comparison == RootComparison.DIVERGED.value for view in shown):
-        raise click.exceptions.Exit(EXIT_FINDINGS)
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
 
 
 def _status_json(view: pb.ContainerView) -> JsonObject:

@@ -15,7 +15,7 @@ import click
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from admin.answer import EXIT_FINDINGS, EXIT_PARTLY, controller_options
+from admin.answer import controller_options
 from admin.controller_client import ControllerClient
 from admin.demo.sweep_demo import demo
 from admin.output import ProgressStyle, print_json, print_line, print_table
@@ -26,6 +26,7 @@ from merkle.outcome import Verdict
 from merkle.replica import TreeSource
 from runtime.disk import Disk
 from runtime.errors import UsageError
+from runtime.exit_codes import ExitCode
 from runtime.metrics import Metrics
 from sweep.engine import SweepRequest
 from sweep.model import FindingKind
@@ -323,7 +324,7 @@ def compare(before: str, after: str, out: Path, as_json: bool) -> int:
         if rows:
             print_table(("CHANGE", "CONTAINER", "KIND"), rows[:_ROWS_SHOWN], numbers=("CONTAINER",))
         _print_rest(len(rows))
-    return EXIT_FINDINGS if changes["new"] or changes["persisting"] else 0
+    return ExitCode.FINDINGS if changes["new"] or changes["persisting"] else 0
 
 
 sweep.add_command(demo)
@@ -361,8 +362,8 @@ def exit_status(summary: Summary) -> int:
     """What `run` ends with."""
     unread = summary.findings.get(FindingKind.UNREADABLE.value, 0)
     if summary.diverged or sum(summary.findings.values()) > unread:
-        return EXIT_FINDINGS
-    return EXIT_PARTLY if summary.skipped or unread else 0
+        return ExitCode.FINDINGS
+    return ExitCode.PARTLY if summary.skipped or unread else 0
 
 
 def compared(sweeps: SweepStore, before: str, after: str) -> Mapping[str, list[tuple[int, str]]]:

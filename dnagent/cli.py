@@ -18,6 +18,7 @@ from ozone.volume import Hold
 from runtime.config import load
 from runtime.disk import Disk
 from runtime.errors import UsageError
+from runtime.exit_codes import ExitCode
 from runtime.log import LogFormat, LogLevel, configure, get_logger
 from runtime.process import (
     announce,
@@ -29,9 +30,6 @@ from runtime.process import (
 
 if TYPE_CHECKING:
     from dnagent.export import ExportProgress, ExportResult
-
-EXIT_FINDINGS = 3
-EXIT_PARTLY = 5
 
 
 @click.group()
@@ -217,7 +215,9 @@ def export_checksums(
     else:
         for one in done:
             click.echo(_summary(one))
-    ctx.exit(EXIT_PARTLY if skipped else EXIT_FINDINGS if any(one.faults for one in done) else 0)
+    ctx.exit(
+        ExitCode.PARTLY if skipped else ExitCode.FINDINGS if any(one.faults for one in done) else 0
+    )
 
 
 @agent.command("import-trees")
@@ -286,7 +286,7 @@ def import_trees(ctx: click.Context, folder: Path, config_path: Path, as_json: b
         )
         for reason, count in refused.items():
             click.echo(f"  {reason}: {count}")
-    ctx.exit(EXIT_PARTLY if done.refused or done.skipped else 0)
+    ctx.exit(ExitCode.PARTLY if done.refused or done.skipped else 0)
 
 
 class _Teller:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import click
 
-from admin.answer import EXIT_FAILED
 from admin.output import ProgressStyle, print_json, print_line, print_table
 from admin.sweeping import ENGINES, LOCAL, SPARK, chosen_engine, progress_sink, write_report
 from runtime.disk import Disk
 from runtime.errors import UsageError
+from runtime.exit_codes import ExitCode
 from spark.errors import SparkMissingError
 from sweep.engine import ProgressSink, SweepRequest
 from sweep.model import REPLICA_SCHEMA, FindingKind
@@ -177,7 +177,7 @@ def demo(
                 )
             for one in swept.values():
                 print_line(f"report: {one.report}")
-    return EXIT_FAILED if wrong else 0
+    return ExitCode.FAILED if wrong else 0
 
 
 def mistakes(truth: GroundTruth, swept: dict[str, Swept]) -> list[str]:

@@ -1,0 +1,136 @@
+"""`treefold tree build`: the tree of a replica, from data, records or tree file."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from admin.output import JsonObject, print_line, print_table
+from admin.tree_sources import STATE_UNKNOWN, place_text
+from merkle.errors import ReconcileError, RecordInvalidError, TreeRefusedError
+from merkle.replica import TreeSource
+from merkle.tree import BlockId, ContainerId, ContainerTree, root_hex
+from ozone.containers import Container
+from ozone.errors import DescriptorError
+from ozone.mapped import MappedReader
+from ozone.scan import Finding
+from ozone.survey import UNREADABLE, ReplicaSnapshot, survey_container
+from runtime.errors import DatabaseError, DiskError
+
+
+@dataclass(frozen=True)
+class ReplicaTree:
+    """One replica's tree, from whatever source, and what was met on the way."""
+
+    container_id: ContainerId
+    state: str
+    replica_index: int
+    source: TreeSource
+    tree: ContainerTree
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+    bad_windows: Mapping[tuple[BlockId, int], frozenset[int]] = field(default_factory=dict)
+    deleted: bool = False
+    # Why the tree does not tell what the replica holds.
+    unread: ReconcileError | None = None
+
+
+def replica_tree(
+    container: Container,
+    source: TreeSource,
+    on_bytes: Callable[[int], None] | None,
+    mapped: MappedReader | None = None,
+) -> ReplicaTree:
+    found = survey_container(container, source, fall_back=False, on_bytes=on_bytes, mapped=mapped)
+    surplus = () if source is TreeSource.TREE else surplus_bytes(container)
+    return ReplicaTree(
+        container.container_id,
+        found.state.name if found.state else STATE_UNKNOWN,
+        found.replica_index,
+        source,
+        found.tree,
+        found.findings,
+        (*found.notes, *surplus),
+        found.bad_windows,
+        found.deleted,
+        unread_blocks(container, source, found),
+    )
+
+
+def unread_blocks(
+    container: Container, source: TreeSource, found: ReplicaSnapshot
+) -> ReconcileError | None:
+    """Why nothing is known of what a replica holds, which must not pass for nothing;
+    None where it is known.
+    """
+    if found.source is not None and found.state is not None:
+        return None
+    # A container whose folder is lost does hold nothing.
+    if source is not TreeSource.TREE and not container.disk.is_folder(container.folder):
+        return None
+    # By its stored tree alone a replica is not scanned.
+    why = "; ".join(one.detail for one in found.findings or found.faults if one.block_id is None)
+    if found.state is None:
+        return DescriptorError(why or "the descriptor cannot be read")
+    if source is not TreeSource.TREE:
+        return DatabaseError(why)
+    # One that was never built is no fault, and of such a tree nothing counts as
+    # missing.
+    return TreeRefusedError(UNREADABLE, why) if why else None
+
+
+def surplus_bytes(container: Container) -> Iterator[str]:
+    """What lies behind the last recorded chunk of a block: no fault, and never cut off,
+    but worth a word.
+    """
+    # What cannot be read is a finding already.
+    with suppress(DatabaseError, RecordInvalidError):
+        for block_id in container.block_ids():
+            with suppress(DiskError, RecordInvalidError):
+                record = container.record(block_id)
+                if record is not None and (length_bytes := container.unrecorded_bytes(record)):
+                    yield (
+                        f"block {block_id} has {length_bytes} bytes behind its last recorded chunk"
+                    )
+
+
+def build_json(built: ReplicaTree) -> JsonObject:
+    deleted = sum(block.deleted for block in built.tree.blocks)
+    return {
+        "containerID": built.container_id,
+        "state": built.state,
+        "dataChecksum": root_hex(built.tree.data_checksum),
+        "source": built.source.value,
+        "blocks": len(built.tree.blocks) - deleted,
+        "deletedBlocks": deleted,
+        "findings": [_finding_json(finding) for finding in built.findings],
+        "notes": list(built.notes),
+    }
+
+
+def _finding_json(finding: Finding) -> JsonObject:
+    parts = {"type": finding.type.value, "blockID": finding.block_id, "offset": finding.offset}
+    return {key: value for key, value in parts.items() if value is not None}
+
+
+def print_built(built: Sequence[tuple[str, ReplicaTree]]) -> None:
+    rows = []
+    for name, one in built:
+        shown = build_json(one)
+        keys = ("containerID", "state", "dataChecksum", "blocks", "deletedBlocks")
+        rows.append([*(shown[key] for key in keys), len(one.findings), name])
+    columns = ("CONTAINER", "STATE", "ROOT", "BLOCKS", "DELETED", "FINDINGS", "PATH")
+    print_table(
+        columns,
+        rows,
+        numbers=("CONTAINER", "ROOT", "BLOCKS", "DELETED", "FINDINGS"),
+        folded=("PATH",),
+    )
+    for name, one in built:
+        for finding in one.findings:
+            where = place_text(finding.block_id, finding.offset)
+            print_line(
+                f"{name}: container {one.container_id}: {finding.type.value}{where}:"
+                f" {finding.detail}"
+            )
+        for note in one.notes:
+            print_line(f"{name}: container {one.container_id}: note: {note}", style="dim")

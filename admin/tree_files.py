@@ -1,0 +1,168 @@
+"""`treefold tree show` and `check`: tree files, in volumes or by themselves."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from admin.output import JsonObject, print_line, print_table
+from admin.tree_sources import containers_of, opened, paths_of
+from merkle.check import check_tree
+from merkle.errors import TreeRefusedError
+from merkle.tree import ContainerId, ContainerTree, root_hex
+from ozone.containers import Container
+from protos.convert import container_id_of_tree, tree_from_bytes
+from runtime.disk import Disk
+from runtime.errors import DatabaseError
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedTreeFile:
+    """A tree file: in a volume, with the root that the database has for it, or by
+    itself.
+    """
+
+    name: str
+    path: Path
+    container_id: ContainerId | None
+    container: Container | None = None
+
+    def parsed(self) -> tuple[ContainerId, ContainerTree]:
+        raw = Disk().read(self.path)
+        container_id = (
+            self.container_id if self.container_id is not None else container_id_of_tree(raw)
+        )
+        return container_id, tree_from_bytes(raw, container_id)
+
+    def checked(self) -> "TreeFileCheck":
+        checked = TreeFileCheck(self.container_id)
+        recorded = None
+        if self.container is not None:
+            try:
+                recorded = self.container.counters().data_checksum
+            except DatabaseError as error:
+                checked.notes.append(error.message)
+        length = Disk().length(self.path)
+        if length is None:
+            # Ozone builds a tree in its own time; one that had a root once is lost.
+            if recorded is not None:
+                checked.reasons.append("missing")
+            else:
+                checked.notes.append("no tree was built yet")
+            return checked
+        if length == 0:
+            checked.reasons.append("empty")
+            return checked
+        try:
+            checked.container_id, stored = self.parsed()
+            if stored.data_checksum is None:
+                checked.notes.append("the tree has no root: only deletions were recorded so far")
+            else:
+                checked.root = root_hex(stored.data_checksum)
+            check_tree(stored)
+        except TreeRefusedError as error:
+            checked.reasons.append(error.reason)
+            checked.notes.append(error.message)
+            return checked
+        if None not in (recorded, stored.data_checksum) and recorded != stored.data_checksum:
+            checked.reasons.append("root_differs_from_database")
+            checked.notes.append(f"the database has {root_hex(recorded)}")
+        return checked
+
+
+@dataclass(slots=True)
+class TreeFileCheck:
+    """What came of checking one tree file; it is right where there are no reasons
+    against it.
+    """
+
+    container_id: ContainerId | None
+    root: str = ""
+    reasons: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def json(self, path: Path) -> JsonObject:
+        return {
+            "containerID": self.container_id,
+            "path": str(path),
+            "dataChecksum": self.root or None,
+            "reasons": self.reasons,
+            "notes": self.notes,
+        }
+
+
+@contextmanager
+def stored_trees(names: Sequence[str], ids: Sequence[int]) -> Iterator[list[LocatedTreeFile]]:
+    """The tree files that the paths stand for: files themselves, or those of
+    containers.
+    """
+    files = [name for name in names if os.path.isfile(name)]
+    with opened(paths_of([name for name in names if name not in files])) as places:
+        found = [_lone_file(name) for name in files]
+        lone = {file.container_id for file in found}
+        for place, container_id in (
+            containers_of(places, [i for i in ids if i not in lone]) if places else ()
+        ):
+            container = place.store.get(container_id)
+            found.append(LocatedTreeFile(place.name, container.tree_path, container_id, container))
+        yield [file for file in found if not ids or file.container_id in ids]
+
+
+def _lone_file(name: str) -> LocatedTreeFile:
+    """A file by itself; its name tells the container, else its content does."""
+    stem = Path(name).name.removesuffix(".tree")
+    named = ContainerId(int(stem)) if stem.isascii() and stem.isdigit() and len(stem) < 20 else None
+    return LocatedTreeFile(name, Path(name), named)
+
+
+def tree_json(container_id: ContainerId, stored: ContainerTree) -> JsonObject:
+    return {
+        "containerID": container_id,
+        "dataChecksum": None if stored.data_checksum is None else root_hex(stored.data_checksum),
+        "blocks": [
+            {
+                "blockID": block.block_id,
+                "dataChecksum": root_hex(block.data_checksum),
+                "deleted": block.deleted,
+                "chunks": [
+                    {
+                        "offset": chunk.offset,
+                        "length": chunk.length_bytes,
+                        "dataChecksum": root_hex(chunk.data_checksum),
+                        "checksumMatches": chunk.checksum_matches,
+                    }
+                    for chunk in block.chunks
+                ],
+            }
+            for block in stored.blocks
+        ],
+    }
+
+
+def print_tree(name: str, container_id: ContainerId, stored: ContainerTree) -> None:
+    root = "none" if stored.data_checksum is None else root_hex(stored.data_checksum)
+    deleted = sum(block.deleted for block in stored.blocks)
+    print_line(
+        f"{name}: container {container_id}, root {root}, {len(stored.blocks) - deleted} blocks,"
+        f" {deleted} deleted"
+    )
+    rows: list[tuple[object, ...]] = []
+    for block in stored.blocks:
+        state = "deleted" if block.deleted else "live"
+        rows.append((block.block_id, state, root_hex(block.data_checksum), "", "", "", ""))
+        rows += [
+            (
+                "",
+                "",
+                "",
+                chunk.offset,
+                chunk.length_bytes,
+                root_hex(chunk.data_checksum),
+                "matches" if chunk.checksum_matches else "corrupt",
+            )
+            for chunk in block.chunks
+        ]
+    columns = ("BLOCK", "STATE", "CHECKSUM", "OFFSET", "LENGTH", "CHUNK", "DATA")
+    if rows:
+        print_table(columns, rows, numbers=("BLOCK", "CHECKSUM", "OFFSET", "LENGTH", "CHUNK"))
