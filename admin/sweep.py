@@ -6,7 +6,6 @@ The summary goes to stdout, how the sweep goes on to stderr. All that is compute
 """
 
 import os
-import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from admin.answer import controller_options
 from admin.controller_client import ControllerClient
 from admin.demo.sweep_demo import demo
 from admin.output import ProgressStyle, print_json, print_line, print_table
+from admin.sweep_metrics import write_metrics
 from admin.sweep_pack import pack as pack_command
 from admin.sweeping import ENGINES, LOCAL, SPARK, chosen_engine, progress_sink, write_report
 from merkle.errors import ReconcileError
@@ -27,7 +27,6 @@ from merkle.replica import TreeSource
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
-from runtime.metrics import Metrics
 from sweep.engine import SweepRequest
 from sweep.model import FindingKind
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
@@ -262,7 +261,7 @@ def run(
             print_line(_given(said["reconcile"]))
     # From here on the sweep is complete, and was told of.
     if metrics_file is not None:
-        _write_metrics(metrics_file, summary)
+        write_metrics(metrics_file, summary)
     if refused is not None:
         raise refused
     click.get_current_context().exit(exit_status(summary))
@@ -481,27 +480,6 @@ def _details(sweeps: SweepStore, sweep_id: str) -> list[JsonObject]:
         }
         for row in diverged.sort_by("container_id").to_pylist()
     ]
-
-
-def _write_metrics(path: Path, summary: Summary) -> None:
-    """The figures of the last sweep, for Prometheus' textfile collector.
-
-    Raises:
-        DiskError: the file cannot be written.
-    """
-    metrics = Metrics("sweep")
-    metrics.set("sweep_finished_timestamp_seconds", time.time())
-    metrics.set("sweep_duration_seconds", summary.seconds)
-    metrics.set("sweep_rows", summary.rows)
-    metrics.set("sweep_replicas", summary.replicas)
-    metrics.set("sweep_inputs_skipped", len(summary.skipped))
-    for verdict in Verdict:
-        metrics.set(
-            "sweep_containers", summary.verdicts.get(verdict.value, 0), verdict=verdict.value
-        )
-    for kind, count in summary.findings.items():
-        metrics.set("sweep_findings", count, kind=kind)
-    Disk().replace(path.absolute(), metrics.page())
 
 
 def _number(value: object) -> str:

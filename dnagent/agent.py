@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from dnagent.config import EXTRA_HINT, AgentConfig, VolumeSettings
+from dnagent.events import AGENT_EVENTS
 from dnagent.heartbeat import (
     CancelCommand,
     Command,
@@ -26,6 +27,7 @@ from dnagent.heartbeat import (
     ScanCommand,
 )
 from dnagent.jobs import Jobs
+from dnagent.metrics import AGENT_METRICS
 from dnagent.ports import AgentStatus, ScanReport, VolumeStatus
 from dnagent.scanner import RateLimiter, Scanner, ScanPace, SystemClock
 from dnagent.server import AgentService
@@ -39,13 +41,14 @@ from ozone.errors import VolumeError
 from ozone.mapped import MappedReader
 from ozone.volume import Hold, open_volume
 from protos import controller_pb2
+from repair.audit import AuditLog
 from repair.peers import AgentPeer
 from repair.ports import Peer
 from repair.runner import Runner
 from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, ConfigError, OperationInterruptedError
-from runtime.log import AuditLog, error_fields, get_logger
+from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rpc import open_channel, start_server
 
@@ -73,7 +76,7 @@ class Agent:
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
         self._disk = Disk()
-        self._log = get_logger("agent")
+        self._log = get_logger("agent", AGENT_EVENTS)
         self._stop = threading.Event()
         self._stack = ExitStack()
         self._failed: list[FailedVolume] = []
@@ -81,7 +84,7 @@ class Agent:
         self._scanners: dict[str, Scanner] = {}
         self._heartbeats: Heartbeats | None = None
         self._scan_calls = threading.Semaphore(_SCAN_CALLS_MAX)
-        self.metrics = Metrics("dnagent")
+        self.metrics = Metrics(AGENT_METRICS)
         self.datanode_id = PeerId("")
         self.address = ""
 

@@ -199,7 +199,7 @@ def export(
         ChunkTableError: a newer release wrote the table, or a file of it that is to be
             rewritten is damaged. DestinationError, DiskError: the destination cannot be
             written, or a volume cannot be listed.
-        InterruptedRepairError: `cancelled` turned true.
+        OperationInterruptedError: `cancelled` turned true.
     """
     datanodes = {survey.datanode for survey in surveys}
     assert len(datanodes) == 1

@@ -17,6 +17,7 @@ from chunktable.errors import ChunkTableError
 from chunktable.manifest import SkippedVolume, TableRefusal
 from chunktable.places import Destination, destination_of
 from chunktable.reader import latest_manifest
+from dnagent.events import AGENT_EVENTS
 from dnagent.export import ExportProgress, ExportResult, ReplicaSurvey, export
 from dnagent.volumes import own_scan_ms
 from merkle.errors import ReconcileError
@@ -64,7 +65,7 @@ class ScheduledExport:
         self._last_at = last_at
         self._interval_s = interval_s
         self._metrics = metrics
-        self._log = get_logger("export")
+        self._log = get_logger("export", AGENT_EVENTS)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._go_round, name="export")
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
+from dnagent.events import AGENT_EVENTS
 from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
@@ -346,7 +347,7 @@ class Heartbeats:
         self._poke = threading.Event()
         self._stop = threading.Event()
         self._failures = 0
-        self._log = get_logger("heartbeat")
+        self._log = get_logger("heartbeat", AGENT_EVENTS)
         self._thread = threading.Thread(target=self._run, name="heartbeat")
 
     def start(self) -> None:

@@ -34,8 +34,8 @@ from ozone.undo import UndoStore
 from ozone.volume import Hold, Volume, open_volume
 from ozone.writer import ContainerWriter
 from protos.convert import tree_from_bytes
+from repair.audit import AuditLog
 from runtime.disk import Disk
-from runtime.log import AuditLog
 
 # Refusals of which the containers are told one by one; all are counted.
 _NAMED_MAX = 1000

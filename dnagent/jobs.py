@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 
+from dnagent.events import AGENT_EVENTS
 from dnagent.heartbeat import JobReport, PeerAddress, ReconcileCommand
 from dnagent.ports import ReconciliationStatus
 from dnagent.store import ReplicaStore
@@ -101,7 +102,7 @@ class Jobs:
         self._lock = threading.Lock()
         self._table = JobTable()
         self._futures: dict[ContainerId, Future[None]] = {}
-        self._log = get_logger("jobs")
+        self._log = get_logger("jobs", AGENT_EVENTS)
 
     def submit(self, command: ReconcileCommand) -> None:
         """Queue a job; where that is refused, the refusal is its end."""

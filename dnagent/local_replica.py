@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from dnagent.events import AGENT_EVENTS
 from dnagent.scanner import ScanDepth
 from dnagent.volumes import RESCAN_BACKOFF, ManagedVolume
 from merkle.checksum import fingerprint
@@ -26,7 +27,7 @@ from runtime.errors import DatabaseError, DiskError
 from runtime.log import get_logger
 from runtime.retry import retrying
 
-_log = get_logger("store")
+_log = get_logger("store", AGENT_EVENTS)
 
 
 class LocalReplica:

@@ -42,7 +42,7 @@ class ScanService(Protocol):
             ContainerNotFoundError: no such container here.
             ContainerStateError: its state allows no scan.
             BusyError: too many scans are waiting.
-            InterruptedRepairError: `cancelled` turned true.
+            OperationInterruptedError: `cancelled` turned true.
         """
 
     def schedule(self, container_id: ContainerId) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from dnagent.events import AGENT_EVENTS
 from dnagent.ports import ScannedFault, ScanReport
 from merkle.errors import ReconcileError
 from merkle.replica import ReplicaState
@@ -177,7 +178,7 @@ class ScannedVolume(Protocol):
         """Read one replica and change nothing.
 
         Raises:
-            InterruptedRepairError: `cancelled` turned true.
+            OperationInterruptedError: `cancelled` turned true.
         """
 
     def write_tree(self, examination: CompletedScan) -> None:
@@ -324,7 +325,7 @@ class Scanner:
         self._metrics = metrics
         self._on_change = on_change
         self._clock = clock or SystemClock()
-        self._log = get_logger("scanner").bind(volume=volume.name)
+        self._log = get_logger("scanner", AGENT_EVENTS).bind(volume=volume.name)
         self._requests = ScanQueue()
         self._stop = threading.Event()
         self._wake = threading.Event()

@@ -12,6 +12,7 @@ reported in the end.
 import threading
 from collections.abc import Callable, Sequence
 
+from dnagent.events import AGENT_EVENTS
 from dnagent.local_replica import LocalReplica
 from dnagent.volumes import ManagedVolume
 from merkle.columns import encode_tree
@@ -30,7 +31,7 @@ from ozone.scan import build_from_metadata
 from runtime.errors import BusyError
 from runtime.log import get_logger
 
-_log = get_logger("store")
+_log = get_logger("store", AGENT_EVENTS)
 
 
 class ReplicaStore:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
+from dnagent.events import AGENT_EVENTS
 from dnagent.scanner import CompletedScan, ScanCandidate, ScanDepth
 from merkle.columns import state_fingerprint
 from merkle.errors import ReconcileError, RecordInvalidError
@@ -32,7 +33,7 @@ from runtime.errors import DatabaseError, DiskError
 from runtime.log import error_fields, get_logger
 from runtime.retry import Backoff
 
-_log = get_logger("store")
+_log = get_logger("store", AGENT_EVENTS)
 
 # A scan after a repair is repeated when another writer of the tree was faster; so often
 # is enough.

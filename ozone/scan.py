@@ -130,7 +130,7 @@ def scan_metadata(container: Container) -> ScanResult:
     be read.
 
     Raises:
-        InterruptedRepairError: the volume was closed meanwhile.
+        OperationInterruptedError: the volume was closed meanwhile.
     """
     findings, deleted, transient = _check_folder(container)
     if deleted:
@@ -158,7 +158,8 @@ def scan(
     `cancelled` is asked before each.
 
     Raises:
-        InterruptedRepairError: `cancelled` said so, or the volume was closed meanwhile.
+        OperationInterruptedError: `cancelled` said so, or the volume was closed
+            meanwhile.
     """
     findings, deleted, transient = _check_folder(container)
     if deleted:

@@ -128,7 +128,7 @@ class VolumeSurvey:
 
         Raises:
             DiskError: the volume's folders cannot be listed.
-            InterruptedRepairError: `cancelled` turned true.
+            OperationInterruptedError: `cancelled` turned true.
         """
         for container_id in self.ids() if ids is None else ids:
             if cancelled and cancelled():
@@ -203,7 +203,7 @@ def survey_container(
         DescriptorError: with `fall_back`, a place in an erasure-coded group that cannot
             be.
         DiskError: file handles ran out, which says nothing about the container.
-        InterruptedRepairError: `cancelled` turned true.
+        OperationInterruptedError: `cancelled` turned true.
     """
     container_id = container.container_id
     state, replica_index, notes = None, 0, list[str]()

@@ -97,7 +97,7 @@ class ReplicaReader(Protocol):
         findings.
 
         Raises:
-            InterruptedRepairError: the reconciliation was cancelled meanwhile.
+            OperationInterruptedError: the reconciliation was cancelled meanwhile.
         """
 
 
@@ -154,7 +154,7 @@ class ReplicaAccess(ReplicaReader, ReplicaWriter, Protocol):
 
 class Audit(Protocol):
     """Puts down one write into replica data before it counts as done
-    (runtime.log.AuditLog.write).
+    (repair.audit.AuditLog.write).
     """
 
     def __call__(

@@ -1,10 +1,9 @@
-"""Files: the one way this program touches a volume's files.
+"""Files: the one way in which the product reads and changes its files.
 
-`Disk` is a port with one adapter, built once and passed down. Every change that must
-survive a crash passes through `Disk.durable`, one overridable seam, so that tests can
-stop, tear or fail a run at each of them. Files are opened without following a symbolic
-link and only if they are regular files: a block file that is a link or a pipe leads a
-reader out of its volume, or blocks it for ever.
+A `Disk` is made once and passed down. Every change that must survive a crash goes
+through `Disk.durable`, which tests override to stop, tear or fail a run at each change.
+A file is opened only if it is a regular file and not a symbolic link: a link would lead
+a reader out of its directory, and a pipe would block it for ever.
 """
 
 import contextlib
@@ -16,16 +15,14 @@ from enum import Enum
 from pathlib import Path
 
 from merkle.checksum import Buffer
-from merkle.limits import TREE_BYTES_MAX
 from runtime.errors import DiskError
 
 # O_NONBLOCK: opening a pipe returns at once, so that the check of the file's kind can
 # refuse it.
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _READ_BYTES = 1 << 20
-# No file that is read whole is larger than a tree; a damaged inode can claim to be of
-# any length.
-WHOLE_BYTES_MAX = TREE_BYTES_MAX
+# The largest file that `Disk.read` reads: a damaged inode can claim any length.
+WHOLE_BYTES_MAX = 256 << 20
 
 
 class Operation(Enum):
@@ -37,19 +34,18 @@ class Operation(Enum):
     REMOVE = "remove"
     SYNC_FOLDER = "sync_folder"
     MAKE_FOLDER = "make_folder"
-    # One write batch of a RocksDB (ozone.rocks), which has its own files but the same
-    # seam.
+    # One write batch of a database, which has files of its own.
     BATCH = "batch"
 
 
 class Disk:
-    """Reads and durable changes of files; errors of the system become DiskError with
-    the facts.
+    """Reads files and changes them durably.
 
-    A DiskError has the facts `operation`, `path`, `errno` (its name) and, where they
-    hold, `missing` (no such file) and `suspect` (a sync failed: what the volume holds
-    is unknown, so repairs there stop; the sync is never tried again, since a second one
-    may succeed without the bytes).
+    Errors of the system become DiskError. Its facts are `operation`, `path` and `errno`
+    (by name), and where they apply `missing` (no such file) and `suspect` (a sync
+    failed). After a failed sync nobody knows what the disk holds, so that callers stop
+    writing there. The sync is never repeated: a second one may succeed without the
+    bytes.
     """
 
     def durable(
@@ -59,15 +55,17 @@ class Disk:
         act: Callable[[], None],
         torn: Callable[[], None] | None = None,
     ) -> None:
-        """Carry out one durable operation; `torn` does the part of it that a crash may
-        leave behind.
+        """Carry out one durable operation. A test may call `torn` instead of `act`: it
+        does the part that a crash may leave behind.
         """
         del operation, path, torn
         act()
 
     def read(self, path: Path) -> bytes:
-        """The whole file; DiskError with EFBIG where it is larger than
-        WHOLE_BYTES_MAX.
+        """The bytes of the whole file.
+
+        Raises:
+            DiskError: with EFBIG where the file is larger than WHOLE_BYTES_MAX.
         """
         with _translated("read", path), _opened(path, os.O_RDONLY) as fd:
             if os.fstat(fd).st_size > WHOLE_BYTES_MAX:
@@ -88,14 +86,14 @@ class Disk:
 
     @contextlib.contextmanager
     def reader(self, path: Path) -> Iterator["Reader"]:
-        """The file, open for reading piece by piece."""
+        """The file, open for reading in pieces."""
         with contextlib.ExitStack() as stack:
             with _translated("open", path):
                 fd = stack.enter_context(_opened(path, os.O_RDONLY))
             yield Reader(path, fd)
 
     def length(self, path: Path) -> int | None:
-        """Bytes of a regular file; None if there is no such file."""
+        """Length of a regular file in bytes; None if the file does not exist."""
         try:
             with _translated("stat", path), _opened(path, os.O_RDONLY) as fd:
                 return os.fstat(fd).st_size
@@ -105,8 +103,8 @@ class Disk:
             raise
 
     def modified_ns(self, path: Path) -> int | None:
-        """When a file was last written, in ns since the epoch; None if there is no such
-        file.
+        """When a file was last written, in ns since the epoch; None if the file does
+        not exist.
         """
         try:
             with _translated("stat", path):
@@ -117,29 +115,28 @@ class Disk:
             raise
 
     def is_folder(self, path: Path) -> bool:
-        """Whether there is a folder; what a failing device answers is an error, not a
-        no.
+        """Whether the directory exists.
+
+        Raises:
+            DiskError: the device failed, which does not mean that it is not there.
         """
         with _translated("stat", path):
             return path.is_dir()
 
     def names(self, folder: Path) -> list[str]:
-        """The entries of a folder, sorted."""
+        """The names of a directory's entries, sorted."""
         with _translated("list", folder):
             return sorted(os.listdir(folder))
 
     def write_at(self, path: Path, offset: int, data: Buffer) -> None:
-        """Write in place; the file is created if it is not there. Not durable before
-        `sync`.
-        """
+        """Write in place; a missing file is created. Not durable before `sync`."""
         self._write(path, offset, data, os.O_CREAT)
 
     def sync(self, path: Path) -> None:
         """Make a file's bytes durable.
 
         Raises:
-            DiskError: with the fact `suspect`; what was written may or may not be
-                there.
+            DiskError: with the fact `suspect`; the bytes may or may not be on disk.
         """
 
         def act() -> None:
@@ -149,7 +146,9 @@ class Disk:
         self.durable(Operation.SYNC, path, act)
 
     def sync_folder(self, folder: Path) -> None:
-        """Make a folder's entries durable: files created in it, renamed or removed."""
+        """Make a directory's entries durable: files created in it, renamed or
+        removed.
+        """
 
         def act() -> None:
             with _translated(Operation.SYNC_FOLDER.value, folder):
@@ -173,8 +172,8 @@ class Disk:
         self.durable(Operation.RENAME, target, act)
 
     def replace(self, path: Path, data: Buffer) -> None:
-        """Give a file new content: after a crash it has the old content or the new,
-        never anything else.
+        """Replace a file's content: after a crash the file has the old content or the
+        new, never anything else.
 
         Rename, not write in place: a reader holds no lock and must never see half a
         file. On failure the old file is untouched and no temporary file stays.
@@ -192,7 +191,7 @@ class Disk:
         self.sync_folder(path.parent)
 
     def remove(self, path: Path) -> None:
-        """Remove a file; one that is not there is no error, since removals are repeated
+        """Remove a file. A missing file is not an error, since removals are repeated
         after a crash.
         """
 
@@ -203,7 +202,7 @@ class Disk:
         self.durable(Operation.REMOVE, path, act)
 
     def remove_folder(self, folder: Path) -> None:
-        """Remove a folder and all that is in it, if it is there."""
+        """Remove a directory, if it exists, with all that is in it."""
         if not os.path.lexists(folder):
             return
         for name in self.names(folder):
@@ -220,7 +219,9 @@ class Disk:
         self.durable(Operation.REMOVE, folder, act)
 
     def make_folder(self, folder: Path) -> None:
-        """Make a folder and those above it, durably; one that is there is no error."""
+        """Make a directory and its parents, durably; an existing one is not an
+        error.
+        """
         if self.is_folder(folder):
             return
         self.make_folder(folder.parent)
@@ -256,8 +257,8 @@ class Reader:
         self._fd = fd
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
-        """Fill the buffer with the bytes from `offset`; the count is less than its
-        length only where the file ends.
+        """Fill the buffer with the bytes from `offset` and return their count, which is
+        less than the buffer's length only where the file ends.
         """
         done = 0
         try:
@@ -297,7 +298,7 @@ def _translated(operation: str, path: Path) -> Iterator[None]:
 
 
 def disk_error(operation: str, path: Path, error: OSError, *, suspect: bool = False) -> DiskError:
-    """What a failed system call becomes; for those who must call the system themselves
+    """The error for a failed system call, also for callers that use the system directly
     (preadv, flock).
     """
     facts: dict[str, object] = {
@@ -310,10 +311,7 @@ def disk_error(operation: str, path: Path, error: OSError, *, suspect: bool = Fa
         facts["missing"] = True
     if suspect:
         facts["suspect"] = True
-        hint = (
-            "The volume is suspect: what it holds on disk is unknown. Check the device before"
-            " repairing there."
-        )
+        hint = "What is on the disk is unknown. Check the device before anything is written there."
     return DiskError(
         f"cannot {operation.replace('_', ' ')} {path}: {error.strerror or error}",
         hint=hint,

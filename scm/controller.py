@@ -26,6 +26,7 @@ from scm.eligibility import (
     evaluate,
     evaluate_availability,
 )
+from scm.events import CONTROLLER_EVENTS
 from scm.jobs import (
     AgentRestarted,
     CancelRequested,
@@ -73,7 +74,7 @@ _AUTOMATIC_SEARCH_MAX = 1_000
 # does not hold up the rest.
 _DISPATCH_SEARCH_MAX = 100
 
-log = get_logger("scm")
+log = get_logger("scm", CONTROLLER_EVENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +394,7 @@ class Controller:
         return self._registry.heartbeat_age_s(peer, now_s)
 
     def figures(self) -> dict[str, float]:
-        """The gauges of this moment, by the names of runtime/metrics.py."""
+        """The gauges of this moment, by the names of scm/metrics.py."""
         counts = self._registry.counts()
         return {
             "scm_datanodes_live": len(self._registry.live()),

@@ -29,6 +29,7 @@ from runtime.rpc import start_server
 from scm.config import ControllerConfig
 from scm.controller import Controller
 from scm.eligibility import ContainerState
+from scm.events import CONTROLLER_EVENTS
 from scm.job_store import SqliteJobStore
 from scm.jobs import JobId, JobState
 from scm.messages import (
@@ -40,6 +41,7 @@ from scm.messages import (
     outcome_to,
     status_to,
 )
+from scm.metrics import CONTROLLER_METRICS
 from scm.policy import RootComparison
 from scm.ports import AnyOrder, JobStore, ScanOrder
 
@@ -260,11 +262,11 @@ class ControllerServer:
             ConfigError: an address cannot be listened on, or the state is of a newer
                 version. DatabaseError, DiskError: the state cannot be read or made.
         """
-        self._log = get_logger("scm")
+        self._log = get_logger("scm", CONTROLLER_EVENTS)
         self._clock = _steady_clock()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._metrics = Metrics("scm")
+        self._metrics = Metrics(CONTROLLER_METRICS)
         self._metrics_server: MetricsServer | None = None
         self._store = SqliteJobStore(_folder(config.state_folder) / "controller.db")
         try:

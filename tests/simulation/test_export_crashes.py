@@ -20,8 +20,8 @@ from dnagent.export import ExportLimits, ExportResult, export
 from merkle.replica import TreeSource
 from merkle.tree import ContainerTree
 from ozone.survey import ReplicaFault
+from repair.audit import AuditLog
 from runtime.disk import Disk, Operation
-from runtime.log import AuditLog
 from tests.support.disk import CountingDisk, Crash, CrashingDisk
 from tests.support.forks import Forks
 from tests.support.tables import MemoryWalk, blocks, current_rows, replica, trees_of

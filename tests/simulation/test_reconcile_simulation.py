@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import structlog
 
 from dnagent.heartbeat import (
     Command,
@@ -59,7 +58,7 @@ def quiet() -> Iterator[None]:
     """A controller's log of a thousand clusters is nothing to read."""
     configure(level=LogLevel.ERROR)
     yield
-    structlog.reset_defaults()
+    configure()
 
 
 # Only a hang is to be ended: shared machines can be many times slower.

@@ -34,13 +34,14 @@ from repair.runner import Prove
 from runtime.metrics import Metrics
 from scm.controller import Controller, Rules
 from scm.jobs import Job, JobId, OrderState, task_id
+from scm.metrics import CONTROLLER_METRICS
 from scm.policy import RootComparison, Visit
 from scm.ports import JobStore
 from scm.server import ControllerService, Outbox
 from tests.support.memory import CrashError
 
 _CONTEXT = cast(grpc.ServicerContext, None)
-_METRICS = Metrics("scm")
+_METRICS = Metrics(CONTROLLER_METRICS)
 # How an order's end reads in an agent's message.
 _ENDS = {
     OrderState.DONE: "done",

@@ -14,6 +14,7 @@ import pytest
 
 from dnagent.heartbeat import JobReport, PeerAddress, ReconcileCommand
 from dnagent.jobs import Jobs
+from dnagent.metrics import AGENT_METRICS
 from dnagent.store import ReplicaStore
 from dnagent.volumes import ManagedVolume
 from merkle.outcome import Verdict
@@ -67,7 +68,7 @@ class Rig:
     root: Path
     store: ReplicaStore
     peer: Held
-    metrics: Metrics = field(default_factory=lambda: Metrics("dnagent"))
+    metrics: Metrics = field(default_factory=lambda: Metrics(AGENT_METRICS))
     audited: list[tuple[int, str]] = field(default_factory=list)
     ends: list[controller_pb2.ReconcileProgress] = field(default_factory=list)
 

@@ -23,6 +23,7 @@ from scm.controller import ProgressReport, Rules
 from scm.eligibility import Eligibility
 from scm.jobs import ROUNDS_MAX, DatanodeProgress, Job, JobId, JobState, OrderState, task_id
 from scm.messages import command_to, heartbeat_from, job_to
+from scm.metrics import CONTROLLER_METRICS
 from scm.policy import RootComparison, Visit
 from scm.ports import ReconcileOrder, ScanOrder
 from scm.server import ControllerService, Outbox
@@ -563,7 +564,7 @@ def test_orders_that_waited_while_another_led_bear_the_term_of_now() -> None:
     world, outbox = World(), Outbox()
     world.controller = world.new_controller(outbox)
     service = ControllerService(
-        world.controller, outbox, Lock(), lambda: world.now_s, Metrics("scm")
+        world.controller, outbox, Lock(), lambda: world.now_s, Metrics(CONTROLLER_METRICS)
     )
     diverged(world)
     world.reconcile(1)

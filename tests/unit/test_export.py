@@ -26,11 +26,12 @@ from chunktable.reader import (
 from chunktable.schema import CHUNK_SCHEMA
 from dnagent.export import ExportLimits, ExportResult, export
 from dnagent.exports import ScheduledExport
+from dnagent.metrics import AGENT_METRICS
 from merkle.replica import TreeSource
 from ozone.survey import ReplicaFault
+from repair.audit import AuditLog
 from runtime.disk import Disk
 from runtime.errors import BusyError, DiskError, OperationInterruptedError
-from runtime.log import AuditLog
 from runtime.metrics import Metrics
 from tests.support.tables import DATANODE, MemoryWalk, blocks, current_rows, replica, trees_of
 from tests.support.trees import deleted
@@ -435,7 +436,7 @@ class _Fake:
 
 
 def test_exports_go_on_after_a_failure_and_make_a_damaged_table_anew(folder: Path) -> None:
-    metrics = Metrics("dnagent")
+    metrics = Metrics(AGENT_METRICS)
     exports = _Fake(folder, DiskError("no space"), ChunkTableError("unreadable", "a file"), None)
     running = ScheduledExport(exports, lambda: None, interval_s=0.01, metrics=metrics)
     running.start()
@@ -469,7 +470,7 @@ def test_a_restart_waits_until_the_next_export_is_due(
         asked.set()
         return None if age is None else datetime.now(UTC) - age
 
-    running = ScheduledExport(exports, last, interval_s=3600, metrics=Metrics("dnagent"))
+    running = ScheduledExport(exports, last, interval_s=3600, metrics=Metrics(AGENT_METRICS))
     running.start()
     try:
         assert asked.wait(60)

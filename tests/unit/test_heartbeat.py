@@ -26,6 +26,7 @@ from dnagent.heartbeat import (
     answer_of,
     request_of,
 )
+from dnagent.metrics import AGENT_METRICS
 from merkle.columns import state_fingerprint
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
@@ -325,7 +326,7 @@ def test_an_absent_controller_is_waited_out_and_its_commands_are_handed_on() -> 
     controller, commands, metrics = (
         FakeController(iter(answers)),
         list[Command](),
-        Metrics("dnagent"),
+        Metrics(AGENT_METRICS),
     )
     shell = heartbeats(controller, commands, metrics)
     shell.start()

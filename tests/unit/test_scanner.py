@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dnagent.metrics import AGENT_METRICS
 from dnagent.ports import ScanReport
 from dnagent.scanner import (
     CHECK_INTERVAL_MS,
@@ -185,7 +186,7 @@ def rig(*candidates: ScanCandidate, background: bool = True, **more: object) -> 
     volume = FakeVolume({c.container_id: c for c in candidates})
     for name, value in more.items():
         setattr(volume, name, value)
-    metrics, clock, changed = Metrics("dnagent"), Clock(), list[ContainerId]()
+    metrics, clock, changed = Metrics(AGENT_METRICS), Clock(), list[ContainerId]()
     pace = ScanPace(background, min_gap_ms=GAP_MS, bytes_per_second=0)
     return Rig(
         volume,
@@ -407,7 +408,7 @@ def test_a_request_without_gap_is_scanned_and_answered_with_its_findings() -> No
 def test_a_failed_volume_ends_its_background_thread_and_is_named() -> None:
     """S17"""
     volume = FakeVolume({ONE: closed(ONE)}, failed=VolumeError("the disk is gone"))
-    scanner = Scanner(volume, ScanPace(), metrics=Metrics("dnagent"), on_change=lambda _: None)
+    scanner = Scanner(volume, ScanPace(), metrics=Metrics(AGENT_METRICS), on_change=lambda _: None)
     scanner.start()
     wait_until(lambda: scanner.last_error == "the disk is gone", "the reason to be named")
     # Bound to requests, not to the round: still there.

@@ -17,6 +17,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from dnagent.local_replica import LocalReplica
+from dnagent.metrics import AGENT_METRICS
 from dnagent.scanner import CompletedScan, ScanDepth, Scanner, ScanPace
 from dnagent.store import ReplicaStore
 from dnagent.volumes import ManagedVolume
@@ -207,7 +208,7 @@ def test_a_row_that_cannot_be_read_is_named_and_hides_no_other_container(
         scanner = Scanner(
             volume,
             ScanPace(bytes_per_second=0),
-            metrics=Metrics("dnagent"),
+            metrics=Metrics(AGENT_METRICS),
             on_change=lambda _: None,
         )
         while scanner.step():
@@ -234,7 +235,7 @@ def test_a_tree_beyond_our_limits_is_named_and_replaced_by_one_that_is_built(
         scanner = Scanner(
             volume,
             ScanPace(bytes_per_second=0),
-            metrics=Metrics("dnagent"),
+            metrics=Metrics(AGENT_METRICS),
             on_change=lambda _: None,
         )
         assert scanner.step()
@@ -262,7 +263,7 @@ def test_damage_in_a_container_beyond_our_limits_is_reported_though_there_is_no_
         scanner = Scanner(
             volume,
             ScanPace(bytes_per_second=0),
-            metrics=Metrics("dnagent"),
+            metrics=Metrics(AGENT_METRICS),
             on_change=lambda _: None,
         )
         while scanner.step():
@@ -679,7 +680,7 @@ def test_a_scan_whose_database_is_closed_under_it_says_nothing_and_marks_nothing
     """S17: the scanner's step ends, the replica is as it was, and the next start scans
     it anew.
     """
-    disk, metrics = _OpeningDisk(), Metrics("dnagent")
+    disk, metrics = _OpeningDisk(), Metrics(AGENT_METRICS)
     with _held_by(disk, root, hold) as held_volume:
         volume = held_volume.volume
         descriptor = held_volume.containers.get(ONE).descriptor_path

@@ -1,0 +1,93 @@
+"""The audit file: one line for each write into replica data and for each deletion.
+
+A line is forced to disk before its write is reported and before its deletion begins,
+so that no change of replica data is without a line.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from runtime.errors import DiskError
+
+
+class AuditLog:
+    """Appends one JSON line for each write into replica data, and for each delete.
+    Thread-safe.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open for append, creating the file readable by its owner and group alone.
+
+        Raises:
+            DiskError: the file cannot be opened.
+        """
+        self._path = path
+        self._lock = threading.Lock()
+        try:
+            self._descriptor = os.open(
+                path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640
+            )
+        except OSError as error:
+            raise DiskError(
+                f"audit file {path} cannot be opened: {error.strerror}", path=str(path)
+            ) from error
+
+    def write(
+        self,
+        *,
+        container: int,
+        block: int,
+        offset: int,
+        length: int,
+        source: str,
+        job: str,
+        unread: int = 0,
+    ) -> None:
+        """Record one write: `length` bytes at `offset` of the block's file, copied from
+        `source`.
+
+        `unread` of the overwritten bytes could not be read, so that no undo copy has
+        them. The line has the field only where it is not 0.
+
+        Raises:
+            DiskError: the line is not on disk; its write must not be reported as done.
+        """
+        fields = {"container": container, "block": block, "offset": offset, "length": length}
+        self._append(
+            [{**fields, "source": source, "job": job, **({"unread": unread} if unread else {})}]
+        )
+
+    def delete(self, container: int, blocks: Sequence[int] | None) -> None:
+        """Record that blocks, or the whole container where `blocks` is None, are about
+        to be deleted or marked as deleted in the tree.
+
+        Raises:
+            DiskError: the lines are not on disk; the delete must not be done.
+        """
+        same = {"offset": None, "length": 0, "source": "", "job": ""}
+        self._append(
+            {"kind": "delete", "container": container, "block": block, **same}
+            for block in ([None] if blocks is None else blocks)
+        )
+
+    def _append(self, lines: Iterable[Mapping[str, object]]) -> None:
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
+        text = "".join(json.dumps({"time": time, **line}) + "\n" for line in lines)
+        try:
+            with self._lock:
+                written = os.write(self._descriptor, text.encode())
+                os.fsync(self._descriptor)
+        except OSError as error:
+            raise DiskError(
+                f"audit file {self._path} cannot be written: {error.strerror}"
+            ) from error
+        if written != len(text):
+            raise DiskError(f"audit file {self._path} took only a part of a line")
+
+    def close(self) -> None:
+        """Close the file; nothing can be recorded afterwards."""
+        os.close(self._descriptor)
