@@ -7,6 +7,7 @@ docstring names, or `RequestFailed`.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TypeAlias
 
 from merkle.outcome import RepairOutcome
@@ -14,6 +15,14 @@ from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerTree
 from merkle.windows import Proven
+from ozone.errors import (
+    BlockNotFoundError,
+    ChunkGapError,
+    ContainerNotFoundError,
+    ContainerStateError,
+    StaleTreeError,
+)
+from runtime.errors import DiskError, OperationInterruptedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +263,32 @@ class StateChanged:
     state: ReplicaState
 
 
+class FailureKind(Enum):
+    """What a failed request means for the repair."""
+
+    # The container is being deleted, or is not ours to change any more.
+    CONTAINER_GONE = "container_gone"
+    # The block was deleted meanwhile: nothing is wrong, and nothing is left to do.
+    BLOCK_GONE = "block_gone"
+    # Another writer stored a tree since we loaded ours.
+    TREE_CHANGED = "tree_changed"
+    # The block's file became shorter since we checked it.
+    FILE_SHRANK = "file_shrank"
+    DISK_FAILED = "disk_failed"
+    OTHER = "other"
+
+
+_FAILURE_KINDS = {
+    ContainerNotFoundError.code: FailureKind.CONTAINER_GONE,
+    ContainerStateError.code: FailureKind.CONTAINER_GONE,
+    OperationInterruptedError.code: FailureKind.CONTAINER_GONE,
+    BlockNotFoundError.code: FailureKind.BLOCK_GONE,
+    StaleTreeError.code: FailureKind.TREE_CHANGED,
+    ChunkGapError.code: FailureKind.FILE_SHRANK,
+    DiskError.code: FailureKind.DISK_FAILED,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
     """The request was not carried out; `code` is an error's stable code, `retryable`
@@ -264,6 +299,11 @@ class RequestFailed:
     code: str
     message: str = ""
     retryable: bool = False
+
+    @property
+    def kind(self) -> FailureKind:
+        """What the failure means for the repair."""
+        return _FAILURE_KINDS.get(self.code, FailureKind.OTHER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,15 +26,16 @@ from dnagent.heartbeat import (
     request_of,
 )
 from merkle.outcome import Verdict
-from merkle.plan import ChunkRepair, RepairPlan
+from merkle.plan import ChunkRepair
 from merkle.record import ChunkRecord
 from merkle.replica import ContainerReplica, PeerId
-from merkle.tree import BlockTree, ChunkTree, ContainerId
+from merkle.tree import ChunkTree, ContainerId
 from merkle.windows import Proven
 from protos import controller_pb2 as pb
 from repair.block_repair import BlockRepairer, ChunkRepairer
 from repair.reconciliation import Reconciliation
 from repair.requests import Cancelled, Event, LocalChecked, PutBlock, Request
+from repair.round import RepairRules
 from runtime.log import LogLevel, configure
 from scm.controller import Controller
 from scm.job_store import SqliteJobStore
@@ -105,11 +107,6 @@ def _believe(chunk: ChunkRecord, first: int, data: bytearray) -> tuple[Proven, .
     return (Proven(first, count, bytes(data[:length])),) if count else ()
 
 
-class _ForgetsTombstones(Reconciliation):
-    def _adopted(self, plan: RepairPlan) -> tuple[BlockTree, ...]:
-        return ()
-
-
 class _TrustsAnyRecord(BlockRepairer):
     def _is_proven_record(self, record: ChunkRecord, entry: ChunkTree) -> bool:
         return True
@@ -149,23 +146,22 @@ class _CannotBeStopped(Reconciliation):
         return [] if isinstance(event, Cancelled) else super().step(event)
 
 
-class _AlwaysSaysMatch(Reconciliation):
-    def _verdict(self, *, is_complete: bool) -> Verdict | None:
-        return Verdict.MATCH
-
-
 class _NeverStoresTheTree(Reconciliation):
     def _store_tree(self) -> None:
-        self._repaired.clear()
+        self._round.repaired.clear()
         super()._store_tree()
 
     def _scan_if_needed(self) -> None:
-        self._must_scan = False
+        self._round.must_scan = False
         super()._scan_if_needed()
 
 
-def _with(mending: type[BlockRepairer]) -> Parts:
-    return Parts(machine=type(mending.__name__, (Reconciliation,), {"mending": mending}))
+def _with(rules: RepairRules) -> Parts:
+    return Parts(machine=partial(Reconciliation, rules=rules))
+
+
+def _repaired_by(block_repairer: type[BlockRepairer]) -> Parts:
+    return _with(RepairRules(block_repairer=block_repairer))
 
 
 class _TellsOfAChangeOnce(HeartbeatState):
@@ -316,14 +312,16 @@ def _calls_an_unknown_root_zero(
 
 
 BUGS = {
+    "_ForgetsTombstones": _with(RepairRules(tombstones_to_adopt=lambda _: ())),
+    "_AlwaysSaysMatch": _with(RepairRules(verdict=lambda *_, **__: Verdict.MATCH)),
     **{bug.__name__: Parts(machine=bug) for bug in (
-        _ForgetsTombstones, _CannotBeStopped, _AlwaysSaysMatch, _NeverStoresTheTree
+        _CannotBeStopped, _NeverStoresTheTree
     )},
-    **{bug.__name__: _with(bug) for bug in (
+    **{bug.__name__: _repaired_by(bug) for bug in (
         _TrustsAnyRecord, _RecordsHoles, _WritesGoodWindowsToo, _SkipsPartialSources,
         _TakesTheCommitOfWhatItLacks
     )},
-    "_IgnoresGaps": replace(_with(_IgnoresGaps), refuse_gaps=False),
+    "_IgnoresGaps": replace(_repaired_by(_IgnoresGaps), refuse_gaps=False),
     "_believe": Parts(prove=_believe),
     **{bug.__name__: Parts(heartbeats=bug) for bug in (
         _TellsOfAChangeOnce, _TellsOfAnEndOnce, _NeverTellsWhatIsGone, _ObeysTwice,

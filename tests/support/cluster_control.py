@@ -66,7 +66,7 @@ def hold(holds: bool, text: str) -> None:
 class Parts:
     """The parts of the product that run; a planted bug takes the place of one."""
 
-    machine: type[Reconciliation] = Reconciliation
+    machine: Callable[..., Reconciliation] = Reconciliation
     prove: Prove = prove
     refuse_gaps: bool = True
     heartbeats: type[HeartbeatState] = HeartbeatState
