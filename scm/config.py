@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from runtime.config import Address, Duration, FilePath, Settings, Switch, TlsSettings
 from runtime.rpc import Tls, check_exposure
-from scm.controller import Rules
+from scm.rules import Rules
 
 Count = Annotated[int, Field(ge=1, le=10_000)]
 Seconds = Annotated[Duration, Field(gt=0)]

@@ -7,10 +7,10 @@ sent when its datanode has a free slot. It is sent again after either side was
 restarted; agents know the IDs of their jobs and of commands, which makes that harmless.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from merkle.replica import ContainerReplica, PeerId
@@ -18,6 +18,8 @@ from merkle.tree import ContainerId
 from protos.errors import JobNotFoundError
 from runtime.errors import BusyError, DatabaseError
 from runtime.log import get_logger
+from scm.automatic import AutomaticMode
+from scm.dispatcher import Dispatcher
 from scm.eligibility import (
     Availability,
     ContainerState,
@@ -27,6 +29,7 @@ from scm.eligibility import (
     evaluate_availability,
 )
 from scm.events import CONTROLLER_EVENTS
+from scm.job_index import JobIndex
 from scm.jobs import (
     AgentRestarted,
     CancelRequested,
@@ -35,17 +38,14 @@ from scm.jobs import (
     Job,
     JobId,
     JobState,
-    Order,
     OrderAbandoned,
     OrderAccepted,
-    OrderIssued,
     OrderState,
     ProgressReceived,
     TimePassed,
     new_job,
     roots_covered_by_verdict,
     step,
-    task_id,
     task_of,
 )
 from scm.policy import (
@@ -54,43 +54,18 @@ from scm.policy import (
     RootComparison,
     Visit,
     after_job,
-    free_slots,
-    is_due,
     roots,
     targets,
 )
-from scm.ports import CancelOrder, CommandSink, JobStore, Leadership, ReconcileOrder, ScanOrder
+from scm.ports import CommandSink, JobStore, Leadership, ScanOrder
 from scm.registry import Datanode, DatanodeStatus, HeartbeatEffect, Registry, ReplicaReport
+from scm.rules import Rules
 
 # Jobs that have not ended; more requests are refused until some have.
 _JOBS_ACTIVE_MAX = 200_000
-# Ended jobs that can still be asked for by their ID; the store drops older ones too.
-_JOBS_ENDED_MAX = 10_000
 # Progress alone is put down this often at most; every change of state at once.
 _SAVE_PROGRESS_EVERY_S = 10.0
-# Containers looked at in one tick while automatic mode searches for its next ones.
-_AUTOMATIC_SEARCH_MAX = 1_000
-# Orders of a datanode looked at for one that can go out: one that waits for its peers
-# does not hold up the rest.
-_DISPATCH_SEARCH_MAX = 100
-
-log = get_logger("scm", CONTROLLER_EVENTS)
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The settings that decisions depend on."""
-
-    required_nodes: int = 3
-    stale_after_s: float = 90.0
-    dead_after_s: float = 600.0
-    orders_per_datanode: int = 2
-    command_deadline_s: float = 3600.0
-    # Automatic mode: how many of its jobs at once, and how often a matching container
-    # is visited.
-    automatic: bool = False
-    automatic_jobs: int = 4
-    visit_every_s: float = 60.0
+_log = get_logger("scm", CONTROLLER_EVENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +111,16 @@ class ReconcileResponse:
     job_id: JobId | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ControllerParts:
+    """What a controller is composed of."""
+
+    registry: Callable[..., Registry] = Registry
+    job_index: Callable[[], JobIndex] = JobIndex
+    dispatcher: Callable[..., Dispatcher] = Dispatcher
+    automatic: Callable[..., AutomaticMode] = AutomaticMode
+
+
 class Controller:
     """Not thread-safe: its owner holds a lock."""
 
@@ -149,46 +134,47 @@ class Controller:
         new_job_id: Callable[[], JobId],
         now_s: float,
         on_finished: Callable[[Job], None] = lambda job: None,
+        parts: ControllerParts | None = None,
     ) -> None:
         """Begin where the store's jobs stand: their orders that were out are sent
-        again.
+        again. `parts` are exchanged by tests that plant a wrong one.
         """
+        parts = parts or ControllerParts()
         self._rules = rules
         self._store = store
         self._sink = sink
         self._leadership = leadership
         self._new_job_id = new_job_id
         self._on_finished = on_finished
-        self._registry = Registry(
+        self._registry = parts.registry(
             stale_after_s=rules.stale_after_s, dead_after_s=rules.dead_after_s
         )
-        self._started_at_s = now_s
-        self._jobs: dict[JobId, Job] = {}
-        # Jobs that have not ended, by container; in the order they were made.
-        self._active: dict[ContainerId, JobId] = {}
-        self._ended: dict[JobId, None] = {}
-        self._in_flight: dict[JobId, None] = {}
-        self._queued: dict[PeerId, dict[JobId, None]] = {}
-        self._running: Counter[PeerId] = Counter()
+        self._jobs = parts.job_index()
+        for job in store.jobs():
+            self._jobs.keep(job)
         self._visits = {visit.container_id: visit for visit in store.visits()}
+        self._dispatcher = parts.dispatcher(
+            rules=rules,
+            registry=self._registry,
+            jobs=self._jobs,
+            sink=sink,
+            leadership=leadership,
+            started_at_s=now_s,
+        )
+        self._automatic = parts.automatic(
+            rules=rules,
+            registry=self._registry,
+            visits=self._visits,
+            is_eligible=lambda container_id: self._rule(container_id).is_ok,
+            now_s=now_s,
+        )
         self._unsaved: dict[JobId, None] = {}
         self._unsaved_visits: dict[ContainerId, None] = {}
+        # Log lines of what is decided and not yet on disk.
+        self._unlogged: list[Callable[[], None]] = []
         self._saved_at_s = now_s
         self._save_now = False
-        self._visited_at_s = now_s
-        self._visit_cursor = ContainerId(0)
         self._scans = 0
-        for job in store.jobs():
-            self._keep(job)
-        # Nobody knows which of the orders that were out arrived.
-        self._resend = [
-            (job_id, order.peer)
-            for job_id in self._in_flight
-            for order in self._jobs[job_id].orders
-            if order.state.is_in_flight
-        ]
-
-    # ---- reports
 
     def heartbeat(self, heartbeat: Heartbeat, now_s: float) -> HeartbeatEffect:
         """Take in reports and progress, and send this datanode what it has slots
@@ -205,9 +191,9 @@ class Controller:
         if not observed.applied:
             return observed
         if observed.registered:
-            log.info("datanode_registered", datanode=peer, address=heartbeat.datanode.address)
+            _log.info("datanode_registered", datanode=peer, address=heartbeat.datanode.address)
         if observed.restarted:
-            for job_id in self._jobs_with_order_at(peer):
+            for job_id in self._jobs.in_flight_at(peer):
                 self._step(job_id, AgentRestarted(peer), now_s)
         for command_id in heartbeat.acknowledged:
             self._sink.withdraw(peer, command_id)
@@ -230,20 +216,18 @@ class Controller:
         Call it about once a second.
         """
         for peer, liveness in self._registry.age(now_s):
-            log.warning("datanode_stale", datanode=peer, liveness=liveness.value)
-        ordered = {*self._queued, *(peer for peer, running in self._running.items() if running)}
-        for peer in sorted(peer for peer in ordered if self._is_gone(peer, now_s)):
-            for job_id in [*self._jobs_with_order_at(peer), *self._queued.get(peer, ())]:
+            _log.warning("datanode_stale", datanode=peer, liveness=liveness.value)
+        ordered = self._jobs.peers_with_orders
+        for peer in sorted(peer for peer in ordered if self._dispatcher.is_gone(peer, now_s)):
+            for job_id in [*self._jobs.in_flight_at(peer), *self._jobs.queued_at(peer)]:
                 self._step(job_id, OrderAbandoned(peer, "datanode is dead"), now_s)
-        self._send_again(now_s)
+        self._dispatcher.send_again(now_s)
         ticked = TimePassed(self._registry.live(), self._rules.command_deadline_s)
-        for job_id in list(self._in_flight):
+        for job_id in self._jobs.in_flight:
             self._step(job_id, ticked, now_s)
         if self._rules.automatic and self._leadership.term() is not None:
-            self._automatic(now_s)
-        self._dispatch_stored(list(self._queued), now_s)
-
-    # ---- requests
+            self._start_automatic_jobs(now_s)
+        self._dispatch_stored(self._jobs.peers_with_queue, now_s)
 
     def reconcile(
         self,
@@ -264,10 +248,12 @@ class Controller:
         for container_id in dict.fromkeys(container_ids):
             ruling = self._rule(container_id)
             if ruling.eligibility is Eligibility.ALREADY_RUNNING:
-                outcomes.append(ReconcileResponse(container_id, ruling, self._active[container_id]))
+                outcomes.append(
+                    ReconcileResponse(container_id, ruling, self._jobs.active_job_of(container_id))
+                )
             elif not ruling.is_ok or dry_run:
                 outcomes.append(ReconcileResponse(container_id, ruling))
-            elif len(self._active) + len(jobs) >= _JOBS_ACTIVE_MAX:
+            elif self._jobs.active_count + len(jobs) >= _JOBS_ACTIVE_MAX:
                 message = (
                     f"Cannot reconcile container {container_id}: {_JOBS_ACTIVE_MAX} jobs are"
                     " waiting."
@@ -284,7 +270,7 @@ class Controller:
                 outcomes.append(ReconcileResponse(container_id, ruling, jobs[-1].job_id))
         if jobs:
             self._begin(jobs, now_s)
-            for peer in list(self._queued):
+            for peer in self._jobs.peers_with_queue:
                 self._dispatch(peer, now_s)
             self._save_what_is_done(now_s)
         return outcomes
@@ -302,7 +288,7 @@ class Controller:
             self._step(job_id, CancelRequested(), now_s)
             for order in job.orders:
                 if order.state.is_in_flight:
-                    self._call_off(job_id, order)
+                    self._dispatcher.call_off(job_id, order)
             self._save_what_is_done(now_s)
         return self.job(job_id)
 
@@ -331,8 +317,6 @@ class Controller:
                     orders += self._sink.send(order)
         return unknown, orders
 
-    # ---- views
-
     def job(self, job_id: JobId) -> Job:
         job = self._jobs.get(job_id)
         if job is None:
@@ -340,9 +324,8 @@ class Controller:
         return job
 
     def jobs(self, state: JobState | None, limit: int) -> list[Job]:
-        """Newest first."""
-        newest = reversed(self._jobs.values())
-        return list(islice((job for job in newest if state in (None, job.state)), limit))
+        """Up to `limit` jobs, newest first."""
+        return self._jobs.newest(state, limit)
 
     def container(self, container_id: ContainerId) -> ContainerView | None:
         """What is known of it; None where nothing is."""
@@ -401,7 +384,7 @@ class Controller:
             "scm_containers": len(self._registry),
             "scm_containers_diverged": counts[RootComparison.DIVERGED],
             "scm_containers_unknown": counts[RootComparison.UNKNOWN],
-            "scm_jobs_running": len(self._in_flight),
+            "scm_jobs_running": len(self._jobs.in_flight),
         }
 
     @property
@@ -416,8 +399,6 @@ class Controller:
     def term(self) -> int | None:
         return self._leadership.term()
 
-    # ---- rules
-
     def _rule(self, container_id: ContainerId) -> Ruling:
         replicas = self._registry.replicas(container_id)
         state = self._registry.state(container_id)
@@ -431,62 +412,23 @@ class Controller:
             live_writable_replicas=sum(not replica.read_only for replica in live),
         )
         ruling = evaluate_availability(container_id, surroundings)
-        active = self._active.get(container_id)
+        active = self._jobs.active_job_of(container_id)
         if active is None or not ruling.is_ok:
             return ruling
         message = f"Container {container_id} is being reconciled already, by job {active}."
         return Ruling(Eligibility.ALREADY_RUNNING, message)
 
-    def _automatic(self, now_s: float) -> None:
-        """Work the diverged containers down; and one by one, slowly, have matching ones
-        learn of deletes.
-        """
-        running = sum(self._jobs[job_id].automatic for job_id in self._active.values())
-        slots = self._rules.automatic_jobs - running
-        chosen = list[Job]()
-        for container_id in list(islice(self._registry.diverged(), _AUTOMATIC_SEARCH_MAX)):
-            if slots <= 0:
-                break
-            # Whether it gets a job or has to rest: the next search begins with others.
-            self._registry.postpone(container_id)
-            if self._may_visit(container_id, now_s):
-                chosen.append(self._new_automatic_job(container_id, "diverged", now_s))
-                slots -= 1
-        if slots > 0 and now_s - self._visited_at_s >= self._rules.visit_every_s:
-            self._visited_at_s = now_s
-            found = self._next_matching(now_s)
-            if found is not None:
-                chosen.append(self._new_automatic_job(found, "visit", now_s))
-        if chosen:
-            self._begin(chosen, now_s)
-
-    def _may_visit(self, container_id: ContainerId, now_s: float) -> bool:
-        now_roots = roots(self._registry.replicas(container_id))
-        return (
-            is_due(self._visits.get(container_id), now_roots, now_s)
-            and self._rule(container_id).is_ok
-        )
-
-    def _next_matching(self, now_s: float) -> ContainerId | None:
-        searched = list(
-            islice(self._registry.container_ids(self._visit_cursor), _AUTOMATIC_SEARCH_MAX)
-        )
-        for container_id in searched:
-            self._visit_cursor = container_id
-            if self._registry.compared(
-                container_id
-            ).comparison is RootComparison.MATCH and self._may_visit(container_id, now_s):
-                return container_id
-        if len(searched) < _AUTOMATIC_SEARCH_MAX:
-            self._visit_cursor = ContainerId(0)
-        return None
-
-    # ---- jobs
-
-    def _new_automatic_job(self, container_id: ContainerId, reason: str, now_s: float) -> Job:
-        return self._new_job(
-            container_id, reason=reason, requested_by="automatic", now_s=now_s, automatic=True
-        )
+    def _start_automatic_jobs(self, now_s: float) -> None:
+        running = sum(job.automatic for job in self._jobs.active())
+        chosen = self._automatic.choose(self._rules.automatic_jobs - running, now_s)
+        jobs = [
+            self._new_job(
+                container_id, reason=reason, requested_by="automatic", now_s=now_s, automatic=True
+            )
+            for container_id, reason in chosen
+        ]
+        if jobs:
+            self._begin(jobs, now_s)
 
     def _new_job(
         self,
@@ -519,11 +461,15 @@ class Controller:
         """
         self._save(jobs, now_s)
         for job in jobs:
-            self._keep(job)
-            log.info(
-                "job_created", job=job.job_id, container_id=job.container_id, reason=job.reason,
-                requested_by=job.requested_by, automatic=job.automatic,
-            )  # fmt: skip
+            self._jobs.keep(job)
+            _log.info(
+                "job_created",
+                job=job.job_id,
+                container_id=job.container_id,
+                reason=job.reason,
+                requested_by=job.requested_by,
+                automatic=job.automatic,
+            )
 
     def _step(self, job_id: JobId, event: Event, now_s: float) -> None:
         job = self._jobs.get(job_id)
@@ -532,14 +478,21 @@ class Controller:
         changed = step(job, event, now_s)
         if changed is job:
             return
-        self._keep(changed)
+        for before, after in self._jobs.keep(changed):
+            self._dispatcher.withdraw(job_id, before, after)
         self._unsaved[job_id] = None
         if [order.state for order in changed.orders] != [order.state for order in job.orders]:
             self._save_now = True
         if changed.state is not job.state:
             self._save_now = True
-            log.info(
-                "job_changed", job=job_id, container_id=job.container_id, state=changed.state.value
+            self._unlogged.append(
+                partial(
+                    _log.info,
+                    "job_changed",
+                    job=job_id,
+                    container_id=job.container_id,
+                    state=changed.state.value,
+                )
             )
         if changed.state.is_terminal:
             self._finish(changed, now_s)
@@ -558,66 +511,24 @@ class Controller:
         )
         self._unsaved_visits[job.container_id] = None
         self._on_finished(job)
-        log.info(
-            "job_finished", job=job.job_id, container_id=job.container_id, state=job.state.value,
-            verdict=job.verdict.value if job.verdict else "", detail=job.detail,
-            bytes_fetched=job.bytes_done,
-        )  # fmt: skip
-
-    def _keep(self, job: Job) -> None:
-        """Take the job as it is now into every index."""
-        earlier = self._jobs.get(job.job_id)
-        self._jobs[job.job_id] = job
-        for before in earlier.orders if earlier else ():
-            self._running[before.peer] -= before.state.is_in_flight
-            after = job.order(before.peer)
-            if after and before.state.is_in_flight and not after.state.is_in_flight:
-                self._sink.withdraw(before.peer, command_id(job.job_id, before))
-                if after.state in (OrderState.EXPIRED, OrderState.CANCELLED):
-                    self._call_off(job.job_id, before)
-        for order in job.orders:
-            self._running[order.peer] += order.state.is_in_flight
-            if order.state is OrderState.QUEUED:
-                self._queued.setdefault(order.peer, {}).setdefault(job.job_id)
-            elif order.peer in self._queued:
-                self._queued[order.peer].pop(job.job_id, None)
-                if not self._queued[order.peer]:
-                    del self._queued[order.peer]
-        if any(order.state.is_in_flight for order in job.orders):
-            self._in_flight.setdefault(job.job_id)
-        else:
-            self._in_flight.pop(job.job_id, None)
-        if not job.state.is_terminal:
-            self._active[job.container_id] = job.job_id
-            return
-        if self._active.get(job.container_id) == job.job_id:
-            del self._active[job.container_id]
-        self._ended[job.job_id] = None
-        if len(self._ended) > _JOBS_ENDED_MAX:
-            oldest = next(iter(self._ended))
-            del self._ended[oldest], self._jobs[oldest]
+        self._unlogged.append(
+            partial(
+                _log.info,
+                "job_finished",
+                job=job.job_id,
+                container_id=job.container_id,
+                state=job.state.value,
+                verdict=job.verdict.value if job.verdict else "",
+                detail=job.detail,
+                bytes_fetched=job.bytes_done,
+            )
+        )
 
     def _root(self, job_id: JobId, peer: PeerId) -> Root | None:
         """Of the replica that the job is about, as this datanode last reported it."""
         job = self._jobs.get(job_id)
         held = roots(self._registry.replicas(job.container_id)) if job else ()
         return next((root for root in held if root[0] == peer), None)
-
-    def _jobs_with_order_at(self, peer: PeerId) -> list[JobId]:
-        found = []
-        for job_id in self._in_flight:
-            order = self._jobs[job_id].order(peer)
-            if order is not None and order.state.is_in_flight:
-                found.append(job_id)
-        return found
-
-    def _is_gone(self, peer: PeerId, now_s: float) -> bool:
-        """Dead, or not heard of since we began, and that is as long."""
-        if self._registry.datanode(peer) is not None:
-            return self._registry.is_dead(peer)
-        return now_s - self._started_at_s >= self._rules.dead_after_s
-
-    # ---- orders
 
     def _dispatch_stored(self, peers: Iterable[PeerId], now_s: float) -> None:
         # Stored before anything goes out: an agent must never work for a job that
@@ -628,66 +539,8 @@ class Controller:
         self._save_changes(now_s)
 
     def _dispatch(self, peer: PeerId, now_s: float) -> None:
-        if not self._registry.is_live(peer):
-            return
-        free = free_slots(self._running[peer], self._rules.orders_per_datanode)
-        for job_id in list(islice(self._queued.get(peer, ()), _DISPATCH_SEARCH_MAX)):
-            if free == 0:
-                return
-            order = self._jobs[job_id].order(peer)
-            assert order is not None
-            if all(self._is_gone(other, now_s) for other in order.peers):
-                self._step(job_id, OrderAbandoned(peer, "all its peers are dead"), now_s)
-            elif self._send(job_id, replace(order, attempts=order.attempts + 1), now_s):
-                self._step(job_id, OrderIssued(peer), now_s)
-                free -= 1
-
-    def _send_again(self, now_s: float) -> None:
-        waiting, self._resend = self._resend, []
-        for job_id, peer in waiting:
-            job = self._jobs.get(job_id)
-            order = job.order(peer) if job else None
-            if order and order.state.is_in_flight and not self._send(job_id, order, now_s):
-                self._resend.append((job_id, peer))
-
-    def _send(self, job_id: JobId, order: Order, now_s: float) -> bool:
-        """Send once its peers can be named: after a start of ours they may not have
-        been heard of yet.
-        """
-        term = self._leadership.term()
-        peers = [
-            self._registry.datanode(peer) for peer in order.peers if self._registry.is_live(peer)
-        ]
-        known = tuple(datanode for datanode in peers if datanode is not None)
-        is_early = (
-            len(known) < len(order.peers) and now_s - self._started_at_s < self._rules.stale_after_s
-        )
-        if term is None or not known or is_early or not self._registry.is_live(order.peer):
-            return False
-        job = self._jobs[job_id]
-        return self._sink.send(
-            ReconcileOrder(
-                command_id(job_id, order),
-                term,
-                order.peer,
-                job_id,
-                job.container_id,
-                known,
-                returns_to=self._registry.returns_to(
-                    job.container_id, required_nodes=self._rules.required_nodes
-                ),
-                # Only a scan finds what is in no tree, and a verdict that rests on one
-                # must not be lost.
-                skip_final_scan=job.automatic and order.round == 1,
-                round=order.round,
-            )
-        )
-
-    def _call_off(self, job_id: JobId, order: Order) -> None:
-        term = self._leadership.term()
-        self._sink.withdraw(order.peer, command_id(job_id, order))
-        if term is not None:
-            self._sink.send(CancelOrder(f"{job_id}/cancel", term, order.peer, job_id, order.round))
+        for job_id, event in self._dispatcher.dispatch(peer, now_s):
+            self._step(job_id, event, now_s)
 
     def _save_changes(self, now_s: float) -> None:
         if not self._unsaved or not (
@@ -704,15 +557,14 @@ class Controller:
 
     def _save(self, ahead: Sequence[Job], now_s: float) -> None:
         """Put down what has changed, and of these jobs what they are to become."""
-        jobs = {job_id: self._jobs[job_id] for job_id in self._unsaved if job_id in self._jobs}
+        unsaved = filter(None, map(self._jobs.get, self._unsaved))
+        jobs = {job.job_id: job for job in unsaved}
         jobs.update((job.job_id, job) for job in ahead)
         visits = [self._visits[container_id] for container_id in self._unsaved_visits]
         self._store.save(jobs.values(), visits)
         self._unsaved.clear()
         self._unsaved_visits.clear()
         self._saved_at_s, self._save_now = now_s, False
-
-
-def command_id(job_id: JobId, order: Order) -> str:
-    """The same after a restart of ours, another after one of the agent's."""
-    return f"{task_id(job_id, order.round)}/{order.attempts}"
+        unlogged, self._unlogged = self._unlogged, []
+        for log in unlogged:
+            log()

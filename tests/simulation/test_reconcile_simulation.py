@@ -37,7 +37,10 @@ from repair.reconciliation import Reconciliation
 from repair.requests import Cancelled, Event, LocalChecked, PutBlock, Request
 from repair.round import RepairRules
 from runtime.log import LogLevel, configure
-from scm.controller import Controller
+from scm.automatic import AutomaticMode
+from scm.controller import Controller, ControllerParts
+from scm.dispatcher import Dispatcher
+from scm.job_index import JobIndex
 from scm.job_store import SqliteJobStore
 from scm.jobs import Event as JobEvent
 from scm.jobs import JobId, ProgressReceived
@@ -204,8 +207,8 @@ class _ForgetsToConfirm(HeartbeatState):
         return commands
 
 
-class _NeverSendsAgain(Controller):
-    def _send_again(self, now_s: float) -> None:
+class _NeverSendsAgain(Dispatcher):
+    def send_again(self, now_s: float) -> None:
         self._resend.clear()
 
 
@@ -215,20 +218,20 @@ class _SendsBeforeItStores(Controller):
         super()._save_changes(now_s)
 
 
-class _OverlooksRestartsAndDeaths(Controller):
-    def _jobs_with_order_at(self, peer: PeerId) -> list[JobId]:
+class _OverlooksRestartsAndDeaths(JobIndex):
+    def in_flight_at(self, peer: PeerId) -> list[JobId]:
         return []
 
 
-class _NeverTriesAgain(Controller):
-    def _may_visit(self, container_id: ContainerId, now_s: float) -> bool:
-        return container_id not in self._visits and super()._may_visit(container_id, now_s)
+class _NeverTriesAgain(AutomaticMode):
+    def may_visit(self, container_id: ContainerId, now_s: float) -> bool:
+        return container_id not in self._visits and super().may_visit(container_id, now_s)
 
 
-class _TriesTheHopelessAgain(Controller):
-    def _may_visit(self, container_id: ContainerId, now_s: float) -> bool:
+class _TriesTheHopelessAgain(AutomaticMode):
+    def may_visit(self, container_id: ContainerId, now_s: float) -> bool:
         visit = self._visits.get(container_id)
-        return (visit is None or now_s >= visit.not_before_s) and self._rule(container_id).is_ok
+        return (visit is None or now_s >= visit.not_before_s) and self._is_eligible(container_id)
 
 
 class _StopsAfterOneRound(Controller):
@@ -290,16 +293,8 @@ class _ForgivesNoLateReport(Registry):
         )
 
 
-def _over(registry: type[Registry]) -> Parts:
-    class Over(Controller):
-        def __init__(self, **settings: object) -> None:
-            super().__init__(**settings)
-            self._registry = registry(
-                stale_after_s=self._rules.stale_after_s, dead_after_s=self._rules.dead_after_s
-            )
-
-    Over.__name__ = registry.__name__
-    return Parts(controller=Over)
+def _controlled_by(**parts: object) -> Parts:
+    return Parts(controller=partial(Controller, parts=ControllerParts(**parts)))
 
 
 def _calls_an_unknown_root_zero(
@@ -329,11 +324,16 @@ BUGS = {
     )},
     "_calls_an_unknown_root_zero": Parts(request_of=_calls_an_unknown_root_zero),
     **{bug.__name__: Parts(controller=bug) for bug in (
-        _NeverSendsAgain, _SendsBeforeItStores, _OverlooksRestartsAndDeaths, _NeverTriesAgain,
-        _TriesTheHopelessAgain,
-        _SeesNoDamage, _StopsAfterOneRound, _TakesAnOldEndForTheNext
+        _SendsBeforeItStores, _SeesNoDamage, _StopsAfterOneRound, _TakesAnOldEndForTheNext
     )},
-    **{bug.__name__: _over(bug) for bug in (_TakesLateReports, _ForgivesNoLateReport)},
+    "_NeverSendsAgain": _controlled_by(dispatcher=_NeverSendsAgain),
+    "_OverlooksRestartsAndDeaths": _controlled_by(job_index=_OverlooksRestartsAndDeaths),
+    **{bug.__name__: _controlled_by(automatic=bug) for bug in (
+        _NeverTriesAgain, _TriesTheHopelessAgain
+    )},
+    **{bug.__name__: _controlled_by(registry=bug) for bug in (
+        _TakesLateReports, _ForgivesNoLateReport
+    )},
 }  # fmt: skip
 
 

@@ -32,11 +32,12 @@ from repair.reconciliation import Reconciliation
 from repair.requests import Event, ReconcileOptions, Request
 from repair.runner import Prove
 from runtime.metrics import Metrics
-from scm.controller import Controller, Rules
+from scm.controller import Controller
 from scm.jobs import Job, JobId, OrderState, task_id
 from scm.metrics import CONTROLLER_METRICS
 from scm.policy import RootComparison, Visit
 from scm.ports import JobStore
+from scm.rules import Rules
 from scm.server import ControllerService, Outbox
 from tests.support.memory import CrashError
 
@@ -71,7 +72,7 @@ class Parts:
     refuse_gaps: bool = True
     heartbeats: type[HeartbeatState] = HeartbeatState
     request_of: Callable[..., pb.HeartbeatRequest] = request_of
-    controller: type[Controller] = Controller
+    controller: Callable[..., Controller] = Controller
 
 
 @dataclass(slots=True, eq=False)

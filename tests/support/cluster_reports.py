@@ -8,11 +8,12 @@ from merkle.outcome import PeerOutcome, Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from runtime.errors import DatabaseError
-from scm.controller import Controller, Heartbeat, ProgressReport, Rules
+from scm.controller import Controller, Heartbeat, ProgressReport
 from scm.jobs import DatanodeProgress, Job, JobId, OrderState
 from scm.policy import Visit
 from scm.ports import AnyOrder, CancelOrder, CommandSink, ReconcileOrder
 from scm.registry import Datanode, HeartbeatEffect, ReplicaReport
+from scm.rules import Rules
 
 DN1, DN2 = PeerId("dn-1"), PeerId("dn-2")
 

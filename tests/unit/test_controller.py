@@ -19,13 +19,14 @@ from protos import controller_pb2 as pb
 from protos.errors import JobNotFoundError
 from runtime.errors import BusyError, DatabaseError
 from runtime.metrics import Metrics
-from scm.controller import ProgressReport, Rules
+from scm.controller import ProgressReport
 from scm.eligibility import Eligibility
 from scm.jobs import ROUNDS_MAX, DatanodeProgress, Job, JobId, JobState, OrderState, task_id
 from scm.messages import command_to, heartbeat_from, job_to
 from scm.metrics import CONTROLLER_METRICS
 from scm.policy import RootComparison, Visit
 from scm.ports import ReconcileOrder, ScanOrder
+from scm.rules import Rules
 from scm.server import ControllerService, Outbox
 from tests.support.cluster_reports import MemoryJobStore, World, replica, replicas
 

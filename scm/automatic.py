@@ -1,0 +1,70 @@
+"""Automatic mode: which containers get a job without being asked for."""
+
+from collections.abc import Callable, Mapping
+from itertools import islice
+
+from merkle.tree import ContainerId
+from scm.policy import RootComparison, Visit, is_due, roots
+from scm.registry import Registry
+from scm.rules import Rules
+
+# Containers looked at in one tick in search of the next ones.
+_SEARCH_MAX = 1_000
+
+
+class AutomaticMode:
+    """Works diverged containers down. One by one and slowly it visits matching ones, so
+    that they learn of deletes. Not thread-safe: its owner holds a lock.
+    """
+
+    def __init__(
+        self,
+        *,
+        rules: Rules,
+        registry: Registry,
+        visits: Mapping[ContainerId, Visit],
+        is_eligible: Callable[[ContainerId], bool],
+        now_s: float,
+    ) -> None:
+        """`visits` are those of the controller, as they change."""
+        self._rules = rules
+        self._registry = registry
+        self._visits = visits
+        self._is_eligible = is_eligible
+        self._visited_at_s = now_s
+        self._visit_cursor = ContainerId(0)
+
+    def choose(self, slots: int, now_s: float) -> list[tuple[ContainerId, str]]:
+        """Up to `slots` containers to start a job for, each with the reason."""
+        chosen = list[tuple[ContainerId, str]]()
+        for container_id in list(islice(self._registry.diverged(), _SEARCH_MAX)):
+            if len(chosen) >= slots:
+                break
+            # Whether it gets a job or has to rest: the next search begins with others.
+            self._registry.postpone(container_id)
+            if self.may_visit(container_id, now_s):
+                chosen.append((container_id, "diverged"))
+        is_time = now_s - self._visited_at_s >= self._rules.visit_every_s
+        if len(chosen) < slots and is_time:
+            self._visited_at_s = now_s
+            found = self._next_matching(now_s)
+            if found is not None:
+                chosen.append((found, "visit"))
+        return chosen
+
+    def may_visit(self, container_id: ContainerId, now_s: float) -> bool:
+        """Whether the container is due, by what came of its last job, and eligible."""
+        now_roots = roots(self._registry.replicas(container_id))
+        is_due_now = is_due(self._visits.get(container_id), now_roots, now_s)
+        return is_due_now and self._is_eligible(container_id)
+
+    def _next_matching(self, now_s: float) -> ContainerId | None:
+        searched = list(islice(self._registry.container_ids(self._visit_cursor), _SEARCH_MAX))
+        for container_id in searched:
+            self._visit_cursor = container_id
+            comparison = self._registry.compared(container_id).comparison
+            if comparison is RootComparison.MATCH and self.may_visit(container_id, now_s):
+                return container_id
+        if len(searched) < _SEARCH_MAX:
+            self._visit_cursor = ContainerId(0)
+        return None
