@@ -55,6 +55,7 @@ class CommandResult:
                 click.echo(f"  {hint}", err=True)
 
     def warn(self, message: str) -> None:
+        """Add a warning; people see it on stderr at once."""
         self.warnings.append(message)
         if not self.as_json:
             click.echo(f"warning: {message}", err=True)
@@ -65,6 +66,7 @@ class CommandResult:
             click.echo(text)
 
     def document(self) -> JsonObject:
+        """The one JSON document of the command."""
         return {
             "schema_version": _SCHEMA_VERSION,
             "command": self.command,

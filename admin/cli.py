@@ -31,6 +31,7 @@ class _Lazy:
     summary: str
 
     def load(self) -> click.Command:
+        """Import the command; a missing extra is a usage error that names it."""
         module, _, attribute = self.target.partition(":")
         try:
             command = getattr(import_module(module), attribute)
@@ -73,16 +74,20 @@ class Root(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands, ascending."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, imported now; None if there is none."""
         return COMMANDS[cmd_name].load() if cmd_name in COMMANDS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write names and summaries without importing any command."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
 
     def invoke(self, ctx: click.Context) -> object:
+        """Run the command; an error of ours becomes a message and an exit status."""
         try:
             return super().invoke(ctx)
         except ReconcileError as error:

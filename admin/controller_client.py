@@ -29,6 +29,7 @@ class ControllerClient:
         self._stub = ControllerStub(self._channel)
 
     def close(self) -> None:
+        """Close the connection."""
         self._channel.close()
 
     def containers(
@@ -67,6 +68,7 @@ class ControllerClient:
         reason: str = "",
         requested_by: str = "",
     ) -> list[pb.ReconcileOutcome]:
+        """What came of the request, one answer for each container."""
         outcomes: list[pb.ReconcileOutcome] = []
         for chunk in _chunks(container_ids, _IDS_PER_CALL):
             request = pb.ReconcileRequest(
@@ -86,11 +88,13 @@ class ControllerClient:
         return list(answer.jobs)
 
     def job(self, job_id: str) -> pb.Job:
+        """The job as it is now; JobNotFoundError if there is none."""
         with self._named():
             job: pb.Job = self._stub.GetJob(pb.GetJobRequest(job_id=job_id), timeout=DEADLINE_S)
         return job
 
     def cancel(self, job_id: str) -> pb.Job:
+        """Ask a job to end; returns the job as it is then."""
         with self._named():
             job: pb.Job = self._stub.CancelJob(
                 pb.CancelJobRequest(job_id=job_id), timeout=DEADLINE_S

@@ -51,6 +51,7 @@ class _Folder(click.Path):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> str | bytes | os.PathLike[str]:
+        """Refuse an empty path; otherwise as click.Path."""
         if not os.fspath(value):
             self.fail("it is empty", param, ctx)
         return super().convert(value, param, ctx)

@@ -138,6 +138,7 @@ class _Stage:
     said: float = 0.0
 
     def text(self, now: float) -> str:
+        """One line on how far the stage is, with rate and time left."""
         rate = self.done / max(now - self.since, 1e-9)
         text = f"{self.what}  {self.done:,} of {self.total:,} {self.unit}  {rate:,.0f}/s"
         if now - self.since >= _ETA_AFTER_S and 0 < self.done < self.total:
@@ -152,13 +153,16 @@ class _Lines:
         self._stage: _Stage | None = None
 
     def note(self, text: str) -> None:
+        """Print a remark."""
         click.echo(text, err=True)
 
     def begin(self, what: str, total: int, unit: str) -> None:
+        """Begin a stage of `total` units."""
         now = time.monotonic()
         self._stage = _Stage(what, total, unit, now, said=now)
 
     def advance(self, count: int) -> None:
+        """Count units done; a line is printed now and then."""
         stage, now = self._stage, time.monotonic()
         assert stage is not None
         stage.done += count
@@ -176,15 +180,18 @@ class _Bars:
         self._stage: _Stage | None = None
 
     def note(self, text: str) -> None:
+        """Print a remark above the bar."""
         self._progress.console.print(text)
 
     def begin(self, what: str, total: int, unit: str) -> None:
+        """Replace the bar by that of a stage of `total` units."""
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._stage = _Stage(what, total, unit, time.monotonic())
         self._task = self._progress.add_task(what, total=total, rate="")
 
     def advance(self, count: int) -> None:
+        """Count units done."""
         assert self._task is not None
         assert self._stage is not None
         self._stage.done += count

@@ -41,7 +41,7 @@ def replica_tree(
     mapped: MappedReader | None = None,
 ) -> ReplicaTree:
     found = survey_container(container, source, fall_back=False, on_bytes=on_bytes, mapped=mapped)
-    surplus = () if source is TreeSource.TREE else surplus_bytes(container)
+    surplus = () if source is TreeSource.TREE else _surplus_bytes(container)
     return ReplicaTree(
         container.container_id,
         found.state.name if found.state else STATE_UNKNOWN,
@@ -52,11 +52,11 @@ def replica_tree(
         (*found.notes, *surplus),
         found.bad_windows,
         found.deleted,
-        unread_blocks(container, source, found),
+        _unread_blocks(container, source, found),
     )
 
 
-def unread_blocks(
+def _unread_blocks(
     container: Container, source: TreeSource, found: ReplicaSnapshot
 ) -> ReconcileError | None:
     """Why nothing is known of what a replica holds, which must not pass for nothing;
@@ -78,7 +78,7 @@ def unread_blocks(
     return TreeRefusedError(UNREADABLE, why) if why else None
 
 
-def surplus_bytes(container: Container) -> Iterator[str]:
+def _surplus_bytes(container: Container) -> Iterator[str]:
     """What lies behind the last recorded chunk of a block: no fault, and never cut off,
     but worth a word.
     """

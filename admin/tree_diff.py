@@ -33,6 +33,7 @@ class ReplicaComparison:
 
     @property
     def differs(self) -> bool:
+        """Whether the replicas are known to differ."""
         return bool(self.comparison.differences) or self.comparison.verdict not in (
             Verdict.MATCH,
             Verdict.UNKNOWN,

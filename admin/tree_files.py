@@ -29,6 +29,7 @@ class LocatedTreeFile:
     container: Container | None = None
 
     def parsed(self) -> tuple[ContainerId, ContainerTree]:
+        """The container and the tree in the file; TreeRefusedError, DiskError."""
         raw = Disk().read(self.path)
         container_id = (
             self.container_id if self.container_id is not None else container_id_of_tree(raw)
@@ -36,6 +37,7 @@ class LocatedTreeFile:
         return container_id, tree_from_bytes(raw, container_id)
 
     def checked(self) -> "TreeFileCheck":
+        """The file's tree held against every rule and the recorded root."""
         checked = TreeFileCheck(self.container_id)
         recorded = None
         if self.container is not None:
@@ -83,6 +85,7 @@ class TreeFileCheck:
     notes: list[str] = field(default_factory=list)
 
     def json(self, path: Path) -> JsonObject:
+        """The check as a JSON object."""
         return {
             "containerID": self.container_id,
             "path": str(path),

@@ -128,17 +128,20 @@ class ContainerFailures:
 
     @contextmanager
     def caught(self, name: str, container_id: ContainerId | None) -> Iterator[None]:
+        """Report an error inside as that container's and go on."""
         try:
             yield
         except ReconcileError as error:
             self.tell(name, container_id, error)
 
     def tell(self, name: str, container_id: ContainerId | None, error: ReconcileError) -> None:
+        """Print a container's error on stderr and count it."""
         self._count += 1
         which = "" if container_id is None else f", container {container_id}"
         click.echo(f"error [{error.code}]: {name}{which}: {error.message}", err=True)
 
     def exit_status(self, *, found: bool) -> int:
+        """What the command returns; `found` says that something was found."""
         return ExitCode.FAILED if self._count else ExitCode.FINDINGS if found else 0
 
 

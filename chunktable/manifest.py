@@ -121,9 +121,11 @@ class Manifest:
 
     @property
     def name(self) -> str:
+        """The file name of this manifest."""
         return manifest_name(self.sequence)
 
     def of_kind(self, kind: FileKind) -> tuple[TableFile, ...]:
+        """The files of one kind."""
         return tuple(file for file in self.files if file.kind is kind)
 
     def to_bytes(self) -> bytes:

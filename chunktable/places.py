@@ -83,10 +83,12 @@ class Destination(Protocol):
     """Where one datanode's table lies: read through pyarrow, changed through this."""
 
     @property
-    def filesystem(self) -> pa_fs.FileSystem: ...
+    def filesystem(self) -> pa_fs.FileSystem:
+        """The file system through which the table is read."""
 
     @property
-    def folder(self) -> str: ...
+    def folder(self) -> str:
+        """The table's directory in that file system."""
 
     def create(self, name: str) -> "AbstractContextManager[Sink]":
         """A new file: there under its name, durably and whole, once the block ends
@@ -118,6 +120,7 @@ class LocalDestination:
 
     @contextmanager
     def create(self, name: str) -> Iterator["Sink"]:
+        """A temporary file beside, renamed once it is whole and synced."""
         path = self._path / name
         temporary = path.with_name(name + ".tmp")
         # A crash may have left a longer one.
@@ -136,10 +139,12 @@ class LocalDestination:
         self._disk.sync_folder(self._path)
 
     def remove(self, name: str) -> None:
+        """Remove the file; one that is missing is no error."""
         self._disk.remove(self._path / name)
 
     @contextmanager
     def exclusive(self) -> Iterator[bool]:
+        """Lock the directory; True where no other process holds it."""
         self._disk.make_folder(self._path)
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -174,6 +179,7 @@ class ObjectDestination:
 
     @contextmanager
     def create(self, name: str) -> Iterator["Sink"]:
+        """One upload, which the store completes or drops."""
         path = f"{self.folder}/{name}"
         with self._translated("write", path):
             stream = self.filesystem.open_output_stream(path, compression=None)
@@ -192,11 +198,13 @@ class ObjectDestination:
             raise
 
     def remove(self, name: str) -> None:
+        """Remove the object; one that is missing is no error."""
         path = f"{self.folder}/{name}"
         with self._translated("remove", path), contextlib.suppress(FileNotFoundError):
             self.filesystem.delete_file(path)
 
     def exclusive(self) -> AbstractContextManager[bool]:
+        """Always False: buckets have no locks."""
         return nullcontext(False)
 
     @contextmanager
@@ -239,6 +247,7 @@ class Sink:
         self.length_bytes = 0
 
     def write(self, data: bytes) -> int:
+        """Take bytes over; returns how many."""
         self._waiting.append(data)
         self._waiting_bytes += len(data)
         if self._waiting_bytes >= _WRITE_BYTES:
@@ -246,6 +255,7 @@ class Sink:
         return len(data)
 
     def flush(self) -> None:
+        """Hand on what was gathered."""
         if self._waiting:
             joined = b"".join(self._waiting)
             self._waiting, self._waiting_bytes = [], 0
@@ -254,6 +264,7 @@ class Sink:
             self.length_bytes += len(joined)
 
     def close(self) -> None:
+        """Hand on the rest."""
         self.flush()
 
     @property

@@ -125,6 +125,7 @@ class _Verified:
         self._done: dict[tuple[object, ...], Future[None]] = {}
 
     def check(self, filesystem: pa_fs.FileSystem, folder: str, file: TableFile) -> None:
+        """Verify the file unless this process did so; ChunkTableError if it differs."""
         path = f"{folder}/{file.name}"
         with _reading(path):
             info = filesystem.get_file_info(path)

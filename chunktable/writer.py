@@ -62,6 +62,7 @@ class OpenChunkFile:
     rows: int = 0
 
     def write(self, table: pa.Table) -> None:
+        """Append a table as one row group."""
         self.writer.write_table(table, row_group_size=max(table.num_rows, 1))
         self.rows += table.num_rows
 

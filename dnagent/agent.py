@@ -108,6 +108,7 @@ class Agent:
         self._stack.close()
 
     def scan(self, container_id: ContainerId, cancelled: Callable[[], bool]) -> ScanReport:
+        """Scan a container now; BusyError if too many callers wait."""
         if not self._scan_calls.acquire(blocking=False):
             raise BusyError(
                 f"{_SCAN_CALLS_MAX} callers wait for scans already", limit=_SCAN_CALLS_MAX
@@ -126,9 +127,11 @@ class Agent:
             self._scan_calls.release()
 
     def schedule(self, container_id: ContainerId) -> None:
+        """Have a missing tree built soon (ScanService.schedule)."""
         self._scanner_of(container_id).wake()
 
     def status(self) -> AgentStatus:
+        """Volumes, reconciliations and their progress as they are now."""
         volumes = []
         for held in self._store.volumes:
             scanner = self._scanners[held.name]

@@ -300,11 +300,13 @@ class _Teller:
         self._said_s = time.monotonic()
 
     def tell(self, done: "ExportProgress") -> None:
+        """Print how far an export is."""
         self.say(
             f"exporting  {done.containers} of {done.containers_total} containers  {done.rows} rows"
         )
 
     def say(self, text: str) -> None:
+        """Print a line, unless the one before is too recent."""
         now_s = time.monotonic()
         if now_s - self._said_s >= self._every_s:
             self._said_s = now_s
@@ -313,6 +315,7 @@ class _Teller:
             )
 
     def end(self) -> None:
+        """Clear the line of a terminal."""
         if self._is_terminal:
             click.echo("\r\x1b[K", err=True, nl=False)
 

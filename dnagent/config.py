@@ -156,8 +156,10 @@ class AgentConfig(Settings):
 
     @property
     def audit_path(self) -> Path:
+        """Where writes are audited."""
         return self.audit_file or self.state_folder / "audit.jsonl"
 
     @property
     def rpc_tls(self) -> Tls | None:
+        """The PEM files of mutual TLS; None without TLS."""
         return Tls(self.tls.cert, self.tls.key, self.tls.ca) if self.tls else None

@@ -1,12 +1,9 @@
-"""Export a datanode's chunk table: what changed since the last export into new files,
-then a manifest that names all.
+"""Export a datanode's chunk table: changed replicas into new files, then a manifest.
 
-Nothing that was exported is ever written again. A replica whose rows are what they were
-stays in the file where it is; files of which little is live are rewritten, so that a
-table never grows far beyond what it says. The manifest is written last and is the
-commit: an export that is killed before leaves files that nobody names, and one killed
-behind it leaves files that nobody needs; the next one removes both. The last two tables
-are kept whole.
+A replica whose rows did not change stays in its file. A file of which little is live is
+rewritten, so that a table does not grow beyond its rows. The manifest is written last
+and is the commit. The next export removes files that no manifest names. The last two
+tables are kept whole.
 """
 
 import contextlib
@@ -72,8 +69,7 @@ from runtime.errors import DiskError, OperationInterruptedError
 _SMALL_FILES_MAX = 16
 # All of them are open at once; what is left over has its turn in the next export.
 _REWRITTEN_FILES_MAX = 64
-# For so long a table tells of repairs and deletes: longer than anybody waits between
-# two sweeps that are compared.
+# Repairs and deletes stay in a table for longer than sweeps are compared over.
 _EVENTS_KEPT = timedelta(days=35)
 # Events and faults are kept in memory until a file of so many is written.
 _PIECE_ROWS = 200_000
@@ -82,21 +78,26 @@ _Place = tuple[str, int]
 
 
 class ReplicaSurvey(Protocol):
-    """A volume's replicas (ozone.survey.Survey)."""
+    """A volume's replicas (ozone.survey.VolumeSurvey)."""
 
     @property
-    def datanode(self) -> str: ...
+    def datanode(self) -> str:
+        """The UUID of the volume's datanode."""
 
     @property
-    def volume(self) -> str: ...
+    def volume(self) -> str:
+        """The storage ID of the volume."""
 
     @property
-    def created_ms(self) -> int | None: ...
+    def created_ms(self) -> int | None:
+        """When the volume was made, ms since the epoch; None if unknown."""
 
     @property
-    def fault(self) -> ReplicaFault | None: ...
+    def fault(self) -> ReplicaFault | None:
+        """What is wrong with the volume as a whole."""
 
-    def ids(self) -> list[ContainerId]: ...
+    def ids(self) -> list[ContainerId]:
+        """The containers of the volume, ascending."""
 
     def replicas(
         self,
@@ -105,7 +106,8 @@ class ReplicaSurvey(Protocol):
         *,
         on_bytes: Callable[[int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
-    ) -> Iterator[ReplicaSnapshot]: ...
+    ) -> Iterator[ReplicaSnapshot]:
+        """Each replica with its tree from the asked source."""
 
 
 @dataclass(frozen=True, slots=True)

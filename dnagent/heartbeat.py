@@ -294,7 +294,8 @@ class HeartbeatReceiver(Protocol):
         refused.
         """
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the connection."""
 
 
 class HeartbeatClient:
@@ -308,6 +309,7 @@ class HeartbeatClient:
     def heartbeat(
         self, request: controller_pb2.HeartbeatRequest
     ) -> controller_pb2.HeartbeatResponse:
+        """Send one heartbeat; ControllerUnavailableError if nobody answers."""
         with named_errors(self._address, ControllerUnavailableError):
             response: controller_pb2.HeartbeatResponse = self._stub.Heartbeat(
                 request, timeout=DEADLINE_S
@@ -315,6 +317,7 @@ class HeartbeatClient:
         return response
 
     def close(self) -> None:
+        """Close the connection."""
         self._channel.close()
 
 
@@ -351,6 +354,7 @@ class Heartbeats:
         self._thread = threading.Thread(target=self._run, name="heartbeat")
 
     def start(self) -> None:
+        """Begin to send."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -52,6 +52,7 @@ class LocalReplica:
         self._on_bytes = on_bytes
 
     def own(self) -> OwnLoaded:
+        """State, commit and stored tree, as they are on disk now."""
         replica = self._volume.replica(self._container_id)
         stored = self._volume.trees.read(self._container_id)
         has_root = stored.status is TreeStatus.PRESENT and stored.tree.data_checksum is not None
@@ -66,6 +67,7 @@ class LocalReplica:
         )
 
     def records(self, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
+        """Our records of these blocks, without unreadable or missing ones."""
         container, found = self._container, dict[BlockId, BlockRecord]()
         for block_id in block_ids:
             try:
@@ -78,6 +80,7 @@ class LocalReplica:
         return found
 
     def check(self, block_id: BlockId, chunk: ChunkRecord) -> tuple[tuple[int, ...], int]:
+        """Windows of our file that fail the record, and the file's length in bytes."""
         container = self._container
         length = container.block_length(block_id)
         if length is None:
@@ -97,6 +100,8 @@ class LocalReplica:
             return tuple(sorted(set(range(len(chunk.checksums))) - set(good))), length
 
     def scan(self) -> Scanned:
+        """Read all data and store the tree; again where another writer was faster."""
+
         def pause(seconds: float) -> None:
             self._cancelled.wait(seconds)
 
@@ -105,6 +110,7 @@ class LocalReplica:
     def write_windows(
         self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]
     ) -> tuple[int, ...]:
+        """Write proven windows; for each run, the bytes without an undo copy."""
         self._require_here()
         patches = [Patch(chunk.offset + chunk.window(run.first)[0], run.data) for run in runs]
         written = self._writer.write_windows(
@@ -113,19 +119,23 @@ class LocalReplica:
         return written.unread_bytes
 
     def put_block(self, record: BlockRecord) -> None:
+        """Store a repaired block's record."""
         self._require_here()
         self._writer.put_repaired_block(record, job=self._job_id)
 
     def store_tree(self, tree: ContainerTree, generation: bytes) -> TreeStored:
+        """Merge into the stored tree; StaleTreeError if it has changed."""
         stored = self._volume.store_tree(tree, generation)
         return TreeStored(stored, tree_generation(stored))
 
     def advance_bcs_id(self, bcs_id: int) -> None:
+        """Raise the container's commit."""
         self._require_here()
         self._writer.advance_bcs_id(self._container_id, bcs_id)
         self._volume.look_again(self._container_id)
 
     def set_state(self, state: ReplicaState, generation: bytes) -> None:
+        """Return to service, if the tree still has this generation."""
         assert state in (ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED)
         with self._writer.locked(self._container_id):
             before = self._container.state

@@ -80,4 +80,5 @@ class AgentStatus:
 class StatusSource(Protocol):
     """Whoever knows how the agent is."""
 
-    def status(self) -> AgentStatus: ...
+    def status(self) -> AgentStatus:
+        """The agent's status now."""

@@ -61,9 +61,11 @@ class SystemClock:
     """The machine's clocks."""
 
     def now_ms(self) -> int:
+        """Milliseconds since the epoch."""
         return time.time_ns() // 1_000_000
 
     def monotonic_s(self) -> float:
+        """Seconds on a clock that never jumps."""
         return time.monotonic()
 
 
@@ -157,7 +159,8 @@ class ScannedVolume(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The volume's path, for logs and metrics."""
 
     def candidates(self) -> list[ScanCandidate]:
         """All replicas.
@@ -166,7 +169,8 @@ class ScannedVolume(Protocol):
             VolumeError: the volume is gone or was given up.
         """
 
-    def candidate(self, container_id: ContainerId) -> ScanCandidate: ...
+    def candidate(self, container_id: ContainerId) -> ScanCandidate:
+        """One replica; ContainerNotFoundError if it is gone."""
 
     def examine(
         self,

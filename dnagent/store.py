@@ -76,10 +76,12 @@ class ReplicaStore:
         )
 
     def head(self, container_id: ContainerId) -> ReplicaHead:
+        """State, commit and index of a replica (ReplicaSource.head)."""
         replica = self.volume_of(container_id).replica(container_id)
         return ReplicaHead(replica.state, replica.bcs_id, replica.replica_index)
 
     def tree_bytes(self, container_id: ContainerId, *, build_missing: bool) -> bytes:
+        """The stored tree as Ozone's message; built from records if asked for."""
         volume = self.volume_of(container_id)
         raw = volume.tree_bytes(container_id)
         if raw is not None:
@@ -93,11 +95,13 @@ class ReplicaStore:
         )
 
     def record(self, container_id: ContainerId, block_id: BlockId) -> BlockRecord | None:
+        """A block's record; None if there is none."""
         return self._container(container_id).record(block_id)
 
     def records(
         self, container_id: ContainerId, start: BlockId | None, count: int
     ) -> Sequence[BlockRecord]:
+        """Up to `count` records from `start` on, in the database's order."""
         container = self._container(container_id)
         # The database's own order: keys are decimal text.
         block_ids = sorted(container.block_ids(), key=str)
@@ -111,6 +115,7 @@ class ReplicaStore:
     def read(
         self, container_id: ContainerId, block_id: BlockId, offset: int, length_bytes: int
     ) -> bytes:
+        """Bytes of a block file; fewer where it ends."""
         return self._container(container_id).read(block_id, offset, length_bytes)
 
     def open_replica(

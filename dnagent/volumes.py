@@ -136,6 +136,7 @@ class ManagedVolume:
         return found
 
     def candidates(self) -> list[ScanCandidate]:
+        """All replicas as the scanner sees them; VolumeError on a suspect volume."""
         if self.volume.suspect:
             raise VolumeError(
                 f"{self.name} is suspect: {self.volume.suspect}", reason="suspect", path=self.name
@@ -143,6 +144,7 @@ class ManagedVolume:
         return [_scan_candidate(replica) for replica in self.replicas()]
 
     def candidate(self, container_id: ContainerId) -> ScanCandidate:
+        """One replica as the scanner sees it; ContainerNotFoundError if it is gone."""
         return _scan_candidate(self.replica(container_id))
 
     def examine(
@@ -152,6 +154,7 @@ class ManagedVolume:
         on_bytes: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> CompletedScan:
+        """Read a replica to this depth; nothing on disk changes."""
         self.replica(container_id)
         tree_generation = self.trees.generation(container_id)
         container = self.containers.get(container_id)
@@ -169,9 +172,11 @@ class ManagedVolume:
         return CompletedScan(container_id, source, result, tree_generation)
 
     def write_tree(self, examination: CompletedScan) -> None:
+        """Store the tree of a scan; StaleTreeError if another was stored meanwhile."""
         self.store_tree(examination.result.tree, examination.generation)
 
     def settle(self, examination: CompletedScan, at_ms: int) -> bool:
+        """Keep what a scan found; True if the replica became UNHEALTHY by it."""
         container_id = examination.container_id
         with self._changing:
             before = self.replica(container_id)
@@ -262,6 +267,7 @@ class ManagedVolume:
         return self.trees.raw(container_id)
 
     def close(self) -> None:
+        """Stop the worker and give the volume back."""
         if self._mapped is not None:
             self._mapped.close()
         self.volume.close()

@@ -55,20 +55,22 @@ class Compiled(Protocol):
     ABOUT_WINDOWS: str
     ABOUT_BLOCKS: str
 
-    def crc32_windows(self, view: memoryview, bytes_per_checksum: int) -> bytes: ...
+    def crc32_windows(self, view: memoryview, bytes_per_checksum: int) -> bytes:
+        """The CRC32 of each window, joined."""
 
-    def crc32c_windows(self, view: memoryview, bytes_per_checksum: int) -> bytes: ...
+    def crc32c_windows(self, view: memoryview, bytes_per_checksum: int) -> bytes:
+        """The CRC32C of each window, joined."""
 
-    def crc32c_ranges(
-        self, view: memoryview, starts: "NDArray[np.int64]"
-    ) -> "NDArray[np.int64]": ...
+    def crc32c_ranges(self, view: memoryview, starts: "NDArray[np.int64]") -> "NDArray[np.int64]":
+        """The CRC32C of each range between two starts."""
 
     def blocks(
         self,
         block_ids: "NDArray[np.int64]",
         chunk_starts: "NDArray[np.int64]",
         chunk_checksums: "NDArray[np.int64]",
-    ) -> "NDArray[np.int64]": ...
+    ) -> "NDArray[np.int64]":
+        """The checksum of each block from those of its chunks."""
 
     def encode_blocks(
         self,
@@ -80,7 +82,8 @@ class Compiled(Protocol):
         chunk_lengths: "NDArray[np.int64]",
         chunk_checksums: "NDArray[np.int64]",
         chunk_matches: "NDArray[np.bool_]",
-    ) -> bytes: ...
+    ) -> bytes:
+        """The blocks of a tree as Ozone's message has them."""
 
 
 def fold(data: Buffer) -> int:

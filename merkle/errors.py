@@ -52,6 +52,7 @@ class RefusalError(ReconcileError):
 
     @classmethod
     def received(cls, message: str, *, hint: str, reason: str) -> Self:
+        """The refusal as another process sent it."""
         return cls(reason, message, hint=hint)
 
 

@@ -79,6 +79,7 @@ class ChunkRecord:
 
     @property
     def end(self) -> int:
+        """Where the chunk ends, in bytes from the start of the block."""
         return self.offset + self.length_bytes
 
     @property
@@ -133,6 +134,7 @@ class BlockRecord:
 
     @cached_property
     def by_offset(self) -> dict[int, ChunkRecord]:
+        """The chunks by their offset."""
         return {chunk.offset: chunk for chunk in self.chunks}
 
 

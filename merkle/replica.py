@@ -72,4 +72,5 @@ class ContainerReplica:
 
     @property
     def is_erasure_coded(self) -> bool:
+        """Whether this replica is one part of an erasure-coded container."""
         return self.replica_index > 0

@@ -31,6 +31,7 @@ class ChunkSlot:
 
     @property
     def verdict(self) -> Verdict:
+        """What the copies of this chunk come to."""
         if self.evidence is not None:
             return _VERDICTS[self.evidence]
         return Verdict.REPAIRABLE if self.corrupt or self.absent else Verdict.MATCH
@@ -138,6 +139,7 @@ class TreeSurvey:
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
+        """Every fact behind the verdict; ask once all blocks were taken."""
         general = []
         if self._aside or not self._verdicts:
             general.append(
@@ -157,6 +159,7 @@ class TreeSurvey:
 
     @property
     def verdict(self) -> Verdict:
+        """The verdict on all replicas; ask once all blocks were taken."""
         worst = worst_verdict(self._verdicts) or Verdict.UNKNOWN
         if worst is Verdict.MATCH and len(self._trees) < 2:
             return Verdict.UNKNOWN

@@ -24,6 +24,7 @@ class Proven:
 
     @property
     def windows(self) -> range:
+        """The indices of the windows."""
         return range(self.first, self.first + self.count)
 
 

@@ -164,6 +164,7 @@ class Container:
 
     @property
     def state(self) -> ReplicaState:
+        """The replica's state by its descriptor."""
         return self.descriptor.state
 
     @property

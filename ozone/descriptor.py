@@ -243,6 +243,7 @@ class _Loader(yaml.SafeLoader):
     """
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """The next node; an alias is refused."""
         if self.check_event(yaml.AliasEvent):
             raise _refused(DescriptorRefusal.ALIAS, "the descriptor has an alias")
         return super().compose_node(parent, index)
@@ -276,18 +277,22 @@ class _Fields:
         }
 
     def text(self, name: str) -> str:
+        """A text that must be there."""
         return _required(self.optional_text(name), name)
 
     def optional_text(self, name: str) -> str | None:
+        """A text; None if it is missing or null."""
         node = self._scalar(name)
         if node is None:
             return None
         return _text(node, name)
 
     def number(self, name: str) -> int:
+        """A whole number that must be there."""
         return _required(self.optional_number(name), name)
 
     def optional_number(self, name: str) -> int | None:
+        """A whole number from 0 to 2^63-1; None if it is missing or null."""
         node = self._scalar(name)
         if node is None:
             return None
@@ -303,6 +308,7 @@ class _Fields:
         return value
 
     def mapping(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Pairs of texts, ascending by key; none if the field is missing."""
         node = self._nodes.get(name)
         if node is None:
             return ()

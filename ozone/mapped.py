@@ -79,6 +79,7 @@ class MappedRequest:
         ]
 
     def failed(self, reason: str) -> MappedReadError:
+        """The error of a request that was not answered."""
         return MappedReadError(f"cannot check {self.path} mapped: {reason}", path=str(self.path))
 
 
@@ -195,6 +196,7 @@ class _Worker:
     connection: Connection
 
     def send(self, request: MappedRequest) -> None:
+        """Send a request; a dead worker shows when its answer is due."""
         # One that is dead says so when its answer is waited for.
         with contextlib.suppress(ConnectionError):
             self.connection.send_bytes(
@@ -202,12 +204,14 @@ class _Worker:
             )
 
     def receive(self, timeout_s: float) -> bytes | str:
+        """The checksums, or why there are none; TimeoutError, EOFError, OSError."""
         if not self.connection.poll(timeout_s):
             raise TimeoutError
         answer: bytes | str = pickle.loads(self.connection.recv_bytes())
         return answer
 
     def stop(self) -> None:
+        """End the worker, also in the middle of a file."""
         self.connection.close()
         # It ends by itself when its pipe closes, unless it is in the middle of a file.
         self.process.kill()

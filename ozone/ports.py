@@ -27,6 +27,7 @@ class ByteRange:
 
     @property
     def end(self) -> int:
+        """The first byte behind the range."""
         return self.offset + self.length_bytes
 
 

@@ -52,6 +52,7 @@ class Patch:
 
     @property
     def end(self) -> int:
+        """The first byte behind the patch."""
         return self.offset + len(self.data)
 
 

@@ -108,9 +108,11 @@ class Batch:
         self.changes: list[tuple[OzoneTable, bytes, bytes | None]] = []
 
     def put(self, table: OzoneTable, key: bytes, value: bytes) -> None:
+        """Write a row."""
         self.changes.append((table, key, value))
 
     def delete(self, table: OzoneTable, key: bytes) -> None:
+        """Delete a row; one that is missing is no error."""
         self.changes.append((table, key, None))
 
 

@@ -310,11 +310,13 @@ class _Notes:
         self._blocks_unverifiable = 0
 
     def see(self, record: BlockRecord) -> None:
+        """Count the chunks of a record that were written without checksums."""
         chunks = sum(not chunk.is_verifiable for chunk in record.chunks)
         self._chunks_unverifiable += chunks
         self._blocks_unverifiable += chunks > 0
 
     def all(self, container: Container) -> tuple[str, ...]:
+        """What is worth a note, one sentence each."""
         notes = []
         if self._chunks_unverifiable:
             notes.append(
@@ -382,6 +384,7 @@ class _MappedBlock:
 
     @property
     def is_done(self) -> bool:
+        """Whether every group that was asked for was answered."""
         return self.answered == self.asked and (self.failed or self.asked == len(self.groups))
 
     def take(self, answer: bytes | MappedReadError) -> Iterator[ChunkRecord]:

@@ -40,6 +40,7 @@ class UndoStore:
 
     @property
     def used_bytes(self) -> int:
+        """How many bytes of undo copies are kept."""
         return self._used_bytes
 
     def keep(

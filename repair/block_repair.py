@@ -67,9 +67,11 @@ class Sources:
         return self._failures[peer] + self._broken_promises[peer]
 
     def is_usable(self, peer: PeerId) -> bool:
+        """Whether the peer is still asked in this job."""
         return self._failures[peer] < _FAILURES_MAX
 
     def outcomes(self) -> tuple[PeerOutcome, ...]:
+        """What each peer gave."""
         return tuple(
             PeerOutcome(peer, self._codes.get(peer, "ok"), fetched)
             for peer, fetched in self.bytes_fetched.items()
@@ -98,9 +100,11 @@ class ChunkRepairer:
 
     @property
     def is_settled(self) -> bool:
+        """Whether nothing more is done about the chunk."""
         return self.done or self.failed
 
     def position(self, run: Proven) -> int:
+        """Where a run begins, in bytes from the start of the block."""
         return self.offset + self.record.window(run.first)[0]
 
 
@@ -156,6 +160,7 @@ class BlockRepairer:
 
     @property
     def is_settled(self) -> bool:
+        """Whether nothing more is done about any chunk."""
         return next(self._open_chunks(), None) is None
 
     def repaired(self) -> list[ChunkRecord]:
@@ -232,6 +237,7 @@ class BlockRepairer:
         return sum(chunk.record.window(index)[1] for index in event.bad)
 
     def windows_arrived(self, event: WindowsArrived) -> None:
+        """Take in proven windows, and why others are missing."""
         self._sources.bytes_fetched[event.peer] += event.bytes_fetched
         chunk = self._by_offset[event.offset]
         chunk.fetching = False
@@ -250,6 +256,7 @@ class BlockRepairer:
             self._sources.broke_promise(event.peer, event.code or "windows_unproven")
 
     def fetch_failed(self, peer: PeerId, offset: int, code: str, *, retryable: bool) -> None:
+        """Take in that a peer gave nothing for a chunk."""
         chunk = self._by_offset[offset]
         chunk.fetching = False
         chunk.unreachable = chunk.unreachable or retryable
@@ -260,6 +267,7 @@ class BlockRepairer:
             self._sources.broke_promise(peer, code)
 
     def windows_written(self, event: WindowsWritten) -> None:
+        """Take in that windows are durable."""
         chunk = self._by_offset[event.offset]
         chunk.writing = False
         for run in event.runs:

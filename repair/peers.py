@@ -88,6 +88,7 @@ class AgentPeer:
         )
 
     def tree(self, container_id: ContainerId) -> ContainerTree:
+        """See Peer.tree; a tree beyond one message comes in pages."""
         request = GetContainerHashesRequest(container_id=container_id)
         try:
             raw: bytes = self._hashes(request, timeout=self._deadlines.tree_s)
@@ -106,6 +107,7 @@ class AgentPeer:
     def records(
         self, container_id: ContainerId, block_ids: Sequence[BlockId]
     ) -> dict[BlockId, BlockRecord]:
+        """See Peer.records."""
         found: dict[BlockId, BlockRecord] = {}
         waiting = list(block_ids)
         while waiting:
@@ -147,6 +149,7 @@ class AgentPeer:
         record_chunk: ChunkRecord,
         ranges: Sequence[ByteRange],
     ) -> Iterator[Piece]:
+        """See Peer.read; pieces arrive as one stream."""
         assert all(
             record_chunk.offset <= one.offset and one.end <= record_chunk.end for one in ranges
         )
@@ -187,6 +190,7 @@ class AgentPeer:
             )
 
     def close(self) -> None:
+        """Close the connection."""
         self._channel.close()
 
     def _paged_tree(self, container_id: ContainerId) -> ContainerTree:
@@ -274,6 +278,7 @@ class DatanodePeer:
         self._client = client
 
     def tree(self, container_id: ContainerId) -> ContainerTree:
+        """See Peer.tree."""
         tree = _parsed(self._client.tree_bytes(container_id), container_id)
         check_tree(tree)
         return tree
@@ -281,6 +286,7 @@ class DatanodePeer:
     def records(
         self, container_id: ContainerId, block_ids: Sequence[BlockId]
     ) -> dict[BlockId, BlockRecord]:
+        """See Peer.records."""
         return {record.block_id: record for record in self._client.records(container_id, block_ids)}
 
     def read(
@@ -290,6 +296,7 @@ class DatanodePeer:
         record_chunk: ChunkRecord,
         ranges: Sequence[ByteRange],
     ) -> Iterator[Piece]:
+        """See Peer.read; Ozone reads whole checksum windows."""
         assert all(
             record_chunk.offset <= one.offset and one.end <= record_chunk.end for one in ranges
         )
@@ -307,6 +314,7 @@ class DatanodePeer:
             )
 
     def close(self) -> None:
+        """Close the connection."""
         self._client.close()
 
 

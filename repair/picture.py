@@ -30,14 +30,17 @@ class BlockCell(Enum):
 
     @property
     def character(self) -> str:
+        """The character on a terminal."""
         return self.value[0]
 
     @property
     def style(self) -> str:
+        """The style of Rich."""
         return self.value[1]
 
     @property
     def meaning(self) -> str:
+        """What the cell says, for the legend."""
         return self.value[2]
 
 

@@ -29,6 +29,7 @@ class Piece:
 
     @property
     def end(self) -> int:
+        """The first byte behind the piece."""
         return self.offset + len(self.data)
 
 
@@ -41,7 +42,8 @@ class Peer(Protocol):
     """
 
     @property
-    def peer_id(self) -> PeerId: ...
+    def peer_id(self) -> PeerId:
+        """Which datanode it is."""
 
     def tree(self, container_id: ContainerId) -> ContainerTree:
         """Its tree, parsed and checked.

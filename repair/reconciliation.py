@@ -83,11 +83,11 @@ from repair.requests import (
     WriteWindows,
 )
 from repair.round import (
-    JobState,
     OurReplica,
     PageState,
     Phase,
     RepairRules,
+    RepairState,
     RoundState,
     chunks_of,
     evidence_of,
@@ -129,7 +129,7 @@ class Reconciliation:
         self._out: list[Request] = []
         self._in_flight = 0
         self._peers = tuple(sorted(peers))
-        self._job = JobState(Sources(self._peers))
+        self._job = RepairState(Sources(self._peers))
         self._ours = OurReplica()
         self._round = RoundState()
         self._page = PageState()

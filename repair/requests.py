@@ -89,6 +89,7 @@ class WriteWindows:
 
     @property
     def length_bytes(self) -> int:
+        """How many bytes are written."""
         return sum(len(run.data) for run in self.runs)
 
 

@@ -33,7 +33,7 @@ class Phase(Enum):
 
 
 @dataclass(slots=True)
-class JobState:
+class RepairState:
     """What lasts from the first request of a job to its outcome."""
 
     sources: Sources
@@ -99,8 +99,8 @@ class PageState:
     settled: set[BlockId] = field(default_factory=set)
 
 
-def verdict_of(
-    job: JobState, round_: RoundState, *, has_all_trees: bool, is_complete: bool
+def _verdict_of(
+    job: RepairState, round_: RoundState, *, has_all_trees: bool, is_complete: bool
 ) -> Verdict | None:
     """The verdict on all replicas that answered; None where none can be given.
 
@@ -128,7 +128,7 @@ def verdict_of(
     return Verdict.MATCH if has_all_trees else Verdict.UNKNOWN
 
 
-def evidence_of(job: JobState, round_: RoundState) -> tuple[Evidence, ...]:
+def evidence_of(job: RepairState, round_: RoundState) -> tuple[Evidence, ...]:
     """What the verdict rests on: the plan, what failed, what the last scan found."""
     failed = [fact for block in round_.failures.values() for _, fact in block.values()]
     found = [
@@ -168,4 +168,4 @@ class RepairRules:
 
     block_repairer: type[BlockRepairer] = BlockRepairer
     tombstones_to_adopt: Callable[[RepairPlan], tuple[BlockTree, ...]] = _planned_tombstones
-    verdict: Callable[..., Verdict | None] = verdict_of
+    verdict: Callable[..., Verdict | None] = _verdict_of

@@ -125,6 +125,7 @@ class Deadlines:
     read_bytes_per_s: float = 100 << 10
 
     def read(self, length_bytes: int) -> float:
+        """Seconds for a read of so many bytes."""
         return self.read_s + length_bytes / self.read_bytes_per_s
 
 
@@ -264,6 +265,7 @@ class _NamedErrors(grpc.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], _MaybeHandler],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _MaybeHandler:
+        """The handler with requests parsed and errors named."""
         handler = continuation(handler_call_details)
         if handler is None:
             return None

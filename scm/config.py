@@ -52,6 +52,7 @@ class ControllerConfig(Settings):
 
     @property
     def rules(self) -> Rules:
+        """The settings that decisions depend on."""
         return Rules(
             required_nodes=self.required_replicas,
             stale_after_s=self.stale_after_s,
@@ -65,4 +66,5 @@ class ControllerConfig(Settings):
 
     @property
     def rpc_tls(self) -> Tls | None:
+        """The PEM files of mutual TLS; None without TLS."""
         return Tls(self.tls.cert, self.tls.key, self.tls.ca) if self.tls else None

@@ -318,6 +318,7 @@ class Controller:
         return unknown, orders
 
     def job(self, job_id: JobId) -> Job:
+        """The job as it is now; JobNotFoundError if there is none."""
         job = self._jobs.get(job_id)
         if job is None:
             raise JobNotFoundError(f"There is no job {job_id}.")
@@ -362,18 +363,23 @@ class Controller:
         return views[:limit], len(views) > limit
 
     def diverged(self) -> list[ContainerId]:
+        """The containers whose roots differ, ascending."""
         return sorted(self._registry.diverged())
 
     def datanodes(self, now_s: float) -> list[DatanodeStatus]:
+        """All datanodes that reported."""
         return self._registry.datanodes(now_s)
 
     def datanode(self, peer: PeerId) -> Datanode | None:
+        """A datanode and its address; None if it never reported."""
         return self._registry.datanode(peer)
 
     def is_live(self, peer: PeerId) -> bool:
+        """Whether the datanode reported lately."""
         return self._registry.is_live(peer)
 
     def heartbeat_age_s(self, peer: PeerId, now_s: float) -> float:
+        """Seconds since the datanode's last heartbeat."""
         return self._registry.heartbeat_age_s(peer, now_s)
 
     def figures(self) -> dict[str, float]:
@@ -389,14 +395,17 @@ class Controller:
 
     @property
     def datanodes_known(self) -> int:
+        """How many datanodes reported."""
         return self._registry.datanodes_known
 
     @property
     def required_nodes(self) -> int:
+        """How many replicas a container should have."""
         return self._rules.required_nodes
 
     @property
     def term(self) -> int | None:
+        """The term in which this controller leads; None while it does not."""
         return self._leadership.term()
 
     def _rule(self, container_id: ContainerId) -> Ruling:

@@ -68,6 +68,7 @@ class Ruling:
 
     @property
     def is_ok(self) -> bool:
+        """Whether the container may be reconciled."""
         return self.eligibility is Eligibility.OK
 
 

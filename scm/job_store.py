@@ -99,6 +99,7 @@ class SqliteJobStore:
             raise
 
     def jobs(self) -> Sequence[Job]:
+        """All jobs kept, oldest first."""
         with self._transaction() as connection:
             rows = connection.execute(
                 select(_jobs.c.job).order_by(_jobs.c.created_at_s, _jobs.c.job_id)
@@ -106,6 +107,7 @@ class SqliteJobStore:
             return [_JOB.validate_json(row) for row in rows]
 
     def visits(self) -> Sequence[Visit]:
+        """All visits kept."""
         with self._transaction() as connection:
             return [
                 _VISIT.validate_json(row)
@@ -113,6 +115,7 @@ class SqliteJobStore:
             ]
 
     def save(self, jobs: Iterable[Job] = (), visits: Iterable[Visit] = ()) -> None:
+        """Store jobs and visits in one transaction; DatabaseError if nothing is."""
         job_rows = [
             {
                 "job_id": job.job_id,
@@ -144,6 +147,7 @@ class SqliteJobStore:
                 connection.execute(kept, visit_rows)
 
     def next_term(self) -> int:
+        """A term that was never given before, on disk already."""
         with self._transaction() as connection:
             term = int(connection.execute(select(_terms.c.term)).scalar() or 0) + 1
             connection.execute(_terms.delete())

@@ -59,6 +59,7 @@ class JobState(Enum):
 
     @property
     def is_terminal(self) -> bool:
+        """Whether the job has ended for good."""
         return self in (JobState.DONE, JobState.PARTIAL, JobState.FAILED, JobState.CANCELLED)
 
 
@@ -75,10 +76,12 @@ class OrderState(Enum):
 
     @property
     def is_in_flight(self) -> bool:
+        """Whether the order is at its datanode."""
         return self in (OrderState.ISSUED, OrderState.RUNNING)
 
     @property
     def is_terminal(self) -> bool:
+        """Whether the order has ended for good."""
         return not self.is_in_flight and self is not OrderState.QUEUED
 
 
@@ -156,6 +159,7 @@ class Job:
 
     @property
     def bytes_done(self) -> int:
+        """Bytes fetched by all datanodes."""
         return sum(order.progress.bytes_fetched for order in self.orders)
 
     @property
@@ -194,6 +198,7 @@ class Job:
         return (self.bytes_planned - self.bytes_done) / rate if rate > 0 else None
 
     def order(self, peer: PeerId) -> Order | None:
+        """The order of one datanode; None if it has none."""
         return next((order for order in self.orders if order.peer == peer), None)
 
 

@@ -92,7 +92,8 @@ class JobStore(Protocol):
     def jobs(self) -> Sequence[Job]:
         """All jobs kept, oldest first."""
 
-    def visits(self) -> Sequence[Visit]: ...
+    def visits(self) -> Sequence[Visit]:
+        """All visits kept."""
 
     def save(self, jobs: Iterable[Job] = (), visits: Iterable[Visit] = ()) -> None:
         """Put down these as they are now."""

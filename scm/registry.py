@@ -113,8 +113,6 @@ class Registry:
         self._dead: frozenset[PeerId] = frozenset()
         self._ordered: list[ContainerId] | None = []
 
-    # ---- in
-
     def observe(
         self,
         datanode: Datanode,
@@ -169,9 +167,8 @@ class Registry:
                 self._index(self._datanodes[peer].containers)
         return worse
 
-    # ---- out
-
     def knows(self, container_id: ContainerId) -> bool:
+        """Whether a replica of the container was reported, now or before."""
         return container_id in self._replicas or container_id in self._empty
 
     def replicas(self, container_id: ContainerId) -> list[ContainerReplica]:
@@ -208,15 +205,18 @@ class Registry:
         return ReplicaState.CLOSED if is_closed else ReplicaState.QUASI_CLOSED
 
     def compared(self, container_id: ContainerId) -> ComparisonResult:
+        """What the reported roots of the container say."""
         return self._compared.get(container_id) or ComparisonResult(
             RootComparison.UNKNOWN, "no replicas are known"
         )
 
     def is_live(self, peer: PeerId) -> bool:
+        """Whether the datanode reported lately."""
         known = self._datanodes.get(peer)
         return known is not None and known.liveness is Liveness.LIVE
 
     def live(self) -> frozenset[PeerId]:
+        """The datanodes that reported lately."""
         return frozenset(
             peer for peer, known in self._datanodes.items() if known.liveness is Liveness.LIVE
         )
@@ -226,13 +226,16 @@ class Registry:
         return peer in self._dead
 
     def datanode(self, peer: PeerId) -> Datanode | None:
+        """A datanode and its address; None if it never reported."""
         known = self._datanodes.get(peer)
         return known.datanode if known else None
 
     def heartbeat_age_s(self, peer: PeerId, now_s: float) -> float:
+        """Seconds since the datanode's last heartbeat."""
         return max(0.0, now_s - self._datanodes[peer].heard_at_s)
 
     def datanodes(self, now_s: float) -> list[DatanodeStatus]:
+        """All datanodes that reported."""
         return [
             DatanodeStatus(
                 known.datanode,
@@ -245,6 +248,7 @@ class Registry:
 
     @property
     def datanodes_known(self) -> int:
+        """How many datanodes reported."""
         return len(self._datanodes)
 
     def container_ids(self, after: int = 0) -> Iterator[ContainerId]:
@@ -268,8 +272,6 @@ class Registry:
 
     def __len__(self) -> int:
         return len(self._replicas) + len(self._empty)
-
-    # ---- inside
 
     def _apply(self, known: _Known, report: ReplicaReport) -> set[ContainerId]:
         peer = known.datanode.peer

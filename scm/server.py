@@ -73,6 +73,7 @@ class Outbox:
         self._waiting: dict[PeerId, dict[str, AnyOrder]] = {}
 
     def send(self, order: AnyOrder) -> bool:
+        """Keep the order for the datanode's next heartbeat (CommandSink.send)."""
         waiting = self._waiting.setdefault(order.peer, {})
         if isinstance(order, ScanOrder) and len(waiting) >= _OUTBOX_SCANS_MAX:
             return False
@@ -80,6 +81,7 @@ class Outbox:
         return True
 
     def withdraw(self, peer: PeerId, command_id: str) -> None:
+        """Drop an order (CommandSink.withdraw)."""
         self._waiting.get(peer, {}).pop(command_id, None)
 
     def waiting(self, peer: PeerId) -> Sequence[AnyOrder]:
@@ -96,6 +98,7 @@ class SoleLeader:
         self._term = store.next_term()
 
     def term(self) -> int | None:
+        """The term given at the start."""
         return self._term
 
 
@@ -147,6 +150,7 @@ class ControllerService:
     def heartbeat(
         self, request: pb.HeartbeatRequest, _: grpc.ServicerContext
     ) -> pb.HeartbeatResponse:
+        """Take in a heartbeat; the answer carries the waiting commands."""
         heartbeat = heartbeat_from(request)
         peer = heartbeat.datanode.peer
         self._metrics.count("scm_heartbeats_total")
@@ -174,6 +178,7 @@ class ControllerService:
     def list_containers(
         self, request: pb.ListContainersRequest, _: grpc.ServicerContext
     ) -> pb.ListContainersResponse:
+        """A page of containers, by state and comparison."""
         state = _chosen(ContainerState, request.state)
         comparison = _chosen(RootComparison, request.comparison)
         limit = min(request.limit or _PAGE_MAX, _PAGE_MAX)
@@ -190,6 +195,7 @@ class ControllerService:
     def get_containers(
         self, request: pb.GetContainersRequest, _: grpc.ServicerContext
     ) -> pb.GetContainersResponse:
+        """The containers asked for, as far as they are known."""
         answer = pb.GetContainersResponse()
         with self._lock:
             now_s = self._clock()
@@ -204,6 +210,7 @@ class ControllerService:
     def reconcile(
         self, request: pb.ReconcileRequest, _: grpc.ServicerContext
     ) -> pb.ReconcileResponse:
+        """Start jobs, or say with a dry run which would start."""
         if request.all_diverged and request.container_ids:
             raise UsageError("either container IDs or all diverged ones, not both")
         named = _container_ids(request.container_ids, IDS_MAX)
@@ -224,27 +231,32 @@ class ControllerService:
     def list_jobs(
         self, request: pb.ListJobsRequest, _: grpc.ServicerContext
     ) -> pb.ListJobsResponse:
+        """The newest jobs."""
         state = _chosen(JobState, request.state)
         with self._lock:
             jobs = self._controller.jobs(state, min(request.limit or _PAGE_MAX, _PAGE_MAX))
         return pb.ListJobsResponse(jobs=[job_to(job, brief=True) for job in jobs])
 
     def get_job(self, request: pb.GetJobRequest, _: grpc.ServicerContext) -> pb.Job:
+        """One job with its evidence."""
         with self._lock:
             return job_to(self._controller.job(JobId(request.job_id)))
 
     def cancel_job(self, request: pb.CancelJobRequest, _: grpc.ServicerContext) -> pb.Job:
+        """Ask a job to end."""
         with self._lock:
             return job_to(self._controller.cancel(JobId(request.job_id), self._clock()))
 
     def list_datanodes(
         self, request: pb.ListDatanodesRequest, _: grpc.ServicerContext
     ) -> pb.ListDatanodesResponse:
+        """All datanodes and how live they are."""
         with self._lock:
             statuses = self._controller.datanodes(self._clock())
         return pb.ListDatanodesResponse(datanodes=[status_to(status) for status in statuses])
 
     def scan(self, request: pb.ScanRequest, _: grpc.ServicerContext) -> pb.ScanResponse:
+        """Order scans of the live replicas."""
         container_ids = _container_ids(request.container_ids, IDS_MAX)
         with self._lock:
             unknown, commands = self._controller.scan(container_ids)

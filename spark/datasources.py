@@ -87,12 +87,15 @@ class OzoneTree(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """The format's name in Spark."""
         return "ozonetree"
 
     def schema(self) -> StructType:
+        """The columns of the chunk table, and of findings."""
         return from_arrow_schema(SCHEMA)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the paths in the options."""
         options = dict(self.options)
         return TreeReader(
             _paths(self.options), options.get("datanode", ""), options.get("volume", "")
@@ -106,12 +109,15 @@ class OzoneVolume(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """The format's name in Spark."""
         return "ozonevolume"
 
     def schema(self) -> StructType:
+        """The columns of the chunk table, and of findings."""
         return from_arrow_schema(SCHEMA)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the volumes in the options."""
         return _VolumeReader(
             _paths(self.options),
             TreeSource(dict(self.options).get("source", TreeSource.TREE.value)),
@@ -182,6 +188,7 @@ class _Reader(DataSourceReader):
     wanted: RowFilter = field(default_factory=RowFilter, kw_only=True)
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
+        """Note what filters leave; Spark applies all of them again."""
         for one in filters:
             self.wanted = self.wanted.narrowed(one)
         return filters
@@ -195,11 +202,13 @@ class TreeReader(_Reader):
     volume: str
 
     def partitions(self) -> Sequence["TreeFilePartition"]:
+        """The tree files that filters leave, some in each partition."""
         found = [path for root in self.paths for path in _trees(Path(root))]
         wanted = [path for path in found if self._is_wanted(path)]
         return [TreeFilePartition(wanted[i : i + _FILES]) for i in range(0, len(wanted), _FILES)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition's tree files."""
         assert isinstance(partition, TreeFilePartition)
         for path in partition.paths:
             yield from self._read(path)
@@ -266,9 +275,11 @@ class _VolumeReader(_Reader):
     source: TreeSource
 
     def partitions(self) -> Sequence["ContainerPartition"]:
+        """The containers that filters leave, some in each partition."""
         return [part for root in self.paths for part in self._ranges(root)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition's containers."""
         assert isinstance(partition, ContainerPartition)
         if partition.finding:
             yield _finding(partition.finding, None, None, None)

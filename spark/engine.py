@@ -338,12 +338,14 @@ class _Told:
         self._said = 0
 
     def share(self, done: int, total: int) -> None:
+        """Report rows up to this share of tasks."""
         now = self._total * done // total
         if now > self._said:
             self._tell(now - self._said)
             self._said = now
 
     def rest(self) -> None:
+        """Report the rows that are left."""
         self.share(1, 1)
 
 

@@ -382,6 +382,7 @@ class _Grouped:
 
     @classmethod
     def of(cls, replicas: pa.Table) -> Self:
+        """Group rows of REPLICA_SCHEMA in any order."""
         container = _int64s(replicas["container_id"])
         keys = (ranks(replicas["volume"]), ranks(replicas["datanode"]), container)
         order = np.lexsort(keys)

@@ -360,6 +360,7 @@ class TableWriter:
             self.rows += table.num_rows
 
     def close(self) -> None:
+        """Write the footer."""
         self._out.close()
 
 
@@ -413,17 +414,20 @@ class SweepTotals:
         self.paths = Counter[str]()
 
     def add_replicas(self, replicas: pa.Table) -> None:
+        """Count rows of REPLICA_SCHEMA."""
         self.replicas += replicas.num_rows
         self.containers += len(container_ids_of(replicas))
         self.paths.update(_counts(replicas["path"]))
 
     def add_verdicts(self, verdicts: pa.Table) -> None:
+        """Count rows of VERDICT_SCHEMA."""
         self.judged += verdicts.num_rows
         self.excluded += pc.sum(verdicts["excluded"]).as_py() or 0
         self.verdicts.update(_counts(verdicts["verdict"]))
         self.diverged += verdicts.filter(verdicts["diverged"])["container_id"].to_pylist()
 
     def add_findings(self, findings: pa.Table) -> None:
+        """Count rows of FINDING_SCHEMA."""
         self.findings.update(_counts(findings["kind"]))
 
 

@@ -56,10 +56,12 @@ class HeatmapCell(Enum):
 
     @property
     def letter(self) -> str:
+        """The letter in the cell."""
         return self.value[0]
 
     @property
     def meaning(self) -> str:
+        """What the cell says, for the legend."""
         return self.value[1]
 
 
@@ -84,6 +86,7 @@ class PastSweep:
 
     @property
     def diverged(self) -> int:
+        """How many containers had diverged."""
         return sum(self.verdicts.get(verdict.value, 0) for verdict in DIVERGED_VERDICTS)
 
 
@@ -97,6 +100,7 @@ class DamageShare:
 
     @property
     def permille(self) -> float:
+        """Replicas to repair of a thousand."""
         return 1000 * self.lacking / self.replicas if self.replicas else 0.0
 
 
@@ -151,6 +155,7 @@ class SweepReport:
 
     @property
     def diverged(self) -> int:
+        """How many containers have diverged."""
         return sum(self.verdicts.get(verdict.value, 0) for verdict in DIVERGED_VERDICTS)
 
 

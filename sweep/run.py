@@ -200,6 +200,7 @@ class _Sweep:
         self._history = History(request.out, disk)
 
     def run(self) -> Summary:
+        """Go through every stage that is not finished; returns the summary."""
         started = time.monotonic()
         copied = self._copied()
         folded = self._folded(copied)
@@ -369,17 +370,7 @@ class _Sweep:
             self._output.writing(SweepTable.VERDICTS, sweep_id) as verdicts,
         ):
             for wanted in ranges([runs, replicas, from_rows]):
-                by_rows = from_rows.read(wanted)
-                exact_ids = pa.array(container_ids_of(by_rows))
-                settled = pa.concat_tables(
-                    [settle(runs.read(wanted)).replicas, replicas.read(wanted)]
-                )
-                settled = settled.filter(
-                    pc.invert(pc.is_in(settled["container_id"], value_set=exact_ids))
-                )
-                held = _sorted(
-                    pa.concat_tables([settled, by_rows]), "container_id", "datanode", "volume"
-                )
+                held = _replicas_within(wanted, runs, replicas, from_rows)
                 compared = compare_replicas(held)
                 roots.add(held)
                 verdicts.add(compared.verdicts)
@@ -387,9 +378,8 @@ class _Sweep:
                 totals.add_verdicts(compared.verdicts)
                 found.append(compared.findings)
                 candidates.append(compared.candidates)
-                of_candidates = held.filter(
-                    pc.is_in(held["container_id"], value_set=pa.array(compared.candidates))
-                )
+                is_candidate = pc.is_in(held["container_id"], pa.array(compared.candidates))
+                of_candidates = held.filter(is_candidate)
                 theirs.append(of_candidates)
                 counted = _rows_by_container(RUN_SCHEMA.empty_table(), of_candidates)
                 rows.append(np.array([counted[int(i)] for i in compared.candidates], np.int64))
@@ -529,6 +519,20 @@ class _Sweep:
                 rows = _sorted(rows, "container_id", "block_id", "chunk_offset", "kind", "detail")
                 writer.add(rows)
                 totals.add_findings(rows)
+
+
+def _replicas_within(
+    wanted: Range, runs: StoredTable, replicas: StoredTable, from_rows: StoredTable
+) -> pa.Table:
+    """The replicas of a range: settled from runs, read whole, or computed from rows.
+
+    What was computed from rows replaces what else there is of its container.
+    """
+    by_rows = from_rows.read(wanted)
+    settled = pa.concat_tables([settle(runs.read(wanted)).replicas, replicas.read(wanted)])
+    exact_ids = pa.array(container_ids_of(by_rows))
+    settled = settled.filter(pc.invert(pc.is_in(settled["container_id"], value_set=exact_ids)))
+    return _sorted(pa.concat_tables([settled, by_rows]), "container_id", "datanode", "volume")
 
 
 def _rows_by_container(runs: pa.Table, replicas: pa.Table) -> Mapping[int, int]:

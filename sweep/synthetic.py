@@ -274,6 +274,7 @@ class _Layout:
 
     @classmethod
     def of(cls, cluster: SyntheticCluster) -> Self:
+        """Draw the cluster from its seed."""
         rng = np.random.default_rng((cluster.seed, 0))
         count, nodes = cluster.containers, cluster.datanodes
         names = tuple(
@@ -324,6 +325,7 @@ class _Layout:
 
     @property
     def blocks_all(self) -> int:
+        """How many blocks there are."""
         return int(self.starts[-1])
 
 
@@ -358,6 +360,7 @@ class _Slab:
 
     @classmethod
     def of(cls, layout: _Layout, ordinals: Int64s, rng: np.random.Generator) -> Self:
+        """Draw the chunks of some blocks."""
         count, chunks = len(ordinals), layout.cluster.chunks
         containers = np.searchsorted(layout.starts, ordinals, "right") - 1
         damaged = (layout.damage[containers] != _NO_DAMAGE) & (
@@ -523,6 +526,7 @@ class _Writer:
         self._out.close()
 
     def add(self, layout: _Layout, rows: dict[str, npt.NDArray[np.generic]]) -> None:
+        """Take rows over; a full row group is written."""
         self._layout = layout
         self._pending.append(rows)
         self._waiting += len(rows["node"])

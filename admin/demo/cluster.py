@@ -63,6 +63,7 @@ class _Process:
     address: str = ""
 
     def start(self) -> None:
+        """Start the process; ProcessFailedError unless it listens in time."""
         port_file = self.folder / "address"
         port_file.unlink(missing_ok=True)
         with (self.folder / "log").open("ab") as log:
@@ -80,16 +81,19 @@ class _Process:
         self.address = port_file.read_text().strip()
 
     def failed(self) -> ProcessFailedError:
+        """The error of a process that did not start, with the end of its log."""
         tail = (self.folder / "log").read_text(errors="replace").splitlines()[-8:]
         return ProcessFailedError(
             f"{self.name} did not start:\n" + "\n".join(tail), process=self.name
         )
 
     def signal(self, number: signal.Signals) -> None:
+        """Send a signal if the process runs."""
         if self.process and self.process.poll() is None:
             self.process.send_signal(number)
 
     def wait(self) -> None:
+        """Wait for the end; kill the process if it takes too long."""
         if self.process:
             try:
                 self.process.wait(_STOP_S)
@@ -145,6 +149,7 @@ class LocalCluster:
 
     @property
     def controller_address(self) -> str:
+        """Where the controller listens."""
         return self._controller.address
 
     def start_agent(self, name: str, *, bytes_per_second: int = 0) -> None:
@@ -180,6 +185,7 @@ class LocalCluster:
         self._agents[name].wait()
 
     def stop_agent(self, name: str) -> None:
+        """End an agent in good order."""
         self._agents[name].signal(signal.SIGTERM)
         self._agents[name].wait()
 

@@ -64,6 +64,7 @@ class Proof:
     surplus: tuple[Surplus, ...] = ()
 
     def flawed(self) -> frozenset[ContainerId]:
+        """The containers that are not proven."""
         return frozenset(flaw.container_id for flaw in self.flaws)
 
 
@@ -78,24 +79,8 @@ def prove(
     """
     disk = Disk()
     with ExitStack() as stack:
-
-        def opened(paths: Mapping[str, Path], place: str) -> dict[str, ContainerStore]:
-            return {
-                name: ContainerStore(
-                    stack.enter_context(
-                        open_volume(
-                            path,
-                            hold=Hold.READ_ONLY,
-                            state_folder=scratch / place / name,
-                            disk=disk,
-                        )
-                    ),
-                    disk,
-                )
-                for name, path in paths.items()
-            }
-
-        stores, healthy = opened(volumes, "proven"), opened(reference or {}, "reference")
+        stores = _opened(stack, volumes, scratch / "proven", disk)
+        healthy = _opened(stack, reference or {}, scratch / "reference", disk)
         containers = read_bytes = compared_bytes = 0
         flaws: list[Flaw] = []
         surplus: list[Surplus] = []
@@ -149,13 +134,9 @@ def prove(
                 if name in healthy and container_id in healthy[name].ids():
                     whole = healthy[name].open(container_id)
                     compared_bytes += _file_bytes(replica, records[name])
-                    changes = [
-                        *_differences(replica, whole, records[name], dict(_records(whole)), set()),
-                        *_changed_records(replica, whole),
-                        *_tree_differences(replica, whole),
-                    ]
                     flaws += [
-                        Flaw(container_id, name, f"{text} than undamaged") for text in changes
+                        Flaw(container_id, name, f"{text} than undamaged")
+                        for text in _changed_since(replica, whole, records[name])
                     ]
         return Proof(
             containers,
@@ -165,6 +146,30 @@ def prove(
             frozenset(unverifiable),
             tuple(surplus),
         )
+
+
+def _opened(
+    stack: ExitStack, paths: Mapping[str, Path], state_folder: Path, disk: Disk
+) -> dict[str, ContainerStore]:
+    """The volumes' containers, read-only and open until the stack is closed."""
+    return {
+        name: ContainerStore(
+            stack.enter_context(
+                open_volume(path, hold=Hold.READ_ONLY, state_folder=state_folder / name, disk=disk)
+            ),
+            disk,
+        )
+        for name, path in paths.items()
+    }
+
+
+def _changed_since(
+    replica: Container, whole: Container, records: Mapping[BlockId, BlockRecord]
+) -> Iterator[str]:
+    """How a replica differs from its undamaged self."""
+    yield from _differences(replica, whole, records, dict(_records(whole)), set())
+    yield from _changed_records(replica, whole)
+    yield from _tree_differences(replica, whole)
 
 
 def _ids(store: ContainerStore) -> set[ContainerId]:

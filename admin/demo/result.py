@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from admin.demo.cluster import ScannedReplica
 from admin.demo.damage import InflictedDamage
 from admin.demo.offline_check import Proof
+from admin.output import JsonObject
 from merkle.outcome import Verdict
 from merkle.tree import ContainerId, root_hex
 
@@ -37,14 +38,17 @@ class DemoResult:
 
     @property
     def lost(self) -> list[ContainerId]:
+        """Containers of which no replica holds some window."""
         return sorted(i for i, verdict in self.verdicts.items() if verdict is Verdict.UNRECOVERABLE)
 
     @property
     def conflicts(self) -> list[ContainerId]:
+        """Containers whose replicas contradict each other."""
         return sorted(i for i, verdict in self.verdicts.items() if verdict is Verdict.CONFLICT)
 
     @property
     def unverifiable(self) -> list[ContainerId]:
+        """Containers written without checksums."""
         return sorted(self.proof.unverifiable) if self.proof else []
 
     @property
@@ -69,11 +73,13 @@ class DemoResult:
 
     @property
     def healed(self) -> list[ContainerId]:
+        """Containers that are proven whole and equal."""
         seen = {replica.container_id for replica in self.after}
         return sorted(seen - set(self.unhealed) - set(self.unverifiable))
 
     @property
     def exit_status(self) -> int:
+        """What the command returns."""
         return (
             4
             if self.lost or self.conflicts
@@ -83,25 +89,10 @@ class DemoResult:
         )
 
 
-def report(outcome: DemoResult) -> dict[str, object]:
+def report(outcome: DemoResult) -> JsonObject:
     """What `--json` prints under `data`."""
     containers = []
     for container_id in sorted({replica.container_id for replica in outcome.after}):
-
-        def replicas(
-            scanned: Sequence[ScannedReplica], wanted: ContainerId = container_id
-        ) -> dict[str, object]:
-            return {
-                replica.replica: {
-                    "dataChecksum": root_hex(replica.data_checksum),
-                    "state": replica.state,
-                    "findings": list(replica.findings),
-                    **({"refused": replica.refusal} if replica.refusal else {}),
-                }
-                for replica in scanned
-                if replica.container_id == wanted
-            }
-
         verdict = outcome.verdicts.get(container_id)
         containers.append(
             {
@@ -109,11 +100,10 @@ def report(outcome: DemoResult) -> dict[str, object]:
                 "verdict": verdict.value if verdict else None,
                 "refused": outcome.refused.get(container_id),
                 "healed": container_id in outcome.healed,
-                "before": replicas(outcome.before),
-                "after": replicas(outcome.after),
+                "before": _replicas_json(outcome.before, container_id),
+                "after": _replicas_json(outcome.after, container_id),
             }
         )
-    proof, kill = outcome.proof, outcome.kill
     return {
         "replicas": list(outcome.replicas),
         "healed": outcome.healed,
@@ -131,38 +121,53 @@ def report(outcome: DemoResult) -> dict[str, object]:
             }
             for one in outcome.inflicted
         ],
-        "kill": (
-            kill
-            and {
-                "replica": kill.replica,
-                "after_s": round(kill.after_s, 3),
-                "windowsWritten": kill.windows_written,
-                "containerID": kill.container_id,
-            }
-        ),
+        "kill": outcome.kill and _kill_json(outcome.kill),
         "containers": containers,
         "jobs": outcome.jobs,
-        "proof": (
-            proof
-            and {
-                "bytesVerified": proof.windows_matching_bytes,
-                "bytesCompared": proof.compared_bytes,
-                "flaws": [
-                    {"containerID": flaw.container_id, "replica": flaw.replica, "text": flaw.text}
-                    for flaw in proof.flaws
-                ],
-                "surplus": [
-                    {
-                        "containerID": extra.container_id,
-                        "replica": extra.replica,
-                        "blockID": extra.block_id,
-                        "length": extra.length_bytes,
-                    }
-                    for extra in proof.surplus
-                ],
-            }
-        ),
+        "proof": outcome.proof and _proof_json(outcome.proof),
         "elapsed_s": round(outcome.elapsed_s, 3),
+    }
+
+
+def _replicas_json(scanned: Sequence[ScannedReplica], container_id: ContainerId) -> JsonObject:
+    return {
+        replica.replica: {
+            "dataChecksum": root_hex(replica.data_checksum),
+            "state": replica.state,
+            "findings": list(replica.findings),
+            **({"refused": replica.refusal} if replica.refusal else {}),
+        }
+        for replica in scanned
+        if replica.container_id == container_id
+    }
+
+
+def _kill_json(kill: AgentKill) -> JsonObject:
+    return {
+        "replica": kill.replica,
+        "after_s": round(kill.after_s, 3),
+        "windowsWritten": kill.windows_written,
+        "containerID": kill.container_id,
+    }
+
+
+def _proof_json(proof: Proof) -> JsonObject:
+    return {
+        "bytesVerified": proof.windows_matching_bytes,
+        "bytesCompared": proof.compared_bytes,
+        "flaws": [
+            {"containerID": flaw.container_id, "replica": flaw.replica, "text": flaw.text}
+            for flaw in proof.flaws
+        ],
+        "surplus": [
+            {
+                "containerID": extra.container_id,
+                "replica": extra.replica,
+                "blockID": extra.block_id,
+                "length": extra.length_bytes,
+            }
+            for extra in proof.surplus
+        ],
     }
 
 
