@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from admin.demo.synthetic import SyntheticCluster, synthetic
 from benchmarks.measure import Report, Samples
 from benchmarks.measure import interleaved as by_clock
 from chunktable.schema import CHUNK_SCHEMA
@@ -26,7 +27,6 @@ from merkle.tree import BlockId, ChunkTree, ContainerId, TreeBuilder
 from sweep.files import fold_part
 from sweep.model import Part, PartKind
 from sweep.runs import Rows, fold_stretches, library_fold_stretches, settle
-from sweep.synthetic import SyntheticCluster, synthetic
 
 CHUNKS = 4_000_000
 BUILDER_CHUNKS = 64_000

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from admin.demo.synthetic import CHUNK_BYTES
 from benchmarks.measure import Report, Samples, interleaved
 from benchmarks.tables import make_table
 from merkle.columns import fold_blocks, fold_root
@@ -30,7 +31,6 @@ from sweep.inputs import table_parts
 from sweep.local import LocalEngine
 from sweep.run import sweep
 from sweep.runs import settle
-from sweep.synthetic import CHUNK_BYTES
 
 ROUNDS = 5
 ROWS = 20_000_000

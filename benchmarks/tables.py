@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sweep.synthetic import GroundTruth, SyntheticCluster, synthetic
+from admin.demo.synthetic import GroundTruth, SyntheticCluster, synthetic
 
 # A container of the synthetic cluster: three replicas of 20 blocks of 64 chunks, and
 # half as many where not full.

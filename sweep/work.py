@@ -344,7 +344,13 @@ def _plan(raw: dict[str, object]) -> Plan:
 def parts_of(raw: Sequence[Mapping[str, object]]) -> tuple[Part, ...]:
     """Parts as they were written to JSON."""
     return tuple(
-        Part(**{**one, "kind": PartKind(one["kind"]), "source": TreeSource(one["source"])})  # type: ignore[arg-type]
+        Part(
+            **{  # type: ignore[arg-type]
+                **one,
+                "kind": PartKind(one["kind"]),
+                "source": TreeSource(one["source"]),
+            }
+        )
         for one in raw
     )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from admin.demo.synthetic import DamageKind, GroundTruth, RowOrder, SyntheticCluster, synthetic
 from admin.output import ProgressStyle, print_json, print_line, print_table
 from admin.sweeping import ENGINES, LOCAL, SPARK, chosen_engine, progress_sink, write_report
 from runtime.disk import Disk
@@ -22,7 +23,6 @@ from sweep.engine import ProgressSink, SweepRequest
 from sweep.model import REPLICA_SCHEMA, FindingKind
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
 from sweep.run import sweep as carry_out
-from sweep.synthetic import DamageKind, GroundTruth, RowOrder, SyntheticCluster, synthetic
 
 _LARGEST = 1_000_000
 # What a sweep may find beside differences of replicas where damage came overnight.

@@ -14,8 +14,8 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from admin.demo.synthetic import SyntheticCluster, synthetic
 from spark.pack import PACKAGES
-from sweep.synthetic import SyntheticCluster, synthetic
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]

@@ -12,6 +12,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
+from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from runtime.disk import Disk
 from spark.engine import Scattered, SparkEngine, last_offset
@@ -21,7 +22,6 @@ from sweep.gather import Gatherer
 from sweep.local import LocalEngine
 from sweep.output import Summary, SweepStore, SweepTable
 from sweep.run import sweep
-from sweep.synthetic import RowOrder, SyntheticCluster, synthetic
 from tests.support.sweeps import Quiet, findings_of, packed_trees, verdicts_of
 
 # One JVM a run of the tests: all of Spark's are of one group.

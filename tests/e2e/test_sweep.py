@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from admin.demo.cluster import LocalCluster
+from admin.demo.synthetic import GroundTruth, SyntheticCluster, synthetic
 from merkle.outcome import Verdict
-from sweep.synthetic import GroundTruth, SyntheticCluster, synthetic
 from tests.support.sweeps import findings_of
 from tests.support.volumes import unpack
 from tests.support.waiting import wait_until

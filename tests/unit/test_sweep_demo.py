@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from admin.demo.sweep_demo import Swept, mistakes
-from sweep.synthetic import DamageKind, GroundTruth, SyntheticCluster, synthetic
+from admin.demo.synthetic import DamageKind, GroundTruth, SyntheticCluster, synthetic
 from tests.support.sweeps import run
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from admin.demo.synthetic import GroundTruth, RowOrder, SyntheticCluster, synthetic
 from admin.sweeping import write_report
 from chunktable.schema import CHUNK_SCHEMA
 from merkle.outcome import Verdict
@@ -17,7 +18,6 @@ from runtime.disk import Disk
 from sweep.errors import SweepInputError
 from sweep.model import REPLICA_SCHEMA
 from sweep.output import Skipped, SweepStore, SweepTable
-from sweep.synthetic import GroundTruth, RowOrder, SyntheticCluster, synthetic
 from tests.support.sweeps import OnePartWaves, findings_of, run, table_of, tear, verdicts_of
 
 SMALL = SyntheticCluster(seed=3, datanodes=5, containers=120, blocks=6, chunks=8)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from chunktable.manifest import FileKind, Manifest, file_name, parse_manifest
 from chunktable.places import LocalDestination, place_of
 from chunktable.reader import latest_manifest
@@ -24,7 +25,6 @@ from sweep.files import fold_part
 from sweep.inputs import is_unchanged, table_parts
 from sweep.output import Summary, SweepTable
 from sweep.run import sweep
-from sweep.synthetic import RowOrder, SyntheticCluster, synthetic
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of
 from tests.support.tables import MemoryWalk, blocks, replica
 from tests.support.volumes import flip

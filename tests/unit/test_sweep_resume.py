@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from runtime.disk import Disk, Operation
 from runtime.errors import BusyError, DiskError, UsageError
 from sweep.errors import SweepInputError, SweepNotFoundError
 from sweep.output import Summary, SweepStore, SweepTable
-from sweep.synthetic import RowOrder, SyntheticCluster, synthetic
 from tests.support.disk import FailingDisk
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of, tear
 from tests.support.volumes import unpack

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from admin.demo.synthetic import DamageKind, RowOrder, SyntheticCluster, synthetic
 from merkle.outcome import Verdict
-from sweep.synthetic import DamageKind, RowOrder, SyntheticCluster, synthetic
 from tests.support.chunk_rows import compared, rows_in, trees_in
 
 SMALL = SyntheticCluster(seed=5, datanodes=4, containers=150, blocks=4, chunks=3)

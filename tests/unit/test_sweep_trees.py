@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from merkle.columns import encode_tree
 from merkle.limits import MESSAGE_BYTES_MAX
 from protos.convert import tree_from_bytes
 from runtime.disk import Disk
 from sweep.output import SweepStore, SweepTable
-from sweep.synthetic import RowOrder, SyntheticCluster, synthetic
 from sweep.trees import library_encode_trees
 from tests.support.chunk_rows import rows_in, trees_in
 from tests.support.sweeps import Killed, OnePartWaves, packed_trees, run
