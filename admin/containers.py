@@ -12,9 +12,9 @@ import click
 from admin.answer import answering, container_ids, controller_options, json_option
 from admin.controller_client import ControllerClient
 from admin.output import JsonObject, print_line, print_table, size_text
+from merkle.comparison import Comparison, compare
 from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX
-from merkle.plan import Comparison, compare
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId, ContainerTree, root_hex
 from protos import controller_pb2 as pb

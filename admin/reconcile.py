@@ -21,9 +21,9 @@ from admin.containers import comparison_json, container_json, datanode_json, fet
 from admin.controller_client import ControllerClient
 from admin.jobs import await_jobs, doubt, exit_status_of, job_json, print_jobs
 from admin.output import JsonObject, ProgressStyle, print_line, print_table
+from merkle.comparison import Comparison, compare
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
-from merkle.plan import Comparison, compare
 from merkle.replica import ReplicaState
 from protos import controller_pb2 as pb
 from runtime.errors import UsageError

@@ -16,9 +16,9 @@ from admin.tree_build import ReplicaTree, build_json, print_built, replica_tree
 from admin.tree_diff import ReplicaComparison, compare_replicas, comparison_json, print_comparisons
 from admin.tree_files import print_tree, stored_trees, tree_json
 from admin.tree_sources import ContainerFailures, containers_of, opened, paths_of, scan_progress
+from merkle.comparison import Comparison
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
-from merkle.plan import Comparison
 from merkle.replica import TreeSource
 from ozone.mapped import MappedReader
 from runtime.errors import UsageError
@@ -223,7 +223,7 @@ def diff_command(
                 compared.append(one)
     if not as_json:
         print_comparisons(compared)
-    return failures.exit_status(found=any(one.differs for one in compared))
+    return failures.exit_status(found=any(one.comparison.differs for one in compared))
 
 
 @tree.result_callback()

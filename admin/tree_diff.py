@@ -1,17 +1,18 @@
 """`treefold tree diff`: the replicas of one container side by side."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from admin.output import JsonObject, print_line, print_table
 from admin.tree_build import ReplicaTree
 from admin.tree_sources import place_text
+from merkle.comparison import Comparison, UnrecordedCopies, compare, unrecorded_copies
 from merkle.errors import RecordInvalidError
-from merkle.outcome import Verdict
-from merkle.plan import Comparison, compare
+from merkle.outcome import Evidence, EvidenceKind, Verdict
 from merkle.replica import TreeSource
-from merkle.tree import BlockId, ContainerId, ContainerTree
+from merkle.survey import ChunkPlace
+from merkle.tree import ContainerId
 from merkle.windows import bad_windows, is_sound
 from ozone.containers import Container
 from ozone.errors import BlockNotFoundError
@@ -21,120 +22,70 @@ from runtime.errors import DatabaseError, DiskError
 
 @dataclass(frozen=True, slots=True)
 class ReplicaComparison:
-    """The replicas of one container side by side, and remarks for people.
+    """The replicas of one container side by side.
 
     Where some are `unread`, by the paths given and each with the reason, none are
     compared.
     """
 
     comparison: Comparison
-    remarks: tuple[str, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def differs(self) -> bool:
-        """Whether the replicas are known to differ."""
-        return bool(self.comparison.differences) or self.comparison.verdict not in (
-            Verdict.MATCH,
-            Verdict.UNKNOWN,
-        )
 
 
 def compare_replicas(
     container_id: ContainerId, replicas: Mapping[str, ReplicaTree], files: Mapping[str, Container]
 ) -> ReplicaComparison:
+    """Compare the replicas by their trees, and by the files that decide what trees
+    leave open.
+    """
     if any(replica.replica_index for replica in replicas.values()):
-        return ReplicaComparison(
-            Comparison(container_id, Verdict.UNKNOWN), ("erasure-coded: replicas differ by design",)
-        )
+        return _not_compared(container_id, "erasure-coded: replicas differ by design")
     if not replicas:
-        return ReplicaComparison(Comparison(container_id, Verdict.UNKNOWN), ("deleted everywhere",))
-    unrecorded = _unrecorded(replicas, files)
-    comparison = compare(
-        {name: replica.tree for name, replica in replicas.items()},
-        bad_windows={
-            name: {**replica.bad_windows, **unrecorded[name]} for name, replica in replicas.items()
-        },
-    )
-    remarks = tuple(evidence.detail for evidence in comparison.evidence)
-    lost, found = _in_no_tree(replicas, files)
-    if lost and len(replicas) > 1:
-        comparison = replace(comparison, verdict=Verdict.UNRECOVERABLE)
-    elif found and comparison.verdict in (Verdict.MATCH, Verdict.UNKNOWN):
-        comparison = replace(comparison, verdict=Verdict.REPAIRABLE)
-    return ReplicaComparison(comparison, (*remarks, *lost, *found))
+        return _not_compared(container_id, "deleted everywhere")
+    trees = {name: replica.tree for name, replica in replicas.items()}
+    windows = {name: dict(replica.bad_windows) for name, replica in replicas.items()}
+    lost = {
+        name: _lost_places(replica, files[name])
+        for name, replica in replicas.items()
+        if replica.source is TreeSource.DATA and replica.findings
+    }
+    for copies in list(unrecorded_copies(trees, bad_windows=windows, lost=lost)):
+        for name, bad in _bad_windows(copies, files):
+            windows[name][copies.block_id, copies.offset] = bad
+    places = {place for found in lost.values() for place in found}
+    return ReplicaComparison(compare(trees, bad_windows=windows, lost=places))
 
 
-def _in_no_tree(
-    replicas: Mapping[str, ReplicaTree], files: Mapping[str, Container]
-) -> tuple[list[str], list[str]]:
-    """What is on record and of which no replica with a record has a byte: what is lost,
-    and what other files hold.
+def _not_compared(container_id: ContainerId, why: str) -> ReplicaComparison:
+    evidence = Evidence(EvidenceKind.NOTHING_COMPARED, None, None, why)
+    return ReplicaComparison(Comparison(container_id, Verdict.UNKNOWN, (), (evidence,)))
+
+
+def _lost_places(replica: ReplicaTree, container: Container) -> frozenset[ChunkPlace]:
+    """The recorded chunks of which a scan found not a byte."""
+    # A database that cannot be read is a finding already.
+    with suppress(DatabaseError, RecordInvalidError):
+        lost = lost_chunks(container, replica.tree)
+        return frozenset((block_id, at) for block_id, offsets in lost.items() for at in offsets)
+    return frozenset()
+
+
+def _bad_windows(
+    copies: UnrecordedCopies, files: Mapping[str, Container]
+) -> Iterator[tuple[str, frozenset[int]]]:
+    """The bad windows of each file that can be read, by the record of another replica.
     """
-    blocks = [block for replica in replicas.values() for block in replica.tree.blocks]
-    passed_over = {block.block_id for block in blocks if block.deleted}
-    held = {(block.block_id, chunk.offset) for block in blocks for chunk in block.chunks}
-    recorders: dict[tuple[BlockId, int], str] = {}
-    for name, replica in replicas.items():
-        if replica.source is TreeSource.DATA and replica.findings:
-            with suppress(DatabaseError, RecordInvalidError):
-                places = lost_chunks(files[name], replica.tree).items()
-                recorders |= {
-                    (block_id, offset): name for block_id, offsets in places for offset in offsets
-                }
-    lost, found = list[str](), list[str]()
-    for block_id, offset in sorted(recorders.keys() - held):
-        record = files[recorders[block_id, offset]].stored_record(block_id)
-        chunk = record.by_offset.get(offset) if record else None
-        if block_id in passed_over or chunk is None:
-            continue
-        bad = set(range(len(chunk.checksums)))
-        for replica_files in files.values():
-            with suppress(BlockNotFoundError, DiskError):
-                bad.intersection_update(
-                    bad_windows(chunk, replica_files.read(block_id, offset, chunk.length_bytes))
-                )
-        where = place_text(block_id, offset)
-        if bad:
-            lost.append(f"nobody has all bytes of what is recorded as{where}")
-        else:
-            found.append(f"only files without a record hold what is recorded elsewhere as{where}")
-    return lost, found
-
-
-def _unrecorded(
-    replicas: Mapping[str, ReplicaTree], files: Mapping[str, Container]
-) -> dict[str, dict[tuple[BlockId, int], frozenset[int]]]:
-    """Of chunks that nobody has whole, the bad windows of files that are there though
-    no readable record names them.
-
-    What is good is told by the records of the replicas whose scans found those chunks
-    corrupt.
-    """
-    found: dict[str, dict[tuple[BlockId, int], frozenset[int]]] = {name: {} for name in replicas}
-    corrupt = {place: other for other, replica in replicas.items() for place in replica.bad_windows}
-    if not corrupt:
-        return found
-    entries = {name: _chunks(replica.tree) for name, replica in replicas.items()}
-    for place, other in corrupt.items():
-        if any(held.get(place) for held in entries.values()):
-            continue
-        for name in (name for name, held in entries.items() if place not in held):
-            block_id, offset = place
-            # What cannot be read here is of no use; that the other has it on record is
-            # known from its scan.
-            with suppress(BlockNotFoundError, DiskError, RecordInvalidError):
-                record = files[other].record(block_id)
-                chunk = record.by_offset.get(offset) if record else None
-                if chunk is not None and is_sound(chunk):
-                    data = files[name].read(block_id, offset, chunk.length_bytes)
-                    found[name][place] = frozenset(bad_windows(chunk, data))
-    return found
-
-
-def _chunks(built: ContainerTree) -> dict[tuple[BlockId, int], bool]:
-    """Whether each chunk of a tree matches its record."""
-    return {(b.block_id, c.offset): c.checksum_matches for b in built.blocks for c in b.chunks}
+    record = None
+    # Without a record nothing can be proven; that there is one is known from a scan.
+    with suppress(DatabaseError, RecordInvalidError):
+        record = files[copies.recorder].record(copies.block_id)
+    chunk = record.by_offset.get(copies.offset) if record else None
+    if chunk is None or not is_sound(chunk):
+        return
+    for name in copies.holders:
+        with suppress(BlockNotFoundError, DiskError):
+            data = files[name].read(copies.block_id, copies.offset, chunk.length_bytes)
+            yield name, frozenset(bad_windows(chunk, data))
 
 
 def comparison_json(compared: ReplicaComparison) -> JsonObject:
@@ -176,5 +127,7 @@ def print_comparisons(compared: Iterable[ReplicaComparison]) -> None:
             )
         for name, reason in one.unread.items():
             print_line(f"container {container_id}: not compared: {name}: {reason}")
-        for remark in one.remarks:
-            print_line(f"container {container_id}: note: {remark}", style="dim")
+        for evidence in one.comparison.evidence:
+            where = place_text(evidence.block_id, evidence.offset)
+            note = f"{evidence.detail}:{where}" if where else evidence.detail
+            print_line(f"container {container_id}: note: {note}", style="dim")

@@ -53,6 +53,8 @@ class EvidenceKind(StrEnum):
     COPIES_CORRUPT_ALIKE = "copies_corrupt_alike"
     BAD_WINDOWS_SHARED = "bad_windows_shared"
     WINDOWS_UNPROVEN = "windows_unproven"
+    BYTES_LOST = "bytes_lost"
+    BYTES_UNRECORDED = "bytes_unrecorded"
     # Found while repairing: what the records say, and who did not answer.
     RECORDS_DIFFER = "records_differ"
     RECORD_UNPROVEN = "record_unproven"

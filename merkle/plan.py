@@ -1,29 +1,13 @@
-"""One repair plan over all peers at once, and the verdict on a set of replicas.
+"""One repair plan over all peers at once: what to fetch, and from whom.
 
-All replicas are laid side by side. For each block the tombstone with the largest
-checksum wins over everything else; without one, the block should hold the union of all
-healthy chunks, so that the longest copy wins. A chunk is decided by its copies at one
-offset:
+The rules of `merkle.survey` decide each block and chunk. A plan holds what this replica
+lacks of the result. Its verdict is on the whole set: a plan without work may say
+REPAIRABLE, because a peer lacks what we have.
 
-- healthy copies that agree: every other replica can take it from them;
-- healthy copies that disagree, or chunkings that overlap: CONFLICT, nobody's bytes are
-  touched;
-- only corrupt copies with different observed checksums: they may be bad in different
-  windows, so that good ones can be put together and proven, window by window:
-  REPAIRABLE;
-- only corrupt copies, all alike: the same bytes are wrong everywhere: UNRECOVERABLE, as
-  far as trees tell. A replica that has no entry for the chunk may have lost no more
-  than the record, so its file is asked all the same;
-- no copies in any tree, because whoever has the record has not a byte: known to that
-  replica's scan alone, which hands such chunks to its plan.
-
-A verdict speaks of the whole set: a plan may hold no work for us and say REPAIRABLE,
-because a peer lacks what we have. The worst finding decides: UNRECOVERABLE, CONFLICT,
-REPAIRABLE, MATCH, in this order. What nobody can verify (empty live blocks, and chunks
-whose type NONE recorded no checksums: trees built from metadata have them, scanned ones
-have not) is set aside on all sides first. The verdict is UNKNOWN where nothing else is
-left or nothing was compared; and where a tree was never built, instead of a MATCH or a
-loss that this replica might refute.
+Two kinds of chunks are planned although no tree promises a good copy of them: those
+that are corrupt everywhere, since a replica without an entry may have lost no more than
+the record; and those that are on record here without a byte in our file. Files that
+outlived their records are then read.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,7 +16,7 @@ from enum import Enum
 
 from merkle.outcome import Evidence, EvidenceKind, Verdict
 from merkle.replica import PeerId
-from merkle.survey import BadWindows, BlockSlots, ChunkSlot, TreeSurvey
+from merkle.survey import ChunkSlot, TreeSurvey
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 
 # Neighbouring chunks share a source up to this length, so that one request can bring
@@ -45,16 +29,6 @@ class ChunkFault(Enum):
 
     MISSING = "missing"
     CORRUPT = "corrupt"
-
-
-class DifferenceKind(Enum):
-    """How replicas differ in one block or chunk."""
-
-    MISSING_BLOCK = "missing_block"
-    MISSING_CHUNK = "missing_chunk"
-    CORRUPT_CHUNK = "corrupt_chunk"
-    DELETED_BLOCK = "deleted_block"
-    CONFLICTING_CHUNK = "conflicting_chunk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,29 +87,6 @@ class RepairPlan:
         return not (self.blocks or self.tombstones)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One difference: `lacking` names the replicas to be mended, `sources` those that
-    have it right.
-    """
-
-    kind: DifferenceKind
-    block_id: BlockId
-    offset: int | None
-    lacking: tuple[str, ...]
-    sources: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Replicas side by side, none of them ours: ascending by block, then by offset."""
-
-    container_id: ContainerId
-    verdict: Verdict
-    differences: tuple[Difference, ...] = ()
-    evidence: tuple[Evidence, ...] = ()
-
-
 def plan_repair(
     ours: ContainerTree,
     peers: Mapping[PeerId, ContainerTree],
@@ -188,30 +139,6 @@ def plan_repair(
         tuple(claimed),
         survey.evidence,
     )
-
-
-def compare(
-    trees: Mapping[str, ContainerTree], *, bad_windows: Mapping[str, BadWindows] | None = None
-) -> Comparison:
-    """How replicas differ, all against all, and what can be done about it.
-
-    With the bad windows of scans (window indices by block and offset, those beyond the
-    end of a truncated file included) a chunk that is corrupt on all replicas is decided
-    instead of presumed. They may also be of a file that outlived its record, where the
-    replica's tree has no entry: a repair asks for its bytes too.
-
-    Raises:
-        TreeRefusedError: the trees are of different containers.
-    """
-    assert trees
-    names = sorted(trees)
-    windows = [(bad_windows or {}).get(name) for name in names]
-    survey = TreeSurvey([trees[name] for name in names], windows)
-    differences = [
-        difference for block in survey.blocks() for difference in _differences(block, names)
-    ]
-    container_id = trees[names[0]].container_id
-    return Comparison(container_id, survey.verdict, tuple(differences), survey.evidence)
 
 
 def _chunk_repair(
@@ -278,48 +205,3 @@ def _ranked(peers: Sequence[PeerId], block_id: BlockId, offset: int) -> tuple[Pe
         return ()
     first = (block_id + offset // SPREAD_BYTES) % len(peers)
     return (*peers[first:], *peers[:first])
-
-
-def _differences(block: BlockSlots, names: Sequence[str]) -> Iterable[Difference]:
-    def named(replicas: Iterable[int]) -> tuple[str, ...]:
-        return tuple(names[i] for i in replicas)
-
-    if block.tombstone is not None:
-        if block.undeleted:
-            deleted = [i for i, entry in enumerate(block.entries) if entry == block.tombstone]
-            yield Difference(
-                DifferenceKind.DELETED_BLOCK,
-                block.block_id,
-                None,
-                named(block.undeleted),
-                named(deleted),
-            )
-        return
-    without = set(block.without)
-    if without and block.slots:
-        whole = set(range(len(names))).intersection(*(slot.healthy for slot in block.slots))
-        partly = set().union(*(slot.healthy for slot in block.slots))
-        yield Difference(
-            DifferenceKind.MISSING_BLOCK,
-            block.block_id,
-            None,
-            named(sorted(without)),
-            named(sorted(whole or partly)),
-        )
-    for slot in block.slots:
-        healthy, corrupt = named(slot.healthy), named(slot.corrupt)
-        absent = named(i for i in slot.absent if i not in without)
-        if slot.verdict is Verdict.CONFLICT:
-            lacking = named(sorted({*slot.corrupt, *slot.absent} - without))
-            yield Difference(
-                DifferenceKind.CONFLICTING_CHUNK, block.block_id, slot.offset, lacking, healthy
-            )
-            continue
-        if absent:
-            yield Difference(
-                DifferenceKind.MISSING_CHUNK, block.block_id, slot.offset, absent, healthy
-            )
-        if corrupt:
-            yield Difference(
-                DifferenceKind.CORRUPT_CHUNK, block.block_id, slot.offset, corrupt, healthy
-            )

@@ -1,6 +1,25 @@
-"""The trees of several replicas side by side: what each block and chunk comes to."""
+"""The trees of several replicas side by side: what each block and chunk comes to.
 
-from collections.abc import Iterator, Mapping, Sequence
+For each block the tombstone with the largest checksum wins over everything else.
+Without one, the block should hold the union of all healthy chunks, so that the longest
+copy wins. A chunk is decided by its copies at one offset:
+
+- Healthy copies agree: every other replica can take the chunk from them.
+- Healthy copies disagree, or chunkings overlap: CONFLICT, nobody's bytes are touched.
+- All copies are corrupt, with different observed checksums: REPAIRABLE. They may be bad
+  in different windows, so that good ones can be put together and proven.
+- All copies are corrupt alike: UNRECOVERABLE, as far as trees show. A replica without
+  an entry may have lost no more than the record; a repair reads its file.
+
+The worst finding decides the verdict on the set: UNRECOVERABLE, CONFLICT, REPAIRABLE,
+MATCH. What nobody can verify is set aside first: empty live blocks, and chunks whose
+type NONE recorded no checksums (trees built from metadata have them, scanned ones do
+not). The verdict is UNKNOWN where nothing else is left or nothing was compared. It is
+UNKNOWN too where a tree was never built, in place of a MATCH, or of a loss that this
+replica might refute.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from merkle.check import TreeRefusal
@@ -13,7 +32,10 @@ from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerTree
 _UNVERIFIABLE_NAMED_MAX = 10
 
 
-BadWindows = Mapping[tuple[BlockId, int], frozenset[int]]
+# A chunk's block and its offset there, in bytes.
+ChunkPlace = tuple[BlockId, int]
+# The windows of chunks that do not match their record, by index.
+BadWindows = Mapping[ChunkPlace, frozenset[int]]
 
 
 @dataclass(slots=True)
@@ -70,6 +92,8 @@ _VERDICTS: Mapping[EvidenceKind, Verdict] = {
     EvidenceKind.COPIES_CORRUPT_ALIKE: Verdict.UNRECOVERABLE,
     EvidenceKind.BAD_WINDOWS_SHARED: Verdict.UNRECOVERABLE,
     EvidenceKind.WINDOWS_UNPROVEN: Verdict.REPAIRABLE,
+    EvidenceKind.BYTES_LOST: Verdict.UNRECOVERABLE,
+    EvidenceKind.BYTES_UNRECORDED: Verdict.REPAIRABLE,
 }
 
 
@@ -85,6 +109,8 @@ _DETAILS: Mapping[EvidenceKind, str] = {
     EvidenceKind.WINDOWS_UNPROVEN: (
         "no copy on record is whole: windows of several may complete each other"
     ),
+    EvidenceKind.BYTES_LOST: "no replica has all bytes of a recorded chunk",
+    EvidenceKind.BYTES_UNRECORDED: "only files without a record hold a recorded chunk",
 }
 
 
@@ -94,8 +120,17 @@ class TreeSurvey:
     """
 
     def __init__(
-        self, trees: Sequence[ContainerTree], windows: Sequence[BadWindows | None] = ()
+        self,
+        trees: Sequence[ContainerTree],
+        windows: Sequence[BadWindows | None] = (),
+        lost: Collection[ChunkPlace] = (),
     ) -> None:
+        """`windows` has one entry a tree, or is empty; `lost` are chunks on record of
+        which the recorder's file has not a byte.
+
+        Raises:
+            TreeRefusedError: the trees are of different containers.
+        """
         for tree in trees:
             if tree.container_id != trees[0].container_id:
                 raise TreeRefusedError(
@@ -105,6 +140,7 @@ class TreeSurvey:
                 )
         self._trees = trees
         self._windows = windows
+        self._lost = lost
         self._unknown = frozenset(i for i, tree in enumerate(trees) if tree.data_checksum is None)
         self._verdicts: set[Verdict] = set()
         self._aside: list[BlockId] = []
@@ -136,6 +172,7 @@ class TreeSurvey:
             else:
                 block = BlockSlots(block_id, entries, without, slots=self._slots(block_id, entries))
             yield block
+        self._note_lost()
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -168,6 +205,24 @@ class TreeSurvey:
         if worst in (Verdict.MATCH, Verdict.UNRECOVERABLE) and self._unknown:
             return Verdict.UNKNOWN
         return worst
+
+    def _note_lost(self) -> None:
+        """Judge the recorded chunks that no tree has, since no recorder has a byte of
+        them.
+        """
+        blocks = [block for tree in self._trees for block in tree.blocks]
+        deleted = {block.block_id for block in blocks if block.deleted}
+        held = {(block.block_id, chunk.offset) for block in blocks for chunk in block.chunks}
+        for place in sorted(place for place in self._lost if place not in held):
+            if place[0] in deleted:
+                continue
+            read = [windows[place] for windows in self._windows if windows and place in windows]
+            is_whole = bool(read) and not frozenset.intersection(*read)
+            kind = EvidenceKind.BYTES_UNRECORDED if is_whole else EvidenceKind.BYTES_LOST
+            # Of a lone replica nothing is compared: another may hold what it lost.
+            if is_whole or len(self._trees) > 1:
+                self._verdicts.add(_VERDICTS[kind])
+            self._evidence.append(Evidence(kind, *place, _DETAILS[kind]))
 
     def _slots(self, block_id: BlockId, entries: Sequence[BlockTree | None]) -> list[ChunkSlot]:
         """The verifiable chunks of all replicas by ascending offset, each judged; the

@@ -10,7 +10,7 @@ from enum import Enum
 from rich.table import Table
 from rich.text import Text
 
-from merkle.plan import Comparison, DifferenceKind
+from merkle.comparison import Comparison, DifferenceKind
 from merkle.tree import BlockId, ContainerTree
 
 # Wider pictures wrap on a terminal of 100 columns; beyond it neighbouring blocks share

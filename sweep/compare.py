@@ -1,10 +1,10 @@
 """Compare the replicas of every container: the equal ones by their sums alone, the
 others block by block.
 
-`compare_replicas` decides at once what `merkle.plan` would say of replicas that are
-equal in root and fingerprint, hold no corrupt chunk and nothing that might be judged
-otherwise by its place. All that is left is a candidate, to be decided by
-`merkle.plan.compare` itself on the trees of its rows.
+`compare_replicas` decides at once what `merkle.comparison` would say of replicas that
+are equal in root and fingerprint, hold no corrupt chunk and nothing that might be
+judged otherwise by its place. All that is left is a candidate, to be decided by
+`merkle.comparison.compare` itself on the trees of its rows.
 """
 
 from collections import Counter
@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from merkle.columns import TreeColumns
+from merkle.comparison import Comparison, Difference, DifferenceKind, compare
 from merkle.outcome import Evidence, Verdict
-from merkle.plan import Comparison, Difference, DifferenceKind, compare
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from sweep.exact import trees_of
@@ -209,8 +209,8 @@ def _judge(
 
 
 def _compare(trees: Sequence[TreeColumns]) -> Comparison:
-    """The comparison by `merkle.plan`; replicas are named by their places in `trees`,
-    in digits that sort alike.
+    """The comparison by `merkle.comparison`; replicas are named by their places in
+    `trees`, in digits that sort alike.
 
     It sees only one of the blocks that are equal and healthy everywhere, and one of
     those that are so wherever they are: comparing nothing is no MATCH, and one lost

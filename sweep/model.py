@@ -95,7 +95,7 @@ REPLICA_SCHEMA = pa.schema(
 VERDICT_SCHEMA = pa.schema(
     [
         pa.field("container_id", pa.int64(), nullable=False),
-        # Of merkle.plan.Verdict.
+        # Of merkle.outcome.Verdict.
         pa.field("verdict", pa.string(), nullable=False),
         pa.field("replicas", pa.int32(), nullable=False),
         # Replicas that took no part: open, erasure-coded, deleted.
@@ -105,8 +105,8 @@ VERDICT_SCHEMA = pa.schema(
     ]
 )
 
-# One row a fault: of replicas (kinds of merkle.plan.DifferenceKind), silent changes,
-# and inputs that cannot be read.
+# One row a fault: of replicas (kinds of merkle.comparison.DifferenceKind), silent
+# changes, and inputs that cannot be read.
 FINDING_SCHEMA = pa.schema(
     [
         pa.field("kind", pa.string(), nullable=False),

@@ -16,8 +16,8 @@ import jinja2
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from merkle.comparison import DifferenceKind
 from merkle.outcome import DIVERGED_VERDICTS
-from merkle.plan import DifferenceKind
 
 # Of more, the worst are shown and the rest is counted: a page that stops the browser
 # tells nobody anything.

@@ -32,9 +32,9 @@ from admin.demo.damage import DamageMethod, inflict
 from admin.demo.offline_check import prove
 from admin.demo.result import AgentKill, DemoResult, listed, report
 from admin.output import console, print_json
+from merkle.comparison import compare
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
-from merkle.plan import compare
 from merkle.tree import ContainerId, ContainerTree, root_hex
 from protos.controller_pb2 import ReplicaReport
 from repair.picture import cells, legend, strips

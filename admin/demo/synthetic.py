@@ -28,8 +28,8 @@ from chunktable.manifest import FileKind, Manifest, TableFile, file_name
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW, CONTAINER_SCHEMA
 from chunktable.writer import parquet_writer
 from merkle.checksum import RunningFingerprint
+from merkle.comparison import DifferenceKind
 from merkle.outcome import Verdict
-from merkle.plan import DifferenceKind
 from merkle.replica import TreeSource
 from merkle.tree import block_checksum
 

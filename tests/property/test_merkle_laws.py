@@ -7,9 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from merkle.check import check_tree
+from merkle.comparison import DifferenceKind, compare
 from merkle.merge import merge
 from merkle.outcome import Verdict
-from merkle.plan import DifferenceKind, compare, plan_repair
+from merkle.plan import plan_repair
 from merkle.replica import PeerId
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerTree, TreeBuilder
 from tests.support.replicas import (

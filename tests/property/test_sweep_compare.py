@@ -1,5 +1,5 @@
-"""A sweep's verdicts and findings are those of merkle.plan on the same trees, whatever
-the replicas hold.
+"""A sweep's verdicts and findings are those of merkle.comparison on the same trees,
+whatever the replicas hold.
 """
 
 from collections.abc import Mapping, Sequence

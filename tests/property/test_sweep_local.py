@@ -1,5 +1,5 @@
 """Whatever the rows are and however they lie, a sweep says of each container what
-merkle.plan says of its trees.
+merkle.comparison says of its trees.
 """
 
 import random

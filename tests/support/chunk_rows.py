@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
-from merkle.plan import Comparison, compare
+from merkle.comparison import Comparison, compare
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ChunkTree, ContainerId, ContainerTree, TreeBuilder, block_checksum
 
@@ -42,7 +42,7 @@ def trees_in(rows: Iterable[Row]) -> dict[int, dict[ReplicaKey, tuple[Row, Conta
 
 
 def compared(replicas: Mapping[ReplicaKey, tuple[Row, ContainerTree]]) -> Comparison | None:
-    """What merkle.plan says of those that take part; None where there is none."""
+    """What merkle.comparison says of those that take part; None where there is none."""
     names = [datanode for datanode, _ in replicas]
     trees = {
         f"{datanode}/{volume}" if names.count(datanode) > 1 else datanode: tree

@@ -5,19 +5,10 @@ from collections.abc import Mapping
 import pytest
 
 from merkle.check import TreeRefusal
+from merkle.comparison import Comparison, DifferenceKind, compare
 from merkle.errors import TreeRefusedError
 from merkle.outcome import EvidenceKind, Verdict
-from merkle.plan import (
-    SPREAD_BYTES,
-    BlockRepair,
-    ChunkFault,
-    ChunkRepair,
-    Comparison,
-    DifferenceKind,
-    RepairPlan,
-    compare,
-    plan_repair,
-)
+from merkle.plan import SPREAD_BYTES, BlockRepair, ChunkFault, ChunkRepair, RepairPlan, plan_repair
 from merkle.replica import PeerId
 from merkle.survey import BadWindows
 from merkle.tree import BlockId, ContainerTree

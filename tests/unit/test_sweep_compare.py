@@ -11,8 +11,8 @@ import pytest
 
 from chunktable.schema import CHUNK_SCHEMA, EVENT_SCHEMA, ReplicaAttributes, rows_of
 from merkle.columns import TreeColumns
+from merkle.comparison import DifferenceKind
 from merkle.outcome import Verdict
-from merkle.plan import DifferenceKind
 from merkle.replica import ReplicaState
 from merkle.tree import BlockTree, ContainerId, ContainerTree
 from sweep.compare import InspectionResult, compare_replicas, inspect

@@ -365,7 +365,7 @@ def test_diff_calls_lost_what_is_recorded_everywhere_and_held_nowhere(
     assert lines("diff", *roots(replicas), status=3)[0]["verdict"] == "UNRECOVERABLE"
     result = run("diff", *roots(replicas))
     where = {None: "block 20", 0: "block 20 offset 0", 3000: "block 20 offset 3000"}[left]
-    assert f"note: nobody has all bytes of what is recorded as {where}" in result.output
+    assert f"note: no replica has all bytes of a recorded chunk: {where}" in result.output
 
 
 def test_bytes_behind_the_last_recorded_chunk_are_a_note_and_no_difference(

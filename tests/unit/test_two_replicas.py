@@ -6,16 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from merkle.comparison import Comparison, Difference, DifferenceKind, compare
 from merkle.outcome import Verdict
-from merkle.plan import (
-    ChunkFault,
-    Comparison,
-    Difference,
-    DifferenceKind,
-    RepairPlan,
-    compare,
-    plan_repair,
-)
+from merkle.plan import ChunkFault, RepairPlan, plan_repair
 from merkle.replica import PeerId
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerTree
 from tests.support.trees import CONTAINER, block, chunk, chunks, container, corrupt, deleted
