@@ -26,9 +26,8 @@ from rich.progress import (
 from admin.output import LINE_EVERY_S, ProgressStyle, console
 from runtime.disk import Disk
 from runtime.errors import DiskError, UsageError
-from sweep.engine import Engine, ProgressSink
+from sweep.engine import Engine, LocalEngine, ProgressSink
 from sweep.gather import Gatherer
-from sweep.local import LocalEngine
 from sweep.model import REPLICA_SCHEMA
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
 from sweep.report import PastSweep, render, report_of

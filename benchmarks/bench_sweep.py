@@ -3,9 +3,9 @@
 From chunk tables of Parquet to the list of diverged containers, beside DuckDB on the
 same files: with the statement that anybody would write (`list(checksum order by
 chunk_offset)`, blocks folded by our kernel behind it), and with the XOR aggregate of
-sweep.gf2 in its SQL. All of them have to find the containers that were damaged, and no
-others. The whole sweep, which the peers have no answer to, reads those containers
-again, names each chunk, and keeps its tables.
+sweep.fragments in its SQL. All of them have to find the containers that were damaged,
+and no others. The whole sweep, which the peers have no answer to, reads those
+containers again, names each chunk, and keeps its tables.
 """
 
 import argparse
@@ -24,11 +24,10 @@ from benchmarks.measure import Report, Samples, interleaved
 from benchmarks.tables import make_table
 from merkle.columns import fold_blocks, fold_root
 from sweep.compare import compare_replicas
-from sweep.engine import FoldedWave, SweepRequest
+from sweep.engine import FoldedWave, LocalEngine, SweepRequest
+from sweep.fragments import end_tables, image, rank_tables, word_tables
 from sweep.gather import Gatherer
-from sweep.gf2 import end_tables, image, rank_tables, word_tables
 from sweep.inputs import table_parts
-from sweep.local import LocalEngine
 from sweep.run import sweep
 from sweep.runs import settle
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from benchmarks.bench_sweep import THREADS, Silent
 from benchmarks.measure import Report, interleaved
 from benchmarks.tables import make_table
-from sweep.engine import SweepRequest
+from sweep.engine import LocalEngine, SweepRequest
 from sweep.gather import Gatherer
-from sweep.local import LocalEngine
 from sweep.run import sweep
 
 ROUNDS = 5

@@ -36,11 +36,10 @@ from runtime.disk import Disk
 from spark.errors import SparkFailedError
 from spark.session import watched
 from spark.sql import aggregate, names_of
-from sweep.engine import ContainerResults, FoldedWave
+from sweep.engine import WAVE_ROWS, ContainerResults, FoldedWave, LocalEngine
 from sweep.files import DEFAULTS, is_plain, read_rows, unreadable_finding
 from sweep.gather import GROUP_ROWS, Gatherer, Int64s
 from sweep.inputs import table_parts
-from sweep.local import WAVE_ROWS, LocalEngine
 from sweep.model import FINDING_SCHEMA, Part
 from sweep.runs import RUN_SCHEMA
 from sweep.trees import PackedTreeFile, TreeJob, pack_part

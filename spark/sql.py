@@ -2,11 +2,11 @@
 are one before they are shuffled, and none is handed to Python.
 
 A block's checksum is an XOR over its chunks once each chunk's rank is known
-(sweep.gf2). Where a cluster's chunks are of one length but for the last of a block, a
-chunk tells its rank itself: offset / length. That this is true of a block is proved by
-the same aggregate: every offset is a multiple of the length, and the XOR of one bit a
-rank over its n chunks has the n lowest bits, which n chunks can make in no other way
-than by the ranks 0 to n - 1.
+(sweep.fragments). Where a cluster's chunks are of one length but for the last of a
+block, a chunk tells its rank itself: offset / length. That this is true of a block is
+proved by the same aggregate: every offset is a multiple of the length, and the XOR of
+one bit a rank over its n chunks has the n lowest bits, which n chunks can make in no
+other way than by the ranks 0 to n - 1.
 
 A block of which it is not proved, of more than RANKS chunks, with checksums of more
 than 32 bits, with rows that contradict each other or lack a value, sends its container
@@ -30,7 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, StructField, StructType
 
 from chunktable.schema import BLOCK_ROW, CONTAINER_ROW
-from sweep.gf2 import end_tables, rank_tables, step_tables, word_tables
+from sweep.fragments import end_tables, rank_tables, step_tables, word_tables
 from sweep.model import REPLICA_SCHEMA, RootMethod
 from sweep.runs import AGREED, KEY
 

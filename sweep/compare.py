@@ -11,28 +11,37 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Self, TypeAlias
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chunktable.schema import REPLICA_COLUMNS
 from merkle.columns import TreeColumns
 from merkle.comparison import Comparison, Difference, DifferenceKind, compare
-from merkle.outcome import Evidence, Verdict
+from merkle.outcome import DIVERGED_VERDICTS, Evidence, Verdict, worst_verdict
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
-from sweep.exact import trees_of
-from sweep.layout import Bools, Int64s
-from sweep.model import FINDING_SCHEMA, VERDICT_SCHEMA, FindingKind, RootMethod
+from sweep.exact import (
+    EMPTY_ROW,
+    NULLABLE_ROWS,
+    SUMS,
+    Row,
+    exact_replicas,
+    joined_root,
+    replica_dicts,
+    replica_key,
+    trees_of,
+)
+from sweep.fragments import Bools, Int64s
+from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, FindingKind, RootMethod
 from sweep.runs import ranks
 
-# A row of a table.
-_Row: TypeAlias = Mapping[str, Any]
-
-_DIVERGED = frozenset({Verdict.REPAIRABLE, Verdict.UNRECOVERABLE, Verdict.CONFLICT})
 _CLOSED = pa.array([state.value for state in ReplicaState if state.is_closed])
+
 _CONTRADICTED = "one replica is in the input more than once"
+
 _CHANGED = "the rows are not those that the root was computed of"
 
 
@@ -48,24 +57,24 @@ class ContainerVerdicts:
 
 
 def compare_replicas(replicas: pa.Table) -> ContainerVerdicts:
-    """Decide the containers whose replicas are equal, or of which nothing can be told;
-    the others are candidates.
+    """Decide the containers whose replicas are equal or cannot be compared; the others
+    are candidates.
 
     `replicas` is of REPLICA_SCHEMA, in any order, and holds all replicas of the
     containers in it. A replica with several rows is a finding, and its container
     UNKNOWN: nothing says which row is the true one.
     """
-    grouped = _Grouped.of(replicas)
+    grouped = _ReplicaGroups.of(replicas)
     root, is_known = (
         _int64s(pc.fill_null(replicas["root"], 0)),
         _bools(pc.is_valid(replicas["root"])),
     )
-    told, untold = grouped.takes_part & is_known, grouped.takes_part & ~is_known
+    has_root, lacks_root = grouped.takes_part & is_known, grouped.takes_part & ~is_known
     blocks, chunks = _int64s(replicas["blocks"]), _int64s(replicas["chunks"])
 
     # Every replica is held against one of its container that has a root, whichever.
     reference = np.zeros(len(grouped.containers), np.int64)
-    reference[grouped.container_of[told]] = np.flatnonzero(told)
+    reference[grouped.container_of[has_root]] = np.flatnonzero(has_root)
     theirs = reference[grouped.container_of]
     is_sql = _bools(pc.equal(replicas["path"], RootMethod.SQL.value))
     sums = (root, _int64s(replicas["fingerprint"]), is_sql)
@@ -76,13 +85,13 @@ def compare_replicas(replicas: pa.Table) -> ContainerVerdicts:
     has_both = (_int64s(replicas["unverifiable"]) > 0) & (
         (chunks > 0) | (_int64s(replicas["deleted_blocks"]) > 0)
     )
-    undecided = told & (differs | has_both | (_int64s(replicas["corrupt"]) > 0))
+    undecided = has_root & (differs | has_both | (_int64s(replicas["corrupt"]) > 0))
 
     is_candidate = grouped.any(undecided) & ~grouped.is_contradicted
-    is_verified = grouped.any(told & ((chunks > 0) | (_int64s(replicas["deleted_blocks"]) > 0)))
-    taking_part, unknown = grouped.number(grouped.takes_part), grouped.number(untold)
+    is_verified = grouped.any(has_root & ((chunks > 0) | (_int64s(replicas["deleted_blocks"]) > 0)))
+    taking_part, unknown = grouped.number(grouped.takes_part), grouped.number(lacks_root)
     is_match = is_verified & (taking_part >= 2) & (unknown == 0) & ~grouped.is_contradicted
-    # The last that applies is told. An array of objects holds each text once.
+    # The last detail that applies counts. An array of objects holds each text once.
     detail = np.full(len(grouped.containers), "", object)
     detail[~is_verified] = "no block has recorded checksums"
     detail[~grouped.any(grouped.takes_part & (blocks > 0))] = (
@@ -103,7 +112,7 @@ def compare_replicas(replicas: pa.Table) -> ContainerVerdicts:
         {
             "container_id": grouped.containers[decided],
             "verdict": np.where(is_match[decided], Verdict.MATCH.value, Verdict.UNKNOWN.value),
-            "replicas": grouped.number(np.ones_like(told))[decided],
+            "replicas": grouped.number(np.ones_like(has_root))[decided],
             "excluded": grouped.number(~grouped.takes_part)[decided],
             "diverged": np.zeros(np.count_nonzero(decided), np.bool_),
             "detail": detail[decided],
@@ -124,54 +133,135 @@ class InspectionResult:
 
 
 def inspect(rows: pa.Table, replicas: pa.Table) -> InspectionResult:
-    """Decide the candidates among the containers of these replicas (REPLICA_SCHEMA) by
-    their rows (CHUNK_SCHEMA).
+    """Decide the containers that `compare_replicas` left open, by their rows
+    (CHUNK_SCHEMA).
 
-    Both are given whole for each container in `replicas`; containers that
-    `compare_replicas` decides are passed over. A replica of which there are no rows, or
-    others than its root was computed of, is a finding, and its container UNKNOWN: what
-    was read at two times is not one state.
+    `replicas` (REPLICA_SCHEMA) has all replicas of these containers, and no others;
+    rows of other containers are passed over. A replica without rows, or with others
+    than its root was computed of, is a finding, and its container UNKNOWN: what was
+    read at two times is not one state.
     """
-    is_candidate = pc.is_in(
-        replicas["container_id"], value_set=pa.array(compare_replicas(replicas).candidates)
-    )
-    takes_part = pa.array(_Grouped.of(replicas).takes_part)
-    chosen = replicas.append_column("takes_part", takes_part).filter(is_candidate)
-    by_container: dict[int, list[_Row]] = {}
-    for replica in chosen.select(
-        ["container_id", "datanode", "volume", "root", "takes_part"]
-    ).to_pylist():
+    by_container: dict[int, list[Row]] = {}
+    names = ["container_id", "datanode", "volume", "root"]
+    chosen = replicas.select(names).append_column("takes_part", pa.array(_takes_part(replicas)))
+    for replica in chosen.to_pylist():
         by_container.setdefault(replica["container_id"], []).append(replica)
-    judged = list[_Judged]()
+    decided = list[_ContainerResult]()
     for container_id, found in groupby(trees_of(rows), lambda one: one[0].container_id):
         if container_id in by_container:
             trees = {(identity.datanode, identity.volume): tree for identity, tree in found}
-            judged.append(_judge(container_id, by_container.pop(container_id), trees))
-    judged += [
-        _judge(ContainerId(container_id), group, {}) for container_id, group in by_container.items()
+            decided.append(_decide(container_id, by_container.pop(container_id), trees))
+    decided += [
+        _decide(ContainerId(container_id), group, {})
+        for container_id, group in by_container.items()
     ]
-    judged.sort(key=lambda one: int(one.verdict["container_id"]))
+    decided.sort(key=lambda one: int(one.verdict["container_id"]))
     return InspectionResult(
-        pa.Table.from_pylist([one.verdict for one in judged], VERDICT_SCHEMA),
+        pa.Table.from_pylist([one.verdict for one in decided], VERDICT_SCHEMA),
         pa.Table.from_pylist(
-            [finding for one in judged for finding in one.findings], FINDING_SCHEMA
+            [finding for one in decided for finding in one.findings], FINDING_SCHEMA
         ),
     )
 
 
+def inspect_large(ranges: Iterable[pa.Table], replicas: pa.Table) -> InspectionResult:
+    """The same as `inspect` of one container, whose rows come in ranges of blocks.
+
+    All that is said of a container is said of its blocks one by one, but for its sums,
+    and these add up: the root over two ranges follows from the roots of each
+    (sweep.fragments). So each range is compared as if it were a container.
+    """
+    whole = replica_dicts(replicas)
+    verdicts, findings, pieces = (
+        list[Row](),
+        list[pa.Table](),
+        dict[tuple[object, ...], list[Row]](),
+    )
+    for rows in ranges:
+        here = {replica_key(piece): piece for piece in replica_dicts(exact_replicas(rows)[0])}
+        for key, piece in here.items():
+            pieces.setdefault(key, []).append(piece)
+        ours = pa.Table.from_pylist([_within(replica, here) for replica in whole], REPLICA_SCHEMA)
+        compared = compare_replicas(ours)
+        if not len(compared.candidates):
+            verdicts += compared.verdicts.to_pylist()
+            findings.append(compared.findings)
+            continue
+        # A replica without a block in this range is empty here, not missing.
+        empty = [
+            EMPTY_ROW | {name: replica[name] for name in REPLICA_COLUMNS}
+            for replica in whole
+            if replica_key(replica) not in here
+        ]
+        all_rows = [rows.cast(NULLABLE_ROWS), pa.Table.from_pylist(empty, NULLABLE_ROWS)]
+        inspected = inspect(pa.concat_tables(all_rows), ours)
+        verdicts += inspected.verdicts.to_pylist()
+        findings.append(inspected.findings)
+    changed = [
+        f"{replica['datanode']}/{replica['volume']}"
+        for replica in whole
+        if replica["root"] is not None
+        and joined_root(pieces.get(replica_key(replica), ())) != replica["root"]
+    ]
+    if changed:
+        verdict, detail = Verdict.UNKNOWN, _CHANGED
+        container_id = int(str(whole[0]["container_id"]))
+        contradictions = [_contradiction(container_id, name, _CHANGED) for name in changed]
+        findings = [pa.Table.from_pylist(contradictions, FINDING_SCHEMA)]
+    else:
+        verdict = _worst_of_ranges([Verdict(one["verdict"]) for one in verdicts], findings)
+        detail = "; ".join(dict.fromkeys(str(one["detail"]) for one in verdicts if one["detail"]))
+    row = verdicts[0] | {
+        "verdict": verdict.value,
+        "diverged": verdict in DIVERGED_VERDICTS,
+        "detail": detail,
+    }
+    return InspectionResult(pa.Table.from_pylist([row], VERDICT_SCHEMA), pa.concat_tables(findings))
+
+
+def _within(replica: Row, here: dict[tuple[object, ...], Row]) -> Row:
+    """What a replica is in one range of blocks."""
+    piece = here.get(replica_key(replica))
+    if piece is None or replica["root"] is None:
+        piece = (
+            replica
+            | {"root": None if replica["root"] is None else 0, "fingerprint": 0}
+            | dict.fromkeys(SUMS, 0)
+        )
+    return (
+        replica
+        | {name: piece[name] for name in ("root", "fingerprint", *SUMS)}
+        | {"path": RootMethod.EXACT.value}
+    )
+
+
+def _worst_of_ranges(verdicts: Sequence[Verdict], findings: Sequence[pa.Table]) -> Verdict:
+    """The worst of all ranges."""
+    known = (verdict for verdict in verdicts if verdict is not Verdict.UNKNOWN)
+    worst = worst_verdict(known) or Verdict.UNKNOWN
+    lost = any(
+        pc.any(pc.equal(pc.list_value_length(found["sources"]), 0)).as_py()
+        for verdict, found in zip(verdicts, findings, strict=True)
+        if verdict is Verdict.UNKNOWN
+    )
+    # What one range calls lost, a replica without a tree may hold; so it stays unknown
+    # of the container.
+    return Verdict.UNKNOWN if lost else worst
+
+
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _ContainerResult:
     """One container: its row of VERDICT_SCHEMA and those of FINDING_SCHEMA."""
 
-    verdict: _Row
-    findings: Sequence[_Row]
+    verdict: Row
+    findings: Sequence[Row]
 
 
-def _judge(
+def _decide(
     container_id: ContainerId,
-    replicas: Sequence[_Row],
+    replicas: Sequence[Row],
     trees: Mapping[tuple[str, str], TreeColumns],
-) -> _Judged:
+) -> _ContainerResult:
     held = Counter(replica["datanode"] for replica in replicas)
     named = list[tuple[str, TreeColumns]]()
     changed = list[str]()
@@ -202,10 +292,10 @@ def _judge(
         "verdict": verdict.value,
         "replicas": len(replicas),
         "excluded": sum(not replica["takes_part"] for replica in replicas),
-        "diverged": verdict in _DIVERGED,
+        "diverged": verdict in DIVERGED_VERDICTS,
         "detail": detail,
     }
-    return _Judged(row, findings)
+    return _ContainerResult(row, findings)
 
 
 def _compare(trees: Sequence[TreeColumns]) -> Comparison:
@@ -217,25 +307,28 @@ def _compare(trees: Sequence[TreeColumns]) -> Comparison:
     block makes as much REPAIRABLE as thousands, which take no more than their IDs here.
     """
     names = [f"{i:0{len(str(len(trees)))}}" for i in range(len(trees))]
-    told = [i for i, tree in enumerate(trees) if tree.data_checksum is not None]
-    laid = _lay([trees[i] for i in told])
-    everywhere = laid.held.all(axis=0)
-    passed_over = laid.block_ids[laid.is_uniform & everywhere][1:]
-    lost = np.flatnonzero(laid.is_uniform & ~everywhere & ~laid.is_deleted)[1:]
-    left_out = np.concatenate((passed_over, laid.block_ids[lost]))
-    kept = [_taken(tree, np.flatnonzero(~np.isin(tree.block_ids, left_out))) for tree in trees]
+    built = [i for i, tree in enumerate(trees) if tree.data_checksum is not None]
+    aligned = _align([trees[i] for i in built])
+    everywhere = aligned.held.all(axis=0)
+    passed_over = aligned.block_ids[aligned.is_uniform & everywhere][1:]
+    lost = np.flatnonzero(aligned.is_uniform & ~everywhere & ~aligned.is_deleted)[1:]
+    left_out = np.concatenate((passed_over, aligned.block_ids[lost]))
+    kept = [
+        _with_blocks(tree, np.flatnonzero(~np.isin(tree.block_ids, left_out))) for tree in trees
+    ]
     comparison = compare({name: tree.to_tree() for name, tree in zip(names, kept, strict=True)})
-    patterns, pattern_of = np.unique(laid.held[:, lost], axis=1, return_inverse=True)
+    patterns, pattern_of = np.unique(aligned.held[:, lost], axis=1, return_inverse=True)
     sides = [
         tuple(
-            tuple(names[told[i]] for i in np.flatnonzero(pattern == side)) for side in (False, True)
+            tuple(names[built[i]] for i in np.flatnonzero(pattern == side))
+            for side in (False, True)
         )
         for pattern in patterns.T
     ]
     missing = [
         Difference(DifferenceKind.MISSING_BLOCK, BlockId(block_id), None, *sides[pattern])
         for block_id, pattern in zip(
-            laid.block_ids[lost].tolist(), pattern_of.ravel().tolist(), strict=True
+            aligned.block_ids[lost].tolist(), pattern_of.ravel().tolist(), strict=True
         )
     ]
     differences = sorted(
@@ -245,7 +338,7 @@ def _compare(trees: Sequence[TreeColumns]) -> Comparison:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Laid:
+class _BlockAlignment:
     """The blocks of all trees, ascending: which tree (row of `held`) has them, and
     which are the same in all of those.
 
@@ -258,7 +351,7 @@ class _Laid:
     is_deleted: Bools
 
 
-def _lay(trees: Sequence[TreeColumns]) -> _Laid:
+def _align(trees: Sequence[TreeColumns]) -> _BlockAlignment:
     block_ids = np.unique(np.concatenate([tree.block_ids for tree in trees]))
     held = np.array([np.isin(block_ids, tree.block_ids, assume_unique=True) for tree in trees])
     # Where in a tree a block stands that it has.
@@ -273,7 +366,7 @@ def _lay(trees: Sequence[TreeColumns]) -> _Laid:
             alike[both] &= _equal(tree, at[i, ours[both]], trees[j], at[j, ours[both]])
         is_uniform[ours] = alike
         is_deleted[ours] = tree.block_deleted[at[i, ours]]
-    return _Laid(block_ids, held, is_uniform, is_deleted)
+    return _BlockAlignment(block_ids, held, is_uniform, is_deleted)
 
 
 def _settled(tree: TreeColumns) -> Bools:
@@ -303,7 +396,7 @@ def _equal(a: TreeColumns, at_a: Int64s, b: TreeColumns, at_b: Int64s) -> Bools:
     return equal
 
 
-def _taken(tree: TreeColumns, blocks: Int64s) -> TreeColumns:
+def _with_blocks(tree: TreeColumns, blocks: Int64s) -> TreeColumns:
     """The tree with no more than these of its blocks; the root stays what it was."""
     counts = np.diff(tree.chunk_starts)[blocks]
     chunks = _ranges(tree.chunk_starts[blocks], counts)
@@ -329,7 +422,7 @@ def _ranges(starts: Int64s, counts: Int64s) -> Int64s:
     return np.repeat(starts - before, counts) + np.arange(counts.sum())
 
 
-def _findings(comparison: Comparison, names: Sequence[str]) -> list[_Row]:
+def _findings(comparison: Comparison, names: Sequence[str]) -> list[Row]:
     details = {
         (evidence.block_id, evidence.offset): evidence.detail for evidence in comparison.evidence
     }
@@ -347,7 +440,7 @@ def _findings(comparison: Comparison, names: Sequence[str]) -> list[_Row]:
     ]
 
 
-def _contradiction(container_id: int, name: str, detail: str) -> _Row:
+def _contradiction(container_id: int, name: str, detail: str) -> Row:
     return {
         "kind": FindingKind.ROWS_CONTRADICT.value,
         "container_id": container_id,
@@ -368,7 +461,7 @@ def _detail(found: Iterable[Evidence]) -> str:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Grouped:
+class _ReplicaGroups:
     """Replicas by container: `container_of[i]` is the place of row i's container in
     `containers`, which ascend.
     """
@@ -395,9 +488,7 @@ class _Grouped:
         repeated = order[np.union1d(again, again - 1)]
         is_contradicted = np.zeros(len(containers), np.bool_)
         is_contradicted[container_of[repeated]] = True
-        is_closed = _bools(pc.is_in(replicas["state"], value_set=_CLOSED))
-        takes_part = is_closed & (_int64s(replicas["replica_index"]) == 0)
-        return cls(containers, container_of, takes_part, repeated, is_contradicted)
+        return cls(containers, container_of, _takes_part(replicas), repeated, is_contradicted)
 
     def number(self, rows: Bools) -> Int64s:
         """How many of these rows each container has."""
@@ -418,6 +509,13 @@ class _Grouped:
         return pa.Table.from_pylist(
             [_contradiction(*one, _CONTRADICTED) for one in found], FINDING_SCHEMA
         )
+
+
+def _takes_part(replicas: pa.Table) -> Bools:
+    """Which replicas are compared: closed ones that are not erasure-coded."""
+    is_closed = _bools(pc.is_in(replicas["state"], value_set=_CLOSED))
+    takes_part: Bools = is_closed & (_int64s(replicas["replica_index"]) == 0)
+    return takes_part
 
 
 def _int64s(column: pa.ChunkedArray) -> Int64s:

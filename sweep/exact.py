@@ -6,10 +6,10 @@ lack a value, leave the replica without a tree: what it holds is then unknown, w
 comparison takes for equal or for lost, and a finding says why.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +18,15 @@ import pyarrow.compute as pc
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from merkle.columns import TreeColumns, fold_blocks, fold_root
 from merkle.tree import ContainerId
-from sweep.layout import Bools, Int64s
-from sweep.model import FINDING_SCHEMA, FindingKind, RootMethod
+from sweep.fragments import Bools, Int64s, append_zero_words
+from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, FindingKind, RootMethod
 from sweep.runs import AGREED, KEY, TEXT, flags_of, fold_batches, integers_of, ranks, replicas_of
 
 _PLACE = (*KEY, "block_id", "chunk_offset")
+
 # What a place holds; `scanned_at` is no part of it.
 _CONTENT = ("length", "checksum", "matches", "deleted")
+
 # The one row of a replica without blocks, without what identifies the replica.
 EMPTY_ROW: dict[str, object] = {
     "block_id": 0,
@@ -34,10 +36,16 @@ EMPTY_ROW: dict[str, object] = {
     "matches": True,
     "deleted": False,
 }
+
 # The one row of a replica without a tree.
 _NO_TREE = EMPTY_ROW | {"source": "none"}
+
 # Where its rows leave it out; a replica of this state is compared with none.
 _UNSAID = {"volume": "", "state": "INVALID", "bcs_id": 0, "replica_index": 0, "generation": 0}
+
+
+# A row of a table.
+Row: TypeAlias = dict[str, Any]
 
 
 class ReplicaId(NamedTuple):
@@ -288,3 +296,113 @@ def _text_is(rows: pa.Table, name: str, value: str) -> Bools:
 
 def _with(rows: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index(name), name, column)
+
+
+# Rows that are looked at to cut a container into even ranges.
+_SAMPLES = 1 << 16
+
+# What adds up over the ranges of a replica.
+SUMS = ("blocks", "deleted_blocks", "chunks", "bytes", "corrupt", "unverifiable")
+
+
+# Others' rows may lack a value.
+NULLABLE_ROWS = pa.schema([field.with_nullable(True) for field in CHUNK_SCHEMA])
+
+
+def block_ranges(rows: pa.Table, rows_max: int) -> Iterator[pa.Table]:
+    """The rows of one container, in ranges of blocks that ascend, of about so many rows
+    each.
+    """
+    # A row without a block ID is faulty in whichever range it is.
+    batches = [
+        (batch, batch["block_id"].fill_null(0).to_numpy())
+        for batch in rows.to_batches()
+        if batch.num_rows
+    ]
+    step = max(1, rows.num_rows // _SAMPLES)
+    sample = np.sort(np.concatenate([ids[::step] for _, ids in batches]))
+    count = -(-rows.num_rows // rows_max)
+    edges = np.unique(sample[np.arange(1, count) * len(sample) // count]).tolist()
+    spans = [(int(ids.min()), int(ids.max())) for _, ids in batches]
+    for low, high in zip([None, *edges], [*edges, None], strict=True):
+        found = []
+        for (batch, ids), (least, greatest) in zip(batches, spans, strict=True):
+            if (low is None or greatest >= low) and (high is None or least < high):
+                inside = np.ones(len(ids), np.bool_)
+                if low is not None:
+                    inside &= ids >= low
+                if high is not None:
+                    inside &= ids < high
+                found.append(batch.filter(pa.array(inside)))
+        yield pa.Table.from_batches(found, rows.schema).unify_dictionaries()
+
+
+def large_replicas(ranges: Iterable[pa.Table]) -> tuple[pa.Table, pa.Table]:
+    """The same as `exact_replicas` of the rows of all these ranges of one container
+    together.
+    """
+    pieces: dict[tuple[object, ...], list[Row]] = {}
+    findings = list[pa.Table]()
+    for rows in ranges:
+        replicas, found = exact_replicas(rows)
+        findings.append(found)
+        for piece in replica_dicts(replicas):
+            pieces.setdefault(replica_key(piece), []).append(piece)
+    joined = [_joined(pieces[key]) for key in sorted(pieces, key=str)]
+    broken = [
+        {
+            "kind": FindingKind.ROWS_CONTRADICT.value,
+            "container_id": row["container_id"],
+            "lacking": [],
+            "sources": [],
+            "detail": f"{row['datanode']}/{row['volume']}: its rows contradict each other",
+        }
+        for row, key in zip(joined, sorted(pieces, key=str), strict=True)
+        # A range that is contradictory in itself is a finding already.
+        if row["root"] is None and all(piece["root"] is not None for piece in pieces[key])
+    ]
+    return pa.Table.from_pylist(joined, REPLICA_SCHEMA), pa.concat_tables(
+        [*findings, pa.Table.from_pylist(broken, FINDING_SCHEMA)]
+    )
+
+
+def replica_dicts(replicas: pa.Table) -> list[Row]:
+    """Replicas as rows; times stay numbers, as Python has none beyond the year 9999."""
+    at = replicas.schema.get_field_index("scanned_at")
+    rows: list[Row] = replicas.set_column(
+        at, "scanned_at", replicas["scanned_at"].cast(pa.int64())
+    ).to_pylist()
+    return rows
+
+
+def replica_key(replica: Row) -> tuple[object, ...]:
+    """What identifies a replica among the rows of a table."""
+    return tuple(replica[name] for name in KEY)
+
+
+def _joined(pieces: Sequence[Row]) -> Row:
+    """One replica, of what its ranges come to."""
+    if len(pieces) == 1:
+        return pieces[0]
+    agreed = all(piece[name] == pieces[0][name] for piece in pieces for name in AGREED)
+    has_blocks = all(piece["blocks"] for piece in pieces)
+    joined = pieces[0] | {"path": RootMethod.EXACT.value}
+    if not agreed or not has_blocks or any(piece["root"] is None for piece in pieces):
+        return joined | {"root": None, "source": "none", "fingerprint": 0} | dict.fromkeys(SUMS, 0)
+    joined["root"] = joined_root(pieces)
+    joined["fingerprint"] = int(np.bitwise_xor.reduce([piece["fingerprint"] for piece in pieces]))
+    joined |= {name: sum(piece[name] for piece in pieces) for name in SUMS}
+    times = [piece["scanned_at"] for piece in pieces if piece["scanned_at"] is not None]
+    joined["scanned_at"] = max(times, default=None)
+    return joined
+
+
+def joined_root(pieces: Sequence[Row]) -> int | None:
+    """The root over ranges of blocks, in their order; None where one has none."""
+    root = np.zeros(1, np.int64)
+    for piece in pieces:
+        if piece["root"] is None:
+            return None
+        words: Int64s = np.array([piece["blocks"]], np.int64)
+        root = append_zero_words(root, words) ^ np.array([piece["root"]], np.int64)
+    return int(root[0])

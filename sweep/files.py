@@ -30,7 +30,7 @@ from chunktable.reader import (
     superseded,
 )
 from chunktable.schema import CHUNK_SCHEMA
-from sweep.layout import Int64s
+from sweep.fragments import Int64s
 from sweep.model import FINDING_SCHEMA, FindingKind, Part, PartKind
 from sweep.runs import RUN_SCHEMA, TEXT, Rows, fold_rows, rows_of
 

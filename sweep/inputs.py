@@ -13,11 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
-from urllib.parse import quote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
@@ -25,17 +22,14 @@ from chunktable.errors import ChunkTableError
 from chunktable.manifest import (
     FileKind,
     Manifest,
-    TableRefusal,
     check_counts,
     is_file_name,
     manifest_sequence,
 )
 from chunktable.places import named, place_of
-from chunktable.reader import latest_manifest, read_events, read_faults, read_manifest
-from chunktable.schema import EVENT_SCHEMA
+from chunktable.reader import latest_manifest, read_faults, read_manifest
 from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
-from runtime.disk import Disk
 from sweep.files import REQUIRED
 from sweep.model import FINDING_SCHEMA, Part, PartKind
 from sweep.output import Skipped
@@ -43,8 +37,10 @@ from sweep.output import Skipped
 # Rows of one part: a second or less of one core, so that all cores end at about the
 # same time.
 _PART_ROWS = 4 << 20
+
 # Reading a footer is waiting, above all where files are far away.
 _FOOTERS_AT_ONCE = 16
+
 # Why a table by itself is skipped that could be read.
 NO_ROWS = "there are no rows in it"
 
@@ -99,7 +95,7 @@ def table_parts(names: Iterable[str], part_rows: int = _PART_ROWS) -> Inputs:
             elif isinstance(groups, Skipped):
                 skipped.append(groups)
             else:
-                parts += _cut(file, groups, part_rows)
+                parts += _file_parts(file, groups, part_rows)
     told = {part.location for part in parts} | {one.input for one in skipped}
     skipped += [Skipped(name, NO_ROWS) for name, held in plain.items() if not held & told]
     return Inputs(
@@ -125,61 +121,10 @@ def export_findings(manifests: Iterable[str]) -> tuple[pa.Table, tuple[Skipped, 
     found, skipped = [FINDING_SCHEMA.empty_table()], list[Skipped]()
     for place in manifests:
         try:
-            found.append(_fault_findings(read_faults(*_export_of(place))))
+            found.append(_fault_findings(read_faults(*open_export(place))))
         except ChunkTableError as error:
             skipped.append(Skipped(place, f"the findings of its agent are lost: {error.message}"))
     return pa.concat_tables(found), tuple(skipped)
-
-
-@dataclass(frozen=True, slots=True)
-class AgentEvents:
-    """What agents did to their replicas between two sweeps."""
-
-    # EVENT_SCHEMA.
-    events: pa.Table
-    # Datanodes whose agents tell of their repairs: where an export was made without an
-    # agent nobody does.
-    datanodes: frozenset[str]
-    # Of which it is not known; and why, of each manifest that this is for.
-    lost: frozenset[str]
-    errors: Mapping[str, str]
-
-
-def export_events(manifests: Iterable[str], before: Iterable[str]) -> AgentEvents:
-    """What agents did to their replicas since they made the exports `before`; one that
-    cannot be read costs its own.
-    """
-    begun, errors = dict[str, datetime](), dict[str, str]()
-    for place in before:
-        try:
-            _, _, manifest = _export_of(place)
-        except ChunkTableError as error:
-            errors[place] = error.message
-            continue
-        # While it was made, rows were read before some of its events.
-        begun[manifest.datanode] = manifest.begun_at
-    found, datanodes, lost = [EVENT_SCHEMA.empty_table()], set[str](), set[str]()
-    for place in manifests:
-        try:
-            filesystem, folder, manifest = _export_of(place)
-        except ChunkTableError as error:
-            errors[place] = error.message
-            continue
-        try:
-            events = read_events(filesystem, folder, manifest)
-        except ChunkTableError as error:
-            errors[place] = error.message
-            lost.add(manifest.datanode)
-            continue
-        if manifest.audit is not None:
-            datanodes.add(manifest.datanode)
-        since = begun.get(manifest.datanode)
-        if since is not None:
-            events = events.filter(
-                pc.greater_equal(events["time"], pa.scalar(since, events["time"].type))
-            )
-        found.append(events)
-    return AgentEvents(pa.concat_tables(found), frozenset(datanodes), frozenset(lost), errors)
 
 
 def export_datanodes(manifests: Iterable[str]) -> frozenset[str]:
@@ -188,34 +133,15 @@ def export_datanodes(manifests: Iterable[str]) -> frozenset[str]:
     Raises:
         ChunkTableError: a manifest cannot be read.
     """
-    return frozenset(_export_of(place)[2].datanode for place in manifests)
+    return frozenset(open_export(place)[2].datanode for place in manifests)
 
 
-def keep_export(place: str, folder: Path, disk: Disk) -> str:
-    """Copy an export's manifest and inventory, which its agent removes with its second
-    next export; the manifest there.
+def open_export(place: str) -> tuple[fs.FileSystem, str, Manifest]:
+    """The file system and folder of a manifest, and the manifest.
 
     Raises:
-        ChunkTableError: they cannot be read any more.
-        DiskError: the copies cannot be written.
+        ChunkTableError: it cannot be read.
     """
-    filesystem, source, manifest = _export_of(place)
-    copies = folder / f"datanode={quote(manifest.datanode, safe='')[:200]}"
-    disk.make_folder(copies)
-    names = [file.name for file in manifest.of_kind(FileKind.CONTAINERS)]
-    for name in (*names, manifest.name):
-        try:
-            with filesystem.open_input_stream(f"{source}/{name}", compression=None) as stream:
-                raw = stream.read()
-        except OSError as error:
-            raise ChunkTableError(
-                TableRefusal.UNREADABLE.value, f"{source}/{name} cannot be read: {error}"
-            ) from error
-        disk.replace(copies / name, raw)
-    return str(copies / manifest.name)
-
-
-def _export_of(place: str) -> tuple[fs.FileSystem, str, Manifest]:
     filesystem, path = place_of(place)
     return filesystem, path.rpartition("/")[0], read_manifest(filesystem, path)
 
@@ -431,7 +357,7 @@ def _groups(file: _File) -> tuple[int, ...] | Skipped:
     return tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
 
 
-def _cut(file: _File, groups: Sequence[int], part_rows: int) -> Iterator[Part]:
+def _file_parts(file: _File, groups: Sequence[int], part_rows: int) -> Iterator[Part]:
     """Row groups that lie together, up to so many rows, one group at least."""
     first, rows = 0, 0
     for i, count in enumerate(groups):

@@ -25,7 +25,7 @@ from merkle.kernels import (
     put_byte,
     varint_bytes,
 )
-from sweep.layout import (
+from sweep.fragments import (
     ENDS,
     FIRST,
     HALF,
@@ -42,7 +42,7 @@ from sweep.layout import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sweep.layout import Bools, Int64s
+    from sweep.fragments import Bools, Int64s
 
 # Compiled code takes plain numbers for constants.
 _ENDS, _FIRST, _LAST, _INNER = ENDS, FIRST.start, LAST.start, INNER.start

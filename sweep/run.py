@@ -47,6 +47,7 @@ from sweep.output import (
     SweepStore,
     SweepTable,
     SweepTotals,
+    TableWriter,
     container_ids_of,
     new_sweep_id,
 )
@@ -205,9 +206,7 @@ class _Sweep:
         copied = self._copied()
         folded = self._folded(copied)
         parts = self._parts(copied)
-        exact, rows = self._unsettled(folded)
-        self._exact(parts, exact, rows)
-        summary = self._judged(parts, folded)
+        summary = self._compared(parts, folded)
         summary = replace(summary, seconds=time.monotonic() - started)
         if self._request.write_trees:
             notes = (*summary.notes, *self._write_trees(parts))
@@ -311,91 +310,107 @@ class _Sweep:
             stage.clear()
             self._work.begin(self._plan)
 
-    def _unsettled(self, folded: Stage) -> tuple[Int64s, Int64s]:
-        """The containers that need the exact path, ascending, and about how many rows
-        they have.
-        """
-        runs, replicas = folded.table("runs", RUN_SCHEMA), folded.table("replicas", REPLICA_SCHEMA)
-        asked = Counter[int]()
-        for note in folded.notes():
-            asked.update(
-                dict(zip(numbers_of(note["exact"]), numbers_of(note["exact_rows"]), strict=True))
-            )
-        named = np.array(sorted(asked), np.int64)
-        ids, rows = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for wanted in ranges([runs, replicas]):
-            pieces = runs.read(wanted)
-            exact = np.union1d(settle(pieces).exact, _within(named, wanted))
-            exact = np.union1d(
-                exact,
-                np.intersect1d(container_ids_of(pieces), container_ids_of(replicas.read(wanted))),
-            )
-            ids.append(exact)
-            counted = _rows_by_container(pieces, replicas.read(wanted))
-            rows.append(
-                np.array([max(1, counted.get(i, 0) + asked[i]) for i in exact.tolist()], np.int64)
-            )
-        return np.concatenate(ids), np.concatenate(rows)
-
-    def _exact(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> None:
-        stage = self._work.stage(self._plan, "exact")
-        done = np.array(
-            [i for note in stage.notes() for i in numbers_of(note["containers"])], np.int64
-        )
-        left = ~np.isin(container_ids, done)
-        container_ids, rows = container_ids[left], rows[left]
-        if len(container_ids):
-            self._watcher.begin("sorting", len(container_ids), "containers")
-            for judged in self._engine.exact(parts, container_ids, rows):
-                ids = container_ids_of(judged.replicas)
-                stage.add(
-                    {"containers": ids.tolist()},
-                    {"replicas": judged.replicas, "findings": judged.findings},
-                )
-                self._watcher.advance(len(ids))
-
-    def _judged(self, parts: Sequence[Part], folded: Stage) -> Summary:
-        """Compare range by range, inspect the candidates, and write all tables but the
-        summary.
-        """
+    def _compared(self, parts: Sequence[Part], folded: Stage) -> Summary:
+        """Compare all containers, and write all tables but the summary."""
         sweep_id = self._plan.sweep_id
-        runs, replicas = folded.table("runs", RUN_SCHEMA), folded.table("replicas", REPLICA_SCHEMA)
-        exact = self._work.stage(self._plan, "exact")
-        from_rows = exact.table("replicas", REPLICA_SCHEMA)
         totals = SweepTotals()
-        candidates, theirs, rows = list[Int64s](), [REPLICA_SCHEMA.empty_table()], list[Int64s]()
-        found = [FINDING_SCHEMA.empty_table()]
         with (
             self._output.writing(SweepTable.ROOTS, sweep_id) as roots,
             self._output.writing(SweepTable.VERDICTS, sweep_id) as verdicts,
         ):
-            for wanted in ranges([runs, replicas, from_rows]):
-                held = _replicas_within(wanted, runs, replicas, from_rows)
-                compared = compare_replicas(held)
-                roots.add(held)
-                verdicts.add(compared.verdicts)
-                totals.add_replicas(held)
-                totals.add_verdicts(compared.verdicts)
-                found.append(compared.findings)
-                candidates.append(compared.candidates)
-                is_candidate = pc.is_in(held["container_id"], pa.array(compared.candidates))
-                of_candidates = held.filter(is_candidate)
-                theirs.append(of_candidates)
-                counted = _rows_by_container(RUN_SCHEMA.empty_table(), of_candidates)
-                rows.append(np.array([counted[int(i)] for i in compared.candidates], np.int64))
-            inspected = self._inspected(
-                parts, np.concatenate(candidates), np.concatenate(rows), pa.concat_tables(theirs)
-            )
-            for judged in inspected.table("verdicts", VERDICT_SCHEMA).tables():
-                verdicts.add(judged)
-                totals.add_verdicts(judged)
+            comparisons = _Comparisons(roots, verdicts, totals)
+            unsettled, rows = self._compare_settled(folded, comparisons)
+            exact = self._exact(parts, unsettled, rows)
+            from_rows = exact.table("replicas", REPLICA_SCHEMA)
+            for wanted in ranges([from_rows]):
+                comparisons.add(from_rows.read(wanted))
+            inspected = self._inspected(parts, comparisons)
+            for decided in inspected.table("verdicts", VERDICT_SCHEMA).tables():
+                verdicts.add(decided)
+                totals.add_verdicts(decided)
         assert totals.judged == totals.containers
-        seen, untold = self._history.last_seen(self._output, sweep_id)
+        stages = (self._work.stage(self._plan, "copied"), folded, exact, inspected)
+        return self._summary(parts, folded, comparisons, stages)
+
+    def _compare_settled(self, folded: Stage, comparisons: "_Comparisons") -> tuple[Int64s, Int64s]:
+        """Compare the containers whose runs settle; returns the others, which need the
+        exact path, ascending, and about how many rows each has.
+        """
+        runs, replicas = folded.table("runs", RUN_SCHEMA), folded.table("replicas", REPLICA_SCHEMA)
+        requested = Counter[int]()
+        for note in folded.notes():
+            requested.update(
+                dict(zip(numbers_of(note["exact"]), numbers_of(note["exact_rows"]), strict=True))
+            )
+        named = np.array(sorted(requested), np.int64)
+        ids, rows = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for wanted in ranges([runs, replicas]):
+            pieces, whole = runs.read(wanted), replicas.read(wanted)
+            settled = settle(pieces)
+            # Runs and replicas of one container come of two paths.
+            mixed = np.intersect1d(container_ids_of(pieces), container_ids_of(whole))
+            exact = np.union1d(np.union1d(settled.exact, _within(named, wanted)), mixed)
+            counted = _rows_by_container(pieces, whole)
+            ids.append(exact)
+            rows.append(
+                np.array(
+                    [max(1, counted.get(i, 0) + requested[i]) for i in exact.tolist()], np.int64
+                )
+            )
+            held = pa.concat_tables([settled.replicas, whole])
+            is_exact = pc.is_in(held["container_id"], value_set=pa.array(exact))
+            comparisons.add(held.filter(pc.invert(is_exact)))
+        return np.concatenate(ids), np.concatenate(rows)
+
+    def _exact(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> Stage:
+        """The replicas of these containers from their sorted rows."""
+        stage = self._work.stage(self._plan, "exact")
+        left = _unfinished(stage, container_ids)
+        if left.any():
+            container_ids, rows = container_ids[left], rows[left]
+            self._watcher.begin("sorting", len(container_ids), "containers")
+            for found in self._engine.exact(parts, container_ids, rows):
+                ids = container_ids_of(found.replicas)
+                stage.add(
+                    {"containers": ids.tolist()},
+                    {"replicas": found.replicas, "findings": found.findings},
+                )
+                self._watcher.advance(len(ids))
+        return stage
+
+    def _inspected(self, parts: Sequence[Part], comparisons: "_Comparisons") -> Stage:
+        """The verdicts of the candidates, by their rows."""
+        stage = self._work.stage(self._plan, "inspected")
+        container_ids, rows, replicas = comparisons.candidates()
+        left = _unfinished(stage, container_ids)
+        if left.any():
+            container_ids, rows = container_ids[left], rows[left]
+            self._watcher.begin("comparing", len(container_ids), "containers")
+            for found in self._engine.inspect(parts, container_ids, rows, replicas):
+                ids = container_ids_of(found.verdicts)
+                stage.add(
+                    {"containers": ids.tolist()},
+                    {"verdicts": found.verdicts, "findings": found.findings},
+                )
+                self._watcher.advance(len(ids))
+        return stage
+
+    def _summary(
+        self,
+        parts: Sequence[Part],
+        folded: Stage,
+        comparisons: "_Comparisons",
+        stages: Sequence[Stage],
+    ) -> Summary:
+        """Look for silent changes, write the findings; what came of it, without the
+        time it took.
+        """
+        sweep_id, totals = self._plan.sweep_id, comparisons.totals
+        seen, notes = self._history.last_seen(self._output, sweep_id)
         of_agents, lost = export_findings(self._plan.manifests)
         skipped = (*self._plan.skipped, *lost, *self._gone(seen))
         unread = [_unreadable(f"{one.input}: {one.reason}") for one in skipped]
-        found.append(pa.Table.from_pylist(unread, FINDING_SCHEMA))
-        looked = self._history.look(
+        silent = self._history.silent_changes_since(
             self._output,
             sweep_id,
             Gatherer(self._request.out / "work" / "spill"),
@@ -403,12 +418,15 @@ class _Sweep:
             self._plan.manifests,
             seen,
         )
-        loose = [*found, of_agents, self._volumes.findings, looked.findings]
-        stages = [
-            stage.table("findings", FINDING_SCHEMA)
-            for stage in (self._work.stage(self._plan, "copied"), folded, exact, inspected)
+        loose = [
+            *comparisons.findings,
+            pa.Table.from_pylist(unread, FINDING_SCHEMA),
+            of_agents,
+            self._volumes.findings,
+            silent.findings,
         ]
-        self._write_findings(pa.concat_tables(loose), stages, totals)
+        tables = [stage.table("findings", FINDING_SCHEMA) for stage in stages]
+        self._write_findings(pa.concat_tables(loose), tables, totals)
         return Summary(
             sweep_id=sweep_id,
             engine=self._plan.engine,
@@ -424,8 +442,8 @@ class _Sweep:
             findings=dict(sorted(totals.findings.items())),
             paths=dict(sorted(totals.paths.items())),
             skipped=skipped,
-            notes=(*untold, *looked.notes),
-            previous=looked.previous,
+            notes=(*notes, *silent.notes),
+            previous=silent.previous,
             volumes_created_ms={**self._inputs.volumes_created_ms, **self._volumes.created_ms},
         )
 
@@ -444,26 +462,6 @@ class _Sweep:
                 f"it was in sweep {seen[datanode]} and is in no input that was read; its replicas"
                 f" were not compared (--gone {datanode} if it was taken out on purpose)",
             )
-
-    def _inspected(
-        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table
-    ) -> Stage:
-        stage = self._work.stage(self._plan, "inspected")
-        done = np.array(
-            [i for note in stage.notes() for i in numbers_of(note["containers"])], np.int64
-        )
-        left = ~np.isin(container_ids, done)
-        container_ids, rows = container_ids[left], rows[left]
-        if len(container_ids):
-            self._watcher.begin("comparing", len(container_ids), "containers")
-            for judged in self._engine.inspect(parts, container_ids, rows, replicas):
-                ids = container_ids_of(judged.verdicts)
-                stage.add(
-                    {"containers": ids.tolist()},
-                    {"verdicts": judged.verdicts, "findings": judged.findings},
-                )
-                self._watcher.advance(len(ids))
-        return stage
 
     def _write_trees(self, parts: Sequence[Part]) -> Sequence[str]:
         """The trees of all replicas, packed; returns notes on them."""
@@ -521,18 +519,47 @@ class _Sweep:
                 totals.add_findings(rows)
 
 
-def _replicas_within(
-    wanted: Range, runs: StoredTable, replicas: StoredTable, from_rows: StoredTable
-) -> pa.Table:
-    """The replicas of a range: settled from runs, read whole, or computed from rows.
+class _Comparisons:
+    """Compares replicas and writes what that decides; collects what is left open."""
 
-    What was computed from rows replaces what else there is of its container.
-    """
-    by_rows = from_rows.read(wanted)
-    settled = pa.concat_tables([settle(runs.read(wanted)).replicas, replicas.read(wanted)])
-    exact_ids = pa.array(container_ids_of(by_rows))
-    settled = settled.filter(pc.invert(pc.is_in(settled["container_id"], value_set=exact_ids)))
-    return _sorted(pa.concat_tables([settled, by_rows]), "container_id", "datanode", "volume")
+    def __init__(self, roots: TableWriter, verdicts: TableWriter, totals: SweepTotals) -> None:
+        self.totals = totals
+        self.findings = [FINDING_SCHEMA.empty_table()]
+        self._roots = roots
+        self._verdicts = verdicts
+        self._candidates = [np.empty(0, np.int64)]
+        self._rows = [np.empty(0, np.int64)]
+        self._replicas = [REPLICA_SCHEMA.empty_table()]
+
+    def add(self, replicas: pa.Table) -> None:
+        """Compare the replicas (REPLICA_SCHEMA) of some whole containers."""
+        replicas = _sorted(replicas, "container_id", "datanode", "volume")
+        compared = compare_replicas(replicas)
+        self._roots.add(replicas)
+        self._verdicts.add(compared.verdicts)
+        self.totals.add_replicas(replicas)
+        self.totals.add_verdicts(compared.verdicts)
+        self.findings.append(compared.findings)
+        is_candidate = pc.is_in(replicas["container_id"], pa.array(compared.candidates))
+        of_candidates = replicas.filter(is_candidate)
+        counted = _rows_by_container(RUN_SCHEMA.empty_table(), of_candidates)
+        self._candidates.append(compared.candidates)
+        self._rows.append(np.array([counted[int(i)] for i in compared.candidates], np.int64))
+        self._replicas.append(of_candidates)
+
+    def candidates(self) -> tuple[Int64s, Int64s, pa.Table]:
+        """The containers to be inspected, ascending, about how many rows each has, and
+        their replicas.
+        """
+        ids, rows = np.concatenate(self._candidates), np.concatenate(self._rows)
+        order = np.argsort(ids)
+        return ids[order], rows[order], pa.concat_tables(self._replicas)
+
+
+def _unfinished(stage: Stage, container_ids: Int64s) -> npt.NDArray[np.bool_]:
+    """Which of these containers the stage has no entry of."""
+    done = [i for note in stage.notes() for i in numbers_of(note["containers"])]
+    return ~np.isin(container_ids, np.array(done, np.int64))
 
 
 def _rows_by_container(runs: pa.Table, replicas: pa.Table) -> Mapping[int, int]:

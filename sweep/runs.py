@@ -4,10 +4,10 @@ parts.
 A run is a stretch of one replica's rows in order. Its first and its last block may go
 on in another run, so both are kept as fragments; the blocks between them are folded to
 one checksum, sums and a fingerprint. Two runs of a replica that follow each other join
-to one, and joining is associative: CRC32C is affine (sweep.gf2), so that the checksum
-of a whole follows from the checksums of its pieces. Each piece's checksum is that which
-it would have if it were all there is: a fragment's that of a block with these chunks
-alone, `inner_checksum` that of a container of these blocks.
+to one, and joining is associative: CRC32C is affine (sweep.fragments), so that the
+checksum of a whole follows from the checksums of its pieces. Each piece's checksum is
+that which it would have if it were all there is: a fragment's that of a block with
+these chunks alone, `inner_checksum` that of a container of these blocks.
 
 What cannot be joined (rows out of order, twice at one place, of two states, without a
 value) makes a run that is not `ordered`, and sends its container to the exact path
@@ -28,8 +28,7 @@ import pyarrow as pa
 from chunktable.schema import CHUNK_SCHEMA, CONTAINER_ROW, REPLICA_COLUMNS
 from merkle.checksum import compiled
 from merkle.columns import fold_blocks, fold_windows
-from sweep.gf2 import append_zero_words
-from sweep.layout import (
+from sweep.fragments import (
     ENDS,
     FIRST,
     INNER,
@@ -39,6 +38,7 @@ from sweep.layout import (
     Fragment,
     Inner,
     Int64s,
+    append_zero_words,
     block_mixes,
     chunk_mixes,
 )

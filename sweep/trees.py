@@ -23,11 +23,10 @@ from merkle.checksum import compiled
 from merkle.columns import encode_columns
 from merkle.tree import ContainerId
 from runtime.disk import Disk
-from sweep.exact import arrange, tree_of_rows
+from sweep.exact import arrange, block_ranges, tree_of_rows
 from sweep.files import opened_rows
+from sweep.fragments import Bools
 from sweep.gather import Gatherer, Int64s
-from sweep.large import block_ranges
-from sweep.layout import Bools
 from sweep.model import Part
 from sweep.output import TableWriter, written_whole
 from sweep.runs import AGREED, KEY, TEXT, Rows, Text, arrow_of, entries, full, rows_of
@@ -339,7 +338,7 @@ def _add_unsorted(packer: _Packer, container_ids: Int64s, rows: pa.Table, rows_m
         is_empty = any(one.integers["chunk_offset"][0] == CONTAINER_ROW for one in held)
         if counts[key] > _REPLICA_ROWS_MAX:
             packer.count_too_large()
-        # Of ranges that contradict each other no tree is made; sweep.large finds the
+        # Of ranges that contradict each other no tree is made; sweep.exact finds the
         # same.
         elif len(said) == 1 and (len(held) == 1 or not is_empty):
             packer.encode(_joined(held))

@@ -29,6 +29,7 @@ from sweep.output import Skipped, written_whole
 # Containers of one part: few enough to be read again after a crash, many enough to fill
 # a file.
 _PART_CONTAINERS = 64
+
 _GROUP_ROWS = 1 << 18
 
 
@@ -86,7 +87,7 @@ def open_volumes(
             surveys[str(root)] = survey
             if survey.fault is not None:
                 faults.append(_finding(survey, None, survey.fault))
-            for part in _cut(str(root), survey, ids, source):
+            for part in _volume_parts(str(root), survey, ids, source):
                 parts.append(part)
                 containers[part.part_id] = tuple(ids[part.first : part.last])
         yield OpenVolumes(
@@ -139,7 +140,7 @@ def replica_rows(survey: VolumeSurvey, found: ReplicaSnapshot, now_ms: int) -> R
     return rows_of(replica, TreeColumns.of(found.tree) if found.source else None)
 
 
-def _cut(
+def _volume_parts(
     root: str, survey: VolumeSurvey, ids: Sequence[ContainerId], source: TreeSource
 ) -> Iterator[Part]:
     for first in range(0, len(ids), _PART_CONTAINERS):

@@ -17,9 +17,8 @@ from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from runtime.disk import Disk
 from spark.engine import Scattered, SparkEngine, last_offset
 from spark.sql import aggregate, names_of
-from sweep.engine import Engine, SweepRequest
+from sweep.engine import Engine, LocalEngine, SweepRequest
 from sweep.gather import Gatherer
-from sweep.local import LocalEngine
 from sweep.output import Summary, SweepStore, SweepTable
 from sweep.run import sweep
 from tests.support.sweeps import Quiet, findings_of, packed_trees, verdicts_of

@@ -9,9 +9,8 @@ import pyarrow.parquet as pq
 
 from merkle.replica import TreeSource
 from runtime.disk import Disk
-from sweep.engine import ContainerResults, FoldedWave, SweepRequest
+from sweep.engine import ContainerResults, FoldedWave, LocalEngine, SweepRequest
 from sweep.gather import Gatherer, Int64s
-from sweep.local import LocalEngine
 from sweep.model import Part
 from sweep.output import Summary, SweepStore, SweepTable
 from sweep.run import sweep

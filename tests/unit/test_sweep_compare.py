@@ -17,8 +17,8 @@ from merkle.replica import ReplicaState
 from merkle.tree import BlockTree, ContainerId, ContainerTree
 from sweep.compare import InspectionResult, compare_replicas, inspect
 from sweep.exact import exact_replicas
+from sweep.history import silent_changes, silent_findings
 from sweep.model import REPLICA_SCHEMA, FindingKind, RootMethod
-from sweep.silent import silent_changes, silent_findings
 from tests.support.trees import (
     CHUNK_BYTES,
     CONTAINER,

@@ -9,9 +9,8 @@ import pytest
 
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from merkle.tree import block_checksum, container_checksum
-from sweep.compare import compare_replicas, inspect
-from sweep.exact import exact_replicas, trees_of
-from sweep.large import block_ranges, inspect_large, large_replicas
+from sweep.compare import compare_replicas, inspect, inspect_large
+from sweep.exact import block_ranges, exact_replicas, large_replicas, trees_of
 
 
 def row(block_id: int, offset: int, checksum: int = 5, **fields: Any) -> dict[str, Any]:
@@ -193,9 +192,7 @@ def test_a_value_that_a_large_container_lacks_is_a_finding(name: str) -> None:
     )
     assert "unreadable" in found["kind"].to_pylist()
     assert set(found["kind"].to_pylist()) == set(findings["kind"].to_pylist())
-    inspected = inspect(rows, replicas)
-    verdicts, _ = inspect_large(block_ranges(rows, 20), in_ranges)
-    whole = (
-        inspected.verdicts if inspected.verdicts.num_rows else compare_replicas(replicas).verdicts
-    )
-    assert verdicts["verdict"] == whole["verdict"]
+    compared = compare_replicas(replicas)
+    whole = inspect(rows, replicas) if len(compared.candidates) else compared
+    by_ranges = inspect_large(block_ranges(rows, 20), in_ranges)
+    assert by_ranges.verdicts["verdict"] == whole.verdicts["verdict"]

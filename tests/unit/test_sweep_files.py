@@ -22,9 +22,8 @@ from merkle.columns import TreeColumns
 from merkle.replica import ReplicaState, TreeSource
 from merkle.tree import ContainerId, ContainerTree
 from runtime.disk import Disk
-from sweep.exact import exact_replicas, trees_of
+from sweep.exact import block_ranges, exact_replicas, large_replicas, trees_of
 from sweep.files import DEFAULTS, PartFold, fold_part, is_readable, read_rows
-from sweep.large import block_ranges, large_replicas
 from sweep.model import Part, PartKind
 from sweep.runs import fold_batches, settle
 from tests.support.tables import MemoryWalk, blocks, current_rows, replica

@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from merkle.tree import block_checksum
-from sweep.gf2 import append_zero_words, end_tables, image, rank_tables, step_tables, word_tables
+from sweep.fragments import (
+    append_zero_words,
+    end_tables,
+    image,
+    rank_tables,
+    step_tables,
+    word_tables,
+)
 
 RANKS = 12
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
