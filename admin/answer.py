@@ -18,11 +18,11 @@ from typing import ParamSpec
 import click
 
 from admin.controller_client import ControllerClient
-from admin.output import JsonObject, print_json
 from merkle.errors import ReconcileError
 from runtime.config import check_address
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
+from runtime.output import JsonObject, print_json
 from runtime.rpc import Tls
 
 _SCHEMA_VERSION = 1

@@ -59,7 +59,7 @@ COMMANDS: Mapping[str, _Lazy] = {
     ),
     "job": _Lazy("admin.jobs:job", "Show, watch and cancel the controller's jobs."),
     "reconcile": _Lazy("admin.reconcile:reconcile", "Make the replicas of containers equal."),
-    "scan": _Lazy("admin.scan:scan", "Have agents read replicas and look for damage."),
+    "scan": _Lazy("admin.containers:scan", "Have agents read replicas and look for damage."),
     "scm": _Lazy("scm.cli:scm", "The controller: take reports, compare replicas, run jobs."),
     "sweep": _Lazy(
         "admin.sweep:sweep", "Check every replica of a cluster in bulk, night by night."
@@ -106,7 +106,7 @@ class Root(click.Group):
 def treefold(ctx: click.Context) -> None:
     """Reconcile the containers of Apache Ozone datanodes with Merkle trees."""
     # Heavy, and of no use to --help.
-    from admin.output import ProgressStyle
+    from runtime.progress import ProgressStyle
 
     ctx.obj = ProgressStyle(bars=sys.stderr.isatty() and "CI" not in os.environ)
 

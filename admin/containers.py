@@ -11,7 +11,6 @@ import click
 
 from admin.answer import answering, container_ids, controller_options, json_option
 from admin.controller_client import ControllerClient
-from admin.output import JsonObject, print_line, print_table, size_text
 from merkle.comparison import Comparison, compare
 from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX
@@ -20,6 +19,7 @@ from merkle.tree import ContainerId, ContainerTree, root_hex
 from protos import controller_pb2 as pb
 from repair.peers import AgentPeer
 from runtime.exit_codes import ExitCode
+from runtime.output import JsonObject, print_line, print_table, size_text
 from runtime.rpc import open_channel
 from scm.eligibility import INVALID_HINT, ContainerState
 from scm.policy import RootComparison
@@ -345,3 +345,25 @@ def _print_comparison(compared: Comparison, trees: dict[str, ContainerTree]) -> 
         where = f" block {evidence.block_id}" if evidence.block_id is not None else ""
         where += f" at {evidence.offset}" if evidence.offset is not None else ""
         print_line(f"{evidence.kind}:{where} {evidence.detail}")
+
+
+@click.command()
+@click.argument("arguments", metavar="ID... | -", nargs=-1)
+@json_option
+@controller_options
+def scan(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: bool) -> None:
+    """Have agents read replicas and look for damage.
+
+    Orders a scan of every live replica of these containers and does not wait for it;
+    `treefold container info` shows state, root and time of the last scan. IDs are
+    arguments, or lines of standard input with `-`.
+
+    Exit status: 0 ordered, 1 a container is not known, 2 usage, 7 controller
+    unreachable.
+    """
+    with answering("scan", as_json=as_json) as answer:
+        unknown, ordered = controller.scan(container_ids(arguments))
+        answer.data = {"scansOrdered": ordered, "unknownContainerIDs": unknown}
+        answer.say(f"{ordered} scan{'' if ordered == 1 else 's'} ordered")
+        for number in unknown:
+            answer.fail("CONTAINER_NOT_FOUND", f"Container {number} is not known.")

@@ -18,7 +18,6 @@ from xml.etree import ElementTree
 
 import click
 
-from admin.output import console, print_json, print_table
 from merkle.checksum import kernels
 from ozone.containers import ContainerStore
 from ozone.errors import (
@@ -31,6 +30,7 @@ from ozone.rocks import lock_holder
 from ozone.volume import Hold, Volume, open_volume
 from runtime.disk import Disk
 from runtime.errors import ConfigError, DatabaseError, DiskError
+from runtime.output import console, print_json, print_table
 
 LIBRARIES = ("rocksdict", "grpcio", "protobuf", "numpy", "fastcrc", "xxhash")
 # A site file of Ozone is some kilobytes; a larger one is something else.

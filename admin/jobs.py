@@ -13,19 +13,12 @@ from rich.table import Table
 from admin.answer import answering, controller_options, json_option
 from admin.containers import age_text, time_text
 from admin.controller_client import ControllerClient
-from admin.output import (
-    LINE_EVERY_S,
-    JsonObject,
-    ProgressStyle,
-    console,
-    print_line,
-    print_table,
-    size_text,
-)
 from merkle.outcome import EvidenceKind, Verdict
 from protos import controller_pb2 as pb
 from protos.errors import ControllerUnavailableError
 from runtime.exit_codes import ExitCode
+from runtime.output import JsonObject, console, print_line, print_table, size_text
+from runtime.progress import LINE_EVERY_S, ProgressStyle
 from scm.jobs import JobState
 
 # A watched job is asked for so often; a line goes to a log less often, see

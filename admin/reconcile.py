@@ -20,7 +20,6 @@ from admin.answer import CommandResult, answering, container_ids, controller_opt
 from admin.containers import comparison_json, container_json, datanode_json, fetch_trees, root_of
 from admin.controller_client import ControllerClient
 from admin.jobs import await_jobs, doubt, exit_status_of, job_json, print_jobs
-from admin.output import JsonObject, ProgressStyle, print_line, print_table
 from merkle.comparison import Comparison, compare
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
@@ -28,6 +27,8 @@ from merkle.replica import ReplicaState
 from protos import controller_pb2 as pb
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
+from runtime.output import JsonObject, print_line, print_table
+from runtime.progress import ProgressStyle
 from scm.eligibility import INVALID_HINT, ContainerState, Eligibility
 from scm.policy import RootComparison
 

@@ -6,6 +6,7 @@ The summary goes to stdout, how the sweep goes on to stderr. All that is compute
 """
 
 import os
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,26 +18,31 @@ import pyarrow.compute as pc
 from admin.answer import controller_options
 from admin.controller_client import ControllerClient
 from admin.demo.sweep_demo import demo
-from admin.output import ProgressStyle, print_json, print_line, print_table
-from admin.sweep_metrics import write_metrics
-from admin.sweep_pack import pack as pack_command
-from admin.sweeping import ENGINES, LOCAL, SPARK, chosen_engine, progress_sink, write_report
+from admin.engines import ENGINES, LOCAL, SPARK, chosen_engine
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
 from merkle.replica import TreeSource
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
+from runtime.metrics import Kind, Metric, Metrics
+from runtime.output import print_json, print_line, print_table, size_text
+from runtime.progress import ProgressStyle, progress_sink
+from spark.pack import pack as make
 from sweep.engine import SweepRequest
 from sweep.model import FindingKind
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
+from sweep.report import write_report
 from sweep.run import sweep as carry_out
 
 # Shown to people; --json has them all.
 _ROWS_SHOWN = 50
+
 _DETAILS_MAX = 100_000
+
 # Who asks the controller.
 _SWEEP = "treefold sweep"
+
 _PLACES = ("container", "block", "offset")
 
 
@@ -64,6 +70,7 @@ _out = click.option(
     required=True,
     help="Where sweeps are kept: one folder for all nights.",
 )
+
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 
 
@@ -262,7 +269,7 @@ def run(
             print_line(_given(said["reconcile"]))
     # From here on the sweep is complete, and was told of.
     if metrics_file is not None:
-        write_metrics(metrics_file, summary)
+        _write_metrics(metrics_file, summary)
     if refused is not None:
         raise refused
     click.get_current_context().exit(exit_status(summary))
@@ -327,8 +334,39 @@ def compare(before: str, after: str, out: Path, as_json: bool) -> int:
     return ExitCode.FINDINGS if changes["new"] or changes["persisting"] else 0
 
 
+@sweep.command()
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    help="Where to put them; what an earlier run put there is replaced.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def pack(out: Path, *, as_json: bool) -> None:
+    """Pack our code and the libraries it needs for Spark executors.
+
+    treefold.zip is our code, for --py-files; treefold-env.tar.gz holds the libraries of
+    this very installation, for --archives, made without a network. Executors need a
+    Python of the same minor version on the same kind of machine. `treefold sweep run
+    --engine spark --pack DIR` takes both along.
+    """
+    packed = make(out, Disk())
+    if as_json:
+        print_json(
+            {
+                "code": str(packed.code),
+                "environment": str(packed.environment),
+                "distributions": list(packed.distributions),
+            }
+        )
+        return
+    for path in (packed.code, packed.environment):
+        print_line(f"{path}  {size_text(path.stat().st_size)}")
+    print_line(", ".join(packed.distributions))
+
+
 sweep.add_command(demo)
-sweep.add_command(pack_command)
 
 
 @sweep.result_callback()
@@ -485,3 +523,37 @@ def _details(sweeps: SweepStore, sweep_id: str) -> list[JsonObject]:
 
 def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+SWEEP_METRICS = (
+    Metric("sweep_finished_timestamp_seconds", Kind.GAUGE, "When the last sweep was complete."),
+    Metric("sweep_duration_seconds", Kind.GAUGE, "How long the last sweep took."),
+    Metric("sweep_rows", Kind.GAUGE, "Rows that the last sweep read."),
+    Metric("sweep_replicas", Kind.GAUGE, "Replicas that the last sweep saw."),
+    Metric("sweep_inputs_skipped", Kind.GAUGE, "Inputs that the last sweep could not read."),
+    Metric(
+        "sweep_containers", Kind.GAUGE, "Containers of the last sweep, by verdict.", ("verdict",)
+    ),
+    Metric("sweep_findings", Kind.GAUGE, "Findings of the last sweep, by kind.", ("kind",)),
+)
+
+
+def _write_metrics(path: Path, summary: Summary) -> None:
+    """The figures of the last sweep, for Prometheus' textfile collector.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
+    metrics = Metrics(SWEEP_METRICS)
+    metrics.set("sweep_finished_timestamp_seconds", time.time())
+    metrics.set("sweep_duration_seconds", summary.seconds)
+    metrics.set("sweep_rows", summary.rows)
+    metrics.set("sweep_replicas", summary.replicas)
+    metrics.set("sweep_inputs_skipped", len(summary.skipped))
+    for verdict in Verdict:
+        metrics.set(
+            "sweep_containers", summary.verdicts.get(verdict.value, 0), verdict=verdict.value
+        )
+    for kind, count in summary.findings.items():
+        metrics.set("sweep_findings", count, kind=kind)
+    Disk().replace(path.absolute(), metrics.page())

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 
 import click
 
-from admin.output import ProgressStyle, print_json, print_table
 from admin.tree_build import ReplicaTree, build_json, print_built, replica_tree
 from admin.tree_diff import ReplicaComparison, compare_replicas, comparison_json, print_comparisons
 from admin.tree_files import print_tree, stored_trees, tree_json
@@ -22,6 +21,8 @@ from merkle.outcome import Verdict
 from merkle.replica import TreeSource
 from ozone.mapped import MappedReader
 from runtime.errors import UsageError
+from runtime.output import print_json, print_table
+from runtime.progress import ProgressStyle
 
 _paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 _ids = click.option(

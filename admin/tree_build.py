@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from admin.output import JsonObject, print_line, print_table
 from admin.tree_sources import STATE_UNKNOWN, place_text
 from merkle.errors import ReconcileError, RecordInvalidError, TreeRefusedError
 from merkle.replica import TreeSource
@@ -15,6 +14,7 @@ from ozone.mapped import MappedReader
 from ozone.scan import Finding
 from ozone.survey import UNREADABLE, ReplicaSnapshot, survey_container
 from runtime.errors import DatabaseError, DiskError
+from runtime.output import JsonObject, print_line, print_table
 
 
 @dataclass(frozen=True)

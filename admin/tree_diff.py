@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from admin.output import JsonObject, print_line, print_table
 from admin.tree_build import ReplicaTree
 from admin.tree_sources import place_text
 from merkle.comparison import Comparison, UnrecordedCopies, compare, unrecorded_copies
@@ -18,6 +17,7 @@ from ozone.containers import Container
 from ozone.errors import BlockNotFoundError
 from ozone.scan import lost_chunks
 from runtime.errors import DatabaseError, DiskError
+from runtime.output import JsonObject, print_line, print_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,7 @@ def _lost_places(replica: ReplicaTree, container: Container) -> frozenset[ChunkP
 def _bad_windows(
     copies: UnrecordedCopies, files: Mapping[str, Container]
 ) -> Iterator[tuple[str, frozenset[int]]]:
-    """The bad windows of each file that can be read, by the record of another replica.
-    """
+    """The bad windows of each readable file, by the record of another replica."""
     record = None
     # Without a record nothing can be proven; that there is one is known from a scan.
     with suppress(DatabaseError, RecordInvalidError):

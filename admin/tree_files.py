@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from admin.output import JsonObject, print_line, print_table
 from admin.tree_sources import containers_of, opened, paths_of
 from merkle.check import check_tree
 from merkle.errors import TreeRefusedError
@@ -15,6 +14,7 @@ from ozone.containers import Container
 from protos.convert import container_id_of_tree, tree_from_bytes
 from runtime.disk import Disk
 from runtime.errors import DatabaseError
+from runtime.output import JsonObject, print_line, print_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from admin.output import ProgressStyle, byte_progress
 from merkle.errors import ReconcileError
 from merkle.replica import TreeSource
 from merkle.tree import BlockId, ContainerId
@@ -18,6 +17,7 @@ from ozone.volume import Hold, container_of_folder, open_volume
 from runtime.disk import Disk
 from runtime.errors import DatabaseError, DiskError
 from runtime.exit_codes import ExitCode
+from runtime.progress import BYTES, ProgressStyle, progress_sink
 
 # A container whose descriptor cannot be read has some state, which nobody can tell.
 STATE_UNKNOWN = "UNKNOWN"
@@ -159,8 +159,9 @@ def scan_progress(
     for place, container_id in jobs:
         with suppress(DatabaseError):
             total += place.store.get(container_id).counters().used_bytes or 0
-    with byte_progress(what, total, output) as advance:
-        yield advance
+    with progress_sink(output) as sink:
+        sink.begin(what, total, BYTES)
+        yield sink.advance
 
 
 def place_text(block_id: BlockId | None, offset: int | None) -> str:

@@ -2,9 +2,7 @@
 asked.
 """
 
-import json
-import sys
-import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +18,7 @@ from runtime.disk import Disk
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
 from runtime.log import LogFormat, LogLevel, configure, get_logger
+from runtime.output import print_json
 from runtime.process import (
     announce,
     config_option,
@@ -27,6 +26,7 @@ from runtime.process import (
     process_options,
     stop_on_signals,
 )
+from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 
 if TYPE_CHECKING:
     from dnagent.export import ExportProgress, ExportResult
@@ -177,27 +177,24 @@ def export_checksums(
         raise UsageError(
             f"{str(error.name).partition('.')[0]} is not installed", hint=EXTRA_HINT
         ) from error
+    default = config.export.source if config else TreeSource.TREE
+    chosen = TreeSource(source) if source else default
     if config:
         # Not made here: an agent that never ran keeps nothing.
         state = config.state_folder if config.state_folder.is_dir() else None
         given = [ExportedVolume(v.path, state, owned=v.hold is Hold.OWNER) for v in config.volumes]
     else:
         given = [ExportedVolume(Path(path)) for path in volumes]
-    tell = _Teller(sys.stderr.isatty())
-    done, skipped = export_now(
-        given,
-        to,
-        source=TreeSource(source)
-        if source
-        else config.export.source
-        if config
-        else TreeSource.TREE,
-        full=full,
-        audit_file=config.audit_path if config else None,
-        database_volumes=config.database_volumes if config else (),
-        on_done=tell.tell,
-    )
-    tell.end()
+    with progress_sink(_style(ctx)) as sink:
+        done, skipped = export_now(
+            given,
+            to,
+            source=chosen,
+            full=full,
+            audit_file=config.audit_path if config else None,
+            database_volumes=config.database_volumes if config else (),
+            on_done=_export_progress(sink),
+        )
     for volume in skipped:
         click.echo(f"error [{volume.error_code}]: {volume.path}: {volume.message}", err=True)
     for one in done:
@@ -209,9 +206,7 @@ def export_checksums(
             )
     if as_json:
         tables = [_table_json(one) for one in done]
-        click.echo(
-            json.dumps({"tables": tables, "skipped": [asdict(volume) for volume in skipped]})
-        )
+        print_json({"tables": tables, "skipped": [asdict(volume) for volume in skipped]})
     else:
         for one in done:
             click.echo(_summary(one))
@@ -250,16 +245,9 @@ def import_trees(ctx: click.Context, folder: Path, config_path: Path, as_json: b
         raise UsageError(
             f"{str(error.name).partition('.')[0]} is not installed", hint=EXTRA_HINT
         ) from error
-    tell = _Teller(sys.stderr.isatty())
-    try:
-        done = carry_out(
-            config,
-            folder,
-            Disk(),
-            on_tree=lambda done: tell.say(f"importing  {done.trees} trees  {done.imported} new"),
-        )
-    finally:
-        tell.end()
+    with progress_sink(_style(ctx)) as sink:
+        sink.begin("importing", None, "trees")
+        done = carry_out(config, folder, Disk(), on_tree=lambda _: sink.advance(1))
     for volume in done.skipped:
         click.echo(f"error [{volume.error_code}]: {volume.path}: {volume.message}", err=True)
     refused = dict(sorted(done.refused.items()))
@@ -268,16 +256,14 @@ def import_trees(ctx: click.Context, folder: Path, config_path: Path, as_json: b
             {"containerID": container_id, "reason": reason}
             for container_id, reason in done.refusals
         ]
-        click.echo(
-            json.dumps(
-                {
-                    "imported": done.imported,
-                    "unchanged": done.unchanged,
-                    "refused": refused,
-                    "refusals": refusals,
-                    "skipped": [asdict(volume) for volume in done.skipped],
-                }
-            )
+        print_json(
+            {
+                "imported": done.imported,
+                "unchanged": done.unchanged,
+                "refused": refused,
+                "refusals": refusals,
+                "skipped": [asdict(volume) for volume in done.skipped],
+            }
         )
     else:
         click.echo(
@@ -289,35 +275,23 @@ def import_trees(ctx: click.Context, folder: Path, config_path: Path, as_json: b
     ctx.exit(ExitCode.PARTLY if done.refused or done.skipped else 0)
 
 
-class _Teller:
-    """Tells on stderr how far work is: on one line of a terminal, or in a line now and
-    then.
-    """
+def _style(ctx: click.Context) -> ProgressStyle:
+    return ctx.find_object(ProgressStyle) or ProgressStyle()
 
-    def __init__(self, is_terminal: bool) -> None:
-        self._is_terminal = is_terminal
-        self._every_s = 0.2 if is_terminal else 10.0
-        self._said_s = time.monotonic()
 
-    def tell(self, done: "ExportProgress") -> None:
-        """Print how far an export is."""
-        self.say(
-            f"exporting  {done.containers} of {done.containers_total} containers  {done.rows} rows"
-        )
+def _export_progress(sink: ProgressSink) -> "Callable[[ExportProgress], None]":
+    """Shows the progress of exports, one after the other."""
+    total, done = 0, 0
 
-    def say(self, text: str) -> None:
-        """Print a line, unless the one before is too recent."""
-        now_s = time.monotonic()
-        if now_s - self._said_s >= self._every_s:
-            self._said_s = now_s
-            click.echo(
-                f"\r\x1b[K{text}" if self._is_terminal else text, err=True, nl=not self._is_terminal
-            )
+    def advance(progress: "ExportProgress") -> None:
+        nonlocal total, done
+        if progress.containers_total != total or progress.containers < done:
+            total, done = progress.containers_total, 0
+            sink.begin("exporting", total, "containers")
+        sink.advance(progress.containers - done)
+        done = progress.containers
 
-    def end(self) -> None:
-        """Clear the line of a terminal."""
-        if self._is_terminal:
-            click.echo("\r\x1b[K", err=True, nl=False)
+    return advance
 
 
 def _table_json(exported: "ExportResult") -> dict[str, object]:

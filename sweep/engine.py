@@ -120,22 +120,6 @@ class Engine(Protocol):
         ...
 
 
-class ProgressSink(Protocol):
-    """Who is told how a sweep goes on."""
-
-    def note(self, text: str) -> None:
-        """Something that a person should know."""
-        ...
-
-    def begin(self, what: str, total: int, unit: str) -> None:
-        """A stage begins, of so many units."""
-        ...
-
-    def advance(self, count: int) -> None:
-        """So many more are done."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class SweepRequest:
     """What is asked of a sweep."""

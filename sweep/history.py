@@ -87,7 +87,7 @@ class History:
             # Where the agent exported meanwhile, the next sweep says that it cannot be
             # read.
             with suppress(ChunkTableError):
-                kept[place] = keep_export(place, folder, self._disk)
+                kept[place] = _keep_export(place, folder, self._disk)
         held = [
             replace(part, manifest=kept.get(part.manifest or "", part.manifest)) for part in parts
         ]
@@ -170,7 +170,7 @@ class History:
                     continue
                 theirs = theirs.filter(pc.is_valid(theirs["root"]))
                 changed[name].append(silent_changes(theirs, left))
-                left = left.join(theirs.select(list(SAME)), list(SAME), join_type="left anti")
+                left = left.join(theirs.select(list(_SAME)), list(_SAME), join_type="left anti")
         found = [FINDING_SCHEMA.empty_table()]
         for name, pieces in changed.items():
             if any(piece.num_rows for piece in pieces):
@@ -195,7 +195,7 @@ class History:
         parts: Sequence[Part],
         manifests: Sequence[str],
     ) -> tuple[pa.Table, list[str]]:
-        """The silent changes of these replicas (columns SAME) since `previous`,
+        """The silent changes of these replicas (columns _SAME) since `previous`,
         FINDING_SCHEMA, and notes.
         """
         found, notes = [FINDING_SCHEMA.empty_table()], list[str]()
@@ -203,7 +203,7 @@ class History:
             their_parts, their_manifests = self.recall(previous)
         except DiskError as error:
             return found[0], [_untold(previous, error)]
-        told = export_events(manifests, their_manifests)
+        told = _export_events(manifests, their_manifests)
         notes += [
             f"silent changes since {previous} cannot be told of what {place} names: {reason}"
             for place, reason in told.errors.items()
@@ -226,7 +226,7 @@ class History:
                 notes.append(_untold(previous, error))
                 break
             before_rows = pa.concat_tables([held.cast(CHUNK_SCHEMA) for held in theirs])
-            before_rows = before_rows.join(changed, list(SAME), join_type="left semi").cast(
+            before_rows = before_rows.join(changed, list(_SAME), join_type="left semi").cast(
                 CHUNK_SCHEMA
             )
             is_lost = pc.is_in(before_rows["datanode"], pa.array(sorted(told.lost), pa.string()))
@@ -267,19 +267,19 @@ _Doings: TypeAlias = Mapping[int | None, _Written]
 _REPLICA = ("container_id", "datanode", "volume")
 
 # What a replica must have in common with itself to be compared.
-SAME = (*_REPLICA, "bcs_id", "source")
+_SAME = (*_REPLICA, "bcs_id", "source")
 
 
 def silent_changes(earlier_replicas: pa.Table, replicas: pa.Table) -> pa.Table:
-    """The replicas (columns SAME) that are other than in the sweep before and might not
+    """The replicas (columns _SAME) that are other than in the sweep before and might not
     be.
 
     Both tables are of REPLICA_SCHEMA. What changed, and by whom, only rows and events
     tell: see `silent_findings`.
     """
-    names = [*SAME, "root", "fingerprint", "path"]
+    names = [*_SAME, "root", "fingerprint", "path"]
     both = replicas.select(names).join(
-        earlier_replicas.select(names), list(SAME), join_type="inner", right_suffix="_before"
+        earlier_replicas.select(names), list(_SAME), join_type="inner", right_suffix="_before"
     )
     is_sql, was_sql = (
         pc.equal(both[name], RootMethod.SQL.value) for name in ("path", "path_before")
@@ -291,7 +291,7 @@ def silent_changes(earlier_replicas: pa.Table, replicas: pa.Table) -> pa.Table:
     )
     # Null where there is no root: there are no chunks then.
     differs = pc.invert(pc.and_(pc.equal(both["root"], both["root_before"]), same_print))
-    return both.filter(differs).select(list(SAME))
+    return both.filter(differs).select(list(_SAME))
 
 
 def silent_findings(
@@ -311,7 +311,7 @@ def silent_findings(
     """
     comparable = (
         _replicas_of(rows)
-        .join(_replicas_of(earlier_rows), list(SAME), join_type="inner")
+        .join(_replicas_of(earlier_rows), list(_SAME), join_type="inner")
         .to_pylist()
     )
     wanted = {ReplicaId(*(row[name] for name in _REPLICA)) for row in comparable}
@@ -349,7 +349,7 @@ def silent_findings(
 
 
 def _replicas_of(rows: pa.Table) -> pa.Table:
-    return rows.select(list(SAME)).group_by(list(SAME)).aggregate([])
+    return rows.select(list(_SAME)).group_by(list(_SAME)).aggregate([])
 
 
 def _changed(
@@ -416,7 +416,7 @@ def _is_explained(done: _Doings, block_id: int, offset: int, length: int) -> boo
 
 
 @dataclass(frozen=True, slots=True)
-class AgentEvents:
+class _AgentEvents:
     """What agents did to their replicas between two sweeps."""
 
     # EVENT_SCHEMA.
@@ -429,7 +429,7 @@ class AgentEvents:
     errors: Mapping[str, str]
 
 
-def export_events(manifests: Iterable[str], before: Iterable[str]) -> AgentEvents:
+def _export_events(manifests: Iterable[str], before: Iterable[str]) -> _AgentEvents:
     """What agents did to their replicas since they made the exports `before`; one that
     cannot be read costs its own.
     """
@@ -463,10 +463,10 @@ def export_events(manifests: Iterable[str], before: Iterable[str]) -> AgentEvent
                 pc.greater_equal(events["time"], pa.scalar(since, events["time"].type))
             )
         found.append(events)
-    return AgentEvents(pa.concat_tables(found), frozenset(datanodes), frozenset(lost), errors)
+    return _AgentEvents(pa.concat_tables(found), frozenset(datanodes), frozenset(lost), errors)
 
 
-def keep_export(place: str, folder: Path, disk: Disk) -> str:
+def _keep_export(place: str, folder: Path, disk: Disk) -> str:
     """Copy an export's manifest and inventory, which its agent removes with its second
     next export; the manifest there.
 

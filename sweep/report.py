@@ -18,16 +18,25 @@ import pyarrow.compute as pc
 
 from merkle.comparison import DifferenceKind
 from merkle.outcome import DIVERGED_VERDICTS
+from runtime.disk import Disk
+from runtime.errors import DiskError
+from sweep.model import REPLICA_SCHEMA
+from sweep.output import JsonObject, Summary, SweepStore, SweepTable
 
 # Of more, the worst are shown and the rest is counted: a page that stops the browser
 # tells nobody anything.
 _NIGHTS_MAX = 60
+
 DATANODES_MAX = 30
+
 _HEATMAPS_MAX = 12
+
 HEATMAP_BLOCKS_MAX = 48
+
 CONTAINERS_MAX = 5000
 
 _DAY_MS = 86_400_000
+
 # Disks fail young and old; the classes are those that operators buy and retire disks
 # by. Upper bounds, exclusive.
 _AGES = (
@@ -38,9 +47,8 @@ _AGES = (
     ("3 to 5 years", 5 * 365 * _DAY_MS),
     ("over 5 years", 1 << 62),
 )
-_AGE_UNKNOWN = "unknown"
 
-# Worst first: the order of the table, and of the stacks of a column from the ground.
+_AGE_UNKNOWN = "unknown"
 
 
 class HeatmapCell(Enum):
@@ -72,6 +80,7 @@ _CELLS = {
     DifferenceKind.CORRUPT_CHUNK.value: HeatmapCell.CORRUPT,
     DifferenceKind.CONFLICTING_CHUNK.value: HeatmapCell.CONFLICT,
 }
+
 _SEVERITY = list(HeatmapCell)
 
 
@@ -352,3 +361,59 @@ def _int(value: object) -> int:
 
 def _when(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+# Findings in a report; a page with more helps nobody.
+_REPORTED_MAX = 100_000
+
+
+def write_report(sweeps: SweepStore, swept: Summary) -> tuple[str, ...]:
+    """Write the report of a sweep whose tables are written, one HTML file beside them;
+    returns notes.
+
+    Raises:
+        DiskError: it cannot be written, or a table of the sweep cannot be read.
+    """
+    sweep_id = swept.sweep_id
+    verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id)
+    diverged = verdicts.filter(verdicts["diverged"])
+    held, replicas = Counter[tuple[str, str]](), [REPLICA_SCHEMA.empty_table()]
+    for piece in sweeps.pieces(SweepTable.ROOTS, sweep_id, REPLICA_SCHEMA.names):
+        counted = piece.group_by(["datanode", "volume"]).aggregate([([], "count_all")]).to_pylist()
+        held.update({(row["datanode"], row["volume"]): row["count_all"] for row in counted})
+        replicas.append(
+            piece.filter(pc.is_in(piece["container_id"], value_set=diverged["container_id"]))
+        )
+    earlier, notes = list[PastSweep](), list[str]()
+    for name in (name for name in sweeps.sweeps() if name < sweep_id):
+        try:
+            earlier.append(_night(sweeps.summary(name)))
+        except DiskError as error:
+            notes.append(f"sweep {name} is left out of the report: {error.message}")
+    report = report_of(
+        _night(swept.json()),
+        engine=swept.engine,
+        held=held,
+        replicas=pa.concat_tables(replicas),
+        verdicts=diverged,
+        findings=sweeps.read(SweepTable.FINDINGS, sweep_id).slice(0, _REPORTED_MAX),
+        earlier=earlier,
+        skipped=[f"{one.input}: {one.reason}" for one in swept.skipped],
+        volumes_created_ms=swept.volumes_created_ms,
+    )
+    disk, path = Disk(), sweeps.report(sweep_id)
+    disk.make_folder(path.parent)
+    disk.replace(path, render(report).encode())
+    return tuple(notes)
+
+
+def _night(summary: JsonObject) -> PastSweep:
+    verdicts, containers = summary["verdicts"], summary["containers"]
+    assert isinstance(verdicts, dict)
+    assert isinstance(containers, int)
+    return PastSweep(
+        str(summary["sweepID"]),
+        datetime.fromisoformat(str(summary["startedAt"])),
+        containers,
+        verdicts,
+    )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +25,9 @@ import pyarrow.compute as pc
 from chunktable.places import check_name
 from runtime.disk import Disk
 from runtime.errors import DiskError
+from runtime.progress import ProgressSink
 from sweep.compare import compare_replicas
-from sweep.engine import Engine, FoldedWave, ProgressSink, SweepRequest, absolute
+from sweep.engine import Engine, FoldedWave, SweepRequest, absolute
 from sweep.errors import SweepInputError, SweepWorkError
 from sweep.gather import Gatherer
 from sweep.history import History
@@ -72,9 +73,6 @@ from sweep.work import (
 
 Int64s = npt.NDArray[np.int64]
 
-# Of volumes, which change: what was read a day ago is no part of this sweep.
-_RESUMED_WITHIN = timedelta(days=1)
-
 
 def sweep(
     request: SweepRequest,
@@ -115,7 +113,22 @@ def sweep(
             raise SweepInputError(f"there is nothing to read: {reasons}", skipped=skipped)
 
         def carry_out(request: SweepRequest) -> Summary:
-            plan = _begin(request, engine.name, volumes, inputs, skipped, work, watcher)
+            now, parts = datetime.now(UTC), (*volumes.parts, *inputs.parts)
+            key = key_of(engine.name, request.source, parts, skipped, inputs.manifests)
+            plan = work.resume_or_begin(
+                Plan(
+                    new_sweep_id(now),
+                    now,
+                    engine.name,
+                    request.source,
+                    parts,
+                    skipped,
+                    inputs.manifests,
+                    key,
+                ),
+                fresh=request.fresh,
+                note=watcher.note,
+            )
             complete = output.sweeps()
             for sweep_id in set(complete) - {plan.sweep_id}:
                 # What was left of its work.
@@ -130,46 +143,6 @@ def sweep(
         except SweepWorkError as error:
             watcher.note(f"begun anew: {error.message}")
             return carry_out(replace(request, fresh=True))
-
-
-def _begin(
-    request: SweepRequest,
-    engine: str,
-    volumes: OpenVolumes,
-    inputs: Inputs,
-    skipped: tuple[Skipped, ...],
-    work: Work,
-    watcher: ProgressSink,
-) -> Plan:
-    """The plan of an unfinished sweep over the same inputs, or a new one; no other is
-    left behind.
-    """
-    now = datetime.now(UTC)
-    parts = (*volumes.parts, *inputs.parts)
-    key = key_of(engine, request.source, parts, skipped, inputs.manifests)
-    plan = Plan(
-        new_sweep_id(now), now, engine, request.source, parts, skipped, inputs.manifests, key
-    )
-    found: Plan | None = None
-    plans, broken = work.plans()
-    for sweep_id, reason in broken.items():
-        watcher.note(f"sweep {sweep_id} does not go on: {reason}")
-        work.end(sweep_id)
-    for other in plans:
-        is_same = other.key == plan.key and (
-            not volumes.parts or now - other.started_at < _RESUMED_WITHIN
-        )
-        if is_same and not request.fresh:
-            found = other
-        else:
-            work.end(other.sweep_id)
-    if found is not None:
-        watcher.note(
-            f"going on with sweep {found.sweep_id}, begun {found.started_at:%Y-%m-%d %H:%M:%S} UTC"
-        )
-        return found
-    work.begin(plan)
-    return plan
 
 
 class _Sweep:

@@ -12,10 +12,10 @@ in bounded memory, however many rows there are.
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -37,6 +37,8 @@ from sweep.output import (
 )
 
 _VERSION = 1
+# Volumes change: what was read of one a day ago is no part of this sweep.
+_RESUMED_WITHIN = timedelta(days=1)
 _ROW_GROUP = 1 << 15
 # Rows in one range, some 300 bytes each.
 _RANGE_ROWS = 1_000_000
@@ -105,6 +107,34 @@ class Work:
             except _NOT_OURS as error:
                 broken[path.parent.name] = f"{path} is damaged: {error!r}"
         return plans, broken
+
+    def resume_or_begin(self, plan: Plan, *, fresh: bool, note: Callable[[str], None]) -> Plan:
+        """The plan of an unfinished sweep over the same inputs, or this new one; no
+        other is left behind.
+
+        `fresh` begins anew in any case. `note` gets remarks on what is resumed or given
+        up.
+
+        Raises:
+            DiskError: the plan cannot be written, or an old one cannot be removed.
+        """
+        has_volumes = any(part.kind is PartKind.VOLUME for part in plan.parts)
+        found: Plan | None = None
+        plans, broken = self.plans()
+        for sweep_id, reason in broken.items():
+            note(f"sweep {sweep_id} cannot be resumed: {reason}")
+            self.end(sweep_id)
+        for other in plans:
+            is_recent = not has_volumes or plan.started_at - other.started_at < _RESUMED_WITHIN
+            if other.key == plan.key and is_recent and not fresh:
+                found = other
+            else:
+                self.end(other.sweep_id)
+        if found is None:
+            self.begin(plan)
+            return plan
+        note(f"resuming sweep {found.sweep_id}, begun {found.started_at:%Y-%m-%d %H:%M:%S} UTC")
+        return found
 
     def begin(self, plan: Plan) -> None:
         """Note what a sweep is to do.

@@ -31,7 +31,6 @@ from admin.demo.cluster import LocalCluster, ScannedReplica
 from admin.demo.damage import DamageMethod, inflict
 from admin.demo.offline_check import prove
 from admin.demo.result import AgentKill, DemoResult, listed, report
-from admin.output import console, print_json
 from merkle.comparison import compare
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
@@ -39,6 +38,7 @@ from merkle.tree import ContainerId, ContainerTree, root_hex
 from protos.controller_pb2 import ReplicaReport
 from repair.picture import cells, legend, strips
 from runtime.errors import DiskError, UsageError
+from runtime.output import console, print_json
 
 _VOLUME = "volume1"
 # Slow enough that an agent can be killed between two of its writes.

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from admin.demo.cluster import ScannedReplica
 from admin.demo.damage import InflictedDamage
 from admin.demo.offline_check import Proof
-from admin.output import JsonObject
 from merkle.outcome import Verdict
 from merkle.tree import ContainerId, root_hex
+from runtime.output import JsonObject
 
 
 @dataclass(slots=True)

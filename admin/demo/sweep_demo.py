@@ -13,15 +13,17 @@ from pathlib import Path
 import click
 
 from admin.demo.synthetic import DamageKind, GroundTruth, RowOrder, SyntheticCluster, synthetic
-from admin.output import ProgressStyle, print_json, print_line, print_table
-from admin.sweeping import ENGINES, LOCAL, SPARK, chosen_engine, progress_sink, write_report
+from admin.engines import ENGINES, LOCAL, SPARK, chosen_engine
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
+from runtime.output import print_json, print_line, print_table
+from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from spark.errors import SparkMissingError
-from sweep.engine import ProgressSink, SweepRequest
+from sweep.engine import SweepRequest
 from sweep.model import REPLICA_SCHEMA, FindingKind
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
+from sweep.report import write_report
 from sweep.run import sweep as carry_out
 
 _LARGEST = 1_000_000

@@ -227,7 +227,7 @@ def test_killed_or_interrupted_the_same_command_goes_on(
     assert list((tmp_path / "out").glob("summary/*")) == []
     done = treefold(*command[command.index("sweep") :], *words, check=3)
     summary = json.loads(done.stdout)
-    assert f"going on with sweep {summary['sweepID']}" in done.stderr
+    assert f"resuming sweep {summary['sweepID']}" in done.stderr
     assert summary["rows"] == truth.rows
     assert findings_of(tmp_path / "out", summary["sweepID"]) == {
         damage.finding for damage in truth.damages

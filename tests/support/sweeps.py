@@ -30,7 +30,7 @@ class Quiet:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def begin(self, what: str, total: int, unit: str) -> None:
+    def begin(self, what: str, total: int | None, unit: str) -> None:
         self.begun.append(what)
 
     def advance(self, count: int) -> None:

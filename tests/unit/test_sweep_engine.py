@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from admin.demo.synthetic import GroundTruth, RowOrder, SyntheticCluster, synthetic
-from admin.sweeping import write_report
 from chunktable.schema import CHUNK_SCHEMA
 from merkle.outcome import Verdict
 from runtime.disk import Disk
 from sweep.errors import SweepInputError
 from sweep.model import REPLICA_SCHEMA
 from sweep.output import Skipped, SweepStore, SweepTable
+from sweep.report import write_report
 from tests.support.sweeps import OnePartWaves, findings_of, run, table_of, tear, verdicts_of
 
 SMALL = SyntheticCluster(seed=3, datanodes=5, containers=120, blocks=6, chunks=8)

@@ -39,7 +39,7 @@ def test_killed_after_any_stored_result_the_next_run_comes_to_the_same_and_folds
             watcher, again = Quiet(), OnePartWaves(tmp_path / "spill")
             resumed = run(out, tmp_path / "table", engine=again, watcher=watcher)
             assert any(
-                note.startswith(f"going on with sweep {resumed.sweep_id}") for note in watcher.notes
+                note.startswith(f"resuming sweep {resumed.sweep_id}") for note in watcher.notes
             )
             assert not set(dying.folded) & set(again.folded)
             assert [table_of(out, table, resumed.sweep_id) for table in TABLES] == expected
@@ -195,7 +195,7 @@ def test_a_plan_that_cannot_be_read_is_put_aside(tmp_path: Path, text: str, fres
     plan.write_text(text, "latin-1")
     watcher = Quiet()
     assert run(tmp_path / "out", tmp_path / "table", watcher=watcher, fresh=fresh).containers == 80
-    assert any("20260101T000000Z-0000 does not go on" in note for note in watcher.notes)
+    assert any("20260101T000000Z-0000 cannot be resumed" in note for note in watcher.notes)
     assert not plan.parent.exists()
 
 

@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from admin.cli import Root, treefold
-from admin.output import ProgressStyle, byte_progress, progress_text, size_text
 from merkle.checksum import ChecksumType
 from merkle.columns import encode_tree
 from merkle.replica import ReplicaState
@@ -22,6 +21,8 @@ from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTre
 from ozone.errors import ReadOnlyError
 from ozone.rocks import Batch, Counter, Database, OzoneTable, block_key, counter_key, long_bytes
 from runtime.disk import Disk
+from runtime.output import size_text
+from runtime.progress import BYTES, ProgressStyle, progress_sink
 from tests.support.handmade import VolumeMaker, chunk_record, some_bytes
 from tests.support.volumes import ERASURE_CODED, OZONE, container_folder, flip, state_of, unpack
 
@@ -803,20 +804,24 @@ def test_without_a_terminal_progress_is_a_line_every_ten_seconds(
 ) -> None:
     now = 0.0
 
-    with byte_progress("reading", 100 << 20, ProgressStyle(bars=False), clock=lambda: now) as tell:
+    with progress_sink(ProgressStyle(bars=False), clock=lambda: now) as sink:
+        sink.begin("reading", 100 << 20, BYTES)
         for _ in range(100):
             now += 0.5
-            tell(1 << 20)
+            sink.advance(1 << 20)
+        sink.begin("importing", None, "trees")
+        for _ in range(9):
+            now += 5.0
+            sink.advance(1_000)
 
     told = capsys.readouterr().err.splitlines()
-    assert len(told) == 5
+    assert len(told) == 5 + 4
     assert told[0] == "reading  20.0 MiB of 100.0 MiB  2.0 MiB/s  ETA 40s"
-    assert told[-1] == "reading  100.0 MiB of 100.0 MiB  2.0 MiB/s  finishing"
+    assert told[4] == "reading  100.0 MiB of 100.0 MiB  2.0 MiB/s  finishing"
+    assert told[5] == "importing  2,000 trees  200/s"
 
 
-def test_progress_is_never_over_its_end_and_sizes_are_for_people() -> None:
-    assert progress_text("x", 3 << 30, 2 << 30, 10).endswith("finishing")
-    assert "ETA" not in progress_text("x", 1, 100, 1)
+def test_sizes_are_for_people() -> None:
     assert [size_text(n) for n in (0, 1023, 1536, 5 << 30)] == [
         "0 B",
         "1023 B",

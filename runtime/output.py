@@ -1,30 +1,18 @@
-"""What commands print: results on stdout, talk on stderr, bars only where somebody
-watches.
+"""What commands print: JSON, lines and tables on stdout.
 
 Tables are Rich's on a terminal and plain columns in a pipe. Rich itself heeds NO_COLOR
-and FORCE_COLOR; whether a bar may be drawn is decided once, by the root command, and
-passed down in `ProgressStyle`.
+and FORCE_COLOR.
 """
 
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import click
 from rich import box
 from rich.console import Console, JustifyMethod
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.table import Table
 
 from runtime.errors import DiskError
@@ -33,20 +21,6 @@ JsonObject = dict[str, object]
 
 # Without a terminal nobody sees a wide line whole.
 _PIPE_COLUMNS = 100
-# How often a log is told of progress.
-LINE_EVERY_S = 10.0
-# A bar is redrawn a few times a second; telling it of every buffer would cost as much
-# as reading one.
-_ADVANCE_BYTES = 4 << 20
-# A rate seen for less than this says nothing about the rest.
-_ETA_AFTER_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressStyle:
-    """How this run may talk: `bars` on stderr, or a line now and then."""
-
-    bars: bool = False
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -121,64 +95,3 @@ def size_text(length_bytes: float) -> str:
             break
         length_bytes /= 1024
     return f"{length_bytes:.0f} B" if unit == "B" else f"{length_bytes:.1f} {unit}"
-
-
-def progress_text(what: str, done_bytes: int, total_bytes: int, elapsed_s: float) -> str:
-    """One line of progress; no time to go before it can be known, none once the
-    estimate of the total is used up.
-    """
-    rate = done_bytes / elapsed_s if elapsed_s > 0 else 0.0
-    text = f"{what}  {size_text(done_bytes)} of {size_text(total_bytes)}  {size_text(rate)}/s"
-    if done_bytes >= total_bytes:
-        return text + "  finishing"
-    if elapsed_s >= _ETA_AFTER_S and rate > 0:
-        text += f"  ETA {round((total_bytes - done_bytes) / rate)}s"
-    return text
-
-
-@contextmanager
-def byte_progress(
-    what: str,
-    total_bytes: int,
-    output: ProgressStyle,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Callable[[int], None]]:
-    """Report the bytes that the yielded function is told of: a bar, or one line every
-    ten seconds.
-    """
-    if output.bars:
-        with Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
-            console=console(stderr=True),
-            transient=True,
-        ) as progress:
-            task = progress.add_task(what, total=total_bytes)
-            pending = 0
-
-            def advance(count: int) -> None:
-                nonlocal pending
-                pending += count
-                if pending >= _ADVANCE_BYTES:
-                    progress.advance(task, pending)
-                    pending = 0
-
-            yield advance
-        return
-    start = said = clock()
-    done = 0
-
-    def tell(count: int) -> None:
-        nonlocal done, said
-        done += count
-        now = clock()
-        if now - said >= LINE_EVERY_S:
-            said = now
-            click.echo(progress_text(what, done, total_bytes, now - start), err=True)
-
-    yield tell
