@@ -17,13 +17,13 @@ from typing import ParamSpec
 
 import click
 
-from admin.controller_client import ControllerClient
 from merkle.errors import ReconcileError
 from runtime.config import check_address
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_json
 from runtime.rpc import Tls
+from scm.client import ControllerClient
 
 _SCHEMA_VERSION = 1
 # Java's longs are Ozone's IDs.

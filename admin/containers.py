@@ -10,19 +10,21 @@ from itertools import islice
 import click
 
 from admin.answer import answering, container_ids, controller_options, json_option
-from admin.controller_client import ControllerClient
+from admin.comparison import comparison_json
 from merkle.comparison import Comparison, compare
 from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX
-from merkle.replica import PeerId, ReplicaState
-from merkle.tree import ContainerId, ContainerTree, root_hex
-from protos import controller_pb2 as pb
+from merkle.replica import ContainerReplica, ReplicaState
+from merkle.tree import ContainerTree, root_hex
 from repair.peers import AgentPeer
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table, size_text
 from runtime.rpc import open_channel
+from scm.client import ControllerClient
 from scm.eligibility import INVALID_HINT, ContainerState
 from scm.policy import RootComparison
+from scm.registry import Datanode
+from scm.views import ContainerStatus, ReplicaStatus
 
 _LIST_DEFAULT = 100
 
@@ -91,12 +93,12 @@ def list_command(
         rows = [
             (
                 view.container_id,
-                view.state,
-                view.comparison,
+                _state_text(view),
+                view.compared.comparison.value,
                 len(view.replicas),
-                view.eligibility,
-                view.last_verdict or "-",
-                view.comparison_note,
+                view.ruling.eligibility.value,
+                view.last_verdict.value if view.last_verdict else "-",
+                view.compared.note,
             )
             for view in views
         ]
@@ -143,14 +145,14 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
         if view is None:
             answer.fail("CONTAINER_NOT_FOUND", f"Container {number} is not known.")
             return
-        if view.comparison == RootComparison.NOT_APPLICABLE.value:
+        if view.compared.comparison is RootComparison.NOT_APPLICABLE:
             answer.fail(
-                "NOT_APPLICABLE", f"Container {number} cannot be compared: {view.comparison_note}."
+                "NOT_APPLICABLE", f"Container {number} cannot be compared: {view.compared.note}."
             )
             return
         for replica in view.replicas:
-            if not replica.live:
-                answer.warn(f"datanode {replica.datanode.datanode_id} is silent and left out")
+            if not replica.is_live:
+                answer.warn(f"datanode {replica.datanode.peer} is silent and left out")
         trees, errors = fetch_trees(controller, view)
         for name, error in errors.items():
             answer.fail(error.code, f"datanode {name}: {error.message}", hint=error.hint)
@@ -167,19 +169,16 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
 
 
 def fetch_trees(
-    controller: ControllerClient, view: pb.ContainerView
+    controller: ControllerClient, view: ContainerStatus
 ) -> tuple[dict[str, ContainerTree], dict[str, ReconcileError]]:
     """The trees of the live replicas, and why some could not be had; by datanode."""
-    container_id = ContainerId(view.container_id)
+    container_id = view.container_id
 
-    def fetch(replica: pb.ReplicaView) -> ContainerTree | ReconcileError:
+    def fetch(replica: ReplicaStatus) -> ContainerTree | ReconcileError:
         try:
-            channel = open_channel(
-                replica.datanode.address, tls=controller.tls, insecure=controller.insecure
-            )
-            peer = AgentPeer(
-                PeerId(replica.datanode.datanode_id), channel, replica.datanode.address
-            )
+            address = replica.datanode.address
+            channel = open_channel(address, tls=controller.tls, insecure=controller.insecure)
+            peer = AgentPeer(replica.datanode.peer, channel, address)
             try:
                 return peer.tree(container_id)
             finally:
@@ -189,10 +188,10 @@ def fetch_trees(
 
     trees: dict[str, ContainerTree] = {}
     errors: dict[str, ReconcileError] = {}
-    live = [replica for replica in view.replicas if replica.live]
+    live = [replica for replica in view.replicas if replica.is_live]
     with ThreadPoolExecutor(max(1, min(len(live), PEERS_MAX))) as pool:
         for replica, result in zip(live, pool.map(fetch, live), strict=True):
-            name = replica.datanode.datanode_id
+            name = replica.datanode.peer
             if isinstance(result, ReconcileError):
                 errors[name] = result
             else:
@@ -200,70 +199,63 @@ def fetch_trees(
     return trees, errors
 
 
-def container_json(view: pb.ContainerView) -> JsonObject:
+def container_json(view: ContainerStatus) -> JsonObject:
     """A container; an unknown root is null, which "0", the root of an empty tree, is
     not.
     """
     return {
         "containerID": view.container_id,
-        "state": view.state,
-        "comparison": view.comparison,
-        "comparisonNote": view.comparison_note,
-        "eligibility": view.eligibility,
-        "eligibilityMessage": view.eligibility_message,
+        "state": _state_text(view),
+        "comparison": view.compared.comparison.value,
+        "comparisonNote": view.compared.note,
+        "eligibility": view.ruling.eligibility.value,
+        "eligibilityMessage": view.ruling.message,
         "requiredNodes": view.required_nodes,
-        "lastVerdict": view.last_verdict or None,
+        "lastVerdict": view.last_verdict.value if view.last_verdict else None,
         "lastJobID": view.last_job_id or None,
         "replicas": [_replica_json(replica) for replica in view.replicas],
     }
 
 
-def _replica_json(view: pb.ReplicaView) -> JsonObject:
+def _replica_json(view: ReplicaStatus) -> JsonObject:
     replica = view.replica
     return {
         "datanode": datanode_json(view.datanode) | {"address": view.datanode.address},
-        "live": view.live,
+        "live": view.is_live,
         "reportAgeSeconds": round(view.report_age_s, 3),
-        "state": replica.state,
+        "state": replica.state.value,
         "dataChecksum": root_of(replica),
         "sequenceId": replica.bcs_id,
         "usedBytes": replica.used_bytes,
         "blockCount": replica.block_count,
         "replicaIndex": replica.replica_index,
         "lastScan": (
-            time_text(replica.data_scan_timestamp / 1000)
-            if replica.HasField("data_scan_timestamp")
+            time_text(replica.data_scan_timestamp_ms / 1000)
+            if replica.data_scan_timestamp_ms is not None
             else None
         ),
         "readOnly": replica.read_only,
     }
 
 
-def datanode_json(datanode: pb.Datanode) -> JsonObject:
+def has_invalid_replica(view: ContainerStatus) -> bool:
+    """Whether a replica's descriptor or records cannot be read."""
+    return any(one.replica.state is ReplicaState.INVALID for one in view.replicas)
+
+
+def datanode_json(datanode: Datanode) -> JsonObject:
     """As Ozone shows a datanode."""
     host = datanode.address.rpartition(":")[0].strip("[]")
-    return {"id": datanode.datanode_id, "hostname": datanode.hostname or host, "ipAddress": host}
+    return {"id": datanode.peer, "hostname": datanode.hostname or host, "ipAddress": host}
 
 
-def comparison_json(compared: Comparison) -> JsonObject:
-    """As `treefold tree diff` shows it."""
-    differences = []
-    for difference in compared.differences:
-        one: JsonObject = {"kind": difference.kind.value, "blockID": difference.block_id}
-        if difference.offset is not None:
-            one["offset"] = difference.offset
-        differences.append(
-            one | {"lacking": list(difference.lacking), "sources": list(difference.sources)}
-        )
-    return {
-        "containerID": compared.container_id,
-        "verdict": compared.verdict.value,
-        "differences": differences,
-    }
+def root_of(replica: ContainerReplica) -> str | None:
+    """The root as it is shown; None where it is unknown."""
+    return None if replica.data_checksum is None else root_hex(replica.data_checksum)
 
 
-def root_of(replica: pb.ReplicaReport) -> str | None:
-    return root_hex(replica.data_checksum) if replica.HasField("data_checksum") else None
+def _state_text(view: ContainerStatus) -> str:
+    return view.state.value if view.state else ""
 
 
 def time_text(seconds: float) -> str:
@@ -278,41 +270,36 @@ def age_text(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f}s ago"
 
 
-def _print_container(view: pb.ContainerView) -> None:
-    note = f" ({view.comparison_note})" if view.comparison_note else ""
+def _print_container(view: ContainerStatus) -> None:
+    note = f" ({view.compared.note})" if view.compared.note else ""
     print_line(f"Container {view.container_id}")
-    print_line(f"  state:       {view.state or 'unknown'}")
-    print_line(f"  replicas:    {view.comparison}{note}")
-    print_line(
-        "  reconcile:  "
-        f" {view.eligibility}{': ' if view.eligibility_message else ''}{view.eligibility_message}"
-    )
+    print_line(f"  state:       {_state_text(view) or 'unknown'}")
+    print_line(f"  replicas:    {view.compared.comparison.value}{note}")
+    why = f": {view.ruling.message}" if view.ruling.message else ""
+    print_line(f"  reconcile:   {view.ruling.eligibility.value}{why}")
     if view.last_job_id:
-        print_line(f"  last job:    {view.last_job_id}, verdict {view.last_verdict or 'none'}")
+        verdict = view.last_verdict.value if view.last_verdict else "none"
+        print_line(f"  last job:    {view.last_job_id}, verdict {verdict}")
     for replica in view.replicas:
         _print_replica(replica)
-    is_invalid = any(
-        replica.replica.state == ReplicaState.INVALID.value for replica in view.replicas
-    )
-    if is_invalid and INVALID_HINT not in note:
+    if has_invalid_replica(view) and INVALID_HINT not in note:
         print_line(f"  {INVALID_HINT}")
 
 
-def _print_replica(view: pb.ReplicaView) -> None:
+def _print_replica(view: ReplicaStatus) -> None:
     replica = view.replica
     scanned = "never scanned"
-    if replica.HasField("data_scan_timestamp"):
-        seconds = replica.data_scan_timestamp / 1000
+    if replica.data_scan_timestamp_ms is not None:
+        seconds = replica.data_scan_timestamp_ms / 1000
         scanned = f"scanned {time_text(seconds)} ({age_text(time.time() - seconds)})"
     index = f", replica index {replica.replica_index}" if replica.replica_index else ""
     held = ", read-only" if replica.read_only else ""
-    heard = "reported" if view.live else "silent: last reported"
+    heard = "reported" if view.is_live else "silent: last reported"
     print_line(
-        f"  datanode {view.datanode.datanode_id}"
-        f" ({view.datanode.hostname or view.datanode.address})"
+        f"  datanode {view.datanode.peer} ({view.datanode.hostname or view.datanode.address})"
     )
     print_line(
-        f"    {replica.state}{held}{index}, root {root_of(replica) or 'unknown'}, BCSID"
+        f"    {replica.state.value}{held}{index}, root {root_of(replica) or 'unknown'}, BCSID"
         f" {replica.bcs_id}"
     )
     print_line(f"    {replica.block_count} blocks, {size_text(replica.used_bytes)}, {scanned}")

@@ -12,14 +12,14 @@ from rich.table import Table
 
 from admin.answer import answering, controller_options, json_option
 from admin.containers import age_text, time_text
-from admin.controller_client import ControllerClient
-from merkle.outcome import EvidenceKind, Verdict
-from protos import controller_pb2 as pb
+from merkle.outcome import FINAL_VERDICTS, Evidence, EvidenceKind, Verdict
 from protos.errors import ControllerUnavailableError
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, console, print_line, print_table, size_text
 from runtime.progress import LINE_EVERY_S, ProgressStyle
+from scm.client import ControllerClient
 from scm.jobs import JobState
+from scm.views import JobStatus, OrderStatus
 
 # A watched job is asked for so often; a line goes to a log less often, see
 # LINE_EVERY_S.
@@ -42,8 +42,6 @@ _DOUBTS = (
 )
 # Reasons named in one line; `treefold job show` has them all.
 _DOUBTS_NAMED_MAX = 2
-_HOPELESS = {Verdict.UNRECOVERABLE.value, Verdict.CONFLICT.value}
-_ENDED = {state.value for state in JobState if state.is_terminal}
 
 
 @click.group()
@@ -120,16 +118,16 @@ def cancel(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
     with answering("job cancel", as_json=as_json) as answer:
         one = controller.cancel(job_id)
         answer.data = job_json(one)
-        if one.state in _ENDED and one.state != JobState.CANCELLED.value:
-            answer.warn(f"job {job_id} had ended already: {one.state}")
+        if one.state.is_terminal and one.state is not JobState.CANCELLED:
+            answer.warn(f"job {job_id} had ended already: {one.state.value}")
         answer.say(
-            f"job {job_id} of container {one.container_id}: {one.state} {one.detail}".rstrip()
+            f"job {job_id} of container {one.container_id}: {one.state.value} {one.detail}".rstrip()
         )
 
 
 def await_jobs(
-    controller: ControllerClient, jobs: Sequence[pb.Job], output: ProgressStyle
-) -> list[pb.Job]:
+    controller: ControllerClient, jobs: Sequence[JobStatus], output: ProgressStyle
+) -> list[JobStatus]:
     """The jobs once all have ended; until then their progress goes to stderr.
 
     Raises:
@@ -140,7 +138,7 @@ def await_jobs(
     heard_s = time.monotonic()
     with _telling(output) as tell:
         while True:
-            waiting = [one for one in latest.values() if one.state not in _ENDED]
+            waiting = [one for one in latest.values() if not one.state.is_terminal]
             tell(list(latest.values()))
             if not waiting:
                 return list(latest.values())
@@ -155,7 +153,7 @@ def await_jobs(
 
 
 @contextmanager
-def _telling(output: ProgressStyle) -> Iterator[Callable[[Sequence[pb.Job]], None]]:
+def _telling(output: ProgressStyle) -> Iterator[Callable[[Sequence[JobStatus]], None]]:
     """A live table on a terminal; else a line every ten seconds."""
     if output.bars:
         with Live(console=console(stderr=True), transient=True, refresh_per_second=4) as live:
@@ -163,70 +161,70 @@ def _telling(output: ProgressStyle) -> Iterator[Callable[[Sequence[pb.Job]], Non
         return
     said = time.monotonic()
 
-    def tell(jobs: Sequence[pb.Job]) -> None:
+    def tell(jobs: Sequence[JobStatus]) -> None:
         nonlocal said
         if time.monotonic() - said < LINE_EVERY_S:
             return
         said = time.monotonic()
-        ended = sum(one.state in _ENDED for one in jobs)
+        ended = sum(one.state.is_terminal for one in jobs)
         if len(jobs) > 1:
             click.echo(f"{ended} of {len(jobs)} jobs ended", err=True)
-        for one in [one for one in jobs if one.state not in _ENDED][:_LIVE_ROWS_MAX]:
+        for one in [one for one in jobs if not one.state.is_terminal][:_LIVE_ROWS_MAX]:
             click.echo(_progress_line(one), err=True)
 
     yield tell
 
 
-def _live_table(jobs: Sequence[pb.Job]) -> Table:
+def _live_table(jobs: Sequence[JobStatus]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
-    waiting = [one for one in jobs if one.state not in _ENDED]
+    waiting = [one for one in jobs if not one.state.is_terminal]
     for one in waiting[:_LIVE_ROWS_MAX]:
         table.add_row(_progress_line(one))
     table.add_row(f"{len(jobs) - len(waiting)} of {len(jobs)} jobs ended")
     return table
 
 
-def _progress_line(one: pb.Job) -> str:
+def _progress_line(one: JobStatus) -> str:
     """`repairing container 12  3/5 blocks  48.0 MiB/80.0 MiB  38.0 MiB/s  ETA 1s  dn-1
     done, dn-2 running`.
     """
-    parts = [d.progress for d in one.datanodes]
-    text = f"container {one.container_id}  {one.state}"
-    if one.state == JobState.RUNNING.value:
+    parts = [order.progress for order in one.orders]
+    text = f"container {one.container_id}  {one.state.value}"
+    if one.state is JobState.RUNNING:
         done, planned = sum(p.blocks_done for p in parts), sum(p.blocks_planned for p in parts)
         text += (
             f"  {done}/{planned} blocks  {size_text(one.bytes_done)}/{size_text(one.bytes_planned)}"
         )
         text += f"  {size_text(one.rate_bytes_per_s)}/s"
-        if one.HasField("eta_s"):
+        if one.eta_s is not None:
             text += "  finishing" if one.eta_s == 0 else f"  ETA {one.eta_s:.0f}s"
     if one.detail:
         text += f"  {one.detail}"
-    return text + "  " + ", ".join(f"{d.datanode_id[:8]} {_state_text(d)}" for d in one.datanodes)
+    return text + "  " + ", ".join(f"{d.peer[:8]} {_state_text(d)}" for d in one.orders)
 
 
-def _state_text(part: pb.DatanodeProgress) -> str:
+def _state_text(part: OrderStatus) -> str:
     """`running`, and `running in round 2` where a peer's repair made another
     reconciliation worth while.
     """
-    return part.progress.state + (f" in round {part.round}" if part.round > 1 else "")
+    return part.state.value + (f" in round {part.round}" if part.round > 1 else "")
 
 
-def exit_status_of(jobs: Iterable[pb.Job]) -> int:
+def exit_status_of(jobs: Iterable[JobStatus]) -> int:
     """One status for all: damage that remains, then what failed, then what was left
     undone.
     """
     ended = list(jobs)
-    if any(one.verdict in _HOPELESS for one in ended):
+    if any(one.verdict in FINAL_VERDICTS for one in ended):
         return ExitCode.UNRECOVERABLE
-    clean = [one for one in ended if one.state == JobState.DONE.value]
+    clean = [one for one in ended if one.state is JobState.DONE]
     if len(clean) == len(ended):
         return 0
-    partial = any(one.state == JobState.PARTIAL.value for one in ended)
+    partial = any(one.state is JobState.PARTIAL for one in ended)
     return ExitCode.PARTLY if clean or partial else ExitCode.FAILED
 
 
-def doubt(one: pb.Job, *, has_blocks: bool) -> str:
+def doubt(one: JobStatus, *, has_blocks: bool) -> str:
     """Why the verdict of a job is UNKNOWN, in one line: who gave no answer, then what
     was found, the first of it.
 
@@ -234,18 +232,16 @@ def doubt(one: pb.Job, *, has_blocks: bool) -> str:
     nobody recorded their checksums.
     """
     said_by: dict[str, list[str]] = {}
-    unsure = [part for part in one.datanodes if part.progress.verdict == Verdict.UNKNOWN.value]
+    unsure = [part for part in one.orders if part.progress.verdict is Verdict.UNKNOWN]
     for part in unsure:
         for peer in part.progress.peers:
             if peer.outcome != "ok":
-                said_by.setdefault(f"{peer.outcome}: datanode {peer.datanode_id}", []).append(
-                    part.datanode_id
-                )
+                said_by.setdefault(f"{peer.outcome}: datanode {peer.peer}", []).append(part.peer)
     for kind in _DOUBTS:
         for part in unsure:
             for evidence in part.progress.evidence:
                 if evidence.kind == kind.value:
-                    said_by.setdefault(_evidence_text(evidence), []).append(part.datanode_id)
+                    said_by.setdefault(_evidence_text(evidence), []).append(part.peer)
     reasons = [f"{text} (says {', '.join(dict.fromkeys(who))})" for text, who in said_by.items()]
     if any(
         e.kind == EvidenceKind.UNVERIFIABLE.value for part in unsure for e in part.progress.evidence
@@ -265,13 +261,13 @@ def doubt(one: pb.Job, *, has_blocks: bool) -> str:
     return f"{named}{more}: see `treefold job show {one.job_id}`"
 
 
-def job_json(one: pb.Job) -> JsonObject:
+def job_json(one: JobStatus) -> JsonObject:
     return {
         "jobID": one.job_id,
         "containerID": one.container_id,
-        "state": one.state,
+        "state": one.state.value,
         "detail": one.detail,
-        "verdict": one.verdict or None,
+        "verdict": _verdict_text(one.verdict),
         "reason": one.reason,
         "requestedBy": one.requested_by,
         "createdAt": time_text(one.created_at_s),
@@ -281,18 +277,18 @@ def job_json(one: pb.Job) -> JsonObject:
         "bytesDone": one.bytes_done,
         "bytesPlanned": one.bytes_planned,
         "rateBytesPerSecond": round(one.rate_bytes_per_s, 1),
-        "etaSeconds": round(one.eta_s, 1) if one.HasField("eta_s") else None,
-        "datanodes": [_datanode_json(part) for part in one.datanodes],
+        "etaSeconds": None if one.eta_s is None else round(one.eta_s, 1),
+        "datanodes": [_datanode_json(part) for part in one.orders],
     }
 
 
-def _datanode_json(part: pb.DatanodeProgress) -> JsonObject:
+def _datanode_json(part: OrderStatus) -> JsonObject:
     progress = part.progress
     return {
-        "id": part.datanode_id,
-        "state": progress.state,
+        "id": part.peer,
+        "state": part.state.value,
         "round": part.round,
-        "verdict": progress.verdict or None,
+        "verdict": _verdict_text(progress.verdict),
         "bytesFetched": progress.bytes_fetched,
         "bytesWritten": progress.bytes_written,
         "windowsWritten": progress.windows_written,
@@ -302,34 +298,34 @@ def _datanode_json(part: pb.DatanodeProgress) -> JsonObject:
         "blocksPlanned": progress.blocks_planned,
         "errorCode": progress.error_code or None,
         "message": progress.message,
-        "claimedDeletedBlockIDs": list(progress.claimed_deleted_block_ids),
+        "claimedDeletedBlockIDs": list(progress.claimed_deleted),
         "evidence": [_evidence_json(evidence) for evidence in progress.evidence],
         "peers": [
-            {"id": peer.datanode_id, "outcome": peer.outcome, "bytesFetched": peer.bytes_fetched}
+            {"id": peer.peer, "outcome": peer.outcome, "bytesFetched": peer.bytes_fetched}
             for peer in progress.peers
         ],
     }
 
 
-def _evidence_json(evidence: pb.Evidence) -> JsonObject:
+def _evidence_json(evidence: Evidence) -> JsonObject:
     place: JsonObject = {}
-    if evidence.HasField("block_id"):
+    if evidence.block_id is not None:
         place["blockID"] = evidence.block_id
-    if evidence.HasField("offset"):
+    if evidence.offset is not None:
         place["offset"] = evidence.offset
     return {"kind": evidence.kind} | place | {"detail": evidence.detail}
 
 
-def print_jobs(jobs: Iterable[pb.Job]) -> None:
+def print_jobs(jobs: Iterable[JobStatus]) -> None:
     """A row a job."""
     rows = [
         (
             one.job_id,
             one.container_id,
-            one.state,
-            one.verdict or "-",
+            one.state.value,
+            _verdict_text(one.verdict) or "-",
             size_text(one.bytes_done),
-            sum(d.progress.chunks_repaired for d in one.datanodes),
+            sum(d.progress.chunks_repaired for d in one.orders),
             age_text(time.time() - one.created_at_s),
             one.detail,
         )
@@ -339,28 +335,28 @@ def print_jobs(jobs: Iterable[pb.Job]) -> None:
     print_table(columns, rows, numbers=("CONTAINER", "FETCHED", "CHUNKS"), folded=("DETAIL",))
 
 
-def _print_job(one: pb.Job) -> None:
+def _print_job(one: JobStatus) -> None:
     print_line(
         f"Job {one.job_id}: container {one.container_id},"
-        f" {one.state}{': ' if one.detail else ''}{one.detail}"
+        f" {one.state.value}{': ' if one.detail else ''}{one.detail}"
     )
-    print_line(f"  verdict:   {one.verdict or 'none yet'}")
+    print_line(f"  verdict:   {_verdict_text(one.verdict) or 'none yet'}")
     created = time_text(one.created_at_s)
     print_line(f"  created:   {created} by {one.requested_by or 'nobody'} {one.reason}".rstrip())
     if one.finished_at_s:
         print_line(f"  finished:  {time_text(one.finished_at_s)}")
     else:
         print_line(f"  progress:  {_progress_line(one)}")
-    for part in one.datanodes:
+    for part in one.orders:
         _print_datanode(part)
 
 
-def _print_datanode(part: pb.DatanodeProgress) -> None:
+def _print_datanode(part: OrderStatus) -> None:
     progress = part.progress
     message = ": ".join(text for text in (progress.error_code, progress.message) if text)
     print_line(
-        f"  datanode {part.datanode_id}: {_state_text(part)}, verdict"
-        f" {progress.verdict or 'none yet'}"
+        f"  datanode {part.peer}: {_state_text(part)}, verdict"
+        f" {_verdict_text(progress.verdict) or 'none yet'}"
     )
     print_line(
         f"    fetched {size_text(progress.bytes_fetched)}, wrote"
@@ -370,14 +366,18 @@ def _print_datanode(part: pb.DatanodeProgress) -> None:
     )
     if message:
         print_line(f"    {message}")
-    if progress.claimed_deleted_block_ids:
-        claimed = ", ".join(str(number) for number in progress.claimed_deleted_block_ids)
+    if progress.claimed_deleted:
+        claimed = ", ".join(str(number) for number in progress.claimed_deleted)
         print_line(f"    live here, deleted at a peer: blocks {claimed}")
     for evidence in progress.evidence:
         print_line(f"    {_evidence_text(evidence)}")
 
 
-def _evidence_text(evidence: pb.Evidence) -> str:
-    where = f" block {evidence.block_id}" if evidence.HasField("block_id") else ""
-    where += f" at {evidence.offset}" if evidence.HasField("offset") else ""
+def _verdict_text(verdict: Verdict | None) -> str | None:
+    return verdict.value if verdict else None
+
+
+def _evidence_text(evidence: Evidence) -> str:
+    where = f" block {evidence.block_id}" if evidence.block_id is not None else ""
+    where += f" at {evidence.offset}" if evidence.offset is not None else ""
     return f"{evidence.kind}{where}: {evidence.detail}"

@@ -17,28 +17,34 @@ from collections.abc import Sequence
 import click
 
 from admin.answer import CommandResult, answering, container_ids, controller_options, json_option
-from admin.containers import comparison_json, container_json, datanode_json, fetch_trees, root_of
-from admin.controller_client import ControllerClient
+from admin.comparison import comparison_json
+from admin.containers import (
+    container_json,
+    datanode_json,
+    fetch_trees,
+    has_invalid_replica,
+    root_of,
+)
 from admin.jobs import await_jobs, doubt, exit_status_of, job_json, print_jobs
 from merkle.comparison import Comparison, compare
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
-from merkle.replica import ReplicaState
-from protos import controller_pb2 as pb
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table
 from runtime.progress import ProgressStyle
+from scm.client import ControllerClient
+from scm.controller import ReconcileResponse
 from scm.eligibility import INVALID_HINT, ContainerState, Eligibility
 from scm.policy import RootComparison
+from scm.views import ContainerStatus
 
 # Trees are fetched for a plan of so many containers; it shows so many rows to people.
 _PLAN_TREES_MAX = 20
 _PLAN_ROWS_MAX = 100
 
-OK = Eligibility.OK.value
-_BUSY = {Eligibility.ALREADY_RUNNING.value, Eligibility.QUEUE_FULL.value}
-_MATCH = {RootComparison.MATCH.value: True, RootComparison.DIVERGED.value: False}
+_BUSY = {Eligibility.ALREADY_RUNNING, Eligibility.QUEUE_FULL}
+_MATCH = {RootComparison.MATCH: True, RootComparison.DIVERGED: False}
 # Ozone's names for how many replicas there should be.
 _FACTORS = {1: "ONE", 3: "THREE"}
 
@@ -89,7 +95,7 @@ def reconcile(
         asked = _asked(controller, arguments, all_diverged, as_json=as_json)
         outcomes = controller.reconcile(asked, dry_run=True)
         views = controller.get_containers(asked)
-        wanted = [outcome for outcome in outcomes if outcome.eligibility == OK]
+        wanted = [outcome for outcome in outcomes if outcome.ruling.is_ok]
         busy = [outcome for outcome in outcomes if outcome.job_id]
         compared = _compared(
             controller, answer, [views[o.container_id] for o in wanted if o.container_id in views]
@@ -121,7 +127,7 @@ def reconcile(
             requested_by=_who(),
         )
         _note_refusals(answer, started, views)
-        outcomes = [*started, *(outcome for outcome in outcomes if outcome.eligibility != OK)]
+        outcomes = [*started, *(outcome for outcome in outcomes if not outcome.ruling.is_ok)]
         answer.exit_status = _status_of(outcomes)
         _tell_triggered(answer, outcomes)
         if wait:
@@ -140,7 +146,7 @@ def _asked(
         return container_ids(arguments)
     if arguments:
         raise UsageError("either container IDs or --all-diverged, not both")
-    found = [
+    found: list[int] = [
         view.container_id
         for view in controller.containers(comparison=RootComparison.DIVERGED.value)
     ]
@@ -150,14 +156,14 @@ def _asked(
 
 
 def _compared(
-    controller: ControllerClient, answer: CommandResult, views: Sequence[pb.ContainerView]
+    controller: ControllerClient, answer: CommandResult, views: Sequence[ContainerStatus]
 ) -> dict[int, Comparison]:
     """What differs, by the trees that the agents hold now; of a long list the roots
     have to do.
     """
     if len(views) > _PLAN_TREES_MAX:
         return {}
-    found = {}
+    found: dict[int, Comparison] = {}
     for view in views:
         trees, errors = fetch_trees(controller, view)
         for name, error in errors.items():
@@ -172,30 +178,30 @@ def _compared(
 
 
 def _plan_json(
-    outcome: pb.ReconcileOutcome,
-    views: dict[int, pb.ContainerView],
+    outcome: ReconcileResponse,
+    views: dict[int, ContainerStatus],
     compared: dict[int, Comparison],
 ) -> JsonObject:
     view = views.get(outcome.container_id)
     differences = compared.get(outcome.container_id)
     return {
         "containerID": outcome.container_id,
-        "eligibility": outcome.eligibility,
-        "message": outcome.message,
-        "datanodes": _ordered(view) if view and outcome.eligibility == OK else [],
+        "eligibility": outcome.ruling.eligibility.value,
+        "message": outcome.ruling.message,
+        "datanodes": _ordered(view) if view and outcome.ruling.is_ok else [],
         "container": container_json(view) if view else None,
         "trees": comparison_json(differences) if differences else None,
     }
 
 
-def _ordered(view: pb.ContainerView) -> list[str]:
+def _ordered(view: ContainerStatus) -> list[str]:
     """Who would get an order: the live replicas that may be written."""
-    return [r.datanode.datanode_id for r in view.replicas if r.live and not r.replica.read_only]
+    return [r.datanode.peer for r in view.replicas if r.is_live and not r.replica.read_only]
 
 
 def _print_plan(
-    wanted: Sequence[pb.ReconcileOutcome],
-    views: dict[int, pb.ContainerView],
+    wanted: Sequence[ReconcileResponse],
+    views: dict[int, ContainerStatus],
     compared: dict[int, Comparison],
 ) -> None:
     if not wanted:
@@ -210,8 +216,8 @@ def _print_plan(
             rows.append(
                 (
                     view.container_id,
-                    view.state,
-                    view.comparison,
+                    view.state.value if view.state else "",
+                    view.compared.comparison.value,
                     len(_ordered(view)),
                     _work(view, compared),
                 )
@@ -226,7 +232,7 @@ def _print_plan(
         click.echo(f"... and {len(wanted) - _PLAN_ROWS_MAX} more")
 
 
-def _work(view: pb.ContainerView, compared: dict[int, Comparison]) -> str:
+def _work(view: ContainerStatus, compared: dict[int, Comparison]) -> str:
     comparison = compared.get(view.container_id)
     if comparison is None:
         return "roots " + ", ".join(
@@ -251,43 +257,42 @@ def _is_confirmed(count: int, *, yes: bool) -> bool:
 
 def _note_refusals(
     answer: CommandResult,
-    outcomes: Sequence[pb.ReconcileOutcome],
-    views: dict[int, pb.ContainerView],
+    outcomes: Sequence[ReconcileResponse],
+    views: dict[int, ContainerStatus],
 ) -> None:
     """Say what was refused, in Ozone's words, and what can be done about it."""
     for outcome in outcomes:
-        if outcome.eligibility != OK:
+        if not outcome.ruling.is_ok:
             view = views.get(outcome.container_id)
-            is_invalid = (
-                any(one.replica.state == ReplicaState.INVALID.value for one in view.replicas)
-                if view
-                else False
-            )
             is_refused_for_it = (
-                is_invalid and outcome.eligibility == Eligibility.INELIGIBLE_REPLICA_STATES.value
+                outcome.ruling.eligibility is Eligibility.INELIGIBLE_REPLICA_STATES
+                and view is not None
+                and has_invalid_replica(view)
             )
             answer.fail(
-                outcome.eligibility, outcome.message, hint=INVALID_HINT if is_refused_for_it else ""
+                outcome.ruling.eligibility.value,
+                outcome.ruling.message,
+                hint=INVALID_HINT if is_refused_for_it else "",
             )
 
 
-def _status_of(outcomes: Sequence[pb.ReconcileOutcome]) -> int:
-    refused = [outcome for outcome in outcomes if outcome.eligibility != OK]
+def _status_of(outcomes: Sequence[ReconcileResponse]) -> int:
+    refused = [outcome for outcome in outcomes if not outcome.ruling.is_ok]
     if refused and len(refused) < len(outcomes):
         return ExitCode.PARTLY
     return _refusal_status(refused) if refused else 0
 
 
-def _refusal_status(refused: Sequence[pb.ReconcileOutcome]) -> int:
-    names = {outcome.eligibility for outcome in refused}
+def _refusal_status(refused: Sequence[ReconcileResponse]) -> int:
+    names = {outcome.ruling.eligibility for outcome in refused}
     if names <= _BUSY:
         return ExitCode.BUSY
-    return ExitCode.FAILED if names == {Eligibility.CONTAINER_NOT_FOUND.value} else ExitCode.REFUSED
+    return ExitCode.FAILED if names == {Eligibility.CONTAINER_NOT_FOUND} else ExitCode.REFUSED
 
 
-def _tell_triggered(answer: CommandResult, outcomes: Sequence[pb.ReconcileOutcome]) -> None:
+def _tell_triggered(answer: CommandResult, outcomes: Sequence[ReconcileResponse]) -> None:
     """Which jobs there are now, and how many there are not, in Ozone's words."""
-    started = [outcome for outcome in outcomes if outcome.eligibility == OK]
+    started = [outcome for outcome in outcomes if outcome.ruling.is_ok]
     for outcome in started:
         answer.say(
             f"Reconciliation has been triggered for container {outcome.container_id} (job"
@@ -329,14 +334,13 @@ def _wait(
     views = controller.get_containers([job.container_id for job in jobs])
     assert isinstance(answer.data, dict)
     answer.data["jobs"] = [
-        job_json(job)
-        | {"comparison": views[job.container_id].comparison if job.container_id in views else None}
+        job_json(job) | {"comparison": _comparison_text(views.get(job.container_id))}
         for job in jobs
     ]
     status = exit_status_of(jobs)
     for job in jobs:
         view = views.get(job.container_id)
-        if job.verdict == Verdict.UNKNOWN.value:
+        if job.verdict is Verdict.UNKNOWN:
             has_blocks = view is None or any(
                 replica.replica.block_count for replica in view.replicas
             )
@@ -344,9 +348,9 @@ def _wait(
                 f"container {job.container_id}: not all is known:"
                 f" {doubt(job, has_blocks=has_blocks)}"
             )
-        if status == 0 and view is not None and view.comparison == RootComparison.DIVERGED.value:
+        if status == 0 and view is not None and view.compared.comparison is RootComparison.DIVERGED:
             answer.warn(
-                f"container {job.container_id}: the replicas still differ: {view.comparison_note}"
+                f"container {job.container_id}: the replicas still differ: {view.compared.note}"
             )
             status = ExitCode.PARTLY
     if not answer.as_json:
@@ -358,6 +362,10 @@ def _wait(
         answer.exit_status = status
     elif status:
         answer.exit_status = status
+
+
+def _comparison_text(view: ContainerStatus | None) -> str | None:
+    return view.compared.comparison.value if view else None
 
 
 def _who() -> str:
@@ -378,7 +386,7 @@ def _status(controller: ControllerClient, asked: Sequence[int], *, as_json: bool
         if as_json:
             click.echo(ozone_json([]))
         raise
-    shown, failures = list[pb.ContainerView](), list[str]()
+    shown, failures = list[ContainerStatus](), list[str]()
     for number in asked:
         view = views.get(number)
         if view is None:
@@ -386,7 +394,7 @@ def _status(controller: ControllerClient, asked: Sequence[int], *, as_json: bool
                 f"Failed to get reconciliation status of container {number}: Container #{number}"
                 " not found."
             )
-        elif view.state == ContainerState.OPEN.value:
+        elif view.state is ContainerState.OPEN:
             failures.append(
                 f"Cannot get status of container {number}. Reconciliation is not supported for open"
                 " containers"
@@ -410,25 +418,25 @@ def _status(controller: ControllerClient, asked: Sequence[int], *, as_json: bool
             f"Failed to process reconciliation status for {len(failures)} container{many}", err=True
         )
         raise click.exceptions.Exit(ExitCode.PARTLY if shown else ExitCode.FAILED)
-    if any(view.comparison == RootComparison.DIVERGED.value for view in shown):
+    if any(view.compared.comparison is RootComparison.DIVERGED for view in shown):
         raise click.exceptions.Exit(ExitCode.FINDINGS)
 
 
-def _status_json(view: pb.ContainerView) -> JsonObject:
+def _status_json(view: ContainerStatus) -> JsonObject:
     return {
         "containerID": view.container_id,
-        "state": view.state,
+        "state": view.state.value if view.state else "",
         "replicationConfig": {
             "replicationFactor": _FACTORS.get(view.required_nodes, str(view.required_nodes)),
             "requiredNodes": view.required_nodes,
             "minimumNodes": 1,
             "replicationType": "RATIS",
         },
-        "replicasMatch": _MATCH.get(view.comparison),
+        "replicasMatch": _MATCH.get(view.compared.comparison),
         "replicas": [
             {
                 "datanode": datanode_json(replica.datanode),
-                "state": replica.replica.state,
+                "state": replica.replica.state.value,
                 "dataChecksum": root_of(replica.replica) or "0",
             }
             for replica in view.replicas
@@ -436,17 +444,18 @@ def _status_json(view: pb.ContainerView) -> JsonObject:
     }
 
 
-def _print_status(shown: Sequence[pb.ContainerView]) -> None:
+def _print_status(shown: Sequence[ContainerStatus]) -> None:
     for view in shown:
-        note = f" ({view.comparison_note})" if view.comparison_note else ""
+        note = f" ({view.compared.note})" if view.compared.note else ""
         print_line(
-            f"Container {view.container_id}: {view.state}, replicas: {view.comparison}{note}"
+            f"Container {view.container_id}: {view.state.value if view.state else ''}, replicas:"
+            f" {view.compared.comparison.value}{note}"
         )
         rows = [
             (
-                replica.datanode.datanode_id,
+                replica.datanode.peer,
                 replica.datanode.hostname or replica.datanode.address,
-                replica.replica.state,
+                replica.replica.state.value,
                 root_of(replica.replica) or "unknown",
             )
             for replica in view.replicas

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from admin.answer import controller_options
-from admin.controller_client import ControllerClient
 from admin.demo.sweep_demo import demo
 from admin.engines import ENGINES, LOCAL, SPARK, chosen_engine
 from merkle.errors import ReconcileError
@@ -28,6 +27,7 @@ from runtime.exit_codes import ExitCode
 from runtime.metrics import Kind, Metric, Metrics
 from runtime.output import print_json, print_line, print_table, size_text
 from runtime.progress import ProgressStyle, progress_sink
+from scm.client import ControllerClient
 from spark.pack import pack as make
 from sweep.engine import SweepRequest
 from sweep.model import FindingKind
@@ -386,7 +386,9 @@ def _reconciled(controller: ControllerClient, sweeps: SweepStore, sweep_id: str)
     outcomes = controller.reconcile(
         sorted(repairable), dry_run=False, reason=f"sweep {sweep_id}", requested_by=_SWEEP
     )
-    refused = Counter(outcome.eligibility for outcome in outcomes if not outcome.job_id)
+    refused = Counter(
+        outcome.ruling.eligibility.value for outcome in outcomes if not outcome.job_id
+    )
     return {"jobs": len(outcomes) - refused.total(), "refused": dict(sorted(refused.items()))}
 
 

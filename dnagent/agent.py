@@ -8,7 +8,6 @@ agent.
 
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack
@@ -19,7 +18,6 @@ from dnagent.events import AGENT_EVENTS
 from dnagent.heartbeat import (
     CancelCommand,
     Command,
-    HeartbeatClient,
     Heartbeats,
     JobReport,
     PeerAddress,
@@ -27,6 +25,7 @@ from dnagent.heartbeat import (
     ScanCommand,
 )
 from dnagent.jobs import Jobs
+from dnagent.messages import HeartbeatClient
 from dnagent.metrics import AGENT_METRICS
 from dnagent.ports import AgentStatus, ScanReport, VolumeStatus
 from dnagent.scanner import RateLimiter, Scanner, ScanPace, SystemClock
@@ -40,7 +39,6 @@ from ozone.datanode import XceiverService
 from ozone.errors import VolumeError
 from ozone.mapped import MappedReader
 from ozone.volume import Hold, open_volume
-from protos import controller_pb2
 from repair.audit import AuditLog
 from repair.peers import AgentPeer
 from repair.ports import Peer
@@ -288,13 +286,14 @@ class Agent:
         config = self._config
         if config.controller is None:
             return
-        address = config.advertised or self.address
         self._heartbeats = Heartbeats(
-            HeartbeatClient(config.controller, tls=config.rpc_tls, insecure=config.insecure),
-            datanode=controller_pb2.Datanode(
-                datanode_id=self.datanode_id, hostname=split_address(address)[0], address=address
+            HeartbeatClient(
+                config.controller,
+                datanode_id=self.datanode_id,
+                advertised=config.advertised or self.address,
+                tls=config.rpc_tls,
+                insecure=config.insecure,
             ),
-            incarnation=uuid.uuid4().hex,
             interval_s=config.heartbeat_interval_s,
             replicas=self._store.replicas,
             running=self._jobs.running,

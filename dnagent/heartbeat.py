@@ -6,23 +6,19 @@ last answered to; every heartbeat carries the difference, so a lost one costs no
 but time. `Heartbeats` is the shell: a thread that sends, waits, and hands commands on.
 """
 
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol, assert_never
+from typing import Protocol
 
 from dnagent.events import AGENT_EVENTS
 from merkle.errors import ReconcileError
-from merkle.limits import PEERS_MAX
+from merkle.outcome import Evidence, OutcomeState, PeerOutcome, RepairCounters, Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
-from merkle.tree import ContainerId
-from protos import controller_pb2, controller_pb2_grpc
-from protos.errors import ControllerUnavailableError
+from merkle.tree import BlockId, ContainerId
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
-from runtime.rpc import Tls, named_errors, open_channel
 
 # A report of so many replicas stays well below one message; the rest follows with the
 # next heartbeat.
@@ -32,8 +28,6 @@ COMMANDS_REMEMBERED = 10_000
 # Ends of reconciliations that wait to be told; a controller away for longer learns the
 # rest from the reports.
 PROGRESS_MAX = 1_000
-_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-DEADLINE_S = 10.0
 # While the controller is away: doubles from the interval up to this, so that it is
 # found soon when it is back.
 _BACKOFF_MAX_S = 30.0
@@ -84,11 +78,23 @@ class CommandEnvelope:
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """How far a reconciliation is; `message` is what goes over the wire."""
+    """How far a reconciliation is; `state` is None while it runs."""
 
     job_id: str
-    is_final: bool
-    message: controller_pb2.ReconcileProgress = field(compare=False)
+    container_id: ContainerId
+    state: OutcomeState | None
+    counters: RepairCounters = field(default_factory=RepairCounters)
+    verdict: Verdict | None = None
+    error_code: str = ""
+    message: str = ""
+    evidence: tuple[Evidence, ...] = ()
+    claimed_deleted: tuple[BlockId, ...] = ()
+    peers: tuple[PeerOutcome, ...] = ()
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job has ended."""
+        return self.state is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +161,7 @@ class HeartbeatState:
         self._unsure |= {replica.container_id for replica in changed} | set(removed)
         # The controller is to hear of an end with what became of the replica, or after
         # it.
-        ended = tuple(p for p in self._ended.values() if p.message.container_id not in left)
+        ended = tuple(p for p in self._ended.values() if p.container_id not in left)
         # The end of a job is the last word about it.
         progress = *(p for p in running if p.job_id not in self._ended), *ended
         return OutgoingHeartbeat(
@@ -210,115 +216,19 @@ class HeartbeatState:
         return True
 
 
-def request_of(
-    heartbeat: OutgoingHeartbeat, *, datanode: controller_pb2.Datanode, incarnation: str
-) -> controller_pb2.HeartbeatRequest:
-    """The message of a heartbeat."""
-    report = controller_pb2.ContainerReport(
-        full=heartbeat.full,
-        replicas=[_replica_message(replica) for replica in heartbeat.replicas],
-        removed_container_ids=heartbeat.removed,
-    )
-    return controller_pb2.HeartbeatRequest(
-        datanode=datanode,
-        incarnation=incarnation,
-        sequence=heartbeat.sequence,
-        report=report,
-        progress=[progress.message for progress in heartbeat.progress],
-        acknowledged_command_ids=heartbeat.acknowledged,
-    )
-
-
-def answer_of(message: controller_pb2.HeartbeatResponse) -> HeartbeatResponse:
-    """The answer in a message; a command that this agent does not understand is left
-    out.
-    """
-    envelopes = []
-    for sent in message.commands:
-        command = _command_of(sent)
-        if command is not None and sent.command_id:
-            envelopes.append(CommandEnvelope(sent.command_id, sent.term, command))
-    return HeartbeatResponse(tuple(envelopes), message.full_report_wanted, message.term)
-
-
-_RETURNS = {state.value: state for state in (ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED)}
-
-
-def _command_of(sent: controller_pb2.Command) -> Command | None:
-    match sent.WhichOneof("body"):
-        case "reconcile":
-            body = sent.reconcile
-            peers = tuple(
-                PeerAddress(PeerId(p.datanode_id), p.address) for p in body.peers[:PEERS_MAX]
-            )
-            # It becomes the name of a folder of undo copies, among others.
-            if not _JOB_ID.fullmatch(body.job_id):
-                return None
-            state = _RETURNS.get(body.container_state)
-            return ReconcileCommand(
-                ContainerId(body.container_id), body.job_id, peers, state, body.skip_final_scan
-            )
-        case "cancel":
-            return CancelCommand(sent.cancel.job_id)
-        case "scan":
-            return ScanCommand(ContainerId(sent.scan.container_id))
-        case None:
-            return None
-        case unreachable:
-            assert_never(unreachable)
-
-
-def _replica_message(replica: ContainerReplica) -> controller_pb2.ReplicaReport:
-    return controller_pb2.ReplicaReport(
-        container_id=replica.container_id,
-        state=replica.state.value,
-        # None leaves the field out: an unknown root is not the root of an empty tree.
-        data_checksum=replica.data_checksum,
-        bcs_id=replica.bcs_id,
-        used_bytes=replica.used_bytes,
-        block_count=replica.block_count,
-        replica_index=replica.replica_index,
-        data_scan_timestamp=replica.data_scan_timestamp_ms,
-        read_only=replica.read_only,
-        fingerprint=replica.fingerprint,
-    )
-
-
 class HeartbeatReceiver(Protocol):
     """Whoever takes heartbeats."""
 
-    def heartbeat(
-        self, request: controller_pb2.HeartbeatRequest
-    ) -> controller_pb2.HeartbeatResponse:
-        """Raises: ControllerUnavailableError; ReconcileError of what the controller
-        refused.
+    def heartbeat(self, heartbeat: OutgoingHeartbeat) -> HeartbeatResponse:
+        """Send one heartbeat; returns the controller's answer.
+
+        Raises:
+            ControllerUnavailableError: nobody answers.
+            ReconcileError: the controller refuses it, with its reason.
         """
 
     def close(self) -> None:
         """Close the connection."""
-
-
-class HeartbeatClient:
-    """The controller, over gRPC."""
-
-    def __init__(self, address: str, *, tls: Tls | None, insecure: bool) -> None:
-        self._address = address
-        self._channel = open_channel(address, tls=tls, insecure=insecure)
-        self._stub = controller_pb2_grpc.ControllerStub(self._channel)
-
-    def heartbeat(
-        self, request: controller_pb2.HeartbeatRequest
-    ) -> controller_pb2.HeartbeatResponse:
-        """Send one heartbeat; ControllerUnavailableError if nobody answers."""
-        with named_errors(self._address, ControllerUnavailableError):
-            response: controller_pb2.HeartbeatResponse = self._stub.Heartbeat(
-                request, timeout=DEADLINE_S
-            )
-        return response
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
 
 
 class Heartbeats:
@@ -328,8 +238,6 @@ class Heartbeats:
         self,
         controller: HeartbeatReceiver,
         *,
-        datanode: controller_pb2.Datanode,
-        incarnation: str,
         interval_s: float,
         replicas: Callable[[], Iterable[ContainerReplica]],
         running: Callable[[], Iterable[JobReport]],
@@ -338,8 +246,6 @@ class Heartbeats:
     ) -> None:
         """`on_command` must not block: what takes long is queued by it."""
         self._controller = controller
-        self._datanode = datanode
-        self._incarnation = incarnation
         self._interval_s = interval_s
         self._replicas = replicas
         self._running = running
@@ -381,9 +287,8 @@ class Heartbeats:
         """
         with self._state_lock:
             heartbeat = self._state.next(self._replicas(), self._running())
-        request = request_of(heartbeat, datanode=self._datanode, incarnation=self._incarnation)
         try:
-            answer = answer_of(self._controller.heartbeat(request))
+            answer = self._controller.heartbeat(heartbeat)
         except ReconcileError as error:
             self._metrics.count("dnagent_heartbeats_total", outcome=error.code)
             # One line when it goes away, not one for each try.

@@ -18,11 +18,9 @@ from dnagent.heartbeat import JobReport, PeerAddress, ReconcileCommand
 from dnagent.ports import ReconciliationStatus
 from dnagent.store import ReplicaStore
 from merkle.errors import ReconcileError
-from merkle.outcome import OutcomeState, RepairOutcome, RepairProgress
+from merkle.outcome import OutcomeState, RepairCounters, RepairOutcome, RepairProgress
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from protos import controller_pb2
-from protos.outcome import add_evidence, add_peers, set_counters
 from repair.ports import Peer
 from repair.requests import ReconcileOptions
 from repair.runner import RepairJob, Runner
@@ -126,7 +124,7 @@ class Jobs:
             self._end(
                 command,
                 OperationInterruptedError("the job was cancelled before it began"),
-                "interrupted",
+                OutcomeState.INTERRUPTED,
             )
         else:
             # Not waited for: its end is reported when it comes.
@@ -135,7 +133,7 @@ class Jobs:
     def running(self) -> list[JobReport]:
         """How far the jobs are that run now."""
         return [
-            JobReport(job.job_id, False, progress_message(job.job_id, job.container_id, progress))
+            JobReport(job.job_id, job.container_id, None, progress or RepairCounters())
             for job, progress in self._runner.running()
         ]
 
@@ -194,11 +192,11 @@ class Jobs:
             self._log.error(
                 "reconcile_failed", container_id=container_id, job_id=job_id, **error_fields(fault)
             )
-            self._end(command, fault, "failed")
+            self._end(command, fault, OutcomeState.FAILED)
             raise
         self._forget(command)
         self._note(command, outcome)
-        self._on_end(JobReport(job_id, True, outcome_message(job_id, outcome)))
+        self._on_end(report_of(job_id, outcome))
 
     def _note(self, command: ReconcileCommand, outcome: RepairOutcome) -> None:
         progress = outcome.progress
@@ -242,9 +240,9 @@ class Jobs:
             "job_id": command.job_id,
         }
         self._log.warning("reconcile_refused", **fields)
-        self._end(command, error, "refused")
+        self._end(command, error, OutcomeState.REFUSED)
 
-    def _end(self, command: ReconcileCommand, error: ReconcileError, state: str) -> None:
+    def _end(self, command: ReconcileCommand, error: ReconcileError, state: OutcomeState) -> None:
         self._on_end(refusal_of(command, error, state))
 
     def _forget(self, command: ReconcileCommand) -> None:
@@ -266,42 +264,24 @@ def options_of(
     )
 
 
-def refusal_of(command: ReconcileCommand, error: ReconcileError, state: str) -> JobReport:
+def refusal_of(command: ReconcileCommand, error: ReconcileError, state: OutcomeState) -> JobReport:
     """The end of a job that an error kept from having an outcome."""
-    message = controller_pb2.ReconcileProgress(
-        job_id=command.job_id,
-        container_id=command.container_id,
-        state=state,
-        error_code=error.code,
-        message=error.message,
+    return JobReport(
+        command.job_id, command.container_id, state, error_code=error.code, message=error.message
     )
-    return JobReport(command.job_id, True, message)
 
 
-def progress_message(
-    job_id: str, container_id: ContainerId, progress: RepairProgress | None
-) -> controller_pb2.ReconcileProgress:
-    """How far a job is."""
-    message = controller_pb2.ReconcileProgress(
-        job_id=job_id, container_id=container_id, state="running"
-    )
-    if progress is not None:
-        set_counters(message, progress)
-    return message
-
-
-def outcome_message(job_id: str, outcome: RepairOutcome) -> controller_pb2.ReconcileProgress:
+def report_of(job_id: str, outcome: RepairOutcome) -> JobReport:
     """How a job ended."""
-    message = controller_pb2.ReconcileProgress(
-        job_id=job_id,
-        container_id=outcome.container_id,
-        state=outcome.state.value,
-        verdict=outcome.verdict.value if outcome.verdict else "",
+    return JobReport(
+        job_id,
+        outcome.container_id,
+        outcome.state,
+        outcome.progress,
+        verdict=outcome.verdict,
         error_code=outcome.error_code,
         message=outcome.message,
-        claimed_deleted_block_ids=outcome.claimed_deleted,
+        evidence=outcome.evidence,
+        claimed_deleted=outcome.claimed_deleted,
+        peers=outcome.peers,
     )
-    set_counters(message, outcome.progress)
-    add_evidence(message, outcome.evidence)
-    add_peers(message, outcome.peers)
-    return message

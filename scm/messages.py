@@ -1,6 +1,7 @@
 """Messages of the Controller service <-> values, checked on the way in."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 
@@ -19,11 +20,14 @@ from protos.outcome import (
     set_counters,
 )
 from runtime.config import check_address
-from runtime.errors import UsageError
+from runtime.errors import RemoteProtocolError, UsageError
 from scm.controller import ContainerView, Controller, Heartbeat, ProgressReport, ReconcileResponse
-from scm.jobs import DatanodeProgress, Job, OrderState, task_id, task_of
+from scm.eligibility import ContainerState, Eligibility, Ruling
+from scm.jobs import DatanodeProgress, Job, JobId, JobState, OrderState, task_id, task_of
+from scm.policy import ComparisonResult, RootComparison
 from scm.ports import AnyOrder, CancelOrder, ReconcileOrder, ScanOrder
 from scm.registry import Datanode, DatanodeStatus, Liveness, ReplicaReport
+from scm.views import ContainerStatus, JobStatus, OrderStatus, ReplicaStatus
 
 # Ours have 16; they are kept for each replica, and in each job.
 _FINGERPRINT_BYTES_MAX = 64
@@ -51,7 +55,7 @@ def heartbeat_from(request: pb.HeartbeatRequest) -> Heartbeat:
     """
     if len(request.progress) > PROGRESS_MAX or len(request.acknowledged_command_ids) > PROGRESS_MAX:
         raise UsageError(f"a heartbeat with more than {PROGRESS_MAX} entries of progress")
-    datanode = _datanode_from(request.datanode)
+    datanode = datanode_from(request.datanode)
     report = None
     if request.HasField("report"):
         report = ReplicaReport(
@@ -84,14 +88,15 @@ def _name(text: str, what: str) -> str:
     return text
 
 
-def _datanode_from(message: pb.Datanode) -> Datanode:
+def datanode_from(message: pb.Datanode) -> Datanode:
+    """The datanode in a message; UsageError where a name or the address cannot be."""
     peer = PeerId(_name(message.datanode_id, "datanode ID"))
     hostname = _name(message.hostname, "host name") if message.hostname else ""
     address = _name(message.address, "address")
     try:
         check_address(address)
     except ValueError as error:
-        # Peers are told of it and would call whoever has the port that it is taken for.
+        # Peers are sent of it and would call whoever has the port that it is taken for.
         raise UsageError(f"datanode {peer}: address: {error}") from error
     return Datanode(peer, hostname, address)
 
@@ -131,27 +136,27 @@ def _progress_from(message: pb.ReconcileProgress) -> ProgressReport:
     state = _TOLD_STATES.get(message.state)
     if state is None:
         raise UsageError(f"job {message.job_id}: {message.state!r} is no state of progress")
-    try:
-        verdict = Verdict(message.verdict) if message.verdict else None
-    except ValueError as error:
-        raise UsageError(f"job {message.job_id}: {message.verdict!r} is no verdict") from error
     job_id, round_ = task_of(_name(message.job_id, "job ID"))
-    return ProgressReport(
-        job_id,
-        state,
-        DatanodeProgress(
-            **asdict(counters_from(message)),
-            verdict=verdict,
-            error_code=message.error_code[:TEXT_CHARACTERS_MAX],
-            message=message.message[:TEXT_CHARACTERS_MAX],
-            evidence=evidence_from(message),
-            claimed_deleted=tuple(
-                BlockId(number)
-                for number in islice(message.claimed_deleted_block_ids, _CLAIMED_MAX)
-            ),
-            peers=peers_from(message),
+    try:
+        return ProgressReport(job_id, state, _datanode_progress_from(message), round_)
+    except ValueError as error:
+        raise UsageError(f"job {message.job_id}: {error}") from error
+
+
+def _datanode_progress_from(message: pb.ReconcileProgress) -> DatanodeProgress:
+    """The progress in a message, texts cut short; ValueError if the verdict is
+    invalid.
+    """
+    return DatanodeProgress(
+        **asdict(counters_from(message)),
+        verdict=_verdict_from(message.verdict),
+        error_code=message.error_code[:TEXT_CHARACTERS_MAX],
+        message=message.message[:TEXT_CHARACTERS_MAX],
+        evidence=evidence_from(message),
+        claimed_deleted=tuple(
+            BlockId(number) for number in islice(message.claimed_deleted_block_ids, _CLAIMED_MAX)
         ),
-        round_,
+        peers=peers_from(message),
     )
 
 
@@ -262,7 +267,7 @@ def job_to(job: Job, *, brief: bool = False) -> pb.Job:
 def _orders_to(job: Job, *, brief: bool) -> Iterable[pb.DatanodeProgress]:
     for order in job.orders:
         progress = order.progress
-        told = pb.ReconcileProgress(
+        sent = pb.ReconcileProgress(
             job_id=job.job_id,
             container_id=job.container_id,
             state=order.state.value,
@@ -270,9 +275,93 @@ def _orders_to(job: Job, *, brief: bool) -> Iterable[pb.DatanodeProgress]:
             error_code=progress.error_code,
             message=progress.message or order.detail,
         )
-        set_counters(told, progress)
+        set_counters(sent, progress)
         if not brief:
-            told.claimed_deleted_block_ids.extend(progress.claimed_deleted)
-            add_peers(told, progress.peers)
-            add_evidence(told, progress.evidence)
-        yield pb.DatanodeProgress(datanode_id=order.peer, progress=told, round=order.round)
+            sent.claimed_deleted_block_ids.extend(progress.claimed_deleted)
+            add_peers(sent, progress.peers)
+            add_evidence(sent, progress.evidence)
+        yield pb.DatanodeProgress(datanode_id=order.peer, progress=sent, round=order.round)
+
+
+def container_from(message: pb.ContainerView) -> ContainerStatus:
+    """The container in a controller's answer.
+
+    Raises:
+        RemoteProtocolError: the answer is invalid.
+    """
+    with _checked(f"container {message.container_id}"):
+        return ContainerStatus(
+            container_id_from(message.container_id),
+            ContainerState(message.state) if message.state else None,
+            ComparisonResult(RootComparison(message.comparison), message.comparison_note),
+            Ruling(Eligibility(message.eligibility), message.eligibility_message),
+            _verdict_from(message.last_verdict),
+            message.last_job_id,
+            message.required_nodes,
+            tuple(_replica_status_from(replica) for replica in message.replicas),
+        )
+
+
+def outcome_from(message: pb.ReconcileOutcome) -> ReconcileResponse:
+    """What came of a request for one container; RemoteProtocolError if it is
+    invalid.
+    """
+    with _checked(f"the answer for container {message.container_id}"):
+        ruling = Ruling(Eligibility(message.eligibility), message.message)
+        return ReconcileResponse(
+            ContainerId(message.container_id),
+            ruling,
+            JobId(message.job_id) if message.job_id else None,
+        )
+
+
+def job_from(message: pb.Job) -> JobStatus:
+    """The job in a controller's answer; RemoteProtocolError if it is invalid."""
+    with _checked(f"job {message.job_id}"):
+        return JobStatus(
+            message.job_id,
+            container_id_from(message.container_id),
+            JobState(message.state),
+            message.detail,
+            _verdict_from(message.verdict),
+            message.reason,
+            message.requested_by,
+            created_at_s=message.created_at_s,
+            started_at_s=message.started_at_s,
+            finished_at_s=message.finished_at_s,
+            last_progress_at_s=message.last_progress_at_s,
+            bytes_done=message.bytes_done,
+            bytes_planned=message.bytes_planned,
+            rate_bytes_per_s=message.rate_bytes_per_s,
+            eta_s=message.eta_s if message.HasField("eta_s") else None,
+            orders=tuple(
+                OrderStatus(
+                    PeerId(part.datanode_id),
+                    OrderState(part.progress.state),
+                    _datanode_progress_from(part.progress),
+                    part.round,
+                )
+                for part in message.datanodes
+            ),
+        )
+
+
+def _replica_status_from(message: pb.ReplicaView) -> ReplicaStatus:
+    datanode = datanode_from(message.datanode)
+    replica = _replica_from(datanode.peer, message.replica)
+    return ReplicaStatus(datanode, replica, message.live, message.report_age_s)
+
+
+def _verdict_from(text: str) -> Verdict | None:
+    return Verdict(text) if text else None
+
+
+@contextmanager
+def _checked(what: str) -> Iterator[None]:
+    """Turn what cannot be in an answer into a named error."""
+    try:
+        yield
+    except (ValueError, UsageError) as error:
+        raise RemoteProtocolError(
+            f"the controller sent an invalid answer: {what}: {error}"
+        ) from error

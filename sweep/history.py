@@ -271,8 +271,8 @@ _SAME = (*_REPLICA, "bcs_id", "source")
 
 
 def silent_changes(earlier_replicas: pa.Table, replicas: pa.Table) -> pa.Table:
-    """The replicas (columns _SAME) that are other than in the sweep before and might not
-    be.
+    """The replicas (columns _SAME) that are other than in the sweep before and might
+    not be.
 
     Both tables are of REPLICA_SCHEMA. What changed, and by whom, only rows and events
     tell: see `silent_findings`.

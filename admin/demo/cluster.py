@@ -9,30 +9,24 @@ import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from dnagent.client import AgentClient
 from merkle.errors import ReconcileError
-from merkle.replica import PeerId
+from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import ContainerId, ContainerTree
 from ozone.volume import parse_version
-from protos.agent_pb2 import ScanContainerRequest
-from protos.agent_pb2_grpc import AgentStub
-from protos.controller_pb2 import (
-    ContainerView,
-    ListContainersRequest,
-    ListDatanodesRequest,
-    ReplicaReport,
-)
-from protos.controller_pb2_grpc import ControllerStub
 from protos.errors import ControllerUnavailableError
 from repair.peers import AgentPeer
 from runtime.disk import Disk
 from runtime.errors import PeerUnavailableError, ProcessFailedError, UsageError
-from runtime.rpc import named_errors, open_channel
+from runtime.rpc import open_channel
+from scm.client import ControllerClient
+from scm.views import ContainerStatus
 
 # A process that has not said where it listens by then never will.
 _START_S = 30.0
@@ -201,26 +195,13 @@ class LocalCluster:
         """Where the agent puts down each of its writes."""
         return self._agents[name].folder / "audit.jsonl"
 
-    def containers(self) -> list[ContainerView]:
+    def containers(self) -> list[ContainerStatus]:
         """All containers as the controller sees them, ascending."""
-        with (
-            open_channel(self.controller_address) as channel,
-            named_errors("the controller", ControllerUnavailableError),
-        ):
-            stub, found, after = ControllerStub(channel), list[ContainerView](), 0
-            while True:
-                page = stub.ListContainers(
-                    ListContainersRequest(after_container_id=after, limit=1000),
-                    timeout=_START_S,
-                    wait_for_ready=True,
-                )
-                found += page.containers
-                if not page.more:
-                    return found
-                after = found[-1].container_id
+        with closing(ControllerClient(self.controller_address)) as controller:
+            return list(controller.containers())
 
     def scan(
-        self, replicas: Mapping[str, Mapping[ContainerId, ReplicaReport]]
+        self, replicas: Mapping[str, Mapping[ContainerId, ContainerReplica]]
     ) -> list[ScannedReplica]:
         """Have each agent scan these of its containers, as they were reported; sorted
         by container and replica.
@@ -231,25 +212,21 @@ class LocalCluster:
 
         def scan_on(name: str) -> list[ScannedReplica]:
             with open_channel(self._agents[name].address) as channel:
-                stub = AgentStub(channel)
-                return [scan_one(name, stub, reported) for reported in replicas[name].values()]
+                agent = AgentClient(channel, name)
+                return [scan_one(name, agent, reported) for reported in replicas[name].values()]
 
-        def scan_one(name: str, stub: AgentStub, reported: ReplicaReport) -> ScannedReplica:
-            container_id, index = ContainerId(reported.container_id), reported.replica_index
+        def scan_one(name: str, agent: AgentClient, reported: ContainerReplica) -> ScannedReplica:
+            container_id, index = reported.container_id, reported.replica_index
             try:
-                with named_errors(name, PeerUnavailableError):
-                    answer = stub.ScanContainer(
-                        ScanContainerRequest(container_id=container_id), timeout=_SCAN_S
-                    )
+                found = agent.scan(container_id, timeout_s=_SCAN_S)
             except PeerUnavailableError:
                 raise
             except ReconcileError as error:
                 return ScannedReplica(
-                    name, container_id, reported.state, 0, (), index, error.message
+                    name, container_id, reported.state.value, 0, (), index, error.message
                 )
-            findings = tuple(finding.type for finding in answer.findings)
             return ScannedReplica(
-                name, container_id, answer.state, answer.data_checksum, findings, index
+                name, container_id, found.state, found.data_checksum, found.findings, index
             )
 
         with ThreadPoolExecutor(len(self._agents)) as pool:
@@ -325,16 +302,10 @@ class LocalCluster:
         carries all of its replicas.
         """
         deadline = time.monotonic() + _START_S
-        with open_channel(self.controller_address) as channel:
+        with closing(ControllerClient(self.controller_address)) as controller:
             while time.monotonic() < deadline:
-                with (
-                    suppress(ControllerUnavailableError),
-                    named_errors("the controller", ControllerUnavailableError),
-                ):
-                    answer = ControllerStub(channel).ListDatanodes(
-                        ListDatanodesRequest(), timeout=_START_S
-                    )
-                    if sum(datanode.live for datanode in answer.datanodes) == len(self._agents):
+                with suppress(ControllerUnavailableError):
+                    if len(controller.live_datanodes()) == len(self._agents):
                         return
                 time.sleep(_POLL_S)
         raise ProcessFailedError(

@@ -34,8 +34,8 @@ from admin.demo.result import AgentKill, DemoResult, listed, report
 from merkle.comparison import compare
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
+from merkle.replica import ContainerReplica
 from merkle.tree import ContainerId, ContainerTree, root_hex
-from protos.controller_pb2 import ReplicaReport
 from repair.picture import cells, legend, strips
 from runtime.errors import DiskError, UsageError
 from runtime.output import console, print_json
@@ -111,13 +111,11 @@ class _Demo:
         self._show("scanned", cluster, self.outcome.before)
         eligible = []
         for view in cluster.containers():
-            if view.eligibility == "ok":
+            if view.ruling.is_ok:
                 eligible.append(str(view.container_id))
             else:
-                self.outcome.refused[ContainerId(view.container_id)] = view.eligibility
-                self._say(
-                    f"container {view.container_id} is not eligible: {view.eligibility_message}"
-                )
+                self.outcome.refused[view.container_id] = view.ruling.eligibility.value
+                self._say(f"container {view.container_id} is not eligible: {view.ruling.message}")
         if eligible and self._options.kill is not None:
             with self._killer(cluster, list(self.outcome.replicas)[self._options.kill - 1]):
                 self._reconcile(cluster, eligible)
@@ -329,15 +327,13 @@ def _writes(audit: Path) -> list[dict[str, int]]:
     return [line for line in lines if line["length"]]
 
 
-def _held(cluster: LocalCluster) -> dict[str, dict[ContainerId, ReplicaReport]]:
+def _held(cluster: LocalCluster) -> dict[str, dict[ContainerId, ContainerReplica]]:
     """The replicas of each agent as it reported them, by the name of its volume."""
     names = cluster.names_by_datanode()
-    held: dict[str, dict[ContainerId, ReplicaReport]] = {name: {} for name in names.values()}
+    held: dict[str, dict[ContainerId, ContainerReplica]] = {name: {} for name in names.values()}
     for view in cluster.containers():
         for replica in view.replicas:
-            held[names[replica.datanode.datanode_id]][ContainerId(view.container_id)] = (
-                replica.replica
-            )
+            held[names[replica.datanode.peer]][view.container_id] = replica.replica
     return held
 
 

@@ -23,8 +23,8 @@ from dnagent.heartbeat import (
     HeartbeatState,
     JobReport,
     OutgoingHeartbeat,
-    request_of,
 )
+from dnagent.messages import request_of
 from merkle.outcome import Verdict
 from merkle.plan import ChunkRepair
 from merkle.record import ChunkRecord

@@ -19,16 +19,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar
 
-from dnagent.heartbeat import (
-    DEADLINE_S,
-    CancelCommand,
-    Command,
-    JobReport,
-    ReconcileCommand,
-    ScanCommand,
-    answer_of,
-)
-from dnagent.jobs import options_of, outcome_message, progress_message, refusal_of
+from dnagent.heartbeat import CancelCommand, Command, JobReport, ReconcileCommand, ScanCommand
+from dnagent.jobs import options_of, refusal_of
+from dnagent.messages import DEADLINE_S, answer_of, outcome_message, progress_message
 from merkle.checksum import WIDTH, ChecksumType, window_checksums
 from merkle.columns import state_fingerprint
 from merkle.errors import ReconcileError

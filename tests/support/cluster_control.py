@@ -16,14 +16,9 @@ from typing import cast
 
 import grpc
 
-from dnagent.heartbeat import (
-    HeartbeatState,
-    JobReport,
-    OutgoingHeartbeat,
-    ReconcileCommand,
-    request_of,
-)
+from dnagent.heartbeat import HeartbeatState, JobReport, OutgoingHeartbeat, ReconcileCommand
 from dnagent.jobs import JobTable
+from dnagent.messages import request_of
 from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import BlockId, ContainerId
 from merkle.windows import prove

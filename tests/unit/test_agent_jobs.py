@@ -17,11 +17,10 @@ from dnagent.jobs import Jobs
 from dnagent.metrics import AGENT_METRICS
 from dnagent.store import ReplicaStore
 from dnagent.volumes import ManagedVolume
-from merkle.outcome import Verdict
+from merkle.outcome import OutcomeState, Verdict
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.volume import Hold, open_volume
-from protos import controller_pb2
 from repair.ports import Peer
 from repair.runner import Runner
 from runtime.disk import Disk
@@ -70,7 +69,7 @@ class Rig:
     peer: Held
     metrics: Metrics = field(default_factory=lambda: Metrics(AGENT_METRICS))
     audited: list[tuple[int, str]] = field(default_factory=list)
-    ends: list[controller_pb2.ReconcileProgress] = field(default_factory=list)
+    ends: list[JobReport] = field(default_factory=list)
 
     def jobs(self, store: ReplicaStore | None = None, *, return_to_service: bool = False) -> Jobs:
         def audit(
@@ -87,7 +86,7 @@ class Rig:
 
         def on_end(progress: JobReport) -> None:
             assert progress.is_final
-            self.ends.append(progress.message)
+            self.ends.append(progress)
 
         def connect(_: PeerAddress) -> Peer:
             return self.peer
@@ -104,7 +103,7 @@ class Rig:
             metrics=self.metrics,
         )
 
-    def end(self, count: int = 1) -> controller_pb2.ReconcileProgress:
+    def end(self, count: int = 1) -> JobReport:
         wait_until(lambda: len(self.ends) >= count, "the job to end")
         return self.ends[count - 1]
 
@@ -165,9 +164,13 @@ def test_a_job_mends_the_replica_and_tells_how_it_ended(
     jobs.submit(command(state=told))
     end = rig.end()
     jobs.close()
-    assert (end.state, end.verdict, end.error_code) == ("done", Verdict.REPAIRABLE.value, "")
-    assert (end.windows_written, end.bytes_fetched, end.chunks_repaired) == (1, 1024, 1)
-    assert [(peer.datanode_id, peer.outcome) for peer in end.peers] == [(THEIRS, "ok")]
+    assert (end.state, end.verdict, end.error_code) == (OutcomeState.DONE, Verdict.REPAIRABLE, "")
+    assert (
+        end.counters.windows_written,
+        end.counters.bytes_fetched,
+        end.counters.chunks_repaired,
+    ) == (1, 1024, 1)
+    assert [(peer.peer, peer.outcome) for peer in end.peers] == [(THEIRS, "ok")]
     assert rig.audited == [(1024, THEIRS)]
     assert rig.store.head(ONE).state is state
     assert rig.store.read(ONE, BLOCK, 0, 5000) == content(BLOCK, 5000)
@@ -180,7 +183,7 @@ def test_a_replica_that_may_not_be_written_is_refused(rig: Rig) -> None:
     jobs.submit(command())
     end = rig.end()
     jobs.close()
-    assert (end.state, end.error_code, end.container_id) == ("refused", "read_only", ONE)
+    assert (end.state, end.error_code, end.container_id) == (OutcomeState.REFUSED, "read_only", ONE)
     assert not rig.peer.asked.is_set()
 
 
@@ -193,7 +196,11 @@ def test_a_job_without_peers_fails_once_and_changes_nothing(rig: Rig) -> None:
     jobs.submit(ReconcileCommand(ONE, "job-1", ()))
     end = rig.end()
     jobs.close()
-    assert (end.state, end.error_code, end.windows_written) == ("failed", "no_peer", 0)
+    assert (end.state, end.error_code, end.counters.windows_written) == (
+        OutcomeState.FAILED,
+        "no_peer",
+        0,
+    )
     assert len(rig.ends) == 1
     assert rig.store.volume_of(ONE).replica(ONE).data_checksum == root != 0
     assert rig.metrics.value("dnagent_reconciliations_total", state="failed") == 1
@@ -218,7 +225,7 @@ def test_a_container_that_is_not_here_is_refused(rig: Rig) -> None:
     """T1: on purpose its end is told, where Ozone says nothing."""
     jobs = rig.jobs()
     jobs.submit(command(ContainerId(77)))
-    assert (rig.end().state, rig.end().error_code) == ("refused", "container_not_found")
+    assert (rig.end().state, rig.end().error_code) == (OutcomeState.REFUSED, "container_not_found")
     jobs.close()
 
 
@@ -227,11 +234,15 @@ def test_a_second_job_for_a_container_is_refused_and_the_first_goes_on(rig: Rig)
     jobs.submit(command())
     assert rig.peer.asked.wait(20)
     jobs.submit(command(job_id="job-2"))
-    assert (rig.end().job_id, rig.end().state, rig.end().error_code) == ("job-2", "refused", "busy")
+    assert (rig.end().job_id, rig.end().state, rig.end().error_code) == (
+        "job-2",
+        OutcomeState.REFUSED,
+        "busy",
+    )
     assert [progress.job_id for progress in jobs.running()] == ["job-1"]
     assert [status.job_id for status in jobs.status()] == ["job-1"]
     rig.peer.let.set()
-    assert (rig.end(2).job_id, rig.end(2).state) == ("job-1", "done")
+    assert (rig.end(2).job_id, rig.end(2).state) == ("job-1", OutcomeState.DONE)
     # Once it has ended the container may be reconciled again.
     jobs.submit(command(job_id="job-3"))
     assert rig.end(3).job_id == "job-3"
@@ -247,7 +258,7 @@ def test_a_job_that_is_sent_once_more_while_it_runs_is_neither_refused_nor_begun
     assert rig.peer.asked.wait(20)
     jobs.submit(command())
     rig.peer.let.set()
-    assert (rig.end().job_id, rig.end().state) == ("job-1", "done")
+    assert (rig.end().job_id, rig.end().state) == ("job-1", OutcomeState.DONE)
     jobs.close()
     assert len(rig.ends) == 1
 
@@ -258,9 +269,9 @@ def test_a_job_that_waits_or_runs_can_be_cancelled(rig: Rig) -> None:
     assert rig.peer.asked.wait(20)
     jobs.submit(command(TWO, "job-2"))
     jobs.cancel("job-2")
-    assert (rig.end().job_id, rig.end().state) == ("job-2", "interrupted")
+    assert (rig.end().job_id, rig.end().state) == ("job-2", OutcomeState.INTERRUPTED)
     jobs.cancel("job-1")
-    assert (rig.end(2).job_id, rig.end(2).state) == ("job-1", "interrupted")
+    assert (rig.end(2).job_id, rig.end(2).state) == ("job-1", OutcomeState.INTERRUPTED)
     jobs.cancel("job-of-somebody-else")
     jobs.close()
     assert rig.audited == []
@@ -278,7 +289,7 @@ def test_a_stop_does_not_wait_for_a_peer_that_does_not_answer(rig: Rig) -> None:
     jobs.submit(command())
     assert rig.peer.asked.wait(20)
     assert _within(10, jobs.close)
-    assert rig.end().state == "interrupted"
+    assert rig.end().state is OutcomeState.INTERRUPTED
 
 
 def test_a_job_that_breaks_a_belief_of_ours_still_ends_and_keeps_no_other_away(rig: Rig) -> None:
@@ -286,7 +297,7 @@ def test_a_job_that_breaks_a_belief_of_ours_still_ends_and_keeps_no_other_away(r
     rig.peer.let.set()
     # A controller that takes us for our own peer.
     jobs.submit(ReconcileCommand(ONE, "job-1", (PeerAddress(OWN, "127.0.0.1:1"),), None))
-    assert rig.end(1).state in ("failed", "refused")
+    assert rig.end(1).state in (OutcomeState.FAILED, OutcomeState.REFUSED)
     jobs.submit(command(job_id="job-2"))
     # It ran: only its peer is gone.
     assert (rig.end(2).job_id, rig.end(2).error_code) == ("job-2", "no_peer")

@@ -23,11 +23,11 @@ from dnagent.heartbeat import (
     PeerAddress,
     ReconcileCommand,
     ScanCommand,
-    answer_of,
-    request_of,
 )
+from dnagent.messages import answer_of, request_of
 from dnagent.metrics import AGENT_METRICS
 from merkle.columns import state_fingerprint
+from merkle.outcome import OutcomeState
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos import controller_pb2
@@ -44,7 +44,7 @@ def replica(container_id: int, root: int | None = 7) -> ContainerReplica:
 
 
 def ended(job_id: str) -> JobReport:
-    return JobReport(job_id, True, controller_pb2.ReconcileProgress(job_id=job_id, state="done"))
+    return JobReport(job_id, ContainerId(1), OutcomeState.DONE)
 
 
 def scan(command_id: str, *, term: int = 1, container_id: int = 1) -> CommandEnvelope:
@@ -123,8 +123,7 @@ def test_an_end_is_told_with_what_became_of_the_replica_or_after_it() -> None:
     state = HeartbeatState(replicas_per_report=1)
     held, told = [replica(1), replica(2)], []
     for container_id in (2, 1):
-        message = controller_pb2.ReconcileProgress(container_id=container_id, state="done")
-        state.ended(JobReport(f"j{container_id}", True, message))
+        state.ended(JobReport(f"j{container_id}", ContainerId(container_id), OutcomeState.DONE))
     for _ in range(2):
         heartbeat = state.next(held, [])
         told.append(
@@ -221,7 +220,7 @@ def test_whatever_is_lost_the_controller_ends_up_knowing_what_we_hold(
 def test_an_unknown_root_is_left_out_of_the_message_and_zero_is_not() -> None:
     held = [replica(1, root=None), replica(2, root=0)]
     request = request_of(
-        HeartbeatState().next(held, []), datanode=controller_pb2.Datanode(), incarnation="i"
+        HeartbeatState().next(held, []), datanode_id=OURS, address="dn-1:1", incarnation="i"
     )
     unknown, zero = request.report.replicas
     assert not unknown.HasField("data_checksum")
@@ -238,7 +237,7 @@ def test_a_report_costs_the_same_however_many_blocks_there_are() -> None:
             replica(1, root=1 << 31), fingerprint=state_fingerprint(tree), block_count=blocks
         )
         request = request_of(
-            HeartbeatState().next([held], []), datanode=controller_pb2.Datanode(), incarnation="i"
+            HeartbeatState().next([held], []), datanode_id=OURS, address="dn-1:1", incarnation="i"
         )
         return request.ByteSize()
 
@@ -284,16 +283,14 @@ def test_commands_are_read_from_the_answer_and_unknown_ones_left_out() -> None:
 class FakeController:
     """Answers with what it is given; an absent answer is an absent controller."""
 
-    def __init__(self, answers: Iterator[controller_pb2.HeartbeatResponse | None]) -> None:
-        self.requests: list[controller_pb2.HeartbeatRequest] = []
+    def __init__(self, answers: Iterator[HeartbeatResponse | None]) -> None:
+        self.requests: list[OutgoingHeartbeat] = []
         self.enough = threading.Event()
         self._answers = answers
 
-    def heartbeat(
-        self, request: controller_pb2.HeartbeatRequest
-    ) -> controller_pb2.HeartbeatResponse:
-        self.requests.append(request)
-        answer = next(self._answers, controller_pb2.HeartbeatResponse())
+    def heartbeat(self, heartbeat: OutgoingHeartbeat) -> HeartbeatResponse:
+        self.requests.append(heartbeat)
+        answer = next(self._answers, KNOWN)
         if len(self.requests) >= 3:
             self.enough.set()
         if answer is None:
@@ -307,8 +304,6 @@ class FakeController:
 def heartbeats(controller: FakeController, commands: list[Command], metrics: Metrics) -> Heartbeats:
     return Heartbeats(
         controller,
-        datanode=controller_pb2.Datanode(datanode_id=OURS),
-        incarnation="i1",
         interval_s=0.05,
         replicas=lambda: [replica(1)],
         running=list,
@@ -319,10 +314,7 @@ def heartbeats(controller: FakeController, commands: list[Command], metrics: Met
 
 def test_an_absent_controller_is_waited_out_and_its_commands_are_handed_on() -> None:
     """CR-018"""
-    command = controller_pb2.Command(
-        command_id="c1", scan=controller_pb2.ScanCommand(container_id=1)
-    )
-    answers = [None, controller_pb2.HeartbeatResponse(commands=[command])]
+    answers = [None, replace(KNOWN, envelopes=(scan("c1"),))]
     controller, commands, metrics = (
         FakeController(iter(answers)),
         list[Command](),
@@ -333,8 +325,7 @@ def test_an_absent_controller_is_waited_out_and_its_commands_are_handed_on() -> 
     assert controller.enough.wait(20)
     shell.stop()
     assert commands == [ScanCommand(ContainerId(1))]
-    assert [request.report.full for request in controller.requests[:3]] == [True, True, False]
-    assert controller.requests[2].acknowledged_command_ids == ["c1"]
-    assert {request.incarnation for request in controller.requests} == {"i1"}
+    assert [heartbeat.full for heartbeat in controller.requests[:3]] == [True, True, False]
+    assert controller.requests[2].acknowledged == ("c1",)
     assert metrics.value("dnagent_heartbeats_total", outcome="controller_unavailable") == 1
     assert metrics.value("dnagent_commands_total", outcome="accepted") == 1

@@ -12,7 +12,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from dnagent.heartbeat import ReconcileCommand, answer_of
+from dnagent.heartbeat import ReconcileCommand
+from dnagent.messages import answer_of
 from merkle.columns import encode_tree
 from merkle.errors import TreeRefusedError
 from merkle.limits import MESSAGE_BYTES_MAX, PEERS_MAX, TREE_BYTES_MAX

@@ -1,5 +1,5 @@
-"""The Controller service as commands use it: pages put together, errors under their own
-names, a deadline on all.
+"""The Controller service as commands use it: values for messages, pages put together,
+errors under their own names, a deadline on every call.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,6 +9,10 @@ from protos import controller_pb2 as pb
 from protos.controller_pb2_grpc import ControllerStub
 from protos.errors import ControllerUnavailableError
 from runtime.rpc import Tls, named_errors, open_channel
+from scm.controller import ReconcileResponse
+from scm.messages import container_from, datanode_from, job_from, outcome_from
+from scm.registry import Datanode
+from scm.views import ContainerStatus, JobStatus
 
 DEADLINE_S = 30.0
 # The controller's own limits on one call.
@@ -17,8 +21,10 @@ _IDS_PER_CALL = 10_000
 
 
 class ControllerClient:
-    """A controller at an address; connects on first use. Every call may raise
-    ControllerUnavailableError, and the errors that the controller names.
+    """A controller at an address; connects on first use.
+
+    Every call may raise ControllerUnavailableError, RemoteProtocolError where an answer
+    is invalid, and the errors that the controller names.
     """
 
     def __init__(self, address: str, *, tls: Tls | None = None, insecure: bool = False) -> None:
@@ -34,7 +40,7 @@ class ControllerClient:
 
     def containers(
         self, *, state: str = "", comparison: str = "", after: int = 0
-    ) -> Iterator[pb.ContainerView]:
+    ) -> Iterator[ContainerStatus]:
         """All containers beyond `after`, ascending, page by page as they are taken."""
         while True:
             request = pb.ListContainersRequest(
@@ -44,20 +50,20 @@ class ControllerClient:
                 page: pb.ListContainersResponse = self._stub.ListContainers(
                     request, timeout=DEADLINE_S
                 )
-            yield from page.containers
+            yield from map(container_from, page.containers)
             if not page.more or not page.containers:
                 return
             after = page.containers[-1].container_id
 
-    def get_containers(self, container_ids: Sequence[int]) -> dict[int, pb.ContainerView]:
+    def get_containers(self, container_ids: Sequence[int]) -> dict[int, ContainerStatus]:
         """Those that are known, by ID."""
-        found: dict[int, pb.ContainerView] = {}
+        found: dict[int, ContainerStatus] = {}
         for chunk in _chunks(container_ids, PAGE):
             with self._named():
                 answer: pb.GetContainersResponse = self._stub.GetContainers(
                     pb.GetContainersRequest(container_ids=chunk), timeout=DEADLINE_S
                 )
-            found |= {view.container_id: view for view in answer.containers}
+            found |= {view.container_id: container_from(view) for view in answer.containers}
         return found
 
     def reconcile(
@@ -67,39 +73,47 @@ class ControllerClient:
         dry_run: bool,
         reason: str = "",
         requested_by: str = "",
-    ) -> list[pb.ReconcileOutcome]:
+    ) -> list[ReconcileResponse]:
         """What came of the request, one answer for each container."""
-        outcomes: list[pb.ReconcileOutcome] = []
+        outcomes: list[ReconcileResponse] = []
         for chunk in _chunks(container_ids, _IDS_PER_CALL):
             request = pb.ReconcileRequest(
                 container_ids=chunk, dry_run=dry_run, reason=reason, requested_by=requested_by
             )
             with self._named():
                 answer: pb.ReconcileResponse = self._stub.Reconcile(request, timeout=DEADLINE_S)
-            outcomes += answer.outcomes
+            outcomes += map(outcome_from, answer.outcomes)
         return outcomes
 
-    def jobs(self, *, state: str = "", limit: int = 0) -> list[pb.Job]:
+    def jobs(self, *, state: str = "", limit: int = 0) -> list[JobStatus]:
         """Newest first; 0 for as many as the controller gives at once."""
         with self._named():
             answer: pb.ListJobsResponse = self._stub.ListJobs(
                 pb.ListJobsRequest(state=state, limit=limit), timeout=DEADLINE_S
             )
-        return list(answer.jobs)
+        return [job_from(job) for job in answer.jobs]
 
-    def job(self, job_id: str) -> pb.Job:
+    def job(self, job_id: str) -> JobStatus:
         """The job as it is now; JobNotFoundError if there is none."""
         with self._named():
             job: pb.Job = self._stub.GetJob(pb.GetJobRequest(job_id=job_id), timeout=DEADLINE_S)
-        return job
+        return job_from(job)
 
-    def cancel(self, job_id: str) -> pb.Job:
-        """Ask a job to end; returns the job as it is then."""
+    def cancel(self, job_id: str) -> JobStatus:
+        """Request that a job ends; returns the job as it is then."""
         with self._named():
             job: pb.Job = self._stub.CancelJob(
                 pb.CancelJobRequest(job_id=job_id), timeout=DEADLINE_S
             )
-        return job
+        return job_from(job)
+
+    def live_datanodes(self) -> list[Datanode]:
+        """The datanodes whose agents are heard from."""
+        with self._named():
+            answer: pb.ListDatanodesResponse = self._stub.ListDatanodes(
+                pb.ListDatanodesRequest(), timeout=DEADLINE_S
+            )
+        return [datanode_from(view.datanode) for view in answer.datanodes if view.live]
 
     def scan(self, container_ids: Sequence[int]) -> tuple[list[int], int]:
         """Containers that are unknown, and how many scans were ordered."""

@@ -1,0 +1,163 @@
+"""Messages of the controller's protocol <-> values of an agent, and the client that
+sends them.
+"""
+
+import re
+import uuid
+from typing import assert_never
+
+from dnagent.heartbeat import (
+    CancelCommand,
+    Command,
+    CommandEnvelope,
+    HeartbeatResponse,
+    JobReport,
+    OutgoingHeartbeat,
+    PeerAddress,
+    ReconcileCommand,
+    ScanCommand,
+)
+from merkle.limits import PEERS_MAX
+from merkle.replica import ContainerReplica, PeerId, ReplicaState
+from merkle.tree import ContainerId
+from protos import controller_pb2 as pb
+from protos.controller_pb2_grpc import ControllerStub
+from protos.errors import ControllerUnavailableError
+from protos.outcome import add_evidence, add_peers, set_counters
+from runtime.config import split_address
+from runtime.rpc import Tls, named_errors, open_channel
+
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+DEADLINE_S = 10.0
+
+
+def request_of(
+    heartbeat: OutgoingHeartbeat, *, datanode_id: str, address: str, incarnation: str
+) -> pb.HeartbeatRequest:
+    """The message of a heartbeat; `incarnation` tells one start of the agent from the
+    next.
+    """
+    report = pb.ContainerReport(
+        full=heartbeat.full,
+        replicas=[_replica_message(replica) for replica in heartbeat.replicas],
+        removed_container_ids=heartbeat.removed,
+    )
+    return pb.HeartbeatRequest(
+        datanode=pb.Datanode(
+            datanode_id=datanode_id, hostname=split_address(address)[0], address=address
+        ),
+        incarnation=incarnation,
+        sequence=heartbeat.sequence,
+        report=report,
+        progress=[_progress_message(report) for report in heartbeat.progress],
+        acknowledged_command_ids=heartbeat.acknowledged,
+    )
+
+
+def answer_of(message: pb.HeartbeatResponse) -> HeartbeatResponse:
+    """The answer in a message; a command that this agent does not understand is left
+    out.
+    """
+    envelopes = []
+    for sent in message.commands:
+        command = _command_of(sent)
+        if command is not None and sent.command_id:
+            envelopes.append(CommandEnvelope(sent.command_id, sent.term, command))
+    return HeartbeatResponse(tuple(envelopes), message.full_report_wanted, message.term)
+
+
+# States that an unhealthy replica may return to.
+_RETURNS = {state.value: state for state in (ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED)}
+
+
+def _command_of(sent: pb.Command) -> Command | None:
+    match sent.WhichOneof("body"):
+        case "reconcile":
+            body = sent.reconcile
+            peers = tuple(
+                PeerAddress(PeerId(p.datanode_id), p.address) for p in body.peers[:PEERS_MAX]
+            )
+            # It becomes the name of a folder of undo copies, among others.
+            if not _JOB_ID.fullmatch(body.job_id):
+                return None
+            state = _RETURNS.get(body.container_state)
+            return ReconcileCommand(
+                ContainerId(body.container_id), body.job_id, peers, state, body.skip_final_scan
+            )
+        case "cancel":
+            return CancelCommand(sent.cancel.job_id)
+        case "scan":
+            return ScanCommand(ContainerId(sent.scan.container_id))
+        case None:
+            return None
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _replica_message(replica: ContainerReplica) -> pb.ReplicaReport:
+    return pb.ReplicaReport(
+        container_id=replica.container_id,
+        state=replica.state.value,
+        # None leaves the field out: an unknown root is not the root of an empty tree.
+        data_checksum=replica.data_checksum,
+        bcs_id=replica.bcs_id,
+        used_bytes=replica.used_bytes,
+        block_count=replica.block_count,
+        replica_index=replica.replica_index,
+        data_scan_timestamp=replica.data_scan_timestamp_ms,
+        read_only=replica.read_only,
+        fingerprint=replica.fingerprint,
+    )
+
+
+def _progress_message(report: JobReport) -> pb.ReconcileProgress:
+    message = pb.ReconcileProgress(
+        job_id=report.job_id,
+        container_id=report.container_id,
+        state=report.state.value if report.state else "running",
+        verdict=report.verdict.value if report.verdict else "",
+        error_code=report.error_code,
+        message=report.message,
+        claimed_deleted_block_ids=report.claimed_deleted,
+    )
+    set_counters(message, report.counters)
+    add_evidence(message, report.evidence)
+    add_peers(message, report.peers)
+    return message
+
+
+class HeartbeatClient:
+    """The controller, over gRPC."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        datanode_id: str,
+        advertised: str,
+        tls: Tls | None,
+        insecure: bool,
+    ) -> None:
+        """`advertised` is where peers reach this datanode."""
+        self._address = address
+        self._datanode_id = datanode_id
+        self._advertised = advertised
+        self._incarnation = uuid.uuid4().hex
+        self._channel = open_channel(address, tls=tls, insecure=insecure)
+        self._stub = ControllerStub(self._channel)
+
+    def heartbeat(self, heartbeat: OutgoingHeartbeat) -> HeartbeatResponse:
+        """Send one heartbeat; ControllerUnavailableError if nobody answers."""
+        request = request_of(
+            heartbeat,
+            datanode_id=self._datanode_id,
+            address=self._advertised,
+            incarnation=self._incarnation,
+        )
+        with named_errors(self._address, ControllerUnavailableError):
+            response: pb.HeartbeatResponse = self._stub.Heartbeat(request, timeout=DEADLINE_S)
+        return answer_of(response)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
