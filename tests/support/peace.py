@@ -81,18 +81,16 @@ class Peace:
         why: str,
         *,
         limit_s: float = SETTLED_AFTER_S,
-        container_id: ContainerId | None = None,
         faults: bool = False,
     ) -> None:
         """Let the world go on until then; `why` says what is wrong if it never is."""
         until_s = self._world.now_s + limit_s
-        subject = Subject(container_id)
         for _ in range(ATTEMPTS_TO_SETTLE):
             if done():
                 return
-            hold(self._world.now_s < until_s, why, subject=subject)
+            hold(self._world.now_s < until_s, why)
             self._step(faults=faults)
-        raise ViolationError(why, subject=subject)
+        raise ViolationError(why)
 
     def _step(self, *, faults: bool) -> None:
         """Whatever can be done at once; else time goes by, everybody reports what is
@@ -176,7 +174,7 @@ class Peace:
         for job in world.host.active():
             text = f"{job.job_id} does not end, though nothing fails any more"
             ended = self._is_ended(job.job_id)
-            self.run_until(ended, text, container_id=job.container_id)
+            self.run_until(ended, text)
         self.run_until(self.is_quiet, "the controller does not hear how the replicas are")
 
     def _is_ended(self, job_id: JobId) -> Callable[[], bool]:
@@ -265,7 +263,6 @@ class Peace:
             lambda: self._active_job(container_id) is not None,
             "the controller does not take up a diverged container",
             limit_s=2 * PATIENCE_S,
-            container_id=container_id,
         )
         job_id = self._active_job(container_id)
         assert job_id is not None
@@ -287,13 +284,10 @@ class Peace:
         """
         container_id = self.job(job_id).container_id
         ended = self._is_ended(job_id)
-        self.run_until(ended, f"{job_id} does not end", container_id=container_id)
+        self.run_until(ended, f"{job_id} does not end")
         job = self.job(job_id)
-        self.run_until(
-            lambda: self._is_known(container_id),
-            "the controller does not hear what was repaired",
-            container_id=container_id,
-        )
+        is_known = lambda: self._is_known(container_id)  # noqa: E731
+        self.run_until(is_known, "the controller does not hear what was repaired")
         subject = Subject(container_id)
         is_good = job.state in (JobState.DONE, JobState.PARTIAL)
         hold(is_good, f"{job_id} is {job.state.value}: {job.detail}", subject=subject)
@@ -322,11 +316,7 @@ class Peace:
         are.
         """
         for container_id in self._world.containers:
-            self.run_until(
-                lambda at=container_id: self._is_known(at),
-                "reports do not arrive",
-                container_id=container_id,
-            )
+            self.run_until(lambda at=container_id: self._is_known(at), "reports do not arrive")
             view = self._controller.container(container_id)
             assert view is not None
             states = {(replica.data_checksum, replica.fingerprint) for replica in view.replicas}

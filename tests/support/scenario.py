@@ -172,7 +172,7 @@ class Scenario:
             self.cluster.world.start_what_is_due()
             return done()
 
-        self.cluster.peace.run_until(is_reached, why, container_id=CONTAINER, faults=True)
+        self.cluster.peace.run_until(is_reached, why, faults=True)
 
 
 def _written(blocks: Mapping[int, int]) -> Written:

@@ -143,7 +143,7 @@ class SimulatedNetwork:
             return None
         is_new = self._world.jobs_made > made
         text = f"somebody asks for {outcome.job_id}"
-        self._world.note(EventKind.JOB if is_new else EventKind.DETAIL, text, container_id)
+        self._world.note(EventKind.ORDER if is_new else EventKind.DETAIL, text, container_id)
         return JobId(outcome.job_id)
 
     def of_controller(self, act: Callable[[ControllerProcess], T]) -> T | None:
@@ -162,7 +162,7 @@ class SimulatedNetwork:
         for job in world.ledger.check(host.controller, world.containers):
             verdict = job.verdict.value if job.verdict else "no verdict"
             text = f"{job.job_id} ends {job.state.value}: {verdict}"
-            world.note(EventKind.JOB, text, job.container_id)
+            world.note(EventKind.OUTCOME, text, job.container_id)
         return answer
 
     def _hear_heartbeat(self, message: Message, *, faults: bool) -> None:
@@ -213,7 +213,7 @@ class SimulatedNetwork:
         match command:
             case ReconcileCommand():
                 text = f"{node.name} is ordered to run {command.job_id}"
-                self._world.note(EventKind.JOB, text, command.container_id)
+                self._world.note(EventKind.ORDER, text, command.container_id)
                 try:
                     if agent.jobs.admit(command):
                         agent.waiting.append(command)
@@ -230,7 +230,7 @@ class SimulatedNetwork:
         if command is None:
             world.marks["cancel of nothing"] += 1
             return
-        world.note(EventKind.JOB, f"{node.name} cancels {job_id}", command.container_id)
+        world.note(EventKind.ORDER, f"{node.name} cancels {job_id}", command.container_id)
         if command in agent.waiting:
             world.marks["cancel before the beginning"] += 1
             agent.waiting.remove(command)

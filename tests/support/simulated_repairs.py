@@ -93,7 +93,7 @@ class SimulatedRepairs:
     ) -> None:
         """The agent reports that a job ended before it began, and why."""
         text = f"{node.name} refuses {command.job_id}: {error.message}"
-        self._world.note(EventKind.JOB, text, command.container_id)
+        self._world.note(EventKind.OUTCOME, text, command.container_id)
         self._report_end(node, agent, refusal_of(command, error, state))
 
     def _begin(self, node: Node, agent: AgentProcess, command: ReconcileCommand) -> None:
@@ -123,7 +123,7 @@ class SimulatedRepairs:
         hold(place.run is None, text, subject=subject)
         agent.runs[command.container_id] = run
         text = f"{node.name} begins {job_id} with peers {', '.join(peers) or 'none'}"
-        world.note(EventKind.JOB, text, command.container_id)
+        world.note(EventKind.ORDER, text, command.container_id)
         own = {(node.name, block_id) for block_id in world.blocks_of(command.container_id)}
         world.observer.faulted -= own
         run.requests = _unreported(run.machine.start())
@@ -253,7 +253,7 @@ class SimulatedRepairs:
         job_id, verdict = run.command.job_id, outcome.verdict
         said = ", ".join(filter(None, (verdict and verdict.value, outcome.error_code)))
         text = f"{place.node.name} ends {job_id} {outcome.state.value}: {said or 'no verdict'}"
-        self._world.note(EventKind.JOB, text, place.container_id)
+        self._world.note(EventKind.OUTCOME, text, place.container_id)
         agent = place.node.agent
         assert agent is not None
         del agent.runs[place.container_id]

@@ -59,21 +59,21 @@ class Setup:
     def lines(self) -> list[str]:
         """The setup as a scenario prints it."""
         held = ", ".join(
-            f"container {container_id} with blocks"
-            f" {', '.join(map(str, _blocks_of(self.written, container_id)))}"
+            f"container {container_id}"
+            f" (blocks {', '.join(map(str, _blocks_of(self.written, container_id)))})"
             for container_id in self.containers
         )
         starter = "automatic mode starts jobs" if self.rules.automatic else "jobs are asked for"
-        lines = [f"{', '.join(self.disks)} hold {held}; {starter}"]
-        lines += [f"{name} lies: {lie}" for name, lie in sorted(self.lies.items())]
-        for name, disk in self.disks.items():
-            for stored in disk.values():
-                lines += [
-                    f"{name} has block {block_id} without its last chunk"
-                    for block_id, record in sorted(stored.records.items())
-                    if record.chunks != self.written[block_id][0].chunks
-                ]
-        return lines
+        lies = [f"{name} lies: {lie}" for name, lie in sorted(self.lies.items())]
+        short = [
+            f"{name} has block {block_id} without its last chunk"
+            for name, disk in self.disks.items()
+            for stored in disk.values()
+            for block_id, record in sorted(stored.records.items())
+            if record.chunks != self.written[block_id][0].chunks
+        ]
+        lines = [f"{', '.join(self.disks)} hold {held}; {starter}", "; ".join(lies), *short]
+        return [line for line in lines if line]
 
 
 @dataclass(slots=True, eq=False)

@@ -144,7 +144,7 @@ class Storm:
         if len(holders) <= 2 or not place.replica.exists or not place.node.agent:
             return
         text = f"{place.node.name} deletes container {place.container_id}"
-        world.note(EventKind.DELETION, text, place.container_id)
+        world.note(EventKind.REPLICA, text, place.container_id)
         world.marks["container deleted in repair"] += place.run is not None
         if place.run is not None:
             self._repairs.deliver(place, Cancelled("the container is being deleted"))
@@ -168,7 +168,7 @@ class Storm:
             return
         source = rng.choice(sources)
         text = f"{place.node.name} imports container {container_id} from {source.node.name}"
-        world.note(EventKind.IMPORT, text, container_id)
+        world.note(EventKind.REPLICA, text, container_id)
         world.marks["replica imported"] += 1
         world.marks["replica imported in repair"] += any(other.run is not None for other in sources)
         theirs = source.replica.stored
@@ -246,7 +246,7 @@ class Storm:
         active = self._world.host.active() if self._world.host else []
         if active:
             job = self._world.rng.choice(active)
-            self._world.note(EventKind.JOB, f"somebody cancels {job.job_id}", job.container_id)
+            self._world.note(EventKind.ORDER, f"somebody cancels {job.job_id}", job.container_id)
             self._network.of_controller(lambda host: host.cancel(job.job_id))
 
     def _lose_lead(self) -> None:

@@ -22,16 +22,19 @@ LAST_EVENTS = 4
 
 
 class EventKind(Enum):
-    """What an event is; `DETAIL` never explains a failure by itself."""
+    """What an event is. `REPLICA` is one that comes or goes; `DETAIL` never explains a
+    failure by itself.
+    """
 
     DAMAGE = "damage"
     DELETION = "deletion"
-    IMPORT = "import"
+    REPLICA = "replica"
     CRASH = "crash"
-    JOB = "job"
     LIE = "lie"
     READ = "read"
     WRITE = "write"
+    ORDER = "order"
+    OUTCOME = "outcome"
     NETWORK = "network"
     PHASE = "phase"
     DETAIL = "detail"
@@ -39,11 +42,14 @@ class EventKind(Enum):
 
 # They change a block; those of the block that a violation names explain it best.
 _CHANGES = {EventKind.DAMAGE, EventKind.DELETION, EventKind.WRITE, EventKind.LIE}
-# They explain a failure even if they are not about the block that it names.
-_CAUSES = {
-    EventKind.DAMAGE, EventKind.DELETION, EventKind.IMPORT, EventKind.CRASH, EventKind.JOB,
-    EventKind.PHASE,
+# They explain what replicas hold.
+_CAUSES_ON_DISK = {
+    EventKind.DAMAGE, EventKind.DELETION, EventKind.REPLICA, EventKind.CRASH, EventKind.LIE,
 }  # fmt: skip
+# They explain what the controller does not know.
+_CAUSES_IN_CONTROL = {EventKind.CRASH, EventKind.NETWORK, EventKind.REPLICA}
+# They say how far the repairs had come.
+_MILESTONES = {EventKind.OUTCOME, EventKind.PHASE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +125,25 @@ def _selected(events: Sequence[TraceEvent], subject: Subject) -> list[str]:
     folded = _folded(events)
 
     def rank(number: int) -> tuple[int, int]:
-        event = folded[number][0]
-        is_exact = subject.block_id is not None and event.subject.block_id == subject.block_id
-        if number >= len(folded) - LAST_EVENTS:
-            return 0, -number
-        if is_exact and event.kind in _CHANGES:
-            return 1, -number
-        return 2 if event.kind in _CAUSES else 3, -number
+        is_last = number >= len(folded) - LAST_EVENTS
+        return 0 if is_last else _weight(folded[number][0], subject), -number
 
     kept = sorted(sorted(range(len(folded)), key=rank)[:EVENT_LINES_MAX])
     lines = [_counted(str(folded[number][0]), folded[number][1]) for number in kept]
     left_out = len(folded) - len(kept)
     return [*lines, f"({left_out} events of less weight are left out)"] if left_out else lines
+
+
+def _weight(event: TraceEvent, subject: Subject) -> int:
+    """How little an event explains of a violation: 1 is shown first."""
+    is_exact = subject.block_id is not None and event.subject.block_id == subject.block_id
+    if is_exact and event.kind in _CHANGES:
+        return 1
+    # A violation about no container is the controller's.
+    causes = _CAUSES_IN_CONTROL if subject == Subject() else _CAUSES_ON_DISK
+    if event.kind in causes:
+        return 2
+    return 3 if is_exact or event.kind in _MILESTONES else 4
 
 
 def _folded(events: Iterable[TraceEvent]) -> list[tuple[TraceEvent, int]]:
