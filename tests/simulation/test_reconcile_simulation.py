@@ -8,45 +8,17 @@ doubles and reorders; all of them crash. `TREEFOLD_SEEDS` sets how many seeds ar
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from dnagent.heartbeat import (
-    Command,
-    CommandEnvelope,
-    HeartbeatResponse,
-    HeartbeatState,
-    JobReport,
-    OutgoingHeartbeat,
-)
-from dnagent.messages import request_of
-from merkle.outcome import Verdict
-from merkle.plan import ChunkRepair
-from merkle.record import ChunkRecord
-from merkle.replica import ContainerReplica, PeerId
-from merkle.tree import ChunkTree, ContainerId
-from merkle.windows import Proven
-from protos import controller_pb2 as pb
-from repair.block_repair import BlockRepairer, ChunkRepairer
-from repair.reconciliation import Reconciliation
-from repair.requests import Cancelled, Event, LocalChecked, PutBlock, Request
-from repair.round import RepairRules
 from runtime.log import LogLevel, configure
-from scm.automatic import AutomaticMode
-from scm.controller import Controller, ControllerParts
-from scm.dispatcher import Dispatcher
-from scm.job_index import JobIndex
 from scm.job_store import SqliteJobStore
-from scm.jobs import Event as JobEvent
-from scm.jobs import JobId, ProgressReceived
-from scm.registry import Datanode, HeartbeatEffect, Registry, ReplicaReport
-from tests.support.cluster import MARKS, Cluster, simulate
-from tests.support.cluster_control import Parts, ViolationError
+from tests.support.observer import MARKS, ViolationError
+from tests.support.planted_bugs import BUGS
+from tests.support.simulation import cluster_of_seed, simulate
 
 SEEDS = int(os.environ.get("TREEFOLD_SEEDS", "1000"))
 # Below this many seeds a rare mark may not have fired by chance alone.
@@ -91,250 +63,12 @@ def test_the_same_holds_over_the_job_store_on_disk(tmp_path: Path) -> None:
     for seed in range(SEEDS_ON_DISK):
         path = tmp_path / f"{seed}.db"
         on_disk = simulate(seed, open_store=lambda path=path: closing(SqliteJobStore(path)))
-        assert on_disk.trace == simulate(seed).trace
+        assert on_disk.world.trace.events == simulate(seed).world.trace.events
 
 
 @pytest.mark.parametrize("seed", [3, 57, 83, 110, 307])
 def test_a_seed_tells_the_same_story_twice(seed: int) -> None:
-    assert simulate(seed).trace == simulate(seed).trace
-
-
-def _believe(chunk: ChunkRecord, first: int, data: bytearray) -> tuple[Proven, ...]:
-    """Takes whatever a peer sends."""
-    count, length = 0, 0
-    for index in range(first, len(chunk.checksums)):
-        size = chunk.window(index)[1]
-        if length + size > len(data):
-            break
-        count, length = count + 1, length + size
-    return (Proven(first, count, bytes(data[:length])),) if count else ()
-
-
-class _TrustsAnyRecord(BlockRepairer):
-    def _is_proven_record(self, record: ChunkRecord, entry: ChunkTree) -> bool:
-        return True
-
-
-class _IgnoresGaps(BlockRepairer):
-    def _fits(self, position: int, file_bytes: int) -> bool:
-        return True
-
-
-class _RecordsHoles(BlockRepairer):
-    def _follows(self, chunk: ChunkRepairer) -> bool:
-        return True
-
-
-class _WritesGoodWindowsToo(BlockRepairer):
-    def local_checked(self, event: LocalChecked) -> int:
-        everything = tuple(range(len(self._by_offset[event.offset].record.checksums)))
-        return super().local_checked(replace(event, bad=everything))
-
-
-class _SkipsPartialSources(BlockRepairer):
-    def _add_chunk(self, chunk: ChunkRepair, record: ChunkRecord) -> None:
-        if chunk.sources:
-            super()._add_chunk(chunk, record)
-
-
-class _TakesTheCommitOfWhatItLacks(BlockRepairer):
-    def put(self, container_id: ContainerId) -> tuple[PutBlock | None, int]:
-        put, _ = super().put(container_id)
-        highest = max((record.bcs_id for record in self._records.values()), default=0)
-        return (PutBlock(replace(put.record, bcs_id=highest)) if put else None), highest
-
-
-class _CannotBeStopped(Reconciliation):
-    def step(self, event: Event) -> list[Request]:
-        return [] if isinstance(event, Cancelled) else super().step(event)
-
-
-class _NeverStoresTheTree(Reconciliation):
-    def _store_tree(self) -> None:
-        self._round.repaired.clear()
-        super()._store_tree()
-
-    def _scan_if_needed(self) -> None:
-        self._round.must_scan = False
-        super()._scan_if_needed()
-
-
-def _with(rules: RepairRules) -> Parts:
-    return Parts(machine=partial(Reconciliation, rules=rules))
-
-
-def _repaired_by(block_repairer: type[BlockRepairer]) -> Parts:
-    return _with(RepairRules(block_repairer=block_repairer))
-
-
-class _TellsOfAChangeOnce(HeartbeatState):
-    def next(
-        self, replicas: Sequence[ContainerReplica], running: Sequence[JobReport]
-    ) -> OutgoingHeartbeat:
-        heartbeat = super().next(replicas, running)
-        self._known.update((replica.container_id, replica) for replica in heartbeat.replicas)
-        self._unsure.clear()
-        return heartbeat
-
-
-class _TellsOfAnEndOnce(HeartbeatState):
-    def next(
-        self, replicas: Sequence[ContainerReplica], running: Sequence[JobReport]
-    ) -> OutgoingHeartbeat:
-        heartbeat = super().next(replicas, running)
-        self._ended.clear()
-        return heartbeat
-
-
-class _NeverTellsWhatIsGone(HeartbeatState):
-    def next(
-        self, replicas: Sequence[ContainerReplica], running: Sequence[JobReport]
-    ) -> OutgoingHeartbeat:
-        return replace(super().next(replicas, running), removed=())
-
-
-class _ObeysTwice(HeartbeatState):
-    def _accept(self, envelope: CommandEnvelope) -> bool:
-        self._seen.clear()
-        return super()._accept(envelope)
-
-
-class _ForgetsToConfirm(HeartbeatState):
-    def answered(self, sent: OutgoingHeartbeat, answer: HeartbeatResponse) -> list[Command]:
-        commands = super().answered(sent, answer)
-        self._acknowledged.clear()
-        self._seen.clear()
-        return commands
-
-
-class _NeverSendsAgain(Dispatcher):
-    def send_again(self, now_s: float) -> None:
-        self._resend.clear()
-
-
-class _SendsBeforeItStores(Controller):
-    def _save_changes(self, now_s: float) -> None:
-        self._save_now = False
-        super()._save_changes(now_s)
-
-
-class _OverlooksRestartsAndDeaths(JobIndex):
-    def in_flight_at(self, peer: PeerId) -> list[JobId]:
-        return []
-
-
-class _NeverTriesAgain(AutomaticMode):
-    def may_visit(self, container_id: ContainerId, now_s: float) -> bool:
-        return container_id not in self._visits and super().may_visit(container_id, now_s)
-
-
-class _TriesTheHopelessAgain(AutomaticMode):
-    def may_visit(self, container_id: ContainerId, now_s: float) -> bool:
-        visit = self._visits.get(container_id)
-        return (visit is None or now_s >= visit.not_before_s) and self._is_eligible(container_id)
-
-
-class _StopsAfterOneRound(Controller):
-    def _step(self, job_id: JobId, event: JobEvent, now_s: float) -> None:
-        super()._step(
-            job_id,
-            replace(event, root=None) if isinstance(event, ProgressReceived) else event,
-            now_s,
-        )
-
-
-class _TakesAnOldEndForTheNext(Controller):
-    def _step(self, job_id: JobId, event: JobEvent, now_s: float) -> None:
-        job = self._jobs.get(job_id)
-        if job and isinstance(event, ProgressReceived) and (order := job.order(event.peer)):
-            event = replace(event, round=order.round)
-        super()._step(job_id, event, now_s)
-
-
-class _SeesNoDamage(Controller):
-    def _step(self, job_id: JobId, event: JobEvent, now_s: float) -> None:
-        if isinstance(event, ProgressReceived) and event.progress.verdict is Verdict.UNRECOVERABLE:
-            event = replace(event, progress=replace(event.progress, verdict=Verdict.MATCH))
-        super()._step(job_id, event, now_s)
-
-
-class _TakesLateReports(Registry):
-    def observe(
-        self,
-        datanode: Datanode,
-        *,
-        incarnation: str,
-        sequence: int,
-        report: ReplicaReport | None,
-        now_s: float,
-    ) -> HeartbeatEffect:
-        if known := self._datanodes.get(datanode.peer):
-            known.sequence = 0
-        return super().observe(
-            datanode, incarnation=incarnation, sequence=sequence, report=report, now_s=now_s
-        )
-
-
-class _ForgivesNoLateReport(Registry):
-    def observe(
-        self,
-        datanode: Datanode,
-        *,
-        incarnation: str,
-        sequence: int,
-        report: ReplicaReport | None,
-        now_s: float,
-    ) -> HeartbeatEffect:
-        known = self._datanodes.get(datanode.peer)
-        if known and incarnation != known.incarnation and incarnation in known.earlier:
-            return HeartbeatEffect(False)
-        return super().observe(
-            datanode, incarnation=incarnation, sequence=sequence, report=report, now_s=now_s
-        )
-
-
-def _controlled_by(**parts: object) -> Parts:
-    return Parts(controller=partial(Controller, parts=ControllerParts(**parts)))
-
-
-def _calls_an_unknown_root_zero(
-    heartbeat: OutgoingHeartbeat, *, datanode: pb.Datanode, incarnation: str
-) -> pb.HeartbeatRequest:
-    request = request_of(heartbeat, datanode=datanode, incarnation=incarnation)
-    for reported in request.report.replicas:
-        reported.data_checksum = reported.data_checksum if reported.HasField("data_checksum") else 0
-    return request
-
-
-BUGS = {
-    "_ForgetsTombstones": _with(RepairRules(tombstones_to_adopt=lambda _: ())),
-    "_AlwaysSaysMatch": _with(RepairRules(verdict=lambda *_, **__: Verdict.MATCH)),
-    **{bug.__name__: Parts(machine=bug) for bug in (
-        _CannotBeStopped, _NeverStoresTheTree
-    )},
-    **{bug.__name__: _repaired_by(bug) for bug in (
-        _TrustsAnyRecord, _RecordsHoles, _WritesGoodWindowsToo, _SkipsPartialSources,
-        _TakesTheCommitOfWhatItLacks
-    )},
-    "_IgnoresGaps": replace(_repaired_by(_IgnoresGaps), refuse_gaps=False),
-    "_believe": Parts(prove=_believe),
-    **{bug.__name__: Parts(heartbeats=bug) for bug in (
-        _TellsOfAChangeOnce, _TellsOfAnEndOnce, _NeverTellsWhatIsGone, _ObeysTwice,
-        _ForgetsToConfirm
-    )},
-    "_calls_an_unknown_root_zero": Parts(request_of=_calls_an_unknown_root_zero),
-    **{bug.__name__: Parts(controller=bug) for bug in (
-        _SendsBeforeItStores, _SeesNoDamage, _StopsAfterOneRound, _TakesAnOldEndForTheNext
-    )},
-    "_NeverSendsAgain": _controlled_by(dispatcher=_NeverSendsAgain),
-    "_OverlooksRestartsAndDeaths": _controlled_by(job_index=_OverlooksRestartsAndDeaths),
-    **{bug.__name__: _controlled_by(automatic=bug) for bug in (
-        _NeverTriesAgain, _TriesTheHopelessAgain
-    )},
-    **{bug.__name__: _controlled_by(registry=bug) for bug in (
-        _TakesLateReports, _ForgivesNoLateReport
-    )},
-}  # fmt: skip
+    assert simulate(seed).world.trace.events == simulate(seed).world.trace.events
 
 
 @pytest.mark.parametrize("bug", BUGS)
@@ -350,7 +84,7 @@ def test_the_simulation_catches_a_planted_bug(bug: str) -> None:
 def test_the_simulation_catches_bytes_that_nobody_proved() -> None:
     def run() -> None:
         for seed in range(SEEDS_TO_FIND):
-            Cluster(seed, parts=BUGS["_believe"]).storm(250)
+            cluster_of_seed(seed, parts=BUGS["_believe"]).storm()
 
     with pytest.raises(ViolationError, match="nobody wrote"):
         run()

@@ -16,10 +16,10 @@ from typing import cast
 
 import grpc
 
-from dnagent.heartbeat import HeartbeatState, JobReport, OutgoingHeartbeat, ReconcileCommand
+from dnagent.heartbeat import HeartbeatState, OutgoingHeartbeat, ReconcileCommand
 from dnagent.jobs import JobTable
 from dnagent.messages import request_of
-from merkle.replica import ContainerReplica, PeerId
+from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerId
 from merkle.windows import prove
 from protos import controller_pb2 as pb
@@ -28,34 +28,19 @@ from repair.requests import Event, ReconcileOptions, Request
 from repair.runner import Prove
 from runtime.metrics import Metrics
 from scm.controller import Controller
-from scm.jobs import Job, JobId, OrderState, task_id
+from scm.jobs import Job, JobId
 from scm.metrics import CONTROLLER_METRICS
-from scm.policy import RootComparison, Visit
+from scm.policy import Visit
 from scm.ports import JobStore
 from scm.rules import Rules
 from scm.server import ControllerService, Outbox
 from tests.support.memory import CrashError
+from tests.support.observer import Ledger
 
 _CONTEXT = cast(grpc.ServicerContext, None)
 _METRICS = Metrics(CONTROLLER_METRICS)
-# How an order's end reads in an agent's message.
-_ENDS = {
-    OrderState.DONE: "done",
-    OrderState.FAILED: "failed",
-    OrderState.REFUSED: "refused",
-    OrderState.INTERRUPTED: "interrupted",
-}
-
+# Opens the job store anew for each life of the controller.
 OpenStore = Callable[[], AbstractContextManager[JobStore]]
-
-
-class ViolationError(AssertionError):
-    """An invariant does not hold."""
-
-
-def hold(holds: bool, text: str) -> None:
-    if not holds:
-        raise ViolationError(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,80 +101,6 @@ class Message:
     sent_at_s: float
     # A copy may come long after the first.
     due_s: float = 0.0
-
-
-class Ledger:
-    """Knows what agents reported and how their work ended, and holds what the
-    controller says against it.
-    """
-
-    def __init__(self) -> None:
-        self.reported: dict[tuple[PeerId, ContainerId], set[ContainerReplica]] = {}
-        self.ends: dict[tuple[str, PeerId], list[pb.ReconcileProgress]] = {}
-        # Known to have ended, and those of which the controller said so before it had
-        # put it down.
-        self.finished: dict[JobId, Job] = {}
-        self._finishing: list[Job] = []
-
-    def reports(self, replicas: Iterable[ContainerReplica]) -> None:
-        for replica in replicas:
-            self.reported.setdefault((replica.peer, replica.container_id), set()).add(replica)
-
-    def ended(self, peer: PeerId, progress: JobReport) -> None:
-        self.ends.setdefault((progress.job_id, peer), []).append(progress.message)
-
-    def finishes(self, job: Job) -> None:
-        """The controller says that a job ended: every order's end is one that its agent
-        told.
-        """
-        self._finishing.append(job)
-        for order in job.orders:
-            told = self.ends.get((task_id(job.job_id, order.round), order.peer), [])
-            if order.progress.verdict is not None:
-                verdicts = {message.verdict for message in told}
-                hold(
-                    order.progress.verdict.value in verdicts,
-                    f"job {job.job_id} has a verdict that nobody gave",
-                )
-            if order.state in _ENDS and not order.detail.startswith("agent restarted"):
-                states = {message.state for message in told}
-                hold(
-                    _ENDS[order.state] in states,
-                    f"job {job.job_id}: {order.peer} never told {order.state.value}",
-                )
-
-    def dies(self) -> None:
-        """The controller; what it had not put down never was."""
-        self._finishing.clear()
-
-    def check(self, controller: Controller, container_ids: Iterable[ContainerId]) -> None:
-        """What must hold of the controller at any moment."""
-        self.finished.update((job.job_id, job) for job in self._finishing)
-        self._finishing.clear()
-        jobs = controller.jobs(None, 1_000)
-        active = Counter(job.container_id for job in jobs if not job.state.is_terminal)
-        hold(all(count == 1 for count in active.values()), "two jobs at once for one container")
-        for job in jobs:
-            before = self.finished.get(job.job_id)
-            hold(before is None or before == job, f"job {job.job_id} changed after its end")
-        for container_id in container_ids:
-            view = controller.container(container_id)
-            for replica in view.replicas if view else ():
-                known = self.reported.get((replica.peer, container_id), set())
-                hold(
-                    replica in known,
-                    f"the controller knows a replica on {replica.peer} that nobody reported",
-                )
-            if view and view.compared.comparison is RootComparison.MATCH:
-                # inv-I12
-                hold(
-                    len({r.data_checksum for r in view.replicas} - {None}) == 1,
-                    "a match of different roots",
-                )
-                hold(
-                    all(r.data_checksum is not None for r in view.replicas),
-                    "a match of an unknown root",
-                )
 
 
 class CrashingStore:

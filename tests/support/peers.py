@@ -104,6 +104,14 @@ def replica_of(
     return replica
 
 
+def chunk_record(
+    data: bytes, offset: int, checksum_type: ChecksumType, window_bytes: int
+) -> ChunkRecord:
+    """The record of a chunk, as its writer made it."""
+    entries = _entries(data, checksum_type, window_bytes)
+    return ChunkRecord(offset, len(data), checksum_type, window_bytes, entries, f"chunk_{offset}")
+
+
 def _entries(data: bytes, checksum_type: ChecksumType, window_bytes: int) -> tuple[bytes, ...]:
     joined, width = window_checksums(data, checksum_type, window_bytes), WIDTH[checksum_type]
     return tuple(joined[i : i + width] for i in range(0, len(joined), width or 1))
