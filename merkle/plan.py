@@ -1,29 +1,28 @@
-"""One repair plan over all peers at once, and the verdict on a set of replicas.
+"""Plans a repair over all peers at once, and gives the verdict on a set of replicas.
 
-All replicas are laid side by side. For each block the tombstone with the largest
-checksum wins over everything else; without one, the block should hold the union of all
-healthy chunks, so that the longest copy wins. A chunk is decided by its copies at one
-offset:
+If a replica has a tombstone for a block, the tombstone with the largest checksum wins.
+Otherwise the block should hold the union of all healthy chunks, so the longest copy
+wins. The copies at one offset decide about a chunk:
 
-- healthy copies that agree: every other replica can take it from them;
-- healthy copies that disagree, or chunkings that overlap: CONFLICT, nobody's bytes are
-  touched;
-- only corrupt copies with different observed checksums: they may be bad in different
-  windows, so that good ones can be put together and proven, window by window:
-  REPAIRABLE;
-- only corrupt copies, all alike: the same bytes are wrong everywhere: UNRECOVERABLE, as
-  far as trees tell. A replica that has no entry for the chunk may have lost no more
-  than the record, so its file is asked all the same;
-- no copies in any tree, because whoever has the record has not a byte: known to that
-  replica's scan alone, which hands such chunks to its plan.
+- Healthy copies that agree: every other replica can take the chunk from them.
+- Healthy copies that disagree, or chunks that overlap at different offsets: CONFLICT,
+  and no replica is changed.
+- Only corrupt copies, with different observed checksums: REPAIRABLE, because different
+  windows may be bad. Good windows of several copies can be proven and combined.
+- Only corrupt copies, all alike: UNRECOVERABLE as far as trees show. A replica without
+  an entry for the chunk may have lost only the record, so its file is read as well.
+- No copy in any tree, because the replicas that have the record lost every byte: only
+  such a replica's scan knows of the chunk and adds it to the plan (`lost`).
 
-A verdict speaks of the whole set: a plan may hold no work for us and say REPAIRABLE,
-because a peer lacks what we have. The worst finding decides: UNRECOVERABLE, CONFLICT,
-REPAIRABLE, MATCH, in this order. What nobody can verify (empty live blocks, and chunks
-whose type NONE recorded no checksums: trees built from metadata have them, scanned ones
-have not) is set aside on all sides first. The verdict is UNKNOWN where nothing else is
-left or nothing was compared; and where a tree was never built, instead of a MATCH or a
-loss that this replica might refute.
+The verdict is about the whole set: it can be REPAIRABLE although we have nothing to
+repair, because a peer lacks a chunk that we have. The worst finding decides, in the
+order UNRECOVERABLE, CONFLICT, UNKNOWN, REPAIRABLE, MATCH (merkle.outcome).
+
+Entries that cannot be verified are left out first: empty live blocks, and chunks of
+type NONE, which have no checksums. Trees built from metadata contain such chunks,
+scanned trees do not. The verdict is UNKNOWN if nothing is left or nothing was compared.
+It is also UNKNOWN, instead of MATCH or UNRECOVERABLE, if one of the trees was never
+built.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -35,8 +34,8 @@ from merkle.replica import PeerId
 from merkle.survey import BadWindows, BlockSlots, ChunkSlot, TreeSurvey
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 
-# Neighbouring chunks share a source up to this length, so that one request can bring
-# several of them.
+# Neighbouring chunks within this many bytes share a source, so that one request can
+# return several of them.
 SPREAD_BYTES = 16 << 20
 
 
@@ -59,10 +58,10 @@ class DifferenceKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkRepair:
-    """One chunk to mend here: `sources` hold it healthy, best first.
+    """One chunk to repair here; `sources` hold it healthy, best first.
 
-    `partial_sources` hold it corrupt, or, where nobody is known to hold it whole, in a
-    file that no record names.
+    `partial_sources` hold it corrupt. If no replica is known to hold it whole, they
+    also include peers whose file may have outlived its record.
     """
 
     offset: int
@@ -76,8 +75,8 @@ class ChunkRepair:
 
 @dataclass(frozen=True, slots=True)
 class BlockRepair:
-    """One block to mend here, in offset order; `holders` are the peers with a live
-    entry, and so with a record.
+    """One block to repair here, its chunks in offset order. `holders` are the peers
+    with a live entry, and so with a record.
     """
 
     block_id: BlockId
@@ -91,8 +90,8 @@ class BlockRepair:
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """All that one replica should do to catch up with its peers; the verdict is on all
-    of them together.
+    """All that one replica should do to match its peers; the verdict is about all of
+    them together.
     """
 
     container_id: ContainerId
@@ -115,8 +114,8 @@ class RepairPlan:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference: `lacking` names the replicas to be mended, `sources` those that
-    have it right.
+    """One difference: `lacking` are the replicas to repair, `sources` those to repair
+    them from.
     """
 
     kind: DifferenceKind
@@ -128,7 +127,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Replicas side by side, none of them ours: ascending by block, then by offset."""
+    """The differences of replicas, in ascending order of block, then of offset."""
 
     container_id: ContainerId
     verdict: Verdict
@@ -141,15 +140,16 @@ def plan_repair(
     peers: Mapping[PeerId, ContainerTree],
     lost: Mapping[BlockId, Collection[int]] | None = None,
 ) -> RepairPlan:
-    """What to fetch, and from whom, so that we hold what all replicas together hold.
-    Touches nothing healthy here.
+    """What to fetch, and from which peers, so that we hold what all replicas together
+    hold. Healthy chunks of ours are never replaced.
 
-    Peers that did not answer are not given; that the verdict does not speak of them is
-    the caller's to say. An empty tree of ours plans the whole container; one that was
-    never built (no root) plans nothing. `lost` are the offsets of chunks that we have
-    on record and not a byte of. Those that no tree has are planned too, without effect
-    on the verdict: a file that outlived its record, which is in no tree either, may
-    hold them.
+    `peers` are only the peers that answered; the caller reports that the verdict does
+    not cover the others. If our tree is empty, the whole container is planned; if it
+    was never built (no root), nothing is.
+
+    `lost` are the offsets, in bytes, of chunks that we have on record but no byte of.
+    They are planned even if no tree has them, because a file that outlived its record
+    may hold them. They do not affect the verdict.
 
     Raises:
         TreeRefusedError: the trees are of different containers.
@@ -193,12 +193,13 @@ def plan_repair(
 def compare(
     trees: Mapping[str, ContainerTree], *, bad_windows: Mapping[str, BadWindows] | None = None
 ) -> Comparison:
-    """How replicas differ, all against all, and what can be done about it.
+    """The differences of one or more replicas, and the verdict on them.
 
-    With the bad windows of scans (window indices by block and offset, those beyond the
-    end of a truncated file included) a chunk that is corrupt on all replicas is decided
-    instead of presumed. They may also be of a file that outlived its record, where the
-    replica's tree has no entry: a repair asks for its bytes too.
+    `bad_windows` are the results of scans: window indices by block and offset,
+    including the windows beyond the end of a truncated file. They decide whether a
+    chunk that is corrupt on all replicas can be repaired. They may be of a file that
+    outlived its record, although the replica's tree has no entry: a repair reads such
+    files too.
 
     Raises:
         TreeRefusedError: the trees are of different containers.
@@ -217,18 +218,16 @@ def compare(
 def _chunk_repair(
     block_id: BlockId, slot: ChunkSlot, names: Sequence[PeerId]
 ) -> ChunkRepair | None:
-    """What to do about our copy (replica 0): nothing if it is healthy, or if there is
-    nowhere to look for better.
-    """
+    """The repair of our copy (replica 0); None if it is healthy or has no source."""
     own = slot.copies[0]
     if slot.verdict not in (Verdict.REPAIRABLE, Verdict.UNRECOVERABLE) or (
         own is not None and own.checksum_matches
     ):
         return None
     fault = ChunkFault.MISSING if own is None else ChunkFault.CORRUPT
-    # Replica 0 is ours, the peers follow.
+    # Replica 0 is ours; replica i is the peer i - 1.
     sources = [names[i - 1] for i in slot.healthy]
-    # A copy that is corrupt exactly as ours is has no window that ours has not.
+    # A copy that is corrupt exactly as ours has no good window that ours lacks.
     partial = [names[i - 1] for i in slot.corrupt if i > 0 and slot.copies[i] != own]
     unrecorded = [names[i - 1] for i in slot.absent if i > 0 and not slot.healthy]
     if not (sources or partial or unrecorded):
@@ -248,9 +247,7 @@ def _with_lost(
     trees: Iterable[ContainerTree],
     names: Sequence[PeerId],
 ) -> tuple[BlockRepair, ...]:
-    """The plan's blocks and, of live ones, the chunks that we have on record and nobody
-    in a tree.
-    """
+    """The plan's blocks, with the `lost` chunks of live blocks that no tree has."""
     entries = [block for tree in trees for block in tree.blocks if block.block_id in lost]
     deleted = {block.block_id for block in entries if block.deleted}
     known = {(block.block_id, chunk.offset) for block in entries for chunk in block.chunks}
@@ -271,9 +268,7 @@ def _with_lost(
 
 
 def _ranked(peers: Sequence[PeerId], block_id: BlockId, offset: int) -> tuple[PeerId, ...]:
-    """Every peer is as good as another, so let each be the first for some: reads spread
-    over all of them.
-    """
+    """The peers rotated by block and offset, so that reads spread over all of them."""
     if not peers:
         return ()
     first = (block_id + offset // SPREAD_BYTES) % len(peers)

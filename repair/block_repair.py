@@ -19,7 +19,7 @@ from merkle.plan import BlockRepair, ChunkRepair
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId
 from merkle.tree import ChunkTree, ContainerId
-from merkle.windows import Proven, is_sound, runs_of
+from merkle.windows import ProvenWindows, is_sound, runs_of
 from repair.requests import (
     CheckLocal,
     FetchWindows,
@@ -91,7 +91,7 @@ class ChunkRepairer:
     sources: list[PeerId]
     partial_sources: frozenset[PeerId]
     wanted: set[int] | None = None
-    held: list[tuple[Proven, PeerId]] = field(default_factory=list)
+    held: list[tuple[ProvenWindows, PeerId]] = field(default_factory=list)
     fetching: bool = False
     writing: bool = False
     unreachable: bool = False
@@ -103,7 +103,7 @@ class ChunkRepairer:
         """Whether nothing more is done about the chunk."""
         return self.done or self.failed
 
-    def position(self, run: Proven) -> int:
+    def position(self, run: ProvenWindows) -> int:
         """Where a run begins, in bytes from the start of the block."""
         return self.offset + self.record.window(run.first)[0]
 
@@ -411,7 +411,7 @@ class BlockRepairer:
         if chunk.writing or not chunk.held or not self._may_write(chunk):
             return
         reach, source = self._file_bytes, None
-        ready: list[Proven] = []
+        ready: list[ProvenWindows] = []
         for run, peer in sorted(chunk.held, key=lambda held: held[0].first):
             # One request has one source, so that the audit line can name it.
             if source in (None, peer) and self._fits(chunk.position(run), reach):

@@ -9,7 +9,7 @@ from typing import Protocol
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
-from merkle.windows import Proven
+from merkle.windows import ProvenWindows
 from ozone.ports import ByteRange
 from repair.requests import (
     OwnLoaded,
@@ -112,7 +112,7 @@ class ReplicaWriter(Protocol):
     """
 
     def write_windows(
-        self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]
+        self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[ProvenWindows]
     ) -> tuple[int, ...]:
         """Keep an undo copy, write in place, make durable, read back and compare.
 

@@ -16,9 +16,9 @@ What makes it safe, and what every change here must keep:
   peer's taken, and only if it hashes to that peer's healthy tree entry (or, where no
   peer holds the chunk whole, if it proves every window of bytes that did not all come
   from where it came from) and no other replica's record says otherwise.
-- Bytes reach a `WriteWindows` only as `Proven`, which `prove` alone makes, by comparing
-  them with that record; windows that match here are never among them. Bytes are durable
-  before a record names them, records before the tree does.
+- A `WriteWindows` takes only `ProvenWindows`, and only `prove` makes these, by
+  comparing bytes with that record. Windows that match here are never among them. Bytes
+  are durable before a record names them, and records before the tree does.
 - A file never grows past a gap. A chunk that no record of ours names is added only
   whole, right behind one that is.
 - A peer's tombstone changes our tree, nothing else; a block with a tombstone is not

@@ -14,7 +14,7 @@ from merkle.outcome import RepairOutcome
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerTree
-from merkle.windows import Proven
+from merkle.windows import ProvenWindows
 from ozone.errors import (
     BlockNotFoundError,
     ChunkGapError,
@@ -84,7 +84,7 @@ class WriteWindows:
 
     block_id: BlockId
     chunk: ChunkRecord
-    runs: tuple[Proven, ...]
+    runs: tuple[ProvenWindows, ...]
     source: PeerId
 
     @property
@@ -208,7 +208,7 @@ class WindowsArrived:
     peer: PeerId
     block_id: BlockId
     offset: int
-    runs: tuple[Proven, ...]
+    runs: tuple[ProvenWindows, ...]
     bytes_fetched: int
     code: str = ""
     retryable: bool = False
@@ -223,7 +223,7 @@ class WindowsWritten:
     block_id: BlockId
     offset: int
     source: PeerId
-    runs: tuple[Proven, ...]
+    runs: tuple[ProvenWindows, ...]
     unread_bytes: tuple[int, ...]
 
 

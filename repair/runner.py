@@ -22,7 +22,7 @@ from merkle.outcome import RepairOutcome, RepairProgress
 from merkle.record import ChunkRecord
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from merkle.windows import Proven, prove, runs_of
+from merkle.windows import ProvenWindows, prove, runs_of
 from ozone.ports import ByteRange
 from repair.ports import Audit, Peer, ReplicaAccess
 from repair.reconciliation import Reconciliation
@@ -61,7 +61,7 @@ from repair.wire import RANGES_MAX
 from runtime.errors import BusyError, RemoteProtocolError
 from runtime.retry import Backoff, retrying
 
-Prove: TypeAlias = Callable[[ChunkRecord, int, bytearray], tuple[Proven, ...]]
+Prove: TypeAlias = Callable[[ChunkRecord, int, bytearray], tuple[ProvenWindows, ...]]
 
 
 def carry_out_here(request: LocalRequest, replica: ReplicaAccess) -> Event:

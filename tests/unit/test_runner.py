@@ -12,7 +12,7 @@ from merkle.outcome import OutcomeState, RepairOutcome, RepairProgress, Verdict
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerId, ContainerTree
-from merkle.windows import Proven
+from merkle.windows import ProvenWindows
 from ozone.ports import ByteRange
 from repair.ports import Peer, Piece
 from repair.requests import FetchWindows, RequestFailed, WindowsArrived
@@ -394,5 +394,5 @@ def test_only_proven_bytes_have_the_type_that_is_written() -> None:
     peer.source.replicas[CONTAINER].flip(A, 0)
     event = _fetch(peer, 0, 1)
     assert isinstance(event, WindowsArrived)
-    assert event.runs == (Proven(1, 1, bytes(stored(A).files[A][WINDOW : 2 * WINDOW])),)
+    assert event.runs == (ProvenWindows(1, 1, bytes(stored(A).files[A][WINDOW : 2 * WINDOW])),)
     assert event.bytes_fetched == 2 * WINDOW
