@@ -51,7 +51,7 @@ from repair.requests import (
     RequestFailed,
     Rescan,
 )
-from repair.runner import carry_out_here, carry_out_there
+from repair.runner import execute_local, execute_remote
 from runtime.errors import BusyError, OperationInterruptedError
 from scm.jobs import Job, JobId, JobState, OrderState, task_of
 from scm.policy import RootComparison, roots
@@ -881,7 +881,7 @@ class Cluster:
                 if faults and self.rng.random() < self._chances["tear"]:
                     replica.tear = lambda length: self.rng.randrange(length + 1)
                 before = _held(replica)
-                event = carry_out_here(request, replica)
+                event = execute_local(request, replica)
                 replica.tear = None
                 _hold_kept(before, _held(replica))
                 self.marks["disk failed"] += replica.failing_disk and isinstance(
@@ -917,7 +917,7 @@ class Cluster:
         if not target.places[place.container_id].replica.exists:
             self.marks["request for a deleted container"] += 1
             return RequestFailed(request, "peer_refused", "container_not_found", False)
-        return carry_out_there(request, place.container_id, peer, prove=self._parts.prove)
+        return execute_remote(request, place.container_id, peer, prove=self._parts.prove)
 
     def _deliver(self, place: Place, event: Event) -> None:
         run = place.run

@@ -16,7 +16,7 @@ from merkle.windows import ProvenWindows
 from ozone.ports import ByteRange
 from repair.ports import Peer, Piece
 from repair.requests import FetchWindows, RequestFailed, WindowsArrived
-from repair.runner import RepairJob, Runner, carry_out_there
+from repair.runner import RepairJob, Runner, execute_remote
 from runtime.errors import BusyError, DiskError, PeerRefusedError, PeerUnavailableError
 from runtime.retry import Backoff
 from tests.support.memory import RepairableReplica
@@ -200,7 +200,7 @@ def test_an_error_that_may_pass_is_tried_again_and_another_is_not(
 
 def _fetch(peer: MemoryPeer, *windows: int) -> WindowsArrived | RequestFailed:
     chunk = stored(A).records[A].chunks[0]
-    event = carry_out_there(FetchWindows(peer.peer_id, A, chunk, windows), CONTAINER, peer)
+    event = execute_remote(FetchWindows(peer.peer_id, A, chunk, windows), CONTAINER, peer)
     assert isinstance(event, WindowsArrived | RequestFailed)
     return event
 
