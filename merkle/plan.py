@@ -12,7 +12,7 @@ wins. The copies at one offset decide about a chunk:
 - Only corrupt copies, all alike: UNRECOVERABLE as far as trees show. A replica without
   an entry for the chunk may have lost only the record, so its file is read as well.
 - No copy in any tree, because the replicas that have the record lost every byte: only
-  such a replica's scan knows of the chunk and adds it to the plan (`lost`).
+  such a replica's scan finds the chunk, and its plan adds it (`lost`).
 
 The verdict is about the whole set: it can be REPAIRABLE although we have nothing to
 repair, because a peer lacks a chunk that we have. The worst finding decides, in the

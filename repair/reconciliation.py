@@ -26,10 +26,10 @@ Safety rules that every change here must keep:
   whole, directly after one that it lists.
 - A peer's tombstone changes our tree, nothing else; a block with a tombstone is not
   repaired.
-- A container's commit means that we have all data written up to it. If a round repairs
-  one block while another stays damaged, the repaired block has a later commit. The
-  container's commit may also be lost. It is then taken from our block records, but only
-  if no peer has anything that we lack, and before the replica returns to service.
+- A container's commit means that we have all data written up to it. It may be lost. In
+  an UNHEALTHY replica it may be behind a block that a round repaired while another
+  stayed damaged. In both cases it is taken from our block records, but only if no peer
+  has anything that we lack, and before the replica returns to service.
 - After a kill between any two requests the next run does the rest and rewrites nothing.
 """
 

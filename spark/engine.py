@@ -88,7 +88,7 @@ _SHUFFLE_SCHEMA = pa.schema(
 
 
 def _ignore(*_: int) -> None:
-    """Progress that nobody needs."""
+    """Discard progress."""
 
 
 class SparkEngine:
