@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 import click
 
-from merkle.checksum import kernels
+from merkle.checksum import implementations
 from ozone.containers import ContainerStore
 from ozone.errors import (
     ContainerNotFoundError,
@@ -189,7 +189,7 @@ def doctor(paths: tuple[Path, ...], ozone_conf: Path | None, as_json: bool) -> N
     if as_json:
         data = {
             "machine": machine,
-            "kernels": kernels(),
+            "kernels": implementations(),
             "volumes": [_as_json(seen) for seen in examined],
         }
         print_json({"schema_version": 1, "command": "doctor", "ok": healthy, "data": data})
@@ -216,7 +216,7 @@ def _as_json(seen: VolumeDiagnosis) -> dict[str, object]:
 def _print(machine: dict[str, str], examined: list[VolumeDiagnosis]) -> None:
     out = console()
     out.print("  ".join(f"{name} {value}" for name, value in machine.items()))
-    print_table(["checksum", "computed by"], kernels().items(), folded=["computed by"])
+    print_table(["checksum", "computed by"], implementations().items(), folded=["computed by"])
     for seen in examined:
         out.print(f"\nvolume {seen.path}")
         if seen.datanode_id:

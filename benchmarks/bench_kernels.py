@@ -18,7 +18,7 @@ import google_crc32c
 import numpy as np
 
 from benchmarks.measure import Report, interleaved
-from merkle.checksum import ChecksumType, fold, kernels, library_windows, window_checksums
+from merkle.checksum import ChecksumType, fold, implementations, library_windows, window_checksums
 from merkle.columns import (
     TreeColumns,
     encode_columns,
@@ -48,7 +48,7 @@ SHAPES = {"20 blocks of 64 chunks": (20, 64), "20,000 blocks of 1 chunk": (20_00
 
 
 def main(as_json: bool) -> None:
-    report = Report("kernels", [f"{name}: {serves}" for name, serves in kernels().items()])
+    report = Report("kernels", [f"{name}: {serves}" for name, serves in implementations().items()])
     memory = memoryview(np.random.default_rng(1).bytes(MEMORY_BYTES))
     for checksum_type in (
         ChecksumType.CRC32,

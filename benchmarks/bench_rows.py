@@ -21,7 +21,7 @@ from admin.demo.synthetic import SyntheticCluster, synthetic
 from benchmarks.measure import Report, Samples
 from benchmarks.measure import interleaved as by_clock
 from chunktable.schema import CHUNK_SCHEMA
-from merkle.checksum import kernels
+from merkle.checksum import implementations
 from merkle.columns import fold_blocks, library_fold_blocks
 from merkle.tree import BlockId, ChunkTree, ContainerId, TreeBuilder
 from sweep.files import fold_part
@@ -47,7 +47,9 @@ BUILDER_BAR = 20.0
 
 def main(as_json: bool) -> None:
     pa.set_cpu_count(1)
-    report = Report("rows", [f"fold: {kernels()['fold']}", "rates are by CPU time of the process"])
+    report = Report(
+        "rows", [f"fold: {implementations()['fold']}", "rates are by CPU time of the process"]
+    )
     for chunks in CHUNKS_A_BLOCK:
         _blocks(report, chunks)
     for chunks in CHUNKS_A_BLOCK:

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.containers import WINDOW_BYTES, held, new_volume, write_container
 from benchmarks.measure import Report, Samples, in_series, interleaved
 from dnagent.volumes import ManagedVolume
-from merkle.checksum import ChecksumType, kernels, window_checksums
+from merkle.checksum import ChecksumType, implementations, window_checksums
 from merkle.record import BlockRecord
 from merkle.tree import ContainerId
 from ozone.mapped import MappedReader
@@ -38,7 +38,8 @@ DATANODE = Samples("Ozone datanode, stated", (4.5,))
 
 def main(as_json: bool) -> None:
     report = Report(
-        "scan of a hot container", [f"{name}: {serves}" for name, serves in kernels().items()][:2]
+        "scan of a hot container",
+        [f"{name}: {serves}" for name, serves in implementations().items()][:2],
     )
     with tempfile.TemporaryDirectory(prefix="treefold-bench-") as folder:
         root = Path(folder)

@@ -13,7 +13,7 @@ from merkle.errors import RecordInvalidError
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
-from merkle.windows import Proven, bad_windows, prove
+from merkle.windows import ProvenWindows, bad_windows, prove
 from ozone.containers import Container
 from ozone.errors import (
     ContainerStateError,
@@ -108,7 +108,7 @@ class LocalReplica:
         return retrying(self._scan_once, sleep=pause, backoff=RESCAN_BACKOFF)
 
     def write_windows(
-        self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]
+        self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[ProvenWindows]
     ) -> tuple[int, ...]:
         """Write proven windows; for each run, the bytes without an undo copy."""
         self._require_here()

@@ -1,1 +1,1 @@
-"""What a replica holds and what it lacks: values and pure functions, no I/O."""
+"""Merkle trees of replicas, their comparison and repair plans: no I/O."""

@@ -1,12 +1,12 @@
-"""Is a tree one that we may act on? Order, ranges, limits and every sum that can be
-recomputed.
+"""Checks whether a tree may be acted on: order, ranges, limits and computed checksums.
 
-Parsing accepts what Ozone accepts; before a tree steers a repair it must pass here,
-because a peer's tree is evidence, not an order. What cannot be recomputed is believed
-only as far as it can do no harm: a corrupt chunk's observed checksum, and a
-tombstone's. Nothing proves a tombstone's checksum, so an out-of-range one is not
-refused: it would shut out a whole replica for a number that Ozone stores and compares
-as any int64, while a liar could send a number in range just as well.
+Parsing accepts what Ozone accepts. Before a tree drives a repair it must pass here,
+because a peer's tree is a claim, not a proof.
+
+Two checksums cannot be recomputed: that of a corrupt chunk, as it was observed, and
+that of a tombstone. They are accepted, because a wrong one does no harm. A tombstone's
+may be any int64, since Ozone stores and compares it as one. Refusing a number outside
+of CRC range would exclude a whole replica, and a malicious peer could send one inside.
 """
 
 from enum import Enum
@@ -25,8 +25,8 @@ _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class TreeRefusal(Enum):
-    """Why a tree is not acted on: the first rows are found when it is parsed, the
-    others by `check_tree`.
+    """Why a tree is refused: the first five are found by parsing, the others by
+    `check_tree`.
     """
 
     UNPARSABLE = "unparsable"
@@ -52,11 +52,12 @@ class TreeRefusal(Enum):
 
 
 def check_tree(tree: ContainerTree) -> None:
-    """Refuse a tree that breaks a rule; order is already guaranteed by the values. A
-    missing root is allowed.
+    """Refuse a tree that breaks a rule. A missing root is allowed; the values already
+    guarantee the order.
 
     Raises:
-        TreeRefusedError: with the `TreeRefusal` of the first broken rule as its reason.
+        TreeRefusedError: the tree breaks a rule; `reason` is the value of the first
+            `TreeRefusal`.
     """
     if not 0 < tree.container_id <= _INT64_MAX:
         raise _refused(TreeRefusal.CONTAINER_ID_RANGE, f"container ID {tree.container_id}")
@@ -79,7 +80,7 @@ def check_tree(tree: ContainerTree) -> None:
 
 def _check_tombstone(block: BlockTree) -> None:
     if not _INT64_MIN <= block.data_checksum <= _INT64_MAX:
-        raise _refused(TreeRefusal.TOMBSTONE_RANGE, "a tombstone's checksum is no int64", block)
+        raise _refused(TreeRefusal.TOMBSTONE_RANGE, "a tombstone's checksum is not an int64", block)
     if block.chunks:
         raise _refused(TreeRefusal.TOMBSTONE_WITH_CHUNKS, "a deleted block has chunks", block)
 
@@ -103,7 +104,7 @@ def _check_live(block: BlockTree) -> None:
             raise _refused(
                 TreeRefusal.CHUNK_CHECKSUM_RANGE, f"chunk checksum {chunk.data_checksum}", block
             )
-        # No bytes, no windows: the fold of nothing is 0.
+        # Without bytes there are no windows, and the fold of nothing is 0.
         if chunk.length_bytes == 0 and chunk.data_checksum != 0:
             raise _refused(
                 TreeRefusal.EMPTY_CHUNK_WITH_CHECKSUM, f"empty chunk at {chunk.offset}", block
@@ -113,12 +114,12 @@ def _check_live(block: BlockTree) -> None:
             raise _refused(
                 TreeRefusal.BLOCK_TOO_LONG, f"chunk ends at {end}, beyond {BLOCK_BYTES_MAX}", block
             )
-        # Only healthy chunks have their recorded length for certain.
+        # A corrupt chunk's length is what was read, which may differ from its record.
         if chunk.checksum_matches:
             if chunk.offset < healthy_end:
                 raise _refused(
                     TreeRefusal.CHUNKS_OVERLAP,
-                    f"chunk at {chunk.offset} begins in the one before",
+                    f"the chunk at {chunk.offset} overlaps the previous one",
                     block,
                 )
             healthy_end = end

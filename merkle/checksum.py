@@ -1,10 +1,9 @@
-"""Checksum algorithms: window checksums as Ozone records them, the CRC32C that folds
-them, fingerprints.
+"""Checksum algorithms: Ozone's window checksums, CRC32C of tree nodes, fingerprints.
 
-The only importer of the CRC and hash libraries. CRCs of much data go to compiled
-kernels (merkle.kernels, the extra `fast`), which take a whole chunk in one call without
-the GIL; everything else is one library call a window. They are loaded once a process
-has had enough work for them to pay; both ways give the same bytes.
+Only this module imports the CRC and hash libraries. Compiled kernels (merkle.kernels,
+the extra `fast`) compute CRCs of a whole chunk in one call without the GIL; everything
+else is one library call per window. The kernels are loaded once a process has done
+enough work for it to pay. Both produce the same bytes.
 """
 
 import hashlib
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | mmap
 
-# Loading the kernels takes as long as a library takes for ten GB. A process that has
-# checked this much is taken to go on; one that looks at a few trees or a small
-# container never waits for them.
+# Loading the kernels takes as long as the libraries take for ten GB. A process that has
+# checked this much will probably go on; one that reads a few trees or a small container
+# never loads them.
 KERNEL_BYTES_MIN = 256 << 20
 
 
@@ -39,7 +38,7 @@ class ChecksumType(IntEnum):
     MD5 = 5
 
 
-# Bytes of one entry.
+# Bytes of one window's entry.
 WIDTH: Mapping[ChecksumType, int] = {
     ChecksumType.NONE: 0,
     ChecksumType.CRC32: 4,
@@ -49,20 +48,20 @@ WIDTH: Mapping[ChecksumType, int] = {
 }
 
 
-class Compiled(Protocol):
-    """What merkle.kernels offers; see there."""
+class Kernels(Protocol):
+    """The interface of the module merkle.kernels, which documents it."""
 
     ABOUT_WINDOWS: str
     ABOUT_BLOCKS: str
 
     def crc32_windows(self, view: memoryview, bytes_per_checksum: int) -> bytes:
-        """The CRC32 of each window, joined."""
+        """The CRC32 of each window, four big-endian bytes each, joined."""
 
     def crc32c_windows(self, view: memoryview, bytes_per_checksum: int) -> bytes:
-        """The CRC32C of each window, joined."""
+        """The CRC32C of each window, four big-endian bytes each, joined."""
 
     def crc32c_ranges(self, view: memoryview, starts: "NDArray[np.int64]") -> "NDArray[np.int64]":
-        """The CRC32C of each range between two starts."""
+        """The CRC32C of each `view[starts[i]:starts[i + 1]]`."""
 
     def blocks(
         self,
@@ -70,7 +69,7 @@ class Compiled(Protocol):
         chunk_starts: "NDArray[np.int64]",
         chunk_checksums: "NDArray[np.int64]",
     ) -> "NDArray[np.int64]":
-        """The checksum of each block from those of its chunks."""
+        """The checksum of each block from its ID and its chunks' checksums."""
 
     def encode_blocks(
         self,
@@ -83,11 +82,11 @@ class Compiled(Protocol):
         chunk_checksums: "NDArray[np.int64]",
         chunk_matches: "NDArray[np.bool_]",
     ) -> bytes:
-        """The blocks of a tree as Ozone's message has them."""
+        """The serialised `blockMerkleTree` fields of a tree."""
 
 
 def fold(data: Buffer) -> int:
-    """CRC32C of the bytes, 0 for none: how every node of a tree is computed."""
+    """CRC32C of the bytes, 0 without any; every node of a tree is computed with it."""
     return fastcrc.crc32.iscsi(data)
 
 
@@ -97,12 +96,12 @@ def window_checksums(
     """The entries of all windows of `data` joined in order, `WIDTH[checksum_type]`
     bytes each; b"" for NONE.
     """
-    # Arrays are buffers, which their type says from Python 3.12 on only.
+    # An array is a buffer, but its type declares it only from Python 3.12 on.
     view = memoryview(cast(Buffer, data))
     if checksum_type is ChecksumType.NONE or not view.nbytes:
         return b""
     assert bytes_per_checksum > 0
-    kernel = compiled(view.nbytes)
+    kernel = kernels_for(view.nbytes)
     if kernel and checksum_type is ChecksumType.CRC32:
         return kernel.crc32_windows(view.cast("B"), bytes_per_checksum)
     if kernel and checksum_type is ChecksumType.CRC32C:
@@ -113,30 +112,33 @@ def window_checksums(
 def library_windows(
     view: memoryview, checksum_type: ChecksumType, bytes_per_checksum: int
 ) -> bytes:
-    """The same by one library call a window: for hashes always, for CRCs where there is
-    no kernel.
+    """Like `window_checksums`, but by one library call per window: for hashes, and for
+    CRCs without kernels.
     """
-    one = _ONE[checksum_type]
+    checksum = _LIBRARY_CHECKSUMS[checksum_type]
     return b"".join(
-        [one(view[i : i + bytes_per_checksum]) for i in range(0, len(view), bytes_per_checksum)]
+        [
+            checksum(view[i : i + bytes_per_checksum])
+            for i in range(0, len(view), bytes_per_checksum)
+        ]
     )
 
 
 def fingerprint(data: Buffer) -> bytes:
-    """A 128-bit fingerprint (16 bytes), for noticing change, never for proving equality
-    to a stranger.
+    """A 128-bit fingerprint (16 bytes). It detects change, but proves nothing against
+    deliberate collisions.
     """
     return xxhash.xxh3_128_digest(data)
 
 
 class RunningFingerprint:
-    """The same fingerprint of bytes that come piece by piece."""
+    """Computes `fingerprint` of bytes that arrive in pieces."""
 
     def __init__(self) -> None:
         self._state = xxhash.xxh3_128()
 
     def update(self, data: "Buffer | NDArray[np.generic]") -> None:
-        """Take in the next piece; an array must be contiguous."""
+        """Add the next piece; an array must be contiguous."""
         self._state.update(cast(Buffer, data))
 
     def digest(self) -> bytes:
@@ -144,9 +146,9 @@ class RunningFingerprint:
         return self._state.digest()
 
 
-def compiled(length_bytes: int) -> Compiled | None:
-    """The kernels for work on so many bytes, if there are any and the process has had
-    enough work to load them.
+def kernels_for(length_bytes: int) -> Kernels | None:
+    """The kernels for work on this many bytes. None if they are not available, or if
+    the process has not done enough work to load them.
     """
     if not _load.cache_info().currsize:
         _work.seen_bytes += length_bytes
@@ -156,27 +158,25 @@ def compiled(length_bytes: int) -> Compiled | None:
     return None if isinstance(loaded, str) else loaded
 
 
-def kernels() -> dict[str, str]:
-    """What serves each checksum type and the tree's folds here, and why; loads the
-    kernels to find out.
+def implementations() -> dict[str, str]:
+    """What computes each checksum type and the tree's folds in this process, as text
+    for people. Loads the kernels.
     """
     loaded = _load()
     if isinstance(loaded, str):
-        crcs, folds = (
-            f"{what} (no kernels: {loaded})" for what in ("fastcrc a window", "fastcrc a block")
-        )
+        crcs, folds = (f"fastcrc per {unit} (no kernels: {loaded})" for unit in ("window", "block"))
     else:
         crcs, folds = loaded.ABOUT_WINDOWS, loaded.ABOUT_BLOCKS
     return {
         "CRC32": crcs,
         "CRC32C": crcs,
-        "SHA256": "hashlib a window",
-        "MD5": "hashlib a window",
+        "SHA256": "hashlib per window",
+        "MD5": "hashlib per window",
         "fold": folds,
     }
 
 
-_ONE: Mapping[ChecksumType, Callable[[memoryview], bytes]] = {
+_LIBRARY_CHECKSUMS: Mapping[ChecksumType, Callable[[memoryview], bytes]] = {
     ChecksumType.CRC32: lambda window: fastcrc.crc32.iso_hdlc(window).to_bytes(4, "big"),
     ChecksumType.CRC32C: lambda window: fastcrc.crc32.iscsi(window).to_bytes(4, "big"),
     ChecksumType.SHA256: lambda window: hashlib.sha256(window).digest(),
@@ -184,26 +184,26 @@ _ONE: Mapping[ChecksumType, Callable[[memoryview], bytes]] = {
 }
 
 
-class _Work:
-    """How much was done without kernels; threads that count at once may lose some of
-    it, which does no harm.
+class _WorkCounter:
+    """Bytes processed without kernels. Threads may lose counts of each other, which
+    does no harm.
     """
 
     seen_bytes = 0
 
 
-_work = _Work()
+_work = _WorkCounter()
 
 
 @cache
-def _load() -> Compiled | str:
-    """The kernels, or why there are none. Threads that come first together meet at
+def _load() -> Kernels | str:
+    """The kernels, or why there are none. Concurrent first calls wait for each other at
     Python's import lock.
     """
     try:
         from merkle import kernels as loaded
     except ModuleNotFoundError:
         return "the extra `fast` is not installed"
-    except ImportError as refusal:
-        return str(refusal)
+    except ImportError as error:
+        return str(error)
     return loaded

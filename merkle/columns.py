@@ -1,11 +1,10 @@
-"""A tree as numpy columns, for bulk work: folding many checksums at once, and Ozone's
-bytes straight from arrays.
+"""A tree as numpy columns: checksums and Ozone's encoding for many chunks at once.
 
-One row a block and one row a chunk; `chunk_starts[i]:chunk_starts[i + 1]` are the
-chunks of block i. Nothing here loops over many blocks or chunks in Python where kernels
-are compiled (merkle.checksum). The bytes are a serialised `ContainerChecksumInfo` as
-Ozone's writer fills it: every field of a block and of a chunk is on the wire, false and
-zero too; the root only where there is one; negative numbers take ten bytes.
+There is one row per block and one per chunk; `chunk_starts[i]:chunk_starts[i + 1]` are
+the chunks of block i. With kernels (merkle.checksum) no Python loop runs over blocks or
+chunks. The encoding is a serialised `ContainerChecksumInfo` as Ozone's writer fills it:
+every field of a block and of a chunk is present, even if false or zero; the root only
+if it is known; a negative number takes ten bytes.
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 
-from merkle.checksum import Buffer, Compiled, compiled, fingerprint, fold
+from merkle.checksum import Buffer, Kernels, fingerprint, fold, kernels_for
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
 
 if TYPE_CHECKING:
@@ -23,15 +22,15 @@ if TYPE_CHECKING:
 Int64s: TypeAlias = "NDArray[np.int64]"
 Bools: TypeAlias = "NDArray[np.bool_]"
 
-# What a row of a tree weighs when the kernels are asked for: encoding it takes a plain
-# loop about 2 us, as long as a library takes to checksum 20 KB.
+# Work per row, in bytes, for `kernels_for`: encoding a row in plain Python takes about
+# 2 us, as long as the libraries take for the checksum of 20 KB.
 _ROW_BYTES = 20_000
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TreeColumns:
-    """One replica's tree: blocks in ascending ID order, each block's chunks in
-    ascending offset order.
+    """One replica's tree: blocks in ascending ID order, the chunks of each block in
+    ascending offset order; offsets and lengths in bytes.
     """
 
     container_id: ContainerId
@@ -59,9 +58,7 @@ class TreeColumns:
 
     @classmethod
     def of(cls, tree: ContainerTree) -> Self:
-        """The columns of a tree. Chunks that a foreign file lists under a tombstone are
-        left out, as Ozone does.
-        """
+        """The columns of a tree. Chunks under a tombstone are dropped, as in Ozone."""
         blocks = tree.blocks
         counts = [0 if block.deleted else len(block.chunks) for block in blocks]
         chunks = [chunk for block in blocks if not block.deleted for chunk in block.chunks]
@@ -79,7 +76,7 @@ class TreeColumns:
         )
 
     def to_tree(self) -> ContainerTree:
-        """The same as values."""
+        """The tree of these columns."""
         chunks = tuple(
             map(
                 ChunkTree,
@@ -106,7 +103,7 @@ class TreeColumns:
         )
 
     def computed(self) -> Self:
-        """The tree with live blocks' checksums and the root computed from the chunks';
+        """The same tree with the checksums of live blocks and the root recomputed;
         tombstones keep theirs.
         """
         folded = fold_blocks(self.block_ids, self.chunk_starts, self.chunk_checksums)
@@ -115,29 +112,30 @@ class TreeColumns:
 
 
 def fold_windows(entries: Buffer, starts: Int64s) -> Int64s:
-    """The checksums of many chunks: chunk i recorded the joined window entries
-    `entries[starts[i]:starts[i + 1]]`.
+    """The checksums of many chunks; `entries[starts[i]:starts[i + 1]]` are the joined
+    window entries of chunk i.
 
-    `starts` begins anywhere, never descends, and ends within `entries`.
+    `starts` holds byte positions in `entries` in ascending order; the first need not be
+    0, and two may be equal.
     """
     view = memoryview(entries)
-    kernel = compiled(view.nbytes)
+    kernel = kernels_for(view.nbytes)
     if kernel and view.nbytes:
         return kernel.crc32c_ranges(view.cast("B"), np.ascontiguousarray(starts, np.int64))
     return library_fold_windows(view, starts)
 
 
 def library_fold_windows(entries: memoryview, starts: Int64s) -> Int64s:
-    """The same by one library call a chunk."""
+    """Like `fold_windows`, but by one library call per chunk."""
     _check_starts(starts, entries.nbytes)
     return np.array([fold(entries[a:b]) for a, b in pairwise(starts.tolist())], np.int64)
 
 
 def fold_blocks(block_ids: Int64s, chunk_starts: Int64s, chunk_checksums: Int64s) -> Int64s:
-    """The checksum of every block, over its ID and the checksums of its chunks (any
+    """The checksum of every block, over its ID and its chunks' checksums (any
     int64).
     """
-    kernel = compiled(block_ids.nbytes + chunk_checksums.nbytes)
+    kernel = kernels_for(block_ids.nbytes + chunk_checksums.nbytes)
     if kernel:
         return kernel.blocks(
             *(np.ascontiguousarray(a, np.int64) for a in (block_ids, chunk_starts, chunk_checksums))
@@ -146,11 +144,13 @@ def fold_blocks(block_ids: Int64s, chunk_starts: Int64s, chunk_checksums: Int64s
 
 
 def library_fold_blocks(block_ids: Int64s, chunk_starts: Int64s, chunk_checksums: Int64s) -> Int64s:
-    """The same by one library call a block, over one image of what all blocks fold."""
+    """Like `fold_blocks`, but by one library call per block, over one array with the
+    input of all blocks.
+    """
     assert len(chunk_starts) == len(block_ids) + 1
     _check_starts(chunk_starts, len(chunk_checksums))
     first, last = chunk_starts[:-1], chunk_starts[1:]
-    # Block i begins behind i IDs and all chunks of the blocks before it.
+    # Block i begins after i IDs and the chunks of all earlier blocks.
     at = first - chunk_starts[0] + np.arange(len(block_ids))
     image = np.empty(int(last[-1] - first[0]) + len(block_ids) if len(block_ids) else 0, ">i8")
     is_chunk = np.ones(len(image), np.bool_)
@@ -163,7 +163,7 @@ def library_fold_blocks(block_ids: Int64s, chunk_starts: Int64s, chunk_checksums
 
 
 def fold_root(block_checksums: Int64s) -> int:
-    """The container's checksum, over those of its blocks, deleted ones included; 0
+    """The container's checksum, over the checksums of all blocks, also deleted ones; 0
     without blocks.
     """
     return fold(block_checksums.astype(">i8").tobytes())
@@ -175,26 +175,23 @@ def encode_tree(tree: ContainerTree) -> bytes:
 
 
 def encode_columns(columns: TreeColumns) -> bytes:
-    """The same from columns."""
-    kernel = compiled(_ROW_BYTES * (len(columns.block_ids) + len(columns.chunk_offsets)))
+    """Like `encode_tree`, from columns."""
+    kernel = kernels_for(_ROW_BYTES * (len(columns.block_ids) + len(columns.chunk_offsets)))
     blocks = _encode_by(kernel, columns) if kernel else library_encode_blocks(columns.to_tree())
     return _checksum_info(columns.container_id, columns.data_checksum, blocks)
 
 
 def state_fingerprint(tree: ContainerTree) -> bytes:
-    """Equal exactly if two trees hold the same blocks and chunks in every field,
-    whatever their roots say.
+    """A 128-bit fingerprint (16 bytes) over every field of all blocks and chunks; the
+    root is not part of it.
 
-    A root is 32 bits and covers neither lengths nor offsets nor flags; this is 128 bits
-    over all of them.
+    A root has 32 bits and does not cover lengths, offsets or flags.
     """
     return fingerprint(_encode_tree_blocks(tree))
 
 
 def library_encode_blocks(tree: ContainerTree) -> bytes:
-    """All `blockMerkleTree` fields, in plain Python, where there is no kernel or it is
-    not worth loading.
-    """
+    """All serialised `blockMerkleTree` fields, in plain Python."""
     out = []
     for block in tree.blocks:
         body = [b"\x08", _varint(block.block_id), b"\x10", _varint(block.data_checksum)]
@@ -216,11 +213,11 @@ def library_encode_blocks(tree: ContainerTree) -> bytes:
 
 
 def _encode_tree_blocks(tree: ContainerTree) -> bytes:
-    kernel = compiled(_ROW_BYTES * sum(1 + len(block.chunks) for block in tree.blocks))
+    kernel = kernels_for(_ROW_BYTES * sum(1 + len(block.chunks) for block in tree.blocks))
     return _encode_by(kernel, TreeColumns.of(tree)) if kernel else library_encode_blocks(tree)
 
 
-def _encode_by(kernel: Compiled, columns: TreeColumns) -> bytes:
+def _encode_by(kernel: Kernels, columns: TreeColumns) -> bytes:
     return kernel.encode_blocks(
         columns.block_ids,
         columns.block_checksums,
@@ -250,14 +247,14 @@ def _varint(value: int) -> bytes:
 
 
 def _check_starts(starts: Int64s, end: int) -> None:
-    # The kernels assert the same as they go.
+    # The kernels assert the same while they run.
     assert np.all(starts[1:] >= starts[:-1])
     assert starts[0] >= 0
     assert starts[-1] <= end
 
 
 def _starts(counts: Int64s) -> Int64s:
-    """Where each of these many begins, and where the last ends."""
+    """The start index of each group of these sizes, and the end of the last."""
     starts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     return starts

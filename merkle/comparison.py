@@ -1,10 +1,9 @@
-"""The one comparison of replicas: what differs, and what can be done about it.
+"""Compares replicas: what differs, and whether it can be repaired.
 
-`treefold tree diff`, `treefold container diff`, plans and the sweep call `compare`, so
-that they give one verdict on the same replicas. The rules are those of
-`merkle.survey`. Trees alone leave a chunk open that no tree holds whole: a file that
-outlived its record may still have its bytes. `unrecorded_copies` names the files to
-read; their bad windows, given to `compare`, decide.
+Every command and job that compares replicas uses the rules of `merkle.survey`, so that
+all give one verdict on the same replicas. Trees alone cannot decide about a chunk that
+no tree holds whole: a file that outlived its record may still have its bytes.
+`unrecorded_copies` lists the files to read. `compare` decides by their bad windows.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,8 +27,8 @@ class DifferenceKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference: `lacking` names the replicas to be mended, `sources` those that
-    have it right.
+    """One difference: `lacking` are the replicas to repair, `sources` those to repair
+    them from.
     """
 
     kind: DifferenceKind
@@ -41,7 +40,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Replicas side by side, none of them ours: ascending by block, then by offset."""
+    """The differences of replicas, in ascending order of block, then of offset."""
 
     container_id: ContainerId
     verdict: Verdict
@@ -100,7 +99,7 @@ def compare(
     bad_windows: Mapping[str, BadWindows] | None = None,
     lost: Collection[ChunkPlace] = (),
 ) -> Comparison:
-    """How replicas differ, all against all, and what can be done about it.
+    """The differences of one or more replicas, and the verdict on them.
 
     With the bad windows of scans (window indices by block and offset, those beyond the
     end of a truncated file included) a chunk that is corrupt on all replicas is decided

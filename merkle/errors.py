@@ -1,21 +1,18 @@
-"""The base of every error that Treefold raises on purpose.
+"""Base classes of Treefold's errors.
 
-An exception means that the caller does not get what it was promised. A fault that we
-went looking for is a finding, a value in a report, and has no class here. `code` is
-stable: it stands in logs, metrics, RPC details and JSON. `retryable` says whether the
-same call may succeed later; `exit_status` is what a command that ends with this error
-returns.
+An exception means that the caller does not get what it was promised. A fault that a
+scan or a comparison looks for is a finding, a value in a report, and not an exception.
+
+`code` is stable and appears in logs, metrics, RPC details and JSON. `retryable` is true
+if the same call may succeed later. `exit_status` is the exit status of a command that
+ends with this error.
 """
 
 from typing import ClassVar, Self
 
 
 class ReconcileError(Exception):
-    """Base of all errors raised on purpose.
-
-    Facts given as keywords become part of the message's context and are kept in
-    `facts`.
-    """
+    """Base of all errors that Treefold raises itself; `facts` holds the keywords."""
 
     code: ClassVar[str] = "failed"
     retryable: ClassVar[bool] = False
@@ -29,12 +26,12 @@ class ReconcileError(Exception):
 
     @classmethod
     def received(cls, message: str, *, hint: str, reason: str) -> Self:
-        """The error as another process sent it; `reason` may be empty."""
+        """The error that another process sent; `reason` may be empty."""
         return cls(message, hint=hint, **({"reason": reason} if reason else {}))
 
     @classmethod
     def by_code(cls) -> dict[str, type["ReconcileError"]]:
-        """Every error class with a code of its own that this process has loaded."""
+        """The error classes loaded in this process that define a `code`, by code."""
         found = {cls.code: cls} if "code" in vars(cls) else {}
         for kind in cls.__subclasses__():
             found |= kind.by_code()
@@ -42,7 +39,7 @@ class ReconcileError(Exception):
 
 
 class RefusalError(ReconcileError):
-    """Data from outside break a rule; `reason` is stable and names the rule."""
+    """External data breaks a rule; `reason` is stable and names the rule."""
 
     code = "refused"
 
@@ -52,7 +49,7 @@ class RefusalError(ReconcileError):
 
     @classmethod
     def received(cls, message: str, *, hint: str, reason: str) -> Self:
-        """The refusal as another process sent it."""
+        """The refusal that another process sent."""
         return cls(reason, message, hint=hint)
 
 

@@ -1,4 +1,4 @@
-"""Machine instructions for compiled kernels that numba has no name for."""
+"""Machine instructions that numba does not offer, for the compiled kernels."""
 
 # Only part of numba is typed.
 # mypy: allow-untyped-calls
@@ -17,13 +17,12 @@ from numba.extending import intrinsic
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
-# What the code that numba makes will be built for; asking for an instruction beyond it
-# would abort the process.
+# The CPU that numba compiles for; an instruction that it lacks would abort the process.
 _TRIPLE, CPU, _FEATURES = cpu_target.target_context.codegen().magic_tuple()
 _HAS = {name[1:] for name in _FEATURES.split(",") if name.startswith("+")}
 X86 = _TRIPLE.startswith("x86_64") and {"pclmul", "sse4.2"} <= _HAS
 ARM = _TRIPLE.startswith("aarch64") and {"aes", "crc"} <= _HAS
-# 128-bit lanes of one vector, and vectors in flight: enough to hide the latency of the
+# 128-bit lanes per vector. The number of vectors in flight hides the latency of the
 # multiplication.
 LANES = (
     4
@@ -35,9 +34,9 @@ LANES = (
 _IN_FLIGHT = 4 if LANES > 1 else 8
 STRIDE_BYTES = 16 * LANES * _IN_FLIGHT
 _CACHE_LINE_BYTES = 64
-# Two pages: processors by themselves stop reading ahead where a page ends. Mapped files
-# fold 1.3 times as fast with it.
-_AHEAD_BYTES = 8192
+# Two pages: hardware prefetching stops at the end of a page. Mapped files fold 1.3
+# times as fast with it.
+_PREFETCH_BYTES = 8192
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _PAIR = ir.VectorType(_I64, 2)
 ONES = np.uint64(0xFFFF_FFFF)
@@ -45,46 +44,45 @@ U64 = types.uint64
 
 
 def jit(signature: object) -> Callable[[_Function], _Function]:
-    """Compile now, for these types, without the GIL; kept in numba's cache where there
-    is one.
+    """Compile a function at once for these types, without the GIL, and use numba's
+    cache where it is available.
     """
 
-    def compiled(function: _Function) -> _Function:
+    def compile_now(function: _Function) -> _Function:
         try:
             kernel = njit(signature, nogil=True, cache=True)(function)
         except (RuntimeError, OSError, EOFError, pickle.UnpicklingError):
-            # No folder to write to, a full disk, or a cache file torn by a crash:
-            # compile each time instead.
+            # The cache is unusable: no writable folder, a full disk, or a file torn by
+            # a crash. Compile each time instead.
             kernel = njit(signature, nogil=True)(function)
         return cast(_Function, kernel)
 
-    return compiled
+    return compile_now
 
 
-# numba gives an intrinsic the typing context and the argument types, and wants a
-# signature and a code generator back; compiled code then calls it with the arguments
-# alone.
-_emitted: Callable[[Callable[..., object]], Callable[..., np.uint64]] = intrinsic
+# numba calls an intrinsic with the typing context and the argument types; it returns a
+# signature and a code generator. Compiled code then calls it with the arguments only.
+_intrinsic: Callable[[Callable[..., object]], Callable[..., np.uint64]] = intrinsic
 
 
-_emitted_pair: Callable[[Callable[..., object]], Callable[..., tuple[np.uint64, np.uint64]]] = (
+_intrinsic_pair: Callable[[Callable[..., object]], Callable[..., tuple[np.uint64, np.uint64]]] = (
     intrinsic
 )
 
 
-@_emitted
+@_intrinsic
 def load64(typing_context: object, address: object) -> object:
     return U64(U64), lambda context, builder, signature, values: _load(builder, values[0], _I64)
 
 
-@_emitted
+@_intrinsic
 def load8(typing_context: object, address: object) -> object:
     return U64(U64), lambda context, builder, signature, values: builder.zext(
         _load(builder, values[0], _I8), _I64
     )
 
 
-@_emitted
+@_intrinsic
 def store64(typing_context: object, address: object, word: object) -> object:
     def generate(
         context: object, builder: ir.IRBuilder, signature: object, values: Sequence[ir.Value]
@@ -95,21 +93,21 @@ def store64(typing_context: object, address: object, word: object) -> object:
     return U64(U64, U64), generate
 
 
-@_emitted
+@_intrinsic
 def leading_zeros(typing_context: object, word: object) -> object:
     return U64(U64), lambda context, builder, signature, values: builder.ctlz(
         values[0], ir.IntType(1)(0)
     )
 
 
-@_emitted
+@_intrinsic
 def swap(typing_context: object, word: object) -> object:
     return U64(U64), lambda context, builder, signature, values: builder.bswap(values[0])
 
 
-@_emitted
+@_intrinsic
 def crc32c_word(typing_context: object, register: object, word: object) -> object:
-    """Eight bytes into a CRC32C register by the processor's own instruction."""
+    """Add eight bytes to a CRC32C register with the processor's instruction."""
 
     def generate(
         context: object, builder: ir.IRBuilder, signature: object, values: Sequence[ir.Value]
@@ -122,7 +120,7 @@ def crc32c_word(typing_context: object, register: object, word: object) -> objec
     return U64(U64, U64), generate
 
 
-@_emitted_pair
+@_intrinsic_pair
 def fold_strides(
     typing_context: object,
     address: object,
@@ -134,8 +132,8 @@ def fold_strides(
     lane_low: object,
     lane_high: object,
 ) -> object:
-    """At least one stride of bytes, started with the CRC's initial ones, folded into
-    128 bits (low, high).
+    """Fold one stride of bytes or more, starting from the CRC's initial ones, to 128
+    bits (low, high).
     """
 
     def generate(
@@ -148,13 +146,13 @@ def fold_strides(
             _splat(builder, keys[2:4], LANES),
         )
 
-        def loaded(base: ir.Value) -> list[ir.Value]:
+        def load_vectors(base: ir.Value) -> list[ir.Value]:
             return [
                 _load(builder, builder.add(base, _I64(16 * LANES * i)), vector)
                 for i in range(_IN_FLIGHT)
             ]
 
-        first = loaded(start)
+        first = load_vectors(start)
         first[0] = builder.xor(first[0], ir.Constant(vector, [0xFFFF_FFFF] + [0] * (2 * LANES - 1)))
         end = builder.add(start, builder.mul(count, _I64(STRIDE_BYTES)))
         before = builder.block
@@ -171,10 +169,10 @@ def fold_strides(
 
         builder.position_at_end(body)
         for i in range(0, STRIDE_BYTES, _CACHE_LINE_BYTES):
-            _prefetch(builder, builder.add(here, _I64(_AHEAD_BYTES + i)))
+            _prefetch(builder, builder.add(here, _I64(_PREFETCH_BYTES + i)))
         further = [
             _shifted(builder, a, by_stride, b, LANES)
-            for a, b in zip(sums, loaded(here), strict=True)
+            for a, b in zip(sums, load_vectors(here), strict=True)
         ]
         builder.branch(head)
         for phi, initial, later in zip(
@@ -198,7 +196,7 @@ def fold_strides(
     return types.UniTuple(U64, 2)(*[U64] * 8), generate
 
 
-@_emitted_pair
+@_intrinsic_pair
 def fold_lane(
     typing_context: object,
     low: object,
@@ -208,7 +206,7 @@ def fold_lane(
     lane_low: object,
     lane_high: object,
 ) -> object:
-    """128 bits moved past the next 128 and added to them: (low, high)."""
+    """Shift 128 bits past the next 128 and add them to these: (low, high)."""
 
     def generate(
         context: object, builder: ir.IRBuilder, signature: object, values: Sequence[ir.Value]
@@ -223,7 +221,7 @@ def fold_lane(
 
 
 def _prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
-    """Ask for a line to be read and kept; an address that is not there is no error."""
+    """Prefetch a cache line; an invalid address is harmless."""
     pointer = _I8.as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
@@ -244,7 +242,7 @@ def _call(
 
 
 def _splat(builder: ir.IRBuilder, pair: Sequence[ir.Value], lanes: int) -> ir.Value:
-    """The two words in every lane of a vector."""
+    """A vector with the two words in every lane."""
     vector: ir.Value = ir.Constant(ir.VectorType(_I64, 2 * lanes), ir.Undefined)
     for i in range(2 * lanes):
         vector = builder.insert_element(vector, pair[i % 2], _I32(i))
@@ -260,7 +258,7 @@ def _lane(builder: ir.IRBuilder, vector: ir.Value, index: int) -> ir.Value:
 def _shifted(
     builder: ir.IRBuilder, value: ir.Value, keys: ir.Value, data: ir.Value, lanes: int
 ) -> ir.Value:
-    """`value` moved past the distance of `keys`, plus `data`, in every lane."""
+    """`value` shifted by the distance of `keys`, plus `data`, in every lane."""
     return builder.xor(
         builder.xor(*(_product(builder, value, keys, half, lanes) for half in (0, 1))), data
     )

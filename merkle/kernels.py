@@ -1,17 +1,16 @@
-"""Compiled checksum kernels: whole chunks and whole trees in one call that holds no
-GIL.
+"""Compiled checksum kernels: whole chunks and whole trees in one call without the GIL.
 
-Importing this module compiles (or loads from numba's cache) everything, so only
-merkle.checksum imports it, on first use; where the machine cannot run the kernels the
-import fails with an ImportError that says why.
+Importing this module compiles everything, or loads it from numba's cache. Only
+merkle.checksum therefore imports it, on first use. Where the CPU cannot run the
+kernels, the import fails with an ImportError that gives the reason.
 
-A CRC is folded: carry-less multiplication moves the bytes seen so far past the bytes to
-come, 128 to 512 bits at a time in several independent accumulators, which keeps up with
-memory where the crc32 instruction is bound by its latency, and works alike for both
-polynomials. crcmod makes the byte tables and the folding keys, which are shifts of one
-bit by zero bytes. The last bytes of a window go through the tables, or through the
-crc32 instruction where there is one for the polynomial; in trees every word feeds the
-next, so there that instruction itself is best.
+A CRC is computed by folding. Carry-less multiplication shifts the bytes so far past the
+bytes to come, 128 to 512 bits at a time, in several independent accumulators. This
+keeps up with memory, while the crc32 instruction is bound by its latency, and it works
+for both polynomials. crcmod computes the byte tables and the folding keys, which are
+one bit shifted by zero bytes. The last bytes of a window use the tables, or the crc32
+instruction if the polynomial has one. In a tree each word depends on the one before, so
+there the instruction alone is fastest.
 """
 
 # Only part of numba is typed.
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# numba puts its options into this module when it is loaded, where mypy cannot see them.
+# numba adds its options to this module at import, where mypy cannot see them.
 if config.DISABLE_JIT:  # type: ignore[attr-defined]
     raise ImportError("numba's compiler is switched off (NUMBA_DISABLE_JIT)")
 if sys.byteorder != "little" or not (X86 or ARM):
@@ -64,9 +63,7 @@ ABOUT_BLOCKS = "numba, crc32 instruction"
 
 @dataclass(frozen=True)
 class _Polynomial:
-    """What the folding kernel has to know of one CRC: shift keys, and tables for eight
-    bytes at once.
-    """
+    """The constants of one CRC: shift keys, and tables for eight bytes at once."""
 
     keys: "NDArray[np.uint64]"
     tables: "NDArray[np.uint32]"
@@ -79,8 +76,8 @@ def _polynomial(poly: int) -> _Polynomial:
         tables.append((tables[-1] >> np.uint32(8)) ^ table[tables[-1] & np.uint32(0xFF)])
 
     def power(bits: int) -> int:
-        # x^bits modulo the polynomial; bit-reversed, so that 1 is the top bit, and
-        # times x as the product wants it.
+        # x^bits modulo the polynomial, bit-reversed, so that 1 is the top bit; times x,
+        # as the carry-less product requires.
         register = 0x8000_0000
         for _ in range(bits // 8):
             register = (register >> 8) ^ int(table[register & 0xFF])
@@ -96,20 +93,20 @@ _CRC32C = _polynomial(_CRC32C_POLYNOMIAL)
 
 
 def crc32_windows(view: memoryview, bytes_per_checksum: int) -> bytes:
-    """The CRC32s of all windows, four bytes big-endian each, joined; `view` holds at
-    least one byte.
+    """The CRC32s of all windows, four big-endian bytes each, joined; `view` is not
+    empty.
     """
     return _all_windows(view, bytes_per_checksum, _CRC32)
 
 
 def crc32c_windows(view: memoryview, bytes_per_checksum: int) -> bytes:
-    """The same by CRC32C."""
+    """The CRC32Cs of all windows, in the same form."""
     return _all_windows(view, bytes_per_checksum, _CRC32C)
 
 
 def crc32c_ranges(view: memoryview, starts: "NDArray[np.int64]") -> "NDArray[np.int64]":
-    """The CRC32C of every `view[starts[i]:starts[i + 1]]`; asserts that `starts`
-    ascends and stays inside `view`.
+    """The CRC32C of every `view[starts[i]:starts[i + 1]]`; asserts that `starts` is
+    ascending and inside `view`.
     """
     out = np.empty(starts.size - 1, np.int64)
     _ranges(_read_only(view), starts, _CRC32C.keys, _CRC32C.tables, True, out)
@@ -122,7 +119,7 @@ def blocks(
     chunk_checksums: "NDArray[np.int64]",
 ) -> "NDArray[np.int64]":
     """The checksum of every block from its ID and its chunks' checksums; asserts that
-    `chunk_starts` fits both.
+    the lengths of the arrays agree.
     """
     out = np.empty(block_ids.size, np.int64)
     _blocks(block_ids, chunk_starts, chunk_checksums, out)
@@ -140,10 +137,10 @@ def encode_blocks(
     chunk_matches: "NDArray[np.bool_]",
 ) -> bytes:
     """The `blockMerkleTree` fields of a tree as Ozone writes them; asserts that the
-    columns fit each other.
+    lengths of the columns agree.
     """
-    # Every tag, bool, length and varint at its longest, and some more, which `put` may
-    # write to.
+    # Enough for every tag, bool, length and varint at its longest, and for the bytes
+    # that `put` overwrites after them.
     out = np.empty(40 * (block_ids.size + chunk_offsets.size), np.uint8)
     length_bytes = _encode(
         np.ascontiguousarray(block_ids, np.int64),
@@ -173,7 +170,7 @@ def _all_windows(view: memoryview, bytes_per_checksum: int, polynomial: _Polynom
 
 
 def _read_only(view: memoryview) -> "NDArray[np.uint8]":
-    """The bytes as the one type of array that the kernels are compiled for."""
+    """The bytes as the array type that the kernels are compiled for."""
     data = np.frombuffer(view, np.uint8)
     data.flags.writeable = False
     return data
@@ -183,18 +180,17 @@ _BYTE = np.uint64(0xFF)
 _0, _1, _2, _4, _6, _7, _8, _9, _16, _32, _49, _64 = map(
     np.uint64, (0, 1, 2, 4, 6, 7, 8, 9, 16, 32, 49, 64)
 )
-# The lower parts of one word, of its halves and of its quarters.
+# Masks for the lower bits of a word, of its halves and of its quarters.
 _28_BITS, _14_BITS, _7_BITS = map(np.uint64, (0xFFF_FFFF, 0x3FFF_0000_3FFF, 0x7F_007F_007F_007F))
-_7F, _80, _GOING_ON = np.uint64(0x7F), np.uint64(0x80), np.uint64(0x8080_8080_8080_8080)
-# Tags of a tree file: fields 1 to 4, the middle two also as messages.
+_7F, _80, _CONTINUATION_BITS = np.uint64(0x7F), np.uint64(0x80), np.uint64(0x8080_8080_8080_8080)
+# Tags of a tree file: fields 1 to 4; fields 2 and 3 also as messages.
 TAG_1, TAG_2, TAG_2_MESSAGE, TAG_3, TAG_3_MESSAGE, TAG_4 = map(
     np.uint64, (0x08, 0x10, 0x12, 0x18, 0x1A, 0x20)
 )
 _STRIDE = np.uint64(STRIDE_BYTES)
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _KEYS, _WORDS = types.Array(U64, 1, "C"), types.Array(types.int64, 1, "C")
-# What is only read may be another library's memory, which it lends without leave to
-# write.
+# Input arrays may be read-only memory of another library.
 _IN_WORDS, _IN_FLAGS = (
     types.Array(types.int64, 1, "C", readonly=True),
     types.Array(types.boolean, 1, "C", readonly=True),
@@ -207,7 +203,7 @@ _OUT = types.Array(types.uint8, 1, "C")
 def _word(
     register: np.uint64, word: np.uint64, tables: "NDArray[np.uint32]", by_instruction: bool
 ) -> np.uint64:
-    """Eight bytes into a register."""
+    """Add eight bytes to a register."""
     if by_instruction:
         return crc32c_word(register, word)
     x = register ^ word
@@ -312,8 +308,8 @@ def _blocks(
 
 @jit(types.int64(types.int64))
 def varint_bytes(value: int | np.int64) -> int:
-    """How many bytes a varint takes: a seventh of the bits that count, rounded up; nine
-    64ths are that up to 64.
+    """The length of a varint in bytes: a seventh of its significant bits, rounded up,
+    which is (9 * bits + 64) / 64 up to 64 bits.
     """
     bits = _64 - leading_zeros(np.uint64(value) | _1)
     return int((bits * _9 + _64) >> _6)
@@ -321,18 +317,18 @@ def varint_bytes(value: int | np.int64) -> int:
 
 @jit(U64(U64, U64, types.int64))
 def put(address: np.uint64, tag: np.uint64, value: int | np.int64) -> np.uint64:
-    """Write a tag and a varint to an address; return the one behind. Up to seven bytes
-    behind are overwritten too.
+    """Write a tag and a varint to an address and return the address after them. Up to
+    seven bytes after them are overwritten too.
     """
     word = np.uint64(value)
     if word >> _49 == _0:
-        # Seven bytes at most: spread out (halves, quarters, sevens of bits), marked as
-        # going on but for the last, and stored at once.
+        # Seven bytes at most: spread the bits to groups of seven, set the continuation
+        # bit of all bytes but the last, and store them at once.
         spread = word & _28_BITS | (word & ~_28_BITS) << _4
         spread = spread & _14_BITS | (spread & ~_14_BITS) << _2
         spread = spread & _7_BITS | (spread & ~_7_BITS) << _1
         size = np.uint64(varint_bytes(value))
-        spread |= _GOING_ON & ((_1 << (_8 * (size - _1))) - _1)
+        spread |= _CONTINUATION_BITS & ((_1 << (_8 * (size - _1))) - _1)
         store64(address, spread << _8 | tag)
         return address + size + _1
     store64(address, tag)
@@ -347,7 +343,7 @@ def put(address: np.uint64, tag: np.uint64, value: int | np.int64) -> np.uint64:
 
 @jit(U64(U64, U64, types.int64))
 def put_byte(address: np.uint64, tag: np.uint64, value: int | np.int64) -> np.uint64:
-    """The same of a value below 128."""
+    """Like `put`, for a value below 128."""
     store64(address, np.uint64(value) << _8 | tag)
     return address + _2
 
@@ -368,7 +364,7 @@ def _encode(
     chunk_matches: "NDArray[np.bool_]",
     out: "NDArray[np.uint8]",
 ) -> int:
-    """All blocks into `out`; the count of bytes written."""
+    """Write all blocks to `out` and return the number of bytes."""
     chunks = chunk_offsets.size
     assert block_ids.size == block_checksums.size == block_deleted.size == chunk_starts.size - 1
     assert chunks == chunk_lengths.size == chunk_checksums.size == chunk_matches.size
@@ -382,7 +378,7 @@ def _encode(
         for j in range(first, last):
             numbers = varint_bytes(chunk_offsets[j]) + varint_bytes(chunk_lengths[j])
             sizes[j] = 5 + numbers + varint_bytes(chunk_checksums[j])
-            # At most 35 bytes, so that the length takes one; and a tag.
+            # At most 35 bytes, so the length takes one byte, as does the tag.
             body += 2 + sizes[j]
         at = put(at, TAG_2_MESSAGE, body)
         at = put(at, TAG_1, block_ids[i])
@@ -397,9 +393,12 @@ def _encode(
     return int(at - start)
 
 
-def _prove() -> None:
-    """Compare with crcmod once: a compiler that errs would report good data as
+def _self_test() -> None:
+    """Compare the kernels with crcmod once: a compiler bug would report good data as
     corrupt.
+
+    Raises:
+        ImportError: a kernel disagrees.
     """
     data = bytes(range(256)) * 5
     for start, length_bytes in ((0, 1280), (3, 1000), (1, 27), (5, 9)):
@@ -419,4 +418,4 @@ def _prove() -> None:
         raise ImportError("the compiled block kernel disagrees with crcmod")
 
 
-_prove()
+_self_test()

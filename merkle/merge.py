@@ -1,15 +1,15 @@
-"""Lay a fresh tree over the stored one: a deletion, once seen, stays (rows W18-W22).
+"""Merges a fresh tree into the stored one without losing a deletion (rows W18-W22).
 
-Live entries are only what the fresh tree saw; tombstones of either side survive, the
-fresh side's checksum first.
+Live blocks come from the fresh tree only. Tombstones come from both trees; the fresh
+tree's checksum takes precedence.
 """
 
 from merkle.tree import ContainerTree
 
 
 def merge(fresh: ContainerTree, stored: ContainerTree | None) -> ContainerTree:
-    """The tree to keep: `fresh`, with every tombstone of `stored` that `fresh` does not
-    itself hold as deleted.
+    """The tree to store: `fresh`, plus every tombstone of `stored` whose block `fresh`
+    does not have as deleted.
     """
     if stored is None:
         return fresh

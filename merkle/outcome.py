@@ -1,7 +1,6 @@
-"""What came of a comparison or a repair: verdicts and their order, evidence, counters.
+"""Results of comparisons and repairs: verdicts and their order, evidence, counters.
 
-Everyone who compares or repairs speaks this vocabulary: plans, repairs, agents, the
-controller, the sweep and the commands.
+Plans, repairs, agents, the controller, the sweep and the commands share these types.
 """
 
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ from merkle.tree import BlockId, ContainerId
 
 
 class Verdict(Enum):
-    """What is known of a set of replicas."""
+    """The result of comparing a set of replicas."""
 
     MATCH = "MATCH"
     REPAIRABLE = "REPAIRABLE"
@@ -23,8 +22,8 @@ class Verdict(Enum):
     UNKNOWN = "UNKNOWN"
 
 
-# The one order of severity. UNKNOWN is worse than REPAIRABLE: what nobody could read
-# may hide anything.
+# The order of severity, used everywhere. UNKNOWN is worse than REPAIRABLE, because a
+# replica that nobody could read may have any damage.
 _VERDICTS_WORST_FIRST = (
     Verdict.UNRECOVERABLE,
     Verdict.CONFLICT,
@@ -32,19 +31,19 @@ _VERDICTS_WORST_FIRST = (
     Verdict.REPAIRABLE,
     Verdict.MATCH,
 )
-# Replicas that are known to differ, or to be damaged.
+# Verdicts of replicas that differ or are damaged.
 DIVERGED_VERDICTS = (Verdict.UNRECOVERABLE, Verdict.CONFLICT, Verdict.REPAIRABLE)
-# No further reconciliation changes these while the replicas stay as they are.
+# Another reconciliation does not change these while the replicas stay as they are.
 FINAL_VERDICTS = frozenset({Verdict.UNRECOVERABLE, Verdict.CONFLICT})
 
 
 def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict | None:
-    """The worst of some verdicts; None of none."""
+    """The worst of these verdicts; None without any."""
     return min(verdicts, key=_VERDICTS_WORST_FIRST.index, default=None)
 
 
 class EvidenceKind(StrEnum):
-    """What a verdict rests on."""
+    """The kinds of facts that a verdict rests on."""
 
     HEALTHY_COPIES_DIFFER = "healthy_copies_differ"
     LENGTHS_DIFFER = "lengths_differ"
@@ -55,7 +54,7 @@ class EvidenceKind(StrEnum):
     WINDOWS_UNPROVEN = "windows_unproven"
     BYTES_LOST = "bytes_lost"
     BYTES_UNRECORDED = "bytes_unrecorded"
-    # Found while repairing: what the records say, and who did not answer.
+    # Found while repairing: from records, chunk files and unreachable peers.
     RECORDS_DIFFER = "records_differ"
     RECORD_UNPROVEN = "record_unproven"
     SOURCE_UNREACHABLE = "source_unreachable"
@@ -70,9 +69,9 @@ class EvidenceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One fact behind a verdict, with the place it is about.
+    """One fact behind a verdict, with its block and its offset in bytes.
 
-    `kind` is an EvidenceKind. An agent of a later version may report another word.
+    `kind` is a value of EvidenceKind; an agent of a later version may report others.
     """
 
     kind: str
@@ -82,7 +81,7 @@ class Evidence:
 
 
 class OutcomeState(Enum):
-    """How the run ended, whatever it found; the values go over the wire."""
+    """How a run ended, whatever its verdict; the values go over the wire."""
 
     DONE = "done"
     FAILED = "failed"
@@ -94,7 +93,8 @@ class OutcomeState(Enum):
 class PeerOutcome:
     """What a repair got from one peer.
 
-    `outcome` is "ok", or the code of the last error that set the peer aside.
+    `outcome` is "ok", or the code of the last error for which the repair stopped using
+    the peer.
     """
 
     peer: PeerId
@@ -104,7 +104,7 @@ class PeerOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RepairCounters:
-    """What a repair planned and did so far; `bytes_planned` grows while chunks are
+    """What a repair has planned and done so far; `bytes_planned` grows while chunks are
     checked.
     """
 
@@ -121,9 +121,10 @@ class RepairCounters:
     scans: int = 0
 
     def at_least(self, earlier: "RepairCounters") -> Self:
-        """Each counter, or the earlier one where that is higher.
+        """The maximum of each counter and its `earlier` value.
 
-        An agent that was restarted counts from 0 again; a job does not.
+        A restarted agent counts from 0 again, while the counters of its job must not
+        decrease.
         """
         return replace(
             self,
@@ -131,7 +132,7 @@ class RepairCounters:
         )
 
     def plus(self, earlier: "RepairCounters") -> Self:
-        """The sums of these counters and those of earlier rounds."""
+        """The sums of these counters and the `earlier` ones."""
         return replace(
             self, **{name: getattr(self, name) + getattr(earlier, name) for name in COUNTERS}
         )
@@ -142,20 +143,24 @@ COUNTERS = tuple(field.name for field in fields(RepairCounters))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairProgress(RepairCounters):
-    """How far a repair is; `phase` is what it does now."""
+    """The counters of a repair and its current phase."""
 
     phase: str
 
 
 @dataclass(frozen=True, slots=True)
 class RepairOutcome:
-    """What came of it.
+    """The result of one repair.
 
-    `verdict` speaks of all replicas that answered, as far as the run came: MATCH, they
-    were equal and all peers answered; REPAIRABLE, whatever this replica lacked it holds
-    now (a peer may still have to take its part); UNRECOVERABLE, CONFLICT or UNKNOWN,
-    with the evidence; None where no comparison was made. `error_code` is set where
-    `state` is not DONE.
+    `verdict` is about all replicas that answered before the run ended:
+
+    - MATCH: all peers answered, and the replicas were equal.
+    - REPAIRABLE: this replica now holds everything that it lacked; a peer may still
+      lack something.
+    - UNRECOVERABLE, CONFLICT, UNKNOWN: see `evidence`.
+    - None: nothing was compared.
+
+    `error_code` is set unless `state` is DONE.
     """
 
     container_id: ContainerId

@@ -1,13 +1,12 @@
-"""One repair plan over all peers at once: what to fetch, and from whom.
+"""Plans a repair over all peers at once: what to fetch, and from which peers.
 
-The rules of `merkle.survey` decide each block and chunk. A plan holds what this replica
-lacks of the result. Its verdict is on the whole set: a plan without work may say
-REPAIRABLE, because a peer lacks what we have.
+The rules of `merkle.survey` decide about each block and chunk. The verdict is about the
+whole set: it can be REPAIRABLE although we have nothing to repair, because a peer lacks
+a chunk that we have.
 
-Two kinds of chunks are planned although no tree promises a good copy of them: those
-that are corrupt everywhere, since a replica without an entry may have lost no more than
-the record; and those that are on record here without a byte in our file. Files that
-outlived their records are then read.
+A plan also has chunks that no tree shows healthy: those that are corrupt everywhere,
+and those that our records name although our file has no byte of them. Peers without an
+entry for such a chunk may have lost only the record, so their files are read.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,8 +18,8 @@ from merkle.replica import PeerId
 from merkle.survey import ChunkSlot, TreeSurvey
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 
-# Neighbouring chunks share a source up to this length, so that one request can bring
-# several of them.
+# Neighbouring chunks within this many bytes share a source, so that one request can
+# return several of them.
 SPREAD_BYTES = 16 << 20
 
 
@@ -33,10 +32,10 @@ class ChunkFault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkRepair:
-    """One chunk to mend here: `sources` hold it healthy, best first.
+    """One chunk to repair here; `sources` hold it healthy, best first.
 
-    `partial_sources` hold it corrupt, or, where nobody is known to hold it whole, in a
-    file that no record names.
+    `partial_sources` hold it corrupt. If no replica is known to hold it whole, they
+    also include peers whose file may have outlived its record.
     """
 
     offset: int
@@ -50,8 +49,8 @@ class ChunkRepair:
 
 @dataclass(frozen=True, slots=True)
 class BlockRepair:
-    """One block to mend here, in offset order; `holders` are the peers with a live
-    entry, and so with a record.
+    """One block to repair here, its chunks in offset order. `holders` are the peers
+    with a live entry, and so with a record.
     """
 
     block_id: BlockId
@@ -65,8 +64,8 @@ class BlockRepair:
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """All that one replica should do to catch up with its peers; the verdict is on all
-    of them together.
+    """All that one replica should do to match its peers; the verdict is about all of
+    them together.
     """
 
     container_id: ContainerId
@@ -92,15 +91,16 @@ def plan_repair(
     peers: Mapping[PeerId, ContainerTree],
     lost: Mapping[BlockId, Collection[int]] | None = None,
 ) -> RepairPlan:
-    """What to fetch, and from whom, so that we hold what all replicas together hold.
-    Touches nothing healthy here.
+    """What to fetch, and from which peers, so that we hold what all replicas together
+    hold. Healthy chunks of ours are never replaced.
 
-    Peers that did not answer are not given; that the verdict does not speak of them is
-    the caller's to say. An empty tree of ours plans the whole container; one that was
-    never built (no root) plans nothing. `lost` are the offsets of chunks that we have
-    on record and not a byte of. Those that no tree has are planned too, without effect
-    on the verdict: a file that outlived its record, which is in no tree either, may
-    hold them.
+    `peers` are only the peers that answered; the caller reports that the verdict does
+    not cover the others. If our tree is empty, the whole container is planned; if it
+    was never built (no root), nothing is.
+
+    `lost` are the offsets, in bytes, of chunks that we have on record but no byte of.
+    They are planned even if no tree has them, because a file that outlived its record
+    may hold them. They do not affect the verdict.
 
     Raises:
         TreeRefusedError: the trees are of different containers.
@@ -144,18 +144,16 @@ def plan_repair(
 def _chunk_repair(
     block_id: BlockId, slot: ChunkSlot, names: Sequence[PeerId]
 ) -> ChunkRepair | None:
-    """What to do about our copy (replica 0): nothing if it is healthy, or if there is
-    nowhere to look for better.
-    """
+    """The repair of our copy (replica 0); None if it is healthy or has no source."""
     own = slot.copies[0]
     if slot.verdict not in (Verdict.REPAIRABLE, Verdict.UNRECOVERABLE) or (
         own is not None and own.checksum_matches
     ):
         return None
     fault = ChunkFault.MISSING if own is None else ChunkFault.CORRUPT
-    # Replica 0 is ours, the peers follow.
+    # Replica 0 is ours; replica i is the peer i - 1.
     sources = [names[i - 1] for i in slot.healthy]
-    # A copy that is corrupt exactly as ours is has no window that ours has not.
+    # A copy that is corrupt exactly as ours has no good window that ours lacks.
     partial = [names[i - 1] for i in slot.corrupt if i > 0 and slot.copies[i] != own]
     unrecorded = [names[i - 1] for i in slot.absent if i > 0 and not slot.healthy]
     if not (sources or partial or unrecorded):
@@ -175,9 +173,7 @@ def _with_lost(
     trees: Iterable[ContainerTree],
     names: Sequence[PeerId],
 ) -> tuple[BlockRepair, ...]:
-    """The plan's blocks and, of live ones, the chunks that we have on record and nobody
-    in a tree.
-    """
+    """The plan's blocks, with the `lost` chunks of live blocks that no tree has."""
     entries = [block for tree in trees for block in tree.blocks if block.block_id in lost]
     deleted = {block.block_id for block in entries if block.deleted}
     known = {(block.block_id, chunk.offset) for block in entries for chunk in block.chunks}
@@ -198,9 +194,7 @@ def _with_lost(
 
 
 def _ranked(peers: Sequence[PeerId], block_id: BlockId, offset: int) -> tuple[PeerId, ...]:
-    """Every peer is as good as another, so let each be the first for some: reads spread
-    over all of them.
-    """
+    """The peers rotated by block and offset, so that reads spread over all of them."""
     if not peers:
         return ()
     first = (block_id + offset // SPREAD_BYTES) % len(peers)

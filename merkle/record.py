@@ -1,9 +1,8 @@
-"""What was recorded when data were written: a block's chunks with the client's window
-checksums.
+"""Block records: the chunks of a block with the window checksums that its client wrote.
 
 Recorded checksums never change. A chunk is split into windows of `bytes_per_checksum`
-bytes, the last may be shorter; each window has one entry in `checksums`, in order
-(Ozone's `ChunkInfo`, `BlockData`).
+bytes; the last may be shorter. Each window has one entry in `checksums`, in order
+(Ozone's `ChunkInfo` and `BlockData`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +15,8 @@ from merkle.tree import BlockId, ContainerId
 
 
 class WindowChecksums(Sequence[bytes]):
-    """Checksums of `width` bytes each, kept joined: a full block has 16,384, and to
-    make an object of each takes time.
+    """Checksums of `width` bytes each, stored joined. A full block has 16,384, and one
+    object for each would cost time.
 
     Equal to a tuple of the same checksums.
     """
@@ -60,7 +59,7 @@ class WindowChecksums(Sequence[bytes]):
 
 @dataclass(frozen=True)
 class ChunkRecord:
-    """One chunk as its writer described it; `offset` is bytes from the start of the
+    """One chunk as its client recorded it; `offset` is in bytes from the start of the
     block.
     """
 
@@ -79,13 +78,13 @@ class ChunkRecord:
 
     @property
     def end(self) -> int:
-        """Where the chunk ends, in bytes from the start of the block."""
+        """The end of the chunk, in bytes from the start of the block."""
         return self.offset + self.length_bytes
 
     @property
     def entries(self) -> bytes:
-        """The recorded checksums joined in order, as `merkle.checksum.window_checksums`
-        gives those of bytes.
+        """The recorded checksums joined in order, the format of
+        `merkle.checksum.window_checksums`.
         """
         return (
             self.checksums.joined
@@ -102,19 +101,21 @@ class ChunkRecord:
 
     @property
     def is_verifiable(self) -> bool:
-        """Whether the record can tell good bytes from bad: type NONE cannot."""
+        """Whether bytes can be checked against the record; with type NONE they
+        cannot.
+        """
         return self.checksum_type is not ChecksumType.NONE
 
     def window(self, index: int) -> tuple[int, int]:
-        """Offset inside the chunk and length, in bytes, of one window."""
+        """Offset in the chunk and length of one window, in bytes."""
         start = index * self.bytes_per_checksum
         return start, min(self.bytes_per_checksum, self.length_bytes - start)
 
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """One block as recorded: chunks in ascending offset order, and the commit it
-    belongs to.
+    """One block as recorded: its chunks in ascending offset order, and the BCS ID of
+    its last commit.
     """
 
     container_id: ContainerId
@@ -129,7 +130,7 @@ class BlockRecord:
 
     @property
     def length_bytes(self) -> int:
-        """Sum of the chunks' lengths: what Ozone calls the size of a block."""
+        """The sum of the chunks' lengths, which Ozone calls the size of a block."""
         return sum(chunk.length_bytes for chunk in self.chunks)
 
     @cached_property
@@ -140,12 +141,12 @@ class BlockRecord:
 
 @dataclass(frozen=True)
 class DeleteTransaction:
-    """The cluster's order to delete blocks of a container; only such an order makes
-    bytes disappear.
+    """The SCM's command to delete blocks of a container; bytes are deleted for no other
+    reason.
     """
 
     tx_id: int
     container_id: ContainerId
     block_ids: tuple[BlockId, ...]
-    # What one replica of the blocks takes up, where the sender says it.
+    # Size of the blocks in one replica; None if the sender does not report it.
     replica_bytes: int | None = None

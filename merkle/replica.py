@@ -1,8 +1,7 @@
-"""A replica seen from outside: who holds it, in which state, with which root.
+"""A replica as a datanode reports it: its peer, its state and its root.
 
-This is what a report says of a replica; the tree itself stays on its datanode. An
-unknown root is None, never 0: zero is the root of an empty tree, and Ozone's reports
-use it for both.
+The tree itself stays on the datanode. An unknown root is None, never 0, which is the
+root of an empty tree. Ozone's reports use 0 for both.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ PeerId = NewType("PeerId", str)
 
 
 class ReplicaState(Enum):
-    """States of a replica on its datanode; the values are the names in descriptors and
+    """Ozone's states of a replica; the values are the names in descriptors and
     reports.
     """
 
@@ -31,18 +30,20 @@ class ReplicaState(Enum):
 
     @property
     def is_closed(self) -> bool:
-        """Whether no client writes to it any more, so that it has a tree and its chunks
-        may be repaired.
+        """Whether clients no longer write to it. Only then it has a tree and may be
+        repaired.
         """
         return self in _CLOSED
 
 
 class TreeSource(Enum):
-    """Which truth of a replica its tree is taken from."""
+    """What a replica's tree is built from."""
 
-    # The stored tree file; the block records where there is none.
+    # The stored tree file, or the block records if there is none.
     TREE = "tree"
+    # The block records.
     METADATA = "metadata"
+    # The chunks' bytes.
     DATA = "data"
 
 
@@ -51,8 +52,8 @@ _CLOSED = frozenset({ReplicaState.QUASI_CLOSED, ReplicaState.CLOSED, ReplicaStat
 
 @dataclass(frozen=True, slots=True)
 class ContainerReplica:
-    """One datanode's replica of a container, as last reported; `replica_index` above 0
-    means erasure-coded.
+    """One datanode's replica of a container, as last reported; a `replica_index` above
+    0 means erasure-coded.
     """
 
     peer: PeerId
@@ -64,10 +65,10 @@ class ContainerReplica:
     used_bytes: int = 0
     block_count: int = 0
     data_scan_timestamp_ms: int | None = None
-    # Whether its agent holds the volume read-only and so refuses to repair it.
+    # The agent opened the volume read-only and refuses to repair it.
     read_only: bool = False
-    # Of the tree's full state: equal exactly when the states are, where roots may be
-    # equal by accident.
+    # merkle.columns.state_fingerprint of the tree: unlike roots, fingerprints of
+    # different trees are not equal by accident.
     fingerprint: bytes = b""
 
     @property

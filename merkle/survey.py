@@ -1,22 +1,24 @@
-"""The trees of several replicas side by side: what each block and chunk comes to.
+"""Compares the trees of several replicas, block by block and chunk by chunk.
 
-For each block the tombstone with the largest checksum wins over everything else.
-Without one, the block should hold the union of all healthy chunks, so that the longest
-copy wins. A chunk is decided by its copies at one offset:
+If a replica has a tombstone for a block, the tombstone with the largest checksum wins.
+Otherwise the block should hold the union of all healthy chunks, so the longest copy
+wins. The copies at one offset decide about a chunk:
 
-- Healthy copies agree: every other replica can take the chunk from them.
-- Healthy copies disagree, or chunkings overlap: CONFLICT, nobody's bytes are touched.
-- All copies are corrupt, with different observed checksums: REPAIRABLE. They may be bad
-  in different windows, so that good ones can be put together and proven.
-- All copies are corrupt alike: UNRECOVERABLE, as far as trees show. A replica without
-  an entry may have lost no more than the record; a repair reads its file.
+- Healthy copies that agree: every other replica can take the chunk from them.
+- Healthy copies that disagree, or chunks that overlap at different offsets: CONFLICT,
+  and no replica is changed.
+- Only corrupt copies, with different observed checksums: REPAIRABLE, because different
+  windows may be bad. Good windows of several copies can be proven and combined.
+- Only corrupt copies, all alike: UNRECOVERABLE as far as trees show. A replica without
+  an entry for the chunk may have lost only the record, so its file is read as well.
+- No copy in any tree, because the replicas with the record lost every byte: only a scan
+  finds the chunk (`lost`). It is UNRECOVERABLE unless files without a record hold it.
 
-The worst finding decides the verdict on the set: UNRECOVERABLE, CONFLICT, REPAIRABLE,
-MATCH. What nobody can verify is set aside first: empty live blocks, and chunks whose
-type NONE recorded no checksums (trees built from metadata have them, scanned ones do
-not). The verdict is UNKNOWN where nothing else is left or nothing was compared. It is
-UNKNOWN too where a tree was never built, in place of a MATCH, or of a loss that this
-replica might refute.
+The worst finding decides the verdict on all replicas (merkle.outcome). Entries that
+cannot be verified are left out first: empty live blocks, and chunks of type NONE, which
+have no checksums. Trees built from metadata contain such chunks, scanned trees do not.
+The verdict is UNKNOWN if nothing is left or nothing was compared. It is also UNKNOWN,
+instead of MATCH or UNRECOVERABLE, if one of the trees was never built.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,8 +29,8 @@ from merkle.errors import TreeRefusedError
 from merkle.outcome import Evidence, EvidenceKind, Verdict, worst_verdict
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerTree
 
-# Named one by one in the evidence for what nobody can verify; a container may hold
-# nothing else.
+# Blocks named in the evidence for unverifiable blocks; all blocks of a container may be
+# unverifiable.
 _UNVERIFIABLE_NAMED_MAX = 10
 
 
@@ -40,8 +42,8 @@ BadWindows = Mapping[ChunkPlace, frozenset[int]]
 
 @dataclass(slots=True)
 class ChunkSlot:
-    """All copies of the chunk at one offset, and which replicas hold it healthy,
-    corrupt, or not though they should.
+    """All copies of the chunk at one offset, and the indices of the replicas that hold
+    it healthy, hold it corrupt, or lack it.
     """
 
     offset: int
@@ -53,7 +55,7 @@ class ChunkSlot:
 
     @property
     def verdict(self) -> Verdict:
-        """What the copies of this chunk come to."""
+        """The verdict on this chunk."""
         if self.evidence is not None:
             return _VERDICTS[self.evidence]
         return Verdict.REPAIRABLE if self.corrupt or self.absent else Verdict.MATCH
@@ -61,21 +63,21 @@ class ChunkSlot:
 
 @dataclass(slots=True)
 class BlockSlots:
-    """One block on all replicas; a tombstone settles it, without one it has slots in
+    """One block on all replicas: either with its winning tombstone, or with slots in
     ascending offset order.
     """
 
     block_id: BlockId
     entries: Sequence[BlockTree | None]
-    # Replicas without an entry that should have one: of a tree that was never built
-    # nothing is missing.
+    # Replicas that lack the block. A replica whose tree was never built is not one of
+    # them.
     without: Sequence[int]
     tombstone: BlockTree | None = None
     slots: Sequence[ChunkSlot] = ()
 
     @property
     def undeleted(self) -> list[int]:
-        """Replicas that should take over the winning tombstone."""
+        """Indices of the replicas that should adopt the winning tombstone."""
         other = [
             i
             for i, entry in enumerate(self.entries)
@@ -115,7 +117,7 @@ _DETAILS: Mapping[EvidenceKind, str] = {
 
 
 class TreeSurvey:
-    """The trees side by side: walk `blocks` to the end, then ask for `verdict` and
+    """Compares trees: iterate over `blocks` to the end, then read `verdict` and
     `evidence`.
     """
 
@@ -147,7 +149,9 @@ class TreeSurvey:
         self._evidence: list[Evidence] = []
 
     def blocks(self) -> Iterator[BlockSlots]:
-        """All blocks, ascending, without those that are whole and equal everywhere."""
+        """All blocks in ascending ID order, except those that are healthy and equal on
+        all replicas.
+        """
         by_id = [{block.block_id: block for block in tree.blocks} for tree in self._trees]
         for block_id in sorted(set().union(*by_id)):
             entries = [replica.get(block_id) for replica in by_id]
@@ -176,7 +180,7 @@ class TreeSurvey:
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
-        """Every fact behind the verdict; ask once all blocks were taken."""
+        """Every fact behind the verdict; complete once `blocks` is exhausted."""
         general = []
         if self._aside or not self._verdicts:
             general.append(
@@ -196,12 +200,12 @@ class TreeSurvey:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on all replicas; ask once all blocks were taken."""
+        """The verdict on all replicas; final once `blocks` is exhausted."""
         worst = worst_verdict(self._verdicts) or Verdict.UNKNOWN
         if worst is Verdict.MATCH and len(self._trees) < 2:
             return Verdict.UNKNOWN
-        # A replica whose tree was never built may hold what the others lost, or lack
-        # what they have.
+        # A replica whose tree was never built may hold chunks that the others lost, or
+        # lack chunks that they hold.
         if worst in (Verdict.MATCH, Verdict.UNRECOVERABLE) and self._unknown:
             return Verdict.UNKNOWN
         return worst
@@ -225,15 +229,15 @@ class TreeSurvey:
             self._evidence.append(Evidence(kind, *place, _DETAILS[kind]))
 
     def _slots(self, block_id: BlockId, entries: Sequence[BlockTree | None]) -> list[ChunkSlot]:
-        """The verifiable chunks of all replicas by ascending offset, each judged; the
-        others are set aside.
+        """The verifiable chunks of all replicas in ascending offset order, each with
+        its evidence. A block with other chunks is noted as unverifiable.
         """
         copies: dict[int, list[ChunkTree | None]] = {}
         has_unverifiable = False
         for i, entry in enumerate(entries):
             for chunk in entry.chunks if entry is not None else ():
-                # A matching chunk that folds to 0 had no checksums to match. (So does
-                # one real chunk in 2^32.)
+                # A matching chunk with checksum 0 has no recorded checksums, except for
+                # one real chunk in 2^32.
                 if chunk.checksum_matches and chunk.data_checksum == 0:
                     has_unverifiable = True
                 else:
@@ -269,7 +273,7 @@ class TreeSurvey:
         return slot
 
     def _corrupt_evidence(self, block_id: BlockId, slot: ChunkSlot) -> EvidenceKind:
-        """What there is to hope for where no copy is healthy."""
+        """The evidence for a chunk without a healthy copy."""
         pieces = [_bad_windows(self._windows, i, block_id, slot.offset) for i in slot.absent]
         unrecorded = [windows for windows in pieces if windows is not None]
         if len(slot.corrupt) == 1 and not unrecorded:
@@ -287,7 +291,7 @@ class TreeSurvey:
 
 
 def _is_settled(entry: BlockTree) -> bool:
-    """Whether an entry, equal everywhere, leaves nothing to verify or mend."""
+    """Whether an entry that all replicas share needs no check and no repair."""
     if entry.deleted:
         return True
     return bool(entry.chunks) and all(
@@ -296,8 +300,8 @@ def _is_settled(entry: BlockTree) -> bool:
 
 
 def _uniform_slots(entries: Sequence[BlockTree | None], without: Sequence[int]) -> list[ChunkSlot]:
-    """Slots of a healthy block that all holders hold alike, the bulk of what a lost
-    replica needs.
+    """Slots of a healthy block whose entries are equal: most blocks of a lost
+    replica.
     """
     healthy = [i for i, entry in enumerate(entries) if entry is not None]
     chunks = next(entry.chunks for entry in entries if entry is not None)
@@ -314,7 +318,7 @@ def _uniform_slots(entries: Sequence[BlockTree | None], without: Sequence[int]) 
 
 
 def _healthy_evidence(slot: ChunkSlot) -> EvidenceKind | None:
-    """What speaks against copying the healthy chunk to where it is not."""
+    """The evidence against copying a healthy chunk to the other replicas, if any."""
     kind = None
     first = slot.copies[slot.healthy[0]]
     assert first is not None
@@ -326,16 +330,15 @@ def _healthy_evidence(slot: ChunkSlot) -> EvidenceKind | None:
                 return EvidenceKind.LENGTHS_DIFFER
             if chunk.data_checksum != first.data_checksum:
                 kind = EvidenceKind.HEALTHY_COPIES_DIFFER
-        # A corrupt copy may be cut short, but what was read of it is never longer than
-        # its record.
+        # A corrupt copy may be truncated, but never longer than its record.
         elif chunk.length_bytes > first.length_bytes:
             return EvidenceKind.LENGTHS_DIFFER
     return kind
 
 
 def _mark_overlaps(slots: Sequence[ChunkSlot]) -> None:
-    """Chunks at different offsets that overlap were cut differently, and neither can be
-    laid over the other.
+    """Mark overlapping chunks at different offsets as conflicts: neither can replace
+    the other.
     """
     longest: ChunkSlot | None = None
     longest_end = 0

@@ -1,9 +1,9 @@
-"""The three-level Merkle tree of one replica: chunk, block, container.
+"""The Merkle tree of one replica, with three levels: container, block, chunk.
 
-Every node's data checksum is a CRC32C, 0..2^32-1 in a signed 64-bit field. A chunk's is
-taken over its window checksums; a block's over its ID and its chunks' checksums; the
-container's over its blocks' checksums, deleted blocks included. Lengths, offsets and
-flags are in no checksum. A deleted block is a tombstone: it keeps the checksum it was
+Every node's data checksum is a CRC32C, 0..2^32-1 in a signed 64-bit field. A chunk's
+covers its window checksums; a block's covers its ID and its chunks' checksums; the
+container's covers the checksums of all blocks, also deleted ones. No checksum covers
+lengths, offsets or flags. A deleted block is a tombstone: it keeps the checksum it was
 deleted with and has no chunks. The rules are those of Ozone's
 ContainerMerkleTreeWriter.
 """
@@ -22,8 +22,8 @@ BlockId = NewType("BlockId", int)
 
 @dataclass(frozen=True, slots=True)
 class ChunkTree:
-    """A leaf: one chunk as last seen on disk; `data_checksum` is any int64,
-    `length_bytes` what was read.
+    """A leaf: one chunk as last read from disk. `data_checksum` is any int64,
+    `length_bytes` the number of bytes that were read.
     """
 
     offset: int
@@ -34,8 +34,8 @@ class ChunkTree:
 
 @dataclass(frozen=True, slots=True)
 class BlockTree:
-    """One block: live with chunks in ascending offset order, or a tombstone without
-    any.
+    """One block: either live, its chunks in ascending offset order, or a tombstone
+    without chunks.
     """
 
     block_id: BlockId
@@ -48,7 +48,7 @@ class BlockTree:
 
     @classmethod
     def live(cls, block_id: BlockId, chunks: Iterable[ChunkTree] = ()) -> Self:
-        """A live block with its checksum computed; chunks may come in any order,
+        """A live block with its computed checksum; chunks may be in any order, their
         offsets must differ.
         """
         ordered = tuple(sorted(chunks, key=lambda chunk: chunk.offset))
@@ -58,7 +58,7 @@ class BlockTree:
 
     @classmethod
     def tombstone(cls, block_id: BlockId, data_checksum: int) -> Self:
-        """A deleted block; nothing proves its checksum."""
+        """A deleted block; its checksum cannot be verified."""
         return cls(block_id, data_checksum, True)
 
 
@@ -66,8 +66,8 @@ class BlockTree:
 class ContainerTree:
     """The tree of one replica: blocks in ascending ID order.
 
-    `data_checksum` is None where no root was ever computed, which is not the same as 0,
-    the root of an empty tree.
+    `data_checksum` is None if no root was ever computed; 0 is the root of an empty
+    tree.
     """
 
     container_id: ContainerId
@@ -81,18 +81,18 @@ class ContainerTree:
 
     @classmethod
     def of(cls, container_id: ContainerId, blocks: Iterable[BlockTree]) -> Self:
-        """A tree with its root computed; blocks may come in any order, IDs must
+        """A tree with its computed root; blocks may be in any order, their IDs must
         differ.
         """
         ordered = tuple(sorted(blocks, key=lambda block: block.block_id))
         return cls(container_id, container_checksum([b.data_checksum for b in ordered]), ordered)
 
     def block(self, block_id: BlockId) -> BlockTree | None:
-        """The entry of one block, live or deleted."""
-        at = bisect_left(self.blocks, block_id, key=lambda block: block.block_id)
+        """The entry of one block, live or deleted; None if there is none."""
+        index = bisect_left(self.blocks, block_id, key=lambda block: block.block_id)
         return (
-            self.blocks[at]
-            if at < len(self.blocks) and self.blocks[at].block_id == block_id
+            self.blocks[index]
+            if index < len(self.blocks) and self.blocks[index].block_id == block_id
             else None
         )
 
@@ -110,9 +110,7 @@ def container_checksum(block_checksums: Iterable[int]) -> int:
 
 
 def root_hex(data_checksum: int | None) -> str:
-    """How a root is shown: lower-case hex without padding, "0" for unknown, as Ozone
-    prints it.
-    """
+    """A root as Ozone prints it: lower-case hex without padding, "0" if unknown."""
     return f"{(data_checksum or 0) & 0xFFFF_FFFF_FFFF_FFFF:x}"
 
 
@@ -122,8 +120,8 @@ class TreeBuilder:
     """
 
     def __init__(self, container_id: ContainerId, start: ContainerTree | None = None) -> None:
-        """Start empty, or from an existing tree, whose chunk and tombstone checksums
-        are trusted.
+        """Start empty, or from a tree whose chunk and tombstone checksums are taken
+        over unchecked.
         """
         self._container_id = container_id
         self._live: dict[BlockId, dict[int, ChunkTree]] = {}
@@ -137,31 +135,31 @@ class TreeBuilder:
                     self.add_chunk(block.block_id, chunk)
 
     def add_block(self, block_id: BlockId) -> None:
-        """Add an empty live block; nothing changes if the block is there."""
+        """Add an empty live block; an existing block or tombstone stays."""
         if block_id not in self._deleted:
             self._live.setdefault(block_id, {})
 
     def add_chunk(self, block_id: BlockId, chunk: ChunkTree) -> None:
-        """Add a chunk, creating its block; a chunk at the same offset is replaced; a
-        tombstone stays one.
+        """Add a chunk, and its block if necessary. It replaces a chunk at the same
+        offset, but not a tombstone.
         """
         if block_id not in self._deleted:
             self._live.setdefault(block_id, {})[chunk.offset] = chunk
 
     def set_deleted(self, block_id: BlockId, data_checksum: int) -> None:
-        """Make the block a tombstone with this checksum, whatever is there."""
+        """Make the block a tombstone with this checksum; it replaces any entry."""
         self._live.pop(block_id, None)
         self._deleted[block_id] = data_checksum
 
     def delete_recorded(self, block_id: BlockId, chunk_checksums: Iterable[int]) -> None:
-        """Make the block a tombstone with the checksum of its recorded chunks, given in
-        offset order.
+        """Make the block a tombstone with the checksum over its recorded chunks, given
+        in offset order.
         """
         self.set_deleted(block_id, block_checksum(block_id, chunk_checksums))
 
     def build(self, *, compute_root: bool = True) -> ContainerTree:
-        """The tree of all that was added; without a root where only tombstones are
-        known so far.
+        """The tree of all entries; callers that know only tombstones so far ask for no
+        root.
         """
         blocks = [
             BlockTree.live(block_id, chunks.values()) for block_id, chunks in self._live.items()

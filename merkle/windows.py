@@ -1,7 +1,7 @@
-"""Prove bytes against recorded checksums, window by window: the one gate between a
-peer's bytes and our disk.
+"""Proves bytes against recorded checksums, window by window.
 
-Nothing is written to a replica but `Proven`, and `prove` alone makes it.
+Only `ProvenWindows` are written to a replica, and only `prove` makes them. A peer's
+bytes therefore cannot reach our disk unchecked.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,9 +13,9 @@ from merkle.record import ChunkRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Proven:
+class ProvenWindows:
     """Adjacent windows of a chunk, from window `first` on, whose bytes match the
-    record. Made by `prove` alone.
+    record. Only `prove` makes them.
     """
 
     first: int
@@ -29,8 +29,8 @@ class Proven:
 
 
 def is_sound(chunk: ChunkRecord) -> bool:
-    """Whether the record can prove bytes at all: it has checksums, one a window, and
-    sane bounds.
+    """Whether the record can prove bytes: it has one checksum per window, and its
+    bounds are within the limits.
     """
     width = WIDTH[chunk.checksum_type]
     return (
@@ -44,8 +44,8 @@ def is_sound(chunk: ChunkRecord) -> bool:
 
 
 def bad_windows(chunk: ChunkRecord, data: Buffer) -> tuple[int, ...]:
-    """The windows of a chunk that `data`, what the disk holds of it from its start,
-    does not match or lacks.
+    """The indices of the windows that do not match the record, or that `data` does not
+    hold whole; `data` is the chunk's bytes from its start.
     """
     observed = window_checksums(
         memoryview(data)[: chunk.length_bytes], chunk.checksum_type, chunk.bytes_per_checksum
@@ -62,9 +62,9 @@ def bad_windows(chunk: ChunkRecord, data: Buffer) -> tuple[int, ...]:
     return tuple(index for index in range(len(chunk.checksums)) if index not in good)
 
 
-def prove(chunk: ChunkRecord, first: int, data: Buffer) -> tuple[Proven, ...]:
-    """Those windows of `data` that match the record, as runs; `data` starts at window
-    `first`, and may end early.
+def prove(chunk: ChunkRecord, first: int, data: Buffer) -> tuple[ProvenWindows, ...]:
+    """The windows of `data` that match the record, in runs of adjacent ones. `data`
+    starts at window `first` and may end early.
     """
     view, width = memoryview(data), WIDTH[chunk.checksum_type]
     start, _ = chunk.window(first)
@@ -85,12 +85,14 @@ def prove(chunk: ChunkRecord, first: int, data: Buffer) -> tuple[Proven, ...]:
     for run in runs_of(good):
         low, _ = chunk.window(run.start)
         high, size = chunk.window(run.stop - 1)
-        runs.append(Proven(run.start, len(run), bytes(view[low - start : high + size - start])))
+        runs.append(
+            ProvenWindows(run.start, len(run), bytes(view[low - start : high + size - start]))
+        )
     return tuple(runs)
 
 
 def runs_of(windows: Iterable[int]) -> Iterator[range]:
-    """Ascending window numbers as runs of adjacent ones."""
+    """Ascending window indices as ranges of adjacent ones."""
     start = stop = None
     for index in windows:
         if start is None or stop is None:

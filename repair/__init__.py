@@ -1,1 +1,1 @@
-"""One container's repair, whoever runs it: state machine, runner, peers, ports."""
+"""The repair of one container: state machine, runner, peers, ports."""

@@ -1,7 +1,7 @@
-"""The audit file: one line for each write into replica data and for each deletion.
+"""The audit file: one JSON line for each write into replica data and each deletion.
 
-A line is forced to disk before its write is reported and before its deletion begins,
-so that no change of replica data is without a line.
+A line is synced to disk before its write is reported, and before its deletion begins.
+Every change of replica data therefore has a line.
 """
 
 import json
@@ -15,12 +15,10 @@ from runtime.errors import DiskError
 
 
 class AuditLog:
-    """Appends one JSON line for each write into replica data, and for each delete.
-    Thread-safe.
-    """
+    """Appends lines to the audit file. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Open for append, creating the file readable by its owner and group alone.
+        """Open the file for append. A new file is readable only by its owner and group.
 
         Raises:
             DiskError: the file cannot be opened.
@@ -47,11 +45,11 @@ class AuditLog:
         job: str,
         unread: int = 0,
     ) -> None:
-        """Record one write: `length` bytes at `offset` of the block's file, copied from
-        `source`.
+        """Record one write of `length` bytes at byte `offset` of the block's file,
+        copied from the peer `source`.
 
-        `unread` of the overwritten bytes could not be read, so that no undo copy has
-        them. The line has the field only where it is not 0.
+        `unread` of the overwritten bytes could not be read and are in no undo copy; the
+        line has this field only if it is not 0.
 
         Raises:
             DiskError: the line is not on disk; its write must not be reported as done.
@@ -62,15 +60,15 @@ class AuditLog:
         )
 
     def delete(self, container: int, blocks: Sequence[int] | None) -> None:
-        """Record that blocks, or the whole container where `blocks` is None, are about
-        to be deleted or marked as deleted in the tree.
+        """Record that blocks are about to be deleted, or marked as deleted in the tree;
+        with None, the whole container.
 
         Raises:
             DiskError: the lines are not on disk; the delete must not be done.
         """
-        same = {"offset": None, "length": 0, "source": "", "job": ""}
+        unused = {"offset": None, "length": 0, "source": "", "job": ""}
         self._append(
-            {"kind": "delete", "container": container, "block": block, **same}
+            {"kind": "delete", "container": container, "block": block, **unused}
             for block in ([None] if blocks is None else blocks)
         )
 
@@ -86,7 +84,7 @@ class AuditLog:
                 f"audit file {self._path} cannot be written: {error.strerror}"
             ) from error
         if written != len(text):
-            raise DiskError(f"audit file {self._path} took only a part of a line")
+            raise DiskError(f"audit file {self._path}: a line was written only in part")
 
     def close(self) -> None:
         """Close the file; nothing can be recorded afterwards."""

@@ -1,10 +1,9 @@
-"""One block's repair: which record decides, which windows are bad, from whom they come,
-and when they may be written.
+"""The repair of one block: it chooses the record and the sources, and orders writes.
 
-A `BlockRepairer` belongs to a reconciliation (repair.reconciliation), which hands it
-the events of its block and takes along the requests it has for them. A chunk passes
-through: check our file, fetch what is bad, write what is proven, next source for the
-rest; then it is done, or failed for a reason that is kept.
+A reconciliation (repair.reconciliation) passes the events of a block to its
+`BlockRepairer` and collects the resulting requests. For each chunk the repairer checks
+our file, fetches the bad windows, writes the proven ones, and turns to the next source
+for the rest. The chunk ends as done, or as failed with the evidence.
 """
 
 from bisect import bisect_left
@@ -19,7 +18,7 @@ from merkle.plan import BlockRepair, ChunkRepair
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId
 from merkle.tree import ChunkTree, ContainerId
-from merkle.windows import Proven, is_sound, runs_of
+from merkle.windows import ProvenWindows, is_sound, runs_of
 from repair.requests import (
     CheckLocal,
     FetchWindows,
@@ -31,7 +30,7 @@ from repair.requests import (
     WriteWindows,
 )
 
-# A peer that failed this often in one job is not asked again in it.
+# After this many failures a peer gets no more requests in the job.
 _FAILURES_MAX = 3
 
 Failure: TypeAlias = tuple[Verdict, Evidence]
@@ -39,39 +38,40 @@ _Refusal: TypeAlias = tuple[Verdict, EvidenceKind, str]
 
 
 class Sources:
-    """How the peers have behaved in this job."""
+    """The reliability of the peers in this job, and the bytes fetched from each."""
 
     def __init__(self, peers: Iterable[PeerId]) -> None:
         self.bytes_fetched: dict[PeerId, int] = dict.fromkeys(peers, 0)
         self._failures: dict[PeerId, int] = dict.fromkeys(self.bytes_fetched, 0)
-        self._broken_promises: dict[PeerId, int] = dict.fromkeys(self.bytes_fetched, 0)
+        self._false_claims: dict[PeerId, int] = dict.fromkeys(self.bytes_fetched, 0)
         self._codes: dict[PeerId, str] = {}
 
-    def failed(self, peer: PeerId, code: str) -> None:
-        """It did not answer, or not to what it was asked."""
+    def record_failure(self, peer: PeerId, code: str) -> None:
+        """Count a request that the peer did not answer, or answered with an error."""
         self._failures[peer] += 1
         self._codes[peer] = code
 
-    def broke_promise(self, peer: PeerId, code: str) -> None:
-        """Its tree called a chunk healthy, and it did not have it so.
+    def record_false_claim(self, peer: PeerId, code: str) -> None:
+        """Count a chunk that the peer's tree calls healthy, but that it did not deliver
+        healthy.
 
-        It lies, or has not looked lately: rot that no scan has found yet. So it is
-        asked after others from now on, but it is asked: it may be the only one that
-        holds the next window whole. Each chunk asks it once at most.
+        The peer lies, or its last scan was before the damage. Others are preferred from
+        now on. The peer stays usable, because it may be the only one with the next
+        window whole; each chunk is requested from it only once.
         """
-        self._broken_promises[peer] += 1
+        self._false_claims[peer] += 1
         self._codes.setdefault(peer, code)
 
     def failure_score(self, peer: PeerId) -> int:
-        """How many others to ask before it, relatively."""
-        return self._failures[peer] + self._broken_promises[peer]
+        """The number of failures and false claims; peers with fewer are preferred."""
+        return self._failures[peer] + self._false_claims[peer]
 
     def is_usable(self, peer: PeerId) -> bool:
-        """Whether the peer is still asked in this job."""
+        """Whether the peer may get further requests in this job."""
         return self._failures[peer] < _FAILURES_MAX
 
     def outcomes(self) -> tuple[PeerOutcome, ...]:
-        """What each peer gave."""
+        """The outcome of each peer."""
         return tuple(
             PeerOutcome(peer, self._codes.get(peer, "ok"), fetched)
             for peer, fetched in self.bytes_fetched.items()
@@ -80,18 +80,19 @@ class Sources:
 
 @dataclass(slots=True, eq=False)
 class ChunkRepairer:
-    """One chunk; `wanted` are the windows still lacking proven bytes, None before the
-    check.
+    """The state of one chunk's repair. `wanted` are the windows that have no proven
+    bytes yet; None before the check. `held` are proven windows that are not written
+    yet.
     """
 
     offset: int
     record: ChunkRecord
-    # Whether our record does not name it yet.
+    # Our record does not list the chunk yet.
     is_new: bool
     sources: list[PeerId]
     partial_sources: frozenset[PeerId]
     wanted: set[int] | None = None
-    held: list[tuple[Proven, PeerId]] = field(default_factory=list)
+    held: list[tuple[ProvenWindows, PeerId]] = field(default_factory=list)
     fetching: bool = False
     writing: bool = False
     unreachable: bool = False
@@ -100,16 +101,16 @@ class ChunkRepairer:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more is done about the chunk."""
+        """Whether the chunk needs no more requests."""
         return self.done or self.failed
 
-    def position(self, run: Proven) -> int:
-        """Where a run begins, in bytes from the start of the block."""
+    def position(self, run: ProvenWindows) -> int:
+        """The start of a run, in bytes from the start of the block."""
         return self.offset + self.record.window(run.first)[0]
 
 
 class BlockRepairer:
-    """One block; requests gather in `out` until they are taken."""
+    """The repair of one block; `out` holds its requests until they are collected."""
 
     def __init__(
         self,
@@ -120,55 +121,58 @@ class BlockRepairer:
         sources: Sources,
         *,
         committed: int,
-        at_once_max: int,
+        chunks_max: int,
     ) -> None:
-        """`records` and `entries` are the holders': their records, and their tree
-        entries by offset.
+        """`records` and `entries` are the holders' records and their tree entries by
+        offset.
 
-        A holder with entries and no record was asked for one in vain. `committed` is
-        our container's commit.
+        A holder with entries but no record did not answer the request for it.
+        `committed` is our container's commit. At most `chunks_max` chunks are repaired
+        at a time.
         """
         self.repair = repair
         self.block_id = repair.block_id
         self.own = own
         self.out: list[Request] = []
         self.failures: dict[int, Failure] = {}
-        # Whether nothing stands against taking a peer's commit.
+        # Nothing failed, so a peer's commit may be adopted.
         self.is_clean = True
-        # Deleted meanwhile, or damaged again: nothing more is done, what is under way
-        # is heard and forgotten.
+        # The block was deleted or damaged again meanwhile: no more requests are made,
+        # and the events of open ones are ignored.
         self.is_dropped = False
         self._records = records
         self._entries = entries
         self._sources = sources
         self._committed = committed
-        self._at_once_max = at_once_max
+        self._chunks_max = chunks_max
         self._chunks: list[ChunkRepairer] = []
         self._by_offset: dict[int, ChunkRepairer] = {}
-        # All before it are settled.
+        # All chunks before this index are settled.
         self._first_open = 0
-        # Where what our record names, or will name, ends: there another chunk may
-        # begin.
+        # The ends of the chunks that our record lists or will list: only there another
+        # chunk may begin.
         self._ends = {ours.end for ours in (own.chunks if own else ())}
         self._file_bytes = 0
         for chunk in repair.chunks:
-            chosen = self._chosen(chunk)
-            if isinstance(chosen, ChunkRecord):
-                self._add_chunk(chunk, chosen)
+            choice = self._choose_record(chunk)
+            if isinstance(choice, ChunkRecord):
+                self._add_chunk(chunk, choice)
             else:
-                self._give_up(chunk.offset, *chosen)
+                self._add_failure(chunk.offset, *choice)
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more is done about any chunk."""
+        """Whether no chunk needs more requests."""
         return next(self._open_chunks(), None) is None
 
     def repaired(self) -> list[ChunkRecord]:
-        """The chunks that are whole now."""
+        """The records of the chunks that are healthy now."""
         return [chunk.record for chunk in self._chunks if chunk.done]
 
     def start(self, count: int) -> int:
-        """Have the first `count` open chunks under way; returns how many that are."""
+        """Start the first `count` open chunks unless they are started; returns their
+        number.
+        """
         started = 0
         for chunk in islice(self._open_chunks(), count):
             started += 1
@@ -178,11 +182,11 @@ class BlockRepairer:
         return started
 
     def put(self, container_id: ContainerId) -> tuple[PutBlock | None, int]:
-        """Of a settled block: the record to store, if it changed, and the commit that
-        is ours now, 0 if it is not.
+        """The request to store a settled block's record, if it changed, and the commit
+        that the container may adopt, otherwise 0.
 
-        The commit of a peer is taken only if nothing failed, and only of those whose
-        every chunk we have, as far as it can be believed.
+        A peer's commit is adopted only if nothing failed and we have every chunk of its
+        record, and only as far as `believed_commit` allows.
         """
         chunks = {ours.offset: ours for ours in (self.own.chunks if self.own else ())}
         chunks.update(
@@ -202,34 +206,35 @@ class BlockRepairer:
         ordered = tuple(chunks[offset] for offset in sorted(chunks))
         if self.own is not None:
             own = self.own
-            # A pending last chunk that peers hold in full, so that their trees have it:
-            # ours shall have it too.
-            is_pending_mended = own.chunks[-1:] and own.chunks[-1] in self.repaired()
-            metadata = _settled(own.metadata) if is_pending_mended else own.metadata
+            # If a pending last chunk was repaired, peers hold it in full and their
+            # trees contain it; ours must too.
+            is_last_repaired = own.chunks[-1:] and own.chunks[-1] in self.repaired()
+            metadata = _without_incremental_mark(own.metadata) if is_last_repaired else own.metadata
             record = BlockRecord(
                 container_id, self.block_id, bcs_id, ordered, metadata, own.replica_index
             )
             return (PutBlock(record) if record != own else None), adopted
         if not ordered:
             return None, adopted
-        # The peer that knows most of the block describes it; the same one whoever is
-        # asked first.
-        knowing = max(
+        # Take the metadata of the latest record that our chunks cover. Sorting makes
+        # the choice independent of the order of the answers.
+        latest = max(
             (self._records[peer] for peer in sorted(self._records)),
             key=lambda record: (_covers(chunks, record), record.bcs_id),
         )
+        metadata = _without_incremental_mark(latest.metadata)
         return PutBlock(
-            BlockRecord(container_id, self.block_id, bcs_id, ordered, _settled(knowing.metadata))
+            BlockRecord(container_id, self.block_id, bcs_id, ordered, metadata)
         ), adopted
 
     def drop(self) -> None:
-        """Do nothing more."""
+        """Make no more requests."""
         self.is_dropped = True
         for chunk in self._chunks:
             chunk.held.clear()
 
     def local_checked(self, event: LocalChecked) -> int:
-        """Returns how many bytes are bad."""
+        """Handle the check of our file; returns the number of bad bytes."""
         chunk = self._by_offset[event.offset]
         chunk.fetching = False
         chunk.wanted = set(event.bad)
@@ -237,7 +242,7 @@ class BlockRepairer:
         return sum(chunk.record.window(index)[1] for index in event.bad)
 
     def windows_arrived(self, event: WindowsArrived) -> None:
-        """Take in proven windows, and why others are missing."""
+        """Handle the proven windows of a fetch, and the error that ended it, if any."""
         self._sources.bytes_fetched[event.peer] += event.bytes_fetched
         chunk = self._by_offset[event.offset]
         chunk.fetching = False
@@ -248,44 +253,44 @@ class BlockRepairer:
             chunk.held.append((run, event.peer))
         chunk.unreachable = chunk.unreachable or event.retryable
         if event.retryable:
-            self._sources.failed(event.peer, event.code)
-            # It was cut off while it was of use: it may send the rest. Failures bound
-            # how often.
+            self._sources.record_failure(event.peer, event.code)
+            # The connection broke while the peer sent good windows, so it may send the
+            # rest. _FAILURES_MAX bounds the attempts.
             chunk.sources.append(event.peer)
         elif chunk.wanted and event.peer not in chunk.partial_sources:
-            self._sources.broke_promise(event.peer, event.code or "windows_unproven")
+            self._sources.record_false_claim(event.peer, event.code or "windows_unproven")
 
     def fetch_failed(self, peer: PeerId, offset: int, code: str, *, retryable: bool) -> None:
-        """Take in that a peer gave nothing for a chunk."""
+        """Handle a fetch that returned no windows."""
         chunk = self._by_offset[offset]
         chunk.fetching = False
         chunk.unreachable = chunk.unreachable or retryable
         if retryable:
-            self._sources.failed(peer, code)
-        # One that holds the chunk corrupt, or perhaps not at all, promised nothing.
+            self._sources.record_failure(peer, code)
+        # A partial source did not claim that its copy is healthy.
         elif peer not in chunk.partial_sources:
-            self._sources.broke_promise(peer, code)
+            self._sources.record_false_claim(peer, code)
 
     def windows_written(self, event: WindowsWritten) -> None:
-        """Take in that windows are durable."""
+        """Handle durable windows."""
         chunk = self._by_offset[event.offset]
         chunk.writing = False
         for run in event.runs:
             self._file_bytes = max(self._file_bytes, chunk.position(run) + len(run.data))
 
     def advance(self) -> None:
-        """Do for each chunk under way, in order, what can be done now."""
+        """Make the next requests of each started chunk, in offset order."""
         if self.is_dropped:
             return
-        # Those under way are the first ones open, and no more than may be.
+        # The started chunks are the first open ones.
         is_first = True
-        for chunk in list(islice(self._open_chunks(), self._at_once_max)):
+        for chunk in list(islice(self._open_chunks(), self._chunks_max)):
             if chunk.wanted is not None:
                 self._advance_chunk(chunk, is_first=is_first)
             is_first = is_first and chunk.is_settled
 
-    def _chosen(self, chunk: ChunkRepair) -> ChunkRecord | _Refusal:
-        """The record that decides what this chunk's bytes are, or why none may."""
+    def _choose_record(self, chunk: ChunkRepair) -> ChunkRecord | _Refusal:
+        """The record that this chunk's bytes must match, or why there is none."""
         if self.own is not None and chunk.offset in self.own.by_offset:
             own = self.own.by_offset[chunk.offset]
             if is_sound(own):
@@ -303,20 +308,19 @@ class BlockRepairer:
             elif self._is_proven_record(theirs, entry):
                 proven[peer] = theirs
             else:
-                # Its record and its tree contradict each other, so neither says
-                # anything about the chunk.
-                self._sources.broke_promise(peer, "remote_protocol")
-        agreed = {_essence(theirs) for theirs in (*proven.values(), *others.values())}
-        if len(agreed) == 1 and self._may_be_contradicted(
+                # The peer's record and tree contradict each other, so neither counts.
+                self._sources.record_false_claim(peer, "remote_protocol")
+        contents = {_content(theirs) for theirs in (*proven.values(), *others.values())}
+        if len(contents) == 1 and self._may_be_contradicted(
             next(iter((*proven.values(), *others.values())))
         ):
-            detail = "a holder that may have recorded something else gave no record"
+            detail = "a holder whose record may differ sent none"
             return Verdict.UNKNOWN, EvidenceKind.SOURCE_UNREACHABLE, detail
-        if proven and len(agreed) == 1:
+        if proven and len(contents) == 1:
             return proven[
                 next(peer for peer in (*chunk.sources, *sorted(proven)) if peer in proven)
             ]
-        if len(agreed) > 1:
+        if len(contents) > 1:
             return Verdict.CONFLICT, EvidenceKind.RECORDS_DIFFER, "the peers' records disagree"
         is_complete = all(peer in self._records for peer in self.repair.holders)
         if (
@@ -325,13 +329,13 @@ class BlockRepairer:
             and (is_complete or len(others) > 1)
             and all(is_sound(theirs) for theirs in others.values())
         ):
-            # All copies are bad somewhere, so no tree can bear a record out. Bytes can:
-            # those who have a record agree on it, and it is taken only once it has
-            # proven every window, bytes from elsewhere if one gave it.
+            # Every copy has bad windows, so no tree can confirm a record; bytes can.
+            # All records agree, and the chunk is stored only once every window is
+            # proven. If one peer alone sent the record, bytes come from other peers.
             return others[min(others)]
         if not is_complete:
-            return Verdict.UNKNOWN, EvidenceKind.SOURCE_UNREACHABLE, "a holder gave no record"
-        if agreed and not any(theirs.is_verifiable for theirs in others.values()):
+            return Verdict.UNKNOWN, EvidenceKind.SOURCE_UNREACHABLE, "a holder sent no record"
+        if contents and not any(theirs.is_verifiable for theirs in others.values()):
             return (
                 Verdict.UNKNOWN,
                 EvidenceKind.UNVERIFIABLE,
@@ -340,12 +344,12 @@ class BlockRepairer:
         return (
             Verdict.UNRECOVERABLE,
             EvidenceKind.RECORD_UNPROVEN,
-            "no peer's record is borne out by its tree",
+            "no peer's record is confirmed by its tree",
         )
 
     def _may_be_contradicted(self, record: ChunkRecord) -> bool:
-        """Whether a holder was asked for its record in vain, and its tree does not bear
-        this one out.
+        """Whether a holder sent no record although it was requested, and its tree does
+        not confirm this one.
         """
         silent = (
             entries.get(record.offset)
@@ -366,15 +370,17 @@ class BlockRepairer:
         is_new = self.own is None or chunk.offset not in self.own.by_offset
         if is_new and self.own is not None and _overlaps(record, self.own.chunks):
             detail = "our record has other chunks here"
-            self._give_up(chunk.offset, Verdict.CONFLICT, EvidenceKind.CHUNKINGS_OVERLAP, detail)
+            self._add_failure(
+                chunk.offset, Verdict.CONFLICT, EvidenceKind.CHUNKINGS_OVERLAP, detail
+            )
             return
         sources = list(dict.fromkeys((*chunk.sources, *chunk.partial_sources)))
-        givers = [
+        recorders = [
             peer for peer, theirs in self._records.items() if chunk.offset in theirs.by_offset
         ]
-        if is_new and not chunk.sources and len(givers) == 1:
-            # Its bytes would fit its record even if both were forged.
-            sources = [peer for peer in sources if peer != givers[0]]
+        if is_new and not chunk.sources and len(recorders) == 1:
+            # The peer's bytes would match its record even if both were forged.
+            sources = [peer for peer in sources if peer != recorders[0]]
         added = ChunkRepairer(
             chunk.offset, record, is_new, sources, frozenset(chunk.partial_sources)
         )
@@ -382,7 +388,7 @@ class BlockRepairer:
         self._by_offset[chunk.offset] = added
 
     def _open_chunks(self) -> Iterator[ChunkRepairer]:
-        """Those not settled, in order."""
+        """The chunks that are not settled, in offset order."""
         while self._first_open < len(self._chunks) and self._chunks[self._first_open].is_settled:
             self._first_open += 1
         return (
@@ -390,8 +396,8 @@ class BlockRepairer:
         )
 
     def _advance_chunk(self, chunk: ChunkRepairer, *, is_first: bool) -> None:
-        """Write, fetch, or settle one chunk; one that is not the first open one may
-        still be given its place.
+        """Write, fetch or settle one chunk. Only the first open one can fail, because a
+        chunk before it may still close the gap.
         """
         self._write_held(chunk)
         if chunk.wanted and not chunk.fetching:
@@ -401,23 +407,25 @@ class BlockRepairer:
         if not chunk.wanted and not chunk.held and (not chunk.is_new or self._follows(chunk)):
             chunk.done = True
             self._ends.add(chunk.record.end)
-            if self._differs_at_all(chunk):
-                detail = "mended here, but a peer recorded other checksums than we did"
-                self._give_up(chunk.offset, Verdict.CONFLICT, EvidenceKind.RECORDS_DIFFER, detail)
+            if self._has_differing_record(chunk):
+                detail = "repaired here, but a peer's record has other checksums than ours"
+                self._add_failure(
+                    chunk.offset, Verdict.CONFLICT, EvidenceKind.RECORDS_DIFFER, detail
+                )
         elif is_first:
-            self._chunk_failed(chunk)
+            self._fail(chunk)
 
     def _write_held(self, chunk: ChunkRepairer) -> None:
         if chunk.writing or not chunk.held or not self._may_write(chunk):
             return
-        reach, source = self._file_bytes, None
-        ready: list[Proven] = []
+        file_bytes, source = self._file_bytes, None
+        ready: list[ProvenWindows] = []
         for run, peer in sorted(chunk.held, key=lambda held: held[0].first):
-            # One request has one source, so that the audit line can name it.
-            if source in (None, peer) and self._fits(chunk.position(run), reach):
+            # A request has one source, so that the audit line can name it.
+            if source in (None, peer) and self._fits(chunk.position(run), file_bytes):
                 ready.append(run)
                 source = peer
-                reach = max(reach, chunk.position(run) + len(run.data))
+                file_bytes = max(file_bytes, chunk.position(run) + len(run.data))
         if source is not None:
             chunk.held = [held for held in chunk.held if held[0] not in ready]
             chunk.writing = True
@@ -427,18 +435,20 @@ class BlockRepairer:
         return position <= file_bytes
 
     def _may_write(self, chunk: ChunkRepairer) -> bool:
-        """One that no record of ours names only whole, and without a hole before it."""
+        """Whether windows may be written now; a chunk that our record does not list is
+        written only whole and without a gap before it.
+        """
         return not chunk.is_new or (not chunk.wanted and self._follows(chunk))
 
     def _follows(self, chunk: ChunkRepairer) -> bool:
-        """Whether a record of ours names, or will name, what ends where the chunk
-        begins.
+        """Whether the chunk begins where a chunk ends that our record lists or will
+        list.
         """
         return chunk.offset == 0 or chunk.offset in self._ends
 
     def _fetch_next(self, chunk: ChunkRepairer) -> None:
-        """Ask the next source for what is still lacking: healthy ones before others,
-        the most reliable first.
+        """Fetch the remaining windows from the next source: peers whose record agrees
+        first, then healthy sources, then the most reliable.
         """
         assert chunk.wanted is not None
         usable = [peer for peer in chunk.sources if self._sources.is_usable(peer)]
@@ -447,13 +457,13 @@ class BlockRepairer:
         if not usable:
             chunk.sources = []
             return
-        essence = _essence(chunk.record)
+        content = _content(chunk.record)
         disagreeing = {
             peer
             for peer in usable
             if (record := self._records.get(peer)) is not None
             and (theirs := record.by_offset.get(chunk.offset)) is not None
-            and _essence(theirs) != essence
+            and _content(theirs) != content
         }
         peer = min(
             usable,
@@ -469,36 +479,38 @@ class BlockRepairer:
             FetchWindows(peer, self.block_id, chunk.record, tuple(sorted(chunk.wanted)))
         )
 
-    def _chunk_failed(self, chunk: ChunkRepairer) -> None:
-        """Nothing more can be done for this chunk in this round; say why."""
+    def _fail(self, chunk: ChunkRepairer) -> None:
+        """Give the chunk up for this round, with the evidence."""
         assert chunk.wanted is not None
         if not chunk.wanted:
             verdict = (
                 self.failures[min(self.failures)][0] if self.failures else Verdict.UNRECOVERABLE
             )
-            detail = "what lies before it is missing, and is not to be had"
-            self._give_up(chunk.offset, verdict, EvidenceKind.HOLE, detail)
+            detail = "the data before it is missing and has no source"
+            self._add_failure(chunk.offset, verdict, EvidenceKind.HOLE, detail)
         elif chunk.unreachable:
-            detail = f"{_windows(chunk.wanted)}: a source did not answer"
-            self._give_up(chunk.offset, Verdict.UNKNOWN, EvidenceKind.SOURCE_UNREACHABLE, detail)
-        elif self._differs_at_all(chunk):
-            detail = f"{_windows(chunk.wanted)}: a peer recorded other checksums than we did"
-            self._give_up(chunk.offset, Verdict.CONFLICT, EvidenceKind.RECORDS_DIFFER, detail)
+            detail = f"{_window_text(chunk.wanted)}: a source did not answer"
+            self._add_failure(
+                chunk.offset, Verdict.UNKNOWN, EvidenceKind.SOURCE_UNREACHABLE, detail
+            )
+        elif self._has_differing_record(chunk):
+            detail = f"{_window_text(chunk.wanted)}: a peer's record has other checksums than ours"
+            self._add_failure(chunk.offset, Verdict.CONFLICT, EvidenceKind.RECORDS_DIFFER, detail)
         else:
-            detail = f"{_windows(chunk.wanted)}: bad everywhere"
-            self._give_up(
+            detail = f"{_window_text(chunk.wanted)}: bad in every copy"
+            self._add_failure(
                 chunk.offset, Verdict.UNRECOVERABLE, EvidenceKind.WINDOWS_UNPROVEN, detail
             )
         chunk.failed = True
         chunk.held.clear()
 
-    def _differs_at_all(self, chunk: ChunkRepairer) -> bool:
-        """Whether a peer recorded something else for this chunk; a record that its own
-        tree belies does not count.
+    def _has_differing_record(self, chunk: ChunkRepairer) -> bool:
+        """Whether a peer's record of this chunk differs; one that contradicts the
+        peer's own tree does not count.
         """
         for peer, record in self._records.items():
             theirs = record.by_offset.get(chunk.offset)
-            if theirs is None or _essence(theirs) == _essence(chunk.record):
+            if theirs is None or _content(theirs) == _content(chunk.record):
                 continue
             entry = self._entries[peer].get(chunk.offset)
             if (
@@ -509,21 +521,20 @@ class BlockRepairer:
                 return True
         return False
 
-    def _give_up(self, offset: int, verdict: Verdict, kind: EvidenceKind, detail: str) -> None:
+    def _add_failure(self, offset: int, verdict: Verdict, kind: EvidenceKind, detail: str) -> None:
         self.is_clean = False
         self.failures[offset] = verdict, Evidence(kind, self.block_id, offset, detail)
 
 
 def believed_commit(peer: PeerId, records: Mapping[PeerId, BlockRecord], committed: int) -> int:
-    """The commit in a peer's record of a block, or a lower one if that is all that
-    others bear out.
+    """The commit in a peer's record of a block, or a lower one if other peers
+    contradict it.
 
-    Up to our container's own commit it changes nothing that SCM or a reader goes by.
-    One beyond that must not be contradicted by another peer, which has recorded every
-    chunk of this one's and still an earlier commit: then the highest of those counts. A
-    record with commit 0 says nothing. Among honest peers a later commit comes with more
-    data, so that the peer who has it is not contradicted and Ozone's rule, the highest,
-    holds.
+    A commit up to our container's (`committed`) has no effect on SCM or on readers, so
+    it is accepted. A later one is contradicted by another peer whose record has the
+    same chunks but an earlier commit; then the highest commit of such peers is
+    returned. Records with commit 0 are ignored. Among honest peers a later commit has
+    more data and is not contradicted, which gives Ozone's rule, the highest commit.
     """
     record = records[peer]
     others = [
@@ -536,36 +547,39 @@ def believed_commit(peer: PeerId, records: Mapping[PeerId, BlockRecord], committ
     return max(others)
 
 
-def _settled(metadata: tuple[tuple[str, str | None], ...]) -> tuple[tuple[str, str | None], ...]:
-    """A block's metadata without the mark that has readers look for a pending last
-    chunk: our list is whole.
+def _without_incremental_mark(
+    metadata: tuple[tuple[str, str | None], ...],
+) -> tuple[tuple[str, str | None], ...]:
+    """A block's metadata without the mark that makes readers look for a pending last
+    chunk: our record lists all chunks.
     """
     return tuple(entry for entry in metadata if entry[0] != "incremental")
 
 
-def _essence(chunk: ChunkRecord) -> tuple[int, ChecksumType, int, Sequence[bytes]]:
-    """What two records of one chunk must have in common to mean the same bytes."""
+def _content(chunk: ChunkRecord) -> tuple[int, ChecksumType, int, Sequence[bytes]]:
+    """The fields that are equal in two records of the same bytes."""
     return chunk.length_bytes, chunk.checksum_type, chunk.bytes_per_checksum, chunk.checksums
 
 
 def _overlaps(chunk: ChunkRecord, ours: Sequence[ChunkRecord]) -> bool:
-    """Whether a chunk lies over one of ours, which are in order and do not overlap."""
-    at = bisect_left(ours, chunk.offset, key=lambda own: own.offset)
+    """Whether a chunk overlaps one of ours, which are sorted and disjoint."""
+    index = bisect_left(ours, chunk.offset, key=lambda own: own.offset)
     return any(
-        own.offset < chunk.end and chunk.offset < own.end for own in ours[max(at - 1, 0) : at + 1]
+        own.offset < chunk.end and chunk.offset < own.end
+        for own in ours[max(index - 1, 0) : index + 1]
     )
 
 
 def _covers(chunks: Mapping[int, ChunkRecord], record: BlockRecord) -> bool:
-    """Whether every chunk of a peer's record is ours too, by offset and length."""
+    """Whether `chunks` has every chunk of the record, by offset and length."""
     return all(
         (ours := chunks.get(theirs.offset)) is not None and ours.length_bytes == theirs.length_bytes
         for theirs in record.chunks
     )
 
 
-def _windows(wanted: Iterable[int]) -> str:
-    """Window numbers for people, shortened: "windows 3, 7-9"."""
+def _window_text(wanted: Iterable[int]) -> str:
+    """Window indices as text, ten ranges at most: "windows 3, 7-9"."""
     runs = [
         str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}"
         for run in runs_of(sorted(wanted))

@@ -1,9 +1,8 @@
-"""Peers over gRPC: another agent, or a datanode of Ozone, behind one port.
+"""Peers over gRPC: another agent, or an Ozone datanode, behind one port.
 
-Whatever arrives is evidence from a stranger. A tree is parsed and checked, a record
-must be for the block that was asked for, bytes must lie exactly where they were asked
-for and never be more. What cannot be proven here, that bytes are good, is for whoever
-compares them with the recorded checksums.
+Nothing that a peer sends is trusted. A tree is parsed and checked. A record must be for
+a requested block, and bytes must lie within a requested range. Whether the bytes are
+good is decided later, when they are compared with the recorded checksums.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,15 +46,17 @@ from runtime.errors import PeerRefusedError, PeerUnavailableError, RemoteProtoco
 from runtime.rpc import Deadlines, UnaryCall, UnaryStreamCall, error_from, sent_error
 
 _SHORT = "short_read"
-# Parsed, every part of a tree takes some 60 bytes, however few it has in the message: a
-# block or a chunk of less than 8 bytes, which Ozone never writes, exists to fill
-# memory. By chance few bytes of an honest tree look like one.
+# A parsed block or chunk takes some 60 bytes of memory, however short its encoding. One
+# of less than 8 bytes, which Ozone never writes, would only serve to fill memory. Few
+# bytes of an honest tree look like one by chance.
 _SMALL_PARTS = tuple(bytes((tag, length)) for tag in (0x12, 0x1A) for length in range(8))
 _M = TypeVar("_M", bound=Message)
 
 
 class AgentPeer:
-    """Another agent of ours."""
+    """A peer that is another Treefold agent; the methods are those of
+    repair.ports.Peer.
+    """
 
     def __init__(
         self,
@@ -65,13 +66,13 @@ class AgentPeer:
         *,
         deadlines: Deadlines | None = None,
     ) -> None:
-        """`channel` is ours from now on; `target` is how errors name the agent."""
+        """Takes ownership of `channel`; `target` names the agent in error messages."""
         self.peer_id = peer_id
         self._channel = channel
         self._target = target
         self._deadlines = deadlines or Deadlines()
-        # Answers stay bytes here, so that data can be cut out of them without a copy
-        # and nonsense gets its name.
+        # Responses stay bytes here, so that data can be sliced without a copy and an
+        # invalid message is reported as such.
         self._hashes: UnaryCall = channel.unary_unary(
             f"/{SERVICE}/GetContainerHashes", GetContainerHashesRequest.SerializeToString, None
         )
@@ -88,7 +89,7 @@ class AgentPeer:
         )
 
     def tree(self, container_id: ContainerId) -> ContainerTree:
-        """See Peer.tree; a tree beyond one message comes in pages."""
+        """See Peer.tree. A tree larger than one message is fetched in pages."""
         request = GetContainerHashesRequest(container_id=container_id)
         try:
             raw: bytes = self._hashes(request, timeout=self._deadlines.tree_s)
@@ -128,7 +129,8 @@ class AgentPeer:
                     record = record_from_bytes(one)
                 except RecordInvalidError as error:
                     raise self._nonsense("sent a record that is none", container_id) from error
-                # In the order asked, so that no answer can make us ask the same again.
+                # Only the requested order is accepted, so that no response can make us
+                # request the same block again.
                 if record.container_id != container_id or turn.get(record.block_id, -1) < last:
                     text = (
                         f"sent block {record.block_id} of container {record.container_id} out of"
@@ -137,8 +139,8 @@ class AgentPeer:
                     raise self._nonsense(text, container_id)
                 last = turn[record.block_id] + 1
                 found[record.block_id] = record
-            # It sends as many as fit a message; behind the last one sent may be more,
-            # or nothing.
+            # The agent sends as many records as fit a message. The blocks after the
+            # last one may have records too.
             waiting = waiting[last:]
         return found
 
@@ -149,7 +151,7 @@ class AgentPeer:
         record_chunk: ChunkRecord,
         ranges: Sequence[ByteRange],
     ) -> Iterator[Piece]:
-        """See Peer.read; pieces arrive as one stream."""
+        """See Peer.read. The pieces arrive in one stream."""
         assert all(
             record_chunk.offset <= one.offset and one.end <= record_chunk.end for one in ranges
         )
@@ -168,7 +170,7 @@ class AgentPeer:
         try:
             for raw in call:
                 piece = self._piece(raw, container_id)
-                # A range that ended early is followed by the next one.
+                # After a range that ended early the next one follows.
                 while expected and piece.offset != expected[-1].offset:
                     expected.pop()
                     short = True
@@ -194,7 +196,7 @@ class AgentPeer:
         self._channel.close()
 
     def _paged_tree(self, container_id: ContainerId) -> ContainerTree:
-        """A tree too large for one message, put together from one answer's pages."""
+        """A tree too large for one message, assembled from pages."""
         blocks: list[BlockTree] = []
         size, first = 0, None
         request = GetContainerHashPagesRequest(container_id=container_id)
@@ -271,7 +273,9 @@ class AgentPeer:
 
 
 class DatanodePeer:
-    """A datanode of Ozone, or an agent that speaks its protocol."""
+    """A peer that is an Ozone datanode, or an agent with its protocol; the methods are
+    those of repair.ports.Peer.
+    """
 
     def __init__(self, peer_id: PeerId, client: DatanodeClient) -> None:
         self.peer_id = peer_id
@@ -296,7 +300,7 @@ class DatanodePeer:
         record_chunk: ChunkRecord,
         ranges: Sequence[ByteRange],
     ) -> Iterator[Piece]:
-        """See Peer.read; Ozone reads whole checksum windows."""
+        """See Peer.read. Ozone reads whole checksum windows."""
         assert all(
             record_chunk.offset <= one.offset and one.end <= record_chunk.end for one in ranges
         )

@@ -1,7 +1,6 @@
-"""Draw a container: one row a replica, one cell a block, so that damage is seen at a
-glance.
+"""Draws a container on a terminal: one row per replica, one cell per block.
 
-State is never told by colour alone: each kind of cell has its own character.
+Each kind of cell has its own character, so that no state is shown by colour alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,13 +12,13 @@ from rich.text import Text
 from merkle.comparison import Comparison, DifferenceKind
 from merkle.tree import BlockId, ContainerTree
 
-# Wider pictures wrap on a terminal of 100 columns; beyond it neighbouring blocks share
-# a cell, the worst one shows.
+# Wider rows wrap on a terminal of 100 columns. With more blocks, neighbours share a
+# cell that shows the worst of them.
 _CELLS_MAX = 72
 
 
 class BlockCell(Enum):
-    """What one cell says, from harmless to worst: character, style, meaning."""
+    """The kinds of cells, from harmless to worst: character, style, meaning."""
 
     HEALTHY = ("█", "green", "healthy")
     DELETED = ("x", "dim", "deleted")
@@ -35,17 +34,17 @@ class BlockCell(Enum):
 
     @property
     def style(self) -> str:
-        """The style of Rich."""
+        """The Rich style."""
         return self.value[1]
 
     @property
     def meaning(self) -> str:
-        """What the cell says, for the legend."""
+        """The text for the legend."""
         return self.value[2]
 
 
 _ORDER = list(BlockCell)
-_WORSENED_BY = {
+_CELL_OF = {
     DifferenceKind.MISSING_CHUNK: BlockCell.PARTLY_MISSING,
     DifferenceKind.CORRUPT_CHUNK: BlockCell.CORRUPT,
     DifferenceKind.CONFLICTING_CHUNK: BlockCell.CONFLICT,
@@ -53,8 +52,8 @@ _WORSENED_BY = {
 
 
 def cells(trees: Mapping[str, ContainerTree], comparison: Comparison) -> dict[str, list[BlockCell]]:
-    """The cell of each block of the union, in ascending block order, for each
-    replica.
+    """The cells of each replica: one for each block of any replica, in ascending ID
+    order.
     """
     union: Sequence[BlockId] = sorted(
         {block.block_id for tree in trees.values() for block in tree.blocks}
@@ -63,9 +62,9 @@ def cells(trees: Mapping[str, ContainerTree], comparison: Comparison) -> dict[st
     for name, tree in trees.items():
         entries = {block.block_id: block for block in tree.blocks}
         worse = {
-            (difference.block_id, _WORSENED_BY[difference.kind])
+            (difference.block_id, _CELL_OF[difference.kind])
             for difference in comparison.differences
-            if difference.kind in _WORSENED_BY and name in difference.lacking
+            if difference.kind in _CELL_OF and name in difference.lacking
         }
         row = []
         for block_id in union:
@@ -85,8 +84,8 @@ def cells(trees: Mapping[str, ContainerTree], comparison: Comparison) -> dict[st
 
 
 def strips(rows: Mapping[str, Sequence[BlockCell]], beside: Mapping[str, str]) -> Table:
-    """A borderless table: replica, its strip of cells, and what `beside` says of it
-    (its root, say).
+    """A borderless table with a row per replica: its name, its cells and its text in
+    `beside`, such as the root.
     """
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1))
     for name, row in rows.items():
@@ -98,7 +97,7 @@ def strips(rows: Mapping[str, Sequence[BlockCell]], beside: Mapping[str, str]) -
 
 
 def legend() -> Text:
-    """What the characters mean, in one line."""
+    """The meaning of the characters, in one line."""
     return Text("   ").join(
         Text(cell.character, cell.style) + Text(f" {cell.meaning}", "dim") for cell in BlockCell
     )

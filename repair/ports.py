@@ -1,6 +1,4 @@
-"""What a repair needs: other holders of a container, and what is read of and written to
-our replica.
-"""
+"""The ports of a repair: peers, our replica, and the audit file."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +7,7 @@ from typing import Protocol
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
-from merkle.windows import Proven
+from merkle.windows import ProvenWindows
 from ozone.ports import ByteRange
 from repair.requests import (
     OwnLoaded,
@@ -20,8 +18,8 @@ from repair.requests import (
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of a block file as a peer sent them, proven by nothing yet; `data` may be a
-    view of a larger message.
+    """Unproven bytes of a block file from a peer. `offset` is in bytes from the start
+    of the file; `data` may be a view of a larger message.
     """
 
     offset: int
@@ -29,33 +27,37 @@ class Piece:
 
     @property
     def end(self) -> int:
-        """The first byte behind the piece."""
+        """The offset after the piece's last byte."""
         return self.offset + len(self.data)
 
 
 class Peer(Protocol):
-    """Another holder of our containers. Every call ends within a deadline.
+    """Another datanode with replicas of our containers. Every call ends within a
+    deadline.
 
-    All methods may raise PeerUnavailableError (no answer in time: retry, or ask
-    another), PeerRefusedError (it answered with an error; fact `result` names it) and
-    RemoteProtocolError (it spoke nonsense: do not ask it again this round).
+    Raises, in every method but `close`:
+        PeerUnavailableError: no response in time; a retry or another peer may help.
+        PeerRefusedError: the peer returned an error; its fact `result` names it.
+        RemoteProtocolError: the peer sent an invalid message.
     """
 
     @property
     def peer_id(self) -> PeerId:
-        """Which datanode it is."""
+        """The UUID of the datanode."""
 
     def tree(self, container_id: ContainerId) -> ContainerTree:
-        """Its tree, parsed and checked.
+        """The peer's tree, parsed and checked.
 
         Raises:
-            TreeRefusedError: the tree is not one we may act on.
+            TreeRefusedError: the tree breaks a rule of merkle.check.
         """
 
     def records(
         self, container_id: ContainerId, block_ids: Sequence[BlockId]
     ) -> dict[BlockId, BlockRecord]:
-        """Its records of these blocks; what it does not hold is left out."""
+        """The peer's records of these blocks; blocks that it does not hold are
+        missing.
+        """
 
     def read(
         self,
@@ -64,38 +66,47 @@ class Peer(Protocol):
         record_chunk: ChunkRecord,
         ranges: Sequence[ByteRange],
     ) -> Iterator[Piece]:
-        """Bytes of one chunk as its disk holds them, never beyond what was asked.
+        """Unproven bytes of one chunk from the peer's disk, only in the given ranges.
 
-        Ranges are ascending, do not overlap and lie inside the chunk. No piece crosses
-        from one range into another that does not touch it. Where its file ends early
-        all that is there is yielded first, then PeerRefusedError with result
-        `short_read` is raised: windows that came whole are worth proving.
+        Ranges are in bytes from the start of the block, ascending, disjoint and inside
+        the chunk. A piece may span adjacent ranges, but no gap.
+
+        Raises:
+            PeerRefusedError: with result `short_read`, the peer's file ends early. All
+                bytes that it has are yielded first, because whole windows may be
+                proven.
         """
 
     def close(self) -> None:
-        """Give up the connection; idempotent."""
+        """Close the connection; idempotent."""
 
 
 class ReplicaReader(Protocol):
-    """One replica of ours, to read. Every method may raise ContainerNotFoundError,
-    DiskError and DatabaseError.
+    """Reads of one replica of ours.
+
+    Raises, in every method:
+        ContainerNotFoundError: the container is gone.
+        DiskError: a file cannot be read.
+        DatabaseError: the database cannot be read.
     """
 
     def own(self) -> OwnLoaded:
-        """State and stored tree, with every tombstone known."""
+        """The replica's state and its stored tree, with every known tombstone."""
 
     def records(self, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
-        """The merged records of these blocks; one that is not there, or cannot be
-        parsed, is left out.
+        """The merged records of these blocks; records that are missing or unparsable
+        are left out.
         """
 
     def check(self, block_id: BlockId, chunk: ChunkRecord) -> tuple[tuple[int, ...], int]:
-        """The windows of the chunk that our file does not match or lacks or cannot
-        give, and the file's length.
+        """Compare the chunk's bytes in our file with this record.
+
+        Returns the indices of the windows that differ, are missing or cannot be read,
+        and the file's length in bytes.
         """
 
     def scan(self) -> Scanned:
-        """Read everything, store the tree that shows, mark the replica unhealthy on
+        """Read all data, store the resulting tree, and mark the replica UNHEALTHY on
         findings.
 
         Raises:
@@ -104,59 +115,65 @@ class ReplicaReader(Protocol):
 
 
 class ReplicaWriter(Protocol):
-    """One replica of ours, to repair: durable when a method returns, and refused unless
-    the container is closed.
+    """Changes to one replica of ours, durable when a method returns.
 
-    Every method may raise ContainerNotFoundError, ContainerStateError, DiskError and
-    DatabaseError.
+    Raises, in every method:
+        ContainerNotFoundError: the container is gone.
+        ContainerStateError: the container is not closed.
+        DiskError: a file cannot be read or written.
+        DatabaseError: the database cannot be read or written.
     """
 
     def write_windows(
-        self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]
+        self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[ProvenWindows]
     ) -> tuple[int, ...]:
-        """Keep an undo copy, write in place, make durable, read back and compare.
+        """Save an undo copy, write the windows in place, sync, read back and compare.
 
-        Returns for each run how many of the bytes before it could not be read, so that
-        no undo copy has them.
+        Returns for each run the number of overwritten bytes that could not be read and
+        are therefore in no undo copy.
 
         Raises:
             BlockNotFoundError: the block was deleted.
-            UndoBudgetError: nothing was written.
+            ChunkGapError: the file has become too short: a write would leave a gap.
+            UndoBudgetError: no space for the undo copy; nothing was written.
         """
 
     def put_block(self, record: BlockRecord) -> None:
-        """Store the record, counters recomputed.
+        """Store the record and recompute the container's counters.
 
         Raises:
             BlockNotFoundError: the block was deleted.
+            ChunkGapError: the record names bytes that the file does not have.
         """
 
     def store_tree(self, tree: ContainerTree, generation: bytes) -> TreeStored:
-        """Merge into the stored tree.
+        """Merge the tree into the stored one and return the result.
 
         Raises:
-            StaleTreeError: it is not of this generation any more.
+            StaleTreeError: the stored tree no longer has this generation.
         """
 
     def advance_bcs_id(self, bcs_id: int) -> None:
-        """Raise the container's commit to this one; never lowers it."""
+        """Raise the container's commit to `bcs_id`; a higher one stays."""
 
     def set_state(self, state: ReplicaState, generation: bytes) -> None:
-        """Bring an unhealthy replica back into service.
+        """Return an UNHEALTHY replica to service in this state.
 
         Raises:
-            StaleTreeError: the stored tree is not of this generation any more: another
-                scan saw something else.
+            StaleTreeError: the stored tree no longer has this generation, because
+                another scan or a delete changed it.
         """
 
 
 class ReplicaAccess(ReplicaReader, ReplicaWriter, Protocol):
-    """Both."""
+    """Reads of and changes to one replica of ours."""
 
 
 class Audit(Protocol):
-    """Puts down one write into replica data before it counts as done
-    (repair.audit.AuditLog.write).
+    """Records one write into replica data durably, as repair.audit.AuditLog.write.
+
+    Raises:
+        DiskError: the line is not on disk.
     """
 
     def __call__(

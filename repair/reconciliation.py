@@ -1,35 +1,36 @@
-"""Reconciliation: one container's repair on one datanode, as a state machine without
-I/O.
+"""The repair of one container on one datanode, as a state machine without I/O.
 
-`start()` and `step(event)` return requests; whoever carries them out (repair.runner,
-or a simulation) answers each with exactly one event, in any order, and the machine ends
-with a `ReportOutcome`. Nothing here waits, reads or writes.
+`start()` and `step(event)` return requests. The caller (repair.runner, or a simulation)
+executes them and passes one event for each, in any order. The machine ends with a
+`ReportOutcome`. Nothing here waits, reads or writes.
 
-A round is: own tree and all peers' trees -> one plan -> records, a page of blocks at a
-time -> per chunk: which of our windows are bad, those windows from the sources in turn,
-written as they are proven -> block records -> tree -> scan. A scan that shows damage
-the plan had not seen starts another round.
+A round has these steps:
 
-What makes it safe, and what every change here must keep:
+1. Load our tree and all peers' trees, and make one plan.
+2. Load the records, a page of blocks at a time.
+3. For each chunk, find our bad windows, fetch them from one source after the other, and
+   write them as they are proven.
+4. Store block records, then the tree, then scan. If the scan shows damage that the plan
+   does not have, another round starts.
 
-- Our own recorded checksums decide what is good. Only where we have no record is a
-  peer's taken, and only if it hashes to that peer's healthy tree entry (or, where no
-  peer holds the chunk whole, if it proves every window of bytes that did not all come
-  from where it came from) and no other replica's record says otherwise.
-- Bytes reach a `WriteWindows` only as `Proven`, which `prove` alone makes, by comparing
-  them with that record; windows that match here are never among them. Bytes are durable
-  before a record names them, records before the tree does.
-- A file never grows past a gap. A chunk that no record of ours names is added only
-  whole, right behind one that is.
+Safety rules that every change here must keep:
+
+- Our own recorded checksums decide which bytes are good. A peer's record is used only
+  if we have none and no other replica's record disagrees. It must hash to that peer's
+  healthy tree entry. If no peer holds the chunk whole, it must instead prove every
+  window, with bytes that do not all come from that peer.
+- A `WriteWindows` takes only `ProvenWindows`, and only `prove` makes these, by
+  comparing bytes with that record. Windows that match here are never among them. Bytes
+  are durable before a record lists them, and records before the tree does.
+- A file never grows past a gap. A chunk that our record does not list is added only
+  whole, directly after one that it lists.
 - A peer's tombstone changes our tree, nothing else; a block with a tombstone is not
   repaired.
-- A container's commit says that we have all that was written up to it. A block that a
-  round mended while another stayed broken has a later one. So one that is lost, or
-  behind our block records in an UNHEALTHY replica, is taken from them only where
-  nothing is left that any peer has and we lack, and before the replica returns to
-  service.
-- A kill between any two requests leaves a state in which the next run does the rest and
-  rewrites nothing.
+- A container's commit means that we have all data written up to it. It may be lost. In
+  an UNHEALTHY replica it may be behind a block that a round repaired while another
+  stayed damaged. In both cases it is taken from our block records, but only if no peer
+  has anything that we lack, and before the replica returns to service.
+- After a kill between any two requests the next run does the rest and rewrites nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -94,18 +95,16 @@ from repair.round import (
     repaired_tree,
 )
 
-# Records of so many blocks are held at a time, of every holder; a page more costs one
-# round trip.
+# Bounds the records in memory, of every holder; each page costs one round trip.
 RECORDS_PAGE_BLOCKS = 64
-# A tree that changes under us so often is being rewritten by something; the next job
-# tries again.
+# A tree that another writer changes more often is left to the next job.
 _STALE_TREES_MAX = 5
-# Evidence is a report, not a log: a wholly lost replica must not fill a message.
+# Bounds the outcome's message, in case the whole replica is lost.
 EVIDENCE_MAX = 1_000
 
 
 class Reconciliation:
-    """One container's repair on one datanode; see the module's docstring for the
+    """The repair of one container on one datanode; the module's docstring has the
     contract.
     """
 
@@ -117,7 +116,7 @@ class Reconciliation:
         options: ReconcileOptions | None = None,
         rules: RepairRules | None = None,
     ) -> None:
-        """`rules` are exchanged by tests that plant a wrong one."""
+        """Tests replace `rules` by wrong ones."""
         assert len(peers) <= PEERS_MAX
         assert len(set(peers)) == len(peers)
         assert own not in peers
@@ -137,17 +136,15 @@ class Reconciliation:
     def start(self) -> list[Request]:
         """The first requests."""
         self._begin_round()
-        return self._taken()
+        return self._take_requests()
 
     def step(self, event: Event) -> list[Request]:
-        """Take in what happened; return what to do about it. After the end nothing is
-        done about anything.
-        """
+        """Handle an event and return the next requests; none after the end."""
         if self._phase is Phase.DONE:
             return []
         if isinstance(event, Cancelled):
             self._finish(OutcomeState.INTERRUPTED, "interrupted", event.reason)
-            return self._taken()
+            return self._take_requests()
         self._in_flight -= 1
         match event:
             case OwnLoaded():
@@ -184,25 +181,25 @@ class Reconciliation:
                 self._failed(event)
             case _:
                 assert_never(event)
-        self._go_on()
-        return self._taken()
+        self._continue()
+        return self._take_requests()
 
     @property
     def progress(self) -> RepairProgress:
-        """How far it is."""
+        """The current phase and the counters so far."""
         return RepairProgress(phase=self._phase.value, **self._job.counters)
 
     def _begin_round(self) -> None:
         self._phase = Phase.LOADING
         self._job.counters["rounds"] += 1
         self._round = RoundState()
-        self._ask(LoadOwn())
+        self._request(LoadOwn())
         for peer in self._peers:
             if self._job.sources.is_usable(peer):
-                self._ask(FetchTree(peer))
+                self._request(FetchTree(peer))
 
-    def _go_on(self) -> None:
-        """Move to the next phase where the present one has nothing under way."""
+    def _continue(self) -> None:
+        """Enter the next phase if the current one has no open requests."""
         if self._phase is Phase.REPAIRING and self._job.halt is None:
             self._start_chunks()
         if self._in_flight or self._phase is Phase.DONE:
@@ -243,18 +240,19 @@ class Reconciliation:
     def _all_loaded(self) -> None:
         halted = self._job.halt is not None
         if halted and self._phase is Phase.LOADING and not self._round.own_ready:
-            # Our own tree cannot be read: nothing is safe to do but to look at the
-            # data, which replaces it.
+            # Our own tree cannot be read. Only a scan is safe, and it replaces the
+            # tree.
             self._phase = Phase.SCANNING
-            self._ask(Rescan())
+            self._request(Rescan())
         elif halted:
             self._conclude()
         elif not self._round.trees:
-            self._finish(OutcomeState.FAILED, "no_peer", "no peer gave a tree to compare with")
+            self._finish(OutcomeState.FAILED, "no_peer", "no peer sent a tree to compare with")
         elif self._ours.tree is None or self._ours.tree.data_checksum is None:
-            # Records alone would claim health that nobody has looked at.
+            # A tree built from records alone would claim health that no scan has
+            # checked.
             self._phase = Phase.FIRST_SCAN
-            self._ask(Rescan())
+            self._request(Rescan())
         else:
             self._make_plan(self._ours.tree)
 
@@ -262,7 +260,7 @@ class Reconciliation:
         self._job.plan = plan_repair(own, self._round.trees, self._job.lost)
         self._job.claimed.update(self._job.plan.claimed_deleted)
         self._round.tombstones = self._rules.tombstones_to_adopt(self._job.plan)
-        self._round.begun = 0
+        self._round.started = 0
         self._job.counters["blocks_planned"] += len(self._job.plan.blocks)
         self._round.is_clean = not self._job.plan.evidence
         self._phase = Phase.REPAIRING
@@ -271,17 +269,17 @@ class Reconciliation:
     def _next_page(self) -> None:
         assert self._job.plan is not None
         self._page = PageState()
-        if self._job.halt is not None or self._round.begun >= len(self._job.plan.blocks):
+        if self._job.halt is not None or self._round.started >= len(self._job.plan.blocks):
             self._store_tree()
             return
         self._phase = Phase.RECORDS
-        first, self._round.begun = self._round.begun, self._round.begun + RECORDS_PAGE_BLOCKS
-        self._page = PageState(self._job.plan.blocks[first : self._round.begun])
-        self._ask(LoadRecords(tuple(block.block_id for block in self._page.repairs)))
+        first, self._round.started = self._round.started, self._round.started + RECORDS_PAGE_BLOCKS
+        self._page = PageState(self._job.plan.blocks[first : self._round.started])
+        self._request(LoadRecords(tuple(block.block_id for block in self._page.repairs)))
         for peer in self._round.trees:
             wanted = tuple(block.block_id for block in self._page.repairs if peer in block.holders)
             if wanted and self._job.sources.is_usable(peer):
-                self._ask(FetchRecords(peer, wanted))
+                self._request(FetchRecords(peer, wanted))
 
     def _records_settled(self) -> None:
         self._phase = Phase.REPAIRING
@@ -300,16 +298,16 @@ class Reconciliation:
             self._page.blocks[repair.block_id] = self._block_repairer(repair, own, theirs)
         for work in self._page.blocks.values():
             self._settle(work)
-        self._go_on()
+        self._continue()
 
     def _block_repairer(
         self, repair: BlockRepair, own: BlockRecord | None, theirs: Mapping[PeerId, BlockRecord]
     ) -> BlockRepairer:
-        # Of a holder that was heard and has no readable record nothing can disagree.
-        telling = [
+        # A holder that answered without a readable record of the block cannot disagree.
+        holders = [
             peer for peer in repair.holders if peer in theirs or peer not in self._page.peer_records
         ]
-        entries = {peer: chunks_of(self._round.trees[peer], repair.block_id) for peer in telling}
+        entries = {peer: chunks_of(self._round.trees[peer], repair.block_id) for peer in holders}
         return self._rules.block_repairer(
             repair,
             own,
@@ -317,29 +315,28 @@ class Reconciliation:
             entries,
             self._job.sources,
             committed=self._ours.committed,
-            at_once_max=self._options.fetches_max,
+            chunks_max=self._options.fetches_max,
         )
 
     def _start_chunks(self) -> None:
-        """Begin as many chunks as may be under way, in order: bytes can be fetched
-        ahead, and wait to be written.
+        """Start as many chunks as the options allow, in order. Bytes are fetched ahead
+        and wait to be written.
         """
         left = self._options.fetches_max
         for work in self._page.blocks.values():
             if not work.is_dropped:
                 left -= work.start(left)
-                self._take(work)
+                self._collect(work)
 
     def _advance(self, work: BlockRepairer) -> None:
         if self._job.halt is None:
             work.advance()
-            self._take(work)
+            self._collect(work)
             self._settle(work)
 
-    def _take(self, work: BlockRepairer) -> None:
-        """Its requests are ours."""
+    def _collect(self, work: BlockRepairer) -> None:
         for request in work.out:
-            self._ask(request)
+            self._request(request)
         work.out.clear()
 
     def _windows_written(self, event: WindowsWritten) -> None:
@@ -348,7 +345,7 @@ class Reconciliation:
         self._job.counters["windows_written"] += sum(run.count for run in event.runs)
 
     def _settle(self, work: BlockRepairer) -> None:
-        """Once all chunks of a block are settled, store its record if that changed."""
+        """If all chunks of a block are settled, store its record if it changed."""
         if work.block_id in self._page.settled or work.is_dropped or not work.is_settled:
             return
         self._page.settled.add(work.block_id)
@@ -360,7 +357,7 @@ class Reconciliation:
         if put is not None:
             if self._ours.recorded_bcs_id is not None:
                 self._ours.recorded_bcs_id = max(self._ours.recorded_bcs_id, put.record.bcs_id)
-            self._ask(put)
+            self._request(put)
         else:
             self._note_repaired(work)
 
@@ -378,18 +375,15 @@ class Reconciliation:
             self._round.repaired.setdefault(work.block_id, {})[record.offset] = entry
 
     def _block_gone(self, block_id: BlockId) -> None:
-        """It was deleted meanwhile: forget it, and let the tree say what deletion made
-        of it.
-        """
+        """Drop a block that was deleted meanwhile; the tree has its tombstone."""
         self._page.blocks[block_id].drop()
         self._round.failures.pop(block_id, None)
         self._round.repaired.pop(block_id, None)
 
     def _unreadable(self, work: BlockRepairer, message: str) -> None:
-        """Our file cannot be looked at, say because it is a link or a folder: it is
-        this block's fault alone.
+        """Fail one block whose file cannot be read, say because it is a link.
 
-        A disk that fails altogether shows in the next write, or in the scan.
+        If the whole disk fails, the next write or the scan will fail too.
         """
         self._round.is_clean = False
         for chunk in work.repair.chunks:
@@ -398,17 +392,15 @@ class Reconciliation:
         work.drop()
 
     def _damaged_again(self, work: BlockRepairer) -> None:
-        """The file shrank while we worked on it: leave the block as it is, and let the
-        scan start another round.
+        """Drop a block whose file shrank meanwhile; the scan will start another
+        round.
         """
         self._round.is_clean = False
         self._round.must_scan = True
         work.drop()
 
     def _store_tree(self) -> None:
-        """Lay what was repaired and which deletes were learned over our tree as it is
-        stored.
-        """
+        """Merge repaired chunks and adopted tombstones into our stored tree."""
         self._phase = Phase.STORING
         if not self._round.repaired and not self._round.tombstones:
             self._commit()
@@ -417,7 +409,7 @@ class Reconciliation:
         if tree == self._ours.tree:
             self._commit()
         else:
-            self._ask(StoreTree(tree, self._ours.generation))
+            self._request(StoreTree(tree, self._ours.generation))
 
     def _tree_stored(self, tree: ContainerTree, generation: bytes) -> None:
         self._ours.tree, self._ours.generation = tree, generation
@@ -427,8 +419,8 @@ class Reconciliation:
 
     def _commit(self) -> None:
         self._phase = Phase.COMMITTING
-        # A lost commit is not set to what this round happens to have mended: nobody
-        # would see then that it was lost.
+        # A lost commit is not replaced by that of one repaired block, which would hide
+        # the loss.
         is_known = self._ours.bcs_id > 0 or self._ours.recorded_bcs_id is None
         if (
             self._job.halt is None
@@ -436,7 +428,7 @@ class Reconciliation:
             and is_known
             and self._round.adopted_bcs_id > self._ours.bcs_id
         ):
-            self._ask(AdvanceBcsId(self._round.adopted_bcs_id))
+            self._request(AdvanceBcsId(self._round.adopted_bcs_id))
         else:
             self._scan_if_needed()
 
@@ -445,16 +437,14 @@ class Reconciliation:
             self._conclude()
             return
         self._phase = Phase.SCANNING
-        unseen = not self._options.skip_final_scan and not self._job.counters["scans"]
-        if self._round.must_scan or unseen or self._wants_return():
-            self._ask(Rescan())
+        is_unscanned = not self._options.skip_final_scan and not self._job.counters["scans"]
+        if self._round.must_scan or is_unscanned or self._needs_scan_to_return():
+            self._request(Rescan())
         else:
             self._after_scan()
 
-    def _wants_return(self) -> bool:
-        """Whether only a clean scan stands between an unhealthy replica and its return
-        to service.
-        """
+    def _needs_scan_to_return(self) -> bool:
+        """Whether an UNHEALTHY replica could return to service after a clean scan."""
         return (
             self._options.return_to is not None
             and self._ours.state is ReplicaState.UNHEALTHY
@@ -470,7 +460,7 @@ class Reconciliation:
         self._ours.tree, self._ours.generation = event.tree, event.generation
         self._ours.state = event.state
         self._job.scanned_clean = not event.findings
-        # What a deleted block lacks is nobody's loss.
+        # Missing data of a deleted block is not a loss.
         deleted = {block.block_id for block in event.tree.blocks if block.deleted}
         self._job.findings = tuple(place for place in event.findings if place[0] not in deleted)
         self._job.lost = event.lost
@@ -491,7 +481,7 @@ class Reconciliation:
             self._begin_round()
             return
         for block_id, offset in left:
-            detail = "still or again damaged after the last round"
+            detail = "still damaged, or damaged again, after the last round"
             fact = Evidence(EvidenceKind.DAMAGED_AGAIN, block_id, offset, detail)
             failures = self._round.failures.setdefault(block_id, {})
             failures.setdefault(offset, (Verdict.UNKNOWN, fact))
@@ -499,13 +489,13 @@ class Reconciliation:
             plan.is_empty
             and not self._round.failures
             and plan.verdict in (Verdict.MATCH, Verdict.REPAIRABLE)
-            # A silent peer may have a later commit, or what nobody else has.
+            # A peer that did not answer may have a later commit or more data.
             and self._has_all_trees
         )
         recorded = self._ours.recorded_bcs_id
         if is_whole and recorded is not None and recorded > self._ours.bcs_id:
             self._phase = Phase.COMMITTING
-            self._ask(AdvanceBcsId(recorded))
+            self._request(AdvanceBcsId(recorded))
         elif (
             is_whole
             and self._ours.state is ReplicaState.UNHEALTHY
@@ -514,25 +504,25 @@ class Reconciliation:
             and self._ours.bcs_id >= self._job.bcs_seen
         ):
             self._phase = Phase.RETURNING
-            self._ask(ReturnToService(self._options.return_to, self._ours.generation))
+            self._request(ReturnToService(self._options.return_to, self._ours.generation))
         else:
             self._conclude()
 
     def _failed(self, event: RequestFailed) -> None:
         match event.request, event.kind:
             case ((FetchTree(peer) | FetchRecords(peer)), _):
-                self._job.sources.failed(peer, event.code)
+                self._job.sources.record_failure(peer, event.code)
             case FetchWindows(peer, block_id, chunk), _:
                 self._page.blocks[block_id].fetch_failed(
                     peer, chunk.offset, event.code, retryable=event.retryable
                 )
                 self._advance(self._page.blocks[block_id])
             case StoreTree(), FailureKind.TREE_CHANGED if self._job.stale_trees < _STALE_TREES_MAX:
-                # A scan or a delete was faster: our repairs are on disk, so lay them
-                # over what is stored now.
+                # A scan or a delete stored a tree first. Our repairs are on disk, so
+                # merge them into that tree.
                 self._job.stale_trees += 1
                 self._phase = Phase.RELOADING
-                self._ask(LoadOwn())
+                self._request(LoadOwn())
             case ((CheckLocal(block_id) | WriteWindows(block_id)), FailureKind.BLOCK_GONE):
                 self._block_gone(block_id)
             case PutBlock(record), FailureKind.BLOCK_GONE:
@@ -546,8 +536,8 @@ class Reconciliation:
             case _, FailureKind.CONTAINER_GONE:
                 self._finish(OutcomeState.INTERRUPTED, event.code, event.message)
             case _:
-                # The disk, or the undo budget: what is done is done; nothing new is
-                # begun.
+                # The disk failed or the undo budget is used up: keep what is repaired,
+                # and start nothing new.
                 self._job.halt = self._job.halt or event
 
     def _conclude(self) -> None:
@@ -557,7 +547,7 @@ class Reconciliation:
             self._finish(OutcomeState.DONE)
 
     def _finish(self, state: OutcomeState, code: str = "", message: str = "") -> None:
-        """Everything under way is forgotten: its answers come too late to matter."""
+        """Set the outcome; events of open requests are ignored from now on."""
         progress = self.progress
         self._phase = Phase.DONE
         self.outcome = RepairOutcome(
@@ -582,13 +572,13 @@ class Reconciliation:
 
     @property
     def _has_all_trees(self) -> bool:
-        """Whether every peer gave its tree in this round."""
+        """Whether every peer sent its tree in this round."""
         return len(self._round.trees) == len(self._peers)
 
-    def _ask(self, request: Request) -> None:
+    def _request(self, request: Request) -> None:
         self._in_flight += 1
         self._out.append(request)
 
-    def _taken(self) -> list[Request]:
+    def _take_requests(self) -> list[Request]:
         out, self._out = self._out, []
         return out

@@ -1,8 +1,8 @@
-"""What a reconciliation asks for, what it hears, and what comes of it: the values
-between repair.reconciliation, which decides, and repair.runner, which acts.
+"""Requests and events of a reconciliation.
 
-Every request but `ReportOutcome` is answered by exactly one event: the one its
-docstring names, or `RequestFailed`.
+repair.reconciliation decides and returns requests; repair.runner executes them and
+returns events. Every request but `ReportOutcome` is answered by exactly one event:
+either the one that its docstring names, or `RequestFailed`.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,7 +14,7 @@ from merkle.outcome import RepairOutcome
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerTree
-from merkle.windows import Proven
+from merkle.windows import ProvenWindows
 from ozone.errors import (
     BlockNotFoundError,
     ChunkGapError,
@@ -27,20 +27,20 @@ from runtime.errors import DiskError, OperationInterruptedError
 
 @dataclass(frozen=True, slots=True)
 class LoadOwn:
-    """Our replica's state and stored tree -> OwnLoaded."""
+    """Load our replica's state and stored tree -> OwnLoaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchTree:
-    """-> TreeArrived."""
+    """Fetch a peer's tree -> TreeArrived."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRecords:
-    """Our records of these blocks; one that is not there, or that nobody can read, is
-    left out -> OwnRecords.
+    """Load our records of these blocks, except missing and unparsable ones ->
+    OwnRecords.
     """
 
     block_ids: tuple[BlockId, ...]
@@ -48,7 +48,7 @@ class LoadRecords:
 
 @dataclass(frozen=True, slots=True)
 class FetchRecords:
-    """-> RecordsArrived."""
+    """Fetch a peer's records of these blocks -> RecordsArrived."""
 
     peer: PeerId
     block_ids: tuple[BlockId, ...]
@@ -56,9 +56,7 @@ class FetchRecords:
 
 @dataclass(frozen=True, slots=True)
 class CheckLocal:
-    """Which windows of our own file do not match this record, and how long is the file
-    -> LocalChecked.
-    """
+    """Compare our own file with this record -> LocalChecked."""
 
     block_id: BlockId
     chunk: ChunkRecord
@@ -66,8 +64,8 @@ class CheckLocal:
 
 @dataclass(frozen=True, slots=True)
 class FetchWindows:
-    """Ascending windows of a chunk from a peer, proven against the record ->
-    WindowsArrived.
+    """Fetch windows of a chunk (ascending indices) from a peer and prove them against
+    this record -> WindowsArrived.
     """
 
     peer: PeerId
@@ -78,25 +76,25 @@ class FetchWindows:
 
 @dataclass(frozen=True, slots=True)
 class WriteWindows:
-    """Keep an undo copy, write, make durable, read back, all under the container's lock
-    -> WindowsWritten.
+    """Save an undo copy, write, sync and read back, all under the container's lock ->
+    WindowsWritten.
     """
 
     block_id: BlockId
     chunk: ChunkRecord
-    runs: tuple[Proven, ...]
+    runs: tuple[ProvenWindows, ...]
     source: PeerId
 
     @property
     def length_bytes(self) -> int:
-        """How many bytes are written."""
+        """The number of bytes to write."""
         return sum(len(run.data) for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True)
 class PutBlock:
-    """Store a block's record, counters recomputed, unless the block was deleted
-    meanwhile -> BlockStored.
+    """Store a block's record, unless the block was deleted meanwhile, and recompute the
+    container's counters -> BlockStored.
     """
 
     record: BlockRecord
@@ -104,7 +102,9 @@ class PutBlock:
 
 @dataclass(frozen=True, slots=True)
 class StoreTree:
-    """Merge into the stored tree if it still has this generation -> TreeStored."""
+    """Merge a tree into the stored one if that still has this generation ->
+    TreeStored.
+    """
 
     tree: ContainerTree
     generation: bytes
@@ -112,22 +112,22 @@ class StoreTree:
 
 @dataclass(frozen=True, slots=True)
 class AdvanceBcsId:
-    """Raise the container's commit to this one -> BcsIdAdvanced."""
+    """Raise the container's commit to `bcs_id` -> BcsIdAdvanced."""
 
     bcs_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Rescan:
-    """Read everything again, store the tree that shows, mark the replica unhealthy on
+    """Read all data again, store the resulting tree, and mark the replica UNHEALTHY on
     findings -> Scanned.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnToService:
-    """Change the state of an unhealthy replica that proved clean, if its tree is still
-    the one -> StateChanged.
+    """Set the state of an UNHEALTHY replica that scanned clean, if its tree still has
+    this generation -> StateChanged.
     """
 
     state: ReplicaState
@@ -136,7 +136,7 @@ class ReturnToService:
 
 @dataclass(frozen=True, slots=True)
 class ReportOutcome:
-    """The end: tell whoever asked. No event answers it."""
+    """Report the outcome; the last request of a job. No event answers it."""
 
     outcome: "RepairOutcome"
 
@@ -158,12 +158,12 @@ Request: TypeAlias = PeerRequest | LocalRequest | ReportOutcome
 
 @dataclass(frozen=True, slots=True)
 class OwnLoaded:
-    """`tree` is None where none was ever built.
+    """Our replica as stored; `tree` is None if none was ever built.
 
-    `bcs_id` is the container's commit, 0 where the database has lost it.
-    `recorded_bcs_id` is the highest commit in the container's block records; it is
-    looked up where the container's is lost, and of an UNHEALTHY replica, which a round
-    that was not clean may have left with a block beyond it; otherwise it is None.
+    `bcs_id` is the container's commit, 0 if the database has lost it.
+    `recorded_bcs_id` is the highest commit in the container's block records. It is read
+    if the container's commit is lost, and for an UNHEALTHY replica, in which an
+    incomplete round may have left a block with a later commit. Otherwise it is None.
     """
 
     tree: ContainerTree | None
@@ -176,23 +176,33 @@ class OwnLoaded:
 
 @dataclass(frozen=True, slots=True)
 class TreeArrived:
+    """A peer's tree, checked."""
+
     peer: PeerId
     tree: ContainerTree
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRecords:
+    """Our records, by block."""
+
     records: Mapping[BlockId, BlockRecord]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordsArrived:
+    """A peer's records, by block."""
+
     peer: PeerId
     records: Mapping[BlockId, BlockRecord]
 
 
 @dataclass(frozen=True, slots=True)
 class LocalChecked:
+    """The windows of our file that do not match (`bad`, ascending indices), and the
+    file's length.
+    """
+
     block_id: BlockId
     offset: int
     bad: tuple[int, ...]
@@ -201,14 +211,14 @@ class LocalChecked:
 
 @dataclass(frozen=True, slots=True)
 class WindowsArrived:
-    """What a peer sent of what was asked, proven; `code` is that of the error that cut
-    it short, if any.
+    """The proven windows from a peer. If an error ended the fetch early, `code` is its
+    code and `retryable` whether a retry may succeed.
     """
 
     peer: PeerId
     block_id: BlockId
     offset: int
-    runs: tuple[Proven, ...]
+    runs: tuple[ProvenWindows, ...]
     bytes_fetched: int
     code: str = ""
     retryable: bool = False
@@ -216,40 +226,46 @@ class WindowsArrived:
 
 @dataclass(frozen=True, slots=True)
 class WindowsWritten:
-    """`unread_bytes` are, for each run, those that a bad sector hid, so that no undo
-    copy has them.
+    """The windows are durable. `unread_bytes` is, for each run, the number of
+    overwritten bytes that were unreadable and are in no undo copy.
     """
 
     block_id: BlockId
     offset: int
     source: PeerId
-    runs: tuple[Proven, ...]
+    runs: tuple[ProvenWindows, ...]
     unread_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
+    """The block's record is stored."""
+
     block_id: BlockId
 
 
 @dataclass(frozen=True, slots=True)
 class TreeStored:
+    """The merged tree that is now stored."""
+
     tree: ContainerTree
     generation: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class BcsIdAdvanced:
+    """The container's commit is at least `bcs_id`."""
+
     bcs_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """The tree now stored, and where the scan found faults, as far as they have a place
-    in a block.
+    """The tree that the scan stored, and the places of its findings: block and offset,
+    as far as known.
 
-    `lost` are the offsets of chunks that are on record and not in the tree: not a byte
-    of them was found.
+    `lost` are the offsets, by block, of chunks that are on record but not in the tree:
+    no byte of them was found.
     """
 
     tree: ContainerTree
@@ -261,19 +277,21 @@ class Scanned:
 
 @dataclass(frozen=True, slots=True)
 class StateChanged:
+    """The replica now has this state."""
+
     state: ReplicaState
 
 
 class FailureKind(Enum):
-    """What a failed request means for the repair."""
+    """The consequence of a failed request for the repair."""
 
-    # The container is being deleted, or is not ours to change any more.
+    # The container is being deleted, or may no longer be changed.
     CONTAINER_GONE = "container_gone"
-    # The block was deleted meanwhile: nothing is wrong, and nothing is left to do.
+    # The block was deleted meanwhile, so it needs no repair.
     BLOCK_GONE = "block_gone"
-    # Another writer stored a tree since we loaded ours.
+    # Another writer stored a tree after we loaded ours.
     TREE_CHANGED = "tree_changed"
-    # The block's file became shorter since we checked it.
+    # The block's file became shorter after we checked it.
     FILE_SHRANK = "file_shrank"
     DISK_FAILED = "disk_failed"
     OTHER = "other"
@@ -292,8 +310,8 @@ _FAILURE_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The request was not carried out; `code` is an error's stable code, `retryable`
-    whether a later job may do it.
+    """A request failed; `code` is the error's stable code, `retryable` whether a later
+    attempt may succeed.
     """
 
     request: Request
@@ -303,14 +321,14 @@ class RequestFailed:
 
     @property
     def kind(self) -> FailureKind:
-        """What the failure means for the repair."""
+        """The consequence of the failure, by its code."""
         return _FAILURE_KINDS.get(self.code, FailureKind.OTHER)
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The job was cancelled or the container is being deleted: end now. Answers no
-    request.
+    """The job must end now: it was cancelled, or the container is being deleted. It
+    answers no request.
     """
 
     reason: str
@@ -336,20 +354,23 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class ReconcileOptions:
-    """`return_to` brings an UNHEALTHY replica back into service; None leaves it
-    UNHEALTHY, as Ozone does.
+    """Options of one reconciliation.
 
-    The rule: every peer gave its tree; a full scan after everything else found no
-    fault, and no other has changed the tree since; our plan is empty and neither
-    UNRECOVERABLE nor CONFLICT nor UNKNOWN; and our commit is not behind that of any
-    block seen here or at a peer in this job. Which state it returns to is the choice of
-    whoever knows the container (scm.registry): CLOSED only where a replica of it is or
-    was CLOSED or all have one commit, else QUASI_CLOSED. A replica that falsely claims
-    CLOSED makes SCM close the container at its commit and drop others.
+    `return_to` is the state in which an UNHEALTHY replica returns to service; with None
+    it stays UNHEALTHY, as in Ozone. The conditions are:
 
-    All data are read once more at the end, as Ozone does, so that damage which no tree
-    shows yet is found and repaired in the same job. `skip_final_scan` leaves that out
-    where nothing was changed, for visits that nobody asked for.
+    - Every peer sent its tree.
+    - A full scan after all repairs found no fault, and the tree has not changed since.
+    - Our plan is empty, and its verdict is MATCH or REPAIRABLE.
+    - Our commit is not behind that of any block seen here or at a peer in this job.
+
+    The controller chooses the state (scm.registry): CLOSED only if a replica is or was
+    CLOSED or all have one commit, otherwise QUASI_CLOSED. If a replica wrongly reports
+    CLOSED, SCM closes the container at its commit and drops the others.
+
+    At the end all data is read once more, as in Ozone, so that damage which no tree
+    shows yet is repaired in the same job. `skip_final_scan` omits this read if nothing
+    was changed, for jobs of the automatic mode.
     """
 
     fetches_max: int = 4

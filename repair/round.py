@@ -1,9 +1,8 @@
-"""What a reconciliation knows: of the job, of one round, of one page of blocks.
+"""The state of a reconciliation: of the job, of one round, of one page of blocks.
 
-A new round, and a new page, is a new value: nothing of the one before is left over.
+Each round and each page starts with a new value, so no state of an earlier one is left.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,7 +17,7 @@ from repair.requests import RequestFailed
 
 
 class Phase(Enum):
-    """What a reconciliation does now; the values are shown as progress."""
+    """The phases of a reconciliation; the values are shown as progress."""
 
     LOADING = "loading"
     FIRST_SCAN = "first scan"
@@ -34,36 +33,37 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class RepairState:
-    """What lasts from the first request of a job to its outcome."""
+    """State from the first request of a job to its outcome."""
 
     sources: Sources
     counters: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
-    # The local failure after which nothing new is begun.
+    # The local failure after which no new work starts.
     halt: RequestFailed | None = None
-    # The plan of the latest round, or after its scan.
+    # The plan at the start of the latest round, or after its scan.
     plan: RepairPlan | None = None
     claimed: set[BlockId] = field(default_factory=set)
     # The highest commit of a block seen here or at a peer.
     bcs_seen: int = 0
-    # Whether anything on our disk was changed.
+    # Something on our disk was changed.
     changed: bool = False
     scanned_clean: bool = False
-    # Places where the latest scan found faults, without those in deleted blocks.
+    # The places of the latest scan's findings, except those in deleted blocks.
     findings: tuple[tuple[BlockId | None, int | None], ...] = ()
-    # Chunks by block that the latest scan found without a byte on disk.
+    # Offsets, by block, of chunks of which the latest scan found no byte on disk.
     lost: Mapping[BlockId, Collection[int]] = field(default_factory=dict)
     stale_trees: int = 0
 
 
 @dataclass(slots=True)
 class OurReplica:
-    """Our replica as it was last loaded, stored or scanned."""
+    """Our replica as last loaded, stored or scanned."""
 
     tree: ContainerTree | None = None
     generation: bytes = b""
     state: ReplicaState | None = None
     bcs_id: int = 0
-    # The highest commit in our block records, where it may be above the container's.
+    # The highest commit in our block records; None unless it may be above the
+    # container's.
     recorded_bcs_id: int | None = None
 
     @property
@@ -74,12 +74,12 @@ class OurReplica:
 
 @dataclass(slots=True)
 class RoundState:
-    """What belongs to one round: trees, what was repaired, what failed."""
+    """State of one round: the peers' trees, and what was repaired and what failed."""
 
     own_ready: bool = False
     trees: dict[PeerId, ContainerTree] = field(default_factory=dict)
-    # How many blocks of the plan were begun.
-    begun: int = 0
+    # The number of planned blocks whose repair was started.
+    started: int = 0
     repaired: dict[BlockId, dict[int, ChunkTree]] = field(default_factory=dict)
     tombstones: tuple[BlockTree, ...] = ()
     failures: dict[BlockId, dict[int, Failure]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class RoundState:
 
 @dataclass(slots=True)
 class PageState:
-    """The blocks whose records are held at a time."""
+    """The blocks that are repaired together, with their records."""
 
     repairs: tuple[BlockRepair, ...] = ()
     own_records: Mapping[BlockId, BlockRecord] = field(default_factory=dict)
@@ -102,19 +102,19 @@ class PageState:
 def _verdict_of(
     job: RepairState, round_: RoundState, *, has_all_trees: bool, is_complete: bool
 ) -> Verdict | None:
-    """The verdict on all replicas that answered; None where none can be given.
+    """The verdict on all replicas that answered; None if there is none.
 
-    `is_complete` says that the repair came to its end.
+    `is_complete` is true if the repair was neither interrupted nor failed.
     """
     if job.plan is None:
         return None
     failed = {verdict for block in round_.failures.values() for verdict, _ in block.values()}
     seen = {job.plan.verdict, *failed}
     if job.findings and is_complete and seen <= {Verdict.MATCH, Verdict.REPAIRABLE}:
-        # Damage that no tree shows: a chunk of which no replica has a byte is in none.
+        # No tree shows this damage: a chunk of which no replica has a byte is in none.
         seen.add(Verdict.UNRECOVERABLE)
     if Verdict.UNRECOVERABLE in seen and not has_all_trees:
-        # A peer that did not answer may hold what the others lack.
+        # A peer that did not answer may hold the chunk.
         seen = seen - {Verdict.UNRECOVERABLE} | {Verdict.UNKNOWN}
     worst = worst_verdict(seen)
     if worst not in (Verdict.MATCH, Verdict.REPAIRABLE):
@@ -122,14 +122,16 @@ def _verdict_of(
     if job.changed or job.findings or job.plan.verdict is Verdict.REPAIRABLE:
         return Verdict.REPAIRABLE
     if not is_complete:
-        # The trees' common part says nothing about what was not compared any more.
+        # The comparison was not completed.
         return None
-    # Equal to those that answered is not equal to all.
+    # A peer that did not answer may differ.
     return Verdict.MATCH if has_all_trees else Verdict.UNKNOWN
 
 
 def evidence_of(job: RepairState, round_: RoundState) -> tuple[Evidence, ...]:
-    """What the verdict rests on: the plan, what failed, what the last scan found."""
+    """The evidence for the verdict: of the plan, of failed chunks, of the last
+    scan.
+    """
     failed = [fact for block in round_.failures.values() for _, fact in block.values()]
     found = [
         Evidence(EvidenceKind.FINDINGS_REMAIN, *place, "found by the last scan")
@@ -139,7 +141,7 @@ def evidence_of(job: RepairState, round_: RoundState) -> tuple[Evidence, ...]:
 
 
 def repaired_tree(container_id: ContainerId, ours: OurReplica, round_: RoundState) -> ContainerTree:
-    """Our tree with what was repaired and which deletes were learned in this round."""
+    """Our tree with the chunks repaired and the tombstones adopted in this round."""
     builder = TreeBuilder(container_id, ours.tree)
     for block_id, chunks in round_.repaired.items():
         for chunk in chunks.values():
@@ -150,12 +152,9 @@ def repaired_tree(container_id: ContainerId, ours: OurReplica, round_: RoundStat
 
 
 def chunks_of(tree: ContainerTree, block_id: BlockId) -> dict[int, ChunkTree]:
-    """A block's chunks in a tree, by offset; none where the tree has no such block."""
-    at = bisect_left(tree.blocks, block_id, key=lambda block: block.block_id)
-    found = tree.blocks[at] if at < len(tree.blocks) else None
-    if found is None or found.block_id != block_id:
-        return {}
-    return {chunk.offset: chunk for chunk in found.chunks}
+    """A block's chunks in a tree, by offset; empty if the tree lacks the block."""
+    block = tree.block(block_id)
+    return {} if block is None else {chunk.offset: chunk for chunk in block.chunks}
 
 
 def _planned_tombstones(plan: RepairPlan) -> tuple[BlockTree, ...]:
@@ -164,7 +163,7 @@ def _planned_tombstones(plan: RepairPlan) -> tuple[BlockTree, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RepairRules:
-    """The rules that a reconciliation applies and tests exchange for wrong ones."""
+    """The rules of a reconciliation; tests replace them by wrong ones."""
 
     block_repairer: type[BlockRepairer] = BlockRepairer
     tombstones_to_adopt: Callable[[RepairPlan], tuple[BlockTree, ...]] = _planned_tombstones

@@ -1,12 +1,11 @@
-"""Carry out what a reconciliation asks for: from peers in a pool of threads, on our own
-disk one thing at a time.
+"""Executes the requests of reconciliations, on peers and on our own replicas.
 
-`carry_out` turns one request into its event and is all that touches ports, so that a
-simulation can call it too. A `Runner` drives one machine a container: requests to peers
-go to the pool, shared and bounded; requests to our own replica run in the caller's
-thread, since one container's disk gains nothing from two writers. So when `run`
-returns, also after a cancel, nothing of ours is at work in the container any more and
-it may be deleted.
+`execute_local` and `execute_remote` turn a request into its event. Only they call
+ports, so a simulation can use them too. A `Runner` drives one state machine per
+container. Requests to peers run in a shared, bounded pool of threads. Requests to our
+own replica run in the caller's thread, one at a time, because a second writer would not
+make a container's disk faster. When `run` returns, also after a cancel, no thread of
+ours changes the container any more, so it may be deleted.
 """
 
 import threading
@@ -22,7 +21,7 @@ from merkle.outcome import RepairOutcome, RepairProgress
 from merkle.record import ChunkRecord
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from merkle.windows import Proven, prove, runs_of
+from merkle.windows import ProvenWindows, prove, runs_of
 from ozone.ports import ByteRange
 from repair.ports import Audit, Peer, ReplicaAccess
 from repair.reconciliation import Reconciliation
@@ -61,11 +60,11 @@ from repair.wire import RANGES_MAX
 from runtime.errors import BusyError, RemoteProtocolError
 from runtime.retry import Backoff, retrying
 
-Prove: TypeAlias = Callable[[ChunkRecord, int, bytearray], tuple[Proven, ...]]
+Prove: TypeAlias = Callable[[ChunkRecord, int, bytearray], tuple[ProvenWindows, ...]]
 
 
-def carry_out_here(request: LocalRequest, replica: ReplicaAccess) -> Event:
-    """Do to our own replica what was asked."""
+def execute_local(request: LocalRequest, replica: ReplicaAccess) -> Event:
+    """Execute a request on our own replica; an error becomes `RequestFailed`."""
     try:
         match request:
             case LoadOwn():
@@ -97,7 +96,7 @@ def carry_out_here(request: LocalRequest, replica: ReplicaAccess) -> Event:
         return _failed(request, error)
 
 
-def carry_out_there(
+def execute_remote(
     request: PeerRequest,
     container_id: ContainerId,
     peer: Peer,
@@ -105,8 +104,10 @@ def carry_out_there(
     take: Callable[[int], None] = lambda _: None,
     prove: Prove = prove,
 ) -> Event:
-    """Get from a peer what was asked; `take` hears of each byte received and may hold
-    us back.
+    """Execute a request on a peer; an error becomes `RequestFailed`.
+
+    `take` is called with the size of each piece received, in bytes, and may block to
+    limit the rate.
     """
     try:
         match request:
@@ -133,8 +134,8 @@ def _fetch_windows(
     take: Callable[[int], None],
     prove: Prove,
 ) -> WindowsArrived:
-    """Adjacent windows in one range each; what came before an error is proven and
-    kept.
+    """Fetch windows, adjacent ones in one range. Bytes that arrived before an error are
+    proven and kept.
     """
     chunk = request.chunk
     starts: dict[int, int] = {}
@@ -144,16 +145,16 @@ def _fetch_windows(
         high, size = chunk.window(run.stop - 1)
         starts[chunk.offset + low] = run.start
         ranges.append(ByteRange(chunk.offset + low, high + size - low))
-    received: dict[int, bytearray] = {one.offset: bytearray() for one in ranges}
+    received: dict[int, bytearray] = {wanted.offset: bytearray() for wanted in ranges}
     failure: ReconcileError | None = None
     bytes_fetched = 0
     try:
-        for at in range(0, len(ranges), RANGES_MAX):
-            part = ranges[at : at + RANGES_MAX]
-            for piece in peer.read(container_id, request.block_id, chunk, part):
+        for i in range(0, len(ranges), RANGES_MAX):
+            batch = ranges[i : i + RANGES_MAX]
+            for piece in peer.read(container_id, request.block_id, chunk, batch):
                 bytes_fetched += len(piece.data)
                 take(len(piece.data))
-                _keep(piece.offset, piece.data, part, received)
+                _append(piece.offset, piece.data, batch, received)
     except ReconcileError as error:
         failure = error
     proven = tuple(
@@ -172,25 +173,25 @@ def _fetch_windows(
     )
 
 
-def _keep(
+def _append(
     offset: int,
     data: bytes | memoryview,
     ranges: Sequence[ByteRange],
     received: dict[int, bytearray],
 ) -> None:
-    for one in ranges:
-        so_far = received[one.offset]
-        if offset == one.offset + len(so_far) and offset + len(data) <= one.end:
+    for wanted in ranges:
+        so_far = received[wanted.offset]
+        if offset == wanted.offset + len(so_far) and offset + len(data) <= wanted.end:
             so_far += data
             return
     raise RemoteProtocolError(
-        f"a peer sent bytes from {offset} that do not continue what was asked", offset=offset
+        f"a peer sent bytes at {offset} that do not continue a requested range", offset=offset
     )
 
 
 @dataclass(frozen=True, slots=True)
 class RepairJob:
-    """What to reconcile, for whom."""
+    """One repair of one container, with the ID of its job."""
 
     job_id: str
     container_id: ContainerId
@@ -199,7 +200,7 @@ class RepairJob:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A reconciliation under way; `events` also brings the cancel."""
+    """A running reconciliation; `events` also carries the cancel."""
 
     job: RepairJob
     events: "SimpleQueue[Event | Future[Event]]" = field(default_factory=SimpleQueue)
@@ -209,8 +210,8 @@ class _Run:
 
 
 class Runner:
-    """Runs reconciliations, one a container at a time. Thread-safe: `run` is called by
-    as many threads as may work.
+    """Runs reconciliations, at most one per container at a time. Thread-safe: each
+    caller of `run` repairs one container in its own thread.
     """
 
     def __init__(
@@ -222,8 +223,8 @@ class Runner:
         backoff: Backoff | None = None,
         take: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`threads_max` bounds what is under way at peers, over all containers; `take`
-        limits the bandwidth.
+        """`threads_max` bounds concurrent requests to peers, over all containers.
+        `take` limits the rate, see `execute_remote`.
         """
         assert threads_max >= 1
         self._own = own
@@ -242,18 +243,18 @@ class Runner:
         *,
         on_progress: Callable[[RepairProgress], None] = lambda _: None,
     ) -> RepairOutcome:
-        """Reconcile until the end; failures are in the outcome.
+        """Reconcile to the end and return the outcome, which also reports failures.
 
-        `open_replica` gets what is set when the run is cancelled, for what takes long.
+        `open_replica` gets an event that is set on cancel, so that a scan can stop.
 
         Raises:
-            BusyError: this container is being reconciled already.
+            BusyError: this container is already being reconciled.
             ReconcileError: our replica cannot be opened.
         """
         run = _Run(job)
         with self._lock:
             if job.container_id in self._runs:
-                text = f"container {job.container_id} is being reconciled already"
+                text = f"container {job.container_id} is already being reconciled"
                 raise BusyError(
                     text,
                     container_id=job.container_id,
@@ -268,8 +269,8 @@ class Runner:
             run.ended.set()
 
     def interrupt(self, container_id: ContainerId, reason: str, *, timeout_s: float) -> bool:
-        """End the container's reconciliation, if there is one, and wait; True once
-        nothing of ours works in it.
+        """Cancel the container's reconciliation, if there is one, and wait up to
+        `timeout_s` seconds; True if none is running.
         """
         with self._lock:
             run = self._runs.get(container_id)
@@ -280,19 +281,19 @@ class Runner:
         return run.ended.wait(timeout_s)
 
     def running(self) -> list[tuple[RepairJob, RepairProgress | None]]:
-        """What is under way."""
+        """The running jobs, each with its progress, None before the first event."""
         with self._lock:
             return [(run.job, run.progress) for run in self._runs.values()]
 
     def close(self) -> None:
-        """End all, and wait for the threads; a call to a peer that hangs ends at its
-        deadline.
+        """Cancel all jobs and wait for the threads; a call to a peer that hangs ends at
+        its deadline.
         """
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:
             run.cancelled.set()
-            run.events.put(Cancelled("the agent stops"))
+            run.events.put(Cancelled("the agent is stopping"))
         for run in runs:
             run.ended.wait()
         self._pool.shutdown(cancel_futures=True)
@@ -305,35 +306,37 @@ class Runner:
         on_progress: Callable[[RepairProgress], None],
     ) -> RepairOutcome:
         machine = Reconciliation(run.job.container_id, self._own, sorted(peers), run.job.options)
-        here: deque[LocalRequest] = deque()
-        there: set[Future[Event]] = set()
+        local: deque[LocalRequest] = deque()
+        remote: set[Future[Event]] = set()
 
-        def sort(requests: Sequence[Request]) -> None:
+        def dispatch(requests: Sequence[Request]) -> None:
             for request in requests:
                 match request:
                     case FetchTree() | FetchRecords() | FetchWindows():
-                        future = self._pool.submit(self._ask, request, run, peers[request.peer])
-                        there.add(future)
+                        future = self._pool.submit(
+                            self._execute_remote, request, run, peers[request.peer]
+                        )
+                        remote.add(future)
                         future.add_done_callback(run.events.put)
                     case ReportOutcome():
                         pass
                     case _:
-                        here.append(request)
+                        local.append(request)
 
-        sort(machine.start())
+        dispatch(machine.start())
         while machine.outcome is None:
-            arrived = self._next(run, wait=not here)
+            arrived = self._next(run, wait=not local)
             if isinstance(arrived, Future):
-                there.discard(arrived)
+                remote.discard(arrived)
                 event = arrived.result()
             elif arrived is not None:
                 event = arrived
             else:
-                event = self._act(here.popleft(), run.job, replica)
-            sort(machine.step(event))
+                event = self._execute_local(local.popleft(), run.job, replica)
+            dispatch(machine.step(event))
             run.progress = machine.progress
             on_progress(run.progress)
-        for future in there:
+        for future in remote:
             future.cancel()
         return machine.outcome
 
@@ -343,13 +346,13 @@ class Runner:
         except Empty:
             return None
 
-    def _ask(self, request: PeerRequest, run: _Run, peer: Peer) -> Event:
-        """In the pool: with retries, as long as the error says that they may help and
-        nobody cancelled.
+    def _execute_remote(self, request: PeerRequest, run: _Run, peer: Peer) -> Event:
+        """Execute a request in the pool; retry while the error is retryable and the run
+        is not cancelled.
         """
 
         def attempt() -> Event:
-            event = carry_out_there(request, run.job.container_id, peer, take=self._take)
+            event = execute_remote(request, run.job.container_id, peer, take=self._take)
             if isinstance(event, RequestFailed) and event.retryable and not run.cancelled.is_set():
                 raise _RetryError(event)
             return event
@@ -362,8 +365,10 @@ class Runner:
         except _RetryError as error:
             return error.event
 
-    def _act(self, request: LocalRequest, job: RepairJob, replica: ReplicaAccess) -> Event:
-        event = carry_out_here(request, replica)
+    def _execute_local(
+        self, request: LocalRequest, job: RepairJob, replica: ReplicaAccess
+    ) -> Event:
+        event = execute_local(request, replica)
         if not (isinstance(request, WriteWindows) and isinstance(event, WindowsWritten)):
             return event
         try:
@@ -378,7 +383,7 @@ class Runner:
                     unread=unread,
                 )
         except ReconcileError as error:
-            # Bytes that nobody can account for must be the last ones.
+            # The write has no audit line, so it must be the last one.
             return _failed(request, error)
         return event
 

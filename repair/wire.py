@@ -1,26 +1,26 @@
-"""What both sides of the agents' own protocol agree on beyond the .proto file: sizes,
-reasons, and how a piece of data is laid out.
+"""Constants of the agents' protocol beyond the .proto file, and its bulk message.
 
-A piece is the one message that carries bulk. It is put together and taken apart by
-hand, which saves a copy of every byte on either side; the result is an ordinary
-`WindowPiece`, and whoever parses it with protobuf sees the same.
+`WindowPiece` is the only message that carries bulk data. It is encoded and decoded by
+hand here, which saves a copy of every byte on each side. The bytes are an ordinary
+protobuf message.
 """
 
 from merkle.check import TreeRefusal
 from repair.ports import Piece
 
 SERVICE = "treefold.agent.v1.Agent"
-# IDs in one request for records: some hundred kilobytes of answer.
+# IDs in one request for records; the response has some hundred kilobytes.
 RECORDS_PER_CALL_MAX = 1000
 # Ranges in one request: every second 4 KiB window of a 256 MiB block.
 RANGES_MAX = 32_768
 # Bytes that one request may ask for; a chunk is at most half of it.
 READ_BYTES_MAX = 64 << 20
-# Of data in one message: as fast as larger ones, and four in flight are little memory.
+# Data bytes in one message. Larger messages are no faster, and four of these in flight
+# take little memory.
 PIECE_BYTES_MAX = 1 << 20
-# The offset, two tags and a length.
+# Other bytes of such a message: the offset, two tags and a length.
 PIECE_HEAD_BYTES_MAX = 32
-# The reason of a refusal that says: ask for pages.
+# The reason of a refusal after which a client requests the tree in pages.
 TREE_TOO_LARGE = TreeRefusal.TOO_LARGE.value
 _OFFSET_TAG, _DATA_TAG = 0x08, 0x12
 _VARINT_BYTES_MAX = 10
@@ -34,8 +34,8 @@ def encode_piece(offset: int, data: bytes) -> bytes:
 
 
 def decode_piece(raw: bytes) -> Piece | None:
-    """The piece as a view of the message; None where that is empty, laid out in another
-    way, or broken.
+    """The piece as a view of the message; None if it has no data, another field order,
+    or is malformed.
     """
     offset, position = 0, 0
     if raw[:1] == b"\x08":
@@ -59,8 +59,8 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(raw: bytes, position: int) -> tuple[int, int]:
-    """The number and where it ends; a broken one ends where it begins, so that what
-    follows does not fit.
+    """The number and the position after it. A malformed one ends at the end of `raw`,
+    so that the caller's checks fail.
     """
     value = 0
     for i, byte in enumerate(raw[position : position + _VARINT_BYTES_MAX]):

@@ -1,1 +1,1 @@
-"""The sweep on a Spark cluster: session, engine, SQL, data sources, pack."""
+"""The sweep on a Spark cluster: session, engine, SQL, data sources, executor pack."""

@@ -1,14 +1,14 @@
-"""Python data sources: stored trees, and whole Ozone volumes read in place, as chunk
-tables.
+"""Spark data sources that read stored trees and Ozone volumes as chunk tables.
 
     register(session)
     session.read.format("ozonetree").load("/exports/trees")
     session.read.format("ozonevolume").option("source", "data").load("/data/hdds")
 
-Both have the columns of the chunk table and `findings`: a text in a row by itself, of
-which the other columns say no more than is known, and null in all other rows. What
-cannot be read is such a row and fails no job. Filters on `container_id` and `datanode`
-are known before anything is opened that they exclude; Spark checks the rows again.
+Both have the columns of the chunk table and one more, `findings`. Input that cannot be
+read yields a row whose `findings` is a text and whose other columns hold what is known;
+it does not fail the job. In every other row `findings` is null. Filters on
+`container_id` and `datanode` are applied before files are opened; Spark checks the rows
+again.
 """
 
 import json
@@ -49,8 +49,8 @@ from runtime.disk import Disk
 from runtime.errors import UsageError
 from sweep.volumes import replica_rows
 
-# Of a row that speaks of a finding most is not known. Spark keeps times in
-# microseconds.
+# Every column is nullable, because a row with a finding has few other values. Spark
+# keeps times in microseconds.
 SCHEMA = pa.schema(
     [
         *(
@@ -63,14 +63,15 @@ SCHEMA = pa.schema(
     ]
 )
 
-# Small files: so many are worth a task.
-_FILES = 512
-# Opening a volume makes a shadow of its database, which so many containers are worth.
-_CONTAINERS = 256
+# Tree files are small; fewer would not pay for starting a task.
+_PARTITION_FILES_MAX = 512
+# Each partition opens a shadow of the volume's database; fewer containers would not pay
+# for that.
+_PARTITION_CONTAINERS_MAX = 256
 
 
 def register(session: SparkSession) -> None:
-    """Make both sources known to a session, and let it push filters down to them."""
+    """Register both sources with a session and enable filter pushdown."""
     session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     for source in (OzoneTree, OzoneVolume):
         session.dataSource.register(source)
@@ -79,10 +80,10 @@ def register(session: SparkSession) -> None:
 class OzoneTree(DataSource):
     """`.tree` files: one, or all below a folder.
 
-    The container is told by the file's name, else by the tree. The datanode and its
-    volume are told by folders on the way, named `datanode=...` and `volume=...`, else
-    by the options `datanode` and `volume`. The rest of what a chunk table says of a
-    replica no tree holds: its state is given as CLOSED.
+    The container ID comes from the file's name, otherwise from the tree. The datanode
+    and the volume come from parent folders named `datanode=...` and `volume=...`,
+    otherwise from the options `datanode` and `volume`. A tree holds no other attribute
+    of its replica: the state is CLOSED, and BCS ID and replica index are 0.
     """
 
     @classmethod
@@ -91,11 +92,15 @@ class OzoneTree(DataSource):
         return "ozonetree"
 
     def schema(self) -> StructType:
-        """The columns of the chunk table, and of findings."""
+        """The columns of the chunk table, and `findings`."""
         return from_arrow_schema(SCHEMA)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the paths in the options."""
+        """A reader of the paths in the options.
+
+        Raises:
+            UsageError: no path is given.
+        """
         options = dict(self.options)
         return TreeReader(
             _paths(self.options), options.get("datanode", ""), options.get("volume", "")
@@ -103,8 +108,10 @@ class OzoneTree(DataSource):
 
 
 class OzoneVolume(DataSource):
-    """Roots of Ozone volumes, which are only read; the option `source` says which truth
-    of theirs (`sweep.model`).
+    """Ozone volumes, opened read-only; each path is the root of one.
+
+    The option `source` is a value of merkle.replica.TreeSource: where the checksums
+    come from.
     """
 
     @classmethod
@@ -113,11 +120,16 @@ class OzoneVolume(DataSource):
         return "ozonevolume"
 
     def schema(self) -> StructType:
-        """The columns of the chunk table, and of findings."""
+        """The columns of the chunk table, and `findings`."""
         return from_arrow_schema(SCHEMA)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the volumes in the options."""
+        """A reader of the volumes in the options.
+
+        Raises:
+            UsageError: no path is given.
+            ValueError: `source` is not a TreeSource.
+        """
         return _VolumeReader(
             _paths(self.options),
             TreeSource(dict(self.options).get("source", TreeSource.TREE.value)),
@@ -126,7 +138,7 @@ class OzoneVolume(DataSource):
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """What filters leave; None: everything."""
+    """The rows that pushed-down filters leave; None leaves all."""
 
     first: int = -(2**63)
     last: int = 2**63 - 1
@@ -134,14 +146,14 @@ class RowFilter:
     datanodes: frozenset[str] | None = None
 
     def narrowed(self, by: Filter) -> "RowFilter":
-        """With one filter more; those that are not understood leave all that there
-        was.
+        """This filter and one more; a filter of another kind or column changes
+        nothing.
         """
         match by:
             case EqualTo(("container_id",), int(value)):
-                return self._among({value})
+                return self._only_containers({value})
             case In(("container_id",), values):
-                return self._among({value for value in values if isinstance(value, int)})
+                return self._only_containers({value for value in values if isinstance(value, int)})
             case GreaterThan(("container_id",), int(value)):
                 return replace(self, first=max(self.first, value + 1))
             case GreaterThanOrEqual(("container_id",), int(value)):
@@ -151,21 +163,21 @@ class RowFilter:
             case LessThanOrEqual(("container_id",), int(value)):
                 return replace(self, last=min(self.last, value))
             case EqualTo(("datanode",), str(value)):
-                return self._on({value})
+                return self._only_datanodes({value})
             case In(("datanode",), values):
-                return self._on({value for value in values if isinstance(value, str)})
+                return self._only_datanodes({value for value in values if isinstance(value, str)})
         return self
 
     def has_container(self, container_id: int) -> bool:
-        """Whether rows of this container are asked for."""
-        among = self.containers is None or container_id in self.containers
-        return among and self.first <= container_id <= self.last
+        """Whether the filters leave rows of this container."""
+        is_listed = self.containers is None or container_id in self.containers
+        return is_listed and self.first <= container_id <= self.last
 
     def has_datanode(self, datanode: str) -> bool:
-        """Whether rows of this datanode are asked for."""
+        """Whether the filters leave rows of this datanode."""
         return self.datanodes is None or datanode in self.datanodes
 
-    def _among(self, containers: set[int]) -> "RowFilter":
+    def _only_containers(self, containers: set[int]) -> "RowFilter":
         return replace(
             self,
             containers=frozenset(
@@ -173,7 +185,7 @@ class RowFilter:
             ),
         )
 
-    def _on(self, datanodes: set[str]) -> "RowFilter":
+    def _only_datanodes(self, datanodes: set[str]) -> "RowFilter":
         return replace(
             self,
             datanodes=frozenset(
@@ -185,12 +197,14 @@ class RowFilter:
 @dataclass
 class _Reader(DataSourceReader):
     paths: Sequence[str]
-    wanted: RowFilter = field(default_factory=RowFilter, kw_only=True)
+    row_filter: RowFilter = field(default_factory=RowFilter, kw_only=True)
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
-        """Note what filters leave; Spark applies all of them again."""
-        for one in filters:
-            self.wanted = self.wanted.narrowed(one)
+        """Record the filters and return all of them, so that Spark applies them
+        again.
+        """
+        for pushed in filters:
+            self.row_filter = self.row_filter.narrowed(pushed)
         return filters
 
 
@@ -202,10 +216,13 @@ class TreeReader(_Reader):
     volume: str
 
     def partitions(self) -> Sequence["TreeFilePartition"]:
-        """The tree files that filters leave, some in each partition."""
-        found = [path for root in self.paths for path in _trees(Path(root))]
-        wanted = [path for path in found if self._is_wanted(path)]
-        return [TreeFilePartition(wanted[i : i + _FILES]) for i in range(0, len(wanted), _FILES)]
+        """The tree files that the filters leave, up to _PARTITION_FILES_MAX each."""
+        found = [path for root in self.paths for path in _tree_files(Path(root))]
+        left = [path for path in found if self._is_left(path)]
+        return [
+            TreeFilePartition(left[i : i + _PARTITION_FILES_MAX])
+            for i in range(0, len(left), _PARTITION_FILES_MAX)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition's tree files."""
@@ -213,30 +230,30 @@ class TreeReader(_Reader):
         for path in partition.paths:
             yield from self._read(path)
 
-    def _is_wanted(self, path: Path) -> bool:
-        container_id = _named(path)
-        # What is wrong with a name that no container has, reading tells.
-        known = (
+    def _is_left(self, path: Path) -> bool:
+        container_id = _container_id_in_name(path)
+        # An invalid ID is kept: reading the file reports it as a finding.
+        is_left = (
             container_id is None
             or not _is_id(container_id)
-            or self.wanted.has_container(container_id)
+            or self.row_filter.has_container(container_id)
         )
-        return known and self.wanted.has_datanode(self._told(path, "datanode"))
+        return is_left and self.row_filter.has_datanode(self._attribute(path, "datanode"))
 
-    def _told(self, path: Path, what: str) -> str:
-        told = [part.partition("=")[2] for part in path.parts if part.startswith(f"{what}=")]
-        return told[-1] if told else str(getattr(self, what))
+    def _attribute(self, path: Path, key: str) -> str:
+        values = [part.partition("=")[2] for part in path.parts if part.startswith(f"{key}=")]
+        return values[-1] if values else str(getattr(self, key))
 
     def _read(self, path: Path) -> Iterator[pa.RecordBatch]:
-        datanode, volume = self._told(path, "datanode"), self._told(path, "volume")
-        if not (_is_text(datanode) and _is_text(volume)):
+        datanode, volume = self._attribute(path, "datanode"), self._attribute(path, "volume")
+        if not (_is_utf8(datanode) and _is_utf8(volume)):
             yield _finding(
-                f"{path}: the name of its datanode or volume is no text in UTF-8", None, None, None
+                f"{path}: the name of its datanode or volume is not UTF-8", None, None, None
             )
             return
-        container_id = _named(path)
+        container_id = _container_id_in_name(path)
         if container_id is not None and not _is_id(container_id):
-            yield _finding(f"{path}: its name is no container's ID", datanode, volume, None)
+            yield _finding(f"{path}: its name is not a container ID", datanode, volume, None)
             return
         try:
             raw = Disk().read(path)
@@ -248,7 +265,7 @@ class TreeReader(_Reader):
             yield _finding(f"{path}: {error.code}: {error.message}", datanode, volume, container_id)
             return
         if tree.data_checksum is None:
-            # An unknown root is not that of an empty tree.
+            # A missing root is not the root of an empty tree.
             yield _finding(f"{path}: the tree has no root", datanode, volume, tree.container_id)
             return
         if any(chunk.offset < 0 for block in tree.blocks for chunk in block.chunks):
@@ -259,7 +276,7 @@ class TreeReader(_Reader):
         replica = ReplicaAttributes(
             datanode, volume, tree.container_id, ReplicaState.CLOSED, 0, 0, TreeSource.TREE.value
         )
-        yield from map(_given, rows_of(replica, TreeColumns.of(tree)).batches())
+        yield from map(_with_findings, rows_of(replica, TreeColumns.of(tree)).batches())
         try:
             check_tree(tree)
         except ReconcileError as error:
@@ -270,13 +287,16 @@ class TreeReader(_Reader):
 
 @dataclass
 class _VolumeReader(_Reader):
-    """Reads volumes."""
+    """Reads Ozone volumes."""
 
     source: TreeSource
 
     def partitions(self) -> Sequence["ContainerPartition"]:
-        """The containers that filters leave, some in each partition."""
-        return [part for root in self.paths for part in self._ranges(root)]
+        """The containers that the filters leave, up to _PARTITION_CONTAINERS_MAX each.
+
+        A volume that cannot be opened is a partition with a finding.
+        """
+        return [part for root in self.paths for part in self._partitions_of(root)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition's containers."""
@@ -290,19 +310,19 @@ class _VolumeReader(_Reader):
         except ReconcileError as error:
             yield _finding(f"{partition.root}: {error.code}: {error.message}", None, None, None)
 
-    def _ranges(self, root: str) -> Iterator["ContainerPartition"]:
+    def _partitions_of(self, root: str) -> Iterator["ContainerPartition"]:
         try:
             with (
                 TemporaryDirectory(prefix="treefold-") as scratch,
-                _opened(root, Path(scratch)) as volume,
+                _open(root, Path(scratch)) as volume,
             ):
                 survey = VolumeSurvey(volume, Disk())
-                if not self.wanted.has_datanode(survey.datanode):
+                if not self.row_filter.has_datanode(survey.datanode):
                     return
                 ids = [
                     container_id
                     for container_id in survey.ids()
-                    if self.wanted.has_container(container_id)
+                    if self.row_filter.has_container(container_id)
                 ]
                 fault = survey.fault
         except ReconcileError as error:
@@ -310,15 +330,15 @@ class _VolumeReader(_Reader):
             return
         if fault is not None:
             yield ContainerPartition(root, (), f"{root}: {fault.detail}")
-        for i in range(0, len(ids), _CONTAINERS):
-            yield ContainerPartition(root, tuple(ids[i : i + _CONTAINERS]))
+        for i in range(0, len(ids), _PARTITION_CONTAINERS_MAX):
+            yield ContainerPartition(root, tuple(ids[i : i + _PARTITION_CONTAINERS_MAX]))
 
     def _read(self, partition: "ContainerPartition", scratch: Path) -> Iterator[pa.RecordBatch]:
-        with _opened(partition.root, scratch) as volume:
+        with _open(partition.root, scratch) as volume:
             survey = VolumeSurvey(volume, Disk())
             now_ms = round(datetime.now(UTC).timestamp() * 1000)
             for found in survey.replicas(self.source, partition.container_ids):
-                yield from map(_given, replica_rows(survey, found, now_ms).batches())
+                yield from map(_with_findings, replica_rows(survey, found, now_ms).batches())
                 for fault in found.faults:
                     yield _finding(fault.detail, survey.datanode, survey.volume, found.container_id)
 
@@ -332,7 +352,7 @@ class TreeFilePartition(InputPartition):
 
 
 class ContainerPartition(InputPartition):
-    """Some containers of a volume, or why there are none."""
+    """Some containers of a volume, or the finding why it has none to read."""
 
     def __init__(self, root: str, container_ids: Sequence[ContainerId], finding: str = "") -> None:
         super().__init__(None)
@@ -354,12 +374,12 @@ def _paths(options: MutableMapping[str, str]) -> tuple[str, ...]:
     return tuple(map(str, paths))
 
 
-def _trees(root: Path) -> list[Path]:
-    # What is not there, or is no folder, is told when it is read.
+def _tree_files(root: Path) -> list[Path]:
+    # A root that is missing or not a folder becomes a finding when it is read.
     return sorted(root.rglob("*.tree")) if root.is_dir() else [root]
 
 
-def _named(path: Path) -> int | None:
+def _container_id_in_name(path: Path) -> int | None:
     return int(path.stem) if path.stem.isascii() and path.stem.isdigit() else None
 
 
@@ -367,7 +387,7 @@ def _is_id(container_id: int) -> bool:
     return 0 < container_id < 1 << 63
 
 
-def _is_text(name: str) -> bool:
+def _is_utf8(name: str) -> bool:
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -375,13 +395,14 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _opened(root: str, scratch: Path) -> Volume:
+def _open(root: str, scratch: Path) -> Volume:
     return open_volume(
         Path(root).absolute(), hold=Hold.READ_ONLY, state_folder=scratch, disk=Disk()
     )
 
 
-def _given(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _with_findings(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of the chunk table with SCHEMA, their `findings` null."""
     columns = [_cast(column, f.type) for column, f in zip(batch.columns, SCHEMA, strict=False)]
     return pa.RecordBatch.from_arrays(
         [*columns, pa.nulls(batch.num_rows, pa.string())], schema=SCHEMA
@@ -392,15 +413,15 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return column.cast(kind)
     except pa.ArrowInvalid:
-        # A time of a scan that Spark has no number for: all rows are of one replica,
-        # and it is unknown of each.
+        # The scan time is outside Spark's range. All rows are of one replica, so it is
+        # unknown for each of them.
         return pa.nulls(len(column), kind)
 
 
 def _finding(
     text: str, datanode: str | None, volume: str | None, container_id: int | None
 ) -> pa.RecordBatch:
-    # The path may be no text.
+    # A path need not be UTF-8.
     text = os.fsencode(text).decode(errors="backslashreplace")
     known = {"datanode": datanode, "volume": volume, "container_id": container_id, "findings": text}
     return pa.RecordBatch.from_arrays(

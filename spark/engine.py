@@ -1,10 +1,9 @@
-"""The engine of a Spark cluster: what the engine of one machine does, a task at a time.
+"""The engine of a Spark cluster: each task runs the engine of one machine on one part.
 
-Every task works file-wise: it opens its part itself, and only what it comes to travels,
-as one row with tables in Arrow's own format. No row of a chunk crosses between Spark
-and Python but those of containers that have to be sorted or inspected, which are
-brought together by Spark. Where rows lie in no order at all, and blocks are large
-enough for it to pay, Spark SQL folds them (spark.sql).
+A task opens its part itself and returns only the result, as one row with tables in
+Arrow format. Rows of chunks pass between Spark and Python only for containers that must
+be sorted or inspected; Spark shuffles those. Where rows are in no order, and blocks are
+large enough for it to pay, Spark SQL folds them (spark.sql).
 """
 
 import pickle
@@ -49,9 +48,9 @@ if TYPE_CHECKING:
 
 
 class Scattered(Enum):
-    """What is done with files whose rows lie in no order."""
+    """How files whose rows are in no order are processed."""
 
-    # By what is faster: SQL where blocks have _CHUNKS_MIN chunks or more, otherwise
+    # The faster one: SQL where blocks average _CHUNKS_MIN chunks or more, otherwise
     # sorting.
     AUTO = "auto"
     SQL = "sql"
@@ -61,39 +60,38 @@ class Scattered(Enum):
 # Below, an aggregate of a block is wider than its chunks, and sorting them is cheaper.
 _CHUNKS_MIN = 4
 
-# Of containers whose rows are brought together at a time: what a crash costs.
-_GATHERED_ROWS = 256 << 20
-_GATHERED_CONTAINERS = 100_000
+# Rows and containers shuffled by one job, and so the most that a crash loses.
+_GATHERED_ROWS_MAX = 256 << 20
+_GATHERED_CONTAINERS_MAX = 100_000
 
-# What tasks make, packed.
-_MADE = pa.schema([pa.field("made", pa.binary(), nullable=False)])
-# Where in the text that comes back it says what went wrong: our own error, what a task
-# met, what Spark says.
+# Results of tasks, pickled.
+_RESULT_SCHEMA = pa.schema([pa.field("result", pa.binary(), nullable=False)])
+# Where Spark's error text names the cause: our own error first, then the last failure
+# of a task, then any line.
 _CAUSES = (
     re.compile(r"merkle\.errors\.(\w+: .*)"),
     re.compile(r"most recent failure: (.*)"),
     re.compile(r"(.+)"),
 )
 
-# Others' rows may lack a value.
+# Tables from other writers may lack values.
 _NULLABLE = pa.schema([field.with_nullable(True) for field in CHUNK_SCHEMA])
-# Spark keeps times in microseconds, which are too many for a time that nobody has
-# checked.
-_TRAVELLING = pa.schema(
+# Times travel as integers: an unchecked one may overflow Spark's microseconds.
+_SHUFFLE_SCHEMA = pa.schema(
     [
         *(f.with_type(pa.int64()) if pa.types.is_timestamp(f.type) else f for f in _NULLABLE),
-        # Spark must be told which group of containers a row belongs to.
+        # The group of containers that a row belongs to: Spark shuffles by it.
         pa.field("gathered_in", pa.int32(), nullable=False),
     ]
 )
 
 
 def _ignore(*_: int) -> None:
-    """Where nobody is told."""
+    """Discard progress."""
 
 
 class SparkEngine:
-    """All cores of a Spark session."""
+    """An engine (sweep.engine.Engine) that uses all cores of a Spark session."""
 
     name = "spark"
 
@@ -111,28 +109,29 @@ class SparkEngine:
         """See Engine.
 
         Raises:
-            SparkFailedError: a job failed, and its tasks again and again.
+            SparkFailedError: a job failed after all retries of its tasks.
         """
-        held = list[tuple[Part, FoldedWave]]()
-        # A minute or so for each core.
-        for wave in _cut(parts, WAVE_ROWS * self._cores):
-            told = _Told(sum(part.rows for part in wave), tell)
+        unordered = list[tuple[Part, FoldedWave]]()
+        # One wave takes each core about a minute.
+        for wave in _waves(parts, WAVE_ROWS * self._cores):
+            progress = _RowProgress(sum(part.rows for part in wave), tell)
             by_id = {part.part_id: part for part in wave}
             ordered = list[FoldedWave]()
-            for one in self._made(
-                self._each(len(wave), partial(_fold, wave)), "reading", told.share
+            for folded in self._results(
+                self._run(len(wave), partial(_fold, wave)), "reading", progress.tasks_done
             ):
-                assert isinstance(one, FoldedWave)
-                if len(one.exact):
-                    held.append((by_id[one.part_ids[0]], one))
+                assert isinstance(folded, FoldedWave)
+                if len(folded.exact):
+                    unordered.append((by_id[folded.part_ids[0]], folded))
                 else:
-                    ordered.append(one)
+                    ordered.append(folded)
             if ordered:
-                store(_joined(ordered))
-            told.rest()
-        if held:
-            # A replica may lie in all of them.
-            store(self._by_sql([part for part, _ in held]) or _joined([one for _, one in held]))
+                store(_concatenated(ordered))
+            progress.finish()
+        if unordered:
+            # All at once: the rows of a replica may be in all of these parts.
+            by_sql = self._fold_by_sql([part for part, _ in unordered])
+            store(by_sql or _concatenated([folded for _, folded in unordered]))
 
     def exact(
         self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s
@@ -140,10 +139,10 @@ class SparkEngine:
         """See Engine.
 
         Raises:
-            SparkFailedError: a job failed, and its tasks again and again.
+            SparkFailedError: a job failed after all retries of its tasks.
         """
-        for ids, counts in _gatherings(container_ids, rows):
-            yield from self._judged(_exact, parts, ids, counts)
+        for ids, counts in _batches(container_ids, rows):
+            yield from self._shuffle(_exact, parts, ids, counts)
 
     def inspect(
         self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table
@@ -151,66 +150,68 @@ class SparkEngine:
         """See Engine.
 
         Raises:
-            SparkFailedError: a job failed, and its tasks again and again.
+            SparkFailedError: a job failed after all retries of its tasks.
         """
         of_replica = replicas["container_id"].to_numpy()
-        for ids, counts in _gatherings(container_ids, rows):
+        for ids, counts in _batches(container_ids, rows):
             theirs = replicas.filter(pa.array(np.isin(of_replica, ids)))
-            yield from self._judged(partial(_inspect, theirs), parts, ids, counts)
+            yield from self._shuffle(partial(_inspect, theirs), parts, ids, counts)
 
     def trees(self, job: TreeJob, disk: Disk) -> Iterator[PackedTreeFile]:
-        """See Engine: written by tasks where they see the folder; else this machine
-        writes what they would have.
+        """See Engine. Tasks that see the folder write their part; this machine writes
+        the parts of the others.
 
         Raises:
-            SparkFailedError: a job failed, and its tasks again and again.
+            SparkFailedError: a job failed after all retries of its tasks.
         """
-        # Seen by tasks exactly where the folder is shared.
-        mark = job.folder / f".shared-{uuid4().hex}"
-        disk.replace(mark, b"")
+        # A task sees this file exactly where the folder is shared.
+        marker = job.folder / f".shared-{uuid4().hex}"
+        disk.replace(marker, b"")
         try:
             left = list(job.ordered)
-            for wave in _cut(job.ordered, WAVE_ROWS * self._cores):
-                for made in self._made(
-                    self._each(len(wave), partial(_pack, job, wave, mark)), "writing trees"
+            for wave in _waves(job.ordered, WAVE_ROWS * self._cores):
+                for result in self._results(
+                    self._run(len(wave), partial(_pack, job, wave, marker)), "writing trees"
                 ):
-                    assert isinstance(made, tuple)
-                    part, packed = made
+                    assert isinstance(result, tuple)
+                    part, packed = result
                     if packed is not None:
                         left.remove(part)
                         yield packed
         finally:
-            disk.remove(mark)
+            disk.remove(marker)
         with TemporaryDirectory(prefix="treefold-") as scratch:
             yield from LocalEngine(Gatherer(Path(scratch))).trees(replace(job, ordered=left), disk)
 
-    def _judged(
+    def _shuffle(
         self, judge: "Judge", parts: Sequence[Part], ids: Int64s, rows: Int64s
     ) -> Iterator[ContainerResults]:
-        """Bring the rows of these containers together, group by group, and judge each
-        group in a task.
+        """Shuffle the rows of these containers into groups, and judge each group in a
+        task.
         """
         _, starts = np.unique(np.cumsum(rows) // GROUP_ROWS, return_index=True)
-        groups = _Groups(ids, rows, starts)
-        arrived = self._each(len(parts), partial(_travelling, list(parts), groups), _TRAVELLING)
-        arrived = arrived.repartitionById(len(starts), "gathered_in")
+        groups = _ContainerGroups(ids, rows, starts)
+        selected = self._run(
+            len(parts), partial(_select_rows, list(parts), groups), _SHUFFLE_SCHEMA
+        )
+        shuffled = selected.repartitionById(len(starts), "gathered_in")
         missing = set(range(len(starts)))
-        for made in self._made(
-            arrived.mapInArrow(partial(_judge, judge, groups), "made binary"), "gathering"
+        for result in self._results(
+            shuffled.mapInArrow(partial(_judge, judge, groups), "result binary"), "gathering"
         ):
-            assert isinstance(made, tuple)
-            group, judged = made
+            assert isinstance(result, tuple)
+            group, of_containers = result
             missing.discard(group)
-            yield from judged
-        # Spark starts no tasks where there are no rows at all.
+            yield from of_containers
+        # Spark starts no task for a partition without rows.
         for group in sorted(missing):
-            yield from groups.judged(group, judge, ())
+            yield from groups.judge(group, judge, ())
 
-    def _by_sql(self, parts: Sequence[Part]) -> FoldedWave | None:
-        """All these parts in Spark SQL; nothing where another way is better, or Spark
-        cannot read them so.
+    def _fold_by_sql(self, parts: Sequence[Part]) -> FoldedWave | None:
+        """Fold all these parts in Spark SQL; None if sorting is preferred or Spark
+        cannot read them.
         """
-        # Files of exports lie in order, and no other reader would verify them.
+        # Files with a manifest are in order, and Spark's reader would not verify them.
         assert all(part.manifest is None for part in parts)
         if self._scattered is Scattered.EXACT:
             return None
@@ -238,7 +239,7 @@ class SparkEngine:
             return None
         found = aggregate(rows, names, last_offset=last_offset(files.values()))
         if found.rows != sum(part.rows for part in parts):
-            # Spark has names of its own for files that it passes over.
+            # Spark ignores files with certain names, so rows are missing.
             return None
         text = f"{found.lost} rows name no datanode or no container"
         return FoldedWave(
@@ -260,28 +261,32 @@ class SparkEngine:
         ]
         return reduce(DataFrame.unionAll, frames)
 
-    def _each(
+    def _run(
         self,
         count: int,
         work: "Callable[[int], Iterable[pa.RecordBatch]]",
-        schema: pa.Schema = _MADE,
+        schema: pa.Schema = _RESULT_SCHEMA,
     ) -> DataFrame:
-        """What `work` makes of each number below `count`, a task each."""
+        """The rows that `work` returns for each number below `count`, in one task
+        each.
+        """
         numbers = self._session.range(0, count, 1, count)
-        return numbers.mapInArrow(partial(_of_numbers, work), from_arrow_schema(schema))
+        return numbers.mapInArrow(partial(_for_numbers, work), from_arrow_schema(schema))
 
-    def _made(
-        self, frame: DataFrame, what: str, tell: Callable[[int, int], None] = _ignore
+    def _results(
+        self, frame: DataFrame, description: str, report: Callable[[int, int], None] = _ignore
     ) -> Iterator[object]:
-        """What tasks made, as they left it."""
+        """Run a frame of _RESULT_SCHEMA and return its unpickled results."""
         try:
-            made = watched(self._session, what, frame.toArrow, tell)["made"]
+            results = watched(self._session, description, frame.toArrow, report)["result"]
         except (PySparkException, Py4JError) as error:
-            raise SparkFailedError(f"{what} failed on Spark: {_cause(str(error))}") from error
-        for one in made:
-            # Made by our own tasks, and brought by Spark, which brings the tasks the
-            # same way.
-            yield pickle.loads(one.as_buffer())
+            raise SparkFailedError(
+                f"{description} failed on Spark: {_cause(str(error))}"
+            ) from error
+        for result in results:
+            # Safe to unpickle: our own tasks pickled it, and Spark itself pickles the
+            # tasks.
+            yield pickle.loads(result.as_buffer())
 
 
 Judge: TypeAlias = Callable[
@@ -290,9 +295,9 @@ Judge: TypeAlias = Callable[
 
 
 @dataclass(frozen=True, slots=True)
-class _Groups:
-    """Containers, ascending, with about how many rows each has; those of group i begin
-    at `starts[i]`.
+class _ContainerGroups:
+    """Containers in ascending order, each with its approximate number of rows; group i
+    begins at index `starts[i]`.
     """
 
     container_ids: Int64s
@@ -302,20 +307,20 @@ class _Groups:
     def of(self, batch: pa.RecordBatch) -> "NDArray[np.int32]":
         """The group of each row."""
         firsts = self.container_ids[self.starts]
-        places = np.searchsorted(firsts, batch["container_id"].to_numpy(), "right") - 1
-        groups: NDArray[np.int32] = places.astype(np.int32)
+        indexes = np.searchsorted(firsts, batch["container_id"].to_numpy(), "right") - 1
+        groups: NDArray[np.int32] = indexes.astype(np.int32)
         return groups
 
-    def judged(
+    def judge(
         self, group: int, judge: Judge, batches: Iterable[pa.RecordBatch]
     ) -> list[ContainerResults]:
-        """Judge the containers of a group; these are all of their rows, which wait on
-        disk.
+        """Judge the containers of a group. `batches` hold all of their rows, which are
+        buffered on disk.
         """
-        chosen = slice(
+        members = slice(
             self.starts[group], self.starts[group + 1] if group + 1 < len(self.starts) else None
         )
-        ids, rows = self.container_ids[chosen], self.rows[chosen]
+        ids, rows = self.container_ids[members], self.rows[members]
         with TemporaryDirectory(prefix="treefold-") as scratch:
             path = Path(scratch, "rows.parquet")
             with pq.ParquetWriter(path, _NULLABLE) as writer:
@@ -328,37 +333,41 @@ class _Groups:
             return list(judge(engine, table_parts([str(path)]).parts, ids, rows))
 
 
-class _Told:
-    """Says how many rows are done, of what Spark says of tasks."""
+class _RowProgress:
+    """Converts Spark's counts of tasks to rows and reports the rows as they grow."""
 
-    def __init__(self, total: int, tell: Callable[[int], None]) -> None:
-        self._total = total
+    def __init__(self, rows: int, tell: Callable[[int], None]) -> None:
+        self._rows = rows
         self._tell = tell
-        self._said = 0
+        self._reported = 0
 
-    def share(self, done: int, total: int) -> None:
-        """Report rows up to this share of tasks."""
-        now = self._total * done // total
-        if now > self._said:
-            self._tell(now - self._said)
-            self._said = now
+    def tasks_done(self, done: int, total: int) -> None:
+        """Report rows up to this share of the tasks."""
+        rows = self._rows * done // total
+        if rows > self._reported:
+            self._tell(rows - self._reported)
+            self._reported = rows
 
-    def rest(self) -> None:
+    def finish(self) -> None:
         """Report the rows that are left."""
-        self.share(1, 1)
+        self.tasks_done(1, 1)
 
 
 def last_offset(files: Iterable[pq.FileMetaData]) -> int | None:
-    """Where the last chunk of all begins, if the footers say it."""
+    """The largest chunk offset in these files, in bytes; None if a footer lacks its
+    statistics.
+    """
     last = 0
     for metadata in files:
-        at = (
+        column = (
             metadata.schema.names.index("chunk_offset")
             if "chunk_offset" in metadata.schema.names
             else -1
         )
         for group in range(metadata.num_row_groups):
-            statistics = metadata.row_group(group).column(at).statistics if at >= 0 else None
+            statistics = (
+                metadata.row_group(group).column(column).statistics if column >= 0 else None
+            )
             if statistics is None or not (
                 statistics.has_min_max and isinstance(statistics.max, int)
             ):
@@ -368,11 +377,13 @@ def last_offset(files: Iterable[pq.FileMetaData]) -> int | None:
 
 
 def _whole_files(parts: Sequence[Part]) -> dict[str, pq.FileMetaData] | None:
-    """The files of these parts, if they are whole files that Spark can read as well."""
+    """The footers of the parts' files by location; None unless these are whole files
+    that Spark can read.
+    """
     rows = Counter[str]()
     for part in parts:
         rows[part.location] += part.rows
-    # What is at another address pyarrow's filesystems know, and Spark perhaps not.
+    # pyarrow has filesystems for URLs that Spark may not have.
     if any("://" in location for location in rows):
         return None
     files = {location: pq.read_metadata(location) for location in rows}
@@ -384,7 +395,7 @@ def _whole_files(parts: Sequence[Part]) -> dict[str, pq.FileMetaData] | None:
     )
 
 
-def _of_numbers(
+def _for_numbers(
     work: Callable[[int], Iterable[pa.RecordBatch]], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
@@ -396,33 +407,39 @@ def _fold(parts: Sequence[Part], number: int) -> Iterator[pa.RecordBatch]:
     waves = list[FoldedWave]()
     with TemporaryDirectory(prefix="treefold-") as scratch:
         LocalEngine(Gatherer(Path(scratch), threads=1)).fold([parts[number]], waves.append, _ignore)
-    yield from map(_packed, waves)
+    yield from map(_pickled, waves)
 
 
-def _pack(job: TreeJob, parts: Sequence[Part], mark: Path, number: int) -> Iterator[pa.RecordBatch]:
+def _pack(
+    job: TreeJob, parts: Sequence[Part], marker: Path, number: int
+) -> Iterator[pa.RecordBatch]:
     part, packed = parts[number], None
-    if mark.exists():
+    if marker.exists():
         with TemporaryDirectory(prefix="treefold-") as scratch:
             packed = pack_part(job, part, Gatherer(Path(scratch), threads=1), Disk())
-    yield _packed((part, packed))
+    yield _pickled((part, packed))
 
 
-def _travelling(parts: Sequence[Part], groups: _Groups, number: int) -> Iterator[pa.RecordBatch]:
+def _select_rows(
+    parts: Sequence[Part], groups: _ContainerGroups, number: int
+) -> Iterator[pa.RecordBatch]:
     for batch in read_rows(parts[number], groups.container_ids):
         columns = [
             column.cast(field.type)
-            for column, field in zip(batch.columns, _TRAVELLING, strict=False)
+            for column, field in zip(batch.columns, _SHUFFLE_SCHEMA, strict=False)
         ]
-        yield pa.RecordBatch.from_arrays([*columns, pa.array(groups.of(batch))], schema=_TRAVELLING)
+        yield pa.RecordBatch.from_arrays(
+            [*columns, pa.array(groups.of(batch))], schema=_SHUFFLE_SCHEMA
+        )
 
 
 def _judge(
-    judge: Judge, groups: _Groups, batches: Iterable[pa.RecordBatch]
+    judge: Judge, groups: _ContainerGroups, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     context = TaskContext.get()
     assert context is not None
     group = context.partitionId()
-    yield _packed((group, groups.judged(group, judge, batches)))
+    yield _pickled((group, groups.judge(group, judge, batches)))
 
 
 def _exact(
@@ -438,13 +455,15 @@ def _inspect(
     return engine.inspect(parts, ids, rows, theirs)
 
 
-def _packed(made: object) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([pickle.dumps(made)], pa.binary())], schema=_MADE)
+def _pickled(result: object) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array([pickle.dumps(result)], pa.binary())], schema=_RESULT_SCHEMA
+    )
 
 
 def _conformed(frame: DataFrame) -> DataFrame:
-    """A table of others with the columns of CHUNK_SCHEMA; what does not fit is null,
-    which is seen later.
+    """Another writer's table with the columns of CHUNK_SCHEMA. A value that does not
+    fit becomes null; `aggregate` sends its container to the exact path.
     """
     fields = from_arrow_schema(_NULLABLE).fields
     return frame.select(
@@ -457,28 +476,29 @@ def _conformed(frame: DataFrame) -> DataFrame:
     )
 
 
-def _cut(parts: Sequence[Part], rows_max: int) -> Iterator[list[Part]]:
-    waves, rows = list[Part](), 0
+def _waves(parts: Sequence[Part], rows_min: int) -> Iterator[list[Part]]:
+    """Consecutive parts, a wave ending with the part that brings it to `rows_min`."""
+    wave, rows = list[Part](), 0
     for part in parts:
-        waves.append(part)
+        wave.append(part)
         rows += part.rows
-        if rows >= rows_max:
-            yield waves
-            waves, rows = [], 0
-    if waves:
-        yield waves
+        if rows >= rows_min:
+            yield wave
+            wave, rows = [], 0
+    if wave:
+        yield wave
 
 
-def _gatherings(container_ids: Int64s, rows: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
-    """So many containers at a time."""
-    place = np.maximum(
-        np.cumsum(rows) // _GATHERED_ROWS, np.arange(len(rows)) // _GATHERED_CONTAINERS
+def _batches(container_ids: Int64s, rows: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
+    """Containers and their rows in batches of one shuffle each."""
+    batch = np.maximum(
+        np.cumsum(rows) // _GATHERED_ROWS_MAX, np.arange(len(rows)) // _GATHERED_CONTAINERS_MAX
     )
-    cuts = np.flatnonzero(place[1:] != place[:-1]) + 1
+    cuts = np.flatnonzero(batch[1:] != batch[:-1]) + 1
     yield from zip(np.split(container_ids, cuts), np.split(rows, cuts), strict=True)
 
 
-def _joined(waves: Sequence[FoldedWave]) -> FoldedWave:
+def _concatenated(waves: Sequence[FoldedWave]) -> FoldedWave:
     return FoldedWave(
         tuple(part_id for wave in waves for part_id in wave.part_ids),
         sum(wave.rows for wave in waves),

@@ -1,15 +1,15 @@
-"""Why Spark does not run, or not to the end."""
+"""Errors of starting Spark and of its jobs."""
 
 from merkle.errors import ReconcileError
 
 
 class SparkMissingError(ReconcileError):
-    """Spark cannot run here: there is no pyspark, no Java, or one that is too old."""
+    """Spark cannot run here: pyspark or Java is missing, or Java is too old."""
 
     code = "spark_missing"
 
 
 class SparkFailedError(ReconcileError):
-    """A job failed on Spark, and would again."""
+    """A Spark job failed after all retries of its tasks."""
 
     code = "spark_failed"

@@ -1,9 +1,8 @@
-"""What executors need that have neither our code nor our libraries: a zip of the one,
-an archive of the others.
+"""Packs our code and our libraries for executors that have neither.
 
-Both are made of what this process runs on, without a network. Executors need a Python
-of the same minor version on the same kind of machine, and nothing installed in it;
-pyspark itself comes with Spark.
+The code becomes a zip, the libraries a tar archive. Both are copied from this
+process's own installation, without a network. Executors need the same minor version of
+Python on the same platform, with nothing installed in it; Spark brings pyspark.
 """
 
 import gzip
@@ -19,16 +18,14 @@ from pathlib import Path
 from runtime.disk import Disk
 from runtime.errors import ConfigError, DiskError
 
-# Our code, and the folder that the archive of the libraries unpacks to.
+# File names in the pack; ENVIRONMENT is the folder that ARCHIVE unpacks to.
 CODE = "treefold.zip"
 ENVIRONMENT = "treefold-env"
 ARCHIVE = f"{ENVIRONMENT}.tar.gz"
 
-# Of our packages, those that tasks import; the others are of processes that never run
-# there.
+# The packages of ours that tasks import (tests/tidy checks the list).
 PACKAGES = ("merkle", "protos", "runtime", "ozone", "chunktable", "sweep", "spark")
-# What these import, without what serves commands and servers; whatever it requires
-# itself comes along.
+# The libraries that PACKAGES import; their own requirements are added.
 LIBRARIES = (
     "crcmod",
     "fastcrc",
@@ -43,18 +40,18 @@ LIBRARIES = (
     "tenacity",
     "xxhash",
 )
-# Tasks are slower without.
+# Tasks run without it, but slower.
 _OPTIONAL = ("numba",)
 
-# Libraries compress to a third at any level, and this one is fast.
-_LEVEL = 1
+# Libraries compress to a third at any level, so take the fastest.
+_COMPRESSION_LEVEL = 1
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-_LEFT_OUT = {"tests", "__pycache__", "include"}
+_EXCLUDED_FOLDERS = {"tests", "__pycache__", "include"}
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorPack:
-    """What was made, and of which distributions ("name version")."""
+    """The two files, and the distributions in the archive ("name version")."""
 
     code: Path
     environment: Path
@@ -62,23 +59,23 @@ class ExecutorPack:
 
 
 def pack(out: Path, disk: Disk) -> ExecutorPack:
-    """Make both in the folder `out`, replacing what was there.
+    """Write both files to the folder `out`; older ones are replaced.
 
     Raises:
         ConfigError: a library is not installed here.
         DiskError: a file cannot be read or written.
     """
     disk.make_folder(out)
-    found = _closure()
-    _written(out / CODE, _zip_code, disk)
-    _written(out / ARCHIVE, lambda path: _tar_libraries(path, found), disk)
+    found = _required_distributions()
+    _write(out / CODE, _zip_code, disk)
+    _write(out / ARCHIVE, lambda path: _tar_libraries(path, found), disk)
     return ExecutorPack(
         out / CODE, out / ARCHIVE, tuple(f"{one.name} {one.version}" for one in found)
     )
 
 
-def _closure() -> tuple[Distribution, ...]:
-    """The libraries and all that they require, by name."""
+def _required_distributions() -> tuple[Distribution, ...]:
+    """The libraries and all that they require, sorted by name."""
     found: dict[str, Distribution] = {}
     waiting = [*LIBRARIES, *_OPTIONAL]
     while waiting:
@@ -91,17 +88,17 @@ def _closure() -> tuple[Distribution, ...]:
             if name in LIBRARIES:
                 hint = "pip install 'treefold[spark,fast]'"
                 raise ConfigError(
-                    f"{name}, which executors need, is not installed", hint=hint
+                    f"{name} is not installed, and executors need it", hint=hint
                 ) from error
             continue
-        # What is for other systems, or for an extra, is not installed, or is not
-        # needed.
+        # Requirements of extras are not needed; those of other platforms are not
+        # installed.
         needed = [one for one in found[name].requires or () if "extra ==" not in one]
         waiting += [match[0] for one in needed if (match := _NAME.match(one))]
     return tuple(found[name] for name in sorted(found))
 
 
-def _written(path: Path, write: Callable[[Path], None], disk: Disk) -> None:
+def _write(path: Path, write: Callable[[Path], None], disk: Disk) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         write(temporary)
@@ -131,15 +128,15 @@ def _files_of(package: str) -> Iterator[tuple[Path, str]]:
 
 def _tar_libraries(path: Path, distributions: Sequence[Distribution]) -> None:
     with (
-        gzip.open(path, "wb", compresslevel=_LEVEL) as raw,
+        gzip.open(path, "wb", compresslevel=_COMPRESSION_LEVEL) as raw,
         tarfile.open(fileobj=raw, mode="w") as archive,
     ):
         for one in distributions:
             for file in one.files or ():
-                # Scripts lie outside of what is imported; the interpreter makes its
-                # caches anew.
-                if ".." in file.parts or file.is_absolute() or _LEFT_OUT & set(file.parts):
+                # Scripts are installed outside of the import path and not needed; the
+                # interpreter makes its caches anew.
+                if ".." in file.parts or file.is_absolute() or _EXCLUDED_FOLDERS & set(file.parts):
                     continue
-                place = Path(str(one.locate_file(file)))
-                if place.is_file():
-                    archive.add(place, str(file), recursive=False)
+                installed = Path(str(one.locate_file(file)))
+                if installed.is_file():
+                    archive.add(installed, str(file), recursive=False)

@@ -1,8 +1,7 @@
-"""The Spark session of a sweep: quiet, on our own interpreter, and ended with the
-command that started it.
+"""The Spark session of a sweep: it uses our interpreter and stops with the command.
 
-The JVM's own talk goes to a file; what it says there is told when it does not come up.
-Jobs run under `watched`, which tells how they go on, and cancels them on Ctrl-C.
+The JVM logs to a temporary file, whose errors are quoted if Spark does not start. Jobs
+run under `watched`, which reports progress and cancels them on Ctrl-C.
 """
 
 import os
@@ -46,8 +45,8 @@ T = TypeVar("T")
 LOCAL = "local[*]"
 
 _PROGRESS_EVERY_S = 0.5
-# A task of a cluster is given up when it has failed so often; a local one, unless Spark
-# is told, at once.
+# Attempts of one task. It is Spark's default on a cluster; on a local master Spark's
+# default is one.
 _FAILURES_MAX = 4
 _STANDALONE = "spark://"
 _CONNECT_S = 5.0
@@ -60,21 +59,21 @@ _ALWAYS = {
     "spark.ui.showConsoleProgress": "false",
     # 64 Ki rows a batch keep the arrays of a task in the cache and the calls few.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
-    # How much comes to the driver, waves see to.
+    # No limit: the size of a wave bounds what reaches the driver.
     "spark.driver.maxResultSize": "0",
-    # Beyond so many groups in memory Spark sorts them, which is slower; ours are small.
+    # Above this number of groups Spark falls back to sorting, which is slower. Ours are
+    # small enough for more.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "65536",
-    # The checks of every single operation would cost a third; sums that may be too
-    # large are tried by name.
+    # Checked arithmetic costs a third more time; sums that may overflow use try_sum.
     "spark.sql.ansi.enabled": "false",
-    # So many groups are found without a search: more than there are blocks in most
-    # parts of a table.
+    # The fast hash map then holds 2**20 groups, more than most parts of a table have
+    # blocks.
     "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",
-    # Times of scans are given in UTC, whatever the machine thinks.
+    # Scan times are in UTC, whatever the machine's time zone.
     "spark.sql.session.timeZone": "UTC",
-    # Without it Spark takes a damaged page of a Parquet file at its word.
+    # Without it Spark does not detect a damaged page of a Parquet file.
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
-    # Spark refuses a data source that could take filters unless this is on.
+    # Spark rejects a data source that implements pushFilters unless this is on.
     "spark.sql.python.filterPushdown.enabled": "true",
 }
 
@@ -83,46 +82,44 @@ _ALWAYS = {
 def spark_session(
     master: str = LOCAL, *, settings: Mapping[str, str] | None = None, pack: Path | None = None
 ) -> Iterator[SparkSession]:
-    """A session for one command; one at a time in a process.
+    """A session for one command; a process may have one at a time.
 
-    A machine that cannot resolve its own name wants SPARK_LOCAL_IP in the environment,
-    127.0.0.1 for a local master: Spark asks for its address before it reads any
-    setting.
-
-    `settings` are Spark's own and win over ours; `spark.pyspark.python` is the
-    executors' Python, on a cluster `python3` unless told. `pack` is a folder made by
+    `settings` are Spark's own and override ours. `spark.pyspark.python` is the
+    executors' Python, by default `python3` on a cluster. `pack` is a folder written by
     spark.pack, for executors that have neither our code nor our libraries.
 
+    A machine that cannot resolve its own name needs SPARK_LOCAL_IP in the environment
+    (127.0.0.1 for a local master): Spark looks its address up before it reads settings.
+
     Raises:
-        SparkMissingError: There is no Java, or one that is too old.
-        UsageError: `master` or `pack` is not what it has to be.
-        ProcessFailedError: Spark does not come up, or a job fails; what its log says of
-            it is in the message.
+        SparkMissingError: Java is missing or too old.
+        UsageError: `master` is malformed, or `pack` lacks a file.
+        ProcessFailedError: Spark does not start, or a job fails; the message quotes the
+            errors of its log.
     """
-    wanted = {
+    merged = {
         **_ALWAYS,
         **(_of_local(master) if is_local(master) else _of_cluster(master, pack)),
         **(settings or {}),
     }
     if master.startswith(_STANDALONE):
-        _hear_from(master)
-    conf = SparkConf().setAppName("treefold sweep").setAll(list(wanted.items()))
+        _check_listening(master)
+    conf = SparkConf().setAppName("treefold sweep").setAll(list(merged.items()))
     log = _log()
 
-    def started() -> SparkSession:
-        # A master that does not answer ends the context behind our back, and the
-        # session is who hears of it.
+    def start() -> SparkSession:
+        # A master that does not answer stops the context without an error; only making
+        # the session raises one.
         return SparkSession(SparkContext(conf=conf, gateway=_gateway(conf)))
 
     try:
-        session = _apart(started)
+        session = _in_thread(start)
     except (PySparkException, Py4JError) as error:
         text = f"Spark did not start on {master}: {_reasons(_tail(log)) or error}"
-        raise _java_trouble() or ProcessFailedError(text) from error
+        raise _java_error() or ProcessFailedError(text) from error
     context = session.sparkContext
-    # pyspark itself would take what the path calls python3, which need not have our
-    # packages.
-    context.pythonExec = wanted["spark.pyspark.python"]
+    # By default pyspark runs the python3 on PATH, which need not have our packages.
+    context.pythonExec = merged["spark.pyspark.python"]
     try:
         yield session
     except (PySparkException, Py4JError) as error:
@@ -134,23 +131,28 @@ def spark_session(
 
 
 def watched(
-    session: SparkSession, what: str, work: Callable[[], T], tell: Callable[[int, int], None]
+    session: SparkSession,
+    description: str,
+    work: Callable[[], T],
+    report: Callable[[int, int], None],
 ) -> T:
-    """What `work` returns; its jobs are one group, and `tell` hears of tasks done and
-    known of, now and then.
+    """Run `work`, whose jobs form one group, and return its result.
 
-    Both run in other threads: an answer of the JVM that Ctrl-C cut short would be taken
-    for that to the next question. Interrupted, the jobs are cancelled on the cluster.
+    `report` gets the number of tasks done and of tasks known so far, at most every half
+    second. An interrupt cancels the jobs on the cluster.
+
+    `work` and `report` run in threads of their own. If Ctrl-C cut a JVM reply short in
+    this thread, the rest of it would be read as the reply to the next call.
     """
     context = session.sparkContext
-    group = f"{what}-{uuid4()}"
+    group = f"{description}-{uuid4()}"
     outcome, cancelled = Future[T](), Event()
 
     def run() -> None:
         try:
-            context.setJobGroup(group, what, interruptOnCancel=True)
+            context.setJobGroup(group, description, interruptOnCancel=True)
             outcome.set_result(work())
-        except BaseException as error:  # noqa: BLE001  raised again where it is waited for
+        except BaseException as error:  # noqa: BLE001  raised again by outcome.result()
             outcome.set_exception(error)
 
     def follow() -> None:
@@ -159,7 +161,7 @@ def watched(
             if cancelled.wait(_PROGRESS_EVERY_S):
                 if outcome.done():
                     return
-                # Again and again: the next job may be about to begin.
+                # Repeated until `work` ends: it may be about to start another job.
                 context.cancelJobGroup(group)
                 sleep(_PROGRESS_EVERY_S)
                 continue
@@ -173,10 +175,10 @@ def watched(
             )
             if now != seen:
                 seen = now
-                tell(*now)
+                report(*now)
 
     threads = [
-        InheritableThread(target=target, name=f"{what} on Spark", daemon=True)
+        InheritableThread(target=target, name=f"{description} on Spark", daemon=True)
         for target in (run, follow)
     ]
     try:
@@ -189,9 +191,9 @@ def watched(
             thread.join()
 
 
-def _apart(work: Callable[[], T]) -> T:
-    """What `work` returns, done by another thread: an answer of the JVM that Ctrl-C cut
-    short would be told of.
+def _in_thread(work: Callable[[], T]) -> T:
+    """Run `work` in another thread and return its result, so that Ctrl-C cannot cut a
+    JVM reply short.
     """
     outcome = Future[T]()
 
@@ -201,29 +203,31 @@ def _apart(work: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001  raised again where it is waited for
             outcome.set_exception(error)
 
-    # Not Spark's own kind of thread, which takes over what a context holds: there is
-    # none yet.
+    # Not an InheritableThread: it copies a context's properties, and there is none yet.
     Thread(target=run, name="Spark's start", daemon=True).start()
     return outcome.result()
 
 
-def _hear_from(master: str) -> None:
-    """Raise unless a standalone master listens: Spark itself would try for a minute and
-    a half.
+def _check_listening(master: str) -> None:
+    """Raise unless a standalone master listens; Spark itself would try for 90 seconds.
+
+    Raises:
+        UsageError: `master` is not a list of addresses.
+        ProcessFailedError: none of them accepts a connection.
     """
     reason: OSError | None = None
     for place in master.removeprefix(_STANDALONE).split(","):
         try:
             address = urlsplit(f"//{place}")
             host, port = address.hostname or "", address.port
-            # As a lookup writes it: what cannot be written so is no name, which a
-            # lookup would say less clearly.
+            # A lookup encodes the name this way too, but its error is less clear.
             host.encode("idna")
         except ValueError:
             host, port = "", None
         if not host or not port:
             raise UsageError(
-                f"{master!r} names no Spark master", hint="it looks like spark://HOST:PORT"
+                f"{master!r} is not the address of a Spark master",
+                hint="it looks like spark://HOST:PORT",
             )
         try:
             socket.create_connection((host, port), _CONNECT_S).close()
@@ -235,7 +239,7 @@ def _hear_from(master: str) -> None:
 
 
 def is_local(master: str) -> bool:
-    """Whether all of Spark is to run in this machine's one JVM."""
+    """Whether all of Spark runs in one JVM on this machine."""
     return master == "local" or master.startswith("local[")
 
 
@@ -244,12 +248,13 @@ def _of_local(master: str) -> dict[str, str]:
     return {
         "spark.master": f"local[{cores[1]},{_FAILURES_MAX}]" if cores else master,
         "spark.pyspark.python": sys.executable,
-        # The JVM's share: as much for the workers, and half for the pages of files.
+        # A quarter for the JVM, a quarter for the Python workers, half for the page
+        # cache.
         "spark.driver.memory": f"{max(1, (_memory_bytes() >> 30) // 4)}g",
-        # A machine by itself needs no name and no network.
+        # A local master needs neither a host name nor a network.
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        # For a cluster 200 are meant; a machine would spend its time on empty ones.
+        # Spark's default of 200 is for clusters; here most partitions would be empty.
         "spark.sql.shuffle.partitions": "16",
     }
 
@@ -269,7 +274,7 @@ def _of_cluster(master: str, pack: Path | None) -> dict[str, str]:
         settings |= {
             "spark.files": str(pack / CODE),
             "spark.archives": f"{pack / ARCHIVE}#{ENVIRONMENT}",
-            # Both lie in the folder that an executor starts its workers in.
+            # Spark puts both into the working folder of an executor's workers.
             "spark.executorEnv.PYTHONPATH": f"{CODE}:{ENVIRONMENT}",
         }
     return settings
@@ -284,16 +289,16 @@ _started: "list[JavaGateway]" = []
 
 
 def _gateway(conf: SparkConf) -> "JavaGateway":
-    """The JVM of this process; sessions that follow each other share it."""
-    # pyspark does not say what it takes and gives.
+    """The JVM of this process, which consecutive sessions share."""
+    # pyspark has no annotations here.
     launch: Callable[[SparkConf, dict[str, object]], JavaGateway] = launch_gateway
     if not _started:
         streams: dict[str, object] = {"stdout": _log(), "stderr": _log()}
         try:
             _started.append(launch(conf, streams))
         except PySparkRuntimeError:
-            # Now and then, on a busy machine, Java ends before it has said a word. What
-            # is wrong for good it says.
+            # On a busy machine Java sometimes exits without any output. A permanent
+            # fault is logged.
             if _tail(_log()):
                 raise
             _started.append(launch(conf, streams))
@@ -307,25 +312,25 @@ def _tail(log: IO[bytes]) -> str:
 
 
 def _reasons(text: str) -> str:
-    """Of what Spark says, the lines that say why, without those that say where."""
+    """The lines of Spark's log that name errors, without stack frames."""
     lines = [line.strip() for line in text.splitlines() if not line.startswith(("\t", " "))]
-    telling = [line for line in lines if re.search(r"Exception\b|Error\b|\bERROR\b", line)]
-    return "\n".join(list(dict.fromkeys(telling or lines))[:_REASONS_MAX])
+    errors = [line for line in lines if re.search(r"Exception\b|Error\b|\bERROR\b", line)]
+    return "\n".join(list(dict.fromkeys(errors or lines))[:_REASONS_MAX])
 
 
-def _java_trouble() -> SparkMissingError | None:
-    """What is wrong with the Java that Spark's scripts would take, if that is what is
-    wrong.
+def _java_error() -> SparkMissingError | None:
+    """The error of a missing or old Java; None if the Java that Spark runs is new
+    enough.
     """
     hint = f"install Java {_JAVA_MIN}: sudo apt-get install openjdk-17-jre-headless"
-    # Spark's own rule; the shell knows JAVA_HOME.
+    # Spark's scripts choose Java by the same rule.
     command = '"${JAVA_HOME:+$JAVA_HOME/bin/}java" -version'
-    told = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
-    if told.returncode:
+    run = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
+    if run.returncode:
         return SparkMissingError(
-            f"Spark needs Java {_JAVA_MIN} or newer, and there is none", hint=hint
+            f"Spark needs Java {_JAVA_MIN} or newer, and none was found", hint=hint
         )
-    version = re.search(r'version "(?:1\.)?(\d+)', told.stderr)
+    version = re.search(r'version "(?:1\.)?(\d+)', run.stderr)
     if version and int(version[1]) < _JAVA_MIN:
         return SparkMissingError(
             f"Spark needs Java {_JAVA_MIN} or newer, not {version[1]}", hint=hint

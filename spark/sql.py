@@ -1,20 +1,21 @@
-"""Replicas from rows in no order at all, in Spark SQL alone: a block's rows of a task
-are one before they are shuffled, and none is handed to Python.
+"""Computes the totals of replicas in Spark SQL, from rows in no order.
+
+Each task aggregates a block's rows to one before the shuffle, and no row passes through
+Python.
 
 A block's checksum is an XOR over its chunks once each chunk's rank is known
-(sweep.fragments). Where a cluster's chunks are of one length but for the last of a
-block, a chunk tells its rank itself: offset / length. That this is true of a block is
-proved by the same aggregate: every offset is a multiple of the length, and the XOR of
-one bit a rank over its n chunks has the n lowest bits, which n chunks can make in no
-other way than by the ranks 0 to n - 1.
+(sweep.gf2). Where all chunks but a block's last have one length, the rank is offset /
+length. The same aggregate proves this for each block: every offset is a multiple of the
+length, and the XOR of one bit per rank equals the n lowest bits. The n chunks of a
+block can produce these bits only with the ranks 0 to n - 1.
 
-A block of which it is not proved, of more than RANKS chunks, with checksums of more
-than 32 bits, with rows that contradict each other or lack a value, sends its container
-to the exact path.
+A container takes the exact path if one of its blocks lacks this proof, has more than
+RANKS chunks or a checksum of more than 32 bits, or has rows that contradict each other
+or lack a value.
 
-Aggregates by long text are slow. So rows are grouped by a hash of what names a replica,
-64 bits, and the names are taken from the first row of each block; that no two replicas
-share a hash is seen there.
+Aggregating by long text is slow. Rows are therefore grouped by a 64-bit hash of the
+columns that name a replica. The names come from the first row of each block, where two
+replicas with the same hash are detected.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,41 +40,42 @@ if TYPE_CHECKING:
 
 Int64s: TypeAlias = "NDArray[np.int64]"
 
-# Chunks a block, at most: Ozone's own limits make it 64 of 4 MiB, whose bits one word
-# holds; each more costs every row.
+# Chunks per block, at most. Ozone's defaults give 64 chunks of 4 MiB, whose bits fit
+# one word; every further word costs time for every row.
 RANKS = 256
 _WORD_BITS = 64
-# Lengths of chunks that are looked for: a cluster has one, or two where clients are set
-# differently; and the share of blocks that makes one worth what it costs every row.
+# Chunk lengths that are tried. A cluster has one, or two where clients are configured
+# differently; each costs time for every row, so it must cover this share of the blocks.
 _LENGTHS_MAX = 2
 _SHARE_MIN = 1 / 64
-# Blocks of a shuffle's partition: some tens of megabytes.
+# Blocks per shuffle partition: some tens of megabytes.
 _PARTITION_BLOCKS = 1 << 18
-# Ozone's default, for tables without one.
+# Ozone's default chunk length, for tables whose rows give none.
 _CHUNK_BYTES = 4 << 20
-# Without NULLs, which would be asked for at every look into a table.
+# Declared without NULLs, which Spark would check for at every lookup.
 _INTS = ArrayType(IntegerType(), containsNull=False)
 _WORDS = ArrayType(ArrayType(LongType(), containsNull=False), containsNull=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerTotals:
-    """What the rows of whole containers come to."""
+    """The totals of the replicas in a table."""
 
     # REPLICA_SCHEMA.
     replicas: pa.Table
-    # Containers, ascending, of which no replica is in `replicas`, as their rows have to
-    # be sorted; how many these are.
+    # Containers, ascending, that must take the exact path; none of their replicas is in
+    # `replicas`. Beside each its number of rows.
     exact: Int64s
     exact_rows: Int64s
+    # All rows that were read.
     rows: int
-    # Of these, rows that lack datanode or container ID, and so belong to no replica.
+    # Rows that belong to no replica, because datanode or container ID is null.
     lost: int
 
 
 def names_of(rows: DataFrame) -> pa.Table:
-    """Each replica in `rows`, with its number of `blocks`, as far as these begin where
-    blocks begin.
+    """Each replica in `rows` and its number of `blocks`, read from the rows whose
+    `chunk_offset` is 0 or less.
     """
     return rows.sparkSession.sql(_NAMES, rows=rows).toArrow()
 
@@ -81,11 +83,10 @@ def names_of(rows: DataFrame) -> pa.Table:
 def aggregate(
     rows: DataFrame, names: pa.Table, *, last_offset: int | None = None
 ) -> ContainerTotals:
-    """The replicas of all containers in `rows`, which has the columns of the chunk
-    table; `names` are those in it.
+    """The totals of all replicas in `rows`, which has the columns of the chunk table.
 
-    Where nobody knows beforehand the `last_offset` at which any chunk begins, the rows
-    are asked for it.
+    `names` is `names_of(rows)`. `last_offset` is the largest chunk offset, in bytes;
+    without it a query over the rows finds it.
     """
     lengths = _lengths_of(names)
     if last_offset is None:
@@ -109,8 +110,8 @@ def aggregate(
 
 
 def _lengths_of(names: pa.Table) -> list[int]:
-    """Lengths of chunks by which ranks are told, those of most blocks first; at least
-    one.
+    """The chunk lengths that ranks are computed from, at least one; the most frequent
+    comes first.
     """
     held = (
         names.filter(pc.greater(names["length"], 0))
@@ -127,15 +128,15 @@ def _lengths_of(names: pa.Table) -> list[int]:
 
 
 def folded(rows: DataFrame, lengths: list[int], *, ranks_max: int = RANKS) -> DataFrame:
-    """Sums of each replica, by the hash of its name; where not `regular`, the root is
-    not to be trusted.
+    """The sums of each replica, by the hash of its name; the root is valid only where
+    `regular` is true.
 
-    `lengths` are those by which ranks are told, at least one, and `ranks_max`, a
-    multiple of 64, is how many a block may have. Where these are wrong, more is not
-    regular.
+    `lengths` are the chunk lengths that ranks are computed from, at least one.
+    `ranks_max`, a multiple of 64, is the most chunks that a block may have. Wrong
+    values make fewer replicas regular, never a wrong root.
     """
     session = rows.sparkSession
-    # The last map is the identity, for what has no rank.
+    # The last map is the identity, for rows without a rank.
     plain = np.left_shift(
         np.arange(256, dtype=np.uint32), np.arange(0, 32, 8, dtype=np.uint32)[:, None]
     )
@@ -173,8 +174,8 @@ def folded(rows: DataFrame, lengths: list[int], *, ranks_max: int = RANKS) -> Da
 
 @contextmanager
 def _partitions(session: SparkSession, blocks: int) -> Iterator[None]:
-    """So many partitions that each is of some blocks: where neighbours stay together,
-    less is shuffled.
+    """Set the number of shuffle partitions by the number of blocks. Larger partitions
+    shuffle less, because neighbouring rows stay together.
     """
     name = "spark.sql.shuffle.partitions"
     before = str(session.conf.get(name))
@@ -188,8 +189,8 @@ def _partitions(session: SparkSession, blocks: int) -> Iterator[None]:
 
 
 def _table(session: SparkSession, table: "NDArray[np.uint32]") -> DataFrame:
-    """A table as a query of one row: as a literal it would cost the driver half a
-    minute a query.
+    """A table as a query of one row; as a literal it would take the driver half a
+    minute per query.
     """
     return _one_row(session, table.reshape(-1).view(np.int32))
 
@@ -207,21 +208,21 @@ def _filled(template: str, parts: Mapping[str, str]) -> str:
 
 
 def _bits(length: int, word: int, words: int) -> str:
-    """SQL for one word of the XOR of a bit a rank; rank `$RANKS` is that of none."""
+    """SQL for one word of the XOR of one bit per rank; rank `$RANKS` means no rank."""
     rank = f"rank{length}"
-    chosen = f"shiftright({rank}, 6) = {word}" if words > 1 else f"{rank} < $RANKS"
-    return f"bit_xor(IF({chosen}, shiftleft(1L, {rank}), 0L)) AS bits{length}_{word}"
+    is_in_word = f"shiftright({rank}, 6) = {word}" if words > 1 else f"{rank} < $RANKS"
+    return f"bit_xor(IF({is_in_word}, shiftleft(1L, {rank}), 0L)) AS bits{length}_{word}"
 
 
 def _bits_below(ranks: int) -> list[list[int]]:
-    """For each count from 0 to `ranks`, words with the bits of the ranks below it."""
+    """For each count from 0 to `ranks`, the words with a bit for each rank below it."""
     numbers = [((1 << count) - 1).to_bytes(ranks // 8, "little") for count in range(ranks + 1)]
     return [np.frombuffer(number, np.int64).tolist() for number in numbers]
 
 
 def _settled(names: pa.Table, owners: pa.Table, sums: pa.Table) -> ContainerTotals:
-    """Replicas of `sums`, by name, that are whole and sure; `owners` are the containers
-    that each name is of.
+    """The replicas in `sums` that are complete and proven, and the containers of all
+    others. `owners` maps each name to its containers.
     """
     rows = pc.sum(sums["rows"]).as_py() or 0
     sums = sums.filter(pc.field("name").is_valid())
@@ -232,7 +233,7 @@ def _settled(names: pa.Table, owners: pa.Table, sums: pa.Table) -> ContainerTota
         owned, "name", join_type="inner"
     )
     suspects = [of_container.filter(pc.invert(pc.field("regular")))["container_id"]]
-    # A replica under two names, and two replicas of one hash.
+    # A replica with two names, and two replicas with one hash.
     for keys in (list(KEY), ["name"]):
         doubled = (
             names.group_by(keys).aggregate([([], "count_all")]).filter(pc.field("count_all") > 1)
@@ -240,11 +241,11 @@ def _settled(names: pa.Table, owners: pa.Table, sums: pa.Table) -> ContainerTota
         suspects.append(
             names.join(doubled.select(keys), keys, join_type="left semi")["container_id"]
         )
-    # Rows of a name that no block begins with.
+    # Rows whose name is not in the first row of any block.
     suspects.append(
         owned.join(names.select(["name"]), "name", join_type="left anti")["container_id"]
     )
-    # Names that lack something, and chunks of a replica that has no tree.
+    # Names that lack a value, and replicas that have chunks but no tree.
     is_whole = reduce(pc.and_, (pc.is_valid(names[name]) for name in ("volume", *AGREED)))
     suspects.append(names["container_id"].filter(pc.invert(is_whole)))
     treeless = names.filter(pc.field("source") == "none").select(["name"])
@@ -263,7 +264,7 @@ def _settled(names: pa.Table, owners: pa.Table, sums: pa.Table) -> ContainerTota
     columns = {name: settled[name] for name in REPLICA_SCHEMA.names if name != "path"}
     columns["path"] = pa.array([RootMethod.SQL.value] * settled.num_rows, pa.string())
     columns["root"] = pc.if_else(pc.equal(settled["source"], "none"), None, settled["root"])
-    # Of a time that is finer, the rest is dropped.
+    # Drop what is finer than the schema's resolution.
     columns["scanned_at"] = columns["scanned_at"].cast(
         REPLICA_SCHEMA.field("scanned_at").type, safe=False
     )
@@ -283,7 +284,7 @@ def _image(table: str, value: str, *, size: int = 4, at: str = "0") -> str:
     )
 
 
-# Odd numbers that mix well: a sum of products by them is a hash of what is multiplied.
+# Odd numbers that mix well: a sum of products with them is a hash of the factors.
 _ODD = (
     -7046029254386353131,
     -4417276706812531889,
@@ -301,8 +302,8 @@ def _products(*terms: str) -> str:
 
 _NUMBERS = ("container_id", "bcs_id", "replica_index", "generation")
 _TEXTS = ("volume", "state", "source")
-# Text is hashed a piece at a time: chained, each would wait for the one before. No
-# replica has a missing number and one of this value.
+# Each text is hashed by itself: in a chained hash each would wait for the one before.
+# NULL becomes a number that no replica has.
 _NAME = (
     "IF(datanode IS NULL OR container_id IS NULL, NULL, xxhash64(datanode) + "
     + _products(
@@ -312,7 +313,7 @@ _NAME = (
     + ")"
 )
 _OWNED = ["name", "container_id"]
-# What the rows of a block are.
+# Bits for the kinds of rows in a block.
 _CHUNK, _BLOCK, _REPLICA, _UNFIT, _DELETED = (1 << bit for bit in range(5))
 _NEEDED = ("block_id", "matches", "deleted")
 
@@ -330,29 +331,29 @@ def _image_at(rank: str) -> str:
     return _image("(SELECT t FROM {ranks})", "checksum", at=f"1024 * {rank}")
 
 
-# The containers of names that were not found so.
+# The containers of names that _NAMES did not find.
 _OWNERS = f"""
 SELECT DISTINCT name, container_id
 FROM (SELECT {_NAME} AS name, container_id FROM {{rows}})
 WHERE name IN (SELECT name FROM {{names}})
 """
 
-# What of a block's rows no order can change: few numbers, as each costs every row, and
-# those that differ from block to block side by side, which compresses better. Rows of
-# no replica are those of a name that is NULL.
+# Aggregates of a block that do not depend on the order of its rows. They are few,
+# because each costs time for every row; those that vary between blocks are adjacent,
+# which compresses better. Rows of no replica have the name NULL.
 _BLOCKS = f"""
 SELECT block_id, name,
-  -- Beside the register 32 bits of what is no part of the tree's checksums.
+  -- The register, and 32 bits that mix in what no checksum of the tree covers.
   bit_xor(CAST({_image_at("rank0")} AS BIGINT) & 4294967295L
     | (mixed ^ shiftrightunsigned(mixed, 29)) * {_ODD[3]}L & -4294967296L) AS register,
   sum(length) AS bytes,
   $MORE_REGISTERS
   $ALL_BITS,
-  -- Rows, and of them corrupt and unverifiable chunks, which are right
-  -- where there are no more than a block may have.
+  -- The rows, the corrupt chunks and the unverifiable chunks, packed into one number.
+  -- They are right if there are no more than a block may have.
   sum(IF(matches, IF(checksum = 0, {1 << 48 | 1}L, 1L), {1 << 32 | 1}L)) AS counts,
   bit_or(IF({" OR ".join(f"{name} IS NULL" for name in _NEEDED)}, {_UNFIT}, 0)
-    -- So that no sum of them overflows.
+    -- Bounded so that no sum overflows.
     | IF(length BETWEEN 0 AND 4294967295, 0, {_UNFIT})
     | IF(checksum BETWEEN 0 AND 4294967295, 0,
       IF(chunk_offset = {CONTAINER_ROW} AND checksum IS NOT NULL, 0, {_UNFIT}))
@@ -396,7 +397,7 @@ FROM (
         SELECT * EXCEPT (register),
           CAST(shiftright(shiftleft(register, 32), 32) AS INT) AS register0,
           CAST(shiftright(register, 32) AS INT) AS mix,
-          -- What is irregular needs numbers that raise nothing, no more.
+          -- For irregular blocks any number will do that raises no error.
           CAST(IF(is_of_chunks, least(rows, $RANKS), 0) AS INT) AS chunks,
           get((SELECT t FROM {{bits}}), CAST(least(rows, $RANKS) AS INT)) AS expected
         FROM (
@@ -419,8 +420,8 @@ SELECT name, 4294967295L & ~CAST(aggregate(
   deleted_blocks, chunks, bytes, corrupt, unverifiable,
   scanned_at, regular, chunks + others AS rows
 FROM (
-  -- A function cannot ask for a table, but sees the columns beside it. Little of this
-  -- differs from replica to replica, and pairs in one list would take twice the place.
+  -- A lambda cannot contain a subquery, but sees columns, so the table becomes one.
+  -- Two lists, because a list of pairs would take twice the memory.
   SELECT name, (SELECT t FROM {{steps}}) AS steps,
     coalesce(bit_xor(mix) FILTER (WHERE NOT is_empty), 0L) AS fingerprint,
     coalesce(try_sum(bytes), 0L) AS bytes,

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from chunktable.schema import CHUNK_SCHEMA, CONTAINER_ROW, REPLICA_COLUMNS
-from merkle.checksum import compiled
+from merkle.checksum import kernels_for
 from merkle.columns import fold_blocks, fold_windows
 from sweep.fragments import (
     ENDS,
@@ -228,7 +228,7 @@ def fold_stretches(starts: Int64s, rows: Rows) -> tuple[Bools, Int64s]:
         rows.integers[name] for name in ("block_id", "chunk_offset", "length", "checksum")
     )
     matches, deleted = rows.flags["matches"], rows.flags["deleted"]
-    if compiled(_ROW_BYTES * rows.count) is None:
+    if kernels_for(_ROW_BYTES * rows.count) is None:
         block_ids, offsets, lengths, checksums = (
             full(column, rows.count) for column in (block_ids, offsets, lengths, checksums)
         )

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from chunktable.packed_trees import PACKED_TREE_BYTES_MAX, TREE_SCHEMA
 from chunktable.schema import CONTAINER_ROW
-from merkle.checksum import compiled
+from merkle.checksum import kernels_for
 from merkle.columns import encode_columns
 from merkle.tree import ContainerId
 from runtime.disk import Disk
@@ -256,7 +256,7 @@ class _Packer:
         """
         block_ids, offsets, lengths, checksums = (rows.integers[name] for name in _OF_ROW)
         matches, deleted = rows.flags["matches"], rows.flags["deleted"]
-        if compiled(_ROW_BYTES * rows.count) is None:
+        if kernels_for(_ROW_BYTES * rows.count) is None:
             block_ids, offsets, lengths, checksums = (
                 full(column, rows.count) for column in (block_ids, offsets, lengths, checksums)
             )

@@ -105,7 +105,10 @@ def test_a_master_that_does_not_answer_is_named_at_once() -> None:
     ],
 )
 def test_what_names_no_master_is_refused(master: str) -> None:
-    with pytest.raises(UsageError, match="names no Spark master"), spark_session(master):
+    with (
+        pytest.raises(UsageError, match="is not the address of a Spark master"),
+        spark_session(master),
+    ):
         pass
 
 
@@ -142,7 +145,7 @@ def test_a_missing_or_old_java_is_named(tmp_path: Path, java: str) -> None:
     what, hint = done.stderr.splitlines()
     assert (
         what == "error [spark_missing]: Spark needs Java 17 or newer,"
-        f" {'not 11' if java else 'and there is none'}"
+        f" {'not 11' if java else 'and none was found'}"
     )
     assert "openjdk-17-jre-headless" in hint
 

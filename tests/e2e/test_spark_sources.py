@@ -107,17 +107,17 @@ def test_what_is_not_there_is_a_finding_and_fails_no_job(
         (
             "0.tree",
             encode_tree(container(block(9), container_id=6)),
-            "its name is no container's ID",
+            "its name is not a container ID",
         ),
         (
             f"{10**22}.tree",
             encode_tree(container(block(9), container_id=6)),
-            "its name is no container's ID",
+            "its name is not a container ID",
         ),
         (
             "datanode=\udcff/6.tree",
             encode_tree(container(block(9), container_id=6)),
-            "is no text in UTF-8",
+            "is not UTF-8",
         ),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_tree_that_is_no_replicas_is_a_finding_alone(
     path.write_bytes(raw)
     reader = OzoneTree({"path": str(tmp_path), "datanode": "one"}).reader(StructType())
     assert isinstance(reader, TreeReader)
-    reader.wanted = RowFilter(containers=frozenset({6}))
+    reader.row_filter = RowFilter(containers=frozenset({6}))
     ((row,),) = [batch.to_pylist() for part in reader.partitions() for batch in reader.read(part)]
     assert text in row["findings"]
     assert row["chunk_offset"] is None

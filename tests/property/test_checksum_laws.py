@@ -16,7 +16,7 @@ from merkle.checksum import (
     KERNEL_BYTES_MIN,
     WIDTH,
     ChecksumType,
-    compiled,
+    kernels_for,
     library_windows,
     window_checksums,
 )
@@ -45,7 +45,7 @@ starts = st.integers(0, 70)
 
 
 def by_kernel(view: memoryview, checksum_type: ChecksumType, bytes_per_checksum: int) -> bytes:
-    kernel = compiled(KERNEL_BYTES_MIN)
+    kernel = kernels_for(KERNEL_BYTES_MIN)
     if kernel is None or not view.nbytes:
         return library_windows(view, checksum_type, bytes_per_checksum)
     serve = kernel.crc32_windows if checksum_type is ChecksumType.CRC32 else kernel.crc32c_windows

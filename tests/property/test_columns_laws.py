@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merkle.checksum import KERNEL_BYTES_MIN, compiled, fold
+from merkle.checksum import KERNEL_BYTES_MIN, fold, kernels_for
 from merkle.columns import (
     TreeColumns,
     encode_columns,
@@ -64,7 +64,7 @@ def test_bytes_are_those_of_the_protobuf_library(tree: ContainerTree) -> None:
     assert encode_columns(TreeColumns.of(tree)) == expected
     columns, blocks = TreeColumns.of(tree), library_encode_blocks(tree)
     assert expected.endswith(blocks)
-    kernel = compiled(KERNEL_BYTES_MIN)
+    kernel = kernels_for(KERNEL_BYTES_MIN)
     assert kernel is None or blocks == kernel.encode_blocks(
         columns.block_ids,
         columns.block_checksums,
@@ -110,7 +110,7 @@ def test_blocks_fold_alike_by_kernel_by_library_and_one_by_one(tree: ContainerTr
     ]
     assert fold_blocks(*arguments).tolist() == expected
     assert library_fold_blocks(*arguments).tolist() == expected
-    kernel = compiled(KERNEL_BYTES_MIN)
+    kernel = kernels_for(KERNEL_BYTES_MIN)
     assert kernel is None or kernel.blocks(*arguments).tolist() == expected
     assert fold_root(columns.block_checksums) == container_checksum(
         columns.block_checksums.tolist()
@@ -127,7 +127,7 @@ def test_window_entries_fold_alike_by_kernel_by_library_and_one_by_one(
     expected = [fold(chunk) for chunk in chunks]
     assert fold_windows(joined, starts).tolist() == expected
     assert library_fold_windows(joined, starts).tolist() == expected
-    kernel = compiled(KERNEL_BYTES_MIN)
+    kernel = kernels_for(KERNEL_BYTES_MIN)
     assert kernel is None or not joined or kernel.crc32c_ranges(joined, starts).tolist() == expected
 
 

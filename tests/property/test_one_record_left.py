@@ -18,7 +18,7 @@ from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerId
 from repair.reconciliation import Reconciliation
 from repair.requests import FetchRecords, FetchTree, FetchWindows, ReportOutcome
-from repair.runner import carry_out_here, carry_out_there
+from repair.runner import execute_local, execute_remote
 from scm.jobs import Job
 from scm.policy import Roots
 from tests.support.memory import RepairableReplica
@@ -79,11 +79,11 @@ def at_once(replicas: Cluster, names: Sequence[PeerId]) -> dict[PeerId, RepairOu
             match request := waiting[name].pop(0):
                 case FetchTree() | FetchRecords() | FetchWindows():
                     peer = MemoryPeer(request.peer, MemorySource(replicas[request.peer].stored))
-                    waiting[name] += runs[name].step(carry_out_there(request, CONTAINER, peer))
+                    waiting[name] += runs[name].step(execute_remote(request, CONTAINER, peer))
                 case ReportOutcome():
                     pass
                 case _:
-                    waiting[name] += runs[name].step(carry_out_here(request, replicas[name]))
+                    waiting[name] += runs[name].step(execute_local(request, replicas[name]))
     return {name: outcome for name, run in runs.items() if (outcome := run.outcome)}
 
 

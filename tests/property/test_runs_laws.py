@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW, ReplicaAttributes, rows_of
-from merkle.checksum import KERNEL_BYTES_MIN, compiled
+from merkle.checksum import KERNEL_BYTES_MIN, kernels_for
 from merkle.columns import TreeColumns
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
@@ -319,7 +319,7 @@ def test_the_fingerprint_changes_with_every_field_of_a_tree(blocks: list[BlockTr
 def test_the_kernel_folds_as_numpy_does(
     drawn: list[tuple[int, int, int, int, bool, bool, bool]], in_order: bool, constant: set[str]
 ) -> None:
-    if compiled(KERNEL_BYTES_MIN) is None:
+    if kernels_for(KERNEL_BYTES_MIN) is None:
         pytest.skip("no kernels here")
     names = ("block_id", "chunk_offset", "length", "checksum")
     if in_order:

@@ -17,7 +17,7 @@ from merkle.merge import merge
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerTree, TreeBuilder
-from merkle.windows import Proven, bad_windows, is_sound
+from merkle.windows import ProvenWindows, bad_windows, is_sound
 from ozone.errors import (
     BlockNotFoundError,
     ChunkGapError,
@@ -112,7 +112,7 @@ class RepairableReplica:
         return Scanned(stored.tree, stored.generation, findings, self.stored.state, lost)
 
     def write_windows(
-        self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[Proven]
+        self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[ProvenWindows]
     ) -> tuple[int, ...]:
         self._check(to_write=True)
         self._check_block(block_id)

@@ -20,7 +20,7 @@ from merkle.plan import ChunkRepair
 from merkle.record import ChunkRecord
 from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import ChunkTree, ContainerId
-from merkle.windows import Proven
+from merkle.windows import ProvenWindows
 from protos import controller_pb2 as pb
 from repair.block_repair import BlockRepairer, ChunkRepairer
 from repair.reconciliation import Reconciliation
@@ -36,7 +36,7 @@ from scm.registry import Datanode, HeartbeatEffect, Registry, ReplicaReport
 from tests.support.cluster_control import Parts
 
 
-def _believe(chunk: ChunkRecord, first: int, data: bytearray) -> tuple[Proven, ...]:
+def _believe(chunk: ChunkRecord, first: int, data: bytearray) -> tuple[ProvenWindows, ...]:
     """Takes whatever a peer sends."""
     count, length = 0, 0
     for index in range(first, len(chunk.checksums)):
@@ -44,7 +44,7 @@ def _believe(chunk: ChunkRecord, first: int, data: bytearray) -> tuple[Proven, .
         if length + size > len(data):
             break
         count, length = count + 1, length + size
-    return (Proven(first, count, bytes(data[:length])),) if count else ()
+    return (ProvenWindows(first, count, bytes(data[:length])),) if count else ()
 
 
 class _TrustsAnyRecord(BlockRepairer):

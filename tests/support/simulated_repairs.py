@@ -29,7 +29,7 @@ from repair.requests import (
     Rescan,
     WriteWindows,
 )
-from repair.runner import carry_out_here, carry_out_there
+from repair.runner import execute_local, execute_remote
 from scm.jobs import task_of
 from tests.support.cluster_control import AgentProcess, Run
 from tests.support.faults import Fault, Forger, Lie
@@ -164,7 +164,7 @@ class SimulatedRepairs:
             replica.tear = lambda length: world.rng.randrange(length + 1)
         before = block_sizes(replica)
         self._note_write(place, request)
-        event = carry_out_here(request, replica)
+        event = execute_local(request, replica)
         replica.tear = None
         hold_kept(place.container_id, before=before, after=block_sizes(replica))
         if isinstance(event, RequestFailed):
@@ -222,8 +222,8 @@ class SimulatedRepairs:
             self._note_read(place, request, "it has no such container")
             return RequestFailed(request, "peer_refused", "container_not_found", False)
         prove = world.parts.prove
-        answer = carry_out_there(request, place.container_id, peer, prove=prove)
-        lied = peer is not honest and answer != carry_out_there(
+        answer = execute_remote(request, place.container_id, peer, prove=prove)
+        lied = peer is not honest and answer != execute_remote(
             request, place.container_id, honest, prove=prove
         )
         self._note_read(place, request, "lie" if lied else "", is_lie=lied)

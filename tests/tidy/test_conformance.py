@@ -48,7 +48,7 @@ def test_every_row_is_held_or_named_as_not_reached() -> None:
     held = {row for cells in lines("Rows and tests") for row in rows(cells[0])}
     missed = {
         row
-        for cells in lines("Rows not reached, and why")
+        for cells in lines("Rows not covered, and why")
         for row in rows(cells[0])
         if "(part)" not in cells[0]
     }

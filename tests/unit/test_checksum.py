@@ -16,11 +16,11 @@ from merkle.checksum import (
     WIDTH,
     Buffer,
     ChecksumType,
-    Compiled,
-    compiled,
+    Kernels,
     fingerprint,
     fold,
-    kernels,
+    implementations,
+    kernels_for,
     library_windows,
     window_checksums,
 )
@@ -37,11 +37,11 @@ DATA = np.random.default_rng(7).integers(0, 256, 200_000, np.uint8).tobytes()
 
 
 @pytest.fixture
-def kernel() -> Compiled:
+def kernel() -> Kernels:
     """The kernels; the test is skipped where there are none."""
-    found = compiled(KERNEL_BYTES_MIN)
+    found = kernels_for(KERNEL_BYTES_MIN)
     if found is None:
-        pytest.skip(f"no kernels: {kernels()['CRC32']}")
+        pytest.skip(f"no kernels: {implementations()['CRC32']}")
     return found
 
 
@@ -69,7 +69,7 @@ def test_one_window_gives_the_check_value(checksum_type: ChecksumType, entry: st
 
 
 @pytest.mark.parametrize("name", ["crc32_windows", "crc32c_windows"])
-def test_a_kernel_gives_the_check_value(kernel: Compiled, name: str) -> None:
+def test_a_kernel_gives_the_check_value(kernel: Kernels, name: str) -> None:
     expected = CHECK_ENTRIES[ChecksumType.CRC32C if "crc32c" in name else ChecksumType.CRC32]
     assert getattr(kernel, name)(memoryview(CHECK), 9).hex() == expected
     assert getattr(kernel, name)(memoryview(CHECK * 3), 9).hex() == expected * 3
@@ -120,7 +120,7 @@ def test_all_kinds_of_buffers_give_the_same_entries(
         assert window_checksums(array, checksum_type, bytes_per_checksum) == expected
 
 
-def test_a_caller_may_change_its_buffer_afterwards(kernel: Compiled) -> None:
+def test_a_caller_may_change_its_buffer_afterwards(kernel: Kernels) -> None:
     """The kernels look at data through a read-only array; the caller's own must stay
     writable.
     """
@@ -145,23 +145,24 @@ def test_a_fingerprint_is_16_bytes_that_change_with_any_bit() -> None:
 
 
 def test_kernels_names_what_serves_each_type() -> None:
-    served = kernels()
+    served = implementations()
     assert set(served) == {"CRC32", "CRC32C", "SHA256", "MD5", "fold"}
-    if compiled(KERNEL_BYTES_MIN) is None:
+    if kernels_for(KERNEL_BYTES_MIN) is None:
         assert "no kernels" in served["CRC32"]
     else:
         assert served["CRC32C"].startswith("numba")
 
 
-def test_numba_is_loaded_only_once_there_was_enough_work_for_it(kernel: Compiled) -> None:
+def test_numba_is_loaded_only_once_there_was_enough_work_for_it(kernel: Kernels) -> None:
     code = (
         "import sys\n"
-        "from merkle.checksum import KERNEL_BYTES_MIN, ChecksumType, compiled, window_checksums\n"
+        "from merkle.checksum import KERNEL_BYTES_MIN, ChecksumType\n"
+        "from merkle.checksum import kernels_for, window_checksums\n"
         "piece = bytes(KERNEL_BYTES_MIN // 4)\n"
         "for _ in range(4):\n"
         "    print('numba' in sys.modules, 'numpy' in sys.modules)\n"
         "    window_checksums(piece, ChecksumType.CRC32, 16384)\n"
-        "print('numba' in sys.modules, compiled(1) is not None)"
+        "print('numba' in sys.modules, kernels_for(1) is not None)"
     )
     assert fresh_interpreter(code).splitlines() == ["False False"] * 4 + ["True True"]
 
@@ -170,39 +171,41 @@ def test_without_numba_the_library_serves_and_kernels_says_why() -> None:
     code = (
         "import sys\n"
         "sys.modules['numba'] = None\n"
-        "from merkle.checksum import ChecksumType, kernels, window_checksums\n"
-        "said = kernels()['CRC32C']\n"
+        "from merkle.checksum import ChecksumType, implementations, window_checksums\n"
+        "said = implementations()['CRC32C']\n"
         "print(window_checksums(b'123456789' * 20000, ChecksumType.CRC32C, 9)[-4:].hex(), said)"
     )
     said = fresh_interpreter(code)
     assert (
-        said.strip() == "e3069283 fastcrc a window (no kernels: the extra `fast` is not installed)"
+        said.strip()
+        == "e3069283 fastcrc per window (no kernels: the extra `fast` is not installed)"
     )
 
 
 def test_a_switched_off_compiler_is_said_and_survived() -> None:
-    code = "from merkle.checksum import kernels; print(kernels()['fold'])"
+    code = "from merkle.checksum import implementations; print(implementations()['fold'])"
     assert "no kernels" in fresh_interpreter(code, NUMBA_DISABLE_JIT="1")
 
 
-def test_first_use_by_many_threads_and_without_a_cache_folder(kernel: Compiled) -> None:
+def test_first_use_by_many_threads_and_without_a_cache_folder(kernel: Kernels) -> None:
     """A cache folder that cannot be made costs time, not the kernels; threads that load
     them together all get them.
     """
     code = (
         "from concurrent.futures import ThreadPoolExecutor\nfrom merkle.checksum import"
-        " KERNEL_BYTES_MIN, compiled, kernels\nwith ThreadPoolExecutor(8) as pool:\n    jobs ="
-        " [pool.submit(compiled, KERNEL_BYTES_MIN) for _ in range(8)]\nfound = [job.result() for"
+        " KERNEL_BYTES_MIN, kernels_for, implementations\n"
+        "with ThreadPoolExecutor(8) as pool:\n    jobs ="
+        " [pool.submit(kernels_for, KERNEL_BYTES_MIN) for _ in range(8)]\nfound = [job.result() for"
         " job in jobs]\nprint({kernel.crc32_windows(memoryview(b'123456789'), 9).hex() for kernel"
-        " in found}, kernels()['CRC32'])"
+        " in found}, implementations()['CRC32'])"
     )
     said = fresh_interpreter(code, NUMBA_CACHE_DIR="/proc/no/such/folder")
     assert said.startswith("{'cbf43926'} numba")
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 100])
-def test_a_torn_cache_is_survived(kernel: Compiled, tmp_path: Path, kept_bytes: int) -> None:
-    code = "from merkle.checksum import kernels; print(kernels()['CRC32'])"
+def test_a_torn_cache_is_survived(kernel: Kernels, tmp_path: Path, kept_bytes: int) -> None:
+    code = "from merkle.checksum import implementations; print(implementations()['CRC32'])"
     fresh_interpreter(code, NUMBA_CACHE_DIR=str(tmp_path))
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files
@@ -211,7 +214,7 @@ def test_a_torn_cache_is_survived(kernel: Compiled, tmp_path: Path, kept_bytes: 
     assert fresh_interpreter(code, NUMBA_CACHE_DIR=str(tmp_path)).startswith("numba")
 
 
-def test_threads_share_the_kernels(kernel: Compiled) -> None:
+def test_threads_share_the_kernels(kernel: Kernels) -> None:
     pieces = [DATA[i:] for i in range(16)]
     with ThreadPoolExecutor(4) as pool:
         entries = list(
@@ -232,7 +235,7 @@ def test_threads_share_the_kernels(kernel: Compiled) -> None:
     ids=["narrow", "wider", "none"],
 )
 def test_lesser_processors_get_narrower_kernels_or_none(
-    kernel: Compiled, tmp_path: Path, features: str, expected: str
+    kernel: Kernels, tmp_path: Path, features: str, expected: str
 ) -> None:
     """Each kernel proves itself against crcmod as it loads, so that its name says that
     it works.
@@ -242,7 +245,7 @@ def test_lesser_processors_get_narrower_kernels_or_none(
     flags = Path("/proc/cpuinfo").read_text()
     if "vpclmulqdq" in features and "vpclmulqdq" not in flags:
         pytest.skip("this processor is a lesser one")
-    code = "from merkle.checksum import kernels; print(kernels()['CRC32'])"
+    code = "from merkle.checksum import implementations; print(implementations()['CRC32'])"
     said = fresh_interpreter(
         code, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES=features, NUMBA_CACHE_DIR=str(tmp_path)
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from merkle.checksum import KERNEL_BYTES_MIN, compiled, kernels
+from merkle.checksum import KERNEL_BYTES_MIN, implementations, kernels_for
 from merkle.columns import (
     TreeColumns,
     encode_columns,
@@ -117,7 +117,7 @@ def test_blocks_without_chunks_fold_their_ids() -> None:
     expected = numbers("8c28b28a 7e433189 f49a6946 7c66dda3")
     assert fold_blocks(ids, starts, none).tolist() == expected
     assert library_fold_blocks(ids, starts, none).tolist() == expected
-    kernel = compiled(KERNEL_BYTES_MIN)
+    kernel = kernels_for(KERNEL_BYTES_MIN)
     assert kernel is None or kernel.blocks(ids, starts, none).tolist() == expected
 
 
@@ -154,7 +154,7 @@ def test_starts_outside_the_entries_are_refused(starts: list[int], entries: byte
     """The kernels read addresses: a wrong place must stop before they do."""
     window_folds: list[Callable[..., object]] = [fold_windows, library_fold_windows]
     block_folds: list[Callable[..., object]] = [fold_blocks, library_fold_blocks]
-    if kernel := compiled(KERNEL_BYTES_MIN):
+    if kernel := kernels_for(KERNEL_BYTES_MIN):
         window_folds.append(kernel.crc32c_ranges)
         block_folds.append(kernel.blocks)
     for fold_some in window_folds:
@@ -214,7 +214,7 @@ def test_columns_that_are_slices_of_bigger_ones_encode_alike() -> None:
 
 
 def test_memory_that_may_only_be_read_folds_and_encodes() -> None:
-    kernels()
+    implementations()
     columns = TreeColumns.of(counted_tree(5))
     arrays = {
         name: getattr(columns, name)

@@ -32,8 +32,8 @@ from repair.requests import (
     StoreTree,
     WriteWindows,
 )
-from repair.runner import carry_out_here, carry_out_there
-from tests.support.faults import Forger
+from repair.runner import execute_local, execute_remote
+from tests.support.cluster import Forger
 from tests.support.memory import CrashError, RepairableReplica
 from tests.support.peers import Evil, EvilPeer, MemoryPeer, MemoryReplica, MemorySource, replica_of
 
@@ -114,9 +114,9 @@ def run(
         if event is None:
             match request:
                 case FetchTree() | FetchRecords() | FetchWindows():
-                    event = carry_out_there(request, ContainerId(7), at.peers[request.peer])
+                    event = execute_remote(request, ContainerId(7), at.peers[request.peer])
                 case _:
-                    event = carry_out_here(request, at.ours)
+                    event = execute_local(request, at.ours)
         waiting += machine.step(event)
     assert machine.outcome is not None
     assert at.of(ReportOutcome) == [ReportOutcome(machine.outcome)]
@@ -280,12 +280,12 @@ def test_at_most_the_allowed_number_of_chunks_is_under_way() -> None:
         match request:
             case FetchTree() | FetchRecords() | FetchWindows():
                 under_way += machine.step(
-                    carry_out_there(request, ContainerId(7), at.peers[request.peer])
+                    execute_remote(request, ContainerId(7), at.peers[request.peer])
                 )
             case ReportOutcome():
                 pass
             case _:
-                under_way += machine.step(carry_out_here(request, at.ours))
+                under_way += machine.step(execute_local(request, at.ours))
     assert most == 3
     assert machine.outcome is not None
     assert machine.outcome.progress.chunks_repaired == 16
@@ -1160,7 +1160,7 @@ def test_a_finding_of_the_last_scan_that_no_tree_shows_is_a_loss() -> None:
     def meddle(request: Request) -> Event | None:
         if not isinstance(request, Rescan):
             return None
-        event = carry_out_here(request, at.ours)
+        event = execute_local(request, at.ours)
         assert isinstance(event, Scanned)
         return replace(event, findings=((BlockId(9), None),))
 
@@ -1316,12 +1316,12 @@ def test_a_cancel_ends_the_run_at_once_wherever_it_is() -> None:
             match request:
                 case FetchTree() | FetchRecords() | FetchWindows():
                     waiting += machine.step(
-                        carry_out_there(request, ContainerId(7), at.peers[request.peer])
+                        execute_remote(request, ContainerId(7), at.peers[request.peer])
                     )
                 case ReportOutcome():
                     raise AssertionError
                 case _:
-                    waiting += machine.step(carry_out_here(request, at.ours))
+                    waiting += machine.step(execute_local(request, at.ours))
         (report,) = machine.step(Cancelled("the container is being deleted"))
         assert isinstance(report, ReportOutcome)
         assert report.outcome.state is OutcomeState.INTERRUPTED

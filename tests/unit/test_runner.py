@@ -12,11 +12,11 @@ from merkle.outcome import OutcomeState, RepairOutcome, RepairProgress, Verdict
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerId, ContainerTree
-from merkle.windows import Proven
+from merkle.windows import ProvenWindows
 from ozone.ports import ByteRange
 from repair.ports import Peer, Piece
 from repair.requests import FetchWindows, RequestFailed, WindowsArrived
-from repair.runner import RepairJob, Runner, carry_out_there
+from repair.runner import RepairJob, Runner, execute_remote
 from runtime.errors import BusyError, DiskError, PeerRefusedError, PeerUnavailableError
 from runtime.retry import Backoff
 from tests.support.memory import RepairableReplica
@@ -200,7 +200,7 @@ def test_an_error_that_may_pass_is_tried_again_and_another_is_not(
 
 def _fetch(peer: MemoryPeer, *windows: int) -> WindowsArrived | RequestFailed:
     chunk = stored(A).records[A].chunks[0]
-    event = carry_out_there(FetchWindows(peer.peer_id, A, chunk, windows), CONTAINER, peer)
+    event = execute_remote(FetchWindows(peer.peer_id, A, chunk, windows), CONTAINER, peer)
     assert isinstance(event, WindowsArrived | RequestFailed)
     return event
 
@@ -394,5 +394,5 @@ def test_only_proven_bytes_have_the_type_that_is_written() -> None:
     peer.source.replicas[CONTAINER].flip(A, 0)
     event = _fetch(peer, 0, 1)
     assert isinstance(event, WindowsArrived)
-    assert event.runs == (Proven(1, 1, bytes(stored(A).files[A][WINDOW : 2 * WINDOW])),)
+    assert event.runs == (ProvenWindows(1, 1, bytes(stored(A).files[A][WINDOW : 2 * WINDOW])),)
     assert event.bytes_fetched == 2 * WINDOW

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from merkle.checksum import ChecksumType
 from merkle.limits import CHUNK_BYTES_MAX
 from merkle.record import ChunkRecord
-from merkle.windows import Proven, bad_windows, is_sound, prove, runs_of
-from tests.support.peers import chunk_record
+from merkle.windows import ProvenWindows, bad_windows, is_sound, prove, runs_of
+from tests.support.cluster import chunk_record
 
 WINDOW = 8
 TYPES = [kind for kind in ChecksumType if kind is not ChecksumType.NONE]
@@ -50,14 +50,14 @@ def test_of_data_that_ends_early_only_whole_windows_count(data: bytes, length: i
 
 def test_data_from_the_middle_of_a_chunk_are_held_against_their_own_windows() -> None:
     data = bytes(range(40))
-    assert prove(chunk(data), 2, data[16:]) == (Proven(2, 3, data[16:]),)
+    assert prove(chunk(data), 2, data[16:]) == (ProvenWindows(2, 3, data[16:]),)
     assert prove(chunk(data), 2, data[8:]) == ()
 
 
 def test_bytes_behind_the_end_of_the_chunk_are_not_looked_at() -> None:
     data = bytes(range(20))
     assert bad_windows(chunk(data), data + b"more") == ()
-    assert prove(chunk(data), 0, data + b"more") == (Proven(0, 3, data),)
+    assert prove(chunk(data), 0, data + b"more") == (ProvenWindows(0, 3, data),)
 
 
 @pytest.mark.parametrize(
