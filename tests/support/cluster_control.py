@@ -87,6 +87,7 @@ class AgentProcess:
 
     @property
     def is_idle(self) -> bool:
+        """Whether it has no job, begun or not."""
         return not self.runs and not self.waiting
 
 
@@ -111,12 +112,19 @@ class CrashingStore:
         self.dies_before_save = self.dies_after_save = False
 
     def jobs(self) -> Sequence[Job]:
+        """All jobs that were saved."""
         return self._store.jobs()
 
     def visits(self) -> Sequence[Visit]:
+        """All visits that were saved."""
         return self._store.visits()
 
     def save(self, jobs: Iterable[Job] = (), visits: Iterable[Visit] = ()) -> None:
+        """Save both or neither, unless the process dies first or right after.
+
+        Raises:
+            CrashError: the process died here.
+        """
         if self.dies_before_save:
             raise CrashError
         self._store.save(jobs, visits)
@@ -124,6 +132,7 @@ class CrashingStore:
             raise CrashError
 
     def next_term(self) -> int:
+        """A higher term than any before."""
         return self._store.next_term()
 
 
@@ -134,6 +143,7 @@ class Leadership:
     value: int | None
 
     def term(self) -> int | None:
+        """The term in which the controller leads; None where another one does."""
         return self.value
 
 
@@ -166,26 +176,32 @@ class ControllerProcess:
         self.service = ControllerService(self.controller, outbox, Lock(), clock, _METRICS)
 
     def heartbeat(self, raw: bytes) -> bytes:
+        """Answer a heartbeat; both as they cross the wire."""
         return self.service.heartbeat(
             pb.HeartbeatRequest.FromString(raw), _CONTEXT
         ).SerializeToString()
 
     def tick(self) -> None:
+        """Do what is due by the clock."""
         self.controller.tick(self._clock())
 
     def reconcile(self, container_id: ContainerId) -> pb.ReconcileOutcome:
+        """Somebody asks for a job; the outcome has its ID or says why there is none."""
         request = pb.ReconcileRequest(
             container_ids=[container_id], reason="asked", requested_by="somebody"
         )
         return self.service.reconcile(request, _CONTEXT).outcomes[0]
 
     def cancel(self, job_id: JobId) -> None:
+        """Somebody cancels a job."""
         self.service.cancel_job(pb.CancelJobRequest(job_id=job_id), _CONTEXT)
 
     def active(self) -> list[Job]:
+        """Jobs that have not ended."""
         return [job for job in self.controller.jobs(None, 1_000) if not job.state.is_terminal]
 
     def close(self) -> None:
+        """Give up the store, as a process does that dies."""
         self._stack.close()
 
 

@@ -3,6 +3,7 @@ its end and every container to equal replicas, or to a verdict that says why not
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from dnagent.messages import DEADLINE_S
 from merkle.outcome import FINAL_VERDICTS, Verdict
@@ -286,7 +287,7 @@ class Peace:
         ended = self._is_ended(job_id)
         self.run_until(ended, f"{job_id} does not end")
         job = self.job(job_id)
-        is_known = lambda: self._is_known(container_id)  # noqa: E731
+        is_known = partial(self._is_known, container_id)
         self.run_until(is_known, "the controller does not hear what was repaired")
         subject = Subject(container_id)
         is_good = job.state in (JobState.DONE, JobState.PARTIAL)
@@ -316,7 +317,7 @@ class Peace:
         are.
         """
         for container_id in self._world.containers:
-            self.run_until(lambda at=container_id: self._is_known(at), "reports do not arrive")
+            self.run_until(partial(self._is_known, container_id), "reports do not arrive")
             view = self._controller.container(container_id)
             assert view is not None
             states = {(replica.data_checksum, replica.fingerprint) for replica in view.replicas}

@@ -2,7 +2,7 @@
 cluster must catch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -106,7 +106,7 @@ def _repaired_by(block_repairer: type[BlockRepairer]) -> Parts:
 
 class _TellsOfAChangeOnce(HeartbeatState):
     def next(
-        self, replicas: Sequence[ContainerReplica], running: Sequence[JobReport]
+        self, replicas: Iterable[ContainerReplica], running: Iterable[JobReport]
     ) -> OutgoingHeartbeat:
         heartbeat = super().next(replicas, running)
         self._known.update((replica.container_id, replica) for replica in heartbeat.replicas)
@@ -116,7 +116,7 @@ class _TellsOfAChangeOnce(HeartbeatState):
 
 class _TellsOfAnEndOnce(HeartbeatState):
     def next(
-        self, replicas: Sequence[ContainerReplica], running: Sequence[JobReport]
+        self, replicas: Iterable[ContainerReplica], running: Iterable[JobReport]
     ) -> OutgoingHeartbeat:
         heartbeat = super().next(replicas, running)
         self._ended.clear()
@@ -125,7 +125,7 @@ class _TellsOfAnEndOnce(HeartbeatState):
 
 class _NeverTellsWhatIsGone(HeartbeatState):
     def next(
-        self, replicas: Sequence[ContainerReplica], running: Sequence[JobReport]
+        self, replicas: Iterable[ContainerReplica], running: Iterable[JobReport]
     ) -> OutgoingHeartbeat:
         return replace(super().next(replicas, running), removed=())
 
@@ -230,8 +230,8 @@ class _ForgivesNoLateReport(Registry):
         )
 
 
-def _controlled_by(**parts: object) -> Parts:
-    return Parts(controller=partial(Controller, parts=ControllerParts(**parts)))
+def _controlled_by(parts: ControllerParts) -> Parts:
+    return Parts(controller=partial(Controller, parts=parts))
 
 
 def _calls_an_unknown_root_zero(
@@ -245,7 +245,8 @@ def _calls_an_unknown_root_zero(
     return request
 
 
-BUGS = {
+# The product with one bug each, by the bug's name.
+BUGS: dict[str, Parts] = {
     "_ForgetsTombstones": _with(RepairRules(tombstones_to_adopt=lambda _: ())),
     "_AlwaysSaysMatch": _with(RepairRules(verdict=lambda *_, **__: Verdict.MATCH)),
     **{bug.__name__: Parts(machine=bug) for bug in (
@@ -265,12 +266,14 @@ BUGS = {
     **{bug.__name__: Parts(controller=bug) for bug in (
         _SendsBeforeItStores, _SeesNoDamage, _StopsAfterOneRound, _TakesAnOldEndForTheNext
     )},
-    "_NeverSendsAgain": _controlled_by(dispatcher=_NeverSendsAgain),
-    "_OverlooksRestartsAndDeaths": _controlled_by(job_index=_OverlooksRestartsAndDeaths),
-    **{bug.__name__: _controlled_by(automatic=bug) for bug in (
+    "_NeverSendsAgain": _controlled_by(ControllerParts(dispatcher=_NeverSendsAgain)),
+    "_OverlooksRestartsAndDeaths": _controlled_by(
+        ControllerParts(job_index=_OverlooksRestartsAndDeaths)
+    ),
+    **{bug.__name__: _controlled_by(ControllerParts(automatic=bug)) for bug in (
         _NeverTriesAgain, _TriesTheHopelessAgain
     )},
-    **{bug.__name__: _controlled_by(registry=bug) for bug in (
+    **{bug.__name__: _controlled_by(ControllerParts(registry=bug)) for bug in (
         _TakesLateReports, _ForgivesNoLateReport
     )},
 }  # fmt: skip

@@ -12,6 +12,7 @@ from dnagent.jobs import options_of, refusal_of, report_of
 from merkle.errors import ReconcileError
 from merkle.outcome import OutcomeState, RepairOutcome, Verdict
 from merkle.replica import ReplicaState
+from merkle.tree import BlockId
 from merkle.windows import runs_of
 from ozone.errors import ContainerNotFoundError
 from repair.requests import (
@@ -232,7 +233,8 @@ class SimulatedRepairs:
     def _note_read(
         self, place: Place, request: PeerRequest, end: str, *, is_lie: bool = False
     ) -> None:
-        reader, peer, block_id = place.node.name, request.peer, None
+        reader, peer = place.node.name, request.peer
+        block_id: BlockId | None = None
         match request:
             case FetchTree():
                 text = f"{reader} reads the tree of {peer}"
@@ -240,7 +242,8 @@ class SimulatedRepairs:
                 blocks = ", ".join(map(str, block_ids))
                 text = f"{reader} reads records from {peer}: block {blocks}"
                 block_id = block_ids[0] if len(block_ids) == 1 else None
-            case FetchWindows(_, block_id, chunk, windows):
+            case FetchWindows(_, read_block, chunk, windows):
+                block_id = read_block
                 text = (
                     f"{reader} reads {_windows(windows)} of block {block_id}"
                     f" at {chunk.offset} from {peer}"
