@@ -23,7 +23,7 @@ from merkle.checksum import ChecksumType, implementations, window_checksums
 from merkle.record import BlockRecord
 from merkle.tree import ContainerId
 from ozone.mapped import MappedReader
-from ozone.scan import BUFFER_BYTES, large_pages, scan
+from ozone.scan import BUFFER_BYTES, allocate_large_pages, scan
 
 # Blocks as Ozone's clients fill them.
 BLOCKS, CHUNKS = 4, 64
@@ -67,7 +67,7 @@ def _measure(
     container_id = records[0].container_id
     paths = [store.get(container_id).block_path(record.block_id) for record in records]
     expected = b"".join(chunk.entries for record in records for chunk in record.chunks)
-    memory = memoryview(large_pages(max(BUFFERS)))
+    memory = memoryview(allocate_large_pages(max(BUFFERS)))
     buffer = memory[:BUFFER_BYTES]
     checked = partial(window_checksums, buffer, checksum_type, WINDOW_BYTES)
 

@@ -1,1 +1,1 @@
-"""The chunk table: schema, manifest, verified reader, writer, places."""
+"""The chunk table: schema, manifest, verified reader, writer, destinations."""

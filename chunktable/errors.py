@@ -1,20 +1,16 @@
-"""What may be wrong with a chunk table or with its place."""
+"""Errors of a chunk table, and of the folder or bucket that holds it."""
 
 from merkle.errors import ReconcileError, RefusalError
 
 
 class ChunkTableError(RefusalError):
-    """A chunk table cannot be read: `reason` is a value of
-    chunktable.manifest.TableRefusal.
-    """
+    """A chunk table cannot be read; `reason` is a value of `TableRefusal`."""
 
     code = "chunk_table_invalid"
 
 
 class DestinationError(ReconcileError):
-    """A folder or bucket to export to cannot be written; what it held before is still
-    there.
-    """
+    """The destination of an export cannot be written; what it held before is intact."""
 
     code = "destination_failed"
     retryable = True

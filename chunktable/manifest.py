@@ -1,4 +1,4 @@
-"""The manifest of a chunk table: the files of one state of it, sizes and checksums."""
+"""The manifest of a chunk table: the files of one state, with sizes and checksums."""
 
 import json
 import re
@@ -13,35 +13,30 @@ from chunktable.schema import FORMAT, VERSION
 from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
 
-# A manifest names some files; a larger one is another file of that name.
+# No manifest is near this size: a larger file is not one.
 MANIFEST_BYTES_MAX = 64 << 20
 
-
 _MANIFEST_NAME = re.compile(r"manifest-([0-9]{9,18})\.json")
-
-
 _FILE_NAME = re.compile(
     r"(chunks|containers|events|findings)-([0-9]{9,18})-[0-9a-f]{8}(-[0-9]{4,})?\.parquet"
 )
-
-
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
 class FileKind(StrEnum):
-    """What a file of a table holds; the value begins its name."""
+    """What a file of a table holds; its name begins with the value."""
 
     CHUNKS = "chunks"
-    # The inventory, by CONTAINER_SCHEMA; one a manifest.
+    # The inventory (CONTAINER_SCHEMA), one per manifest.
     CONTAINERS = "containers"
     EVENTS = "events"
     FINDINGS = "findings"
 
 
 class TableRefusal(Enum):
-    """Why a table or a manifest is not read: the reason of a ChunkTableError."""
+    """Why a table or manifest is refused: the `reason` of a ChunkTableError."""
 
-    # The folder or file is not there, or cannot be read.
+    # The folder or file is missing or cannot be read.
     UNREADABLE = "unreadable"
     NO_MANIFEST = "no_manifest"
     NOT_A_MANIFEST = "not_a_manifest"
@@ -49,16 +44,15 @@ class TableRefusal(Enum):
     CHECKSUM = "checksum"
     FILE_MISSING = "file_missing"
     FILE_SIZE = "file_size"
-    # A Parquet file whose columns are not those of its kind.
+    # A Parquet file does not have the columns of its kind.
     SCHEMA = "schema"
-    # A file has not the rows that the inventory or the manifest says, or these
-    # contradict each other.
+    # Row counts of a file, its manifest and the inventory contradict each other.
     ROWS = "rows"
 
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """One file: rows, bytes, and the xxh3_128 of its bytes in hex."""
+    """One file of a table; `checksum` is the xxh3_128 of its bytes in hex."""
 
     name: str
     kind: FileKind
@@ -69,7 +63,7 @@ class TableFile:
 
     @property
     def sequence(self) -> int:
-        """Of the export that wrote it."""
+        """The number of the export that wrote the file."""
         return sequence_of(self.name)
 
 
@@ -84,8 +78,10 @@ class SkippedVolume:
 
 @dataclass(frozen=True, slots=True)
 class AuditMark:
-    """How far the agent's audit file was read: so many bytes, whose first ones have
-    this fingerprint in hex.
+    """How far the agent's audit file was read: the first `length_bytes` bytes.
+
+    `head` is the fingerprint, in hex, of its first `head_bytes` bytes: it identifies
+    the file.
     """
 
     length_bytes: int
@@ -95,19 +91,19 @@ class AuditMark:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One state of a table. `volumes` are the storage IDs of those that were read;
-    counts are of live rows.
+    """One state of a table.
 
-    `volumes_created_ms` says since when volumes exist, in ms since the epoch, as far as
-    they tell.
+    `volumes` are the storage IDs of the volumes that were read. `containers` and `rows`
+    count live rows. `volumes_created_ms` holds the creation times of volumes, in ms
+    since the epoch, where they are recorded.
     """
 
     datanode: str
     sequence: int
-    # The sequence of the table before, whose files are kept too.
+    # The sequence of the previous table, whose files are kept too.
     previous: int | None
-    # Before the first replica was read: what an agent did later need not be in the
-    # rows.
+    # Before the first replica was read: later changes of an agent may be missing from
+    # the rows.
     begun_at: datetime
     created_at: datetime
     source: TreeSource
@@ -129,8 +125,8 @@ class Manifest:
         return tuple(file for file in self.files if file.kind is kind)
 
     def to_bytes(self) -> bytes:
-        """The file's bytes: JSON with a checksum over all the rest."""
-        said: dict[str, Any] = {
+        """The file's bytes: JSON with a checksum over all other keys."""
+        document: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
             "datanode": self.datanode,
@@ -156,57 +152,59 @@ class Manifest:
                 for file in self.files
             ],
         }
-        return json.dumps(said | {"checksum": _json_checksum(said)}, indent=1).encode() + b"\n"
+        signed = document | {"checksum": _json_checksum(document)}
+        return json.dumps(signed, indent=1).encode() + b"\n"
 
 
 def parse_manifest(raw: bytes, name: str) -> Manifest:
-    """The manifest in the bytes of the file of that name; keys that are not known are
-    passed over.
+    """The manifest in these bytes of the file `name`; unknown keys are ignored.
 
     Raises:
-        ChunkTableError: it is none, is damaged, or a newer release wrote it.
+        ChunkTableError: the bytes are not a manifest, are damaged, or were written by a
+            newer release.
     """
     try:
-        said = json.loads(raw)
-        if said["format"] != FORMAT:
-            raise ValueError(f"format {said['format']!r}")
-        version = _number(said["version"])
+        document = json.loads(raw)
+        if document["format"] != FORMAT:
+            raise ValueError(f"format {document['format']!r}")
+        version = _count(document["version"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise refused(
-            TableRefusal.NOT_A_MANIFEST, f"{name} is no manifest of a chunk table: {error}"
+        raise table_error(
+            TableRefusal.NOT_A_MANIFEST, f"{name} is not a manifest of a chunk table: {error}"
         ) from error
     if version > VERSION:
         hint = "Read it with the release that wrote it, or a later one."
-        text = f"{name} has version {version}, and this release reads up to {VERSION}"
-        raise refused(TableRefusal.NEWER_VERSION, text, hint=hint)
-    checksum = said.pop("checksum", None)
-    if checksum != _json_checksum(said):
-        raise refused(TableRefusal.CHECKSUM, f"{name} does not match its own checksum")
+        text = f"{name} has version {version}; this release reads versions up to {VERSION}"
+        raise table_error(TableRefusal.NEWER_VERSION, text, hint=hint)
+    checksum = document.pop("checksum", None)
+    if checksum != _json_checksum(document):
+        raise table_error(TableRefusal.CHECKSUM, f"{name} does not match its own checksum")
     try:
-        manifest = _manifest(said)
+        manifest = _parse_fields(document)
         if manifest.name != name:
             raise ValueError(f"sequence {manifest.sequence}")
     except (ValueError, KeyError, TypeError) as error:
-        raise refused(
-            TableRefusal.NOT_A_MANIFEST, f"{name} is no manifest of a chunk table: {error}"
+        raise table_error(
+            TableRefusal.NOT_A_MANIFEST, f"{name} is not a manifest of a chunk table: {error}"
         ) from error
     return manifest
 
 
 def manifest_name(sequence: int) -> str:
-    """The name of the manifest with this number."""
+    """The file name of the manifest with this sequence number."""
     return f"manifest-{sequence:09d}.json"
 
 
 def manifest_sequence(name: str) -> int | None:
-    """The number in the name of a manifest; None where it is not one's."""
+    """The sequence number in a file name; None if it is not the name of a manifest."""
     match = _MANIFEST_NAME.fullmatch(name)
     return int(match[1]) if match and manifest_name(int(match[1])) == name else None
 
 
 def file_name(kind: FileKind, sequence: int, token: str, number: int | None = None) -> str:
-    """The name of a file that this export writes; `token`, 8 hex digits, keeps apart
-    two that run at once.
+    """The name of a file of an export.
+
+    `token`, 8 hex digits, distinguishes exports that run at the same time.
     """
     name = (
         f"{kind.value}-{sequence:09d}-{token}"
@@ -218,90 +216,93 @@ def file_name(kind: FileKind, sequence: int, token: str, number: int | None = No
 
 
 def is_file_name(name: str) -> bool:
-    """Whether it is the name of a file of a table."""
+    """Whether a file of a table could have this name."""
     return bool(_FILE_NAME.fullmatch(name))
 
 
 def sequence_of(name: str) -> int:
-    """The number of the export that wrote the file of that name."""
+    """The number of the export that wrote the file `name`, a valid file name."""
     match = _FILE_NAME.fullmatch(name)
     assert match
     return int(match[2])
 
 
 def check_files(manifest: Manifest, sizes: Mapping[str, int | None]) -> None:
-    """Whether all files that a manifest names are there and have their sizes.
+    """Check that all files of a manifest exist and have their recorded sizes.
+
+    `sizes` are in bytes, by file name.
 
     Raises:
-        ChunkTableError: one is missing or of another size.
+        ChunkTableError: a file is missing or has another size.
     """
     for file in manifest.files:
         size = sizes.get(file.name)
         if size is None:
-            raise refused(
-                TableRefusal.FILE_MISSING, f"{manifest.name} names {file.name}, which is not there"
+            raise table_error(
+                TableRefusal.FILE_MISSING, f"{manifest.name} names {file.name}, which is missing"
             )
         if size != file.length_bytes:
-            text = f"{file.name} has {size} bytes, and {manifest.name} says {file.length_bytes}"
-            raise refused(TableRefusal.FILE_SIZE, text)
+            text = f"{file.name} has {size} bytes; {manifest.name} records {file.length_bytes}"
+            raise table_error(TableRefusal.FILE_SIZE, text)
 
 
 def check_counts(manifest: Manifest) -> None:
-    """Whether a manifest's counts are those of its files: one that names no file would
-    pass for an empty table.
+    """Check that a manifest's counts agree with those of its files.
+
+    Without the check a manifest that lost its files would pass for an empty table.
 
     Raises:
         ChunkTableError: they contradict each other.
     """
     listed = sum(file.rows for file in manifest.of_kind(FileKind.CONTAINERS))
     held = sum(file.rows for file in manifest.of_kind(FileKind.CHUNKS))
-    # Each replica has a row at least, and rows that are superseded do not count.
+    # Each replica has a row. Superseded rows are in the files but not counted.
     if manifest.containers != listed or not manifest.containers <= manifest.rows <= held:
         text = (
-            f"{manifest.name} counts {manifest.containers} replicas and {manifest.rows} rows,"
-            f" and its files have {listed} and {held}"
+            f"{manifest.name} counts {manifest.containers} replicas and {manifest.rows} rows;"
+            f" its files have {listed} and {held}"
         )
-        raise refused(TableRefusal.ROWS, text)
+        raise table_error(TableRefusal.ROWS, text)
 
 
-def _manifest(said: Mapping[str, Any]) -> Manifest:
+def _parse_fields(document: Mapping[str, Any]) -> Manifest:
     files = tuple(
         TableFile(
             name=_file_name(file["name"], FileKind(file["kind"])),
             kind=FileKind(file["kind"]),
-            rows=_number(file["rows"]),
-            length_bytes=_number(file["bytes"]),
+            rows=_count(file["rows"]),
+            length_bytes=_count(file["bytes"]),
             checksum=_text(file["checksum"]),
             created_at=_time(file["created_at"]),
         )
-        for file in said["files"]
+        for file in document["files"]
     )
     if len({file.name for file in files}) != len(files):
         raise ValueError("a file is named twice")
-    audit = said["audit"]
-    previous = said["previous"]
+    audit = document["audit"]
+    previous = document["previous"]
     return Manifest(
-        datanode=_text(said["datanode"]),
-        sequence=_number(said["sequence"]),
-        previous=None if previous is None else _number(previous),
-        begun_at=_time(said["begun_at"]),
-        created_at=_time(said["created_at"]),
-        source=TreeSource(said["source"]),
-        volumes=tuple(_text(volume) for volume in said["volumes"]),
-        # Manifests of earlier releases have none.
+        datanode=_text(document["datanode"]),
+        sequence=_count(document["sequence"]),
+        previous=None if previous is None else _count(previous),
+        begun_at=_time(document["begun_at"]),
+        created_at=_time(document["created_at"]),
+        source=TreeSource(document["source"]),
+        volumes=tuple(_text(volume) for volume in document["volumes"]),
+        # Missing in manifests of earlier releases.
         volumes_created_ms={
-            v: _number(ms) for v, ms in dict(said.get("volumes_created_ms", {})).items()
+            v: _count(ms) for v, ms in dict(document.get("volumes_created_ms", {})).items()
         },
         skipped=tuple(
             SkippedVolume(_text(v["path"]), _text(v["error_code"]), _text(v["message"]))
-            for v in said["skipped"]
+            for v in document["skipped"]
         ),
         files=files,
-        containers=_number(said["counts"]["containers"]),
-        rows=_number(said["counts"]["rows"]),
+        containers=_count(document["counts"]["containers"]),
+        rows=_count(document["counts"]["rows"]),
         audit=(
             AuditMark(
-                _number(audit["length_bytes"]), _number(audit["head_bytes"]), _text(audit["head"])
+                _count(audit["length_bytes"]), _count(audit["head_bytes"]), _text(audit["head"])
             )
             if audit
             else None
@@ -310,25 +311,25 @@ def _manifest(said: Mapping[str, Any]) -> Manifest:
 
 
 def _file_name(value: object, kind: FileKind) -> str:
-    # A name becomes a part of a path.
+    # Checked in full, since the name becomes part of a path.
     if (
         not isinstance(value, str)
         or not _FILE_NAME.fullmatch(value)
         or not value.startswith(kind.value + "-")
     ):
-        raise ValueError(f"{value!r} is no name of a file of {kind.value}")
+        raise ValueError(f"{value!r} is not the name of a file of {kind.value}")
     return value
 
 
-def _number(value: object) -> int:
+def _count(value: object) -> int:
     if type(value) is not int or value not in _INT64 or value < 0:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not text")
     return value
 
 
@@ -339,9 +340,11 @@ def _time(value: object) -> datetime:
     return time
 
 
-def _json_checksum(said: Mapping[str, Any]) -> str:
-    return fingerprint(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hex()
+def _json_checksum(document: Mapping[str, Any]) -> str:
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return fingerprint(canonical.encode()).hex()
 
 
-def refused(refusal: TableRefusal, message: str, *, hint: str = "") -> ChunkTableError:
+def table_error(refusal: TableRefusal, message: str, *, hint: str = "") -> ChunkTableError:
+    """The error for a table that is refused for this reason."""
     return ChunkTableError(refusal.value, message, hint=hint)

@@ -1,8 +1,7 @@
-"""Trees of many replicas in a few Parquet files: what a sweep writes and agents import.
+"""Many trees in a few Parquet files, written by a sweep and imported by agents.
 
-A row is one replica's tree as the bytes of Ozone's tree file, with what the replica was
-when it was read. A file for each tree would be as many files, and as many syncs, as
-there are replicas.
+A row is one replica: its tree as the bytes of Ozone's tree file, and its attributes at
+the time of the read. One file per tree would cost one sync per replica.
 """
 
 from collections.abc import Collection, Iterator
@@ -25,15 +24,15 @@ TREE_SCHEMA = pa.schema(
         pa.field("tree", pa.binary(), nullable=False),
     ]
 )
-# No agent stores a larger one, so that none is written.
+# Agents do not store a larger tree, so none is written.
 PACKED_TREE_BYTES_MAX = MESSAGE_BYTES_MAX
-# Trees read at a time; a row group may have thousands, of 20 KB or of 20 MB each.
+# Trees read at a time: a row group may hold thousands, of 20 KB to 20 MB each.
 _BATCH_TREES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTree:
-    """One row; nothing of it is checked but its types."""
+    """One row. Only its types are checked."""
 
     datanode: str
     volume: str
@@ -42,7 +41,7 @@ class PackedTree:
     bcs_id: int
     replica_index: int
     source: str
-    # Null where the data were never read whole.
+    # In ms since the epoch; None if the data were never scanned in full.
     scanned_at_ms: int | None
     root: int
     tree: bytes
@@ -52,7 +51,7 @@ def tree_files(folder: Path) -> list[Path]:
     """The files of packed trees in a folder, sorted.
 
     Raises:
-        ChunkTableError: there is none, or the folder cannot be read.
+        ChunkTableError: the folder has no such file or cannot be read.
     """
     try:
         found = sorted(
@@ -75,12 +74,11 @@ def tree_files(folder: Path) -> list[Path]:
 
 
 def read_trees(path: Path, datanodes: Collection[str]) -> Iterator[PackedTree]:
-    """The rows of one file that are of these datanodes; a row group that has none of
-    them is passed over.
+    """The rows of these datanodes in one file. Row groups without any are skipped.
 
     Raises:
-        ChunkTableError: it cannot be read, or is none of packed trees; what came before
-            was whole.
+        ChunkTableError: the file cannot be read or does not hold packed trees. Rows
+            yielded before are valid.
     """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -99,8 +97,8 @@ def read_trees(path: Path, datanodes: Collection[str]) -> Iterator[PackedTree]:
                 for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
                     if row[0] in datanodes:
                         yield PackedTree(*row)
-    # pyarrow says what is wrong with a Parquet file, or with a cast, by ArrowInvalid, a
-    # ValueError, and others of its.
+    # For a bad file or cast, pyarrow raises ArrowInvalid, which is a ValueError,
+    # and other errors of its own.
     except (OSError, ValueError, pa.ArrowException) as error:
         raise ChunkTableError(
             TableRefusal.UNREADABLE.value, f"{path} cannot be read: {error}"
@@ -108,8 +106,8 @@ def read_trees(path: Path, datanodes: Collection[str]) -> Iterator[PackedTree]:
 
 
 def _may_hold(file: pq.ParquetFile, group: int, datanodes: Collection[str]) -> bool:
-    place = file.schema_arrow.get_field_index("datanode")
-    statistics = file.metadata.row_group(group).column(place).statistics
+    index = file.schema_arrow.get_field_index("datanode")
+    statistics = file.metadata.row_group(group).column(index).statistics
     if statistics is None or not statistics.has_min_max:
         return True
     return any(statistics.min <= datanode <= statistics.max for datanode in datanodes)

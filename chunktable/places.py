@@ -1,4 +1,4 @@
-"""Where a chunk table lies: a local folder, or a bucket."""
+"""Places that hold a chunk table: a local folder, or a prefix of a bucket."""
 
 import contextlib
 import fcntl
@@ -16,56 +16,53 @@ from runtime.disk import Disk, disk_error
 from runtime.errors import BusyError, UsageError
 
 
-def place_of(location: str) -> tuple[pa_fs.FileSystem, str]:
-    """The file system of a folder or file, and its path there; S3 is written
-    `s3://bucket/prefix?endpoint_override=...`.
+def resolve_location(location: str) -> tuple[pa_fs.FileSystem, str]:
+    """The file system of a local path or a URI, and the path in that file system.
 
-    Credentials are those of the environment or of ~/.aws, as the AWS command line finds
-    them.
+    S3 is `s3://bucket/prefix?endpoint_override=...`, with credentials from the
+    environment or ~/.aws, as for the AWS command line.
 
     Raises:
-        UsageError: a URI that cannot be understood, or one with a secret in it; a name
-            that is no text.
-        DestinationError: the region of a bucket cannot be asked for.
+        UsageError: the URI is invalid or contains a secret, or the name is not UTF-8.
+        DestinationError: the region of a bucket cannot be determined.
     """
     check_name(location)
     if "://" not in location:
         return pa_fs.LocalFileSystem(), os.path.abspath(location)
     if "@" in location.split("/")[2]:
-        # It would be in every log and process list.
+        # A secret in the address would appear in every log and process list.
         raise UsageError(
             "give credentials by the environment (AWS_ACCESS_KEY_ID and so on), not in the address"
         )
     try:
         filesystem, path = pa_fs.FileSystem.from_uri(location)
     except ValueError as error:
-        raise UsageError(f"{location}: not an address of files: {error}") from error
+        raise UsageError(f"{location} is not an address of files: {error}") from error
     except OSError as error:
         raise DestinationError(f"{location} cannot be reached: {error}", path=location) from error
     return filesystem, path.rstrip("/")
 
 
 def check_name(location: str) -> None:
-    """Refuse a path that is no text in UTF-8: Parquet's libraries take no other, and no
-    table could name it.
+    """Check that a path is UTF-8 text: Parquet's libraries take no other.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not.
     """
     try:
         location.encode()
     except UnicodeEncodeError as error:
         shown = os.fsencode(location).decode(errors="backslashreplace")
         hint = (
-            "Give it another name; a name with other letters than ASCII wants a locale of UTF-8,"
-            " such as C.UTF-8."
+            "Rename it. A name with letters beyond ASCII requires a UTF-8 locale, such as C.UTF-8."
         )
-        raise UsageError(f"{shown}: its name is no text in UTF-8", hint=hint) from error
+        raise UsageError(f"{shown}: its name is not UTF-8 text", hint=hint) from error
 
 
-def named(entries: Iterable[pa_fs.FileInfo]) -> list[pa_fs.FileInfo]:
-    """Those whose names are text in UTF-8, as ours are; pyarrow cannot say the
-    others'.
+def drop_undecodable_names(entries: Iterable[pa_fs.FileInfo]) -> list[pa_fs.FileInfo]:
+    """The entries whose names are UTF-8, as all of ours are.
+
+    pyarrow raises UnicodeDecodeError when the path of another is read.
     """
     found = list[pa_fs.FileInfo]()
     for entry in entries:
@@ -75,12 +72,14 @@ def named(entries: Iterable[pa_fs.FileInfo]) -> list[pa_fs.FileInfo]:
     return found
 
 
-# One write of a file.
+# A Sink gathers this much before it writes to the file.
 _WRITE_BYTES = 8 << 20
 
 
 class Destination(Protocol):
-    """Where one datanode's table lies: read through pyarrow, changed through this."""
+    """Where one datanode's table is exported to: read through pyarrow, changed through
+    this port.
+    """
 
     @property
     def filesystem(self) -> pa_fs.FileSystem:
@@ -88,24 +87,34 @@ class Destination(Protocol):
 
     @property
     def folder(self) -> str:
-        """The table's directory in that file system."""
+        """The path of the table's directory in that file system."""
 
     def create(self, name: str) -> "AbstractContextManager[Sink]":
-        """A new file: there under its name, durably and whole, once the block ends
-        without an error.
+        """Open a new file for writing.
+
+        The file appears under its name, durable and complete, when the block ends
+        without an error. After an error it does not appear.
 
         Raises:
-            DiskError, DestinationError: it cannot be written.
+            DiskError: a local file cannot be written.
+            DestinationError: an object cannot be written.
         """
 
     def remove(self, name: str) -> None:
-        """Remove a file; one that is not there is no error."""
-
-    def exclusive(self) -> AbstractContextManager[bool]:
-        """Keep other exports out; False where that cannot be done.
+        """Remove a file; a missing file is not an error.
 
         Raises:
-            BusyError: another is under way.
+            DiskError: a local file cannot be removed.
+            DestinationError: an object cannot be removed.
+        """
+
+    def exclusive(self) -> AbstractContextManager[bool]:
+        """Keep other exports out while the block runs; yields False if the place has no
+        locks.
+
+        Raises:
+            BusyError: another export is running.
+            DiskError: a local directory cannot be made or locked.
         """
 
 
@@ -120,7 +129,7 @@ class LocalDestination:
 
     @contextmanager
     def create(self, name: str) -> Iterator["Sink"]:
-        """A temporary file beside, renamed once it is whole and synced."""
+        """See Destination: a temporary file, renamed when it is complete and synced."""
         path = self._path / name
         temporary = path.with_name(name + ".tmp")
         # A crash may have left a longer one.
@@ -139,12 +148,12 @@ class LocalDestination:
         self._disk.sync_folder(self._path)
 
     def remove(self, name: str) -> None:
-        """Remove the file; one that is missing is no error."""
+        """See Destination."""
         self._disk.remove(self._path / name)
 
     @contextmanager
     def exclusive(self) -> Iterator[bool]:
-        """Lock the directory; True where no other process holds it."""
+        """See Destination: locks the directory, so that it always yields True."""
         self._disk.make_folder(self._path)
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -165,12 +174,12 @@ class LocalDestination:
 
 
 class ObjectDestination:
-    """A prefix of a bucket, or a folder of any file system that pyarrow knows
+    """A prefix of a bucket, or a folder of any file system that pyarrow supports
     (Destination).
 
-    An object is there once its upload has ended, whole. Two exports at once do each
-    other no harm: their files have different names, neither removes what the other may
-    still need, and the later manifest counts.
+    An object appears, complete, when its upload ends. Two exports at a time are safe:
+    their files have different names, neither removes what the other may still need, and
+    the later manifest counts.
     """
 
     def __init__(self, filesystem: pa_fs.FileSystem, folder: str) -> None:
@@ -179,7 +188,7 @@ class ObjectDestination:
 
     @contextmanager
     def create(self, name: str) -> Iterator["Sink"]:
-        """One upload, which the store completes or drops."""
+        """See Destination: one upload, which the store completes or drops."""
         path = f"{self.folder}/{name}"
         with self._translated("write", path):
             stream = self.filesystem.open_output_stream(path, compression=None)
@@ -190,21 +199,21 @@ class ObjectDestination:
                 sink.flush()
                 stream.close()
         except BaseException:
-            # pyarrow cannot give up an upload; what nobody names is removed sooner or
-            # later.
+            # pyarrow cannot abort an upload. If the removal fails, a later export
+            # removes the file, since no manifest names it.
             with contextlib.suppress(OSError, ValueError):
                 stream.close()
                 self.filesystem.delete_file(path)
             raise
 
     def remove(self, name: str) -> None:
-        """Remove the object; one that is missing is no error."""
+        """See Destination."""
         path = f"{self.folder}/{name}"
         with self._translated("remove", path), contextlib.suppress(FileNotFoundError):
             self.filesystem.delete_file(path)
 
     def exclusive(self) -> AbstractContextManager[bool]:
-        """Always False: buckets have no locks."""
+        """See Destination: yields False, since buckets have no locks."""
         return nullcontext(False)
 
     @contextmanager
@@ -218,56 +227,57 @@ class ObjectDestination:
 
 
 def destination_of(location: str, datanode: str, disk: Disk) -> Destination:
-    """The table of a datanode in a local folder or under a URI such as
+    """The destination of a datanode's table, in a local folder or under a URI such as
     `s3://bucket/prefix`.
 
     Raises:
-        UsageError: the location cannot be understood.
+        UsageError: the location is invalid.
         DestinationError: a bucket cannot be reached.
     """
-    filesystem, path = place_of(location)
+    filesystem, path = resolve_location(location)
     if isinstance(filesystem, pa_fs.LocalFileSystem):
         return LocalDestination(Path(path) / datanode, disk)
     return ObjectDestination(filesystem, f"{path}/{datanode}")
 
 
 class Sink:
-    """A file that is being written: gathers small writes, and notes size and
-    fingerprint. What pyarrow writes to.
+    """A file that is being written, as a file object for pyarrow.
+
+    Gathers small writes; computes the size and the fingerprint.
     """
 
     closed = False
 
     def __init__(self, put: Callable[[bytes, int], object]) -> None:
-        """`put` takes the next bytes and where they begin."""
+        """`put` writes bytes at an offset in the file; offsets ascend without gaps."""
         self._put = put
-        self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
+        self._buffered: list[bytes] = []
+        self._buffered_bytes = 0
         self._running = RunningFingerprint()
         self.length_bytes = 0
 
     def write(self, data: bytes) -> int:
-        """Take bytes over; returns how many."""
-        self._waiting.append(data)
-        self._waiting_bytes += len(data)
-        if self._waiting_bytes >= _WRITE_BYTES:
+        """Append bytes; returns their count."""
+        self._buffered.append(data)
+        self._buffered_bytes += len(data)
+        if self._buffered_bytes >= _WRITE_BYTES:
             self.flush()
         return len(data)
 
     def flush(self) -> None:
-        """Hand on what was gathered."""
-        if self._waiting:
-            joined = b"".join(self._waiting)
-            self._waiting, self._waiting_bytes = [], 0
+        """Write what was gathered."""
+        if self._buffered:
+            joined = b"".join(self._buffered)
+            self._buffered, self._buffered_bytes = [], 0
             self._put(joined, self.length_bytes)
             self._running.update(joined)
             self.length_bytes += len(joined)
 
     def close(self) -> None:
-        """Hand on the rest."""
+        """Write the rest."""
         self.flush()
 
     @property
     def checksum(self) -> str:
-        """The fingerprint of all bytes that were put, in hex."""
+        """The fingerprint of all flushed bytes, in hex."""
         return self._running.digest().hex()

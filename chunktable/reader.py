@@ -1,9 +1,10 @@
-"""The verified reader of chunk tables: manifests, and files whose bytes are recorded.
+"""The verified reader of chunk tables: manifests, and files with recorded checksums.
 
-A table is a folder, named by the datanode, with Parquet files and manifests. A file
-never changes: what changed since is in a later file, and the inventory says which file
-holds a replica now. Rows of a replica in any other file are superseded. The manifest is
-written last and names every file, so that an export is there as a whole or not at all.
+A table is a folder, named after its datanode, with Parquet files and manifests. A file
+never changes: a later export writes changed replicas to new files. The inventory
+records which file holds the live rows of a replica; its rows in other files are
+superseded. The manifest is written last and names every file, so that a reader sees a
+complete export or none.
 """
 
 from collections.abc import Iterator, Set
@@ -29,24 +30,23 @@ from chunktable.manifest import (
     manifest_name,
     manifest_sequence,
     parse_manifest,
-    refused,
+    table_error,
 )
-from chunktable.places import named
+from chunktable.places import drop_undecodable_names
 from chunktable.schema import CONTAINER_SCHEMA, EVENT_SCHEMA, FAULT_SCHEMA, replica_stretches
 from merkle.checksum import RunningFingerprint
 
-# Of a file whose content is verified: large reads, for which a fingerprint has no
-# overhead.
+# One read of a file to be verified: large, so that the calls cost nothing.
 _READ_BYTES = 4 << 20
-# Files of which a process remembers that it verified them, some 300 bytes each.
+# Verified files that a process remembers, about 300 bytes each.
 _VERIFIED_MAX = 1 << 16
 
 
 def tables_in(filesystem: pa_fs.FileSystem, folder: str) -> list[str]:
-    """The folders of tables at `folder`: itself, or those in it, sorted.
+    """The table folders at `folder`: itself, or its subfolders that are tables, sorted.
 
     Raises:
-        ChunkTableError: it cannot be read.
+        ChunkTableError: a folder cannot be read.
     """
     entries = _entries(filesystem, folder)
     if any(manifest_sequence(entry.base_name) is not None for entry in entries):
@@ -65,22 +65,24 @@ def read_manifest(filesystem: pa_fs.FileSystem, path: str) -> Manifest:
     """The manifest in a file.
 
     Raises:
-        ChunkTableError: see `parse_manifest`; or it cannot be read.
+        ChunkTableError: the file cannot be read, or as in `parse_manifest`.
     """
-    with _reading(path), filesystem.open_input_file(path) as file:
+    with _translate_errors(path), filesystem.open_input_file(path) as file:
         if file.size() > MANIFEST_BYTES_MAX:
-            raise refused(TableRefusal.NOT_A_MANIFEST, f"{path} is too large for a manifest")
+            raise table_error(TableRefusal.NOT_A_MANIFEST, f"{path} is too large for a manifest")
         raw = file.read()
     return parse_manifest(raw, path.rpartition("/")[2])
 
 
 def latest_manifest(filesystem: pa_fs.FileSystem, folder: str) -> Manifest:
-    """The manifest with the highest number that is whole: its checksum is right, its
-    files are there in their sizes.
+    """The valid manifest with the highest number.
+
+    A manifest is valid if its checksum matches and its files exist with their recorded
+    sizes.
 
     Raises:
-        ChunkTableError: there is none that is whole (then of the highest, why), or the
-            highest is of a newer release, for which an older state is no stand-in.
+        ChunkTableError: no manifest is valid (the reason is that of the highest), or
+            one was written by a newer release, which an older state cannot replace.
     """
     entries = {entry.base_name: entry for entry in _entries(filesystem, folder)}
     sequences = sorted((s for s in map(manifest_sequence, entries) if s is not None), reverse=True)
@@ -95,29 +97,35 @@ def latest_manifest(filesystem: pa_fs.FileSystem, folder: str) -> Manifest:
             first = first or error
         else:
             return manifest
-    raise first or refused(TableRefusal.NO_MANIFEST, f"{folder} has no manifest of a chunk table")
+    raise first or table_error(
+        TableRefusal.NO_MANIFEST, f"{folder} has no manifest of a chunk table"
+    )
 
 
 def check_content(filesystem: pa_fs.FileSystem, folder: str, file: TableFile) -> None:
-    """Read a file whole and compare it with the manifest's checksum.
+    """Read the whole file and compare it with the checksum in the manifest.
 
     Raises:
-        ChunkTableError: it differs or cannot be read.
+        ChunkTableError: the checksum differs, or the file cannot be read.
     """
     running = RunningFingerprint()
-    room = memoryview(bytearray(min(_READ_BYTES, max(file.length_bytes, 1))))
+    buffer = memoryview(bytearray(min(_READ_BYTES, max(file.length_bytes, 1))))
     path = f"{folder}/{file.name}"
-    # Not mapped into memory: a file that is cut meanwhile would kill the process.
-    with _reading(path), filesystem.open_input_stream(path, compression=None) as stream:
-        while count := stream.readinto(room):
-            running.update(room[:count])
+    # Not mapped into memory: a file truncated meanwhile would kill the process.
+    with _translate_errors(path), filesystem.open_input_stream(path, compression=None) as stream:
+        while count := stream.readinto(buffer):
+            running.update(buffer[:count])
     if running.digest().hex() != file.checksum:
-        raise refused(TableRefusal.CHECKSUM, f"{path} does not match the checksum of its manifest")
+        raise table_error(
+            TableRefusal.CHECKSUM, f"{path} does not match the checksum of its manifest"
+        )
 
 
-class _Verified:
-    """Which files a process has verified: one that is read in many parts is read for
-    that once, by whoever is first.
+class _VerificationCache:
+    """The files that this process has verified.
+
+    A file that is read in many parts is verified once: the first thread reads it, the
+    others wait for the result.
     """
 
     def __init__(self) -> None:
@@ -125,9 +133,9 @@ class _Verified:
         self._done: dict[tuple[object, ...], Future[None]] = {}
 
     def check(self, filesystem: pa_fs.FileSystem, folder: str, file: TableFile) -> None:
-        """Verify the file unless this process did so; ChunkTableError if it differs."""
+        """Verify the file unless this process has; raises as `check_content` does."""
         path = f"{folder}/{file.name}"
-        with _reading(path):
+        with _translate_errors(path):
             info = filesystem.get_file_info(path)
         key = (filesystem.type_name, path, info.size, info.mtime_ns, file.checksum)
         with self._lock:
@@ -142,7 +150,7 @@ class _Verified:
         try:
             check_content(filesystem, folder, file)
         except BaseException as error:
-            # Told to those who wait now; whoever comes later looks again.
+            # Raised in the threads that wait now; later calls verify the file again.
             with self._lock:
                 self._done.pop(key, None)
             mine.set_exception(error)
@@ -150,55 +158,55 @@ class _Verified:
         mine.set_result(None)
 
 
-_VERIFIED = _Verified()
+_VERIFICATIONS = _VerificationCache()
 
 
 def check_content_once(filesystem: pa_fs.FileSystem, folder: str, file: TableFile) -> None:
-    """`check_content`, once a process as long as size and time of change stay: for
-    readers that do not live long.
+    """`check_content`, once per process while the file's size and modification time
+    stay the same.
 
     Raises:
-        ChunkTableError: it differs or cannot be read.
+        ChunkTableError: the checksum differs, or the file cannot be read.
     """
-    _VERIFIED.check(filesystem, folder, file)
+    _VERIFICATIONS.check(filesystem, folder, file)
 
 
 def check_rows(name: str, *, found: int, recorded: int) -> None:
-    """Whether a file has as many rows as are recorded of it.
+    """Check that a file has as many rows as its manifest records.
 
     Raises:
-        ChunkTableError: it has not.
+        ChunkTableError: it does not.
     """
     if found != recorded:
-        raise refused(
-            TableRefusal.ROWS, f"{name} has {found} rows, and its manifest says {recorded}"
+        raise table_error(
+            TableRefusal.ROWS, f"{name} has {found} rows; its manifest records {recorded}"
         )
 
 
 def read_inventory(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest) -> pa.Table:
-    """Which file holds each replica now, by CONTAINER_SCHEMA.
+    """The inventory (CONTAINER_SCHEMA): the file that holds each replica's live rows.
 
     Raises:
-        ChunkTableError: it cannot be read.
+        ChunkTableError: it cannot be read, or names a file that the manifest does not.
     """
     tables = [
         _read_table(filesystem, folder, f, CONTAINER_SCHEMA)
         for f in manifest.of_kind(FileKind.CONTAINERS)
     ]
     inventory = pa.concat_tables([CONTAINER_SCHEMA.empty_table(), *tables])
-    named = {f.name for f in manifest.of_kind(FileKind.CHUNKS) if f.rows}
-    unnamed = set(inventory["file"].unique().to_pylist()) - named
-    if unnamed:
+    listed = {f.name for f in manifest.of_kind(FileKind.CHUNKS) if f.rows}
+    unlisted = set(inventory["file"].unique().to_pylist()) - listed
+    if unlisted:
         text = (
-            f"the inventory of {folder}/{manifest.name} has rows in {min(unnamed)}, which the"
-            " manifest has not"
+            f"the inventory of {folder}/{manifest.name} has rows in {min(unlisted)}, which the"
+            " manifest does not list"
         )
-        raise refused(TableRefusal.ROWS, text)
+        raise table_error(TableRefusal.ROWS, text)
     return inventory
 
 
 def read_events(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest) -> pa.Table:
-    """All events that the table still has, by EVENT_SCHEMA.
+    """All events that the table still has (EVENT_SCHEMA).
 
     Raises:
         ChunkTableError: a file cannot be read.
@@ -210,7 +218,7 @@ def read_events(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest) -
 
 
 def read_faults(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest) -> pa.Table:
-    """The faults met by the export, by FAULT_SCHEMA.
+    """The faults that the export found (FAULT_SCHEMA).
 
     Raises:
         ChunkTableError: a file cannot be read.
@@ -222,53 +230,49 @@ def read_faults(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest) -
     return pa.concat_tables([FAULT_SCHEMA.empty_table(), *tables])
 
 
-def held_in(inventory: pa.Table, file: str) -> frozenset[tuple[str, int]]:
-    """Volume and container of the replicas whose rows the file of that name holds
-    now.
-    """
-    here = inventory.filter(pc.equal(inventory["file"], file))
-    return frozenset(zip(here["volume"].to_pylist(), here["container_id"].to_pylist(), strict=True))
+def find_live_replicas(inventory: pa.Table, file: str) -> frozenset[tuple[str, int]]:
+    """The replicas, by volume and container, whose live rows the file `file` holds."""
+    rows = inventory.filter(pc.equal(inventory["file"], file))
+    return frozenset(zip(rows["volume"].to_pylist(), rows["container_id"].to_pylist(), strict=True))
 
 
-def superseded(batch: pa.RecordBatch, held: Set[tuple[str, int]]) -> "NDArray[np.bool_]":
-    """Which rows of a file's batch are not of replicas that the file holds now (see
-    `held_in`).
-    """
-    out = np.ones(batch.num_rows, np.bool_)
+def mark_superseded(batch: pa.RecordBatch, live: Set[tuple[str, int]]) -> "NDArray[np.bool_]":
+    """A mask of the superseded rows of a batch; `live` is from `find_live_replicas`."""
+    mask = np.ones(batch.num_rows, np.bool_)
     for volume, container_id, start, end in replica_stretches(batch):
-        out[start:end] = (volume, container_id) not in held
-    return out
+        mask[start:end] = (volume, container_id) not in live
+    return mask
 
 
 def _read_table(
     filesystem: pa_fs.FileSystem, folder: str, file: TableFile, schema: pa.Schema
 ) -> pa.Table:
-    # Before it is parsed: of damage in a footer pyarrow may return fewer rows, or end
-    # the process.
+    # Checked before parsing: with a damaged footer pyarrow may return fewer rows or
+    # crash the process.
     check_content_once(filesystem, folder, file)
     path = f"{folder}/{file.name}"
-    with _reading(path):
+    with _translate_errors(path):
         table = pq.read_table(path, filesystem=filesystem, page_checksum_verification=True)
     try:
-        # Columns of later releases are passed over.
+        # Columns of later releases are ignored.
         table = table.select(schema.names).cast(schema)
     except (KeyError, ValueError) as error:
-        raise refused(
-            TableRefusal.SCHEMA, f"{path} has not the columns of its kind: {error}"
+        raise table_error(
+            TableRefusal.SCHEMA, f"{path} does not have the columns of its kind: {error}"
         ) from error
     check_rows(path, found=table.num_rows, recorded=file.rows)
     return table
 
 
 def _entries(filesystem: pa_fs.FileSystem, folder: str) -> list[pa_fs.FileInfo]:
-    with _reading(folder):
-        return named(filesystem.get_file_info(pa_fs.FileSelector(folder)))
+    with _translate_errors(folder):
+        return drop_undecodable_names(filesystem.get_file_info(pa_fs.FileSelector(folder)))
 
 
 @contextmanager
-def _reading(path: str) -> Iterator[None]:
+def _translate_errors(path: str) -> Iterator[None]:
     try:
         yield
-    # pyarrow says what is wrong with a Parquet file by ArrowInvalid, a ValueError.
+    # For a bad Parquet file pyarrow raises ArrowInvalid, which is a ValueError.
     except (OSError, ValueError) as error:
-        raise refused(TableRefusal.UNREADABLE, f"{path} cannot be read: {error}") from error
+        raise table_error(TableRefusal.UNREADABLE, f"{path} cannot be read: {error}") from error

@@ -1,14 +1,17 @@
 """The columns of the chunk table, and the rows of a replica's tree.
 
-A row is one chunk. A block without chunks, and a tombstone whose chunks are not known,
-is one row at offset BLOCK_ROW whose `checksum` is the block's own. A replica without
-blocks is one row at offset CONTAINER_ROW, block 0; where no tree could be made of it at
-all, the row's `source` is "none", for an unknown root is not that of an empty tree. All
-rows of a deleted block say `deleted`; where they are chunks, the tombstone's checksum
-is what they fold to.
+A row is one chunk. Two kinds of rows are not chunks:
 
-Rows ascend by (datanode, volume, container_id, block_id, chunk_offset), and a replica
-lies in one file, in one piece. Readers profit from that and rely on it nowhere.
+- A block without chunks, or a tombstone whose chunks are unknown, is one row at offset
+  BLOCK_ROW. Its `checksum` is the block's.
+- A replica without blocks is one row at offset CONTAINER_ROW, block 0. Its `source` is
+  "none" if no tree could be built: an unknown root is not the root of an empty tree.
+
+`deleted` is set in all rows of a deleted block. If these rows are chunks, the
+tombstone's checksum is the fold of theirs.
+
+Rows ascend by (datanode, volume, container_id, block_id, chunk_offset), and the rows of
+a replica are contiguous in one file. Readers are faster for it but do not rely on it.
 """
 
 import json
@@ -25,22 +28,20 @@ from merkle.checksum import RunningFingerprint
 from merkle.columns import TreeColumns
 from merkle.replica import ReplicaState
 
-# Offsets that are none: what the row speaks of instead of a chunk.
+# Values of `chunk_offset` in a row that describes a block or a replica, not a chunk.
 BLOCK_ROW = -1
-
-
 CONTAINER_ROW = -2
 
-
-# Changed only when a reader of the old version would misread a table; added columns are
-# no such change.
+FORMAT = "treefold-chunk-table"
+# Changed only when a reader of the old version would misread a table. An added column
+# is not such a change.
 VERSION = 1
 
-
-# `source` is one of these: which truth of the replica the row was taken from; "none"
-# where there is no tree.
+# Values of `source`: what the tree was built from; "none" where there is no tree.
 _SOURCES = ("tree", "metadata", "data", "none")
-
+# Rows of one batch: enough for array operations to pay off, few enough to buffer dozens
+# of batches.
+_BATCH_ROWS = 1 << 17
 
 CHUNK_SCHEMA = pa.schema(
     [
@@ -48,10 +49,10 @@ CHUNK_SCHEMA = pa.schema(
         pa.field("datanode", pa.string(), nullable=False),
         pa.field("volume", pa.string(), nullable=False),
         pa.field("container_id", pa.int64(), nullable=False),
-        # A ReplicaState's name.
+        # The name of a ReplicaState.
         pa.field("state", pa.string(), nullable=False),
         pa.field("bcs_id", pa.int64(), nullable=False),
-        # Above 0: erasure-coded.
+        # Above 0 in erasure-coded containers.
         pa.field("replica_index", pa.int32(), nullable=False),
         pa.field("block_id", pa.int64(), nullable=False),
         pa.field("chunk_offset", pa.int64(), nullable=False),
@@ -62,14 +63,13 @@ CHUNK_SCHEMA = pa.schema(
         pa.field("matches", pa.bool_(), nullable=False),
         pa.field("deleted", pa.bool_(), nullable=False),
         pa.field("source", pa.string(), nullable=False),
-        # Changes whenever anything else of the replica's rows does, but for
+        # Changes whenever any other column of the replica's rows does, except
         # `scanned_at`.
         pa.field("generation", pa.int64(), nullable=False),
-        # When the data were last read whole; unknown where they never were.
+        # When the data were last scanned in full; null if never.
         pa.field("scanned_at", pa.timestamp("ms", tz="UTC")),
     ]
 )
-
 
 # Constant over all rows of a replica.
 REPLICA_COLUMNS = (
@@ -84,9 +84,7 @@ REPLICA_COLUMNS = (
     "scanned_at",
 )
 
-
-# What happened to the data of a datanode's replicas since the table before, by its
-# agent's own doing.
+# Changes that the datanode's own agent made to its replicas since the previous table.
 EVENT_SCHEMA = pa.schema(
     [
         pa.field("datanode", pa.string(), nullable=False),
@@ -94,20 +92,19 @@ EVENT_SCHEMA = pa.schema(
         # "repair" or "delete".
         pa.field("kind", pa.string(), nullable=False),
         pa.field("container_id", pa.int64(), nullable=False),
-        # Null: the whole container.
+        # Null if the event is about the whole container.
         pa.field("block_id", pa.int64()),
-        # Where in the block the bytes written begin, which may be inside of a chunk;
-        # null: the whole block.
+        # Where in the block the written bytes begin, perhaps inside a chunk; null if
+        # the event is about the whole block.
         pa.field("chunk_offset", pa.int64()),
-        # Bytes written; 0 for a delete.
+        # Bytes written; 0 for "delete".
         pa.field("length", pa.int64(), nullable=False),
-        # Empty where no job of a controller did it.
+        # Empty if no job of a controller caused it.
         pa.field("job", pa.string(), nullable=False),
     ]
 )
 
-
-# The inventory: each replica of the table once, with the file that holds its rows now.
+# The inventory: each replica of the table once, with the file that holds its live rows.
 CONTAINER_SCHEMA = pa.schema(
     [
         pa.field("volume", pa.string(), nullable=False),
@@ -118,16 +115,15 @@ CONTAINER_SCHEMA = pa.schema(
     ]
 )
 
-
-# Faults met while the trees were taken.
+# Faults found while the trees were read or built.
 FAULT_SCHEMA = pa.schema(
     [
         pa.field("datanode", pa.string(), nullable=False),
-        # A volume that could not be opened is named by its path.
+        # The path of a volume that could not be opened.
         pa.field("volume", pa.string(), nullable=False),
-        # Null for a fault of a whole volume.
+        # Null if the fault is of the whole volume.
         pa.field("container_id", pa.int64()),
-        # See ozone.survey.Fault.
+        # See ozone.survey.ReplicaFault.
         pa.field("kind", pa.string(), nullable=False),
         pa.field("block_id", pa.int64()),
         pa.field("chunk_offset", pa.int64()),
@@ -136,18 +132,11 @@ FAULT_SCHEMA = pa.schema(
 )
 
 
-FORMAT = "treefold-chunk-table"
-
-
-# Rows of one batch: enough for arrays to pay, few enough to wait in memory by the
-# dozen.
-_BATCH_ROWS = 1 << 17
-
-
 @dataclass(frozen=True, slots=True)
 class ReplicaAttributes:
-    """What all rows of a replica say alike; `source` is one of _SOURCES,
-    `scanned_at_ms` ms since the epoch.
+    """The values that all rows of a replica share.
+
+    `source` is one of _SOURCES; `scanned_at_ms` is in ms since the epoch.
     """
 
     datanode: str
@@ -164,48 +153,46 @@ class ReplicaAttributes:
 
 
 class ReplicaRows:
-    """The rows of one replica, kept as arrays of what is not alike in all of them."""
+    """The rows of one replica: its attributes, and arrays of the columns that vary."""
 
     def __init__(self, replica: ReplicaAttributes, columns: Mapping[str, "NDArray[Any]"]) -> None:
-        """Not for callers: see `rows_of`."""
+        """Internal: use `rows_of`."""
         self.replica = replica
         self.count = len(columns["block_id"])
         self._columns = columns
 
     @cached_property
     def generation(self) -> int:
-        """A fingerprint of all rows, as an int64; the time of the last scan is not in
-        it.
-        """
-        said = asdict(self.replica) | {"state": self.replica.state.name}
-        del said["scanned_at_ms"]
+        """A fingerprint of all rows as an int64, without the time of the last scan."""
+        attributes = asdict(self.replica) | {"state": self.replica.state.name}
+        del attributes["scanned_at_ms"]
         running = RunningFingerprint()
-        running.update(json.dumps(said).encode())
+        running.update(json.dumps(attributes).encode())
         for column in self._columns.values():
             running.update(np.ascontiguousarray(column))
         return int.from_bytes(running.digest()[:8], "big", signed=True)
 
     def batches(self, rows_max: int = _BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-        """The rows in order, by CHUNK_SCHEMA, at most `rows_max` a batch."""
+        """The rows in order, with CHUNK_SCHEMA, at most `rows_max` per batch."""
         replica = self.replica
         scanned = pa.scalar(replica.scanned_at_ms, CHUNK_SCHEMA.field("scanned_at").type)
-        alike: dict[str, Any] = asdict(replica) | {
+        constants: dict[str, Any] = asdict(replica) | {
             "state": replica.state.name,
             "generation": self.generation,
         }
-        alike["scanned_at"] = scanned
-        # One array for all batches: each has a slice of it.
+        constants["scanned_at"] = scanned
+        # One array per column serves all batches: each batch takes a slice.
         width = min(self.count, rows_max)
-        same = {
-            name: pa.repeat(pa.scalar(alike[name], CHUNK_SCHEMA.field(name).type), width)
+        repeated = {
+            name: pa.repeat(pa.scalar(constants[name], CHUNK_SCHEMA.field(name).type), width)
             for name in REPLICA_COLUMNS
         }
         for start in range(0, self.count, rows_max):
             length = min(rows_max, self.count - start)
             arrays = [
                 (
-                    same[field.name].slice(0, length)
-                    if field.name in same
+                    repeated[field.name].slice(0, length)
+                    if field.name in repeated
                     else pa.array(self._columns[field.name][start : start + length], field.type)
                 )
                 for field in CHUNK_SCHEMA
@@ -214,20 +201,22 @@ class ReplicaRows:
 
 
 def rows_of(replica: ReplicaAttributes, tree: TreeColumns | None) -> ReplicaRows:
-    """The rows of a replica; `tree` is None exactly where the source is "none". Chunks'
-    offsets are not negative.
+    """The rows of a replica with this tree.
+
+    `tree` is None if and only if the source is "none". Its chunk offsets are not
+    negative.
     """
     assert (tree is None) == (replica.source == "none")
     if tree is None or not len(tree.block_ids):
-        return ReplicaRows(replica, _single(CONTAINER_ROW))
+        return ReplicaRows(replica, _single_row(CONTAINER_ROW))
     counts = np.diff(tree.chunk_starts)
     widths = np.maximum(counts, 1)
-    lacking = counts == 0
+    without_chunks = counts == 0
     # The row of each block without chunks.
-    at = (np.cumsum(widths) - widths)[lacking]
+    block_rows = (np.cumsum(widths) - widths)[without_chunks]
     total = int(widths.sum())
     is_chunk = np.ones(total, np.bool_)
-    is_chunk[at] = False
+    is_chunk[block_rows] = False
     offsets = np.full(total, BLOCK_ROW, np.int64)
     lengths, checksums = np.zeros(total, np.int64), np.empty(total, np.int64)
     matches = np.ones(total, np.bool_)
@@ -235,7 +224,7 @@ def rows_of(replica: ReplicaAttributes, tree: TreeColumns | None) -> ReplicaRows
     offsets[is_chunk] = tree.chunk_offsets
     lengths[is_chunk] = tree.chunk_lengths
     checksums[is_chunk] = tree.chunk_checksums
-    checksums[at] = tree.block_checksums[lacking]
+    checksums[block_rows] = tree.block_checksums[without_chunks]
     matches[is_chunk] = tree.chunk_matches
     columns = {
         "block_id": np.repeat(tree.block_ids, widths),
@@ -248,7 +237,7 @@ def rows_of(replica: ReplicaAttributes, tree: TreeColumns | None) -> ReplicaRows
     return ReplicaRows(replica, columns)
 
 
-def _single(offset: int) -> dict[str, "NDArray[Any]"]:
+def _single_row(offset: int) -> dict[str, "NDArray[Any]"]:
     numbers = {"block_id": 0, "chunk_offset": offset, "length": 0, "checksum": 0}
     flags = {"matches": True, "deleted": False}
     return {name: np.array([value], np.int64) for name, value in numbers.items()} | {
@@ -257,16 +246,16 @@ def _single(offset: int) -> dict[str, "NDArray[Any]"]:
 
 
 def replica_stretches(batch: pa.RecordBatch) -> Iterator[tuple[str, int, int, int]]:
-    """Where one replica's rows begin and end in a batch: volume, container, first row,
-    row behind the last.
+    """The runs of rows of one replica in a batch: volume, container, start row, end row
+    (exclusive).
     """
     if not batch.num_rows:
         return
     ids = batch.column("container_id").to_numpy()
     volumes = batch.column("volume")
-    codes = volumes if isinstance(volumes, pa.DictionaryArray) else volumes.dictionary_encode()
-    places = codes.indices.to_numpy()
-    cuts = np.flatnonzero((ids[1:] != ids[:-1]) | (places[1:] != places[:-1])) + 1
+    encoded = volumes if isinstance(volumes, pa.DictionaryArray) else volumes.dictionary_encode()
+    codes = encoded.indices.to_numpy()
+    cuts = np.flatnonzero((ids[1:] != ids[:-1]) | (codes[1:] != codes[:-1])) + 1
     starts = [0, *cuts.tolist()]
     for start, end in zip(starts, [*starts[1:], batch.num_rows], strict=True):
-        yield codes.dictionary[int(places[start])].as_py(), int(ids[start]), start, end
+        yield encoded.dictionary[int(codes[start])].as_py(), int(ids[start]), start, end

@@ -1,4 +1,4 @@
-"""Write the Parquet files of a chunk table, in row groups and files of bounded size."""
+"""Write the Parquet files of a chunk table, bounding row groups and files."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
@@ -10,34 +10,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from chunktable.errors import ChunkTableError
-from chunktable.manifest import (
-    TableRefusal,
-)
-from chunktable.schema import (
-    CHUNK_SCHEMA,
-)
+from chunktable.manifest import TableRefusal, table_error
+from chunktable.schema import CHUNK_SCHEMA
 from runtime.errors import OperationInterruptedError
 
-# What a reader that streams holds at once, and skips at once by its statistics.
+# A streaming reader holds one row group at a time and skips groups by statistics.
 GROUP_ROWS = 1 << 20
-# Some 80 MB: enough files for a cluster's tasks, few enough to open.
+# About 80 MB: enough files to share among a cluster's tasks, few enough to open.
 FILE_ROWS_MAX = 16 * GROUP_ROWS
 TEXT_TYPE = pa.dictionary(pa.int32(), pa.string())
-# As it is written: a text that is the same in all rows is one entry and a number a row.
-# Readers see plain text.
+# The schema in memory before writing: text that repeats is one dictionary entry and a
+# number per row. Readers get plain text.
 WRITTEN_SCHEMA = pa.schema(
     [f.with_type(TEXT_TYPE) if f.type == pa.string() else f for f in CHUNK_SCHEMA]
 )
 
 
 def parquet_writer(where: object, schema: pa.Schema) -> pq.ParquetWriter:
-    """A writer of one file of a table into a path or a stream, so that it is fast to
-    read.
+    """A writer of one file of a table to a path or stream, encoded to be read fast.
 
-    Nearly all columns repeat themselves, and dictionaries of them are read several
-    times as fast as their values; checksums never do, and are read three times as fast
-    packed as differences, which Spark and others know too. Text in `schema` may be
-    dictionaries.
+    The values of nearly all columns repeat: with dictionaries they are read several
+    times as fast. Checksums do not repeat: packed as differences they are read three
+    times as fast, by Spark and others too. Text in `schema` may be dictionary-encoded.
     """
     packed = {name: "DELTA_BINARY_PACKED" for name in schema.names if name == "checksum"}
     return pq.ParquetWriter(
@@ -46,16 +40,16 @@ def parquet_writer(where: object, schema: pa.Schema) -> pq.ParquetWriter:
         compression="zstd",
         use_dictionary=[name for name in schema.names if name not in packed],
         column_encoding=packed or None,
-        # A flipped bit in a file is found by who reads the page.
+        # The reader of a page finds a flipped bit.
         write_page_checksum=True,
-        # Whether text came as dictionaries is nobody's business.
+        # Readers would get the dictionary encoding of the writer's memory as a type.
         store_schema=False,
     )
 
 
 @dataclass
 class OpenChunkFile:
-    """A Parquet file under way."""
+    """A Parquet file that is being written."""
 
     name: str
     writer: Any
@@ -69,8 +63,11 @@ class OpenChunkFile:
 
 @dataclass
 class ChunkFileWriter:
-    """Chunk files of bounded size, one after the other, a replica in one piece in one
-    of them.
+    """Writes chunk files of bounded size, one after the other; all rows of a replica go
+    into one file.
+
+    `new_file` opens the next file. If `cancelled` returns True, `add` raises
+    OperationInterruptedError.
     """
 
     new_file: Callable[[], AbstractContextManager[OpenChunkFile]]
@@ -83,7 +80,12 @@ class ChunkFileWriter:
     _group_rows: int = 0
 
     def add(self, batches: Iterable[pa.RecordBatch], count: int) -> str:
-        """Put a replica of so many rows behind the one before; the name of its file."""
+        """Append a replica of `count` rows; returns the name of its file.
+
+        Raises:
+            ChunkTableError: the batches do not have `count` rows in all.
+            OperationInterruptedError: the export was cancelled.
+        """
         taken = self._open.rows + self._group_rows if self._open else 0
         if taken and taken + count > self.file_rows_max:
             self._close()
@@ -99,7 +101,7 @@ class ChunkFileWriter:
             if self._group_rows >= self.group_rows:
                 self._flush()
         if count:
-            raise too_few_rows(name)
+            raise row_count_error(name)
         return name
 
     def __enter__(self) -> Self:
@@ -139,9 +141,10 @@ def _encoded(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=WRITTEN_SCHEMA)
 
 
-def too_few_rows(name: str) -> ChunkTableError:
-    return ChunkTableError(
-        TableRefusal.ROWS.value,
-        f"{name} has not the rows that the inventory says",
+def row_count_error(name: str) -> ChunkTableError:
+    """The error for a file whose row counts differ from those of the inventory."""
+    return table_error(
+        TableRefusal.ROWS,
+        f"{name} does not have the rows that the inventory records",
         hint="Write the table anew with --full.",
     )

@@ -36,7 +36,7 @@ from chunktable.manifest import (
     manifest_sequence,
     sequence_of,
 )
-from chunktable.places import Destination, named
+from chunktable.places import Destination, drop_undecodable_names
 from chunktable.reader import check_content, latest_manifest, read_inventory
 from chunktable.schema import (
     CHUNK_SCHEMA,
@@ -56,7 +56,7 @@ from chunktable.writer import (
     ChunkFileWriter,
     OpenChunkFile,
     parquet_writer,
-    too_few_rows,
+    row_count_error,
 )
 from dnagent.audit_events import AuditReader, event_row
 from merkle.columns import TreeColumns
@@ -316,9 +316,7 @@ class _Run:
                     on_done(ExportProgress(len(self._after), total, rows))
 
     def rewrite(self) -> None:
-        """Move live rows out of old files that are mostly superseded, and out of many
-        small ones.
-        """
+        """Move live rows out of mostly superseded files and out of many small ones."""
         live: dict[str, int] = {}
         for held in self._after.values():
             live[held.file] = live.get(held.file, 0) + held.rows
@@ -349,7 +347,7 @@ class _Run:
                 self._after[place] = _RowLocation(held.generation, file, held.rows)
         moved = [place for place, held in self._after.items() if held.file in chosen]
         if moved:
-            raise too_few_rows(self._after[moved[0]].file)
+            raise row_count_error(self._after[moved[0]].file)
 
     def add_events(self, audit_file: Path | None, volumes: set[str]) -> None:
         """Write down the repairs and deletes since the table before, and keep those of
@@ -578,7 +576,8 @@ class _Run:
             raise DestinationError(
                 f"cannot list {folder}: {error}", operation="list", path=folder
             ) from error
-        return [entry.base_name for entry in named(entries) if entry.type is pa_fs.FileType.File]
+        named = drop_undecodable_names(entries)
+        return [entry.base_name for entry in named if entry.type is pa_fs.FileType.File]
 
 
 def _rows(

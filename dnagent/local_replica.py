@@ -25,7 +25,7 @@ from ozone.treefile import TreeStatus
 from repair.requests import OwnLoaded, Scanned, TreeStored
 from runtime.errors import DatabaseError, DiskError
 from runtime.log import get_logger
-from runtime.retry import retrying
+from runtime.retry import call_with_retry
 
 _log = get_logger("store", AGENT_EVENTS)
 
@@ -105,7 +105,7 @@ class LocalReplica:
         def pause(seconds: float) -> None:
             self._cancelled.wait(seconds)
 
-        return retrying(self._scan_once, sleep=pause, backoff=RESCAN_BACKOFF)
+        return call_with_retry(self._scan_once, sleep=pause, backoff=RESCAN_BACKOFF)
 
     def write_windows(
         self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[ProvenWindows]

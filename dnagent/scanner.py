@@ -25,7 +25,7 @@ from ozone.scan import ScanResult
 from runtime.errors import BusyError, OperationInterruptedError
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
-from runtime.retry import Backoff, retrying
+from runtime.retry import Backoff, call_with_retry
 
 # States whose data can be checked: in the others chunks may still be written.
 _SCANNED_STATES = frozenset(
@@ -458,7 +458,7 @@ class Scanner:
         if not is_due(candidate, now_ms=self._clock.now_ms(), gap_ms=gap_ms):
             self._metrics.count("dnagent_scans_skipped_total", reason="gap")
             return _report(candidate, None)
-        return retrying(
+        return call_with_retry(
             lambda: self._scan(request.container_id, ScanDepth.DATA, self._limiters[1]),
             # What makes a scan stale is over soon: a repair that stores its tree.
             sleep=self._sleep,

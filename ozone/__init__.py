@@ -1,1 +1,1 @@
-"""All that knows Apache Ozone: its disk layout and its wire protocols."""
+"""Apache Ozone's disk layout and datanode protocol; no other package handles them."""

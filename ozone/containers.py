@@ -1,11 +1,11 @@
-"""Containers on disk: records and block files, found by the volume's place and read as
-Ozone reads them.
+"""Containers on disk: their descriptors, records, counters and block files.
 
-A container is a folder (descriptor, tree file, block files) and rows of the volume's
-RocksDB (records, counters). Either half may be missing or damaged; opening demands a
-readable descriptor, while a scan works on what there is and says what is not. A record
-is met in two forms: as stored, which is what trees and scans go by, and merged with the
-pending last chunk of an incremental writer, which is what readers get.
+A container is a folder (descriptor, tree file, block files) and rows in the volume's
+RocksDB (records, counters). Either part may be missing or damaged. `open` requires a
+valid descriptor; a scan reads whatever exists and reports the rest.
+
+A record has two forms. Trees and scans use the stored one. Readers get the merged one,
+which includes the pending last chunk of an incremental writer.
 """
 
 import re
@@ -32,7 +32,7 @@ from protos.convert import record_from_bytes
 from runtime.disk import Disk, Reader
 from runtime.errors import DiskError
 
-# The metadata key of a block whose chunk list is still being appended to.
+# The metadata key of a block whose chunk list is still growing.
 INCREMENTAL = "incremental"
 _DECIMAL = re.compile(rb"-?(0|[1-9][0-9]{0,18})")
 _INT64_MAX = (1 << 63) - 1
@@ -41,7 +41,7 @@ _BLOCK_FILE = re.compile(r"(-?(?:0|[1-9][0-9]*))\.block")
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """A container's rows in the `metadata` table; None where a row is absent."""
+    """A container's counters from the `metadata` table; None if a row is missing."""
 
     bcs_id: int | None
     block_count: int | None
@@ -58,12 +58,15 @@ class ContainerStore:
         self._disk = disk
 
     def ids(self, on_unreadable: Callable[[DiskError], None] | None = None) -> list[ContainerId]:
-        """The containers that have a folder, ascending; see `Volume.container_ids`."""
+        """The containers that have a folder, ascending (see `Volume.container_ids`)."""
         return self.volume.container_ids(on_unreadable)
 
     def ids_without_folder(self) -> list[ContainerId]:
-        """The containers that have block records but no folder, ascending: their folder
-        was lost, not deleted.
+        """The containers that have records but no folder, ascending: their folder was
+        lost, not deleted.
+
+        Raises:
+            DatabaseError: the database cannot be read.
         """
         found = set(self.volume.container_ids())
         candidates = {
@@ -74,8 +77,8 @@ class ContainerStore:
         return sorted(
             container_id
             for container_id in candidates - found
-            # Deleting moves the folder first and removes the rows then; a counter may
-            # be written again after that, a record never is.
+            # A deletion moves the folder first and then removes the rows. A counter may
+            # be written again later, a record may not.
             if not (
                 self.volume.working_folder / "tmp" / "deleted-containers" / str(container_id)
             ).exists()
@@ -90,19 +93,17 @@ class ContainerStore:
         )
 
     def get(self, container_id: ContainerId) -> "Container":
-        """The container by its ID, looked at only when asked something: any part of it
-        may be missing.
-        """
+        """The container with this ID, unread: any part of it may be missing."""
         return Container(container_id, self.volume, self._disk)
 
     def open(self, container_id: ContainerId) -> "Container":
-        """The container, its descriptor read.
+        """The container with this ID and a valid descriptor.
 
         Raises:
             ContainerNotFoundError: it has no folder or no descriptor.
-            DescriptorError: the descriptor is not a valid one, or that of another
-                container.
-            ContainerUnsupportedError: see `Container.descriptor`.
+            DescriptorError: the descriptor is invalid or belongs to another container.
+            ContainerUnsupportedError: as in `Container.descriptor`.
+            DiskError: the descriptor cannot be read.
         """
         container = self.get(container_id)
         try:
@@ -117,7 +118,7 @@ class ContainerStore:
 
 
 class Container:
-    """One container: a folder and its rows."""
+    """One container: its folder and its rows in the volume's database."""
 
     def __init__(self, container_id: ContainerId, volume: Volume, disk: Disk) -> None:
         self.container_id = container_id
@@ -126,7 +127,8 @@ class Container:
         try:
             self.folder = volume.container_folder(container_id)
         except ContainerNotFoundError:
-            # A scan says so; until then it is where a datanode would have put it.
+            # A scan reports the missing folder. The paths are those that a datanode
+            # would use.
             self.folder = volume.usual_folder(container_id)
         self.metadata_folder = self.folder / "metadata"
         self.chunks_folder = self.folder / "chunks"
@@ -138,9 +140,9 @@ class Container:
         """The descriptor, read once.
 
         Raises:
-            DiskError: it cannot be read; the fact `missing` where it is not there.
-            DescriptorError: it is not a valid one, or not this container's.
-            ContainerUnsupportedError: it is of a schema before V3 or of layout
+            DiskError: it cannot be read; with the fact `missing` if it does not exist.
+            DescriptorError: it is invalid or belongs to another container.
+            ContainerUnsupportedError: its schema is older than V3, or its layout is
                 FILE_PER_CHUNK.
         """
         found = parse_descriptor(self.disk.read(self.descriptor_path))
@@ -157,19 +159,21 @@ class Container:
         if (found.schema_version, found.layout_version) != ("3", 2):
             raise ContainerUnsupportedError(
                 f"container {self.container_id} has schema V{found.schema_version or 1} and layout "
-                f"{found.layout_version}; only schema V3 with one file a block is read",
+                f"{found.layout_version}; only schema V3 with one file per block is supported",
                 container_id=self.container_id,
             )
         return found
 
     @property
     def state(self) -> ReplicaState:
-        """The replica's state by its descriptor."""
+        """The replica's state; raises as `descriptor` does."""
         return self.descriptor.state
 
     @property
     def replica_index(self) -> int:
-        """The place in an erasure-coded group, 0 where there is none."""
+        """The position in an erasure-coded group, 0 if there is none; raises as
+        `descriptor` does.
+        """
         return self.descriptor.replica_index
 
     def block_ids(self) -> list[BlockId]:
@@ -177,13 +181,13 @@ class Container:
 
         Raises:
             DatabaseError: the table cannot be iterated.
-            RecordInvalidError: a key is no block ID.
+            RecordInvalidError: a key is not a block ID.
         """
         prefix = container_prefix(self.container_id)
         ids = []
         for key, _ in self.volume.database.items(OzoneTable.BLOCK_DATA, prefix):
             suffix = key[len(prefix) :]
-            # Other rows, from the days of one table for all, begin with this mark.
+            # Rows of other kinds, from schemas with a single table, begin with "#".
             if suffix.startswith(b"#"):
                 continue
             if not _DECIMAL.fullmatch(suffix) or abs(int(suffix)) > _INT64_MAX:
@@ -191,17 +195,16 @@ class Container:
                     f"container {self.container_id} has a record under {suffix!r}", "key", None
                 )
             ids.append(BlockId(int(suffix)))
-        # Rows come in the order of decimal text: 10 before 9.
+        # Rows are in the order of decimal text: 10 before 9.
         return sorted(ids)
 
     def records(self) -> Iterator[BlockRecord]:
-        """All records as stored, by ascending block ID; a block deleted meanwhile is
-        passed over.
+        """All stored records by ascending block ID, without blocks deleted meanwhile.
 
         Raises:
             DatabaseError: the table cannot be read.
-            RecordInvalidError: a record cannot be parsed or is another block's; the
-                fact `block_id` names it.
+            RecordInvalidError: a record cannot be parsed or belongs to another block;
+                the fact `block_id` is the block of the key.
         """
         for block_id in self.block_ids():
             record = self.stored_record(block_id)
@@ -209,16 +212,17 @@ class Container:
                 yield record
 
     def stored_record(self, block_id: BlockId) -> BlockRecord | None:
-        """One record as stored: what trees and scans see; raises as `records` does."""
+        """One stored record, None if there is none; raises as `records` does."""
         return self._row(OzoneTable.BLOCK_DATA, block_id)
 
     def record(self, block_id: BlockId) -> BlockRecord | None:
-        """One record as readers see it: merged with the pending last chunk of an
-        incremental writer.
+        """One record, merged with the pending last chunk of an incremental writer; None
+        if there is none.
 
         Raises:
-            RecordInvalidError: also where the pending chunk does not continue the
-                stored ones.
+            DatabaseError: the table cannot be read.
+            RecordInvalidError: as in `records`, or the pending chunk does not continue
+                the stored ones.
         """
         stored = self.stored_record(block_id)
         if stored is not None and all(key != INCREMENTAL for key, _ in stored.metadata):
@@ -234,10 +238,10 @@ class Container:
         return replace(stored, bcs_id=last.bcs_id, chunks=stored.chunks + last.chunks)
 
     def counters(self) -> Counters:
-        """What the volume's database counts for this container.
+        """The container's counters in the volume's database.
 
         Raises:
-            DatabaseError: a row cannot be read or is no number.
+            DatabaseError: a row cannot be read or is not a number.
         """
         number = partial(self.volume.database.get_long, self.container_id)
         return Counters(
@@ -249,40 +253,41 @@ class Container:
         )
 
     def recorded_bcs_id(self) -> int:
-        """The highest commit in the records that can be read, 0 without any.
+        """The highest commit ID in the readable records, 0 if there are none.
 
-        It may be beyond the container's: a repair that was not clean gives a whole
-        block its commit, and that alone.
+        It may be above the container's: an incomplete repair raises the commit of the
+        blocks that it completed, but not that of the container.
 
         Raises:
             DatabaseError: the table cannot be read.
-            RecordInvalidError: a key is no block ID.
+            RecordInvalidError: a key is not a block ID.
         """
         highest = 0
         for block_id in self.block_ids():
-            # What cannot be read says nothing; the scan has named it.
+            # The scan reports records that cannot be parsed.
             with suppress(RecordInvalidError):
                 record = self.record(block_id)
                 highest = max(highest, record.bcs_id if record else 0)
         return highest
 
     def block_path(self, block_id: BlockId) -> Path:
-        """The file of a block, which need not be there."""
+        """The path of a block's file, which need not exist."""
         return self.chunks_folder / f"{block_id}.block"
 
     def open_block(self, block_id: BlockId) -> AbstractContextManager[Reader]:
-        """The block's file, open for reading.
+        """The block's file, opened for reading.
 
         Raises:
-            DiskError: the fact `missing` where there is no such file.
+            DiskError: it cannot be opened; with the fact `missing` if there is none.
         """
         return self.disk.reader(self.block_path(block_id))
 
     def read(self, block_id: BlockId, offset: int, length: int) -> bytes:
-        """Bytes of a block from its file, as they are; fewer only where the file ends.
+        """`length` bytes of a block's file, unverified; fewer only if the file ends.
 
         Raises:
             BlockNotFoundError: the block has no file.
+            DiskError: the file cannot be read.
         """
         try:
             return self.disk.read_at(self.block_path(block_id), offset, length)
@@ -295,18 +300,18 @@ class Container:
             raise
 
     def block_length(self, block_id: BlockId) -> int | None:
-        """Bytes of the block's file; None where there is none."""
+        """The length of a block's file in bytes; None if it does not exist."""
         return self.disk.length(self.block_path(block_id))
 
     def unrecorded_bytes(self, record: BlockRecord) -> int:
-        """How many bytes of a block's file lie behind its last recorded chunk: no
-        reader gets them, no scan minds.
+        """The bytes of a block's file after its last recorded chunk; readers and scans
+        ignore them.
         """
         end = record.chunks[-1].end if record.chunks else 0
         return max((self.block_length(record.block_id) or 0) - end, 0)
 
     def orphan_files(self) -> list[str]:
-        """The names in the chunks folder that belong to no record, sorted."""
+        """The names in the chunks folder that no record accounts for, sorted."""
         recorded = set(self.block_ids())
         orphans = []
         for name in self.disk.names(self.chunks_folder):
@@ -326,7 +331,7 @@ class Container:
             raise self._invalid(text, str(error.facts["reason"]), block_id) from error
         if (record.container_id, record.block_id) != (self.container_id, block_id):
             text = (
-                f"the record of block {block_id} is that of block {record.block_id} of"
+                f"the record of block {block_id} belongs to block {record.block_id} of container"
                 f" {record.container_id}"
             )
             raise self._invalid(text, "wrong_block", block_id)

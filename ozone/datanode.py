@@ -1,12 +1,13 @@
-"""Ozone's datanode protocol, XceiverClientProtocolService: the reading half of it, as
-server and as client.
+"""Ozone's datanode protocol, XceiverClientProtocolService: a server and a client for
+reads.
 
-One method, a stream of requests answered in order. An error is a normal answer with a
-result other than SUCCESS; what is no request at all ends the stream with UNKNOWN, as a
-datanode of Java does, and loses what was sent after it. Real datanodes believe what we
-serve: pieces of exactly `bytesPerChecksum`, since other sizes hang their checksum loop,
-and records as they are stored. A request that fails makes a real datanode scan the
-container, so our client asks for nothing that it has no reason to expect.
+The protocol has one method, a stream of requests that are answered in order. An error
+is a response with a result other than SUCCESS. As in Ozone, an invalid request ends the
+stream with UNKNOWN; requests sent after it are lost.
+
+Real datanodes trust what we serve. Data go out in pieces of exactly `bytesPerChecksum`,
+since other sizes hang Ozone's checksum loop. A failed request makes a real datanode
+scan the container, so our client requests only what it has reason to expect.
 """
 
 import os
@@ -57,20 +58,19 @@ from runtime.errors import (
 from runtime.rpc import Deadlines, Handler, StreamCall, named_errors, printable
 
 SERVICE = "hadoop.hdds.datanode.XceiverClientProtocolService"
-# What Ozone 2.2 sends as its client version.
+# The client version of Ozone 2.2.
 _CLIENT_VERSION = 3
-# Requests on their way at a time: four fill a real datanode's stream, sixteen are no
-# faster.
+# Requests in flight: four fill a real datanode's stream, sixteen are no faster.
 _DEPTH = 4
-# Of one ReadChunk: small enough that one usual chunk of 4 MiB keeps a stream's four
-# places busy, half again as fast.
+# Of one ReadChunk: a usual chunk of 4 MiB then takes four requests in flight, which is
+# half again as fast as one.
 READ_BYTES_MAX = 1 << 20
-# Pieces of an answer where there are no windows.
+# The size of the pieces of a response without windows.
 _PIECE_BYTES = 1 << 20
-# More would be windows of less than 512 bytes, of which a request could have millions
-# made.
+# Bounds the pieces that a request with tiny windows can cause: windows are 512 bytes or
+# more.
 _PIECES_MAX = 65_536
-# Room in a message for everything that is not its payload.
+# Space in a message for everything but its payload.
 _ENVELOPE_BYTES = 64 << 10
 _PAYLOAD_BYTES_MAX = MESSAGE_BYTES_MAX - _ENVELOPE_BYTES
 _ROWS_PER_READ = 1000
@@ -95,15 +95,14 @@ _Body = (
 
 
 class XceiverService:
-    """Answers from a ReplicaSource; knows no container of its own."""
+    """Serves the replicas of a ReplicaSource."""
 
     def __init__(self, source: ReplicaSource) -> None:
         self._source = source
 
     def register(self, server: grpc.Server) -> None:
-        """Serve on this server."""
-        # Requests come as bytes: one that is no message must end its stream as Ozone
-        # ends it.
+        """Add the service to a server."""
+        # Requests arrive as bytes: an invalid one must end its stream as in Ozone.
         handler: Handler = grpc.stream_stream_rpc_method_handler(
             self._serve, None, Response.SerializeToString
         )
@@ -122,7 +121,7 @@ class XceiverService:
                 yield self.answer(request)
 
     def answer(self, request: Request) -> Response:
-        """The answer to one request; an error is an answer too."""
+        """The response to one request; errors become responses too."""
         reply = Response(cmdType=request.cmdType, traceID=request.traceID, result=Result.SUCCESS)
         try:
             self._fill(reply, request)
@@ -152,7 +151,7 @@ class XceiverService:
         if body is None:
             name = Type.Name(request.cmdType)
             raise _RefusalError(
-                Result.UNSUPPORTED_REQUEST, f"{name} is not served here: this peer can only be read"
+                Result.UNSUPPORTED_REQUEST, f"{name} is not supported: this peer is read-only"
             )
         container_id = ContainerId(request.containerID)
         head = self._source.head(container_id)
@@ -160,17 +159,17 @@ class XceiverService:
             raise _RefusalError(Result.MALFORMED_REQUEST, "Cmd type does not match the payload.")
         match request.cmdType:
             case Type.GetContainerChecksumInfo:
-                self._tree(reply, container_id, head)
+                self._fill_tree(reply, container_id, head)
             case Type.GetBlock:
-                self._block(reply, container_id, head, request.getBlock.blockID)
+                self._fill_block(reply, container_id, head, request.getBlock.blockID)
             case Type.ListBlock:
-                self._list(reply, container_id, request.listBlock)
+                self._fill_list(reply, container_id, request.listBlock)
             case Type.ReadChunk:
-                self._chunk(reply, container_id, head, request.readChunk)
+                self._fill_chunk(reply, container_id, head, request.readChunk)
             case _:
-                _echo(reply, request.echo)
+                _fill_echo(reply, request.echo)
 
-    def _tree(self, reply: Response, container_id: ContainerId, head: ReplicaHead) -> None:
+    def _fill_tree(self, reply: Response, container_id: ContainerId, head: ReplicaHead) -> None:
         if not head.state.is_closed:
             text = (
                 f"Checksum information is not available for containers in state {head.state.value}"
@@ -185,54 +184,54 @@ class XceiverService:
         reply.getContainerChecksumInfo.containerID = container_id
         reply.getContainerChecksumInfo.containerChecksumInfo = raw
 
-    def _block(
-        self, reply: Response, container_id: ContainerId, head: ReplicaHead, asked: DatanodeBlockID
+    def _fill_block(
+        self, reply: Response, container_id: ContainerId, head: ReplicaHead, query: DatanodeBlockID
     ) -> None:
-        _check_commit(asked, head)
-        if head.replica_index and asked.replicaIndex and asked.replicaIndex != head.replica_index:
+        _check_commit(query, head)
+        if head.replica_index and query.replicaIndex and query.replicaIndex != head.replica_index:
             text = (
                 f"ContainerID {container_id} has replica index {head.replica_index}, not"
-                f" {asked.replicaIndex}"
+                f" {query.replicaIndex}"
             )
             raise _RefusalError(Result.CONTAINER_NOT_FOUND, text)
-        record = self._source.record(container_id, BlockId(asked.localID))
+        record = self._source.record(container_id, BlockId(query.localID))
         if record is None:
-            raise _RefusalError(Result.NO_SUCH_BLOCK, f"Unable to find the block. {asked.localID}")
-        if asked.blockCommitSequenceId > record.bcs_id:
+            raise _RefusalError(Result.NO_SUCH_BLOCK, f"Unable to find the block. {query.localID}")
+        if query.blockCommitSequenceId > record.bcs_id:
             text = (
-                f"block {asked.localID} has bcsId {record.bcs_id}, asked for"
-                f" {asked.blockCommitSequenceId}"
+                f"block {query.localID} has bcsId {record.bcs_id}, requested was"
+                f" {query.blockCommitSequenceId}"
             )
             raise _RefusalError(Result.BCSID_MISMATCH, text)
         reply.getBlock.blockData.CopyFrom(record_to_proto(record))
 
-    def _list(
-        self, reply: Response, container_id: ContainerId, asked: ListBlockRequestProto
+    def _fill_list(
+        self, reply: Response, container_id: ContainerId, query: ListBlockRequestProto
     ) -> None:
-        if asked.count == 0:
+        if query.count == 0:
             raise _RefusalError(Result.CONTAINER_INTERNAL_ERROR, "Count must be a positive number.")
-        start = BlockId(asked.startLocalID) if asked.HasField("startLocalID") else None
+        start = BlockId(query.startLocalID) if query.HasField("startLocalID") else None
         size = 0
-        for record in islice(listed(self._source, container_id, start), asked.count):
+        for record in islice(_iterate_records(self._source, container_id, start), query.count):
             row = record_to_proto(record)
             size += row.ByteSize()
-            # An answer cut short would look like the end of the list.
+            # A shortened response would look like the end of the list.
             if size > _PAYLOAD_BYTES_MAX:
                 raise _RefusalError(
-                    Result.CONTAINER_INTERNAL_ERROR, f"{asked.count} blocks do not fit a message"
+                    Result.CONTAINER_INTERNAL_ERROR, f"{query.count} blocks do not fit a message"
                 )
             reply.listBlock.blockData.append(row)
         reply.listBlock.SetInParent()
 
-    def _chunk(
+    def _fill_chunk(
         self,
         reply: Response,
         container_id: ContainerId,
         head: ReplicaHead,
-        asked: ReadChunkRequestProto,
+        query: ReadChunkRequestProto,
     ) -> None:
-        _check_commit(asked.blockID, head)
-        chunk = asked.chunkData
+        _check_commit(query.blockID, head)
+        chunk = query.chunkData
         if chunk.len > MESSAGE_BYTES_MAX:
             raise _RefusalError(
                 Result.UNSUPPORTED_REQUEST, f"Oversize read. max: {MESSAGE_BYTES_MAX}"
@@ -243,17 +242,17 @@ class XceiverService:
             )
         data = b""
         if chunk.len:
-            # Beyond any block's end the file is not asked: such an offset may not even
-            # be one.
-            offset, block_id = min(chunk.offset, BLOCK_BYTES_MAX), BlockId(asked.blockID.localID)
+            # Bounded, since an offset beyond any block may not even be a valid file
+            # offset.
+            offset, block_id = min(chunk.offset, BLOCK_BYTES_MAX), BlockId(query.blockID.localID)
             data = self._source.read(container_id, block_id, offset, chunk.len)
             if len(data) != chunk.len:
                 text = f"Unexpected read size. expected: {chunk.len}, actual: {len(data) or -1}"
                 raise _RefusalError(Result.CONTAINER_INTERNAL_ERROR, text)
         answer = reply.readChunk
-        answer.blockID.CopyFrom(asked.blockID)
+        answer.blockID.CopyFrom(query.blockID)
         answer.chunkData.CopyFrom(chunk)
-        if asked.readChunkVersion == ReadChunkVersion.V1:
+        if query.readChunkVersion == ReadChunkVersion.V1:
             step = _piece_bytes(chunk)
             answer.dataBuffers.buffers.extend(
                 data[i : i + step] for i in range(0, len(data) or 1, step)
@@ -262,10 +261,10 @@ class XceiverService:
             answer.data = data
 
 
-def listed(
+def _iterate_records(
     source: ReplicaSource, container_id: ContainerId, start: BlockId | None
 ) -> Iterator[BlockRecord]:
-    """All records from `start`, read a page at a time."""
+    """All records from `start`, page by page; raises as `ReplicaSource.records`."""
     page = source.records(container_id, start, _ROWS_PER_READ)
     while page:
         yield from page
@@ -280,9 +279,7 @@ def listed(
 
 
 class _RefusalError(Exception):
-    """Carries a result and its message from where it is found to where the answer is
-    made.
-    """
+    """Ends a request with this result and message."""
 
     def __init__(self, result: Result, message: str) -> None:
         super().__init__(message)
@@ -295,31 +292,30 @@ def _parse_request(raw: bytes) -> Request | None:
         request = Request.FromString(raw)
     except DecodeError:
         return None
-    # The parser lets required fields be absent; answering such a request would fail
-    # half way.
+    # The parser accepts requests without their required fields; `answer` would fail on
+    # them.
     return request if request.IsInitialized() else None
 
 
-def _check_commit(asked: DatanodeBlockID, head: ReplicaHead) -> None:
-    if asked.blockCommitSequenceId > head.bcs_id:
+def _check_commit(query: DatanodeBlockID, head: ReplicaHead) -> None:
+    if query.blockCommitSequenceId > head.bcs_id:
         text = (
-            f"Unable to find the block with bcsID {asked.blockCommitSequenceId}. Container bcsId is"
+            f"Unable to find the block with bcsID {query.blockCommitSequenceId}. Container bcsId is"
             f" {head.bcs_id}."
         )
         raise _RefusalError(Result.UNKNOWN_BCSID, text)
 
 
-def _echo(reply: Response, asked: EchoRequestProto) -> None:
-    # The sleep that Ozone's echo offers is left out: it would let a stranger hold our
-    # threads.
-    if asked.payloadSizeResp > _PAYLOAD_BYTES_MAX:
+def _fill_echo(reply: Response, query: EchoRequestProto) -> None:
+    # Without the sleep of Ozone's echo, which would let a client block our threads.
+    if query.payloadSizeResp > _PAYLOAD_BYTES_MAX:
         raise _RefusalError(Result.UNSUPPORTED_REQUEST, f"Oversize echo. max: {_PAYLOAD_BYTES_MAX}")
-    reply.echo.payload = os.urandom(max(asked.payloadSizeResp, 0))
+    reply.echo.payload = os.urandom(max(query.payloadSizeResp, 0))
 
 
 def _piece_bytes(chunk: ChunkInfo) -> int:
-    """Bytes of each piece of an answer: a window, or one piece where there would be
-    none or too many.
+    """The size of the pieces of a response: a window, or all of the data if there would
+    be too many pieces.
     """
     step = chunk.checksumData.bytesPerChecksum
     if chunk.checksumData.type == NONE:
@@ -328,37 +324,39 @@ def _piece_bytes(chunk: ChunkInfo) -> int:
 
 
 class DatanodeClient:
-    """Asks one datanode. Each call opens a stream of its own on the shared connection,
-    keeps up to _DEPTH requests in flight on it and ends within its deadline: an answer
-    that never comes, or a stream that an exception at the server has killed, costs this
-    call and nothing else.
+    """A client of one datanode.
+
+    Each call opens its own stream on the shared connection, keeps up to _DEPTH requests
+    in flight and ends within its deadline. A missing response, or a stream killed by an
+    exception in the server, fails this call only.
 
     All methods may raise PeerUnavailableError, RemoteProtocolError and
-    PeerRefusedError, whose fact `result` is the name of Ozone's result or of the gRPC
-    status.
+    PeerRefusedError; the fact `result` of the last is the name of Ozone's result or of
+    the gRPC status.
     """
 
     def __init__(
         self, channel: grpc.Channel, target: str, *, deadlines: Deadlines | None = None
     ) -> None:
-        """`channel` is ours from now on; `target` is how errors name the datanode."""
+        """The client owns `channel`; errors name the datanode `target`."""
         self._channel = channel
         self._target = target
         self._deadlines = deadlines or Deadlines()
-        # Answers stay bytes until their size has been judged.
+        # Responses stay bytes until their size is checked.
         self._send: StreamCall = channel.stream_stream(
             f"/{SERVICE}/send", Request.SerializeToString, None
         )
 
     def tree_bytes(self, container_id: ContainerId) -> bytes:
-        """The tree file's bytes, unparsed; never empty, since an empty tree file is
-        refused as by Ozone (wire-I6).
+        """The bytes of the tree file, unparsed; never empty.
+
+        An empty tree file raises PeerRefusedError, as in Ozone's client (wire-I6).
         """
         body = GetContainerChecksumInfoRequestProto(containerID=container_id)
         request = self._request(container_id, GetContainerChecksumInfo, body)
         reply = self._one(request, self._deadlines.tree_s).getContainerChecksumInfo
         if reply.containerID != container_id:
-            raise self._nonsense(f"answered for container {reply.containerID}", container_id)
+            raise self._protocol_error(f"answered for container {reply.containerID}", container_id)
         if not reply.containerChecksumInfo:
             raise PeerRefusedError(f"{self._target}: its tree file is empty", result="IO_EXCEPTION")
         return reply.containerChecksumInfo
@@ -366,8 +364,8 @@ class DatanodeClient:
     def records(
         self, container_id: ContainerId, block_ids: Iterable[BlockId]
     ) -> Iterator[BlockRecord]:
-        """The records of these blocks in this order; without those that are not there,
-        unreadable or invalid.
+        """The records of these blocks, in this order, without missing, unreadable and
+        invalid ones.
         """
         wanted = list(block_ids)
         for start in range(0, len(wanted), _ROWS_PER_READ):
@@ -381,27 +379,27 @@ class DatanodeClient:
                 if reply.result in _NO_RECORD:
                     continue
                 self._check(reply)
-                asked, found = request.getBlock.blockID, reply.getBlock.blockData.blockID
-                if (found.containerID, found.localID) != (asked.containerID, asked.localID):
+                expected, found = request.getBlock.blockID, reply.getBlock.blockData.blockID
+                if (found.containerID, found.localID) != (expected.containerID, expected.localID):
                     text = (
                         f"sent block {found.localID} of container {found.containerID} instead of"
-                        f" {asked.localID}"
+                        f" {expected.localID}"
                     )
-                    raise self._nonsense(text, container_id)
+                    raise self._protocol_error(text, container_id)
                 try:
                     yield record_from_proto(reply.getBlock.blockData)
                 except RecordInvalidError:
-                    # Its disk may be at fault; a record that cannot be used is as good
-                    # as none.
+                    # The peer's disk may be at fault: an invalid record counts as
+                    # missing.
                     continue
 
     def list_records(
         self, container_id: ContainerId, page: int = _ROWS_PER_READ
     ) -> Iterator[BlockRecord]:
-        """All records of a container in the datanode's order, asked for in pages.
+        """All records of a container in the datanode's order, requested page by page.
 
         Raises:
-            RecordInvalidError: one of them contradicts itself.
+            RecordInvalidError: a record contradicts itself.
         """
         assert page > 1
         seen: set[BlockId] = set()
@@ -410,8 +408,8 @@ class DatanodeClient:
             request = self._request(container_id, ListBlock, body)
             rows = self._one(request, self._deadlines.records_s).listBlock.blockData
             if len(rows) > page:
-                raise self._nonsense(
-                    f"listed {len(rows)} blocks when asked for {page}", container_id
+                raise self._protocol_error(
+                    f"sent {len(rows)} blocks, requested were {page}", container_id
                 )
             fresh = [
                 record for record in map(record_from_proto, rows) if record.block_id not in seen
@@ -429,40 +427,42 @@ class DatanodeClient:
         chunk: ChunkRecord,
         ranges: Sequence[ByteRange],
     ) -> Iterator[tuple[ByteRange, Sequence[bytes]]]:
-        """Each range with its bytes in pieces, all of them or, where the file ends
-        inside it, what there is.
+        """Yields each range with its bytes in pieces.
+
+        If the file ends inside a range, the range is shortened; if the range cannot be
+        read, there are no pieces.
         """
         waiting, deadline_s = ranges, self._deadlines.read(sum(r.length_bytes for r in ranges))
         while waiting:
             requests = (self._read_request(container_id, block_id, chunk, one) for one in waiting)
             shortened: list[ByteRange] = []
             for request, reply in self._exchange(requests, deadline_s):
-                asked = ByteRange(
+                wanted = ByteRange(
                     request.readChunk.chunkData.offset, request.readChunk.chunkData.len
                 )
                 if reply.result == Result.CONTAINER_INTERNAL_ERROR:
-                    there = _ACTUAL.search(reply.message)
-                    # Only ever less than before, so that a datanode cannot keep us
-                    # asking.
-                    if waiting is ranges and there and 0 < int(there[1]) < asked.length_bytes:
-                        shortened.append(ByteRange(asked.offset, int(there[1])))
+                    actual = _ACTUAL.search(reply.message)
+                    # Shortened once only, so that a datanode cannot cause endless
+                    # requests.
+                    if waiting is ranges and actual and 0 < int(actual[1]) < wanted.length_bytes:
+                        shortened.append(ByteRange(wanted.offset, int(actual[1])))
                     else:
-                        yield asked, ()
+                        yield wanted, ()
                     continue
                 self._check(reply)
                 answer = reply.readChunk
                 pieces = (
                     answer.dataBuffers.buffers if answer.HasField("dataBuffers") else [answer.data]
                 )
-                if (size := sum(map(len, pieces))) != asked.length_bytes:
-                    raise self._nonsense(
-                        f"sent {size} bytes when asked for {asked.length_bytes}", container_id
+                if (size := sum(map(len, pieces))) != wanted.length_bytes:
+                    raise self._protocol_error(
+                        f"sent {size} bytes, requested were {wanted.length_bytes}", container_id
                     )
-                yield asked, pieces
+                yield wanted, pieces
             waiting = shortened
 
     def echo(self, container_id: ContainerId, payload_bytes: int) -> int:
-        """Have the datanode send that many bytes; how many came."""
+        """Request that many bytes of payload; returns how many arrived."""
         body = EchoRequestProto(payload=b"", payloadSizeResp=payload_bytes, readOnly=True)
         reply = self._one(
             self._request(container_id, Echo, body), self._deadlines.read(payload_bytes)
@@ -470,9 +470,7 @@ class DatanodeClient:
         return len(reply.echo.payload)
 
     def close(self) -> None:
-        """Close the connection; calls that are under way fail with
-        PeerUnavailableError.
-        """
+        """Close the connection; running calls fail with PeerUnavailableError."""
         self._channel.close()
 
     def _request(self, container_id: ContainerId, kind: Type, body: _Body) -> Request:
@@ -485,7 +483,7 @@ class DatanodeClient:
     def _read_request(
         self, container_id: ContainerId, block_id: BlockId, chunk: ChunkRecord, wanted: ByteRange
     ) -> Request:
-        # Without checksums: the server would only send them back.
+        # Without checksums, which the server would only send back.
         sums = ChecksumData(
             type=chunk.checksum_type.name, bytesPerChecksum=chunk.bytes_per_checksum
         )
@@ -503,7 +501,7 @@ class DatanodeClient:
         for _, reply in self._exchange(iter([request]), deadline_s):
             self._check(reply)
             return reply
-        raise AssertionError("an exchange yields an answer for each request or raises")
+        raise AssertionError("an exchange yields a response for each request or raises")
 
     def _exchange(
         self, requests: Iterator[Request], deadline_s: float
@@ -525,33 +523,33 @@ class DatanodeClient:
                 while waiting:
                     raw = next(call, None)
                     if raw is None:
-                        raise self._nonsense(
-                            "ended the stream before its last answer", waiting[0].containerID
+                        raise self._protocol_error(
+                            "ended the stream before its last response", waiting[0].containerID
                         )
                     request = waiting.popleft()
                     send_next()
                     yield request, self._parse(raw, request)
             finally:
-                # Ends gRPC's thread that waits for the next request.
+                # Ends the thread of gRPC that waits for the next request.
                 outgoing.put(None)
                 call.cancel()
 
     def _parse(self, raw: bytes, request: Request) -> Response:
-        # A message of the allowed size can hold millions of empty pieces, each an
-        # object once it is parsed.
+        # A message within the size limit can have millions of empty pieces, and each
+        # becomes an object when parsed.
         if (
             request.cmdType == ReadChunk
             and len(raw) > 2 * request.readChunk.chunkData.len + _ENVELOPE_BYTES
         ):
-            raise self._nonsense(f"sent {len(raw)} bytes for a chunk", request.containerID)
+            raise self._protocol_error(f"sent {len(raw)} bytes for a chunk", request.containerID)
         try:
             reply = Response.FromString(raw)
         except DecodeError as error:
-            raise self._nonsense("sent bytes that are no answer", request.containerID) from error
+            raise self._protocol_error("sent an invalid response", request.containerID) from error
         if not reply.IsInitialized() or reply.cmdType != request.cmdType:
-            raise self._nonsense("sent an answer to something else", request.containerID)
+            raise self._protocol_error("sent a response of another type", request.containerID)
         if reply.result == Result.SUCCESS and not reply.HasField(_BODIES[request.cmdType]):
-            raise self._nonsense("sent an answer without a body", request.containerID)
+            raise self._protocol_error("sent a response without a body", request.containerID)
         return reply
 
     def _check(self, reply: Response) -> None:
@@ -561,20 +559,21 @@ class DatanodeClient:
                 f"{self._target}: {name}: {printable(reply.message)}", result=name
             )
 
-    def _nonsense(self, what: str, container_id: int) -> RemoteProtocolError:
+    def _protocol_error(self, what: str, container_id: int) -> RemoteProtocolError:
         return RemoteProtocolError(f"{self._target} {what}", container_id=container_id)
 
 
-# Results that speak of one block, not of the container or of us.
+# Results that concern one block, not the container or our request.
 _NO_RECORD = frozenset({
     Result.NO_SUCH_BLOCK, Result.UNKNOWN_BCSID, Result.BCSID_MISMATCH, Result.IO_EXCEPTION,
     Result.UNABLE_TO_READ_METADATA_DB,
 })  # fmt: skip
 
 
-def merged(ranges: Sequence[ByteRange], length_bytes_max: int) -> list[ByteRange]:
-    """The same bytes in as few ranges as possible of at most that length; `ranges`
-    ascend and do not overlap.
+def merge_ranges(ranges: Sequence[ByteRange], length_bytes_max: int) -> list[ByteRange]:
+    """The same bytes in as few ranges as possible, each of at most `length_bytes_max`.
+
+    `ranges` ascend and do not overlap.
     """
     found: list[ByteRange] = []
     for one in ranges:

@@ -1,13 +1,13 @@
-"""The `.container` file: what a container is, as YAML with a checksum over its own
-canonical text.
+"""The `.container` file: a container's descriptor as YAML, with a checksum.
 
-Ozone verifies a descriptor by dumping the known fields again and hashing that text, so
-only a dump equal to that of its YAML library, byte for byte, is a dump at all. PyYAML's
-emitter is a relative of that library (SnakeYAML) and agrees on quoting and on folding
-at 80 columns; `_Dumper` sets right where the two differ. (Text that holds line breaks,
-tabs or emoji, which no datanode writes here, may still be shown otherwise; such a file
-is refused.) In the text that is hashed, the checksum is replaced by 64 NUL characters,
-which YAML can only show as a binary scalar.
+Ozone verifies a descriptor by dumping its known fields again and hashing that text, so
+our dump must equal that of its library, SnakeYAML, byte for byte. PyYAML's emitter is
+related to SnakeYAML: both quote alike and fold at 80 columns. `_Dumper` corrects the
+differences. Text with line breaks, tabs or emoji may still differ; such a descriptor is
+refused, but no datanode writes one.
+
+In the hashed text, 64 NUL characters replace the checksum. YAML can represent them only
+as a binary scalar.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from ozone.errors import DescriptorError
 _TAG = "KeyValueContainerData"
 _T = TypeVar("_T")
 _INT64_MAX = (1 << 63) - 1
-# base64 of 64 zero bytes.
+# The base64 text of 64 zero bytes.
 _NO_CHECKSUM = f"checksum: !!binary |-\n  {'A' * 86}==\n"
 _HEAD = f"!<{_TAG}>\n"
 
@@ -48,9 +48,9 @@ class DescriptorRefusal(StrEnum):
 class Descriptor:
     """The fields of a `.container` file; `metadata` is sorted by key.
 
-    `chunks_path` and `metadata_path` are where the datanode that wrote it had the
-    container, which need not be where it was found. `schema_version` None means schema
-    V1; `checksum` None, in very old files, means not verified.
+    `chunks_path` and `metadata_path` are the paths at the time of writing; the volume
+    may have moved since. `schema_version` is None for schema V1. `checksum` is None in
+    very old files, which cannot be verified.
     """
 
     container_id: ContainerId
@@ -74,10 +74,9 @@ class Descriptor:
 
 
 def parse_descriptor(raw: bytes) -> Descriptor:
-    """The descriptor in the bytes of a `.container` file, its checksum verified if it
-    has one.
+    """Parse a `.container` file and verify its checksum, if it has one.
 
-    Fields may come in any order, and unknown ones are passed over, as Ozone does.
+    As in Ozone, fields may be in any order, and unknown fields are ignored.
 
     Raises:
         DescriptorError: the fact `reason` is a DescriptorRefusal.
@@ -85,7 +84,7 @@ def parse_descriptor(raw: bytes) -> Descriptor:
     fields = _Fields(_root(raw))
     state = fields.text("state")
     if state not in ReplicaState.__members__:
-        raise _refused(
+        raise _refusal_error(
             DescriptorRefusal.STATE_UNKNOWN,
             f"the descriptor has the unknown state {state!r}",
             field="state",
@@ -108,7 +107,7 @@ def parse_descriptor(raw: bytes) -> Descriptor:
         checksum=fields.optional_text("checksum"),
     )
     if descriptor.checksum is not None and descriptor.checksum != descriptor_checksum(descriptor):
-        raise _refused(
+        raise _refusal_error(
             DescriptorRefusal.CHECKSUM_MISMATCH,
             f"the descriptor of container {descriptor.container_id} does not match its checksum",
             "checksum",
@@ -117,23 +116,25 @@ def parse_descriptor(raw: bytes) -> Descriptor:
 
 
 def dump_descriptor(descriptor: Descriptor) -> bytes:
-    """The bytes of the `.container` file, as Ozone writes them."""
+    """The bytes of the `.container` file, equal to those that Ozone writes."""
     return (_HEAD + _dump({"checksum": descriptor.checksum}) + _body(descriptor)).encode()
 
 
 def with_checksum(descriptor: Descriptor) -> Descriptor:
-    """The same descriptor with the checksum that its fields call for."""
+    """The descriptor with the checksum of its fields."""
     return replace(descriptor, checksum=descriptor_checksum(descriptor))
 
 
 def descriptor_checksum(descriptor: Descriptor) -> str:
-    """SHA-256 of the SHA-256 of the canonical text without checksum, lower-case hex."""
+    """The SHA-256 of the SHA-256 of the canonical text without checksum, in lower-case
+    hex.
+    """
     once = hashlib.sha256((_HEAD + _NO_CHECKSUM + _body(descriptor)).encode()).digest()
     return hashlib.sha256(once).hexdigest()
 
 
 def _body(descriptor: Descriptor) -> str:
-    """All lines after the checksum's, keys in alphabetical order."""
+    """The lines after the checksum, with keys in alphabetical order."""
     return _dump(
         {
             "chunksPath": descriptor.chunks_path,
@@ -155,22 +156,22 @@ def _body(descriptor: Descriptor) -> str:
 
 
 class _FlowMapping(dict[str, str]):
-    """A mapping shown on one line."""
+    """A mapping that is dumped on one line."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """PyYAML's emitter with SnakeYAML's idea of what a plain text would be read as."""
+    """PyYAML's emitter with SnakeYAML's rules for quoting text."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012
 
     def ignore_aliases(self, data: object) -> bool:
-        """Equal strings are written out each time."""
+        """Always True: equal strings are written out each time."""
         del data
         return True
 
 
-# Text that matches one of these is quoted; the characters are those that a match may
-# begin with.
+# Text that matches one of these patterns is quoted. The characters are those that a
+# match may begin with.
 for _kind, _first, _pattern in (
     (
         "bool",
@@ -181,7 +182,7 @@ for _kind, _first, _pattern in (
         "int",
         "-+0123456789",
         r"[-+]?0b_*[0-1][0-1_]*|[-+]?0_*[0-7][0-7_]*|[-+]?(?:0|[1-9][0-9_]*)|[-+]?0x_*[0-9a-fA-F][0-9a-fA-F_]*"
-        # The last one is no number, but other readers take it for one.
+        # The last alternative is not a number, but some readers parse it as one.
         r"|[-+]?[1-9][0-9_]*(?::[0-5]?[0-9])+|0[0-9_]+",
     ),
     (
@@ -213,7 +214,7 @@ _Dumper.add_representer(
 )
 _Dumper.add_representer(
     str,
-    # SnakeYAML shows text of several lines as a literal block.
+    # SnakeYAML dumps text of several lines as a literal block.
     lambda dumper, data: dumper.represent_scalar(
         "tag:yaml.org,2002:str",
         data,
@@ -238,37 +239,38 @@ def _dump(fields: dict[str, object]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes without aliases: a few lines of aliases can stand for
-    gigabytes.
-    """
+    """Composes nodes, refuses aliases: a few lines of them can expand to gigabytes."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """The next node; an alias is refused."""
+        """The next node; raises DescriptorError for an alias."""
         if self.check_event(yaml.AliasEvent):
-            raise _refused(DescriptorRefusal.ALIAS, "the descriptor has an alias")
+            raise _refusal_error(DescriptorRefusal.ALIAS, "the descriptor has an alias")
         return super().compose_node(parent, index)
 
 
 def _root(raw: bytes) -> yaml.MappingNode:
     if len(raw) > DESCRIPTOR_BYTES_MAX:
-        raise _refused(DescriptorRefusal.TOO_LARGE, f"the descriptor is {len(raw)} bytes")
+        raise _refusal_error(DescriptorRefusal.TOO_LARGE, f"the descriptor is {len(raw)} bytes")
     try:
         node = yaml.compose(raw.decode(), Loader=_Loader)
     except UnicodeDecodeError as error:
-        raise _refused(DescriptorRefusal.NOT_YAML, "the descriptor is not UTF-8") from error
-    # RecursionError: brackets nested by the thousand. ValueError: characters and
-    # versions that are none.
+        raise _refusal_error(DescriptorRefusal.NOT_YAML, "the descriptor is not UTF-8") from error
+    # RecursionError: thousands of nested brackets. ValueError: invalid characters and
+    # versions.
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise _refused(DescriptorRefusal.NOT_YAML, "the descriptor is not YAML") from error
+        raise _refusal_error(DescriptorRefusal.NOT_YAML, "the descriptor is not YAML") from error
     if not isinstance(node, yaml.MappingNode) or node.tag not in (_TAG, f"!{_TAG}"):
-        raise _refused(
+        raise _refusal_error(
             DescriptorRefusal.TAG_MISSING, f"the descriptor does not begin with !<{_TAG}>"
         )
     return node
 
 
 class _Fields:
-    """The known fields of a mapping, converted by what Ozone takes them for."""
+    """The fields of a mapping, converted to the types that Ozone expects.
+
+    Every method raises DescriptorError for a value of another type.
+    """
 
     def __init__(self, root: yaml.MappingNode) -> None:
         # The last of two equal keys counts, as in Ozone.
@@ -277,7 +279,7 @@ class _Fields:
         }
 
     def text(self, name: str) -> str:
-        """A text that must be there."""
+        """A required text."""
         return _required(self.optional_text(name), name)
 
     def optional_text(self, name: str) -> str | None:
@@ -288,7 +290,7 @@ class _Fields:
         return _text(node, name)
 
     def number(self, name: str) -> int:
-        """A whole number that must be there."""
+        """A required whole number."""
         return _required(self.optional_number(name), name)
 
     def optional_number(self, name: str) -> int | None:
@@ -300,7 +302,7 @@ class _Fields:
             raise _invalid(name, "is not a whole number")
         try:
             value = int(yaml.constructor.SafeConstructor().construct_yaml_int(node))
-        # IndexError: the tag of a number, and nothing behind it.
+        # IndexError: the tag of a number without a value.
         except (ValueError, IndexError) as error:
             raise _invalid(name, "is not a whole number") from error
         if not 0 <= value <= _INT64_MAX:
@@ -308,7 +310,7 @@ class _Fields:
         return value
 
     def mapping(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Pairs of texts, ascending by key; none if the field is missing."""
+        """Pairs of texts, ascending by key; empty if the field is missing."""
         node = self._nodes.get(name)
         if node is None:
             return ()
@@ -329,7 +331,7 @@ class _Fields:
 
 def _required(value: _T | None, name: str) -> _T:
     if value is None:
-        raise _refused(DescriptorRefusal.FIELD_MISSING, f"the descriptor lacks {name}", name)
+        raise _refusal_error(DescriptorRefusal.FIELD_MISSING, f"the descriptor lacks {name}", name)
     return value
 
 
@@ -340,8 +342,10 @@ def _text(node: yaml.Node, name: str) -> str:
 
 
 def _invalid(name: str, what: str) -> DescriptorError:
-    return _refused(DescriptorRefusal.FIELD_INVALID, f"in the descriptor {name} {what}", name)
+    return _refusal_error(DescriptorRefusal.FIELD_INVALID, f"in the descriptor {name} {what}", name)
 
 
-def _refused(reason: DescriptorRefusal, message: str, field: str | None = None) -> DescriptorError:
+def _refusal_error(
+    reason: DescriptorRefusal, message: str, field: str | None = None
+) -> DescriptorError:
     return DescriptorError(message, reason=reason.value, field=field)

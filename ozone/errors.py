@@ -1,20 +1,18 @@
-"""What may be wrong with a volume, a container or what is done to them."""
+"""Errors of volumes, of containers and of the operations on them."""
 
 from merkle.errors import ReconcileError
 from runtime.errors import DiskError
 
 
 class TreeMissingError(ReconcileError):
-    """The container has no tree file yet; one is made in the background."""
+    """The container has no tree file yet; one is built in the background."""
 
     code = "tree_missing"
     retryable = True
 
 
 class StaleTreeError(ReconcileError):
-    """The stored tree changed after the caller read it; read it again and redo the
-    work.
-    """
+    """The stored tree changed after the caller read it: read it again and repeat."""
 
     code = "tree_stale"
     retryable = True
@@ -27,28 +25,28 @@ class DescriptorError(ReconcileError):
 
 
 class VolumeError(ReconcileError):
-    """A folder is not a usable Ozone volume."""
+    """A directory is not a usable Ozone volume."""
 
     code = "volume_invalid"
 
 
 class VolumeLockedError(ReconcileError):
-    """Another process holds the volume, so that we may not own it."""
+    """Another process holds the volume, so it cannot be opened as owner."""
 
     code = "volume_locked"
     exit_status = 8
 
 
 class MappedReadError(DiskError):
-    """A mapped file could not be checked, or the worker that did so died; read the file
-    the plain way.
+    """A mapped file could not be checked, or the worker died; read the file with plain
+    reads.
     """
 
     code = "mapped_read_failed"
 
 
 class ContainerNotFoundError(ReconcileError):
-    """There is no such container here."""
+    """This datanode or volume does not have the container."""
 
     code = "container_not_found"
 
@@ -61,8 +59,8 @@ class ContainerStateError(ReconcileError):
 
 
 class ContainerUnsupportedError(ReconcileError):
-    """The container is of a schema or layout of older Ozone releases, which is not
-    read.
+    """The container has a schema or layout of an older Ozone release, which is not
+    supported.
     """
 
     code = "container_unsupported"
@@ -70,29 +68,29 @@ class ContainerUnsupportedError(ReconcileError):
 
 
 class BlockNotFoundError(ReconcileError):
-    """There is no such block in the container."""
+    """The container does not have the block."""
 
     code = "block_not_found"
 
 
 class ChunkGapError(ReconcileError):
-    """A write would leave a gap in a block file, or a record would name bytes that the
-    file does not have.
+    """A write would leave a gap in a block file, or a record names bytes beyond its
+    end.
     """
 
     code = "chunk_gap"
 
 
 class ReadOnlyError(ReconcileError):
-    """The volume is held read-only, or repair is not enabled in the configuration."""
+    """The volume is held read-only, or the configuration does not enable repair."""
 
     code = "read_only"
     exit_status = 6
 
 
 class UndoBudgetError(ReconcileError):
-    """The bytes to be overwritten do not fit the undo budget; the repair ends, and a
-    later one goes on.
+    """The bytes to overwrite do not fit the undo budget. The repair ends; a later one
+    continues.
     """
 
     code = "undo_budget"

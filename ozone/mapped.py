@@ -1,10 +1,9 @@
-"""Window checksums of mapped files, computed in a worker process that may die.
+"""Window checksums of mapped files, computed in a worker process.
 
-A mapped file spares the copy out of the page cache, which bounds every plain read. Its
-price: a disk error, or a file cut short underneath, is no error code but the signal
-SIGBUS, and that ends the process. So the mapping is done in a worker; whatever becomes
-of it, the caller gets a MappedReadError, reads that file the plain way, where each
-fault has a name, and its next request starts a new worker.
+Mapping saves the copy out of the page cache, which limits plain reads. But a disk error
+or a truncated file raises the signal SIGBUS, which kills the process. So a worker maps
+the files. If it fails or dies, the caller gets a MappedReadError and uses plain reads,
+which report each fault as an error. The next request starts a new worker.
 """
 
 import contextlib
@@ -29,23 +28,23 @@ from typing import Self
 from merkle.checksum import ChecksumType, window_checksums
 from ozone.errors import MappedReadError
 
-# A block file is 256 MiB, seconds even on a slow disk; a worker that takes longer hangs
-# in the kernel.
+# A block file of 256 MiB takes seconds even on a slow disk: a worker that takes longer
+# hangs in the kernel.
 _TIMEOUT_S = 120.0
-# So that a request fits into the pipe while the worker is busy with, or waits to send,
-# the answer before.
+# Bounds a request, so that it fits into the pipe while the worker is busy or blocked on
+# sending its last answer.
 RANGES_MAX = 256
-# Linux maps so much with every page that is touched, where it is in the cache
+# With each touched page, Linux maps this much if it is in the page cache
 # (fault_around_bytes, mm/memory.c).
 _FAULT_AROUND_BYTES = 64 << 10
-# Requests sent beside the one that is worked on.
+# Requests sent ahead of the one in progress.
 _AHEAD = 1
 _STOP_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class MappedRange:
-    """A part of a file, and the windows it is cut into."""
+    """A range of a file, and the windows that it is divided into."""
 
     offset: int
     length_bytes: int
@@ -60,7 +59,7 @@ class MappedRange:
 
 @dataclass(frozen=True, slots=True)
 class MappedRequest:
-    """What to check of one file; at most `RANGES_MAX` ranges."""
+    """The ranges of one file to compute checksums of; at most `RANGES_MAX`."""
 
     path: Path
     ranges: tuple[MappedRange, ...]
@@ -70,8 +69,10 @@ class MappedRequest:
 
     @property
     def plain_ranges(self) -> list[tuple[int, int, int, int]]:
-        """For the wire: to read objects takes a worker, whose caches the data have
-        emptied, a tenth of its time.
+        """The ranges as plain tuples for the pipe.
+
+        Unpickling objects would cost the worker a tenth of its time, since the data
+        have evicted its processor caches.
         """
         return [
             (r.offset, r.length_bytes, r.checksum_type.value, r.bytes_per_checksum)
@@ -79,12 +80,12 @@ class MappedRequest:
         ]
 
     def failed(self, reason: str) -> MappedReadError:
-        """The error of a request that was not answered."""
+        """The error for a request that failed."""
         return MappedReadError(f"cannot check {self.path} mapped: {reason}", path=str(self.path))
 
 
 class MappedReader:
-    """Owns the workers: one for each thread at work, started when there is need.
+    """Owns the worker processes: one per thread that reads, started on demand.
     Thread-safe.
     """
 
@@ -95,12 +96,12 @@ class MappedReader:
         self._closed = False
 
     def checksums(self, path: Path, ranges: Sequence[MappedRange]) -> bytes:
-        """The window entries of all ranges, joined in order, as `window_checksums`
-        gives them.
+        """The window checksums of all ranges, joined in order, in the format of
+        `window_checksums`.
 
         Raises:
-            MappedReadError: the file cannot be opened, is no regular file, ends before
-                a range does, changed underneath, or the worker died or took too long.
+            MappedReadError: the file cannot be opened, is not a regular file or ends
+                inside a range, or the worker died or timed out.
         """
         (answer,) = self.answers([MappedRequest(path, tuple(ranges))])
         if isinstance(answer, MappedReadError):
@@ -110,10 +111,10 @@ class MappedReader:
     def answers(
         self, requests: Iterable[MappedRequest]
     ) -> Generator[bytes | MappedReadError, None, None]:
-        """To each request, in turn, what `checksums` returns or raises.
+        """For each request, in order, what `checksums` would return or raise.
 
-        The next request is drawn and sent before an answer is waited for: a worker that
-        has to be woken for each loses a good part of its time.
+        The next request is taken and sent before the answer arrives: a worker that has
+        to be woken for each request loses much of its time.
         """
         source, waiting = iter(requests), deque[MappedRequest]()
         worker: _Worker | None = None
@@ -128,31 +129,32 @@ class MappedReader:
                 answer: bytes | str = ""
                 try:
                     if worker is None:
-                        worker = self._taken()
+                        worker = self._acquire()
                         for request in waiting:
                             worker.send(request)
                     answer = worker.receive(self._timeout_s)
                 except TimeoutError:
                     answer = f"no answer in {self._timeout_s:g} s"
-                    _stopped(worker)
+                    _stop(worker)
                     worker = None
                 except (EOFError, OSError) as error:
                     answer = (
-                        f"the worker died ({worker.ended()})"
+                        f"the worker died ({worker.wait()})"
                         if worker
-                        else f"no worker can be started: {error}"
+                        else f"cannot start a worker: {error}"
                     )
-                    _stopped(worker)
+                    _stop(worker)
                     worker = None
                 request = waiting.popleft()
                 yield request.failed(answer) if isinstance(answer, str) else answer
-            worker = self._given_back(worker)
+            worker = self._release(worker)
         finally:
-            # Cut short: its next answer would be to a question that nobody has asked.
-            _stopped(worker)
+            # If the caller ended early, the worker's next answer would be to a request
+            # of this caller, not of the next.
+            _stop(worker)
 
     def close(self) -> None:
-        """Stop the workers; one that is at work stops after it."""
+        """Stop the idle workers; a busy worker stops after its last request."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -170,14 +172,14 @@ class MappedReader:
     ) -> None:
         self.close()
 
-    def _taken(self) -> "_Worker":
+    def _acquire(self) -> "_Worker":
         with self._lock:
             if self._idle:
                 return self._idle.pop()
         return _start()
 
-    def _given_back(self, worker: "_Worker | None") -> "_Worker | None":
-        """Keep the worker for the next caller; returned where nobody will come."""
+    def _release(self, worker: "_Worker | None") -> "_Worker | None":
+        """Keep the worker for the next caller; returns it if the reader is closed."""
         with self._lock:
             if worker is None or self._closed:
                 return worker
@@ -185,7 +187,7 @@ class MappedReader:
             return None
 
 
-def _stopped(worker: "_Worker | None") -> None:
+def _stop(worker: "_Worker | None") -> None:
     if worker is not None:
         worker.stop()
 
@@ -196,48 +198,50 @@ class _Worker:
     connection: Connection
 
     def send(self, request: MappedRequest) -> None:
-        """Send a request; a dead worker shows when its answer is due."""
-        # One that is dead says so when its answer is waited for.
+        """Send a request. A dead worker is detected by `receive`."""
         with contextlib.suppress(ConnectionError):
             self.connection.send_bytes(
                 pickle.dumps((os.fspath(request.path), request.plain_ranges))
             )
 
     def receive(self, timeout_s: float) -> bytes | str:
-        """The checksums, or why there are none; TimeoutError, EOFError, OSError."""
+        """The checksums, or the reason why there are none.
+
+        Raises:
+            TimeoutError: the worker did not answer in time.
+            EOFError, OSError: the worker died.
+        """
         if not self.connection.poll(timeout_s):
             raise TimeoutError
         answer: bytes | str = pickle.loads(self.connection.recv_bytes())
         return answer
 
     def stop(self) -> None:
-        """End the worker, also in the middle of a file."""
+        """End the worker, even in the middle of a file."""
         self.connection.close()
-        # It ends by itself when its pipe closes, unless it is in the middle of a file.
+        # A worker in the middle of a file would not notice the closed pipe.
         self.process.kill()
-        self.ended()
+        self.wait()
 
-    def ended(self) -> str:
-        """Wait for its end, and say how it came."""
+    def wait(self) -> str:
+        """Wait for the worker's end; returns its cause."""
         try:
             status = self.process.wait(_STOP_TIMEOUT_S)
         except TimeoutExpired:
-            return "it hangs in the kernel"
+            return "hangs in the kernel"
         return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
 
 def _start() -> _Worker:
     ours, theirs = Pipe()
-    # An interpreter of its own: a fork would inherit locks that other threads hold. It
-    # loads this module alone and not, as multiprocessing would have it, the program
-    # that it works for.
+    # A new interpreter: a fork would inherit locks that other threads hold, and
+    # multiprocessing would load the main program besides this module.
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from ozone.mapped import serve;"
         f" serve({theirs.fileno()})"
     )
     try:
-        # A process group of its own: an interrupt at the terminal is for the parent to
-        # handle.
+        # A separate process group: the parent handles interrupts from the terminal.
         process = Popen(
             [sys.executable, "-c", code],
             stdin=DEVNULL,
@@ -249,17 +253,17 @@ def _start() -> _Worker:
         ours.close()
         raise
     finally:
-        # Else the pipe would stay open when the worker dies, and the answer would be
-        # waited for in vain.
+        # Otherwise the pipe would stay open when the worker dies, and `receive` would
+        # wait until its timeout.
         theirs.close()
     return _Worker(process, ours)
 
 
 def serve(fd: int) -> None:
-    """The worker: answer with entries, or with the reason why there are none, until the
-    pipe closes.
+    """The worker's main loop: answers each request with checksums or with a reason,
+    until the pipe closes.
     """
-    # A core file would hold the whole mapping.
+    # A core file would contain the whole mapping.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection = Connection(fd)
     with contextlib.suppress(EOFError, ConnectionError):
@@ -286,9 +290,9 @@ def _checksums(path: str, ranges: Sequence[tuple[int, int, int, int]]) -> bytes:
             entries = []
             for offset, length_bytes, checksum_type, bytes_per_checksum in ranges:
                 with view[offset : offset + length_bytes] as data:
-                    # Mapped first, then read: in turns it is up to a quarter slower,
-                    # and so is MADV_POPULATE_READ where the cache holds the file in
-                    # small pieces, since it goes from page to page.
+                    # Map all pages first: mapping and computing in turns is up to a
+                    # quarter slower. So is MADV_POPULATE_READ, which goes page by page,
+                    # if the cache holds the file in small pieces.
                     data[::_FAULT_AROUND_BYTES].tobytes()
                     entries.append(
                         window_checksums(data, ChecksumType(checksum_type), bytes_per_checksum)

@@ -1,8 +1,7 @@
-"""What the servers of both wires need from the replicas that they serve: one port,
-nothing of disks.
+"""The port through which servers read replicas.
 
-Ozone's datanode service (ozone.datanode) and our own (dnagent.server) answer from the
-same `ReplicaSource`, so that a peer of either kind sees the same container.
+Ozone's datanode service (ozone.datanode) and ours (dnagent.server) use the same
+`ReplicaSource`, so that peers of both kinds see the same container.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from merkle.tree import BlockId, ContainerId
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """Some bytes of a block file, counted from its start."""
+    """A range of bytes in a block file; the offset is from its start."""
 
     offset: int
     length_bytes: int
@@ -27,13 +26,17 @@ class ByteRange:
 
     @property
     def end(self) -> int:
-        """The first byte behind the range."""
+        """The offset after the last byte."""
         return self.offset + self.length_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaHead:
-    """What a server must know of a replica before it answers for it."""
+    """The attributes that a server checks before it serves a replica.
+
+    `bcs_id` is the container's block commit sequence ID; `replica_index` is above 0 in
+    erasure-coded containers.
+    """
 
     state: ReplicaState
     bcs_id: int = 0
@@ -41,40 +44,53 @@ class ReplicaHead:
 
 
 class ReplicaSource(Protocol):
-    """The replicas of one datanode, all volumes together. Thread-safe; every method may
-    raise DiskError, DatabaseError, and ContainerNotFoundError for a container that is
-    not here.
+    """The replicas of one datanode, on all of its volumes. Thread-safe.
+
+    Every method may raise ContainerNotFoundError, DiskError and DatabaseError.
     """
 
     def head(self, container_id: ContainerId) -> ReplicaHead:
-        """State and commit of the replica as it is now."""
+        """The current state, commit and index of the replica.
+
+        Raises:
+            DescriptorError: the descriptor is invalid.
+        """
 
     def tree_bytes(self, container_id: ContainerId, *, build_missing: bool) -> bytes:
-        """The tree file as it is on disk, unparsed, whatever it holds; b"" for an empty
-        file.
+        """The content of the tree file, unparsed and unchecked; b"" for an empty file.
 
-        Where there is no file: with `build_missing` a serialised tree built from the
-        records, else TreeMissingError.
+        If there is no file and `build_missing` is set, a serialised tree built from the
+        records.
+
+        Raises:
+            TreeMissingError: there is no file and `build_missing` is not set.
         """
 
     def record(self, container_id: ContainerId, block_id: BlockId) -> BlockRecord | None:
-        """The record of one block, its last chunk merged in; None if there is none. May
-        raise RecordInvalidError.
+        """The record of one block, merged with its pending last chunk; None if there is
+        none.
+
+        Raises:
+            RecordInvalidError: the record cannot be parsed or contradicts itself.
         """
 
     def records(
         self, container_id: ContainerId, start: BlockId | None, count: int
     ) -> Sequence[BlockRecord]:
-        """Up to `count` records, merged, in the order of their keys as text, from
-        `start` (inclusive; none at all if no such block) or from the first.
+        """Up to `count` merged records in the order of their keys as text.
+
+        The first is that of `start`, or of the first block if None; without a record of
+        `start` the result is empty.
+
+        Raises:
+            RecordInvalidError: a record cannot be parsed or contradicts itself.
         """
 
     def read(
         self, container_id: ContainerId, block_id: BlockId, offset: int, length_bytes: int
     ) -> bytes:
-        """Bytes of the block file as they are on disk, fewer than asked only where it
-        ends.
+        """Bytes of the block file, unverified; fewer than requested only at its end.
 
         Raises:
-            BlockNotFoundError: there is no such file.
+            BlockNotFoundError: the block has no file.
         """

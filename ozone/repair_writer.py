@@ -1,6 +1,6 @@
-"""What a repair writes into a closed container: windows, block records, the commit.
+"""The writes of a repair to a closed container: windows, block records, the commit.
 
-The order is as in ozone.writer: bytes are durable before a record names them.
+As in ozone.writer, bytes are durable before a record names them.
 """
 
 import errno
@@ -14,52 +14,41 @@ from merkle.record import BlockRecord
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.containers import Container
-from ozone.errors import (
-    BlockNotFoundError,
-    ChunkGapError,
-    ContainerStateError,
-)
-from ozone.rocks import (
-    Batch,
-    Counter,
-    OzoneTable,
-    block_key,
-)
+from ozone.errors import BlockNotFoundError, ChunkGapError, ContainerStateError
+from ozone.rocks import Batch, Counter, OzoneTable, block_key
 from ozone.treefile import TreeFiles
 from ozone.undo import UndoStore
 from ozone.volume import Volume
 from ozone.writer import ContainerWriter, check_no_gap, require_state
-from protos.convert import (
-    record_to_bytes,
-)
+from protos.convert import record_to_bytes
 from runtime.disk import Disk
 from runtime.errors import DiskError
 
 _BAD_SECTOR = errno.errorcode[errno.EIO]
 _PAGE_BYTES = 4096
 _CLOSED = frozenset(state for state in ReplicaState if state.is_closed)
-# A device may try for seconds before it gives up a sector: what this many halvings do
-# not find is not looked for.
+# A device may retry a bad sector for seconds, so the search around bad sectors ends
+# after this many halvings.
 _SPLITS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Bytes to stand at an offset of a block file."""
+    """Bytes to write at an offset of a block file."""
 
     offset: int
     data: Buffer
 
     @property
     def end(self) -> int:
-        """The first byte behind the patch."""
+        """The offset after the last byte."""
         return self.offset + len(self.data)
 
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """How many bytes were written, and for each patch how many stood there that no undo
-    copy has: a bad sector.
+    """The bytes written, and for each patch the overwritten bytes without an undo copy,
+    because of bad sectors.
     """
 
     length_bytes: int
@@ -67,14 +56,18 @@ class WriteResult:
 
 
 class RepairWriter(ContainerWriter):
-    """A ContainerWriter that also repairs closed containers."""
+    """A ContainerWriter that can also repair closed containers."""
 
     def __init__(self, volume: Volume, trees: TreeFiles, undo: UndoStore, disk: Disk) -> None:
-        """Raises ReadOnlyError unless the volume is held as owner."""
+        """As in ContainerWriter.
+
+        Raises:
+            ReadOnlyError: the volume is not held as owner.
+        """
         super().__init__(volume, trees, undo, disk)
-        # Containers whose counters were computed from all records since their tree was
-        # last stored: one pass for a repair, not one for each block.
-        self._counted: set[ContainerId] = set()
+        # Containers whose counters were recomputed since their tree was last stored:
+        # one pass over all records per repair, not one per block.
+        self._recounted: set[ContainerId] = set()
 
     def store_tree(
         self,
@@ -83,27 +76,27 @@ class RepairWriter(ContainerWriter):
         *,
         expected_generation: bytes | None = None,
     ) -> ContainerTree:
-        """See ContainerWriter.store_tree; the next repair counts all records again."""
+        """As in ContainerWriter; the next repair recomputes the counters."""
         with self.locked(container_id):
-            self._counted.discard(container_id)
+            self._recounted.discard(container_id)
             return super().store_tree(container_id, fresh, expected_generation=expected_generation)
 
     def write_windows(
         self, container_id: ContainerId, block_id: BlockId, patches: Sequence[Patch], *, job: str
     ) -> WriteResult:
-        """Put proven bytes into a closed container's block file: undo copy, write,
-        sync, read back.
+        """Write proven bytes to a block file of a closed container, with undo copies.
 
-        Patches are in ascending order. Bytes that stand there already are not written
-        again. What a bad sector keeps from being read (EIO) is damaged for certain and
-        cannot be copied: it is written over all the same, since the drive gives it
-        another sector then.
+        Patches ascend. Each is copied, written, synced and read back, unless the file
+        has these bytes already. Bytes in a bad sector (EIO) cannot be copied; they are
+        overwritten without, since the drive then remaps the sector.
 
         Raises:
-            ContainerStateError: the container is not closed.
-            BlockNotFoundError: the block was deleted, or is to be.
+            ContainerStateError: the container is not closed, or is erasure-coded.
+            BlockNotFoundError: the block was deleted, or its deletion is pending.
             ChunkGapError: the file would get a gap; nothing is written.
-            UndoBudgetError: nothing is written.
+            UndoBudgetError: the copies do not fit; nothing is written.
+            DiskError: a read or write failed, or the bytes read back differ (with the
+                fact `suspect`).
         """
         with self.locked(container_id):
             container = self._repairable(container_id, block_id)
@@ -112,9 +105,9 @@ class RepairWriter(ContainerWriter):
             unread, changes, end = [], [], length or 0
             for patch in patches:
                 check_no_gap(container_id, block_id, end, patch.offset)
-                before = [] if length is None else self._pieces_under(path, patch)
-                there = max(min(patch.end, length or 0) - patch.offset, 0)
-                unread.append(there - sum(len(data) for _, data in before))
+                before = [] if length is None else self._read_around_bad_sectors(path, patch)
+                present = max(min(patch.end, length or 0) - patch.offset, 0)
+                unread.append(present - sum(len(data) for _, data in before))
                 if before != [(patch.offset, patch.data)]:
                     changes.append((patch, before))
                 end = max(end, patch.end)
@@ -124,7 +117,7 @@ class RepairWriter(ContainerWriter):
                 for offset, data in before:
                     self._undo.keep(container_id, job, block_id, offset, data)
             if length is None:
-                # A lost folder is damage like any other.
+                # The folder itself may have been lost.
                 self._disk.make_folder(container.chunks_folder)
             for patch, _ in changes:
                 self._disk.write_at(path, patch.offset, patch.data)
@@ -134,27 +127,25 @@ class RepairWriter(ContainerWriter):
             for patch, _ in changes:
                 if self._disk.read_at(path, patch.offset, len(patch.data)) != patch.data:
                     raise DiskError(
-                        f"{path} does not hold what was just written at {patch.offset}",
+                        f"{path} does not hold the bytes just written at {patch.offset}",
                         path=str(path),
                         suspect=True,
                     )
             return WriteResult(sum(len(patch.data) for patch, _ in changes), tuple(unread))
 
     def put_repaired_block(self, record: BlockRecord, *, job: str) -> bool:
-        """Make this the block's record, its last chunk merged in; a row that could not
-        be read gets an undo copy.
+        """Store this merged record of a block; returns False if nothing changed.
 
-        The first time after a tree was stored, the container's counters are computed
-        anew from all records: damage may have left them wrong.
-
-        The commit ID to stand in the record is the caller's decision; that of the
-        container is left (`advance_bcs_id`). Returns False where all of it stood there
-        already.
+        A row that cannot be parsed gets an undo copy first. The first call after a tree
+        was stored recomputes the container's counters from all records, since damage
+        may have left them wrong. The record's commit ID is stored as given; the
+        container's is not changed (see `advance_bcs_id`).
 
         Raises:
             ContainerStateError, BlockNotFoundError: as in `write_windows`.
-            ChunkGapError: the record names a chunk that our record did not and that the
-                file has not whole. UndoBudgetError: nothing is written.
+            ChunkGapError: the record adds a chunk that the file does not hold in full;
+                nothing is written.
+            UndoBudgetError: the copies do not fit; nothing is written.
         """
         container_id, block_id = record.container_id, record.block_id
         with self.locked(container_id):
@@ -174,13 +165,13 @@ class RepairWriter(ContainerWriter):
                 chunk.length_bytes and not (known and chunk.offset in known.by_offset)
                 for chunk in record.chunks
             ):
-                # A run that was killed may have written them, so that this one found
-                # them in place, and the cache may be all that has them.
+                # A killed run may have written these bytes, which this run then found
+                # in place: they may be in the page cache only.
                 self._disk.sync(container.block_path(block_id))
                 self._disk.sync_folder(container.chunks_folder)
             batch, key = Batch(), block_key(container_id, block_id)
             if known is None:
-                # What we cannot read another program, or a person, may.
+                # Another program, or a person, may be able to read these rows.
                 for table in (OzoneTable.BLOCK_DATA, OzoneTable.LAST_CHUNK_INFO):
                     row = self._database.get(table, key)
                     if row is not None:
@@ -188,7 +179,7 @@ class RepairWriter(ContainerWriter):
             self._put_changed(batch, OzoneTable.BLOCK_DATA, key, record_to_bytes(record))
             if self._database.get(OzoneTable.LAST_CHUNK_INFO, key) is not None:
                 batch.delete(OzoneTable.LAST_CHUNK_INFO, key)
-            if container_id in self._counted:
+            if container_id in self._recounted:
                 is_new = self._database.get(OzoneTable.BLOCK_DATA, key) is None
                 before = known.length_bytes if known and not is_new else 0
                 self._add_counter(
@@ -205,11 +196,15 @@ class RepairWriter(ContainerWriter):
                 self._put_counter(batch, container_id, Counter.BYTES_USED, used)
                 self._put_counter(batch, container_id, Counter.BLOCK_COUNT, 1 + len(others))
             self._database.write(batch)
-            self._counted.add(container_id)
+            self._recounted.add(container_id)
             return bool(batch.changes)
 
     def advance_bcs_id(self, container_id: ContainerId, bcs_id: int) -> None:
-        """Raise the container's commit ID to this one; never lower it."""
+        """Raise the container's commit ID to `bcs_id`; never lower it.
+
+        Raises:
+            ContainerStateError: the container is not closed.
+        """
         with self.locked(container_id):
             require_state(self._container(container_id), _CLOSED, "is not repaired")
             batch = Batch()
@@ -219,7 +214,7 @@ class RepairWriter(ContainerWriter):
 
     def _finish_deletion(self, container_id: ContainerId) -> None:
         super()._finish_deletion(container_id)
-        self._counted.discard(container_id)
+        self._recounted.discard(container_id)
 
     def _repairable(self, container_id: ContainerId, block_id: BlockId) -> Container:
         container = self._container(container_id)
@@ -229,7 +224,7 @@ class RepairWriter(ContainerWriter):
                 f"container {container_id} is erasure-coded and not repaired",
                 container_id=container_id,
             )
-        # Asked now, under the lock: a deletion that came after the repair was planned
+        # Checked under the lock: a deletion that arrived after the repair was planned
         # wins.
         pending = {
             i for transaction in self._transactions(container_id) for i in transaction.block_ids
@@ -243,9 +238,9 @@ class RepairWriter(ContainerWriter):
             )
         return container
 
-    def _pieces_under(self, path: Path, patch: Patch) -> list[tuple[int, bytes]]:
-        """What stands in the place of a patch: all in one piece, or those that can be
-        read around bad sectors.
+    def _read_around_bad_sectors(self, path: Path, patch: Patch) -> list[tuple[int, bytes]]:
+        """The bytes that a patch would overwrite, with their offsets: one piece, or the
+        readable pieces around bad sectors.
         """
         pieces, todo, splits_left = [], [(patch.offset, patch.end)], _SPLITS_MAX
         while todo:
@@ -255,8 +250,8 @@ class RepairWriter(ContainerWriter):
             except DiskError as error:
                 if error.facts.get("errno") != _BAD_SECTOR:
                     raise
-                # Halves, cut between pages: a page is what the system reads, or fails
-                # to read, at once.
+                # Split in halves between pages: the system reads whole pages, or fails
+                # to.
                 middle = max((start + end) // 2, start + _PAGE_BYTES) // _PAGE_BYTES * _PAGE_BYTES
                 if splits_left and middle < end:
                     splits_left -= 1
@@ -268,8 +263,8 @@ class RepairWriter(ContainerWriter):
 
 
 def _readable(container: Container, block_id: BlockId) -> BlockRecord | None:
-    """The merged record; None also where it cannot be read, which must not keep another
-    block from being repaired.
+    """The merged record, None if it is missing or invalid: an invalid record must not
+    prevent the repair of another block.
     """
     try:
         return container.record(block_id)

@@ -1,16 +1,16 @@
-"""RocksDB: the database of a volume's containers, opened beside a live datanode or as
-its owner.
+"""The RocksDB of a volume's containers, read beside a live datanode or opened as owner.
 
-Schema V3 keeps all containers of a volume in one database: a key is the container ID (8
+Schema V3 keeps all containers of a volume in one database. A key is the container ID (8
 bytes, big-endian), `|`, and a text: a block's decimal ID or a counter's name. So the
 order within a container is that of text, not of numbers.
 
-A datanode must never notice that we read. Opening a database for reading still writes
-into its folder, hence the shadow: a folder elsewhere with symbolic links to the files,
-opened read-only. All table files are opened at once, so that what the datanode removes
-later stays readable and the shadow can go as soon as the database is open. Opening
-read-write in order to see whether the database is free would already rename the live
-log: the lock is asked about, never tried.
+Reading must not disturb a datanode. Even opening a database for reading writes to its
+folder, so we open a shadow: a folder elsewhere with symbolic links to the files. All
+table files are opened at once: files that the datanode removes later stay readable, and
+the shadow is removed as soon as the database is open.
+
+Opening read-write would rename the live log even if the database is locked, so the lock
+is queried first, never tried.
 """
 
 import contextlib
@@ -45,8 +45,8 @@ from ozone.errors import VolumeLockedError
 from runtime.disk import Disk, Operation, disk_error
 from runtime.errors import DatabaseError
 
-# A datanode may remove a file between our listing it and opening it; each try lists
-# afresh.
+# A datanode may remove a file after we listed it and before we open it; each try lists
+# the files again.
 _SHADOW_TRIES_MAX = 8
 _SEPARATOR = b"|"
 _STRAY = "rocksdict-config.json"
@@ -65,7 +65,7 @@ class OzoneTable(StrEnum):
 
 
 class Counter(StrEnum):
-    """The names under which a container's numbers stand in the metadata table."""
+    """The keys of a container's counters in the metadata table."""
 
     BCS_ID = "#BCSID"
     BLOCK_COUNT = "#BLOCKCOUNT"
@@ -77,7 +77,7 @@ class Counter(StrEnum):
 
 
 def container_prefix(container_id: ContainerId) -> bytes:
-    """What all keys of one container begin with."""
+    """The prefix of all keys of one container."""
     return container_id.to_bytes(8, "big", signed=True) + _SEPARATOR
 
 
@@ -87,7 +87,7 @@ def block_key(container_id: ContainerId, block_id: BlockId) -> bytes:
 
 
 def counter_key(container_id: ContainerId, counter: Counter) -> bytes:
-    """The key of one of a container's numbers in `metadata`."""
+    """The key of a container's counter in `metadata`."""
     return container_prefix(container_id) + counter.encode()
 
 
@@ -97,12 +97,12 @@ def delete_key(container_id: ContainerId, tx_id: int) -> bytes:
 
 
 def long_bytes(value: int) -> bytes:
-    """A number as the metadata table holds it."""
+    """A number in the format of the metadata table: 8 bytes, big-endian, signed."""
     return value.to_bytes(8, "big", signed=True)
 
 
 class Batch:
-    """Changes that are written together or not at all."""
+    """Changes that are written atomically."""
 
     def __init__(self) -> None:
         self.changes: list[tuple[OzoneTable, bytes, bytes | None]] = []
@@ -112,18 +112,18 @@ class Batch:
         self.changes.append((table, key, value))
 
     def delete(self, table: OzoneTable, key: bytes) -> None:
-        """Delete a row; one that is missing is no error."""
+        """Delete a row; a missing row is not an error."""
         self.changes.append((table, key, None))
 
 
 class Database:
-    """One open RocksDB. Safe to read from several threads; iterate to the end or drop
-    the iterator before closing.
+    """One open RocksDB. Several threads may read; exhaust or drop iterators before
+    closing.
     """
 
     def __init__(self, rdict: Rdict, path: Path, *, disk: Disk | None) -> None:
-        """Not for callers: see `open_shadow`, `open_owner` and `create`. Without a disk
-        there is no writing.
+        """Internal: use `open_shadow`, `open_owner` or `create`. Without `disk` the
+        database is read-only.
         """
         self._rdict = rdict
         self._path = path
@@ -131,28 +131,27 @@ class Database:
         self._closed = False
         self._tables: dict[OzoneTable, Rdict] = {}
         for table in OzoneTable:
-            # Databases of older releases lack some tables, and a shadow cannot create
-            # them.
-            with contextlib.suppress(DatabaseError), _translated(path, "open"):
+            # Databases of older releases lack some tables; a shadow cannot create them.
+            with contextlib.suppress(DatabaseError), _translate_errors(path, "open"):
                 self._tables[table] = rdict.get_column_family(table.value)
 
     @classmethod
     def open_shadow(cls, path: Path, shadow_folder: Path) -> Self:
-        """A snapshot of a database that another process may be writing; not a byte is
+        """A snapshot of a database that another process may be writing; nothing is
         written under `path`.
 
         Raises:
             DatabaseError: there is no database, or it cannot be read.
-            DiskError: the shadow cannot be made, which says nothing about the database.
+            DiskError: the shadow cannot be created; the database may be intact.
         """
         _require_database(path)
         for attempt in range(_SHADOW_TRIES_MAX):
-            with _shadow_writes(shadow_folder):
+            with _translate_shadow_errors(shadow_folder):
                 shadow = Path(tempfile.mkdtemp(dir=shadow_folder, prefix="shadow-"))
             try:
-                with _translated(path, "open a shadow of"):
+                with _translate_errors(path, "open a shadow of"):
                     names = os.listdir(path)
-                    with _shadow_writes(shadow_folder):
+                    with _translate_shadow_errors(shadow_folder):
                         for name in names:
                             if name not in ("LOCK", _STRAY) and not name.startswith("LOG"):
                                 # Absolute, or RocksDB reports a missing CURRENT.
@@ -167,20 +166,20 @@ class Database:
 
     @classmethod
     def open_owner(cls, path: Path, disk: Disk) -> Self:
-        """The database for reading and writing; missing tables are created.
+        """The database, opened for reading and writing; missing tables are created.
 
         Raises:
-            VolumeLockedError: another process, whose ID is the fact `pid`, or this one
-                has it open.
+            VolumeLockedError: this or another process has it open; its ID is the fact
+                `pid`.
             DatabaseError: there is no database, or it cannot be opened.
         """
         _require_database(path)
-        with _claimed(path):
+        with _claim(path):
             holder = lock_holder(path / "LOCK")
             if holder is not None:
-                raise _locked(path, holder)
+                raise _lock_error(path, holder)
             try:
-                with _translated(path, "open"):
+                with _translate_errors(path, "open"):
                     rdict = _open(path, AccessType.read_write())
                     for missing in set(OzoneTable) - set(
                         Rdict.list_cf(str(path), Options(raw_mode=True))
@@ -192,16 +191,15 @@ class Database:
 
     @classmethod
     def create(cls, path: Path, disk: Disk) -> Self:
-        """A new database such as a datanode makes for a volume, open for reading and
-        writing.
+        """A new database, as a datanode creates it, opened for reading and writing.
 
         Raises:
-            DatabaseError: there is one already, or it cannot be created.
+            DatabaseError: the database exists or cannot be created.
         """
         if (path / "CURRENT").exists():
             raise DatabaseError(f"there is a RocksDB in {path} already", path=str(path))
         disk.make_folder(path)
-        with _claimed(path), _translated(path, "create"):
+        with _claim(path), _translate_errors(path, "create"):
             options = Options(raw_mode=True)
             options.create_if_missing(True)
             options.create_missing_column_families(True)
@@ -218,25 +216,29 @@ class Database:
 
     @property
     def path(self) -> Path:
-        """Where the database lies, also if a shadow of it is open."""
+        """The path of the database, even if a shadow of it is open."""
         return self._path
 
     def get(self, table: OzoneTable, key: bytes) -> bytes | None:
-        """The value under a key, or None."""
+        """The value of a key; None if the key or the table is missing.
+
+        Raises:
+            DatabaseError: the row cannot be read.
+        """
         rows = self._table(table)
         if rows is None:
             return None
-        with _translated(self._path, "read"):
+        with _translate_errors(self._path, "read"):
             value: bytes | None = rows.get(key)
             return value
 
     def get_long(self, container_id: ContainerId, counter: Counter) -> int | None:
-        """One of a container's numbers, or None if it was never written.
+        """The value of a container's counter; None if it was never written.
 
         Raises:
-            DatabaseError: with the fact `container_id`, where the row cannot be read or
-                is no number. A bad sector in a table's file costs the rows of one of
-                its blocks, some 16 KiB, and every other row can be read.
+            DatabaseError: with the fact `container_id`: the row cannot be read or is
+                not a number. A bad sector in a table file affects the rows of one of
+                its blocks, about 16 KiB; other rows stay readable.
         """
         self._check_open()
         try:
@@ -255,26 +257,28 @@ class Database:
         return int.from_bytes(raw, "big", signed=True)
 
     def items(self, table: OzoneTable, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values under a prefix, in the order of the keys, as they were at the
-        first step.
+        """The keys with a prefix and their values, ascending by key, as of the first
+        step.
+
+        Raises:
+            DatabaseError: a row cannot be read.
         """
         rows = self._table(table)
         if rows is None:
             return
-        with _translated(self._path, "read"):
+        with _translate_errors(self._path, "read"):
             options = ReadOptions()
-            # An explicit bound: a prefix seek without the prefix extractor loaded runs
-            # on into later containers.
+            # An explicit bound: without the prefix extractor loaded, a prefix seek
+            # continues into later containers.
             options.set_iterate_upper_bound(prefix[:-1] + bytes([prefix[-1] + 1]))
             options.set_total_order_seek(True)
             found = rows.iter(options)
             found.seek(prefix)
         while True:
-            with _translated(self._path, "read"):
+            with _translate_errors(self._path, "read"):
                 if not found.valid():
-                    # The end of the rows, or a block that cannot be read: the status
-                    # alone tells them apart, and the binding's own iterators do not
-                    # ask.
+                    # The end of the rows, or an unreadable block: only the status
+                    # distinguishes them. The binding's own iterators ignore it.
                     found.status()
                     return
                 item = found.key(), found.value()
@@ -285,14 +289,14 @@ class Database:
         """Write all changes of a batch, or none; durable on return.
 
         Raises:
-            DatabaseError: with the fact `suspect`, as a failed sync of a file has it:
-                the library does not say which part failed, and until the database is
-                opened anew it is unknown what it holds.
+            DatabaseError: with the fact `suspect`, as for a failed sync of a file. The
+                library does not report which part failed, so the content is unknown
+                until the database is opened again.
         """
         assert self._disk is not None, "a shadow is read-only"
 
         def act() -> None:
-            with _translated(self._path, "write", suspect=True):
+            with _translate_errors(self._path, "write", suspect=True):
                 changes = WriteBatch(raw_mode=True)
                 for table, key, value in batch.changes:
                     if value is None:
@@ -308,23 +312,27 @@ class Database:
             self._disk.durable(Operation.BATCH, self._path, act)
 
     def sync_wal(self) -> None:
-        """Make durable what the datanode before us wrote without sync."""
+        """Make durable what a datanode wrote earlier without sync.
+
+        Raises:
+            DatabaseError: with the fact `suspect`, as in `write`.
+        """
         assert self._disk is not None, "a shadow is read-only"
 
         def act() -> None:
-            with _translated(self._path, "sync", suspect=True):
+            with _translate_errors(self._path, "sync", suspect=True):
                 self._rdict.flush_wal(True)
 
         self._check_open()
         self._disk.durable(Operation.SYNC, self._path, act)
 
     def close(self) -> None:
-        """Close the database; an owner's lock is free afterwards. Closing twice is no
+        """Close the database and release an owner's lock; closing twice is not an
         error.
 
         Raises:
-            DatabaseError: the library says that a write failed, which its writer heard
-                then; it is closed all the same.
+            DatabaseError: an earlier write failed, which its caller knows already; the
+                database is closed anyway.
         """
         if self._closed:
             return
@@ -333,7 +341,7 @@ class Database:
             if self._disk is not None:
                 closing.callback(_release, self._path)
                 closing.callback(_remove_stray, self._path)
-            closing.enter_context(_translated(self._path, "close"))
+            closing.enter_context(_translate_errors(self._path, "close"))
             for rows in (self._rdict, *self._tables.values()):
                 closing.callback(rows.close)
             self._tables.clear()
@@ -351,11 +359,14 @@ class Database:
 
 
 def lock_holder(lock: Path) -> int | None:
-    """The process that holds RocksDB's lock, or None; 0 is a process that we cannot
-    see.
+    """The process that holds RocksDB's lock, None if it is free; 0 for a process that
+    is not visible to us.
 
-    Only ask about a database that this process has not open: closing any descriptor of
-    a file drops all record locks that the process has on it.
+    Not for a database that this process has open: closing any descriptor of a file
+    drops all record locks of the process on it.
+
+    Raises:
+        DatabaseError: the lock cannot be queried.
     """
     try:
         fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
@@ -363,28 +374,28 @@ def lock_holder(lock: Path) -> int | None:
         return None
     except OSError as error:
         raise DatabaseError(
-            f"cannot ask about the lock {lock}: {error.strerror}", path=str(lock)
+            f"cannot query the lock {lock}: {error.strerror}", path=str(lock)
         ) from error
     try:
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+        query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, query))
         return None if kind == fcntl.F_UNLCK else int(pid)
     finally:
         os.close(fd)
 
 
-# The databases that this process has open as owner: asking the system would drop our
-# own locks.
+# The databases that this process has open as owner: to query their locks would drop
+# them.
 _owned: set[Path] = set()
 _owned_lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def _claimed(path: Path) -> Iterator[None]:
-    """Mark the database as open here for as long as no error comes."""
+def _claim(path: Path) -> Iterator[None]:
+    """Mark the database as open in this process, unless the block raises."""
     with _owned_lock:
         if path.resolve() in _owned:
-            raise _locked(path, os.getpid())
+            raise _lock_error(path, os.getpid())
         _owned.add(path.resolve())
     try:
         yield
@@ -398,7 +409,7 @@ def _release(path: Path) -> None:
         _owned.discard(path.resolve())
 
 
-def _locked(path: Path, pid: int) -> VolumeLockedError:
+def _lock_error(path: Path, pid: int) -> VolumeLockedError:
     holder = f"process {pid}" if pid > 0 else "a process that is not visible from here"
     return VolumeLockedError(
         f"the database {path} is held by {holder}",
@@ -409,12 +420,12 @@ def _locked(path: Path, pid: int) -> VolumeLockedError:
 
 
 def _require_database(path: Path) -> None:
-    with _translated(path, "look into"):
+    with _translate_errors(path, "look into"):
         if not (path / "CURRENT").is_file():
             raise DatabaseError(f"there is no RocksDB in {path}", path=str(path), missing=True)
         for entry in path.iterdir():
-            # A datanode may remove a file at any time; what is gone is no pipe. RocksDB
-            # would wait for ever at one.
+            # RocksDB would block for ever on a pipe. A datanode may remove a file
+            # meanwhile, which is no error.
             with contextlib.suppress(OSError):
                 if not stat.S_ISREG(mode := entry.stat().st_mode) and not stat.S_ISDIR(mode):
                     raise DatabaseError(
@@ -423,19 +434,16 @@ def _require_database(path: Path) -> None:
 
 
 def _remove_stray(path: Path) -> None:
-    """Harmless to a datanode, but not ours to leave behind, least of all in what cannot
-    be opened.
-    """
-    # What is wrong with the disk is said of the database: an error here would take that
-    # one's place.
+    """Remove the file that the binding leaves; it would be harmless to a datanode."""
+    # Suppressed: an error here would hide the database's own.
     with contextlib.suppress(OSError):
         (path / _STRAY).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def _shadow_writes(shadow_folder: Path) -> Iterator[None]:
-    """What the system refuses meanwhile it refuses to the shadow: a full disk of ours
-    is no broken database.
+def _translate_shadow_errors(shadow_folder: Path) -> Iterator[None]:
+    """Raise DiskError for failed writes to the shadow: our disk may be full while the
+    database is intact.
     """
     try:
         yield
@@ -444,30 +452,27 @@ def _shadow_writes(shadow_folder: Path) -> Iterator[None]:
 
 
 def _open(path: Path, access: AccessType) -> Rdict:
-    """Open with the options that the database was last written with, where they can be
-    read.
-    """
+    """Open a database with the options it was last written with, if readable."""
     names = Rdict.list_cf(str(path), Options(raw_mode=True))
     options, stored = Options(raw_mode=True), dict[str, Options]()
-    with contextlib.suppress(DatabaseError), _translated(path, "read the options of"):
-        # A newer RocksDB writes options that this one does not know.
+    with contextlib.suppress(DatabaseError), _translate_errors(path, "read the options of"):
+        # A newer RocksDB writes options that this one does not have.
         options, stored = Options.load_latest(str(path), ignore_unknown_options=True)
     options.create_if_missing(False)
-    # All files opened at once: see the module's text.
+    # All files are opened at once: see the module's docstring.
     options.set_max_open_files(-1)
-    # `default` among them: the options of the database as a whole say nothing about its
-    # tables.
+    # Includes `default`: the database's own options do not apply to tables.
     tables = {name: stored.get(name) or _table_options() for name in names}
     for table in tables.values():
-        # Set anew, since not all of it comes back from the file of options.
+        # Set again, since the options file does not restore all of it.
         table.set_block_based_table_factory(_block_options())
     return Rdict(str(path), options=options, column_families=tables, access_type=access)
 
 
 def _block_options() -> BlockBasedOptions:
-    """How a datanode lays out a table's files, whatever its profile."""
+    """The block format of a datanode's table files, the same in all of its profiles."""
     blocks = BlockBasedOptions()
-    # RocksDB 7, in Ozone up to 2.2, cannot read version 6, the default here.
+    # RocksDB 7, in Ozone up to 2.2, cannot read version 6, our library's default.
     blocks.set_format_version(5)
     blocks.set_block_size(16 << 10)
     blocks.set_bloom_filter(10, False)
@@ -477,9 +482,7 @@ def _block_options() -> BlockBasedOptions:
 
 
 def _table_options() -> Options:
-    """What a datanode sets for a table (its DISK profile), as far as files depend on
-    it.
-    """
+    """A datanode's table options (its DISK profile), as far as they affect files."""
     options = Options(raw_mode=True)
     options.set_block_based_table_factory(_block_options())
     options.set_compression_type(DBCompressionType.snappy())
@@ -492,12 +495,11 @@ def _table_options() -> Options:
 
 
 @contextlib.contextmanager
-def _translated(path: Path, verb: str, *, suspect: bool = False) -> Iterator[None]:
-    """RocksDB's errors become ours. The binding raises bare `Exception`, so that no
-    narrower class can be caught.
+def _translate_errors(path: Path, verb: str, *, suspect: bool = False) -> Iterator[None]:
+    """Translate RocksDB's errors to ours.
 
-    It raises `OSError` where it writes a file of its own, before RocksDB tries
-    anything.
+    The binding raises bare `Exception`, so no narrower class can be caught. It raises
+    `OSError` if it cannot write its own file, before it calls RocksDB.
     """
     try:
         yield
@@ -509,10 +511,9 @@ def _translated(path: Path, verb: str, *, suspect: bool = False) -> Iterator[Non
         ):
             raise
         text = str(error)
-        # A LOCK that cannot be opened, as on a read-only file system, is held by
-        # nobody.
+        # A LOCK that cannot be opened, as on a read-only file system, is not held.
         if "LOCK" in text and "open a file for lock" not in text:
-            raise _locked(path, 0) from error
+            raise _lock_error(path, 0) from error
         raise DatabaseError(
             f"cannot {verb} the database {path}: {error}", path=str(path), suspect=suspect
         ) from error

@@ -1,19 +1,17 @@
-"""Scan a container: read what is on disk, compare it with what was recorded; findings
-and a tree come out.
+"""Scan a container: compare its data with its records; produce findings and a tree.
 
-The rules are those of Ozone's container scanner, to the letter where they reach the
-tree, so that a root computed here equals the one that a datanode reports for the same
-bytes. First the folder and the descriptor are checked; if they fail, nothing else is
-read and the tree is empty. Then every chunk is read window by window. A chunk that does
-not match enters the tree with the checksums of the bytes that were found, marked as not
-matching.
+All rules that affect the tree are those of Ozone's container scanner, so that our root
+equals the one that a datanode reports for the same bytes. First the folder and the
+descriptor are checked; if they fail, nothing else is read and the tree is empty. Then
+every chunk is read window by window. A chunk that does not match enters the tree with
+the checksums of the bytes on disk, marked as not matching.
 
-One deliberate difference: a record that cannot be parsed costs its own block only.
-Ozone stops at the first.
+One deliberate difference: an invalid record costs its own block only. Ozone stops at
+the first.
 
-Data are read into a buffer, or mapped by a worker process, which is faster. The worker
-is believed only where it finds what was recorded: everything else is read again the
-plain way, so that every finding is that of a plain read.
+Data are read into a buffer, or mapped by a worker process, which is faster. The
+worker's result counts only if it equals the record. All other chunks are read again
+with plain reads, so that every finding comes from a plain read.
 """
 
 import contextlib
@@ -36,20 +34,19 @@ from ozone.mapped import RANGES_MAX, MappedRange, MappedReader, MappedRequest
 from runtime.disk import Reader
 from runtime.errors import BusyError, DatabaseError, DiskError, OperationInterruptedError
 
-# Measured: each doubling up to here makes a scan faster, none beyond it does. It is
-# also the size of most chunks, so that one costs one read and one call of the kernel.
+# Measured: a scan gets faster with each doubling up to this size, but not beyond. Most
+# chunks have this size, so each takes one read and one call of the checksum kernel.
 BUFFER_BYTES = 4 << 20
-# One request to the worker covers so much, and one more waits behind it: a rate limit
-# and a cancel, which act between requests, let no more pass. Smaller ones, as measured,
-# cost more than they are worth.
+# The bytes of one request to the worker; one more request is queued. It bounds what is
+# read after a cancel, or ahead of a rate limit. Smaller requests were slower.
 MAPPED_BYTES = 32 << 20
-# Files or descriptors have run out in this process or machine: it says nothing about
-# the container.
+# File handles ran out in this process or machine: it proves nothing about the
+# container.
 _EXHAUSTED = {errno.errorcode[errno.EMFILE], errno.errorcode[errno.ENFILE]}
 
 
 class FindingType(Enum):
-    """The faults that a scan can find, by Ozone's names."""
+    """The faults that a scan can find, with Ozone's names."""
 
     MISSING_CONTAINER_DIR = "MISSING_CONTAINER_DIR"
     MISSING_METADATA_DIR = "MISSING_METADATA_DIR"
@@ -65,9 +62,7 @@ class FindingType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault: of the container, of a block, or of a chunk (at `offset` in the
-    block).
-    """
+    """One fault of the container, of a block, or of a chunk at `offset` in a block."""
 
     type: FindingType
     block_id: BlockId | None = None
@@ -77,13 +72,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class ScanResult:
-    """What a scan saw; `tree` holds live blocks only, stored tombstones are laid over
-    it by whoever keeps the tree.
+    """The result of a scan; `tree` has live blocks only, without stored tombstones.
 
-    `bad_windows` names, for every chunk that is in the tree and does not match, the
-    windows that failed or were not there. `transient`: there are findings, but each of
-    them came from a lack of file handles; they prove nothing. `deleted`: the container
-    is marked as deleted or went away during the scan; there are no findings.
+    `bad_windows` has the corrupt and missing windows of the chunks in the tree that do
+    not match, by block and offset. `notes` are sentences about what is not a fault.
+    `transient` means that all findings come from a lack of file handles and prove
+    nothing. `deleted` means that the container is in state DELETED or disappeared
+    during the scan; there are no findings then.
     """
 
     tree: ContainerTree
@@ -95,11 +90,11 @@ class ScanResult:
     deleted: bool = False
 
     def require_decided(self, container_id: ContainerId) -> None:
-        """Refuse a scan that says nothing about the container.
+        """Check that the scan proves something about the container.
 
         Raises:
             ContainerNotFoundError: the container is being deleted.
-            BusyError: the system refused to open more files; scan again later.
+            BusyError: too many files were open; scan again later.
         """
         if self.deleted:
             raise ContainerNotFoundError(
@@ -107,17 +102,17 @@ class ScanResult:
             )
         if self.transient:
             raise BusyError(
-                "too many open files; nothing was decided about the container",
+                "too many open files: the scan of the container is inconclusive",
                 container_id=container_id,
             )
 
 
 def build_from_metadata(container: Container) -> ContainerTree:
-    """The tree by the records alone, as Ozone builds it at close: empty blocks and
-    chunks without checksums included.
+    """The tree of the records alone, with empty blocks and chunks without checksums, as
+    Ozone builds it at close.
 
     Raises:
-        DatabaseError, RecordInvalidError: a record cannot be read.
+        DatabaseError, RecordInvalidError: as in `Container.records`.
     """
     builder = TreeBuilder(container.container_id)
     for record in container.records():
@@ -126,22 +121,22 @@ def build_from_metadata(container: Container) -> ContainerTree:
 
 
 def scan_metadata(container: Container) -> ScanResult:
-    """Check folder, descriptor and records, and build the tree by the records that can
-    be read.
+    """Check folder, descriptor and records; the tree is that of the valid records.
 
     Raises:
         OperationInterruptedError: the volume was closed meanwhile.
     """
     findings, deleted, transient = _check_folder(container)
     if deleted:
-        return _deleted(container)
+        return _deleted_result(container)
     builder = TreeBuilder(container.container_id)
     notes = _Notes()
     for record in _records(container, findings):
-        notes.see(record)
+        notes.add(record)
         _add_record(builder, record)
-    _check_held(container, findings)
-    return ScanResult(builder.build(), tuple(findings), notes.all(container), transient=transient)
+    _check_volume_open(container, findings)
+    texts = notes.texts(container)
+    return ScanResult(builder.build(), tuple(findings), texts, transient=transient)
 
 
 def scan(
@@ -151,33 +146,33 @@ def scan(
     cancelled: Callable[[], bool] | None = None,
     mapped: MappedReader | None = None,
 ) -> ScanResult:
-    """Check the container and read all of its data, by `mapped` if given; what comes
-    out is the same.
+    """Check the container and read all of its data; `mapped` changes only the speed.
 
-    `on_bytes` is told of every piece read and may wait, which limits the rate;
-    `cancelled` is asked before each.
+    `on_bytes` gets the size of every piece read and may block to limit the rate;
+    `cancelled` is called before each piece.
 
     Raises:
-        OperationInterruptedError: `cancelled` said so, or the volume was closed
+        OperationInterruptedError: `cancelled` returned True, or the volume was closed
             meanwhile.
+        DiskError: a folder cannot be checked.
     """
     findings, deleted, transient = _check_folder(container)
     if deleted:
-        return _deleted(container)
+        return _deleted_result(container)
     if findings:
         return ScanResult(
             ContainerTree.of(container.container_id, ()), tuple(findings), transient=transient
         )
     data = _DataScan(container, on_bytes or _ignore, cancelled or _never)
-    data.blocks(_records(container, findings), mapped)
-    findings += _still_recorded(container, data.findings)
-    _check_held(container, findings)
+    data.read_blocks(_records(container, findings), mapped)
+    findings += _drop_deleted_blocks(container, data.findings)
+    _check_volume_open(container, findings)
     if findings and not container.disk.is_folder(container.folder):
-        return _deleted(container)
+        return _deleted_result(container)
     return ScanResult(
         tree=data.builder.build(),
         findings=tuple(findings),
-        notes=data.notes.all(container),
+        notes=data.notes.texts(container),
         bytes_read=data.bytes_read,
         bad_windows=data.bad_windows,
         transient=bool(findings) and data.exhausted == len(findings),
@@ -185,12 +180,12 @@ def scan(
 
 
 def lost_chunks(container: Container, tree: ContainerTree) -> dict[BlockId, list[int]]:
-    """The offsets of the chunks that records name and a tree of the data has not, by
-    block; deleted ones are not lost.
+    """The offsets, by block, of recorded chunks that a tree of the data does not have.
+
+    Deleted blocks and invalid records are skipped.
 
     Raises:
-        DatabaseError, RecordInvalidError: the table cannot be iterated; a record that
-            cannot be read is passed over.
+        DatabaseError, RecordInvalidError: as in `Container.block_ids`.
     """
     entries = {block.block_id: block for block in tree.blocks}
     lost: dict[BlockId, list[int]] = {}
@@ -212,39 +207,38 @@ def lost_chunks(container: Container, tree: ContainerTree) -> dict[BlockId, list
 
 
 def _check_folder(container: Container) -> tuple[list[Finding], bool, bool]:
-    """The faults of folder and descriptor; whether the container is marked as deleted;
-    whether they prove nothing.
+    """The findings on folder and descriptor, and the flags `deleted` and `transient` of
+    a ScanResult.
 
-    The descriptor's recorded paths are not compared with where the container was found:
-    volumes move.
+    The paths in the descriptor are not checked, since volumes move.
     """
 
-    def found(
+    def fail(
         kind: FindingType, detail: str, *, transient: bool = False
     ) -> tuple[list[Finding], bool, bool]:
         return [Finding(kind, detail=detail)], False, transient
 
     if not container.disk.is_folder(container.folder):
-        return found(FindingType.MISSING_CONTAINER_DIR, f"{container.folder} is not there")
+        return fail(FindingType.MISSING_CONTAINER_DIR, f"{container.folder} is missing")
     if not container.disk.is_folder(container.metadata_folder):
-        return found(FindingType.MISSING_METADATA_DIR, f"{container.metadata_folder} is not there")
+        return fail(FindingType.MISSING_METADATA_DIR, f"{container.metadata_folder} is missing")
     try:
         state = container.descriptor.state
     except DiskError as error:
         missing = error.facts.get("missing")
         kind = FindingType.MISSING_CONTAINER_FILE if missing else FindingType.CORRUPT_CONTAINER_FILE
-        return found(kind, error.message, transient=error.facts.get("errno") in _EXHAUSTED)
+        return fail(kind, error.message, transient=error.facts.get("errno") in _EXHAUSTED)
     except DescriptorError as error:
-        return found(FindingType.CORRUPT_CONTAINER_FILE, error.message)
+        return fail(FindingType.CORRUPT_CONTAINER_FILE, error.message)
     if state is ReplicaState.DELETED:
         return [], True, False
     if not container.disk.is_folder(container.chunks_folder):
-        return found(FindingType.MISSING_CHUNKS_DIR, f"{container.chunks_folder} is not there")
+        return fail(FindingType.MISSING_CHUNKS_DIR, f"{container.chunks_folder} is missing")
     return [], False, False
 
 
 def _records(container: Container, findings: list[Finding]) -> Iterator[BlockRecord]:
-    """Every record that can be read; what cannot becomes a finding."""
+    """Every valid record; the others are added to the findings."""
     try:
         for block_id in container.block_ids():
             try:
@@ -260,19 +254,17 @@ def _records(container: Container, findings: list[Finding]) -> Iterator[BlockRec
         findings.append(Finding(FindingType.INACCESSIBLE_DB, detail=error.message))
 
 
-def _check_held(container: Container, findings: list[Finding]) -> None:
-    """End without a word about the container if its database was taken away under the
-    scan (row S17).
+def _check_volume_open(container: Container, findings: list[Finding]) -> None:
+    """Interrupt the scan if the volume was closed: the findings prove nothing then (row
+    S17).
     """
     if findings and container.volume.is_closed:
         text = f"the volume was closed during the scan of container {container.container_id}"
         raise OperationInterruptedError(text, container_id=container.container_id)
 
 
-def _still_recorded(container: Container, findings: list[Finding]) -> list[Finding]:
-    """The findings without those on files of blocks that were deleted since their
-    records were read.
-    """
+def _drop_deleted_blocks(container: Container, findings: list[Finding]) -> list[Finding]:
+    """The findings without missing files of blocks deleted during the scan."""
     missing = {
         finding.block_id for finding in findings if finding.type is FindingType.MISSING_DATA_FILE
     }
@@ -294,7 +286,7 @@ def _add_record(builder: TreeBuilder, record: BlockRecord) -> None:
         )
 
 
-def _deleted(container: Container) -> ScanResult:
+def _deleted_result(container: Container) -> ScanResult:
     return ScanResult(
         ContainerTree.of(container.container_id, ()),
         notes=("the container is deleted",),
@@ -303,27 +295,27 @@ def _deleted(container: Container) -> ScanResult:
 
 
 class _Notes:
-    """What is worth saying and is no fault."""
+    """Notes about what is unusual but not a fault."""
 
     def __init__(self) -> None:
         self._chunks_unverifiable = 0
         self._blocks_unverifiable = 0
 
-    def see(self, record: BlockRecord) -> None:
+    def add(self, record: BlockRecord) -> None:
         """Count the chunks of a record that were written without checksums."""
         chunks = sum(not chunk.is_verifiable for chunk in record.chunks)
         self._chunks_unverifiable += chunks
         self._blocks_unverifiable += chunks > 0
 
-    def all(self, container: Container) -> tuple[str, ...]:
-        """What is worth a note, one sentence each."""
+    def texts(self, container: Container) -> tuple[str, ...]:
+        """The notes, one sentence each."""
         notes = []
         if self._chunks_unverifiable:
             notes.append(
                 f"{self._chunks_unverifiable} chunks in {self._blocks_unverifiable} blocks were"
                 " written without checksums (type NONE) and cannot be verified"
             )
-        # Where these fail, findings say so already.
+        # If the listing fails, there is a finding for it already.
         with contextlib.suppress(DatabaseError, DiskError, RecordInvalidError):
             notes += [
                 f"orphan file {name}: no record names it" for name in container.orphan_files()
@@ -331,27 +323,25 @@ class _Notes:
         return tuple(notes)
 
 
-def large_pages(length_bytes: int) -> mmap.mmap:
-    """Memory in large pages, where the system has them: a copy into it is up to a tenth
+def allocate_large_pages(length_bytes: int) -> mmap.mmap:
+    """Memory in large pages, if the system has them: copies to it are up to a tenth
     faster.
     """
     memory = mmap.mmap(-1, length_bytes)
-    # A kernel without them refuses; other systems do not even have the word.
+    # OSError: a kernel without large pages. AttributeError: not Linux.
     with contextlib.suppress(OSError, AttributeError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
 class _Buffer(threading.local):
-    """One read buffer a thread, page-aligned."""
+    """A page-aligned read buffer per thread."""
 
     def __init__(self) -> None:
-        self._view = memoryview(large_pages(BUFFER_BYTES))
+        self._view = memoryview(allocate_large_pages(BUFFER_BYTES))
 
-    def of(self, length: int) -> memoryview:
-        """At least `length` bytes, which only a window larger than the buffer makes
-        larger.
-        """
+    def get(self, length: int) -> memoryview:
+        """The buffer, or a new one if a window is larger: at least `length` bytes."""
         if length > len(self._view):
             return memoryview(bytearray(length))
         return self._view
@@ -361,8 +351,8 @@ _buffer = _Buffer()
 
 
 @dataclass
-class _Observed:
-    """One chunk as read."""
+class _ChunkReading:
+    """The result of reading one chunk; `bad` are the indexes of windows that differ."""
 
     length_bytes: int = 0
     checksums: list[bytes] = field(default_factory=list)
@@ -372,25 +362,25 @@ class _Observed:
 
 @dataclass
 class _MappedBlock:
-    """One block whose chunks the worker is asked for, group by group."""
+    """One block whose chunks are requested from the worker, group by group."""
 
     record: BlockRecord
     groups: list[list[ChunkRecord]]
-    asked: int = 0
+    requested: int = 0
     answered: int = 0
-    # The worker died on this file, or was refused it: no more of it is asked for.
+    # The worker died on this file or could not open it: no more of it is requested.
     failed: bool = False
-    proven: dict[int, _Observed] = field(default_factory=dict)
+    # The chunks that match their records, by offset.
+    proven: dict[int, _ChunkReading] = field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:
-        """Whether every group that was asked for was answered."""
-        return self.answered == self.asked and (self.failed or self.asked == len(self.groups))
+        """Whether all answers arrived and nothing more will be requested."""
+        all_requested = self.failed or self.requested == len(self.groups)
+        return all_requested and self.answered == self.requested
 
-    def take(self, answer: bytes | MappedReadError) -> Iterator[ChunkRecord]:
-        """Note the answer to the next group; yields the chunks that hold what was
-        recorded.
-        """
+    def accept(self, answer: bytes | MappedReadError) -> Iterator[ChunkRecord]:
+        """Process the answer for the next group; yields the chunks that match."""
         group = self.groups[self.answered]
         self.answered += 1
         if isinstance(answer, MappedReadError):
@@ -402,7 +392,7 @@ class _MappedBlock:
             entries = answer[at : at + width]
             at += width
             if entries == chunk.entries:
-                self.proven[chunk.offset] = _Observed(chunk.length_bytes, [entries])
+                self.proven[chunk.offset] = _ChunkReading(chunk.length_bytes, [entries])
                 yield chunk
 
 
@@ -422,108 +412,103 @@ class _DataScan:
         self._on_bytes = on_bytes
         self._cancelled = cancelled
 
-    def blocks(self, records: Iterator[BlockRecord], mapped: MappedReader | None) -> None:
+    def read_blocks(self, records: Iterator[BlockRecord], mapped: MappedReader | None) -> None:
         """Read all blocks."""
         if mapped is None:
             for record in records:
-                self._block(record, {})
+                self._read_block(record, {})
             return
-        line: deque[_MappedBlock] = deque()
-        with contextlib.closing(mapped.answers(self._requests(records, line))) as answers:
+        queue: deque[_MappedBlock] = deque()
+        with contextlib.closing(mapped.answers(self._requests(records, queue))) as answers:
             for answer in answers:
-                self._go_on()
-                block = next(block for block in line if block.answered < block.asked)
-                for chunk in block.take(answer):
+                self._check_cancelled()
+                block = next(block for block in queue if block.answered < block.requested)
+                for chunk in block.accept(answer):
                     self._count(chunk.length_bytes)
-                while line and line[0].is_done:
-                    self._block(line[0].record, line.popleft().proven)
-        for block in line:
-            self._block(block.record, block.proven)
+                while queue and queue[0].is_done:
+                    self._read_block(queue[0].record, queue.popleft().proven)
+        for block in queue:
+            self._read_block(block.record, block.proven)
 
-    def _block(self, record: BlockRecord, proven: Mapping[int, _Observed]) -> None:
-        """Read of one block what is not proven to hold what was recorded, and note what
-        there is.
-        """
-        self.notes.see(record)
+    def _read_block(self, record: BlockRecord, proven: Mapping[int, _ChunkReading]) -> None:
+        """Read the chunks of one block that are not proven, and enter all of them."""
+        self.notes.add(record)
         if not record.chunks:
             return
         chunks = [chunk for chunk in record.chunks if chunk.is_verifiable]
         try:
             with self._container.open_block(record.block_id) as reader:
-                observed = [
+                readings = [
                     proven.get(chunk.offset) or self._read(reader, chunk) for chunk in chunks
                 ]
         except DiskError as error:
             if error.facts.get("missing"):
-                self._file_missing(record)
+                self._report_missing_file(record)
                 return
-            # Ozone opens the file for each chunk, and fails each time.
-            observed = [_Observed(error=error) for _ in chunks]
-        # Behind all reads: each drives what is not data out of the processor's caches.
-        for chunk, seen in zip(chunks, observed, strict=True):
-            self._judge(record.block_id, chunk, seen)
+            # Ozone opens the file for each chunk and fails each time.
+            readings = [_ChunkReading(error=error) for _ in chunks]
+        # After all reads, since each read evicts other data from the processor caches.
+        for chunk, reading in zip(chunks, readings, strict=True):
+            self._enter(record.block_id, chunk, reading)
 
-    def _file_missing(self, record: BlockRecord) -> None:
-        # The writer of a short erasure-coded stripe records blocks of no bytes that
-        # never get a file.
+    def _report_missing_file(self, record: BlockRecord) -> None:
+        # The writer of a short erasure-coded stripe records empty blocks that never get
+        # a file.
         if record.chunks[0].length_bytes == 0:
             return
         path = self._container.block_path(record.block_id)
         self.findings.append(
-            Finding(FindingType.MISSING_DATA_FILE, record.block_id, detail=f"{path} is not there")
+            Finding(FindingType.MISSING_DATA_FILE, record.block_id, detail=f"{path} is missing")
         )
 
     def _requests(
-        self, records: Iterator[BlockRecord], line: "deque[_MappedBlock]"
+        self, records: Iterator[BlockRecord], queue: "deque[_MappedBlock]"
     ) -> Iterator[MappedRequest]:
-        """What to ask the worker, block by block; each block is put into the line
-        first.
-        """
+        """The worker's requests, block by block; each block is queued first."""
         for record in records:
-            block = _MappedBlock(record, _groups(record))
-            line.append(block)
+            block = _MappedBlock(record, _group_chunks(record))
+            queue.append(block)
             path = self._container.block_path(record.block_id)
-            while not block.failed and block.asked < len(block.groups):
-                group = block.groups[block.asked]
-                block.asked += 1
+            while not block.failed and block.requested < len(block.groups):
+                group = block.groups[block.requested]
+                block.requested += 1
                 ranges = (
                     MappedRange(c.offset, c.length_bytes, c.checksum_type, c.bytes_per_checksum)
                     for c in group
                 )
                 yield MappedRequest(path, tuple(ranges))
 
-    def _read(self, reader: Reader, chunk: ChunkRecord) -> _Observed:
-        """Read one chunk through the buffer, whole windows at a time, and compare as it
-        goes.
-        """
-        observed = _Observed()
+    def _read(self, reader: Reader, chunk: ChunkRecord) -> _ChunkReading:
+        """Read one chunk, whole windows at a time, and compare it with its record."""
+        reading = _ChunkReading()
         window, width = chunk.bytes_per_checksum, WIDTH[chunk.checksum_type]
         recorded = chunk.entries
-        buffer = _buffer.of(min(window, chunk.length_bytes))
+        buffer = _buffer.get(min(window, chunk.length_bytes))
         step = max(window, len(buffer) // window * window)
-        while observed.length_bytes < chunk.length_bytes:
-            self._go_on()
-            start = observed.length_bytes
+        while reading.length_bytes < chunk.length_bytes:
+            self._check_cancelled()
+            start = reading.length_bytes
             wanted = min(step, chunk.length_bytes - start)
             try:
                 count = reader.read_into(buffer[:wanted], chunk.offset + start)
             except DiskError as error:
-                observed.error = error
+                reading.error = error
                 break
             if count:
                 first = start // window
                 checksums = window_checksums(buffer[:count], chunk.checksum_type, window)
                 expected = recorded[first * width : first * width + len(checksums)]
                 if checksums != expected:
-                    observed.bad |= {first + i for i in _differing(checksums, expected, width)}
-                observed.checksums.append(checksums)
-                observed.length_bytes += count
+                    differing = _differing_entries(checksums, expected, width)
+                    reading.bad |= {first + i for i in differing}
+                reading.checksums.append(checksums)
+                reading.length_bytes += count
                 self._count(count)
             if count < wanted:
                 break
-        return observed
+        return reading
 
-    def _go_on(self) -> None:
+    def _check_cancelled(self) -> None:
         if self._cancelled():
             raise OperationInterruptedError(
                 f"the scan of container {self._container.container_id} was cancelled"
@@ -533,43 +518,41 @@ class _DataScan:
         self.bytes_read += length_bytes
         self._on_bytes(length_bytes)
 
-    def _judge(self, block_id: BlockId, chunk: ChunkRecord, seen: _Observed) -> None:
+    def _enter(self, block_id: BlockId, chunk: ChunkRecord, reading: _ChunkReading) -> None:
         """Enter one chunk into the tree, with at most one finding."""
         self.builder.add_block(block_id)
         kind, detail = None, ""
-        if seen.error:
-            kind, detail = FindingType.CORRUPT_CHUNK, seen.error.message
-            self.exhausted += seen.error.facts.get("errno") in _EXHAUSTED
-        elif seen.bad:
+        if reading.error:
+            kind, detail = FindingType.CORRUPT_CHUNK, reading.error.message
+            self.exhausted += reading.error.facts.get("errno") in _EXHAUSTED
+        elif reading.bad:
             kind, detail = (
                 FindingType.CORRUPT_CHUNK,
-                f"{len(seen.bad)} of {len(chunk.checksums)} windows differ",
+                f"{len(reading.bad)} of {len(chunk.checksums)} windows differ",
             )
-        elif seen.length_bytes == 0 < chunk.length_bytes:
-            kind, detail = FindingType.MISSING_CHUNK, "the file ends before it"
-        elif seen.length_bytes < chunk.length_bytes:
+        elif reading.length_bytes == 0 < chunk.length_bytes:
+            kind, detail = FindingType.MISSING_CHUNK, "the file ends before the chunk"
+        elif reading.length_bytes < chunk.length_bytes:
             kind = FindingType.INCONSISTENT_CHUNK_LENGTH
-            detail = f"{seen.length_bytes} of {chunk.length_bytes} bytes are there"
+            detail = f"the file has {reading.length_bytes} of {chunk.length_bytes} bytes"
         if kind is not None:
             self.findings.append(Finding(kind, block_id, chunk.offset, detail))
         if kind is FindingType.MISSING_CHUNK:
             return
-        length = chunk.length_bytes if seen.error else seen.length_bytes
-        checksum = fold(b"".join(seen.checksums))
+        length = chunk.length_bytes if reading.error else reading.length_bytes
+        checksum = fold(b"".join(reading.checksums))
         self.builder.add_chunk(block_id, ChunkTree(chunk.offset, length, checksum, kind is None))
         if kind is not None:
-            bad = seen.bad
-            if seen.length_bytes < chunk.length_bytes:
+            bad = reading.bad
+            if reading.length_bytes < chunk.length_bytes:
                 bad |= set(
-                    range(seen.length_bytes // chunk.bytes_per_checksum, len(chunk.checksums))
+                    range(reading.length_bytes // chunk.bytes_per_checksum, len(chunk.checksums))
                 )
             self.bad_windows[block_id, chunk.offset] = frozenset(bad)
 
 
-def _groups(record: BlockRecord) -> list[list[ChunkRecord]]:
-    """The chunks that can be verified, as many together as one request covers, at least
-    one.
-    """
+def _group_chunks(record: BlockRecord) -> list[list[ChunkRecord]]:
+    """The verifiable chunks in groups of MAPPED_BYTES; a larger chunk stands alone."""
     groups: list[list[ChunkRecord]] = []
     room = 0
     for chunk in record.chunks:
@@ -583,7 +566,7 @@ def _groups(record: BlockRecord) -> list[list[ChunkRecord]]:
     return groups
 
 
-def _differing(ours: bytes, theirs: bytes, width: int) -> Iterator[int]:
+def _differing_entries(ours: bytes, theirs: bytes, width: int) -> Iterator[int]:
     return (
         i
         for i in range(len(ours) // width)

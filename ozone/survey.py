@@ -1,9 +1,8 @@
-"""One volume's replicas, each with its tree from the asked truth: what exports and
-sweeps are made of.
+"""Survey of a volume: all replicas with their trees, for exports and sweeps.
 
-A walk never ends at a container that cannot be read: it becomes a replica without a
-tree, and its faults say why. Nothing is written, so that a live datanode or an agent
-may own the volume at the same time.
+The caller chooses the source of the trees: stored trees, records, or data. An
+unreadable container does not end the survey: it becomes a replica without a tree, with
+faults. Nothing is written, so a datanode or an agent may own the volume meanwhile.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,19 +24,20 @@ from protos.convert import tree_from_bytes
 from runtime.disk import Disk
 from runtime.errors import DatabaseError, DiskError, OperationInterruptedError
 
-# Kinds of faults beside those of scans (ozone.scan.FindingType).
+# Kinds of faults besides those of scans (ozone.scan.FindingType).
 UNREADABLE = "unreadable"
 ROOT_DIFFERS = "root_differs"
 
-# Far above any scheme's, and what a table has room for.
+# The largest value of a table's column, far above any erasure-coding scheme.
 _INDEX_MAX = (1 << 31) - 1
-_SUMS = {TreeRefusal.BLOCK_CHECKSUM.value, TreeRefusal.ROOT_CHECKSUM.value}
+_CHECKSUM_REFUSALS = {TreeRefusal.BLOCK_CHECKSUM.value, TreeRefusal.ROOT_CHECKSUM.value}
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFault:
-    """Something wrong with a replica or with what is stored of it: a FindingType's
-    value, or one of the kinds above.
+    """A fault of a replica or of its stored tree.
+
+    `kind` is the value of a FindingType, or one of the kinds above.
     """
 
     kind: str
@@ -48,12 +48,12 @@ class ReplicaFault:
 
 @dataclass(frozen=True)
 class ReplicaSnapshot:
-    """One replica as it was found.
+    """One replica at the time of the survey.
 
-    `state` is None where the descriptor cannot be read. `source` is where the tree
-    comes from, and None where there is none: `tree` then has nothing, or the little
-    that could be read, and its root is unknown. `findings` are those of the scan alone,
-    `faults` are those too and all others.
+    `state` is None if the descriptor cannot be read. `source` is the origin of the
+    tree. It is None if no complete tree exists: `tree` then has only what is readable,
+    and its root is unknown. `findings` are those of the scan; `faults` include them.
+    `scanned_at_ms` is in ms since the epoch. `bad_windows` is as in `ScanResult`.
     """
 
     container_id: ContainerId
@@ -81,8 +81,10 @@ class VolumeSurvey:
         trees: TreeFiles | None = None,
         scanned_ms: Callable[[ContainerId], int | None] | None = None,
     ) -> None:
-        """`trees` and `scanned_ms` are what an agent knows beside the volume: its own
-        trees, tombstones, scan times.
+        """A survey of `volume`.
+
+        An agent passes its own knowledge: `trees` with its trees and tombstones, and
+        `scanned_ms` with scan times in ms since the epoch, None where unknown.
         """
         self.datanode = volume.datanode_id
         self.volume = volume.storage_id
@@ -95,7 +97,7 @@ class VolumeSurvey:
 
     @property
     def fault(self) -> ReplicaFault | None:
-        """What is wrong with the volume as a whole: a database that cannot be read."""
+        """The fault of the volume as a whole: an unreadable database; else None."""
         try:
             _ = self._volume.database
         except DatabaseError as error:
@@ -103,13 +105,13 @@ class VolumeSurvey:
         return None
 
     def ids(self) -> list[ContainerId]:
-        """All containers, ascending; also those whose folder was lost.
+        """All containers, ascending, including those whose folder was lost.
 
         Raises:
             DiskError: the volume's folders cannot be listed.
         """
         lost: list[ContainerId] = []
-        # A database that cannot be read is told of by `fault`.
+        # `fault` reports an unreadable database.
         with suppress(DatabaseError):
             lost = self._store.ids_without_folder()
         return sorted([*self._store.ids(), *lost])
@@ -123,16 +125,18 @@ class VolumeSurvey:
         cancelled: Callable[[], bool] | None = None,
         mapped: MappedReader | None = None,
     ) -> Iterator[ReplicaSnapshot]:
-        """All replicas, or those of `ids`, that are not deleted; `on_bytes` hears of
-        data read and may wait.
+        """All replicas, or those of `ids`, without deleted ones.
+
+        `on_bytes` gets the size of every piece of data read and may block to limit the
+        rate.
 
         Raises:
             DiskError: the volume's folders cannot be listed.
-            OperationInterruptedError: `cancelled` turned true.
+            OperationInterruptedError: `cancelled` returned True.
         """
         for container_id in self.ids() if ids is None else ids:
             if cancelled and cancelled():
-                raise OperationInterruptedError("the walk over the volume was cancelled")
+                raise OperationInterruptedError("the survey of the volume was cancelled")
             found = self._replica(container_id, source, on_bytes, cancelled, mapped)
             if found is not None:
                 yield found
@@ -168,11 +172,11 @@ class VolumeSurvey:
             )
         if found.deleted or found.state is ReplicaState.DELETED:
             return None
-        return None if found.state is None and self._is_gone(container_id) else found
+        return None if found.state is None and self._was_deleted(container_id) else found
 
-    def _is_gone(self, container_id: ContainerId) -> bool:
-        """Whether the container was deleted since the walk began: folder and
-        records.
+    def _was_deleted(self, container_id: ContainerId) -> bool:
+        """Whether the container was deleted, folder and records, since the survey
+        began.
         """
         with suppress(ReconcileError):
             if container_id in self._store.ids():
@@ -193,26 +197,26 @@ def survey_container(
     cancelled: Callable[[], bool] | None = None,
     mapped: MappedReader | None = None,
 ) -> ReplicaSnapshot:
-    """One replica. Without `fall_back` a stored tree is taken as it is, or an empty one
-    where there is none.
+    """Survey one replica.
 
-    `scanned_ms` counts where it is given; else the descriptor's.
+    If the source is the stored tree and that is unusable, the tree is built from the
+    records. Without `fall_back` the stored tree is returned anyway, or an empty one.
+    `scanned_ms` takes precedence over the descriptor's time of the last scan.
 
     Raises:
-        ContainerUnsupportedError: it is of an older schema or layout.
-        DescriptorError: with `fall_back`, a place in an erasure-coded group that cannot
-            be.
-        DiskError: file handles ran out, which says nothing about the container.
-        OperationInterruptedError: `cancelled` turned true.
+        ContainerUnsupportedError: the container has an older schema or layout.
+        DescriptorError: with `fall_back`, the replica index is impossible.
+        DiskError: file handles ran out, which proves nothing about the container.
+        OperationInterruptedError: `cancelled` returned True.
     """
     container_id = container.container_id
     state, replica_index, notes = None, 0, list[str]()
-    # A scan names what is wrong with the descriptor.
+    # A scan reports the faults of the descriptor.
     with suppress(DescriptorError, DiskError):
         state, replica_index = container.state, container.replica_index
         scanned_ms = scanned_ms or container.descriptor.data_scan_timestamp_ms
         if not state.is_closed and state is not ReplicaState.DELETED:
-            notes.append(f"the container is {state.name}: what it holds may still change")
+            notes.append(f"the container is {state.name}: its content may still change")
     if fall_back and state is ReplicaState.DELETED:
         return ReplicaSnapshot(
             container_id, state, None, ContainerTree(container_id, None), deleted=True
@@ -221,7 +225,7 @@ def survey_container(
         raise DescriptorError(
             f"the descriptor of container {container_id} has replicaIndex {replica_index}"
         )
-    stored = _stored(container, trees)
+    stored = _read_stored_tree(container, trees)
     if stored.note:
         notes.append(stored.note)
     bcs_id = _bcs_id(container)
@@ -238,7 +242,11 @@ def survey_container(
             notes=tuple(notes),
         )
     by_data = source is TreeSource.DATA
-    result = _scanned(container, on_bytes, cancelled, mapped) if by_data else _checked(container)
+    if by_data:
+        result = scan(container, on_bytes=on_bytes, cancelled=cancelled, mapped=mapped)
+    else:
+        result = scan_metadata(container)
+    _check_decided(result)
     unknown = any(
         finding.type is FindingType.INACCESSIBLE_DB and finding.block_id is None
         for finding in result.findings
@@ -264,7 +272,7 @@ def survey_container(
 
 
 def _bcs_id(container: Container) -> int:
-    # A row that cannot be read leaves the commit unknown, which is 0 in reports too.
+    # Reports too use 0 for an unknown commit.
     with suppress(DatabaseError):
         return container.counters().bcs_id or 0
     return 0
@@ -278,34 +286,19 @@ def _descriptor_faults(container: Container) -> tuple[ReplicaFault, ...]:
     return ()
 
 
-def _scanned(
-    container: Container,
-    on_bytes: Callable[[int], None] | None,
-    cancelled: Callable[[], bool] | None,
-    mapped: MappedReader | None,
-) -> ScanResult:
-    return _settled(scan(container, on_bytes=on_bytes, cancelled=cancelled, mapped=mapped))
-
-
-def _checked(container: Container) -> ScanResult:
-    return _settled(scan_metadata(container))
-
-
-def _settled(result: ScanResult) -> ScanResult:
+def _check_decided(result: ScanResult) -> None:
     if result.transient:
         raise DiskError(
-            "too many files are open, which says nothing about the container",
+            "too many open files: the scan of the container is inconclusive",
             hint="Raise the limit of open files (ulimit -n) and try again.",
         )
-    return result
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
-    """The stored tree as far as Ozone would take it; None and a note where it counts as
-    absent.
+class _StoredTreeReading:
+    """The stored tree if Ozone would accept it; else None, and a note with the reason.
 
-    `known` has beside it the tombstones that an agent remembers.
+    `known` is the tree with the tombstones that an agent remembers.
     """
 
     tree: ContainerTree | None
@@ -315,9 +308,7 @@ class _Stored:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is the tree of all that the replica holds: with a root, and no
-        place that cannot be.
-        """
+        """Whether it is a complete tree: it has a root and no impossible offsets."""
         return (
             self.tree is not None
             and self.tree.data_checksum is not None
@@ -325,25 +316,25 @@ class _Stored:
         )
 
 
-def _stored(container: Container, trees: TreeFiles | None) -> _Stored:
+def _read_stored_tree(container: Container, trees: TreeFiles | None) -> _StoredTreeReading:
     if trees is None:
-        return _parsed(container, None)
+        return _parse_stored_tree(container, None)
     known = None
-    # Whatever is wrong with the file is said below.
+    # Faults of the file are reported below.
     with suppress(ContainerNotFoundError, DiskError):
-        kept = trees.read(container.container_id)
-        known = kept.known
-        whole = _Stored(kept.tree, known=known)
-        if kept.status is TreeStatus.PRESENT and whole.is_usable:
-            return whole
-    stored = _parsed(container, trees)
-    return replace(stored, known=known or stored.known)
+        stored = trees.read(container.container_id)
+        known = stored.known
+        reading = _StoredTreeReading(stored.tree, known=known)
+        if stored.status is TreeStatus.PRESENT and reading.is_usable:
+            return reading
+    reading = _parse_stored_tree(container, trees)
+    return replace(reading, known=known or reading.known)
 
 
-def _parsed(container: Container, trees: TreeFiles | None) -> _Stored:
-    def absent(why: str) -> _Stored:
-        note = f"the stored tree is {why}"
-        return _Stored(None, note, (ReplicaFault(UNREADABLE, note),))
+def _parse_stored_tree(container: Container, trees: TreeFiles | None) -> _StoredTreeReading:
+    def absent(reason: str) -> _StoredTreeReading:
+        note = f"the stored tree is {reason}"
+        return _StoredTreeReading(None, note, (ReplicaFault(UNREADABLE, note),))
 
     try:
         raw = (
@@ -356,7 +347,7 @@ def _parsed(container: Container, trees: TreeFiles | None) -> _Stored:
             return absent(f"unreadable and counts as absent: {error.message}")
         raw = None
     if raw is None:
-        return _Stored(None, "there is no stored tree")
+        return _StoredTreeReading(None, "there is no stored tree")
     if not raw:
         return absent("empty and counts as absent")
     try:
@@ -367,6 +358,7 @@ def _parsed(container: Container, trees: TreeFiles | None) -> _Stored:
         check_tree(stored)
     except TreeRefusedError as error:
         note = f"the stored tree contradicts itself: {error.reason}"
-        kind = ROOT_DIFFERS if error.reason in _SUMS else UNREADABLE
-        return _Stored(stored, note, (ReplicaFault(kind, f"{note}: {error.message}"),), stored)
-    return _Stored(stored, known=stored)
+        kind = ROOT_DIFFERS if error.reason in _CHECKSUM_REFUSALS else UNREADABLE
+        faults = (ReplicaFault(kind, f"{note}: {error.message}"),)
+        return _StoredTreeReading(stored, note, faults, stored)
+    return _StoredTreeReading(stored, known=stored)

@@ -1,18 +1,19 @@
-"""`<container ID>.tree`: read it; update it by read, merge and durable replace; never
-forget a deletion.
+"""The tree file of a container, `<container ID>.tree`: read, merge, replace durably.
 
-A tree can be built anew from the data, except for its tombstones: once they are lost, a
-peer that still holds a deleted block brings it back. So they are remembered beside the
-volume, in its state folder: the previous version of every tree, and the tombstones
-alone, written before the tree that has them, or, of a tree that a datanode wrote, when
-it is first seen. What a tree file lacks of them, because it is unreadable, lost or an
-old one put back, is found again at the next read. An unreadable file is kept in
-quarantine. One beyond our limits (merkle.limits) counts as unreadable, but for its
-tombstones, and is replaced as soon as what the replica holds makes a tree within them.
+A tree can be rebuilt from the data, except for its tombstones. If they were lost, a
+peer that still has a deleted block would bring it back. So the state folder keeps two
+copies of them: the previous version of each tree, and a file of tombstones alone. The
+latter is written before the tree that has them, or when a tree of a datanode is first
+read. Each read restores the tombstones that a tree file lacks, because it is
+unreadable, lost, or an older version.
 
-Under a read-only hold our trees lie in the state folder altogether. Of the two, the one
-written last counts: ours after a scan, the volume's once its datanode has scanned or
-repaired the container since.
+An unreadable tree file is kept in quarantine. A tree beyond our limits (merkle.limits)
+counts as unreadable except for its tombstones. It is replaced as soon as the replica's
+tree is within the limits.
+
+Under a read-only hold our trees are in the state folder only. Of our tree and the
+volume's, the one written last counts: ours after a scan, the volume's after its
+datanode scanned or repaired the container.
 """
 
 import contextlib
@@ -51,8 +52,7 @@ from protos.convert import (
 from runtime.disk import Disk
 from runtime.errors import DatabaseError, DiskError
 
-# Writers of different containers seldom meet; locks made per container would add up for
-# ever.
+# Bounds the number of locks; writers of different containers seldom share one.
 _LOCK_STRIPES = 127
 _BEYOND_LIMITS = {
     refusal.value
@@ -61,24 +61,25 @@ _BEYOND_LIMITS = {
 
 
 class TreeStatus(Enum):
-    """What became of a tree file."""
+    """Whether a tree file is usable."""
 
     PRESENT = "present"
     ABSENT = "absent"
-    # Empty, not parsable, with sums that do not add up, or beyond our limits.
+    # Empty, not parsable, with wrong checksums, or beyond our limits.
     UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTree:
-    """A tree file as read.
+    """The content of a tree file.
 
-    `raw` are its bytes, b"" if absent; `tree` is an empty one without root unless the
-    status is PRESENT, or has the tombstones alone of a file that is beyond our limits;
-    `recovered` are those that we know from elsewhere and the tree lacks, by ascending
-    block ID. `generation` changes with the bytes. Unless the status is PRESENT, peers
-    may know tombstones that are lost here: ask them before anything is taken for
-    missing.
+    `raw` is its bytes, b"" if absent; `generation` is their fingerprint, b"" if there
+    are none. Unless the status is PRESENT, `tree` has no root and no blocks, except the
+    tombstones of a file beyond our limits. `recovered` are the tombstones, by ascending
+    block ID, that the tree lacks but the state folder or a pending deletion has.
+
+    Unless the status is PRESENT, peers may have tombstones that are lost here: compare
+    with them before a block counts as missing.
     """
 
     status: TreeStatus
@@ -88,14 +89,12 @@ class StoredTree:
     recovered: tuple[BlockTree, ...] = ()
     # Why it is unreadable (a TreeRefusal's value, or "empty").
     reason: str = ""
-    # The tombstones that are kept alone in the state folder.
+    # The tombstones in the state folder's file of tombstones.
     kept: Mapping[BlockId, BlockTree] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def known(self) -> ContainerTree:
-        """The tree with the recovered tombstones laid over it; without a root where the
-        tree has none.
-        """
+        """The tree with the recovered tombstones; it has a root if `tree` has one."""
         if not self.recovered:
             return self.tree
         blocks = {block.block_id: block for block in (*self.tree.blocks, *self.recovered)}
@@ -106,7 +105,7 @@ class StoredTree:
 
 @dataclass(slots=True)
 class _TreeFileStats:
-    """What was done so far."""
+    """Counts and times, in seconds, since the start."""
 
     reads: int = 0
     writes: int = 0
@@ -128,18 +127,18 @@ class TreeFiles:
         *,
         on_deleted: Callable[[ContainerId, Sequence[BlockId]], None] | None = None,
     ) -> None:
-        """`on_deleted` hears of the blocks that become tombstones, before their tree is
-        written.
+        """`on_deleted` is called with blocks that become tombstones, before their tree
+        is written.
         """
         self.stats = _TreeFileStats()
         self._on_deleted = on_deleted
         self._volume = volume
         self._disk = disk
         self._locks = [threading.Lock() for _ in range(_LOCK_STRIPES)]
-        # Walking through millions of blocks takes seconds, and what cannot be replaced
-        # is met again and again.
+        # A tree beyond our limits may stay for long; parsing its millions of blocks
+        # takes seconds each time.
         self._last_beyond: tuple[ContainerId | None, bytes, tuple[BlockTree, ...]] = None, b"", ()
-        # A repair asks about many blocks of one container in a row.
+        # A repair looks up many blocks of one container in a row.
         self._last_deleted: tuple[ContainerId | None, bytes, frozenset[BlockId]] = (
             None,
             b"",
@@ -147,10 +146,10 @@ class TreeFiles:
         )
 
     def path(self, container_id: ContainerId) -> Path:
-        """Where the tree is written.
+        """The path that the tree is written to.
 
         Raises:
-            ContainerNotFoundError: there is no such container.
+            ContainerNotFoundError: the volume does not have the container.
         """
         if self._volume.hold is Hold.READ_ONLY:
             return self._state("trees", container_id)
@@ -160,23 +159,22 @@ class TreeFiles:
         """The stored tree and the tombstones that it lacks; a reader takes no lock.
 
         Raises:
-            ContainerNotFoundError: there is no such container.
-            DiskError: the disk cannot be read, which says nothing about the tree.
+            ContainerNotFoundError: the volume does not have the container.
+            DiskError: the disk cannot be read, which proves nothing about the tree.
         """
         started = time.perf_counter()
         raw, other = self._versions(container_id)
-        tree, status, reason = self._believed(raw, container_id)
+        tree, status, reason = self._parse_usable(raw, container_id)
         previous, alone = (
             self._raw(self._state(kind, container_id)) for kind in ("previous", "tombstones")
         )
         remembered: dict[BlockId, BlockTree] = {}
         if status is not TreeStatus.PRESENT and (raw is not None or previous or alone):
-            # The file was there once. Its tombstones may be of deletions that were not
-            # finished.
+            # The file existed. It may have had tombstones of unfinished deletions.
             remembered = {t.block_id: t for t in self._pending(container_id)}
         kept = self._tombstones_in(alone, container_id)
-        # What we remember, newest last; of a read-only volume also what its datanode
-        # has deleted since.
+        # The newest copy last. The other version of a read-only volume has what its
+        # datanode deleted since.
         remembered |= (
             self._tombstones_in(other, container_id)
             | self._tombstones_in(previous, container_id)
@@ -196,26 +194,23 @@ class TreeFiles:
         )
 
     def remember(self, stored: StoredTree) -> None:
-        """Keep the tombstones of a tree as it was read, lest they go with a file that
-        another program may lose.
-
-        Written once: what is kept already costs nothing.
+        """Copy the tombstones of a stored tree to the state folder, in case another
+        program loses the tree file; does nothing if they are there.
 
         Raises:
             ContainerNotFoundError: as in `read`.
-            DiskError: they could not be kept.
+            DiskError: the copy cannot be written.
         """
         if _are_kept(stored.tree, stored.kept):
             return
         with self._lock(stored.tree.container_id):
-            # Read again: what was kept meanwhile must not be replaced by less.
+            # Read again: a copy made meanwhile may have more tombstones.
             now = self.read(stored.tree.container_id)
             if not _are_kept(now.tree, now.kept):
                 self._keep_tombstones(now.known)
 
     def raw(self, container_id: ContainerId) -> bytes | None:
-        """The bytes of the tree file that counts, whatever they are; None where there
-        is none.
+        """The bytes of the tree file that counts, unchecked; None if there is none.
 
         Raises:
             ContainerNotFoundError, DiskError: as `read` does.
@@ -223,11 +218,11 @@ class TreeFiles:
         return self._versions(container_id)[0]
 
     def generation(self, container_id: ContainerId) -> bytes:
-        """That of the stored tree, as `read` has it; of a file that cannot be read that
-        of none, which no write meets.
+        """The generation of the stored tree, as in `StoredTree`; b"" for an unreadable
+        file too, since no update of it succeeds.
 
         Raises:
-            ContainerNotFoundError: there is no such container.
+            ContainerNotFoundError: the volume does not have the container.
         """
         try:
             raw = self.raw(container_id)
@@ -236,11 +231,11 @@ class TreeFiles:
         return fingerprint(raw) if raw else b""
 
     def deleted_blocks(self, container_id: ContainerId) -> frozenset[BlockId]:
-        """The blocks that are known as deleted. The tree is parsed again only if its
-        bytes changed.
+        """The blocks with a tombstone. The tree is parsed again only if its bytes
+        changed.
 
         Raises:
-            as `read` does.
+            ContainerNotFoundError, DiskError: as in `read`.
         """
         generation = fingerprint(self.raw(container_id) or b"")
         last_id, last_generation, deleted = self._last_deleted
@@ -258,17 +253,17 @@ class TreeFiles:
         *,
         expected_generation: bytes | None = None,
     ) -> ContainerTree:
-        """Lay a fresh tree over the stored one, write the outcome and return it.
+        """Merge a fresh tree with the stored one, write the result and return it.
 
-        Nothing is written if the stored tree is that already. With
-        `expected_generation`, that of the StoredTree which the work began with, a tree
-        that changed meanwhile is not overwritten.
+        Nothing is written if the stored tree is equal to the result. A caller that read
+        the stored tree earlier passes its generation as `expected_generation`: the tree
+        is not overwritten if it changed since.
 
         Raises:
             StaleTreeError: the stored tree changed; nothing is written.
-            TreeRefusedError: the outcome is beyond our limits; nothing is written.
+            TreeRefusedError: the result is beyond our limits; nothing is written.
             ContainerNotFoundError: as in `read`.
-            DiskError: nothing is written, or after a failed sync it is unknown.
+            DiskError: nothing is written; after a failed sync the state is unknown.
         """
         with self._lock(container_id):
             stored = self.read(container_id)
@@ -282,10 +277,10 @@ class TreeFiles:
     def add_tombstones(
         self, container_id: ContainerId, records: Iterable[BlockRecord]
     ) -> ContainerTree:
-        """Make the blocks of these records tombstones, with the checksums of their
-        recorded chunks.
+        """Add tombstones for the blocks of these records, with the checksums of their
+        recorded chunks, and return the new tree.
 
-        The root is computed only if the stored tree has one: without it the live blocks
+        The root is computed only if the stored tree has one: otherwise its live blocks
         are not known yet.
 
         Raises:
@@ -303,7 +298,7 @@ class TreeFiles:
             )
 
     def forget(self, container_id: ContainerId) -> None:
-        """Drop what is remembered of a container that was deleted."""
+        """Remove the state folder's files about a container, after its deletion."""
         for kind in ("trees", "previous", "tombstones"):
             self._disk.remove(self._state(kind, container_id))
 
@@ -332,9 +327,9 @@ class TreeFiles:
             elif stored.raw and not (
                 self._volume.hold is Hold.READ_ONLY and stored.reason in _BEYOND_LIMITS
             ):
-                # Named by content: the same file met again after a crash is kept once.
-                # One beyond our limits may be rightly so to the datanode that goes on
-                # writing it, and stays in its volume.
+                # Named by content: after a crash the same file is not kept twice. A
+                # tree beyond our limits in a read-only volume is not kept: it is valid
+                # to the datanode that writes it, and it stays in the volume.
                 kept = (
                     self._volume.state_folder
                     / "quarantine"
@@ -366,17 +361,14 @@ class TreeFiles:
         try:
             return pending_tombstones(self._volume.database, container_id)
         except DatabaseError:
-            # The deletions that it holds are still to be done, whenever it can be read
-            # again.
+            # The deletions stay pending until the database can be read again.
             return []
 
-    def _believed(
+    def _parse_usable(
         self, raw: bytes | None, container_id: ContainerId
     ) -> tuple[ContainerTree, TreeStatus, str]:
-        """What is taken from a tree file, what became of it, and why it is
-        unreadable.
-        """
-        tree, reason = _parsed(raw, container_id)
+        """The usable part of a tree file, its status, and why it is unreadable."""
+        tree, reason = _parse(raw, container_id)
         if tree is not None:
             return tree, TreeStatus.PRESENT, ""
         beyond = (
@@ -388,7 +380,7 @@ class TreeFiles:
     def _tombstones_in(
         self, raw: bytes | None, container_id: ContainerId
     ) -> dict[BlockId, BlockTree]:
-        tree, _, _ = self._believed(raw, container_id)
+        tree, _, _ = self._parse_usable(raw, container_id)
         return {block.block_id: block for block in tree.blocks if block.deleted}
 
     def _tombstones_beyond(self, raw: bytes, container_id: ContainerId) -> tuple[BlockTree, ...]:
@@ -408,8 +400,8 @@ class TreeFiles:
             raise
 
     def _versions(self, container_id: ContainerId) -> tuple[bytes | None, bytes | None]:
-        """The file that counts, and under a read-only hold the older one, which may
-        have tombstones of its own.
+        """The bytes of the file that counts, and under a read-only hold those of the
+        older one, which may have other tombstones.
         """
         path, volume_path = self.path(container_id), self._volume_path(container_id)
         raw = self._raw(path)
@@ -418,7 +410,7 @@ class TreeFiles:
         volume_raw = self._raw(volume_path)
         if raw is None:
             return volume_raw, None
-        # Equal times prove nothing; then ours, which a scan of ours made.
+        # With equal times ours counts, since it comes from our own scan.
         ours_ns, theirs_ns = self._disk.modified_ns(path), self._disk.modified_ns(volume_path)
         theirs_is_newer = theirs_ns is not None and ours_ns is not None and theirs_ns > ours_ns
         return (volume_raw, raw) if theirs_is_newer and volume_raw else (raw, volume_raw)
@@ -434,11 +426,9 @@ class TreeFiles:
 
 
 def pending_tombstones(database: Database, container_id: ContainerId) -> list[BlockTree]:
-    """Tombstones for the blocks that a delete transaction names and that still have a
-    record.
+    """Tombstones for the blocks of delete transactions that still have a record.
 
-    A transaction or record that cannot be read gives none: nothing can be said about
-    the checksums.
+    Invalid transactions and records yield none, since the checksums are unknown.
 
     Raises:
         DatabaseError: the database cannot be read.
@@ -455,20 +445,20 @@ def pending_tombstones(database: Database, container_id: ContainerId) -> list[Bl
     return list(builder.build(compute_root=False).blocks)
 
 
-def _parsed(raw: bytes | None, container_id: ContainerId) -> tuple[ContainerTree | None, str]:
-    """The tree, or why there is none."""
+def _parse(raw: bytes | None, container_id: ContainerId) -> tuple[ContainerTree | None, str]:
+    """The tree, or None and the reason."""
     if not raw:
         return None, "" if raw is None else "empty"
     try:
         tree = tree_from_bytes(raw, container_id)
     except TreeRefusedError as error:
         return None, error.reason
-    # A flipped bit mostly leaves a message that still parses. Only the sums are asked
-    # of what we or Ozone wrote: the other rules of merkle.check are for strangers.
+    # After a flipped bit most messages still parse, so the checksums are verified. The
+    # other rules of merkle.check are for trees of peers, not for ours or Ozone's.
     if any(not b.deleted and b.data_checksum != _live_checksum(b) for b in tree.blocks):
         return None, TreeRefusal.BLOCK_CHECKSUM.value
-    # One flipped bit makes that of a live block, which is under no sum; Ozone's
-    # tombstones have none.
+    # No checksum covers the flag `deleted`: one flipped bit turns a live block into
+    # this. Ozone's tombstones have no chunks.
     if any(b.deleted and b.chunks for b in tree.blocks):
         return None, TreeRefusal.TOMBSTONE_WITH_CHUNKS.value
     if tree.data_checksum not in (None, container_checksum(b.data_checksum for b in tree.blocks)):
@@ -477,9 +467,7 @@ def _parsed(raw: bytes | None, container_id: ContainerId) -> tuple[ContainerTree
 
 
 def _check_limits(tree: ContainerTree, length_bytes: int) -> None:
-    """What we would not take for a tree when we read it again must not stand in the
-    place of another.
-    """
+    """Refuse to write a tree that we could not read again."""
     chunks = max((len(block.chunks) for block in tree.blocks), default=0)
     for refusal, what, number, limit in (
         (TreeRefusal.TOO_LARGE, "bytes", length_bytes, MESSAGE_BYTES_MAX),

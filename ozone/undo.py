@@ -1,11 +1,9 @@
-"""Undo copies: what a repair is about to overwrite, kept outside the volume for a
-while, within a budget.
+"""Undo copies: what a repair overwrites, kept outside the volume within a budget.
 
-A repair writes only what matches a recorded checksum, so that its copies are for the
-case nobody thought of. They lie in the state folder as
-`undo/<container>/<job>/<block>-<offset>-<length>`, each file the bytes that stood
-there, and `<block>-<table>-<length>`, the row that stood in the database and that we
-could not read.
+A repair writes only bytes that match a recorded checksum; the copies are a safeguard
+against unforeseen errors. In the folder `undo/<container>/<job>` of the state folder,
+`<block>-<offset>-<length>` holds the overwritten bytes, and `<block>-<table>-<length>`
+a database row that could not be parsed.
 """
 
 import contextlib
@@ -19,7 +17,7 @@ from ozone.rocks import OzoneTable
 from runtime.disk import Disk
 from runtime.errors import DiskError
 
-# A job's name becomes a folder's.
+# The name of a job becomes a directory name.
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -27,32 +25,34 @@ class UndoStore:
     """The undo copies of one volume. Thread-safe."""
 
     def __init__(self, folder: Path, disk: Disk, *, budget_bytes: int) -> None:
-        """`folder` need not be there; what it holds from before counts against the
+        """`folder` need not exist; copies that it already has count against the
         budget.
         """
         self._folder = folder
         self._disk = disk
         self._budget_bytes = budget_bytes
         self._lock = Lock()
-        # What one removal counts, another must not have removed meanwhile.
+        # One removal at a time: two would subtract the same bytes twice.
         self._removing = Lock()
         self._used_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
     @property
     def used_bytes(self) -> int:
-        """How many bytes of undo copies are kept."""
+        """The size of all undo copies."""
         return self._used_bytes
 
     def keep(
         self, container_id: ContainerId, job: str, block_id: BlockId, offset: int, data: bytes
     ) -> None:
-        """Keep bytes, durably. A copy of the place from the same job stays: what stood
-        there first counts.
+        """Store a durable copy of the bytes at an offset of a block.
+
+        If the job already has a copy of the range, that copy stays: it has the original
+        content.
 
         Raises:
-            UndoBudgetError: they do not fit; nothing is kept, and nothing may be
-                overwritten.
-            DiskError: they could not be kept.
+            UndoBudgetError: the bytes do not fit; nothing is stored, and the caller
+                must not overwrite them.
+            DiskError: the copy cannot be written.
         """
         self._keep(container_id, job, f"{block_id}-{offset}-{len(data)}", data)
 
@@ -64,18 +64,18 @@ class UndoStore:
         table: OzoneTable,
         row: bytes,
     ) -> None:
-        """Keep a block's row of a table; raises as `keep` does."""
+        """Store a durable copy of a block's row in a table; raises as `keep` does."""
         self._keep(container_id, job, f"{block_id}-{table.value}-{len(row)}", row)
 
     def clean(self, *, older_than_s: float, now_s: float) -> int:
-        """Remove the copies of jobs that wrote nothing for so long; returns the bytes
-        freed.
+        """Remove the copies of jobs whose newest copy is older than that; returns the
+        bytes freed.
         """
         freed = 0
         with self._removing:
             for job in sorted(self._folder.glob("*/*")):
-                # A copy may be getting its name at this moment: that job is not old,
-                # and its turn comes again.
+                # A copy may be renamed at this moment: that job is not old, and the
+                # next call visits it again.
                 with contextlib.suppress(FileNotFoundError):
                     files = [path for path in job.iterdir() if path.is_file()]
                     newest_s = max(
@@ -86,7 +86,7 @@ class UndoStore:
         return freed
 
     def forget(self, container_id: ContainerId) -> None:
-        """Remove the copies of a container that was deleted."""
+        """Remove all copies of a container, after its deletion."""
         with self._removing:
             self._remove(self._folder / str(container_id))
 
@@ -101,8 +101,8 @@ class UndoStore:
                     f"undo copies of {len(data)} bytes do not fit the budget of"
                     f" {self._budget_bytes} bytes",
                     hint=(
-                        "Old copies go by age; raise the budget, or remove copies that are no"
-                        " longer wanted."
+                        "Copies expire by age. Raise the budget, or remove copies that are no"
+                        " longer needed."
                     ),
                     container_id=container_id,
                     used_bytes=self._used_bytes,

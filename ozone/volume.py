@@ -1,11 +1,11 @@
-"""A data volume of a datanode, found on disk and held in one of two ways.
+"""A data volume of a datanode, held read-only or as owner.
 
-Read-only is safe while a live datanode owns the volume: a shadow of its database is
-read, and not a byte is written under the volume. Owner is exclusive: a lock of our own
-on `hdds/VERSION`, against another of our agents, and RocksDB's lock, against a
-datanode. What an agent has to remember of a volume lies in `Volume.state_folder`, never
-in a container folder, since Ozone fails to pack a container with entries that it does
-not know.
+A read-only hold is safe while a live datanode owns the volume: it reads a shadow of the
+database and writes nothing under the volume. An owner is exclusive: our lock on
+`hdds/VERSION` excludes other agents, and RocksDB's lock excludes a datanode.
+
+An agent keeps its own files about a volume in `Volume.state_folder`, never in a
+container folder: Ozone cannot export a container that has unknown entries.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ _HDDS = "hdds"
 _VERSION = "VERSION"
 _LAYOUT_VERSION = "1"
 _ID_MAX = (1 << 63) - 1
-# These become parts of paths.
+# IDs that become parts of paths.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-# No time before the year 5138, and not 0.
+# 1 ms since the epoch up to the year 5138.
 _CREATED_MS = re.compile(r"[1-9][0-9]{0,13}")
 
 
@@ -45,8 +45,9 @@ class Hold(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What `hdds/VERSION` says of a volume; `created_ms`, since the epoch, is None
-    where it says none that can be.
+    """The content of `hdds/VERSION`.
+
+    `created_ms` is in ms since the epoch, None if it is missing or impossible.
     """
 
     storage_id: str
@@ -56,7 +57,7 @@ class Version:
 
 
 def parse_version(raw: bytes) -> Version:
-    """The content of a `VERSION` file, a Java properties file.
+    """Parse a `VERSION` file, which is a Java properties file.
 
     Raises:
         VolumeError: a property is missing or impossible.
@@ -87,7 +88,7 @@ def parse_version(raw: bytes) -> Version:
 
 
 class Volume:
-    """One open volume; see `open_volume`. A context manager that closes it."""
+    """One open volume (see `open_volume`); a context manager that closes it."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Volume:
         state_folder: Path,
         database_path: Path,
     ) -> None:
-        """Not for callers: see `open_volume`."""
+        """Internal: use `open_volume`."""
         self.root = hdds.parent
         self.version_file = hdds / _VERSION
         self.datanode_id = version.datanode_id
@@ -108,9 +109,9 @@ class Volume:
         self.created_ms = version.created_ms
         self.working_folder = _working_folder(hdds, version, disk)
         self.hold = hold
-        # What an agent keeps about this volume alone.
+        # The agent's files about this volume.
         self.state_folder = state_folder
-        # Set by the first failed sync: why nothing more may be repaired here.
+        # Set by the first failed sync: the reason why nothing more may be written.
         self.suspect: str | None = None
         self._disk = disk
         self._database_path = database_path
@@ -123,8 +124,7 @@ class Volume:
         """The database of the volume's containers.
 
         Raises:
-            DatabaseError: there is none, it could not be opened, or the volume is
-                closed.
+            DatabaseError: it is missing, could not be opened, or the volume is closed.
         """
         if isinstance(self._database, Database):
             return self._database
@@ -134,19 +134,18 @@ class Volume:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was given back: what cannot be read of its database since says
-        nothing about containers.
+        """Whether the volume was closed: later database errors prove nothing about
+        containers.
         """
         return self._database is None
 
     def container_ids(
         self, on_unreadable: Callable[[DiskError], None] | None = None
     ) -> list[ContainerId]:
-        """The containers that have a folder, ascending; entries that are no container
-        folder are passed over.
+        """The containers that have a folder, ascending; other entries are ignored.
 
-        `on_unreadable` hears of each group of containers that cannot be listed, and the
-        others count; without it that is an error.
+        A group directory that cannot be listed is an error, unless `on_unreadable` is
+        given: then it gets the error, and the other groups are listed.
 
         Raises:
             DiskError: the volume's folders cannot be listed.
@@ -154,10 +153,11 @@ class Volume:
         return sorted(self._folders(on_unreadable))
 
     def container_folder(self, container_id: ContainerId) -> Path:
-        """The folder of one container.
+        """The folder of a container.
 
         Raises:
-            ContainerNotFoundError: it has none.
+            ContainerNotFoundError: it has no folder.
+            DiskError: the volume's folders cannot be read.
         """
         usual = self.usual_folder(container_id)
         folder = usual if self._disk.is_folder(usual) else self._folders().get(container_id)
@@ -170,7 +170,7 @@ class Volume:
         return folder
 
     def usual_folder(self, container_id: ContainerId) -> Path:
-        """Where a datanode puts a container."""
+        """The folder in which a datanode would create the container."""
         return (
             self.working_folder
             / "current"
@@ -179,18 +179,18 @@ class Volume:
         )
 
     def refresh(self) -> None:
-        """See what the datanode wrote since; nothing to do for an owner.
+        """Read the database anew, for what the datanode wrote since; an owner need not.
 
-        Who still reads from the database as it was may read on.
+        Iterators over the previous database stay valid.
         """
         if self.hold is Hold.READ_ONLY:
-            fresh = self._opened_database()
+            fresh = self._open_database()
             with self._lock:
                 if self._database is not None:
                     self._database = fresh
 
     def close(self) -> None:
-        """Give the volume back; closing twice is no error."""
+        """Release the volume; closing twice is not an error."""
         with self._lock:
             database, self._database = self._database, None
             lock_fd, self._lock_fd = self._lock_fd, None
@@ -217,13 +217,13 @@ class Volume:
             self._lock_fd = _flock(self.version_file)
         try:
             self._disk.make_folder(self.state_folder)
-            self._database = self._opened_database()
+            self._database = self._open_database()
         except BaseException:
             self.close()
             raise
 
-    def _opened_database(self) -> Database | DatabaseError:
-        # A volume without a readable database still has containers, whose scan names
+    def _open_database(self) -> Database | DatabaseError:
+        # A volume without a readable database still has containers; their scans report
         # the fault.
         try:
             if self.hold is Hold.OWNER:
@@ -248,7 +248,7 @@ class Volume:
                         or folder.is_symlink()
                     ):
                         continue
-                    # Found twice: the usual place counts.
+                    # If a container has two folders, the usual one counts.
                     if container_id not in found or folder == self.usual_folder(container_id):
                         found[container_id] = folder
             except DiskError as error:
@@ -263,30 +263,32 @@ def open_volume(
 ) -> Volume:
     """Open the volume whose root, or `hdds` folder, is `path`.
 
-    `state_folder` is where the agent keeps what it knows, a folder per volume;
-    `database_volumes` are the cluster's `hdds.datanode.container.db.dir`, if it has
-    dedicated ones. A database that cannot be opened is no error here: whoever asks for
-    it gets the error.
+    `state_folder` holds a folder of the agent's files for each volume.
+    `database_volumes` are the directories of Ozone's setting
+    `hdds.datanode.container.db.dir`, if the cluster uses it. A database that cannot be
+    opened is an error only when `Volume.database` is read.
 
     Raises:
-        VolumeError: there is no volume, or it is inconsistent; the fact `reason` says
-            which.
-        VolumeLockedError: owner only: another process, the fact `pid`, holds it.
+        VolumeError: `path` is not a volume, or it is inconsistent; the fact `reason` is
+            the cause.
+        VolumeLockedError: for an owner, another process holds the volume; its ID is the
+            fact `pid`.
+        DiskError: a directory or the lock file cannot be read.
     """
     path, state_folder = path.absolute(), state_folder.absolute()
     try:
         hdds = path if path.name == _HDDS and (path / _VERSION).exists() else path / _HDDS
         is_folder = hdds.is_dir()
     except OSError as error:
-        text = f"{path} cannot be looked into: {error.strerror}"
+        text = f"{path} cannot be read: {error.strerror}"
         raise VolumeError(text, reason="no_hdds", path=str(path)) from error
     if not is_folder:
         raise VolumeError(
-            f"{path} is no volume: it has no folder {_HDDS}", reason="no_hdds", path=str(path)
+            f"{path} is not a volume: it has no folder {_HDDS}", reason="no_hdds", path=str(path)
         )
     if Path(os.path.realpath(state_folder)).is_relative_to(os.path.realpath(hdds.parent)):
         raise VolumeError(
-            f"the state folder {state_folder} lies in the volume {hdds.parent}",
+            f"the state folder {state_folder} is inside the volume {hdds.parent}",
             reason="state_in_volume",
             path=str(path),
         )
@@ -294,7 +296,7 @@ def open_volume(
         version = parse_version(disk.read(hdds / _VERSION))
     except DiskError as error:
         raise VolumeError(
-            f"{path} is no volume: {error.message}",
+            f"{path} is not a volume: {error.message}",
             hint=error.hint,
             reason="no_version",
             path=str(path),
@@ -321,8 +323,8 @@ def open_volume(
 
 
 def container_of_folder(path: Path) -> tuple[Path, ContainerId] | None:
-    """The volume root and the ID, if `path` is where a container's folder lies in a
-    volume.
+    """The volume root and the container ID, if `path` has the form of a container
+    folder.
     """
     path = path.absolute()
     container_id = container_id_of(path.name)
@@ -334,11 +336,11 @@ def container_of_folder(path: Path) -> tuple[Path, ContainerId] | None:
 def _working_folder(hdds: Path, version: Version, disk: Disk) -> Path:
     if (hdds / version.cluster_id).is_dir():
         return hdds / version.cluster_id
-    # Clusters that predate SCM HA named it by the SCM's ID.
+    # Before SCM HA, clusters named this folder after the SCM's ID.
     others = [n for n in disk.names(hdds) if n != "tmp" and (hdds / n).is_dir()]
     if len(others) != 1:
         raise VolumeError(
-            f"{hdds} has no folder {version.cluster_id} and not exactly one other",
+            f"{hdds} has no folder {version.cluster_id}, and {len(others)} other folders, not 1",
             reason="no_working_folder",
             path=str(hdds),
         )
@@ -349,15 +351,16 @@ def _names(disk: Disk, folder: Path) -> list[str]:
     try:
         return disk.names(folder)
     except DiskError as error:
-        # A file where a folder was expected, or nothing: junk, or a volume without
-        # containers yet.
+        # An unexpected file, or a volume that has no containers yet.
         if error.facts.get("missing"):
             return []
         raise
 
 
 def container_id_of(name: str) -> ContainerId | None:
-    """The container whose folder would have this name; Ozone counts from 1."""
+    """The container whose folder has this name, None if no container's could; IDs start
+    at 1.
+    """
     if name.isascii() and name.isdigit() and str(int(name)) == name and 0 < int(name) <= _ID_MAX:
         return ContainerId(int(name))
     return None
@@ -378,7 +381,7 @@ def _flock(file: Path) -> int:
         raise VolumeLockedError(
             f"the volume of {file} is held by {f'process {pid}' if pid else 'another process'}",
             hint=(
-                "Another agent or command owns this volume; end it first, or open the volume"
+                "Another agent or command owns this volume. Stop it first, or open the volume"
                 " read-only."
             ),
             path=str(file),
@@ -388,9 +391,7 @@ def _flock(file: Path) -> int:
 
 
 def _flock_holder(fd: int) -> int:
-    """The process with a flock on the file, as far as the system tells; 0 if it does
-    not.
-    """
+    """The process that holds a flock on the file; 0 if the system reports none."""
     inode = os.fstat(fd).st_ino
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():

@@ -1,14 +1,13 @@
-"""The life of a container, as a datanode changes it: create, write, close, delete.
+"""Changes of a container, as a datanode makes them: create, write, close, delete.
 
-Bytes are made durable before a record names them, records before the tree speaks of
-them, and the tree before a close is acknowledged. A deletion goes the other way round:
-tombstone, then bytes, then record, so that at no moment a block is gone without a
-tombstone. Whatever a crash leaves behind, the same call repeated ends in the same
-state.
+Bytes are durable before a record names them, records before the tree includes them, and
+the tree before a close returns. A deletion has the reverse order: tombstone, then
+bytes, then record, so that no deleted block is ever without a tombstone. After a crash,
+the same call repeated ends in the same state.
 
-A container's changes exclude each other by its lock, which is re-entrant: whoever must
-do several hold it around them. Nothing here serves client writes; builders, tests and
-repairs use it.
+A re-entrant lock per container serialises changes; a caller that makes several holds
+the lock around them. Builders, tests and repairs use this module; it does not serve
+client writes.
 """
 
 import threading
@@ -56,12 +55,12 @@ from runtime.disk import Disk
 from runtime.errors import DatabaseError, DiskError
 
 _CONTAINER_BYTES_MAX = 5 << 30
-# The metadata key of a chunk that an incremental writer has filled.
+# The metadata key of a chunk that an incremental writer has completed.
 _FULL = "full"
-# While closing, a follower still gets what its leader accepted before; a recovering
+# A closing follower still receives writes that its leader accepted before. A recovering
 # replica is being filled.
 _WRITABLE = frozenset({ReplicaState.OPEN, ReplicaState.CLOSING, ReplicaState.RECOVERING})
-# As in Ozone, an unhealthy replica deletes no blocks: what it has may be the last good
+# As in Ozone, an unhealthy replica does not delete blocks: it may have the last good
 # copy.
 _DELETING = frozenset({ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED})
 
@@ -71,12 +70,16 @@ class ContainerWriter:
 
     Every method may raise ContainerNotFoundError, DescriptorError,
     ContainerUnsupportedError, ContainerStateError, DatabaseError and DiskError. After a
-    failed sync (fact `suspect`) the volume is marked suspect and every further change
-    is refused.
+    failed sync (with the fact `suspect`) the volume is marked suspect, and every
+    further change is refused.
     """
 
     def __init__(self, volume: Volume, trees: TreeFiles, undo: UndoStore, disk: Disk) -> None:
-        """Without a hold as owner: ReadOnlyError."""
+        """A writer of this volume; `trees` and `undo` belong to the same volume.
+
+        Raises:
+            ReadOnlyError: the volume is not held as owner.
+        """
         if volume.hold is not Hold.OWNER:
             raise ReadOnlyError(
                 f"the volume {volume.root} is held read-only", path=str(volume.root)
@@ -91,7 +94,11 @@ class ContainerWriter:
 
     @contextmanager
     def locked(self, container_id: ContainerId) -> Iterator[None]:
-        """Keep every other change away from one container."""
+        """Hold the container's lock, which excludes all other changes.
+
+        Raises:
+            DiskError: the volume is suspect.
+        """
         with self._locks_guard:
             lock = self._locks.setdefault(container_id, threading.RLock())
         with lock:
@@ -99,7 +106,7 @@ class ContainerWriter:
                 raise DiskError(
                     f"the volume {self._volume.root} is suspect: {self._volume.suspect}",
                     hint=(
-                        "Check the device; restart the agent when the volume can be trusted again."
+                        "Check the device. Restart the agent when the volume can be trusted again."
                     ),
                     suspect=True,
                     path=str(self._volume.root),
@@ -118,12 +125,15 @@ class ContainerWriter:
         state: ReplicaState = ReplicaState.OPEN,
         replica_index: int = 0,
     ) -> Descriptor:
-        """An empty container; a failed creation leaves nothing. ContainerStateError if
-        it is there already.
+        """Create an empty container and return its descriptor; a failed creation leaves
+        nothing.
+
+        Raises:
+            ContainerStateError: the container exists.
         """
         with self.locked(container_id):
             folder = self._volume.usual_folder(container_id)
-            # Not the folder: a creation that was cut short left one behind.
+            # Not the folder: an interrupted creation leaves one.
             if (folder / "metadata" / f"{container_id}.container").exists():
                 raise ContainerStateError(
                     f"container {container_id} exists already", container_id=container_id
@@ -147,37 +157,40 @@ class ContainerWriter:
                 raise
 
     def close(self, container_id: ContainerId) -> ContainerTree:
-        """CLOSED, with its tree and its root in the database; returns the tree."""
+        """Close a container: state CLOSED, with a stored tree and its root in the
+        database; returns the tree.
+        """
         return self._close(container_id, ReplicaState.CLOSED)
 
     def quasi_close(self, container_id: ContainerId) -> ContainerTree:
-        """QUASI_CLOSED: closed without knowing whether all other replicas have the same
-        commit.
+        """Close a container in state QUASI_CLOSED: the other replicas may have another
+        commit. Returns the tree.
         """
         return self._close(container_id, ReplicaState.QUASI_CLOSED)
 
     def mark_unhealthy(self, container_id: ContainerId) -> None:
-        """UNHEALTHY, for good as far as Ozone is concerned; a replica that never had a
-        tree gets one.
+        """Set the state UNHEALTHY, which Ozone never reverts; a replica without a tree
+        gets one.
         """
         with self.locked(container_id):
             container = self._container(container_id)
             if container.state is ReplicaState.UNHEALTHY:
                 return
             self._set_state(container, ReplicaState.UNHEALTHY)
-            # The state came first: a replica whose records cannot be read, or are
-            # beyond our limits, waits for no tree.
+            # The tree is optional: records may be unreadable or beyond our limits.
             with suppress(DatabaseError, RecordInvalidError, TreeRefusedError):
                 if container.counters().data_checksum is None:
                     self.store_tree(container_id, build_from_metadata(container))
 
     def set_state(self, container_id: ContainerId, state: ReplicaState) -> None:
-        """Write another state into the descriptor and nothing else."""
+        """Set the state in the descriptor and change nothing else."""
         with self.locked(container_id):
             self._set_state(self._container(container_id), state)
 
     def set_scan_timestamp(self, container_id: ContainerId, timestamp_ms: int) -> None:
-        """Note when the container's data were last read completely."""
+        """Record the time of the last full scan, in ms since the epoch, in the
+        descriptor.
+        """
         with self.locked(container_id):
             container = self._container(container_id)
             self._put_descriptor(
@@ -191,8 +204,9 @@ class ContainerWriter:
         *,
         expected_generation: bytes | None = None,
     ) -> ContainerTree:
-        """Merge a tree into the stored one (see `TreeFiles.update`), and let the
-        database have its root.
+        """Merge a tree into the stored one and write its root to the database.
+
+        Returns the merged tree; raises as `TreeFiles.update` does.
         """
         with self.locked(container_id):
             tree = self._trees.update(container_id, fresh, expected_generation=expected_generation)
@@ -209,20 +223,20 @@ class ContainerWriter:
             return tree
 
     def delete_container(self, container_id: ContainerId) -> None:
-        """Delete a container in whatever state; what a crash leaves of it,
-        `finish_deletions` removes.
+        """Delete a container in any state; after a crash, `finish_deletions` completes
+        it.
         """
         with self.locked(container_id):
             container = self._container(container_id)
             if container.state is not ReplicaState.DELETED:
                 self._set_state(container, ReplicaState.DELETED)
-            gone = self._gone_folder / str(container_id)
-            self._disk.make_folder(self._gone_folder)
-            # Left by a deletion of the same container that was cut short.
-            self._disk.remove_folder(gone)
-            self._disk.rename(container.folder, gone)
+            moved = self._deleted_folder / str(container_id)
+            self._disk.make_folder(self._deleted_folder)
+            # Left by an interrupted deletion of the same container.
+            self._disk.remove_folder(moved)
+            self._disk.rename(container.folder, moved)
             self._disk.sync_folder(container.folder.parent)
-            self._disk.sync_folder(self._gone_folder)
+            self._disk.sync_folder(self._deleted_folder)
             self._finish_deletion(container_id)
 
     def finish_deletions(
@@ -230,10 +244,11 @@ class ContainerWriter:
         container_ids: Iterable[ContainerId],
         on_failure: Callable[[ContainerId, ReconcileError], None],
     ) -> list[ContainerId]:
-        """At start: delete those of these containers that are marked as deleted, and
-        what lies moved aside.
+        """Finish interrupted deletions, at start; returns the containers deleted.
 
-        `on_failure` hears of what could not be done, which the next start tries again.
+        These are the containers among `container_ids` in state DELETED, and those whose
+        folder was moved already. `on_failure` gets each failure; the next start tries
+        again.
         """
         finished: list[ContainerId] = []
 
@@ -244,7 +259,7 @@ class ContainerWriter:
             except ReconcileError as error:
                 on_failure(container_id, error)
 
-        for name in self._disk.names(self._gone_folder) if self._gone_folder.is_dir() else ():
+        for name in self._disk.names(self._deleted_folder) if self._deleted_folder.is_dir() else ():
             moved = container_id_of(name)
             if moved is not None:
                 attempt(moved, self._finish_moved)
@@ -255,11 +270,11 @@ class ContainerWriter:
     def write_chunk(
         self, container_id: ContainerId, block_id: BlockId, offset: int, data: Buffer
     ) -> None:
-        """Bytes of a block, inside its file or right at its end; durable once
-        `put_block` names them.
+        """Write bytes of a block, inside its file or at its end; durable after
+        `put_block`.
 
         Raises:
-            ContainerStateError: the container takes no writes any more.
+            ContainerStateError: the container takes no more writes.
             ChunkGapError: the file ends before `offset`.
         """
         with self.locked(container_id):
@@ -269,14 +284,14 @@ class ContainerWriter:
             self._disk.write_at(path, offset, data)
 
     def put_block(self, record: BlockRecord, *, end_of_block: bool = True) -> bool:
-        """Commit a block: all of its chunks, or with the mark `incremental` those that
-        are new.
+        """Commit a block: all of its chunks, or the new ones if the record is marked
+        `incremental`.
 
-        Returns False where the commit was applied before: its ID is not 0 and not above
+        Returns False if the commit was applied before: its ID is not 0 and not above
         the container's.
 
         Raises:
-            ContainerStateError: the container takes no writes any more.
+            ContainerStateError: the container takes no more writes.
             ChunkGapError: the record names bytes that were not written.
         """
         container_id, block_id = record.container_id, record.block_id
@@ -309,8 +324,8 @@ class ContainerWriter:
             return True
 
     def receive_delete(self, transaction: DeleteTransaction) -> bool:
-        """Record the cluster's order to delete blocks; False where it was received
-        before. Nothing is deleted yet.
+        """Store a transaction that deletes blocks, without deleting them yet; returns
+        False if it was received before.
         """
         container_id = transaction.container_id
         with self.locked(container_id):
@@ -339,13 +354,13 @@ class ContainerWriter:
             return True
 
     def delete_blocks(self, container_id: ContainerId) -> list[BlockId]:
-        """Carry out the delete transactions that were received; returns the blocks that
-        had a record.
+        """Carry out the received delete transactions; returns the blocks that had a
+        record.
 
         Raises:
             ContainerStateError: the container is neither CLOSED nor QUASI_CLOSED.
-            RecordInvalidError: a record cannot be read, so that its tombstone would
-                have no checksum.
+            RecordInvalidError: a record is invalid, so its tombstone would have no
+                checksum.
         """
         with self.locked(container_id):
             container = self._container(container_id)
@@ -383,7 +398,7 @@ class ContainerWriter:
         return self._volume.database
 
     @property
-    def _gone_folder(self) -> Path:
+    def _deleted_folder(self) -> Path:
         return self._volume.working_folder / "tmp" / "deleted-containers"
 
     def _container(self, container_id: ContainerId) -> Container:
@@ -401,11 +416,11 @@ class ContainerWriter:
             if container.state.is_closed and container.counters().data_checksum is not None:
                 stored = self._trees.read(container_id)
                 if stored.tree.data_checksum is not None:
-                    # It may be that of a scan, which knows more than the records.
+                    # Kept: it may come from a scan, which knows more than the records.
                     self._set_state(container, state)
                     return stored.tree
             if container.state is ReplicaState.OPEN:
-                # From here on no client writes, so that the tree stays true.
+                # No client writes in this state, so the tree stays correct.
                 self._set_state(container, ReplicaState.CLOSING)
             self._database.sync_wal()
             batch = Batch()
@@ -414,8 +429,8 @@ class ContainerWriter:
             ):
                 batch.delete(OzoneTable.FINALIZE_BLOCKS, key)
             self._database.write(batch)
-            # Before the state, so that there is no closed container without a tree,
-            # also after a crash between.
+            # Before the state, so that no crash leaves a closed container without a
+            # tree.
             tree = self.store_tree(container_id, build_from_metadata(container))
             self._set_state(container, state)
             return tree
@@ -433,8 +448,8 @@ class ContainerWriter:
         return valid
 
     def _finish_moved(self, container_id: ContainerId) -> bool:
-        # A container that came back has rows of its own; Ozone empties this folder by
-        # itself.
+        # A container that was imported again owns its rows. Ozone itself empties the
+        # folder of deleted containers.
         with suppress(ContainerNotFoundError):
             self._volume.container_folder(container_id)
             return False
@@ -443,7 +458,7 @@ class ContainerWriter:
         return True
 
     def _finish_marked(self, container_id: ContainerId) -> bool:
-        # Without a readable descriptor nothing says that it is to go.
+        # Without a valid descriptor, the container is not known to be deleted.
         with suppress(DescriptorError, ContainerNotFoundError, ContainerUnsupportedError):
             if self._store.open(container_id).state is ReplicaState.DELETED:
                 self.delete_container(container_id)
@@ -456,7 +471,7 @@ class ContainerWriter:
             for key, _ in self._database.items(table, container_prefix(container_id)):
                 batch.delete(table, key)
         self._database.write(batch)
-        self._disk.remove_folder(self._gone_folder / str(container_id))
+        self._disk.remove_folder(self._deleted_folder / str(container_id))
         self._trees.forget(container_id)
         self._undo.forget(container_id)
 
@@ -495,8 +510,7 @@ class ContainerWriter:
     def _add_counter(
         self, batch: Batch, container_id: ContainerId, counter: Counter, amount: int
     ) -> None:
-        # A counter that was wrong before must not become negative: Ozone would take it
-        # as it is.
+        # A wrong counter must not become negative: Ozone would accept it.
         self._put_counter(
             batch, container_id, counter, max(self._number(container_id, counter) + amount, 0)
         )
@@ -510,6 +524,11 @@ _CLOSABLE = frozenset({ReplicaState.OPEN, ReplicaState.CLOSING, ReplicaState.QUA
 
 
 def require_state(container: Container, states: frozenset[ReplicaState], otherwise: str) -> None:
+    """Check the container's state; `otherwise` ends the error's sentence.
+
+    Raises:
+        ContainerStateError: it is not one of `states`.
+    """
     if container.state not in states:
         raise ContainerStateError(
             f"container {container.container_id} is {container.state.name} and {otherwise}",
@@ -519,6 +538,11 @@ def require_state(container: Container, states: frozenset[ReplicaState], otherwi
 
 
 def check_no_gap(container_id: ContainerId, block_id: BlockId, end: int, offset: int) -> None:
+    """Check that a write at `offset` continues a file that ends at `end`.
+
+    Raises:
+        ChunkGapError: it would leave a gap.
+    """
     if offset > end:
         raise ChunkGapError(
             f"block {block_id} of container {container_id} ends at {end}; a write at {offset} would"
@@ -541,7 +565,9 @@ def _put_incremental(
     *,
     end_of_block: bool,
 ) -> int:
-    """The rows of an incremental commit, and the block's length after it."""
+    """Add the rows of an incremental commit to the batch; returns the block's new
+    length in bytes.
+    """
     key = block_key(record.container_id, record.block_id)
     settled = stored.chunks if stored else ()
     last_is_full = bool(record.chunks) and any(
@@ -554,8 +580,8 @@ def _put_incremental(
         batch.put(OzoneTable.BLOCK_DATA, key, record_to_bytes(whole))
         batch.delete(OzoneTable.LAST_CHUNK_INFO, key)
         return whole.length_bytes
-    # The last chunk is rewritten by every commit until it is full: kept apart, the long
-    # list need not be.
+    # Every commit rewrites the last chunk until it is full. Stored apart, it does not
+    # make the long list be rewritten too.
     last = record.chunks[-1:]
     if stored is None or len(record.chunks) > 1:
         whole = replace(stored or record, bcs_id=record.bcs_id, chunks=settled + record.chunks[:-1])

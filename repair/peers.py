@@ -17,7 +17,7 @@ from merkle.limits import CHUNK_BYTES_MAX, TREE_BLOCKS_MAX, TREE_BYTES_MAX
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
-from ozone.datanode import READ_BYTES_MAX, DatanodeClient, merged
+from ozone.datanode import READ_BYTES_MAX, DatanodeClient, merge_ranges
 from ozone.ports import ByteRange
 from protos.agent_pb2 import ByteRange as ByteRangeMessage
 from protos.agent_pb2 import (
@@ -155,7 +155,7 @@ class AgentPeer:
         assert all(
             record_chunk.offset <= one.offset and one.end <= record_chunk.end for one in ranges
         )
-        wanted = merged(ranges, CHUNK_BYTES_MAX)
+        wanted = merge_ranges(ranges, CHUNK_BYTES_MAX)
         assert len(wanted) <= RANGES_MAX
         request = ReadWindowsRequest(
             container_id=container_id,
@@ -304,7 +304,7 @@ class DatanodePeer:
         assert all(
             record_chunk.offset <= one.offset and one.end <= record_chunk.end for one in ranges
         )
-        wanted, found = merged(ranges, READ_BYTES_MAX), 0
+        wanted, found = merge_ranges(ranges, READ_BYTES_MAX), 0
         for start, parts in self._client.read(container_id, block_id, record_chunk, wanted):
             offset = start.offset
             for part in parts:

@@ -58,7 +58,7 @@ from repair.requests import (
 )
 from repair.wire import RANGES_MAX
 from runtime.errors import BusyError, RemoteProtocolError
-from runtime.retry import Backoff, retrying
+from runtime.retry import Backoff, call_with_retry
 
 Prove: TypeAlias = Callable[[ChunkRecord, int, bytearray], tuple[ProvenWindows, ...]]
 
@@ -361,7 +361,7 @@ class Runner:
             run.cancelled.wait(seconds)
 
         try:
-            return retrying(attempt, sleep=pause, backoff=self._backoff)
+            return call_with_retry(attempt, sleep=pause, backoff=self._backoff)
         except _RetryError as error:
             return error.event
 

@@ -1,1 +1,1 @@
-"""What each long-running process needs: configuration, logs, metrics, retries, RPC."""
+"""What every process needs: configuration, logs, metrics, retries, disk, RPC."""

@@ -1,10 +1,9 @@
-"""Settings of a process: a TOML file, then flags, checked once into one frozen value.
+"""Settings of a process: a TOML file, then flags, validated once into a frozen value.
 
-An unknown key is an error that names the nearest known one, since a misspelt limit that
-is silently ignored is found out on the worst day. Sizes ("64MiB"), durations ("15m")
-and rates ("5MiB/s") may be written with a unit; a bare number is bytes, seconds, bytes
-per second. Only true and false are true and false: what is spelled otherwise might be
-meant otherwise, and some of it lets data be written.
+An unknown key is an error that names the nearest known key: a misspelt limit must not
+be ignored in silence. Sizes ("64MiB"), durations ("15m") and rates ("5MiB/s") may have
+a unit; a bare number is in bytes, seconds or bytes per second. A switch is `true` or
+`false`, never "yes" or 1: some switches let data be written.
 """
 
 import math
@@ -20,10 +19,9 @@ from pydantic_core import ErrorDetails
 
 from runtime.errors import ConfigError
 
-# A configuration is a page of text; a larger file is another file named by mistake.
+# A larger file is not a configuration, but another file given by mistake.
 CONFIG_BYTES_MAX = 1 << 20
-# Sizes, durations and rates are below it: what does not fit a long is a slip of the
-# hand.
+# Sizes, durations and rates are below it: larger ones are typing errors.
 _QUANTITY_END = 1 << 63
 
 _SIZE_UNITS: Mapping[str, int] = {
@@ -44,37 +42,52 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_size(value: object) -> int:
-    """Bytes from a number or from text such as "64MiB"; ValueError tells what is
-    expected.
+    """Bytes, from a number or from text such as "64MiB".
+
+    Raises:
+        ValueError: it is not a size.
     """
-    return math.floor(_quantity(value, _SIZE_UNITS, 'a size such as 4096 or "64MiB"'))
+    return math.floor(_parse_quantity(value, _SIZE_UNITS, 'a size such as 4096 or "64MiB"'))
 
 
 def parse_duration(value: object) -> float:
-    """Seconds from a number or from text such as "15m"; ValueError tells what is
-    expected.
+    """Seconds, from a number or from text such as "15m".
+
+    Raises:
+        ValueError: it is not a duration.
     """
-    return _quantity(value, _DURATION_UNITS, 'a duration such as 30 or "15m" (ms, s, m, h, d, w)')
+    expected = 'a duration such as 30 or "15m" (ms, s, m, h, d, w)'
+    return _parse_quantity(value, _DURATION_UNITS, expected)
 
 
 def parse_rate(value: object) -> int:
-    """Bytes per second from a number or from text such as "5MiB/s"; ValueError tells
-    what is expected.
+    """Bytes per second, from a number or from text such as "5MiB/s".
+
+    Raises:
+        ValueError: it is not a rate.
     """
     if isinstance(value, str):
         value = value.strip().removesuffix("/s")
-    return math.floor(_quantity(value, _SIZE_UNITS, 'a rate such as 5242880 or "5MiB/s"'))
+    return math.floor(_parse_quantity(value, _SIZE_UNITS, 'a rate such as 5242880 or "5MiB/s"'))
 
 
 def check_switch(value: object) -> object:
-    """The value as given, if it is true or false; ValueError tells what is expected."""
+    """The value itself, if it is True or False.
+
+    Raises:
+        ValueError: it is neither.
+    """
     if type(value) is not bool:
         raise ValueError(f"expected true or false, found {value!r}")
     return value
 
 
 def check_address(value: str) -> str:
-    """The address as given, if it is host:port; ValueError tells what is expected."""
+    """The address itself, if it is host:port.
+
+    Raises:
+        ValueError: it is not.
+    """
     host, _, port = value.rpartition(":")
     if (
         not host
@@ -89,14 +102,12 @@ def check_address(value: str) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of an address that was checked; an IPv6 host without its
-    brackets.
-    """
+    """Host and port of a checked address; an IPv6 host has no brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
-def _parse_folder(value: object) -> object:
+def _check_path(value: object) -> object:
     if value == "" or (isinstance(value, str) and "\0" in value):
         raise ValueError(
             f"expected a path, found {value!r}" if value else "expected a path, found an empty text"
@@ -109,18 +120,18 @@ Duration: TypeAlias = Annotated[float, BeforeValidator(parse_duration)]
 Rate: TypeAlias = Annotated[int, BeforeValidator(parse_rate)]
 Switch: TypeAlias = Annotated[bool, BeforeValidator(check_switch)]
 Address: TypeAlias = Annotated[str, AfterValidator(check_address)]
-FilePath: TypeAlias = Annotated[Path, BeforeValidator(_parse_folder)]
+FilePath: TypeAlias = Annotated[Path, BeforeValidator(_check_path)]
 
 
 class Settings(BaseModel):
-    """Base of every table of a configuration."""
+    """The base class of every table of a configuration."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TlsSettings(Settings):
     """PEM files of mutual TLS: our certificate and key, and the authority that signs
-    the others'.
+    our peers' certificates.
     """
 
     cert: FilePath
@@ -134,21 +145,23 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 def load(
     path: Path | None, model: type[SettingsT], overrides: Mapping[str, object] | None = None
 ) -> SettingsT:
-    """The settings of `path` with `overrides` laid over: dotted keys, where None is a
-    flag that was not given.
+    """The settings in the file `path`, changed by `overrides`.
+
+    The keys of `overrides` are dotted; a value of None stands for a flag that was not
+    given.
 
     Raises:
-        ConfigError: unreadable file, broken TOML, unknown key or wrong value; names the
-            file and each key.
+        ConfigError: the file is unreadable or not TOML, or has unknown keys or invalid
+            values; the message has the file and each key.
     """
     values = _read(path) if path else {}
     for key, value in (overrides or {}).items():
         if value is not None:
-            _lay(values, key.split("."), value, path)
+            _override(values, key.split("."), value, path)
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        problems = [_problem(detail, model) for detail in _own(error.errors())]
+        problems = [_describe(detail, model) for detail in _drop_consequences(error.errors())]
         origin = f"{path}: " if path else ""
         raise ConfigError(
             origin + "; ".join(problems), path=str(path or ""), problems=tuple(problems)
@@ -163,7 +176,7 @@ def _read(path: Path) -> dict[str, object]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", path=str(path)) from error
     if len(raw) > CONFIG_BYTES_MAX:
         raise ConfigError(
-            f"{path}: larger than {CONFIG_BYTES_MAX} bytes, so not a configuration", path=str(path)
+            f"{path}: not a configuration: larger than {CONFIG_BYTES_MAX} bytes", path=str(path)
         )
     try:
         return tomllib.loads(raw.decode())
@@ -172,7 +185,7 @@ def _read(path: Path) -> dict[str, object]:
         raise ConfigError(f"{path}: not TOML: {error}", path=str(path)) from error
 
 
-def _lay(values: dict[str, object], keys: list[str], value: object, path: Path | None) -> None:
+def _override(values: dict[str, object], keys: list[str], value: object, path: Path | None) -> None:
     for depth, key in enumerate(keys[:-1], start=1):
         table = values.setdefault(key, {})
         if not isinstance(table, dict):
@@ -184,24 +197,24 @@ def _lay(values: dict[str, object], keys: list[str], value: object, path: Path |
     values[keys[-1]] = value
 
 
-def _own(details: list[ErrorDetails]) -> list[ErrorDetails]:
-    """The problems without those that only follow from others: a list is too short of
-    items that are right.
+def _drop_consequences(details: list[ErrorDetails]) -> list[ErrorDetails]:
+    """The problems without those that follow from others: a list is "too short" if its
+    items are invalid.
     """
-    places = [detail["loc"] for detail in details]
+    locations = [detail["loc"] for detail in details]
     return [
         detail
         for detail in details
         if detail["type"] != "too_short"
         or not any(
-            len(place) > len(detail["loc"]) and place[: len(detail["loc"])] == detail["loc"]
-            for place in places
+            len(loc) > len(detail["loc"]) and loc[: len(detail["loc"])] == detail["loc"]
+            for loc in locations
         )
     ]
 
 
-def _problem(detail: ErrorDetails, model: type[Settings]) -> str:
-    """One sentence that names the key as it stands in the file."""
+def _describe(detail: ErrorDetails, model: type[Settings]) -> str:
+    """One sentence about a problem, with the key as written in the file."""
     name = ""
     for part in detail["loc"]:
         name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
@@ -217,28 +230,28 @@ def _problem(detail: ErrorDetails, model: type[Settings]) -> str:
 
 
 def _known_keys(model: type[Settings], loc: tuple[int | str, ...]) -> list[str]:
-    """The keys of the table at `loc`; none where a table is not one of ours."""
+    """The keys of the table at `loc`; none if its model is not a Settings."""
     for part in loc:
         if isinstance(part, int):
             continue
         field = model.model_fields.get(part)
-        inner = _settings_in(field.annotation) if field else None
+        inner = _nested_model(field.annotation) if field else None
         if inner is None:
             return []
         model = inner
     return list(model.model_fields)
 
 
-def _settings_in(annotation: object) -> type[Settings] | None:
+def _nested_model(annotation: object) -> type[Settings] | None:
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return annotation
-    inner = (_settings_in(argument) for argument in getattr(annotation, "__args__", ()))
+    inner = (_nested_model(argument) for argument in getattr(annotation, "__args__", ()))
     return next((found for found in inner if found), None)
 
 
-def _quantity(value: object, units: Mapping[str, float], expected: str) -> float:
+def _parse_quantity(value: object, units: Mapping[str, float], expected: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        # Not a number is neither.
+        # False for NaN too.
         if not 0 <= value < _QUANTITY_END:
             raise ValueError(f"expected {expected}, found {value!r}")
         return value

@@ -1,9 +1,9 @@
-"""Files: the one way in which the product reads and changes its files.
+"""File access: all reads and durable changes of files go through `Disk`.
 
-A `Disk` is made once and passed down. Every change that must survive a crash goes
-through `Disk.durable`, which tests override to stop, tear or fail a run at each change.
-A file is opened only if it is a regular file and not a symbolic link: a link would lead
-a reader out of its directory, and a pipe would block it for ever.
+A `Disk` is created once and passed down. Every change that must survive a crash goes
+through `Disk.durable`; tests override it to stop, tear or fail a run at each change.
+Only regular files are opened, never symbolic links: a link could lead out of its
+directory, and a pipe would block the reader for ever.
 """
 
 import contextlib
@@ -17,16 +17,15 @@ from pathlib import Path
 from merkle.checksum import Buffer
 from runtime.errors import DiskError
 
-# O_NONBLOCK: opening a pipe returns at once, so that the check of the file's kind can
-# refuse it.
+# O_NONBLOCK: opening a pipe returns at once, so that it can be checked and refused.
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _READ_BYTES = 1 << 20
-# The largest file that `Disk.read` reads: a damaged inode can claim any length.
+# The largest file that `Disk.read` reads: a damaged inode can report any length.
 WHOLE_BYTES_MAX = 256 << 20
 
 
 class Operation(Enum):
-    """The durable operations, as tests count them and errors name them."""
+    """The durable operations; tests count them, and errors have their names."""
 
     WRITE = "write"
     SYNC = "sync"
@@ -34,18 +33,18 @@ class Operation(Enum):
     REMOVE = "remove"
     SYNC_FOLDER = "sync_folder"
     MAKE_FOLDER = "make_folder"
-    # One write batch of a database, which has files of its own.
+    # One write batch of a database.
     BATCH = "batch"
 
 
 class Disk:
     """Reads files and changes them durably.
 
-    Errors of the system become DiskError. Its facts are `operation`, `path` and `errno`
-    (by name), and where they apply `missing` (no such file) and `suspect` (a sync
-    failed). After a failed sync nobody knows what the disk holds, so that callers stop
-    writing there. The sync is never repeated: a second one may succeed without the
-    bytes.
+    Every method raises DiskError if a system call fails. Its facts are `operation`,
+    `path`, `errno` (by name), and where they apply `missing` (no such file) and
+    `suspect` (a sync failed). After a failed sync the content of the disk is unknown,
+    so callers stop writing there. A failed sync is not retried: a second one may
+    succeed although the bytes were lost.
     """
 
     def durable(
@@ -55,8 +54,9 @@ class Disk:
         act: Callable[[], None],
         torn: Callable[[], None] | None = None,
     ) -> None:
-        """Carry out one durable operation. A test may call `torn` instead of `act`: it
-        does the part that a crash may leave behind.
+        """Carry out one durable operation by calling `act`.
+
+        A test may call `torn` instead: it does the part that a crash may leave behind.
         """
         del operation, path, torn
         act()
@@ -65,9 +65,9 @@ class Disk:
         """The bytes of the whole file.
 
         Raises:
-            DiskError: with EFBIG where the file is larger than WHOLE_BYTES_MAX.
+            DiskError: with EFBIG if the file is larger than WHOLE_BYTES_MAX.
         """
-        with _translated("read", path), _opened(path, os.O_RDONLY) as fd:
+        with _translate_errors("read", path), _open_regular(path, os.O_RDONLY) as fd:
             if os.fstat(fd).st_size > WHOLE_BYTES_MAX:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
             parts = []
@@ -76,8 +76,8 @@ class Disk:
             return b"".join(parts)
 
     def read_at(self, path: Path, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset`, fewer only at the end of the file."""
-        with _translated("read", path), _opened(path, os.O_RDONLY) as fd:
+        """`length` bytes from `offset`; fewer only if the file ends there."""
+        with _translate_errors("read", path), _open_regular(path, os.O_RDONLY) as fd:
             parts, position, end = [], offset, offset + length
             while position < end and (part := os.pread(fd, end - position, position)):
                 parts.append(part)
@@ -86,16 +86,16 @@ class Disk:
 
     @contextlib.contextmanager
     def reader(self, path: Path) -> Iterator["Reader"]:
-        """The file, open for reading in pieces."""
+        """The file, opened for reading in pieces."""
         with contextlib.ExitStack() as stack:
-            with _translated("open", path):
-                fd = stack.enter_context(_opened(path, os.O_RDONLY))
+            with _translate_errors("open", path):
+                fd = stack.enter_context(_open_regular(path, os.O_RDONLY))
             yield Reader(path, fd)
 
     def length(self, path: Path) -> int | None:
-        """Length of a regular file in bytes; None if the file does not exist."""
+        """The length of a regular file in bytes; None if it does not exist."""
         try:
-            with _translated("stat", path), _opened(path, os.O_RDONLY) as fd:
+            with _translate_errors("stat", path), _open_regular(path, os.O_RDONLY) as fd:
                 return os.fstat(fd).st_size
         except DiskError as error:
             if error.facts.get("missing"):
@@ -103,11 +103,11 @@ class Disk:
             raise
 
     def modified_ns(self, path: Path) -> int | None:
-        """When a file was last written, in ns since the epoch; None if the file does
-        not exist.
+        """The modification time of a file in ns since the epoch; None if it does not
+        exist.
         """
         try:
-            with _translated("stat", path):
+            with _translate_errors("stat", path):
                 return os.lstat(path).st_mtime_ns
         except DiskError as error:
             if error.facts.get("missing"):
@@ -118,40 +118,42 @@ class Disk:
         """Whether the directory exists.
 
         Raises:
-            DiskError: the device failed, which does not mean that it is not there.
+            DiskError: the device failed; the directory may exist.
         """
-        with _translated("stat", path):
+        with _translate_errors("stat", path):
             return path.is_dir()
 
     def names(self, folder: Path) -> list[str]:
         """The names of a directory's entries, sorted."""
-        with _translated("list", folder):
+        with _translate_errors("list", folder):
             return sorted(os.listdir(folder))
 
     def write_at(self, path: Path, offset: int, data: Buffer) -> None:
-        """Write in place; a missing file is created. Not durable before `sync`."""
+        """Write in place; a missing file is created. Not durable until `sync`."""
         self._write(path, offset, data, os.O_CREAT)
 
     def sync(self, path: Path) -> None:
         """Make a file's bytes durable.
 
         Raises:
-            DiskError: with the fact `suspect`; the bytes may or may not be on disk.
+            DiskError: with the fact `suspect` if the sync itself failed: the bytes may
+                or may not be on disk.
         """
 
         def act() -> None:
-            with _translated(Operation.SYNC.value, path), _opened(path, os.O_RDONLY) as fd:
+            with (
+                _translate_errors(Operation.SYNC.value, path),
+                _open_regular(path, os.O_RDONLY) as fd,
+            ):
                 _sync(fd, Operation.SYNC, path)
 
         self.durable(Operation.SYNC, path, act)
 
     def sync_folder(self, folder: Path) -> None:
-        """Make a directory's entries durable: files created in it, renamed or
-        removed.
-        """
+        """Make a directory's entries durable: created, renamed and removed files."""
 
         def act() -> None:
-            with _translated(Operation.SYNC_FOLDER.value, folder):
+            with _translate_errors(Operation.SYNC_FOLDER.value, folder):
                 fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
                     _sync(fd, Operation.SYNC_FOLDER, folder)
@@ -161,26 +163,23 @@ class Disk:
         self.durable(Operation.SYNC_FOLDER, folder, act)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Put `source` in the place of `target`, atomically; not durable before
-        `sync_folder`.
-        """
+        """Rename `source` to `target` atomically; not durable until `sync_folder`."""
 
         def act() -> None:
-            with _translated(Operation.RENAME.value, source):
+            with _translate_errors(Operation.RENAME.value, source):
                 os.rename(source, target)
 
         self.durable(Operation.RENAME, target, act)
 
     def replace(self, path: Path, data: Buffer) -> None:
-        """Replace a file's content: after a crash the file has the old content or the
-        new, never anything else.
+        """Replace a file's content durably: a crash leaves the old content or the new.
 
-        Rename, not write in place: a reader holds no lock and must never see half a
-        file. On failure the old file is untouched and no temporary file stays.
+        Rename, not write in place: readers hold no lock and must never see half a
+        file. On failure the old file is intact and the temporary file is removed.
         """
         temporary = path.with_name(path.name + ".tmp")
         try:
-            # A crash may have left a longer temporary file behind.
+            # A crash may have left a longer temporary file.
             self._write(temporary, 0, data, os.O_CREAT | os.O_TRUNC)
             self.sync(temporary)
             self.rename(temporary, path)
@@ -191,18 +190,21 @@ class Disk:
         self.sync_folder(path.parent)
 
     def remove(self, path: Path) -> None:
-        """Remove a file. A missing file is not an error, since removals are repeated
-        after a crash.
+        """Remove a file. A missing file is not an error: removals are repeated after a
+        crash.
         """
 
         def act() -> None:
-            with _translated(Operation.REMOVE.value, path), contextlib.suppress(FileNotFoundError):
+            with (
+                _translate_errors(Operation.REMOVE.value, path),
+                contextlib.suppress(FileNotFoundError),
+            ):
                 os.unlink(path)
 
         self.durable(Operation.REMOVE, path, act)
 
     def remove_folder(self, folder: Path) -> None:
-        """Remove a directory, if it exists, with all that is in it."""
+        """Remove a directory and its content, if it exists."""
         if not os.path.lexists(folder):
             return
         for name in self.names(folder):
@@ -213,13 +215,13 @@ class Disk:
                 self.remove(entry)
 
         def act() -> None:
-            with _translated(Operation.REMOVE.value, folder):
+            with _translate_errors(Operation.REMOVE.value, folder):
                 os.rmdir(folder)
 
         self.durable(Operation.REMOVE, folder, act)
 
     def make_folder(self, folder: Path) -> None:
-        """Make a directory and its parents, durably; an existing one is not an
+        """Create a directory and its parents durably; an existing one is not an
         error.
         """
         if self.is_folder(folder):
@@ -228,7 +230,7 @@ class Disk:
 
         def act() -> None:
             with (
-                _translated(Operation.MAKE_FOLDER.value, folder),
+                _translate_errors(Operation.MAKE_FOLDER.value, folder),
                 contextlib.suppress(FileExistsError),
             ):
                 os.mkdir(folder)
@@ -238,7 +240,10 @@ class Disk:
 
     def _write(self, path: Path, offset: int, data: Buffer, flags: int) -> None:
         def write(part: memoryview) -> None:
-            with _translated(Operation.WRITE.value, path), _opened(path, os.O_WRONLY | flags) as fd:
+            with (
+                _translate_errors(Operation.WRITE.value, path),
+                _open_regular(path, os.O_WRONLY | flags) as fd,
+            ):
                 done = 0
                 while done < len(part):
                     done += os.pwrite(fd, part[done:], offset + done)
@@ -250,15 +255,15 @@ class Disk:
 
 
 class Reader:
-    """A file open for reading, into buffers that the caller keeps."""
+    """A file opened for reading into the caller's buffers."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self._path = path
         self._fd = fd
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
-        """Fill the buffer with the bytes from `offset` and return their count, which is
-        less than the buffer's length only where the file ends.
+        """Fill the buffer with the bytes from `offset`; returns their count, which is
+        smaller than the buffer only at the end of the file.
         """
         done = 0
         try:
@@ -279,7 +284,7 @@ def _sync(fd: int, operation: Operation, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
+def _open_regular(path: Path, flags: int) -> Iterator[int]:
     fd = os.open(path, flags | _FLAGS, 0o644)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -290,7 +295,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _translated(operation: str, path: Path) -> Iterator[None]:
+def _translate_errors(operation: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -298,7 +303,7 @@ def _translated(operation: str, path: Path) -> Iterator[None]:
 
 
 def disk_error(operation: str, path: Path, error: OSError, *, suspect: bool = False) -> DiskError:
-    """The error for a failed system call, also for callers that use the system directly
+    """The DiskError for a failed system call; also used by callers that make their own
     (preadv, flock).
     """
     facts: dict[str, object] = {
@@ -311,7 +316,7 @@ def disk_error(operation: str, path: Path, error: OSError, *, suspect: bool = Fa
         facts["missing"] = True
     if suspect:
         facts["suspect"] = True
-        hint = "What is on the disk is unknown. Check the device before anything is written there."
+        hint = "The content of the disk is unknown. Check the device before writing to it again."
     return DiskError(
         f"cannot {operation.replace('_', ' ')} {path}: {error.strerror or error}",
         hint=hint,

@@ -1,32 +1,30 @@
-"""What any process may meet: its arguments and settings, disks, other processes."""
+"""Errors of any process: arguments, settings, disks, databases, other processes."""
 
 from merkle.errors import ReconcileError
 
 
 class UsageError(ReconcileError):
-    """The arguments of a command or call cannot be understood."""
+    """The arguments of a command or call are invalid."""
 
     code = "usage"
     exit_status = 2
 
 
 class ConfigError(ReconcileError):
-    """A configuration file is unreadable, or holds an unknown key or an impossible
-    value.
-    """
+    """A configuration file is unreadable, or has an unknown key or an invalid value."""
 
     code = "config_invalid"
     exit_status = 2
 
 
 class DatabaseError(ReconcileError):
-    """A RocksDB cannot be opened, read or written."""
+    """A RocksDB database cannot be opened, read or written."""
 
     code = "database_failed"
 
 
 class DiskError(ReconcileError):
-    """A file operation failed; after a failed fsync the volume is suspect."""
+    """A file operation failed. After a failed fsync the volume is suspect."""
 
     code = "disk_failed"
 
@@ -40,35 +38,35 @@ class PeerUnavailableError(ReconcileError):
 
 
 class PeerRefusedError(ReconcileError):
-    """A peer answered with an error of its own; `facts['result']` is its name."""
+    """A peer answered with an error; `facts['result']` is the name of that error."""
 
     code = "peer_refused"
 
 
 class RemoteProtocolError(ReconcileError):
-    """A peer spoke nonsense: wrong container, wrong size, bytes that fail their
-    checksum.
+    """A peer sent an invalid message: wrong container, wrong size, or bytes that fail
+    their checksum.
     """
 
     code = "remote_protocol"
 
 
 class BusyError(ReconcileError):
-    """The same work is already queued or running, or a bounded queue is full."""
+    """The same work is already queued or running, or a queue is full."""
 
     code = "busy"
     exit_status = 8
 
 
 class ProcessFailedError(ReconcileError):
-    """A process that was started for a purpose ended or did not start; the end of its
-    log is in the message.
+    """A child process did not start, or ended early; the message has the end of its
+    log.
     """
 
     code = "process_failed"
 
 
 class OperationInterruptedError(ReconcileError):
-    """The work was cancelled, or what it works on is being deleted."""
+    """The work was cancelled, or its container or volume is being closed or deleted."""
 
     code = "interrupted"

@@ -1,10 +1,10 @@
-"""What every command of ours returns to its caller."""
+"""Exit statuses of all commands."""
 
 from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit statuses. Found damage is told apart from a command that failed."""
+    """The exit status of a command. Findings and failures have different statuses."""
 
     CLEAN = 0
     FAILED = 1

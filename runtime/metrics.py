@@ -1,8 +1,8 @@
-"""Counters and gauges of a process, and the page where Prometheus reads them.
+"""Counters and gauges of a process, and the page that Prometheus reads.
 
-Each package lists its metrics in a table and passes it to `Metrics`. A name that is not
-in the table cannot be counted: dashboards and alerts are made from the table. Each
-`Metrics` has a registry of its own, so that nothing outlives the part that counted it.
+Each package lists its metrics in a table and passes it to `Metrics`; other names raise
+KeyError, since dashboards and alerts rely on the table. Each `Metrics` has its own
+registry, so that no value outlives its component.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from runtime.errors import ConfigError
 
 
 class Kind(Enum):
-    """Whether a metric only grows or is set."""
+    """A counter only grows; a gauge is set."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -23,7 +23,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row: counters end in `_total`, units are spelled, label sets are small."""
+    """One metric. Counters end in `_total`, units are spelled, label sets are small."""
 
     name: str
     kind: Kind
@@ -38,7 +38,7 @@ class Metrics:
     """The metrics of one process. Thread-safe."""
 
     def __init__(self, table: Iterable[Metric]) -> None:
-        """`table` lists all that can be counted and set here."""
+        """`table` lists all metrics that can be counted or set."""
         self.registry = CollectorRegistry()
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
@@ -63,7 +63,7 @@ class Metrics:
         (gauge.labels(**labels) if labels else gauge).set(value)
 
     def value(self, name: str, **labels: str) -> float:
-        """The value at this moment; 0 where nothing was counted yet."""
+        """The current value; 0 if nothing was counted yet."""
         return self.registry.get_sample_value(name, labels) or 0.0
 
     def page(self) -> bytes:
@@ -72,10 +72,10 @@ class Metrics:
 
 
 class MetricsServer:
-    """Serves the page over HTTP until closed."""
+    """Serves the page over HTTP until closed; `port` is the bound port."""
 
     def __init__(self, metrics: Metrics, host: str, port: int) -> None:
-        """Start to serve; port 0 takes a free one.
+        """Start to serve; port 0 means any free port.
 
         Raises:
             ConfigError: the address cannot be bound.

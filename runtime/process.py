@@ -1,4 +1,4 @@
-"""A long-running process: its common options, how it ends, where it says it listens."""
+"""A long-running process: its common options, its signals, its address file."""
 
 import json
 import os
@@ -19,39 +19,39 @@ CommandT = TypeVar("CommandT", bound=Callable[..., object])
 
 
 def config_option(command: CommandT) -> CommandT:
-    """Add --config, which arrives as `config_path`."""
+    """Add the option --config, passed to the command as `config_path`."""
     return click.option(
         "--config",
         "config_path",
         type=click.Path(path_type=Path),
-        help="Settings, a TOML file; flags win.",
+        help="TOML file with settings; flags override it.",
     )(command)
 
 
 def process_options(command: CommandT) -> CommandT:
-    """Add --port-file, --check-config, --log-format and --log-level."""
+    """Add the options --port-file, --check-config, --log-format and --log-level."""
     options = (
         click.option(
             "--port-file",
             type=click.Path(path_type=Path),
-            help="Write the address into this file once it listens.",
+            help="Write the address to this file once the process listens.",
         ),
         click.option(
-            "--check-config", is_flag=True, help="Print the settings in effect as JSON, and end."
+            "--check-config", is_flag=True, help="Print the settings in effect as JSON and exit."
         ),
         click.option(
             "--log-format",
             type=click.Choice([f.value for f in LogFormat]),
             default=LogFormat.CONSOLE.value,
             show_default=True,
-            help="How log lines on stderr look.",
+            help="Format of the log on stderr.",
         ),
         click.option(
             "--log-level",
             type=click.Choice([level.value for level in LogLevel]),
             default=LogLevel.INFO.value,
             show_default=True,
-            help="The least that is logged.",
+            help="Least severe level that is logged.",
         ),
     )
     for option in reversed(options):
@@ -77,12 +77,12 @@ def stop_on_signals() -> threading.Event:
 
 
 def announce(path: Path, address: str) -> None:
-    """Write the address that a process listens on into a file.
+    """Write the address that this process listens on to a file.
 
-    The file appears whole or not at all: another process waits for it.
+    The file appears complete or not at all, since another process waits for it.
 
     Raises:
-        DiskError: it cannot be written.
+        DiskError: the file cannot be written.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:

@@ -1,9 +1,8 @@
-"""Do it again when the error says that this may help: `error.retryable` decides,
-nothing else does.
+"""Retry a call whose error is retryable; `error.retryable` alone decides.
 
-Bounded in attempts; waits grow exponentially with jitter, lest all agents knock at once
-on a controller that comes back. The sleep is passed in, so that a stopping process
-interrupts the wait and a test waits for nothing.
+Attempts are bounded. Waits grow exponentially, with jitter: otherwise all agents would
+call a restarted controller at the same time. The caller passes the sleep function, so
+that a stopping process can interrupt the wait and a test need not wait.
 """
 
 from collections.abc import Callable
@@ -27,7 +26,11 @@ Sleep = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How often and how far apart; `jitter_s` is added at random, up to that much."""
+    """How many attempts, and how long to wait between them.
+
+    Waits double from `first_s` to at most `most_s`; a random time of up to `jitter_s`
+    is added to each.
+    """
 
     attempts_max: int = 4
     first_s: float = 0.2
@@ -44,18 +47,20 @@ def _is_retryable(error: BaseException) -> bool:
     return isinstance(error, ReconcileError) and error.retryable
 
 
-def retrying(
+def call_with_retry(
     call: Callable[[], T],
     *,
     sleep: Sleep,
     backoff: Backoff,
     on_retry: Callable[[BaseException, int], None] | None = None,
 ) -> T:
-    """What `call` returns, after as many attempts as allowed; the last error as it was
-    raised.
+    """The result of `call`, after up to `backoff.attempts_max` attempts.
 
-    `on_retry` hears of each error that is about to be waited out, with the number of
-    the attempt, from 1.
+    `on_retry` is called before each wait, with the error and the number of the attempt,
+    from 1.
+
+    Raises:
+        The last error of `call`, unchanged.
     """
 
     def before_sleep(state: RetryCallState) -> None:

@@ -1,12 +1,12 @@
-"""gRPC servers and channels as every process here uses them, and errors that keep their
-names across the wire.
+"""gRPC servers and channels of all processes, and the transport of errors by name.
 
-Everything is bounded: threads, calls, message and metadata sizes, idle and old
-connections. A port off loopback wants mutual TLS or an explicit `insecure`. A
-`ReconcileError` raised by a service becomes a status code with the error's stable code
-in the trailing metadata, from which the caller rebuilds it; what a stranger sends
-without one becomes one of three: it did not answer, it refused, it spoke nonsense.
-Bytes that are no message of the method are refused by name and never reach the service.
+Threads, calls, message sizes, metadata sizes and the age of connections are bounded. A
+port off loopback requires mutual TLS or an explicit `insecure`.
+
+A `ReconcileError` raised by a service becomes a gRPC status, with the error's stable
+code in the trailing metadata; the client rebuilds the error from it. A status without
+such a code becomes one of three errors: unavailable, refused, or protocol error. Bytes
+that do not parse as the method's request are refused before they reach the service.
 """
 
 import ipaddress
@@ -25,11 +25,11 @@ from merkle.errors import ReconcileError
 from merkle.limits import MESSAGE_BYTES_MAX
 from runtime.errors import ConfigError, PeerRefusedError, RemoteProtocolError, UsageError
 
-# Names, a trace and our own trailers fit many times over; grpc's default is the same,
-# but only a default.
+# Many times what names, a trace and our trailers need. It equals grpc's default, which
+# may change.
 _METADATA_BYTES_MAX = 8 << 10
-# Of an error's message and of its hint: both travel as metadata, where a character can
-# take 12 bytes and 4.
+# Characters of an error's message, and of its hint. Both travel as metadata, where a
+# character takes up to 12 bytes in the message and 4 in the hint.
 ERROR_TEXT_MAX = 400
 _KEEPALIVE_MS = 5 * 60_000
 _SIZES: tuple[tuple[str, int], ...] = (
@@ -37,36 +37,35 @@ _SIZES: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
     ("grpc.absolute_max_metadata_size", _METADATA_BYTES_MAX),
-    # Identity alone: data do not compress, and what is never inflated cannot be a bomb.
+    # Identity only: data do not compress, and decompression bombs are ruled out.
     ("grpc.compression_enabled_algorithms_bitset", 1),
-    # Ozone's own interval. A server drops clients that ping more often than it allows,
+    # Ozone's own interval. A server drops clients that ping more often than it allows:
     # by default every 5 minutes.
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", 30_000),
 )
 _SERVER_OPTIONS = (
     *_SIZES,
-    # Two processes on one port would share its calls at random; the second must fail to
-    # start.
+    # Two processes on one port would share its calls at random: the second must fail
+    # to start.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 30_000),
     ("grpc.max_connection_idle_ms", 15 * 60_000),
-    # An old connection is asked to go, so that renewed certificates come into use;
-    # calls may end in peace.
+    # Old connections are closed, so that renewed certificates take effect; running
+    # calls get the grace time.
     ("grpc.max_connection_age_ms", 3_600_000),
     ("grpc.max_connection_age_grace_ms", 3_600_000),
 )
 _CHANNEL_OPTIONS = (
     *_SIZES,
-    # Who may retry is decided by `ReconcileError.retryable`, in one place.
+    # `ReconcileError.retryable` decides about retries, in one place.
     ("grpc.enable_retries", 0),
-    # The default waits up to two minutes for a server that has long been back.
+    # By default grpc waits up to two minutes, however early the server is back.
     ("grpc.initial_reconnect_backoff_ms", 200),
-    # Despite its name: how long one attempt to connect may take.
+    # Despite its name, the time that one attempt to connect may take.
     ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 5_000),
-    # Peers are reached where they say they are; a proxy of the environment is none of
-    # our settings.
+    # Peers are called directly: a proxy from the environment is not in our settings.
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -85,16 +84,20 @@ _STATUS: Mapping[str, grpc.StatusCode] = {
     "controller_unavailable": grpc.StatusCode.UNAVAILABLE,
     "interrupted": grpc.StatusCode.CANCELLED,
 }
-_GONE = {
+_UNAVAILABLE_STATUSES = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.ABORTED,
 }
-_NONSENSE = {grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.OUT_OF_RANGE}
+_PROTOCOL_STATUSES = {
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.DATA_LOSS,
+    grpc.StatusCode.OUT_OF_RANGE,
+}
 
 Register = Callable[[grpc.Server], None]
-# Generic in the stubs alone.
+# Text, since these classes are generic in the type stubs only.
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 UnaryCall: TypeAlias = "grpc.UnaryUnaryMultiCallable[Any, Any]"
 UnaryStreamCall: TypeAlias = "grpc.UnaryStreamMultiCallable[Any, Any]"
@@ -105,7 +108,7 @@ _MaybeHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 @dataclass(frozen=True, slots=True)
 class Tls:
     """PEM files of mutual TLS: our certificate and key, and the authority that must
-    have signed the other side's.
+    have signed the peer's certificate.
     """
 
     cert: Path
@@ -115,8 +118,10 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long a peer may take for one call; a read gets time for its bytes at the
-    slowest rate worth waiting for.
+    """How long a peer may take for one call.
+
+    A read gets `read_s` and the time of its bytes at `read_bytes_per_s`, the slowest
+    rate worth waiting for.
     """
 
     tree_s: float = 60.0
@@ -125,20 +130,20 @@ class Deadlines:
     read_bytes_per_s: float = 100 << 10
 
     def read(self, length_bytes: int) -> float:
-        """Seconds for a read of so many bytes."""
+        """The deadline in seconds of a read of `length_bytes`."""
         return self.read_s + length_bytes / self.read_bytes_per_s
 
 
 def check_exposure(
     addresses: Mapping[str, str | None], *, metrics: str | None, tls: object, insecure: bool
 ) -> None:
-    """Refuse settings that would speak in the clear beyond this machine.
+    """Refuse settings that would send plain text beyond this machine.
 
-    `addresses` are by the key of the setting; `metrics` is that of the page for
-    Prometheus, which has no TLS of its own.
+    `addresses` are by key of the setting; `metrics` is the address of the page for
+    Prometheus, which has no TLS.
 
     Raises:
-        ValueError: an address is not on loopback, without TLS or `insecure`.
+        ValueError: an address is off loopback, without TLS or `insecure`.
     """
     for key, address in addresses.items():
         if address and not is_loopback(address) and not (tls or insecure):
@@ -148,12 +153,12 @@ def check_exposure(
             )
     if metrics and not is_loopback(metrics) and not insecure:
         raise ValueError(
-            f"metrics: {metrics} is not on loopback and the page is in the clear: insecure = true"
+            f"metrics: {metrics} is not on loopback, and the page has no TLS: set insecure = true"
         )
 
 
 def is_loopback(address: str) -> bool:
-    """Whether `host:port` can be reached from this machine alone."""
+    """Whether `host:port` can be reached from this machine only."""
     host = address.rpartition(":")[0].strip("[]")
     if address.startswith("unix:") or host == "localhost":
         return True
@@ -164,7 +169,7 @@ def is_loopback(address: str) -> bool:
 
 
 class RpcServer:
-    """A server that listens; `port` is the one it got where 0 was asked for."""
+    """A running server; `port` is the bound port, also if port 0 was requested."""
 
     def __init__(
         self,
@@ -179,8 +184,8 @@ class RpcServer:
         self.address = f"{host}:{port}"
 
     def stop(self, grace_s: float = 1.0) -> None:
-        """Tell health checks, take no new calls, let running ones end within `grace_s`,
-        then cut them.
+        """Fail health checks, refuse new calls, and cancel running calls after
+        `grace_s`.
         """
         self._checks.enter_graceful_shutdown()
         self._server.stop(grace_s).wait()
@@ -198,11 +203,11 @@ def start_server(
 ) -> RpcServer:
     """Listen on `host:port` with these services and grpc's health service.
 
-    A call beyond `threads` waits, one beyond `calls_max` is refused at once.
+    Calls beyond `threads` wait; calls beyond `calls_max` are refused at once.
 
     Raises:
-        ConfigError: neither TLS nor `insecure` off loopback, unusable PEM files, or the
-            port cannot be had.
+        ConfigError: the address is off loopback without TLS or `insecure`, the PEM
+            files are unusable, or the port is taken.
     """
     assert 0 < threads <= calls_max
     _require_security(address, tls, insecure)
@@ -212,7 +217,7 @@ def start_server(
     pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
     options = (*_SERVER_OPTIONS, ("grpc.max_concurrent_streams", calls_max))
     server = grpc.server(
-        pool, interceptors=[_NamedErrors()], options=options, maximum_concurrent_rpcs=calls_max
+        pool, interceptors=[_ErrorInterceptor()], options=options, maximum_concurrent_rpcs=calls_max
     )
     checks = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -227,14 +232,14 @@ def start_server(
             port = server.add_insecure_port(address)
     except RuntimeError as error:
         pool.shutdown()
-        hint = "is the port taken, or a PEM file no certificate or key?"
+        hint = "Check that the port is free and that the PEM files hold a certificate and a key."
         raise ConfigError(f"cannot listen on {address}", hint=hint, address=address) from error
     server.start()
     return RpcServer(server, pool, checks, host, port)
 
 
 def refuse(context: grpc.ServicerContext, error: ReconcileError) -> NoReturn:
-    """End the call with this error, under its own name."""
+    """Abort the call with this error; its code travels in the trailing metadata."""
     trailers: list[tuple[str, str | bytes]] = [(_CODE, error.code)]
     if error.hint:
         trailers.append((_HINT, error.hint[:ERROR_TEXT_MAX].encode()))
@@ -245,7 +250,7 @@ def refuse(context: grpc.ServicerContext, error: ReconcileError) -> NoReturn:
 
 
 def printable(text: str) -> str:
-    """Foreign text made fit for a log or a terminal: bounded, and without control
+    """Text of a peer, safe for logs and terminals: bounded, without control
     characters.
     """
     return "".join(c if c.isprintable() else "?" for c in text[:ERROR_TEXT_MAX])
@@ -255,21 +260,19 @@ def _default_status(error: ReconcileError) -> grpc.StatusCode:
     return grpc.StatusCode.ABORTED if error.retryable else grpc.StatusCode.INTERNAL
 
 
-class _NamedErrors(grpc.ServerInterceptor):
-    """Parses requests where a failure can be named, and names the errors that services
-    raise.
-    """
+class _ErrorInterceptor(grpc.ServerInterceptor):
+    """Sends the errors of services, and of parsing requests, under their own codes."""
 
     def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], _MaybeHandler],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _MaybeHandler:
-        """The handler with requests parsed and errors named."""
+        """The handler, wrapped so that errors keep their codes."""
         handler = continuation(handler_call_details)
         if handler is None:
             return None
-        parse = handler.request_deserializer or _as_it_is
+        deserialize = handler.request_deserializer or _identity
         behaviour: Any = (
             handler.unary_unary
             or handler.unary_stream
@@ -277,34 +280,34 @@ class _NamedErrors(grpc.ServerInterceptor):
             or handler.stream_stream
         )
 
-        def arrived(raw: Any) -> Any:
+        def parse(raw: Any) -> Any:
             return (
-                (_parsed(parse, one) for one in raw)
+                (_parse_request(deserialize, one) for one in raw)
                 if handler.request_streaming
-                else _parsed(parse, raw)
+                else _parse_request(deserialize, raw)
             )
 
-        def one_answer(raw: Any, context: grpc.ServicerContext) -> Any:
+        def respond(raw: Any, context: grpc.ServicerContext) -> Any:
             try:
-                return behaviour(arrived(raw), context)
+                return behaviour(parse(raw), context)
             except ReconcileError as error:
                 refuse(context, error)
 
-        def many_answers(raw: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        def stream(raw: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             try:
-                yield from behaviour(arrived(raw), context)
+                yield from behaviour(parse(raw), context)
             except ReconcileError as error:
                 refuse(context, error)
 
-        make = _MAKERS[handler.request_streaming, handler.response_streaming]
+        make = _HANDLERS[handler.request_streaming, handler.response_streaming]
         return make(
-            many_answers if handler.response_streaming else one_answer,
+            stream if handler.response_streaming else respond,
             None,
             handler.response_serializer,
         )
 
 
-_MAKERS: Mapping[tuple[bool, bool], Callable[..., Handler]] = {
+_HANDLERS: Mapping[tuple[bool, bool], Callable[..., Handler]] = {
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
     (True, False): grpc.stream_unary_rpc_method_handler,
@@ -312,23 +315,23 @@ _MAKERS: Mapping[tuple[bool, bool], Callable[..., Handler]] = {
 }
 
 
-def _as_it_is(raw: bytes) -> bytes:
+def _identity(raw: bytes) -> bytes:
     return raw
 
 
-def _parsed(parse: Callable[[bytes], Any], raw: bytes) -> Any:
+def _parse_request(deserialize: Callable[[bytes], Any], raw: bytes) -> Any:
     try:
-        return parse(raw)
+        return deserialize(raw)
     except DecodeError as error:
-        raise UsageError("the request is no message of this method") from error
+        raise UsageError("the request is not a message of this method") from error
 
 
 def open_channel(address: str, *, tls: Tls | None = None, insecure: bool = False) -> grpc.Channel:
-    """A channel to `host:port`; it connects on first use, and again whenever the
-    connection is lost.
+    """A channel to `host:port`, which connects on first use and reconnects by itself.
 
     Raises:
-        ConfigError: neither TLS nor `insecure` off loopback, or unusable PEM files.
+        ConfigError: the address is off loopback without TLS or `insecure`, or the PEM
+            files are unusable.
     """
     _require_security(address, tls, insecure)
     if tls is None:
@@ -341,7 +344,7 @@ def open_channel(address: str, *, tls: Tls | None = None, insecure: bool = False
 
 @contextmanager
 def named_errors(target: str, unavailable: type[ReconcileError]) -> Iterator[None]:
-    """Turn gRPC's errors of the calls inside into ours: see `error_from`."""
+    """Translate the gRPC errors raised inside, as `error_from` does."""
     try:
         yield
     except grpc.RpcError as error:
@@ -351,31 +354,31 @@ def named_errors(target: str, unavailable: type[ReconcileError]) -> Iterator[Non
 def error_from(
     error: grpc.RpcError, *, target: str, unavailable: type[ReconcileError]
 ) -> ReconcileError:
-    """The error that the service named; else `unavailable`, PeerRefusedError or
-    RemoteProtocolError by the status.
+    """The error that the service sent; else `unavailable`, PeerRefusedError or
+    RemoteProtocolError, by status.
     """
     if sent := sent_error(error):
         return sent
     status, details = error.code(), printable(error.details() or "")
     text = f"{target}: {status.name}: {details}" if details else f"{target}: {status.name}"
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        # The one status with two authors: our side, about a message beyond the limit,
-        # or a server that is full.
-        beyond = "larger than max" in details
-        return (RemoteProtocolError if beyond else unavailable)(text, status=status.name)
-    if status in _GONE:
+        # Two causes share this status: our own limit on message sizes, and a server
+        # that is full.
+        is_too_large = "larger than max" in details
+        return (RemoteProtocolError if is_too_large else unavailable)(text, status=status.name)
+    if status in _UNAVAILABLE_STATUSES:
         return unavailable(text, status=status.name)
-    if status in _NONSENSE:
+    if status in _PROTOCOL_STATUSES:
         return RemoteProtocolError(text, status=status.name)
     return PeerRefusedError(text, result=status.name)
 
 
 def sent_error(error: grpc.RpcError) -> ReconcileError | None:
-    """The named error that a service of ours sent; None where the status comes from
+    """The error that one of our services sent; None if the status comes from
     elsewhere.
     """
-    # The stubs know the attributes only; it is a named tuple, and None where the call
-    # never reached a server.
+    # Entries are named tuples, though the stubs have their attributes only. The
+    # metadata is None if the call never reached a server.
     trailers = {entry.key: entry.value for entry in error.trailing_metadata() or ()}
     kind = ReconcileError.by_code().get(_text(trailers.get(_CODE)))
     if kind is None:
@@ -394,8 +397,8 @@ def _text(value: str | bytes | None) -> str:
 def _require_security(address: str, tls: Tls | None, insecure: bool) -> None:
     if tls is None and not insecure and not is_loopback(address):
         raise ConfigError(
-            f"{address} is not on loopback and would be open to anyone",
-            hint="set cert, key and ca, or insecure = true if the network is trusted",
+            f"{address} is not on loopback and has no TLS",
+            hint="Set cert, key and ca, or insecure = true if the network is trusted.",
             address=address,
         )
 
@@ -409,10 +412,10 @@ def _read_pem(tls: Tls) -> tuple[bytes, bytes, bytes]:
             raise ConfigError(
                 f"{path}: cannot be read: {error.strerror}", path=str(path)
             ) from error
-        # grpc takes anything here and fails at the first call, as if the peer were
-        # away.
+        # grpc accepts any bytes here, and the first call fails as if the peer were
+        # unreachable.
         if b"-----BEGIN " not in pem:
-            raise ConfigError(f"{path}: is no PEM file", path=str(path))
+            raise ConfigError(f"{path}: is not a PEM file", path=str(path))
         parts.append(pem)
     cert, key, ca = parts
     return cert, key, ca

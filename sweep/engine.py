@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from chunktable.errors import ChunkTableError
-from chunktable.places import place_of
+from chunktable.places import resolve_location
 from merkle.replica import TreeSource
 from runtime.disk import Disk
 from runtime.errors import UsageError
@@ -307,7 +307,7 @@ def _is_scattered(part: Part) -> bool:
     if part.manifest is not None:
         return False
     with suppress(OSError, ValueError, KeyError, pa.ArrowException):
-        filesystem, path = place_of(part.location)
+        filesystem, path = resolve_location(part.location)
         with (
             filesystem.open_input_file(path) as source,
             pq.ParquetFile(source, read_dictionary=["datanode"]) as file,

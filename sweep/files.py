@@ -20,14 +20,14 @@ import pyarrow.parquet as pq
 
 from chunktable.errors import ChunkTableError
 from chunktable.manifest import FileKind, TableFile, TableRefusal
-from chunktable.places import place_of
+from chunktable.places import resolve_location
 from chunktable.reader import (
     check_content_once,
     check_rows,
-    held_in,
+    find_live_replicas,
+    mark_superseded,
     read_inventory,
     read_manifest,
-    superseded,
 )
 from chunktable.schema import CHUNK_SCHEMA
 from sweep.fragments import Int64s
@@ -132,11 +132,11 @@ def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
         if not inventory.num_rows:
             # Not opened, and so not verified, which takes reading it whole.
             return
-        held = held_in(inventory, _name(part))
+        held = find_live_replicas(inventory, _name(part))
     with _opened(part) as reader:
         for batch in reader.batches(container_ids):
             if held is not None:
-                batch = batch.filter(pa.array(~superseded(batch, held)))
+                batch = batch.filter(pa.array(~mark_superseded(batch, held)))
             if batch.num_rows:
                 yield batch
 
@@ -365,7 +365,7 @@ def _rows_of_containers(column: pa.Array, count: int, container_ids: Int64s) -> 
 def _opened(part: Part) -> Iterator[_Reader]:
     file_, inventory = _recorded(part) if part.manifest is not None else (None, None)
     try:
-        filesystem, path = place_of(part.location)
+        filesystem, path = resolve_location(part.location)
         if file_ is not None:
             # Before any of it is parsed: of damage in a footer or in statistics pyarrow
             # may return fewer rows and say nothing, or end the process.
@@ -398,7 +398,7 @@ def _recorded(part: Part) -> tuple[TableFile, pa.Table]:
         ChunkTableError: manifest or inventory cannot be read.
     """
     assert part.manifest is not None
-    filesystem, path = place_of(part.manifest)
+    filesystem, path = resolve_location(part.manifest)
     manifest, name = read_manifest(filesystem, path), _name(part)
     file = next((file for file in manifest.of_kind(FileKind.CHUNKS) if file.name == name), None)
     if file is None:
@@ -408,7 +408,7 @@ def _recorded(part: Part) -> tuple[TableFile, pa.Table]:
 
 
 def _name(part: Part) -> str:
-    return place_of(part.location)[1].rpartition("/")[2]
+    return resolve_location(part.location)[1].rpartition("/")[2]
 
 
 def _groups(part: Part, metadata: pq.FileMetaData) -> Sequence[int]:

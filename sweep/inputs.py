@@ -26,7 +26,7 @@ from chunktable.manifest import (
     is_file_name,
     manifest_sequence,
 )
-from chunktable.places import named, place_of
+from chunktable.places import drop_undecodable_names, resolve_location
 from chunktable.reader import latest_manifest, read_faults, read_manifest
 from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
@@ -106,7 +106,7 @@ def table_parts(names: Iterable[str], part_rows: int = _PART_ROWS) -> Inputs:
 def is_unchanged(part: Part) -> bool:
     """Whether the file of a part is what it was when the part was made."""
     try:
-        filesystem, path = place_of(part.location)
+        filesystem, path = resolve_location(part.location)
         info = filesystem.get_file_info(path)
     except OSError:
         return False
@@ -142,7 +142,7 @@ def open_export(place: str) -> tuple[fs.FileSystem, str, Manifest]:
     Raises:
         ChunkTableError: it cannot be read.
     """
-    filesystem, path = place_of(place)
+    filesystem, path = resolve_location(place)
     return filesystem, path.rpartition("/")[0], read_manifest(filesystem, path)
 
 
@@ -197,7 +197,7 @@ def _found(name: str) -> tuple[list[_File], list[_Export], list[Skipped]]:
     read.
     """
     try:
-        filesystem, path = place_of(name)
+        filesystem, path = resolve_location(name)
         info = filesystem.get_file_info(path)
         if info.type is fs.FileType.NotFound or not name:
             return [], [], [Skipped(name, "there is no such file or folder")]
@@ -264,10 +264,10 @@ def _below(filesystem: fs.FileSystem, path: str) -> tuple[list[fs.FileInfo], Map
     with suppress(OSError):
         # In one question, which counts where files are far away.
         whole = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
-        found = named(whole)
+        found = drop_undecodable_names(whole)
         return found, _unnamed(path) if len(found) < len(whole) else {}
     found, unlisted, waiting = (
-        named(filesystem.get_file_info(fs.FileSelector(path))),
+        drop_undecodable_names(filesystem.get_file_info(fs.FileSelector(path))),
         _unnamed(path),
         list[str](),
     )
@@ -275,7 +275,7 @@ def _below(filesystem: fs.FileSystem, path: str) -> tuple[list[fs.FileInfo], Map
     while waiting:
         folder = waiting.pop()
         try:
-            here = named(filesystem.get_file_info(fs.FileSelector(folder)))
+            here = drop_undecodable_names(filesystem.get_file_info(fs.FileSelector(folder)))
         except OSError as error:
             unlisted[folder] = str(error)
             continue
@@ -294,7 +294,7 @@ def _unnamed(path: str) -> dict[str, str]:
             for place in (folder, os.path.join(folder, name)):
                 shown = place.decode(errors="backslashreplace")
                 if shown.encode() != place and not _is_hidden(shown[len(path) :]):
-                    found[shown] = "its name is no text in UTF-8"
+                    found[shown] = "its name is not UTF-8 text"
                     break
     return found
 

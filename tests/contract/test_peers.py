@@ -19,7 +19,7 @@ from merkle.errors import TreeRefusedError
 from merkle.record import ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
-from ozone.datanode import DatanodeClient, XceiverService, merged
+from ozone.datanode import DatanodeClient, XceiverService, merge_ranges
 from ozone.ports import ByteRange
 from protos.agent_pb2 import GetBlockRecordsRequest, GetContainerHashesRequest
 from protos.agent_pb2_grpc import AgentStub
@@ -407,11 +407,11 @@ def test_an_empty_tree_file_is_an_error_at_a_datanode_and_no_tree_at_an_agent(
 
 def test_ranges_that_touch_become_one() -> None:
     ranges = [ByteRange(0, 10), ByteRange(10, 10), ByteRange(30, 5)]
-    assert merged(ranges, 100) == [ByteRange(0, 20), ByteRange(30, 5)]
+    assert merge_ranges(ranges, 100) == [ByteRange(0, 20), ByteRange(30, 5)]
 
 
 def test_a_long_range_is_cut() -> None:
-    assert merged([ByteRange(5, 20), ByteRange(25, 1)], 10) == [
+    assert merge_ranges([ByteRange(5, 20), ByteRange(25, 1)], 10) == [
         ByteRange(5, 10),
         ByteRange(15, 10),
         ByteRange(25, 1),

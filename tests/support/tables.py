@@ -10,7 +10,7 @@ import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
 from chunktable.manifest import FileKind, Manifest
-from chunktable.reader import held_in, read_inventory, superseded
+from chunktable.reader import find_live_replicas, mark_superseded, read_inventory
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from merkle.replica import ReplicaState, TreeSource
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
@@ -87,12 +87,12 @@ def current_rows(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest) 
     inventory = read_inventory(filesystem, folder, manifest)
     batches = [CHUNK_SCHEMA.empty_table()]
     for file in manifest.of_kind(FileKind.CHUNKS):
-        held = held_in(inventory, file.name)
+        held = find_live_replicas(inventory, file.name)
         table = pq.read_table(f"{folder}/{file.name}", filesystem=filesystem)
         assert table.schema.equals(CHUNK_SCHEMA)
         for batch in table.to_batches():
             batches.append(
-                pa.Table.from_batches([batch.filter(pa.array(~superseded(batch, held)))])
+                pa.Table.from_batches([batch.filter(pa.array(~mark_superseded(batch, held)))])
             )
     order = [(name, "ascending") for name in ("volume", "container_id", "block_id", "chunk_offset")]
     return pa.concat_tables(batches).sort_by(order)

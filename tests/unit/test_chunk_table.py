@@ -29,14 +29,14 @@ from chunktable.manifest import (
     manifest_sequence,
     parse_manifest,
 )
-from chunktable.places import LocalDestination, place_of
+from chunktable.places import LocalDestination, resolve_location
 from chunktable.reader import (
     check_content,
     check_content_once,
-    held_in,
+    find_live_replicas,
     latest_manifest,
+    mark_superseded,
     read_inventory,
-    superseded,
     tables_in,
 )
 from chunktable.schema import CHUNK_SCHEMA, replica_stretches
@@ -324,7 +324,7 @@ def test_rows_that_moved_to_a_later_file_are_superseded(folder: Path) -> None:
     (old,) = first.of_kind(FileKind.CHUNKS)
     table = pa.parquet.read_table(folder / old.name)
     (batch,) = table.to_batches()
-    gone = superseded(batch, held_in(inventory, old.name))
+    gone = mark_superseded(batch, find_live_replicas(inventory, old.name))
     assert set(np.array(table["container_id"])[gone]) == {2}
     assert set(np.array(table["container_id"])[~gone]) == {1}
 
@@ -353,9 +353,9 @@ def test_stretches_end_where_the_volume_changes_too() -> None:
 
 
 def test_places_are_folders_and_uris(tmp_path: Path) -> None:
-    filesystem, path = place_of(str(tmp_path / "x"))
+    filesystem, path = resolve_location(str(tmp_path / "x"))
     assert (isinstance(filesystem, pa_fs.LocalFileSystem), path) == (True, str(tmp_path / "x"))
-    filesystem, path = place_of(
+    filesystem, path = resolve_location(
         "s3://bucket/some/prefix/?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1"
     )
     assert (filesystem.type_name, path) == ("s3", "bucket/some/prefix")
@@ -364,5 +364,5 @@ def test_places_are_folders_and_uris(tmp_path: Path) -> None:
         ("gopher://x/y", "not an address"),
     ):
         with pytest.raises(UsageError, match=named) as refused:
-            place_of(location)
+            resolve_location(location)
         assert "secret" not in refused.value.message

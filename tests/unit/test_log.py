@@ -16,7 +16,7 @@ from repair.audit import AuditLog
 from runtime.errors import ConfigError, DiskError, PeerRefusedError, PeerUnavailableError
 from runtime.log import PROCESS_EVENTS, LogFormat, LogLevel, configure, error_fields, get_logger
 from runtime.metrics import Kind, Metrics, MetricsServer
-from runtime.retry import Backoff, retrying
+from runtime.retry import Backoff, call_with_retry
 from scm.events import CONTROLLER_EVENTS
 from scm.metrics import CONTROLLER_METRICS
 
@@ -200,7 +200,7 @@ def test_only_an_error_that_says_so_is_tried_again_and_not_for_ever() -> None:
 
     backoff = Backoff(attempts_max=4, first_s=1, most_s=3, jitter_s=0)
     with pytest.raises(PeerUnavailableError):
-        retrying(
+        call_with_retry(
             unavailable, sleep=waits.append, backoff=backoff, on_retry=lambda _, n: heard.append(n)
         )
     assert (len(calls), waits, heard) == (4, [1, 2, 3], [1, 2, 3])
@@ -210,7 +210,7 @@ def test_only_an_error_that_says_so_is_tried_again_and_not_for_ever() -> None:
         raise PeerRefusedError("no")
 
     with pytest.raises(PeerRefusedError):
-        retrying(refused, sleep=waits.append, backoff=backoff)
+        call_with_retry(refused, sleep=waits.append, backoff=backoff)
     assert len(calls) == 5
 
 
@@ -223,4 +223,4 @@ def test_a_call_that_succeeds_later_gives_its_answer() -> None:
             raise PeerUnavailableError("no answer")
         return answer
 
-    assert retrying(call, sleep=lambda _: None, backoff=Backoff()) == 7
+    assert call_with_retry(call, sleep=lambda _: None, backoff=Backoff()) == 7

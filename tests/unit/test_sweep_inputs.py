@@ -12,7 +12,7 @@ import pytest
 
 from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from chunktable.manifest import FileKind, Manifest, file_name, parse_manifest
-from chunktable.places import LocalDestination, place_of
+from chunktable.places import LocalDestination, resolve_location
 from chunktable.reader import latest_manifest
 from dnagent.export import export
 from merkle.checksum import fingerprint
@@ -51,7 +51,7 @@ def test_of_a_datanode_with_two_exports_the_newest_counts(
 ) -> None:
     synthetic(tmp_path / "copy", SMALL)
     older = tmp_path / "copy" / exports[0].name
-    manifest = latest_manifest(*place_of(str(older)))
+    manifest = latest_manifest(*resolve_location(str(older)))
     aged = replace(manifest, created_at=manifest.created_at.replace(year=2001))
     (older / manifest.name).write_bytes(aged.to_bytes())
     found = table_parts([str(older), *map(str, exports)])
@@ -121,7 +121,8 @@ def test_a_file_whose_pages_are_broken_takes_its_whole_export_out_of_the_sweep(
     assert str(exports[1]) in summary.skipped[0].input
     assert summary.diverged == ()
     assert summary.replicas == sum(
-        latest_manifest(*place_of(str(export))).containers for export in (exports[0], exports[2])
+        latest_manifest(*resolve_location(str(export))).containers
+        for export in (exports[0], exports[2])
     )
 
 
@@ -148,7 +149,7 @@ def _say(export: Path, manifest: Manifest) -> None:
 
 
 def _with_inventory(export: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    manifest = latest_manifest(*place_of(str(export)))
+    manifest = latest_manifest(*resolve_location(str(export)))
     (recorded,) = manifest.of_kind(FileKind.CONTAINERS)
     table = change(pq.read_table(export / recorded.name))
     pq.write_table(table, export / recorded.name)
@@ -166,7 +167,7 @@ def _with_inventory(export: Path, change: Callable[[pa.Table], pa.Table]) -> Non
 def test_a_manifest_that_contradicts_its_files_is_no_export(
     tmp_path: Path, exports: list[Path], harm: str
 ) -> None:
-    manifest = latest_manifest(*place_of(str(exports[1])))
+    manifest = latest_manifest(*resolve_location(str(exports[1])))
     match harm:
         case "counts":
             _say(exports[1], replace(manifest, containers=manifest.containers - 1))
@@ -204,7 +205,7 @@ def _column(table: pa.Table, name: str, value: int) -> pa.Table:
 def test_findings_of_an_agent_that_cannot_be_read_are_skipped_by_name_alone(
     tmp_path: Path, exports: list[Path]
 ) -> None:
-    manifest = latest_manifest(*place_of(str(exports[1])))
+    manifest = latest_manifest(*resolve_location(str(exports[1])))
     (chunks,) = manifest.of_kind(FileKind.CHUNKS)
     lost = replace(
         chunks, name=file_name(FileKind.FINDINGS, 1, "0123abcd", 1), kind=FileKind.FINDINGS
@@ -291,7 +292,7 @@ def test_a_part_tells_when_its_file_changed(tmp_path: Path) -> None:
 
 
 def test_an_events_file_is_no_table(exports: list[Path]) -> None:
-    manifest = latest_manifest(*place_of(str(exports[0])))
+    manifest = latest_manifest(*resolve_location(str(exports[0])))
     assert {file.kind for file in manifest.files} == {FileKind.CHUNKS, FileKind.CONTAINERS}
     assert len(table_parts([str(exports[0])]).parts) == 1
 
@@ -431,7 +432,7 @@ def test_of_names_that_are_no_text_only_those_of_tables_matter(tmp_path: Path) -
     folder.mkdir()
     (folder / "1.parquet").touch()
     summary = run(tmp_path / "out", tmp_path / "to")
-    reason = "its name is no text in UTF-8"
+    reason = "its name is not UTF-8 text"
     assert {(one.input, one.reason) for one in summary.skipped} == {
         (f"{tmp_path}/to/caf\\xe9.parquet", reason),
         (f"{tmp_path}/to/d\\xe9", reason),
@@ -441,5 +442,5 @@ def test_of_names_that_are_no_text_only_those_of_tables_matter(tmp_path: Path) -
         SweepRequest(tmp_path / "out", volumes=(str(folder),)),
         SweepRequest(folder / "out", (str(tmp_path / "to"),)),
     ):
-        with pytest.raises(UsageError, match=r"d\\xe9.*: its name is no text in UTF-8"):
+        with pytest.raises(UsageError, match=r"d\\xe9.*: its name is not UTF-8 text"):
             sweep(request, OnePartWaves(tmp_path / "spill"), Quiet())
