@@ -9,14 +9,14 @@ but time. `Heartbeats` is the shell: a thread that sends, waits, and hands comma
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from dnagent.events import AGENT_EVENTS
 from merkle.errors import ReconcileError
-from merkle.outcome import Evidence, OutcomeState, PeerOutcome, RepairCounters, Verdict
+from merkle.outcome import OutcomeState, RepairReport
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
-from merkle.tree import BlockId, ContainerId
+from merkle.tree import ContainerId
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 
@@ -83,13 +83,7 @@ class JobReport:
     job_id: str
     container_id: ContainerId
     state: OutcomeState | None
-    counters: RepairCounters = field(default_factory=RepairCounters)
-    verdict: Verdict | None = None
-    error_code: str = ""
-    message: str = ""
-    evidence: tuple[Evidence, ...] = ()
-    claimed_deleted: tuple[BlockId, ...] = ()
-    peers: tuple[PeerOutcome, ...] = ()
+    report: RepairReport
 
     @property
     def is_final(self) -> bool:

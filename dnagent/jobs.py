@@ -12,13 +12,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 
 from dnagent.events import AGENT_EVENTS
 from dnagent.heartbeat import JobReport, PeerAddress, ReconcileCommand
 from dnagent.ports import ReconciliationStatus
 from dnagent.store import ReplicaStore
 from merkle.errors import ReconcileError
-from merkle.outcome import OutcomeState, RepairCounters, RepairOutcome, RepairProgress
+from merkle.outcome import OutcomeState, RepairOutcome, RepairProgress, RepairReport
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from repair.ports import Peer
@@ -133,7 +134,7 @@ class Jobs:
     def running(self) -> list[JobReport]:
         """How far the jobs are that run now."""
         return [
-            JobReport(job.job_id, job.container_id, None, progress or RepairCounters())
+            running_report(job.job_id, job.container_id, progress)
             for job, progress in self._runner.running()
         ]
 
@@ -266,18 +267,14 @@ def options_of(
 
 def refusal_of(command: ReconcileCommand, error: ReconcileError, state: OutcomeState) -> JobReport:
     """The end of a job that an error kept from having an outcome."""
-    return JobReport(
-        command.job_id, command.container_id, state, error_code=error.code, message=error.message
-    )
+    report = RepairReport(error_code=error.code, message=error.message)
+    return JobReport(command.job_id, command.container_id, state, report)
 
 
 def report_of(job_id: str, outcome: RepairOutcome) -> JobReport:
     """How a job ended."""
-    return JobReport(
-        job_id,
-        outcome.container_id,
-        outcome.state,
-        outcome.progress,
+    report = replace(
+        RepairReport.of(outcome.progress),
         verdict=outcome.verdict,
         error_code=outcome.error_code,
         message=outcome.message,
@@ -285,3 +282,12 @@ def report_of(job_id: str, outcome: RepairOutcome) -> JobReport:
         claimed_deleted=outcome.claimed_deleted,
         peers=outcome.peers,
     )
+    return JobReport(job_id, outcome.container_id, outcome.state, report)
+
+
+def running_report(
+    job_id: str, container_id: ContainerId, progress: RepairProgress | None
+) -> JobReport:
+    """How far a job is that runs."""
+    report = RepairReport.of(progress) if progress else RepairReport()
+    return JobReport(job_id, container_id, None, report)

@@ -23,7 +23,7 @@ from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from protos.controller_pb2_grpc import ControllerStub
 from protos.errors import ControllerUnavailableError
-from protos.outcome import add_evidence, add_peers, set_counters
+from protos.outcome import set_report
 from runtime.config import split_address
 from runtime.rpc import Tls, named_errors, open_channel
 
@@ -110,19 +110,13 @@ def _replica_message(replica: ContainerReplica) -> pb.ReplicaReport:
     )
 
 
-def _progress_message(report: JobReport) -> pb.ReconcileProgress:
+def _progress_message(job: JobReport) -> pb.ReconcileProgress:
     message = pb.ReconcileProgress(
-        job_id=report.job_id,
-        container_id=report.container_id,
-        state=report.state.value if report.state else "running",
-        verdict=report.verdict.value if report.verdict else "",
-        error_code=report.error_code,
-        message=report.message,
-        claimed_deleted_block_ids=report.claimed_deleted,
+        job_id=job.job_id,
+        container_id=job.container_id,
+        state=job.state.value if job.state else "running",
     )
-    set_counters(message, report.counters)
-    add_evidence(message, report.evidence)
-    add_peers(message, report.peers)
+    set_report(message, job.report)
     return message
 
 

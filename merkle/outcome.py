@@ -142,6 +142,39 @@ COUNTERS = tuple(field.name for field in fields(RepairCounters))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RepairReport(RepairCounters):
+    """What a datanode reports of its part of a repair: counters, and at the end the
+    verdict and what it rests on.
+    """
+
+    verdict: Verdict | None = None
+    error_code: str = ""
+    message: str = ""
+    evidence: tuple[Evidence, ...] = ()
+    claimed_deleted: tuple[BlockId, ...] = ()
+    peers: tuple[PeerOutcome, ...] = ()
+
+    @classmethod
+    def of(cls, counters: RepairCounters) -> Self:
+        """A report of these counters alone."""
+        return replace(cls(), **{name: getattr(counters, name) for name in COUNTERS})
+
+    def after_rounds(self, earlier: "RepairReport") -> "RepairReport":
+        """The whole job's progress: these figures and those of earlier rounds."""
+        fetched = {peer.peer: peer.bytes_fetched for peer in earlier.peers}
+        return replace(
+            self.plus(earlier),
+            # An earlier round adopted the tombstones that it claimed: later rounds do
+            # not list them again.
+            claimed_deleted=tuple(sorted({*self.claimed_deleted, *earlier.claimed_deleted})),
+            peers=tuple(
+                replace(p, bytes_fetched=p.bytes_fetched + fetched.get(p.peer, 0))
+                for p in self.peers
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RepairProgress(RepairCounters):
     """The counters of a repair and its current phase."""
 

@@ -1,10 +1,11 @@
 """Messages of the controller's protocol to and from the values of merkle.outcome."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import islice
 
 from merkle.limits import PEERS_MAX
-from merkle.outcome import COUNTERS, Evidence, PeerOutcome, RepairCounters
+from merkle.outcome import COUNTERS, Evidence, PeerOutcome, RepairCounters, RepairReport, Verdict
 from merkle.replica import PeerId
 from merkle.tree import BlockId
 from protos import controller_pb2 as pb
@@ -14,6 +15,7 @@ NAME_CHARACTERS_MAX = 300
 TEXT_CHARACTERS_MAX = 1_000
 # What is kept of one order's end; the rest is in the agent's own log.
 EVIDENCE_MAX = 1_000
+_CLAIMED_MAX = 10_000
 # Far beyond what a container holds, and so far below what a message can say that the
 # sum over all rounds and datanodes of a job fits one: a false counter must not keep its
 # job, and every list of jobs, from being shown.
@@ -22,18 +24,48 @@ _COUNTER_MAX = 1 << 48
 _SENT = tuple(name for name in COUNTERS if name in pb.ReconcileProgress.DESCRIPTOR.fields_by_name)
 
 
-def set_counters(message: pb.ReconcileProgress, counters: RepairCounters) -> None:
+def _set_counters(message: pb.ReconcileProgress, counters: RepairCounters) -> None:
     """Fill the message's counters."""
     for name in _SENT:
         setattr(message, name, getattr(counters, name))
 
 
-def counters_from(message: pb.ReconcileProgress) -> RepairCounters:
+def _counters_from(message: pb.ReconcileProgress) -> RepairCounters:
     """The message's counters, each at most _COUNTER_MAX."""
     return RepairCounters(**{name: min(getattr(message, name), _COUNTER_MAX) for name in _SENT})
 
 
-def add_evidence(message: pb.ReconcileProgress, evidence: Iterable[Evidence]) -> None:
+def set_report(message: pb.ReconcileProgress, report: RepairReport) -> None:
+    """Fill the message with a report, lists included."""
+    _set_counters(message, report)
+    message.verdict = report.verdict.value if report.verdict else ""
+    message.error_code = report.error_code
+    message.message = report.message
+    message.claimed_deleted_block_ids.extend(report.claimed_deleted)
+    _add_evidence(message, report.evidence)
+    _add_peers(message, report.peers)
+
+
+def report_from(message: pb.ReconcileProgress) -> RepairReport:
+    """The message's report; lists and texts are cut to their limits.
+
+    Raises:
+        ValueError: the verdict is invalid.
+    """
+    return RepairReport(
+        **asdict(_counters_from(message)),
+        verdict=Verdict(message.verdict) if message.verdict else None,
+        error_code=message.error_code[:TEXT_CHARACTERS_MAX],
+        message=message.message[:TEXT_CHARACTERS_MAX],
+        evidence=_evidence_from(message),
+        claimed_deleted=tuple(
+            BlockId(number) for number in islice(message.claimed_deleted_block_ids, _CLAIMED_MAX)
+        ),
+        peers=_peers_from(message),
+    )
+
+
+def _add_evidence(message: pb.ReconcileProgress, evidence: Iterable[Evidence]) -> None:
     """Append evidence to the message."""
     for one in evidence:
         message.evidence.add(
@@ -41,7 +73,7 @@ def add_evidence(message: pb.ReconcileProgress, evidence: Iterable[Evidence]) ->
         )
 
 
-def evidence_from(message: pb.ReconcileProgress) -> tuple[Evidence, ...]:
+def _evidence_from(message: pb.ReconcileProgress) -> tuple[Evidence, ...]:
     """The message's evidence: at most EVIDENCE_MAX, texts cut short."""
     return tuple(
         Evidence(
@@ -54,7 +86,7 @@ def evidence_from(message: pb.ReconcileProgress) -> tuple[Evidence, ...]:
     )
 
 
-def add_peers(message: pb.ReconcileProgress, peers: Iterable[PeerOutcome]) -> None:
+def _add_peers(message: pb.ReconcileProgress, peers: Iterable[PeerOutcome]) -> None:
     """Append what the repair got from each peer to the message."""
     for peer in peers:
         message.peers.add(
@@ -62,7 +94,7 @@ def add_peers(message: pb.ReconcileProgress, peers: Iterable[PeerOutcome]) -> No
         )
 
 
-def peers_from(message: pb.ReconcileProgress) -> tuple[PeerOutcome, ...]:
+def _peers_from(message: pb.ReconcileProgress) -> tuple[PeerOutcome, ...]:
     """The message's peers: at most PEERS_MAX, texts cut to their limits."""
     return tuple(
         PeerOutcome(

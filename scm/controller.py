@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
+from merkle.outcome import RepairReport
 from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import ContainerId
 from protos.errors import JobNotFoundError
@@ -33,7 +34,6 @@ from scm.job_index import JobIndex
 from scm.jobs import (
     AgentRestarted,
     CancelRequested,
-    DatanodeProgress,
     Event,
     Job,
     JobId,
@@ -74,7 +74,7 @@ class ProgressReport:
 
     job_id: JobId
     state: OrderState
-    progress: DatanodeProgress
+    progress: RepairReport
     round: int = 1
 
 

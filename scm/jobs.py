@@ -19,14 +19,12 @@ from typing import NewType, TypeAlias, assert_never
 
 from merkle.outcome import (
     FINAL_VERDICTS,
-    Evidence,
-    PeerOutcome,
-    RepairCounters,
+    RepairReport,
     Verdict,
     worst_verdict,
 )
 from merkle.replica import PeerId
-from merkle.tree import BlockId, ContainerId
+from merkle.tree import ContainerId
 from scm.policy import Root, Roots, RoundEnd, Target, peers_to_reorder
 
 JobId = NewType("JobId", str)
@@ -46,6 +44,9 @@ _RATE_WINDOW_S = 60.0
 # Too early to tell: before both of these no ETA is given.
 _ETA_AFTER_S = 30.0
 _ETA_AFTER_SHARE = 0.01
+
+
+_NOTHING_REPORTED = RepairReport()
 
 
 class JobState(Enum):
@@ -85,32 +86,6 @@ class OrderState(Enum):
         return not self.is_in_flight and self is not OrderState.QUEUED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatanodeProgress(RepairCounters):
-    """How far one datanode is, and at the end what came of it."""
-
-    verdict: Verdict | None = None
-    error_code: str = ""
-    message: str = ""
-    evidence: tuple[Evidence, ...] = ()
-    claimed_deleted: tuple[BlockId, ...] = ()
-    peers: tuple[PeerOutcome, ...] = ()
-
-    def after_rounds(self, earlier: "DatanodeProgress") -> "DatanodeProgress":
-        """The whole job's progress: these figures and those of earlier rounds."""
-        fetched = {peer.peer: peer.bytes_fetched for peer in earlier.peers}
-        return replace(
-            self.plus(earlier),
-            # An earlier round adopted the tombstones that it claimed: later rounds do
-            # not list them again.
-            claimed_deleted=tuple(sorted({*self.claimed_deleted, *earlier.claimed_deleted})),
-            peers=tuple(
-                replace(p, bytes_fetched=p.bytes_fetched + fetched.get(p.peer, 0))
-                for p in self.peers
-            ),
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Order:
     """One datanode's part of a job."""
@@ -121,11 +96,11 @@ class Order:
     attempts: int = 0
     # When it last got further; the deadline of the command counts from here.
     advanced_at_s: float = 0.0
-    progress: DatanodeProgress = DatanodeProgress()
+    progress: RepairReport = _NOTHING_REPORTED
     detail: str = ""
     round: int = 1
     # What came of the rounds before this one.
-    rounds: DatanodeProgress = DatanodeProgress()
+    rounds: RepairReport = _NOTHING_REPORTED
     # Of the replica as it was reported with the latest progress.
     root: Root | None = None
 
@@ -227,7 +202,7 @@ class ProgressReceived:
 
     peer: PeerId
     state: OrderState
-    progress: DatanodeProgress
+    progress: RepairReport
     round: int = 1
     root: Root | None = None
 
@@ -421,7 +396,7 @@ def _progressed(job: Job, event: ProgressReceived, now_s: float) -> Job:
     return _with_order(job, changed, now_s)
 
 
-def _problem(progress: DatanodeProgress) -> str:
+def _problem(progress: RepairReport) -> str:
     return ": ".join(part for part in (progress.error_code, progress.message) if part)
 
 

@@ -2,28 +2,23 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from itertools import islice
 
 from merkle.outcome import Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
-from merkle.tree import BlockId, ContainerId
+from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from protos.outcome import (
     NAME_CHARACTERS_MAX,
-    TEXT_CHARACTERS_MAX,
     add_evidence,
     add_peers,
-    counters_from,
-    evidence_from,
-    peers_from,
+    report_from,
     set_counters,
 )
 from runtime.config import check_address
 from runtime.errors import RemoteProtocolError, UsageError
 from scm.controller import ContainerView, Controller, Heartbeat, ProgressReport, ReconcileResponse
 from scm.eligibility import ContainerState, Eligibility, Ruling
-from scm.jobs import DatanodeProgress, Job, JobId, JobState, OrderState, task_id, task_of
+from scm.jobs import Job, JobId, JobState, OrderState, task_id, task_of
 from scm.policy import ComparisonResult, RootComparison
 from scm.ports import AnyOrder, CancelOrder, ReconcileOrder, ScanOrder
 from scm.registry import Datanode, DatanodeStatus, Liveness, ReplicaReport
@@ -33,8 +28,6 @@ from scm.views import ContainerStatus, JobStatus, OrderStatus, ReplicaStatus
 _FINGERPRINT_BYTES_MAX = 64
 # Of one heartbeat: an agent runs a few reconciliations at a time.
 PROGRESS_MAX = 10_000
-# What is kept of one order's end; the rest is in the agent's own log.
-_CLAIMED_MAX = 10_000
 _TOLD_STATES = {
     state.value: state
     for state in (
@@ -138,26 +131,9 @@ def _progress_from(message: pb.ReconcileProgress) -> ProgressReport:
         raise UsageError(f"job {message.job_id}: {message.state!r} is no state of progress")
     job_id, round_ = task_of(_name(message.job_id, "job ID"))
     try:
-        return ProgressReport(job_id, state, _datanode_progress_from(message), round_)
+        return ProgressReport(job_id, state, report_from(message), round_)
     except ValueError as error:
         raise UsageError(f"job {message.job_id}: {error}") from error
-
-
-def _datanode_progress_from(message: pb.ReconcileProgress) -> DatanodeProgress:
-    """The progress in a message, texts cut short; ValueError if the verdict is
-    invalid.
-    """
-    return DatanodeProgress(
-        **asdict(counters_from(message)),
-        verdict=_verdict_from(message.verdict),
-        error_code=message.error_code[:TEXT_CHARACTERS_MAX],
-        message=message.message[:TEXT_CHARACTERS_MAX],
-        evidence=evidence_from(message),
-        claimed_deleted=tuple(
-            BlockId(number) for number in islice(message.claimed_deleted_block_ids, _CLAIMED_MAX)
-        ),
-        peers=peers_from(message),
-    )
 
 
 def command_to(order: AnyOrder) -> pb.Command:
@@ -338,7 +314,7 @@ def job_from(message: pb.Job) -> JobStatus:
                 OrderStatus(
                     PeerId(part.datanode_id),
                     OrderState(part.progress.state),
-                    _datanode_progress_from(part.progress),
+                    report_from(part.progress),
                     part.round,
                 )
                 for part in message.datanodes

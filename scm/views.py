@@ -4,11 +4,11 @@ now, as values.
 
 from dataclasses import dataclass
 
-from merkle.outcome import Verdict
+from merkle.outcome import RepairReport, Verdict
 from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import ContainerId
 from scm.eligibility import ContainerState, Ruling
-from scm.jobs import DatanodeProgress, JobState, OrderState
+from scm.jobs import JobState, OrderState
 from scm.policy import ComparisonResult
 from scm.registry import Datanode
 
@@ -43,7 +43,7 @@ class OrderStatus:
 
     peer: PeerId
     state: OrderState
-    progress: DatanodeProgress
+    progress: RepairReport
     round: int
 
 

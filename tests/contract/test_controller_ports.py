@@ -8,27 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from merkle.outcome import Evidence, PeerOutcome, Verdict
+from merkle.outcome import Evidence, PeerOutcome, RepairReport, Verdict
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from scm.job_store import SqliteJobStore
-from scm.jobs import (
-    DatanodeProgress,
-    Job,
-    JobId,
-    OrderIssued,
-    OrderState,
-    ProgressReceived,
-    new_job,
-    step,
-)
+from scm.jobs import Job, JobId, OrderIssued, OrderState, ProgressReceived, new_job, step
 from scm.policy import Target, Visit
 from scm.ports import CancelOrder, CommandSink, JobStore, Leadership, ScanOrder
 from scm.server import Outbox, SoleLeader
 from tests.support.cluster_reports import DN1, DN2, FixedLeadership, MemoryJobStore, MemorySink
 
 
-def job(number: int, *, progress: DatanodeProgress | None = None) -> Job:
+def job(number: int, *, progress: RepairReport | None = None) -> Job:
     made = new_job(
         JobId(f"j{number}"),
         ContainerId(number),
@@ -45,7 +36,7 @@ def job(number: int, *, progress: DatanodeProgress | None = None) -> Job:
     return made
 
 
-FULL_PROGRESS = DatanodeProgress(
+FULL_PROGRESS = RepairReport(
     verdict=Verdict.CONFLICT,
     bytes_fetched=2**63,
     error_code="x",

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from merkle.outcome import PeerOutcome, Verdict
+from merkle.outcome import PeerOutcome, RepairReport, Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from runtime.errors import DatabaseError
 from scm.controller import Controller, Heartbeat, ProgressReport
-from scm.jobs import DatanodeProgress, Job, JobId, OrderState
+from scm.jobs import Job, JobId, OrderState
 from scm.policy import Visit
 from scm.ports import AnyOrder, CancelOrder, CommandSink, ReconcileOrder
 from scm.registry import Datanode, HeartbeatEffect, ReplicaReport
@@ -190,7 +190,7 @@ class World:
         order = self.controller.job(job.job_id).order(PeerId(peer))
         assert order is not None
         heard = tuple(PeerOutcome(other, "ok") for other in order.peers)
-        progress = DatanodeProgress(**{"peers": heard, **figures})  # type: ignore[arg-type]
+        progress = RepairReport(**{"peers": heard, **figures})  # type: ignore[arg-type]
         self.beat(peer, progress=(ProgressReport(job.job_id, state, progress, order.round),))
 
     def finish(self, job: Job, *peers: str, verdict: Verdict = Verdict.REPAIRABLE) -> Job:

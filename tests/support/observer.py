@@ -210,7 +210,7 @@ class Ledger:
         for order in job.orders:
             reported = self.ends.get((task_id(job.job_id, order.round), order.peer), [])
             if order.progress.verdict is not None:
-                given = order.progress.verdict in {report.verdict for report in reported}
+                given = order.progress.verdict in {job.report.verdict for job in reported}
                 text = f"job {job.job_id} has a verdict that nobody gave"
                 hold(given, text, subject=subject)
             if order.state in _ENDS and not order.detail.startswith("agent restarted"):

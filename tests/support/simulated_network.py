@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from dnagent.heartbeat import CancelCommand, Command, JobReport, ReconcileCommand, ScanCommand
+from dnagent.heartbeat import CancelCommand, Command, ReconcileCommand, ScanCommand
+from dnagent.jobs import running_report
 from dnagent.messages import DEADLINE_S, answer_of
 from merkle.outcome import OutcomeState
 from merkle.tree import ContainerId
@@ -61,7 +62,7 @@ class SimulatedNetwork:
         replicas = node.replicas()
         world.ledger.reports(replicas)
         running = [
-            JobReport(run.command.job_id, container_id, None, run.machine.progress)
+            running_report(run.command.job_id, container_id, run.machine.progress)
             for container_id, run in agent.runs.items()
         ]
         heartbeat = agent.heartbeats.next(replicas, running)

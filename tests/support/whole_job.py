@@ -4,19 +4,10 @@ replicas.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from merkle.outcome import OutcomeState, RepairOutcome
+from merkle.outcome import OutcomeState, RepairOutcome, RepairReport
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from scm.jobs import (
-    DatanodeProgress,
-    Job,
-    JobId,
-    OrderIssued,
-    OrderState,
-    ProgressReceived,
-    new_job,
-    step,
-)
+from scm.jobs import Job, JobId, OrderIssued, OrderState, ProgressReceived, new_job, step
 from scm.policy import Roots, Target
 
 
@@ -41,7 +32,7 @@ def whole_job(
         assert {outcome.state for outcome in outcomes.values()} == {OutcomeState.DONE}
         left = {root[0]: root for root in roots()}
         for order in orders:
-            progress = DatanodeProgress(verdict=outcomes[order.peer].verdict)
+            progress = RepairReport(verdict=outcomes[order.peer].verdict)
             told = ProgressReceived(
                 order.peer, OrderState.DONE, progress, order.round, left[order.peer]
             )

@@ -164,13 +164,17 @@ def test_a_job_mends_the_replica_and_tells_how_it_ended(
     jobs.submit(command(state=told))
     end = rig.end()
     jobs.close()
-    assert (end.state, end.verdict, end.error_code) == (OutcomeState.DONE, Verdict.REPAIRABLE, "")
+    assert (end.state, end.report.verdict, end.report.error_code) == (
+        OutcomeState.DONE,
+        Verdict.REPAIRABLE,
+        "",
+    )
     assert (
-        end.counters.windows_written,
-        end.counters.bytes_fetched,
-        end.counters.chunks_repaired,
+        end.report.windows_written,
+        end.report.bytes_fetched,
+        end.report.chunks_repaired,
     ) == (1, 1024, 1)
-    assert [(peer.peer, peer.outcome) for peer in end.peers] == [(THEIRS, "ok")]
+    assert [(peer.peer, peer.outcome) for peer in end.report.peers] == [(THEIRS, "ok")]
     assert rig.audited == [(1024, THEIRS)]
     assert rig.store.head(ONE).state is state
     assert rig.store.read(ONE, BLOCK, 0, 5000) == content(BLOCK, 5000)
@@ -183,7 +187,11 @@ def test_a_replica_that_may_not_be_written_is_refused(rig: Rig) -> None:
     jobs.submit(command())
     end = rig.end()
     jobs.close()
-    assert (end.state, end.error_code, end.container_id) == (OutcomeState.REFUSED, "read_only", ONE)
+    assert (end.state, end.report.error_code, end.container_id) == (
+        OutcomeState.REFUSED,
+        "read_only",
+        ONE,
+    )
     assert not rig.peer.asked.is_set()
 
 
@@ -196,7 +204,7 @@ def test_a_job_without_peers_fails_once_and_changes_nothing(rig: Rig) -> None:
     jobs.submit(ReconcileCommand(ONE, "job-1", ()))
     end = rig.end()
     jobs.close()
-    assert (end.state, end.error_code, end.counters.windows_written) == (
+    assert (end.state, end.report.error_code, end.report.windows_written) == (
         OutcomeState.FAILED,
         "no_peer",
         0,
@@ -214,7 +222,7 @@ def test_jobs_are_the_same_if_their_container_is_whoever_the_peers_are(rig: Rig)
     assert rig.peer.asked.wait(20)
     jobs.submit(ReconcileCommand(ONE, "job-2", ()))
     jobs.submit(ReconcileCommand(TWO, "job-3", (PeerAddress(THEIRS, "127.0.0.1:1"),)))
-    assert (rig.end().job_id, rig.end().error_code) == ("job-2", "busy")
+    assert (rig.end().job_id, rig.end().report.error_code) == ("job-2", "busy")
     assert rig.metrics.value("dnagent_reconciliations_queued") == 2
     rig.peer.let.set()
     assert {rig.end(number).job_id for number in (2, 3)} == {"job-1", "job-3"}
@@ -225,7 +233,10 @@ def test_a_container_that_is_not_here_is_refused(rig: Rig) -> None:
     """T1: on purpose its end is told, where Ozone says nothing."""
     jobs = rig.jobs()
     jobs.submit(command(ContainerId(77)))
-    assert (rig.end().state, rig.end().error_code) == (OutcomeState.REFUSED, "container_not_found")
+    assert (rig.end().state, rig.end().report.error_code) == (
+        OutcomeState.REFUSED,
+        "container_not_found",
+    )
     jobs.close()
 
 
@@ -234,7 +245,7 @@ def test_a_second_job_for_a_container_is_refused_and_the_first_goes_on(rig: Rig)
     jobs.submit(command())
     assert rig.peer.asked.wait(20)
     jobs.submit(command(job_id="job-2"))
-    assert (rig.end().job_id, rig.end().state, rig.end().error_code) == (
+    assert (rig.end().job_id, rig.end().state, rig.end().report.error_code) == (
         "job-2",
         OutcomeState.REFUSED,
         "busy",
@@ -300,5 +311,5 @@ def test_a_job_that_breaks_a_belief_of_ours_still_ends_and_keeps_no_other_away(r
     assert rig.end(1).state in (OutcomeState.FAILED, OutcomeState.REFUSED)
     jobs.submit(command(job_id="job-2"))
     # It ran: only its peer is gone.
-    assert (rig.end(2).job_id, rig.end(2).error_code) == ("job-2", "no_peer")
+    assert (rig.end(2).job_id, rig.end(2).report.error_code) == ("job-2", "no_peer")
     jobs.close()

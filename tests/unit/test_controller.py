@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merkle.outcome import Verdict
+from merkle.outcome import RepairReport, Verdict
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
@@ -21,7 +21,7 @@ from runtime.errors import BusyError, DatabaseError
 from runtime.metrics import Metrics
 from scm.controller import ProgressReport
 from scm.eligibility import Eligibility
-from scm.jobs import ROUNDS_MAX, DatanodeProgress, Job, JobId, JobState, OrderState, task_id
+from scm.jobs import ROUNDS_MAX, Job, JobId, JobState, OrderState, task_id
 from scm.messages import command_to, heartbeat_from, job_to
 from scm.metrics import CONTROLLER_METRICS
 from scm.policy import RootComparison, Visit
@@ -339,9 +339,7 @@ def test_an_unknown_job_is_not_found() -> None:
         world.controller.job(JobId("nope"))
     with pytest.raises(JobNotFoundError):
         world.controller.cancel(JobId("nope"), world.now_s)
-    world.beat(
-        "dn-1", progress=(ProgressReport(JobId("nope"), OrderState.DONE, DatanodeProgress()),)
-    )
+    world.beat("dn-1", progress=(ProgressReport(JobId("nope"), OrderState.DONE, RepairReport()),))
 
 
 def test_a_scan_is_ordered_of_every_live_replica() -> None:
@@ -507,9 +505,7 @@ def test_an_end_counts_once_the_controller_knows_what_became_of_the_replica() ->
     [job] = world.reconcile(1)
     world.finish(job, "dn-1", "dn-2", verdict=Verdict.UNRECOVERABLE)
     world.restart()
-    end = (
-        ProgressReport(job.job_id, OrderState.DONE, DatanodeProgress(verdict=Verdict.REPAIRABLE)),
-    )
+    end = (ProgressReport(job.job_id, OrderState.DONE, RepairReport(verdict=Verdict.REPAIRABLE)),)
     assert world.beat("dn-3", [], full=False, progress=end).full_report_wanted
     assert world.controller.job(job.job_id).state is JobState.RUNNING
     world.beat("dn-3", [replica("dn-3", root=5)], progress=end)

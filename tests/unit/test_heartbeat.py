@@ -27,7 +27,7 @@ from dnagent.heartbeat import (
 from dnagent.messages import answer_of, request_of
 from dnagent.metrics import AGENT_METRICS
 from merkle.columns import state_fingerprint
-from merkle.outcome import OutcomeState
+from merkle.outcome import OutcomeState, RepairReport
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos import controller_pb2
@@ -44,7 +44,7 @@ def replica(container_id: int, root: int | None = 7) -> ContainerReplica:
 
 
 def ended(job_id: str) -> JobReport:
-    return JobReport(job_id, ContainerId(1), OutcomeState.DONE)
+    return JobReport(job_id, ContainerId(1), OutcomeState.DONE, RepairReport())
 
 
 def scan(command_id: str, *, term: int = 1, container_id: int = 1) -> CommandEnvelope:
@@ -123,7 +123,11 @@ def test_an_end_is_told_with_what_became_of_the_replica_or_after_it() -> None:
     state = HeartbeatState(replicas_per_report=1)
     held, told = [replica(1), replica(2)], []
     for container_id in (2, 1):
-        state.ended(JobReport(f"j{container_id}", ContainerId(container_id), OutcomeState.DONE))
+        state.ended(
+            JobReport(
+                f"j{container_id}", ContainerId(container_id), OutcomeState.DONE, RepairReport()
+            )
+        )
     for _ in range(2):
         heartbeat = state.next(held, [])
         told.append(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merkle.outcome import Evidence, PeerOutcome, Verdict
+from merkle.outcome import Evidence, PeerOutcome, RepairReport, Verdict
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from scm.jobs import (
@@ -17,7 +17,6 @@ from scm.jobs import (
     ROUNDS_MAX,
     AgentRestarted,
     CancelRequested,
-    DatanodeProgress,
     Event,
     Job,
     JobId,
@@ -55,7 +54,7 @@ def after(job: Job, *events: Event, now_s: float = 0.0) -> Job:
 def told(
     peer: PeerId, state: OrderState = OrderState.RUNNING, **figures: object
 ) -> ProgressReceived:
-    return ProgressReceived(peer, state, DatanodeProgress(**figures))  # type: ignore[arg-type]
+    return ProgressReceived(peer, state, RepairReport(**figures))  # type: ignore[arg-type]
 
 
 def done(peer: PeerId, verdict: Verdict = Verdict.MATCH) -> ProgressReceived:
@@ -255,7 +254,7 @@ def test_those_that_were_done_before_a_peer_was_put_together_are_ordered_again()
     ]
     assert (job.state, job.detail) == (JobState.WAITING, "its turn on datanode dn-1, dn-2")
     job = round_of(
-        replace(job, orders=(*job.orders[:2], replace(job.orders[2], progress=DatanodeProgress()))),
+        replace(job, orders=(*job.orders[:2], replace(job.orders[2], progress=RepairReport()))),
         7,
         7,
         7,
@@ -439,7 +438,7 @@ events: st.SearchStrategy[Event] = st.one_of(
             ]
         ),
         st.builds(
-            DatanodeProgress,
+            RepairReport,
             verdict=st.one_of(st.none(), st.sampled_from(Verdict)),
             bytes_fetched=st.integers(0, 100),
             bytes_planned=st.integers(0, 100),
