@@ -35,12 +35,16 @@ def _counters_from(message: pb.ReconcileProgress) -> RepairCounters:
     return RepairCounters(**{name: min(getattr(message, name), _COUNTER_MAX) for name in _SENT})
 
 
-def set_report(message: pb.ReconcileProgress, report: RepairReport) -> None:
-    """Fill the message with a report, lists included."""
+def set_report(message: pb.ReconcileProgress, report: RepairReport, *, brief: bool = False) -> None:
+    """Fill the message with a report; `brief` leaves out its lists, which can be
+    long.
+    """
     _set_counters(message, report)
     message.verdict = report.verdict.value if report.verdict else ""
     message.error_code = report.error_code
     message.message = report.message
+    if brief:
+        return
     message.claimed_deleted_block_ids.extend(report.claimed_deleted)
     _add_evidence(message, report.evidence)
     _add_peers(message, report.peers)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from merkle.outcome import Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
@@ -9,10 +10,8 @@ from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from protos.outcome import (
     NAME_CHARACTERS_MAX,
-    add_evidence,
-    add_peers,
     report_from,
-    set_counters,
+    set_report,
 )
 from runtime.config import check_address
 from runtime.errors import RemoteProtocolError, UsageError
@@ -242,21 +241,12 @@ def job_to(job: Job, *, brief: bool = False) -> pb.Job:
 
 def _orders_to(job: Job, *, brief: bool) -> Iterable[pb.DatanodeProgress]:
     for order in job.orders:
-        progress = order.progress
-        sent = pb.ReconcileProgress(
-            job_id=job.job_id,
-            container_id=job.container_id,
-            state=order.state.value,
-            verdict=progress.verdict.value if progress.verdict else "",
-            error_code=progress.error_code,
-            message=progress.message or order.detail,
+        report = order.progress
+        progress = pb.ReconcileProgress(
+            job_id=job.job_id, container_id=job.container_id, state=order.state.value
         )
-        set_counters(sent, progress)
-        if not brief:
-            sent.claimed_deleted_block_ids.extend(progress.claimed_deleted)
-            add_peers(sent, progress.peers)
-            add_evidence(sent, progress.evidence)
-        yield pb.DatanodeProgress(datanode_id=order.peer, progress=sent, round=order.round)
+        set_report(progress, replace(report, message=report.message or order.detail), brief=brief)
+        yield pb.DatanodeProgress(datanode_id=order.peer, progress=progress, round=order.round)
 
 
 def container_from(message: pb.ContainerView) -> ContainerStatus:
