@@ -141,10 +141,8 @@ def fold_strides(
     ) -> ir.Value:
         start, count, *keys = values
         vector = ir.VectorType(_I64, 2 * LANES)
-        by_stride, by_vector = (
-            _splat(builder, keys[0:2], LANES),
-            _splat(builder, keys[2:4], LANES),
-        )
+        by_stride = _splat(builder, keys[0:2], LANES)
+        by_vector = _splat(builder, keys[2:4], LANES)
 
         def load_vectors(base: ir.Value) -> list[ir.Value]:
             return [
@@ -189,9 +187,8 @@ def fold_strides(
         by_lane, folded = _splat(builder, keys[4:6], 1), lanes[0]
         for following in lanes[1:]:
             folded = _shifted(builder, folded, by_lane, following, 1)
-        return cgutils.pack_array(
-            builder, [builder.extract_element(folded, _I32(i)) for i in range(2)]
-        )
+        halves = [builder.extract_element(folded, _I32(i)) for i in range(2)]
+        return cgutils.pack_array(builder, halves)
 
     return types.UniTuple(U64, 2)(*[U64] * 8), generate
 

@@ -209,7 +209,7 @@ def survey_container(
         DiskError: file handles ran out, which proves nothing about the container.
         OperationInterruptedError: `cancelled` returned True.
     """
-    container_id = container.container_id
+    container_id, unbuilt = container.container_id, ContainerTree(container.container_id, None)
     state, replica_index, notes = None, 0, list[str]()
     # A scan reports the faults of the descriptor.
     with suppress(DescriptorError, DiskError):
@@ -218,9 +218,7 @@ def survey_container(
         if not state.is_closed and state is not ReplicaState.DELETED:
             notes.append(f"the container is {state.name}: its content may still change")
     if fall_back and state is ReplicaState.DELETED:
-        return ReplicaSnapshot(
-            container_id, state, None, ContainerTree(container_id, None), deleted=True
-        )
+        return ReplicaSnapshot(container_id, state, None, unbuilt, deleted=True)
     if fall_back and not 0 <= replica_index <= _INDEX_MAX:
         raise DescriptorError(
             f"the descriptor of container {container_id} has replicaIndex {replica_index}"
@@ -234,41 +232,49 @@ def survey_container(
             container_id,
             state,
             TreeSource.TREE if stored.is_usable else None,
-            stored.tree or ContainerTree(container_id, None),
+            stored.tree or unbuilt,
             bcs_id,
             replica_index,
             scanned_ms,
             faults=(*stored.faults, *_descriptor_faults(container)),
             notes=tuple(notes),
         )
-    by_data = source is TreeSource.DATA
-    if by_data:
+    if source is TreeSource.DATA:
         result = scan(container, on_bytes=on_bytes, cancelled=cancelled, mapped=mapped)
     else:
         result = scan_metadata(container)
     _check_decided(result)
-    unknown = any(
-        finding.type is FindingType.INACCESSIBLE_DB and finding.block_id is None
-        for finding in result.findings
-    )
-    unknown = unknown or (by_data and state is None)
     return ReplicaSnapshot(
         container_id,
         state,
-        None if unknown else TreeSource.DATA if by_data else TreeSource.METADATA,
+        _scanned_source(result, state, by_data=source is TreeSource.DATA),
         merge(result.tree, stored.known),
         bcs_id,
         replica_index,
         scanned_ms,
         result.findings,
-        (
-            *stored.faults,
-            *(ReplicaFault(f.type.value, f.detail, f.block_id, f.offset) for f in result.findings),
-        ),
+        (*stored.faults, *map(_fault_of, result.findings)),
         (*notes, *result.notes),
         result.bad_windows,
         result.deleted,
     )
+
+
+def _fault_of(finding: Finding) -> ReplicaFault:
+    return ReplicaFault(finding.type.value, finding.detail, finding.block_id, finding.offset)
+
+
+def _scanned_source(
+    result: ScanResult, state: ReplicaState | None, *, by_data: bool
+) -> TreeSource | None:
+    """What a scan's tree rests on; None if it does not show what the replica holds."""
+    has_no_database = any(
+        finding.type is FindingType.INACCESSIBLE_DB and finding.block_id is None
+        for finding in result.findings
+    )
+    if has_no_database or (by_data and state is None):
+        return None
+    return TreeSource.DATA if by_data else TreeSource.METADATA
 
 
 def _bcs_id(container: Container) -> int:
