@@ -220,20 +220,18 @@ def survey_container(
     if fall_back and state is ReplicaState.DELETED:
         return ReplicaSnapshot(container_id, state, None, unbuilt, deleted=True)
     if fall_back and not 0 <= replica_index <= _INDEX_MAX:
-        raise DescriptorError(
-            f"the descriptor of container {container_id} has replicaIndex {replica_index}"
-        )
+        why = f"the descriptor of container {container_id} has replicaIndex {replica_index}"
+        raise DescriptorError(why)
     stored = _read_stored_tree(container, trees)
     if stored.note:
         notes.append(stored.note)
-    bcs_id = _bcs_id(container)
     if source is TreeSource.TREE and (not fall_back or stored.is_usable):
         return ReplicaSnapshot(
             container_id,
             state,
             TreeSource.TREE if stored.is_usable else None,
             stored.tree or unbuilt,
-            bcs_id,
+            _bcs_id(container),
             replica_index,
             scanned_ms,
             faults=(*stored.faults, *_descriptor_faults(container)),
@@ -249,7 +247,7 @@ def survey_container(
         state,
         _scanned_source(result, state, by_data=source is TreeSource.DATA),
         merge(result.tree, stored.known),
-        bcs_id,
+        _bcs_id(container),
         replica_index,
         scanned_ms,
         result.findings,
