@@ -18,12 +18,12 @@ from dnagent.heartbeat import (
     ScanCommand,
 )
 from merkle.limits import PEERS_MAX
-from merkle.replica import ContainerReplica, PeerId, ReplicaState
+from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from protos.controller_pb2_grpc import ControllerStub
 from protos.errors import ControllerUnavailableError
-from protos.outcome import set_report
+from protos.values import replica_to, set_report
 from runtime.config import split_address
 from runtime.rpc import Tls, named_errors, open_channel
 
@@ -39,7 +39,7 @@ def request_of(
     """
     report = pb.ContainerReport(
         full=heartbeat.full,
-        replicas=[_replica_message(replica) for replica in heartbeat.replicas],
+        replicas=[replica_to(replica) for replica in heartbeat.replicas],
         removed_container_ids=heartbeat.removed,
     )
     return pb.HeartbeatRequest(
@@ -92,22 +92,6 @@ def _command_of(sent: pb.Command) -> Command | None:
             return None
         case unreachable:
             assert_never(unreachable)
-
-
-def _replica_message(replica: ContainerReplica) -> pb.ReplicaReport:
-    return pb.ReplicaReport(
-        container_id=replica.container_id,
-        state=replica.state.value,
-        # None leaves the field out: an unknown root is not the root of an empty tree.
-        data_checksum=replica.data_checksum,
-        bcs_id=replica.bcs_id,
-        used_bytes=replica.used_bytes,
-        block_count=replica.block_count,
-        replica_index=replica.replica_index,
-        data_scan_timestamp=replica.data_scan_timestamp_ms,
-        read_only=replica.read_only,
-        fingerprint=replica.fingerprint,
-    )
 
 
 def _progress_message(job: JobReport) -> pb.ReconcileProgress:

@@ -8,8 +8,9 @@ from merkle.outcome import Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
-from protos.outcome import (
+from protos.values import (
     NAME_CHARACTERS_MAX,
+    replica_to,
     report_from,
     set_report,
 )
@@ -184,23 +185,9 @@ def container_to(view: ContainerView, controller: Controller, now_s: float) -> p
 def _replica_to(replica: ContainerReplica, controller: Controller, now_s: float) -> pb.ReplicaView:
     datanode = controller.datanode(replica.peer)
     assert datanode is not None
-    report = pb.ReplicaReport(
-        container_id=replica.container_id,
-        state=replica.state.value,
-        bcs_id=replica.bcs_id,
-        used_bytes=replica.used_bytes,
-        block_count=replica.block_count,
-        replica_index=replica.replica_index,
-        read_only=replica.read_only,
-        fingerprint=replica.fingerprint,
-    )
-    if replica.data_checksum is not None:
-        report.data_checksum = replica.data_checksum
-    if replica.data_scan_timestamp_ms is not None:
-        report.data_scan_timestamp = replica.data_scan_timestamp_ms
     return pb.ReplicaView(
         datanode=_datanode_to(datanode),
-        replica=report,
+        replica=replica_to(replica),
         live=controller.is_live(replica.peer),
         report_age_s=controller.heartbeat_age_s(replica.peer, now_s),
     )

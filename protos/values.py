@@ -1,4 +1,4 @@
-"""Messages of the controller's protocol to and from the values of merkle.outcome."""
+"""Messages of the controller's protocol to and from values of merkle."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -6,7 +6,7 @@ from itertools import islice
 
 from merkle.limits import PEERS_MAX
 from merkle.outcome import COUNTERS, Evidence, PeerOutcome, RepairCounters, RepairReport, Verdict
-from merkle.replica import PeerId
+from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import BlockId
 from protos import controller_pb2 as pb
 
@@ -33,6 +33,23 @@ def _set_counters(message: pb.ReconcileProgress, counters: RepairCounters) -> No
 def _counters_from(message: pb.ReconcileProgress) -> RepairCounters:
     """The message's counters, each at most _COUNTER_MAX."""
     return RepairCounters(**{name: min(getattr(message, name), _COUNTER_MAX) for name in _SENT})
+
+
+def replica_to(replica: ContainerReplica) -> pb.ReplicaReport:
+    """The message of one replica, without its datanode."""
+    return pb.ReplicaReport(
+        container_id=replica.container_id,
+        state=replica.state.value,
+        # None leaves the field out: an unknown root is not the root of an empty tree.
+        data_checksum=replica.data_checksum,
+        bcs_id=replica.bcs_id,
+        used_bytes=replica.used_bytes,
+        block_count=replica.block_count,
+        replica_index=replica.replica_index,
+        data_scan_timestamp=replica.data_scan_timestamp_ms,
+        read_only=replica.read_only,
+        fingerprint=replica.fingerprint,
+    )
 
 
 def set_report(message: pb.ReconcileProgress, report: RepairReport, *, brief: bool = False) -> None:
