@@ -171,7 +171,7 @@ class Agent:
             self.datanode_id,
             threads_max=min(repair.reconciliations_max * repair.fetches_max, 64),
             audit=audit.write,
-            take=RateLimiter(repair.bytes_per_second, clock, self._stop.wait).take,
+            reserve=RateLimiter(repair.bytes_per_second, clock, self._stop.wait).take,
         )
         self._store = ReplicaStore(
             held,

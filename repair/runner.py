@@ -101,13 +101,13 @@ def execute_remote(
     container_id: ContainerId,
     peer: Peer,
     *,
-    take: Callable[[int], None] = lambda _: None,
+    reserve: Callable[[int], None] = lambda _: None,
     prove: Prove = prove,
 ) -> Event:
     """Execute a request on a peer; an error becomes `RequestFailed`.
 
-    `take` is called with the size of each piece received, in bytes, and may block to
-    limit the rate.
+    `reserve` is called with the bytes to fetch before each read, and may block to limit
+    the rate.
     """
     try:
         match request:
@@ -116,7 +116,7 @@ def execute_remote(
             case FetchRecords(peer_id, block_ids):
                 return RecordsArrived(peer_id, peer.records(container_id, block_ids))
             case FetchWindows():
-                return _fetch_windows(request, container_id, peer, take, prove)
+                return _fetch_windows(request, container_id, peer, reserve, prove)
             case _:
                 assert_never(request)
     except ReconcileError as error:
@@ -131,7 +131,7 @@ def _fetch_windows(
     request: FetchWindows,
     container_id: ContainerId,
     peer: Peer,
-    take: Callable[[int], None],
+    reserve: Callable[[int], None],
     prove: Prove,
 ) -> WindowsArrived:
     """Fetch windows, adjacent ones in one range. Bytes that arrived before an error are
@@ -151,9 +151,11 @@ def _fetch_windows(
     try:
         for i in range(0, len(ranges), RANGES_MAX):
             batch = ranges[i : i + RANGES_MAX]
+            # Before the call: a peer must not run out of its deadline while we wait for
+            # our own bandwidth.
+            reserve(sum(wanted.length_bytes for wanted in batch))
             for piece in peer.read(container_id, request.block_id, chunk, batch):
                 bytes_fetched += len(piece.data)
-                take(len(piece.data))
                 _append(piece.offset, piece.data, batch, received)
     except ReconcileError as error:
         failure = error
@@ -221,16 +223,16 @@ class Runner:
         threads_max: int,
         audit: Audit,
         backoff: Backoff | None = None,
-        take: Callable[[int], None] = lambda _: None,
+        reserve: Callable[[int], None] = lambda _: None,
     ) -> None:
         """`threads_max` bounds concurrent requests to peers, over all containers.
-        `take` limits the rate, see `execute_remote`.
+        `reserve` limits the rate, see `execute_remote`.
         """
         assert threads_max >= 1
         self._own = own
         self._audit = audit
         self._backoff = backoff or Backoff()
-        self._take = take
+        self._reserve = reserve
         self._pool = ThreadPoolExecutor(threads_max, thread_name_prefix="reconcile")
         self._lock = threading.Lock()
         self._runs: dict[ContainerId, _Run] = {}
@@ -352,7 +354,7 @@ class Runner:
         """
 
         def attempt() -> Event:
-            event = execute_remote(request, run.job.container_id, peer, take=self._take)
+            event = execute_remote(request, run.job.container_id, peer, reserve=self._reserve)
             if isinstance(event, RequestFailed) and event.retryable and not run.cancelled.is_set():
                 raise _RetryError(event)
             return event

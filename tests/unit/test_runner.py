@@ -104,14 +104,14 @@ def make_runner() -> Iterator[Callable[..., Runner]]:
     def make(
         audit: Audit | None = None,
         threads_max: int = 4,
-        take: Callable[[int], None] = lambda _: None,
+        reserve: Callable[[int], None] = lambda _: None,
     ) -> Runner:
         runner = Runner(
             PeerId("dn1"),
             threads_max=threads_max,
             audit=audit or Audit(),
             backoff=PATIENT,
-            take=take,
+            reserve=reserve,
         )
         runners.append(runner)
         return runner
@@ -156,9 +156,38 @@ def test_every_byte_that_is_fetched_passes_the_bandwidth_limit(
 ) -> None:
     taken: list[int] = []
     outcome = run(
-        make_runner(take=taken.append), damaged(1, 2, 9), HookedPeer("dn2", lambda _: None)
+        make_runner(reserve=taken.append), damaged(1, 2, 9), HookedPeer("dn2", lambda _: None)
     )
     assert sum(taken) == outcome.progress.bytes_fetched == 3 * WINDOW
+
+
+def test_bandwidth_is_waited_for_before_a_call_and_never_within_it(
+    make_runner: Callable[..., Runner],
+) -> None:
+    """A wait within the call would run out the deadline of a healthy peer."""
+    calls: list[str] = []
+
+    class Reading(HookedPeer):
+        def read(
+            self,
+            container_id: ContainerId,
+            block_id: BlockId,
+            record_chunk: ChunkRecord,
+            ranges: Sequence[ByteRange],
+        ) -> Iterator[Piece]:
+            calls.append("call")
+            yield from super().read(container_id, block_id, record_chunk, ranges)
+            calls.append("end")
+
+    outcome = run(
+        make_runner(threads_max=1, reserve=lambda _: calls.append("wait")),
+        damaged(1, 2, 9),
+        Reading("dn2", lambda _: None),
+    )
+    assert outcome.progress.bytes_written == 3 * WINDOW
+    reads = calls.count("call")
+    assert reads
+    assert calls == ["wait", "call", "end"] * reads
 
 
 def test_progress_is_told_and_grows(make_runner: Callable[..., Runner]) -> None:
