@@ -12,6 +12,10 @@ TREE_BYTES_MAX = 256 << 20
 TREE_BLOCKS_MAX = 1_000_000
 # A 256 MiB block of 4 KiB chunks.
 BLOCK_CHUNKS_MAX = 65_536
+# Of all records that a peer sends for one request; a page of a repair is planned for
+# half as many chunks. A parsed chunk takes some 300 bytes of memory.
+RECORDS_CHUNKS_MAX = 2 * BLOCK_CHUNKS_MAX
+RECORDS_BYTES_MAX = 128 << 20
 # Larger than any block of Ozone (256 MiB), and far from overflowing signed arithmetic.
 BLOCK_BYTES_MAX = 1 << 40
 # More than any replication factor; a longer list is a mistake or an attack.

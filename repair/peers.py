@@ -13,7 +13,13 @@ from google.protobuf.message import DecodeError, Message
 
 from merkle.check import check_tree
 from merkle.errors import ReconcileError, RecordInvalidError, TreeRefusedError
-from merkle.limits import CHUNK_BYTES_MAX, TREE_BLOCKS_MAX, TREE_BYTES_MAX
+from merkle.limits import (
+    CHUNK_BYTES_MAX,
+    RECORDS_BYTES_MAX,
+    RECORDS_CHUNKS_MAX,
+    TREE_BLOCKS_MAX,
+    TREE_BYTES_MAX,
+)
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
@@ -110,7 +116,7 @@ class AgentPeer:
     ) -> dict[BlockId, BlockRecord]:
         """See Peer.records."""
         found: dict[BlockId, BlockRecord] = {}
-        waiting = list(block_ids)
+        waiting, budget = list(block_ids), _RecordBudget(self._target, container_id)
         while waiting:
             asked = waiting[:RECORDS_PER_CALL_MAX]
             request = GetBlockRecordsRequest(container_id=container_id, block_ids=asked)
@@ -137,6 +143,7 @@ class AgentPeer:
                         " turn"
                     )
                     raise self._nonsense(text, container_id)
+                budget.spend(record, len(one))
                 last = turn[record.block_id] + 1
                 found[record.block_id] = record
             # The agent sends as many records as fit a message. The blocks after the
@@ -291,7 +298,12 @@ class DatanodePeer:
         self, container_id: ContainerId, block_ids: Sequence[BlockId]
     ) -> dict[BlockId, BlockRecord]:
         """See Peer.records."""
-        return {record.block_id: record for record in self._client.records(container_id, block_ids)}
+        found: dict[BlockId, BlockRecord] = {}
+        budget = _RecordBudget(f"datanode {self.peer_id}", container_id)
+        for record in self._client.records(container_id, block_ids):
+            budget.spend(record, sum(len(chunk.entries) for chunk in record.chunks))
+            found[record.block_id] = record
+        return found
 
     def read(
         self,
@@ -320,6 +332,26 @@ class DatanodePeer:
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
+
+
+class _RecordBudget:
+    """Bounds the memory that the records of one request can take."""
+
+    def __init__(self, target: str, container_id: ContainerId) -> None:
+        self._target = target
+        self._container_id = container_id
+        self._chunks, self._bytes = RECORDS_CHUNKS_MAX, RECORDS_BYTES_MAX
+
+    def spend(self, record: BlockRecord, length_bytes: int) -> None:
+        """Count one record; RemoteProtocolError if the request's are too many."""
+        self._chunks -= len(record.chunks)
+        self._bytes -= length_bytes
+        if min(self._chunks, self._bytes) < 0:
+            raise RemoteProtocolError(
+                f"{self._target} sent records of more than {RECORDS_CHUNKS_MAX} chunks or"
+                f" {RECORDS_BYTES_MAX} bytes for one request",
+                container_id=self._container_id,
+            )
 
 
 def _parsed(raw: bytes, container_id: ContainerId) -> ContainerTree:

@@ -84,6 +84,7 @@ from repair.requests import (
     WriteWindows,
 )
 from repair.round import (
+    PAGE_BLOCKS_MAX,
     OurReplica,
     PageState,
     Phase,
@@ -92,11 +93,10 @@ from repair.round import (
     RoundState,
     chunks_of,
     evidence_of,
+    page_length,
     repaired_tree,
 )
 
-# Bounds the records in memory, of every holder; each page costs one round trip.
-RECORDS_PAGE_BLOCKS = 64
 # A tree that another writer changes more often is left to the next job.
 _STALE_TREES_MAX = 5
 # Bounds the outcome's message, in case the whole replica is lost.
@@ -273,8 +273,12 @@ class Reconciliation:
             self._store_tree()
             return
         self._phase = Phase.RECORDS
-        first, self._round.started = self._round.started, self._round.started + RECORDS_PAGE_BLOCKS
-        self._page = PageState(self._job.plan.blocks[first : self._round.started])
+        first = self._round.started
+        left = self._job.plan.blocks[first : first + PAGE_BLOCKS_MAX]
+        assert self._ours.tree is not None
+        count = page_length(left, [self._ours.tree, *self._round.trees.values()])
+        self._round.started += count
+        self._page = PageState(left[:count])
         self._request(LoadRecords(tuple(block.block_id for block in self._page.repairs)))
         for peer in self._round.trees:
             wanted = tuple(block.block_id for block in self._page.repairs if peer in block.holders)

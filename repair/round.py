@@ -3,10 +3,11 @@
 Each round and each page starts with a new value, so no state of an earlier one is left.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from merkle.limits import RECORDS_CHUNKS_MAX
 from merkle.outcome import COUNTERS, Evidence, EvidenceKind, Verdict, worst_verdict
 from merkle.plan import BlockRepair, RepairPlan
 from merkle.record import BlockRecord
@@ -14,6 +15,12 @@ from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree, TreeBuilder
 from repair.block_repair import BlockRepairer, Failure, Sources
 from repair.requests import RequestFailed
+
+# Bounds the records in memory, of every holder; each page costs one round trip.
+PAGE_BLOCKS_MAX = 64
+PAGE_CHUNKS_MAX = RECORDS_CHUNKS_MAX // 2
+# With SHA-256 over every 512 bytes, checksums take 7 % of the data's size.
+PAGE_DATA_BYTES_MAX = 1 << 30
 
 
 class Phase(Enum):
@@ -149,6 +156,22 @@ def repaired_tree(container_id: ContainerId, ours: OurReplica, round_: RoundStat
     for tombstone in round_.tombstones:
         builder.set_deleted(tombstone.block_id, tombstone.data_checksum)
     return builder.build()
+
+
+def page_length(repairs: Sequence[BlockRepair], trees: Collection[ContainerTree]) -> int:
+    """How many of the next blocks, PAGE_BLOCKS_MAX at most, form a page.
+
+    It is at least one, and no more than bounds the memory of the records.
+    """
+    assert len(repairs) <= PAGE_BLOCKS_MAX
+    chunks, data_bytes = 0, 0
+    for count, repair in enumerate(repairs):
+        entries = [chunks_of(tree, repair.block_id).values() for tree in trees]
+        chunks += max(map(len, entries), default=0)
+        data_bytes += max((sum(c.length_bytes for c in entry) for entry in entries), default=0)
+        if count and (chunks > PAGE_CHUNKS_MAX or data_bytes > PAGE_DATA_BYTES_MAX):
+            return count
+    return len(repairs)
 
 
 def chunks_of(tree: ContainerTree, block_id: BlockId) -> dict[int, ChunkTree]:

@@ -5,7 +5,7 @@ protocol over gRPC.
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import grpc
@@ -16,6 +16,7 @@ from dnagent.server import AgentService
 from merkle.checksum import ChecksumType
 from merkle.columns import encode_tree
 from merkle.errors import TreeRefusedError
+from merkle.limits import BLOCK_CHUNKS_MAX, RECORDS_CHUNKS_MAX
 from merkle.record import ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
@@ -201,6 +202,26 @@ def test_more_blocks_than_fit_one_request_are_asked_for_in_turns(
 ) -> None:
     source.replicas[CONTAINER] = replica_of(CONTAINER, dict.fromkeys(range(1, 1501), 1))
     assert len(peer.records(CONTAINER, [BlockId(i) for i in range(1, 2200)])) == 1500
+
+
+@pytest.mark.parametrize("kind", ["agent", "datanode"])
+def test_more_chunks_than_a_request_may_bring_are_refused(
+    kind: str, source: MemorySource, server: RpcServer
+) -> None:
+    """A peer could fill our memory with records, of which it makes up as many as it
+    likes.
+    """
+    blocks = RECORDS_CHUNKS_MAX // BLOCK_CHUNKS_MAX + 1
+    one = replica_of(CONTAINER, {1: BLOCK_CHUNKS_MAX}, window_bytes=1, chunk_bytes=1)
+    record = one.records[BlockId(1)]
+    for number in range(1, blocks + 1):
+        one.records[BlockId(number)] = replace(record, block_id=BlockId(number))
+    source.replicas[CONTAINER] = one
+    with closing(connect(kind, server.address)) as peer:
+        allowed = [BlockId(number) for number in range(1, blocks)]
+        assert len(peer.records(CONTAINER, allowed)) == blocks - 1
+        with pytest.raises(RemoteProtocolError, match="chunks"):
+            peer.records(CONTAINER, [*allowed, BlockId(blocks)])
 
 
 def test_records_of_an_unknown_container_are_refused(peer: Peer) -> None:

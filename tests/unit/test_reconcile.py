@@ -8,11 +8,12 @@ import pytest
 from merkle.checksum import ChecksumType
 from merkle.columns import encode_tree
 from merkle.outcome import EvidenceKind, OutcomeState, RepairOutcome, Verdict
+from merkle.plan import BlockRepair, ChunkFault, ChunkRepair
 from merkle.record import BlockRecord
 from merkle.replica import PeerId, ReplicaState
-from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
+from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
 from ozone.errors import UndoBudgetError
-from repair.reconciliation import RECORDS_PAGE_BLOCKS, Reconciliation
+from repair.reconciliation import Reconciliation
 from repair.requests import (
     AdvanceBcsId,
     Cancelled,
@@ -32,8 +33,14 @@ from repair.requests import (
     StoreTree,
     WriteWindows,
 )
+from repair.round import (
+    PAGE_BLOCKS_MAX,
+    PAGE_CHUNKS_MAX,
+    PAGE_DATA_BYTES_MAX,
+    page_length,
+)
 from repair.runner import execute_local, execute_remote
-from tests.support.cluster import Forger
+from tests.support.faults import Forger
 from tests.support.memory import CrashError, RepairableReplica
 from tests.support.peers import Evil, EvilPeer, MemoryPeer, MemoryReplica, MemorySource, replica_of
 
@@ -624,7 +631,7 @@ def test_a_pending_last_chunk_that_peers_have_in_full_is_settled_here() -> None:
 
 
 def test_records_of_many_blocks_are_asked_for_a_page_at_a_time() -> None:
-    count = 2 * RECORDS_PAGE_BLOCKS + 1
+    count = 2 * PAGE_BLOCKS_MAX + 1
     at = world(*range(1, count + 1), length=WINDOW)
     for block_id in list(at.ours.stored.records):
         drop_record(at.ours.stored, block_id, data_too=True)
@@ -633,8 +640,35 @@ def test_records_of_many_blocks_are_asked_for_a_page_at_a_time() -> None:
     assert outcome.progress.blocks_added == count
     assert (
         max(len(r.block_ids) for r in at.of(FetchRecords) if isinstance(r, FetchRecords))
-        == RECORDS_PAGE_BLOCKS
+        == PAGE_BLOCKS_MAX
     )
+
+
+@pytest.mark.parametrize(
+    ("blocks", "chunks", "length", "expected"),
+    [
+        (PAGE_BLOCKS_MAX, 1, 4096, PAGE_BLOCKS_MAX),
+        (3, PAGE_CHUNKS_MAX // 2, 1, 2),
+        (3, PAGE_CHUNKS_MAX // 2 + 1, 1, 1),
+        (3, 64, PAGE_DATA_BYTES_MAX // 128, 2),
+        (2, 1, 2 * PAGE_DATA_BYTES_MAX, 1),
+    ],
+)
+def test_a_page_is_as_long_as_the_memory_of_its_records_allows(
+    blocks: int, chunks: int, length: int, expected: int
+) -> None:
+    """Counts of chunks are those of whichever tree has the most."""
+    small = tuple(ChunkTree(i * length, length, 1) for i in range(min(chunks, 2)))
+    large = tuple(ChunkTree(i * length, length, 1) for i in range(chunks))
+    trees = [
+        ContainerTree(
+            ContainerId(7), 0, tuple(BlockTree(BlockId(i), 0, False, held) for i in range(blocks))
+        )
+        for held in (small, large)
+    ]
+    fault = ChunkRepair(0, ChunkFault.MISSING, (PeerId("dn2"),))
+    repairs = [BlockRepair(BlockId(i), (), (fault,)) for i in range(blocks)]
+    assert page_length(repairs, trees) == expected
 
 
 def _with_peer_block(
