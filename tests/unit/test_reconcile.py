@@ -33,7 +33,7 @@ from repair.requests import (
     WriteWindows,
 )
 from repair.runner import execute_local, execute_remote
-from tests.support.cluster import Forger
+from tests.support.faults import Forger
 from tests.support.memory import CrashError, RepairableReplica
 from tests.support.peers import Evil, EvilPeer, MemoryPeer, MemoryReplica, MemorySource, replica_of
 

@@ -10,7 +10,7 @@ from merkle.checksum import ChecksumType
 from merkle.limits import CHUNK_BYTES_MAX
 from merkle.record import ChunkRecord
 from merkle.windows import ProvenWindows, bad_windows, is_sound, prove, runs_of
-from tests.support.cluster import chunk_record
+from tests.support.peers import chunk_record
 
 WINDOW = 8
 TYPES = [kind for kind in ChecksumType if kind is not ChecksumType.NONE]
