@@ -3,7 +3,7 @@ live replica.
 
 A round is one reconciliation by each. Where a replica could be put together only after
 others had looked, and so is not equal to them, the others are ordered again, for a
-further round of the same job (scm.policy.to_go_again).
+further round of the same job (scm.policy.peers_to_reorder).
 
 A pure state machine: `step(job, event, now_s)` returns the job as it is afterwards. The
 job's state follows from its orders and from nothing else, so that it cannot say RUNNING

@@ -4,10 +4,10 @@ Each task aggregates a block's rows to one before the shuffle, and no row passes
 Python.
 
 A block's checksum is an XOR over its chunks once each chunk's rank is known
-(sweep.gf2). Where all chunks but a block's last have one length, the rank is offset /
-length. The same aggregate proves this for each block: every offset is a multiple of the
-length, and the XOR of one bit per rank equals the n lowest bits. The n chunks of a
-block can produce these bits only with the ranks 0 to n - 1.
+(sweep.fragments). Where all chunks but a block's last have one length, the rank is
+offset / length. The same aggregate proves this for each block: every offset is a
+multiple of the length, and the XOR of one bit per rank equals the n lowest bits. The n
+chunks of a block can produce these bits only with the ranks 0 to n - 1.
 
 A container takes the exact path if one of its blocks lacks this proof, has more than
 RANKS chunks or a checksum of more than 32 bits, or has rows that contradict each other
