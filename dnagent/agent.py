@@ -35,6 +35,7 @@ from dnagent.volumes import ManagedVolume
 from merkle.errors import ReconcileError
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
+from ozone.datanode import SERVICE as OZONE_SERVICE
 from ozone.datanode import XceiverService
 from ozone.errors import VolumeError
 from ozone.mapped import MappedReader
@@ -58,6 +59,8 @@ _SCAN_CALLS_MAX = 8
 # Long enough for a write and its sync; a call to a peer that hangs is not waited for.
 _INTERRUPT_S = 30.0
 _POLL_S = 0.1
+# Calls of agents and of the command line, and those of Ozone's datanodes.
+_RPC_THREADS, _OZONE_THREADS = 32, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +274,9 @@ class Agent:
             services,
             tls=config.rpc_tls,
             insecure=config.insecure,
-            threads=32,
+            threads=_RPC_THREADS,
+            # Whoever holds all of its threads keeps no agent from being answered.
+            own_threads={OZONE_SERVICE: _OZONE_THREADS},
             calls_max=128,
         )
         self._stack.callback(server.stop)

@@ -48,7 +48,7 @@ from repair.wire import (
     TREE_TOO_LARGE,
     decode_piece,
 )
-from runtime.errors import PeerRefusedError, PeerUnavailableError, RemoteProtocolError
+from runtime.errors import BusyError, PeerRefusedError, PeerUnavailableError, RemoteProtocolError
 from runtime.rpc import Deadlines, UnaryCall, UnaryStreamCall, error_from, sent_error
 
 _SHORT = "short_read"
@@ -270,6 +270,9 @@ class AgentPeer:
 
     def _failed(self, error: grpc.RpcError) -> ReconcileError:
         if sent := sent_error(error):
+            if isinstance(sent, BusyError):
+                # It has its hands full; a healthy peer is not given up for that.
+                return PeerUnavailableError(f"{self._target}: {sent.message}")
             return PeerRefusedError(
                 f"{self._target}: {sent.message}", hint=sent.hint, result=sent.code
             )

@@ -60,6 +60,10 @@ from repair.wire import RANGES_MAX
 from runtime.errors import BusyError, RemoteProtocolError
 from runtime.retry import Backoff, call_with_retry
 
+# An agent gives one client half of its threads (runtime.rpc): several agents of one
+# host share that half.
+CALLS_PER_PEER_MAX = 8
+
 Prove: TypeAlias = Callable[[ChunkRecord, int, bytearray], tuple[ProvenWindows, ...]]
 
 
@@ -235,6 +239,7 @@ class Runner:
         self._reserve = reserve
         self._pool = ThreadPoolExecutor(threads_max, thread_name_prefix="reconcile")
         self._lock = threading.Lock()
+        self._peer_slots: dict[PeerId, threading.Semaphore] = {}
         self._runs: dict[ContainerId, _Run] = {}
 
     def run(
@@ -362,8 +367,13 @@ class Runner:
         def pause(seconds: float) -> None:
             run.cancelled.wait(seconds)
 
+        with self._lock:
+            slots = self._peer_slots.setdefault(
+                request.peer, threading.Semaphore(CALLS_PER_PEER_MAX)
+            )
         try:
-            return call_with_retry(attempt, sleep=pause, backoff=self._backoff)
+            with slots:
+                return call_with_retry(attempt, sleep=pause, backoff=self._backoff)
         except _RetryError as error:
             return error.event
 

@@ -10,12 +10,13 @@ that do not parse as the method's request are refused before they reach the serv
 """
 
 import ipaddress
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -23,6 +24,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 
 from merkle.errors import ReconcileError
 from merkle.limits import MESSAGE_BYTES_MAX
+from runtime.call_limits import CallLimits, CallWatch, WatchedCall
 from runtime.errors import ConfigError, PeerRefusedError, RemoteProtocolError, UsageError
 
 # Many times what names, a trace and our trailers need. It equals grpc's default, which
@@ -96,6 +98,7 @@ _PROTOCOL_STATUSES = {
     grpc.StatusCode.OUT_OF_RANGE,
 }
 
+_T = TypeVar("_T")
 Register = Callable[[grpc.Server], None]
 # Text, since these classes are generic in the type stubs only.
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -174,12 +177,13 @@ class RpcServer:
     def __init__(
         self,
         server: grpc.Server,
-        pool: ThreadPoolExecutor,
+        pools: Sequence[ThreadPoolExecutor],
+        watch: CallWatch,
         checks: health.HealthServicer,
         host: str,
         port: int,
     ) -> None:
-        self._server, self._pool, self._checks = server, pool, checks
+        self._server, self._pools, self._watch, self._checks = server, pools, watch, checks
         self.port = port
         self.address = f"{host}:{port}"
 
@@ -189,7 +193,9 @@ class RpcServer:
         """
         self._checks.enter_graceful_shutdown()
         self._server.stop(grace_s).wait()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._watch.close()
+        for pool in self._pools:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def start_server(
@@ -200,10 +206,14 @@ def start_server(
     insecure: bool = False,
     threads: int = 16,
     calls_max: int = 64,
+    own_threads: Mapping[str, int] | None = None,
+    limits: CallLimits | None = None,
 ) -> RpcServer:
     """Listen on `host:port` with these services and grpc's health service.
 
-    Calls beyond `threads` wait; calls beyond `calls_max` are refused at once.
+    Calls beyond `threads` wait; calls beyond `calls_max` are refused at once, and those
+    of one client beyond half of the threads. Services in `own_threads`, by full name,
+    get that many threads of their own. `limits` cancel calls that stand still.
 
     Raises:
         ConfigError: the address is off loopback without TLS or `insecure`, the PEM
@@ -214,10 +224,15 @@ def start_server(
     host, separator, port_text = address.rpartition(":")
     if not separator or not port_text.isdecimal() or int(port_text) > 0xFFFF:
         raise ConfigError(f"{address!r} is not host:port", address=address)
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="rpc")
+    pool = _CallPool(threads)
+    pools = {service: _CallPool(count) for service, count in (own_threads or {}).items()}
+    watch = CallWatch(limits or CallLimits())
     options = (*_SERVER_OPTIONS, ("grpc.max_concurrent_streams", calls_max))
     server = grpc.server(
-        pool, interceptors=[_ErrorInterceptor()], options=options, maximum_concurrent_rpcs=calls_max
+        pool,
+        interceptors=[_CallInterceptor(watch, pool, pools)],
+        options=options,
+        maximum_concurrent_rpcs=calls_max,
     )
     checks = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -231,11 +246,12 @@ def start_server(
         else:
             port = server.add_insecure_port(address)
     except RuntimeError as error:
+        watch.close()
         pool.shutdown()
         hint = "Check that the port is free and that the PEM files hold a certificate and a key."
         raise ConfigError(f"cannot listen on {address}", hint=hint, address=address) from error
     server.start()
-    return RpcServer(server, pool, checks, host, port)
+    return RpcServer(server, [pool, *pools.values()], watch, checks, host, port)
 
 
 def refuse(context: grpc.ServicerContext, error: ReconcileError) -> NoReturn:
@@ -260,19 +276,45 @@ def _default_status(error: ReconcileError) -> grpc.StatusCode:
     return grpc.StatusCode.ABORTED if error.retryable else grpc.StatusCode.INTERNAL
 
 
-class _ErrorInterceptor(grpc.ServerInterceptor):
-    """Sends the errors of services, and of parsing requests, under their own codes."""
+class _CallPool(ThreadPoolExecutor):
+    """Threads for calls, of which one client gets half at most."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads, thread_name_prefix="rpc")
+        self.calls_per_client_max = max(2, threads // 2)
+
+
+class _CallInterceptor(grpc.ServerInterceptor):
+    """Sends the errors of services, and of parsing requests, under their own codes;
+    watches calls; gives services the threads that are their own.
+    """
+
+    def __init__(
+        self, watch: CallWatch, pool: _CallPool, own_pools: Mapping[str, _CallPool]
+    ) -> None:
+        self._watch = watch
+        self._pool = pool
+        self._own_pools = own_pools
 
     def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], _MaybeHandler],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _MaybeHandler:
-        """The handler, wrapped so that errors keep their codes."""
+        """The handler, wrapped."""
         handler = continuation(handler_call_details)
-        if handler is None:
-            return None
+        service = str(handler_call_details.method).rpartition("/")[0].lstrip("/")
+        # The health service holds no thread for a call, and waits by design.
+        if handler is None or service == health.SERVICE_NAME:
+            return handler
         deserialize = handler.request_deserializer or _identity
+        pool = self._own_pools.get(service, self._pool)
+        watch = partial(
+            self._watch.watch,
+            service=service,
+            calls_per_client_max=pool.calls_per_client_max,
+            is_stream=handler.request_streaming or handler.response_streaming,
+        )
         behaviour: Any = (
             handler.unary_unary
             or handler.unary_stream
@@ -280,31 +322,38 @@ class _ErrorInterceptor(grpc.ServerInterceptor):
             or handler.stream_stream
         )
 
-        def parse(raw: Any) -> Any:
-            return (
-                (_parse_request(deserialize, one) for one in raw)
-                if handler.request_streaming
-                else _parse_request(deserialize, raw)
-            )
+        def parse(raw: Any, call: WatchedCall) -> Any:
+            if not handler.request_streaming:
+                return _parse_request(deserialize, raw)
+            return _each(call, (_parse_request(deserialize, one) for one in raw))
 
         def respond(raw: Any, context: grpc.ServicerContext) -> Any:
             try:
-                return behaviour(parse(raw), context)
+                with watch(context) as call:
+                    return behaviour(parse(raw, call), context)
             except ReconcileError as error:
                 refuse(context, error)
 
         def stream(raw: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             try:
-                yield from behaviour(parse(raw), context)
+                with watch(context) as call:
+                    yield from _each(call, behaviour(parse(raw, call), context))
             except ReconcileError as error:
                 refuse(context, error)
 
+        wrapped: Any = stream if handler.response_streaming else respond
+        # gRPC's way to give a method threads of its own.
+        wrapped.experimental_thread_pool = pool
         make = _HANDLERS[handler.request_streaming, handler.response_streaming]
-        return make(
-            stream if handler.response_streaming else respond,
-            None,
-            handler.response_serializer,
-        )
+        return make(wrapped, None, handler.response_serializer)
+
+
+def _each(call: WatchedCall, messages: Iterable[_T]) -> Iterator[_T]:
+    """The messages, each noted as it comes, and when the next one is wanted."""
+    for message in messages:
+        call.note_message()
+        yield message
+        call.note_message()
 
 
 _HANDLERS: Mapping[tuple[bool, bool], Callable[..., Handler]] = {

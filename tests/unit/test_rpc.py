@@ -1,9 +1,12 @@
 """Servers and channels: limits, security, ports, and errors that keep their names."""
 
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import repeat
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import grpc
 import pytest
@@ -14,6 +17,7 @@ from merkle.errors import ReconcileError, TreeRefusedError
 from merkle.limits import MESSAGE_BYTES_MAX
 from ozone.errors import ContainerNotFoundError, ContainerStateError, StaleTreeError
 from protos.errors import ControllerUnavailableError
+from runtime.call_limits import CallLimits
 from runtime.errors import (
     BusyError,
     ConfigError,
@@ -36,22 +40,29 @@ from runtime.rpc import (
     printable,
     start_server,
 )
+from tests.support.waiting import wait_until
 
 SERVICE = "test.Service"
+OWN_SERVICE = "test.OwnService"
 # Any address that is neither loopback nor ours to bind.
 ELSEWHERE = "192.0.2.1:9000"
+
+
+Stream = tuple["SimpleQueue[bytes | None]", Any]
 
 
 class Echo:
     """Sends back what it gets, or raises what it is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, service: str = SERVICE) -> None:
+        self.service = service
         self.error: ReconcileError | None = None
 
     def register(self, server: grpc.Server) -> None:
         handlers: dict[str, Handler] = {
             "Unary": grpc.unary_unary_rpc_method_handler(self._one),
             "Many": grpc.unary_stream_rpc_method_handler(self._many),
+            "Endless": grpc.unary_stream_rpc_method_handler(lambda raw, _: repeat(raw)),
             "Both": grpc.stream_stream_rpc_method_handler(self._both),
             "Parsed": grpc.unary_unary_rpc_method_handler(
                 lambda message, _: message,
@@ -59,7 +70,8 @@ class Echo:
                 health_pb2.HealthCheckRequest.SerializeToString,
             ),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        handler = grpc.method_handlers_generic_handler(self.service, handlers)
+        server.add_generic_rpc_handlers((handler,))
 
     def _one(self, raw: bytes, _: grpc.ServicerContext) -> bytes:
         if self.error:
@@ -95,8 +107,10 @@ def channel(server: RpcServer) -> Iterator[grpc.Channel]:
         yield opened
 
 
-def unary(channel: grpc.Channel, raw: bytes = b"x", method: str = "Unary") -> bytes:
-    call: UnaryCall = channel.unary_unary(f"/{SERVICE}/{method}")
+def unary(
+    channel: grpc.Channel, raw: bytes = b"x", method: str = "Unary", service: str = SERVICE
+) -> bytes:
+    call: UnaryCall = channel.unary_unary(f"/{service}/{method}")
     with named_errors("peer", PeerUnavailableError):
         answer: bytes = call(raw, timeout=20)
     return answer
@@ -213,6 +227,92 @@ def test_a_call_beyond_the_limit_of_calls_is_refused_at_once(echo: Echo) -> None
             requests.put(None)
             call.cancel()
     running.stop(0)
+
+
+IMPATIENT = CallLimits(idle_s=1.0)
+
+
+def _idle_streams(channel: grpc.Channel, count: int, service: str = SERVICE) -> list[Stream]:
+    """Streams of one client that were begun, and on which nothing is sent any more."""
+    both: StreamCall = channel.stream_stream(f"/{service}/Both")
+    streams = []
+    for _ in range(count):
+        queue: SimpleQueue[bytes | None] = SimpleQueue()
+        queue.put(b"x")
+        call = both(iter(queue.get, None))
+        assert next(call) == b"x"
+        streams.append((queue, call))
+    return streams
+
+
+def _end(streams: list[Stream]) -> None:
+    for queue, call in streams:
+        queue.put(None)
+        call.cancel()
+
+
+def test_streams_that_stand_still_are_cancelled_and_give_their_threads_back(echo: Echo) -> None:
+    running = start_server("127.0.0.1:0", [echo.register], threads=4, limits=IMPATIENT)
+    with open_channel(running.address) as channel, open_channel(running.address) as other:
+        streams = _idle_streams(channel, 2)
+        # Half of the threads are one client's at most, whatever its channels.
+        with pytest.raises(BusyError, match="2 calls under way"):
+            unary(other)
+        for _, call in streams:
+            with pytest.raises(grpc.RpcError) as caught:
+                next(call)
+            assert caught.value.code() is grpc.StatusCode.CANCELLED
+        wait_until(lambda: _answers(other), "the threads to be free")
+        _end(streams)
+    running.stop(0)
+
+
+def test_a_stream_that_moves_lasts_longer_than_the_limit_of_idle_time(echo: Echo) -> None:
+    running = start_server("127.0.0.1:0", [echo.register], limits=IMPATIENT)
+    with open_channel(running.address) as channel:
+        [(queue, call)] = streams = _idle_streams(channel, 1)
+        started_s = time.monotonic()
+        while time.monotonic() < started_s + 2 * IMPATIENT.idle_s:
+            time.sleep(IMPATIENT.idle_s / 10)
+            queue.put(b"y")
+            assert next(call) == b"y"
+        _end(streams)
+    running.stop(0)
+
+
+def test_a_client_that_reads_nothing_is_cancelled(echo: Echo) -> None:
+    running = start_server("127.0.0.1:0", [echo.register], threads=4, limits=IMPATIENT)
+    with open_channel(running.address) as channel, open_channel(running.address) as other:
+        endless: UnaryStreamCall = channel.unary_stream(f"/{SERVICE}/Endless")
+        calls = [endless(bytes(1 << 20)) for _ in range(2)]
+        for call in calls:
+            next(call)
+        wait_until(lambda: not _answers(other), "both calls to hold their threads")
+        wait_until(lambda: _answers(other), "the threads to be free")
+        for call in calls:
+            call.cancel()
+    running.stop(0)
+
+
+def test_a_service_with_threads_of_its_own_takes_none_of_the_others(echo: Echo) -> None:
+    own = Echo(OWN_SERVICE)
+    running = start_server(
+        "127.0.0.1:0", [echo.register, own.register], threads=2, own_threads={OWN_SERVICE: 4}
+    )
+    with open_channel(running.address) as channel:
+        streams = _idle_streams(channel, 2, OWN_SERVICE)
+        with pytest.raises(BusyError):
+            unary(channel, service=OWN_SERVICE)
+        assert unary(channel, b"y") == b"y"
+        _end(streams)
+    running.stop(0)
+
+
+def _answers(channel: grpc.Channel) -> bool:
+    try:
+        return unary(channel) == b"x"
+    except BusyError:
+        return False
 
 
 def test_a_read_gets_time_for_its_bytes() -> None:
