@@ -108,7 +108,7 @@ class _TellsOfAChangeOnce(HeartbeatState):
     def next(
         self, replicas: Iterable[ContainerReplica], running: Iterable[JobReport]
     ) -> OutgoingHeartbeat:
-        heartbeat = super().next(replicas, running)
+        heartbeat = super().next_heartbeat(replicas, running)
         self._known.update((replica.container_id, replica) for replica in heartbeat.replicas)
         self._unsure.clear()
         return heartbeat
@@ -118,7 +118,7 @@ class _TellsOfAnEndOnce(HeartbeatState):
     def next(
         self, replicas: Iterable[ContainerReplica], running: Iterable[JobReport]
     ) -> OutgoingHeartbeat:
-        heartbeat = super().next(replicas, running)
+        heartbeat = super().next_heartbeat(replicas, running)
         self._ended.clear()
         return heartbeat
 
@@ -127,7 +127,7 @@ class _NeverTellsWhatIsGone(HeartbeatState):
     def next(
         self, replicas: Iterable[ContainerReplica], running: Iterable[JobReport]
     ) -> OutgoingHeartbeat:
-        return replace(super().next(replicas, running), removed=())
+        return replace(super().next_heartbeat(replicas, running), removed=())
 
 
 class _ObeysTwice(HeartbeatState):
@@ -137,8 +137,8 @@ class _ObeysTwice(HeartbeatState):
 
 
 class _ForgetsToConfirm(HeartbeatState):
-    def answered(self, sent: OutgoingHeartbeat, answer: HeartbeatResponse) -> list[Command]:
-        commands = super().answered(sent, answer)
+    def handle_response(self, sent: OutgoingHeartbeat, answer: HeartbeatResponse) -> list[Command]:
+        commands = super().handle_response(sent, answer)
         self._acknowledged.clear()
         self._seen.clear()
         return commands
