@@ -105,26 +105,26 @@ def _repaired_by(block_repairer: type[BlockRepairer]) -> Parts:
 
 
 class _TellsOfAChangeOnce(HeartbeatState):
-    def next(
+    def next_heartbeat(
         self, replicas: Iterable[ContainerReplica], running: Iterable[JobReport]
     ) -> OutgoingHeartbeat:
         heartbeat = super().next_heartbeat(replicas, running)
-        self._known.update((replica.container_id, replica) for replica in heartbeat.replicas)
-        self._unsure.clear()
+        self._confirmed.update((replica.container_id, replica) for replica in heartbeat.replicas)
+        self._unconfirmed.clear()
         return heartbeat
 
 
 class _TellsOfAnEndOnce(HeartbeatState):
-    def next(
+    def next_heartbeat(
         self, replicas: Iterable[ContainerReplica], running: Iterable[JobReport]
     ) -> OutgoingHeartbeat:
         heartbeat = super().next_heartbeat(replicas, running)
-        self._ended.clear()
+        self._results.clear()
         return heartbeat
 
 
 class _NeverTellsWhatIsGone(HeartbeatState):
-    def next(
+    def next_heartbeat(
         self, replicas: Iterable[ContainerReplica], running: Iterable[JobReport]
     ) -> OutgoingHeartbeat:
         return replace(super().next_heartbeat(replicas, running), removed=())
@@ -132,7 +132,7 @@ class _NeverTellsWhatIsGone(HeartbeatState):
 
 class _ObeysTwice(HeartbeatState):
     def _accept(self, envelope: CommandEnvelope) -> bool:
-        self._seen.clear()
+        self._seen_commands.clear()
         return super()._accept(envelope)
 
 
@@ -140,7 +140,7 @@ class _ForgetsToConfirm(HeartbeatState):
     def handle_response(self, sent: OutgoingHeartbeat, answer: HeartbeatResponse) -> list[Command]:
         commands = super().handle_response(sent, answer)
         self._acknowledged.clear()
-        self._seen.clear()
+        self._seen_commands.clear()
         return commands
 
 
