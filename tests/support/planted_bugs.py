@@ -145,7 +145,7 @@ class _ForgetsToConfirm(HeartbeatState):
 
 
 class _NeverSendsAgain(Dispatcher):
-    def send_again(self, now_s: float) -> None:
+    def resend(self, now_s: float) -> None:
         self._resend.clear()
 
 
@@ -196,7 +196,7 @@ class _SeesNoDamage(Controller):
 
 
 class _TakesLateReports(Registry):
-    def observe(
+    def handle_heartbeat(
         self,
         datanode: Datanode,
         *,
@@ -207,13 +207,13 @@ class _TakesLateReports(Registry):
     ) -> HeartbeatEffect:
         if known := self._datanodes.get(datanode.peer):
             known.sequence = 0
-        return super().observe(
+        return super().handle_heartbeat(
             datanode, incarnation=incarnation, sequence=sequence, report=report, now_s=now_s
         )
 
 
 class _ForgivesNoLateReport(Registry):
-    def observe(
+    def handle_heartbeat(
         self,
         datanode: Datanode,
         *,
@@ -225,7 +225,7 @@ class _ForgivesNoLateReport(Registry):
         known = self._datanodes.get(datanode.peer)
         if known and incarnation != known.incarnation and incarnation in known.earlier:
             return HeartbeatEffect(False)
-        return super().observe(
+        return super().handle_heartbeat(
             datanode, incarnation=incarnation, sequence=sequence, report=report, now_s=now_s
         )
 
