@@ -1,1 +1,1 @@
-"""The agent on one datanode: scans, keeps trees, serves peers, repairs."""
+"""The agent of one datanode: it scans, stores trees, serves peers and repairs."""

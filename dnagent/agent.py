@@ -1,9 +1,6 @@
-"""An agent: one datanode's volumes, opened, scanned, served, reported and repaired by
-one process.
+"""The agent of one datanode: it starts and stops scanners, server, heartbeats, jobs.
 
-This module only puts the parts together and takes them apart again. A volume that
-cannot be opened is named and left out, the others work; without any volume there is no
-agent.
+A volume that cannot be opened is reported and left out. At least one must open.
 """
 
 import threading
@@ -18,7 +15,7 @@ from dnagent.events import AGENT_EVENTS
 from dnagent.heartbeat import (
     CancelCommand,
     Command,
-    Heartbeats,
+    HeartbeatSender,
     JobReport,
     PeerAddress,
     ReconcileCommand,
@@ -51,12 +48,11 @@ from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rpc import open_channel, start_server
 
-# What a datanode changes under a read-only volume is seen after so long at the latest.
+# The interval of maintenance; within it changes by the owner of a volume are noticed.
 _REFRESH_S = 60.0
-# A scan holds its caller's thread for as long as it takes; the other threads are for
-# reads.
+# A scan occupies a server thread until it ends; the other threads are for reads.
 _SCAN_CALLS_MAX = 8
-# Long enough for a write and its sync; a call to a peer that hangs is not waited for.
+# Long enough for a write and its sync, but not for a call to a peer that hangs.
 _INTERRUPT_S = 30.0
 _POLL_S = 0.1
 # Calls of agents and of the command line, and those of Ozone's datanodes.
@@ -65,14 +61,14 @@ _RPC_THREADS, _OZONE_THREADS = 32, 16
 
 @dataclass(frozen=True, slots=True)
 class FailedVolume:
-    """A volume that is not held, and why."""
+    """A volume that could not be opened."""
 
     settings: VolumeSettings
     error: ReconcileError
 
 
 class Agent:
-    """One running agent. Everything that `start` began, `stop` ends."""
+    """One agent. `stop` ends everything that `start` started."""
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
@@ -83,14 +79,14 @@ class Agent:
         self._failed: list[FailedVolume] = []
         self._last_errors: dict[str, str] = {}
         self._scanners: dict[str, Scanner] = {}
-        self._heartbeats: Heartbeats | None = None
+        self._heartbeats: HeartbeatSender | None = None
         self._scan_calls = threading.Semaphore(_SCAN_CALLS_MAX)
         self.metrics = Metrics(AGENT_METRICS)
         self.datanode_id = PeerId("")
         self.address = ""
 
     def start(self) -> None:
-        """Open, serve, scan and report; where this fails, all that was begun is ended.
+        """Open the volumes and start all parts. After an error all parts are stopped.
 
         Raises:
             ReconcileError: no volume can be opened, or an address cannot be bound.
@@ -102,49 +98,49 @@ class Agent:
             raise
 
     def stop(self) -> None:
-        """End everything, last begun first; a scan or repair under way is cut short and
-        leaves no half state.
+        """Stop all parts in reverse order. Running scans and repairs are interrupted,
+        and leave a consistent state.
         """
         self._stop.set()
         self._stack.close()
 
     def scan(self, container_id: ContainerId, cancelled: Callable[[], bool]) -> ScanReport:
-        """Scan a container now; BusyError if too many callers wait."""
+        """Scan a container now (ScanService.scan)."""
         if not self._scan_calls.acquire(blocking=False):
             raise BusyError(
-                f"{_SCAN_CALLS_MAX} callers wait for scans already", limit=_SCAN_CALLS_MAX
+                f"{_SCAN_CALLS_MAX} callers are already waiting for scans", limit=_SCAN_CALLS_MAX
             )
         try:
-            future = self._scanner_of(container_id).request(container_id, without_gap=True)
+            future = self._scanner_of(container_id).request(container_id, ignore_gap=True)
             while not cancelled():
                 try:
                     return future.result(timeout=_POLL_S)
                 except FutureTimeoutError:
                     continue
             raise OperationInterruptedError(
-                "nobody waits for this scan any more", container_id=container_id
+                "the caller no longer waits for this scan", container_id=container_id
             )
         finally:
             self._scan_calls.release()
 
     def schedule(self, container_id: ContainerId) -> None:
-        """Have a missing tree built soon (ScanService.schedule)."""
+        """Request the build of a missing tree (ScanService.schedule)."""
         self._scanner_of(container_id).wake()
 
     def status(self) -> AgentStatus:
-        """Volumes, reconciliations and their progress as they are now."""
+        """The current status (StatusSource.status)."""
         volumes = []
-        for held in self._store.volumes:
-            scanner = self._scanners[held.name]
+        for volume in self._store.volumes:
+            scanner = self._scanners[volume.name]
             volumes.append(
                 VolumeStatus(
-                    path=held.name,
-                    storage_id=held.volume.storage_id,
-                    hold=_hold_name(held.volume.hold),
-                    containers=len(held.replicas()),
+                    path=volume.name,
+                    storage_id=volume.volume.storage_id,
+                    hold=_hold_label(volume.volume.hold),
+                    containers=len(volume.replicas()),
                     bytes_scanned=scanner.bytes_scanned,
                     containers_scanned=scanner.containers_scanned,
-                    last_error=self._last_errors.get(held.name) or scanner.last_error,
+                    last_error=self._last_errors.get(volume.name) or scanner.last_error,
                 )
             )
         for failed in self._failed:
@@ -153,7 +149,7 @@ class Agent:
                 VolumeStatus(
                     str(failed.settings.path),
                     "",
-                    _hold_name(failed.settings.hold),
+                    _hold_label(failed.settings.hold),
                     0,
                     last_error=text,
                 )
@@ -167,8 +163,8 @@ class Agent:
         self._disk.make_folder(config.state_folder.absolute())
         audit = self._audit = AuditLog(config.audit_path)
         self._stack.callback(audit.close)
-        held = self._open_volumes()
-        self.datanode_id = PeerId(held[0].volume.datanode_id)
+        volumes = self._open_volumes()
+        self.datanode_id = PeerId(volumes[0].volume.datanode_id)
         repair, clock = config.repair, SystemClock()
         runner = Runner(
             self.datanode_id,
@@ -177,7 +173,7 @@ class Agent:
             reserve=RateLimiter(repair.bytes_per_second, clock, self._stop.wait).take,
         )
         self._store = ReplicaStore(
-            held,
+            volumes,
             repair_enabled=repair.enabled,
             interrupt=lambda container_id: runner.interrupt(
                 container_id, "the container is being deleted", timeout_s=_INTERRUPT_S
@@ -195,39 +191,44 @@ class Agent:
             metrics=self.metrics,
         )
         self._stack.callback(self._jobs.close)
-        for volume in held:
-            scanner = Scanner(volume, self._pace(), metrics=self.metrics, on_change=self._changed)
+        for volume in volumes:
+            scanner = Scanner(
+                volume, self._scan_pace(), metrics=self.metrics, on_change=self._replica_changed
+            )
             self._scanners[volume.name] = scanner
-        self._serve()
-        self._report()
+        self._start_server()
+        self._start_heartbeats()
         for scanner in self._scanners.values():
             scanner.start()
             self._stack.callback(scanner.stop)
         if config.export.to is not None:
-            self._export(config.export.to, clock)
-        upkeep = threading.Thread(target=self._keep_up, name="upkeep")
+            self._start_exports(config.export.to, clock)
+        upkeep = threading.Thread(target=self._run_maintenance, name="upkeep")
         upkeep.start()
         self._stack.callback(upkeep.join)
         self._log.info(
-            "process_started", datanode_id=self.datanode_id, address=self.address, volumes=len(held)
+            "process_started",
+            datanode_id=self.datanode_id,
+            address=self.address,
+            volumes=len(volumes),
         )
 
     def _open_volumes(self) -> list[ManagedVolume]:
-        held: list[ManagedVolume] = []
+        volumes: list[ManagedVolume] = []
         for settings in self._config.volumes:
             try:
-                held.append(self._open_volume(settings, held))
+                volumes.append(self._open_volume(settings, volumes))
             except ReconcileError as error:
                 self._failed.append(FailedVolume(settings, error))
                 self._log.error(
                     "volume_failed", **{**error_fields(error), "volume": str(settings.path)}
                 )
         self.metrics.set("dnagent_volumes_failed", len(self._failed))
-        if not held:
+        if not volumes:
             raise self._failed[0].error
-        return held
+        return volumes
 
-    def _open_volume(self, settings: VolumeSettings, held: list[ManagedVolume]) -> ManagedVolume:
+    def _open_volume(self, settings: VolumeSettings, volumes: list[ManagedVolume]) -> ManagedVolume:
         config = self._config
         volume = open_volume(
             settings.path,
@@ -237,9 +238,9 @@ class Agent:
             database_volumes=config.database_volumes,
         )
         try:
-            if held and volume.datanode_id != held[0].volume.datanode_id:
+            if volumes and volume.datanode_id != volumes[0].volume.datanode_id:
                 text = (
-                    f"{volume.root} belongs to datanode {volume.datanode_id}, {held[0].name} to"
+                    f"{volume.root} belongs to datanode {volume.datanode_id}, {volumes[0].name} to"
                     " another"
                 )
                 raise VolumeError(text, reason="datanode_differs", path=str(volume.root))
@@ -258,12 +259,12 @@ class Agent:
         self._log.info(
             "volume_opened",
             volume=opened.name,
-            hold=_hold_name(settings.hold),
+            hold=_hold_label(settings.hold),
             containers=containers,
         )
         return opened
 
-    def _serve(self) -> None:
+    def _start_server(self) -> None:
         config = self._config
         services = [
             AgentService(self._store, self, self).register,
@@ -287,11 +288,11 @@ class Agent:
             self._stack.callback(page.close)
         self._log.info("server_started", address=self.address)
 
-    def _report(self) -> None:
+    def _start_heartbeats(self) -> None:
         config = self._config
         if config.controller is None:
             return
-        self._heartbeats = Heartbeats(
+        self._heartbeats = HeartbeatSender(
             HeartbeatClient(
                 config.controller,
                 datanode_id=self.datanode_id,
@@ -302,16 +303,16 @@ class Agent:
             interval_s=config.heartbeat_interval_s,
             replicas=self._store.replicas,
             running=self._jobs.running,
-            on_command=self._obey,
+            on_command=self._execute,
             metrics=self.metrics,
         )
         self._heartbeats.start()
         self._stack.callback(self._heartbeats.stop)
 
-    def _export(self, to: str, clock: SystemClock) -> None:
-        # Behind it is pyarrow, an extra that only those who export need.
+    def _start_exports(self, to: str, clock: SystemClock) -> None:
+        # Imported here: it needs pyarrow, an optional dependency.
         try:
-            from dnagent.exports import scheduled_export
+            from dnagent.export_schedule import scheduled_export
         except ModuleNotFoundError as error:
             missing = str(error.name).partition(".")[0]
             raise ConfigError(f"export.to: {missing} is not installed", hint=EXTRA_HINT) from error
@@ -319,7 +320,7 @@ class Agent:
         settings = self._config.export
         exports = scheduled_export(
             to,
-            [held.survey() for held in self._store.volumes],
+            [volume.survey() for volume in self._store.volumes],
             [(str(failed.settings.path), failed.error) for failed in self._failed],
             source=settings.source,
             interval_s=settings.interval_s,
@@ -331,7 +332,7 @@ class Agent:
         exports.start()
         self._stack.callback(exports.stop)
 
-    def _pace(self) -> ScanPace:
+    def _scan_pace(self) -> ScanPace:
         scan = self._config.scan
         return ScanPace(
             background=scan.enabled,
@@ -346,7 +347,7 @@ class Agent:
         )
         return AgentPeer(peer.peer, channel, peer.address)
 
-    def _obey(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         match command:
             case ReconcileCommand():
                 self._jobs.submit(command)
@@ -354,7 +355,7 @@ class Agent:
                 self._jobs.cancel(job_id)
             case ScanCommand(container_id):
                 try:
-                    self._scanner_of(container_id).request(container_id, without_gap=True)
+                    self._scanner_of(container_id).request(container_id, ignore_gap=True)
                 except ReconcileError as error:
                     self._log.warning(
                         "command_dropped", **{**error_fields(error), "container_id": container_id}
@@ -362,38 +363,40 @@ class Agent:
 
     def _job_ended(self, progress: JobReport) -> None:
         if self._heartbeats is not None:
-            self._heartbeats.ended(progress)
+            self._heartbeats.report_end(progress)
 
-    def _changed(self, _: ContainerId) -> None:
+    def _replica_changed(self, _: ContainerId) -> None:
         if self._heartbeats is not None:
-            self._heartbeats.poke()
+            self._heartbeats.wake()
 
     def _scanner_of(self, container_id: ContainerId) -> Scanner:
         return self._scanners[self._store.volume_of(container_id).name]
 
-    def _keep_up(self) -> None:
-        """Now and then: see what datanodes changed under read-only volumes, drop undo
-        copies that are old enough.
+    def _run_maintenance(self) -> None:
+        """Regularly reload read-only volumes, and delete undo copies that have
+        expired.
         """
         older_than_s = self._config.repair.undo_days * 86_400.0
         while True:
-            for held in self._store.volumes:
+            for volume in self._store.volumes:
                 try:
-                    if held.volume.hold is Hold.READ_ONLY:
-                        held.refresh()
-                        self._scanners[held.name].wake()
-                    freed = held.undo.clean(older_than_s=older_than_s, now_s=time.time())
+                    if volume.volume.hold is Hold.READ_ONLY:
+                        volume.refresh()
+                        self._scanners[volume.name].wake()
+                    freed = volume.undo.clean(older_than_s=older_than_s, now_s=time.time())
                     if freed:
-                        self._log.info("undo_pruned", volume=held.name, length_bytes=freed)
-                    self._last_errors.pop(held.name, None)
+                        self._log.info("undo_pruned", volume=volume.name, length_bytes=freed)
+                    self._last_errors.pop(volume.name, None)
                 except ReconcileError as error:
-                    self._last_errors[held.name] = f"{error.code}: {error.message}"
-                    self._log.error("volume_failed", **{**error_fields(error), "volume": held.name})
-                self.metrics.set("dnagent_containers", len(held.replicas()), volume=held.name)
-                self.metrics.set("dnagent_undo_bytes", held.undo.used_bytes, volume=held.name)
+                    self._last_errors[volume.name] = f"{error.code}: {error.message}"
+                    self._log.error(
+                        "volume_failed", **{**error_fields(error), "volume": volume.name}
+                    )
+                self.metrics.set("dnagent_containers", len(volume.replicas()), volume=volume.name)
+                self.metrics.set("dnagent_undo_bytes", volume.undo.used_bytes, volume=volume.name)
             if self._stop.wait(_REFRESH_S):
                 return
 
 
-def _hold_name(hold: Hold) -> str:
+def _hold_label(hold: Hold) -> str:
     return hold.value.replace("_", "-")

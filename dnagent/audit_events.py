@@ -1,4 +1,4 @@
-"""Repairs and deletes of an agent's audit file, as rows of the chunk table."""
+"""Read the repairs and deletes in an agent's audit file as rows of the chunk table."""
 
 import contextlib
 import json
@@ -11,22 +11,22 @@ from chunktable.manifest import AuditMark
 from merkle.checksum import fingerprint
 from runtime.disk import disk_error
 
-# Tells whether the audit file is still the one that was read last time.
+# The head identifies an audit file: it shows whether the file was replaced.
 _AUDIT_HEAD_BYTES = 4096
 
 
 class AuditReader:
-    """Reads an audit file from a mark on; from its start where the mark is of another
-    file.
+    """Reads an audit file from a mark on, or from its start if the mark belongs to
+    another file.
     """
 
     def __init__(self, path: Path | None, before: AuditMark | None) -> None:
-        # How far the file was read; moves once all lines were taken.
+        # The position after the last complete line; set when all lines were read.
         self.mark = before
         self._path = path
 
     def events(self, datanode: str) -> Iterator[dict[str, object]]:
-        """Rows of EVENT_SCHEMA, in the order of the file; other lines are passed over.
+        """Rows of EVENT_SCHEMA in the order of the file; invalid lines are skipped.
 
         Raises:
             DiskError: the file cannot be read.
@@ -57,7 +57,7 @@ class AuditReader:
                     at = self.mark.length_bytes if known else 0
                 file.seek(at)
                 for raw in file:
-                    # A line that is being written counts next time.
+                    # The last line is still being written: leave it to the next export.
                     if not raw.endswith(b"\n"):
                         break
                     at += len(raw)
@@ -68,8 +68,7 @@ class AuditReader:
                 width = min(at, len(head))
                 self.mark = AuditMark(at, width, fingerprint(head[:width]).hex())
         except FileNotFoundError:
-            # Nothing was repaired so far. The mark lets readers know that repairs are
-            # recorded.
+            # Nothing was repaired so far. The mark states that repairs are recorded.
             self.mark = self.mark or AuditMark(0, 0, fingerprint(b"").hex())
         except OSError as error:
             raise disk_error("read", self._path, error) from error
@@ -86,7 +85,7 @@ def event_row(
     length_bytes: int = 0,
     job: str = "",
 ) -> dict[str, object]:
-    """One row of EVENT_SCHEMA."""
+    """One row of EVENT_SCHEMA; `kind` is "repair" or "delete"."""
     return {
         "datanode": datanode,
         "time": at,

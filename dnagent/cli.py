@@ -1,6 +1,4 @@
-"""`treefold agent`: a datanode's agent as a process, and what it does once when
-asked.
-"""
+"""The commands of `treefold agent`: the agent process, exports and imports."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def agent() -> None:
-    """The agent of one datanode: scans, serves, reports and repairs its replicas."""
+    """The agent of one datanode scans, serves, reports and repairs its replicas."""
 
 
 @agent.command("run")
@@ -44,27 +42,29 @@ def agent() -> None:
     "volumes",
     multiple=True,
     metavar="PATH",
-    help="A volume, instead of those of the file; repeatable.",
+    help="A volume; replaces those of the file; repeatable.",
 )
 @click.option(
     "--hold",
     type=click.Choice(["read-only", "owner"]),
     default="read-only",
     show_default=True,
-    help="How every --volume is held: owner writes to it, and wants its datanode stopped.",
+    help="The hold of every --volume: owner may write, and needs the datanode stopped.",
 )
 @click.option(
     "--state-folder",
     metavar="PATH",
-    help="Where trees, scan times and undo copies are kept; in no volume.",
+    help="The folder for trees, scan times and undo copies; outside all volumes.",
 )
 @click.option(
     "--listen",
     metavar="HOST:PORT",
-    help="Where peers and the controller find it; port 0 takes a free one.",
+    help="The address to listen on; port 0 takes a free port.",
 )
 @click.option(
-    "--controller", metavar="HOST:PORT", help="Who gets the reports and gives the commands."
+    "--controller",
+    metavar="HOST:PORT",
+    help="The controller that gets the reports and sends commands.",
 )
 @process_options
 def run(
@@ -81,9 +81,9 @@ def run(
 ) -> None:
     """Run an agent until SIGTERM or SIGINT.
 
-    It needs volumes and a state folder, from the file or from flags, and repairs
-    nothing unless the file says enabled = true in [repair]. Every key of the file is
-    listed in docs/formats.md.
+    Volumes and a state folder must be set, in the file or by flags. Repair is off
+    unless the file has enabled = true in [repair]. docs/formats.md lists every key of
+    the file.
     """
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {
@@ -125,22 +125,22 @@ def run(
     "volumes",
     multiple=True,
     metavar="PATH",
-    help="A volume, instead of a file; repeatable.",
+    help="A volume; replaces the file; repeatable.",
 )
 @click.option(
     "--to",
     metavar="DEST",
-    help="A folder, or a URI such as s3://bucket/prefix; by default the file's.",
+    help="A folder, or a URI such as s3://bucket/prefix; default: that of the file.",
 )
 @click.option(
     "--source",
     type=click.Choice([source.value for source in TreeSource]),
     help=(
-        "Stored trees and records where there is none (the default), records alone, or all data"
-        " read."
+        "The source of checksums: stored trees, with records where a tree is missing (the"
+        " default); records only; or all data, read now."
     ),
 )
-@click.option("--full", is_flag=True, help="Write every row anew, not only what changed.")
+@click.option("--full", is_flag=True, help="Write every row again, not only changes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def export_checksums(
@@ -154,13 +154,13 @@ def export_checksums(
 ) -> None:
     """Export the checksums of all chunks as Parquet.
 
-    The table is what `treefold sweep` reads.
+    The resulting table is the input of `treefold sweep`.
 
-    Volumes are read only, also while their datanode or an agent runs. Each datanode's
-    table is a folder in DEST, named by its UUID, and says what the volumes given hold
-    now: name all volumes of a datanode. Only what changed since the last export is
-    written; the manifest, written last, makes it count. Credentials for S3 are taken
-    from the environment, as by other tools.
+    Volumes are only read, so their datanode or an agent may be running. Each datanode's
+    table is a folder in DEST, named by its UUID. The table describes only the given
+    volumes, so give all volumes of a datanode. Only changes since the last export are
+    written; the manifest is written last and commits them. Credentials for S3 come from
+    the environment, as with other tools.
 
     Exit status: 0 exported, 3 exported with findings, 5 a volume could not be opened
     and is left out.
@@ -170,9 +170,9 @@ def export_checksums(
     config = load(config_path, AgentConfig) if config_path else None
     to = to or (config.export.to if config else None)
     if not to:
-        raise UsageError("--to is missing: where shall the table go?")
+        raise UsageError("--to is missing: it sets the destination of the table")
     try:
-        from dnagent.exports import ExportedVolume, export_now
+        from dnagent.export_command import ExportedVolume, export_volumes
     except ModuleNotFoundError as error:
         raise UsageError(
             f"{str(error.name).partition('.')[0]} is not installed", hint=EXTRA_HINT
@@ -180,13 +180,13 @@ def export_checksums(
     default = config.export.source if config else TreeSource.TREE
     chosen = TreeSource(source) if source else default
     if config:
-        # Not made here: an agent that never ran keeps nothing.
+        # Not created here: without the folder no agent ever ran.
         state = config.state_folder if config.state_folder.is_dir() else None
         given = [ExportedVolume(v.path, state, owned=v.hold is Hold.OWNER) for v in config.volumes]
     else:
         given = [ExportedVolume(Path(path)) for path in volumes]
     with progress_sink(_style(ctx)) as sink:
-        done, skipped = export_now(
+        done, skipped = export_volumes(
             given,
             to,
             source=chosen,
@@ -200,8 +200,7 @@ def export_checksums(
     for one in done:
         for name in one.lost_volumes:
             click.echo(
-                f"warning: the table had the volume {name}, which was not given, and has it no"
-                " more",
+                f"warning: the volume {name} was not given and is no longer in the table",
                 err=True,
             )
     if as_json:
@@ -226,28 +225,29 @@ def export_checksums(
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
-def import_trees(ctx: click.Context, folder: Path, config_path: Path, as_json: bool) -> None:
+def import_trees_command(
+    ctx: click.Context, folder: Path, config_path: Path, as_json: bool
+) -> None:
     """Store the trees that a sweep wrote for this datanode.
 
-    DIR is what `treefold sweep run --out OUT --write-trees` left in
-    OUT/trees/sweep_id=ID. End the agent first. Replicas get a tree that have none, or
-    an older one: a newer tree is never replaced, and no deletion is forgotten. A tree
-    must be sound, and made of the replica as it is here: state, commit and recorded
-    checksums; each refusal is counted by its reason. Volumes held read-only are not
-    touched: their trees go to the agent's state folder.
+    DIR is the folder OUT/trees/sweep_id=ID, written by `treefold sweep run --out OUT
+    --write-trees`. Stop the agent first. A tree is stored if the replica has none, or
+    an older one: newer trees stay, and no deletion is lost. A tree must be valid, and
+    match the replica's state, commit and recorded checksums. Refusals are counted by
+    reason. Trees of read-only volumes are stored in the agent's state folder.
 
-    Exit status: 0 all are stored, 5 some trees or volumes were refused.
+    Exit status: 0 all trees stored, 5 some trees or volumes refused.
     """
     config = load(config_path, AgentConfig)
     try:
-        from dnagent.imports import import_trees as carry_out
+        from dnagent.imports import import_trees
     except ModuleNotFoundError as error:
         raise UsageError(
             f"{str(error.name).partition('.')[0]} is not installed", hint=EXTRA_HINT
         ) from error
     with progress_sink(_style(ctx)) as sink:
         sink.begin("importing", None, "trees")
-        done = carry_out(config, folder, Disk(), on_tree=lambda _: sink.advance(1))
+        done = import_trees(config, folder, Disk(), on_tree=lambda _: sink.advance(1))
     for volume in done.skipped:
         click.echo(f"error [{volume.error_code}]: {volume.path}: {volume.message}", err=True)
     refused = dict(sorted(done.refused.items()))
@@ -267,7 +267,7 @@ def import_trees(ctx: click.Context, folder: Path, config_path: Path, as_json: b
         )
     else:
         click.echo(
-            f"{done.imported} trees imported, {done.unchanged} stored already,"
+            f"{done.imported} trees imported, {done.unchanged} already stored,"
             f" {done.refused.total()} refused"
         )
         for reason, count in refused.items():
@@ -280,7 +280,7 @@ def _style(ctx: click.Context) -> ProgressStyle:
 
 
 def _export_progress(sink: ProgressSink) -> "Callable[[ExportProgress], None]":
-    """Shows the progress of exports, one after the other."""
+    """A callback that shows the progress of exports, one after the other."""
     total, done = 0, 0
 
     def advance(progress: "ExportProgress") -> None:

@@ -1,4 +1,4 @@
-"""The Agent service as commands use it: one scan at a time."""
+"""A client of the Agent service, for commands that scan one replica."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ from runtime.rpc import named_errors
 
 
 @dataclass(frozen=True, slots=True)
-class ScanAnswer:
-    """A replica as its agent's scan left it: the name of its state, its root, and the
-    type of each finding.
+class ScanSummary:
+    """A replica after a scan: the name of its state, its root, and the type of each
+    finding.
     """
 
     state: str
@@ -23,23 +23,23 @@ class ScanAnswer:
 
 
 class AgentClient:
-    """An agent on an open channel, which stays the caller's."""
+    """A client on an open channel, which the caller closes."""
 
     def __init__(self, channel: grpc.Channel, target: str) -> None:
-        """`target` names the agent in errors."""
+        """`target` is the agent's address, for error messages."""
         self._stub = AgentStub(channel)
         self._target = target
 
-    def scan(self, container_id: ContainerId, *, timeout_s: float) -> ScanAnswer:
-        """Read a replica's data now; its tree is stored.
+    def scan(self, container_id: ContainerId, *, timeout_s: float) -> ScanSummary:
+        """Scan a replica now; the agent stores the resulting tree.
 
         Raises:
-            PeerUnavailableError: the agent does not answer in time.
-            ReconcileError: the agent refuses, with its reason.
+            PeerUnavailableError: the agent did not answer in time.
+            ReconcileError: the agent refused; the error has its reason.
         """
         with named_errors(self._target, PeerUnavailableError):
             answer: ScanContainerResponse = self._stub.ScanContainer(
                 ScanContainerRequest(container_id=container_id), timeout=timeout_s
             )
         findings = tuple(finding.type for finding in answer.findings)
-        return ScanAnswer(answer.state, answer.data_checksum, findings)
+        return ScanSummary(answer.state, answer.data_checksum, findings)

@@ -1,4 +1,4 @@
-"""The settings of an agent, checked as a whole before anything is opened."""
+"""The settings of an agent. They are validated before anything is opened."""
 
 import os
 from pathlib import Path
@@ -11,21 +11,21 @@ from ozone.volume import Hold
 from runtime.config import Address, Duration, FilePath, Rate, Settings, Size, Switch, TlsSettings
 from runtime.rpc import Tls, check_exposure
 
-# What exports need beside the package itself.
-EXTRA_HINT = "Install what chunk tables need: pip install 'treefold[sweep]'."
-# More disks than a machine has.
+# For exports, which need an extra of the package.
+EXTRA_HINT = "Install the extra for chunk tables: pip install 'treefold[sweep]'."
+# Above the number of disks in any machine.
 _VOLUMES_MAX = 256
 
 
 class VolumeSettings(Settings):
-    """One volume of the datanode; what is not said to be owned is never written to."""
+    """A volume of the datanode. Only a volume with hold "owner" is written to."""
 
     path: FilePath
     hold: Hold = Hold.READ_ONLY
 
     @field_validator("hold", mode="before")
     @classmethod
-    def _as_people_write_it(cls, value: object) -> object:
+    def _with_underscore(cls, value: object) -> object:
         known = value.replace("-", "_") if isinstance(value, str) else value
         if known not in (*Hold, *(hold.value for hold in Hold)):
             raise ValueError(f'expected "read-only" or "owner", found {value!r}')
@@ -33,10 +33,10 @@ class VolumeSettings(Settings):
 
 
 class ScanSettings(Settings):
-    """Background scans, at Ozone's defaults; `bytes_per_second` is for each volume, 0
-    sets no limit.
+    """Background scans; the defaults are Ozone's.
 
-    `mapped` reads files by mapping them in a worker process a volume, which is faster.
+    `bytes_per_second` is a limit for each volume; 0 means no limit. `mapped` maps files
+    into the memory of one worker process per volume, which is faster than reading.
     """
 
     enabled: Switch = True
@@ -47,13 +47,14 @@ class ScanSettings(Settings):
 
 
 class RepairSettings(Settings):
-    """What may be written, how much at once, and what is kept to undo it; rate 0 sets
-    no limit.
+    """What repairs may write, how much in parallel, and what is kept to undo it.
+
+    A rate of 0 means no limit.
     """
 
     enabled: Switch = False
-    # Move a replica that was UNHEALTHY, and that a full scan after its repair proves
-    # clean, back to CLOSED.
+    # Return an UNHEALTHY replica to CLOSED if a full scan after its repair finds no
+    # fault.
     return_to_closed: Switch = False
     undo_bytes: Size = 1 << 30
     undo_days: int = Field(default=7, ge=0, le=3650)
@@ -63,9 +64,9 @@ class RepairSettings(Settings):
 
 
 class ExportSettings(Settings):
-    """Exports of the chunk table in the background; none without a place for it."""
+    """Background exports of the chunk table; none if `to` is not set."""
 
-    # A local folder or a URI such as s3://bucket/prefix; each datanode's table is a
+    # A local folder or a URI such as s3://bucket/prefix. Each datanode's table is a
     # folder in it.
     to: str | None = Field(default=None, min_length=1)
     interval_s: Duration = 86_400.0
@@ -76,14 +77,14 @@ class ExportSettings(Settings):
     def _without_secrets(cls, value: str | None) -> str | None:
         if value and "://" in value and "@" in value.split("/")[2]:
             raise ValueError(
-                "give credentials by the environment (AWS_ACCESS_KEY_ID and so on), not in the"
+                "credentials belong in the environment (AWS_ACCESS_KEY_ID and so on), not in the"
                 " address"
             )
         return value
 
     @field_validator("interval_s")
     @classmethod
-    def _not_without_end(cls, value: float) -> float:
+    def _at_least_a_second(cls, value: float) -> float:
         if value < 1:
             raise ValueError("expected at least 1s")
         return value
@@ -97,14 +98,14 @@ class AgentConfig(Settings):
     """All settings of `treefold agent run`."""
 
     volumes: tuple[VolumeSettings, ...] = Field(min_length=1, max_length=_VOLUMES_MAX)
-    # Trees and scan times of read-only volumes, shadows, undo copies, previous trees:
-    # nothing of it inside a volume.
+    # Holds trees and scan times of read-only volumes, database copies, undo copies and
+    # previous trees. It must not lie inside a volume.
     state_folder: FilePath
-    # The datanode's hdds.datanode.container.db.dir, where its databases lie on disks of
-    # their own.
+    # The datanode's hdds.datanode.container.db.dir, if its databases are on separate
+    # disks.
     database_volumes: tuple[FilePath, ...] = Field(default=(), max_length=_VOLUMES_MAX)
     listen: Address = "127.0.0.1:9893"
-    # Where peers and the controller reach us; what is listened on, unless given.
+    # The address that peers and the controller connect to; `listen` by default.
     advertised: Address | None = None
     controller: Address | None = None
     heartbeat_interval_s: Duration = 10.0
@@ -112,10 +113,10 @@ class AgentConfig(Settings):
     repair: RepairSettings = RepairSettings()
     export: ExportSettings = ExportSettings()
     tls: TlsSettings | None = None
-    # Serve and call in the clear off loopback too.
+    # Allow plaintext connections beyond loopback.
     insecure: Switch = False
     metrics: Address | None = None
-    # By default audit.jsonl in the state folder.
+    # Default: audit.jsonl in the state folder.
     audit_file: FilePath | None = None
 
     @field_validator("heartbeat_interval_s")
@@ -127,8 +128,7 @@ class AgentConfig(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        # As the system will find them: links and dots must not lead what we write into
-        # a volume.
+        # Real paths: a link or ".." must not lead our writes into a volume.
         paths = [_real(volume.path) for volume in self.volumes]
         for path in paths:
             if paths.count(path) > 1:
@@ -156,7 +156,7 @@ class AgentConfig(Settings):
 
     @property
     def audit_path(self) -> Path:
-        """Where writes are audited."""
+        """The path of the audit file."""
         return self.audit_file or self.state_folder / "audit.jsonl"
 
     @property

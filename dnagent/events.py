@@ -1,11 +1,10 @@
-"""The log events of an agent, beside those of any process; alerts use their names."""
+"""The log events of an agent. Alerts use their names."""
 
 AGENT_EVENTS = frozenset({
     # volumes and scans
     "volume_opened", "volume_failed", "container_skipped", "scan_started", "scan_finished",
     "scan_failed", "scan_interrupted", "replica_marked_unhealthy", "replica_returned_to_closed",
-    "container_deleted", "tree_built", "tree_unreadable", "tree_write_failed", "tree_stale",
-    "undo_pruned",
+    "container_deleted", "tree_built", "tree_unreadable", "tree_write_failed", "undo_pruned",
     # reconciliation
     "reconcile_started", "reconcile_finished", "reconcile_failed", "reconcile_interrupted",
     "reconcile_refused", "peer_set_aside",

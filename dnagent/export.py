@@ -1,9 +1,9 @@
 """Export a datanode's chunk table: changed replicas into new files, then a manifest.
 
-A replica whose rows did not change stays in its file. A file of which little is live is
-rewritten, so that a table does not grow beyond its rows. The manifest is written last
-and is the commit. The next export removes files that no manifest names. The last two
-tables are kept whole.
+Unchanged replicas stay in their files. A file with few live rows is rewritten, so that
+the table does not grow without bound. The manifest is written last and commits the
+export. The next export removes files that no manifest lists. The last two tables are
+kept whole.
 """
 
 import contextlib
@@ -65,20 +65,20 @@ from merkle.tree import ContainerId
 from ozone.survey import ReplicaFault, ReplicaSnapshot
 from runtime.errors import DiskError, OperationInterruptedError
 
-# More files with few rows than this are joined into one.
+# With more small files than this, all of them are merged.
 _SMALL_FILES_MAX = 16
-# All of them are open at once; what is left over has its turn in the next export.
+# All are open at once; the next export continues with the rest.
 _REWRITTEN_FILES_MAX = 64
-# Repairs and deletes stay in a table for longer than sweeps are compared over.
+# Longer than the time between two sweeps that are compared.
 _EVENTS_KEPT = timedelta(days=35)
-# Events and faults are kept in memory until a file of so many is written.
+# Events and faults are buffered in memory up to this many rows.
 _PIECE_ROWS = 200_000
 
-_Place = tuple[str, int]
+_ReplicaKey = tuple[str, int]
 
 
 class ReplicaSurvey(Protocol):
-    """A volume's replicas (ozone.survey.VolumeSurvey)."""
+    """The replicas of a volume (ozone.survey.VolumeSurvey)."""
 
     @property
     def datanode(self) -> str:
@@ -90,14 +90,18 @@ class ReplicaSurvey(Protocol):
 
     @property
     def created_ms(self) -> int | None:
-        """When the volume was made, ms since the epoch; None if unknown."""
+        """When the volume was created, in ms since the epoch; None if unknown."""
 
     @property
     def fault(self) -> ReplicaFault | None:
-        """What is wrong with the volume as a whole."""
+        """A fault of the volume as a whole; None if there is none."""
 
     def ids(self) -> list[ContainerId]:
-        """The containers of the volume, ascending."""
+        """The containers of the volume, ascending.
+
+        Raises:
+            DiskError: the volume cannot be listed.
+        """
 
     def replicas(
         self,
@@ -107,12 +111,16 @@ class ReplicaSurvey(Protocol):
         on_bytes: Callable[[int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Iterator[ReplicaSnapshot]:
-        """Each replica with its tree from the asked source."""
+        """Each replica with its tree from `source`; `ids` None means all.
+
+        Raises:
+            OperationInterruptedError: `cancelled` returned True.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class ExportLimits:
-    """Sizes of files, which tests make small."""
+    """Limits in rows, and of the number of small files; tests use low ones."""
 
     group_rows: int = GROUP_ROWS
     file_rows_max: int = FILE_ROWS_MAX
@@ -122,7 +130,7 @@ class ExportLimits:
 
 @dataclass(frozen=True, slots=True)
 class ExportProgress:
-    """How far an export is."""
+    """The progress of an export; `rows` are those of the finished containers."""
 
     containers: int
     containers_total: int
@@ -131,9 +139,7 @@ class ExportProgress:
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What came of an export; `lost_volumes` were in the table before and are not any
-    more.
-    """
+    """The result of an export. `lost_volumes` were in the previous table only."""
 
     manifest: Manifest
     location: str
@@ -147,7 +153,7 @@ class ExportResult:
 
 @dataclass(frozen=True, slots=True)
 class _RowLocation:
-    """Where a replica's rows are."""
+    """The file of a replica's rows, their number, and the replica's generation."""
 
     generation: int
     file: str
@@ -155,7 +161,7 @@ class _RowLocation:
 
 
 def _now() -> datetime:
-    # As fine as it is written.
+    # Milliseconds, the resolution of the manifest.
     now = datetime.now(UTC)
     return now.replace(microsecond=now.microsecond // 1000 * 1000)
 
@@ -163,11 +169,11 @@ def _now() -> datetime:
 def files_to_rewrite(
     rows: Mapping[str, int], live: Mapping[str, int], *, small_rows: int, small_files_max: int
 ) -> frozenset[str]:
-    """The files whose live rows are to move to new ones: those with less than half of
-    their rows live, and all small ones once there are too many of them. Files without
-    any live row are not among them: they are simply dropped.
+    """The files whose live rows are moved to new files.
 
-    `rows` are those of each file, `live` those that count.
+    These are files with less than half of their rows live, and all small files if they
+    are too many. Files without live rows are dropped instead. `rows` and `live` are the
+    numbers of all and of live rows by file.
     """
     sparse = sorted(name for name, count in live.items() if count > 0 and 2 * count < rows[name])
     small = sorted(
@@ -191,26 +197,27 @@ def export(
     on_bytes: Callable[[int], None] | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> ExportResult:
-    """Export all replicas of these volumes, which are of one datanode; one at least.
+    """Export all replicas of one or more volumes of one datanode.
 
-    `full` writes every row anew. `audit_file` tells of the repairs; it need not be
-    there.
+    `full` writes every row again. Repairs are read from `audit_file`, which may be
+    missing.
 
     Raises:
-        BusyError: another export to the same folder is under way.
-        ChunkTableError: a newer release wrote the table, or a file of it that is to be
-            rewritten is damaged. DestinationError, DiskError: the destination cannot be
-            written, or a volume cannot be listed.
-        OperationInterruptedError: `cancelled` turned true.
+        BusyError: another export to the same folder is running.
+        ChunkTableError: a newer release wrote the table, or a file to be rewritten is
+            damaged.
+        DestinationError, DiskError: the destination cannot be written, or a volume
+            cannot be listed.
+        OperationInterruptedError: `cancelled` returned True.
     """
     datanodes = {survey.datanode for survey in surveys}
     assert len(datanodes) == 1
     with destination.exclusive() as is_alone:
-        run = _Run(destination, datanodes.pop(), source, limits, now, cancelled)
-        run.begin(full=full)
+        run = _Export(destination, datanodes.pop(), source, limits, now, cancelled)
+        run.load_previous(full=full)
         try:
-            run.take_all(sorted(surveys, key=lambda s: s.volume), skipped, on_done, on_bytes)
-            run.rewrite()
+            run.export_replicas(sorted(surveys, key=lambda s: s.volume), skipped, on_done, on_bytes)
+            run.rewrite_files()
             run.add_events(audit_file, {survey.volume for survey in surveys})
             run.add_inventory()
         except BaseException:
@@ -219,14 +226,14 @@ def export(
         exported = run.commit(
             {s.volume: s.created_ms for s in sorted(surveys, key=lambda s: s.volume)}, skipped
         )
-        # The export is done; what stays behind is removed next time.
+        # The export is committed; the next one removes any remaining files.
         with contextlib.suppress(DiskError, DestinationError, ChunkTableError):
-            run.clean(is_alone=is_alone)
+            run.remove_unused_files(is_alone=is_alone)
         return exported
 
 
-class _Run:
-    """One export from start to end."""
+class _Export:
+    """The state of one export."""
 
     def __init__(
         self,
@@ -247,22 +254,22 @@ class _Run:
         self._token = uuid.uuid4().hex[:8]
         self._sequence = 1
         self._previous: Manifest | None = None
-        # What the table before says, and what this one will say.
-        self._before: dict[_Place, _RowLocation] = {}
-        self._after: dict[_Place, _RowLocation] = {}
+        # The rows of each replica in the previous table and in the new one.
+        self._previous_locations: dict[_ReplicaKey, _RowLocation] = {}
+        self._locations: dict[_ReplicaKey, _RowLocation] = {}
         self._reusable = True
-        # Files of the table before whose content is another than was written.
-        self._rotted: frozenset[str] = frozenset()
+        # Files of the previous table whose content has changed since the write.
+        self._damaged_files: frozenset[str] = frozenset()
         self._files: list[TableFile] = []
         self._numbers = itertools.count(1)
         self._faults: list[dict[str, object]] = []
         self._fault_count = 0
         self._event_count = 0
         self._audit: AuditMark | None = None
-        self._written = 0
+        self._containers_written = 0
 
-    def begin(self, *, full: bool) -> None:
-        """Read what is there."""
+    def load_previous(self, *, full: bool) -> None:
+        """Read the manifest and the inventory of the previous table."""
         names = self._names()
         sequences = [s for s in map(manifest_sequence, names) if s is not None]
         self._sequence = max(sequences, default=0) + 1
@@ -277,25 +284,25 @@ class _Run:
         except ChunkTableError as error:
             if error.reason == TableRefusal.NEWER_VERSION.value:
                 raise
-            # A table that is damaged is made anew.
+            # A damaged table is written again from the start.
             self._previous = None
             return
         for batch in inventory.to_batches():
             columns = batch.to_pydict()
-            places = zip(columns["volume"], columns["container_id"], strict=True)
-            held = map(_RowLocation, columns["generation"], columns["file"], columns["rows"])
-            self._before.update(zip(places, held, strict=True))
+            keys = zip(columns["volume"], columns["container_id"], strict=True)
+            locations = map(_RowLocation, columns["generation"], columns["file"], columns["rows"])
+            self._previous_locations.update(zip(keys, locations, strict=True))
         self._reusable = not full
-        self._rotted = self._rotted_of(self._previous)
+        self._damaged_files = self._find_damaged_files(self._previous)
 
-    def take_all(
+    def export_replicas(
         self,
         surveys: Sequence[ReplicaSurvey],
         skipped: Sequence[SkippedVolume],
         on_done: Callable[[ExportProgress], None],
         on_bytes: Callable[[int], None] | None,
     ) -> None:
-        """Walk all volumes, and write the rows of what is new or changed."""
+        """Write the rows of all new or changed replicas."""
         for volume in skipped:
             self._add_fault(
                 volume.path,
@@ -312,56 +319,51 @@ class _Run:
                     self._source, ids[survey.volume], on_bytes=on_bytes, cancelled=self._cancelled
                 )
                 for replica in found:
-                    rows += self._take(survey, replica, out)
-                    on_done(ExportProgress(len(self._after), total, rows))
+                    rows += self._export_replica(survey, replica, out)
+                    on_done(ExportProgress(len(self._locations), total, rows))
 
-    def rewrite(self) -> None:
-        """Move live rows out of mostly superseded files and out of many small ones."""
+    def rewrite_files(self) -> None:
+        """Move live rows out of the files that `files_to_rewrite` selects."""
         live: dict[str, int] = {}
-        for held in self._after.values():
-            live[held.file] = live.get(held.file, 0) + held.rows
-        old = {
-            f.name: f.rows
-            for f in (self._previous.of_kind(FileKind.CHUNKS) if self._previous else ())
-        }
+        for location in self._locations.values():
+            live[location.file] = live.get(location.file, 0) + location.rows
+        files = self._previous.of_kind(FileKind.CHUNKS) if self._previous else ()
+        old = {file.name: file.rows for file in files}
         chosen = files_to_rewrite(
             old,
             {name: count for name, count in live.items() if name in old},
             small_rows=self._limits.group_rows,
             small_files_max=self._limits.small_files_max,
         )
-        self._files += [
-            f
-            for f in (self._previous.of_kind(FileKind.CHUNKS) if self._previous else ())
-            if f.name in live and f.name not in chosen
-        ]
+        self._files += [f for f in files if f.name in live and f.name not in chosen]
         if not chosen:
             return
         pieces = heapq.merge(
             *(self._live_pieces(name) for name in sorted(chosen)), key=lambda piece: piece[0]
         )
         with self._chunk_files() as out:
-            for place, group in itertools.groupby(pieces, key=lambda piece: piece[0]):
-                held = self._after[place]
-                file = out.add((batch for _, batch in group), held.rows)
-                self._after[place] = _RowLocation(held.generation, file, held.rows)
-        moved = [place for place, held in self._after.items() if held.file in chosen]
-        if moved:
-            raise row_count_error(self._after[moved[0]].file)
+            for key, group in itertools.groupby(pieces, key=lambda piece: piece[0]):
+                location = self._locations[key]
+                file = out.add((batch for _, batch in group), location.rows)
+                self._locations[key] = _RowLocation(location.generation, file, location.rows)
+        missing = [key for key, location in self._locations.items() if location.file in chosen]
+        if missing:
+            raise row_count_error(self._locations[missing[0]].file)
 
     def add_events(self, audit_file: Path | None, volumes: set[str]) -> None:
-        """Write down the repairs and deletes since the table before, and keep those of
-        the exports before it.
+        """Write the repairs and deletes since the previous table, and keep its event
+        files.
         """
         created_at = self._now()
         old = self._previous.of_kind(FileKind.EVENTS) if self._previous else ()
-        # What a lost file told, the audit file tells again from its start.
-        is_whole = not any(file.name in self._rotted for file in old)
+        # If an event file is damaged, the whole audit file is read again.
+        is_whole = not any(file.name in self._damaged_files for file in old)
         self._files += [f for f in old if is_whole and created_at - f.created_at < _EVENTS_KEPT]
-        gone = sorted((v, c) for v, c in self._before.keys() - self._after.keys() if v in volumes)
+        gone = self._previous_locations.keys() - self._locations.keys()
         deletes = (
             event_row(self._datanode, created_at, "delete", container_id)
-            for _, container_id in gone
+            for volume, container_id in sorted(gone)
+            if volume in volumes
         )
         audit = AuditReader(
             audit_file, self._previous.audit if self._previous and is_whole else None
@@ -376,15 +378,15 @@ class _Run:
         self._audit = audit.mark
 
     def add_inventory(self) -> None:
-        """Write the faults that are left, and which file has which replica."""
+        """Write the remaining faults and the inventory of replicas and their files."""
         self._flush_faults(0)
-        places = sorted(self._after)
+        keys = sorted(self._locations)
         inventory = pa.table(
             [
-                [volume for volume, _ in places],
-                [container_id for _, container_id in places],
+                [volume for volume, _ in keys],
+                [container_id for _, container_id in keys],
                 *(
-                    [getattr(self._after[p], name) for p in places]
+                    [getattr(self._locations[key], name) for key in keys]
                     for name in ("generation", "file", "rows")
                 ),
             ],
@@ -393,8 +395,8 @@ class _Run:
         self._write(FileKind.CONTAINERS, inventory)
 
     def discard(self) -> None:
-        """Remove what was written, for nobody will ever name it; what cannot be removed
-        now is next time.
+        """Remove the files of a failed export, as far as possible; the next export
+        removes the rest.
         """
         for file in self._files:
             if file.sequence == self._sequence:
@@ -404,7 +406,7 @@ class _Run:
     def commit(
         self, volumes: Mapping[str, int | None], skipped: Sequence[SkippedVolume]
     ) -> ExportResult:
-        """Write the manifest; `volumes` says of each since when it exists."""
+        """Write the manifest; `volumes` maps each volume to its creation time."""
         manifest = Manifest(
             datanode=self._datanode,
             sequence=self._sequence,
@@ -415,8 +417,8 @@ class _Run:
             volumes=tuple(volumes),
             skipped=tuple(skipped),
             files=tuple(sorted(self._files, key=lambda file: file.name)),
-            containers=len(self._after),
-            rows=sum(held.rows for held in self._after.values()),
+            containers=len(self._locations),
+            rows=sum(location.rows for location in self._locations.values()),
             audit=self._audit,
             volumes_created_ms={volume: ms for volume, ms in volumes.items() if ms is not None},
         )
@@ -426,17 +428,17 @@ class _Run:
         return ExportResult(
             manifest,
             self._destination.folder,
-            self._written,
+            self._containers_written,
             sum(file.rows for file in new if file.kind is FileKind.CHUNKS),
             sum(file.length_bytes for file in new),
             self._event_count,
             self._fault_count,
-            tuple(sorted({volume for volume, _ in self._before} - set(volumes))),
+            tuple(sorted({volume for volume, _ in self._previous_locations} - set(volumes))),
         )
 
-    def clean(self, *, is_alone: bool) -> None:
-        """Remove what neither this table nor the one before names."""
-        # Where others may be at work, files of this number may be theirs.
+    def remove_unused_files(self, *, is_alone: bool) -> None:
+        """Remove files that neither this table nor the previous one lists."""
+        # If another export may run, files of this sequence may be in use.
         end = self._sequence + is_alone
         kept = {
             file.name for file in (*self._files, *(self._previous.files if self._previous else ()))
@@ -450,36 +452,34 @@ class _Run:
             if name not in kept and sequence is not None and sequence < end:
                 self._destination.remove(name)
 
-    def _take(self, survey: ReplicaSurvey, found: ReplicaSnapshot, out: ChunkFileWriter) -> int:
+    def _export_replica(
+        self, survey: ReplicaSurvey, found: ReplicaSnapshot, out: ChunkFileWriter
+    ) -> int:
         for fault in found.faults:
             self._add_fault(survey.volume, found.container_id, fault)
         rows = _rows(survey, found, self._now)
-        place = (survey.volume, int(found.container_id))
-        before = self._before.get(place)
-        is_same = before is not None and (before.generation, before.rows) == (
-            rows.generation,
-            rows.count,
-        )
-        if self._reusable and before is not None and is_same and before.file not in self._rotted:
-            self._after[place] = before
+        key = (survey.volume, int(found.container_id))
+        before = self._previous_locations.get(key)
+        unchanged = before and (before.generation, before.rows) == (rows.generation, rows.count)
+        is_readable = before and before.file not in self._damaged_files
+        if before and self._reusable and unchanged and is_readable:
+            self._locations[key] = before
         else:
             file = out.add(rows.batches(), rows.count)
-            self._after[place] = _RowLocation(rows.generation, file, rows.count)
-            self._written += 1
+            self._locations[key] = _RowLocation(rows.generation, file, rows.count)
+            self._containers_written += 1
         return rows.count
 
-    def _rotted_of(self, manifest: Manifest) -> frozenset[str]:
-        """The files of a table that are to be written anew, as their content is not
-        what was written.
+    def _find_damaged_files(self, manifest: Manifest) -> frozenset[str]:
+        """The files of a table whose content differs from what was written.
 
-        A size tells nothing of a disk that flips bits. A bucket verifies what it keeps
-        by checksums of its own, and an object that has its size is the one that was
-        uploaded, for no name is ever written twice: there each export would only
-        download the whole table.
+        On a local disk bits may flip, which the size does not show. A bucket verifies
+        its objects by its own checksums, and no name is written twice. Checking here
+        would only download the whole table at each export.
         """
         if not isinstance(self._destination.filesystem, pa_fs.LocalFileSystem):
             return frozenset()
-        rotted = set[str]()
+        damaged = set[str]()
         chunks = manifest.of_kind(FileKind.CHUNKS) if self._reusable else ()
         for file in (*chunks, *manifest.of_kind(FileKind.EVENTS)):
             if self._cancelled():
@@ -487,11 +487,11 @@ class _Run:
             try:
                 check_content(self._destination.filesystem, self._destination.folder, file)
             except ChunkTableError:
-                rotted.add(file.name)
-        return frozenset(rotted)
+                damaged.add(file.name)
+        return frozenset(damaged)
 
-    def _live_pieces(self, name: str) -> Iterator[tuple[_Place, pa.RecordBatch]]:
-        """The rows of a file that still count, in its order, replica by replica."""
+    def _live_pieces(self, name: str) -> Iterator[tuple[_ReplicaKey, pa.RecordBatch]]:
+        """The live rows of a file in its order, by replica."""
         path = f"{self._destination.folder}/{name}"
         try:
             with self._destination.filesystem.open_input_file(path) as source:
@@ -502,11 +502,11 @@ class _Run:
                 )
                 for batch in file.iter_batches(columns=CHUNK_SCHEMA.names):
                     for volume, container_id, start, end in replica_stretches(batch):
-                        held = self._after.get((volume, container_id))
-                        if held is not None and held.file == name:
+                        location = self._locations.get((volume, container_id))
+                        if location is not None and location.file == name:
                             yield (volume, container_id), batch.slice(start, end - start)
         except (OSError, ValueError) as error:
-            hint = "Write the table anew with --full."
+            hint = "Write the whole table again with --full."
             text = f"{path} cannot be read: {error}"
             raise ChunkTableError(TableRefusal.UNREADABLE.value, text, hint=hint) from error
 
@@ -555,7 +555,7 @@ class _Run:
                 "kind": fault.kind,
                 "block_id": fault.block_id,
                 "chunk_offset": fault.offset,
-                # Names of files need not be text.
+                # File names may be invalid UTF-8.
                 "detail": fault.detail.encode("utf-8", "backslashreplace").decode(),
             }
         )

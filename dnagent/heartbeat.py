@@ -1,9 +1,9 @@
-"""Tell the controller what we hold, and take its commands.
+"""Report our replicas to the controller in heartbeats, and receive its commands.
 
-`HeartbeatState` decides, without a clock or a socket: what the next heartbeat says, and
-which commands of an answer are new. What the controller is known to know is what it
-last answered to; every heartbeat carries the difference, so a lost one costs nothing
-but time. `Heartbeats` is the shell: a thread that sends, waits, and hands commands on.
+`HeartbeatState` decides, without clock or socket, on the content of the next heartbeat,
+and which commands of a response are new. A report is confirmed once the controller
+responds to it. Every heartbeat carries all changes since, so a lost one costs only
+time. `HeartbeatSender` is the thread that sends heartbeats and passes commands on.
 """
 
 import threading
@@ -20,25 +20,25 @@ from merkle.tree import ContainerId
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 
-# A report of so many replicas stays well below one message; the rest follows with the
-# next heartbeat.
+# A report of this size fits well into one message; the rest follows with the next
+# heartbeat.
 _REPLICAS_PER_REPORT = 50_000
-# Commands remembered, so that one that is sent again is not done again.
+# Commands remembered, so that a command sent again is not executed again.
 COMMANDS_REMEMBERED = 10_000
-# Ends of reconciliations that wait to be told; a controller away for longer learns the
-# rest from the reports.
+# Results of reconciliations kept for the controller. After a longer outage it relies
+# on the container reports.
 PROGRESS_MAX = 1_000
-# While the controller is away: doubles from the interval up to this, so that it is
-# found soon when it is back.
+# While the controller does not answer, the wait doubles from the interval up to this,
+# so that its return is noticed soon.
 _BACKOFF_MAX_S = 30.0
-# Between two heartbeats, however much there is to tell: changes that come together go
-# together.
+# The least time between two heartbeats, so that one heartbeat carries changes that
+# come together.
 _SPACING_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """Another holder, and where its services listen."""
+    """Another holder, and the address of its services."""
 
     peer: PeerId
     address: str
@@ -46,21 +46,27 @@ class PeerAddress:
 
 @dataclass(frozen=True, slots=True)
 class ReconcileCommand:
+    """A command to repair our replica from these peers."""
+
     container_id: ContainerId
     job_id: str
     peers: tuple[PeerAddress, ...]
-    # What an unhealthy replica may return to; None where the controller does not say.
+    # The state that an UNHEALTHY replica may return to; None if it may not.
     container_state: ReplicaState | None = None
     skip_final_scan: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CancelCommand:
+    """A command to cancel a reconciliation."""
+
     job_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ScanCommand:
+    """A command to scan our replica now."""
+
     container_id: ContainerId
 
 
@@ -69,7 +75,7 @@ Command = ReconcileCommand | CancelCommand | ScanCommand
 
 @dataclass(frozen=True, slots=True)
 class CommandEnvelope:
-    """A command with what makes it one and the same when it is sent again."""
+    """A command with the ID that it keeps when sent again, and its sender's term."""
 
     command_id: str
     term: int
@@ -78,7 +84,7 @@ class CommandEnvelope:
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """How far a reconciliation is; `state` is None while it runs."""
+    """Progress or result of a reconciliation; `state` is None while it runs."""
 
     job_id: str
     container_id: ContainerId
@@ -93,7 +99,7 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingHeartbeat:
-    """What one heartbeat says."""
+    """The content of one heartbeat; `full` if `replicas` are all replicas."""
 
     sequence: int
     full: bool
@@ -105,7 +111,7 @@ class OutgoingHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatResponse:
-    """What the controller answered."""
+    """The controller's response to a heartbeat."""
 
     envelopes: tuple[CommandEnvelope, ...]
     full_report_wanted: bool
@@ -113,51 +119,52 @@ class HeartbeatResponse:
 
 
 class HeartbeatState:
-    """What the controller knows of us, and which of its commands we know."""
+    """Which reports the controller has confirmed, and which commands we have seen."""
 
     def __init__(self, replicas_per_report: int = _REPLICAS_PER_REPORT) -> None:
         self._replicas_per_report = replicas_per_report
         self._sequence = 0
         self._full_wanted = True
-        self._known: dict[ContainerId, ContainerReplica] = {}
-        # Told in heartbeats without an answer: of these the controller may know what
-        # was told, or what was before.
-        self._unsure: set[ContainerId] = set()
+        self._confirmed: dict[ContainerId, ContainerReplica] = {}
+        # Reported in heartbeats without a response: the controller may have this state
+        # or the previous one.
+        self._unconfirmed: set[ContainerId] = set()
         self._term = 0
-        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._seen_commands: OrderedDict[str, None] = OrderedDict()
         self._acknowledged: list[str] = []
-        self._ended: OrderedDict[str, JobReport] = OrderedDict()
+        self._results: OrderedDict[str, JobReport] = OrderedDict()
 
-    def ended(self, progress: JobReport) -> None:
-        """Keep the end of a reconciliation until the controller has answered to it."""
+    def add_result(self, progress: JobReport) -> None:
+        """Keep the result of a reconciliation until the controller confirms it."""
         assert progress.is_final
-        self._ended[progress.job_id] = progress
-        if len(self._ended) > PROGRESS_MAX:
-            self._ended.popitem(last=False)
+        self._results[progress.job_id] = progress
+        if len(self._results) > PROGRESS_MAX:
+            self._results.popitem(last=False)
 
-    def next(
+    def next_heartbeat(
         self, replicas: Iterable[ContainerReplica], running: Iterable[JobReport]
     ) -> OutgoingHeartbeat:
-        """The heartbeat to send now: everything at start and when asked, else what
-        differs from what is known.
+        """The heartbeat to send now: a full report at start and on request, otherwise
+        the difference from the confirmed state.
         """
         self._sequence += 1
         held = {replica.container_id: replica for replica in replicas}
-        known = {} if self._full_wanted else self._known
-        unsure = set[ContainerId]() if self._full_wanted else self._unsure
+        confirmed = {} if self._full_wanted else self._confirmed
+        unconfirmed = set[ContainerId]() if self._full_wanted else self._unconfirmed
         changed = [
-            r for r in held.values() if known.get(r.container_id) != r or r.container_id in unsure
+            r
+            for r in held.values()
+            if confirmed.get(r.container_id) != r or r.container_id in unconfirmed
         ]
         changed.sort(key=lambda replica: replica.container_id)
         left = {replica.container_id for replica in changed[self._replicas_per_report :]}
         changed = changed[: self._replicas_per_report]
-        removed = sorted((known.keys() | unsure) - held.keys())
-        self._unsure |= {replica.container_id for replica in changed} | set(removed)
-        # The controller is to hear of an end with what became of the replica, or after
-        # it.
-        ended = tuple(p for p in self._ended.values() if p.container_id not in left)
-        # The end of a job is the last word about it.
-        progress = *(p for p in running if p.job_id not in self._ended), *ended
+        removed = sorted((confirmed.keys() | unconfirmed) - held.keys())
+        self._unconfirmed |= {replica.container_id for replica in changed} | set(removed)
+        # A result must not arrive before the report of the repaired replica.
+        ended = tuple(p for p in self._results.values() if p.container_id not in left)
+        # No progress report may follow a job's result.
+        progress = *(p for p in running if p.job_id not in self._results), *ended
         return OutgoingHeartbeat(
             self._sequence,
             self._full_wanted,
@@ -167,66 +174,64 @@ class HeartbeatState:
             tuple(self._acknowledged),
         )
 
-    def answered(self, sent: OutgoingHeartbeat, answer: HeartbeatResponse) -> list[Command]:
-        """Note that the controller knows what was sent; the commands to carry out, each
-        once.
+    def handle_response(self, sent: OutgoingHeartbeat, answer: HeartbeatResponse) -> list[Command]:
+        """Mark the reports in `sent` as confirmed; returns the new commands.
+
+        A command is returned once, however often it is sent.
         """
         if sent.full:
-            self._known, self._unsure = {}, set()
-        self._known.update((replica.container_id, replica) for replica in sent.replicas)
+            self._confirmed, self._unconfirmed = {}, set()
+        self._confirmed.update((replica.container_id, replica) for replica in sent.replicas)
         for container_id in sent.removed:
-            self._known.pop(container_id, None)
-        self._unsure -= {replica.container_id for replica in sent.replicas} | set(sent.removed)
-        # A controller that began anew may have taken a late copy of an old full report
-        # for what we hold.
+            self._confirmed.pop(container_id, None)
+        self._unconfirmed -= {replica.container_id for replica in sent.replicas} | set(sent.removed)
+        # A restarted controller may have accepted a delayed copy of an old full report.
         self._full_wanted = answer.full_report_wanted or 0 < self._term < answer.term
-        # The controller keeps nothing of a heartbeat whose sender it did not know.
+        # A controller that wants a full report has dropped the rest of the heartbeat.
         if not answer.full_report_wanted:
             for progress in sent.progress:
-                if self._ended.get(progress.job_id) is progress:
-                    del self._ended[progress.job_id]
+                if self._results.get(progress.job_id) is progress:
+                    del self._results[progress.job_id]
             self._acknowledged = self._acknowledged[len(sent.acknowledged) :]
         self._term = max(self._term, answer.term)
         return [envelope.command for envelope in answer.envelopes if self._accept(envelope)]
 
     @property
-    def is_behind(self) -> bool:
-        """Whether there is something that the controller should hear without waiting
-        for the next turn.
-        """
-        return self._full_wanted or bool(self._ended) or bool(self._acknowledged)
+    def has_pending(self) -> bool:
+        """Whether the next heartbeat should not wait for the interval."""
+        return self._full_wanted or bool(self._results) or bool(self._acknowledged)
 
     def _accept(self, envelope: CommandEnvelope) -> bool:
-        # A leader that was replaced may not know it yet; its commands are void.
+        # A replaced leader may still send commands; they are void.
         if envelope.term < self._term:
             return False
         self._term = envelope.term
         self._acknowledged.append(envelope.command_id)
-        if envelope.command_id in self._seen:
+        if envelope.command_id in self._seen_commands:
             return False
-        self._seen[envelope.command_id] = None
-        if len(self._seen) > COMMANDS_REMEMBERED:
-            self._seen.popitem(last=False)
+        self._seen_commands[envelope.command_id] = None
+        if len(self._seen_commands) > COMMANDS_REMEMBERED:
+            self._seen_commands.popitem(last=False)
         return True
 
 
 class HeartbeatReceiver(Protocol):
-    """Whoever takes heartbeats."""
+    """The controller, as agents call it."""
 
     def heartbeat(self, heartbeat: OutgoingHeartbeat) -> HeartbeatResponse:
-        """Send one heartbeat; returns the controller's answer.
+        """Send one heartbeat and return the response.
 
         Raises:
-            ControllerUnavailableError: nobody answers.
-            ReconcileError: the controller refuses it, with its reason.
+            ControllerUnavailableError: the controller did not answer in time.
+            ReconcileError: the controller refused it; the error has its reason.
         """
 
     def close(self) -> None:
         """Close the connection."""
 
 
-class Heartbeats:
-    """Sends heartbeats from a thread of its own until stopped."""
+class HeartbeatSender:
+    """Sends heartbeats from its own thread until stopped. Thread-safe."""
 
     def __init__(
         self,
@@ -238,7 +243,7 @@ class Heartbeats:
         on_command: Callable[[Command], None],
         metrics: Metrics,
     ) -> None:
-        """`on_command` must not block: what takes long is queued by it."""
+        """`on_command` must not block: it queues whatever takes long."""
         self._controller = controller
         self._interval_s = interval_s
         self._replicas = replicas
@@ -247,45 +252,45 @@ class Heartbeats:
         self._metrics = metrics
         self._state = HeartbeatState()
         self._state_lock = threading.Lock()
-        self._poke = threading.Event()
+        self._wake = threading.Event()
         self._stop = threading.Event()
         self._failures = 0
         self._log = get_logger("heartbeat", AGENT_EVENTS)
         self._thread = threading.Thread(target=self._run, name="heartbeat")
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start sending."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Send no more and wait for the thread."""
+        """Stop sending, wait for the thread, and close the connection."""
         self._stop.set()
-        self._poke.set()
+        self._wake.set()
         if self._thread.ident is not None:
             self._thread.join()
         self._controller.close()
 
-    def poke(self) -> None:
-        """Something changed that the controller should hear now."""
-        self._poke.set()
+    def wake(self) -> None:
+        """Send the next heartbeat now, because a replica changed."""
+        self._wake.set()
 
-    def ended(self, progress: JobReport) -> None:
-        """Report the end of a reconciliation until the controller has heard of it."""
+    def report_end(self, progress: JobReport) -> None:
+        """Report the result of a reconciliation until the controller confirms it."""
         with self._state_lock:
-            self._state.ended(progress)
-        self._poke.set()
+            self._state.add_result(progress)
+        self._wake.set()
 
-    def beat(self) -> bool:
-        """Send one heartbeat and carry out the commands of its answer; whether it was
-        answered.
+    def send(self) -> bool:
+        """Send one heartbeat and execute the commands of its response; returns False if
+        it failed.
         """
         with self._state_lock:
-            heartbeat = self._state.next(self._replicas(), self._running())
+            heartbeat = self._state.next_heartbeat(self._replicas(), self._running())
         try:
             answer = self._controller.heartbeat(heartbeat)
         except ReconcileError as error:
             self._metrics.count("dnagent_heartbeats_total", outcome=error.code)
-            # One line when it goes away, not one for each try.
+            # Logged once for each outage, not for each try.
             if self._failures == 0:
                 self._log.warning("heartbeat_failed", **error_fields(error))
             self._failures += 1
@@ -295,9 +300,9 @@ class Heartbeats:
             self._log.info("heartbeat_recovered", failures=self._failures)
             self._failures = 0
         with self._state_lock:
-            commands = self._state.answered(heartbeat, answer)
-            if self._state.is_behind or len(heartbeat.replicas) == _REPLICAS_PER_REPORT:
-                self._poke.set()
+            commands = self._state.handle_response(heartbeat, answer)
+            if self._state.has_pending or len(heartbeat.replicas) == _REPLICAS_PER_REPORT:
+                self._wake.set()
         dropped = len(answer.envelopes) - len(commands)
         if dropped:
             self._metrics.count("dnagent_commands_total", dropped, outcome="dropped")
@@ -310,12 +315,13 @@ class Heartbeats:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._poke.clear()
-            if self.beat():
-                self._poke.wait(self._interval_s)
+            self._wake.clear()
+            if self.send():
+                self._wake.wait(self._interval_s)
                 self._stop.wait(_SPACING_S)
             else:
-                # A poke must not turn an absent controller into a busy loop.
+                # Ignore wake-ups: they must not cause a busy loop while the controller
+                # is away.
                 self._stop.wait(
                     min(self._interval_s * 2 ** min(self._failures, 10), _BACKOFF_MAX_S)
                 )

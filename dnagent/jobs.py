@@ -1,11 +1,10 @@
-"""Reconcile commands on this datanode: queued, run a few at a time, and told of until
-their end.
+"""Reconcile commands on this datanode: a queue, a few threads, and progress reports.
 
-One job a container: a command for a container that another job waits for or works on is
-refused, as Ozone drops it, and the refusal is reported like any other end, so that the
-controller never waits for a job that nobody does. A job that is sent once more while it
-is here is neither begun twice nor refused. `JobTable` decides that, without threads;
-`Jobs` runs what it admits.
+A container has one job at a time. A command for a container that has another job is
+refused; Ozone drops it. The refusal is reported like any other result, so that the
+controller never waits for a job that does not run. A command that is sent again while
+its job waits or runs is ignored. `JobTable` makes these decisions, without threads;
+`Jobs` runs the admitted jobs.
 """
 
 import threading
@@ -34,13 +33,13 @@ _JOBS_MAX = 5000
 
 
 class JobTable:
-    """Which container has which job, from its command to its end. Not thread-safe."""
+    """The waiting and running job of each container. Not thread-safe."""
 
     def __init__(self) -> None:
         self._commands: dict[ContainerId, ReconcileCommand] = {}
 
     def admit(self, command: ReconcileCommand) -> bool:
-        """Take in a job; False where it is here already.
+        """Add a job; returns False if it is already in the table.
 
         Raises:
             BusyError: the container has another job, or too many jobs wait.
@@ -51,21 +50,21 @@ class JobTable:
             return False
         if held is not None:
             raise BusyError(
-                f"container {container_id} has job {held.job_id} already", container_id=container_id
+                f"container {container_id} already has job {held.job_id}", container_id=container_id
             )
         if len(self._commands) >= _JOBS_MAX:
-            raise BusyError(f"{_JOBS_MAX} jobs are waiting already", limit=_JOBS_MAX)
+            raise BusyError(f"{_JOBS_MAX} jobs are already waiting", limit=_JOBS_MAX)
         self._commands[container_id] = command
         return True
 
     def find(self, job_id: str) -> ReconcileCommand | None:
-        """The command of a job that waits or runs."""
+        """The command of a waiting or running job; None if there is no such job."""
         return next(
             (command for command in self._commands.values() if command.job_id == job_id), None
         )
 
-    def forget(self, command: ReconcileCommand) -> None:
-        """The job ended."""
+    def remove(self, command: ReconcileCommand) -> None:
+        """Remove a job that ended."""
         self._commands.pop(command.container_id, None)
 
     def __len__(self) -> int:
@@ -88,7 +87,9 @@ class Jobs:
         on_end: Callable[[JobReport], None],
         metrics: Metrics,
     ) -> None:
-        """`connect` opens a peer; `on_end` hears how each job ended."""
+        """`connect` opens a connection to a peer. `on_end` gets each job's final
+        report.
+        """
         self._runner = runner
         self._store = store
         self._connect = connect
@@ -104,7 +105,7 @@ class Jobs:
         self._log = get_logger("jobs", AGENT_EVENTS)
 
     def submit(self, command: ReconcileCommand) -> None:
-        """Queue a job; where that is refused, the refusal is its end."""
+        """Queue a job. A refusal is reported as the job's result."""
         try:
             with self._lock:
                 if self._table.admit(command):
@@ -114,32 +115,32 @@ class Jobs:
             self._refuse(command, refusal)
 
     def cancel(self, job_id: str) -> None:
-        """End a job that waits or runs; nothing happens where there is none."""
+        """Cancel a waiting or running job; without such a job, do nothing."""
         with self._lock:
             command = self._table.find(job_id)
             future = self._futures[command.container_id] if command else None
         if command is None or future is None:
             return
         if future.cancel():
-            self._forget(command)
-            self._end(
+            self._remove(command)
+            self._report_error(
                 command,
-                OperationInterruptedError("the job was cancelled before it began"),
+                OperationInterruptedError("the job was cancelled before it started"),
                 OutcomeState.INTERRUPTED,
             )
         else:
-            # Not waited for: its end is reported when it comes.
+            # Do not wait: `_run` reports the result.
             self._runner.interrupt(command.container_id, "the job was cancelled", timeout_s=0)
 
     def running(self) -> list[JobReport]:
-        """How far the jobs are that run now."""
+        """Progress reports of the running jobs."""
         return [
             running_report(job.job_id, job.container_id, progress)
             for job, progress in self._runner.running()
         ]
 
     def status(self) -> tuple[ReconciliationStatus, ...]:
-        """The same for people."""
+        """The running jobs, for the agent's status."""
         found = []
         for job, progress in self._runner.running():
             at = progress or RepairProgress(phase="starting")
@@ -182,24 +183,24 @@ class Jobs:
                     peers,
                 )
         except ReconcileError as error:
-            self._forget(command)
+            self._remove(command)
             self._refuse(command, error)
             return
         except BaseException as error:
-            # A fault of our own. It ends this job alone: the container may have
-            # another, and the controller hears.
-            self._forget(command)
-            fault = ReconcileError(f"a fault of the agent ended the job: {error!r}")
+            # A defect of the agent ends only this job. It is reported, and another job
+            # may follow.
+            self._remove(command)
+            fault = ReconcileError(f"an internal error ended the job: {error!r}")
             self._log.error(
                 "reconcile_failed", container_id=container_id, job_id=job_id, **error_fields(fault)
             )
-            self._end(command, fault, OutcomeState.FAILED)
+            self._report_error(command, fault, OutcomeState.FAILED)
             raise
-        self._forget(command)
-        self._note(command, outcome)
+        self._remove(command)
+        self._record_outcome(command, outcome)
         self._on_end(report_of(job_id, outcome))
 
-    def _note(self, command: ReconcileCommand, outcome: RepairOutcome) -> None:
+    def _record_outcome(self, command: ReconcileCommand, outcome: RepairOutcome) -> None:
         progress = outcome.progress
         self._metrics.count("dnagent_reconciliations_total", state=outcome.state.value)
         self._metrics.count("dnagent_windows_written_total", progress.windows_written)
@@ -241,14 +242,16 @@ class Jobs:
             "job_id": command.job_id,
         }
         self._log.warning("reconcile_refused", **fields)
-        self._end(command, error, OutcomeState.REFUSED)
+        self._report_error(command, error, OutcomeState.REFUSED)
 
-    def _end(self, command: ReconcileCommand, error: ReconcileError, state: OutcomeState) -> None:
-        self._on_end(refusal_of(command, error, state))
+    def _report_error(
+        self, command: ReconcileCommand, error: ReconcileError, state: OutcomeState
+    ) -> None:
+        self._on_end(error_report(command, error, state))
 
-    def _forget(self, command: ReconcileCommand) -> None:
+    def _remove(self, command: ReconcileCommand) -> None:
         with self._lock:
-            self._table.forget(command)
+            self._table.remove(command)
             self._futures.pop(command.container_id, None)
             self._metrics.set("dnagent_reconciliations_queued", len(self._table))
 
@@ -256,23 +259,25 @@ class Jobs:
 def options_of(
     command: ReconcileCommand, fetches_max: int, return_to_service: bool
 ) -> ReconcileOptions:
-    """How to carry out a command."""
-    # Without the controller's word it is not known what the replica may claim to be, so
-    # it stays as it is.
+    """The options of the reconciliation that a command requests."""
+    # Without a container state from the controller the allowed state is unknown, so the
+    # replica keeps its own.
     return_to = command.container_state if return_to_service else None
     return ReconcileOptions(
         fetches_max=fetches_max, return_to=return_to, skip_final_scan=command.skip_final_scan
     )
 
 
-def refusal_of(command: ReconcileCommand, error: ReconcileError, state: OutcomeState) -> JobReport:
-    """The end of a job that an error kept from having an outcome."""
+def error_report(
+    command: ReconcileCommand, error: ReconcileError, state: OutcomeState
+) -> JobReport:
+    """The final report of a job that ended with an error, without an outcome."""
     report = RepairReport(error_code=error.code, message=error.message)
     return JobReport(command.job_id, command.container_id, state, report)
 
 
 def report_of(job_id: str, outcome: RepairOutcome) -> JobReport:
-    """How a job ended."""
+    """The final report of a job with this outcome."""
     report = replace(
         RepairReport.of(outcome.progress),
         verdict=outcome.verdict,
@@ -288,6 +293,6 @@ def report_of(job_id: str, outcome: RepairOutcome) -> JobReport:
 def running_report(
     job_id: str, container_id: ContainerId, progress: RepairProgress | None
 ) -> JobReport:
-    """How far a job is that runs."""
+    """The report of a running job."""
     report = RepairReport.of(progress) if progress else RepairReport()
     return JobReport(job_id, container_id, None, report)

@@ -1,4 +1,4 @@
-"""One replica of ours under repair: what a repair reads of it and writes to it."""
+"""The local side of a repair: what it reads from our replica and writes to it."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ _log = get_logger("store", AGENT_EVENTS)
 
 
 class LocalReplica:
-    """One replica of ours under repair (repair.runner.Replica)."""
+    """Our replica, open for repair (repair.runner.Replica)."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class LocalReplica:
         cancelled: threading.Event,
         on_bytes: Callable[[int], None],
     ) -> None:
-        """Not for callers: see `ReplicaStore.open_replica`."""
+        """Callers use `ReplicaStore.open_replica`."""
         self._volume = volume
         self._writer = writer
         self._container_id = container_id
@@ -52,14 +52,13 @@ class LocalReplica:
         self._on_bytes = on_bytes
 
     def own(self) -> OwnLoaded:
-        """State, commit and stored tree, as they are on disk now."""
+        """State, commit and stored tree, as on disk now."""
         replica = self._volume.replica(self._container_id)
         stored = self._volume.trees.read(self._container_id)
         has_root = stored.status is TreeStatus.PRESENT and stored.tree.data_checksum is not None
         tree = stored.known if has_root else None
         bcs_id, recorded = replica.bcs_id, None
-        # Erasure-coded replicas have no commit, and what is no replica to repair is not
-        # looked into.
+        # Erasure-coded replicas have no commit. An open replica is not repaired.
         if replica.state.is_closed and replica.replica_index == 0:
             bcs_id, recorded = self._commits(replica.state)
         return OwnLoaded(
@@ -67,20 +66,22 @@ class LocalReplica:
         )
 
     def records(self, block_ids: Sequence[BlockId]) -> dict[BlockId, BlockRecord]:
-        """Our records of these blocks, without unreadable or missing ones."""
+        """Our records of these blocks, without missing and invalid ones."""
         container, found = self._container, dict[BlockId, BlockRecord]()
         for block_id in block_ids:
             try:
                 record = container.record(block_id)
             except RecordInvalidError:
-                # As good as none; the scan has named it.
+                # Treated as missing; the scan has reported it.
                 continue
             if record is not None:
                 found[block_id] = record
         return found
 
     def check(self, block_id: BlockId, chunk: ChunkRecord) -> tuple[tuple[int, ...], int]:
-        """Windows of our file that fail the record, and the file's length in bytes."""
+        """Indexes of the windows that fail the record, and the file's length in bytes;
+        without a file, all windows and 0.
+        """
         container = self._container
         length = container.block_length(block_id)
         if length is None:
@@ -91,7 +92,7 @@ class LocalReplica:
                 length,
             )
         except DiskError:
-            # A bad sector: the other windows may be readable still.
+            # A bad sector: other windows may still be readable.
             good = [
                 index
                 for index in range(len(chunk.checksums))
@@ -100,7 +101,13 @@ class LocalReplica:
             return tuple(sorted(set(range(len(chunk.checksums))) - set(good))), length
 
     def scan(self) -> Scanned:
-        """Read all data and store the tree; again where another writer was faster."""
+        """Read all data and store the tree; repeated if another writer stored a tree
+        meanwhile.
+
+        Raises:
+            StaleTreeError: the tree changed during every try.
+            OperationInterruptedError: the repair was cancelled.
+        """
 
         def pause(seconds: float) -> None:
             self._cancelled.wait(seconds)
@@ -110,8 +117,10 @@ class LocalReplica:
     def write_windows(
         self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[ProvenWindows]
     ) -> tuple[int, ...]:
-        """Write proven windows; for each run, the bytes without an undo copy."""
-        self._require_here()
+        """Write proven windows; returns, for each run, the number of overwritten bytes
+        that could not be read and have no undo copy.
+        """
+        self._require_replica()
         patches = [Patch(chunk.offset + chunk.window(run.first)[0], run.data) for run in runs]
         written = self._writer.write_windows(
             self._container_id, block_id, patches, job=self._job_id
@@ -119,23 +128,32 @@ class LocalReplica:
         return written.unread_bytes
 
     def put_block(self, record: BlockRecord) -> None:
-        """Store a repaired block's record."""
-        self._require_here()
+        """Store the record of a repaired block."""
+        self._require_replica()
         self._writer.put_repaired_block(record, job=self._job_id)
 
     def store_tree(self, tree: ContainerTree, generation: bytes) -> TreeStored:
-        """Merge into the stored tree; StaleTreeError if it has changed."""
+        """Merge a tree into the stored one.
+
+        Raises:
+            StaleTreeError: the stored tree no longer has this generation.
+        """
         stored = self._volume.store_tree(tree, generation)
         return TreeStored(stored, tree_generation(stored))
 
     def advance_bcs_id(self, bcs_id: int) -> None:
-        """Raise the container's commit."""
-        self._require_here()
+        """Raise the container's commit to `bcs_id`."""
+        self._require_replica()
         self._writer.advance_bcs_id(self._container_id, bcs_id)
-        self._volume.look_again(self._container_id)
+        self._volume.reload(self._container_id)
 
     def set_state(self, state: ReplicaState, generation: bytes) -> None:
-        """Return to service, if the tree still has this generation."""
+        """Return an UNHEALTHY replica to service.
+
+        Raises:
+            ContainerStateError: the replica is not UNHEALTHY.
+            StaleTreeError: the stored tree no longer has this generation.
+        """
         assert state in (ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED)
         with self._writer.locked(self._container_id):
             before = self._container.state
@@ -143,33 +161,31 @@ class LocalReplica:
                 text = f"container {self._container_id} is {before.name}, not UNHEALTHY"
                 raise ContainerStateError(text, container_id=self._container_id, state=before.name)
             if self._volume.trees.read(self._container_id).generation != generation:
-                text = (
-                    f"the tree of container {self._container_id} changed since it was found whole"
-                )
+                text = f"the tree of container {self._container_id} changed since its clean scan"
                 raise StaleTreeError(text, container_id=self._container_id)
             self._writer.set_state(self._container_id, state)
-        self._volume.look_again(self._container_id)
+        self._volume.reload(self._container_id)
         _log.info("replica_returned_to_closed", container_id=self._container_id, state=state.name)
 
     def _scan_once(self) -> Scanned:
         container_id = self._container_id
-        examination = self._volume.examine(
+        completed = self._volume.examine(
             container_id, ScanDepth.DATA, self._on_bytes, self._cancelled.is_set
         )
-        result = examination.result
+        result = completed.result
         result.require_decided(container_id)
-        stored = self._volume.store_tree(result.tree, examination.generation)
-        self._volume.settle(examination, time.time_ns() // 1_000_000)
+        stored = self._volume.store_tree(result.tree, completed.generation)
+        self._volume.record_result(completed, time.time_ns() // 1_000_000)
         state = self._volume.replica(container_id).state
         places = tuple((finding.block_id, finding.offset) for finding in result.findings)
-        lost = self._lost(stored) if places else {}
+        lost = self._lost_chunks(stored) if places else {}
         return Scanned(stored, tree_generation(stored), places, state, lost)
 
     def _commits(self, state: ReplicaState) -> tuple[int, int | None]:
-        """The container's commit, 0 if its row is lost, and the highest in our records;
-        None where nobody asks for it.
+        """The container's commit, 0 if its row is lost, and the highest commit in our
+        records; None if that is not needed or cannot be read.
 
-        A container without commits has no such row either: its records say 0.
+        A container without commits has no such row either; its records have commit 0.
         """
         container = self._container
         bcs_id = container.counters().bcs_id
@@ -178,15 +194,15 @@ class LocalReplica:
         try:
             return bcs_id or 0, container.recorded_bcs_id()
         except (DatabaseError, RecordInvalidError):
-            # What cannot be read, or a key that is none, hides what else there is: the
-            # commit stays as it is until that is mended.
+            # An unreadable row or an invalid key may hide a higher commit: keep the
+            # commit until it is repaired.
             return bcs_id or 0, None
 
-    def _lost(self, stored: ContainerTree) -> dict[BlockId, list[int]]:
+    def _lost_chunks(self, stored: ContainerTree) -> dict[BlockId, list[int]]:
         try:
             return lost_chunks(self._container, stored)
         except (DatabaseError, RecordInvalidError):
-            # The scan has said so: what is on record nobody knows.
+            # The scan has reported it: the recorded chunks are unknown.
             return {}
 
     def _is_good(
@@ -199,17 +215,15 @@ class LocalReplica:
             return False
         return bool(prove(chunk, index, data))
 
-    def _require_here(self) -> None:
+    def _require_replica(self) -> None:
         self._volume.replica(self._container_id)
 
     @property
     def _container(self) -> Container:
-        self._require_here()
+        self._require_replica()
         return self._volume.containers.get(self._container_id)
 
 
 def tree_generation(tree: ContainerTree) -> bytes:
-    """The generation of this tree where it is the stored one, whatever was stored after
-    it.
-    """
+    """The generation that the tree file has while this tree is stored."""
     return fingerprint(encode_tree(tree))

@@ -1,6 +1,4 @@
-"""Messages of the controller's protocol <-> values of an agent, and the client that
-sends them.
-"""
+"""The controller's messages, converted to and from an agent's values; the client."""
 
 import re
 import uuid
@@ -34,9 +32,7 @@ DEADLINE_S = 10.0
 def request_of(
     heartbeat: OutgoingHeartbeat, *, datanode_id: str, address: str, incarnation: str
 ) -> pb.HeartbeatRequest:
-    """The message of a heartbeat; `incarnation` tells one start of the agent from the
-    next.
-    """
+    """The message of a heartbeat. `incarnation` identifies one start of the agent."""
     report = pb.ContainerReport(
         full=heartbeat.full,
         replicas=[replica_to(replica) for replica in heartbeat.replicas],
@@ -54,10 +50,8 @@ def request_of(
     )
 
 
-def answer_of(message: pb.HeartbeatResponse) -> HeartbeatResponse:
-    """The answer in a message; a command that this agent does not understand is left
-    out.
-    """
+def response_of(message: pb.HeartbeatResponse) -> HeartbeatResponse:
+    """The response in a message, without commands that are unknown or invalid."""
     envelopes = []
     for sent in message.commands:
         command = _command_of(sent)
@@ -66,8 +60,8 @@ def answer_of(message: pb.HeartbeatResponse) -> HeartbeatResponse:
     return HeartbeatResponse(tuple(envelopes), message.full_report_wanted, message.term)
 
 
-# States that an unhealthy replica may return to.
-_RETURNS = {state.value: state for state in (ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED)}
+# States that an UNHEALTHY replica may return to.
+_RETURN_STATES = {state.value: state for state in (ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED)}
 
 
 def _command_of(sent: pb.Command) -> Command | None:
@@ -77,10 +71,10 @@ def _command_of(sent: pb.Command) -> Command | None:
             peers = tuple(
                 PeerAddress(PeerId(p.datanode_id), p.address) for p in body.peers[:PEERS_MAX]
             )
-            # It becomes the name of a folder of undo copies, among others.
+            # Checked, because it becomes a folder name in the undo store.
             if not _JOB_ID.fullmatch(body.job_id):
                 return None
-            state = _RETURNS.get(body.container_state)
+            state = _RETURN_STATES.get(body.container_state)
             return ReconcileCommand(
                 ContainerId(body.container_id), body.job_id, peers, state, body.skip_final_scan
             )
@@ -105,7 +99,7 @@ def _progress_message(job: JobReport) -> pb.ReconcileProgress:
 
 
 class HeartbeatClient:
-    """The controller, over gRPC."""
+    """Sends heartbeats over gRPC (dnagent.heartbeat.HeartbeatReceiver)."""
 
     def __init__(
         self,
@@ -116,7 +110,7 @@ class HeartbeatClient:
         tls: Tls | None,
         insecure: bool,
     ) -> None:
-        """`advertised` is where peers reach this datanode."""
+        """`advertised` is the address that peers use for this datanode."""
         self._address = address
         self._datanode_id = datanode_id
         self._advertised = advertised
@@ -125,7 +119,12 @@ class HeartbeatClient:
         self._stub = ControllerStub(self._channel)
 
     def heartbeat(self, heartbeat: OutgoingHeartbeat) -> HeartbeatResponse:
-        """Send one heartbeat; ControllerUnavailableError if nobody answers."""
+        """Send one heartbeat and return the response.
+
+        Raises:
+            ControllerUnavailableError: the controller did not answer in time.
+            ReconcileError: the controller refused it; the error has its reason.
+        """
         request = request_of(
             heartbeat,
             datanode_id=self._datanode_id,
@@ -134,7 +133,7 @@ class HeartbeatClient:
         )
         with named_errors(self._address, ControllerUnavailableError):
             response: pb.HeartbeatResponse = self._stub.Heartbeat(request, timeout=DEADLINE_S)
-        return answer_of(response)
+        return response_of(response)
 
     def close(self) -> None:
         """Close the connection."""

@@ -25,17 +25,15 @@ AGENT_METRICS = (
     Metric(
         "dnagent_trees_built_total",
         Kind.COUNTER,
-        "Trees built from records because there was none.",
+        "Trees built from records because none was stored.",
     ),
     Metric(
         "dnagent_scan_last_full_pass_timestamp_seconds",
         Kind.GAUGE,
-        "When all were last scanned.",
+        "When every replica had been scanned.",
         ("volume",),
     ),
-    Metric(
-        "dnagent_volumes_failed", Kind.GAUGE, "Volumes that could not be opened or were given up."
-    ),
+    Metric("dnagent_volumes_failed", Kind.GAUGE, "Volumes that could not be opened."),
     Metric("dnagent_containers", Kind.GAUGE, "Replicas held.", ("volume",)),
     Metric(
         "dnagent_chunks_repaired_total", Kind.COUNTER, "Chunks repaired, by outcome.", ("outcome",)
@@ -50,11 +48,11 @@ AGENT_METRICS = (
         "Reconciliations that ended, by state.",
         ("state",),
     ),
-    Metric("dnagent_reconciliations_queued", Kind.GAUGE, "Reconciliations that wait or run."),
+    Metric("dnagent_reconciliations_queued", Kind.GAUGE, "Reconciliations waiting or running."),
     Metric(
         "dnagent_peer_refusals_total",
         Kind.COUNTER,
-        "Answers of peers set aside, by reason.",
+        "Peers that failed or sent invalid data, by reason.",
         ("reason",),
     ),
     Metric("dnagent_undo_bytes", Kind.GAUGE, "Bytes kept to undo repairs.", ("volume",)),

@@ -1,6 +1,4 @@
-"""The ports of an agent: what it needs from its peers, and what its service needs from
-the rest of the agent.
-"""
+"""The ports of an agent's gRPC service: scans on demand, and the status."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +9,8 @@ from merkle.tree import BlockId, ContainerId
 
 
 @dataclass(frozen=True, slots=True)
-class ScannedFault:
-    """One finding of a scan as it goes over the wire; `type` is one of Ozone's
-    names.
-    """
+class ScanFinding:
+    """A finding as sent over the wire; `type` is a name of Ozone's failure types."""
 
     type: str
     block_id: BlockId | None = None
@@ -23,34 +19,47 @@ class ScannedFault:
 
 @dataclass(frozen=True, slots=True)
 class ScanReport:
-    """What a scan of one container found, and how it left the replica."""
+    """The findings of a scan, and the replica's state and root after it.
+
+    `data_checksum` is 0 if the root is unknown.
+    """
 
     container_id: ContainerId
     state: ReplicaState
     data_checksum: int
     bytes_read: int
-    findings: tuple[ScannedFault, ...] = ()
+    findings: tuple[ScanFinding, ...] = ()
 
 
 class ScanService(Protocol):
-    """The agent's scanner, on demand."""
+    """Scans on demand. Thread-safe."""
 
     def scan(self, container_id: ContainerId, cancelled: Callable[[], bool]) -> ScanReport:
-        """Scan now and answer when done.
+        """Scan now, and return when the scan is done.
 
         Raises:
-            ContainerNotFoundError: no such container here.
-            ContainerStateError: its state allows no scan.
+            ContainerNotFoundError: the container is not on this datanode.
+            ContainerStateError: a container in this state cannot be scanned.
             BusyError: too many scans are waiting.
-            OperationInterruptedError: `cancelled` turned true.
+            OperationInterruptedError: `cancelled` returned True, or the agent stops.
+            ReconcileError: the scan failed.
         """
 
     def schedule(self, container_id: ContainerId) -> None:
-        """Have it scanned in the background, soon; scheduling twice is once."""
+        """Request a background scan that builds the missing tree. Repeated calls have
+        no further effect.
+
+        Raises:
+            ContainerNotFoundError: the container is not on this datanode.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class VolumeStatus:
+    """A volume, and the work of its scanner since the start. `storage_id` is empty if
+    the volume could not be opened; `last_error` is empty if there was none.
+    """
+
     path: str
     storage_id: str
     hold: str
@@ -62,6 +71,8 @@ class VolumeStatus:
 
 @dataclass(frozen=True, slots=True)
 class ReconciliationStatus:
+    """The progress of a running reconciliation."""
+
     job_id: str
     container_id: ContainerId
     phase: str
@@ -71,6 +82,8 @@ class ReconciliationStatus:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
+    """The state of an agent: its volumes and running reconciliations."""
+
     datanode_id: PeerId
     repair_enabled: bool
     volumes: tuple[VolumeStatus, ...] = ()
@@ -78,7 +91,7 @@ class AgentStatus:
 
 
 class StatusSource(Protocol):
-    """Whoever knows how the agent is."""
+    """The source of an agent's status. Thread-safe."""
 
     def status(self) -> AgentStatus:
-        """The agent's status now."""
+        """The current status."""

@@ -1,9 +1,9 @@
-"""Read what replicas hold, again and again, and act on what is found.
+"""Scan the replicas of a volume periodically and on request, and act on the findings.
 
-The choice of the next container is pure. A `Scanner` is the shell of one volume: a
-background thread that goes round all containers, and one for requests, which must not
-wait behind a slow round. After a restart the round goes on where it was, by the time of
-each container's last scan, which lies on disk; a scan cut short leaves no trace.
+The choice of the next container is a pure function. A `Scanner` has two threads for its
+volume: one scans all containers in turn, and one serves requests, which must not wait
+for a slow scan in the background. The time of each container's last scan is on disk, so
+the order survives a restart. An interrupted scan leaves no trace.
 """
 
 import threading
@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Protocol
 
 from dnagent.events import AGENT_EVENTS
-from dnagent.ports import ScannedFault, ScanReport
+from dnagent.ports import ScanFinding, ScanReport
 from merkle.errors import ReconcileError
 from merkle.replica import ReplicaState
 from merkle.tree import ContainerId
@@ -27,38 +27,37 @@ from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 from runtime.retry import Backoff, call_with_retry
 
-# States whose data can be checked: in the others chunks may still be written.
+# States whose data can be scanned: in the others chunks may still be written.
 _SCANNED_STATES = frozenset(
     {ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED, ReplicaState.UNHEALTHY}
 )
-# States in which chunks may still be written: only folder, descriptor and records can
-# be checked.
+# States in which chunks may still be written: only folder, descriptor and records are
+# checked.
 _CHECKED_STATES = frozenset({ReplicaState.OPEN, ReplicaState.CLOSING})
-# As often as Ozone's scanner of metadata does.
+# The interval of Ozone's metadata scanner.
 CHECK_INTERVAL_MS = 3 * 3_600_000
 # Ozone's own limit on a datanode's command queue.
 REQUESTS_MAX = 5000
-# How long the background thread sleeps when nothing is due; a wake-up ends it at once.
+# How long the background thread sleeps when nothing is due, unless woken.
 _IDLE_S = 30.0
-# Scans on request whose tree was overtaken this often are given up; the next round
-# looks again.
+# A requested scan fails when its tree was stale this often; a background scan follows.
 _STALE_TRIES_MAX = 3
-# One slice of a wait for bandwidth, so that a stop is noticed.
+# The longest single wait for bandwidth, so that a stop is noticed.
 _SLICE_S = 0.2
 
 
 class Clock(Protocol):
-    """Time, passed in."""
+    """A source of time."""
 
     def now_ms(self) -> int:
         """Milliseconds since the epoch."""
 
     def monotonic_s(self) -> float:
-        """Seconds of a clock that is never set back."""
+        """Seconds on a clock that never jumps; only differences have a meaning."""
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The clocks of the machine."""
 
     def now_ms(self) -> int:
         """Milliseconds since the epoch."""
@@ -71,33 +70,35 @@ class SystemClock:
 
 @dataclass(frozen=True, slots=True)
 class ScanCandidate:
-    """A replica as far as the choice of the next scan needs to know it; times are ms
-    since the epoch.
+    """The facts about a replica that decide on its next scan.
+
+    Times are in ms since the epoch.
     """
 
     container_id: ContainerId
     state: ReplicaState
-    # None where there is no tree yet, or only tombstones are known.
+    # None if there is no tree yet, or only tombstones are known.
     data_checksum: int | None
     last_scan_ms: int | None
 
 
 def is_due(candidate: ScanCandidate, *, now_ms: int, gap_ms: int) -> bool:
-    """Whether it may be scanned now: its data are settled, and the last scan is at
-    least the gap ago.
+    """Whether a replica may be scanned now: no chunks are being written, and its last
+    scan is at least `gap_ms` ago.
     """
     if candidate.state not in _SCANNED_STATES:
         return False
-    # A scan in the future is one of a clock that was set back since: of unknown age, so
-    # due.
+    # A time in the future means that the clock was set back: the age is unknown, so the
+    # scan is due.
     return candidate.last_scan_ms is None or not 0 <= now_ms - candidate.last_scan_ms < gap_ms
 
 
 def next_to_scan(
     candidates: Iterable[ScanCandidate], *, now_ms: int, gap_ms: int
 ) -> ContainerId | None:
-    """Never scanned first, then the oldest scan, then the lowest ID; None if nothing is
-    due.
+    """The due container that is scanned next; None if nothing is due.
+
+    Replicas never scanned come first, then the oldest scan, then the lowest ID.
     """
     due = [c for c in candidates if is_due(c, now_ms=now_ms, gap_ms=gap_ms)]
     order = sorted(
@@ -107,7 +108,7 @@ def next_to_scan(
 
 
 def _next_without_tree(candidates: Iterable[ScanCandidate]) -> ContainerId | None:
-    """The lowest ID among the replicas that should have a tree and have none."""
+    """The lowest ID among the replicas that should have a tree but have none."""
     treeless = (
         c.container_id for c in candidates if c.state in _SCANNED_STATES and c.data_checksum is None
     )
@@ -117,8 +118,8 @@ def _next_without_tree(candidates: Iterable[ScanCandidate]) -> ContainerId | Non
 def _next_to_check(
     candidates: Iterable[ScanCandidate], checked_ms: Mapping[ContainerId, int], *, now_ms: int
 ) -> ContainerId | None:
-    """The lowest ID among the open replicas that were not checked for an interval; the
-    times are this process's.
+    """The lowest ID among the open replicas whose last check in this process is at
+    least an interval ago.
     """
     due = (
         c.container_id
@@ -130,8 +131,10 @@ def _next_to_check(
 
 
 class ScanDepth(Enum):
-    """What is read: all data; the records, for a missing tree; or folder, descriptor
-    and records, for faults.
+    """What a scan reads.
+
+    DATA reads all data. METADATA builds a missing tree from records. CHECK looks for
+    faults in folder, descriptor and records.
     """
 
     DATA = "data"
@@ -141,9 +144,7 @@ class ScanDepth(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CompletedScan:
-    """A reading of one replica that ended, and the generation of the stored tree before
-    it began.
-    """
+    """The result of a scan. `generation` is that of the stored tree before the scan."""
 
     container_id: ContainerId
     source: ScanDepth
@@ -152,10 +153,10 @@ class CompletedScan:
 
 
 class ScannedVolume(Protocol):
-    """A volume's replicas as a scanner needs them.
+    """The replicas of a volume, as a scanner uses them.
 
-    Methods that name a container raise ContainerNotFoundError once it is deleted, also
-    while it is being read.
+    Every method with a container ID raises ContainerNotFoundError if the container is
+    deleted, even during the call.
     """
 
     @property
@@ -163,14 +164,18 @@ class ScannedVolume(Protocol):
         """The volume's path, for logs and metrics."""
 
     def candidates(self) -> list[ScanCandidate]:
-        """All replicas.
+        """All replicas of the volume.
 
         Raises:
-            VolumeError: the volume is gone or was given up.
+            VolumeError: the volume failed or is missing.
         """
 
     def candidate(self, container_id: ContainerId) -> ScanCandidate:
-        """One replica; ContainerNotFoundError if it is gone."""
+        """One replica.
+
+        Raises:
+            ContainerNotFoundError: the container is not on this volume.
+        """
 
     def examine(
         self,
@@ -179,33 +184,44 @@ class ScannedVolume(Protocol):
         on_bytes: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> CompletedScan:
-        """Read one replica and change nothing.
+        """Read one replica, without changes on disk.
+
+        `on_bytes` gets the number of bytes after each read, and may block.
 
         Raises:
-            OperationInterruptedError: `cancelled` turned true.
+            ContainerNotFoundError: the container is not on this volume.
+            OperationInterruptedError: `cancelled` returned True.
+            ReconcileError: the replica cannot be read at all.
         """
 
-    def write_tree(self, examination: CompletedScan) -> None:
-        """Lay the tree over the stored one.
+    def write_tree(self, completed: CompletedScan) -> None:
+        """Merge the scan's tree into the stored one.
 
         Raises:
-            StaleTreeError: the stored tree changed since the examination began.
+            ContainerNotFoundError: the container is not on this volume.
+            StaleTreeError: the stored tree changed since the scan began.
+            ReconcileError: the tree cannot be stored.
         """
 
-    def settle(self, examination: CompletedScan, at_ms: int) -> bool:
-        """Keep findings, and the time if it was all data; with findings make the
-        replica UNHEALTHY, True if new.
+    def record_result(self, completed: CompletedScan, at_ms: int) -> bool:
+        """Store the findings, and for a DATA scan its time, `at_ms` since the epoch.
+
+        With findings the replica becomes UNHEALTHY. Returns True if it was not before.
+
+        Raises:
+            ContainerNotFoundError: the container is not on this volume.
+            DiskError: the findings cannot be stored.
         """
 
 
 class RateLimiter:
-    """Lets bytes pass at a rate: whoever took more than its share waits before it takes
-    more. Thread-safe.
+    """Limits a rate of bytes: a caller waits until its bytes fit the rate.
+    Thread-safe.
     """
 
     def __init__(self, bytes_per_second: int, clock: Clock, wait: Callable[[float], bool]) -> None:
-        """`bytes_per_second` 0 sets no limit; `wait` sleeps, and returns True when it
-        is time to give up.
+        """With `bytes_per_second` 0 there is no limit. `wait` sleeps for some seconds;
+        it returns True if the caller should stop waiting.
         """
         self._rate = bytes_per_second
         self._clock = clock
@@ -214,12 +230,11 @@ class RateLimiter:
         self._free_at_s = clock.monotonic_s()
 
     def take(self, length_bytes: int) -> None:
-        """Account for bytes just read, and wait until the rate is kept again."""
+        """Count bytes just read, and wait until the rate is back under the limit."""
         if not self._rate:
             return
         with self._lock:
-            # Idle time is not saved up: a burst after a quiet hour is what the limit is
-            # there to prevent.
+            # Idle time gives no credit: the limit must also prevent a burst after it.
             self._free_at_s = (
                 max(self._free_at_s, self._clock.monotonic_s()) + length_bytes / self._rate
             )
@@ -231,22 +246,22 @@ class RateLimiter:
 
 @dataclass(slots=True)
 class ScanRequest:
-    """A wish to have a container scanned; `future` tells all who asked while it was
-    queued.
+    """A requested scan. `future` has the report for all callers that joined it.
+
+    With `ignore_gap` a recent scan does not replace it.
     """
 
     container_id: ContainerId
-    without_gap: bool
+    ignore_gap: bool
     future: "Future[ScanReport]"
 
 
 class ScanQueue:
-    """Containers to scan on request, first come first served, one entry a container.
-    Thread-safe.
+    """Requested scans in order of arrival, one entry for each container. Thread-safe.
 
-    An entry leaves when its scan begins, not when it ends: a request that comes during
-    the scan may be about bytes that the scan has passed already, so it is queued again
-    (row S21 speaks of entries still queued).
+    An entry leaves the queue when its scan starts. A later request may be about bytes
+    that the running scan has already read, so it is queued again. Row S21 covers only
+    entries still in the queue.
     """
 
     def __init__(self) -> None:
@@ -254,11 +269,11 @@ class ScanQueue:
         self._waiting: OrderedDict[ContainerId, ScanRequest] = OrderedDict()
         self._closed = False
 
-    def add(self, container_id: ContainerId, *, without_gap: bool) -> "Future[ScanReport]":
-        """Queue a container, or join the entry that waits already.
+    def add(self, container_id: ContainerId, *, ignore_gap: bool) -> "Future[ScanReport]":
+        """Queue a container, or join the entry that is already queued.
 
         Raises:
-            BusyError: too many wait, or the scanner stops.
+            BusyError: the queue is full, or the scanner is stopping.
         """
         with self._changed:
             if self._closed:
@@ -266,23 +281,23 @@ class ScanQueue:
             request = self._waiting.get(container_id)
             if request is None:
                 if len(self._waiting) >= REQUESTS_MAX:
-                    raise BusyError(f"{REQUESTS_MAX} scans are waiting already", limit=REQUESTS_MAX)
+                    raise BusyError(f"{REQUESTS_MAX} scans are already waiting", limit=REQUESTS_MAX)
                 request = self._waiting[container_id] = ScanRequest(
-                    container_id, without_gap, Future()
+                    container_id, ignore_gap, Future()
                 )
                 self._changed.notify()
-            request.without_gap |= without_gap
+            request.ignore_gap |= ignore_gap
             return request.future
 
     def take(self) -> ScanRequest | None:
-        """Wait for an entry and remove it; None once closed."""
+        """Wait for an entry and remove it; returns None once the queue is closed."""
         with self._changed:
             while not self._waiting and not self._closed:
                 self._changed.wait()
             return None if self._closed else self._waiting.popitem(last=False)[1]
 
     def close(self) -> None:
-        """Let nothing more in or out; who waits for an answer gets an error."""
+        """Close the queue; the futures of queued entries get an error."""
         with self._changed:
             self._closed = True
             dropped = list(self._waiting.values())
@@ -290,17 +305,16 @@ class ScanQueue:
             self._changed.notify_all()
         for request in dropped:
             request.future.set_exception(
-                OperationInterruptedError("the scanner stopped before this scan began")
+                OperationInterruptedError("the scanner stopped before this scan started")
             )
 
 
 @dataclass(frozen=True, slots=True)
 class ScanPace:
-    """How often and how fast; `bytes_per_second` is for each of the two threads, 0 sets
-    no limit.
+    """How often and how fast a scanner scans.
 
-    Without `background` no data are read unless asked for; missing trees are built all
-    the same.
+    `bytes_per_second` limits each of its two threads; 0 means no limit. Without
+    `background` data are only read on request, but missing trees are still built.
     """
 
     background: bool = True
@@ -310,9 +324,7 @@ class ScanPace:
 
 
 class Scanner:
-    """Scans one volume in the background and on request, and does what the findings ask
-    for.
-    """
+    """Scans one volume in the background and on request, and acts on the findings."""
 
     def __init__(
         self,
@@ -323,7 +335,7 @@ class Scanner:
         on_change: Callable[[ContainerId], None],
         clock: Clock | None = None,
     ) -> None:
-        """`on_change` hears of each replica whose root or state a scan has changed."""
+        """`on_change` gets each container whose root or state a scan changed."""
         self._volume = volume
         self._pace = pace
         self._metrics = metrics
@@ -333,8 +345,8 @@ class Scanner:
         self._requests = ScanQueue()
         self._stop = threading.Event()
         self._wake = threading.Event()
-        # A failed scan leaves no time on disk: without this the same container would be
-        # next for ever.
+        # A failed scan stores no time: without these times the same container would
+        # always be next.
         self._not_before_ms: dict[ContainerId, int] = {}
         self._checked_ms: dict[ContainerId, int] = {}
         self._limiters = [
@@ -342,19 +354,19 @@ class Scanner:
         ]
         self._threads = (
             threading.Thread(target=self._serve_requests, name=f"scan-requests-{volume.name}"),
-            threading.Thread(target=self._go_round, name=f"scan-background-{volume.name}"),
+            threading.Thread(target=self._run_background, name=f"scan-background-{volume.name}"),
         )
         self.bytes_scanned = 0
         self.containers_scanned = 0
         self.last_error = ""
 
     def start(self) -> None:
-        """Begin to answer requests and to go round."""
+        """Start both threads."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Give up what is running and wait for the threads; a scan cut short marks
+        """Interrupt running scans and wait for the threads. An interrupted scan changes
         nothing (row S18).
         """
         self._stop.set()
@@ -364,58 +376,58 @@ class Scanner:
             if thread.ident is not None:
                 thread.join()
 
-    def request(self, container_id: ContainerId, *, without_gap: bool) -> "Future[ScanReport]":
-        """Queue a scan; unless `without_gap`, one that ended a moment ago is not
-        repeated but told again.
+    def request(self, container_id: ContainerId, *, ignore_gap: bool) -> "Future[ScanReport]":
+        """Queue a scan. Without `ignore_gap` a recent scan is not repeated; the report
+        then has the replica's current state and no findings.
 
         Raises:
-            BusyError: too many wait, or the scanner stops.
+            BusyError: the queue is full, or the scanner is stopping.
         """
-        return self._requests.add(container_id, without_gap=without_gap)
+        return self._requests.add(container_id, ignore_gap=ignore_gap)
 
     def wake(self) -> None:
-        """Replicas came or changed: look for work now."""
+        """Look for background work now, because replicas were added or changed."""
         self._wake.set()
 
     def step(self) -> bool:
-        """Do the most urgent piece of background work; False if there is none.
+        """Do the most urgent background work; returns False if there is none.
 
         Raises:
-            VolumeError: the volume is gone; there will be no more work.
+            VolumeError: the volume failed; there will be no more work.
         """
         now_ms = self._clock.now_ms()
         candidates = self._volume.candidates()
         ready = [c for c in candidates if self._not_before_ms.get(c.container_id, now_ms) <= now_ms]
-        # Trees first: until there is one, nobody can tell whether the replica differs.
+        # Trees first: without one a replica cannot be compared.
         treeless = _next_without_tree(ready)
-        if treeless is not None and self._do(treeless, ScanDepth.METADATA, now_ms):
+        if treeless is not None and self._try_scan(treeless, ScanDepth.METADATA, now_ms):
             return True
-        # A container whose records cannot be read gets its tree, and its findings, from
-        # a data scan; one whose tree cannot be written is not read again each time that
-        # is tried.
+        # If the records cannot be read, a data scan builds the tree and reports the
+        # findings. It must be due, so that a tree that cannot be written does not cause
+        # a scan at every try.
         due = (c for c in ready if is_due(c, now_ms=now_ms, gap_ms=self._background_gap_ms))
         container_id = treeless if treeless in {c.container_id for c in due} else None
         if container_id is None and self._pace.background:
             unchecked = _next_to_check(ready, self._checked_ms, now_ms=now_ms)
             if unchecked is not None:
                 self._checked_ms[unchecked] = now_ms
-                self._do(unchecked, ScanDepth.CHECK, now_ms)
+                self._try_scan(unchecked, ScanDepth.CHECK, now_ms)
                 return True
             container_id = next_to_scan(ready, now_ms=now_ms, gap_ms=self._background_gap_ms)
         if container_id is None:
-            self._note_full_pass(candidates)
+            self._update_full_pass_time(candidates)
             return False
-        self._do(container_id, ScanDepth.DATA, now_ms)
+        self._try_scan(container_id, ScanDepth.DATA, now_ms)
         return True
 
-    def _do(self, container_id: ContainerId, source: ScanDepth, now_ms: int) -> bool:
+    def _try_scan(self, container_id: ContainerId, source: ScanDepth, now_ms: int) -> bool:
         try:
             self._scan(container_id, source, self._limiters[0])
         except VolumeError:
             raise
         except ReconcileError as error:
             self._not_before_ms[container_id] = now_ms + max(self._pace.min_gap_ms, 1)
-            self._note_failure(container_id, error)
+            self._log_failure(container_id, error)
             return False
         return True
 
@@ -423,14 +435,13 @@ class Scanner:
     def _background_gap_ms(self) -> int:
         return max(self._pace.interval_ms, self._pace.min_gap_ms)
 
-    def _go_round(self) -> None:
+    def _run_background(self) -> None:
         while not self._stop.is_set():
             self._wake.clear()
             try:
                 is_idle = not self.step()
             except VolumeError as error:
-                # Row S17: what is bound to the volume ends with it; requests are still
-                # answered, with the reason.
+                # The thread ends with its volume (row S17); requests get the error.
                 self.last_error = error.message
                 self._log.error("volume_failed", **error_fields(error))
                 return
@@ -440,27 +451,27 @@ class Scanner:
     def _serve_requests(self) -> None:
         while request := self._requests.take():
             try:
-                report = self._answer(request)
+                report = self._execute_request(request)
             except ReconcileError as error:
-                self._note_failure(request.container_id, error)
+                self._log_failure(request.container_id, error)
                 request.future.set_exception(error)
             else:
                 request.future.set_result(report)
 
-    def _answer(self, request: ScanRequest) -> ScanReport:
+    def _execute_request(self, request: ScanRequest) -> ScanReport:
         candidate = self._volume.candidate(request.container_id)
         if candidate.state not in _SCANNED_STATES:
             state = candidate.state.name
             raise ContainerStateError(
-                f"container {request.container_id} is {state}: not to be scanned", state=state
+                f"container {request.container_id} is {state} and cannot be scanned", state=state
             )
-        gap_ms = 0 if request.without_gap else self._pace.min_gap_ms
+        gap_ms = 0 if request.ignore_gap else self._pace.min_gap_ms
         if not is_due(candidate, now_ms=self._clock.now_ms(), gap_ms=gap_ms):
             self._metrics.count("dnagent_scans_skipped_total", reason="gap")
             return _report(candidate, None)
         return call_with_retry(
             lambda: self._scan(request.container_id, ScanDepth.DATA, self._limiters[1]),
-            # What makes a scan stale is over soon: a repair that stores its tree.
+            # The cause, a repair that stores its tree, is over soon.
             sleep=self._sleep,
             backoff=Backoff(attempts_max=_STALE_TRIES_MAX),
         )
@@ -471,7 +482,7 @@ class Scanner:
     def _scan(
         self, container_id: ContainerId, source: ScanDepth, limiter: RateLimiter
     ) -> ScanReport:
-        """Scan, and do what Ozone's scanner does about the result, in its order."""
+        """Scan, and act on the result as Ozone's scanner does, in the same order."""
         before = self._volume.candidate(container_id)
         self._log.debug("scan_started", container_id=container_id, source=source.value)
 
@@ -480,54 +491,55 @@ class Scanner:
             self._metrics.count("dnagent_scan_bytes_total", length_bytes, volume=self._volume.name)
             limiter.take(length_bytes)
 
-        examination = self._volume.examine(container_id, source, on_bytes, self._stop.is_set)
-        result = examination.result
+        completed = self._volume.examine(container_id, source, on_bytes, self._stop.is_set)
+        result = completed.result
         if self._stop.is_set():
             raise OperationInterruptedError(
                 "the scanner stopped during this scan", container_id=container_id
             )
-        # A container deleted meanwhile is no finding: this raises, and nothing is done
-        # (row S12).
+        # Raises if the container was deleted meanwhile, which is not a finding (row
+        # S12).
         self._volume.candidate(container_id)
         result.require_decided(container_id)
-        is_kept = source is ScanDepth.CHECK or self._write_tree(examination)
+        is_stored = source is ScanDepth.CHECK or self._write_tree(completed)
         if source is ScanDepth.METADATA:
             self._metrics.count("dnagent_trees_built_total")
             self._log.info("tree_built", container_id=container_id)
         elif source is ScanDepth.DATA or result.findings:
-            self._settle(examination)
-        if is_kept:
+            self._record_result(completed)
+        if is_stored:
             self._not_before_ms.pop(container_id, None)
         else:
-            # What has no tree would be next at once, for ever.
+            # Otherwise a container without a tree would always be next.
             self._not_before_ms[container_id] = self._clock.now_ms() + max(self._pace.min_gap_ms, 1)
         after = self._volume.candidate(container_id)
         if (after.state, after.data_checksum) != (before.state, before.data_checksum):
             self._on_change(container_id)
         return _report(after, result)
 
-    def _write_tree(self, examination: CompletedScan) -> bool:
-        """Whether it was kept; row S16: what was found counts all the same, and a tree
-        of records found nothing.
+    def _write_tree(self, completed: CompletedScan) -> bool:
+        """Store the tree; returns False if a write error prevents it.
+
+        Findings count even then (row S16). A METADATA scan has none, so it fails.
         """
         try:
-            self._volume.write_tree(examination)
+            self._volume.write_tree(completed)
         except (StaleTreeError, ContainerNotFoundError):
             raise
         except ReconcileError as error:
-            if examination.source is ScanDepth.METADATA:
+            if completed.source is ScanDepth.METADATA:
                 raise
             self.last_error = error.message
             fields = _without(error, "container_id")
-            self._log.error("tree_write_failed", container_id=examination.container_id, **fields)
+            self._log.error("tree_write_failed", container_id=completed.container_id, **fields)
             return False
         return True
 
-    def _settle(self, examination: CompletedScan) -> None:
-        container_id, findings = examination.container_id, examination.result.findings
+    def _record_result(self, completed: CompletedScan) -> None:
+        container_id, findings = completed.container_id, completed.result.findings
         for finding in findings:
             self._metrics.count("dnagent_findings_total", type=finding.type.name)
-        if self._volume.settle(examination, self._clock.now_ms()):
+        if self._volume.record_result(completed, self._clock.now_ms()):
             self._metrics.count("dnagent_containers_marked_unhealthy_total")
             first = findings[0].type.name
             self._log.error(
@@ -542,10 +554,10 @@ class Scanner:
             "scan_finished",
             container_id=container_id,
             findings=len(findings),
-            bytes_read=examination.result.bytes_read,
+            bytes_read=completed.result.bytes_read,
         )
 
-    def _note_failure(self, container_id: ContainerId, error: ReconcileError) -> None:
+    def _log_failure(self, container_id: ContainerId, error: ReconcileError) -> None:
         self._metrics.count("dnagent_scans_skipped_total", reason=error.code)
         if isinstance(
             error,
@@ -560,7 +572,7 @@ class Scanner:
                 "scan_failed", container_id=container_id, **_without(error, "container_id")
             )
 
-    def _note_full_pass(self, candidates: list[ScanCandidate]) -> None:
+    def _update_full_pass_time(self, candidates: list[ScanCandidate]) -> None:
         times = [c.last_scan_ms for c in candidates if c.state in _SCANNED_STATES]
         known = [time_ms for time_ms in times if time_ms is not None]
         if known and len(known) == len(times):
@@ -571,7 +583,7 @@ class Scanner:
 def _report(candidate: ScanCandidate, result: ScanResult | None) -> ScanReport:
     findings = result.findings if result else ()
     faults = tuple(
-        ScannedFault(finding.type.name, finding.block_id, finding.offset) for finding in findings
+        ScanFinding(finding.type.name, finding.block_id, finding.offset) for finding in findings
     )
     bytes_read = result.bytes_read if result else 0
     return ScanReport(

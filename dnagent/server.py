@@ -1,8 +1,8 @@
 """The agent's gRPC service: trees, records and bytes of its replicas, scans, status.
 
-A shell: it turns messages into calls of three ports and values back into messages.
-Errors are raised by name and become statuses in runtime.rpc. Nothing is verified on the
-way out; whoever asks compares with the recorded checksums.
+The service converts messages into calls of three ports, and results into messages.
+runtime.rpc converts errors into statuses. Data is sent unverified; the caller compares
+it with the recorded checksums.
 """
 
 import threading
@@ -48,16 +48,16 @@ from repair.wire import (
 from runtime.errors import UsageError
 from runtime.rpc import Handler
 
-# Room in a message for everything that is not its payload.
+# Leaves room in a message for the fields beside the payload.
 _PAYLOAD_BYTES_MAX = MESSAGE_BYTES_MAX - 1024
 _PAGE_BLOCKS_DEFAULT = 10_000
-# A page ends after the block that reaches this; one block of 65,536 chunks is some 2
-# MiB.
+# A page ends after the block that reaches this size. One block of 65,536 chunks has
+# about 2 MiB.
 _PAGE_BYTES = 4 << 20
 
 
 class AgentService:
-    """Serves one agent's replicas."""
+    """The Agent service of one datanode's replicas."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class AgentService:
         payload_bytes_max: int = _PAYLOAD_BYTES_MAX,
         page_bytes: int = _PAGE_BYTES,
     ) -> None:
-        """`payload_bytes_max` bounds one answer; a page of a tree ends with the block
+        """`payload_bytes_max` bounds one response. A page of a tree ends with the block
         that fills `page_bytes`.
         """
         self._payload_bytes_max = payload_bytes_max
@@ -78,7 +78,7 @@ class AgentService:
         self._status = status
 
     def register(self, server: grpc.Server) -> None:
-        """Serve on this server."""
+        """Add the service to this server."""
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
         handlers: dict[str, Handler] = {
             "GetContainerHashes": unary(
@@ -96,7 +96,7 @@ class AgentService:
                 GetBlockRecordsRequest.FromString,
                 GetBlockRecordsResponse.SerializeToString,
             ),
-            # Its messages are bytes already.
+            # No serializer: its messages are already bytes.
             "ReadWindows": stream(self.windows, ReadWindowsRequest.FromString, None),
             "ScanContainer": unary(
                 self.scan, ScanContainerRequest.FromString, ScanContainerResponse.SerializeToString
@@ -110,20 +110,28 @@ class AgentService:
     def hashes(
         self, request: GetContainerHashesRequest, _: grpc.ServicerContext
     ) -> GetContainerHashesResponse:
-        """The stored tree, unparsed; TreeRefusedError "too_large" where pages must be
-        asked for.
+        """Return the stored tree, unparsed.
+
+        Raises:
+            TreeRefusedError: "too_large"; the tree must be requested in pages.
+            ContainerNotFoundError: the container is not on this datanode.
+            ContainerStateError: the container is not closed.
+            TreeMissingError: no tree is stored; a scan that builds it is scheduled.
         """
         raw = self._stored_tree(ContainerId(request.container_id))
         if len(raw) > self._payload_bytes_max:
             text = f"the tree of container {request.container_id} has {len(raw)} bytes"
-            raise TreeRefusedError(TREE_TOO_LARGE, text, hint="ask for it in pages")
+            raise TreeRefusedError(TREE_TOO_LARGE, text, hint="request it in pages")
         return GetContainerHashesResponse(container_checksum_info=raw)
 
     def hash_pages(
         self, request: GetContainerHashPagesRequest, _: grpc.ServicerContext
     ) -> Iterator[ContainerHashPage]:
-        """The stored tree in pages, at least one; blocks as they are stored, in the
-        stored order.
+        """Yield the stored tree in one or more pages, with blocks in the stored order.
+
+        Raises:
+            TreeRefusedError: "unparsable"; the stored tree cannot be parsed.
+            ContainerNotFoundError, ContainerStateError, TreeMissingError: as `hashes`.
         """
         raw = self._stored_tree(ContainerId(request.container_id))
         try:
@@ -142,12 +150,16 @@ class AgentService:
     def records(
         self, request: GetBlockRecordsRequest, _: grpc.ServicerContext
     ) -> GetBlockRecordsResponse:
-        """The records that exist and are valid, in the order asked, as many as fit a
-        message.
+        """Return the valid records among the requested ones, in the requested order, up
+        to the size of a message.
+
+        Raises:
+            UsageError: more than `RECORDS_PER_CALL_MAX` blocks are requested.
+            ContainerNotFoundError: the container is not on this datanode.
         """
         if len(request.block_ids) > RECORDS_PER_CALL_MAX:
             raise UsageError(
-                f"{len(request.block_ids)} blocks asked for, more than {RECORDS_PER_CALL_MAX}"
+                f"{len(request.block_ids)} blocks requested, more than {RECORDS_PER_CALL_MAX}"
             )
         container_id = ContainerId(request.container_id)
         self._source.head(container_id)
@@ -156,7 +168,7 @@ class AgentService:
             try:
                 record = self._source.record(container_id, BlockId(block_id))
             except RecordInvalidError:
-                # Of no use to anybody; our own scan reports it.
+                # An invalid record is useless to the caller; our scan reports it.
                 continue
             if record is None:
                 continue
@@ -170,13 +182,19 @@ class AgentService:
     def windows(
         self, request: ReadWindowsRequest, context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        """Serialised `WindowPiece`s with the bytes of each range, fewer where the file
-        ends.
+        """Yield serialised `WindowPiece`s with the bytes of each range; fewer bytes if
+        the file ends.
+
+        Raises:
+            UsageError: more than `RANGES_MAX` ranges or `READ_BYTES_MAX` bytes are
+                requested.
+            ContainerNotFoundError: the container or the block is not on this datanode.
+            DiskError: the file cannot be read.
         """
-        asked = sum(one.length_bytes for one in request.ranges)
-        if len(request.ranges) > RANGES_MAX or asked > READ_BYTES_MAX:
+        requested = sum(one.length_bytes for one in request.ranges)
+        if len(request.ranges) > RANGES_MAX or requested > READ_BYTES_MAX:
             raise UsageError(
-                f"{asked} bytes in {len(request.ranges)} ranges asked for: too much for one call"
+                f"{requested} bytes in {len(request.ranges)} ranges exceed the limit of a call"
             )
         container_id, block_id = ContainerId(request.container_id), BlockId(request.block_id)
         self._source.head(container_id)
@@ -193,12 +211,12 @@ class AgentService:
     def scan(
         self, request: ScanContainerRequest, context: grpc.ServicerContext
     ) -> ScanContainerResponse:
-        """Scan now; a caller that goes away cancels it."""
-        gone = threading.Event()
-        # False where the call has ended already.
-        if not context.add_callback(gone.set):
-            gone.set()
-        report = self._scans.scan(ContainerId(request.container_id), gone.is_set)
+        """Scan now (ScanService.scan). The end of the call cancels the scan."""
+        ended = threading.Event()
+        # False if the call has already ended.
+        if not context.add_callback(ended.set):
+            ended.set()
+        report = self._scans.scan(ContainerId(request.container_id), ended.is_set)
         return ScanContainerResponse(
             container_id=report.container_id,
             state=report.state.value,
@@ -211,7 +229,7 @@ class AgentService:
         )
 
     def status(self, _: GetStatusRequest, __: grpc.ServicerContext) -> GetStatusResponse:
-        """How the agent is."""
+        """Return the agent's status."""
         found = self._status.status()
         return GetStatusResponse(
             datanode_id=found.datanode_id,
@@ -244,12 +262,12 @@ class AgentService:
         state = self._source.head(container_id).state
         if not state.is_closed:
             raise ContainerStateError(
-                f"container {container_id} is {state.value}: it has no tree before it is closed"
+                f"container {container_id} is {state.value}: only a closed container has a tree"
             )
         try:
             return self._source.tree_bytes(container_id, build_missing=False)
         except TreeMissingError:
-            # The answer is an error, and the reason for it is about to go away.
+            # The next request finds a tree.
             self._scans.schedule(container_id)
             raise
 

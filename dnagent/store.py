@@ -1,12 +1,10 @@
-"""The replicas of one datanode: all its volumes together, as servers, scanner, repairs
-and reports see them.
+"""The replicas on all volumes of one datanode, for the server, repairs and reports.
 
-What a report says of a replica is kept in memory and follows every change made here;
-what a datanode changes under a read-only volume is seen at the next `refresh`. Both
-threads of a scanner and a repair may meet in one container: trees are guarded by their
-generation, everything else by the container's lock inside the writer; and what is
-changed on disk and remembered of it is one step, so that nobody's older view is what is
-reported in the end.
+Reports come from memory, which is updated with every change made here. Changes by a
+datanode that owns the volume are found by the next `refresh`. A repair and both threads
+of a scanner may work on the same container. The generation guards its tree; the
+container's lock in the writer guards the rest. A change on disk and its update in
+memory are one step, so that a stale view never overwrites a newer one.
 """
 
 import threading
@@ -44,15 +42,15 @@ class ReplicaStore:
         repair_enabled: bool,
         interrupt: Callable[[ContainerId], bool] = lambda _: True,
     ) -> None:
-        """`interrupt` ends whatever repairs a container; True once nothing works in it
-        any more.
+        """`interrupt` ends the repair of a container. It returns True once no repair
+        runs.
         """
         self.volumes = tuple(volumes)
         self._repair_enabled = repair_enabled
         self._interrupt = interrupt
 
     def replicas(self) -> list[ContainerReplica]:
-        """All replicas; of one found on two volumes, the first volume's."""
+        """All replicas; for a container on two volumes, that of the first volume."""
         found: dict[ContainerId, ContainerReplica] = {}
         for volume in self.volumes:
             for replica in volume.replicas():
@@ -63,7 +61,7 @@ class ReplicaStore:
         """The volume that holds the container.
 
         Raises:
-            ContainerNotFoundError: none does.
+            ContainerNotFoundError: no volume holds it.
         """
         for volume in self.volumes:
             try:
@@ -76,34 +74,36 @@ class ReplicaStore:
         )
 
     def head(self, container_id: ContainerId) -> ReplicaHead:
-        """State, commit and index of a replica (ReplicaSource.head)."""
+        """State, commit and replica index (ReplicaSource.head)."""
         replica = self.volume_of(container_id).replica(container_id)
         return ReplicaHead(replica.state, replica.bcs_id, replica.replica_index)
 
     def tree_bytes(self, container_id: ContainerId, *, build_missing: bool) -> bytes:
-        """The stored tree as Ozone's message; built from records if asked for."""
+        """The stored tree as Ozone's message (ReplicaSource.tree_bytes)."""
         volume = self.volume_of(container_id)
         raw = volume.tree_bytes(container_id)
         if raw is not None:
             return raw
         if build_missing:
             built = build_from_metadata(volume.containers.get(container_id))
-            # The records of a block may outlive its tombstone in the file that is lost.
+            # Merged, because a deleted block may still have a record.
             return encode_tree(merge(built, volume.trees.read(container_id).known))
         raise TreeMissingError(
             f"container {container_id} has no tree yet", container_id=container_id
         )
 
     def record(self, container_id: ContainerId, block_id: BlockId) -> BlockRecord | None:
-        """A block's record; None if there is none."""
+        """A block's record; None if there is none (ReplicaSource.record)."""
         return self._container(container_id).record(block_id)
 
     def records(
         self, container_id: ContainerId, start: BlockId | None, count: int
     ) -> Sequence[BlockRecord]:
-        """Up to `count` records from `start` on, in the database's order."""
+        """Up to `count` records from `start` on, in the database's order
+        (ReplicaSource.records).
+        """
         container = self._container(container_id)
-        # The database's own order: keys are decimal text.
+        # In the database keys are decimal text, ordered as text.
         block_ids = sorted(container.block_ids(), key=str)
         if start is not None:
             if start not in block_ids:
@@ -115,7 +115,7 @@ class ReplicaStore:
     def read(
         self, container_id: ContainerId, block_id: BlockId, offset: int, length_bytes: int
     ) -> bytes:
-        """Bytes of a block file; fewer where it ends."""
+        """Bytes of a block file; fewer if it ends (ReplicaSource.read)."""
         return self._container(container_id).read(block_id, offset, length_bytes)
 
     def open_replica(
@@ -126,12 +126,12 @@ class ReplicaStore:
         cancelled: threading.Event,
         on_bytes: Callable[[int], None],
     ) -> "LocalReplica":
-        """The replica, to repair it; `on_bytes` hears of each byte that its scans read,
-        `cancelled` ends them.
+        """Open a replica for repair. Its scans report the bytes they read to `on_bytes`
+        and end when `cancelled` is set.
 
         Raises:
-            ContainerNotFoundError: it is not here.
-            ReadOnlyError: it may not be written.
+            ContainerNotFoundError: the container is not on this datanode.
+            ReadOnlyError: repair is disabled, or the volume is held read-only.
         """
         volume = self.volume_of(container_id)
         if volume.writer is None:
@@ -146,22 +146,20 @@ class ReplicaStore:
         )
 
     def delete_container(self, container_id: ContainerId) -> None:
-        """Delete a replica; its reconciliation, if there is one, is ended first
-        (CR-057).
+        """Delete a replica, after ending its reconciliation if one runs (CR-057).
 
         Raises:
-            ContainerNotFoundError: it is not here.
+            ContainerNotFoundError: the container is not on this datanode.
             ReadOnlyError: its volume is held read-only.
             BusyError: its reconciliation did not end in time; nothing is deleted.
         """
         volume = self.volume_of(container_id)
         if volume.writer is None:
             raise ReadOnlyError(f"{volume.name} is held read-only")
-        # First of all, so that no other reconciliation can begin behind the one that
-        # ends.
+        # Before the interrupt, so that no other reconciliation starts after it.
         volume.forget(container_id)
         if not self._interrupt(container_id):
-            volume.restore(container_id)
+            volume.load(container_id)
             raise BusyError(
                 f"container {container_id} is still being repaired", container_id=container_id
             )
@@ -170,7 +168,7 @@ class ReplicaStore:
         _log.info("container_deleted", container_id=container_id, volume=volume.name)
 
     def close(self) -> None:
-        """Give all volumes back."""
+        """Close all volumes."""
         for volume in self.volumes:
             volume.close()
 

@@ -1,4 +1,4 @@
-"""The replicas of one volume, as its scanner and the repairs see them."""
+"""The replicas of one volume, for its scanner and for repairs."""
 
 import json
 import threading
@@ -35,13 +35,11 @@ from runtime.retry import Backoff
 
 _log = get_logger("store", AGENT_EVENTS)
 
-# A scan after a repair is repeated when another writer of the tree was faster; so often
-# is enough.
+# For scans after a repair: they are repeated if another writer changed the tree.
 RESCAN_BACKOFF = Backoff(attempts_max=4, first_s=0.1, most_s=2.0)
 
-
-# Containers that are asked whether a database is lost or a part of it.
-_PROBES = 16
+# Reads that decide whether a whole database is lost, or only a part.
+_DATABASE_PROBES_MAX = 16
 
 
 class ManagedVolume:
@@ -58,11 +56,10 @@ class ManagedVolume:
         mapped: MappedReader | None = None,
         on_deleted: Callable[[ContainerId, Sequence[BlockId] | None], None] = lambda *_: None,
     ) -> None:
-        """Look at every replica once, and finish what a deletion cut short has left;
-        `mapped` is closed with it.
+        """Load every replica, and finish interrupted deletions.
 
-        `on_deleted` hears of blocks, or of the whole container where it gets None,
-        before they are deleted.
+        `on_deleted` is called before blocks are deleted; with None, before the whole
+        container is. `mapped` is closed with the volume.
 
         Raises:
             VolumeError, DatabaseError, DiskError: the volume as a whole cannot be used.
@@ -78,10 +75,10 @@ class ManagedVolume:
         self._disk = disk
         self._mapped = mapped
         self._lock = threading.Lock()
-        # Taken before the writer's locks. One a volume will do: what is done under it
-        # is short beside a scan.
-        self._changing = threading.RLock()
-        self._held: dict[ContainerId, ContainerReplica] = {}
+        # Always taken before the writer's locks. One for each volume is enough: it is
+        # held briefly.
+        self._change_lock = threading.RLock()
+        self._replicas: dict[ContainerId, ContainerReplica] = {}
         self._unreadable: dict[ContainerId, bytes] = {}
         self.refresh()
         if self.writer is not None:
@@ -90,53 +87,57 @@ class ManagedVolume:
                 for replica in self.replicas()
                 if replica.state is ReplicaState.DELETED
             ]
-            for container_id in self.writer.finish_deletions(deleted, self._skipped):
+            for container_id in self.writer.finish_deletions(deleted, self._log_skipped):
                 self.forget(container_id)
 
     def refresh(self) -> None:
-        """See what is there now.
+        """Reload all replicas from disk.
 
         Raises:
             VolumeError, DatabaseError, DiskError: the volume as a whole cannot be used.
         """
         self.volume.refresh()
-        # A volume whose database is lost is lost: each of its containers would seem
-        # damaged, and none is.
+        # If the database is lost, the volume failed. Otherwise each of its containers
+        # would seem damaged.
         _ = self.volume.database
         unreadable: list[DiskError] = []
         found = set(self.containers.ids(unreadable.append))
         for error in unreadable:
-            _log.error("container_skipped", volume=self.name, **_fields(error))
-        # What lies in a folder that cannot be listed is not gone: its containers say so
-        # one by one.
-        for container_id in sorted(found | self._held.keys() if unreadable else found):
-            # One at a time: what a scan notes meanwhile must not be overwritten by what
-            # was seen before it.
-            self.restore(container_id)
+            _log.error("container_skipped", volume=self.name, **_error_fields(error))
+        # Containers in a folder that cannot be listed are not removed: each of them
+        # reports its own error.
+        for container_id in sorted(found | self._replicas.keys() if unreadable else found):
+            # One at a time, so that an older view does not overwrite the result of a
+            # concurrent scan.
+            self.load(container_id)
         if not unreadable:
-            for container_id in self._held.keys() - found:
+            for container_id in self._replicas.keys() - found:
                 self.forget(container_id)
 
     def replicas(self) -> list[ContainerReplica]:
-        """All replicas, as they are known."""
+        """All replicas, from memory."""
         with self._lock:
-            return list(self._held.values())
+            return list(self._replicas.values())
 
     def replica(self, container_id: ContainerId) -> ContainerReplica:
-        """One replica, as it is known.
+        """One replica, from memory.
 
         Raises:
-            ContainerNotFoundError: it is not here, or not any more.
+            ContainerNotFoundError: the container is not on this volume.
         """
         with self._lock:
-            found = self._held.get(container_id)
+            found = self._replicas.get(container_id)
         if found is None:
             text = f"there is no container {container_id} in {self.name}"
             raise ContainerNotFoundError(text, container_id=container_id)
         return found
 
     def candidates(self) -> list[ScanCandidate]:
-        """All replicas as the scanner sees them; VolumeError on a suspect volume."""
+        """All replicas (ScannedVolume.candidates).
+
+        Raises:
+            VolumeError: the volume is suspect.
+        """
         if self.volume.suspect:
             raise VolumeError(
                 f"{self.name} is suspect: {self.volume.suspect}", reason="suspect", path=self.name
@@ -144,7 +145,7 @@ class ManagedVolume:
         return [_scan_candidate(replica) for replica in self.replicas()]
 
     def candidate(self, container_id: ContainerId) -> ScanCandidate:
-        """One replica as the scanner sees it; ContainerNotFoundError if it is gone."""
+        """One replica (ScannedVolume.candidate)."""
         return _scan_candidate(self.replica(container_id))
 
     def examine(
@@ -154,7 +155,7 @@ class ManagedVolume:
         on_bytes: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> CompletedScan:
-        """Read a replica to this depth; nothing on disk changes."""
+        """Read a replica, without changes on disk (ScannedVolume.examine)."""
         self.replica(container_id)
         tree_generation = self.trees.generation(container_id)
         container = self.containers.get(container_id)
@@ -171,57 +172,60 @@ class ManagedVolume:
                 assert_never(source)
         return CompletedScan(container_id, source, result, tree_generation)
 
-    def write_tree(self, examination: CompletedScan) -> None:
-        """Store the tree of a scan; StaleTreeError if another was stored meanwhile."""
-        self.store_tree(examination.result.tree, examination.generation)
+    def write_tree(self, completed: CompletedScan) -> None:
+        """Store the tree of a scan (ScannedVolume.write_tree)."""
+        self.store_tree(completed.result.tree, completed.generation)
 
-    def settle(self, examination: CompletedScan, at_ms: int) -> bool:
-        """Keep what a scan found; True if the replica became UNHEALTHY by it."""
-        container_id = examination.container_id
-        with self._changing:
+    def record_result(self, completed: CompletedScan, at_ms: int) -> bool:
+        """Store the result of a scan (ScannedVolume.record_result)."""
+        container_id = completed.container_id
+        with self._change_lock:
             before = self.replica(container_id)
             is_worse = (
-                bool(examination.result.findings) and before.state is not ReplicaState.UNHEALTHY
+                bool(completed.result.findings) and before.state is not ReplicaState.UNHEALTHY
             )
             scanned_ms = (
-                at_ms if examination.source is ScanDepth.DATA else before.data_scan_timestamp_ms
+                at_ms if completed.source is ScanDepth.DATA else before.data_scan_timestamp_ms
             )
-            self._keep_findings(examination, scanned_ms)
+            self._write_findings(completed, scanned_ms)
             if self.writer is None:
-                # The state of a replica that a datanode owns is for that datanode to
-                # change.
-                self._remember(replace(before, data_scan_timestamp_ms=scanned_ms))
+                # Only the owner of the volume, its datanode, may change the state.
+                self._update(replace(before, data_scan_timestamp_ms=scanned_ms))
                 return False
             try:
-                if examination.result.findings:
-                    # Whatever is remembered of its state: a repair may be returning it
-                    # to service at this moment.
+                if completed.result.findings:
+                    # Whatever the state in memory: a repair may be returning the
+                    # replica to service at this moment.
                     self.writer.mark_unhealthy(container_id)
-                if examination.source is ScanDepth.DATA:
+                if completed.source is ScanDepth.DATA:
                     self.writer.set_scan_timestamp(container_id, at_ms)
-                self.look_again(container_id)
+                self.reload(container_id)
             except (DescriptorError, DiskError, RecordInvalidError) as error:
-                # What cannot be written down is reported all the same; the next start
-                # finds the damage again.
+                # The findings are reported even if the state cannot be written. A scan
+                # after the next start finds the damage again.
                 _log.error(
-                    "scan_failed", container_id=container_id, volume=self.name, **_fields(error)
+                    "scan_failed",
+                    container_id=container_id,
+                    volume=self.name,
+                    **_error_fields(error),
                 )
                 state = ReplicaState.UNHEALTHY if is_worse else before.state
-                self._remember(replace(before, state=state, data_scan_timestamp_ms=scanned_ms))
+                self._update(replace(before, state=state, data_scan_timestamp_ms=scanned_ms))
             return is_worse
 
     def store_tree(self, tree: ContainerTree, tree_generation: bytes) -> ContainerTree:
-        """Lay a tree over the stored one and report it from now on.
+        """Merge a tree into the stored one and report the result from now on.
 
         Raises:
-            StaleTreeError: the stored tree has not this generation any more.
+            ContainerNotFoundError: the container is not on this volume.
+            StaleTreeError: the stored tree no longer has this generation.
         """
         container_id = tree.container_id
         store = self.writer.store_tree if self.writer else self.trees.update
-        with self._changing:
+        with self._change_lock:
             self.replica(container_id)
             stored = store(container_id, tree, expected_generation=tree_generation)
-            self._remember(
+            self._update(
                 replace(
                     self.replica(container_id),
                     data_checksum=stored.data_checksum,
@@ -230,15 +234,13 @@ class ManagedVolume:
             )
         return stored
 
-    def look_again(self, container_id: ContainerId) -> None:
-        """See what is on disk of one replica now; of one that was forgotten nothing."""
-        with self._changing:
-            self._remember(self._look_at(container_id))
+    def reload(self, container_id: ContainerId) -> None:
+        """Reload one replica from disk; one that was forgotten stays so."""
+        with self._change_lock:
+            self._update(self._load_replica(container_id))
 
     def survey(self) -> VolumeSurvey:
-        """A walk over all replicas as they are on disk, with the trees and scan times
-        that we keep.
-        """
+        """A survey of all replicas on disk, with our trees and scan times."""
 
         def scanned_ms(container_id: ContainerId) -> int | None:
             with suppress(ContainerNotFoundError):
@@ -248,45 +250,50 @@ class ManagedVolume:
         return VolumeSurvey(self.volume, self._disk, trees=self.trees, scanned_ms=scanned_ms)
 
     def forget(self, container_id: ContainerId) -> None:
-        """Drop a replica that is being deleted, so that nobody begins anything with
-        it.
+        """Drop a replica from memory before its deletion, so that no new work starts
+        on it.
         """
         with self._lock:
-            self._held.pop(container_id, None)
+            self._replicas.pop(container_id, None)
 
-    def restore(self, container_id: ContainerId) -> None:
-        """Take back a replica whose deletion was given up."""
-        with self._changing:
-            replica = self._look_at(container_id)
+    def load(self, container_id: ContainerId) -> None:
+        """Load one replica from disk, also one that is new or was forgotten."""
+        with self._change_lock:
+            replica = self._load_replica(container_id)
             with self._lock:
-                self._held[container_id] = replica
+                self._replicas[container_id] = replica
 
     def tree_bytes(self, container_id: ContainerId) -> bytes | None:
-        """The tree file as it is; None where there is none."""
+        """The bytes of the tree file; None if there is none.
+
+        Raises:
+            ContainerNotFoundError: the container is not on this volume.
+            DiskError: the file cannot be read.
+        """
         self.replica(container_id)
         return self.trees.raw(container_id)
 
     def close(self) -> None:
-        """Stop the worker and give the volume back."""
+        """Stop the worker process and close the volume."""
         if self._mapped is not None:
             self._mapped.close()
         self.volume.close()
 
-    def _remember(self, replica: ContainerReplica) -> None:
+    def _update(self, replica: ContainerReplica) -> None:
         with self._lock:
-            # What was deleted meanwhile stays so.
-            if replica.container_id in self._held:
-                self._held[replica.container_id] = replica
+            # A replica deleted meanwhile must not return.
+            if replica.container_id in self._replicas:
+                self._replicas[replica.container_id] = replica
 
-    def _look_at(self, container_id: ContainerId) -> ContainerReplica:
-        """One replica as its descriptor, its rows and its tree tell; INVALID where one
-        of the first two is no use.
+    def _load_replica(self, container_id: ContainerId) -> ContainerReplica:
+        """One replica from its descriptor, rows and tree; INVALID if the descriptor or
+        the rows cannot be read.
         """
         own = PeerId(self.volume.datanode_id)
         read_only = self.volume.hold is Hold.READ_ONLY
         try:
             container = self.containers.open(container_id)
-            if not 0 <= container.replica_index <= _INDEX_MAX:
+            if not 0 <= container.replica_index <= _REPLICA_INDEX_MAX:
                 text = (
                     f"the descriptor of container {container_id} has replicaIndex"
                     f" {container.replica_index}"
@@ -297,22 +304,22 @@ class ManagedVolume:
             counters = container.counters()
         except ReconcileError as error:
             if isinstance(error, DatabaseError):
-                # Not a row of this container: the database as a whole.
+                # Without a container ID the error concerns the whole database.
                 if "container_id" not in error.facts:
                     raise
-                if self._is_lost(container_id):
-                    text = f"{error.message}; nor can the rows of other containers be read"
+                if self._is_database_lost(container_id):
+                    text = f"{error.message}; the rows of other containers cannot be read either"
                     raise DatabaseError(text, path=str(self.volume.database.path)) from error
-            before = self._held.get(container_id)
-            # Said once, not at every look.
+            before = self._replicas.get(container_id)
+            # Logged once, not at every load.
             if before is None or before.state is not ReplicaState.INVALID:
-                self._skipped(container_id, error)
+                self._log_skipped(container_id, error)
             return ContainerReplica(
                 own, container_id, ReplicaState.INVALID, None, 0, read_only=read_only
             )
-        tree = self._stored_tree(container_id) if container.state.is_closed else None
+        tree = self._read_tree(container_id) if container.state.is_closed else None
         scanned_ms = (
-            self._own_scan_ms(container_id)
+            self._agent_scan_ms(container_id)
             if read_only
             else container.descriptor.data_scan_timestamp_ms
         )
@@ -330,33 +337,31 @@ class ManagedVolume:
             fingerprint=state_fingerprint(tree) if tree else b"",
         )
 
-    def _is_lost(self, container_id: ContainerId) -> bool:
-        """Whether of the database whose rows of one container cannot be read no row can
-        be.
+    def _is_database_lost(self, container_id: ContainerId) -> bool:
+        """Whether no rows of any container can be read, and not just those of one.
 
-        Asked are containers far from each other: the rows of neighbours lie in one
-        block of a file.
+        The sampled containers have distant IDs, because rows of neighbours share a
+        block of a database file.
         """
         others = [other for other in self.containers.ids(lambda _: None) if other != container_id]
-        for other in others[:: max(1, len(others) // _PROBES)]:
+        for other in others[:: max(1, len(others) // _DATABASE_PROBES_MAX)]:
             with suppress(DatabaseError):
                 self.volume.database.get(OzoneTable.METADATA, counter_key(other, Counter.BCS_ID))
                 return False
         return bool(others)
 
-    def _stored_tree(self, container_id: ContainerId) -> ContainerTree | None:
+    def _read_tree(self, container_id: ContainerId) -> ContainerTree | None:
         try:
             stored = self.trees.read(container_id)
         except (DiskError, ContainerNotFoundError) as error:
-            # As good as none: a scan tells what else cannot be read, and other
-            # containers are not concerned.
-            self._skipped(container_id, error)
+            # Treated as missing. A scan reports what else cannot be read.
+            self._log_skipped(container_id, error)
             return None
         if (
             stored.status is TreeStatus.UNREADABLE
             and self._unreadable.get(container_id) != stored.generation
         ):
-            # Said once, not at every look.
+            # Logged once, not at every load.
             self._unreadable[container_id] = stored.generation
             _log.warning(
                 "tree_unreadable", container_id=container_id, volume=self.name, reason=stored.reason
@@ -364,18 +369,21 @@ class ManagedVolume:
         try:
             self.trees.remember(stored)
         except (DiskError, ContainerNotFoundError) as error:
-            # The tree is as good as before; the next look tries again.
+            # The tree stays usable; the next load tries again.
             _log.warning(
-                "tree_write_failed", container_id=container_id, volume=self.name, **_fields(error)
+                "tree_write_failed",
+                container_id=container_id,
+                volume=self.name,
+                **_error_fields(error),
             )
         return stored.tree if stored.status is TreeStatus.PRESENT else None
 
-    def _skipped(self, container_id: ContainerId, error: ReconcileError) -> None:
+    def _log_skipped(self, container_id: ContainerId, error: ReconcileError) -> None:
         _log.error(
-            "container_skipped", container_id=container_id, volume=self.name, **_fields(error)
+            "container_skipped", container_id=container_id, volume=self.name, **_error_fields(error)
         )
 
-    def _keep_findings(self, examination: CompletedScan, at_ms: int | None) -> None:
+    def _write_findings(self, completed: CompletedScan, at_ms: int | None) -> None:
         findings = [
             {
                 "type": finding.type.value,
@@ -383,24 +391,24 @@ class ManagedVolume:
                 "offset": finding.offset,
                 "detail": finding.detail,
             }
-            for finding in examination.result.findings
+            for finding in completed.result.findings
         ]
-        path = _findings_path(self.volume, examination.container_id)
+        path = _findings_path(self.volume, completed.container_id)
         self._disk.make_folder(path.parent)
         self._disk.replace(path, json.dumps({"at_ms": at_ms, "findings": findings}).encode())
 
-    def _own_scan_ms(self, container_id: ContainerId) -> int | None:
-        return own_scan_ms(self.volume, self._disk, container_id)
+    def _agent_scan_ms(self, container_id: ContainerId) -> int | None:
+        return agent_scan_ms(self.volume, self._disk, container_id)
 
 
-def own_scan_ms(volume: Volume, disk: Disk, container_id: ContainerId) -> int | None:
-    """When an agent that holds the volume read-only last scanned the container; None
-    where it never did.
+def agent_scan_ms(volume: Volume, disk: Disk, container_id: ContainerId) -> int | None:
+    """The time of the last scan by an agent with a read-only hold, in ms since the
+    epoch; None if unknown.
     """
     try:
         at_ms = json.loads(disk.read(_findings_path(volume, container_id)))["at_ms"]
     except (DiskError, ValueError, KeyError, TypeError):
-        # Lost or damaged: the container is scanned once more than needed.
+        # Lost or damaged: the container is scanned again, at worst needlessly.
         return None
     return at_ms if isinstance(at_ms, int) else None
 
@@ -415,11 +423,11 @@ def _scan_candidate(replica: ContainerReplica) -> ScanCandidate:
     )
 
 
-# What a report has room for.
-_INDEX_MAX = (1 << 31) - 1
+# The largest value of the report's field.
+_REPLICA_INDEX_MAX = (1 << 31) - 1
 
 
-def _fields(error: ReconcileError) -> dict[str, object]:
+def _error_fields(error: ReconcileError) -> dict[str, object]:
     return {
         key: value
         for key, value in error_fields(error).items()

@@ -1,1 +1,1 @@
-"""The controller: compares roots from heartbeats and issues reconcile commands."""
+"""The controller: it compares the reported roots and sends reconcile commands."""

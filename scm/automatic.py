@@ -1,4 +1,4 @@
-"""Automatic mode: which containers get a job without being asked for."""
+"""Automatic mode: it chooses the containers that get a job without a request."""
 
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -8,13 +8,15 @@ from scm.policy import RootComparison, Visit, is_due, roots
 from scm.registry import Registry
 from scm.rules import Rules
 
-# Containers looked at in one tick in search of the next ones.
+# The most containers examined in one tick.
 _SEARCH_MAX = 1_000
 
 
 class AutomaticMode:
-    """Works diverged containers down. One by one and slowly it visits matching ones, so
-    that they learn of deletes. Not thread-safe: its owner holds a lock.
+    """Chooses diverged containers, and at an interval one that matches.
+
+    A visit to a matching container spreads tombstones. Not thread-safe: the caller
+    holds a lock.
     """
 
     def __init__(
@@ -26,7 +28,7 @@ class AutomaticMode:
         is_eligible: Callable[[ContainerId], bool],
         now_s: float,
     ) -> None:
-        """`visits` are those of the controller, as they change."""
+        """`visits` is the controller's mapping; its changes are seen here."""
         self._rules = rules
         self._registry = registry
         self._visits = visits
@@ -35,12 +37,12 @@ class AutomaticMode:
         self._visit_cursor = ContainerId(0)
 
     def choose(self, slots: int, now_s: float) -> list[tuple[ContainerId, str]]:
-        """Up to `slots` containers to start a job for, each with the reason."""
+        """Up to `slots` containers that get a job, each with the reason."""
         chosen = list[tuple[ContainerId, str]]()
         for container_id in list(islice(self._registry.diverged(), _SEARCH_MAX)):
             if len(chosen) >= slots:
                 break
-            # Whether it gets a job or has to rest: the next search begins with others.
+            # Even if it gets no job, the next search starts with others.
             self._registry.postpone(container_id)
             if self.may_visit(container_id, now_s):
                 chosen.append((container_id, "diverged"))
@@ -53,7 +55,7 @@ class AutomaticMode:
         return chosen
 
     def may_visit(self, container_id: ContainerId, now_s: float) -> bool:
-        """Whether the container is due, by what came of its last job, and eligible."""
+        """Whether the container is eligible, and due after its last job."""
         now_roots = roots(self._registry.replicas(container_id))
         is_due_now = is_due(self._visits.get(container_id), now_roots, now_s)
         return is_due_now and self._is_eligible(container_id)

@@ -1,4 +1,4 @@
-"""`treefold scm run`: the controller as a process."""
+"""The command `treefold scm run`: the controller process."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from scm.server import ControllerServer
 
 @click.group()
 def scm() -> None:
-    """The controller: takes reports, compares replicas, runs jobs."""
+    """The controller receives reports, compares replicas and runs jobs."""
 
 
 @scm.command("run")
@@ -27,17 +27,17 @@ def scm() -> None:
 @click.option(
     "--listen",
     metavar="HOST:PORT",
-    help="Where agents and commands find it; port 0 takes a free one.",
+    help="The address to listen on; port 0 takes a free port.",
 )
 @click.option(
     "--state-folder",
     type=click.Path(path_type=Path),
-    help="Where jobs are kept: one folder a controller.",
+    help="The folder for the jobs; not shared with other controllers.",
 )
 @click.option(
     "--automatic/--no-automatic",
     default=None,
-    help="Reconcile diverged containers without being asked.",
+    help="Reconcile diverged containers without a request.",
 )
 @process_options
 def run(
@@ -52,7 +52,7 @@ def run(
 ) -> None:
     """Run a controller until SIGTERM or SIGINT.
 
-    All settings have defaults; every key of the file is listed in docs/formats.md.
+    All settings have defaults. docs/formats.md lists every key of the file.
     """
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {"listen": listen, "state_folder": state_folder, "automatic.enabled": automatic}

@@ -1,5 +1,7 @@
-"""The Controller service as commands use it: values for messages, pages put together,
-errors under their own names, a deadline on every call.
+"""A client of the Controller service, for commands.
+
+It returns values instead of messages, joins pages, raises named errors, and sets a
+deadline on every call.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,16 +17,16 @@ from scm.registry import Datanode
 from scm.views import ContainerStatus, JobStatus
 
 DEADLINE_S = 30.0
-# The controller's own limits on one call.
+# The controller's limits for one call.
 PAGE = 1_000
 _IDS_PER_CALL = 10_000
 
 
 class ControllerClient:
-    """A controller at an address; connects on first use.
+    """A client of the controller at an address; it connects on first use.
 
-    Every call may raise ControllerUnavailableError, RemoteProtocolError where an answer
-    is invalid, and the errors that the controller names.
+    Every call may raise ControllerUnavailableError, RemoteProtocolError for an invalid
+    response, and the errors that the controller returns.
     """
 
     def __init__(self, address: str, *, tls: Tls | None = None, insecure: bool = False) -> None:
@@ -41,12 +43,14 @@ class ControllerClient:
     def containers(
         self, *, state: str = "", comparison: str = "", after: int = 0
     ) -> Iterator[ContainerStatus]:
-        """All containers beyond `after`, ascending, page by page as they are taken."""
+        """Yield all containers with IDs above `after`, ascending; pages are fetched as
+        needed. An empty `state` or `comparison` selects all.
+        """
         while True:
             request = pb.ListContainersRequest(
                 state=state, comparison=comparison, after_container_id=after, limit=PAGE
             )
-            with self._named():
+            with self._named_errors():
                 page: pb.ListContainersResponse = self._stub.ListContainers(
                     request, timeout=DEADLINE_S
                 )
@@ -56,10 +60,10 @@ class ControllerClient:
             after = page.containers[-1].container_id
 
     def get_containers(self, container_ids: Sequence[int]) -> dict[int, ContainerStatus]:
-        """Those that are known, by ID."""
+        """The known containers among the requested ones, by ID."""
         found: dict[int, ContainerStatus] = {}
         for chunk in _chunks(container_ids, PAGE):
-            with self._named():
+            with self._named_errors():
                 answer: pb.GetContainersResponse = self._stub.GetContainers(
                     pb.GetContainersRequest(container_ids=chunk), timeout=DEADLINE_S
                 )
@@ -74,52 +78,62 @@ class ControllerClient:
         reason: str = "",
         requested_by: str = "",
     ) -> list[ReconcileResponse]:
-        """What came of the request, one answer for each container."""
+        """Start jobs; returns one response for each container. With `dry_run` nothing
+        starts.
+        """
         outcomes: list[ReconcileResponse] = []
         for chunk in _chunks(container_ids, _IDS_PER_CALL):
             request = pb.ReconcileRequest(
                 container_ids=chunk, dry_run=dry_run, reason=reason, requested_by=requested_by
             )
-            with self._named():
+            with self._named_errors():
                 answer: pb.ReconcileResponse = self._stub.Reconcile(request, timeout=DEADLINE_S)
             outcomes += map(outcome_from, answer.outcomes)
         return outcomes
 
     def jobs(self, *, state: str = "", limit: int = 0) -> list[JobStatus]:
-        """Newest first; 0 for as many as the controller gives at once."""
-        with self._named():
+        """Up to `limit` jobs, newest first; 0 means the controller's limit."""
+        with self._named_errors():
             answer: pb.ListJobsResponse = self._stub.ListJobs(
                 pb.ListJobsRequest(state=state, limit=limit), timeout=DEADLINE_S
             )
         return [job_from(job) for job in answer.jobs]
 
     def job(self, job_id: str) -> JobStatus:
-        """The job as it is now; JobNotFoundError if there is none."""
-        with self._named():
+        """The current state of a job.
+
+        Raises:
+            JobNotFoundError: there is no such job.
+        """
+        with self._named_errors():
             job: pb.Job = self._stub.GetJob(pb.GetJobRequest(job_id=job_id), timeout=DEADLINE_S)
         return job_from(job)
 
     def cancel(self, job_id: str) -> JobStatus:
-        """Request that a job ends; returns the job as it is then."""
-        with self._named():
+        """Request the end of a job; returns its state after the request.
+
+        Raises:
+            JobNotFoundError: there is no such job.
+        """
+        with self._named_errors():
             job: pb.Job = self._stub.CancelJob(
                 pb.CancelJobRequest(job_id=job_id), timeout=DEADLINE_S
             )
         return job_from(job)
 
     def live_datanodes(self) -> list[Datanode]:
-        """The datanodes whose agents are heard from."""
-        with self._named():
+        """The datanodes whose agents send heartbeats."""
+        with self._named_errors():
             answer: pb.ListDatanodesResponse = self._stub.ListDatanodes(
                 pb.ListDatanodesRequest(), timeout=DEADLINE_S
             )
         return [datanode_from(view.datanode) for view in answer.datanodes if view.live]
 
     def scan(self, container_ids: Sequence[int]) -> tuple[list[int], int]:
-        """Containers that are unknown, and how many scans were ordered."""
+        """Order scans; returns the unknown containers, and the number of scans."""
         unknown, ordered = list[int](), 0
         for chunk in _chunks(container_ids, _IDS_PER_CALL):
-            with self._named():
+            with self._named_errors():
                 answer: pb.ScanResponse = self._stub.Scan(
                     pb.ScanRequest(container_ids=chunk), timeout=DEADLINE_S
                 )
@@ -128,7 +142,7 @@ class ControllerClient:
         return unknown, ordered
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _named_errors(self) -> Iterator[None]:
         try:
             with named_errors(f"controller {self.address}", ControllerUnavailableError):
                 yield
@@ -136,7 +150,7 @@ class ControllerClient:
             raise ControllerUnavailableError(
                 f"no controller answers at {self.address}",
                 hint=error.hint
-                or "Start one with `treefold scm run`, or name another with --controller.",
+                or "Start one with `treefold scm run`, or give another address with --controller.",
                 **error.facts | {"detail": error.message},
             ) from error
 

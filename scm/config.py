@@ -1,4 +1,4 @@
-"""Settings of a controller."""
+"""The settings of a controller."""
 
 from pathlib import Path
 from typing import Annotated, Self
@@ -14,7 +14,7 @@ Seconds = Annotated[Duration, Field(gt=0)]
 
 
 class AutomaticSettings(Settings):
-    """Automatic mode: diverged containers are worked down, matching ones visited so
+    """Automatic mode reconciles diverged containers. It also visits matching ones, so
     that tombstones spread.
     """
 
@@ -30,10 +30,10 @@ class ControllerConfig(Settings):
     # Holds controller.db; one controller at a time.
     state_folder: FilePath = Path("/var/lib/treefold/controller")
     tls: TlsSettings | None = None
-    # Serve in the clear off loopback too.
+    # Allow plaintext connections beyond loopback.
     insecure: Switch = False
     metrics: Address | None = None
-    # Replicas a container should have: Ozone's SCM knows, reports do not tell.
+    # The replicas that a container should have; reports do not contain it.
     required_replicas: int = Field(default=3, ge=0, le=64)
     stale_after_s: Seconds = 90.0
     dead_after_s: Seconds = 600.0
@@ -52,7 +52,7 @@ class ControllerConfig(Settings):
 
     @property
     def rules(self) -> Rules:
-        """The settings that decisions depend on."""
+        """The settings that affect decisions."""
         return Rules(
             required_nodes=self.required_replicas,
             stale_after_s=self.stale_after_s,

@@ -1,10 +1,9 @@
-"""The controller as a whole, without sockets and clocks: reports and requests in,
-orders and views out.
+"""The controller: it handles reports and requests, and returns orders and views.
 
-Registry, rules and jobs are brought together here. Times are passed in and orders leave
-through a port, so that the same code runs behind gRPC and in a simulation. An order is
-sent when its datanode has a free slot. It is sent again after either side was
-restarted; agents know the IDs of their jobs and of commands, which makes that harmless.
+It combines registry, rules and jobs, without sockets and clocks. The caller passes
+times, and orders leave through a port, so the same code runs behind gRPC and in a
+simulation. An order is sent when its datanode has a free slot, and again after a
+restart of either side. Agents ignore repeated IDs of jobs and commands.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -53,7 +52,7 @@ from scm.policy import (
     Root,
     RootComparison,
     Visit,
-    after_job,
+    next_visit,
     roots,
     targets,
 )
@@ -61,16 +60,16 @@ from scm.ports import CommandSink, JobStore, Leadership, ScanOrder
 from scm.registry import Datanode, DatanodeStatus, HeartbeatEffect, Registry, ReplicaReport
 from scm.rules import Rules
 
-# Jobs that have not ended; more requests are refused until some have.
+# Active jobs; further requests are refused.
 _JOBS_ACTIVE_MAX = 200_000
-# Progress alone is put down this often at most; every change of state at once.
+# Progress is saved at most this often; a change of state is saved at once.
 _SAVE_PROGRESS_EVERY_S = 10.0
 _log = get_logger("scm", CONTROLLER_EVENTS)
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressReport:
-    """What a datanode tells of one order."""
+    """A datanode's progress or result for one order."""
 
     job_id: JobId
     state: OrderState
@@ -80,6 +79,10 @@ class ProgressReport:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
+    """A heartbeat of an agent. `incarnation` identifies one start of the agent, and
+    `sequence` counts its heartbeats.
+    """
+
     datanode: Datanode
     incarnation: str
     sequence: int
@@ -90,7 +93,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ContainerView:
-    """A container as it is known now."""
+    """The current state of a container."""
 
     container_id: ContainerId
     state: ContainerState | None
@@ -102,8 +105,8 @@ class ContainerView:
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResponse:
-    """What came of a request for one container; the job of another request where one is
-    under way.
+    """The result of a request for one container. `job_id` is that of the new job, or of
+    the job that already runs.
     """
 
     container_id: ContainerId
@@ -113,7 +116,7 @@ class ReconcileResponse:
 
 @dataclass(frozen=True, slots=True)
 class ControllerParts:
-    """What a controller is composed of."""
+    """The parts of a controller, which tests replace."""
 
     registry: Callable[..., Registry] = Registry
     job_index: Callable[[], JobIndex] = JobIndex
@@ -122,7 +125,7 @@ class ControllerParts:
 
 
 class Controller:
-    """Not thread-safe: its owner holds a lock."""
+    """The decisions of the controller. Not thread-safe: the caller holds a lock."""
 
     def __init__(
         self,
@@ -136,8 +139,12 @@ class Controller:
         on_finished: Callable[[Job], None] = lambda job: None,
         parts: ControllerParts | None = None,
     ) -> None:
-        """Begin where the store's jobs stand: their orders that were out are sent
-        again. `parts` are exchanged by tests that plant a wrong one.
+        """Continue the store's jobs; their orders in flight are sent again.
+
+        `on_finished` gets each job that ended. Tests replace `parts` by wrong ones.
+
+        Raises:
+            DatabaseError: the store cannot be read.
         """
         parts = parts or ControllerParts()
         self._rules = rules
@@ -151,7 +158,7 @@ class Controller:
         )
         self._jobs = parts.job_index()
         for job in store.jobs():
-            self._jobs.keep(job)
+            self._jobs.put(job)
         self._visits = {visit.container_id: visit for visit in store.visits()}
         self._dispatcher = parts.dispatcher(
             rules=rules,
@@ -165,69 +172,74 @@ class Controller:
             rules=rules,
             registry=self._registry,
             visits=self._visits,
-            is_eligible=lambda container_id: self._rule(container_id).is_ok,
+            is_eligible=lambda container_id: self._evaluate(container_id).is_ok,
             now_s=now_s,
         )
         self._unsaved: dict[JobId, None] = {}
         self._unsaved_visits: dict[ContainerId, None] = {}
-        # Log lines of what is decided and not yet on disk.
+        # Log lines of decisions that are not on disk yet.
         self._unlogged: list[Callable[[], None]] = []
         self._saved_at_s = now_s
         self._save_now = False
         self._scans = 0
 
     def heartbeat(self, heartbeat: Heartbeat, now_s: float) -> HeartbeatEffect:
-        """Take in reports and progress, and send this datanode what it has slots
-        for.
+        """Handle reports and progress, and send the datanode orders for its free slots.
+
+        Raises:
+            DatabaseError: the changes cannot be saved; nothing is sent.
         """
         peer = heartbeat.datanode.peer
-        observed = self._registry.observe(
+        effect = self._registry.handle_heartbeat(
             heartbeat.datanode,
             incarnation=heartbeat.incarnation,
             sequence=heartbeat.sequence,
             report=heartbeat.report,
             now_s=now_s,
         )
-        if not observed.applied:
-            return observed
-        if observed.registered:
+        if not effect.applied:
+            return effect
+        if effect.registered:
             _log.info("datanode_registered", datanode=peer, address=heartbeat.datanode.address)
-        if observed.restarted:
+        if effect.restarted:
             for job_id in self._jobs.in_flight_at(peer):
                 self._step(job_id, AgentRestarted(peer), now_s)
         for command_id in heartbeat.acknowledged:
             self._sink.withdraw(peer, command_id)
             job_id, round_ = task_of(command_id.partition("/")[0])
             self._step(job_id, OrderAccepted(peer, round_), now_s)
-        # Who owes us a full report tells of it once more, and then with what has become
-        # of the replica.
-        for told in heartbeat.progress if not observed.full_report_wanted else ():
-            root = self._root(told.job_id, peer)
+        # With its full report a datanode sends the progress again, and then with the
+        # replica's current root.
+        for report in heartbeat.progress if not effect.full_report_wanted else ():
+            root = self._reported_root(report.job_id, peer)
             self._step(
-                told.job_id,
-                ProgressReceived(peer, told.state, told.progress, told.round, root),
+                report.job_id,
+                ProgressReceived(peer, report.state, report.progress, report.round, root),
                 now_s,
             )
-        self._dispatch_stored([peer], now_s)
-        return observed
+        self._save_and_dispatch([peer], now_s)
+        return effect
 
     def tick(self, now_s: float) -> None:
-        """Let time go by: datanodes grow stale, orders expire, automatic mode goes on.
-        Call it about once a second.
+        """Update everything that depends on time: stale datanodes, expired orders and
+        automatic mode. Call it about once a second.
+
+        Raises:
+            DatabaseError: the changes cannot be saved; the next tick tries again.
         """
-        for peer, liveness in self._registry.age(now_s):
+        for peer, liveness in self._registry.update_liveness(now_s):
             _log.warning("datanode_stale", datanode=peer, liveness=liveness.value)
         ordered = self._jobs.peers_with_orders
         for peer in sorted(peer for peer in ordered if self._dispatcher.is_gone(peer, now_s)):
             for job_id in [*self._jobs.in_flight_at(peer), *self._jobs.queued_at(peer)]:
                 self._step(job_id, OrderAbandoned(peer, "datanode is dead"), now_s)
-        self._dispatcher.send_again(now_s)
+        self._dispatcher.resend(now_s)
         ticked = TimePassed(self._registry.live(), self._rules.command_deadline_s)
         for job_id in self._jobs.in_flight:
             self._step(job_id, ticked, now_s)
         if self._rules.automatic and self._leadership.term() is not None:
             self._start_automatic_jobs(now_s)
-        self._dispatch_stored(self._jobs.peers_with_queue, now_s)
+        self._save_and_dispatch(self._jobs.peers_with_queue, now_s)
 
     def reconcile(
         self,
@@ -238,15 +250,15 @@ class Controller:
         requested_by: str,
         now_s: float,
     ) -> list[ReconcileResponse]:
-        """Start a job for each container that may be reconciled; with `dry_run` only
-        say which.
+        """Start a job for each eligible container; with `dry_run` only return the
+        rulings.
 
         Raises:
-            DatabaseError: the jobs cannot be put down; none is started.
+            DatabaseError: the jobs cannot be saved; none is started.
         """
         outcomes, jobs = list[ReconcileResponse](), list[Job]()
         for container_id in dict.fromkeys(container_ids):
-            ruling = self._rule(container_id)
+            ruling = self._evaluate(container_id)
             if ruling.eligibility is Eligibility.ALREADY_RUNNING:
                 outcomes.append(
                     ReconcileResponse(container_id, ruling, self._jobs.active_job_of(container_id))
@@ -269,17 +281,17 @@ class Controller:
                 )
                 outcomes.append(ReconcileResponse(container_id, ruling, jobs[-1].job_id))
         if jobs:
-            self._begin(jobs, now_s)
+            self._start_jobs(jobs, now_s)
             for peer in self._jobs.peers_with_queue:
                 self._dispatch(peer, now_s)
-            self._save_what_is_done(now_s)
+            self._try_save_changes(now_s)
         return outcomes
 
     def cancel(self, job_id: JobId, now_s: float) -> Job:
-        """Ask the job to end; agents stop after the window they are writing.
+        """Request the end of a job; agents stop after the current window.
 
         Raises:
-            DatabaseError: the wish cannot be put down; the job goes on.
+            DatabaseError: the request cannot be saved; the job continues.
             JobNotFoundError: there is no such job.
         """
         job = self.job(job_id)
@@ -288,20 +300,20 @@ class Controller:
             self._step(job_id, CancelRequested(), now_s)
             for order in job.orders:
                 if order.state.is_in_flight:
-                    self._dispatcher.call_off(job_id, order)
-            self._save_what_is_done(now_s)
+                    self._dispatcher.send_cancel(job_id, order)
+            self._try_save_changes(now_s)
         return self.job(job_id)
 
     def scan(self, container_ids: Iterable[ContainerId]) -> tuple[list[ContainerId], int]:
-        """Order a scan of every live replica; returns the containers that are unknown
-        and how many orders went out.
+        """Order a scan of every live replica; returns the unknown containers and the
+        number of orders.
 
         Raises:
-            BusyError: this controller does not lead.
+            BusyError: this controller is not the leader.
         """
         term = self._leadership.term()
         if term is None:
-            raise BusyError("this controller does not lead")
+            raise BusyError("this controller is not the leader")
         unknown, orders = [], 0
         for container_id in dict.fromkeys(container_ids):
             replicas = self._registry.replicas(container_id)
@@ -310,7 +322,7 @@ class Controller:
             for replica in replicas:
                 if self._registry.is_live(replica.peer):
                     self._scans += 1
-                    # The term keeps IDs apart over restarts.
+                    # The term makes IDs unique across restarts.
                     order = ScanOrder(
                         f"scan-{term}-{self._scans}", term, replica.peer, container_id
                     )
@@ -318,26 +330,30 @@ class Controller:
         return unknown, orders
 
     def job(self, job_id: JobId) -> Job:
-        """The job as it is now; JobNotFoundError if there is none."""
+        """The current state of a job.
+
+        Raises:
+            JobNotFoundError: there is no such job.
+        """
         job = self._jobs.get(job_id)
         if job is None:
             raise JobNotFoundError(f"There is no job {job_id}.")
         return job
 
     def jobs(self, state: JobState | None, limit: int) -> list[Job]:
-        """Up to `limit` jobs, newest first."""
+        """Up to `limit` jobs in `state`, newest first; None selects all states."""
         return self._jobs.newest(state, limit)
 
     def container(self, container_id: ContainerId) -> ContainerView | None:
-        """What is known of it; None where nothing is."""
-        if not self._registry.knows(container_id):
+        """The current state of a container; None if it is unknown."""
+        if not self._registry.has_container(container_id):
             return None
         return ContainerView(
             container_id,
             self._registry.state(container_id),
             self._registry.compared(container_id),
             tuple(self._registry.replicas(container_id)),
-            self._rule(container_id),
+            self._evaluate(container_id),
             self._visits.get(container_id),
         )
 
@@ -349,7 +365,9 @@ class Controller:
         after: int,
         limit: int,
     ) -> tuple[list[ContainerView], bool]:
-        """Up to `limit` beyond `after`, ascending; and whether there are more."""
+        """Up to `limit` containers with IDs above `after`, ascending, and whether there
+        are more. None selects all states or comparisons.
+        """
         known = (
             container_id
             for container_id in self._registry.container_ids(after)
@@ -367,7 +385,7 @@ class Controller:
         return sorted(self._registry.diverged())
 
     def datanodes(self, now_s: float) -> list[DatanodeStatus]:
-        """All datanodes that reported."""
+        """All known datanodes, by ID."""
         return self._registry.datanodes(now_s)
 
     def datanode(self, peer: PeerId) -> Datanode | None:
@@ -375,15 +393,15 @@ class Controller:
         return self._registry.datanode(peer)
 
     def is_live(self, peer: PeerId) -> bool:
-        """Whether the datanode reported lately."""
+        """Whether the datanode is LIVE (scm.registry.Liveness)."""
         return self._registry.is_live(peer)
 
     def heartbeat_age_s(self, peer: PeerId, now_s: float) -> float:
         """Seconds since the datanode's last heartbeat."""
         return self._registry.heartbeat_age_s(peer, now_s)
 
-    def figures(self) -> dict[str, float]:
-        """The gauges of this moment, by the names of scm/metrics.py."""
+    def gauges(self) -> dict[str, float]:
+        """The current gauges, by their names in scm.metrics."""
         counts = self._registry.counts()
         return {
             "scm_datanodes_live": len(self._registry.live()),
@@ -394,13 +412,13 @@ class Controller:
         }
 
     @property
-    def datanodes_known(self) -> int:
-        """How many datanodes reported."""
-        return self._registry.datanodes_known
+    def datanode_count(self) -> int:
+        """The number of known datanodes."""
+        return self._registry.datanode_count
 
     @property
     def required_nodes(self) -> int:
-        """How many replicas a container should have."""
+        """The number of replicas that a container should have."""
         return self._rules.required_nodes
 
     @property
@@ -408,23 +426,23 @@ class Controller:
         """The term in which this controller leads; None while it does not."""
         return self._leadership.term()
 
-    def _rule(self, container_id: ContainerId) -> Ruling:
+    def _evaluate(self, container_id: ContainerId) -> Ruling:
         replicas = self._registry.replicas(container_id)
         state = self._registry.state(container_id)
         ruling = evaluate(container_id, state, replicas, required_nodes=self._rules.required_nodes)
         if not ruling.is_ok:
             return ruling
         live = [replica for replica in replicas if self._registry.is_live(replica.peer)]
-        surroundings = Availability(
+        availability = Availability(
             is_leader=self._leadership.term() is not None,
             live_replicas=len(live),
             live_writable_replicas=sum(not replica.read_only for replica in live),
         )
-        ruling = evaluate_availability(container_id, surroundings)
+        ruling = evaluate_availability(container_id, availability)
         active = self._jobs.active_job_of(container_id)
         if active is None or not ruling.is_ok:
             return ruling
-        message = f"Container {container_id} is being reconciled already, by job {active}."
+        message = f"Container {container_id} is already being reconciled, by job {active}."
         return Ruling(Eligibility.ALREADY_RUNNING, message)
 
     def _start_automatic_jobs(self, now_s: float) -> None:
@@ -437,7 +455,7 @@ class Controller:
             for container_id, reason in chosen
         ]
         if jobs:
-            self._begin(jobs, now_s)
+            self._start_jobs(jobs, now_s)
 
     def _new_job(
         self,
@@ -450,7 +468,7 @@ class Controller:
     ) -> Job:
         replicas = self._registry.replicas(container_id)
         found = targets(replicas, self._registry.live())
-        assert found, "a container that may be reconciled has somebody to do it"
+        assert found, "an eligible container has a target"
         job = new_job(
             self._new_job_id(),
             container_id,
@@ -464,13 +482,13 @@ class Controller:
         assert job.job_id not in self._jobs
         return job
 
-    def _begin(self, jobs: Sequence[Job], now_s: float) -> None:
-        """Take up new jobs, all or none: what is not on disk must not be worked for,
-        nor come to be after a failure.
+    def _start_jobs(self, jobs: Sequence[Job], now_s: float) -> None:
+        """Save and start new jobs, all or none. A job that is not on disk must not run,
+        and a failed request must leave none.
         """
         self._save(jobs, now_s)
         for job in jobs:
-            self._jobs.keep(job)
+            self._jobs.put(job)
             _log.info(
                 "job_created",
                 job=job.job_id,
@@ -487,7 +505,7 @@ class Controller:
         changed = step(job, event, now_s)
         if changed is job:
             return
-        for before, after in self._jobs.keep(changed):
+        for before, after in self._jobs.put(changed):
             self._dispatcher.withdraw(job_id, before, after)
         self._unsaved[job_id] = None
         if [order.state for order in changed.orders] != [order.state for order in job.orders]:
@@ -508,14 +526,14 @@ class Controller:
 
     def _finish(self, job: Job, now_s: float) -> None:
         compared = self._registry.compared(job.container_id)
-        self._visits[job.container_id] = after_job(
+        self._visits[job.container_id] = next_visit(
             self._visits.get(job.container_id),
             container_id=job.container_id,
             job_id=job.job_id,
             verdict=job.verdict,
             succeeded=job.state is JobState.DONE
             and compared.comparison is not RootComparison.DIVERGED,
-            spoken_of=roots_covered_by_verdict(job),
+            verdict_roots=roots_covered_by_verdict(job),
             now_s=now_s,
         )
         self._unsaved_visits[job.container_id] = None
@@ -533,15 +551,15 @@ class Controller:
             )
         )
 
-    def _root(self, job_id: JobId, peer: PeerId) -> Root | None:
-        """Of the replica that the job is about, as this datanode last reported it."""
+    def _reported_root(self, job_id: JobId, peer: PeerId) -> Root | None:
+        """The root of the job's replica, as this datanode last reported it."""
         job = self._jobs.get(job_id)
         held = roots(self._registry.replicas(job.container_id)) if job else ()
         return next((root for root in held if root[0] == peer), None)
 
-    def _dispatch_stored(self, peers: Iterable[PeerId], now_s: float) -> None:
-        # Stored before anything goes out: an agent must never work for a job that
-        # nobody remembers.
+    def _save_and_dispatch(self, peers: Iterable[PeerId], now_s: float) -> None:
+        # Saved before any order is sent: an agent must never work on a job that a
+        # restart would lose.
         self._save_changes(now_s)
         for peer in peers:
             self._dispatch(peer, now_s)
@@ -558,14 +576,14 @@ class Controller:
             return
         self._save([], now_s)
 
-    def _save_what_is_done(self, now_s: float) -> None:
-        # To fail now would be to deny a request that is granted and on disk; the next
-        # tick tries again, and tells.
+    def _try_save_changes(self, now_s: float) -> None:
+        # An error would reject a request that is already on disk. The next tick tries
+        # again and reports the error.
         with suppress(DatabaseError):
             self._save_changes(now_s)
 
     def _save(self, ahead: Sequence[Job], now_s: float) -> None:
-        """Put down what has changed, and of these jobs what they are to become."""
+        """Save all changes, and `ahead`, the next state of some jobs."""
         unsaved = filter(None, map(self._jobs.get, self._unsaved))
         jobs = {job.job_id: job for job in unsaved}
         jobs.update((job.job_id, job) for job in ahead)

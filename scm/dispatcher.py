@@ -1,4 +1,4 @@
-"""Which orders go out now, and sending them."""
+"""Choose the orders that can be sent now, and send them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,13 +12,13 @@ from scm.ports import CancelOrder, CommandSink, Leadership, ReconcileOrder
 from scm.registry import Registry
 from scm.rules import Rules
 
-# Orders of a datanode looked at for one that can go out: one that waits for its peers
-# does not hold up the rest.
+# Queued orders of a datanode examined in one call. More than one, because an order that
+# waits for its peers must not block the others.
 _DISPATCH_SEARCH_MAX = 100
 
 
 class Dispatcher:
-    """Sends the orders of jobs. Not thread-safe: its owner holds a lock."""
+    """Sends the orders of jobs. Not thread-safe: the caller holds a lock."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Dispatcher:
         self._sink = sink
         self._leadership = leadership
         self._started_at_s = started_at_s
-        # Nobody knows which of the orders that were out at the start arrived.
+        # Orders sent before the start may not have arrived.
         self._resend = [
             (job.job_id, order.peer)
             for job in jobs.active()
@@ -45,7 +45,9 @@ class Dispatcher:
         ]
 
     def is_gone(self, peer: PeerId, now_s: float) -> bool:
-        """Whether a datanode is dead, or was silent for as long since our start."""
+        """Whether a datanode is dead, or has been silent for that long since our
+        start.
+        """
         if self._registry.datanode(peer) is not None:
             return self._registry.is_dead(peer)
         return now_s - self._started_at_s >= self._rules.dead_after_s
@@ -53,9 +55,9 @@ class Dispatcher:
     def dispatch(
         self, peer: PeerId, now_s: float
     ) -> Iterator[tuple[JobId, OrderIssued | OrderAbandoned]]:
-        """Send a datanode the orders that it has slots for; yields what became of each.
+        """Send a datanode as many orders as it has slots for; yields an event for each.
 
-        The caller takes each event into its job before it asks for the next.
+        The caller applies each event to its job before it requests the next.
         """
         if not self._registry.is_live(peer):
             return
@@ -73,8 +75,8 @@ class Dispatcher:
                 yield job_id, OrderIssued(peer)
                 free -= 1
 
-    def send_again(self, now_s: float) -> None:
-        """Send what was out when this process started, as soon as it can be sent."""
+    def resend(self, now_s: float) -> None:
+        """Send the orders again that were in flight when this process started."""
         waiting, self._resend = self._resend, []
         for job_id, peer in waiting:
             job = self._jobs.get(job_id)
@@ -83,21 +85,22 @@ class Dispatcher:
                 self._resend.append((job_id, peer))
 
     def withdraw(self, job_id: JobId, before: Order, after: Order) -> None:
-        """Take back an order that is at its datanode no longer."""
+        """Withdraw an order that is no longer at its datanode."""
         self._sink.withdraw(before.peer, command_id(job_id, before))
         if after.state in (OrderState.EXPIRED, OrderState.CANCELLED):
-            self.call_off(job_id, before)
+            self.send_cancel(job_id, before)
 
-    def call_off(self, job_id: JobId, order: Order) -> None:
-        """Tell a datanode to stop working on an order."""
+    def send_cancel(self, job_id: JobId, order: Order) -> None:
+        """Withdraw an order, and send its datanode a command to stop."""
         term = self._leadership.term()
         self._sink.withdraw(order.peer, command_id(job_id, order))
         if term is not None:
             self._sink.send(CancelOrder(f"{job_id}/cancel", term, order.peer, job_id, order.round))
 
     def _send(self, job: Job, order: Order, now_s: float) -> bool:
-        """Send once its peers can be named: after a start of ours they may not have
-        reported yet.
+        """Send an order; returns False if it must wait.
+
+        After our start it waits for its peers to report their addresses.
         """
         term = self._leadership.term()
         peers = [
@@ -120,8 +123,8 @@ class Dispatcher:
                 returns_to=self._registry.returns_to(
                     job.container_id, required_nodes=self._rules.required_nodes
                 ),
-                # Only a scan finds what is in no tree, and a verdict that rests on one
-                # must not be lost.
+                # Later rounds need the scan: their verdict replaces one that may rest
+                # on damage that only a scan finds.
                 skip_final_scan=job.automatic and order.round == 1,
                 round=order.round,
             )
@@ -129,7 +132,7 @@ class Dispatcher:
 
 
 def command_id(job_id: JobId, order: Order) -> str:
-    """The ID of an order's command: the same after our restart, another after the
-    agent's.
+    """The ID of an order's command. It stays the same when the controller restarts, and
+    changes when the agent does.
     """
     return f"{task_id(job_id, order.round)}/{order.attempts}"

@@ -1,9 +1,8 @@
-"""May this container be reconciled now? Ozone's rules in Ozone's order, then ours; a
-refusal is a returned reason.
+"""Decide whether a container may be reconciled now; a refusal is a returned reason.
 
-Ozone's rules ask about the container alone. Ours, which come after them, ask whether an
-order would reach anybody: Ozone sends its command to dead datanodes too and lets a
-container with a single replica reconcile with nobody.
+Ozone's rules come first, in Ozone's order. They concern only the container. Our rules
+then check that live datanodes can execute the orders. Ozone sends its command to dead
+datanodes too, and accepts a container with a single replica.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ from merkle.tree import ContainerId
 
 
 class ContainerState(Enum):
-    """Life cycle of a container, as Ozone's SCM keeps it."""
+    """The life cycle of a container, by the names of Ozone's SCM."""
 
     OPEN = "OPEN"
     CLOSING = "CLOSING"
@@ -26,7 +25,7 @@ class ContainerState(Enum):
 
 
 class Eligibility(Enum):
-    """`ok`, or why not: first Ozone's results by Ozone's names, then ours."""
+    """`ok`, or the reason of a refusal: Ozone's results by their names, then ours."""
 
     OK = "ok"
     CONTAINER_NOT_FOUND = "CONTAINER_NOT_FOUND"
@@ -43,25 +42,25 @@ class Eligibility(Enum):
     QUEUE_FULL = "QUEUE_FULL"
 
 
-_PROVEN = (
+_STATES_BY_RANK = (
     (ReplicaState.CLOSED, ContainerState.CLOSED),
     (ReplicaState.RECOVERING, ContainerState.RECOVERING),
     (ReplicaState.QUASI_CLOSED, ContainerState.QUASI_CLOSED),
     (ReplicaState.CLOSING, ContainerState.CLOSING),
     (ReplicaState.OPEN, ContainerState.OPEN),
 )
-# An INVALID replica tells nothing but that it is one; why is known where it lies.
+# A report of an INVALID replica has no cause; only its agent knows it.
 INVALID_HINT = (
-    "what describes an INVALID replica cannot be read: the line container_skipped in the log of its"
-    " agent names the cause, and so does `treefold doctor` there for a descriptor; repair or remove"
-    " there what is damaged"
+    "the descriptor or records of an INVALID replica cannot be read: find the cause in the line"
+    " container_skipped of its agent's log, or for a descriptor with `treefold doctor` on that"
+    " datanode; repair or remove the damaged files there"
 )
 _ELIGIBLE_CONTAINER_STATES = frozenset({ContainerState.CLOSED, ContainerState.QUASI_CLOSED})
 
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """A reason and the sentence that a person reads; empty when all is well."""
+    """An eligibility and its explanation for the user, which is empty for OK."""
 
     eligibility: Eligibility
     message: str = ""
@@ -77,52 +76,51 @@ OK = Ruling(Eligibility.OK)
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """What the rules of ours ask about: not the container, but whether and by whom an
-    order could be carried out.
-    """
+    """The facts for our rules: whether there are datanodes to execute an order."""
 
     is_leader: bool
     live_replicas: int
-    # Live replicas whose agent may repair: volume owned, repair enabled.
+    # Live replicas whose agent may repair: it owns the volume, and repair is enabled.
     live_writable_replicas: int
 
 
 def container_state(replicas: Iterable[ContainerReplica]) -> ContainerState | None:
-    """The container's state, derived from its replicas, since no SCM database tells it;
-    None without replicas.
+    """The container's state, derived from its replicas; None without replicas.
 
-    The most advanced state that a replica proves is the container's, because each is
-    reached only on SCM's word:
-    1. a CLOSED replica proves CLOSED;
-    2. else a RECOVERING one RECOVERING (it is being rebuilt from others that nobody
-       reports);
-    3. else a QUASI_CLOSED one QUASI_CLOSED;
-    4. else a CLOSING one CLOSING, and then an OPEN one OPEN;
-    5. else only UNHEALTHY, INVALID and DELETED replicas are left, which say nothing of
-       the container. If all are DELETED it is DELETED; otherwise CLOSED, since none of
-       them takes writes any more.
-    A replica that lags behind (OPEN beside CLOSED) is thus refused by its own state,
-    not by the container's.
+    SCM's database is not read here. A replica reaches a state only by SCM's command, so
+    the most advanced replica shows the container's state:
+
+    1. CLOSED, if a replica is CLOSED.
+    2. RECOVERING, if one is RECOVERING: it is rebuilt from replicas not reported here.
+    3. QUASI_CLOSED, if one is QUASI_CLOSED.
+    4. CLOSING or OPEN, if one is CLOSING or OPEN, in this order.
+    5. Otherwise the replicas are UNHEALTHY, INVALID or DELETED, which does not show the
+       container's state. It is DELETED if all are DELETED, otherwise CLOSED, because
+       none of them accepts writes.
+
+    A replica that lags (OPEN beside CLOSED) is refused by its own state, not by the
+    container's.
     """
     states = {replica.state for replica in replicas}
     if not states:
         return None
-    for state, proven in _PROVEN:
+    for state, proven in _STATES_BY_RANK:
         if state in states:
             return proven
     return ContainerState.DELETED if states == {ReplicaState.DELETED} else ContainerState.CLOSED
 
 
 def is_erasure_coded(replicas: Iterable[ContainerReplica]) -> bool:
-    """Replicas of an erasure-coded container hold different data by design; each has an
-    index above 0.
+    """Whether the container is erasure-coded. Its replicas have an index above 0, and
+    differ by design.
     """
     return any(replica.is_erasure_coded for replica in replicas)
 
 
-def not_closed(replicas: Iterable[ContainerReplica]) -> str:
-    """Which replicas are not closed, and where: `INVALID on datanode dn-2, OPEN on
-    datanode dn-3`; empty for none.
+def describe_not_closed(replicas: Iterable[ContainerReplica]) -> str:
+    """List the replicas that are not closed; empty if there are none.
+
+    An example is `INVALID on datanode dn-2, OPEN on datanode dn-3`.
     """
     found = sorted((r.state.value, r.peer) for r in replicas if not r.state.is_closed)
     return ", ".join(f"{state} on datanode {peer}" for state, peer in found)
@@ -135,7 +133,7 @@ def evaluate(
     *,
     required_nodes: int,
 ) -> Ruling:
-    """Ozone's rules, first match wins; `state` is None where the container is
+    """Apply Ozone's rules; the first match decides. `state` is None if the container is
     unknown.
     """
     if state is None:
@@ -149,13 +147,13 @@ def evaluate(
     if not replicas:
         message = f"Cannot reconcile container {container_id} because no replicas could be found."
         return Ruling(Eligibility.NO_REPLICAS_FOUND, message)
-    if named := not_closed(replicas):
+    if named := describe_not_closed(replicas):
         states = ", ".join(replica.state.name for replica in replicas)
         message = (
             f"Cannot reconcile container #{container_id} in state {state.value} with replica"
             f" states: {states}"
         )
-        # Ozone says no more, and leaves it open where to look.
+        # Ozone's message ends here, without the datanodes.
         message += f" ({named})"
         return Ruling(Eligibility.INELIGIBLE_REPLICA_STATES, message)
     if is_erasure_coded(replicas):
@@ -173,21 +171,21 @@ def evaluate(
     return OK
 
 
-def evaluate_availability(container_id: ContainerId, surroundings: Availability) -> Ruling:
-    """Our rules, for a container that Ozone's allow."""
-    if not surroundings.is_leader:
+def evaluate_availability(container_id: ContainerId, availability: Availability) -> Ruling:
+    """Apply our rules to a container that Ozone's rules allow."""
+    if not availability.is_leader:
         return Ruling(
             Eligibility.NOT_LEADER,
-            f"Cannot reconcile container {container_id}: this controller does not lead.",
+            f"Cannot reconcile container {container_id}: this controller is not the leader.",
         )
-    if surroundings.live_replicas < 2:
+    if availability.live_replicas < 2:
         return Ruling(
             Eligibility.NO_LIVE_PEERS,
-            f"Cannot reconcile container {container_id} with {surroundings.live_replicas}"
-            f" replica{'' if surroundings.live_replicas == 1 else 's'} on live datanodes: there is"
+            f"Cannot reconcile container {container_id} with {availability.live_replicas}"
+            f" replica{'' if availability.live_replicas == 1 else 's'} on live datanodes: there is"
             " no peer to compare with.",
         )
-    if surroundings.live_writable_replicas == 0:
+    if availability.live_writable_replicas == 0:
         return Ruling(
             Eligibility.READ_ONLY,
             f"Cannot reconcile container {container_id}: every live replica is held read-only.",

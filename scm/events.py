@@ -1,6 +1,4 @@
-"""The log events of a controller, beside those of any process; alerts use their
-names.
-"""
+"""The log events of a controller. Alerts use their names."""
 
 CONTROLLER_EVENTS = frozenset({
     "datanode_registered", "datanode_stale", "job_created", "job_changed", "job_finished",

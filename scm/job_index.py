@@ -1,4 +1,4 @@
-"""The jobs that the controller knows, and the ways to find them."""
+"""The jobs of the controller, indexed by ID, container and datanode."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -8,18 +8,16 @@ from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from scm.jobs import Job, JobId, JobState, Order, OrderState
 
-# Ended jobs that can still be asked for by their ID; the store drops older ones too.
+# Ended jobs kept in memory; the store drops older ones too.
 _JOBS_ENDED_MAX = 10_000
 
 
 class JobIndex:
-    """Jobs by ID, by container and by datanode. Not thread-safe: its owner holds a
-    lock.
-    """
+    """Jobs by ID, container and datanode. Not thread-safe: the caller holds a lock."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobId, Job] = {}
-        # Jobs that have not ended, by container; in the order they were made.
+        # Active jobs by container, oldest first.
         self._active: dict[ContainerId, JobId] = {}
         self._ended: dict[JobId, None] = {}
         self._in_flight: dict[JobId, None] = {}
@@ -33,11 +31,11 @@ class JobIndex:
         return job_id in self._jobs
 
     def get(self, job_id: JobId) -> Job | None:
-        """The job as it is now; None where it is not known, or no longer."""
+        """The job; None if it is unknown or was dropped."""
         return self._jobs.get(job_id)
 
     def newest(self, state: JobState | None, limit: int) -> list[Job]:
-        """Up to `limit` jobs, newest first; only those in `state`, if one is given."""
+        """Up to `limit` jobs in `state`, newest first; None selects all states."""
         newest = reversed(self._jobs.values())
         return list(islice((job for job in newest if state in (None, job.state)), limit))
 
@@ -47,11 +45,11 @@ class JobIndex:
 
     @property
     def active_count(self) -> int:
-        """How many jobs have not ended."""
+        """The number of jobs that have not ended."""
         return len(self._active)
 
     def active_job_of(self, container_id: ContainerId) -> JobId | None:
-        """The job of a container that has not ended."""
+        """The active job of a container; None if there is none."""
         return self._active.get(container_id)
 
     @property
@@ -69,37 +67,37 @@ class JobIndex:
         return found
 
     def queued_at(self, peer: PeerId) -> Iterable[JobId]:
-        """Jobs with an order that waits for this datanode, oldest first."""
+        """Jobs with an order queued for this datanode, oldest first."""
         return self._queued.get(peer, {}).keys()
 
     @property
     def peers_with_queue(self) -> list[PeerId]:
-        """Datanodes that an order waits for."""
+        """Datanodes with queued orders."""
         return list(self._queued)
 
     @property
     def peers_with_orders(self) -> set[PeerId]:
-        """Datanodes that an order waits for, or is at."""
+        """Datanodes with orders queued or in flight."""
         return {*self._queued, *(peer for peer, running in self._running.items() if running)}
 
     def running_at(self, peer: PeerId) -> int:
-        """How many orders are at this datanode."""
+        """The number of orders in flight at this datanode."""
         return self._running[peer]
 
-    def keep(self, job: Job) -> list[tuple[Order, Order]]:
-        """Take the job as it is now into every index.
+    def put(self, job: Job) -> list[tuple[Order, Order]]:
+        """Add or replace a job in every index.
 
-        Returns the orders that are at a datanode no longer: as they were, and as they
-        are now.
+        Returns the orders that are no longer in flight, each before and after the
+        change.
         """
         earlier = self._jobs.get(job.job_id)
         self._jobs[job.job_id] = job
-        landed = []
+        left = []
         for before in earlier.orders if earlier else ():
             self._running[before.peer] -= before.state.is_in_flight
             after = job.order(before.peer)
             if after and before.state.is_in_flight and not after.state.is_in_flight:
-                landed.append((before, after))
+                left.append((before, after))
         for order in job.orders:
             self._running[order.peer] += order.state.is_in_flight
             if order.state is OrderState.QUEUED:
@@ -113,12 +111,12 @@ class JobIndex:
         else:
             self._in_flight.pop(job.job_id, None)
         if job.state.is_terminal:
-            self._end(job)
+            self._record_end(job)
         else:
             self._active[job.container_id] = job.job_id
-        return landed
+        return left
 
-    def _end(self, job: Job) -> None:
+    def _record_end(self, job: Job) -> None:
         if self._active.get(job.container_id) == job.job_id:
             del self._active[job.container_id]
         self._ended[job.job_id] = None

@@ -1,8 +1,8 @@
-"""Jobs and visits in SQLite, so that a restarted controller goes on where it was.
+"""Store jobs and visits in SQLite, so that a restarted controller continues with them.
 
-A job is one row: the columns that are asked for, and the whole value as JSON beside
-them, parsed back into the same frozen value. The file's `user_version` is the schema's;
-an older file is brought up step by step, a newer one refused.
+A job is one row: the columns used in queries, and the whole value as JSON. The file's
+`user_version` is the schema version: an older file is migrated step by step, and a
+newer one is refused.
 """
 
 import fcntl
@@ -36,8 +36,7 @@ from runtime.errors import BusyError, ConfigError, DatabaseError
 from scm.jobs import Job, JobState
 from scm.policy import Visit
 
-# History beyond this is dropped, oldest first; jobs that have not ended are never
-# dropped.
+# Further ended jobs are dropped, oldest first; active jobs are never dropped.
 _ENDED_JOBS_KEPT = 10_000
 
 _TERMINAL = tuple(state.value for state in JobState if state.is_terminal)
@@ -62,15 +61,15 @@ _visits = Table(
 )
 _terms = Table("terms", _metadata, Column("term", Integer, primary_key=True))
 
-# Each brings a file from the version that is its index to the next. What was released
-# is never edited.
+# Each migrates a file from the version of its index to the next. Released migrations
+# are never edited.
 Migration = Callable[[Connection], None]
 MIGRATIONS: tuple[Migration, ...] = (lambda connection: _metadata.create_all(connection),)
 
 
 class SqliteJobStore:
-    """The store of one controller, which alone may open it. Not thread-safe: its owner
-    holds a lock.
+    """The store of one controller, which opens it exclusively. Not thread-safe: the
+    caller holds a lock.
     """
 
     def __init__(
@@ -80,12 +79,12 @@ class SqliteJobStore:
         migrations: Sequence[Migration] = MIGRATIONS,
         ended_jobs_kept: int = _ENDED_JOBS_KEPT,
     ) -> None:
-        """Open, creating or migrating as needed.
+        """Open the file, and create or migrate it as needed.
 
         Raises:
-            BusyError: another controller has it open.
-            ConfigError: it was written by a newer version.
-            DatabaseError: it cannot be opened.
+            BusyError: another controller has the file open.
+            ConfigError: a newer version wrote the file.
+            DatabaseError: the file cannot be opened.
         """
         self._path = path
         self._ended_jobs_kept = ended_jobs_kept
@@ -99,7 +98,7 @@ class SqliteJobStore:
             raise
 
     def jobs(self) -> Sequence[Job]:
-        """All jobs kept, oldest first."""
+        """All jobs, oldest first (JobStore.jobs)."""
         with self._transaction() as connection:
             rows = connection.execute(
                 select(_jobs.c.job).order_by(_jobs.c.created_at_s, _jobs.c.job_id)
@@ -107,7 +106,7 @@ class SqliteJobStore:
             return [_JOB.validate_json(row) for row in rows]
 
     def visits(self) -> Sequence[Visit]:
-        """All visits kept."""
+        """All visits (JobStore.visits)."""
         with self._transaction() as connection:
             return [
                 _VISIT.validate_json(row)
@@ -115,7 +114,7 @@ class SqliteJobStore:
             ]
 
     def save(self, jobs: Iterable[Job] = (), visits: Iterable[Visit] = ()) -> None:
-        """Store jobs and visits in one transaction; DatabaseError if nothing is."""
+        """Save jobs and visits in one transaction (JobStore.save)."""
         job_rows = [
             {
                 "job_id": job.job_id,
@@ -147,7 +146,7 @@ class SqliteJobStore:
                 connection.execute(kept, visit_rows)
 
     def next_term(self) -> int:
-        """A term that was never given before, on disk already."""
+        """A new term, already on disk (JobStore.next_term)."""
         with self._transaction() as connection:
             term = int(connection.execute(select(_terms.c.term)).scalar() or 0) + 1
             connection.execute(_terms.delete())
@@ -155,7 +154,7 @@ class SqliteJobStore:
             return term
 
     def close(self) -> None:
-        """Give up the file and the lock; idempotent."""
+        """Close the file and release the lock; idempotent."""
         self._engine.dispose()
         if self._lock >= 0:
             os.close(self._lock)
@@ -170,12 +169,12 @@ class SqliteJobStore:
             raise DatabaseError(f"{self._path}: {_cause(error)}", path=str(self._path)) from error
         except ValidationError as error:
             raise DatabaseError(
-                f"{self._path}: a row cannot be understood", path=str(self._path)
+                f"{self._path}: a row has an invalid value", path=str(self._path)
             ) from error
 
 
 def _lock(path: Path) -> int:
-    """Hold the lock file beside the database for as long as this process lives."""
+    """Lock the file beside the database; the lock is held until it is closed."""
     try:
         descriptor = os.open(
             path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640
@@ -198,8 +197,7 @@ def _engine(path: Path) -> Engine:
     @event.listens_for(engine, "connect")
     def configure(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
         cursor = connection.cursor()
-        # Readers (a backup, a person with a shell) do not block us, and what was
-        # committed survives a power cut.
+        # Readers, such as a backup, do not block us; commits survive a power failure.
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.close()
@@ -211,7 +209,7 @@ def _migrate(connection: Connection, path: Path, migrations: Sequence[Migration]
     version = int(connection.execute(text("PRAGMA user_version")).scalar() or 0)
     if version > len(migrations):
         raise ConfigError(
-            f"{path}: has schema version {version}, this program knows {len(migrations)} at most",
+            f"{path}: has schema version {version}; this program supports up to {len(migrations)}",
             hint="use the version of treefold that wrote it, or newer",
         )
     for migration in migrations[version:]:

@@ -1,14 +1,12 @@
-"""A job: one container to be reconciled, as one order for each datanode that holds a
-live replica.
+"""A job: the reconciliation of one container, with one order for each live replica.
 
-A round is one reconciliation by each. Where a replica could be put together only after
-others had looked, and so is not equal to them, the others are ordered again, for a
-further round of the same job (scm.policy.peers_to_reorder).
+A round is one reconciliation by each datanode. A replica may be repaired only after
+another has compared itself with it. The other is then ordered again, for a further
+round of the same job (scm.policy.peers_to_reorder).
 
-A pure state machine: `step(job, event, now_s)` returns the job as it is afterwards. The
-job's state follows from its orders and from nothing else, so that it cannot say RUNNING
-when all have ended. Terminal states are final: whatever comes late, from an agent that
-was cut off or a command that was doubled, changes nothing.
+The job is a pure state machine: `step(job, event, now_s)` returns the next job. Its
+state is derived only from its orders, so it cannot be RUNNING after all have ended.
+Terminal states are final: late or repeated events change nothing.
 """
 
 from collections.abc import Callable
@@ -29,19 +27,17 @@ from scm.policy import Root, Roots, RoundEnd, Target, peers_to_reorder
 
 JobId = NewType("JobId", str)
 
-# An agent that loses the same order three times (it was restarted) will most likely
-# lose it again.
+# An agent that restarted this often during one order will probably do so again.
 ATTEMPTS_MAX = 3
-# What one round puts together the second spreads; the third is for what the second put
-# together only late.
+# The second round spreads the repairs of the first; the third, late ones of the second.
 ROUNDS_MAX = 3
 _LATER_ROUNDS = {str(number) for number in range(2, ROUNDS_MAX + 1)}
-# How long a cancelled job waits for agents to confirm before it ends without them.
+# How long a cancelled job waits for the agents to confirm.
 CANCEL_GRACE_S = 60.0
-# The rate is that of the last minute of active time: waiting neither lowers it nor
-# raises the ETA.
+# The rate is measured over the last minute of active time, so that waiting affects
+# neither rate nor ETA.
 _RATE_WINDOW_S = 60.0
-# Too early to tell: before both of these no ETA is given.
+# No ETA is estimated until one of these is reached.
 _ETA_AFTER_S = 30.0
 _ETA_AFTER_SHARE = 0.01
 
@@ -50,6 +46,8 @@ _NOTHING_REPORTED = RepairReport()
 
 
 class JobState(Enum):
+    """The state of a job. PARTIAL: some orders failed, or damage remains."""
+
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
     WAITING = "WAITING"
@@ -60,11 +58,13 @@ class JobState(Enum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the job has ended for good."""
+        """Whether the job has ended."""
         return self in (JobState.DONE, JobState.PARTIAL, JobState.FAILED, JobState.CANCELLED)
 
 
 class OrderState(Enum):
+    """The state of an order."""
+
     QUEUED = "queued"
     ISSUED = "issued"
     RUNNING = "running"
@@ -82,7 +82,7 @@ class OrderState(Enum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the order has ended for good."""
+        """Whether the order has ended."""
         return not self.is_in_flight and self is not OrderState.QUEUED
 
 
@@ -94,19 +94,21 @@ class Order:
     peers: tuple[PeerId, ...]
     state: OrderState = OrderState.QUEUED
     attempts: int = 0
-    # When it last got further; the deadline of the command counts from here.
+    # The time of the last progress; the command's deadline counts from it.
     advanced_at_s: float = 0.0
     progress: RepairReport = _NOTHING_REPORTED
     detail: str = ""
     round: int = 1
-    # What came of the rounds before this one.
+    # The progress of earlier rounds.
     rounds: RepairReport = _NOTHING_REPORTED
-    # Of the replica as it was reported with the latest progress.
+    # The root of the replica, as reported with the latest progress.
     root: Root | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
+    """A job. Times are in seconds since the epoch; 0 means not yet."""
+
     job_id: JobId
     container_id: ContainerId
     orders: tuple[Order, ...]
@@ -120,12 +122,12 @@ class Job:
     finished_at_s: float = 0.0
     last_progress_at_s: float = 0.0
     cancel_requested_at_s: float | None = None
-    # Time spent RUNNING, and when it was last counted.
+    # The time in RUNNING, and when it was last updated.
     active_s: float = 0.0
     counted_at_s: float = 0.0
     # (active time, bytes done), within the window of the rate.
     samples: tuple[tuple[float, int], ...] = ()
-    # Of the replicas as they were before its latest round.
+    # The roots of the replicas before the latest round.
     roots: Roots = ()
 
     def __post_init__(self) -> None:
@@ -139,20 +141,20 @@ class Job:
 
     @property
     def bytes_planned(self) -> int:
-        """Never below what is done: nothing is ever more than finished."""
+        """Bytes planned by all datanodes; never less than the bytes done."""
         return sum(
             max(order.progress.bytes_planned, order.progress.bytes_fetched) for order in self.orders
         )
 
     @property
     def verdict(self) -> Verdict | None:
-        """The worst that any datanode found; None before the first has ended."""
+        """The worst verdict of any datanode; None if there is none yet."""
         found = {order.progress.verdict for order in self.orders if order.progress.verdict}
         return worst_verdict(found)
 
     @property
     def rate_bytes_per_s(self) -> float:
-        """Over the last minute of active time; 0 where nothing can be said."""
+        """The rate over the last minute of active time; 0 if unknown."""
         if len(self.samples) < 2:
             return 0.0
         (first_s, first_bytes), (last_s, last_bytes) = self.samples[0], self.samples[-1]
@@ -160,8 +162,8 @@ class Job:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds of activity still needed; 0 when finishing; None while it is too
-        early to tell.
+        """The estimated remaining active time; 0 when finishing; None while it cannot
+        be estimated.
         """
         if self.state is not JobState.RUNNING or self.bytes_planned == 0:
             return None
@@ -179,14 +181,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class OrderIssued:
-    """The order went out to the datanode."""
+    """The order was sent to the datanode."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class OrderAccepted:
-    """The datanode confirmed that it has the order."""
+    """The datanode confirmed the order."""
 
     peer: PeerId
     round: int = 1
@@ -194,10 +196,8 @@ class OrderAccepted:
 
 @dataclass(frozen=True, slots=True)
 class ProgressReceived:
-    """The datanode told how far it is; `state` is RUNNING, DONE, FAILED, INTERRUPTED or
-    REFUSED.
-
-    `root` is that of its replica, as it was reported with this.
+    """The datanode reported progress or its result. `state` is RUNNING, DONE, FAILED,
+    INTERRUPTED or REFUSED. `root` is that of its replica, as reported with it.
     """
 
     peer: PeerId
@@ -209,27 +209,27 @@ class ProgressReceived:
 
 @dataclass(frozen=True, slots=True)
 class AgentRestarted:
-    """The datanode's agent began anew, so that it no longer knows of orders it had."""
+    """The datanode's agent restarted, and has lost its orders."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class OrderAbandoned:
-    """The datanode will not carry its order out; `why` says what stands in the way."""
+    """The datanode will not execute its order; `reason` is for the job's detail."""
 
     peer: PeerId
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """Somebody wants it to end."""
+    """The end of the job was requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Time went by; `live` are the datanodes that were heard of lately."""
+    """Time passed; `live` are the live datanodes."""
 
     live: AbstractSet[PeerId]
     command_deadline_s: float
@@ -257,7 +257,7 @@ def new_job(
     requested_by: str = "",
     roots: Roots = (),
 ) -> Job:
-    """A job in QUEUED, with an order for each target."""
+    """A QUEUED job, with an order for each target."""
     job = Job(
         job_id,
         container_id,
@@ -270,44 +270,44 @@ def new_job(
         counted_at_s=now_s,
         roots=roots,
     )
-    return _settle(job, now_s)
+    return _update_state(job, now_s)
 
 
 def step(job: Job, event: Event, now_s: float) -> Job:
-    """The job after the event; the same object where nothing changed, and always where
-    it had ended.
+    """The job after the event; the same object if nothing changed, and always if the
+    job has ended.
     """
     if job.state.is_terminal:
         return job
     match event:
         case OrderIssued(peer):
-            return _change(job, peer, now_s, _issued)
+            return _change(job, peer, now_s, _issue)
         case OrderAccepted(peer, round_):
-            return _change(job, peer, now_s, lambda order, at_s: _accepted(order, round_, at_s))
+            return _change(job, peer, now_s, lambda order, at_s: _accept(order, round_, at_s))
         case ProgressReceived():
-            return _progressed(job, event, now_s)
+            return _record_progress(job, event, now_s)
         case AgentRestarted(peer):
-            return _change(job, peer, now_s, _restarted)
-        case OrderAbandoned(peer, why):
+            return _change(job, peer, now_s, _requeue_after_restart)
+        case OrderAbandoned(peer, reason):
             return _change(
                 job,
                 peer,
                 now_s,
-                lambda order, _: replace(order, state=OrderState.EXPIRED, detail=why),
+                lambda order, _: replace(order, state=OrderState.EXPIRED, detail=reason),
             )
         case CancelRequested():
             return _cancel(job, now_s)
         case TimePassed(live, command_deadline_s):
-            return _ticked(job, now_s, live, command_deadline_s)
+            return _check_deadlines(job, now_s, live, command_deadline_s)
         case _:
             assert_never(event)
 
 
 def task_id(job_id: JobId, round_: int) -> str:
-    """What agents know a round of a job by.
+    """The job ID that agents get for a round of a job.
 
-    Another for each, so that what is told of one that is over, perhaps twice, is never
-    taken for news of the next.
+    It is unique for each round, so that a late report of one round is never taken for
+    the next.
     """
     return job_id if round_ == 1 else f"{job_id}.{round_}"
 
@@ -319,18 +319,17 @@ def task_of(text: str) -> tuple[JobId, int]:
 
 
 def roots_covered_by_verdict(job: Job) -> Roots:
-    """The roots that a hopeless verdict of the job holds for: of whoever gave it and of
-    the peers that it heard.
+    """The roots for which a final verdict of the job holds: those of the datanode with
+    the verdict and of the peers that answered it.
 
-    As they were before the latest round: what one replica could put together meanwhile,
-    the others may now have from it. And another replica, on a datanode that was silent
-    or is new, may have what these lack.
+    The roots are those before the latest round, because a replica repaired since may
+    help the others. So may a replica on a datanode that was silent or is new.
     """
     most = frozenset[PeerId]()
     for order in job.orders:
         if order.progress.verdict in FINAL_VERDICTS:
-            heard = {peer.peer for peer in order.progress.peers if peer.outcome == "ok"}
-            most = max(most, frozenset({order.peer, *heard}), key=len)
+            answered = {peer.peer for peer in order.progress.peers if peer.outcome == "ok"}
+            most = max(most, frozenset({order.peer, *answered}), key=len)
     return tuple(root for root in job.roots if root[0] in most)
 
 
@@ -341,7 +340,7 @@ def _change(job: Job, peer: PeerId, now_s: float, change: Callable[[Order, float
     return _with_order(job, change(order, now_s), now_s)
 
 
-def _issued(order: Order, now_s: float) -> Order:
+def _issue(order: Order, now_s: float) -> Order:
     if order.state is not OrderState.QUEUED:
         return order
     return replace(
@@ -349,13 +348,13 @@ def _issued(order: Order, now_s: float) -> Order:
     )
 
 
-def _accepted(order: Order, round_: int, now_s: float) -> Order:
-    # That of an earlier round is told once more by an agent that had no answer to it.
-    is_news = order.state is OrderState.ISSUED and order.round == round_
-    return replace(order, state=OrderState.RUNNING, advanced_at_s=now_s) if is_news else order
+def _accept(order: Order, round_: int, now_s: float) -> Order:
+    # An agent without a response sends the confirmation of an earlier round again.
+    is_new = order.state is OrderState.ISSUED and order.round == round_
+    return replace(order, state=OrderState.RUNNING, advanced_at_s=now_s) if is_new else order
 
 
-def _restarted(order: Order, now_s: float) -> Order:
+def _requeue_after_restart(order: Order, now_s: float) -> Order:
     if not order.state.is_in_flight:
         return order
     if order.attempts >= ATTEMPTS_MAX:
@@ -367,7 +366,7 @@ def _restarted(order: Order, now_s: float) -> Order:
     return replace(order, state=OrderState.QUEUED, detail="agent restarted")
 
 
-def _progressed(job: Job, event: ProgressReceived, now_s: float) -> Job:
+def _record_progress(job: Job, event: ProgressReceived, now_s: float) -> Job:
     order = job.order(event.peer)
     if (
         order is None
@@ -375,45 +374,46 @@ def _progressed(job: Job, event: ProgressReceived, now_s: float) -> Job:
         or (order.state is OrderState.QUEUED and not order.attempts)
     ):
         return job
-    # The end of an earlier round is told once more by an agent that had no answer to
-    # it.
+    # An agent without a response sends the result of an earlier round again.
     if event.round != order.round:
         return job
     progress = event.progress.after_rounds(order.rounds).at_least(order.progress)
-    got_further = progress != order.progress or event.state is not order.state
+    has_advanced = progress != order.progress or event.state is not order.state
     changed = replace(
         order,
         state=event.state,
         progress=progress,
-        advanced_at_s=now_s if got_further else order.advanced_at_s,
-        detail=_problem(progress)
+        advanced_at_s=now_s if has_advanced else order.advanced_at_s,
+        detail=_error_text(progress)
         if event.state.is_terminal and event.state is not OrderState.DONE
         else "",
         root=event.root,
     )
-    if got_further:
+    if has_advanced:
         job = replace(job, last_progress_at_s=now_s)
     return _with_order(job, changed, now_s)
 
 
-def _problem(progress: RepairReport) -> str:
+def _error_text(progress: RepairReport) -> str:
     return ": ".join(part for part in (progress.error_code, progress.message) if part)
 
 
 def _cancel(job: Job, now_s: float) -> Job:
     if job.cancel_requested_at_s is not None:
         return job
-    return _settle(replace(job, cancel_requested_at_s=now_s), now_s)
+    return _update_state(replace(job, cancel_requested_at_s=now_s), now_s)
 
 
-def _ticked(job: Job, now_s: float, live: AbstractSet[PeerId], command_deadline_s: float) -> Job:
-    given_up = (
+def _check_deadlines(
+    job: Job, now_s: float, live: AbstractSet[PeerId], command_deadline_s: float
+) -> Job:
+    is_grace_over = (
         job.cancel_requested_at_s is not None
         and now_s - job.cancel_requested_at_s >= CANCEL_GRACE_S
     )
     orders = []
     for order in job.orders:
-        if order.state.is_in_flight and given_up:
+        if order.state.is_in_flight and is_grace_over:
             order = replace(
                 order, state=OrderState.CANCELLED, detail="datanode did not confirm that it stopped"
             )
@@ -424,30 +424,30 @@ def _ticked(job: Job, now_s: float, live: AbstractSet[PeerId], command_deadline_
                 detail=f"no progress for {command_deadline_s:.0f} s",
             )
         orders.append(order)
-    return _settle(replace(job, orders=tuple(orders)), now_s, live)
+    return _update_state(replace(job, orders=tuple(orders)), now_s, live)
 
 
 def _with_order(job: Job, changed: Order, now_s: float) -> Job:
     orders = tuple(changed if order.peer == changed.peer else order for order in job.orders)
-    return job if orders == job.orders else _settle(replace(job, orders=orders), now_s)
+    return job if orders == job.orders else _update_state(replace(job, orders=orders), now_s)
 
 
-def _settle(job: Job, now_s: float, live: AbstractSet[PeerId] | None = None) -> Job:
-    """Count the active time and derive the state from the orders; None for `live` takes
-    all datanodes for live.
+def _update_state(job: Job, now_s: float, live: AbstractSet[PeerId] | None = None) -> Job:
+    """Update the active time, and derive the state from the orders; with `live` None
+    all datanodes count as live.
     """
     if job.cancel_requested_at_s is not None:
-        # Also one that came back to the queue because its agent was restarted.
+        # This includes orders requeued because their agent restarted.
         orders = (
             replace(o, state=OrderState.CANCELLED) if o.state is OrderState.QUEUED else o
             for o in job.orders
         )
         job = replace(job, orders=tuple(orders))
     elif all(order.state.is_terminal for order in job.orders):
-        job = _with_another_round(job)
+        job = _start_next_round(job)
     if job.state is JobState.RUNNING:
-        job = _sampled(replace(job, active_s=job.active_s + max(0.0, now_s - job.counted_at_s)))
-    state, detail = _derive(job, live)
+        job = _add_sample(replace(job, active_s=job.active_s + max(0.0, now_s - job.counted_at_s)))
+    state, detail = _derive_state(job, live)
     started_at_s = job.started_at_s
     if state is JobState.RUNNING and not job.started_at_s:
         started_at_s = now_s
@@ -462,15 +462,15 @@ def _settle(job: Job, now_s: float, live: AbstractSet[PeerId] | None = None) -> 
     )
 
 
-def _with_another_round(job: Job) -> Job:
-    """The job with another round begun, by those whom it may help; the same object
-    where there are none.
+def _start_next_round(job: Job) -> Job:
+    """The job with a further round for the datanodes that it may help; the same object
+    if there are none.
     """
     last = max(order.round for order in job.orders)
     ends = [
         RoundEnd(
             order.root,
-            mended=order.round == last
+            repaired=order.round == last
             and order.progress.chunks_repaired > order.rounds.chunks_repaired,
             is_settled=order.progress.verdict not in FINAL_VERDICTS | {Verdict.UNKNOWN},
         )
@@ -481,25 +481,25 @@ def _with_another_round(job: Job) -> Job:
     if not again or last == ROUNDS_MAX:
         return job
     orders = tuple(
-        _queued_again(order, last + 1) if order.peer in again else order for order in job.orders
+        _next_round_order(order, last + 1) if order.peer in again else order for order in job.orders
     )
     roots = {root[0]: root for root in (*job.roots, *(end.root for end in ends))}
     return replace(job, orders=orders, roots=tuple(sorted(roots.values())))
 
 
-def _queued_again(order: Order, round_: int) -> Order:
-    # Its verdict was on what has changed since.
+def _next_round_order(order: Order, round_: int) -> Order:
+    # Its verdict is outdated by the changes since.
     so_far = replace(order.progress, verdict=None, evidence=())
-    detail = "once more: a peer has changed since"
+    detail = "further round: a peer has changed"
     return Order(
         order.peer, order.peers, progress=so_far, detail=detail, round=round_, rounds=so_far
     )
 
 
-def _sampled(job: Job) -> Job:
+def _add_sample(job: Job) -> Job:
     samples = (*job.samples, (job.active_s, job.bytes_done))
-    # Beyond the window all but the nearest sample go; within a second only the latest
-    # stays. This bounds the list.
+    # Bounds the list: one sample is kept from before the window, and one for each
+    # second.
     while len(samples) > 2 and samples[1][0] <= job.active_s - _RATE_WINDOW_S:
         samples = samples[1:]
     if len(samples) > 2 and samples[-1][0] - samples[-3][0] < 1.0:
@@ -507,25 +507,25 @@ def _sampled(job: Job) -> Job:
     return replace(job, samples=samples)
 
 
-def _derive(job: Job, live: AbstractSet[PeerId] | None) -> tuple[JobState, str]:
+def _derive_state(job: Job, live: AbstractSet[PeerId] | None) -> tuple[JobState, str]:
     orders = job.orders
     if all(order.state.is_terminal for order in orders):
-        return _ended(job)
+        return _final_state(job)
     in_flight = [order.peer for order in orders if order.state.is_in_flight]
     if in_flight and (live is None or not live.isdisjoint(in_flight)):
         return JobState.RUNNING, "stopping" if job.cancel_requested_at_s is not None else ""
     if in_flight:
-        return JobState.WAITING, f"silent: datanode {', '.join(in_flight)}"
+        return JobState.WAITING, f"no heartbeat from datanode {', '.join(in_flight)}"
     queued = [order.peer for order in orders if order.state is OrderState.QUEUED]
-    waits_for = f"its turn on datanode {', '.join(queued)}"
+    detail = f"queued for datanode {', '.join(queued)}"
     if len(queued) == len(orders) and not any(
         order.attempts or order.round > 1 for order in orders
     ):
-        return JobState.QUEUED, waits_for
-    return JobState.WAITING, waits_for
+        return JobState.QUEUED, detail
+    return JobState.WAITING, detail
 
 
-def _ended(job: Job) -> tuple[JobState, str]:
+def _final_state(job: Job) -> tuple[JobState, str]:
     undone = [order for order in job.orders if order.state is not OrderState.DONE]
     detail = "; ".join(f"{order.peer}: {order.detail or order.state.value}" for order in undone)
     if job.cancel_requested_at_s is not None and undone:

@@ -1,4 +1,4 @@
-"""Messages of the Controller service <-> values, checked on the way in."""
+"""Conversion of the Controller service's messages to values, with checks, and back."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,11 +24,11 @@ from scm.ports import AnyOrder, CancelOrder, ReconcileOrder, ScanOrder
 from scm.registry import Datanode, DatanodeStatus, Liveness, ReplicaReport
 from scm.views import ContainerStatus, JobStatus, OrderStatus, ReplicaStatus
 
-# Ours have 16; they are kept for each replica, and in each job.
+# Our fingerprints have 16 bytes. They are stored for each replica and in each job.
 _FINGERPRINT_BYTES_MAX = 64
-# Of one heartbeat: an agent runs a few reconciliations at a time.
+# Entries in one heartbeat; an agent runs only a few reconciliations at a time.
 PROGRESS_MAX = 10_000
-_TOLD_STATES = {
+_PROGRESS_STATES = {
     state.value: state
     for state in (
         OrderState.RUNNING,
@@ -44,10 +44,10 @@ def heartbeat_from(request: pb.HeartbeatRequest) -> Heartbeat:
     """The heartbeat in a message.
 
     Raises:
-        UsageError: it has no datanode ID, or a replica or progress in it cannot be.
+        UsageError: the datanode ID is missing, or a value is invalid.
     """
     if len(request.progress) > PROGRESS_MAX or len(request.acknowledged_command_ids) > PROGRESS_MAX:
-        raise UsageError(f"a heartbeat with more than {PROGRESS_MAX} entries of progress")
+        raise UsageError(f"a heartbeat may have at most {PROGRESS_MAX} entries of progress")
     datanode = datanode_from(request.datanode)
     report = None
     if request.HasField("report"):
@@ -58,7 +58,7 @@ def heartbeat_from(request: pb.HeartbeatRequest) -> Heartbeat:
         )
     return Heartbeat(
         datanode,
-        _name(request.incarnation, "incarnation"),
+        _check_name(request.incarnation, "incarnation"),
         request.sequence,
         report,
         tuple(_progress_from(progress) for progress in request.progress),
@@ -67,7 +67,11 @@ def heartbeat_from(request: pb.HeartbeatRequest) -> Heartbeat:
 
 
 def container_id_from(number: int) -> ContainerId:
-    """Raises UsageError where it is not positive."""
+    """A container ID from a message.
+
+    Raises:
+        UsageError: the number is not positive.
+    """
     if number <= 0:
         raise UsageError(
             f"Container IDs must be positive integers. Invalid container IDs: {number}"
@@ -75,21 +79,25 @@ def container_id_from(number: int) -> ContainerId:
     return ContainerId(number)
 
 
-def _name(text: str, what: str) -> str:
+def _check_name(text: str, what: str) -> str:
     if not text or len(text) > NAME_CHARACTERS_MAX or not text.isprintable():
-        raise UsageError(f"{text[:NAME_CHARACTERS_MAX]!r} is no {what}")
+        raise UsageError(f"{text[:NAME_CHARACTERS_MAX]!r} is not a valid {what}")
     return text
 
 
 def datanode_from(message: pb.Datanode) -> Datanode:
-    """The datanode in a message; UsageError where a name or the address cannot be."""
-    peer = PeerId(_name(message.datanode_id, "datanode ID"))
-    hostname = _name(message.hostname, "host name") if message.hostname else ""
-    address = _name(message.address, "address")
+    """The datanode in a message.
+
+    Raises:
+        UsageError: a name or the address is invalid.
+    """
+    peer = PeerId(_check_name(message.datanode_id, "datanode ID"))
+    hostname = _check_name(message.hostname, "host name") if message.hostname else ""
+    address = _check_name(message.address, "address")
     try:
         check_address(address)
     except ValueError as error:
-        # Peers are sent of it and would call whoever has the port that it is taken for.
+        # Peers would connect to whatever listens at a misread address.
         raise UsageError(f"datanode {peer}: address: {error}") from error
     return Datanode(peer, hostname, address)
 
@@ -100,7 +108,7 @@ def _replica_from(peer: PeerId, message: pb.ReplicaReport) -> ContainerReplica:
         state = ReplicaState(message.state)
     except ValueError as error:
         raise UsageError(
-            f"container {container_id}: {message.state[:NAME_CHARACTERS_MAX]!r} is no state"
+            f"container {container_id}: {message.state[:NAME_CHARACTERS_MAX]!r} is not a state"
         ) from error
     if message.replica_index < 0:
         raise UsageError(
@@ -108,7 +116,7 @@ def _replica_from(peer: PeerId, message: pb.ReplicaReport) -> ContainerReplica:
         )
     if len(message.fingerprint) > _FINGERPRINT_BYTES_MAX:
         raise UsageError(
-            f"container {container_id}: a fingerprint of {len(message.fingerprint)} bytes"
+            f"container {container_id}: fingerprint of {len(message.fingerprint)} bytes is too long"
         )
     return ContainerReplica(
         peer,
@@ -126,10 +134,10 @@ def _replica_from(peer: PeerId, message: pb.ReplicaReport) -> ContainerReplica:
 
 
 def _progress_from(message: pb.ReconcileProgress) -> ProgressReport:
-    state = _TOLD_STATES.get(message.state)
+    state = _PROGRESS_STATES.get(message.state)
     if state is None:
-        raise UsageError(f"job {message.job_id}: {message.state!r} is no state of progress")
-    job_id, round_ = task_of(_name(message.job_id, "job ID"))
+        raise UsageError(f"job {message.job_id}: {message.state!r} is not a state of progress")
+    job_id, round_ = task_of(_check_name(message.job_id, "job ID"))
     try:
         return ProgressReport(job_id, state, report_from(message), round_)
     except ValueError as error:
@@ -137,6 +145,7 @@ def _progress_from(message: pb.ReconcileProgress) -> ProgressReport:
 
 
 def command_to(order: AnyOrder) -> pb.Command:
+    """The message of an order."""
     command = pb.Command(command_id=order.command_id, term=order.term)
     match order:
         case ReconcileOrder():
@@ -159,6 +168,7 @@ def _datanode_to(datanode: Datanode) -> pb.Datanode:
 
 
 def status_to(status: DatanodeStatus) -> pb.DatanodeView:
+    """The message of a datanode's status."""
     return pb.DatanodeView(
         datanode=_datanode_to(status.datanode),
         live=status.liveness is Liveness.LIVE,
@@ -168,6 +178,7 @@ def status_to(status: DatanodeStatus) -> pb.DatanodeView:
 
 
 def container_to(view: ContainerView, controller: Controller, now_s: float) -> pb.ContainerView:
+    """The message of a container and its replicas."""
     return pb.ContainerView(
         container_id=view.container_id,
         state=view.state.value if view.state else "",
@@ -194,6 +205,7 @@ def _replica_to(replica: ContainerReplica, controller: Controller, now_s: float)
 
 
 def outcome_to(outcome: ReconcileResponse) -> pb.ReconcileOutcome:
+    """The message of a response for one container."""
     return pb.ReconcileOutcome(
         container_id=outcome.container_id,
         eligibility=outcome.ruling.eligibility.value,
@@ -203,7 +215,9 @@ def outcome_to(outcome: ReconcileResponse) -> pb.ReconcileOutcome:
 
 
 def job_to(job: Job, *, brief: bool = False) -> pb.Job:
-    """A job; `brief` leaves out what can be long, so that a thousand fit one answer."""
+    """The message of a job. `brief` omits long fields, so that a page of jobs fits one
+    message.
+    """
     message = pb.Job(
         job_id=job.job_id,
         container_id=job.container_id,
@@ -237,12 +251,12 @@ def _orders_to(job: Job, *, brief: bool) -> Iterable[pb.DatanodeProgress]:
 
 
 def container_from(message: pb.ContainerView) -> ContainerStatus:
-    """The container in a controller's answer.
+    """The container in a controller's response.
 
     Raises:
-        RemoteProtocolError: the answer is invalid.
+        RemoteProtocolError: the response is invalid.
     """
-    with _checked(f"container {message.container_id}"):
+    with _response_errors(f"container {message.container_id}"):
         return ContainerStatus(
             container_id_from(message.container_id),
             ContainerState(message.state) if message.state else None,
@@ -256,10 +270,12 @@ def container_from(message: pb.ContainerView) -> ContainerStatus:
 
 
 def outcome_from(message: pb.ReconcileOutcome) -> ReconcileResponse:
-    """What came of a request for one container; RemoteProtocolError if it is
-    invalid.
+    """The result of a request for one container.
+
+    Raises:
+        RemoteProtocolError: the response is invalid.
     """
-    with _checked(f"the answer for container {message.container_id}"):
+    with _response_errors(f"the response for container {message.container_id}"):
         ruling = Ruling(Eligibility(message.eligibility), message.message)
         return ReconcileResponse(
             ContainerId(message.container_id),
@@ -269,8 +285,12 @@ def outcome_from(message: pb.ReconcileOutcome) -> ReconcileResponse:
 
 
 def job_from(message: pb.Job) -> JobStatus:
-    """The job in a controller's answer; RemoteProtocolError if it is invalid."""
-    with _checked(f"job {message.job_id}"):
+    """The job in a controller's response.
+
+    Raises:
+        RemoteProtocolError: the response is invalid.
+    """
+    with _response_errors(f"job {message.job_id}"):
         return JobStatus(
             message.job_id,
             container_id_from(message.container_id),
@@ -310,11 +330,11 @@ def _verdict_from(text: str) -> Verdict | None:
 
 
 @contextmanager
-def _checked(what: str) -> Iterator[None]:
-    """Turn what cannot be in an answer into a named error."""
+def _response_errors(what: str) -> Iterator[None]:
+    """Raise RemoteProtocolError for an invalid value in a response."""
     try:
         yield
     except (ValueError, UsageError) as error:
         raise RemoteProtocolError(
-            f"the controller sent an invalid answer: {what}: {error}"
+            f"the controller sent an invalid response: {what}: {error}"
         ) from error

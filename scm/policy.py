@@ -1,10 +1,9 @@
-"""Do replicas agree, who gets an order, and what does automatic mode take up next? All
-pure; clocks are passed in.
+"""Compare replicas, choose the targets of orders, and decide when a container is due.
 
-What is not known is never taken for agreement: a replica without a root, a datanode
-that is silent, a container with one replica. And what cannot be mended is not tried for
-ever: a container whose verdict says so rests until one of its replicas changes; every
-other failure waits twice as long as the one before.
+All functions are pure; times are passed in. Unknown facts never count as agreement: a
+replica without a root, a silent datanode, a single replica. A container that cannot be
+repaired rests until one of its replicas changes. After every other failure the wait
+doubles.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,28 +19,28 @@ from scm.eligibility import (
     INVALID_HINT,
     ContainerState,
     container_state,
+    describe_not_closed,
     is_erasure_coded,
-    not_closed,
 )
 
 BACKOFF_FIRST_S = 60.0
 BACKOFF_MOST_S = 24 * 3600.0
-# A tenth on top, different for each container: what failed together is not tried again
-# together.
+# Up to a tenth is added, by container, so that containers that failed together are not
+# retried together.
 BACKOFF_JITTER = 0.1
 
-# Of a tree without blocks: what a scan leaves of blocks that have no recorded
+# The root of a tree without blocks: the result of a scan if no block has recorded
 # checksums.
 _EMPTY_ROOT = 0
 
-# The roots of a container's replicas: what must change before a hopeless container is
-# tried again. Fingerprints stand in hex, since a visit is stored as JSON.
+# Datanode, root and fingerprint of a replica. A container that cannot be repaired is
+# tried again when these change. Fingerprints are in hex, because visits are JSON.
 Root: TypeAlias = tuple[PeerId, int | None, str]
 Roots: TypeAlias = tuple[Root, ...]
 
 
 class RootComparison(Enum):
-    """What the reported roots say about a container's replicas."""
+    """The result of comparing the reported roots of a container's replicas."""
 
     MATCH = "match"
     DIVERGED = "diverged"
@@ -51,7 +50,7 @@ class RootComparison(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ComparisonResult:
-    """A comparison, and the sentence that says why; empty for a plain match."""
+    """A comparison and its explanation for the user; empty for a full match."""
 
     comparison: RootComparison
     note: str = ""
@@ -59,7 +58,7 @@ class ComparisonResult:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A datanode to be ordered to reconcile, and the peers that it may read from."""
+    """A datanode that gets an order, and the peers that it may read from."""
 
     peer: PeerId
     peers: tuple[PeerId, ...]
@@ -71,8 +70,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What is remembered of a container's last job, so that automatic mode neither
-    hurries nor gives up for ever.
+    """The result of a container's last job, for automatic mode.
+
+    `failures` is the number of failed jobs in a row. `not_before_s` is in seconds since
+    the epoch.
     """
 
     container_id: ContainerId
@@ -80,7 +81,7 @@ class Visit:
     failures: int
     not_before_s: float
     verdict: Verdict | None = None
-    # Set where the verdict is hopeless: it holds as long as these are the roots.
+    # Set if the verdict is final: it holds while these are the roots.
     hopeless_roots: Roots | None = None
 
 
@@ -90,13 +91,11 @@ MATCH = ComparisonResult(RootComparison.MATCH)
 def compare(
     replicas: Sequence[ContainerReplica], *, silent: AbstractSet[PeerId] = frozenset()
 ) -> ComparisonResult:
-    """Compare what the replicas reported; `silent` are datanodes whose last report is
-    too old to prove agreement.
+    """Compare the reported roots. The last reports of `silent` datanodes are too old to
+    prove agreement.
 
-    Two different roots are a difference whatever else is unknown. Equal roots with
-    different fingerprints are one too: the root does not say whether a block is live or
-    deleted, so that replicas with equal roots may still disagree on that, and blocks
-    are compared as (deleted, checksum) here as everywhere.
+    Different roots are DIVERGED, whatever else is unknown. So are equal roots with
+    different fingerprints, because a root does not show which blocks are deleted.
     """
     if is_erasure_coded(replicas):
         return ComparisonResult(
@@ -110,15 +109,13 @@ def compare(
     if len({r.fingerprint for r in closed if r.fingerprint and r.data_checksum is not None}) > 1:
         return ComparisonResult(
             RootComparison.DIVERGED,
-            "roots are equal, but some replicas know of deletes that others do not",
+            "roots are equal, but some replicas have tombstones that others lack",
         )
     if len(replicas) < 2:
-        return ComparisonResult(
-            RootComparison.UNKNOWN, "a single replica has nothing to be compared with"
-        )
+        return ComparisonResult(RootComparison.UNKNOWN, "there is no other replica to compare with")
     if len(closed) < len(replicas):
         is_invalid = any(replica.state is ReplicaState.INVALID for replica in replicas)
-        note = f"not closed: {not_closed(replicas)}"
+        note = f"not closed: {describe_not_closed(replicas)}"
         return ComparisonResult(
             RootComparison.UNKNOWN, f"{note}; {INVALID_HINT}" if is_invalid else note
         )
@@ -131,7 +128,7 @@ def compare(
     if any(replica.data_checksum == _EMPTY_ROOT and replica.block_count for replica in closed):
         return ComparisonResult(
             RootComparison.UNKNOWN,
-            "there are blocks, but none in the trees: nothing can be verified",
+            "the trees are empty although there are blocks: nothing can be verified",
         )
     unhealthy = sum(replica.state is ReplicaState.UNHEALTHY for replica in closed)
     return (
@@ -144,8 +141,8 @@ def compare(
 
 
 def targets(replicas: Iterable[ContainerReplica], live: AbstractSet[PeerId]) -> tuple[Target, ...]:
-    """Who is ordered to reconcile: each live replica that may be written, with all
-    other live ones as peers.
+    """The targets of a job: each live writable replica, with all other live ones as
+    peers; empty if the container cannot be reconciled.
     """
     ordered = sorted((r for r in replicas if r.peer in live), key=lambda replica: replica.peer)
     if (
@@ -163,85 +160,90 @@ def targets(replicas: Iterable[ContainerReplica], live: AbstractSet[PeerId]) -> 
 
 
 def free_slots(running: int, limit: int) -> int:
-    """How many more orders a datanode may get."""
+    """The number of further orders that a datanode may get."""
     return max(0, limit - running)
 
 
 def roots(replicas: Iterable[ContainerReplica]) -> Roots:
-    """What is compared to see whether a container changed since a verdict."""
+    """The roots that show whether a container changed since a verdict."""
     return tuple(sorted((r.peer, r.data_checksum, r.fingerprint.hex()) for r in replicas))
 
 
 @dataclass(frozen=True, slots=True)
 class RoundEnd:
-    """How one replica came out of a round: its root, whether anything was mended in it,
-    whether all is settled.
+    """A replica after a round: its root, whether chunks were repaired, and whether its
+    verdict leaves no damage.
     """
 
     root: Root
-    mended: bool
+    repaired: bool
     is_settled: bool
 
 
 def peers_to_reorder(before: Roots, ends: Sequence[RoundEnd]) -> frozenset[PeerId]:
-    """Who is to reconcile once more after a round: those that another one's change in
-    it may help.
+    """The datanodes that should reconcile once more, because another replica changed in
+    this round.
 
-    What one put together in the round, those that were done by then could not have from
-    it. That shows in roots that differ, or, where trees were older than the damage and
-    are made equal again, in a verdict that left something open. A mended replica counts
-    as changed though its root is what it was: it had not seen its damage before. Where
-    none has changed, a further round would find what this one found.
+    A replica that finished early could not read what another repaired later. Then their
+    roots differ. If the trees were older than the damage, the roots are equal again,
+    but a verdict leaves damage. A repaired replica counts as changed even with an equal
+    root, because its damage was unknown before. Without a changed replica a further
+    round would have the same result.
     """
     known = [end for end in ends if end.root[1] is not None]
     differ = (
         len({end.root[1] for end in known}) > 1
         or len({end.root[2] for end in known if end.root[2]}) > 1
     )
-    changed = {end.root[0] for end in known if end.mended or end.root not in before}
+    changed = {end.root[0] for end in known if end.repaired or end.root not in before}
     return frozenset(
         end.root[0] for end in known if changed - {end.root[0]} and (differ or not end.is_settled)
     )
 
 
 def backoff_s(container_id: ContainerId, failures: int) -> float:
-    """How long to wait after so many failures in a row: a minute, doubled each time, a
-    day at most.
+    """The wait in seconds after a number of failures in a row: a minute, doubled each
+    time, up to a day, plus the jitter.
     """
     assert failures >= 1
     wait_s = min(BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 32), BACKOFF_MOST_S)
-    # Knuth's multiplicative hash: spread without a random source, so that a replay
-    # gives the same times.
+    # Knuth's multiplicative hash instead of a random source, so that a replay has the
+    # same times.
     spread = ((container_id * 2_654_435_761 + failures * 40_503) & 0xFFFF_FFFF) / 2**32
     return wait_s * (1 + BACKOFF_JITTER * spread)
 
 
-def after_job(
+def next_visit(
     previous: Visit | None,
     *,
     container_id: ContainerId,
     job_id: str,
     verdict: Verdict | None,
     succeeded: bool,
-    spoken_of: Roots,
+    verdict_roots: Roots,
     now_s: float,
 ) -> Visit:
-    """What to remember once a job ended.
+    """The visit that records a finished job.
 
-    `succeeded` means that it ended clean and the replicas agree now; `spoken_of` are
-    the roots that a hopeless verdict holds for.
+    `succeeded` means that the job is DONE and the replicas agree now. `verdict_roots`
+    are the roots for which a final verdict holds.
     """
     if succeeded and verdict not in FINAL_VERDICTS:
         return Visit(container_id, job_id, 0, now_s, verdict)
     failures = (previous.failures if previous else 0) + 1
-    held = spoken_of if verdict in FINAL_VERDICTS else None
+    final_roots = verdict_roots if verdict in FINAL_VERDICTS else None
     return Visit(
-        container_id, job_id, failures, now_s + backoff_s(container_id, failures), verdict, held
+        container_id,
+        job_id,
+        failures,
+        now_s + backoff_s(container_id, failures),
+        verdict,
+        final_roots,
     )
 
 
 def is_due(visit: Visit | None, now_roots: Roots, now_s: float) -> bool:
-    """Whether automatic mode may take the container up (again)."""
+    """Whether automatic mode may start a job for the container."""
     if visit is None:
         return True
     return now_s >= visit.not_before_s and (

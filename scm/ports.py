@@ -1,11 +1,8 @@
-"""What a controller needs of the world: somewhere to send orders to, somebody who says
-whether it leads, a memory.
+"""The ports of a controller: a sink for orders, leadership, and a store.
 
-Reports come in by calls: whoever has news of replicas (the service that agents send
-heartbeats to; later a reader of Ozone's own SCM) calls `Controller.heartbeat`, so that
-no port is needed for them. An adapter that can only order a container as a whole, as
-Ozone's SCM can, carries out the first order of a job and takes the others as carried
-out, without roots: nobody goes again then.
+Reports need no port: their source calls `Controller.heartbeat`. Ozone's SCM can order
+only the reconciliation of a whole container. An adapter for it would execute the first
+order of a job, and report the others as done, without roots; no further round follows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,10 +18,10 @@ from scm.registry import Datanode
 
 @dataclass(frozen=True, slots=True)
 class ReconcileOrder:
-    """Have `peer` reconcile its replica with those of `peers`. The same ID again is the
-    same order again.
+    """An order for `peer` to reconcile its replica with those of `peers`.
 
-    A further `round` of a job is a task of its own to whoever carries it out.
+    An order with the same command ID is the same order, sent again. To the agent each
+    `round` of a job is a separate job.
     """
 
     command_id: str
@@ -33,15 +30,17 @@ class ReconcileOrder:
     job_id: JobId
     container_id: ContainerId
     peers: tuple[Datanode, ...]
-    # CLOSED or QUASI_CLOSED: what an unhealthy replica that proves clean may return to.
+    # CLOSED or QUASI_CLOSED: the state that an UNHEALTHY replica may return to.
     returns_to: ReplicaState = ReplicaState.QUASI_CLOSED
-    # Nobody asked for it: data need not be read where the trees show nothing to repair.
+    # For automatic jobs: without this scan no data is read if the trees agree.
     skip_final_scan: bool = False
     round: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class CancelOrder:
+    """An order to stop a round of a job."""
+
     command_id: str
     term: int
     peer: PeerId
@@ -51,6 +50,8 @@ class CancelOrder:
 
 @dataclass(frozen=True, slots=True)
 class ScanOrder:
+    """An order to scan a replica."""
+
     command_id: str
     term: int
     peer: PeerId
@@ -61,42 +62,43 @@ AnyOrder: TypeAlias = ReconcileOrder | CancelOrder | ScanOrder
 
 
 class CommandSink(Protocol):
-    """Where orders go. Never waits for a datanode: what is taken is delivered at least
-    once, or withdrawn.
+    """Delivers orders to datanodes, without waiting for them. An accepted order is
+    delivered at least once, unless it is withdrawn.
     """
 
     def send(self, order: AnyOrder) -> bool:
-        """Take an order over; one with the same ID for the same datanode is replaced.
+        """Accept an order; it replaces one with the same ID for the same datanode.
 
-        False: not taken, the datanode has too many orders that it did not confirm.
+        Returns False if the datanode has too many unconfirmed orders.
         """
 
     def withdraw(self, peer: PeerId, command_id: str) -> None:
-        """Deliver it no more; nothing happens if it is unknown."""
+        """Stop delivering an order; an unknown one is ignored."""
 
 
 class Leadership(Protocol):
-    """Who leads."""
+    """Which controller leads."""
 
     def term(self) -> int | None:
-        """The term in which this controller leads, higher than any before; None while
-        another leads.
+        """The term in which this controller leads, higher than all earlier terms; None
+        while another controller leads.
         """
 
 
 class JobStore(Protocol):
-    """What outlives the process. Each write is on disk when it returns, all of it or
-    nothing.
+    """The persistent state. A write is atomic, and durable when it returns.
+
+    Every method raises DatabaseError if the store cannot be read or written.
     """
 
     def jobs(self) -> Sequence[Job]:
-        """All jobs kept, oldest first."""
+        """All stored jobs, oldest first."""
 
     def visits(self) -> Sequence[Visit]:
-        """All visits kept."""
+        """All stored visits, one for each container."""
 
     def save(self, jobs: Iterable[Job] = (), visits: Iterable[Visit] = ()) -> None:
-        """Put down these as they are now."""
+        """Add or replace these jobs and visits; all or none."""
 
     def next_term(self) -> int:
-        """A term that was never given before."""
+        """A new term, higher than all returned before; durable."""

@@ -1,14 +1,12 @@
-"""What datanodes reported: who is alive, and which replicas of which container they
-hold.
+"""The reported state of the cluster: live datanodes, and the replicas they hold.
 
-Reports come late, twice and out of order. Within one life of an agent (its incarnation)
-the sequence number decides; a report of an earlier life is dropped however late it
-comes, as long as the present one is heard of: a late first report of a dead life must
-not shut out the living one for ever. A gap in the sequence loses nothing: agents send
-what differs from what was last answered. Only after a start, of ours or of theirs, is a
-full report asked for. Comparisons are kept as an index that is updated for the
-containers a report touches, so that asking for the diverged ones costs nothing. No
-clock: times are passed in.
+Reports may be late, repeated or out of order. An incarnation is one start of an agent.
+Within it, the sequence number orders the reports. A report of an earlier incarnation is
+dropped while the current one is live. Otherwise it is accepted: a late report must not
+shut out the running agent for ever. A gap in the sequence is harmless, because agents
+report all changes since the last response. A full report is requested only after a
+start of the controller or the agent. Comparisons are updated for the containers in a
+report, so the diverged containers are always known. Times are passed in.
 """
 
 from bisect import bisect_right
@@ -22,17 +20,16 @@ from merkle.tree import ContainerId
 from scm.eligibility import ContainerState, container_state
 from scm.policy import ComparisonResult, RootComparison, compare
 
-# Earlier lives of an agent that are remembered, so that a report of one of them is
-# known as late.
+# Earlier incarnations of an agent that are remembered, to recognise their late reports.
 _INCARNATIONS_KEPT = 16
-# Containers whose last replica vanished: still known, to tell "no replicas" from "not
-# found".
+# Containers without replicas that are remembered, to distinguish "no replicas" from
+# "not found".
 _EMPTY_CONTAINERS_MAX = 100_000
 
 
 class Liveness(Enum):
-    """By age of the last heartbeat: a STALE datanode gets no orders, a DEAD one's
-    replicas count no more.
+    """A datanode's state by the age of its last heartbeat. A STALE datanode gets no
+    orders; the replicas of a DEAD one are ignored.
     """
 
     LIVE = "live"
@@ -42,16 +39,17 @@ class Liveness(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Datanode:
+    """A datanode; `address` is the host:port of its agent."""
+
     peer: PeerId
     hostname: str
-    # host:port of its services.
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """Full: all that the datanode holds. Incremental: what changed, and what is
-    gone.
+    """A full report lists all replicas of the datanode; an incremental one lists the
+    changed and the removed ones.
     """
 
     full: bool
@@ -61,8 +59,8 @@ class ReplicaReport:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatEffect:
-    """What a heartbeat brought; `restarted` says that the agent began a new life since
-    the one before.
+    """The effect of a heartbeat. `applied` is False for a late or repeated one;
+    `restarted` states that the agent has restarted since the last one.
     """
 
     applied: bool
@@ -74,6 +72,8 @@ class HeartbeatEffect:
 
 @dataclass(frozen=True, slots=True)
 class DatanodeStatus:
+    """A datanode's liveness and number of replicas."""
+
     datanode: Datanode
     liveness: Liveness
     heartbeat_age_s: float
@@ -81,11 +81,11 @@ class DatanodeStatus:
 
 
 @dataclass(slots=True)
-class _Known:
+class _DatanodeEntry:
     datanode: Datanode
     incarnation: str
     sequence: int
-    heard_at_s: float
+    last_heartbeat_s: float
     liveness: Liveness = Liveness.LIVE
     full_report_wanted: bool = True
     containers: set[ContainerId] = field(default_factory=set)
@@ -93,27 +93,26 @@ class _Known:
 
 
 class Registry:
-    """Not thread-safe: its owner holds a lock."""
+    """The reported replicas and datanodes. Not thread-safe: the caller holds a lock."""
 
     def __init__(self, *, stale_after_s: float, dead_after_s: float) -> None:
         assert 0 < stale_after_s <= dead_after_s
         self._stale_after_s = stale_after_s
         self._dead_after_s = dead_after_s
-        self._datanodes: dict[PeerId, _Known] = {}
+        self._datanodes: dict[PeerId, _DatanodeEntry] = {}
         self._replicas: dict[ContainerId, dict[PeerId, ContainerReplica]] = {}
         self._empty: dict[ContainerId, ContainerState] = {}
-        # A container that was closed once stays closed, whatever becomes of its
-        # replicas.
+        # A container that was closed once stays closed, whatever its replicas are.
         self._seen_closed: set[ContainerId] = set()
         self._compared: dict[ContainerId, ComparisonResult] = {}
         self._diverged: dict[ContainerId, None] = {}
         self._counts: Counter[RootComparison] = Counter()
-        # STALE or DEAD; DEAD.
+        # Datanodes that are STALE or DEAD, and those that are DEAD.
         self._silent: frozenset[PeerId] = frozenset()
         self._dead: frozenset[PeerId] = frozenset()
-        self._ordered: list[ContainerId] | None = []
+        self._sorted_ids: list[ContainerId] | None = []
 
-    def observe(
+    def handle_heartbeat(
         self,
         datanode: Datanode,
         *,
@@ -122,65 +121,64 @@ class Registry:
         report: ReplicaReport | None,
         now_s: float,
     ) -> HeartbeatEffect:
-        """Take in one heartbeat."""
-        known = self._datanodes.get(datanode.peer)
-        if known is None:
-            known = self._datanodes[datanode.peer] = _Known(datanode, incarnation, sequence, now_s)
+        """Record a heartbeat and its report, unless it is late or repeated."""
+        entry = self._datanodes.get(datanode.peer)
+        if entry is None:
+            entry = _DatanodeEntry(datanode, incarnation, sequence, now_s)
+            self._datanodes[datanode.peer] = entry
             registered, restarted = True, False
-        elif incarnation != known.incarnation:
-            is_earlier = incarnation in known.earlier or _is_older(incarnation, known.incarnation)
-            if is_earlier and known.liveness is Liveness.LIVE:
-                return HeartbeatEffect(False, full_report_wanted=known.full_report_wanted)
-            known.earlier.append(known.incarnation)
-            known.incarnation, known.full_report_wanted = incarnation, True
+        elif incarnation != entry.incarnation:
+            is_earlier = incarnation in entry.earlier or _is_older(incarnation, entry.incarnation)
+            if is_earlier and entry.liveness is Liveness.LIVE:
+                return HeartbeatEffect(False, full_report_wanted=entry.full_report_wanted)
+            entry.earlier.append(entry.incarnation)
+            entry.incarnation, entry.full_report_wanted = incarnation, True
             registered, restarted = False, True
         else:
-            if sequence <= known.sequence:
-                return HeartbeatEffect(False, full_report_wanted=known.full_report_wanted)
+            if sequence <= entry.sequence:
+                return HeartbeatEffect(False, full_report_wanted=entry.full_report_wanted)
             registered = restarted = False
-        was_live = known.liveness is Liveness.LIVE and not registered
-        known.datanode, known.sequence = datanode, sequence
-        known.heard_at_s, known.liveness = max(now_s, known.heard_at_s), Liveness.LIVE
-        changed = self._apply(known, report) if report else set[ContainerId]()
+        was_live = entry.liveness is Liveness.LIVE and not registered
+        entry.datanode, entry.sequence = datanode, sequence
+        entry.last_heartbeat_s, entry.liveness = max(now_s, entry.last_heartbeat_s), Liveness.LIVE
+        changed = self._apply(entry, report) if report else set[ContainerId]()
         if not was_live:
-            self._note_silent()
-            changed |= known.containers
-        self._index(changed)
+            self._update_silent()
+            changed |= entry.containers
+        self._update_comparisons(changed)
         return HeartbeatEffect(
-            True, restarted, registered, known.full_report_wanted, frozenset(changed)
+            True, restarted, registered, entry.full_report_wanted, frozenset(changed)
         )
 
-    def age(self, now_s: float) -> list[tuple[PeerId, Liveness]]:
-        """Judge each datanode by the age of its last heartbeat; returns those that got
-        worse.
+    def update_liveness(self, now_s: float) -> list[tuple[PeerId, Liveness]]:
+        """Update each datanode's liveness by the age of its last heartbeat; returns the
+        datanodes that became STALE or DEAD.
         """
         worse = []
-        for peer, known in self._datanodes.items():
-            age_s = now_s - known.heard_at_s
+        for peer, entry in self._datanodes.items():
+            age_s = now_s - entry.last_heartbeat_s
             liveness = Liveness.DEAD if age_s >= self._dead_after_s else Liveness.STALE
-            if age_s >= self._stale_after_s and liveness is not known.liveness:
-                known.liveness = liveness
+            if age_s >= self._stale_after_s and liveness is not entry.liveness:
+                entry.liveness = liveness
                 worse.append((peer, liveness))
         if worse:
-            self._note_silent()
+            self._update_silent()
             for peer, _ in worse:
-                self._index(self._datanodes[peer].containers)
+                self._update_comparisons(self._datanodes[peer].containers)
         return worse
 
-    def knows(self, container_id: ContainerId) -> bool:
-        """Whether a replica of the container was reported, now or before."""
+    def has_container(self, container_id: ContainerId) -> bool:
+        """Whether a replica of the container is or was reported."""
         return container_id in self._replicas or container_id in self._empty
 
     def replicas(self, container_id: ContainerId) -> list[ContainerReplica]:
-        """The replicas on datanodes that are not dead, in the order of their datanodes'
-        IDs.
-        """
+        """The replicas on datanodes that are not dead, by datanode ID."""
         held = self._replicas.get(container_id, {})
         return [held[peer] for peer in sorted(held) if peer not in self._dead]
 
     def state(self, container_id: ContainerId) -> ContainerState | None:
-        """The state by the rule of `container_state`, the last one known without
-        replicas; None if unknown.
+        """The state by `container_state`, without replicas the last known one; None if
+        the container is unknown.
         """
         replicas = self.replicas(container_id) or list(
             self._replicas.get(container_id, {}).values()
@@ -188,13 +186,13 @@ class Registry:
         return container_state(replicas) or self._empty.get(container_id)
 
     def returns_to(self, container_id: ContainerId, *, required_nodes: int) -> ReplicaState:
-        """What an unhealthy replica of it that proves clean may become.
+        """The state that an UNHEALTHY replica may return to after its repair.
 
-        SCM closes a container at the commit of whoever claims to be CLOSED, and drops
-        replicas with another. So CLOSED only if a replica was ever reported CLOSED
-        here, or if there is no other commit: as many replicas as there should be, all
-        UNHEALTHY, all at one. QUASI_CLOSED is safe where neither is known, since SCM,
-        which knows, orders such a replica to close.
+        SCM closes a container at the commit of a CLOSED replica, and deletes replicas
+        with another commit. CLOSED is therefore returned only if a replica was reported
+        CLOSED, or if there can be no other commit: all required replicas are UNHEALTHY
+        and have one commit. Otherwise QUASI_CLOSED is safe, because SCM orders such a
+        replica to close.
         """
         replicas = self.replicas(container_id)
         has_one_commit = (
@@ -205,79 +203,78 @@ class Registry:
         return ReplicaState.CLOSED if is_closed else ReplicaState.QUASI_CLOSED
 
     def compared(self, container_id: ContainerId) -> ComparisonResult:
-        """What the reported roots of the container say."""
+        """The comparison of the container's reported roots."""
         return self._compared.get(container_id) or ComparisonResult(
             RootComparison.UNKNOWN, "no replicas are known"
         )
 
     def is_live(self, peer: PeerId) -> bool:
-        """Whether the datanode reported lately."""
-        known = self._datanodes.get(peer)
-        return known is not None and known.liveness is Liveness.LIVE
+        """Whether the datanode is LIVE."""
+        entry = self._datanodes.get(peer)
+        return entry is not None and entry.liveness is Liveness.LIVE
 
     def live(self) -> frozenset[PeerId]:
-        """The datanodes that reported lately."""
+        """The datanodes that are LIVE."""
         return frozenset(
-            peer for peer, known in self._datanodes.items() if known.liveness is Liveness.LIVE
+            peer for peer, entry in self._datanodes.items() if entry.liveness is Liveness.LIVE
         )
 
     def is_dead(self, peer: PeerId) -> bool:
-        """Whether it was heard of, but too long ago."""
+        """Whether the datanode is DEAD; False if it never reported."""
         return peer in self._dead
 
     def datanode(self, peer: PeerId) -> Datanode | None:
         """A datanode and its address; None if it never reported."""
-        known = self._datanodes.get(peer)
-        return known.datanode if known else None
+        entry = self._datanodes.get(peer)
+        return entry.datanode if entry else None
 
     def heartbeat_age_s(self, peer: PeerId, now_s: float) -> float:
         """Seconds since the datanode's last heartbeat."""
-        return max(0.0, now_s - self._datanodes[peer].heard_at_s)
+        return max(0.0, now_s - self._datanodes[peer].last_heartbeat_s)
 
     def datanodes(self, now_s: float) -> list[DatanodeStatus]:
-        """All datanodes that reported."""
+        """All known datanodes, by ID."""
         return [
             DatanodeStatus(
-                known.datanode,
-                known.liveness,
+                entry.datanode,
+                entry.liveness,
                 self.heartbeat_age_s(peer, now_s),
-                len(known.containers),
+                len(entry.containers),
             )
-            for peer, known in sorted(self._datanodes.items())
+            for peer, entry in sorted(self._datanodes.items())
         ]
 
     @property
-    def datanodes_known(self) -> int:
-        """How many datanodes reported."""
+    def datanode_count(self) -> int:
+        """The number of known datanodes."""
         return len(self._datanodes)
 
     def container_ids(self, after: int = 0) -> Iterator[ContainerId]:
-        """All known containers beyond `after`, ascending."""
-        if self._ordered is None:
-            self._ordered = sorted({*self._replicas, *self._empty})
-        ordered = self._ordered
+        """All known containers with IDs above `after`, ascending."""
+        if self._sorted_ids is None:
+            self._sorted_ids = sorted({*self._replicas, *self._empty})
+        ordered = self._sorted_ids
         yield from (ordered[at] for at in range(bisect_right(ordered, after), len(ordered)))
 
     def diverged(self) -> Collection[ContainerId]:
-        """Containers whose replicas differ, longest known first."""
+        """Containers whose replicas differ, in the order in which they diverged."""
         return self._diverged.keys()
 
     def postpone(self, container_id: ContainerId) -> None:
-        """Put a diverged container behind the others."""
+        """Move a diverged container to the end of the order."""
         self._diverged[container_id] = self._diverged.pop(container_id)
 
     def counts(self) -> Mapping[RootComparison, int]:
-        """How many containers have which comparison."""
+        """The number of containers by comparison."""
         return self._counts
 
     def __len__(self) -> int:
         return len(self._replicas) + len(self._empty)
 
-    def _apply(self, known: _Known, report: ReplicaReport) -> set[ContainerId]:
-        peer = known.datanode.peer
+    def _apply(self, entry: _DatanodeEntry, report: ReplicaReport) -> set[ContainerId]:
+        peer = entry.datanode.peer
         changed = set()
-        # A DELETED replica is gone: its datanode reports it once so that it is
-        # forgotten.
+        # A DELETED replica counts as removed.
         present = {
             r.container_id: r for r in report.replicas if r.state is not ReplicaState.DELETED
         }
@@ -286,33 +283,33 @@ class Registry:
             if held is None:
                 held = self._replicas[container_id] = {}
                 if self._empty.pop(container_id, None) is None:
-                    self._ordered = None
+                    self._sorted_ids = None
             if replica.state is ReplicaState.CLOSED:
                 self._seen_closed.add(container_id)
             if held.get(peer) != replica:
                 held[peer] = replica
                 changed.add(container_id)
         gone = (
-            known.containers - present.keys()
+            entry.containers - present.keys()
             if report.full
-            else self._named_gone(report) & known.containers
+            else self._removed_by(report) & entry.containers
         )
         for container_id in gone:
-            self._forget(container_id, peer)
-        # In place: an incremental report must not cost as much as the datanode holds.
-        known.containers |= present.keys()
-        known.containers -= gone
-        known.full_report_wanted &= not report.full
+            self._remove_replica(container_id, peer)
+        # In place: the cost of an incremental report must not depend on all replicas.
+        entry.containers |= present.keys()
+        entry.containers -= gone
+        entry.full_report_wanted &= not report.full
         return changed | gone
 
     @staticmethod
-    def _named_gone(report: ReplicaReport) -> set[ContainerId]:
+    def _removed_by(report: ReplicaReport) -> set[ContainerId]:
         return {
             *report.removed,
             *(r.container_id for r in report.replicas if r.state is ReplicaState.DELETED),
         }
 
-    def _forget(self, container_id: ContainerId, peer: PeerId) -> None:
+    def _remove_replica(self, container_id: ContainerId, peer: PeerId) -> None:
         held = self._replicas[container_id]
         last = held.pop(peer)
         if held:
@@ -325,15 +322,15 @@ class Registry:
             oldest = next(iter(self._empty))
             del self._empty[oldest]
             self._seen_closed.discard(oldest)
-            self._ordered = None
+            self._sorted_ids = None
 
-    def _note_silent(self) -> None:
+    def _update_silent(self) -> None:
         self._silent = frozenset(self._datanodes.keys() - self.live())
         self._dead = frozenset(
             p for p in self._silent if self._datanodes[p].liveness is Liveness.DEAD
         )
 
-    def _index(self, container_ids: Iterable[ContainerId]) -> None:
+    def _update_comparisons(self, container_ids: Iterable[ContainerId]) -> None:
         for container_id in container_ids:
             earlier = self._compared.pop(container_id, None)
             if earlier:
@@ -352,7 +349,7 @@ class Registry:
 
 
 def _is_older(incarnation: str, than: str) -> bool:
-    """Agents number their lives by the clock where they can; anything else cannot be
-    put in order.
+    """Whether both are numbers, such as start times, and the first is lower; other
+    incarnations have no order.
     """
     return incarnation.isdecimal() and than.isdecimal() and int(incarnation) < int(than)

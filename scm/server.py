@@ -1,8 +1,8 @@
-"""The controller behind gRPC: one lock, one clock, one thread that lets time go by.
+"""The controller's gRPC service, with one lock, one clock and one thread for ticks.
 
-Agents call Heartbeat: what they bring goes into the controller, what waits for them in
-the outbox goes back. An order stays in the outbox until its agent has confirmed it, so
-that a lost answer loses nothing.
+Heartbeat passes an agent's report to the controller and returns the orders in the
+agent's outbox. An order stays in the outbox until the agent confirms it, so that a lost
+response loses nothing.
 """
 
 import threading
@@ -46,27 +46,27 @@ from scm.policy import RootComparison
 from scm.ports import AnyOrder, JobStore, ScanOrder
 
 SERVICE = "treefold.controller.v1.Controller"
-# Scans of one datanode that it did not confirm yet. Other orders are few: so many a
-# datanode as it has slots.
+# Unconfirmed orders of one datanode beyond which no scan is added. Other orders are
+# limited by its slots.
 _OUTBOX_SCANS_MAX = 10_000
-# Commands in one answer; the rest comes with the next heartbeats.
+# Commands in one response; the rest follows with the next heartbeats.
 _COMMANDS_MAX = 1_000
-# Datanodes of the largest clusters number in the thousands.
+# The largest clusters have thousands of datanodes.
 DATANODES_MAX = 20_000
-# Containers or jobs in one answer, and IDs in one request: keeps each far below the
+# Containers or jobs in one response, and IDs in one request; both stay far below the
 # limit of a message.
 _PAGE_MAX = 1_000
 IDS_MAX = 10_000
 _TICK_S = 1.0
-# A reason is a sentence; a longer one is a mistake.
+# Bounds the texts that are stored with each job.
 TEXT_CHARACTERS_MAX = 1_000
 
 E = TypeVar("E", bound=Enum)
 
 
 class Outbox:
-    """Orders that wait for their datanodes' heartbeats. Not thread-safe: its owner
-    holds a lock.
+    """Orders that wait for the heartbeats of their datanodes (scm.ports.CommandSink).
+    Not thread-safe: the caller holds a lock.
     """
 
     def __init__(self) -> None:
@@ -85,33 +85,33 @@ class Outbox:
         self._waiting.get(peer, {}).pop(command_id, None)
 
     def waiting(self, peer: PeerId) -> Sequence[AnyOrder]:
-        """What to tell this datanode now, oldest first; it stays until withdrawn."""
+        """The orders for this datanode's next response, oldest first. They stay until
+        withdrawn.
+        """
         return list(islice(self._waiting.get(peer, {}).values(), _COMMANDS_MAX))
 
 
 class SoleLeader:
-    """A controller that is alone leads from its start, in a term that was never given
-    before.
-    """
+    """The leadership of a single controller: it leads from its start, in a new term."""
 
     def __init__(self, store: JobStore) -> None:
         self._term = store.next_term()
 
     def term(self) -> int | None:
-        """The term given at the start."""
+        """The term that began at the start."""
         return self._term
 
 
 def _steady_clock() -> Callable[[], float]:
-    """Seconds since the epoch that never jump: a clock that is set must not make all
-    datanodes dead at once.
+    """Seconds since the epoch, without jumps: setting the system clock must not make
+    all datanodes dead at once.
     """
     offset_s = time.time() - time.monotonic()
     return lambda: time.monotonic() + offset_s
 
 
 class ControllerService:
-    """The Controller service: turns messages into calls under one lock."""
+    """The Controller service: it converts messages into calls under one lock."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class ControllerService:
         self._metrics = metrics
 
     def register(self, server: grpc.Server) -> None:
-        """Serve on this server."""
+        """Add the service to this server."""
         methods: tuple[tuple[str, Callable[..., Message], type[Message]], ...] = (
             ("Heartbeat", self.heartbeat, pb.HeartbeatRequest),
             ("ListContainers", self.list_containers, pb.ListContainersRequest),
@@ -141,7 +141,7 @@ class ControllerService:
             ("Scan", self.scan, pb.ScanRequest),
         )
         handlers = {
-            name: grpc.unary_unary_rpc_method_handler(method, request.FromString, _serialised)
+            name: grpc.unary_unary_rpc_method_handler(method, request.FromString, _serialize)
             for name, method, request in methods
         }
         assert set(handlers) == set(pb.DESCRIPTOR.services_by_name["Controller"].methods_by_name)
@@ -150,20 +150,25 @@ class ControllerService:
     def heartbeat(
         self, request: pb.HeartbeatRequest, _: grpc.ServicerContext
     ) -> pb.HeartbeatResponse:
-        """Take in a heartbeat; the answer carries the waiting commands."""
+        """Handle a heartbeat; the response has the waiting commands.
+
+        Raises:
+            UsageError: the heartbeat is invalid.
+            BusyError: there are too many datanodes.
+            DatabaseError: the changes cannot be saved.
+        """
         heartbeat = heartbeat_from(request)
         peer = heartbeat.datanode.peer
         self._metrics.count("scm_heartbeats_total")
         with self._lock:
             if (
                 self._controller.datanode(peer) is None
-                and self._controller.datanodes_known >= DATANODES_MAX
+                and self._controller.datanode_count >= DATANODES_MAX
             ):
-                raise BusyError(f"{DATANODES_MAX} datanodes are known already")
-            observed = self._controller.heartbeat(heartbeat, self._clock())
+                raise BusyError(f"{DATANODES_MAX} datanodes are already known")
+            effect = self._controller.heartbeat(heartbeat, self._clock())
             term = self._controller.term
-            # In the term of now: agents take for void what waited here while another
-            # led.
+            # With the current term: agents reject orders of an earlier term.
             orders = (
                 [replace(order, term=term) for order in self._outbox.waiting(peer)]
                 if term is not None
@@ -171,7 +176,7 @@ class ControllerService:
             )
         return pb.HeartbeatResponse(
             commands=[command_to(order) for order in orders],
-            full_report_wanted=observed.full_report_wanted,
+            full_report_wanted=effect.full_report_wanted,
             term=term or 0,
         )
 
@@ -179,8 +184,8 @@ class ControllerService:
         self, request: pb.ListContainersRequest, _: grpc.ServicerContext
     ) -> pb.ListContainersResponse:
         """A page of containers, by state and comparison."""
-        state = _chosen(ContainerState, request.state)
-        comparison = _chosen(RootComparison, request.comparison)
+        state = _parse_filter(ContainerState, request.state)
+        comparison = _parse_filter(RootComparison, request.comparison)
         limit = min(request.limit or _PAGE_MAX, _PAGE_MAX)
         with self._lock:
             views, more = self._controller.containers(
@@ -195,7 +200,7 @@ class ControllerService:
     def get_containers(
         self, request: pb.GetContainersRequest, _: grpc.ServicerContext
     ) -> pb.GetContainersResponse:
-        """The containers asked for, as far as they are known."""
+        """The known containers among the requested ones, and the unknown IDs."""
         answer = pb.GetContainersResponse()
         with self._lock:
             now_s = self._clock()
@@ -210,13 +215,13 @@ class ControllerService:
     def reconcile(
         self, request: pb.ReconcileRequest, _: grpc.ServicerContext
     ) -> pb.ReconcileResponse:
-        """Start jobs, or say with a dry run which would start."""
+        """Start jobs; with a dry run, return which jobs would start."""
         if request.all_diverged and request.container_ids:
-            raise UsageError("either container IDs or all diverged ones, not both")
+            raise UsageError("give either container IDs or all_diverged, not both")
         named = _container_ids(request.container_ids, IDS_MAX)
         reason, requested_by = (
-            _sentence(request.reason, "reason"),
-            _sentence(request.requested_by, "requester"),
+            _check_text(request.reason, "reason"),
+            _check_text(request.requested_by, "requester"),
         )
         with self._lock:
             outcomes = self._controller.reconcile(
@@ -232,7 +237,7 @@ class ControllerService:
         self, request: pb.ListJobsRequest, _: grpc.ServicerContext
     ) -> pb.ListJobsResponse:
         """The newest jobs."""
-        state = _chosen(JobState, request.state)
+        state = _parse_filter(JobState, request.state)
         with self._lock:
             jobs = self._controller.jobs(state, min(request.limit or _PAGE_MAX, _PAGE_MAX))
         return pb.ListJobsResponse(jobs=[job_to(job, brief=True) for job in jobs])
@@ -243,14 +248,14 @@ class ControllerService:
             return job_to(self._controller.job(JobId(request.job_id)))
 
     def cancel_job(self, request: pb.CancelJobRequest, _: grpc.ServicerContext) -> pb.Job:
-        """Ask a job to end."""
+        """Request the end of a job."""
         with self._lock:
             return job_to(self._controller.cancel(JobId(request.job_id), self._clock()))
 
     def list_datanodes(
         self, request: pb.ListDatanodesRequest, _: grpc.ServicerContext
     ) -> pb.ListDatanodesResponse:
-        """All datanodes and how live they are."""
+        """All known datanodes and their liveness."""
         with self._lock:
             statuses = self._controller.datanodes(self._clock())
         return pb.ListDatanodesResponse(datanodes=[status_to(status) for status in statuses])
@@ -264,15 +269,15 @@ class ControllerService:
 
 
 class ControllerServer:
-    """A controller that listens; `address` is where."""
+    """A running controller; `address` is where it listens."""
 
     def __init__(self, config: ControllerConfig) -> None:
-        """Open the store, take the lead, listen.
+        """Open the store, start a new term, and listen.
 
         Raises:
-            BusyError: another controller has the state folder.
-            ConfigError: an address cannot be listened on, or the state is of a newer
-                version. DatabaseError, DiskError: the state cannot be read or made.
+            BusyError: another controller uses the state folder.
+            ConfigError: an address cannot be bound, or a newer version wrote the state.
+            DatabaseError, DiskError: the state cannot be read or created.
         """
         self._log = get_logger("scm", CONTROLLER_EVENTS)
         self._clock = _steady_clock()
@@ -280,7 +285,7 @@ class ControllerServer:
         self._stopping = threading.Event()
         self._metrics = Metrics(CONTROLLER_METRICS)
         self._metrics_server: MetricsServer | None = None
-        self._store = SqliteJobStore(_folder(config.state_folder) / "controller.db")
+        self._store = SqliteJobStore(_make_folder(config.state_folder) / "controller.db")
         try:
             outbox = Outbox()
             self._controller = Controller(
@@ -315,7 +320,7 @@ class ControllerServer:
         self._log.info("server_started", address=self.address, term=self._controller.term)
 
     def stop(self) -> None:
-        """Take no more calls, put down what is known, give up the state."""
+        """Stop serving, wait for the running tick, and close the store."""
         self._rpc.stop()
         self._stopping.set()
         self._ticker.join()
@@ -327,11 +332,10 @@ class ControllerServer:
                 try:
                     self._controller.tick(self._clock())
                 except ReconcileError as error:
-                    # Nothing is lost: what could not be stored is tried again with the
-                    # next tick.
+                    # Nothing is lost: the next tick saves the changes again.
                     self._log.error("request_failed", **error_fields(error))
-                figures = self._controller.figures()
-            for name, value in figures.items():
+                gauges = self._controller.gauges()
+            for name, value in gauges.items():
                 self._metrics.set(name, value)
 
     def _close(self) -> None:
@@ -340,35 +344,35 @@ class ControllerServer:
         self._store.close()
 
 
-def _serialised(message: Message) -> bytes:
+def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-def _folder(path: Path) -> Path:
+def _make_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DiskError(f"{path}: cannot be made: {error.strerror}", path=str(path)) from error
+        raise DiskError(f"{path}: cannot be created: {error.strerror}", path=str(path)) from error
     return path
 
 
 def _container_ids(numbers: Sequence[int], limit: int) -> list[ContainerId]:
     if len(numbers) > limit:
-        raise UsageError(f"{len(numbers)} container IDs in one request, {limit} at most")
+        raise UsageError(f"{len(numbers)} container IDs in one request; the limit is {limit}")
     return [container_id_from(number) for number in numbers]
 
 
-def _chosen(values: type[E], name: str) -> E | None:
+def _parse_filter(values: type[E], name: str) -> E | None:
     if not name:
         return None
     try:
         return values(name)
     except ValueError as error:
         known = ", ".join(str(value.value) for value in values)
-        raise UsageError(f"{name[:TEXT_CHARACTERS_MAX]!r} is none of {known}") from error
+        raise UsageError(f"{name[:TEXT_CHARACTERS_MAX]!r} is not one of {known}") from error
 
 
-def _sentence(text: str, what: str) -> str:
+def _check_text(text: str, what: str) -> str:
     if len(text) > TEXT_CHARACTERS_MAX or not all(c.isprintable() for c in text):
         raise UsageError(f"the {what} must be at most {TEXT_CHARACTERS_MAX} printable characters")
     return text

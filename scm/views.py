@@ -1,6 +1,4 @@
-"""What the controller answers to commands: containers, replicas and jobs as they are
-now, as values.
-"""
+"""The values that commands get from the controller: containers, replicas and jobs."""
 
 from dataclasses import dataclass
 
@@ -15,7 +13,7 @@ from scm.registry import Datanode
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One replica as its datanode last reported it, and how old that report is."""
+    """A replica as last reported, and the age of its datanode's last heartbeat."""
 
     datanode: Datanode
     replica: ContainerReplica
@@ -25,7 +23,7 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class ContainerStatus:
-    """One container; `state` is None where the replicas' states allow none."""
+    """A container; `state` is None if it cannot be derived from the replicas."""
 
     container_id: ContainerId
     state: ContainerState | None
@@ -49,9 +47,9 @@ class OrderStatus:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """One job; times are seconds since the epoch, 0 for what has not happened.
+    """A job. Times are in seconds since the epoch; 0 means not yet.
 
-    `eta_s` is None while it is too early to tell, and 0 when finishing.
+    `eta_s` is None while it cannot be estimated, and 0 when the job is finishing.
     """
 
     job_id: str

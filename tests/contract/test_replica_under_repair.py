@@ -105,7 +105,7 @@ def _on_disk(folder: Path) -> Iterator[Twin]:
 
         def set_state(state: ReplicaState) -> None:
             writer.set_state(CONTAINER, state)
-            node.held.look_again(CONTAINER)
+            node.held.reload(CONTAINER)
 
         def lose_commit() -> None:
             batch = Batch()

@@ -32,10 +32,11 @@ def swept(out: Path, engine: Engine, *tables: Path) -> Summary:
 
 
 def roots(out: Path, summary: Summary) -> list[dict[str, Any]]:
-    """But for what depends on the path."""
+    """In one order, and without what depends on the path."""
     found: list[dict[str, Any]] = (
         SweepStore(out, Disk()).read(SweepTable.ROOTS, summary.sweep_id).to_pylist()
     )
+    found.sort(key=lambda row: (row["container_id"], row["datanode"], row["volume"]))
     return [{key: row[key] for key in row if key not in ("path", "fingerprint")} for row in found]
 
 

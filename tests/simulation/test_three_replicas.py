@@ -394,6 +394,6 @@ def test_an_open_replica_is_refused_and_nobody_is_asked(written: Path, tmp_path:
         held = nodes["dn1"].held
         assert held.writer is not None
         held.writer.set_state(CONTAINER, ReplicaState.CLOSING)
-        held.look_again(CONTAINER)
+        held.reload(CONTAINER)
         outcome = reconcile(nodes, "dn1", CONTAINER)
         assert (outcome.state, outcome.error_code) == (OutcomeState.REFUSED, "container_state")

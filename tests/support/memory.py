@@ -164,7 +164,7 @@ class RepairableReplica:
     def set_state(self, state: ReplicaState, generation: bytes) -> None:
         self._check(to_write=True)
         if generation != self.known_tree()[1]:
-            raise StaleTreeError("the tree changed since it was found whole")
+            raise StaleTreeError("the tree changed since its clean scan")
         self.stored.state = state
 
     def known_tree(self) -> tuple[ContainerTree | None, bytes]:

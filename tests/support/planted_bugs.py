@@ -105,47 +105,47 @@ def _repaired_by(block_repairer: type[BlockRepairer]) -> Parts:
 
 
 class _TellsOfAChangeOnce(HeartbeatState):
-    def next(
+    def next_heartbeat(
         self, replicas: Iterable[ContainerReplica], running: Iterable[JobReport]
     ) -> OutgoingHeartbeat:
-        heartbeat = super().next(replicas, running)
-        self._known.update((replica.container_id, replica) for replica in heartbeat.replicas)
-        self._unsure.clear()
+        heartbeat = super().next_heartbeat(replicas, running)
+        self._confirmed.update((replica.container_id, replica) for replica in heartbeat.replicas)
+        self._unconfirmed.clear()
         return heartbeat
 
 
 class _TellsOfAnEndOnce(HeartbeatState):
-    def next(
+    def next_heartbeat(
         self, replicas: Iterable[ContainerReplica], running: Iterable[JobReport]
     ) -> OutgoingHeartbeat:
-        heartbeat = super().next(replicas, running)
-        self._ended.clear()
+        heartbeat = super().next_heartbeat(replicas, running)
+        self._results.clear()
         return heartbeat
 
 
 class _NeverTellsWhatIsGone(HeartbeatState):
-    def next(
+    def next_heartbeat(
         self, replicas: Iterable[ContainerReplica], running: Iterable[JobReport]
     ) -> OutgoingHeartbeat:
-        return replace(super().next(replicas, running), removed=())
+        return replace(super().next_heartbeat(replicas, running), removed=())
 
 
 class _ObeysTwice(HeartbeatState):
     def _accept(self, envelope: CommandEnvelope) -> bool:
-        self._seen.clear()
+        self._seen_commands.clear()
         return super()._accept(envelope)
 
 
 class _ForgetsToConfirm(HeartbeatState):
-    def answered(self, sent: OutgoingHeartbeat, answer: HeartbeatResponse) -> list[Command]:
-        commands = super().answered(sent, answer)
+    def handle_response(self, sent: OutgoingHeartbeat, answer: HeartbeatResponse) -> list[Command]:
+        commands = super().handle_response(sent, answer)
         self._acknowledged.clear()
-        self._seen.clear()
+        self._seen_commands.clear()
         return commands
 
 
 class _NeverSendsAgain(Dispatcher):
-    def send_again(self, now_s: float) -> None:
+    def resend(self, now_s: float) -> None:
         self._resend.clear()
 
 
@@ -196,7 +196,7 @@ class _SeesNoDamage(Controller):
 
 
 class _TakesLateReports(Registry):
-    def observe(
+    def handle_heartbeat(
         self,
         datanode: Datanode,
         *,
@@ -207,13 +207,13 @@ class _TakesLateReports(Registry):
     ) -> HeartbeatEffect:
         if known := self._datanodes.get(datanode.peer):
             known.sequence = 0
-        return super().observe(
+        return super().handle_heartbeat(
             datanode, incarnation=incarnation, sequence=sequence, report=report, now_s=now_s
         )
 
 
 class _ForgivesNoLateReport(Registry):
-    def observe(
+    def handle_heartbeat(
         self,
         datanode: Datanode,
         *,
@@ -225,7 +225,7 @@ class _ForgivesNoLateReport(Registry):
         known = self._datanodes.get(datanode.peer)
         if known and incarnation != known.incarnation and incarnation in known.earlier:
             return HeartbeatEffect(False)
-        return super().observe(
+        return super().handle_heartbeat(
             datanode, incarnation=incarnation, sequence=sequence, report=report, now_s=now_s
         )
 

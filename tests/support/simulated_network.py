@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from dnagent.heartbeat import CancelCommand, Command, ReconcileCommand, ScanCommand
 from dnagent.jobs import running_report
-from dnagent.messages import DEADLINE_S, answer_of
+from dnagent.messages import DEADLINE_S, response_of
 from merkle.outcome import OutcomeState
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
@@ -65,7 +65,7 @@ class SimulatedNetwork:
             running_report(run.command.job_id, container_id, run.machine.progress)
             for container_id, run in agent.runs.items()
         ]
-        heartbeat = agent.heartbeats.next(replicas, running)
+        heartbeat = agent.heartbeats.next_heartbeat(replicas, running)
         agent.sent, agent.sent_at_s = heartbeat, world.now_s
         kind = "full report" if heartbeat.full else "incremental report"
         world.marks[kind] += bool(heartbeat.replicas)
@@ -185,14 +185,14 @@ class SimulatedNetwork:
         ):  # fmt: skip
             world.marks["answer nobody waits for"] += 1
             return
-        answer = answer_of(pb.HeartbeatResponse.FromString(message.raw))
+        answer = response_of(pb.HeartbeatResponse.FromString(message.raw))
         for envelope in answer.envelopes:
             if isinstance(envelope.command, ReconcileCommand):
                 told = agent.told.setdefault(envelope.command.job_id, set())
                 world.marks["command sent again"] += envelope.command_id in told
                 told.add(envelope.command_id)
         ended = agent.sent.progress
-        commands = agent.heartbeats.answered(agent.sent, answer)
+        commands = agent.heartbeats.handle_response(agent.sent, answer)
         agent.sent = None
         told_again = any(p.is_final for p in ended) and answer.full_report_wanted
         world.marks["end told twice"] += told_again
@@ -226,7 +226,7 @@ class SimulatedNetwork:
         if command in agent.waiting:
             world.marks["cancel before the beginning"] += 1
             agent.waiting.remove(command)
-            agent.jobs.forget(command)
+            agent.jobs.remove(command)
             error = OperationInterruptedError("cancelled before it began")
             self._repairs.refuse(node, agent, command, error, OutcomeState.INTERRUPTED)
         else:

@@ -8,7 +8,7 @@ tear. What an agent reports of a job goes into its heartbeat state and into the 
 from collections.abc import Iterable
 
 from dnagent.heartbeat import JobReport, ReconcileCommand
-from dnagent.jobs import options_of, refusal_of, report_of
+from dnagent.jobs import error_report, options_of, report_of
 from merkle.errors import ReconcileError
 from merkle.outcome import OutcomeState, RepairOutcome, Verdict
 from merkle.replica import ReplicaState
@@ -95,7 +95,7 @@ class SimulatedRepairs:
         """The agent reports that a job ended before it began, and why."""
         text = f"{node.name} refuses {command.job_id}: {error.message}"
         self._world.note(EventKind.OUTCOME, text, command.container_id)
-        self._report_end(node, agent, refusal_of(command, error, state))
+        self._report_end(node, agent, error_report(command, error, state))
 
     def _begin(self, node: Node, agent: AgentProcess, command: ReconcileCommand) -> None:
         world, job_id = self._world, command.job_id
@@ -110,7 +110,7 @@ class SimulatedRepairs:
         hold(known in world.stored_jobs(), text, subject=subject)
         if not place.replica.exists:
             world.marks["command for a container that is gone"] += 1
-            agent.jobs.forget(command)
+            agent.jobs.remove(command)
             error = ContainerNotFoundError("there is no such container")
             self.refuse(node, agent, command, error, OutcomeState.REFUSED)
             return
@@ -260,7 +260,7 @@ class SimulatedRepairs:
         agent = place.node.agent
         assert agent is not None
         del agent.runs[place.container_id]
-        agent.jobs.forget(run.command)
+        agent.jobs.remove(run.command)
         self._report_end(place.node, agent, report_of(job_id, outcome))
         self._mark_outcome(run, outcome)
 
@@ -291,7 +291,7 @@ class SimulatedRepairs:
 
     def _report_end(self, node: Node, agent: AgentProcess, progress: JobReport) -> None:
         self._world.ledger.ended(node.name, progress)
-        agent.heartbeats.ended(progress)
+        agent.heartbeats.add_result(progress)
 
 
 def _liar(target: Node, lie: Lie, seed: int) -> EvilPeer:

@@ -22,7 +22,7 @@ DATANODE = "00000000-0000-4000-8000-00000000000a"
 
 @dataclass
 class MemoryWalk:
-    """A volume whose replicas are values (dnagent.export.Walk)."""
+    """A volume whose replicas are values (dnagent.export.ReplicaSurvey)."""
 
     volume: str = "DS-1"
     replicas_held: dict[int, ReplicaSnapshot] = field(default_factory=dict)

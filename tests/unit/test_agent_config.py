@@ -101,7 +101,7 @@ ca = "/pki/ca.pem"
         ('state_folder = "/s"\n' + VOLUME + '[export]\nto = ""', "export.to: "),
         (
             'state_folder = "/s"\n' + VOLUME + '[export]\nto = "s3://key:word@b/p"',
-            "export.to: give credentials by",
+            "export.to: credentials belong in",
         ),
         (
             'state_folder = "/s"\n' + VOLUME + "[export]\ninterval_s = 0.5",

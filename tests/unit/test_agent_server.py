@@ -7,7 +7,7 @@ from typing import cast
 import grpc
 import pytest
 
-from dnagent.ports import AgentStatus, ReconciliationStatus, ScannedFault, ScanReport, VolumeStatus
+from dnagent.ports import AgentStatus, ReconciliationStatus, ScanFinding, ScanReport, VolumeStatus
 from dnagent.server import AgentService
 from merkle.checksum import fingerprint
 from merkle.columns import encode_tree
@@ -86,7 +86,7 @@ class WatchfulScans(MemoryScans):
             ReplicaState.UNHEALTHY,
             77,
             4096,
-            (ScannedFault("CORRUPT_CHUNK", BlockId(20), 0),),
+            (ScanFinding("CORRUPT_CHUNK", BlockId(20), 0),),
         )
 
 

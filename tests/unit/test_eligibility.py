@@ -11,9 +11,9 @@ from scm.eligibility import (
     ContainerState,
     Eligibility,
     container_state,
+    describe_not_closed,
     evaluate,
     evaluate_availability,
-    not_closed,
 )
 from tests.support.cluster_reports import World, replica, replicas
 
@@ -139,8 +139,8 @@ def test_all_replicas_that_are_not_closed_are_named_with_their_datanodes() -> No
         replica("dn-2", state=ReplicaState.INVALID),
         replica("dn-1"),
     ]
-    assert not_closed(found) == "INVALID on datanode dn-2, OPEN on datanode dn-3"
-    assert not_closed(replicas(1, 2)) == ""
+    assert describe_not_closed(found) == "INVALID on datanode dn-2, OPEN on datanode dn-3"
+    assert describe_not_closed(replicas(1, 2)) == ""
 
 
 def test_the_first_rule_that_is_broken_is_the_one_named() -> None:
@@ -191,7 +191,7 @@ def test_what_is_eligible_has_closed_replicas_only(states: list[ReplicaState]) -
 
 
 @pytest.mark.parametrize(
-    ("surroundings", "expected"),
+    ("availability", "expected"),
     [
         (Availability(is_leader=True, live_replicas=3, live_writable_replicas=1), Eligibility.OK),
         (
@@ -213,9 +213,9 @@ def test_what_is_eligible_has_closed_replicas_only(states: list[ReplicaState]) -
     ],
 )
 def test_our_own_rules_ask_whether_anybody_could_do_it(
-    surroundings: Availability, expected: Eligibility
+    availability: Availability, expected: Eligibility
 ) -> None:
-    ruling = evaluate_availability(C1, surroundings)
+    ruling = evaluate_availability(C1, availability)
     assert ruling.eligibility is expected
     assert expected is Eligibility.OK or expected not in OZONE
     assert bool(ruling.message) != ruling.is_ok

@@ -25,7 +25,7 @@ from chunktable.reader import (
 )
 from chunktable.schema import CHUNK_SCHEMA
 from dnagent.export import ExportLimits, ExportResult, export
-from dnagent.exports import ScheduledExport
+from dnagent.export_schedule import ScheduledExport
 from dnagent.metrics import AGENT_METRICS
 from merkle.replica import TreeSource
 from ozone.survey import ReplicaFault

@@ -109,7 +109,7 @@ def test_a_volume_that_was_in_the_table_and_is_not_given_is_named(
     version.write_text(version.read_text().replace(STORAGE, "DS-2"))
     run("--volume", made.root, "--volume", other, "--to", to)
     assert set(trees(to)) == {(STORAGE, 1), (STORAGE, 2), ("DS-2", 1), ("DS-2", 2)}
-    assert "warning: the table had the volume DS-2" in run("--volume", made.root, "--to", to).stderr
+    assert "warning: the volume DS-2 was not given" in run("--volume", made.root, "--to", to).stderr
     assert set(trees(to)) == {(STORAGE, 1), (STORAGE, 2)}
 
 

@@ -16,7 +16,7 @@ from dnagent.heartbeat import (
     Command,
     CommandEnvelope,
     HeartbeatResponse,
-    Heartbeats,
+    HeartbeatSender,
     HeartbeatState,
     JobReport,
     OutgoingHeartbeat,
@@ -24,7 +24,7 @@ from dnagent.heartbeat import (
     ReconcileCommand,
     ScanCommand,
 )
-from dnagent.messages import answer_of, request_of
+from dnagent.messages import request_of, response_of
 from dnagent.metrics import AGENT_METRICS
 from merkle.columns import state_fingerprint
 from merkle.outcome import OutcomeState, RepairReport
@@ -54,42 +54,44 @@ def scan(command_id: str, *, term: int = 1, container_id: int = 1) -> CommandEnv
 def test_the_first_report_is_full_and_the_next_ones_tell_what_changed() -> None:
     """CR-038"""
     state = HeartbeatState()
-    first = state.next([replica(1), replica(2)], [])
+    first = state.next_heartbeat([replica(1), replica(2)], [])
     assert (first.full, len(first.replicas), first.sequence) == (True, 2, 1)
-    state.answered(first, KNOWN)
-    second = state.next([replica(1), replica(2, root=8), replica(3)], [])
+    state.handle_response(first, KNOWN)
+    second = state.next_heartbeat([replica(1), replica(2, root=8), replica(3)], [])
     assert (second.full, second.replicas, second.sequence) == (
         False,
         (replica(2, root=8), replica(3)),
         2,
     )
-    state.answered(second, KNOWN)
-    third = state.next([replica(2, root=8)], [])
+    state.handle_response(second, KNOWN)
+    third = state.next_heartbeat([replica(2, root=8)], [])
     assert (third.replicas, third.removed) == ((), (1, 3))
-    state.answered(third, KNOWN)
-    assert state.next([replica(2, root=8)], []).removed == ()
+    state.handle_response(third, KNOWN)
+    assert state.next_heartbeat([replica(2, root=8)], []).removed == ()
 
 
 def test_what_was_not_answered_is_told_again() -> None:
     state = HeartbeatState()
-    state.answered(state.next([replica(1)], []), KNOWN)
-    state.ended(ended("j1"))
-    lost = state.next([replica(1, root=9)], [])
-    again = state.next([replica(1, root=9)], [])
+    state.handle_response(state.next_heartbeat([replica(1)], []), KNOWN)
+    state.add_result(ended("j1"))
+    lost = state.next_heartbeat([replica(1, root=9)], [])
+    again = state.next_heartbeat([replica(1, root=9)], [])
     assert again.replicas == lost.replicas == (replica(1, root=9),)
     assert [p.job_id for p in again.progress] == ["j1"]
     assert again.sequence == lost.sequence + 1
-    state.answered(again, KNOWN)
-    assert state.next([replica(1, root=9)], []).progress == ()
+    state.handle_response(again, KNOWN)
+    assert state.next_heartbeat([replica(1, root=9)], []).progress == ()
 
 
 def test_a_controller_that_asks_gets_a_full_report_and_keeps_nothing_of_the_one_before() -> None:
     state = HeartbeatState()
-    state.answered(state.next([replica(1)], []), KNOWN)
-    state.ended(ended("j1"))
-    state.answered(state.next([replica(1)], []), replace(KNOWN, full_report_wanted=True))
-    assert state.is_behind
-    full = state.next([replica(1)], [])
+    state.handle_response(state.next_heartbeat([replica(1)], []), KNOWN)
+    state.add_result(ended("j1"))
+    state.handle_response(
+        state.next_heartbeat([replica(1)], []), replace(KNOWN, full_report_wanted=True)
+    )
+    assert state.has_pending
+    full = state.next_heartbeat([replica(1)], [])
     assert (full.full, full.replicas) == (True, (replica(1),))
     assert [p.job_id for p in full.progress] == ["j1"]
 
@@ -105,17 +107,17 @@ def test_a_controller_of_a_new_term_gets_a_full_report_without_asking() -> None:
         (1, False),
         (0, False),
     ):
-        heartbeat = state.next([replica(1)], [])
+        heartbeat = state.next_heartbeat([replica(1)], [])
         assert heartbeat.full is is_full
-        state.answered(heartbeat, replace(KNOWN, term=term))
+        state.handle_response(heartbeat, replace(KNOWN, term=term))
 
 
 def test_a_long_report_is_told_in_parts() -> None:
     state, held, told = HeartbeatState(replicas_per_report=2), [replica(i) for i in range(5)], []
     for _ in range(4):
-        heartbeat = state.next(held, [])
+        heartbeat = state.next_heartbeat(held, [])
         told.append((heartbeat.full, [r.container_id for r in heartbeat.replicas]))
-        state.answered(heartbeat, KNOWN)
+        state.handle_response(heartbeat, KNOWN)
     assert told == [(True, [0, 1]), (False, [2, 3]), (False, [4]), (False, [])]
 
 
@@ -123,65 +125,75 @@ def test_an_end_is_told_with_what_became_of_the_replica_or_after_it() -> None:
     state = HeartbeatState(replicas_per_report=1)
     held, told = [replica(1), replica(2)], []
     for container_id in (2, 1):
-        state.ended(
+        state.add_result(
             JobReport(
                 f"j{container_id}", ContainerId(container_id), OutcomeState.DONE, RepairReport()
             )
         )
     for _ in range(2):
-        heartbeat = state.next(held, [])
+        heartbeat = state.next_heartbeat(held, [])
         told.append(
             ([r.container_id for r in heartbeat.replicas], [p.job_id for p in heartbeat.progress])
         )
-        state.answered(heartbeat, KNOWN)
+        state.handle_response(heartbeat, KNOWN)
     assert told == [([1], ["j1"]), ([2], ["j2"])]
 
 
 def test_a_command_sent_twice_is_done_once_and_acknowledged_each_time() -> None:
     state = HeartbeatState()
     assert (
-        state.answered(state.next([], []), replace(KNOWN, envelopes=(scan("c1"), scan("c2")))) != []
+        state.handle_response(
+            state.next_heartbeat([], []), replace(KNOWN, envelopes=(scan("c1"), scan("c2")))
+        )
+        != []
     )
-    heartbeat = state.next([], [])
+    heartbeat = state.next_heartbeat([], [])
     assert heartbeat.acknowledged == ("c1", "c2")
-    assert state.answered(heartbeat, replace(KNOWN, envelopes=(scan("c1"),))) == []
-    assert state.next([], []).acknowledged == ("c1",)
+    assert state.handle_response(heartbeat, replace(KNOWN, envelopes=(scan("c1"),))) == []
+    assert state.next_heartbeat([], []).acknowledged == ("c1",)
 
 
 def test_an_acknowledgement_is_repeated_until_it_is_answered() -> None:
     state = HeartbeatState()
-    state.answered(state.next([], []), replace(KNOWN, envelopes=(scan("c1"),)))
-    assert state.next([], []).acknowledged == ("c1",)
-    heartbeat = state.next([], [])
+    state.handle_response(state.next_heartbeat([], []), replace(KNOWN, envelopes=(scan("c1"),)))
+    assert state.next_heartbeat([], []).acknowledged == ("c1",)
+    heartbeat = state.next_heartbeat([], [])
     assert heartbeat.acknowledged == ("c1",)
-    state.answered(heartbeat, KNOWN)
-    assert state.next([], []).acknowledged == ()
+    state.handle_response(heartbeat, KNOWN)
+    assert state.next_heartbeat([], []).acknowledged == ()
 
 
 def test_commands_of_a_leader_that_was_replaced_are_dropped() -> None:
     state = HeartbeatState()
-    new = state.answered(state.next([], []), replace(KNOWN, envelopes=(scan("c1", term=5),)))
+    new = state.handle_response(
+        state.next_heartbeat([], []), replace(KNOWN, envelopes=(scan("c1", term=5),))
+    )
     assert new == [ScanCommand(ContainerId(1))]
-    assert state.answered(state.next([], []), replace(KNOWN, envelopes=(scan("c2", term=4),))) == []
+    assert (
+        state.handle_response(
+            state.next_heartbeat([], []), replace(KNOWN, envelopes=(scan("c2", term=4),))
+        )
+        == []
+    )
     # The term of the answer itself counts too.
     answer = HeartbeatResponse((scan("c3", term=5),), full_report_wanted=False, term=6)
-    assert state.answered(state.next([], []), answer) == []
-    assert state.next([], []).acknowledged == ()
+    assert state.handle_response(state.next_heartbeat([], []), answer) == []
+    assert state.next_heartbeat([], []).acknowledged == ()
 
 
 def test_what_is_remembered_is_bounded() -> None:
     state = HeartbeatState()
     many = tuple(scan(str(i)) for i in range(COMMANDS_REMEMBERED + 1))
     assert (
-        len(state.answered(state.next([], []), replace(KNOWN, envelopes=many)))
+        len(state.handle_response(state.next_heartbeat([], []), replace(KNOWN, envelopes=many)))
         == COMMANDS_REMEMBERED + 1
     )
     # The last of them is still known, the first no longer.
     again = replace(KNOWN, envelopes=(many[-1], many[0]))
-    assert len(state.answered(state.next([], []), again)) == 1
+    assert len(state.handle_response(state.next_heartbeat([], []), again)) == 1
     for i in range(PROGRESS_MAX + 1):
-        state.ended(ended(f"j{i}"))
-    assert len(state.next([], []).progress) == PROGRESS_MAX
+        state.add_result(ended(f"j{i}"))
+    assert len(state.next_heartbeat([], []).progress) == PROGRESS_MAX
 
 
 @given(
@@ -211,11 +223,11 @@ def test_whatever_is_lost_the_controller_ends_up_knowing_what_we_hold(
 
     for roots, fate in [*rounds, ({1: 1}, 0)]:
         last = [replica(container_id, root) for container_id, root in roots.items()]
-        heartbeat = state.next(last, [])
+        heartbeat = state.next_heartbeat(last, [])
         if fate != 1:
             receive(heartbeat)
         if fate == 0:
-            state.answered(heartbeat, KNOWN)
+            state.handle_response(heartbeat, KNOWN)
     assert sorted(known.values(), key=lambda r: r.container_id) == sorted(
         last, key=lambda r: r.container_id
     )
@@ -224,7 +236,10 @@ def test_whatever_is_lost_the_controller_ends_up_knowing_what_we_hold(
 def test_an_unknown_root_is_left_out_of_the_message_and_zero_is_not() -> None:
     held = [replica(1, root=None), replica(2, root=0)]
     request = request_of(
-        HeartbeatState().next(held, []), datanode_id=OURS, address="dn-1:1", incarnation="i"
+        HeartbeatState().next_heartbeat(held, []),
+        datanode_id=OURS,
+        address="dn-1:1",
+        incarnation="i",
     )
     unknown, zero = request.report.replicas
     assert not unknown.HasField("data_checksum")
@@ -241,7 +256,10 @@ def test_a_report_costs_the_same_however_many_blocks_there_are() -> None:
             replica(1, root=1 << 31), fingerprint=state_fingerprint(tree), block_count=blocks
         )
         request = request_of(
-            HeartbeatState().next([held], []), datanode_id=OURS, address="dn-1:1", incarnation="i"
+            HeartbeatState().next_heartbeat([held], []),
+            datanode_id=OURS,
+            address="dn-1:1",
+            incarnation="i",
         )
         return request.ByteSize()
 
@@ -271,7 +289,7 @@ def test_commands_are_read_from_the_answer_and_unknown_ones_left_out() -> None:
         ],
         term=3,
     )
-    answer = answer_of(response)
+    answer = response_of(response)
     assert [envelope.command for envelope in answer.envelopes] == [
         ReconcileCommand(
             ContainerId(4),
@@ -305,8 +323,10 @@ class FakeController:
         pass
 
 
-def heartbeats(controller: FakeController, commands: list[Command], metrics: Metrics) -> Heartbeats:
-    return Heartbeats(
+def heartbeats(
+    controller: FakeController, commands: list[Command], metrics: Metrics
+) -> HeartbeatSender:
+    return HeartbeatSender(
         controller,
         interval_s=0.05,
         replicas=lambda: [replica(1)],

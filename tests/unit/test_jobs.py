@@ -84,7 +84,7 @@ def test_a_job_with_some_orders_ended_and_others_queued_is_waiting() -> None:
 def test_a_job_whose_datanodes_are_silent_is_waiting_and_names_them() -> None:
     job = after(issued(), done(PEERS[0]), TimePassed(frozenset(PEERS[:1]), DEADLINE_S))
     assert job.state is JobState.WAITING
-    assert job.detail == "silent: datanode dn-2, dn-3"
+    assert job.detail == "no heartbeat from datanode dn-2, dn-3"
     assert after(job, told(PEERS[1], bytes_fetched=1)).state is JobState.RUNNING
 
 
@@ -252,7 +252,7 @@ def test_those_that_were_done_before_a_peer_was_put_together_are_ordered_again()
         ("queued", 2),
         ("done", 1),
     ]
-    assert (job.state, job.detail) == (JobState.WAITING, "its turn on datanode dn-1, dn-2")
+    assert (job.state, job.detail) == (JobState.WAITING, "queued for datanode dn-1, dn-2")
     job = round_of(
         replace(job, orders=(*job.orders[:2], replace(job.orders[2], progress=RepairReport()))),
         7,

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from dnagent.heartbeat import ReconcileCommand
-from dnagent.messages import answer_of
+from dnagent.messages import response_of
 from merkle.columns import encode_tree
 from merkle.errors import TreeRefusedError
 from merkle.limits import MESSAGE_BYTES_MAX, PEERS_MAX, TREE_BYTES_MAX
@@ -127,7 +127,7 @@ def test_of_a_longer_list_of_peers_a_command_keeps_what_a_reconciliation_takes(e
     ]
     body = controller_pb2.ReconcileCommand(container_id=7, job_id="j", peers=peers)
     sent = controller_pb2.Command(command_id="1", term=1, reconcile=body)
-    (envelope,) = answer_of(controller_pb2.HeartbeatResponse(commands=[sent])).envelopes
+    (envelope,) = response_of(controller_pb2.HeartbeatResponse(commands=[sent])).envelopes
     assert isinstance(envelope.command, ReconcileCommand)
     kept = [peer.peer for peer in envelope.command.peers]
     assert kept == [PeerId(f"dn-{i}") for i in range(PEERS_MAX)]

@@ -19,11 +19,11 @@ from scm.policy import (
     Roots,
     RoundEnd,
     Visit,
-    after_job,
     backoff_s,
     compare,
     free_slots,
     is_due,
+    next_visit,
     peers_to_reorder,
     roots,
     targets,
@@ -87,7 +87,7 @@ def test_equal_roots_that_know_of_different_deletes_are_diverged() -> None:
     found = [replica("dn-1", fingerprint=b"live"), replica("dn-2", fingerprint=b"dead")]
     compared = compare(found)
     assert compared.comparison is RootComparison.DIVERGED
-    assert "deletes" in compared.note
+    assert "tombstones" in compared.note
 
 
 def test_a_replica_without_a_fingerprint_is_compared_by_its_root() -> None:
@@ -172,7 +172,7 @@ def out_of_round(after: Roots, *, mended: str = "", unsettled: str = "") -> list
     digit of their names.
     """
     return [
-        RoundEnd(root, mended=root[0][-1] in mended, is_settled=root[0][-1] not in unsettled)
+        RoundEnd(root, repaired=root[0][-1] in mended, is_settled=root[0][-1] not in unsettled)
         for root in after
     ]
 
@@ -268,13 +268,13 @@ def test_containers_that_failed_together_are_not_tried_together() -> None:
 def ended(
     previous: Visit | None, verdict: Verdict | None, *, succeeded: bool, now_s: float, root: int = 7
 ) -> Visit:
-    return after_job(
+    return next_visit(
         previous,
         container_id=C1,
         job_id="j",
         verdict=verdict,
         succeeded=succeeded,
-        spoken_of=roots(replicas(root, 8)),
+        verdict_roots=roots(replicas(root, 8)),
         now_s=now_s,
     )
 

@@ -34,7 +34,7 @@ def observe(
     removed: tuple[int, ...] = (),
     now_s: float = 0.0,
 ) -> HeartbeatEffect:
-    return registry.observe(
+    return registry.handle_heartbeat(
         Datanode(PeerId(peer), "", "127.0.0.1:1"),
         incarnation=incarnation,
         sequence=sequence,
@@ -84,7 +84,7 @@ def test_a_deleted_replica_is_gone() -> None:
     observe(registry, replica(state=ReplicaState.DELETED), sequence=2, full=False)
     assert held(registry) == []
     assert registry.state(ContainerId(1)) is ContainerState.CLOSED
-    assert not registry.knows(ContainerId(2))
+    assert not registry.has_container(ContainerId(2))
 
 
 def test_an_unhealthy_replica_may_return_to_closed_only_where_one_was_closed() -> None:
@@ -169,7 +169,7 @@ def test_a_late_first_report_of_a_dead_life_does_not_shut_out_the_living_one_for
     observe(registry, replica(root=2), incarnation=living)
     assert observe(registry, replica(root=1), incarnation=dead).applied
     assert not observe(registry, replica(root=2), incarnation=living, sequence=2, now_s=30).applied
-    registry.age(90)
+    registry.update_liveness(90)
     back = observe(registry, incarnation=living, sequence=3, full=False, now_s=95)
     assert (back.applied, back.restarted, back.full_report_wanted) == (True, True, True)
     observe(registry, replica(root=2), incarnation=living, sequence=4, now_s=96)
@@ -196,12 +196,12 @@ def test_a_datanode_grows_stale_then_dead_and_comes_back() -> None:
     registry = make()
     observe(registry, replica("dn-1"), peer="dn-1")
     observe(registry, replica("dn-2"), peer="dn-2", now_s=80)
-    assert registry.age(89) == []
-    assert registry.age(90) == [("dn-1", Liveness.STALE)]
-    assert registry.age(91) == []
+    assert registry.update_liveness(89) == []
+    assert registry.update_liveness(90) == [("dn-1", Liveness.STALE)]
+    assert registry.update_liveness(91) == []
     assert registry.compared(ContainerId(1)).comparison is RootComparison.UNKNOWN
     assert registry.live() == {"dn-2"}
-    assert registry.age(600) == [("dn-1", Liveness.DEAD), ("dn-2", Liveness.STALE)]
+    assert registry.update_liveness(600) == [("dn-1", Liveness.DEAD), ("dn-2", Liveness.STALE)]
     assert held(registry) == [("dn-2", 7)]
     for peer in ("dn-1", "dn-2"):
         observe(registry, peer=peer, sequence=2, full=False, now_s=601)
@@ -214,7 +214,7 @@ def test_the_replicas_of_a_dead_datanode_neither_match_nor_diverge() -> None:
     for found in replicas(1, 2, 2):
         observe(registry, found, peer=found.peer, now_s=0 if found.peer == "dn-1" else 590)
     assert list(registry.diverged()) == [1]
-    registry.age(600)
+    registry.update_liveness(600)
     assert list(registry.diverged()) == []
     assert registry.compared(ContainerId(1)).comparison is RootComparison.MATCH
 
@@ -249,7 +249,7 @@ def test_the_index_always_says_what_a_fresh_comparison_would(
         now_s += wait_s
         found = [replica(peer, container_id, root=root) for container_id, root in roots.items()]
         observe(registry, *found, peer=peer, sequence=sequence, full=full, now_s=now_s)
-        registry.age(now_s)
+        registry.update_liveness(now_s)
     fresh = make()
     for status in registry.datanodes(now_s):
         peer = status.datanode.peer
@@ -260,7 +260,7 @@ def test_the_index_always_says_what_a_fresh_comparison_would(
             if r.peer == peer
         ]
         observe(fresh, *every, peer=peer, now_s=now_s - status.heartbeat_age_s)
-    fresh.age(now_s)
+    fresh.update_liveness(now_s)
     for container_id in registry.container_ids():
         assert registry.compared(container_id) == fresh.compared(container_id)
     assert set(registry.diverged()) == set(fresh.diverged())

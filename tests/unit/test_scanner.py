@@ -155,18 +155,18 @@ class FakeVolume:
         )
         return CompletedScan(container_id, source, result, b"g")
 
-    def write_tree(self, examination: CompletedScan) -> None:
+    def write_tree(self, completed: CompletedScan) -> None:
         if self.write_errors:
             raise self.write_errors.pop()
-        self.written.append(examination.container_id)
-        before = self.candidate(examination.container_id)
-        self.held[examination.container_id] = replace(before, data_checksum=99)
+        self.written.append(completed.container_id)
+        before = self.candidate(completed.container_id)
+        self.held[completed.container_id] = replace(before, data_checksum=99)
 
-    def settle(self, examination: CompletedScan, at_ms: int) -> bool:
-        before = self.candidate(examination.container_id)
-        worse = bool(examination.result.findings) and before.state is not ReplicaState.UNHEALTHY
+    def record_result(self, completed: CompletedScan, at_ms: int) -> bool:
+        before = self.candidate(completed.container_id)
+        worse = bool(completed.result.findings) and before.state is not ReplicaState.UNHEALTHY
         state = ReplicaState.UNHEALTHY if worse else before.state
-        scanned_ms = at_ms if examination.source is ScanDepth.DATA else before.last_scan_ms
+        scanned_ms = at_ms if completed.source is ScanDepth.DATA else before.last_scan_ms
         self.held[before.container_id] = replace(before, state=state, last_scan_ms=scanned_ms)
         if worse:
             self.marked.append(before.container_id)
@@ -197,11 +197,11 @@ def rig(*candidates: ScanCandidate, background: bool = True, **more: object) -> 
     )
 
 
-def answer(rig: Rig, container_id: ContainerId, *, without_gap: bool = True) -> ScanReport:
+def answer(rig: Rig, container_id: ContainerId, *, ignore_gap: bool = True) -> ScanReport:
     """Ask for one scan, of a scanner that is started for it."""
     rig.scanner.start()
     try:
-        return rig.scanner.request(container_id, without_gap=without_gap).result(timeout=20)
+        return rig.scanner.request(container_id, ignore_gap=ignore_gap).result(timeout=20)
     finally:
         rig.scanner.stop()
 
@@ -386,7 +386,7 @@ def test_corrupt_metadata_of_an_open_container_makes_it_unhealthy_once() -> None
 def test_a_request_within_the_gap_is_answered_with_what_is_known() -> None:
     """S10"""
     r = rig(closed(ONE, NOW_MS - 1), background=False)
-    report = answer(r, ONE, without_gap=False)
+    report = answer(r, ONE, ignore_gap=False)
     assert (report.state, report.data_checksum, report.bytes_read) == (ReplicaState.CLOSED, 7, 0)
     assert r.volume.examined == []
 
@@ -412,7 +412,7 @@ def test_a_failed_volume_ends_its_background_thread_and_is_named() -> None:
     scanner.start()
     wait_until(lambda: scanner.last_error == "the disk is gone", "the reason to be named")
     # Bound to requests, not to the round: still there.
-    assert scanner.request(ONE, without_gap=True).result(timeout=20).container_id == ONE
+    assert scanner.request(ONE, ignore_gap=True).result(timeout=20).container_id == ONE
     scanner.stop()
 
 
@@ -448,14 +448,14 @@ def test_a_stop_during_a_scan_marks_nothing() -> None:
 
     r.volume.during = during
     r.scanner.start()
-    future = r.scanner.request(ONE, without_gap=True)
+    future = r.scanner.request(ONE, ignore_gap=True)
     assert reading.wait(20)
     stopping = threading.Thread(target=r.scanner.stop)
     stopping.start()
 
     def is_closed() -> bool:
         try:
-            r.scanner.request(TWO, without_gap=True)
+            r.scanner.request(TWO, ignore_gap=True)
         except BusyError:
             return True
         return False
@@ -473,11 +473,11 @@ def test_a_stop_during_a_scan_marks_nothing() -> None:
 def test_a_container_asked_for_twice_while_queued_is_scanned_once() -> None:
     """S21"""
     queue = ScanQueue()
-    first = queue.add(ONE, without_gap=False)
-    assert queue.add(ONE, without_gap=True) is first
+    first = queue.add(ONE, ignore_gap=False)
+    assert queue.add(ONE, ignore_gap=True) is first
     request = queue.take()
     assert request is not None
-    assert (request.container_id, request.without_gap) == (ONE, True)
+    assert (request.container_id, request.ignore_gap) == (ONE, True)
 
 
 def test_a_request_that_comes_while_the_scan_runs_is_queued_again() -> None:
@@ -485,30 +485,30 @@ def test_a_request_that_comes_while_the_scan_runs_is_queued_again() -> None:
     the request is about.
     """
     queue = ScanQueue()
-    first = queue.add(ONE, without_gap=True)
+    first = queue.add(ONE, ignore_gap=True)
     queue.take()
-    assert queue.add(ONE, without_gap=True) is not first
+    assert queue.add(ONE, ignore_gap=True) is not first
     assert queue.take() is not None
 
 
 def test_the_queue_is_bounded_and_joining_an_entry_is_not_refused() -> None:
     queue = ScanQueue()
     for container_id in range(REQUESTS_MAX):
-        queue.add(ContainerId(container_id), without_gap=True)
-    queue.add(ContainerId(0), without_gap=True)
-    with pytest.raises(BusyError, match="waiting already"):
-        queue.add(ContainerId(REQUESTS_MAX), without_gap=True)
+        queue.add(ContainerId(container_id), ignore_gap=True)
+    queue.add(ContainerId(0), ignore_gap=True)
+    with pytest.raises(BusyError, match="already waiting"):
+        queue.add(ContainerId(REQUESTS_MAX), ignore_gap=True)
 
 
 def test_closing_the_queue_answers_all_who_wait() -> None:
     queue = ScanQueue()
-    waiting: Future[ScanReport] = queue.add(ONE, without_gap=True)
+    waiting: Future[ScanReport] = queue.add(ONE, ignore_gap=True)
     queue.close()
     assert queue.take() is None
     with pytest.raises(OperationInterruptedError):
         waiting.result(timeout=1)
     with pytest.raises(BusyError, match="stopping"):
-        queue.add(ONE, without_gap=True)
+        queue.add(ONE, ignore_gap=True)
 
 
 def test_bytes_pass_at_the_rate_and_idle_time_is_not_saved_up() -> None:

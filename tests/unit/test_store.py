@@ -386,7 +386,7 @@ def test_a_database_of_which_no_row_can_be_read_is_lost_and_damages_no_container
     ]
     before = [path.read_bytes() for path in descriptors]
     with (
-        pytest.raises(DatabaseError, match="nor can the rows of other containers"),
+        pytest.raises(DatabaseError, match="rows of other containers cannot be read either"),
         held(made.root, hold),
     ):
         pass
@@ -478,11 +478,11 @@ def test_damage_found_while_a_replica_returns_to_service_is_not_lost(root: Path)
         volume.write_tree(late)
         with pytest.raises(StaleTreeError):
             replica.set_state(ReplicaState.CLOSED, clean.generation)
-        volume.settle(late, NOW_MS)
+        volume.record_result(late, NOW_MS)
         assert volume.containers.get(ONE).state is ReplicaState.UNHEALTHY
         # The state is changed on disk, and not noted yet, when the scan ends.
         volume.writer.set_state(ONE, ReplicaState.CLOSED)
-        volume.settle(late, NOW_MS)
+        volume.record_result(late, NOW_MS)
         assert volume.containers.get(ONE).state is ReplicaState.UNHEALTHY
 
 
@@ -493,7 +493,7 @@ def test_findings_make_an_owned_replica_unhealthy_on_disk_once(root: Path) -> No
         for first in (True, False):
             examination = scan(volume)
             volume.write_tree(examination)
-            assert volume.settle(examination, NOW_MS) is first
+            assert volume.record_result(examination, NOW_MS) is first
         assert [finding.type for finding in examination.result.findings] == [
             FindingType.CORRUPT_CHUNK
         ]
@@ -517,8 +517,8 @@ def test_a_record_of_an_open_container_that_cannot_be_read_makes_an_owned_one_un
         assert [finding.type for finding in examination.result.findings] == [
             FindingType.INACCESSIBLE_DB
         ]
-        assert checked.settle(examination, NOW_MS) is (hold is Hold.OWNER)
-        assert not checked.settle(examination, NOW_MS)
+        assert checked.record_result(examination, NOW_MS) is (hold is Hold.OWNER)
+        assert not checked.record_result(examination, NOW_MS)
         checked.refresh()
         replica = checked.replica(TWO)
     expected = ReplicaState.UNHEALTHY if hold is Hold.OWNER else ReplicaState.OPEN
@@ -536,13 +536,13 @@ def test_two_scans_of_one_container_may_end_at_the_same_moment(root: Path, hold:
 
         def watch(operation: Operation, path: Path) -> bool:
             if operation is Operation.RENAME and path.parent.name == "scans" and not others:
-                others.append(pool.submit(volume.settle, examination, NOW_MS))
+                others.append(pool.submit(volume.record_result, examination, NOW_MS))
                 # Long enough for it to end, were it let in.
                 wait(others, timeout=0.5)
             return False
 
         volume = ManagedVolume(plain.volume, FailingDisk(errno.EIO, watch), undo_bytes=1 << 20)
-        assert not volume.settle(examination, NOW_MS)
+        assert not volume.record_result(examination, NOW_MS)
         assert not others[0].result(timeout=60)
         assert volume.replica(ONE).data_scan_timestamp_ms == NOW_MS
 
@@ -554,7 +554,7 @@ def test_a_read_only_volume_is_scanned_without_a_byte_written_to_it(root: Path) 
         files, healthy = tree_of_files(root), volume.replica(ONE)
         examination = scan(volume)
         volume.write_tree(examination)
-        assert not volume.settle(examination, NOW_MS)
+        assert not volume.record_result(examination, NOW_MS)
         found = volume.replica(ONE)
         volume.refresh()
         assert volume.replica(ONE) == found
@@ -590,7 +590,7 @@ def test_a_scan_changes_the_tree_and_never_what_was_recorded(root: Path) -> None
         damage(block_file(volume), 1500)
         examination = scan(volume)
         volume.write_tree(examination)
-        volume.settle(examination, NOW_MS)
+        volume.record_result(examination, NOW_MS)
         assert volume.containers.get(ONE).record(BLOCK) == before
         reported = volume.replica(ONE)
         assert before is not None
@@ -603,7 +603,7 @@ def test_a_scan_changes_the_tree_and_never_what_was_recorded(root: Path) -> None
 
 def test_a_damaged_note_of_a_scan_means_one_scan_more(root: Path) -> None:
     with held(root, Hold.READ_ONLY) as volume:
-        volume.settle(scan(volume), NOW_MS)
+        volume.record_result(scan(volume), NOW_MS)
         (volume.volume.state_folder / "scans" / "1.json").write_text("[")
         volume.refresh()
         assert volume.candidate(ONE).last_scan_ms is None
@@ -630,7 +630,7 @@ def test_a_container_deleted_during_a_scan_stays_deleted(root: Path) -> None:
         ReplicaStore([volume], repair_enabled=True).delete_container(ONE)
         for act in (
             lambda: volume.write_tree(examination),
-            lambda: volume.settle(examination, NOW_MS),
+            lambda: volume.record_result(examination, NOW_MS),
         ):
             with pytest.raises(ContainerNotFoundError):
                 act()

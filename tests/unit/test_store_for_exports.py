@@ -70,7 +70,7 @@ def test_a_survey_has_the_trees_and_scan_times_that_are_kept_beside_a_read_only_
             ONE, [*examination.result.tree.blocks, BlockTree.tombstone(BlockId(15), 77)]
         )
         volume.store_tree(tree, examination.generation)
-        volume.settle(examination, 1_800_000_000_000)
+        volume.record_result(examination, 1_800_000_000_000)
         (after,) = volume.survey().replicas(TreeSource.TREE)
         assert (after.tree, after.scanned_at_ms) == (tree, 1_800_000_000_000)
         volume.forget(ONE)
