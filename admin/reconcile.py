@@ -92,11 +92,8 @@ def reconcile(
     running.
     """
     if status:
-        _status(
-            controller,
-            _requested_ids(controller, arguments, all_diverged, as_json=as_json),
-            as_json=as_json,
-        )
+        requested = _requested_ids(controller, arguments, all_diverged, as_json=as_json)
+        _status(controller, requested, as_json=as_json)
         return
     with command_result("reconcile", as_json=as_json) as answer:
         requested = _requested_ids(controller, arguments, all_diverged, as_json=as_json)
@@ -127,23 +124,17 @@ def reconcile(
             return
         # Do only what was shown and confirmed: containers refused in the plan stay
         # refused.
+        container_ids = [outcome.container_id for outcome in wanted]
         started = controller.reconcile(
-            [outcome.container_id for outcome in wanted],
-            dry_run=False,
-            reason=reason,
-            requested_by=_who(),
+            container_ids, dry_run=False, reason=reason, requested_by=_who()
         )
         _note_refusals(answer, started, views)
         outcomes = [*started, *(outcome for outcome in outcomes if not outcome.ruling.is_ok)]
         answer.exit_status = _status_of(outcomes)
         _report_jobs(answer, outcomes)
         if wait:
-            _wait(
-                controller,
-                answer,
-                [outcome.job_id for outcome in outcomes if outcome.job_id],
-                output or ProgressStyle(),
-            )
+            job_ids = [outcome.job_id for outcome in outcomes if outcome.job_id]
+            _wait(controller, answer, job_ids, output or ProgressStyle())
 
 
 def _requested_ids(

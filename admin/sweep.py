@@ -237,17 +237,12 @@ def run(
         raise UsageError(f"{more[0]}: put --table or --volume in front of it")
     if not (tables or volumes):
         raise UsageError("nothing to sweep: give --table or --volume")
+    _check_engine(engine, threads=threads, master=master, settings=settings, pack=pack)
     if metrics_file is not None and not metrics_file.absolute().parent.is_dir():
         raise UsageError(f"--metrics-file: there is no folder {metrics_file.absolute().parent}")
     request = SweepRequest(
         out, (*tables, *more), volumes, TreeSource(source), fresh, keep, write_trees, gone
     )
-    if engine == LOCAL and (master or settings or pack):
-        raise UsageError("--master, --conf and --pack are for --engine spark")
-    if pack and (master or "local").startswith("local"):
-        raise UsageError("--pack is for the executors of a cluster: give its --master")
-    if engine == SPARK and threads:
-        raise UsageError("--threads is for the local engine; with Spark use --master 'local[N]'")
     spark = {"master": master} if master else {}
     sweeps = SweepStore(out, Disk())
     with (
@@ -268,11 +263,7 @@ def run(
     if as_json:
         print_json(document)
     else:
-        _print_summary(document)
-        _print_findings(sweeps, summary.sweep_id, document)
-        print_line(f"report: {report}")
-        if "reconcile" in document:
-            print_line(_reconcile_text(document["reconcile"]))
+        _print_sweep(sweeps, summary.sweep_id, document)
     # The sweep is complete and printed, so errors from here on do not hide it.
     if metrics_file is not None:
         _write_metrics(metrics_file, summary)
@@ -382,6 +373,32 @@ sweep.add_command(demo)
 @click.pass_context
 def _exit(ctx: click.Context, status: int) -> None:
     ctx.exit(status)
+
+
+def _check_engine(
+    engine: str,
+    *,
+    threads: int | None,
+    master: str | None,
+    settings: tuple[str, ...],
+    pack: Path | None,
+) -> None:
+    """Refuse options that are for the other engine."""
+    if engine == LOCAL and (master or settings or pack):
+        raise UsageError("--master, --conf and --pack are for --engine spark")
+    if pack and (master or "local").startswith("local"):
+        raise UsageError("--pack is for the executors of a cluster: give its --master")
+    if engine == SPARK and threads:
+        raise UsageError("--threads is for the local engine; with Spark use --master 'local[N]'")
+
+
+def _print_sweep(sweeps: SweepStore, sweep_id: str, document: JsonObject) -> None:
+    """What a sweep that has just ended found, for people."""
+    _print_summary(document)
+    _print_findings(sweeps, sweep_id, document)
+    print_line(f"report: {document['report']}")
+    if "reconcile" in document:
+        print_line(_reconcile_text(document["reconcile"]))
 
 
 def _reconcile_repairable(

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from admin.demo.synthetic import GroundTruth, SyntheticCluster, synthetic
+from admin.demo.ground_truth import GroundTruth
+from admin.demo.synthetic import SyntheticCluster, synthetic
 
 # Rows of a container with full blocks: three replicas of 20 blocks of 64 chunks. Other
 # blocks have half as many chunks on average.

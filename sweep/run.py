@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chunktable.places import check_name
+from merkle.replica import TreeSource
 from runtime.disk import Disk
 from runtime.errors import DiskError
 from runtime.progress import ProgressSink
@@ -114,22 +115,8 @@ def sweep(
             raise SweepInputError(f"there is nothing to read: {reasons}", skipped=skipped)
 
         def run(request: SweepRequest) -> Summary:
-            now, parts = datetime.now(UTC), (*volumes.parts, *inputs.parts)
-            key = plan_key(engine.name, request.source, parts, skipped, inputs.manifests)
-            plan = work.resume_or_begin(
-                Plan(
-                    new_sweep_id(now),
-                    now,
-                    engine.name,
-                    request.source,
-                    parts,
-                    skipped,
-                    inputs.manifests,
-                    key,
-                ),
-                fresh=request.fresh,
-                note=progress.note,
-            )
+            new = _new_plan(engine.name, request.source, volumes, inputs, skipped)
+            plan = work.resume_or_begin(new, fresh=request.fresh, note=progress.note)
             complete = output.sweeps()
             for sweep_id in set(complete) - {plan.sweep_id}:
                 # A crash may have left the work folder of a complete sweep.
@@ -144,6 +131,18 @@ def sweep(
         except SweepWorkError as error:
             progress.note(f"starting over: {error.message}")
             return run(replace(request, fresh=True))
+
+
+def _new_plan(
+    engine: str,
+    source: TreeSource,
+    volumes: OpenVolumes,
+    inputs: Inputs,
+    skipped: tuple[SkippedInput, ...],
+) -> Plan:
+    now, parts, manifests = datetime.now(UTC), (*volumes.parts, *inputs.parts), inputs.manifests
+    key = plan_key(engine, source, parts, skipped, manifests)
+    return Plan(new_sweep_id(now), now, engine, source, parts, skipped, manifests, key)
 
 
 class _Sweep:

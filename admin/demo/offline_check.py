@@ -11,6 +11,7 @@ the block; they are never cut off (docs/safety.md) and are listed as surplus.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,20 +120,9 @@ def prove(
                     for extra in _surplus(replica, records[name])
                 ]
             if not any(_is_erasure_coded(replica) for replica in replicas.values()):
-                first_name, first = next(iter(replicas.items()))
-                # A block deleted on one replica stays on the others until Ozone deletes
-                # it there.
-                claimed = {
-                    block_id for replica in replicas.values() for block_id in _tombstones(replica)
-                }
-                for name, replica in list(replicas.items())[1:]:
-                    compared_bytes += _file_bytes(replica, records[name])
-                    texts = _differences(
-                        replica, first, records[name], records[first_name], claimed | unproven
-                    )
-                    flaws += [
-                        Flaw(container_id, name, f"{text} than on {first_name}") for text in texts
-                    ]
+                found, length = _unequal(container_id, replicas, records, unproven)
+                flaws += found
+                compared_bytes += length
             for name, replica in replicas.items():
                 if name in healthy and container_id in healthy[name].ids():
                     whole = healthy[name].open(container_id)
@@ -149,6 +139,24 @@ def prove(
             frozenset(unverifiable),
             tuple(surplus),
         )
+
+
+def _unequal(
+    container_id: ContainerId,
+    replicas: Mapping[str, Container],
+    records: Mapping[str, Mapping[BlockId, BlockRecord]],
+    unproven: AbstractSet[BlockId],
+) -> tuple[list[Flaw], int]:
+    """How the replicas differ from the first, and how many bytes were compared."""
+    first_name, first = next(iter(replicas.items()))
+    # A block deleted on one replica stays on the others until Ozone deletes it there.
+    claimed = {block_id for replica in replicas.values() for block_id in _tombstones(replica)}
+    flaws, compared_bytes = list[Flaw](), 0
+    for name, replica in list(replicas.items())[1:]:
+        compared_bytes += _file_bytes(replica, records[name])
+        texts = _differences(replica, first, records[name], records[first_name], claimed | unproven)
+        flaws += [Flaw(container_id, name, f"{text} than on {first_name}") for text in texts]
+    return flaws, compared_bytes
 
 
 def _open_stores(

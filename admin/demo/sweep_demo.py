@@ -12,7 +12,8 @@ from pathlib import Path
 
 import click
 
-from admin.demo.synthetic import DamageKind, GroundTruth, RowOrder, SyntheticCluster, synthetic
+from admin.demo.ground_truth import DamageKind, GroundTruth
+from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from admin.engines import ENGINES, LOCAL, SPARK, open_engine
 from runtime.disk import Disk
 from runtime.errors import UsageError

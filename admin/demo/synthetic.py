@@ -16,47 +16,65 @@ from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from admin.demo.ground_truth import DamageKind, GroundTruth, InjectedDamage
 from chunktable.manifest import FileKind, Manifest, TableFile, file_name
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW, CONTAINER_SCHEMA
 from chunktable.writer import parquet_writer
 from merkle.checksum import RunningFingerprint
-from merkle.comparison import DifferenceKind
-from merkle.outcome import Verdict
 from merkle.replica import TreeSource
 from merkle.tree import block_checksum
 
 Int64s = npt.NDArray[np.int64]
+
 Bools = npt.NDArray[np.bool_]
 
 CHUNK_BYTES = 4 << 20
+
 REPLICAS = 3
+
 # Chunks of one slab, counted once for all replicas.
 _SLAB_ROWS = 1 << 19
+
 # Rows of a row group, and the rows buffered by all writers together.
 _GROUP_ROWS = 1 << 20
+
 _PENDING_ROWS = 6 << 20
+
 _SCANNED_AT_MS = 1_790_000_000_000
+
 _CREATED_AT = datetime.fromtimestamp(_SCANNED_AT_MS / 1000, UTC)
+
 # The ages of the volumes, in turn.
 _AGES_DAYS = (10, 100, 250, 700, 1500, 2200)
+
 _DAY_MS = 86_400_000
+
 # Sequence and token of the one export that each datanode made.
 _SEQUENCE, _TOKEN = 1, "00000000"
+
 _HELD_NAMES = ["container_id", "generation", "rows"]
+
 _FIRST_BLOCK = 113_750_153_625_600_000
+
 _FIRST_CONTAINER = 1
+
 _BLOCKS_DELETED = 0.01
+
 _CONTAINERS_OPEN = 0.01
+
 _CONTAINERS_CODED = 0.01
+
 _CONTAINERS_WITHOUT_TREE = 0.002
+
 _STATES = ("CLOSED", "QUASI_CLOSED", "UNHEALTHY", "OPEN")
+
 _SOURCES = ("tree", "none")
 
 
@@ -68,20 +86,6 @@ class RowOrder(Enum):
     # Rows in random order over all files: no replica is contiguous, and the statistics
     # of a row group exclude no container.
     SHUFFLED = "shuffled"
-
-
-class DamageKind(Enum):
-    """The kind of damage to one container."""
-
-    CORRUPT_CHUNK = "corrupt_chunk"
-    MISSING_CHUNK = "missing_chunk"
-    MISSING_BLOCK = "missing_block"
-    # Deleted on one replica only.
-    DELETED_BLOCK = "deleted_block"
-    # Different data on one replica that match their own recorded checksum.
-    CONFLICTING_CHUNK = "conflicting_chunk"
-    # Corrupt on all replicas.
-    LOST_CHUNK = "lost_chunk"
 
 
 # The share of containers with each kind of damage; a share above 0 damages at least one
@@ -114,52 +118,6 @@ class SyntheticCluster:
         assert self.blocks >= 2
         assert self.chunks >= 1
         assert 0 <= self.full <= 1
-
-
-@dataclass(frozen=True, slots=True)
-class InjectedDamage:
-    """One injected damage: `datanodes` have the damaged replicas, `others` the rest.
-    `offset` is None for a whole block.
-    """
-
-    kind: DamageKind
-    container_id: int
-    block_id: int
-    offset: int | None
-    datanodes: tuple[str, ...]
-    others: tuple[str, ...]
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict that a sweep must give to the container."""
-        if self.kind is DamageKind.CONFLICTING_CHUNK:
-            return Verdict.CONFLICT
-        return Verdict.UNRECOVERABLE if self.kind is DamageKind.LOST_CHUNK else Verdict.REPAIRABLE
-
-    @property
-    def finding(self) -> tuple[str, int, int, int | None, tuple[str, ...], tuple[str, ...]]:
-        """The finding that a sweep must report: kind, container, block, offset,
-        lacking, sources.
-        """
-        kind, lacking, sources = self.kind.value, self.datanodes, self.others
-        if self.kind is DamageKind.DELETED_BLOCK:
-            lacking, sources = sources, lacking
-        elif self.kind is DamageKind.CONFLICTING_CHUNK:
-            lacking, sources = (), tuple(sorted((*lacking, *sources)))
-        elif self.kind is DamageKind.LOST_CHUNK:
-            kind = DifferenceKind.CORRUPT_CHUNK.value
-        return kind, self.container_id, self.block_id, self.offset, lacking, sources
-
-
-@dataclass(frozen=True, slots=True)
-class GroundTruth:
-    """The damages, and the containers with a treeless replica, both ascending."""
-
-    damages: tuple[InjectedDamage, ...]
-    without_tree: tuple[int, ...]
-    rows: int
-    containers: int
-    replicas: int
 
 
 def synthetic(folder: Path, cluster: SyntheticCluster, *, healthy: bool = False) -> GroundTruth:
@@ -251,6 +209,7 @@ def _volume(datanode: str) -> str:
 
 
 _KINDS = tuple(DamageKind)
+
 _NO_DAMAGE = -1
 
 
@@ -347,6 +306,17 @@ def _slabs(blocks: int, count: int, order: RowOrder) -> Sequence[Int64s]:
     return [np.arange(i, blocks, count) for i in range(count)]
 
 
+class _RowColumns(NamedTuple):
+    """The columns of rows that damage changes, and which rows are kept."""
+
+    offsets: Int64s
+    lengths: Int64s
+    checksums: Int64s
+    matches: Bools
+    deleted: Bools
+    keep: Bools
+
+
 @dataclass(frozen=True, slots=True)
 class _Slab:
     """Blocks with all of their chunks, before any damage."""
@@ -437,6 +407,7 @@ class _Slab:
             layout.states[self.containers, 0] == _STATES.index("OPEN")
         )
         checksums[np.repeat(differs, counts)] ^= node + 1
+        rows = _RowColumns(offsets, lengths, checksums, matches, deleted, keep)
         for block, row in zip(*self._damaged(layout), strict=True) if not healthy else ():
             container = self.containers[block]
             kind = _KINDS[layout.damage[container]]
@@ -445,23 +416,7 @@ class _Slab:
                 and replica[block] != layout.damaged_replica[container]
             ):
                 continue
-            block_rows = slice(self.starts[block], self.starts[block + 1])
-            match kind:
-                case DamageKind.CORRUPT_CHUNK | DamageKind.LOST_CHUNK:
-                    checksums[row] ^= 1 << 31
-                    matches[row] = False
-                case DamageKind.CONFLICTING_CHUNK:
-                    checksums[row] ^= 1 << 31
-                case DamageKind.MISSING_CHUNK if counts[block] > 1:
-                    keep[row] = False
-                case DamageKind.MISSING_CHUNK:
-                    # The block stays, without chunks.
-                    offsets[row], lengths[row] = BLOCK_ROW, 0
-                    checksums[row] = block_checksum(int(self.block_ids[block]), [])
-                case DamageKind.MISSING_BLOCK:
-                    keep[block_rows] = False
-                case DamageKind.DELETED_BLOCK:
-                    deleted[block_rows] = True
+            self._damage(rows, kind, block, row)
         # A replica without a tree has one row, made from that of its first block.
         lost = layout.is_without_tree[self.containers] & (replica == 0)
         keep &= ~np.repeat(lost, counts)
@@ -489,6 +444,26 @@ class _Slab:
             "source": is_container_row.astype(np.int32),
             "generation": np.where(layout.damage[container] == _NO_DAMAGE, 1, 1 if healthy else 2),
         }
+
+    def _damage(self, rows: "_RowColumns", kind: DamageKind, block: int, row: int) -> None:
+        """Damage the rows of a block; `row` is that of the damaged chunk."""
+        block_rows = slice(self.starts[block], self.starts[block + 1])
+        match kind:
+            case DamageKind.CORRUPT_CHUNK | DamageKind.LOST_CHUNK:
+                rows.checksums[row] ^= 1 << 31
+                rows.matches[row] = False
+            case DamageKind.CONFLICTING_CHUNK:
+                rows.checksums[row] ^= 1 << 31
+            case DamageKind.MISSING_CHUNK if self.starts[block + 1] - self.starts[block] > 1:
+                rows.keep[row] = False
+            case DamageKind.MISSING_CHUNK:
+                # The block stays, without chunks.
+                rows.offsets[row], rows.lengths[row] = BLOCK_ROW, 0
+                rows.checksums[row] = block_checksum(int(self.block_ids[block]), [])
+            case DamageKind.MISSING_BLOCK:
+                rows.keep[block_rows] = False
+            case DamageKind.DELETED_BLOCK:
+                rows.deleted[block_rows] = True
 
     def _damaged(self, layout: _Layout) -> tuple[list[int], list[int]]:
         """The damaged blocks of this slab, and the damaged row of each."""

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from admin.demo.ground_truth import DamageKind, GroundTruth
 from admin.demo.sweep_demo import EngineResult, mistakes
-from admin.demo.synthetic import DamageKind, GroundTruth, SyntheticCluster, synthetic
+from admin.demo.synthetic import SyntheticCluster, synthetic
 from tests.support.sweeps import run
 
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from admin.demo.synthetic import GroundTruth, RowOrder, SyntheticCluster, synthetic
+from admin.demo.ground_truth import GroundTruth
+from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from chunktable.schema import CHUNK_SCHEMA
 from merkle.outcome import Verdict
 from runtime.disk import Disk
