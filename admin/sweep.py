@@ -7,7 +7,6 @@ this module parses options and prints.
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -31,7 +30,7 @@ from spark.pack import pack as build_pack
 from sweep.engine import SweepRequest
 from sweep.model import FindingKind
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
-from sweep.report import write_report
+from sweep.report import compare_sweeps, write_report
 from sweep.run import sweep as run_sweep
 
 # Rows printed without --json.
@@ -233,13 +232,8 @@ def run(
     none of that, but some input could not be read, 8 another sweep is running in DIR,
     130 interrupted.
     """
-    if more and not tables:
-        raise UsageError(f"{more[0]}: put --table or --volume in front of it")
-    if not (tables or volumes):
-        raise UsageError("nothing to sweep: give --table or --volume")
+    _check_paths(tables, volumes, more, metrics_file)
     _check_engine(engine, threads=threads, master=master, settings=settings, pack=pack)
-    if metrics_file is not None and not metrics_file.absolute().parent.is_dir():
-        raise UsageError(f"--metrics-file: there is no folder {metrics_file.absolute().parent}")
     request = SweepRequest(
         out, (*tables, *more), volumes, TreeSource(source), fresh, keep, write_trees, gone
     )
@@ -311,7 +305,7 @@ def compare(before: str, after: str, out: Path, as_json: bool) -> int:
     """
     sweeps = SweepStore(out, Disk())
     earlier, later = sweeps.sweep(before), sweeps.sweep(after)
-    changes = _compare_sweeps(sweeps, earlier, later)
+    changes = compare_sweeps(sweeps, earlier, later)
     if as_json:
         lists = {
             name: [{"containerID": container_id, "kind": kind} for container_id, kind in places]
@@ -375,6 +369,21 @@ def _exit(ctx: click.Context, status: int) -> None:
     ctx.exit(status)
 
 
+def _check_paths(
+    tables: tuple[str, ...],
+    volumes: tuple[str, ...],
+    more: tuple[str, ...],
+    metrics_file: Path | None,
+) -> None:
+    """Refuse a sweep of nothing, and metrics that cannot be written after it."""
+    if more and not tables:
+        raise UsageError(f"{more[0]}: put --table or --volume in front of it")
+    if not (tables or volumes):
+        raise UsageError("nothing to sweep: give --table or --volume")
+    if metrics_file is not None and not metrics_file.absolute().parent.is_dir():
+        raise UsageError(f"--metrics-file: there is no folder {metrics_file.absolute().parent}")
+
+
 def _check_engine(
     engine: str,
     *,
@@ -434,45 +443,6 @@ def exit_status(summary: Summary) -> int:
     if summary.diverged or sum(summary.findings.values()) > unread:
         return ExitCode.FINDINGS
     return ExitCode.PARTLY if summary.skipped or unread else 0
-
-
-def _compare_sweeps(
-    sweeps: SweepStore, before: str, after: str
-) -> Mapping[str, list[tuple[int, str]]]:
-    """The findings of two sweeps by what became of them: lists of (container ID, kind),
-    ascending.
-
-    Raises:
-        DiskError: a table cannot be read.
-    """
-    earlier, later = _found(sweeps, before), _found(sweeps, after)
-    verdicts = sweeps.read(SweepTable.VERDICTS, after, ["container_id", "verdict"])
-    known = verdicts.filter(pc.not_equal(verdicts["verdict"], Verdict.UNKNOWN.value))
-    decided = set(known["container_id"].to_pylist())
-    # A silent change is an event, so it neither persists nor heals.
-    events = {place for place in earlier | later if place[1] == FindingKind.SILENT_CHANGE.value}
-    gone = earlier - later - events
-    return {
-        "new": sorted((later - earlier) | (later & events)),
-        "persisting": sorted((later & earlier) - events),
-        "healed": sorted(place for place in gone if place[0] in decided),
-        "unseen": sorted(place for place in gone if place[0] not in decided),
-    }
-
-
-def _found(sweeps: SweepStore, sweep_id: str) -> set[tuple[int, str]]:
-    """The kinds of findings in diverged containers, and the silent changes, as
-    (container ID, kind).
-    """
-    verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id, ["container_id", "diverged"])
-    diverged = verdicts.filter(verdicts["diverged"])["container_id"]
-    findings = sweeps.read(SweepTable.FINDINGS, sweep_id, ["container_id", "kind"])
-    counts = pc.is_in(findings["container_id"], value_set=diverged)
-    silent = pc.equal(findings["kind"], FindingKind.SILENT_CHANGE.value)
-    places = (
-        findings.filter(pc.or_(counts, silent)).group_by(["container_id", "kind"]).aggregate([])
-    )
-    return set(zip(places["container_id"].to_pylist(), places["kind"].to_pylist(), strict=True))
 
 
 def _print_summary(summary: JsonObject) -> None:
