@@ -246,8 +246,7 @@ def run(
         summary = run_sweep(
             request, chosen, progress, report=lambda summary: write_report(sweeps, summary)
         )
-    report = sweeps.report(summary.sweep_id)
-    document = summary.json() | {"report": str(report)}
+    document = summary.json() | {"report": str(sweeps.report(summary.sweep_id))}
     refused: ReconcileError | None = None
     if reconcile:
         try:
