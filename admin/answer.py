@@ -1,9 +1,9 @@
-"""What commands that ask a controller answer: for people as it comes, with --json as
-one document at the end.
+"""The results of commands that call a controller: printed as text at once, or with
+--json as one document at the end.
 
-The document is always written, also when the command fails or is interrupted: `ok`
-tells, and every error has a stable code. Errors and warnings go to stderr as well when
-no document is asked for.
+The document is written even if the command fails or is interrupted: its `ok` is false
+then, and every error has a stable code. Without --json, errors and warnings go to
+stderr.
 """
 
 import sys
@@ -26,9 +26,9 @@ from runtime.rpc import Tls
 from scm.client import ControllerClient
 
 _SCHEMA_VERSION = 1
-# Java's longs are Ozone's IDs.
+# Ozone's container IDs are longs in Java.
 _CONTAINER_ID_MAX = (1 << 63) - 1
-# Of one command; a list this long is worked down in several.
+# Container IDs of one command; a longer list needs several commands.
 IDS_MAX = 1_000_000
 
 P = ParamSpec("P")
@@ -36,7 +36,7 @@ P = ParamSpec("P")
 
 @dataclass(slots=True)
 class CommandResult:
-    """The document in the making."""
+    """Collects the result of a command, and prints it as text unless `as_json`."""
 
     command: str
     as_json: bool
@@ -46,7 +46,9 @@ class CommandResult:
     warnings: list[str] = field(default_factory=list)
 
     def fail(self, code: str, message: str, *, hint: str = "") -> None:
-        """Note an error; the command goes on, and ends with the status of the first."""
+        """Add an error. The command continues; unless a status is set already, it will
+        exit with FAILED.
+        """
         self.errors.append({"code": code, "message": message, "hint": hint})
         self.exit_status = self.exit_status or ExitCode.FAILED
         if not self.as_json:
@@ -55,18 +57,18 @@ class CommandResult:
                 click.echo(f"  {hint}", err=True)
 
     def warn(self, message: str) -> None:
-        """Add a warning; people see it on stderr at once."""
+        """Add a warning; without --json it is printed to stderr."""
         self.warnings.append(message)
         if not self.as_json:
             click.echo(f"warning: {message}", err=True)
 
-    def say(self, text: str) -> None:
-        """A line for people, on stdout."""
+    def print(self, text: str) -> None:
+        """Print a line to stdout; nothing with --json."""
         if not self.as_json:
             click.echo(text)
 
     def document(self) -> JsonObject:
-        """The one JSON document of the command."""
+        """The command's JSON document."""
         return {
             "schema_version": _SCHEMA_VERSION,
             "command": self.command,
@@ -79,9 +81,13 @@ class CommandResult:
 
 
 @contextmanager
-def answering(command: str, *, as_json: bool) -> Iterator[CommandResult]:
-    """Run a command's body and end with its exit status; with `as_json` its document is
-    printed, whatever happens.
+def command_result(command: str, *, as_json: bool) -> Iterator[CommandResult]:
+    """Run the body of a command, then exit with its status. With `as_json` the document
+    is printed even if the body fails.
+
+    Raises:
+        ReconcileError: the body raised it, without `as_json`.
+        KeyboardInterrupt: the command was interrupted, without `as_json`.
     """
     answer = CommandResult(command, as_json)
     try:
@@ -109,8 +115,8 @@ def json_option(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def controller_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Where the controller is; the command gets it as `controller`, ready to be called
-    and closed afterwards.
+    """Add the options for reaching the controller. The command gets a client as
+    `controller`, which is closed afterwards.
     """
 
     @click.option(
@@ -120,23 +126,27 @@ def controller_options(command: Callable[..., None]) -> Callable[..., None]:
         envvar="TREEFOLD_CONTROLLER",
         default="127.0.0.1:9896",
         show_default=True,
-        help="Where the controller listens; TREEFOLD_CONTROLLER in the environment says so too.",
+        help="The controller's address. Also set by TREEFOLD_CONTROLLER in the environment.",
     )
     @click.option(
         "--tls-cert",
         type=click.Path(dir_okay=False),
-        help="Our certificate, PEM. The three --tls options go together.",
+        help="The client certificate, PEM. Give all three --tls options or none.",
     )
-    @click.option("--tls-key", type=click.Path(dir_okay=False), help="Its key, PEM.")
+    @click.option(
+        "--tls-key",
+        type=click.Path(dir_okay=False),
+        help="The private key of --tls-cert, PEM.",
+    )
     @click.option(
         "--tls-ca",
         type=click.Path(dir_okay=False),
-        help="The authority that signed the controller's certificate, PEM.",
+        help="The certificate of the authority that signed the controller's, PEM.",
     )
     @click.option(
         "--insecure",
         is_flag=True,
-        help="Talk in the clear to a controller that is not on loopback.",
+        help="Allow a connection without TLS to a controller that is not on loopback.",
     )
     @wraps(command)
     def connected(
@@ -154,8 +164,8 @@ def controller_options(command: Callable[..., None]) -> Callable[..., None]:
                 address, tls=_tls(tls_cert, tls_key, tls_ca), insecure=insecure
             )
         except ReconcileError:
-            # Before the command's own body has begun, but under the same rules.
-            with answering(_name(), as_json=bool(options.get("as_json"))):
+            # The command's body has not begun, but --json still needs its document.
+            with command_result(_name(), as_json=bool(options.get("as_json"))):
                 raise
             return
         try:
@@ -178,8 +188,8 @@ def _check_address(address: str) -> None:
     try:
         check_address(address)
     except ValueError as error:
-        # A port beyond 65535 would be taken for another one, and a name without a port
-        # for anything.
+        # gRPC would use another port for one above 65535, and would accept a name
+        # without a port.
         raise UsageError(f"--controller: {error}") from error
 
 
@@ -193,12 +203,11 @@ def _tls(cert: str | None, key: str | None, ca: str | None) -> Tls | None:
 
 
 def container_ids(arguments: tuple[str, ...]) -> list[int]:
-    """The IDs given, or those on standard input where the one argument is `-`; in
-    order, each once.
+    """The container IDs in `arguments`, or on standard input if the only argument is
+    `-`; in order, without duplicates.
 
     Raises:
-        UsageError: none is given, or some are no positive integers: all of these are
-            named, and nothing is done.
+        UsageError: there are no IDs or too many, or some are not positive integers.
     """
     if not arguments:
         raise UsageError("Missing required parameter: '<container ID>'")
@@ -208,10 +217,10 @@ def container_ids(arguments: tuple[str, ...]) -> list[int]:
             texts = [line.strip() for line in sys.stdin if line.strip()]
         except UnicodeDecodeError as error:
             raise UsageError(
-                "standard input is no text: one container ID a line is expected"
+                "standard input is not text: one container ID per line is expected"
             ) from error
     if len(texts) > IDS_MAX:
-        raise UsageError(f"{len(texts)} container IDs, {IDS_MAX} at most")
+        raise UsageError(f"{len(texts)} container IDs are too many: {IDS_MAX} at most")
     invalid = [text for text in texts if not _is_id(text)]
     if invalid:
         named = " ".join(invalid[:100])
@@ -220,7 +229,7 @@ def container_ids(arguments: tuple[str, ...]) -> list[int]:
 
 
 def _is_id(text: str) -> bool:
-    # int() takes more than Ozone does: blanks, underscores, digits of other scripts.
+    # int() accepts more than Ozone: blanks, underscores, digits of other scripts.
     digits = text.removeprefix("+")
     return (
         digits.isascii()

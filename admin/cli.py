@@ -1,10 +1,9 @@
-"""The `treefold` command: gathers the command groups of all packages, each loaded when
-it is used.
+"""The `treefold` command, with the command groups of all packages.
 
-`treefold --help` must answer at once, so the names and summaries of the groups stand
-here and their modules, with RocksDB, gRPC and numpy behind them, are imported on first
-use. Errors raised on purpose end here as one sentence with a stable code, never as a
-traceback, and with the exit status that their class names.
+`treefold --help` must be fast, so this module has the groups' names and summaries. The
+groups' own modules import RocksDB, gRPC and numpy, and are loaded on first use. A
+ReconcileError ends the command with a message, its stable code and its exit status,
+without a traceback.
 """
 
 import os
@@ -19,25 +18,29 @@ from merkle.errors import ReconcileError
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
 
-# Of the extra `sweep`, which is all that a group of commands may lack.
-_OF_SWEEPS = ("jinja2", "pyarrow")
+# Packages of the extra `sweep`, which may be missing.
+_SWEEP_EXTRA = ("jinja2", "pyarrow")
 
 
 @dataclass(frozen=True, slots=True)
-class _Lazy:
-    """A command to be imported from `module:attribute` on use."""
+class _LazyCommand:
+    """A command that is imported from `module:attribute` on first use."""
 
     target: str
     summary: str
 
     def load(self) -> click.Command:
-        """Import the command; a missing extra is a usage error that names it."""
+        """Import the command.
+
+        Raises:
+            UsageError: the extra that the command needs is not installed.
+        """
         module, _, attribute = self.target.partition(":")
         try:
             command = getattr(import_module(module), attribute)
         except ModuleNotFoundError as error:
             missing = str(error.name).partition(".")[0]
-            if missing not in _OF_SWEEPS:
+            if missing not in _SWEEP_EXTRA:
                 raise
             raise UsageError(
                 f"{missing} is not installed", hint="pip install 'treefold[sweep]'"
@@ -46,25 +49,31 @@ class _Lazy:
         return command
 
 
-COMMANDS: Mapping[str, _Lazy] = {
-    "agent": _Lazy("dnagent.cli:agent", "The agent of one datanode: scan, serve, report, repair."),
-    "container": _Lazy(
-        "admin.containers:container", "Show containers, their replicas, and how these differ."
+COMMANDS: Mapping[str, _LazyCommand] = {
+    "agent": _LazyCommand(
+        "dnagent.cli:agent", "Run the agent of a datanode: scan, serve, report, repair."
     ),
-    "demo": _Lazy(
+    "container": _LazyCommand(
+        "admin.containers:container", "Show containers, their replicas and how they differ."
+    ),
+    "demo": _LazyCommand(
         "admin.demo.repair_demo:demo", "Heal damaged replicas of real containers, on loopback."
     ),
-    "doctor": _Lazy(
-        "admin.doctor:doctor", "Look at this machine and its volumes, touching nothing."
+    "doctor": _LazyCommand(
+        "admin.doctor:doctor", "Check this machine and its volumes; changes nothing."
     ),
-    "job": _Lazy("admin.jobs:job", "Show, watch and cancel the controller's jobs."),
-    "reconcile": _Lazy("admin.reconcile:reconcile", "Make the replicas of containers equal."),
-    "scan": _Lazy("admin.containers:scan", "Have agents read replicas and look for damage."),
-    "scm": _Lazy("scm.cli:scm", "The controller: take reports, compare replicas, run jobs."),
-    "sweep": _Lazy(
-        "admin.sweep:sweep", "Check every replica of a cluster in bulk, night by night."
+    "job": _LazyCommand("admin.jobs:job", "Show, follow and cancel the controller's jobs."),
+    "reconcile": _LazyCommand(
+        "admin.reconcile:reconcile", "Make the replicas of containers equal."
     ),
-    "tree": _Lazy("admin.tree:tree", "Build, show, compare and check trees offline."),
+    "scan": _LazyCommand("admin.containers:scan", "Order agents to scan replicas for damage."),
+    "scm": _LazyCommand(
+        "scm.cli:scm", "Run the controller: receive reports, compare replicas, run jobs."
+    ),
+    "sweep": _LazyCommand(
+        "admin.sweep:sweep", "Check every replica of a cluster in bulk, for example each night."
+    ),
+    "tree": _LazyCommand("admin.tree:tree", "Build, show, compare and check trees offline."),
 }
 
 
@@ -74,11 +83,11 @@ class Root(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all commands, ascending."""
+        """The names of all commands, sorted."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, imported now; None if there is none."""
+        """The command of this name, imported now; None if there is none."""
         return COMMANDS[cmd_name].load() if cmd_name in COMMANDS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -87,7 +96,7 @@ class Root(click.Group):
             formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; an error of ours becomes a message and an exit status."""
+        """Run the command; a ReconcileError becomes a message and an exit status."""
         try:
             return super().invoke(ctx)
         except ReconcileError as error:
@@ -105,7 +114,7 @@ class Root(click.Group):
 @click.pass_context
 def treefold(ctx: click.Context) -> None:
     """Reconcile the containers of Apache Ozone datanodes with Merkle trees."""
-    # Heavy, and of no use to --help.
+    # Imported here, because it is slow and --help does not need it.
     from runtime.progress import ProgressStyle
 
     ctx.obj = ProgressStyle(bars=sys.stderr.isatty() and "CI" not in os.environ)
@@ -113,8 +122,8 @@ def treefold(ctx: click.Context) -> None:
 
 def main() -> None:
     """The console script."""
-    # gRPC writes to stderr by itself, before and beside the error that we raise and
-    # name; read when it is imported.
+    # gRPC logs errors to stderr that we report ourselves. It reads this variable when
+    # it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     treefold.main(prog_name="treefold")
 

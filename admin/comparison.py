@@ -1,11 +1,11 @@
-"""A comparison of replicas as JSON."""
+"""The JSON object for a comparison of replicas."""
 
 from merkle.comparison import Comparison
 from runtime.output import JsonObject
 
 
 def comparison_json(compared: Comparison) -> JsonObject:
-    """The verdict and each difference, as every command that compares shows them."""
+    """The verdict and the differences, in the form that all commands use."""
     differences = []
     for difference in compared.differences:
         one: JsonObject = {"kind": difference.kind.value, "blockID": difference.block_id}

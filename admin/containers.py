@@ -1,5 +1,5 @@
-"""`treefold container`: what the controller knows of containers, and how their replicas
-differ.
+"""`treefold container` and `treefold scan`: show the containers that the controller
+knows, compare their replicas, order scans.
 """
 
 import time
@@ -9,7 +9,7 @@ from itertools import islice
 
 import click
 
-from admin.answer import answering, container_ids, controller_options, json_option
+from admin.answer import command_result, container_ids, controller_options, json_option
 from admin.comparison import comparison_json
 from merkle.comparison import Comparison, compare
 from merkle.errors import ReconcileError
@@ -31,31 +31,33 @@ _LIST_DEFAULT = 100
 
 @click.group()
 def container() -> None:
-    """Show containers, their replicas, and how these differ."""
+    """Show containers, their replicas and how they differ."""
 
 
 @container.command("list")
 @click.option(
     "--state",
     type=click.Choice([state.value for state in ContainerState]),
-    help="Only in this state.",
+    help="List only containers in this state.",
 )
-@click.option("--diverged", is_flag=True, help="Only containers whose replicas differ.")
+@click.option("--diverged", is_flag=True, help="Same as --comparison diverged.")
 @click.option(
     "--comparison",
     type=click.Choice([c.value for c in RootComparison]),
-    help="Only with this result of the comparison.",
+    help="List only containers with this result of comparing their roots.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(1),
     default=_LIST_DEFAULT,
     show_default=True,
-    help="At most so many.",
+    help="List at most this many.",
 )
-@click.option("--after", type=click.IntRange(0), default=0, help="Begin behind this container ID.")
+@click.option("--after", type=click.IntRange(0), default=0, help="Start after this container ID.")
 @click.option(
-    "--ids", is_flag=True, help="IDs alone, one a line: input for `treefold reconcile -`."
+    "--ids",
+    is_flag=True,
+    help="Print only IDs, one per line: the input of `treefold reconcile -`.",
 )
 @json_option
 @controller_options
@@ -70,8 +72,8 @@ def list_command(
     ids: bool,
     as_json: bool,
 ) -> None:
-    """List containers in ascending order of their IDs."""
-    with answering("container list", as_json=as_json) as answer:
+    """List containers by ascending ID."""
+    with command_result("container list", as_json=as_json) as answer:
         wanted = RootComparison.DIVERGED.value if diverged else comparison or ""
         views = list(
             islice(
@@ -82,7 +84,7 @@ def list_command(
         answer.data = {"containers": [container_json(view) for view in views], "more": more}
         if more:
             answer.warn(
-                f"there are more: go on with --after {views[-1].container_id}, or raise --limit"
+                f"there are more: continue with --after {views[-1].container_id}, or raise --limit"
             )
         if as_json:
             return
@@ -111,16 +113,19 @@ def list_command(
 @json_option
 @controller_options
 def info(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: bool) -> None:
-    """Show containers with all their replicas."""
-    with answering("container info", as_json=as_json) as answer:
-        asked = container_ids(arguments)
-        found = controller.get_containers(asked)
-        answer.data = [container_json(found[number]) for number in asked if number in found]
+    """Show containers with all their replicas.
+
+    IDs are arguments; with `-` they are read from standard input, one per line.
+    """
+    with command_result("container info", as_json=as_json) as answer:
+        requested = container_ids(arguments)
+        found = controller.get_containers(requested)
+        answer.data = [container_json(found[number]) for number in requested if number in found]
         if not as_json:
-            for number in asked:
+            for number in requested:
                 if number in found:
                     _print_container(found[number])
-        for number in asked:
+        for number in requested:
             if number not in found:
                 answer.fail("CONTAINER_NOT_FOUND", f"Container {number} is not known.")
 
@@ -132,14 +137,14 @@ def info(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: b
 def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
     """Compare the trees of a container's live replicas.
 
-    Fetches them from their agents, at the addresses that these reported, and says of
-    each difference who lacks what and who has it. UNRECOVERABLE is what trees tell:
-    good windows in a file whose record is lost are in no tree, and a reconciliation may
-    find them.
+    Fetches the trees from the agents, and lists for each difference the datanodes that
+    lack the data and those that have it. The verdict UNRECOVERABLE is preliminary: a
+    file whose block record is lost is in no tree, and a reconciliation may find good
+    data in it.
 
-    Exit status: 0 no differences, 3 differences, 1 a tree could not be had.
+    Exit status: 0 no differences, 3 differences, 1 a tree could not be fetched.
     """
-    with answering("container diff", as_json=as_json) as answer:
+    with command_result("container diff", as_json=as_json) as answer:
         [number] = container_ids((argument,))
         view = controller.get_containers([number]).get(number)
         if view is None:
@@ -152,13 +157,15 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
             return
         for replica in view.replicas:
             if not replica.is_live:
-                answer.warn(f"datanode {replica.datanode.peer} is silent and left out")
+                answer.warn(
+                    f"datanode {replica.datanode.peer} no longer reports and was not compared"
+                )
         trees, errors = fetch_trees(controller, view)
         for name, error in errors.items():
             answer.fail(error.code, f"datanode {name}: {error.message}", hint=error.hint)
         if errors:
-            # A verdict without one of the replicas could call lost what only that one
-            # holds.
+            # Without all replicas, the verdict could report data as lost that only the
+            # missing one holds.
             return
         compared = compare(trees)
         answer.data = comparison_json(compared)
@@ -171,7 +178,9 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
 def fetch_trees(
     controller: ControllerClient, view: ContainerStatus
 ) -> tuple[dict[str, ContainerTree], dict[str, ReconcileError]]:
-    """The trees of the live replicas, and why some could not be had; by datanode."""
+    """The trees of the live replicas, and the errors of those that could not be
+    fetched, by datanode.
+    """
     container_id = view.container_id
 
     def fetch(replica: ReplicaStatus) -> ContainerTree | ReconcileError:
@@ -200,8 +209,8 @@ def fetch_trees(
 
 
 def container_json(view: ContainerStatus) -> JsonObject:
-    """A container; an unknown root is null, which "0", the root of an empty tree, is
-    not.
+    """The JSON object for a container. An unknown root is null; "0" is the root of an
+    empty tree.
     """
     return {
         "containerID": view.container_id,
@@ -244,13 +253,13 @@ def has_invalid_replica(view: ContainerStatus) -> bool:
 
 
 def datanode_json(datanode: Datanode) -> JsonObject:
-    """As Ozone shows a datanode."""
+    """The JSON object for a datanode, with the keys that Ozone uses."""
     host = datanode.address.rpartition(":")[0].strip("[]")
     return {"id": datanode.peer, "hostname": datanode.hostname or host, "ipAddress": host}
 
 
 def root_of(replica: ContainerReplica) -> str | None:
-    """The root as it is shown; None where it is unknown."""
+    """The root in hexadecimal; None if it is unknown."""
     return None if replica.data_checksum is None else root_hex(replica.data_checksum)
 
 
@@ -263,7 +272,7 @@ def time_text(seconds: float) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """`3m ago`."""
+    """An age as text, for example `3m ago`."""
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds >= size:
             return f"{seconds / size:.0f}{unit} ago"
@@ -339,18 +348,18 @@ def _print_comparison(compared: Comparison, trees: dict[str, ContainerTree]) -> 
 @json_option
 @controller_options
 def scan(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: bool) -> None:
-    """Have agents read replicas and look for damage.
+    """Order agents to scan replicas for damage.
 
-    Orders a scan of every live replica of these containers and does not wait for it;
-    `treefold container info` shows state, root and time of the last scan. IDs are
-    arguments, or lines of standard input with `-`.
+    Orders a scan of every live replica of these containers, and does not wait for it.
+    `treefold container info` shows the state, the root and the time of the last scan.
+    IDs are arguments; with `-` they are read from standard input, one per line.
 
     Exit status: 0 ordered, 1 a container is not known, 2 usage, 7 controller
     unreachable.
     """
-    with answering("scan", as_json=as_json) as answer:
+    with command_result("scan", as_json=as_json) as answer:
         unknown, ordered = controller.scan(container_ids(arguments))
         answer.data = {"scansOrdered": ordered, "unknownContainerIDs": unknown}
-        answer.say(f"{ordered} scan{'' if ordered == 1 else 's'} ordered")
+        answer.print(f"{ordered} scan{'' if ordered == 1 else 's'} ordered")
         for number in unknown:
             answer.fail("CONTAINER_NOT_FOUND", f"Container {number} is not known.")

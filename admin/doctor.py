@@ -1,9 +1,9 @@
-"""`treefold doctor`: look at this machine and at a datanode's volumes, touching
-nothing.
+"""`treefold doctor`: check this machine and a datanode's volumes, without changing
+anything.
 
-What is read: the processor and libraries that the checksums will run on; each volume's
-VERSION, descriptors and lock; its database through a shadow outside the volume. What
-could be done with each volume is said in one word.
+It shows which libraries compute the checksums. Of each volume it reads VERSION,
+descriptors, lock and, through a shadow in a temporary folder, the database. For each
+volume it shows whether an agent could own it or only read it.
 """
 
 import platform
@@ -33,16 +33,14 @@ from runtime.errors import ConfigError, DatabaseError, DiskError
 from runtime.output import console, print_json, print_table
 
 LIBRARIES = ("rocksdict", "grpcio", "protobuf", "numpy", "fastcrc", "xxhash")
-# A site file of Ozone is some kilobytes; a larger one is something else.
+# A site file of Ozone has some kilobytes; a larger file is something else.
 _SITE_BYTES_MAX = 4 << 20
 _FINDINGS = 3
 
 
 @dataclass(slots=True)
 class VolumeDiagnosis:
-    """What was seen of one volume; `problems` are sentences, each a reason to look
-    closer.
-    """
+    """The state of one volume; `problems` are texts, each of which needs attention."""
 
     path: str
     datanode_id: str = ""
@@ -56,15 +54,15 @@ class VolumeDiagnosis:
 
     @property
     def possible(self) -> str:
-        """What an agent could do here now."""
+        """How an agent could open the volume now."""
         if not self.datanode_id:
             return "nothing"
         return "read-only" if self.holder_pid is not None or self.problems else "read-only or owner"
 
 
 def examine(path: Path, scratch: Path, database_volumes: Sequence[Path] = ()) -> VolumeDiagnosis:
-    """Look at one volume; whatever is wrong with it becomes a problem in the answer."""
-    seen, disk = VolumeDiagnosis(str(path)), Disk()
+    """Check one volume. Faults are in the diagnosis' `problems`."""
+    diagnosis, disk = VolumeDiagnosis(str(path)), Disk()
     try:
         volume = open_volume(
             path,
@@ -74,49 +72,48 @@ def examine(path: Path, scratch: Path, database_volumes: Sequence[Path] = ()) ->
             database_volumes=database_volumes,
         )
     except (VolumeError, DiskError) as error:
-        seen.problems.append(error.message)
-        return seen
+        diagnosis.problems.append(error.message)
+        return diagnosis
     with volume:
-        seen.datanode_id, seen.cluster_id = volume.datanode_id, volume.cluster_id
-        _examine_database(volume, seen)
+        diagnosis.datanode_id, diagnosis.cluster_id = volume.datanode_id, volume.cluster_id
+        _examine_database(volume, diagnosis)
         store = ContainerStore(volume, disk)
         for container_id in store.ids():
             try:
                 container = store.open(container_id)
             except ContainerUnsupportedError:
-                seen.not_supported += 1
+                diagnosis.not_supported += 1
                 continue
             except (ContainerNotFoundError, DescriptorError, DiskError) as error:
-                seen.states["UNREADABLE"] += 1
-                seen.problems.append(f"container {container_id}: {error.message}")
+                diagnosis.states["UNREADABLE"] += 1
+                diagnosis.problems.append(f"container {container_id}: {error.message}")
                 continue
             found = container.descriptor
-            seen.states[container.state.value] += 1
-            seen.erasure_coded += found.replica_index > 0
+            diagnosis.states[container.state.value] += 1
+            diagnosis.erasure_coded += found.replica_index > 0
             tree = container.metadata_folder / f"{container_id}.tree"
-            seen.without_tree += container.state.is_closed and not tree.exists()
-    return seen
+            diagnosis.without_tree += container.state.is_closed and not tree.exists()
+    return diagnosis
 
 
 def _volumes_of_site(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The data volumes and the dedicated database volumes that an `ozone-site.xml`
-    names.
+    """The data volumes and the dedicated database volumes in an `ozone-site.xml`.
 
     Raises:
-        ConfigError: there is no such file, or it is none that Hadoop would read.
+        ConfigError: the file is missing or is not a valid site file.
     """
     file = folder / "ozone-site.xml" if folder.is_dir() else folder
     try:
         raw = file.read_bytes()[: _SITE_BYTES_MAX + 1]
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}", path=str(file)) from error
-    # Entities have no use in a site file, and could make it expand without end.
+    # A site file needs no entities, and they could expand without limit.
     if len(raw) > _SITE_BYTES_MAX or b"<!DOCTYPE" in raw or b"<!ENTITY" in raw:
         raise ConfigError(
-            f"{file} is no site file: too large, or with a document type", path=str(file)
+            f"{file} is not a site file: it is too large or has a document type", path=str(file)
         )
     try:
-        # As text, so that no other encoding hides a document type.
+        # Parse text, not bytes: another encoding could hide a document type.
         root = ElementTree.fromstring(raw.decode())
     except (ElementTree.ParseError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not XML in UTF-8: {error}", path=str(file)) from error
@@ -130,7 +127,7 @@ def _volumes_of_site(folder: Path) -> tuple[list[Path], list[Path]]:
         )
     except ValueError as error:
         raise ConfigError(
-            f"{file} names a folder by what is no URL: {error}", path=str(file)
+            f"{file} has a folder that is not a valid URL: {error}", path=str(file)
         ) from error
     if not data:
         raise ConfigError(f"{file} does not set hdds.datanode.dir", path=str(file))
@@ -138,18 +135,18 @@ def _volumes_of_site(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _folders(value: str) -> list[Path]:
-    # Each may have a storage type in front, `[SSD]`, and be written as a file: URL.
+    # Each may have a storage type as prefix, such as `[SSD]`, and may be a file: URL.
     places = (place.strip().rpartition("]")[2] for place in value.split(",") if place.strip())
     return [Path(urlsplit(place).path if place.startswith("file:") else place) for place in places]
 
 
-def _examine_database(volume: Volume, seen: VolumeDiagnosis) -> None:
+def _examine_database(volume: Volume, diagnosis: VolumeDiagnosis) -> None:
     try:
         path = volume.database.path
     except DatabaseError as error:
-        seen.problems.append(error.message)
+        diagnosis.problems.append(error.message)
         return
-    seen.holder_pid = lock_holder(path / "LOCK")
+    diagnosis.holder_pid = lock_holder(path / "LOCK")
 
 
 @click.command()
@@ -158,18 +155,22 @@ def _examine_database(volume: Volume, seen: VolumeDiagnosis) -> None:
     "paths",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="A data volume; may be given again.",
+    help="The root of a data volume. May be repeated.",
 )
 @click.option(
     "--ozone-conf",
     type=click.Path(exists=True, path_type=Path),
-    help="A folder with ozone-site.xml, to find volumes by.",
+    help="ozone-site.xml or its folder: checks the volumes that it configures.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def doctor(paths: tuple[Path, ...], ozone_conf: Path | None, as_json: bool) -> None:
-    """Look at this machine and at a datanode's volumes, touching nothing.
+    """Check this machine and a datanode's volumes; changes nothing.
 
-    Exit status: 0 all well, 3 if something about a volume needs a closer look.
+    Shows which libraries compute the checksums. For each volume it shows the
+    containers, the process that uses it, and how an agent could open it: as owner or
+    read-only.
+
+    Exit status: 0 no problems, 3 a volume has problems.
     """
     volumes, databases = list(paths), list[Path]()
     if ozone_conf:
@@ -185,12 +186,12 @@ def doctor(paths: tuple[Path, ...], ozone_conf: Path | None, as_json: bool) -> N
         "machine": platform.machine(),
     }
     machine |= {name: version(name) for name in LIBRARIES}
-    healthy = not any(seen.problems for seen in examined)
+    healthy = not any(diagnosis.problems for diagnosis in examined)
     if as_json:
         data = {
             "machine": machine,
             "kernels": implementations(),
-            "volumes": [_as_json(seen) for seen in examined],
+            "volumes": [_as_json(diagnosis) for diagnosis in examined],
         }
         print_json({"schema_version": 1, "command": "doctor", "ok": healthy, "data": data})
     else:
@@ -198,18 +199,18 @@ def doctor(paths: tuple[Path, ...], ozone_conf: Path | None, as_json: bool) -> N
     click.get_current_context().exit(0 if healthy else _FINDINGS)
 
 
-def _as_json(seen: VolumeDiagnosis) -> dict[str, object]:
+def _as_json(diagnosis: VolumeDiagnosis) -> dict[str, object]:
     return {
-        "path": seen.path,
-        "datanodeID": seen.datanode_id,
-        "clusterID": seen.cluster_id,
-        "containers": dict(sorted(seen.states.items())),
-        "erasureCoded": seen.erasure_coded,
-        "closedWithoutTree": seen.without_tree,
-        "notSupported": seen.not_supported,
-        "holderPid": seen.holder_pid,
-        "possible": seen.possible,
-        "problems": seen.problems,
+        "path": diagnosis.path,
+        "datanodeID": diagnosis.datanode_id,
+        "clusterID": diagnosis.cluster_id,
+        "containers": dict(sorted(diagnosis.states.items())),
+        "erasureCoded": diagnosis.erasure_coded,
+        "closedWithoutTree": diagnosis.without_tree,
+        "notSupported": diagnosis.not_supported,
+        "holderPid": diagnosis.holder_pid,
+        "possible": diagnosis.possible,
+        "problems": diagnosis.problems,
     }
 
 
@@ -217,20 +218,20 @@ def _print(machine: dict[str, str], examined: list[VolumeDiagnosis]) -> None:
     out = console()
     out.print("  ".join(f"{name} {value}" for name, value in machine.items()))
     print_table(["checksum", "computed by"], implementations().items(), folded=["computed by"])
-    for seen in examined:
-        out.print(f"\nvolume {seen.path}")
-        if seen.datanode_id:
+    for diagnosis in examined:
+        out.print(f"\nvolume {diagnosis.path}")
+        if diagnosis.datanode_id:
             states = (
-                ", ".join(f"{count} {state}" for state, count in sorted(seen.states.items()))
+                ", ".join(f"{count} {state}" for state, count in sorted(diagnosis.states.items()))
                 or "none"
             )
-            out.print(f"  datanode    {seen.datanode_id} of cluster {seen.cluster_id}")
-            out.print(f"  containers  {states}; {seen.erasure_coded} erasure-coded")
-            if seen.not_supported:
-                out.print(f"  skipped     {seen.not_supported} of an older schema or layout")
-            out.print(f"  trees       {seen.without_tree} closed containers have none yet")
-            if seen.holder_pid is not None:
-                out.print(f"  in use      by process {seen.holder_pid or 'unknown'}")
-        out.print(f"  possible    {seen.possible}")
-        for problem in seen.problems:
+            out.print(f"  datanode    {diagnosis.datanode_id} of cluster {diagnosis.cluster_id}")
+            out.print(f"  containers  {states}; {diagnosis.erasure_coded} erasure-coded")
+            if diagnosis.not_supported:
+                out.print(f"  skipped     {diagnosis.not_supported} of an older schema or layout")
+            out.print(f"  trees       {diagnosis.without_tree} closed containers have none yet")
+            if diagnosis.holder_pid is not None:
+                out.print(f"  in use      by process {diagnosis.holder_pid or 'unknown'}")
+        out.print(f"  possible    {diagnosis.possible}")
+        for problem in diagnosis.problems:
             out.print(f"  problem     {problem}")

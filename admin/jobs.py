@@ -1,6 +1,4 @@
-"""`treefold job`: what the controller works at. The work goes on there; a terminal is
-only a window on it.
-"""
+"""`treefold job`: show, follow and cancel the controller's jobs."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +8,7 @@ import click
 from rich.live import Live
 from rich.table import Table
 
-from admin.answer import answering, controller_options, json_option
+from admin.answer import command_result, controller_options, json_option
 from admin.containers import age_text, time_text
 from merkle.outcome import FINAL_VERDICTS, Evidence, EvidenceKind, Verdict
 from protos.errors import ControllerUnavailableError
@@ -21,40 +19,44 @@ from scm.client import ControllerClient
 from scm.jobs import JobState
 from scm.views import JobStatus, OrderStatus
 
-# A watched job is asked for so often; a line goes to a log less often, see
-# LINE_EVERY_S.
+# Interval of requests for the state of watched jobs.
 _POLL_S = 0.25
-# Of many jobs watched at once, so many are asked for each time: they end in the order
-# they were made.
+# Jobs requested per interval: the oldest ones, which end first.
 _POLL_JOBS_MAX = 100
-# A controller that is restarted is back by then.
+# Longer than a restart of the controller takes.
 _AWAY_S = 60.0
-# Rows of a live table: more do not fit a terminal.
+# Rows of the live table; more do not fit a terminal.
 _LIVE_ROWS_MAX = 20
 
-# What leaves it open how replicas are, what one can do something about first.
-_DOUBTS = (
+# Evidence for the verdict UNKNOWN; what an operator can act on comes first.
+_UNKNOWN_EVIDENCE = (
     EvidenceKind.FILE_UNREADABLE,
     EvidenceKind.SOURCE_UNREACHABLE,
     EvidenceKind.DAMAGED_AGAIN,
     EvidenceKind.NO_ROOT,
     EvidenceKind.NOTHING_COMPARED,
 )
-# Reasons named in one line; `treefold job show` has them all.
-_DOUBTS_NAMED_MAX = 2
+# Reasons shown in one line; `treefold job show` has them all.
+_REASONS_SHOWN = 2
 
 
 @click.group()
 def job() -> None:
-    """Show, watch and cancel the controller's jobs."""
+    """Show, follow and cancel the controller's jobs."""
 
 
 @job.command("list")
 @click.option(
-    "--state", type=click.Choice([state.value for state in JobState]), help="Only in this state."
+    "--state",
+    type=click.Choice([state.value for state in JobState]),
+    help="List only jobs in this state.",
 )
 @click.option(
-    "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most so many."
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=50,
+    show_default=True,
+    help="List at most this many.",
 )
 @json_option
 @controller_options
@@ -62,7 +64,7 @@ def list_command(
     *, controller: ControllerClient, state: str | None, limit: int, as_json: bool
 ) -> None:
     """List jobs, newest first."""
-    with answering("job list", as_json=as_json) as answer:
+    with command_result("job list", as_json=as_json) as answer:
         jobs = controller.jobs(state=state or "", limit=limit)
         answer.data = {"jobs": [job_json(one) for one in jobs]}
         if not as_json:
@@ -74,8 +76,8 @@ def list_command(
 @json_option
 @controller_options
 def show(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
-    """Show one job with what each datanode did."""
-    with answering("job show", as_json=as_json) as answer:
+    """Show a job and what each datanode did for it."""
+    with command_result("job show", as_json=as_json) as answer:
         one = controller.job(job_id)
         answer.data = job_json(one)
         if not as_json:
@@ -90,14 +92,13 @@ def show(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
 def watch(
     output: ProgressStyle | None, *, controller: ControllerClient, job_id: str, as_json: bool
 ) -> None:
-    """Follow a job until it has ended.
+    """Follow a job until it ends.
 
-    Interrupting this leaves the job alone.
+    Interrupting this command does not stop the job.
 
-    Exit status: that of the job: 0 done, 1 failed, 4 damage beyond repair, 5 partly
-    done.
+    Exit status: 0 done, 1 failed, 4 damage beyond repair, 5 partly done.
     """
-    with answering("job watch", as_json=as_json) as answer:
+    with command_result("job watch", as_json=as_json) as answer:
         [one] = await_jobs(controller, [controller.job(job_id)], output or ProgressStyle())
         answer.data = job_json(one)
         answer.exit_status = exit_status_of([one])
@@ -112,15 +113,15 @@ def watch(
 def cancel(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
     """Cancel a job.
 
-    Agents stop after the window that they are writing. A job that has ended stays as it
-    is.
+    Agents stop after the window that they are writing. A job that has already ended is
+    not changed.
     """
-    with answering("job cancel", as_json=as_json) as answer:
+    with command_result("job cancel", as_json=as_json) as answer:
         one = controller.cancel(job_id)
         answer.data = job_json(one)
         if one.state.is_terminal and one.state is not JobState.CANCELLED:
-            answer.warn(f"job {job_id} had ended already: {one.state.value}")
-        answer.say(
+            answer.warn(f"job {job_id} had already ended: {one.state.value}")
+        answer.print(
             f"job {job_id} of container {one.container_id}: {one.state.value} {one.detail}".rstrip()
         )
 
@@ -128,51 +129,53 @@ def cancel(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
 def await_jobs(
     controller: ControllerClient, jobs: Sequence[JobStatus], output: ProgressStyle
 ) -> list[JobStatus]:
-    """The jobs once all have ended; until then their progress goes to stderr.
+    """Wait until all jobs have ended, with progress on stderr, and return them.
 
     Raises:
-        ControllerUnavailableError: the controller was away for longer than a restart
-            takes; its jobs go on.
+        ControllerUnavailableError: the controller was unreachable for longer than a
+            restart takes. The jobs continue.
     """
     latest = {one.job_id: one for one in jobs}
-    heard_s = time.monotonic()
-    with _telling(output) as tell:
+    answered_s = time.monotonic()
+    with _progress_reporter(output) as report:
         while True:
             waiting = [one for one in latest.values() if not one.state.is_terminal]
-            tell(list(latest.values()))
+            report(list(latest.values()))
             if not waiting:
                 return list(latest.values())
             time.sleep(_POLL_S)
             try:
                 for one in waiting[:_POLL_JOBS_MAX]:
                     latest[one.job_id] = controller.job(one.job_id)
-                heard_s = time.monotonic()
+                answered_s = time.monotonic()
             except ControllerUnavailableError:
-                if time.monotonic() - heard_s >= _AWAY_S:
+                if time.monotonic() - answered_s >= _AWAY_S:
                     raise
 
 
 @contextmanager
-def _telling(output: ProgressStyle) -> Iterator[Callable[[Sequence[JobStatus]], None]]:
-    """A live table on a terminal; else a line every ten seconds."""
+def _progress_reporter(output: ProgressStyle) -> Iterator[Callable[[Sequence[JobStatus]], None]]:
+    """A function that shows the jobs: a live table on a terminal, otherwise lines every
+    LINE_EVERY_S.
+    """
     if output.bars:
         with Live(console=console(stderr=True), transient=True, refresh_per_second=4) as live:
             yield lambda jobs: live.update(_live_table(jobs))
         return
-    said = time.monotonic()
+    reported_s = time.monotonic()
 
-    def tell(jobs: Sequence[JobStatus]) -> None:
-        nonlocal said
-        if time.monotonic() - said < LINE_EVERY_S:
+    def report(jobs: Sequence[JobStatus]) -> None:
+        nonlocal reported_s
+        if time.monotonic() - reported_s < LINE_EVERY_S:
             return
-        said = time.monotonic()
+        reported_s = time.monotonic()
         ended = sum(one.state.is_terminal for one in jobs)
         if len(jobs) > 1:
             click.echo(f"{ended} of {len(jobs)} jobs ended", err=True)
         for one in [one for one in jobs if not one.state.is_terminal][:_LIVE_ROWS_MAX]:
             click.echo(_progress_line(one), err=True)
 
-    yield tell
+    yield report
 
 
 def _live_table(jobs: Sequence[JobStatus]) -> Table:
@@ -204,15 +207,15 @@ def _progress_line(one: JobStatus) -> str:
 
 
 def _state_text(part: OrderStatus) -> str:
-    """`running`, and `running in round 2` where a peer's repair made another
-    reconciliation worth while.
+    """The state, with the round if there was more than one: a peer's repair may have
+    made another round worthwhile.
     """
     return part.state.value + (f" in round {part.round}" if part.round > 1 else "")
 
 
 def exit_status_of(jobs: Iterable[JobStatus]) -> int:
-    """One status for all: damage that remains, then what failed, then what was left
-    undone.
+    """One exit status for all jobs: UNRECOVERABLE if damage remains, otherwise FAILED,
+    PARTLY or 0.
     """
     ended = list(jobs)
     if any(one.verdict in FINAL_VERDICTS for one in ended):
@@ -224,39 +227,41 @@ def exit_status_of(jobs: Iterable[JobStatus]) -> int:
     return ExitCode.PARTLY if clean or partial else ExitCode.FAILED
 
 
-def doubt(one: JobStatus, *, has_blocks: bool) -> str:
-    """Why the verdict of a job is UNKNOWN, in one line: who gave no answer, then what
-    was found, the first of it.
+def unknown_reason(one: JobStatus, *, has_blocks: bool) -> str:
+    """Why the verdict of a job is UNKNOWN, in one line: first the peers that did not
+    answer, then other evidence.
 
-    `has_blocks` tells an empty container from one whose blocks are in no tree, since
-    nobody recorded their checksums.
+    `has_blocks` distinguishes an empty container from one whose blocks have no recorded
+    checksums.
     """
-    said_by: dict[str, list[str]] = {}
+    reported_by: dict[str, list[str]] = {}
     unsure = [part for part in one.orders if part.progress.verdict is Verdict.UNKNOWN]
     for part in unsure:
         for peer in part.progress.peers:
             if peer.outcome != "ok":
-                said_by.setdefault(f"{peer.outcome}: datanode {peer.peer}", []).append(part.peer)
-    for kind in _DOUBTS:
+                reported_by.setdefault(f"{peer.outcome}: datanode {peer.peer}", []).append(
+                    part.peer
+                )
+    for kind in _UNKNOWN_EVIDENCE:
         for part in unsure:
             for evidence in part.progress.evidence:
                 if evidence.kind == kind.value:
-                    said_by.setdefault(_evidence_text(evidence), []).append(part.peer)
-    reasons = [f"{text} (says {', '.join(dict.fromkeys(who))})" for text, who in said_by.items()]
+                    reported_by.setdefault(_evidence_text(evidence), []).append(part.peer)
+    reasons = [
+        f"{text} (reported by {', '.join(dict.fromkeys(who))})" for text, who in reported_by.items()
+    ]
     if any(
         e.kind == EvidenceKind.UNVERIFIABLE.value for part in unsure for e in part.progress.evidence
     ):
         held = (
-            "it holds what nobody recorded a checksum of"
+            "it holds data without recorded checksums"
             if has_blocks
-            else "no replica counts a block in it"
+            else "no replica reports any blocks"
         )
         reasons.append(f"{EvidenceKind.UNVERIFIABLE.value}: {held}")
-    more = (
-        f" and {len(reasons) - _DOUBTS_NAMED_MAX} more" if len(reasons) > _DOUBTS_NAMED_MAX else ""
-    )
-    named = "; ".join(reasons[:_DOUBTS_NAMED_MAX]) or "its datanodes do not say why"
-    # What agents say may hold a line break, or move the cursor.
+    more = f" and {len(reasons) - _REASONS_SHOWN} more" if len(reasons) > _REASONS_SHOWN else ""
+    named = "; ".join(reasons[:_REASONS_SHOWN]) or "its datanodes reported no reason"
+    # Texts from agents may contain line breaks or terminal control codes.
     named = "".join(c if c.isprintable() else " " for c in named)
     return f"{named}{more}: see `treefold job show {one.job_id}`"
 
@@ -317,7 +322,7 @@ def _evidence_json(evidence: Evidence) -> JsonObject:
 
 
 def print_jobs(jobs: Iterable[JobStatus]) -> None:
-    """A row a job."""
+    """Print a table with a row for each job."""
     rows = [
         (
             one.job_id,

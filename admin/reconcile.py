@@ -1,10 +1,10 @@
-"""`treefold reconcile`: make the replicas of containers equal, after the plan was shown
-and confirmed.
+"""`treefold reconcile`: print a plan, have it confirmed, and make the replicas of
+containers equal.
 
-With --status nothing is done: it shows what the datanodes last reported, with --json
-exactly in the shape of `ozone admin container reconcile --status`. One thing differs on
-purpose: where a replica's root is unknown, or there is nothing to compare with,
-`replicasMatch` is null, where Ozone says true.
+With --status it only shows what the datanodes last reported. Its JSON has the shape of
+`ozone admin container reconcile --status`, with one deliberate difference: if a root is
+unknown or there is nothing to compare with, `replicasMatch` is null, where Ozone has
+true.
 """
 
 import getpass
@@ -16,7 +16,13 @@ from collections.abc import Sequence
 
 import click
 
-from admin.answer import CommandResult, answering, container_ids, controller_options, json_option
+from admin.answer import (
+    CommandResult,
+    command_result,
+    container_ids,
+    controller_options,
+    json_option,
+)
 from admin.comparison import comparison_json
 from admin.containers import (
     container_json,
@@ -25,7 +31,7 @@ from admin.containers import (
     has_invalid_replica,
     root_of,
 )
-from admin.jobs import await_jobs, doubt, exit_status_of, job_json, print_jobs
+from admin.jobs import await_jobs, exit_status_of, job_json, print_jobs, unknown_reason
 from merkle.comparison import Comparison, compare
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
@@ -39,24 +45,25 @@ from scm.eligibility import INVALID_HINT, ContainerState, Eligibility
 from scm.policy import RootComparison
 from scm.views import ContainerStatus
 
-# Trees are fetched for a plan of so many containers; it shows so many rows to people.
+# A plan for more containers is made without fetching their trees.
 _PLAN_TREES_MAX = 20
+# Rows of the printed plan.
 _PLAN_ROWS_MAX = 100
 
 _BUSY = {Eligibility.ALREADY_RUNNING, Eligibility.QUEUE_FULL}
 _MATCH = {RootComparison.MATCH: True, RootComparison.DIVERGED: False}
-# Ozone's names for how many replicas there should be.
+# Ozone's names for replication factors.
 _FACTORS = {1: "ONE", 3: "THREE"}
 
 
 @click.command()
 @click.argument("arguments", metavar="ID... | -", nargs=-1)
-@click.option("--all-diverged", is_flag=True, help="All containers whose replicas differ.")
-@click.option("--status", is_flag=True, help="Show roots and whether they match; do nothing.")
-@click.option("--dry-run", is_flag=True, help="Show the plan; do nothing.")
-@click.option("--yes", is_flag=True, help="Do it without asking.")
-@click.option("--wait", is_flag=True, help="Wait for the jobs and show what came of them.")
-@click.option("--reason", default="", metavar="TEXT", help="Why; kept with the jobs.")
+@click.option("--all-diverged", is_flag=True, help="Reconcile all containers that diverged.")
+@click.option("--status", is_flag=True, help="Only show roots and whether they match.")
+@click.option("--dry-run", is_flag=True, help="Only show the plan.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--wait", is_flag=True, help="Wait for the jobs and show their results.")
+@click.option("--reason", default="", metavar="TEXT", help="A reason, stored with the jobs.")
 @json_option
 @controller_options
 @click.pass_obj
@@ -75,26 +82,23 @@ def reconcile(
 ) -> None:
     """Make the replicas of containers equal, repairing each from the others.
 
-    IDs are arguments, or lines of standard input with `-`. The plan comes first; what
-    changes data wants --yes, or a yes on a terminal. A plan is made by trees:
-    UNRECOVERABLE is a presumption there, since good windows in a file whose record is
-    lost are in no tree, and a reconciliation may find them.
+    IDs are arguments; with `-` they are read from standard input, one per line. The
+    plan is printed first. To continue, give --yes or confirm on a terminal. The verdict
+    UNRECOVERABLE in a plan is preliminary: a file whose block record is lost is in no
+    tree, and the reconciliation may find good data in it.
 
     Exit status: 0 done, 1 failed, 2 usage, 3 replicas differ (--status), 4 damage
     beyond repair, 5 partly done, 6 refused, 7 controller unreachable, 8 already
     running.
     """
     if status:
-        _status(
-            controller,
-            _asked(controller, arguments, all_diverged, as_json=as_json),
-            as_json=as_json,
-        )
+        requested = _requested_ids(controller, arguments, all_diverged, as_json=as_json)
+        _status(controller, requested, as_json=as_json)
         return
-    with answering("reconcile", as_json=as_json) as answer:
-        asked = _asked(controller, arguments, all_diverged, as_json=as_json)
-        outcomes = controller.reconcile(asked, dry_run=True)
-        views = controller.get_containers(asked)
+    with command_result("reconcile", as_json=as_json) as answer:
+        requested = _requested_ids(controller, arguments, all_diverged, as_json=as_json)
+        outcomes = controller.reconcile(requested, dry_run=True)
+        views = controller.get_containers(requested)
         wanted = [outcome for outcome in outcomes if outcome.ruling.is_ok]
         busy = [outcome for outcome in outcomes if outcome.job_id]
         compared = _compared(
@@ -114,38 +118,32 @@ def reconcile(
             answer.fail(
                 "refused",
                 "Nothing was changed: not confirmed.",
-                hint="add --yes to do it, or --dry-run to see the plan alone",
+                hint="add --yes to confirm, or --dry-run to see only the plan",
             )
             answer.exit_status = ExitCode.REFUSED
             return
-        # What was refused in the plan stays refused: only what was shown and confirmed
-        # is done.
+        # Do only what was shown and confirmed: containers refused in the plan stay
+        # refused.
+        container_ids = [outcome.container_id for outcome in wanted]
         started = controller.reconcile(
-            [outcome.container_id for outcome in wanted],
-            dry_run=False,
-            reason=reason,
-            requested_by=_who(),
+            container_ids, dry_run=False, reason=reason, requested_by=_who()
         )
         _note_refusals(answer, started, views)
         outcomes = [*started, *(outcome for outcome in outcomes if not outcome.ruling.is_ok)]
         answer.exit_status = _status_of(outcomes)
-        _tell_triggered(answer, outcomes)
+        _report_jobs(answer, outcomes)
         if wait:
-            _wait(
-                controller,
-                answer,
-                [outcome.job_id for outcome in outcomes if outcome.job_id],
-                output or ProgressStyle(),
-            )
+            job_ids = [outcome.job_id for outcome in outcomes if outcome.job_id]
+            _wait(controller, answer, job_ids, output or ProgressStyle())
 
 
-def _asked(
+def _requested_ids(
     controller: ControllerClient, arguments: tuple[str, ...], all_diverged: bool, *, as_json: bool
 ) -> list[int]:
     if not all_diverged:
         return container_ids(arguments)
     if arguments:
-        raise UsageError("either container IDs or --all-diverged, not both")
+        raise UsageError("give either container IDs or --all-diverged, not both")
     found: list[int] = [
         view.container_id
         for view in controller.containers(comparison=RootComparison.DIVERGED.value)
@@ -158,9 +156,7 @@ def _asked(
 def _compared(
     controller: ControllerClient, answer: CommandResult, views: Sequence[ContainerStatus]
 ) -> dict[int, Comparison]:
-    """What differs, by the trees that the agents hold now; of a long list the roots
-    have to do.
-    """
+    """Compare the agents' current trees of each container; nothing for a long list."""
     if len(views) > _PLAN_TREES_MAX:
         return {}
     found: dict[int, Comparison] = {}
@@ -171,7 +167,8 @@ def _compared(
                 f"container {view.container_id}: the plan lacks the tree of datanode {name}:"
                 f" {error.message}"
             )
-        # A plan without one of the replicas could call lost what only that one holds.
+        # Without all replicas, the plan could report data as lost that only the missing
+        # one holds.
         if not errors:
             found[view.container_id] = compare(trees)
     return found
@@ -195,7 +192,7 @@ def _plan_json(
 
 
 def _ordered(view: ContainerStatus) -> list[str]:
-    """Who would get an order: the live replicas that may be written."""
+    """The datanodes that would get an order: those with live, writable replicas."""
     return [r.datanode.peer for r in view.replicas if r.is_live and not r.replica.read_only]
 
 
@@ -240,7 +237,7 @@ def _work(view: ContainerStatus, compared: dict[int, Comparison]) -> str:
         )
     kinds = Counter(difference.kind.value for difference in comparison.differences)
     counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    # A reconciliation looks into files that are in no tree too.
+    # A reconciliation also reads files that are in no tree.
     presumed = " by the trees alone" if comparison.verdict is Verdict.UNRECOVERABLE else ""
     return f"{comparison.verdict.value}{presumed}{': ' if counted else ''}{counted}"
 
@@ -260,7 +257,7 @@ def _note_refusals(
     outcomes: Sequence[ReconcileResponse],
     views: dict[int, ContainerStatus],
 ) -> None:
-    """Say what was refused, in Ozone's words, and what can be done about it."""
+    """Report the refusals in Ozone's words, with hints."""
     for outcome in outcomes:
         if not outcome.ruling.is_ok:
             view = views.get(outcome.container_id)
@@ -290,18 +287,18 @@ def _refusal_status(refused: Sequence[ReconcileResponse]) -> int:
     return ExitCode.FAILED if names == {Eligibility.CONTAINER_NOT_FOUND} else ExitCode.REFUSED
 
 
-def _tell_triggered(answer: CommandResult, outcomes: Sequence[ReconcileResponse]) -> None:
-    """Which jobs there are now, and how many there are not, in Ozone's words."""
+def _report_jobs(answer: CommandResult, outcomes: Sequence[ReconcileResponse]) -> None:
+    """Print the jobs and the number of refusals, in Ozone's words."""
     started = [outcome for outcome in outcomes if outcome.ruling.is_ok]
     for outcome in started:
-        answer.say(
+        answer.print(
             f"Reconciliation has been triggered for container {outcome.container_id} (job"
             f" {outcome.job_id})"
         )
     failed = len(outcomes) - len(started)
     if started:
-        answer.say("")
-        answer.say(
+        answer.print("")
+        answer.print(
             'Use "treefold reconcile --status" to see the checksums of each container replica'
         )
     if failed and not answer.as_json:
@@ -326,7 +323,7 @@ def _wait(
     except KeyboardInterrupt:
         answer.fail(
             "interrupted",
-            "Interrupted; the jobs go on.",
+            "Interrupted; the jobs continue.",
             hint="treefold job list shows them, treefold job cancel JOB ends one",
         )
         answer.exit_status = ExitCode.INTERRUPTED
@@ -345,8 +342,8 @@ def _wait(
                 replica.replica.block_count for replica in view.replicas
             )
             answer.warn(
-                f"container {job.container_id}: not all is known:"
-                f" {doubt(job, has_blocks=has_blocks)}"
+                f"container {job.container_id}: the verdict is UNKNOWN:"
+                f" {unknown_reason(job, has_blocks=has_blocks)}"
             )
         if status == 0 and view is not None and view.compared.comparison is RootComparison.DIVERGED:
             answer.warn(
@@ -355,7 +352,7 @@ def _wait(
             status = ExitCode.PARTLY
     if not answer.as_json:
         print_jobs(jobs)
-    # A container that was under way already was waited for, and is no failure then.
+    # Waiting for a job that was running already is not a failure.
     others = {str(error["code"]) for error in answer.errors} - {Eligibility.ALREADY_RUNNING.value}
     if not others:
         answer.errors.clear()
@@ -369,25 +366,25 @@ def _comparison_text(view: ContainerStatus | None) -> str | None:
 
 
 def _who() -> str:
-    """Who asks, for the record; whoever has no name is nobody."""
+    """The user and host that are stored with a job."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError):
         return f"nobody@{socket.gethostname()}"
 
 
-def _status(controller: ControllerClient, asked: Sequence[int], *, as_json: bool) -> None:
-    """Ozone's own array with --json, a table for people; what could not be shown goes
-    to stderr either way.
+def _status(controller: ControllerClient, requested: Sequence[int], *, as_json: bool) -> None:
+    """Print the status as a table, or with --json as Ozone's array. Failures go to
+    stderr in both cases.
     """
     try:
-        views = controller.get_containers(asked)
+        views = controller.get_containers(requested)
     except ReconcileError:
         if as_json:
             click.echo(ozone_json([]))
         raise
     shown, failures = list[ContainerStatus](), list[str]()
-    for number in asked:
+    for number in requested:
         view = views.get(number)
         if view is None:
             failures.append(
@@ -466,8 +463,8 @@ def _print_status(shown: Sequence[ContainerStatus]) -> None:
 
 
 def ozone_json(value: object, indent: int = 0) -> str:
-    """JSON as Ozone's library prints it: `"key" : value`, arrays and objects opened on
-    one line, `[ ]` when empty.
+    """JSON in the layout of Ozone's library: `"key" : value`, brackets open on the same
+    line, and `[ ]` if empty.
     """
     if isinstance(value, dict):
         if not value:

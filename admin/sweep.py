@@ -1,14 +1,12 @@
-"""`treefold sweep`: check every replica of a cluster in bulk, and look at what earlier
-sweeps found.
+"""`treefold sweep`: check every replica of a cluster in bulk, and show earlier results.
 
-The summary goes to stdout, how the sweep goes on to stderr. All that is computed is in
-`spark`; this says it.
+Results go to stdout, progress to stderr. The packages `sweep` and `spark` do the work;
+this module parses options and prints.
 """
 
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -17,7 +15,7 @@ import pyarrow.compute as pc
 
 from admin.answer import controller_options
 from admin.demo.sweep_demo import demo
-from admin.engines import ENGINES, LOCAL, SPARK, chosen_engine
+from admin.engines import ENGINES, LOCAL, SPARK, open_engine
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
 from merkle.replica import TreeSource
@@ -28,27 +26,28 @@ from runtime.metrics import Kind, Metric, Metrics
 from runtime.output import print_json, print_line, print_table, size_text
 from runtime.progress import ProgressStyle, progress_sink
 from scm.client import ControllerClient
-from spark.pack import pack as make
+from spark.pack import pack as build_pack
 from sweep.engine import SweepRequest
 from sweep.model import FindingKind
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
-from sweep.report import write_report
-from sweep.run import sweep as carry_out
+from sweep.report import compare_sweeps, write_report
+from sweep.run import sweep as run_sweep
 
-# Shown to people; --json has them all.
+# Rows printed without --json.
 _ROWS_SHOWN = 50
 
+# Diverged containers in the document of `show --json`.
 _DETAILS_MAX = 100_000
 
-# Who asks the controller.
-_SWEEP = "treefold sweep"
+# Sent to the controller as the origin of a job.
+_REQUESTED_BY = "treefold sweep"
 
 _PLACES = ("container", "block", "offset")
 
 
 class _Folder(click.Path):
-    """A folder; an empty word, such as a variable that is not set, is not the one we
-    are in.
+    """A folder. An empty path, for example from an unset variable, must not mean the
+    current folder.
     """
 
     def convert(
@@ -57,7 +56,7 @@ class _Folder(click.Path):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> str | bytes | os.PathLike[str]:
-        """Refuse an empty path; otherwise as click.Path."""
+        """The path as click.Path converts it; an empty path is an error."""
         if not os.fspath(value):
             self.fail("it is empty", param, ctx)
         return super().convert(value, param, ctx)
@@ -68,7 +67,7 @@ _out = click.option(
     metavar="DIR",
     type=_Folder(file_okay=False, path_type=Path),
     required=True,
-    help="Where sweeps are kept: one folder for all nights.",
+    help="The folder of sweeps. Use the same one for every sweep of a cluster.",
 )
 
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
@@ -76,11 +75,11 @@ _json = click.option("--json", "as_json", is_flag=True, help="One JSON object on
 
 @click.group()
 def sweep() -> None:
-    """Check every replica of a cluster in bulk: roots first, then blocks and chunks of
-    what differs.
+    """Check every replica of a cluster in bulk: compare roots first, then the blocks
+    and chunks of replicas that differ.
 
-    `run` reads chunk tables that agents exported, or volumes; `show` and `compare` look
-    at what sweeps found.
+    `run` reads chunk tables that agents exported, or volumes. `show` and `compare`
+    print what earlier sweeps found.
     """
 
 
@@ -90,7 +89,7 @@ def sweep() -> None:
     "volumes",
     metavar="PATH",
     multiple=True,
-    help="Root of an Ozone volume, read in place.",
+    help="The root of an Ozone volume on this machine; opened read-only. May be repeated.",
 )
 @click.option(
     "--table",
@@ -98,8 +97,8 @@ def sweep() -> None:
     metavar="PATH",
     multiple=True,
     help=(
-        "A chunk table: a folder of exports, a Parquet file, a folder of Parquet files, or an s3://"
-        " address."
+        "A chunk table: a folder of exports, a Parquet file, or a folder of Parquet files. Also an"
+        " s3:// URL. May be repeated."
     ),
 )
 @click.argument("more", metavar="[PATH]...", nargs=-1)
@@ -109,8 +108,8 @@ def sweep() -> None:
     default=TreeSource.TREE.value,
     show_default=True,
     help=(
-        "Which truth of a volume is compared: stored trees (records where there is none), block"
-        " records, or all data read anew. Tables have theirs."
+        "Where the checksums of volumes come from: stored trees (block records if there is no"
+        " tree), block records, or reading all data. Tables name their own source."
     ),
 )
 @click.option(
@@ -118,31 +117,39 @@ def sweep() -> None:
     type=click.Choice(ENGINES),
     default=LOCAL,
     show_default=True,
-    help="Threads of this machine, or a Spark cluster; the answers are the same.",
+    help="Use the threads of this machine, or a Spark cluster. The results are the same.",
 )
 @click.option(
-    "--threads", type=click.IntRange(1, 1024), help="Threads of the local engine; as many as cores."
+    "--threads",
+    type=click.IntRange(1, 1024),
+    help="Threads of the local engine. Default: one per core.",
 )
 @click.option(
     "--master",
     metavar="URL",
-    help="The Spark master: local[*] if not said, spark://HOST:PORT, yarn, k8s://...",
+    help="The Spark master: spark://HOST:PORT, yarn, k8s://... Default: local[*].",
 )
 @click.option(
-    "--conf", "settings", metavar="KEY=VALUE", multiple=True, help="A setting of Spark's own."
+    "--conf",
+    "settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="A Spark setting. May be repeated.",
 )
 @click.option(
     "--pack",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
     help=(
-        "What `treefold sweep pack` made, for executors that have neither our code nor our"
-        " libraries."
+        "The output of `treefold sweep pack`, for Spark executors that do not have Treefold"
+        " installed."
     ),
 )
 @_out
 @click.option(
-    "--fresh", is_flag=True, help="Begin anew where a sweep over the same inputs was not finished."
+    "--fresh",
+    is_flag=True,
+    help="Start over instead of resuming an unfinished sweep of the same inputs.",
 )
 @click.option(
     "--keep",
@@ -150,14 +157,14 @@ def sweep() -> None:
     default=30,
     show_default=True,
     metavar="N",
-    help="SweepStore that stay in DIR.",
+    help="Sweeps that stay in DIR.",
 )
 @click.option(
     "--write-trees",
     is_flag=True,
     help=(
-        "Write all trees too, as the bytes of Ozone's tree files: DIR/trees, Parquet, a row a"
-        " replica. Those of two sweeps stay."
+        "Also write all trees to DIR/trees: Parquet files with the bytes of Ozone's tree files,"
+        " one row per replica. The trees of the last two sweeps stay."
     ),
 )
 @click.option(
@@ -165,8 +172,8 @@ def sweep() -> None:
     metavar="DATANODE",
     multiple=True,
     help=(
-        "A datanode that was taken out of the cluster on purpose, and is not missed where an"
-        " earlier sweep had it."
+        "A datanode that was removed from the cluster on purpose. Other datanodes that were in an"
+        " earlier sweep and have no input are reported as skipped. May be repeated."
     ),
 )
 @click.option(
@@ -174,14 +181,14 @@ def sweep() -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help=(
-        "Write figures for Prometheus' textfile collector: node_exporter reads FILE.prom in its"
-        " folder."
+        "Write metrics for the textfile collector of Prometheus' node_exporter, which reads *.prom"
+        " files in its folder."
     ),
 )
 @click.option(
     "--reconcile",
     is_flag=True,
-    help="Have the controller repair what can be repaired, within its own limits.",
+    help="Ask the controller to reconcile the REPAIRABLE containers, within its limits.",
 )
 @_json
 @controller_options
@@ -210,64 +217,47 @@ def run(
 ) -> None:
     """Compare all replicas in volumes and chunk tables.
 
-    Several tables may follow one --table. Open and erasure-coded replicas take no part.
-    What cannot be read is skipped by name and never taken for absent. DIR gets the
-    tables `roots`, `verdicts`, `findings` and `summary`, Parquet, partitioned by
-    sweep_id, and a report. Interrupted or killed, the same command goes on where it
-    was.
+    Several tables may follow one --table. Open and erasure-coded replicas are not
+    compared. Inputs that cannot be read are skipped and listed; their replicas never
+    count as missing. DIR receives an HTML report and the Parquet tables `roots`,
+    `verdicts`, `findings` and `summary`, partitioned by sweep_id. After an interruption
+    or a crash, the same command resumes the sweep.
 
     \b
-      treefold sweep run --table /exports/night --out /var/lib/treefold/sweeps treefold
-      sweep run --volume /data/hdds1 --volume /mnt/dn2/hdds1 --source data --out
-      /tmp/sweeps --json
+    Examples:
+      treefold sweep run --table /exports/night --out /var/lib/treefold/sweeps
+      treefold sweep run --volume /data/hdds1 --source data --out /tmp/sweeps --json
 
-    Exit status: 0 nothing found, 1 failed, 2 usage, 3 something diverged or is damaged,
-    5 nothing of that, but not all could be read, 8 another sweep writes to DIR, 130
-    interrupted.
+    Exit status: 0 no findings, 1 failed, 2 usage, 3 replicas diverged or are damaged, 5
+    none of that, but some input could not be read, 8 another sweep is running in DIR,
+    130 interrupted.
     """
-    if more and not tables:
-        raise UsageError(f"{more[0]}: say --table or --volume before it")
-    if not (tables or volumes):
-        raise UsageError("give something to sweep: --table or --volume")
-    if metrics_file is not None and not metrics_file.absolute().parent.is_dir():
-        raise UsageError(f"--metrics-file: there is no folder {metrics_file.absolute().parent}")
+    _check_paths(tables, volumes, more, metrics_file)
+    _check_engine(engine, threads=threads, master=master, settings=settings, pack=pack)
     request = SweepRequest(
         out, (*tables, *more), volumes, TreeSource(source), fresh, keep, write_trees, gone
     )
-    if engine == LOCAL and (master or settings or pack):
-        raise UsageError("--master, --conf and --pack are for --engine spark")
-    if pack and (master or "local").startswith("local"):
-        raise UsageError("--pack is for the executors of a cluster: name its --master")
-    if engine == SPARK and threads:
-        raise UsageError(
-            "--threads is for the local engine; a master in this process is --master 'local[N]'"
-        )
     spark = {"master": master} if master else {}
     sweeps = SweepStore(out, Disk())
     with (
-        progress_sink(output) as watcher,
-        chosen_engine(engine, out, threads, settings, pack=pack, **spark) as chosen,
+        progress_sink(output) as progress,
+        open_engine(engine, out, threads, settings, pack=pack, **spark) as chosen,
     ):
-        summary = carry_out(
-            request, chosen, watcher, report=lambda made: write_report(sweeps, made)
+        summary = run_sweep(
+            request, chosen, progress, report=lambda summary: write_report(sweeps, summary)
         )
-    report = sweeps.report(summary.sweep_id)
-    said = summary.json() | {"report": str(report)}
+    document = summary.json() | {"report": str(sweeps.report(summary.sweep_id))}
     refused: ReconcileError | None = None
     if reconcile:
         try:
-            said["reconcile"] = _reconciled(controller, sweeps, summary.sweep_id)
+            document["reconcile"] = _reconcile_repairable(controller, sweeps, summary.sweep_id)
         except ReconcileError as error:
             refused = error
     if as_json:
-        print_json(said)
+        print_json(document)
     else:
-        _print_summary(said)
-        _print_findings(sweeps, summary.sweep_id, said)
-        print_line(f"report: {report}")
-        if "reconcile" in said:
-            print_line(_given(said["reconcile"]))
-    # From here on the sweep is complete, and was told of.
+        _print_sweep(sweeps, summary.sweep_id, document)
+    # The sweep is complete and printed, so errors from here on do not hide it.
     if metrics_file is not None:
         _write_metrics(metrics_file, summary)
     if refused is not None:
@@ -280,9 +270,9 @@ def run(
 @_out
 @_json
 def show(sweep_id: str, out: Path, as_json: bool) -> int:
-    """Show what a sweep found, in all and by container.
+    """Show the summary and the findings of a sweep.
 
-    ID may be `latest`, or the beginning of an ID.
+    ID is the ID of a sweep, a unique prefix of one, or `latest`.
     """
     sweeps = SweepStore(out, Disk())
     sweep_id = sweeps.sweep(sweep_id)
@@ -301,17 +291,20 @@ def show(sweep_id: str, out: Path, as_json: bool) -> int:
 @_out
 @_json
 def compare(before: str, after: str, out: Path, as_json: bool) -> int:
-    """Say what is new, healed, or persists from sweep A to B.
+    """Compare the findings of two sweeps.
 
-    It is said by container and kind of finding. What A found in a container that B did
-    not see, or could not tell, is `unseen`: nobody knows whether it was healed. A
-    change in silence is of one night, and new in B or nothing.
+    Lists the findings that are new in B, persist since A, or were healed, by container
+    and kind. A finding of A is `unseen` if B did not read its container or could not
+    decide it. A silent change is an event between two sweeps: it is new in B or not
+    listed.
 
-    Exit status: 0 nothing new and nothing persists, 3 otherwise.
+    A and B are IDs of sweeps, unique prefixes, or `latest`.
+
+    Exit status: 0 nothing is new and nothing persists, 3 otherwise.
     """
     sweeps = SweepStore(out, Disk())
     earlier, later = sweeps.sweep(before), sweeps.sweep(after)
-    changes = compared(sweeps, earlier, later)
+    changes = compare_sweeps(sweeps, earlier, later)
     if as_json:
         lists = {
             name: [{"containerID": container_id, "kind": kind} for container_id, kind in places]
@@ -340,18 +333,18 @@ def compare(before: str, after: str, out: Path, as_json: bool) -> int:
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
-    help="Where to put them; what an earlier run put there is replaced.",
+    help="The folder for the two files; existing ones are replaced.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def pack(out: Path, *, as_json: bool) -> None:
-    """Pack our code and the libraries it needs for Spark executors.
+    """Pack Treefold and its libraries for Spark executors.
 
-    treefold.zip is our code, for --py-files; treefold-env.tar.gz holds the libraries of
-    this very installation, for --archives, made without a network. Executors need a
-    Python of the same minor version on the same kind of machine. `treefold sweep run
-    --engine spark --pack DIR` takes both along.
+    Writes treefold.zip with the code, for --py-files, and treefold-env.tar.gz with the
+    libraries of this installation, for --archives. No network is needed. Executors need
+    the same minor version of Python and the same kind of machine. `treefold sweep run
+    --engine spark --pack DIR` uses both files.
     """
-    packed = make(out, Disk())
+    packed = build_pack(out, Disk())
     if as_json:
         print_json(
             {
@@ -375,16 +368,59 @@ def _exit(ctx: click.Context, status: int) -> None:
     ctx.exit(status)
 
 
-def _reconciled(controller: ControllerClient, sweeps: SweepStore, sweep_id: str) -> JsonObject:
-    """Have the controller repair the repairable containers of a sweep; how many it
-    took, and why not the others.
+def _check_paths(
+    tables: tuple[str, ...],
+    volumes: tuple[str, ...],
+    more: tuple[str, ...],
+    metrics_file: Path | None,
+) -> None:
+    """Refuse a sweep of nothing, and metrics that cannot be written after it."""
+    if more and not tables:
+        raise UsageError(f"{more[0]}: put --table or --volume in front of it")
+    if not (tables or volumes):
+        raise UsageError("nothing to sweep: give --table or --volume")
+    if metrics_file is not None and not metrics_file.absolute().parent.is_dir():
+        raise UsageError(f"--metrics-file: there is no folder {metrics_file.absolute().parent}")
+
+
+def _check_engine(
+    engine: str,
+    *,
+    threads: int | None,
+    master: str | None,
+    settings: tuple[str, ...],
+    pack: Path | None,
+) -> None:
+    """Refuse options that are for the other engine."""
+    if engine == LOCAL and (master or settings or pack):
+        raise UsageError("--master, --conf and --pack are for --engine spark")
+    if pack and (master or "local").startswith("local"):
+        raise UsageError("--pack is for the executors of a cluster: give its --master")
+    if engine == SPARK and threads:
+        raise UsageError("--threads is for the local engine; with Spark use --master 'local[N]'")
+
+
+def _print_sweep(sweeps: SweepStore, sweep_id: str, document: JsonObject) -> None:
+    """What a sweep that has just ended found, for people."""
+    _print_summary(document)
+    _print_findings(sweeps, sweep_id, document)
+    print_line(f"report: {document['report']}")
+    if "reconcile" in document:
+        print_line(_reconcile_text(document["reconcile"]))
+
+
+def _reconcile_repairable(
+    controller: ControllerClient, sweeps: SweepStore, sweep_id: str
+) -> JsonObject:
+    """Request the reconciliation of a sweep's repairable containers. Returns the number
+    of jobs, and of refusals by reason.
     """
     verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id, ["container_id", "verdict"])
     repairable = verdicts.filter(pc.equal(verdicts["verdict"], Verdict.REPAIRABLE.value))[
         "container_id"
     ].to_pylist()
     outcomes = controller.reconcile(
-        sorted(repairable), dry_run=False, reason=f"sweep {sweep_id}", requested_by=_SWEEP
+        sorted(repairable), dry_run=False, reason=f"sweep {sweep_id}", requested_by=_REQUESTED_BY
     )
     refused = Counter(
         outcome.ruling.eligibility.value for outcome in outcomes if not outcome.job_id
@@ -392,54 +428,24 @@ def _reconciled(controller: ControllerClient, sweeps: SweepStore, sweep_id: str)
     return {"jobs": len(outcomes) - refused.total(), "refused": dict(sorted(refused.items()))}
 
 
-def _given(said: object) -> str:
-    assert isinstance(said, dict)
-    refused = "".join(f", {count} refused: {reason}" for reason, count in said["refused"].items())
-    return f"given to the controller: {said['jobs']} jobs{refused}; `treefold job list` shows them"
+def _reconcile_text(requested: object) -> str:
+    assert isinstance(requested, dict)
+    refused = "".join(
+        f", {count} refused: {reason}" for reason, count in requested["refused"].items()
+    )
+    return f"reconciliation: {requested['jobs']} jobs{refused}; `treefold job list` shows them"
 
 
 def exit_status(summary: Summary) -> int:
-    """What `run` ends with."""
+    """The exit status of `run`."""
     unread = summary.findings.get(FindingKind.UNREADABLE.value, 0)
     if summary.diverged or sum(summary.findings.values()) > unread:
         return ExitCode.FINDINGS
     return ExitCode.PARTLY if summary.skipped or unread else 0
 
 
-def compared(sweeps: SweepStore, before: str, after: str) -> Mapping[str, list[tuple[int, str]]]:
-    """What two sweeps found in containers, by what became of it: container and kind,
-    ascending.
-    """
-    earlier, later = _found(sweeps, before), _found(sweeps, after)
-    verdicts = sweeps.read(SweepTable.VERDICTS, after, ["container_id", "verdict"])
-    known = verdicts.filter(pc.not_equal(verdicts["verdict"], Verdict.UNKNOWN.value))
-    told = set(known["container_id"].to_pylist())
-    # A change in silence is an event of one night: it neither lasts nor heals.
-    events = {place for place in earlier | later if place[1] == FindingKind.SILENT_CHANGE.value}
-    gone = earlier - later - events
-    return {
-        "new": sorted((later - earlier) | (later & events)),
-        "persisting": sorted((later & earlier) - events),
-        "healed": sorted(place for place in gone if place[0] in told),
-        "unseen": sorted(place for place in gone if place[0] not in told),
-    }
-
-
-def _found(sweeps: SweepStore, sweep_id: str) -> set[tuple[int, str]]:
-    """Containers with the kinds of what diverged in them, or changed in silence."""
-    verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id, ["container_id", "diverged"])
-    diverged = verdicts.filter(verdicts["diverged"])["container_id"]
-    findings = sweeps.read(SweepTable.FINDINGS, sweep_id, ["container_id", "kind"])
-    counts = pc.is_in(findings["container_id"], value_set=diverged)
-    silent = pc.equal(findings["kind"], FindingKind.SILENT_CHANGE.value)
-    places = (
-        findings.filter(pc.or_(counts, silent)).group_by(["container_id", "kind"]).aggregate([])
-    )
-    return set(zip(places["container_id"].to_pylist(), places["kind"].to_pylist(), strict=True))
-
-
 def _print_summary(summary: JsonObject) -> None:
-    """A summary for people."""
+    """Print a summary as text."""
     print_line(
         f"sweep {summary['sweepID']} ({summary['engine']}, {summary['source']}): "
         f"{_number(summary['containers'])} containers, {_number(summary['replicas'])} replicas, "
@@ -469,9 +475,11 @@ def _print_findings(sweeps: SweepStore, sweep_id: str, summary: JsonObject) -> N
     findings = sweeps.read(SweepTable.FINDINGS, sweep_id)
     skipped = summary["skipped"]
     assert isinstance(skipped, list)
-    # The summary has named them.
-    told = [f"{one['input']}: {one['reason']}" for one in skipped]
-    findings = findings.filter(pc.invert(pc.is_in(findings["detail"], pa.array(told, pa.string()))))
+    # The summary lists skipped inputs already.
+    listed = [f"{one['input']}: {one['reason']}" for one in skipped]
+    findings = findings.filter(
+        pc.invert(pc.is_in(findings["detail"], pa.array(listed, pa.string())))
+    )
     for finding in findings.slice(0, _ROWS_SHOWN).to_pylist():
         places = (
             (name, finding[f"{name}_id" if name != "offset" else "chunk_offset"])
@@ -482,16 +490,16 @@ def _print_findings(sweeps: SweepStore, sweep_id: str, summary: JsonObject) -> N
         has_whose = finding["lacking"] or finding["sources"]
         detail = f": {finding['detail']}" if finding["detail"] else ""
         print_line(f"{where or 'input'}: {finding['kind']}{whose if has_whose else ''}{detail}")
-    _print_rest(findings.num_rows)
+    _print_rest(findings.num_rows, place="the table `findings`")
 
 
-def _print_rest(count: int) -> None:
+def _print_rest(count: int, *, place: str = "--json") -> None:
     if count > _ROWS_SHOWN:
-        print_line(f"and {count - _ROWS_SHOWN} more; --json has them all", style="dim")
+        print_line(f"and {count - _ROWS_SHOWN} more; {place} has them all", style="dim")
 
 
 def _details(sweeps: SweepStore, sweep_id: str) -> list[JsonObject]:
-    """The diverged containers with their findings."""
+    """The diverged containers with their findings, up to _DETAILS_MAX."""
     verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id)
     diverged = verdicts.filter(verdicts["diverged"]).slice(0, _DETAILS_MAX)
     findings = sweeps.read(SweepTable.FINDINGS, sweep_id)
@@ -531,7 +539,7 @@ SWEEP_METRICS = (
     Metric("sweep_finished_timestamp_seconds", Kind.GAUGE, "When the last sweep was complete."),
     Metric("sweep_duration_seconds", Kind.GAUGE, "How long the last sweep took."),
     Metric("sweep_rows", Kind.GAUGE, "Rows that the last sweep read."),
-    Metric("sweep_replicas", Kind.GAUGE, "Replicas that the last sweep saw."),
+    Metric("sweep_replicas", Kind.GAUGE, "Replicas that the last sweep read."),
     Metric("sweep_inputs_skipped", Kind.GAUGE, "Inputs that the last sweep could not read."),
     Metric(
         "sweep_containers", Kind.GAUGE, "Containers of the last sweep, by verdict.", ("verdict",)
@@ -541,7 +549,7 @@ SWEEP_METRICS = (
 
 
 def _write_metrics(path: Path, summary: Summary) -> None:
-    """The figures of the last sweep, for Prometheus' textfile collector.
+    """Write the metrics of a sweep in Prometheus' text format.
 
     Raises:
         DiskError: the file cannot be written.

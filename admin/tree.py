@@ -1,20 +1,23 @@
 """`treefold tree`: build, show, compare and check trees offline, from tree files,
 container folders and volumes.
 
-Volumes are opened read-only through a shadow of their database in a temporary folder:
-not a byte is written under them, and a live datanode may own them. Whatever is wrong
-with a container is said in its line; an error ends only that container, and the others
-still get theirs.
+Volumes are opened read-only, through a shadow of their database in a temporary folder,
+so a running datanode may use them. An error affects only its own container.
 """
 
 from contextlib import ExitStack
 
 import click
 
-from admin.tree_build import ReplicaTree, build_json, print_built, replica_tree
-from admin.tree_diff import ReplicaComparison, compare_replicas, comparison_json, print_comparisons
+from admin.tree_build import ReplicaTree, build_json, print_replica_trees, replica_tree
+from admin.tree_diff import (
+    ReplicaComparison,
+    compare_replicas,
+    print_comparisons,
+    replica_comparison_json,
+)
 from admin.tree_files import print_tree, stored_trees, tree_json
-from admin.tree_sources import ContainerFailures, containers_of, opened, paths_of, scan_progress
+from admin.tree_sources import ContainerFailures, containers_of, open_paths, paths_of, scan_progress
 from merkle.comparison import Comparison
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
@@ -31,10 +34,10 @@ _ids = click.option(
     metavar="ID",
     type=click.IntRange(0, (1 << 63) - 1),
     multiple=True,
-    help="Only this container; may be given again.",
+    help="Only this container. May be repeated.",
 )
 _json = click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object a line and container."
+    "--json", "as_json", is_flag=True, help="Print one JSON object per line, for each container."
 )
 
 
@@ -42,8 +45,8 @@ _json = click.option(
 def tree() -> None:
     """Build, show, compare and check trees offline.
 
-    PATH is the root of a volume or the folder of a container in one; show and check
-    also take tree files. Nothing is ever written there.
+    PATH is the root of a volume, or the folder of a container in a volume. `show` and
+    `check` also accept tree files. Nothing is changed.
     """
 
 
@@ -55,12 +58,12 @@ def tree() -> None:
     type=click.Choice([TreeSource.DATA.value, TreeSource.METADATA.value]),
     default=TreeSource.DATA.value,
     show_default=True,
-    help="Read all data and verify it, or believe the block records.",
+    help="Read and verify all data, or use the recorded checksums.",
 )
 @click.option(
     "--mapped",
     is_flag=True,
-    help="Map files in a worker process instead of copying what they hold.",
+    help="Map block files into the memory of a worker process instead of copying their data.",
 )
 @_json
 @click.pass_obj
@@ -72,22 +75,22 @@ def build(
     mapped: bool,
     as_json: bool,
 ) -> int:
-    """Build the trees of containers and say what is wrong.
+    """Build the trees of containers and list the findings.
 
-    The tombstones of the stored tree are laid over each. Notes are no faults.
+    Deleted blocks are taken from the stored tree. Notes are not findings.
 
-    Exit status: 0 nothing found, 3 findings, 1 a container could not be read.
+    Exit status: 0 no findings, 3 findings, 1 a container could not be read.
     """
     if mapped and TreeSource(source) is not TreeSource.DATA:
-        raise UsageError("--mapped says how data are read, and --source metadata reads none")
+        raise UsageError("--mapped needs --source data: --source metadata reads no data")
     built: list[tuple[str, ReplicaTree]] = []
-    with opened(paths_of(paths)) as places, ExitStack() as stack:
+    with open_paths(paths_of(paths)) as places, ExitStack() as stack:
         reader = stack.enter_context(MappedReader()) if mapped else None
         jobs = containers_of(places, ids)
         failures = ContainerFailures()
         with scan_progress("building", jobs, TreeSource(source), output) as on_bytes:
             for place, container_id in jobs:
-                with failures.caught(place.name, container_id):
+                with failures.catch(place.name, container_id):
                     one = replica_tree(
                         place.store.get(container_id), TreeSource(source), on_bytes, reader
                     )
@@ -95,7 +98,7 @@ def build(
                         print_json(build_json(one))
                     built.append((place.name, one))
     if not as_json:
-        print_built(built)
+        print_replica_trees(built)
     return failures.exit_status(found=any(one.findings for _, one in built))
 
 
@@ -104,15 +107,15 @@ def build(
 @_ids
 @_json
 def show(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
-    """Show stored trees: root, blocks, chunks, tombstones.
+    """Show stored trees: root, blocks, chunks and deleted blocks.
 
-    Exit status: 0 shown, 1 a tree is not there or could not be read.
+    Exit status: 0 shown, 1 a tree is missing or could not be read.
     """
     failures = ContainerFailures()
     with stored_trees(paths, ids) as files:
         for file in files:
-            with failures.caught(file.name, file.container_id):
-                container_id, stored = file.parsed()
+            with failures.catch(file.name, file.container_id):
+                container_id, stored = file.parse()
                 if as_json:
                     print_json(tree_json(container_id, stored))
                 else:
@@ -127,22 +130,22 @@ def show(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
 def check(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
     """Verify stored trees.
 
-    Order, ranges, limits, all sums, and the root against the volume's database.
+    Checks order, ranges, limits and all checksums, and compares the root with the
+    volume's database. A wrong tree is listed with its reasons.
 
-    Exit status: 0 all are right, 3 some are not, each with its reasons.
+    Exit status: 0 all trees are right, 3 some are not, 1 a tree could not be read.
     """
     failures, rows, wrong = ContainerFailures(), [], False
     with stored_trees(paths, ids) as files:
         for file in files:
-            with failures.caught(file.name, file.container_id):
-                checked = file.checked()
+            with failures.catch(file.name, file.container_id):
+                checked = file.check()
                 wrong = wrong or bool(checked.reasons)
                 if as_json:
                     print_json(checked.json(file.path))
                 else:
                     verdict = ", ".join(checked.reasons) or "right"
-                    # A file that is no tree and is not named by a number tells no
-                    # container.
+                    # If a file is not a tree, its name may not contain an ID either.
                     which = "unknown" if checked.container_id is None else checked.container_id
                     rows.append((which, checked.root, verdict, "; ".join(checked.notes), file.name))
     if not as_json:
@@ -159,10 +162,7 @@ def check(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
     type=click.Choice([source.value for source in TreeSource]),
     default=TreeSource.DATA.value,
     show_default=True,
-    help=(
-        "Read all data and compare what it is, believe the block records, or compare the stored"
-        " trees."
-    ),
+    help=("Read and verify all data, use the recorded checksums, or compare the stored trees."),
 )
 @_json
 @click.pass_obj
@@ -171,16 +171,15 @@ def diff_command(
 ) -> int:
     """Compare the replicas of containers.
 
-    Says of each difference who lacks what and who has it, and of each container what
-    can be done. Given a folder of a container, only that container is compared.
-    Erasure-coded replicas hold different parts by design: they are not compared, and
-    their verdict is unknown, as is that of a container with one replica here. Nor is a
-    container where a replica cannot be read: that replica is named with the reason.
+    Lists for each difference the replicas that lack the data and those that have it,
+    and for each container a verdict. If a PATH is the folder of a container, only that
+    container is compared.
 
-    Verdicts: MATCH, REPAIRABLE, UNRECOVERABLE, CONFLICT, UNKNOWN. With --source data,
-    UNRECOVERABLE is what `treefold reconcile` would come to: it takes good windows
-    wherever they are, also out of a file whose record is lost. By records or stored
-    trees alone it is a presumption. Records that contradict each other, a conflict too,
+    Verdicts: MATCH, REPAIRABLE, UNRECOVERABLE, CONFLICT, UNKNOWN. A container is
+    UNKNOWN if it is erasure-coded, has only one replica here, or has a replica that
+    cannot be read; the reason is shown. With --source data, UNRECOVERABLE is also the
+    verdict of `treefold reconcile`, which finds good data even in files whose record is
+    lost. With other sources it is preliminary. Contradicting records, also a CONFLICT,
     show only in a reconciliation.
 
     Exit status: 0 no differences, 3 differences, 1 a replica could not be read.
@@ -188,7 +187,7 @@ def diff_command(
     if len(set(paths)) < 2 or len(set(paths)) < len(paths):
         raise UsageError("give two or more different paths to compare")
     failures, compared = ContainerFailures(), list[ReplicaComparison]()
-    with opened(paths_of(paths)) as places:
+    with open_paths(paths_of(paths)) as places:
         folders = tuple(place.container_id for place in places if place.container_id is not None)
         jobs = containers_of(places, ids or folders)
         with scan_progress("comparing", jobs, TreeSource(source), output) as on_bytes:
@@ -204,10 +203,10 @@ def diff_command(
                             raise built.unread
                         replicas[place.name] = built
                     except ReconcileError as error:
-                        failures.tell(place.name, container_id, error)
+                        failures.report(place.name, container_id, error)
                         unread[place.name] = error.message
-                # A verdict without one of the replicas could call lost what only that
-                # one holds.
+                # Without all replicas, the verdict could report data as lost that only
+                # the missing one holds.
                 if unread:
                     one = ReplicaComparison(
                         Comparison(container_id, Verdict.UNKNOWN), unread=unread
@@ -220,7 +219,7 @@ def diff_command(
                     files = {name: stores[name].get(container_id) for name in live}
                     one = compare_replicas(container_id, live, files)
                 if as_json:
-                    print_json(comparison_json(one))
+                    print_json(replica_comparison_json(one))
                 compared.append(one)
     if not as_json:
         print_comparisons(compared)

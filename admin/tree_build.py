@@ -1,4 +1,6 @@
-"""`treefold tree build`: the tree of a replica, from data, records or tree file."""
+"""`treefold tree build`: the tree of a replica, from data, block records or tree
+file.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +21,7 @@ from runtime.output import JsonObject, print_line, print_table
 
 @dataclass(frozen=True)
 class ReplicaTree:
-    """One replica's tree, from whatever source, and what was met on the way."""
+    """The tree of a replica from one source, with findings and notes."""
 
     container_id: ContainerId
     state: str
@@ -30,7 +32,7 @@ class ReplicaTree:
     notes: tuple[str, ...] = ()
     bad_windows: Mapping[tuple[BlockId, int], frozenset[int]] = field(default_factory=dict)
     deleted: bool = False
-    # Why the tree does not tell what the replica holds.
+    # Why the content of the replica is unknown; None if it is known.
     unread: ReconcileError | None = None
 
 
@@ -59,37 +61,37 @@ def replica_tree(
 def _unread_blocks(
     container: Container, source: TreeSource, found: ReplicaSnapshot
 ) -> ReconcileError | None:
-    """Why nothing is known of what a replica holds, which must not pass for nothing;
-    None where it is known.
+    """Why the content of a replica is unknown, which is not the same as empty; None if
+    it is known.
     """
     if found.source is not None and found.state is not None:
         return None
-    # A container whose folder is lost does hold nothing.
+    # A container without a folder is known to be empty.
     if source is not TreeSource.TREE and not container.disk.is_folder(container.folder):
         return None
-    # By its stored tree alone a replica is not scanned.
+    # With the source TREE the replica is not scanned, so it has faults, not findings.
     why = "; ".join(one.detail for one in found.findings or found.faults if one.block_id is None)
     if found.state is None:
         return DescriptorError(why or "the descriptor cannot be read")
     if source is not TreeSource.TREE:
         return DatabaseError(why)
-    # One that was never built is no fault, and of such a tree nothing counts as
+    # A tree that was never built is not a fault, and its blocks do not count as
     # missing.
     return TreeRefusedError(UNREADABLE, why) if why else None
 
 
 def _surplus_bytes(container: Container) -> Iterator[str]:
-    """What lies behind the last recorded chunk of a block: no fault, and never cut off,
-    but worth a word.
+    """Notes on blocks with bytes after their last recorded chunk. These are not a
+    fault and are never cut off.
     """
-    # What cannot be read is a finding already.
+    # Unreadable blocks are findings already.
     with suppress(DatabaseError, RecordInvalidError):
         for block_id in container.block_ids():
             with suppress(DiskError, RecordInvalidError):
                 record = container.record(block_id)
                 if record is not None and (length_bytes := container.unrecorded_bytes(record)):
                     yield (
-                        f"block {block_id} has {length_bytes} bytes behind its last recorded chunk"
+                        f"block {block_id} has {length_bytes} bytes after its last recorded chunk"
                     )
 
 
@@ -112,7 +114,7 @@ def _finding_json(finding: Finding) -> JsonObject:
     return {key: value for key, value in parts.items() if value is not None}
 
 
-def print_built(built: Sequence[tuple[str, ReplicaTree]]) -> None:
+def print_replica_trees(built: Sequence[tuple[str, ReplicaTree]]) -> None:
     rows = []
     for name, one in built:
         shown = build_json(one)

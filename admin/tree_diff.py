@@ -1,9 +1,10 @@
-"""`treefold tree diff`: the replicas of one container side by side."""
+"""`treefold tree diff`: compare the replicas of one container."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from admin.comparison import comparison_json
 from admin.tree_build import ReplicaTree
 from admin.tree_sources import place_text
 from merkle.comparison import Comparison, UnrecordedCopies, compare, unrecorded_copies
@@ -22,10 +23,10 @@ from runtime.output import JsonObject, print_line, print_table
 
 @dataclass(frozen=True, slots=True)
 class ReplicaComparison:
-    """The replicas of one container side by side.
+    """The comparison of one container's replicas.
 
-    Where some are `unread`, by the paths given and each with the reason, none are
-    compared.
+    `unread` has the replicas that could not be read, by path, with the reasons. If
+    there are any, no replicas are compared.
     """
 
     comparison: Comparison
@@ -35,8 +36,8 @@ class ReplicaComparison:
 def compare_replicas(
     container_id: ContainerId, replicas: Mapping[str, ReplicaTree], files: Mapping[str, Container]
 ) -> ReplicaComparison:
-    """Compare the replicas by their trees, and by the files that decide what trees
-    leave open.
+    """Compare replicas by their trees. Where a block record is lost, the block's files
+    are read as well.
     """
     if any(replica.replica_index for replica in replicas.values()):
         return _not_compared(container_id, "erasure-coded: replicas differ by design")
@@ -62,8 +63,8 @@ def _not_compared(container_id: ContainerId, why: str) -> ReplicaComparison:
 
 
 def _lost_places(replica: ReplicaTree, container: Container) -> frozenset[ChunkPlace]:
-    """The recorded chunks of which a scan found not a byte."""
-    # A database that cannot be read is a finding already.
+    """The recorded chunks of which a scan found no data at all."""
+    # An unreadable database is a finding already.
     with suppress(DatabaseError, RecordInvalidError):
         lost = lost_chunks(container, replica.tree)
         return frozenset((block_id, at) for block_id, offsets in lost.items() for at in offsets)
@@ -73,9 +74,11 @@ def _lost_places(replica: ReplicaTree, container: Container) -> frozenset[ChunkP
 def _bad_windows(
     copies: UnrecordedCopies, files: Mapping[str, Container]
 ) -> Iterator[tuple[str, frozenset[int]]]:
-    """The bad windows of each readable file, by the record of another replica."""
+    """The bad windows of each readable file, checked against another replica's
+    record.
+    """
     record = None
-    # Without a record nothing can be proven; that there is one is known from a scan.
+    # The scan found the record; if it has become unreadable, nothing can be verified.
     with suppress(DatabaseError, RecordInvalidError):
         record = files[copies.recorder].record(copies.block_id)
     chunk = record.by_offset.get(copies.offset) if record else None
@@ -87,20 +90,8 @@ def _bad_windows(
             yield name, frozenset(bad_windows(chunk, data))
 
 
-def comparison_json(compared: ReplicaComparison) -> JsonObject:
-    differences = []
-    for difference in compared.comparison.differences:
-        one: JsonObject = {"kind": difference.kind.value, "blockID": difference.block_id}
-        if difference.offset is not None:
-            one["offset"] = difference.offset
-        differences.append(
-            one | {"lacking": list(difference.lacking), "sources": list(difference.sources)}
-        )
-    shown: JsonObject = {
-        "containerID": compared.comparison.container_id,
-        "verdict": compared.comparison.verdict.value,
-        "differences": differences,
-    }
+def replica_comparison_json(compared: ReplicaComparison) -> JsonObject:
+    shown = comparison_json(compared.comparison)
     if compared.unread:
         shown["unread"] = [
             {"replica": name, "reason": reason} for name, reason in compared.unread.items()

@@ -1,4 +1,4 @@
-"""`treefold tree show` and `check`: tree files, in volumes or by themselves."""
+"""`treefold tree show` and `check`: tree files, inside or outside of volumes."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from admin.tree_sources import containers_of, opened, paths_of
+from admin.tree_sources import containers_of, open_paths, paths_of
 from merkle.check import check_tree
 from merkle.errors import TreeRefusedError
 from merkle.tree import ContainerId, ContainerTree, root_hex
@@ -19,25 +19,32 @@ from runtime.output import JsonObject, print_line, print_table
 
 @dataclass(frozen=True, slots=True)
 class LocatedTreeFile:
-    """A tree file: in a volume, with the root that the database has for it, or by
-    itself.
-    """
+    """A tree file. If it is in a volume, `container` is its container."""
 
     name: str
     path: Path
     container_id: ContainerId | None
     container: Container | None = None
 
-    def parsed(self) -> tuple[ContainerId, ContainerTree]:
-        """The container and the tree in the file; TreeRefusedError, DiskError."""
+    def parse(self) -> tuple[ContainerId, ContainerTree]:
+        """The container ID and the tree in the file.
+
+        Raises:
+            TreeRefusedError: the file is not a valid tree.
+            DiskError: the file cannot be read.
+        """
         raw = Disk().read(self.path)
         container_id = (
             self.container_id if self.container_id is not None else container_id_of_tree(raw)
         )
         return container_id, tree_from_bytes(raw, container_id)
 
-    def checked(self) -> "TreeFileCheck":
-        """The file's tree held against every rule and the recorded root."""
+    def check(self) -> "TreeFileCheck":
+        """Check the tree against all rules, and its root against the database.
+
+        Raises:
+            DiskError: the file cannot be read.
+        """
         checked = TreeFileCheck(self.container_id)
         recorded = None
         if self.container is not None:
@@ -47,7 +54,8 @@ class LocatedTreeFile:
                 checked.notes.append(error.message)
         length = Disk().length(self.path)
         if length is None:
-            # Ozone builds a tree in its own time; one that had a root once is lost.
+            # Ozone builds trees later than containers. With a root in the database, the
+            # tree existed and is lost.
             if recorded is not None:
                 checked.reasons.append("missing")
             else:
@@ -57,7 +65,7 @@ class LocatedTreeFile:
             checked.reasons.append("empty")
             return checked
         try:
-            checked.container_id, stored = self.parsed()
+            checked.container_id, stored = self.parse()
             if stored.data_checksum is None:
                 checked.notes.append("the tree has no root: only deletions were recorded so far")
             else:
@@ -75,8 +83,8 @@ class LocatedTreeFile:
 
 @dataclass(slots=True)
 class TreeFileCheck:
-    """What came of checking one tree file; it is right where there are no reasons
-    against it.
+    """The result of checking one tree file, which is right if there are no
+    `reasons`.
     """
 
     container_id: ContainerId | None
@@ -97,11 +105,11 @@ class TreeFileCheck:
 
 @contextmanager
 def stored_trees(names: Sequence[str], ids: Sequence[int]) -> Iterator[list[LocatedTreeFile]]:
-    """The tree files that the paths stand for: files themselves, or those of
-    containers.
+    """The tree files at these paths: files, or those of containers in volumes. With
+    `ids`, only those of these containers.
     """
     files = [name for name in names if os.path.isfile(name)]
-    with opened(paths_of([name for name in names if name not in files])) as places:
+    with open_paths(paths_of([name for name in names if name not in files])) as places:
         found = [_lone_file(name) for name in files]
         lone = {file.container_id for file in found}
         for place, container_id in (
@@ -113,7 +121,9 @@ def stored_trees(names: Sequence[str], ids: Sequence[int]) -> Iterator[list[Loca
 
 
 def _lone_file(name: str) -> LocatedTreeFile:
-    """A file by itself; its name tells the container, else its content does."""
+    """A tree file outside of a volume. Its container ID is in its name, otherwise in
+    its content.
+    """
     stem = Path(name).name.removesuffix(".tree")
     named = ContainerId(int(stem)) if stem.isascii() and stem.isdigit() and len(stem) < 20 else None
     return LocatedTreeFile(name, Path(name), named)

@@ -1,4 +1,4 @@
-"""What the `tree` commands read: volumes, and containers in them, by their paths."""
+"""Open the volumes and containers that the paths of the `tree` commands name."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +19,13 @@ from runtime.errors import DatabaseError, DiskError
 from runtime.exit_codes import ExitCode
 from runtime.progress import BYTES, ProgressStyle, progress_sink
 
-# A container whose descriptor cannot be read has some state, which nobody can tell.
+# The state of a container whose descriptor cannot be read.
 STATE_UNKNOWN = "UNKNOWN"
 
 
 @dataclass(frozen=True, slots=True)
 class TreePath:
-    """One PATH as given: a volume, or one container in it."""
+    """A PATH argument: the root of a volume, or one container in it."""
 
     name: str
     root: Path
@@ -34,7 +34,7 @@ class TreePath:
 
 @dataclass(frozen=True, slots=True)
 class OpenPath:
-    """A PATH with its volume open."""
+    """A PATH argument whose volume is open."""
 
     name: str
     store: ContainerStore
@@ -47,14 +47,14 @@ def paths_of(names: Sequence[str]) -> list[TreePath]:
 
 def _path(name: str) -> TreePath:
     try:
-        # Absolute, so that a container's folder can be told by those above it.
+        # Absolute, because a container's folder is recognized by its parent folders.
         path = Path(name or "/nothing/").resolve(strict=True)
     except (OSError, RuntimeError) as error:
         raise VolumeError(
             f"there is nothing at {name}", reason="path_missing", path=name
         ) from error
     if not path.is_dir():
-        raise VolumeError(f"{name} is no folder", reason="not_a_folder", path=name)
+        raise VolumeError(f"{name} is not a folder", reason="not_a_folder", path=name)
     found = container_of_folder(path)
     if found is not None:
         return TreePath(name, *found)
@@ -62,7 +62,7 @@ def _path(name: str) -> TreePath:
         raise VolumeError(
             f"{name} is the folder of a container outside of a volume",
             hint=(
-                "Its block records are in the database of its volume; give it where it lies in one."
+                "Its block records are in the volume's database: give the folder inside the volume."
             ),
             reason="container_without_volume",
             path=name,
@@ -71,20 +71,25 @@ def _path(name: str) -> TreePath:
 
 
 @contextmanager
-def opened(paths: Sequence[TreePath]) -> Iterator[list[OpenPath]]:
-    """The volumes of all paths, each opened once, read-only."""
+def open_paths(paths: Sequence[TreePath]) -> Iterator[list[OpenPath]]:
+    """Open the volumes of all paths read-only, each volume once.
+
+    Raises:
+        VolumeError: a path is not a volume that can be opened.
+        DiskError: there is no temporary folder, or a volume cannot be read.
+    """
     disk = Disk()
     with ExitStack() as stack:
         try:
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="treefold-"))
         except OSError as error:
             raise DiskError(
-                f"no temporary folder can be made: {error.strerror or error}"
+                f"cannot create a temporary folder: {error.strerror or error}"
             ) from error
         stores: dict[Path, ContainerStore] = {}
         for path in paths:
             if path.root not in stores:
-                # A folder each: copies of one volume have the same ID.
+                # Separate folders, because copies of a volume have the same ID.
                 state = Path(scratch) / str(len(stores))
                 volume = open_volume(path.root, hold=Hold.READ_ONLY, state_folder=state, disk=disk)
                 stores[path.root] = ContainerStore(stack.enter_context(volume), disk)
@@ -94,7 +99,11 @@ def opened(paths: Sequence[TreePath]) -> Iterator[list[OpenPath]]:
 def containers_of(
     places: Sequence[OpenPath], ids: Sequence[int]
 ) -> list[tuple[OpenPath, ContainerId]]:
-    """Every container to be looked at; one that was asked for must be somewhere."""
+    """The containers of all paths; with `ids`, only these.
+
+    Raises:
+        ContainerNotFoundError: one of `ids` is in none of the paths.
+    """
     jobs = [
         (place, container_id)
         for place in places
@@ -114,34 +123,34 @@ def _held(place: OpenPath) -> list[ContainerId]:
     if place.container_id is not None:
         return [place.container_id]
     lost: list[ContainerId] = []
-    # A database that cannot be read is a finding of every container.
+    # An unreadable database becomes a finding of every container.
     with suppress(DatabaseError):
         lost = place.store.ids_without_folder()
     return sorted([*place.store.ids(), *lost])
 
 
 class ContainerFailures:
-    """Errors that ended one container each."""
+    """Reports and counts errors that each affect one container."""
 
     def __init__(self) -> None:
         self._count = 0
 
     @contextmanager
-    def caught(self, name: str, container_id: ContainerId | None) -> Iterator[None]:
-        """Report an error inside as that container's and go on."""
+    def catch(self, name: str, container_id: ContainerId | None) -> Iterator[None]:
+        """Report a ReconcileError in the context as this container's."""
         try:
             yield
         except ReconcileError as error:
-            self.tell(name, container_id, error)
+            self.report(name, container_id, error)
 
-    def tell(self, name: str, container_id: ContainerId | None, error: ReconcileError) -> None:
-        """Print a container's error on stderr and count it."""
+    def report(self, name: str, container_id: ContainerId | None, error: ReconcileError) -> None:
+        """Print a container's error to stderr, and count it."""
         self._count += 1
         which = "" if container_id is None else f", container {container_id}"
         click.echo(f"error [{error.code}]: {name}{which}: {error.message}", err=True)
 
     def exit_status(self, *, found: bool) -> int:
-        """What the command returns; `found` says that something was found."""
+        """The exit status; `found` is whether the command has findings."""
         return ExitCode.FAILED if self._count else ExitCode.FINDINGS if found else 0
 
 

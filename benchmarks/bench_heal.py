@@ -1,13 +1,14 @@
-"""What it costs to heal one replica from its peers: `python -m benchmarks.bench_heal
+"""The cost of healing a replica from its peers: `python -m benchmarks.bench_heal
 [--json]`.
 
-A container of 64 MiB on three datanodes: two are real agents in processes of their own,
-the third is healed here, by the product's own store and runner, over gRPC on loopback.
-Counted is all that is fetched: windows, trees and block records. Its time is set beside
-that of a full copy of the container from a peer over the same transport: every chunk
-fetched, verified, written and made durable, which is what replacing the replica would
-take. Finding the damage, a scan, comes before both and is not counted; the scan that
-ends each healing is.
+A container of 64 MiB is on three datanodes. Two are agents in their own processes; the
+third is healed in this process, with the agent's store and runner, over gRPC on
+loopback. The benchmark counts all fetched bytes: windows, trees and block records.
+
+The time is compared with a full copy of the container over the same transport, which is
+what replacing the replica would take: every chunk is fetched, verified, written and
+made durable. The scan that finds the damage is not counted; the scan at the end of each
+healing is.
 """
 
 import multiprocessing
@@ -50,15 +51,15 @@ from runtime.rpc import open_channel
 CONTAINER = ContainerId(1)
 BLOCKS, CHUNKS = 4, 4
 BLOCK_BYTES = CHUNKS * CHUNK_BYTES
-# What a flipped byte may cost beside trees and block records, and a lost chunk all
-# together.
+# Limits: windows fetched for a flipped byte, and all fetched bytes for lost data as a
+# multiple of its size.
 FLIP_BYTES_MAX = 64 << 10
 LOST_RATIO_MAX = 1.05
 
 
 @dataclass
-class Fetched:
-    """What came from all peers in one healing, in bytes."""
+class FetchedBytes:
+    """The bytes fetched from all peers in one healing."""
 
     windows: int = 0
     trees: int = 0
@@ -66,9 +67,9 @@ class Fetched:
 
 
 class CountingPeer:
-    """A peer that counts what it gives."""
+    """A peer (repair.ports.Peer) that counts the bytes it returns."""
 
-    def __init__(self, peer: AgentPeer, fetched: Fetched) -> None:
+    def __init__(self, peer: AgentPeer, fetched: FetchedBytes) -> None:
         self.peer_id = peer.peer_id
         self._peer = peer
         self._fetched = fetched
@@ -115,15 +116,15 @@ def main(as_json: bool) -> None:
                     checksum_type=ChecksumType.CRC32C,
                 )
         new_volume(root / "copy", 4)
-        peers = [stack.enter_context(_Served(root, number)).peer for number in (2, 3)]
+        peers = [stack.enter_context(_AgentProcess(root, number)).peer for number in (2, 3)]
         volume, _ = stack.enter_context(held(root / "volume1", root / "state1"))
         _, copier = stack.enter_context(held(root / "copy", root / "state-copy"))
         _measure(report, volume, copier, peers)
     report.show(as_json=as_json)
 
 
-class _Served:
-    """An agent in a process of its own, and the connection to it."""
+class _AgentProcess:
+    """An agent in its own process, and a connection to it."""
 
     def __init__(self, root: Path, number: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -135,7 +136,7 @@ class _Served:
         datanode_id, address = self._control.recv()
         self.peer = AgentPeer(PeerId(datanode_id), open_channel(address), address)
 
-    def __enter__(self) -> "_Served":
+    def __enter__(self) -> "_AgentProcess":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -157,19 +158,19 @@ def _measure(
     path = volume.containers.get(CONTAINER).block_path(BlockId(2))
     original = path.read_bytes()
     seconds: dict[str, list[float]] = {name: [] for name in (*damages, "copy")}
-    bytes_fetched: dict[str, Fetched] = {}
-    # The first round warms connections, kernels and the page cache.
+    bytes_fetched: dict[str, FetchedBytes] = {}
+    # The first round is not counted: it warms connections, kernels and page cache.
     for number in range(ROUNDS + 1):
         for name, damage in damages.items():
             damage(path)
             _scan(store)
-            fetched = Fetched()
+            fetched = FetchedBytes()
             start = time.perf_counter()
             _heal(store, runner, [CountingPeer(peer, fetched) for peer in peers])
             if number:
                 seconds[name].append(time.perf_counter() - start)
             assert path.read_bytes() == original
-            # What is fetched does not depend on the round, only on who gives it.
+            # Every round fetches the same bytes, only from other peers.
             assert number == 0 or bytes_fetched[name].windows == fetched.windows
             bytes_fetched[name] = fetched
         start = time.perf_counter()
@@ -184,7 +185,7 @@ def _measure(
         report.add(f"{name}: time to heal", "s", Samples(name, tuple(seconds[name])), copied)
 
 
-def _report_bytes(report: Report, fetched: Mapping[str, Fetched]) -> None:
+def _report_bytes(report: Report, fetched: Mapping[str, FetchedBytes]) -> None:
     def row(job: str, bytes_fetched: int, peer: str, peer_bytes: int, most: float | None) -> None:
         ours, other = Samples(job, (bytes_fetched,)), Samples(peer, (peer_bytes,))
         report.add(job, "bytes", ours, other, most=most)
@@ -235,7 +236,7 @@ def _heal(store: ReplicaStore, runner: Runner, peers: Sequence[CountingPeer]) ->
 
 
 def _copy(peer: AgentPeer, writer: RepairWriter) -> None:
-    """The whole container, as a new replica."""
+    """Copy the whole container from a peer as a new replica."""
     writer.create_container(CONTAINER)
     block_ids = [block.block_id for block in peer.tree(CONTAINER).blocks]
     for block_id, record in peer.records(CONTAINER, block_ids).items():

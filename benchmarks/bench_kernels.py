@@ -1,11 +1,10 @@
-"""How fast windows are checksummed, trees folded and trees encoded: `python -m
+"""The speed of checksumming windows, folding trees and encoding trees: `python -m
 benchmarks.bench_kernels [--json]`.
 
-Windows: one call of ours a chunk, from the second-level cache and from memory, beside
-one library call a window.
-Folds: from the joined window entries and from columns, beside what a program without
-kernels would do. Encoding: from columns, beside building and serialising protobuf
-messages.
+Windows: one call per chunk, with data in the second-level cache and in memory, compared
+with one library call per window.
+Folds: from joined window entries and from columns, compared with code without kernels.
+Encoding: from columns, compared with building and serialising protobuf messages.
 """
 
 import sys
@@ -42,8 +41,7 @@ CHUNK_BYTES = 4 << 20
 CACHED_BYTES = 256 << 10
 MEMORY_BYTES = 256 << 20
 GB = 1e9
-# A container of full chunks: 5 GiB of 4 MiB, in blocks of 256 MiB; and one of small
-# objects.
+# A container of 5 GiB in full blocks of 256 MiB, and one of small objects.
 SHAPES = {"20 blocks of 64 chunks": (20, 64), "20,000 blocks of 1 chunk": (20_000, 1)}
 
 
@@ -75,7 +73,7 @@ def _windows(report: Report, memory: memoryview, checksum_type: ChecksumType) ->
             "library a window": partial(_each_chunk, library_windows, chunks, checksum_type),
         }
         if checksum_type is ChecksumType.CRC32C:
-            # It takes arrays, but not every memoryview.
+            # google-crc32c accepts arrays, but not every memoryview.
             windows = [
                 np.asarray(window) for chunk in chunks for window in _cut(chunk, WINDOW_BYTES)
             ]
@@ -108,7 +106,7 @@ def _each_chunk(
 
 
 def _threads(report: Report, memory: memoryview) -> None:
-    """A call without the GIL lets a second thread work."""
+    """Kernels release the GIL, so two threads should be faster than one."""
     chunks = _cut(memory, CHUNK_BYTES)
     checked = partial(_each_chunk, window_checksums, checksum_type=ChecksumType.CRC32C)
     with ThreadPoolExecutor(2) as pool:
@@ -125,8 +123,8 @@ def _threads(report: Report, memory: memoryview) -> None:
 
 
 def _folds(report: Report) -> None:
-    """The checksums of a container's 1,280 full chunks, 256 window entries each, and
-    what follows from them.
+    """Chunk checksums and root of a container with 1,280 full chunks of 256 window
+    entries each.
     """
     blocks, chunks = SHAPES["20 blocks of 64 chunks"]
     count, row = blocks * chunks, 4 * (CHUNK_BYTES // WINDOW_BYTES)
@@ -186,7 +184,7 @@ def _folds(report: Report) -> None:
 
 
 def _trees(report: Report, shape: str, blocks: int, chunks: int) -> None:
-    """Block checksums and root from chunk checksums; the tree's bytes."""
+    """Block checksums and root from chunk checksums, and the encoding of the tree."""
     count = blocks * chunks
     checksums = np.random.default_rng(3).integers(0, 1 << 32, count)
     columns = TreeColumns(
@@ -240,7 +238,7 @@ def _trees(report: Report, shape: str, blocks: int, chunks: int) -> None:
 
 
 def _by_protobuf(tree: ContainerTree) -> bytes:
-    """What a program without an encoder of its own does."""
+    """The encoded tree, by protobuf messages."""
     blocks = [
         BlockMerkleTree(
             blockID=block.block_id,

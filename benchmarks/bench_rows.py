@@ -1,9 +1,9 @@
-"""How fast chunk rows become replicas on one core: `python -m benchmarks.bench_rows
-[--json]`.
+"""The speed of folding chunk rows to replicas on one core: `python -m
+benchmarks.bench_rows [--json]`.
 
 Blocks: chunk checksums in memory to block checksums. Rows: columns in memory to runs.
-Files: one datanode's Parquet table to runs, beside reading the same columns and doing
-nothing with them. Figures a second are held against bars of their own, shown as peers.
+Files: one datanode's Parquet table to runs, compared with only reading the columns.
+Absolute rates are compared with fixed bars, which are shown as peers.
 """
 
 import sys
@@ -33,12 +33,12 @@ BUILDER_CHUNKS = 64_000
 CHUNKS_A_BLOCK = (64, 8, 1)
 CHUNK_BYTES = 4 << 20
 BLOCKS_A_CONTAINER = 20
-# About 2.8 M rows a datanode; only one is read.
+# About 2.8 M rows per datanode; the table of one datanode is read.
 CLUSTER = SyntheticCluster(datanodes=3, containers=2400)
 
-# Figures are of one core: its own time counts, not that of whatever else runs.
+# CPU time of this process, which other work on the machine disturbs less.
 interleaved = partial(by_clock, clock=time.process_time)
-# Millions a second.
+# Millions of chunks or rows per second; BUILDER_BAR is a ratio.
 BLOCKS_BAR = 400.0
 ROWS_BAR = 100.0
 FILES_BAR = 12.0
@@ -94,7 +94,7 @@ def _blocks(report: Report, chunks: int) -> None:
             "a library call a block": lambda: library_fold_blocks(ids, starts, checksums),
         },
     )
-    # What it does with fewer chunks is as much a second.
+    # Its rate does not depend on the number of chunks.
     builder = interleaved(few * chunks / 1e6, {"TreeBuilder": by_builder})["TreeBuilder"]
     report.add(
         job,

@@ -1,12 +1,11 @@
-"""How fast a hot container is scanned, beside a bare read of its files: `python -m
-benchmarks.bench_scan [--json]`.
+"""The speed of scanning a container in the page cache, compared with only reading its
+files: `python -m benchmarks.bench_scan [--json]`.
 
-One thread, 1 GiB in the page cache. A plain scan copies the bytes out of the page cache
-and then checksums them, so the best that it can do is what those two in series allow;
-the bare read is the one with the buffer that serves it best. A mapped scan, in its
-worker process, has no copy, and its peer is the bare read. Measured is the product's
-own scan of a container opened anew: descriptor, records, comparison, tree and findings
-included.
+One thread scans 1 GiB. A plain scan copies the data from the page cache and then
+computes checksums, so its limit is these two steps in series, with the read at its best
+buffer size. A mapped scan, in its worker process, does not copy; it is compared with
+the read alone. Each scan opens the container and includes descriptor, records,
+comparison, tree and findings.
 """
 
 import os
@@ -25,14 +24,14 @@ from merkle.tree import ContainerId
 from ozone.mapped import MappedReader
 from ozone.scan import BUFFER_BYTES, allocate_large_pages, scan
 
-# Blocks as Ozone's clients fill them.
+# Blocks of the size that Ozone's clients write.
 BLOCKS, CHUNKS = 4, 64
 BLOCK_BYTES = 256 << 20
 TOTAL_BYTES = BLOCKS * BLOCK_BYTES
 BUFFERS = tuple(1 << bits for bits in range(19, 24))
 ROUNDS = 15
 GB = 1e9
-# What Apache Ozone 2.2.0's scanner reads from a hot page cache, at its best.
+# The best rate of Apache Ozone 2.2.0's scanner from a hot page cache.
 DATANODE = Samples("Ozone datanode, stated", (4.5,))
 
 

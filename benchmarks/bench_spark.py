@@ -1,15 +1,16 @@
 """The sweep's engines on Spark: `python -m benchmarks.bench_spark [--rows N] [--large
 N] [--json]`.
 
-CPU seconds of the whole tree of processes (driver, JVM, Python workers), which do not
-depend on who else uses the machine as wall time does, on `local[2]` and clustered
-tables. Beside the engines stand the job that a careful user would write (sort within
-partitions, fold in `mapInArrow`) and the one that comes to mind (`collect_list` into a
-Python UDF), which is so slow that it only sees a tenth of the rows. All have to come to
-the same roots.
+Measures CPU seconds of the whole process tree (driver, JVM, Python workers), which
+other load disturbs less than wall time, on `local[2]` and clustered tables.
 
-A ratio of CPU seconds is written as how many times ours could run meanwhile. What one
-row more costs is the slope between two sizes.
+The engines are compared with two jobs that a user might write. The careful one sorts
+within partitions and folds in `mapInArrow`. The obvious one uses `collect_list` and a
+Python UDF, and is so slow that it runs on a tenth of the rows. All must compute the
+same roots.
+
+A ratio of CPU seconds is how many times ours runs in the time of the peer. The cost of
+more rows is the slope between two sizes.
 """
 
 import argparse
@@ -56,7 +57,7 @@ Roots = Mapping[tuple[str, int], int]
 
 @dataclass
 class Cost:
-    """What one variant took in every round."""
+    """The cost of one variant, in each round."""
 
     cpu_s: list[float] = field(default_factory=list)
     wall_s: list[float] = field(default_factory=list)
@@ -86,8 +87,7 @@ def main() -> None:
         )
         half = Table(few.folder, few.rows // 2, share=2)
         with spark_session("local[2]", settings={"spark.driver.memory": "5g"}) as session:
-            # On the large table what planning and compiling cost weighs least, as in a
-            # night.
+            # As in production, the large table makes planning and compiling negligible.
             costs = _rounds(
                 session,
                 {
@@ -146,8 +146,8 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Table:
-    """A synthetic table: its folder, its rows, and of how many containers only one
-    counts.
+    """A synthetic table. Only one of every `share` containers is used, which leaves
+    `rows` rows.
     """
 
     folder: Path
@@ -155,7 +155,7 @@ class Table:
     share: int = 1
 
     def frame(self, session: SparkSession) -> DataFrame:
-        """The chunk rows, as anybody would read them."""
+        """The chunk rows, read with Spark's Parquet reader."""
         rows = session.read.parquet(*map(str, self.files()))
         return rows if self.share == 1 else rows.where(col("container_id") % self.share == 0)
 
@@ -164,21 +164,21 @@ class Table:
 
 
 def _table(folder: Path, rows: int) -> Table:
-    # 64 chunks in every block, as the bars have it.
+    # The bars are defined for 64 chunks in every block.
     truth = make_table(folder, rows, full=1)
     return Table(folder, truth.rows)
 
 
 def file_wise(session: SparkSession, table: Table) -> Roots:
-    """Our engine, from files to replicas."""
+    """The Spark engine, from files to replicas."""
     waves: list[FoldedWave] = []
     SparkEngine(session).fold(table_parts([str(table.folder)]).parts, waves.append, lambda _: None)
     return _roots(settle(pa.concat_tables([wave.runs for wave in waves])).replicas)
 
 
 def by_sql(session: SparkSession, table: Table) -> Roots:
-    """The XOR aggregate in Spark SQL; containers with irregular blocks from their
-    sorted rows.
+    """The XOR aggregate in Spark SQL; containers with irregular blocks are computed
+    from their sorted rows.
     """
     rows = table.frame(session)
     last = last_offset(pq.read_metadata(path) for path in table.files())
@@ -190,19 +190,21 @@ def by_sql(session: SparkSession, table: Table) -> Roots:
 
 
 def by_sort(session: SparkSession, table: Table) -> Roots:
-    """Sort within partitions by replica, fold in Python from Arrow."""
+    """Sort within partitions by replica, and fold Arrow batches in Python."""
     rows = (
         table.frame(session)
         .select(*_SORTED, "checksum")
         .repartition(*_KEY)
         .sortWithinPartitions(*_SORTED)
     )
-    found = rows.mapInArrow(_folded, "datanode string, container_id long, root long").toArrow()
+    found = rows.mapInArrow(
+        _fold_batches, "datanode string, container_id long, root long"
+    ).toArrow()
     return _pairs(found)
 
 
-def _folded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Roots of replicas that come one after the other, cut over batches anywhere."""
+def _fold_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The roots of sorted replicas, which may continue from batch to batch."""
     names = ["datanode", "container_id", "root"]
     rest: pa.Table | None = None
 
@@ -240,7 +242,9 @@ def _folded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def by_udf(session: SparkSession, table: Table) -> Roots:
-    """Lists of rows into Python functions, a block at a time and then a container."""
+    """Python functions on lists of rows, first for each block, then for each
+    container.
+    """
 
     def block(block_id: int, chunks: list[tuple[int, int]]) -> int:
         ordered = sorted(chunks)
@@ -288,8 +292,8 @@ def _rounds(
     session: SparkSession,
     variants: Mapping[str, tuple[Callable[[SparkSession, Table], Roots], Table]],
 ) -> dict[str, Cost]:
-    """Every variant in every round, twice before all for what Java does only then; of
-    one table all must agree.
+    """The costs of all variants, after warm-up rounds for Java's compiler. All variants
+    on one table must compute the same roots.
     """
     costs = {name: Cost() for name in variants}
     for _ in range(WARM_UPS):
@@ -313,7 +317,7 @@ def _rounds(
 
 
 def _cpu_s() -> float:
-    """CPU seconds of this process and all below it, those that have ended included."""
+    """CPU seconds of this process and its descendants, including ended ones."""
     ours = psutil.Process()
     total = 0.0
     for process in (ours, *ours.children(recursive=True)):
@@ -326,7 +330,7 @@ def _cpu_s() -> float:
 
 @contextmanager
 def _peak_worker() -> Iterator[list[int]]:
-    """The most memory that any Python worker has of its own, looked at ten times a
+    """The greatest unique memory of any Python worker, in bytes, sampled ten times a
     second.
     """
     peak, done = [0], threading.Event()
@@ -350,7 +354,7 @@ def _peak_worker() -> Iterator[list[int]]:
 
 
 def _shuffled(session: SparkSession) -> int:
-    """Bytes that all stages so far have written for others to read."""
+    """The shuffle bytes that all stages have written so far."""
     context = session.sparkContext
     gateway = context._gateway
     assert gateway is not None
@@ -360,7 +364,7 @@ def _shuffled(session: SparkSession) -> int:
 
 
 def _add(report: Report, job: str, ours: Cost, peer: Cost, bar: float) -> None:
-    """How many times ours runs in what the peer takes."""
+    """Add the row for how many times ours runs in the CPU time of the peer."""
     mine, others = (
         Samples(name, tuple(1 / s for s in cost.cpu_s))
         for name, cost in (("ours", ours), ("sort + mapInArrow", peer))
@@ -369,7 +373,7 @@ def _add(report: Report, job: str, ours: Cost, peer: Cost, bar: float) -> None:
 
 
 def _slope(large: Cost, small: Cost, rows: int) -> float:
-    """CPU seconds of a million rows more."""
+    """CPU seconds per additional million rows."""
     return (statistics.median(large.cpu_s) - statistics.median(small.cpu_s)) / rows * 1e6
 
 

@@ -1,11 +1,12 @@
 """The sweep on one machine: `python -m benchmarks.bench_sweep [--rows N] [--json]`.
 
-From chunk tables of Parquet to the list of diverged containers, beside DuckDB on the
-same files: with the statement that anybody would write (`list(checksum order by
-chunk_offset)`, blocks folded by our kernel behind it), and with the XOR aggregate of
-sweep.fragments in its SQL. All of them have to find the containers that were damaged,
-and no others. The whole sweep, which the peers have no answer to, reads those
-containers again, names each chunk, and keeps its tables.
+Measures the step from chunk tables in Parquet to the list of diverged containers. It is
+compared with DuckDB on the same files: with the obvious statement (`list(checksum order
+by chunk_offset)`, and blocks folded by our kernel), and with the XOR aggregate of
+sweep.fragments in SQL. Each must find exactly the damaged containers.
+
+The whole sweep also reads the diverged containers again, reports each chunk, and writes
+its tables; the peers do not.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from sweep.runs import settle
 ROUNDS = 5
 ROWS = 20_000_000
 THREADS = 2
-# The most chunks that a block of these tables has.
+# The greatest number of chunks in a block of these tables.
 _CHUNKS = 64
 
 Int64s = npt.NDArray[np.int64]
@@ -42,7 +43,7 @@ Int64s = npt.NDArray[np.int64]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=ROWS, help="About so many rows of chunks.")
+    parser.add_argument("--rows", type=int, default=ROWS, help="Approximate number of chunk rows.")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +58,7 @@ def main() -> None:
             "DuckDB, list(... order by)": lambda: by_list(files),
         }
         for name, peer in peers.items():
-            assert peer() == damaged, f"{name} does not find what was damaged"
+            assert peer() == damaged, f"{name} does not find the damaged containers"
         rates = interleaved(truth.rows / 1e6, peers, rounds=ROUNDS)
     report = Report(f"sweep of {truth.rows:,} rows, {THREADS} threads")
     for job, rate, bars in (
@@ -77,7 +78,7 @@ def main() -> None:
 
 
 def ours(place: Path) -> list[int]:
-    """Fold, settle, and compare replicas: as much as the peers do."""
+    """Fold, settle and compare replicas, which is what the peers do."""
     waves = list[FoldedWave]()
     LocalEngine(_gatherer(place)).fold(
         table_parts([str(place / "table")]).parts, waves.append, lambda rows: None
@@ -89,11 +90,13 @@ def ours(place: Path) -> list[int]:
 
 
 def whole(place: Path) -> list[int]:
-    """What `treefold sweep run` does when it is not resumed."""
+    """Run a whole sweep, as `treefold sweep run --fresh`."""
     out = place / "out"
     shutil.rmtree(out, ignore_errors=True)
     summary = sweep(
-        SweepRequest(out, tables=(str(place / "table"),)), LocalEngine(_gatherer(place)), Silent()
+        SweepRequest(out, tables=(str(place / "table"),)),
+        LocalEngine(_gatherer(place)),
+        NullProgress(),
     )
     return list(summary.diverged)
 
@@ -102,8 +105,8 @@ def _gatherer(place: Path) -> Gatherer:
     return Gatherer(place / "spill", threads=THREADS)
 
 
-class Silent:
-    """Tells nobody of progress."""
+class NullProgress:
+    """A progress sink that discards everything."""
 
     def note(self, text: str) -> None: ...
 
@@ -119,7 +122,7 @@ _BLOCK = "container_id, datanode, block_id"
 
 
 def by_list(files: str) -> list[int]:
-    """The statement that comes to mind."""
+    """The obvious statement: lists of ordered checksums."""
     blocks = _duckdb().sql(
         f"""SELECT {_BLOCK}, list(checksum ORDER BY chunk_offset) AS checksums,
             bool_or(deleted) AS deleted,
@@ -138,8 +141,8 @@ def by_list(files: str) -> list[int]:
 
 
 def by_xor(files: str) -> list[int]:
-    """The same with a block's checksum as an order-free aggregate, finished for one row
-    a block.
+    """Block checksums by an XOR aggregate that needs no order, completed in numpy for
+    each block.
     """
     con = _duckdb()
     con.register("ranks", pa.table({"g": [rank_tables(_CHUNKS).reshape(-1)]}))
@@ -175,8 +178,8 @@ def _duckdb() -> duckdb.DuckDBPyConnection:
 
 
 def _diverged(blocks: pa.Table, checksums: Int64s) -> list[int]:
-    """Containers whose replicas have different roots or shapes, or a corrupt chunk;
-    blocks ascend within each.
+    """The containers whose replicas have different roots or numbers of deleted blocks,
+    or a corrupt chunk. Rows are sorted.
     """
     containers, deleted = blocks["container_id"].to_numpy(), blocks["deleted"].to_numpy()
     datanodes = blocks["datanode"].combine_chunks().dictionary_encode().indices.to_numpy()

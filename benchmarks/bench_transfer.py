@@ -1,14 +1,13 @@
-"""How fast data come from a peer: our ReadWindows against a bare gRPC stream of the
-same messages and plain TCP.
+"""The speed of fetching data from a peer: ReadWindows compared with a bare gRPC stream
+and with plain TCP.
 
     python -m benchmarks.bench_transfer [--json]
 
-Servers run in processes of their own over one block file in the page cache, ours as the
-agent that holds its volume. `bare gRPC` reads the file and streams the bytes of each
-piece as they are, with neither protocol nor checks: it is what the transport allows.
-`agent` is AgentPeer against AgentService; `agent, verified` also computes every
-window's checksum and compares; `datanode` is DatanodePeer against XceiverService. TCP
-sends with sendfile.
+Each server runs in its own process and serves one block file from the page cache; ours
+is an agent. `bare gRPC` streams the file's bytes in messages of the same size, without
+protocol or checks, which is the limit of the transport. `agent` is AgentPeer with
+AgentService; `agent, verified` also verifies the checksum of every window. `datanode`
+is DatanodePeer with XceiverService. TCP uses sendfile.
 """
 
 import multiprocessing
@@ -40,7 +39,7 @@ from runtime.rpc import Handler, UnaryStreamCall, open_channel
 CHUNKS = 48
 FILE_BYTES = CHUNKS * CHUNK_BYTES
 ROUNDS = 9
-# Of what a bare stream of the same messages reaches.
+# The least ratio to a bare gRPC stream.
 BAR = 0.8
 CONTAINER, BLOCK = ContainerId(1), BlockId(1)
 _OPTIONS = (
@@ -51,7 +50,7 @@ _OPTIONS = (
 
 
 def write_block(volume: Path, state_folder: Path) -> tuple[Path, BlockRecord]:
-    """A container of one block: its file, and its record."""
+    """Write a container of one block; returns its file and its record."""
     with held(volume, state_folder) as (opened, writer):
         (record,) = write_container(
             writer, CONTAINER, blocks=1, chunks=CHUNKS, checksum_type=ChecksumType.CRC32C
@@ -141,21 +140,21 @@ def main(as_json: bool) -> None:
 def _measure(root: Path) -> dict[str, Samples]:
     volume, state = new_volume(root / "volume1", 1), root / "state"
     context = multiprocessing.get_context("spawn")
-    # Elsewhere: a process that has freed large pieces allocates faster from then on,
-    # and this one is to be like new.
+    # In another process: after freeing large pieces, a process allocates faster, which
+    # would distort the measurement here.
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         path, record = pool.submit(write_block, volume, state).result()
 
-    def started(serve: Callable[..., None], *arguments: Path) -> tuple[Connection, SpawnProcess]:
+    def start(serve: Callable[..., None], *arguments: Path) -> tuple[Connection, SpawnProcess]:
         here, there = context.Pipe()
         process = context.Process(target=serve, args=(*arguments, there), daemon=True)
         process.start()
         return here, process
 
     ours, bare, tcp = servers = (
-        started(serve_agent, volume, state),
-        started(serve_bare, path),
-        started(serve_tcp, path),
+        start(serve_agent, volume, state),
+        start(serve_bare, path),
+        start(serve_tcp, path),
     )
     datanode_id, address = ours[0].recv()
     agent = AgentPeer(datanode_id, open_channel(address), address)

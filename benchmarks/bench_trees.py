@@ -1,9 +1,8 @@
-"""What writing all trees adds to a sweep: `python -m benchmarks.bench_trees [--rows N]
-[--json]`.
+"""The cost of writing all trees in a sweep: `python -m benchmarks.bench_trees [--rows
+N] [--json]`.
 
-The same sweep of the same chunk tables on one machine, of roots only and with every
-replica's tree written. The figure is processor time, all threads together: how long a
-disk takes to sync concerns the trees alone, and drifts.
+Runs the same sweep on one machine with and without writing the trees. It measures the
+CPU time of all threads, because the time that a disk takes to sync varies.
 """
 
 import argparse
@@ -12,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.bench_sweep import THREADS, Silent
+from benchmarks.bench_sweep import THREADS, NullProgress
 from benchmarks.measure import Report, interleaved
 from benchmarks.tables import make_table
 from sweep.engine import LocalEngine, SweepRequest
@@ -25,15 +24,15 @@ ROWS = 5_000_000
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=ROWS, help="About so many rows of chunks.")
+    parser.add_argument("--rows", type=int, default=ROWS, help="Approximate number of chunk rows.")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         truth = make_table(place / "table", arguments.rows)
         variants = {
-            "with trees": lambda: swept(place, write_trees=True),
-            "roots only": lambda: swept(place, write_trees=False),
+            "with trees": lambda: run_sweep(place, write_trees=True),
+            "roots only": lambda: run_sweep(place, write_trees=False),
         }
         rates = interleaved(truth.rows / 1e6, variants, rounds=ROUNDS, clock=time.process_time)
     report = Report(f"sweep of {truth.rows:,} rows")
@@ -41,13 +40,15 @@ def main() -> None:
     report.show(as_json=arguments.json)
 
 
-def swept(place: Path, *, write_trees: bool) -> None:
-    """A whole sweep into a folder of its own."""
+def run_sweep(place: Path, *, write_trees: bool) -> None:
+    """Run a whole sweep into a new folder."""
     out = place / "out"
     shutil.rmtree(out, ignore_errors=True)
     engine = LocalEngine(Gatherer(out / "work" / "spill", threads=THREADS))
     sweep(
-        SweepRequest(out, tables=(str(place / "table"),), write_trees=write_trees), engine, Silent()
+        SweepRequest(out, tables=(str(place / "table"),), write_trees=write_trees),
+        engine,
+        NullProgress(),
     )
 
 

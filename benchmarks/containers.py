@@ -1,6 +1,4 @@
-"""Containers to measure: volumes in a temporary folder, filled by the product's own
-writer and served by its agent.
-"""
+"""Create volumes with containers for benchmarks, and serve them with an agent."""
 
 import random
 from collections.abc import Iterator
@@ -19,13 +17,13 @@ from ozone.volume import Hold, Version, open_volume
 from runtime.disk import Disk
 from tests.support.volume_format import format_volume
 
-# What Ozone's clients write, unless told otherwise.
+# The defaults of Ozone's clients.
 CHUNK_BYTES = 4 << 20
 WINDOW_BYTES = 16 << 10
 
 
 def new_volume(root: Path, number: int) -> Path:
-    """A volume without containers, of the datanode with this number."""
+    """Create an empty volume of the datanode with this number."""
     version = Version(
         f"DS-00000000-0000-4000-8000-{number:012d}",
         "CID-bench",
@@ -37,7 +35,7 @@ def new_volume(root: Path, number: int) -> Path:
 
 @contextmanager
 def held(root: Path, state_folder: Path) -> Iterator[tuple[ManagedVolume, RepairWriter]]:
-    """The volume, held as owner."""
+    """Open a volume as its owner, with its writer."""
     disk = Disk()
     volume = open_volume(root, hold=Hold.OWNER, state_folder=state_folder, disk=disk)
     opened = ManagedVolume(volume, disk, undo_bytes=1 << 30)
@@ -49,8 +47,8 @@ def held(root: Path, state_folder: Path) -> Iterator[tuple[ManagedVolume, Repair
 
 
 def serve_agent(volume: Path, state_folder: Path, control: Connection) -> None:
-    """Be the agent of a volume; sends its datanode's ID and its address, and ends when
-    told anything.
+    """Run the agent of a volume. Sends its datanode ID and address to `control`, and
+    stops when it receives any message.
     """
     agent = Agent(
         AgentConfig(
@@ -75,7 +73,7 @@ def write_container(
     chunks: int,
     checksum_type: ChecksumType,
 ) -> list[BlockRecord]:
-    """A closed container of full chunks, the same bytes each time."""
+    """Write a closed container of full chunks; its data depend only on its ID."""
     writer.create_container(container_id)
     rng, records = random.Random(container_id), []
     for number in range(1, blocks + 1):
@@ -83,7 +81,7 @@ def write_container(
         written = []
         for offset in range(0, chunks * CHUNK_BYTES, CHUNK_BYTES):
             data = rng.randbytes(CHUNK_BYTES)
-            written.append(_recorded(offset, data, checksum_type))
+            written.append(_chunk_record(offset, data, checksum_type))
             writer.write_chunk(container_id, block_id, offset, data)
         record = BlockRecord(container_id, block_id, number, tuple(written))
         assert writer.put_block(record)
@@ -92,7 +90,7 @@ def write_container(
     return records
 
 
-def _recorded(offset: int, data: bytes, checksum_type: ChecksumType) -> ChunkRecord:
+def _chunk_record(offset: int, data: bytes, checksum_type: ChecksumType) -> ChunkRecord:
     checksums = WindowChecksums(
         window_checksums(data, checksum_type, WINDOW_BYTES), WIDTH[checksum_type]
     )

@@ -1,9 +1,9 @@
-"""Measure variants of one job side by side, and report them as a table or as JSON.
+"""Measure variants of one job in turn, and report them as a table or as JSON.
 
-Machines are shared and their speed drifts, so no variant is measured alone: each round
-runs all of them in turn. A row sets one of ours beside its peer, both by the median of
-the rounds; their ratio is taken within each round, where whatever else the machine does
-concerns both, and its median counts. The noise is the span of all rounds.
+Machines are shared and their speed varies, so each round runs all variants in turn. A
+row compares one of ours with a peer by the medians of the rounds. The ratio is computed
+within each round, where other load affects both, and its median is reported. The noise
+is the range over all rounds.
 """
 
 import json
@@ -23,7 +23,7 @@ ROUNDS = 7
 
 @dataclass(frozen=True)
 class Samples:
-    """What was measured of one variant in every round."""
+    """The rates of one variant, one for each round."""
 
     name: str
     rates: tuple[float, ...]
@@ -43,8 +43,8 @@ class Samples:
 
 @dataclass(frozen=True)
 class Row:
-    """One of ours beside its peer; `bar` is the least ratio that is asked for, if one
-    is, `most` the greatest.
+    """A comparison of ours with a peer. `bar` is the least required ratio, `most` the
+    greatest; None requires nothing.
     """
 
     job: str
@@ -72,8 +72,8 @@ class Row:
         return "met" if holds else "missed"
 
     @property
-    def asked(self) -> str:
-        """The bar and whether it is met, for people."""
+    def bar_text(self) -> str:
+        """The limits, and whether they are met, as text."""
         least = "" if self.bar is None else f">= {self.bar:g} "
         return f"{least}{'' if self.most is None else f'<= {self.most:g} '}{self.verdict}"
 
@@ -99,7 +99,7 @@ class Report:
         self.rows.append(Row(job, unit, ours, peer, bar, most))
 
     def show(self, *, as_json: bool) -> None:
-        """Print to stdout."""
+        """Print the report to stdout."""
         if as_json:
             print(json.dumps(self._as_json(), indent=1))
             return
@@ -129,9 +129,9 @@ class Report:
                 row.peer.noise,
                 row.unit,
                 f"{_short(row.ratio)}x",
-                row.asked,
+                row.bar_text,
             )
-        # A pipe has no width of its own; a table that is cut says nothing.
+        # A pipe has no width, and Rich would cut the table to 80 columns.
         Console(width=None if sys.stdout.isatty() else 170).print(table)
 
     def _as_json(self) -> dict[str, object]:
@@ -171,14 +171,11 @@ def interleaved(
     repeat: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Samples]:
-    """The rate of every variant in each of `rounds` rounds; each call does `amount` of
-    the unit.
+    """The rates of each variant in each of `rounds` rounds, in units per second; a call
+    processes `amount` units.
 
-    What is said of one core is measured by `time.process_time`, which other work on the
-    machine disturbs less.
-
-    A variant is called once more at first, so that nothing is measured that happens
-    only once.
+    Use `time.process_time` as the clock for work on one core: other load disturbs it
+    less. Each variant is first called once without measuring, to warm up.
     """
     rates: dict[str, list[float]] = {name: [] for name in variants}
     for run in variants.values():
@@ -193,13 +190,13 @@ def interleaved(
 
 
 def in_series(name: str, *stages: Samples) -> Samples:
-    """The best that stages one after the other can do, round by round."""
+    """The greatest possible rate of these stages in sequence, for each round."""
     rounds = zip(*(stage.rates for stage in stages), strict=True)
     return Samples(name, tuple(1 / sum(1 / rate for rate in rates) for rates in rounds))
 
 
 def _short(number: float) -> str:
-    """Three digits that count, and never an exponent."""
+    """A number with three significant digits and without an exponent."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 

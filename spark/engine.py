@@ -104,7 +104,7 @@ class SparkEngine:
         self,
         parts: Sequence[Part],
         store: Callable[[FoldedWave], None],
-        tell: Callable[[int], None],
+        advance: Callable[[int], None],
     ) -> None:
         """See Engine.
 
@@ -114,7 +114,7 @@ class SparkEngine:
         unordered = list[tuple[Part, FoldedWave]]()
         # One wave takes each core about a minute.
         for wave in _waves(parts, WAVE_ROWS * self._cores):
-            progress = _RowProgress(sum(part.rows for part in wave), tell)
+            progress = _RowProgress(sum(part.rows for part in wave), advance)
             by_id = {part.part_id: part for part in wave}
             ordered = list[FoldedWave]()
             for folded in self._results(
@@ -336,16 +336,16 @@ class _ContainerGroups:
 class _RowProgress:
     """Converts Spark's counts of tasks to rows and reports the rows as they grow."""
 
-    def __init__(self, rows: int, tell: Callable[[int], None]) -> None:
+    def __init__(self, rows: int, advance: Callable[[int], None]) -> None:
         self._rows = rows
-        self._tell = tell
+        self._advance = advance
         self._reported = 0
 
     def tasks_done(self, done: int, total: int) -> None:
         """Report rows up to this share of the tasks."""
         rows = self._rows * done // total
         if rows > self._reported:
-            self._tell(rows - self._reported)
+            self._advance(rows - self._reported)
             self._reported = rows
 
     def finish(self) -> None:

@@ -33,7 +33,7 @@ from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, Struct
 from chunktable.schema import BLOCK_ROW, CONTAINER_ROW
 from sweep.fragments import end_tables, rank_tables, step_tables, word_tables
 from sweep.model import REPLICA_SCHEMA, RootMethod
-from sweep.runs import AGREED, KEY
+from sweep.runs import ATTRIBUTE_COLUMNS, KEY
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -246,7 +246,9 @@ def _settled(names: pa.Table, owners: pa.Table, sums: pa.Table) -> ContainerTota
         owned.join(names.select(["name"]), "name", join_type="left anti")["container_id"]
     )
     # Names that lack a value, and replicas that have chunks but no tree.
-    is_whole = reduce(pc.and_, (pc.is_valid(names[name]) for name in ("volume", *AGREED)))
+    is_whole = reduce(
+        pc.and_, (pc.is_valid(names[name]) for name in ("volume", *ATTRIBUTE_COLUMNS))
+    )
     suspects.append(names["container_id"].filter(pc.invert(is_whole)))
     treeless = names.filter(pc.field("source") == "none").select(["name"])
     with_blocks = of_container.filter(pc.field("blocks") > 0)
@@ -319,10 +321,11 @@ _NEEDED = ("block_id", "matches", "deleted")
 
 # The first row of each block, or the only one of a replica without blocks.
 _NAMES = f"""
-SELECT {", ".join((*KEY, *AGREED))}, {_NAME} AS name, max(length) AS length, count(*) AS blocks
+SELECT {", ".join((*KEY, *ATTRIBUTE_COLUMNS))}, {_NAME} AS name, max(length) AS length,
+    count(*) AS blocks
 FROM {{rows}}
 WHERE chunk_offset <= 0
-GROUP BY {", ".join((*KEY, *AGREED))}
+GROUP BY {", ".join((*KEY, *ATTRIBUTE_COLUMNS))}
 """
 
 

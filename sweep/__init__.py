@@ -1,3 +1,3 @@
-"""The sweep of a whole cluster: chunk rows to trees, replicas compared, divergence
-down to the chunk. Knows no Spark.
+"""The sweep of a whole cluster: reads chunk tables and volumes, compares the replicas
+of every container, and finds divergence down to the chunk. Does not depend on Spark.
 """

@@ -1,10 +1,10 @@
-"""Compare the replicas of every container: the equal ones by their sums alone, the
+"""Compare the replicas of every container: equal ones by root and fingerprint, the
 others block by block.
 
-`compare_replicas` decides at once what `merkle.comparison` would say of replicas that
-are equal in root and fingerprint, hold no corrupt chunk and nothing that might be
-judged otherwise by its place. All that is left is a candidate, to be decided by
-`merkle.comparison.compare` itself on the trees of its rows.
+`compare_replicas` decides containers whose replicas are equal in root and fingerprint
+and hold no corrupt or unverifiable chunk. Its verdicts are those of
+`merkle.comparison`. All other containers are candidates: `inspect` builds their trees
+from their rows and compares them with `merkle.comparison.compare`.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from sweep.exact import (
     SUMS,
     Row,
     exact_replicas,
-    joined_root,
+    join_roots,
     replica_dicts,
     replica_key,
     trees_of,
@@ -42,13 +42,13 @@ _CLOSED = pa.array([state.value for state in ReplicaState if state.is_closed])
 
 _CONTRADICTED = "one replica is in the input more than once"
 
-_CHANGED = "the rows are not those that the root was computed of"
+_CHANGED = "the rows are not those that the root was computed from"
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerVerdicts:
-    """What sums alone decide: VERDICT_SCHEMA, the ascending IDs of the containers to
-    inspect, and FINDING_SCHEMA.
+    """The containers decided by their replicas' sums (VERDICT_SCHEMA), findings
+    (FINDING_SCHEMA), and the ascending IDs of the containers to inspect.
     """
 
     verdicts: pa.Table
@@ -60,9 +60,9 @@ def compare_replicas(replicas: pa.Table) -> ContainerVerdicts:
     """Decide the containers whose replicas are equal or cannot be compared; the others
     are candidates.
 
-    `replicas` is of REPLICA_SCHEMA, in any order, and holds all replicas of the
-    containers in it. A replica with several rows is a finding, and its container
-    UNKNOWN: nothing says which row is the true one.
+    `replicas` is of REPLICA_SCHEMA, in any order, and holds all replicas of its
+    containers. A replica with several rows is a finding, and its container is UNKNOWN:
+    nothing shows which row is correct.
     """
     grouped = _ReplicaGroups.of(replicas)
     root, is_known = (
@@ -72,16 +72,15 @@ def compare_replicas(replicas: pa.Table) -> ContainerVerdicts:
     has_root, lacks_root = grouped.takes_part & is_known, grouped.takes_part & ~is_known
     blocks, chunks = _int64s(replicas["blocks"]), _int64s(replicas["chunks"])
 
-    # Every replica is held against one of its container that has a root, whichever.
+    # Every replica is compared with one reference replica: any with a root will do.
     reference = np.zeros(len(grouped.containers), np.int64)
     reference[grouped.container_of[has_root]] = np.flatnonzero(has_root)
     theirs = reference[grouped.container_of]
     is_sql = _bools(pc.equal(replicas["path"], RootMethod.SQL.value))
     sums = (root, _int64s(replicas["fingerprint"]), is_sql)
     differs = np.logical_or.reduce([column != column[theirs] for column in sums])
-    # Chunks without checksums leave the others of their block to be judged place by
-    # place, equal as they may be; and where anything else is verified, the verdict
-    # names what is not, whichever way the sums were made.
+    # With both verifiable and unverifiable chunks, equal sums do not decide: blocks are
+    # judged chunk by chunk, and the verdict lists what could not be verified.
     has_both = (_int64s(replicas["unverifiable"]) > 0) & (
         (chunks > 0) | (_int64s(replicas["deleted_blocks"]) > 0)
     )
@@ -89,9 +88,9 @@ def compare_replicas(replicas: pa.Table) -> ContainerVerdicts:
 
     is_candidate = grouped.any(undecided) & ~grouped.is_contradicted
     is_verified = grouped.any(has_root & ((chunks > 0) | (_int64s(replicas["deleted_blocks"]) > 0)))
-    taking_part, unknown = grouped.number(grouped.takes_part), grouped.number(lacks_root)
+    taking_part, unknown = grouped.count(grouped.takes_part), grouped.count(lacks_root)
     is_match = is_verified & (taking_part >= 2) & (unknown == 0) & ~grouped.is_contradicted
-    # The last detail that applies counts. An array of objects holds each text once.
+    # The last detail that applies wins. An array of objects stores each text once.
     detail = np.full(len(grouped.containers), "", object)
     detail[~is_verified] = "no block has recorded checksums"
     detail[~grouped.any(grouped.takes_part & (blocks > 0))] = (
@@ -112,8 +111,8 @@ def compare_replicas(replicas: pa.Table) -> ContainerVerdicts:
         {
             "container_id": grouped.containers[decided],
             "verdict": np.where(is_match[decided], Verdict.MATCH.value, Verdict.UNKNOWN.value),
-            "replicas": grouped.number(np.ones_like(has_root))[decided],
-            "excluded": grouped.number(~grouped.takes_part)[decided],
+            "replicas": grouped.count(np.ones_like(has_root))[decided],
+            "excluded": grouped.count(~grouped.takes_part)[decided],
             "diverged": np.zeros(np.count_nonzero(decided), np.bool_),
             "detail": detail[decided],
         },
@@ -126,20 +125,21 @@ def compare_replicas(replicas: pa.Table) -> ContainerVerdicts:
 
 @dataclass(frozen=True, slots=True)
 class InspectionResult:
-    """What rows decide: VERDICT_SCHEMA and FINDING_SCHEMA, ascending by container."""
+    """Verdicts (VERDICT_SCHEMA) and findings (FINDING_SCHEMA), ascending by
+    container.
+    """
 
     verdicts: pa.Table
     findings: pa.Table
 
 
 def inspect(rows: pa.Table, replicas: pa.Table) -> InspectionResult:
-    """Decide the containers that `compare_replicas` left open, by their rows
-    (CHUNK_SCHEMA).
+    """Decide the candidates of `compare_replicas` by their rows (CHUNK_SCHEMA).
 
-    `replicas` (REPLICA_SCHEMA) has all replicas of these containers, and no others;
-    rows of other containers are passed over. A replica without rows, or with others
-    than its root was computed of, is a finding, and its container UNKNOWN: what was
-    read at two times is not one state.
+    `replicas` (REPLICA_SCHEMA) holds all replicas of these containers and no others;
+    rows of other containers are ignored. A replica whose rows are missing, or do not
+    fold to its root, is a finding, and its container is UNKNOWN: the two were read from
+    different states of the replica.
     """
     by_container: dict[int, list[Row]] = {}
     names = ["container_id", "datanode", "volume", "root"]
@@ -147,29 +147,29 @@ def inspect(rows: pa.Table, replicas: pa.Table) -> InspectionResult:
     for replica in chosen.to_pylist():
         by_container.setdefault(replica["container_id"], []).append(replica)
     decided = list[_ContainerResult]()
-    for container_id, found in groupby(trees_of(rows), lambda one: one[0].container_id):
+    for container_id, group in groupby(trees_of(rows), lambda pair: pair[0].container_id):
         if container_id in by_container:
-            trees = {(identity.datanode, identity.volume): tree for identity, tree in found}
+            trees = {(identity.datanode, identity.volume): tree for identity, tree in group}
             decided.append(_decide(container_id, by_container.pop(container_id), trees))
     decided += [
-        _decide(ContainerId(container_id), group, {})
-        for container_id, group in by_container.items()
+        _decide(ContainerId(container_id), without_rows, {})
+        for container_id, without_rows in by_container.items()
     ]
-    decided.sort(key=lambda one: int(one.verdict["container_id"]))
+    decided.sort(key=lambda result: int(result.verdict["container_id"]))
     return InspectionResult(
-        pa.Table.from_pylist([one.verdict for one in decided], VERDICT_SCHEMA),
+        pa.Table.from_pylist([result.verdict for result in decided], VERDICT_SCHEMA),
         pa.Table.from_pylist(
-            [finding for one in decided for finding in one.findings], FINDING_SCHEMA
+            [finding for result in decided for finding in result.findings], FINDING_SCHEMA
         ),
     )
 
 
 def inspect_large(ranges: Iterable[pa.Table], replicas: pa.Table) -> InspectionResult:
-    """The same as `inspect` of one container, whose rows come in ranges of blocks.
+    """Like `inspect`, for one container whose rows come in ranges of blocks.
 
-    All that is said of a container is said of its blocks one by one, but for its sums,
-    and these add up: the root over two ranges follows from the roots of each
-    (sweep.fragments). So each range is compared as if it were a container.
+    Each range is compared as if it were a container. This is exact: findings concern
+    single blocks, and the sums of the ranges add up to the container's, including the
+    root (sweep.fragments).
     """
     whole = replica_dicts(replicas)
     verdicts, findings, pieces = (
@@ -181,7 +181,9 @@ def inspect_large(ranges: Iterable[pa.Table], replicas: pa.Table) -> InspectionR
         here = {replica_key(piece): piece for piece in replica_dicts(exact_replicas(rows)[0])}
         for key, piece in here.items():
             pieces.setdefault(key, []).append(piece)
-        ours = pa.Table.from_pylist([_within(replica, here) for replica in whole], REPLICA_SCHEMA)
+        ours = pa.Table.from_pylist(
+            [_replica_in_range(replica, here) for replica in whole], REPLICA_SCHEMA
+        )
         compared = compare_replicas(ours)
         if not len(compared.candidates):
             verdicts += compared.verdicts.to_pylist()
@@ -201,7 +203,7 @@ def inspect_large(ranges: Iterable[pa.Table], replicas: pa.Table) -> InspectionR
         f"{replica['datanode']}/{replica['volume']}"
         for replica in whole
         if replica["root"] is not None
-        and joined_root(pieces.get(replica_key(replica), ())) != replica["root"]
+        and join_roots(pieces.get(replica_key(replica), ())) != replica["root"]
     ]
     if changed:
         verdict, detail = Verdict.UNKNOWN, _CHANGED
@@ -219,8 +221,8 @@ def inspect_large(ranges: Iterable[pa.Table], replicas: pa.Table) -> InspectionR
     return InspectionResult(pa.Table.from_pylist([row], VERDICT_SCHEMA), pa.concat_tables(findings))
 
 
-def _within(replica: Row, here: dict[tuple[object, ...], Row]) -> Row:
-    """What a replica is in one range of blocks."""
+def _replica_in_range(replica: Row, here: dict[tuple[object, ...], Row]) -> Row:
+    """The row of a replica for one range of blocks; empty if it has none there."""
     piece = here.get(replica_key(replica))
     if piece is None or replica["root"] is None:
         piece = (
@@ -236,7 +238,7 @@ def _within(replica: Row, here: dict[tuple[object, ...], Row]) -> Row:
 
 
 def _worst_of_ranges(verdicts: Sequence[Verdict], findings: Sequence[pa.Table]) -> Verdict:
-    """The worst of all ranges."""
+    """The verdict of a container, from those of its ranges."""
     known = (verdict for verdict in verdicts if verdict is not Verdict.UNKNOWN)
     worst = worst_verdict(known) or Verdict.UNKNOWN
     lost = any(
@@ -244,14 +246,14 @@ def _worst_of_ranges(verdicts: Sequence[Verdict], findings: Sequence[pa.Table]) 
         for verdict, found in zip(verdicts, findings, strict=True)
         if verdict is Verdict.UNKNOWN
     )
-    # What one range calls lost, a replica without a tree may hold; so it stays unknown
-    # of the container.
+    # A replica without a tree may hold what a range reports as lost, so the container
+    # stays UNKNOWN.
     return Verdict.UNKNOWN if lost else worst
 
 
 @dataclass(frozen=True, slots=True)
 class _ContainerResult:
-    """One container: its row of VERDICT_SCHEMA and those of FINDING_SCHEMA."""
+    """One container: its row of VERDICT_SCHEMA and its rows of FINDING_SCHEMA."""
 
     verdict: Row
     findings: Sequence[Row]
@@ -283,7 +285,7 @@ def _decide(
         verdict, detail = Verdict.UNKNOWN, _CHANGED
         findings = [_contradiction(container_id, name, _CHANGED) for name in sorted(changed)]
     else:
-        named.sort(key=lambda one: one[0])
+        named.sort(key=lambda pair: pair[0])
         comparison = _compare([tree for _, tree in named])
         verdict, detail = comparison.verdict, _detail(comparison.evidence)
         findings = _findings(comparison, [name for name, _ in named])
@@ -299,20 +301,22 @@ def _decide(
 
 
 def _compare(trees: Sequence[TreeColumns]) -> Comparison:
-    """The comparison by `merkle.comparison`; replicas are named by their places in
-    `trees`, in digits that sort alike.
+    """The comparison by `merkle.comparison`; replicas are named by their index in
+    `trees`, padded so that names sort like numbers.
 
-    It sees only one of the blocks that are equal and healthy everywhere, and one of
-    those that are so wherever they are: comparing nothing is no MATCH, and one lost
-    block makes as much REPAIRABLE as thousands, which take no more than their IDs here.
+    To save time, `merkle.comparison` gets only one of the blocks that are equal and
+    healthy in all replicas. Likewise it gets one of the blocks that some replicas lack
+    and that are equal and healthy in the others; the rest become differences here. One
+    of each must stay: without any block there is no MATCH, and one missing block
+    decides the verdict as well as thousands do.
     """
     names = [f"{i:0{len(str(len(trees)))}}" for i in range(len(trees))]
     built = [i for i, tree in enumerate(trees) if tree.data_checksum is not None]
     aligned = _align([trees[i] for i in built])
     everywhere = aligned.held.all(axis=0)
-    passed_over = aligned.block_ids[aligned.is_uniform & everywhere][1:]
+    matching = aligned.block_ids[aligned.is_uniform & everywhere][1:]
     lost = np.flatnonzero(aligned.is_uniform & ~everywhere & ~aligned.is_deleted)[1:]
-    left_out = np.concatenate((passed_over, aligned.block_ids[lost]))
+    left_out = np.concatenate((matching, aligned.block_ids[lost]))
     kept = [
         _with_blocks(tree, np.flatnonzero(~np.isin(tree.block_ids, left_out))) for tree in trees
     ]
@@ -339,10 +343,10 @@ def _compare(trees: Sequence[TreeColumns]) -> Comparison:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _BlockAlignment:
-    """The blocks of all trees, ascending: which tree (row of `held`) has them, and
-    which are the same in all of those.
+    """The blocks of all trees, ascending by ID. `held[i]` marks the blocks of tree i.
 
-    Uniform blocks are equal in every field, and are healthy or deleted.
+    A uniform block is equal in every field in all trees that have it, and is either
+    healthy or deleted.
     """
 
     block_ids: Int64s
@@ -354,34 +358,32 @@ class _BlockAlignment:
 def _align(trees: Sequence[TreeColumns]) -> _BlockAlignment:
     block_ids = np.unique(np.concatenate([tree.block_ids for tree in trees]))
     held = np.array([np.isin(block_ids, tree.block_ids, assume_unique=True) for tree in trees])
-    # Where in a tree a block stands that it has.
+    # The index of a block in a tree that has it.
     at = np.cumsum(held, axis=1) - 1
     first = held.argmax(axis=0)
     is_uniform, is_deleted = np.zeros((2, len(block_ids)), np.bool_)
     for i, tree in enumerate(trees):
         ours = np.flatnonzero(first == i)
-        alike = _settled(tree)[at[i, ours]]
+        is_equal = _is_verified(tree)[at[i, ours]]
         for j in range(i + 1, len(trees)):
             both = held[j, ours]
-            alike[both] &= _equal(tree, at[i, ours[both]], trees[j], at[j, ours[both]])
-        is_uniform[ours] = alike
+            is_equal[both] &= _equal(tree, at[i, ours[both]], trees[j], at[j, ours[both]])
+        is_uniform[ours] = is_equal
         is_deleted[ours] = tree.block_deleted[at[i, ours]]
     return _BlockAlignment(block_ids, held, is_uniform, is_deleted)
 
 
-def _settled(tree: TreeColumns) -> Bools:
-    """Blocks that, equal everywhere, leave nothing to verify or mend."""
+def _is_verified(tree: TreeColumns) -> Bools:
+    """Which blocks are deleted, or have only chunks that match a recorded checksum."""
     counts = np.diff(tree.chunk_starts)
     is_open = ~tree.chunk_matches | (tree.chunk_checksums == 0)
-    settled: Bools = tree.block_deleted | (counts > 0)
-    settled[np.repeat(np.arange(len(counts)), counts)[is_open]] = False
-    return settled
+    verified: Bools = tree.block_deleted | (counts > 0)
+    verified[np.repeat(np.arange(len(counts)), counts)[is_open]] = False
+    return verified
 
 
 def _equal(a: TreeColumns, at_a: Int64s, b: TreeColumns, at_b: Int64s) -> Bools:
-    """Which of these blocks of a are, in every field, the blocks of b at the same place
-    in `at_b`.
-    """
+    """Whether block `at_a[i]` of a equals block `at_b[i]` of b in every field."""
     counts = np.diff(a.chunk_starts)[at_a]
     equal: Bools = a.block_checksums[at_a] == b.block_checksums[at_b]
     equal &= a.block_deleted[at_a] == b.block_deleted[at_b]
@@ -397,7 +399,7 @@ def _equal(a: TreeColumns, at_a: Int64s, b: TreeColumns, at_b: Int64s) -> Bools:
 
 
 def _with_blocks(tree: TreeColumns, blocks: Int64s) -> TreeColumns:
-    """The tree with no more than these of its blocks; the root stays what it was."""
+    """The tree with only these of its blocks, given by index, and its old root."""
     counts = np.diff(tree.chunk_starts)[blocks]
     chunks = _ranges(tree.chunk_starts[blocks], counts)
     return TreeColumns(
@@ -415,9 +417,7 @@ def _with_blocks(tree: TreeColumns, blocks: Int64s) -> TreeColumns:
 
 
 def _ranges(starts: Int64s, counts: Int64s) -> Int64s:
-    """The numbers from each start on, as many as its count, one range behind the
-    other.
-    """
+    """The concatenation of the ranges `starts[i]` to `starts[i] + counts[i]`."""
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(counts.sum())
 
@@ -451,8 +451,8 @@ def _contradiction(container_id: int, name: str, detail: str) -> Row:
 
 
 def _detail(found: Iterable[Evidence]) -> str:
-    """What speaks of the container as a whole, and how often the rest was found; each
-    place is in its finding.
+    """Evidence about the container as a whole, and the count of each other detail;
+    its findings hold the places.
     """
     counts = Counter((evidence.block_id is None, evidence.detail) for evidence in found)
     return "; ".join(
@@ -462,8 +462,8 @@ def _detail(found: Iterable[Evidence]) -> str:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _ReplicaGroups:
-    """Replicas by container: `container_of[i]` is the place of row i's container in
-    `containers`, which ascend.
+    """Replicas grouped by container: `container_of[i]` is the index of row i's
+    container in `containers`, which ascend.
     """
 
     containers: Int64s
@@ -479,7 +479,7 @@ class _ReplicaGroups:
         container = _int64s(replicas["container_id"])
         keys = (ranks(replicas["volume"]), ranks(replicas["datanode"]), container)
         order = np.lexsort(keys)
-        # Which rows, in this order, are as the one before.
+        # Which rows equal the row before, in this order.
         as_before = [np.diff(key[order], prepend=key[order[:1]] - 1) == 0 for key in keys]
         container_of = np.empty(len(order), np.int64)
         container_of[order] = np.cumsum(~as_before[-1]) - 1
@@ -490,13 +490,13 @@ class _ReplicaGroups:
         is_contradicted[container_of[repeated]] = True
         return cls(containers, container_of, _takes_part(replicas), repeated, is_contradicted)
 
-    def number(self, rows: Bools) -> Int64s:
-        """How many of these rows each container has."""
+    def count(self, rows: Bools) -> Int64s:
+        """The count of these rows that each container has."""
         return np.bincount(self.container_of[rows], minlength=len(self.containers))
 
     def any(self, rows: Bools) -> Bools:
         """Which containers have any of these rows."""
-        return self.number(rows) > 0
+        return self.count(rows) > 0
 
     def contradictions(self, replicas: pa.Table) -> pa.Table:
         """A finding for each replica that has several rows."""
@@ -507,7 +507,7 @@ class _ReplicaGroups:
             {(row["container_id"], f"{row['datanode']}/{row['volume']}") for row in rows}
         )
         return pa.Table.from_pylist(
-            [_contradiction(*one, _CONTRADICTED) for one in found], FINDING_SCHEMA
+            [_contradiction(*replica, _CONTRADICTED) for replica in found], FINDING_SCHEMA
         )
 
 

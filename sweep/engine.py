@@ -1,8 +1,8 @@
-"""The port behind which a sweep is computed, and the engine of one machine.
+"""The port of an engine, which computes the stages of a sweep, and the local engine.
 
-Decoding Parquet and folding rows release the interpreter, so that threads use all
-cores. Containers whose rows have to be sorted or compared are gathered first
-(sweep.gather), so that memory is bounded whatever the size of a container.
+The local engine uses threads: decoding Parquet and folding rows release the GIL.
+Containers whose rows must be sorted or compared are gathered first (sweep.gather),
+which bounds memory for containers of any size.
 """
 
 from collections import Counter
@@ -23,42 +23,42 @@ from runtime.disk import Disk
 from runtime.errors import UsageError
 from sweep.compare import inspect, inspect_large
 from sweep.exact import block_ranges, exact_replicas, large_replicas
-from sweep.files import fold_part, is_plain, opened_rows
+from sweep.files import fold_part, is_plain, open_rows
 from sweep.gather import Gatherer, Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, Part
-from sweep.runs import RUN_SCHEMA, full
+from sweep.runs import RUN_SCHEMA, repeat
 from sweep.trees import PackedTreeFile, TreeJob, pack_part, pack_rows
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedWave:
-    """All that came of some parts, which are never folded again.
+    """The complete results of some parts, stored together: these parts are not folded
+    again.
 
-    An engine that computes whole replicas gives these instead of runs, and names in
-    `exact` the containers that it cannot decide; where a container has both runs and
-    replicas, the sweep decides it along the exact path.
+    An engine may return `replicas` instead of `runs`. `exact` lists the containers that
+    need their rows sorted. A container with both runs and replicas is sorted as well.
     """
 
     part_ids: tuple[str, ...]
-    # Rows of the chunk table that were read.
+    # Number of rows of the chunk table that were read.
     rows: int
-    # sweep.runs.RUN_SCHEMA; any order.
+    # sweep.runs.RUN_SCHEMA, in any order.
     runs: pa.Table
     # REPLICA_SCHEMA and FINDING_SCHEMA.
     replicas: pa.Table
     findings: pa.Table
-    # Containers, and about how many rows each has.
+    # Container IDs, and the approximate number of rows of each.
     exact: Int64s
     exact_rows: Int64s
-    # Parts (of `part_ids`) that could not be read, with why: their tables are left out
-    # of the sweep.
+    # The parts that could not be read, by part ID, with the reason. The sweep leaves
+    # out their whole tables.
     skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerResults:
-    """What came of the rows of some containers, each of them whole: REPLICA_SCHEMA,
-    VERDICT_SCHEMA, FINDING_SCHEMA.
+    """The results of some containers, from all rows of each: tables of REPLICA_SCHEMA,
+    VERDICT_SCHEMA and FINDING_SCHEMA.
     """
 
     replicas: pa.Table
@@ -67,54 +67,71 @@ class ContainerResults:
 
 
 class Engine(Protocol):
-    """Where the work is done. Whatever an engine reads or keeps is bounded, however
-    large a container is.
+    """Computes the stages of a sweep.
+
+    Memory is bounded for containers of any size. `parts` are of PartKind.FILE: the
+    sweep copies volumes into files first. Container IDs ascend. Tables are returned
+    piece by piece, in any order; each container is in one piece.
     """
 
     @property
     def name(self) -> str:
-        """What the summary calls it."""
+        """The engine's name in the summary."""
         ...
 
     def fold(
         self,
         parts: Sequence[Part],
         store: Callable[[FoldedWave], None],
-        tell: Callable[[int], None],
+        advance: Callable[[int], None],
     ) -> None:
-        """Fold all parts, in waves of a few minutes at most, each given to `store`;
-        `tell` of rows as they are read.
+        """Fold all parts, in waves that take a few minutes at most.
 
-        All parts are of files: the volumes of this machine are made into some first. A
-        part that cannot be read is no error: its wave names it.
+        Calls `store` once per wave, and `advance` with the number of rows read since
+        the last call. An unreadable part is not an error; its wave names it in
+        `skipped`.
+
+        Raises:
+            DiskError: rows or results cannot be stored.
         """
         ...
 
     def exact(
         self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s
     ) -> Iterator[ContainerResults]:
-        """Replicas and findings of these containers from their sorted rows
-        (sweep.exact), without verdicts.
+        """The replicas and findings of these containers, computed from their sorted
+        rows (sweep.exact); `verdicts` is empty.
 
-        `rows` says about how many rows each of them has.
+        `rows` is the approximate number of rows of each container.
+
+        Raises:
+            DiskError: gathered rows cannot be stored.
+            ChunkTableError: a part cannot be read any more.
         """
         ...
 
     def inspect(
         self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table
     ) -> Iterator[ContainerResults]:
-        """Verdicts and findings of these containers from their rows (sweep.compare),
-        without replicas.
+        """The verdicts and findings of these containers, computed from their rows
+        (sweep.compare); the table `replicas` of the results is empty.
 
-        `replicas` are those of these containers, whether they take part or not.
+        `rows` is the approximate number of rows of each container. `replicas`
+        (REPLICA_SCHEMA) are all replicas of these containers, including those that are
+        not compared.
+
+        Raises:
+            DiskError: gathered rows cannot be stored.
+            ChunkTableError: a part cannot be read any more.
         """
         ...
 
     def trees(self, job: TreeJob, disk: Disk) -> Iterator[PackedTreeFile]:
-        """Write the trees of all replicas that have one, file by file (sweep.trees).
+        """Write the trees of all replicas that have one; returns each file once it is
+        durable (sweep.trees).
 
         Raises:
-            DiskError: one cannot be written.
+            DiskError: a file cannot be written.
             ChunkTableError: a part cannot be read any more.
         """
         ...
@@ -122,26 +139,28 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SweepRequest:
-    """What is asked of a sweep."""
+    """What to sweep and where to store the result."""
 
     out: Path
     tables: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()
     source: TreeSource = TreeSource.TREE
-    # Begin anew where a sweep of the same inputs was not finished.
+    # Start over, even if an unfinished sweep of the same inputs could be resumed.
     fresh: bool = False
+    # Number of complete sweeps that stay in `out`.
     keep: int = 30
-    # Beside the tables, all trees.
+    # Write all trees as well as the tables.
     write_trees: bool = False
-    # Datanodes that were taken out of the cluster on purpose.
+    # Datanodes that were removed from the cluster on purpose.
     gone: tuple[str, ...] = ()
 
 
 def absolute(request: SweepRequest) -> SweepRequest:
-    """The same with places that the next sweep finds from wherever it is started.
+    """The request with absolute paths, which a sweep started in another folder can
+    resume.
 
     Raises:
-        UsageError: the folder of sweeps lies in a table.
+        UsageError: `out` is inside one of the tables.
     """
 
     def absolute(name: str) -> str:
@@ -154,23 +173,23 @@ def absolute(request: SweepRequest) -> SweepRequest:
             and request.out.resolve().is_relative_to(Path(name).resolve())
         ):
             raise UsageError(
-                f"--out {request.out} lies in --table {name}: the next sweep would take its tables"
-                " for the cluster's",
-                hint="Give an --out beside it.",
+                f"--out {request.out} is inside --table {name}: the next sweep would read its own"
+                " results as a chunk table",
+                hint="Choose an --out folder outside the table.",
             )
     return replace(request, out=request.out.absolute(), tables=tuple(map(absolute, request.tables)))
 
 
-# A wave is stored when it has so many rows: some seconds of work, which is all that a
-# crash costs.
+# Rows after which a wave is stored. A crash costs at most one wave, which is some
+# seconds of work.
 WAVE_ROWS = 64 << 20
 
-# At some 300 bytes each.
+# Runs after which a wave is stored; each takes about 300 bytes of memory.
 _WAVE_RUNS = 1 << 20
 
 
 class LocalEngine:
-    """Threads of this process."""
+    """An engine that uses the threads of this process."""
 
     name = "local"
 
@@ -181,20 +200,20 @@ class LocalEngine:
         self,
         parts: Sequence[Part],
         store: Callable[[FoldedWave], None],
-        tell: Callable[[int], None],
+        advance: Callable[[int], None],
     ) -> None:
         """See Engine."""
-        done, rows, runs = list[tuple[Part, _Done]](), 0, 0
-        for part, one in self._gatherer.each(parts, lambda part: (part, _fold(part))):
-            tell(one.rows)
-            done.append((part, one))
-            rows += one.rows
-            runs += one.runs.num_rows
+        results, rows, runs = list[tuple[Part, _PartResult]](), 0, 0
+        for part, result in self._gatherer.map(parts, lambda part: (part, _fold(part))):
+            advance(result.rows)
+            results.append((part, result))
+            rows += result.rows
+            runs += result.runs.num_rows
             if rows >= WAVE_ROWS or runs >= _WAVE_RUNS:
-                store(_wave(done))
-                done, rows, runs = [], 0, 0
-        if done:
-            store(_wave(done))
+                store(_wave(results))
+                results, rows, runs = [], 0, 0
+        if results:
+            store(_wave(results))
 
     def exact(
         self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s
@@ -209,7 +228,7 @@ class LocalEngine:
                 replicas, findings = exact_replicas(held)
             return ContainerResults(replicas, VERDICT_SCHEMA.empty_table(), findings)
 
-        yield from self._gatherer.each(self._gatherer.gathered(parts, container_ids, rows), work)
+        yield from self._gatherer.map(self._gatherer.gather(parts, container_ids, rows), work)
 
     def inspect(
         self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table
@@ -228,37 +247,39 @@ class LocalEngine:
             empty = REPLICA_SCHEMA.empty_table()
             return ContainerResults(empty, inspected.verdicts, inspected.findings)
 
-        yield from self._gatherer.each(self._gatherer.gathered(parts, container_ids, rows), work)
+        yield from self._gatherer.map(self._gatherer.gather(parts, container_ids, rows), work)
 
     def trees(self, job: TreeJob, disk: Disk) -> Iterator[PackedTreeFile]:
         """See Engine."""
-        yield from self._gatherer.each(
+        yield from self._gatherer.map(
             job.ordered, lambda part: pack_part(job, part, self._gatherer.single_threaded(), disk)
         )
         if len(job.others):
             yield from self.other_trees(
-                job, self._gatherer.gathered(job.parts, job.others, job.rows), disk
+                job, self._gatherer.gather(job.parts, job.others, job.rows), disk
             )
 
     def other_trees(
         self, job: TreeJob, groups: Iterable[tuple[Int64s, pa.Table]], disk: Disk
     ) -> Iterator[PackedTreeFile]:
-        """Those of the other containers, of which these are the rows in groups."""
+        """Write the trees of the containers in `job.others`; `groups` are their IDs
+        and rows, as Gatherer.gather returns them.
+        """
 
         def work(group: tuple[int, tuple[Int64s, pa.Table]]) -> PackedTreeFile:
             number, (ids, held) = group
             return pack_rows(job, number, ids, held, self._gatherer.group_rows, disk)
 
-        yield from self._gatherer.each(enumerate(groups), work)
+        yield from self._gatherer.map(enumerate(groups), work)
 
     def _is_large(self, container_ids: Int64s, rows: pa.Table) -> bool:
         return len(container_ids) == 1 and rows.num_rows > self._gatherer.group_rows
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
-    """What came of one part: runs, or containers for the exact path with the numbers of
-    their rows.
+class _PartResult:
+    """The result of one part: its runs, or the containers to be sorted with the number
+    of rows of each.
     """
 
     rows: int
@@ -269,24 +290,24 @@ class _Done:
     skipped: str
 
 
-# Rows that tell how the others lie.
+# Rows that are read to find out whether a file is sorted.
 _PROBE_ROWS = 1 << 18
 
 _NONE = np.empty(0, np.int64)
 
 
-def _fold(part: Part) -> _Done:
+def _fold(part: Part) -> _PartResult:
     if _is_scattered(part):
-        # What is wrong with it, folding tells.
+        # If the part cannot be read, folding it reports why.
         with suppress(ChunkTableError):
-            counts, rows = _counted(part)
+            counts, rows = _count_rows(part)
             # Rows that belong to no replica are a finding, which folding makes.
             if rows == part.rows:
                 ids, of_ids = (
                     np.array(list(numbers), np.int64)
                     for numbers in (counts.keys(), counts.values())
                 )
-                return _Done(
+                return _PartResult(
                     part.rows,
                     RUN_SCHEMA.empty_table(),
                     FINDING_SCHEMA.empty_table(),
@@ -295,14 +316,15 @@ def _fold(part: Part) -> _Done:
                     "",
                 )
     folded = fold_part(part)
-    return _Done(folded.rows, folded.runs, folded.findings, _NONE, _NONE, folded.skipped)
+    return _PartResult(folded.rows, folded.runs, folded.findings, _NONE, _NONE, folded.skipped)
 
 
 def _is_scattered(part: Part) -> bool:
-    """Whether hardly two rows of a replica follow each other, as far as the first of
-    them tell.
+    """Whether consecutive rows mostly belong to different replicas, judged by the first
+    rows of the part.
 
-    To fold such rows makes a run of each, all of which the exact path throws away.
+    Folding such rows would produce a run for almost every row, and all of these runs
+    would be discarded when the rows are sorted.
     """
     if part.manifest is not None:
         return False
@@ -322,34 +344,36 @@ def _is_scattered(part: Part) -> bool:
     return False
 
 
-def _counted(part: Part) -> tuple[Counter[int], int]:
-    """The rows of each container, and of all.
+def _count_rows(part: Part) -> tuple[Counter[int], int]:
+    """The number of rows of each container, and of all.
 
-    Every column is read, though one would do: a file that cannot be read is left out as
-    long as nothing was made of the others of its table, and the exact path comes later.
+    Reads every column, although one would do. An unreadable file must be noticed now,
+    while its whole table can still be left out.
 
     Raises:
         ChunkTableError: the part cannot be read.
     """
     counts, total = Counter[int](), 0
-    with opened_rows(part) as (stretches, _):
+    with open_rows(part) as (stretches, _):
         for rows in stretches:
             found, held = np.unique(
-                full(rows.integers["container_id"], rows.count), return_counts=True
+                repeat(rows.integers["container_id"], rows.count), return_counts=True
             )
             counts.update(dict(zip(found.tolist(), held.tolist(), strict=True)))
             total += rows.count
     return counts, total
 
 
-def _wave(done: Sequence[tuple[Part, _Done]]) -> FoldedWave:
+def _wave(results: Sequence[tuple[Part, _PartResult]]) -> FoldedWave:
     return FoldedWave(
-        tuple(part.part_id for part, _ in done),
-        sum(one.rows for _, one in done),
-        pa.concat_tables([RUN_SCHEMA.empty_table(), *(one.runs for _, one in done)]),
+        tuple(part.part_id for part, _ in results),
+        sum(result.rows for _, result in results),
+        pa.concat_tables([RUN_SCHEMA.empty_table(), *(result.runs for _, result in results)]),
         REPLICA_SCHEMA.empty_table(),
-        pa.concat_tables([FINDING_SCHEMA.empty_table(), *(one.findings for _, one in done)]),
-        np.concatenate([one.exact for _, one in done]),
-        np.concatenate([one.exact_rows for _, one in done]),
-        {part.part_id: one.skipped for part, one in done if one.skipped},
+        pa.concat_tables(
+            [FINDING_SCHEMA.empty_table(), *(result.findings for _, result in results)]
+        ),
+        np.concatenate([result.exact for _, result in results]),
+        np.concatenate([result.exact_rows for _, result in results]),
+        {part.part_id: result.skipped for part, result in results if result.skipped},
     )

@@ -1,24 +1,24 @@
-"""What ends a sweep, or keeps it from going on."""
+"""Errors that end a sweep or prevent it from being resumed."""
 
 from merkle.errors import ReconcileError
 from runtime.errors import DiskError
 
 
 class SweepInputError(ReconcileError):
-    """None of a sweep's inputs can be read, so that there is nothing to compare."""
+    """None of a sweep's inputs can be read, so there is nothing to compare."""
 
     code = "sweep_input"
 
 
 class SweepWorkError(DiskError):
-    """What is finished of a sweep cannot be read again, so that it cannot go on; begin
-    it anew.
+    """The stored results of an unfinished sweep cannot be read. The sweep cannot be
+    resumed and must start over.
     """
 
     code = "sweep_work"
 
 
 class SweepNotFoundError(ReconcileError):
-    """There is no such sweep in the folder."""
+    """The folder has no such sweep."""
 
     code = "sweep_not_found"

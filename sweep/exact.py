@@ -1,9 +1,8 @@
-"""The exact path: replicas from rows in any order, sorted first, and the trees
-themselves.
+"""Compute replicas and trees from rows in any order, by sorting them first.
 
-Rows that say the same of one place are one row. Rows that contradict each other, or
-lack a value, leave the replica without a tree: what it holds is then unknown, which no
-comparison takes for equal or for lost, and a finding says why.
+Duplicate rows count once. If rows of a replica contradict each other or lack a value,
+the replica gets a finding and no tree: its content is unknown, and a comparison treats
+it neither as equal nor as lost.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,14 +19,23 @@ from merkle.columns import TreeColumns, fold_blocks, fold_root
 from merkle.tree import ContainerId
 from sweep.fragments import Bools, Int64s, append_zero_words
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, FindingKind, RootMethod
-from sweep.runs import AGREED, KEY, TEXT, flags_of, fold_batches, integers_of, ranks, replicas_of
+from sweep.runs import (
+    ATTRIBUTE_COLUMNS,
+    KEY,
+    TEXT,
+    flags_of,
+    fold_batches,
+    integers_of,
+    ranks,
+    replicas_of,
+)
 
 _PLACE = (*KEY, "block_id", "chunk_offset")
 
-# What a place holds; `scanned_at` is no part of it.
+# The columns in which duplicate rows must agree; `scanned_at` may differ.
 _CONTENT = ("length", "checksum", "matches", "deleted")
 
-# The one row of a replica without blocks, without what identifies the replica.
+# The single row of a replica without blocks, except for its REPLICA_COLUMNS.
 EMPTY_ROW: dict[str, object] = {
     "block_id": 0,
     "chunk_offset": CONTAINER_ROW,
@@ -37,11 +45,17 @@ EMPTY_ROW: dict[str, object] = {
     "deleted": False,
 }
 
-# The one row of a replica without a tree.
+# The single row of a replica without a tree.
 _NO_TREE = EMPTY_ROW | {"source": "none"}
 
-# Where its rows leave it out; a replica of this state is compared with none.
-_UNSAID = {"volume": "", "state": "INVALID", "bcs_id": 0, "replica_index": 0, "generation": 0}
+# Values for nulls in the row of a faulty replica. INVALID replicas are not compared.
+_FAULTY_DEFAULTS = {
+    "volume": "",
+    "state": "INVALID",
+    "bcs_id": 0,
+    "replica_index": 0,
+    "generation": 0,
+}
 
 
 # A row of a table.
@@ -57,31 +71,30 @@ class ReplicaId(NamedTuple):
 
 
 def exact_replicas(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """The replicas (REPLICA_SCHEMA) of all rows (CHUNK_SCHEMA, in any order) of some
-    containers; findings.
+    """The replicas (REPLICA_SCHEMA) and findings (FINDING_SCHEMA) of some containers,
+    from all of their rows (CHUNK_SCHEMA, in any order).
 
-    Equal to what ordered runs settle to. A replica with a finding has no root, and its
-    source is "none".
+    Equal to the replicas that ordered runs settle to. A replica with a finding has no
+    root, and its source is "none".
     """
-    arranged = arrange(rows)
-    runs = fold_batches(arranged.rows.to_batches())
+    ordered = sort_rows(rows)
+    runs = fold_batches(ordered.rows.to_batches())
     assert all(runs["ordered"].to_pylist())
     replicas = replicas_of(runs, pa.array([RootMethod.EXACT.value] * runs.num_rows, pa.string()))
-    return replicas, pa.Table.from_pylist(arranged.findings, FINDING_SCHEMA)
+    return replicas, pa.Table.from_pylist(ordered.findings, FINDING_SCHEMA)
 
 
 def trees_of(rows: pa.Table) -> Iterator[tuple[ReplicaId, TreeColumns]]:
-    """The tree of each replica of which there are rows (CHUNK_SCHEMA, in any order),
-    with all its checksums computed.
+    """The tree of each replica in these rows (CHUNK_SCHEMA, in any order), with all
+    checksums computed.
 
-    Of replicas without a tree, and of those whose rows contradict each other, the root
-    is None.
+    The root is None if the replica has no tree or its rows contradict each other.
     """
-    arranged = arrange(rows)
-    columns = {name: _key(arranged.rows, name) for name in ("block_id", "chunk_offset", *_CONTENT)}
-    told = arranged.rows.select([*KEY, "source"])
-    for start, end in pairwise([*arranged.starts.tolist(), arranged.rows.num_rows]):
-        first = told.slice(start, 1).to_pylist()[0]
+    ordered = sort_rows(rows)
+    columns = {name: _key(ordered.rows, name) for name in ("block_id", "chunk_offset", *_CONTENT)}
+    sources = ordered.rows.select([*KEY, "source"])
+    for start, end in pairwise([*ordered.starts.tolist(), ordered.rows.num_rows]):
+        first = sources.slice(start, 1).to_pylist()[0]
         identity = ReplicaId(first["container_id"], first["datanode"], first["volume"])
         piece = {name: column[start:end] for name, column in columns.items()}
         yield identity, _tree(identity.container_id, piece, is_known=first["source"] != "none")
@@ -89,12 +102,12 @@ def trees_of(rows: pa.Table) -> Iterator[tuple[ReplicaId, TreeColumns]]:
 
 @dataclass(frozen=True, slots=True)
 class SortedRows:
-    """Rows by container, datanode, volume, block and offset, each place once, faulty
-    replicas without a tree.
+    """Rows by container, datanode, volume, block and offset, without duplicates. A
+    faulty replica has a single row and no tree.
     """
 
     rows: pa.Table
-    # Where each replica begins.
+    # The index of each replica's first row.
     starts: Int64s
     findings: Sequence[dict[str, object]]
 
@@ -106,20 +119,18 @@ class _Fault:
     rows: Bools
 
 
-def arrange(rows: pa.Table) -> SortedRows:
-    """All rows (CHUNK_SCHEMA, in any order) of some replicas, sorted, and what is wrong
-    with them.
-    """
+def sort_rows(rows: pa.Table) -> SortedRows:
+    """Sort all rows (CHUNK_SCHEMA, in any order) of some replicas, and check them."""
     rows = rows.select(CHUNK_SCHEMA.names).combine_chunks()
     if not rows.num_rows:
         return SortedRows(rows, np.empty(0, np.int64), ())
-    names = (*_PLACE, *_CONTENT, *AGREED)
+    names = (*_PLACE, *_CONTENT, *ATTRIBUTE_COLUMNS)
     keys = np.array([_key(rows, name) for name in names])
     lacking = np.zeros(rows.num_rows, np.bool_)
     for name in names:
         if rows[name].null_count:
             lacking |= rows[name].is_null().to_numpy()
-    order = _sorted(keys, lacking, rows)
+    order = _sort_order(keys, lacking, rows)
     rows, keys, lacking = rows.take(pa.array(order)), keys[:, order], lacking[order]
     begins = _changes(keys[: len(KEY)])
     starts = np.flatnonzero(begins)
@@ -137,24 +148,24 @@ def arrange(rows: pa.Table) -> SortedRows:
     rows, spoiled = rows.filter(pa.array(keep)), pa.array(faulty[replica[keep]])
     if faulty.any():
         for name, value in _NO_TREE.items():
-            rows = _with(
+            rows = _set_column(
                 rows, name, pc.if_else(spoiled, pa.scalar(value, rows[name].type), rows[name])
             )
-        for name, value in _UNSAID.items():
-            rows = _with(rows, name, rows[name].fill_null(pa.scalar(value, rows[name].type)))
+        for name, value in _FAULTY_DEFAULTS.items():
+            rows = _set_column(rows, name, rows[name].fill_null(pa.scalar(value, rows[name].type)))
         rows = rows.combine_chunks()
     return SortedRows(rows, np.flatnonzero(_changes(replica[keep][None])), findings)
 
 
-def _sorted(keys: Int64s, lacking: Bools, rows: pa.Table) -> Int64s:
-    """The rows by place, each of those that are alike once: the one that was read
-    last.
+def _sort_order(keys: Int64s, lacking: Bools, rows: pa.Table) -> Int64s:
+    """The order of the rows, without duplicates; of equal rows the last scanned one
+    stays.
     """
     order = np.lexsort(keys[: len(_PLACE)][::-1])
     again = ~_changes(keys[: len(_PLACE), order])
     if not again.any():
         return order
-    # By all that they hold, lest the order of the input tells which comes first.
+    # Sort by every column, so that the result does not depend on the input's order.
     shared = again | np.append(again[1:], False)
     hit = order[shared]
     hit = hit[np.lexsort((~_key(rows, "scanned_at")[hit], lacking[hit], *keys[::-1, hit]))]
@@ -167,7 +178,9 @@ def _sorted(keys: Int64s, lacking: Bools, rows: pa.Table) -> Int64s:
 def _faults(
     keys: dict[str, Int64s], without_tree: Bools, lacking: Bools, starts: Int64s, replica: Int64s
 ) -> list[_Fault]:
-    """What may be wrong with rows that are sorted and unlike."""
+    """The possible faults of sorted rows without duplicates, with the rows that have
+    each.
+    """
     offsets, blocks = keys["chunk_offset"], keys["block_id"]
     sizes = np.diff(np.append(starts, len(replica)))[replica]
     follows = np.zeros(len(replica), np.bool_)
@@ -179,7 +192,7 @@ def _faults(
     return [
         _Fault(FindingKind.UNREADABLE, "a row lacks a value", lacking),
         _Fault(FindingKind.UNREADABLE, "a chunk's offset is negative", offsets < CONTAINER_ROW),
-        _Fault(contradict, "two rows at one place differ", again),
+        _Fault(contradict, "two rows of the same block and offset differ", again),
         _Fault(contradict, "a block without chunks has chunks", beside_own & ~again),
         _Fault(
             contradict,
@@ -197,13 +210,13 @@ def _faults(
                 f"rows of one replica differ in {name}",
                 keys[name] != keys[name][starts][replica],
             )
-            for name in AGREED
+            for name in ATTRIBUTE_COLUMNS
         ),
     ]
 
 
 def _findings(fault: _Fault, rows: pa.Table, replica: Int64s) -> Iterator[dict[str, object]]:
-    """One for each replica that has the fault, at the first such row."""
+    """A finding for each replica that has the fault, at its first faulty row."""
     at = np.flatnonzero(fault.rows)
     _, first, counts = np.unique(replica[at], return_index=True, return_counts=True)
     places = rows.select(_PLACE).take(pa.array(at[first])).to_pylist()
@@ -244,12 +257,12 @@ def tree_of_rows(
     matches: Bools,
     deleted: Bools,
 ) -> TreeColumns:
-    """The tree of one replica of which these are all rows, in order; without blocks
-    there are none.
+    """The tree of one replica, from all of its rows in order; none if it has no
+    blocks.
     """
     firsts = np.flatnonzero(_changes(block_ids[None]))
     block_deleted = np.logical_or.reduceat(deleted, firsts) if len(firsts) else deleted
-    # In every column, the chunks' rows alone.
+    # Block rows have no chunk.
     is_chunk = offsets >= 0
     starts = np.append(0, np.cumsum(is_chunk))[np.append(firsts, len(block_ids))]
     folded = fold_blocks(block_ids[firsts], starts, checksums[is_chunk])
@@ -272,7 +285,7 @@ def tree_of_rows(
 
 
 def _changes(keys: Int64s) -> Bools:
-    """Where a column of the matrix is unlike the one before it."""
+    """Which columns of the matrix differ from the column before."""
     changes = np.ones(keys.shape[1], np.bool_)
     changes[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
     return changes
@@ -294,26 +307,26 @@ def _text_is(rows: pa.Table, name: str, value: str) -> Bools:
     return equal
 
 
-def _with(rows: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
+def _set_column(rows: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index(name), name, column)
 
 
-# Rows that are looked at to cut a container into even ranges.
+# Rows sampled to split a container into even ranges.
 _SAMPLES = 1 << 16
 
-# What adds up over the ranges of a replica.
+# The columns that add up over the ranges of a replica.
 SUMS = ("blocks", "deleted_blocks", "chunks", "bytes", "corrupt", "unverifiable")
 
 
-# Others' rows may lack a value.
+# Tables from other writers may lack values.
 NULLABLE_ROWS = pa.schema([field.with_nullable(True) for field in CHUNK_SCHEMA])
 
 
 def block_ranges(rows: pa.Table, rows_max: int) -> Iterator[pa.Table]:
-    """The rows of one container, in ranges of blocks that ascend, of about so many rows
-    each.
+    """Split the rows of one container into ascending ranges of blocks, with about
+    `rows_max` rows each.
     """
-    # A row without a block ID is faulty in whichever range it is.
+    # A row without a block ID is faulty in any range.
     batches = [
         (batch, batch["block_id"].fill_null(0).to_numpy())
         for batch in rows.to_batches()
@@ -338,9 +351,7 @@ def block_ranges(rows: pa.Table, rows_max: int) -> Iterator[pa.Table]:
 
 
 def large_replicas(ranges: Iterable[pa.Table]) -> tuple[pa.Table, pa.Table]:
-    """The same as `exact_replicas` of the rows of all these ranges of one container
-    together.
-    """
+    """Like `exact_replicas`, for one container whose rows come in ranges of blocks."""
     pieces: dict[tuple[object, ...], list[Row]] = {}
     findings = list[pa.Table]()
     for rows in ranges:
@@ -348,7 +359,7 @@ def large_replicas(ranges: Iterable[pa.Table]) -> tuple[pa.Table, pa.Table]:
         findings.append(found)
         for piece in replica_dicts(replicas):
             pieces.setdefault(replica_key(piece), []).append(piece)
-    joined = [_joined(pieces[key]) for key in sorted(pieces, key=str)]
+    joined = [_join_pieces(pieces[key]) for key in sorted(pieces, key=str)]
     broken = [
         {
             "kind": FindingKind.ROWS_CONTRADICT.value,
@@ -358,7 +369,7 @@ def large_replicas(ranges: Iterable[pa.Table]) -> tuple[pa.Table, pa.Table]:
             "detail": f"{row['datanode']}/{row['volume']}: its rows contradict each other",
         }
         for row, key in zip(joined, sorted(pieces, key=str), strict=True)
-        # A range that is contradictory in itself is a finding already.
+        # If rows contradict each other within one range, there is a finding already.
         if row["root"] is None and all(piece["root"] is not None for piece in pieces[key])
     ]
     return pa.Table.from_pylist(joined, REPLICA_SCHEMA), pa.concat_tables(
@@ -367,7 +378,9 @@ def large_replicas(ranges: Iterable[pa.Table]) -> tuple[pa.Table, pa.Table]:
 
 
 def replica_dicts(replicas: pa.Table) -> list[Row]:
-    """Replicas as rows; times stay numbers, as Python has none beyond the year 9999."""
+    """Replicas as rows, with times as integers: Python's datetime ends at the year
+    9999.
+    """
     at = replicas.schema.get_field_index("scanned_at")
     rows: list[Row] = replicas.set_column(
         at, "scanned_at", replicas["scanned_at"].cast(pa.int64())
@@ -376,20 +389,20 @@ def replica_dicts(replicas: pa.Table) -> list[Row]:
 
 
 def replica_key(replica: Row) -> tuple[object, ...]:
-    """What identifies a replica among the rows of a table."""
+    """The values of KEY in the row of a replica."""
     return tuple(replica[name] for name in KEY)
 
 
-def _joined(pieces: Sequence[Row]) -> Row:
-    """One replica, of what its ranges come to."""
+def _join_pieces(pieces: Sequence[Row]) -> Row:
+    """One replica, from the results of its ranges."""
     if len(pieces) == 1:
         return pieces[0]
-    agreed = all(piece[name] == pieces[0][name] for piece in pieces for name in AGREED)
+    agreed = all(piece[name] == pieces[0][name] for piece in pieces for name in ATTRIBUTE_COLUMNS)
     has_blocks = all(piece["blocks"] for piece in pieces)
     joined = pieces[0] | {"path": RootMethod.EXACT.value}
     if not agreed or not has_blocks or any(piece["root"] is None for piece in pieces):
         return joined | {"root": None, "source": "none", "fingerprint": 0} | dict.fromkeys(SUMS, 0)
-    joined["root"] = joined_root(pieces)
+    joined["root"] = join_roots(pieces)
     joined["fingerprint"] = int(np.bitwise_xor.reduce([piece["fingerprint"] for piece in pieces]))
     joined |= {name: sum(piece[name] for piece in pieces) for name in SUMS}
     times = [piece["scanned_at"] for piece in pieces if piece["scanned_at"] is not None]
@@ -397,8 +410,8 @@ def _joined(pieces: Sequence[Row]) -> Row:
     return joined
 
 
-def joined_root(pieces: Sequence[Row]) -> int | None:
-    """The root over ranges of blocks, in their order; None where one has none."""
+def join_roots(pieces: Sequence[Row]) -> int | None:
+    """The root over consecutive ranges of blocks; None if a range has no root."""
     root = np.zeros(1, np.int64)
     for piece in pieces:
         if piece["root"] is None:

@@ -1,9 +1,10 @@
-"""Chunk tables in Parquet files: parts folded to runs, and the rows of some containers.
+"""Read chunk tables from Parquet files: fold parts to runs, and select the rows of some
+containers.
 
-Written for the tables that agents export and for anybody else's: columns that have a
-natural value may be missing, numbers may be of any width and text of any kind. Columns
-of which the statistics of a row group say that they are constant are not decoded, and
-memory is bounded by a batch whatever the size of a file or of its row groups.
+Reads the exports of agents and files from other writers. Columns with a default may be
+missing, integers may have any width, and text any string type. A column that is
+constant by the statistics of a row group is not decoded. Memory is bounded by the size
+of a batch.
 """
 
 from collections import Counter
@@ -34,7 +35,7 @@ from sweep.fragments import Int64s
 from sweep.model import FINDING_SCHEMA, FindingKind, Part, PartKind
 from sweep.runs import RUN_SCHEMA, TEXT, Rows, fold_rows, rows_of
 
-# What a column is worth where a table has it not; the others have to be there.
+# The values of columns that a table may lack; all other columns are required.
 DEFAULTS: Mapping[str, object] = {
     "volume": "",
     "state": "CLOSED",
@@ -48,7 +49,7 @@ DEFAULTS: Mapping[str, object] = {
 }
 REQUIRED = tuple(name for name in CHUNK_SCHEMA.names if name not in DEFAULTS)
 
-# Some 30 MB of arrays: a page or more of each column.
+# About 30 MB of arrays, which is at least a page of each column.
 _BATCH_ROWS = 1 << 18
 _KINDS = (
     pa.types.is_signed_integer,
@@ -57,7 +58,7 @@ _KINDS = (
     lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
 )
 _OWNER = ("datanode", "container_id")
-# Kinds of columns of which the statistics are taken at their word.
+# Types of columns whose statistics are exact.
 _EXACT = (
     pa.types.is_signed_integer,
     pa.types.is_boolean,
@@ -65,34 +66,33 @@ _EXACT = (
     pa.types.is_large_string,
     pa.types.is_timestamp,
 )
-# Of rows that name none, which are dropped wherever they are met.
+# Stands for a null container ID; such rows are dropped later.
 _NO_CONTAINER = 0
 _NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class PartFold:
-    """What came of one part."""
+    """The result of folding one part."""
 
     # RUN_SCHEMA and FINDING_SCHEMA.
     runs: pa.Table
     findings: pa.Table
+    # Number of rows read.
     rows: int
-    # Why the part gave no runs, "" where it did. A replica may go on in another part:
-    # none of the same table tells then what its datanodes hold, and that rows are not
-    # there says nothing.
+    # Why the part could not be read; "" if it could. A replica may continue in another
+    # part, so the caller must leave out the whole table.
     skipped: str = ""
 
 
 def fold_part(part: Part) -> PartFold:
-    """The runs of a part of a file, without replicas that its export holds elsewhere by
-    now.
+    """Fold a part of a file to runs, without replicas that the export has superseded.
 
-    A part that cannot be read gives a finding and no runs.
+    An unreadable part yields a finding and no runs.
     """
     assert part.kind is PartKind.FILE
     try:
-        with _opened(part) as reader:
+        with _open(part) as reader:
             if part.manifest is not None and part.first == 0:
                 reader.check_replicas()
             runs = fold_rows(reader.stretches())
@@ -116,24 +116,24 @@ def fold_part(part: Part) -> PartFold:
 
 
 def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
-    """The rows (CHUNK_SCHEMA) of these containers, ascending, in a part that could be
-    folded, superseded ones left out.
+    """The rows (CHUNK_SCHEMA) of these containers in a part that could be folded,
+    without superseded rows. `container_ids` must ascend.
 
     Raises:
-        ChunkTableError: it cannot be read any more.
+        ChunkTableError: the part cannot be read any more.
     """
     assert part.kind is PartKind.FILE
     held = None
     if part.manifest is not None:
-        _, inventory = _recorded(part)
+        _, inventory = _export_entry(part)
         inventory = inventory.filter(
             pc.is_in(inventory["container_id"], pa.array(container_ids, pa.int64()))
         )
         if not inventory.num_rows:
-            # Not opened, and so not verified, which takes reading it whole.
+            # Do not open the file: verifying it would read all of it.
             return
         held = find_live_replicas(inventory, _name(part))
-    with _opened(part) as reader:
+    with _open(part) as reader:
         for batch in reader.batches(container_ids):
             if held is not None:
                 batch = batch.filter(pa.array(~mark_superseded(batch, held)))
@@ -142,13 +142,13 @@ def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
 
 
 def is_readable(part: Part, container_ids: Int64s) -> bool:
-    """Whether the rows of these containers in a part of an export are there as they
-    were recorded.
+    """Whether a part of an export still has the rows of these containers, as its
+    manifest recorded them.
     """
     try:
-        _, inventory = _recorded(part)
+        _, inventory = _export_entry(part)
         if pc.any(pc.is_in(inventory["container_id"], pa.array(container_ids, pa.int64()))).as_py():
-            with _opened(part):
+            with _open(part):
                 pass
     except ChunkTableError:
         return False
@@ -156,8 +156,8 @@ def is_readable(part: Part, container_ids: Int64s) -> bool:
 
 
 def is_plain(schema: pa.Schema) -> bool:
-    """Whether a table's columns are of our kinds, of any width: of others each reader
-    has ideas of its own.
+    """Whether a table's columns have the types of CHUNK_SCHEMA, in any width. Readers
+    convert other types in different ways.
     """
     for field in CHUNK_SCHEMA:
         if field.name in schema.names:
@@ -169,31 +169,31 @@ def is_plain(schema: pa.Schema) -> bool:
 
 
 @contextmanager
-def opened_rows(part: Part) -> Iterator[tuple[Iterator[Rows], pa.Table | None]]:
-    """All rows of a part that could be folded, as they are folded, superseded ones too;
-    and its inventory, if any.
+def open_rows(part: Part) -> Iterator[tuple[Iterator[Rows], pa.Table | None]]:
+    """Open a part that could be folded: all of its rows, including superseded ones, and
+    the inventory of its file if it has a manifest.
 
     Raises:
-        ChunkTableError: it cannot be read any more; also while rows are read.
+        ChunkTableError: the part cannot be read any more; also while rows are read.
     """
     assert part.kind is PartKind.FILE
-    with _opened(part) as reader:
+    with _open(part) as reader:
         yield reader.stretches(), None if part.manifest is None else reader.inventory()
 
 
 class _Reader:
-    """The row groups of one part."""
+    """Reads the row groups of one part."""
 
     def __init__(self, part: Part, file: pq.ParquetFile, inventory: pa.Table | None) -> None:
-        # What was read so far, and what of it belongs to no replica.
+        # The number of rows read so far, and of those that name no replica.
         self.rows = 0
         self.unowned = 0
         self._part = part
         self._file = file
         self._inventory = inventory
         self._groups = _groups(part, file.metadata)
-        self._places = _places(file.metadata)
-        missing = [column for column in REQUIRED if column not in self._places]
+        self._column_indexes = _column_indexes(file.metadata)
+        missing = [column for column in REQUIRED if column not in self._column_indexes]
         if missing:
             raise _unreadable(
                 TableRefusal.SCHEMA, f"{part.location} has no column {', '.join(missing)}"
@@ -206,20 +206,20 @@ class _Reader:
             )
 
     def inventory(self) -> pa.Table:
-        """The replicas that the export holds in this file."""
+        """The replicas that the export lists in this file."""
         assert self._inventory is not None
         return self._inventory
 
     def check_replicas(self) -> None:
-        """Whether the whole file, beyond the part, has all rows of each replica that
-        the inventory says are in it.
+        """Check that the whole file, not only the part, has as many rows of each
+        replica as the inventory says.
 
         Raises:
             ChunkTableError: it has not.
         """
         keys = ["volume", "container_id"]
         recorded = self.inventory().select([*keys, "rows"])
-        both = recorded.join(self._counted(), keys, join_type="left outer", use_threads=False)
+        both = recorded.join(self._count_rows(), keys, join_type="left outer", use_threads=False)
         found = pc.fill_null(both["rows_sum"], 0)
         differs = both.append_column("found", found).filter(pc.not_equal(found, both["rows"]))
         if differs.num_rows:
@@ -231,27 +231,27 @@ class _Reader:
             )
             raise _unreadable(TableRefusal.ROWS, text)
 
-    def _counted(self) -> pa.Table:
-        """How many rows each replica has in the file, `rows_sum` by volume and
+    def _count_rows(self) -> pa.Table:
+        """The number of rows of each replica in the file: `rows_sum` by volume and
         container.
         """
         names = ["volume", "container_id"]
-        if "volume" not in self._places:
+        if "volume" not in self._column_indexes:
             raise _unreadable(TableRefusal.SCHEMA, f"{self._part.location} has no column volume")
         counted = [
             pa.table({"volume": pa.array([], pa.string()), "container_id": _NONE, "rows": _NONE})
         ]
         for batch in self._file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
-            volumes = _conformed(batch["volume"], CHUNK_SCHEMA.field("volume"))
+            volumes = _cast(batch["volume"], CHUNK_SCHEMA.field("volume"))
             volumes = (
                 volumes if pa.types.is_dictionary(volumes.type) else volumes.dictionary_encode()
             )
-            numbers = _conformed(batch["container_id"], CHUNK_SCHEMA.field("container_id"))
+            numbers = _cast(batch["container_id"], CHUNK_SCHEMA.field("container_id"))
             ids, places = (
                 numbers.fill_null(_NO_CONTAINER).to_numpy(),
                 volumes.indices.fill_null(-1).to_numpy(),
             )
-            # Of stretches, which are few where agents wrote the file.
+            # Count stretches of equal keys, which are few in files that agents wrote.
             starts = np.flatnonzero(
                 np.r_[True, (ids[1:] != ids[:-1]) | (places[1:] != places[:-1])]
             )
@@ -264,12 +264,12 @@ class _Reader:
         return pa.concat_tables(counted).group_by(names).aggregate([("rows", "sum")])
 
     def stretches(self) -> Iterator[Rows]:
-        """All rows, as they are folded."""
+        """All rows of the part, batch by batch."""
         for group in self._groups:
             for columns, count in self._read(group):
                 self.rows += count
                 if any(columns[name].null_count for name in _OWNER):
-                    batch = _owned(_whole(columns, count))
+                    batch = _drop_unowned(_to_batch(columns, count))
                     self.unowned += count - batch.num_rows
                     columns, count = (
                         dict(zip(CHUNK_SCHEMA.names, batch.columns, strict=True)),
@@ -286,74 +286,74 @@ class _Reader:
             for columns, count in self._read(group):
                 rows = _rows_of_containers(columns["container_id"], count, container_ids)
                 if len(rows):
-                    # Of few rows, before they are made whole.
+                    # Select before expanding constant columns: the rows may be few.
                     taken = {
                         n: c if len(c) < count else c.take(pa.array(rows))
                         for n, c in columns.items()
                     }
-                    yield _owned(_whole(taken, len(rows)))
+                    yield _drop_unowned(_to_batch(taken, len(rows)))
 
     def _may_hold(self, group: int, container_ids: Int64s) -> bool:
-        """Whether a row group has rows of any of these containers, for all that its
-        statistics say.
-        """
+        """Whether a row group may have rows of these containers, by its statistics."""
         range_ = self._range(group, "container_id")
         if range_ is None:
             return len(container_ids) > 0
-        first, behind = (
+        first, end = (
             np.searchsorted(container_ids, range_[0]),
             np.searchsorted(container_ids, range_[1], "right"),
         )
-        return bool(first < behind)
+        return bool(first < end)
 
     def _read(self, group: int) -> Iterator[tuple[dict[str, pa.Array], int]]:
-        """A row group batch by batch, each column with all entries or with the one that
-        all rows have; counts.
+        """The batches of a row group, each with its number of rows. A constant column
+        has a single entry.
         """
-        alike: dict[str, pa.Array] = {}
+        constants: dict[str, pa.Array] = {}
         for field in CHUNK_SCHEMA:
-            if field.name not in self._places:
-                alike[field.name] = pa.array([DEFAULTS[field.name]], field.type)
+            if field.name not in self._column_indexes:
+                constants[field.name] = pa.array([DEFAULTS[field.name]], field.type)
             elif (value := self._constant(group, field.name)) is not None:
-                alike[field.name] = _conformed(
+                constants[field.name] = _cast(
                     pa.array([value], self._file.schema_arrow.field(field.name).type), field
                 )
-        wanted = [name for name in CHUNK_SCHEMA.names if name not in alike]
+        wanted = [name for name in CHUNK_SCHEMA.names if name not in constants]
         for batch in self._file.iter_batches(_BATCH_ROWS, [group], wanted, use_threads=False):
-            columns = {
-                name: _conformed(batch.column(name), CHUNK_SCHEMA.field(name)) for name in wanted
-            }
-            yield alike | columns, batch.num_rows
+            columns = {name: _cast(batch.column(name), CHUNK_SCHEMA.field(name)) for name in wanted}
+            yield constants | columns, batch.num_rows
 
     def _constant(self, group: int, name: str) -> object:
-        """What all rows of a row group have in a column, if its statistics say so."""
+        """The value of a column that is constant in a row group by its statistics;
+        otherwise None.
+        """
         range_ = self._range(group, name)
         return range_[0] if range_ is not None and range_[0] == range_[1] else None
 
     def _range(self, group: int, name: str) -> tuple[Any, Any] | None:
-        """The least and the greatest value of a column without nulls, where the
-        statistics are to be trusted.
+        """The least and the greatest value of a column; None if it has nulls or its
+        statistics are not exact.
         """
         kind = self._file.schema_arrow.field(name).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        # Those of unsigned numbers are told as if they had a sign, and others may be
-        # rounded.
+        # pyarrow returns statistics of unsigned integers as signed; those of other
+        # types may be rounded.
         if not any(is_exact(kind) for is_exact in _EXACT):
             return None
-        statistics = self._file.metadata.row_group(group).column(self._places[name]).statistics
+        statistics = (
+            self._file.metadata.row_group(group).column(self._column_indexes[name]).statistics
+        )
         if statistics is None or not (
             statistics.has_min_max and statistics.has_null_count and not statistics.null_count
         ):
             return None
-        # Of times they are told as Python has them, which knows no year beyond 9999.
+        # pyarrow returns times as datetimes, which end at the year 9999.
         with suppress(OverflowError, ValueError):
             return statistics.min, statistics.max
         return None
 
 
 def _rows_of_containers(column: pa.Array, count: int, container_ids: Int64s) -> Int64s:
-    """Which rows of a batch, of which the column has all or one, are of these
-    containers: looked up once a stretch.
+    """The indexes of a batch's rows that belong to these containers. `column` has
+    `count` entries, or one if it is constant. Each stretch is looked up once.
     """
     held = column.fill_null(_NO_CONTAINER).to_numpy()
     starts = np.flatnonzero(np.r_[True, held[1:] != held[:-1]])
@@ -362,13 +362,13 @@ def _rows_of_containers(column: pa.Array, count: int, container_ids: Int64s) -> 
 
 
 @contextmanager
-def _opened(part: Part) -> Iterator[_Reader]:
-    file_, inventory = _recorded(part) if part.manifest is not None else (None, None)
+def _open(part: Part) -> Iterator[_Reader]:
+    file_, inventory = _export_entry(part) if part.manifest is not None else (None, None)
     try:
         filesystem, path = resolve_location(part.location)
         if file_ is not None:
-            # Before any of it is parsed: of damage in a footer or in statistics pyarrow
-            # may return fewer rows and say nothing, or end the process.
+            # Verify before parsing: if a footer or statistics are damaged, pyarrow may
+            # silently return fewer rows or crash the process.
             check_content_once(filesystem, path.rpartition("/")[0], file_)
         with filesystem.open_input_file(path) as source:
             metadata = pq.read_metadata(source)
@@ -376,26 +376,27 @@ def _opened(part: Part) -> Iterator[_Reader]:
                 check_rows(part.location, found=metadata.num_rows, recorded=file_.rows)
             kinds = {
                 name: metadata.schema.column(place).physical_type
-                for name, place in _places(metadata).items()
+                for name, place in _column_indexes(metadata).items()
             }
             text = [name for name in TEXT if kinds.get(name) == "BYTE_ARRAY"]
             file = pq.ParquetFile(
                 source, metadata=metadata, read_dictionary=text, page_checksum_verification=True
             )
             yield _Reader(part, file, inventory)
-    # pyarrow says what is wrong with a Parquet file, or with a cast, by ArrowInvalid, a
-    # ValueError, and others of its.
+    # For a damaged file or a failed cast pyarrow raises ArrowInvalid, a ValueError, or
+    # another ArrowException.
     except (OSError, ValueError, pa.ArrowException) as error:
         raise _unreadable(
             TableRefusal.UNREADABLE, f"{part.location} cannot be read: {error}"
         ) from error
 
 
-def _recorded(part: Part) -> tuple[TableFile, pa.Table]:
-    """What the export says of a part's file, and the replicas that it holds there.
+def _export_entry(part: Part) -> tuple[TableFile, pa.Table]:
+    """The manifest's entry for a part's file, and the replicas that the inventory lists
+    in it.
 
     Raises:
-        ChunkTableError: manifest or inventory cannot be read.
+        ChunkTableError: the manifest or the inventory cannot be read.
     """
     assert part.manifest is not None
     filesystem, path = resolve_location(part.manifest)
@@ -424,16 +425,16 @@ def _groups(part: Part, metadata: pq.FileMetaData) -> Sequence[int]:
     ]
 
 
-def _places(metadata: pq.FileMetaData) -> dict[str, int]:
-    """Which of the file's columns are ours; inside of others there may be more."""
+def _column_indexes(metadata: pq.FileMetaData) -> dict[str, int]:
+    """The indexes of the columns of CHUNK_SCHEMA in a file, which may have others,
+    also nested ones.
+    """
     paths = {metadata.schema.column(place).path: place for place in range(metadata.num_columns)}
     return {name: paths[name] for name in CHUNK_SCHEMA.names if name in paths}
 
 
-def _conformed(column: pa.Array, field: pa.Field) -> pa.Array:
-    """A column of any width or kind as CHUNK_SCHEMA has it; text may stay a
-    dictionary.
-    """
+def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    """A column cast to its type in CHUNK_SCHEMA; text may stay a dictionary."""
     if column.type == field.type:
         return column
     if pa.types.is_dictionary(column.type):
@@ -442,12 +443,12 @@ def _conformed(column: pa.Array, field: pa.Field) -> pa.Array:
                 column.indices.cast(pa.int32()), column.dictionary.cast(pa.string())
             )
         column = column.cast(column.type.value_type)
-    # Of a time that is finer, the rest is dropped; of numbers nothing is.
+    # Times may lose precision; integers must not.
     return column.cast(field.type, safe=field.name != "scanned_at")
 
 
-def _whole(columns: Mapping[str, pa.Array], count: int) -> pa.RecordBatch:
-    """With one entry a row, by CHUNK_SCHEMA."""
+def _to_batch(columns: Mapping[str, pa.Array], count: int) -> pa.RecordBatch:
+    """A batch of CHUNK_SCHEMA, with constant columns expanded."""
     arrays = []
     for field in CHUNK_SCHEMA:
         column = columns[field.name]
@@ -457,8 +458,8 @@ def _whole(columns: Mapping[str, pa.Array], count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=CHUNK_SCHEMA)
 
 
-def _owned(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Without rows that belong to no replica."""
+def _drop_unowned(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch without rows that name no replica."""
     return batch.filter(pc.and_(*(batch.column(name).is_valid() for name in _OWNER)))
 
 
@@ -467,7 +468,7 @@ def _unreadable(refusal: TableRefusal, message: str) -> ChunkTableError:
 
 
 def unreadable_finding(detail: str) -> pa.Table:
-    """One row of FINDING_SCHEMA: an input that cannot be read, and why."""
+    """One row of FINDING_SCHEMA: an input that cannot be read; `detail` says why."""
     nothing: list[str] = []
     row = {
         "kind": FindingKind.UNREADABLE.value,

@@ -1,7 +1,8 @@
-"""What a run is made of, and what joins runs: CRC32C as an affine map over GF(2).
+"""The fields of a run, and the arithmetic that joins runs: CRC32C as an affine map over
+GF(2).
 
-`Fragment` and `Inner` name the numbers of a run. The mixes are its fingerprint, alike
-for the plain fold and the compiled one.
+`Fragment` and `Inner` name the numbers of a run. The mixes make up its fingerprint; the
+numpy fold and the compiled fold compute the same ones.
 
 Let S append one zero byte to the 32-bit register, and let L8 be the register after the
 eight bytes of a big-endian word, started from zero. Both are linear, and S is
@@ -10,9 +11,9 @@ invertible. A block of n chunks has the checksum
     S^8n (L8(id) ^ XOR over its chunks of G_r(c_r)) ^ A(n),   G_r = S^-8(r+1) L8,
     A(n): checksum of n + 1 zero words
 
-with r the rank of a chunk in its block. G_r does not know how many chunks follow, so
-that the sum is one aggregate in any order. A map of k bytes is kept as k tables of 256
-entries; the image is their XOR.
+where r is the rank of a chunk in its block. G_r does not depend on how many chunks
+follow, so the XOR can be aggregated in any order. A map of k bytes is stored as k
+tables of 256 entries; the image of a word is the XOR of one entry of each.
 """
 
 from enum import IntEnum
@@ -35,8 +36,8 @@ _BITS = np.arange(32, dtype=np.uint32)
 
 
 def image(tables: UInt32s, values: "NDArray[np.int64]") -> UInt32s:
-    """The images of many words under a map of as many bytes as it has tables; higher
-    bytes are ignored.
+    """The images of many words under a map with one table per byte; higher bytes are
+    ignored.
     """
     words = values.view(np.uint64)
     out = np.zeros(len(words), np.uint32)
@@ -48,8 +49,8 @@ def image(tables: UInt32s, values: "NDArray[np.int64]") -> UInt32s:
 def append_zero_words(
     checksums: "NDArray[np.int64]", counts: "NDArray[np.int64]"
 ) -> "NDArray[np.int64]":
-    """S^8n of every 32-bit value, n of its own: what it adds to a checksum when n words
-    follow its own.
+    """S^8n of each 32-bit value with its own n: its contribution to a checksum when n
+    more words follow.
     """
     assert not len(counts) or counts.min() >= 0
     out, left, power = checksums, counts, 0
@@ -57,14 +58,14 @@ def append_zero_words(
         odd = np.flatnonzero(left & 1)
         if len(odd):
             out = out.copy()
-            out[odd] = image(_doubled(power), out[odd])
+            out[odd] = image(_doubled_step(power), out[odd])
         left, power = left >> 1, power + 1
     return out
 
 
 @cache
 def rank_tables(ranks: int) -> UInt32s:
-    """G_r for r below `ranks`, of checksums that fit 32 bits: (ranks, 4, 256)."""
+    """G_r for r below `ranks`, for 32-bit checksums; shape (ranks, 4, 256)."""
     columns, back = _WORD[:32], _inverse(_STEP)
     out = np.empty((ranks, 4, 256), np.uint32)
     for rank in range(ranks):
@@ -75,8 +76,8 @@ def rank_tables(ranks: int) -> UInt32s:
 
 @cache
 def end_tables(chunks: int) -> tuple[UInt32s, UInt32s]:
-    """S^8n for n up to and with `chunks`, (chunks + 1, 4, 256), and A(n), (chunks +
-    1).
+    """S^8n, shape (chunks + 1, 4, 256), and A(n), shape (chunks + 1), for n from 0 to
+    `chunks`.
     """
     columns, register = np.uint32(1) << _BITS, _apply(_STEP, np.array([_ONES], np.uint32))
     steps, constants = np.empty((chunks + 1, 4, 256), np.uint32), np.empty(chunks + 1, np.uint32)
@@ -88,18 +89,18 @@ def end_tables(chunks: int) -> tuple[UInt32s, UInt32s]:
 
 @cache
 def word_tables() -> UInt32s:
-    """L8 of any int64, for block IDs and block checksums: (8, 256)."""
+    """L8 of any int64, for block IDs and block checksums; shape (8, 256)."""
     return _tables(_WORD)
 
 
 @cache
 def step_tables() -> UInt32s:
-    """S^8, which makes room for one word: (4, 256)."""
+    """S^8, which appends one zero word; shape (4, 256)."""
     return _tables(_STEP)
 
 
 @cache
-def _doubled(power: int) -> UInt32s:
+def _doubled_step(power: int) -> UInt32s:
     """S^(8 * 2^power)."""
     columns = _STEP
     for _ in range(power):
@@ -108,7 +109,7 @@ def _doubled(power: int) -> UInt32s:
 
 
 def _register(data: bytes) -> int:
-    """The register after these bytes, started from zero."""
+    """The register after these bytes, starting from zero."""
     register = 0
     for byte in data:
         register = _zero_byte(register ^ byte)
@@ -123,8 +124,8 @@ def _zero_byte(register: int) -> int:
 
 
 def _apply(columns: UInt32s, values: UInt32s) -> UInt32s:
-    """The images of values under the map whose column i is the image of bit i; composes
-    maps, too.
+    """The images of values under the map whose column i is the image of bit i. If
+    `values` are the columns of a map, the result is the composition.
     """
     bits = (values[:, None] >> _BITS) & np.uint32(1)
     images: UInt32s = np.bitwise_xor.reduce(bits * columns, axis=1)
@@ -132,7 +133,9 @@ def _apply(columns: UInt32s, values: UInt32s) -> UInt32s:
 
 
 def _inverse(columns: UInt32s) -> UInt32s:
-    """By elimination over pairs of an image and what it is the image of."""
+    """The columns of the inverse map, by elimination over pairs of image and
+    preimage.
+    """
     pairs = [(int(image), 1 << bit) for bit, image in enumerate(columns)]
     for bit in range(32):
         at = next(i for i in range(bit, 32) if pairs[i][0] >> bit & 1)
@@ -153,7 +156,7 @@ def _tables(columns: UInt32s) -> UInt32s:
     return out
 
 
-# Column i is the image of bit i: L8, and S^8.
+# L8 and S^8; column i is the image of bit i.
 _WORD = np.array([_register((1 << bit).to_bytes(8, "big")) for bit in range(64)], np.uint32)
 
 _BYTE = np.array([_zero_byte(1 << bit) for bit in range(32)], np.uint32)
@@ -169,15 +172,14 @@ Bools: TypeAlias = "NDArray[np.bool_]"
 
 
 class Fragment(IntEnum):
-    """What is known of a block's rows in one run."""
+    """Numbers of one block's rows in one run."""
 
     BLOCK_ID = 0
-    # Least and greatest chunk offset; BLOCK_ROW where the block's own row is all there
-    # is.
+    # Least and greatest chunk offset; BLOCK_ROW if the block has no chunks.
     LOW = 1
     HIGH = 2
     CHECKSUM = 3
-    # From here on sums.
+    # The remaining fields are sums.
     CHUNKS = 4
     DELETED_ROWS = 5
     BYTES = 6
@@ -187,12 +189,12 @@ class Fragment(IntEnum):
 
 
 class Inner(IntEnum):
-    """What is known of the whole blocks of a run."""
+    """Numbers of the complete blocks between the first and the last of a run."""
 
     CHECKSUM = 0
     # XOR of the blocks' mixes.
     FINGERPRINT = 1
-    # From here on sums.
+    # The remaining fields are sums.
     BLOCKS = 2
     DELETED_BLOCKS = 3
     CHUNKS = 4
@@ -201,9 +203,9 @@ class Inner(IntEnum):
     UNVERIFIABLE = 7
 
 
-# The numbers of a run, in this order: how many fragments there are (none: a replica
-# without blocks; the first alone; the first and the last), the fragments, and what lies
-# between them.
+# The layout of a run's numbers: the count of fragments, the first fragment, the last
+# fragment, and the blocks between them. The count is 0 for a replica without blocks and
+# 1 if the first fragment is the only one.
 ENDS = 0
 
 FIRST = slice(1, 1 + len(Fragment))
@@ -219,7 +221,7 @@ NUMBERS = (
     *(f"inner_{field.name.lower()}" for field in Inner),
 )
 
-# Odd, so that to multiply is a bijection.
+# Odd, so that multiplication modulo 2^64 is a bijection.
 PRIME_1, PRIME_2, PRIME_3 = (
     np.uint64(odd) for odd in (0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB)
 )
@@ -230,25 +232,25 @@ HALF = np.uint64(32)
 
 
 def chunk_mixes(offsets: Int64s, lengths: Int64s, checksums: Int64s, matches: Bools) -> Int64s:
-    """64 bits a chunk, unlike wherever one field alone is unlike; their sum over a
-    block says which chunks it holds.
+    """A 64-bit mix of each chunk. Chunks that differ in a single field have different
+    mixes; the sum over a block identifies its chunks.
     """
-    words = _stirred(offsets.view(np.uint64) ^ SEED, PRIME_1)
-    words = _stirred(words + lengths.view(np.uint64), PRIME_2)
-    words = _stirred(words ^ checksums.view(np.uint64), PRIME_3)
-    return _stirred(words + matches.astype(np.uint64), PRIME_1).view(np.int64)
+    words = _mix(offsets.view(np.uint64) ^ SEED, PRIME_1)
+    words = _mix(words + lengths.view(np.uint64), PRIME_2)
+    words = _mix(words ^ checksums.view(np.uint64), PRIME_3)
+    return _mix(words + matches.astype(np.uint64), PRIME_1).view(np.int64)
 
 
 def block_mixes(block_ids: Int64s, checksums: Int64s, deleted: Bools, mixes: Int64s) -> Int64s:
-    """64 bits a block, of which `mixes` has the sum over its chunks; their XOR is the
-    replica's fingerprint.
+    """A 64-bit mix of each block, from the sum of its chunks' mixes (`mixes`). The XOR
+    over all blocks is the replica's fingerprint.
     """
-    words = _stirred(block_ids.view(np.uint64) ^ SEED, PRIME_2)
-    words = _stirred(words + checksums.view(np.uint64), PRIME_3)
-    words = _stirred(words ^ mixes.view(np.uint64), PRIME_1)
-    return _stirred(words + deleted.astype(np.uint64), PRIME_2).view(np.int64)
+    words = _mix(block_ids.view(np.uint64) ^ SEED, PRIME_2)
+    words = _mix(words + checksums.view(np.uint64), PRIME_3)
+    words = _mix(words ^ mixes.view(np.uint64), PRIME_1)
+    return _mix(words + deleted.astype(np.uint64), PRIME_2).view(np.int64)
 
 
-def _stirred(words: "NDArray[np.uint64]", prime: np.uint64) -> "NDArray[np.uint64]":
+def _mix(words: "NDArray[np.uint64]", prime: np.uint64) -> "NDArray[np.uint64]":
     words = words * prime
     return words ^ (words >> HALF)

@@ -1,8 +1,7 @@
-"""Gather all rows of some containers out of many files, in bounded memory however many
-there are.
+"""Gather all rows of some containers from many files, in bounded memory.
 
-One pass over the parts puts the rows into files, some containers in each, which are
-then given out one after the other.
+One pass over the parts writes the rows to spill files, each for a group of containers.
+The files are then read one after the other.
 """
 
 import os
@@ -27,9 +26,9 @@ from sweep.model import Part
 
 Int64s = npt.NDArray[np.int64]
 
-# Rows that are sorted at a time by one thread, at some 400 bytes each.
+# Rows that one thread sorts at a time, at about 400 bytes each.
 GROUP_ROWS = 1 << 20
-# Files that are open at a time while containers are gathered.
+# Spill files open at a time.
 _FILES_MAX = 256
 
 T = TypeVar("T")
@@ -37,8 +36,8 @@ R = TypeVar("R")
 
 
 class Gatherer:
-    """Threads of this process; below `scratch` lie rows that wait, as long as they
-    do.
+    """Gathers rows and runs work in threads. Spill files are in `scratch`, and are
+    removed after use.
     """
 
     def __init__(
@@ -49,21 +48,26 @@ class Gatherer:
         self._scratch = scratch
 
     def single_threaded(self) -> "Gatherer":
-        """The same for a single thread, such as one of these."""
+        """A gatherer with one thread, for use inside a thread of this one."""
         return Gatherer(self._scratch, threads=1, group_rows=self.group_rows)
 
-    def gathered(
+    def gather(
         self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s
     ) -> Iterator[tuple[Int64s, pa.Table]]:
-        """All rows of these containers with their IDs, some containers at a time."""
-        # Few enough files, which are cut again by what they hold; the rows before a
-        # container tell its file.
+        """The rows of these containers, some containers at a time, each group with its
+        IDs. `rows` is the approximate number of rows of each container.
+
+        Raises:
+            DiskError: rows cannot be spilled to disk.
+            ChunkTableError: a part cannot be read any more.
+        """
+        # Bounds the number of files; each is split again by its actual rows.
         size = max(self.group_rows, int(rows.sum()) // _FILES_MAX + 1)
         _, starts = np.unique(_groups(rows, size), return_index=True)
         firsts = container_ids[starts]
         with self._spill(len(starts)) as spill:
 
-            def gather(part: Part) -> None:
+            def spill_part(part: Part) -> None:
                 for batch in read_rows(part, container_ids):
                     if batch.num_rows:
                         spill.add(
@@ -71,14 +75,16 @@ class Gatherer:
                             batch,
                         )
 
-            for _ in self.each(parts, gather):
+            for _ in self.map(parts, spill_part):
                 pass
-            for ids, held in zip(np.split(container_ids, starts[1:]), spill.taken(), strict=True):
-                yield from _cut(ids, held, self.group_rows)
+            for ids, held in zip(
+                np.split(container_ids, starts[1:]), spill.read_and_remove(), strict=True
+            ):
+                yield from _split(ids, held, self.group_rows)
 
-    def each(self, items: Iterable[T], work: Callable[[T], R]) -> Iterator[R]:
-        """What `work` makes of the items, as it is done; no more are taken than there
-        are threads for.
+    def map(self, items: Iterable[T], work: Callable[[T], R]) -> Iterator[R]:
+        """The results of `work` for all items, in order of completion. Takes no more
+        items than there are free threads.
         """
         waiting, running = iter(items), set[Future[R]]()
         with ThreadPoolExecutor(self.threads, "sweep") as pool:
@@ -108,12 +114,12 @@ class Gatherer:
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError as error:
             raise DiskError(
-                f"rows cannot be kept in {self._scratch}: {error}", path=str(self._scratch)
+                f"cannot store rows in {self._scratch}: {error}", path=str(self._scratch)
             ) from error
 
 
 class _Spill:
-    """Rows in files, one a group."""
+    """Stores rows in files, one per group."""
 
     def __init__(self, folder: Path, groups: int) -> None:
         self._paths = [folder / f"{number:05}.arrows" for number in range(groups)]
@@ -133,9 +139,9 @@ class _Spill:
         self._stack.close()
 
     def add(self, group: Int64s, batch: pa.RecordBatch) -> None:
-        """Put each row of a batch into the file of its group. Thread-safe."""
+        """Append each row of a batch to the file of its group. Thread-safe."""
         order = np.argsort(group, kind="stable")
-        batch = _compact(batch).take(pa.array(order))
+        batch = _to_spilled(batch).take(pa.array(order))
         numbers, starts = np.unique(group[order], return_index=True)
         for number, start, end in zip(
             numbers.tolist(), starts.tolist(), [*starts[1:], len(order)], strict=True
@@ -143,9 +149,9 @@ class _Spill:
             with self._locks[number]:
                 self._writers[number].write_batch(batch.slice(start, end - start))
 
-    def taken(self) -> Iterator[pa.Table]:
-        """All rows, file by file, mapped into memory, once all are added; a file is
-        gone behind it.
+    def read_and_remove(self) -> Iterator[pa.Table]:
+        """The rows of each file, mapped into memory. Each file is removed after it was
+        read, and no more rows can be added.
         """
         self._stack.close()
         for path in self._paths:
@@ -155,11 +161,11 @@ class _Spill:
 
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
-# Names repeat, and are half of a row.
+# Names repeat and are half of a row, so they are stored as dictionaries.
 _SPILLED = pa.schema([f.with_type(_TEXT) if f.type == pa.string() else f for f in CHUNK_SCHEMA])
 
 
-def _compact(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _to_spilled(batch: pa.RecordBatch) -> pa.RecordBatch:
     columns = [
         column.dictionary_encode().cast(field.type)
         if field.type == _TEXT and column.type != _TEXT
@@ -169,9 +175,11 @@ def _compact(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=_SPILLED)
 
 
-def _cut(container_ids: Int64s, rows: pa.Table, rows_max: int) -> Iterator[tuple[Int64s, pa.Table]]:
-    """Containers that have about so many rows together, or a single one; those without
-    rows too.
+def _split(
+    container_ids: Int64s, rows: pa.Table, rows_max: int
+) -> Iterator[tuple[Int64s, pa.Table]]:
+    """Split containers into groups of about `rows_max` rows, with at least one
+    container each. Containers without rows are included.
     """
     if rows.num_rows <= rows_max:
         yield container_ids, rows.unify_dictionaries()
@@ -183,15 +191,15 @@ def _cut(container_ids: Int64s, rows: pa.Table, rows_max: int) -> Iterator[tuple
     for group in range(int(group_of[-1]) + 1):
         chosen = group_of == group
         if np.count_nonzero(chosen) == 1 and counts[chosen][0] == rows.num_rows:
-            # As it lies in the file, not copied.
+            # Return the mapped file without copying it.
             yield container_ids[chosen], rows
         else:
             yield container_ids[chosen], rows.filter(pa.array(chosen[places])).unify_dictionaries()
 
 
 def _groups(rows: Int64s, rows_max: int) -> Int64s:
-    """The number of each container's group: about so many rows in each, a container
-    that has more by itself alone.
+    """The group number of each container. A group has about `rows_max` rows; a
+    container with more rows forms a group by itself.
     """
     is_large = rows > rows_max
     place = np.cumsum(np.where(is_large, 0, rows)) // rows_max

@@ -1,15 +1,15 @@
-"""Silent changes: the rows of the last sweeps are kept, and compared with those of now.
+"""Find silent changes by comparing the rows of a sweep with those of earlier sweeps.
 
-A silent change is a live chunk whose checksum differs from that of an earlier sweep
-although no agent wrote to it. A replica is compared with itself, under equal `bcs_id`
-and `source`: a client that wrote raises the one, and a tree need not say what records
-or data say. Damage that a scan found is such a change too, and also corrupt. A chunk
-that changed together with its record is found by nothing else.
+A silent change is a live chunk whose checksum differs from an earlier sweep although no
+agent wrote to it. A replica is compared with its own earlier state, if `bcs_id` and
+`source` are equal: client writes raise `bcs_id`, and a tree may differ from the records
+or the data. Damage found by a scan is both a silent change and corrupt. A chunk that
+changed together with its recorded checksum is found only here.
 
-A volume's rows lie in `<out>/chunks/<sweep id>/`. The rows of tables stay where they
-are: an agent keeps its files for the next export, and a sweep names those that are gone
-or replaced by then. Manifest and inventory are copied, because each export replaces
-them even where no row changed.
+The rows of volumes are kept in `<out>/chunks/<sweep id>/`. The rows of tables are not
+copied, because an agent keeps its files until its next export; files that are gone or
+replaced by then get a note. Manifests and inventories are copied, because every export
+replaces them.
 """
 
 import json
@@ -49,14 +49,14 @@ from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, FindingKind, Part, RootM
 from sweep.output import SweepStore, SweepTable
 from sweep.work import StoredTable, parts_of, ranges
 
-# Sweeps whose rows are kept: the last one and that before.
+# Sweeps whose rows are kept: this one and the one before.
 _KEPT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class SilentChangeReport:
-    """Silent changes, FINDING_SCHEMA, since `previous`, the newest sweep held against;
-    notes say what was not.
+    """Silent changes (FINDING_SCHEMA), and notes on what could not be compared.
+    `previous` is the newest sweep compared with.
     """
 
     findings: pa.Table
@@ -65,68 +65,66 @@ class SilentChangeReport:
 
 
 class History:
-    """The kept rows of one output folder."""
+    """The rows of earlier sweeps in one output folder."""
 
     def __init__(self, out: Path, disk: Disk) -> None:
         self._folder = out / "chunks"
         self._disk = disk
 
     def folder(self, sweep_id: str) -> Path:
-        """Where a sweep's own rows lie."""
+        """The folder for the rows that a sweep copies from volumes."""
         return self._folder / sweep_id
 
-    def remember(self, sweep_id: str, parts: Sequence[Part], manifests: Sequence[str]) -> None:
-        """Note what a sweep read.
+    def save(self, sweep_id: str, parts: Sequence[Part], manifests: Sequence[str]) -> None:
+        """Store which parts and manifests a sweep read.
 
         Raises:
-            DiskError: it cannot be written.
+            DiskError: they cannot be written.
         """
         folder, kept = self.folder(sweep_id), dict[str, str]()
         self._disk.make_folder(folder)
         for place in manifests:
-            # Where the agent exported meanwhile, the next sweep says that it cannot be
+            # If the agent exported meanwhile, the next sweep reports that it cannot be
             # read.
             with suppress(ChunkTableError):
                 kept[place] = _keep_export(place, folder, self._disk)
-        held = [
+        kept_parts = [
             replace(part, manifest=kept.get(part.manifest or "", part.manifest)) for part in parts
         ]
-        said = {
-            "parts": [asdict(part) for part in held],
+        raw = {
+            "parts": [asdict(part) for part in kept_parts],
             "manifests": [kept.get(place, place) for place in manifests],
         }
         self._disk.replace(
-            folder / "parts.json", json.dumps(said, default=lambda value: value.value).encode()
+            folder / "parts.json", json.dumps(raw, default=lambda value: value.value).encode()
         )
 
-    def recall(self, sweep_id: str) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+    def load(self, sweep_id: str) -> tuple[tuple[Part, ...], tuple[str, ...]]:
         """The parts and manifests that a sweep read.
 
         Raises:
-            DiskError: nothing is known of it.
+            DiskError: they are missing or damaged.
         """
         path = self.folder(sweep_id) / "parts.json"
-        raw = self._disk.read(path)
+        content = self._disk.read(path)
         try:
-            said = json.loads(raw)
-            return parts_of(said["parts"]), tuple(said["manifests"])
+            raw = json.loads(content)
+            return parts_of(raw["parts"]), tuple(raw["manifests"])
         except (ValueError, TypeError, KeyError) as error:
             raise DiskError(f"{path} is damaged: {error!r}", path=str(path)) from error
 
     def last_seen(
         self, output: SweepStore, sweep_id: str
     ) -> tuple[dict[str, str], tuple[str, ...]]:
-        """The last of the sweeps before `sweep_id` that each datanode was in, and notes
-        on those that do not tell.
+        """The last sweep before `sweep_id` that included each datanode, by datanode,
+        and notes on sweeps that cannot be read.
         """
         seen, notes = dict[str, str](), list[str]()
-        for name in _earlier(output, sweep_id):
+        for name in _earlier_sweeps(output, sweep_id):
             try:
                 seen |= dict.fromkeys(output.datanodes(name), name)
             except DiskError as error:
-                notes.append(
-                    f"which datanodes were in sweep {name} cannot be told: {error.message}"
-                )
+                notes.append(f"the datanodes of sweep {name} are unknown: {error.message}")
         return seen, tuple(notes)
 
     def silent_changes_since(
@@ -138,26 +136,26 @@ class History:
         manifests: Sequence[str],
         seen: Mapping[str, str],
     ) -> SilentChangeReport:
-        """What changed in silence up to `sweep_id`, whose roots are written; `seen` is
-        what `last_seen` says of it.
+        """The silent changes up to `sweep_id`, whose table `roots` is written; `seen`
+        is the result of `last_seen`.
 
-        Each replica is held against the last sweep that read it, of those whose rows
-        are kept: it may have been skipped for a night.
+        Each replica is compared with the last of the kept sweeps that read it, since a
+        sweep may have skipped it.
 
         Raises:
-            DiskError, ChunkTableError: what this sweep has read or written cannot be
-                read.
+            DiskError: a table of this sweep cannot be read.
+            ChunkTableError: a part of this sweep cannot be read any more.
         """
         now, notes = (
             StoredTable([output.path(SweepTable.ROOTS, sweep_id)], REPLICA_SCHEMA),
             list[str](),
         )
-        names, before = _earlier(output, sweep_id)[-_KEPT:], dict[str, StoredTable]()
+        names, before = _earlier_sweeps(output, sweep_id)[-_KEPT:], dict[str, StoredTable]()
         for name in reversed(names):
             try:
                 before[name] = StoredTable([output.path(SweepTable.ROOTS, name)], REPLICA_SCHEMA)
             except DiskError as error:
-                notes.append(_untold(name, error))
+                notes.append(_unknown_since(name, error))
         previous, changed = next(iter(before), None), {name: list[pa.Table]() for name in before}
         for wanted in ranges([now, *before.values()]) if before else ():
             left = now.read(wanted)
@@ -165,7 +163,7 @@ class History:
                 try:
                     theirs = stored.read(wanted)
                 except DiskError as error:
-                    notes.append(_untold(name, error))
+                    notes.append(_unknown_since(name, error))
                     del before[name]
                     continue
                 theirs = theirs.filter(pc.is_valid(theirs["root"]))
@@ -174,15 +172,15 @@ class History:
         found = [FINDING_SCHEMA.empty_table()]
         for name, pieces in changed.items():
             if any(piece.num_rows for piece in pieces):
-                since, said = self._since(
+                since, more_notes = self._since(
                     name, pa.concat_tables(pieces), gatherer, parts, manifests
                 )
                 found.append(since)
-                notes += said
+                notes += more_notes
         for datanode in sorted(output.datanodes(sweep_id) & seen.keys()):
             if seen[datanode] not in names:
                 notes.append(
-                    f"silent changes of {datanode} cannot be told: it was last in sweep"
+                    f"silent changes of {datanode} are unknown: it was last in sweep"
                     f" {seen[datanode]}, whose rows are no longer kept"
                 )
         return SilentChangeReport(pa.concat_tables(found), tuple(notes), previous)
@@ -200,13 +198,13 @@ class History:
         """
         found, notes = [FINDING_SCHEMA.empty_table()], list[str]()
         try:
-            their_parts, their_manifests = self.recall(previous)
+            their_parts, their_manifests = self.load(previous)
         except DiskError as error:
-            return found[0], [_untold(previous, error)]
-        told = _export_events(manifests, their_manifests)
+            return found[0], [_unknown_since(previous, error)]
+        events = _export_events(manifests, their_manifests)
         notes += [
-            f"silent changes since {previous} cannot be told of what {place} names: {reason}"
-            for place, reason in told.errors.items()
+            f"silent changes since {previous} are unknown for {place}: {reason}"
+            for place, reason in events.errors.items()
         ]
         containers: Int64s = np.unique(changed["container_id"].to_numpy())
         kept = [part for part in their_parts if is_unchanged(part)]
@@ -214,31 +212,36 @@ class History:
         if len(kept) < len(their_parts):
             gone = len({part.location for part in their_parts} - {part.location for part in kept})
             notes.append(
-                f"{gone} files that {previous} read are gone, changed or damaged: what they held is"
-                " compared with nothing"
+                f"{gone} files that {previous} read are missing, changed or damaged: silent changes"
+                " of their chunks are unknown"
             )
-        for ids, rows in gatherer.gathered(parts, containers, np.ones(len(containers), np.int64)):
+        for ids, rows in gatherer.gather(parts, containers, np.ones(len(containers), np.int64)):
             try:
                 theirs = [
-                    held for _, held in gatherer.gathered(kept, ids, np.ones(len(ids), np.int64))
+                    held for _, held in gatherer.gather(kept, ids, np.ones(len(ids), np.int64))
                 ]
             except ChunkTableError as error:
-                notes.append(_untold(previous, error))
+                notes.append(_unknown_since(previous, error))
                 break
             before_rows = pa.concat_tables([held.cast(CHUNK_SCHEMA) for held in theirs])
             before_rows = before_rows.join(changed, list(_SAME), join_type="left semi").cast(
                 CHUNK_SCHEMA
             )
-            is_lost = pc.is_in(before_rows["datanode"], pa.array(sorted(told.lost), pa.string()))
+            is_lost = pc.is_in(before_rows["datanode"], pa.array(sorted(events.lost), pa.string()))
             before_rows = before_rows.filter(pc.invert(is_lost))
-            unheard = frozenset(rows["datanode"].unique().to_pylist()) - told.datanodes
+            without_events = frozenset(rows["datanode"].unique().to_pylist()) - events.datanodes
             found.append(
-                silent_findings(before_rows, rows.cast(CHUNK_SCHEMA), told.events, unheard=unheard)
+                silent_findings(
+                    before_rows,
+                    rows.cast(CHUNK_SCHEMA),
+                    events.events,
+                    without_events=without_events,
+                )
             )
         return pa.concat_tables(found), notes
 
     def retain(self, sweeps: Sequence[str]) -> None:
-        """Remove the rows of all but the last of these sweeps.
+        """Remove the rows of all but the last two of these sweeps.
 
         Raises:
             DiskError: they cannot be removed.
@@ -249,33 +252,32 @@ class History:
                 self._disk.remove_folder(self._folder / name)
 
 
-def _earlier(output: SweepStore, sweep_id: str) -> list[str]:
+def _earlier_sweeps(output: SweepStore, sweep_id: str) -> list[str]:
     return [name for name in output.sweeps() if name < sweep_id]
 
 
-def _untold(sweep_id: str, error: ReconcileError) -> str:
-    return f"silent changes since {sweep_id} cannot be told: {error.message}"
+def _unknown_since(sweep_id: str, error: ReconcileError) -> str:
+    return f"silent changes since {sweep_id} are unknown: {error.message}"
 
 
-# Of one block, the starts of the stretches that an agent wrote, ascending, and the
-# furthest end up to each.
-_Written: TypeAlias = tuple[list[int], list[float]]
+# The ranges of one block that an agent wrote: their starts, ascending, and for each the
+# greatest end so far.
+_WrittenRanges: TypeAlias = tuple[list[int], list[float]]
 
-# By block; under None what concerns the whole container.
-_Doings: TypeAlias = Mapping[int | None, _Written]
+# By block ID; None stands for the whole container.
+_AgentWrites: TypeAlias = Mapping[int | None, _WrittenRanges]
 
 _REPLICA = ("container_id", "datanode", "volume")
 
-# What a replica must have in common with itself to be compared.
+# Two states of a replica are comparable if they agree in these columns.
 _SAME = (*_REPLICA, "bcs_id", "source")
 
 
 def silent_changes(earlier_replicas: pa.Table, replicas: pa.Table) -> pa.Table:
-    """The replicas (columns _SAME) that are other than in the sweep before and might
-    not be.
+    """The replicas (columns _SAME) whose trees differ between two tables of
+    REPLICA_SCHEMA.
 
-    Both tables are of REPLICA_SCHEMA. What changed, and by whom, only rows and events
-    tell: see `silent_findings`.
+    Only rows and events show which chunks changed and why: see `silent_findings`.
     """
     names = [*_SAME, "root", "fingerprint", "path"]
     both = replicas.select(names).join(
@@ -284,13 +286,13 @@ def silent_changes(earlier_replicas: pa.Table, replicas: pa.Table) -> pa.Table:
     is_sql, was_sql = (
         pc.equal(both[name], RootMethod.SQL.value) for name in ("path", "path_before")
     )
-    # Fingerprints tell nothing across the path SQL (sweep.model); roots alone do, but
-    # for one change in 2^32.
-    same_print = pc.or_(
+    # A fingerprint from SQL is not comparable with others (sweep.model). Then roots
+    # alone decide, which miss one change in 2^32.
+    is_same_fingerprint = pc.or_(
         pc.equal(both["fingerprint"], both["fingerprint_before"]), pc.xor(is_sql, was_sql)
     )
-    # Null where there is no root: there are no chunks then.
-    differs = pc.invert(pc.and_(pc.equal(both["root"], both["root_before"]), same_print))
+    # A null root yields null, which the filter drops: such replicas have no chunks.
+    differs = pc.invert(pc.and_(pc.equal(both["root"], both["root_before"]), is_same_fingerprint))
     return both.filter(differs).select(list(_SAME))
 
 
@@ -299,15 +301,15 @@ def silent_findings(
     rows: pa.Table,
     events: pa.Table,
     *,
-    unheard: AbstractSet[str] = frozenset(),
+    without_events: AbstractSet[str] = frozenset(),
 ) -> pa.Table:
     """A finding (FINDING_SCHEMA) for each chunk that changed silently.
 
-    The rows (CHUNK_SCHEMA, in any order) are those of whole containers, of the earlier
-    sweep and of this one; `events` (EVENT_SCHEMA) are those between the two tables. Of
-    datanodes `unheard` nobody tells events: there a chunk that did not match its record
-    and does now was repaired. Replicas whose rows contradict each other are passed
-    over.
+    `earlier_rows` and `rows` (CHUNK_SCHEMA, in any order) are those of whole containers
+    in the earlier sweep and in this one. `events` (EVENT_SCHEMA) are those between the
+    two. The datanodes in `without_events` report no events; there, a chunk that did not
+    match its record and now does counts as repaired. Replicas whose rows contradict
+    each other are ignored.
     """
     comparable = (
         _replicas_of(rows)
@@ -315,7 +317,7 @@ def silent_findings(
         .to_pylist()
     )
     wanted = {ReplicaId(*(row[name] for name in _REPLICA)) for row in comparable}
-    doings = _doings(events)
+    agent_writes = _agent_writes(events)
     before = {identity: tree for identity, tree in trees_of(earlier_rows) if identity in wanted}
     held = Counter((row["container_id"], row["datanode"]) for row in _replicas_of(rows).to_pylist())
     found = list[Mapping[str, Any]]()
@@ -324,12 +326,12 @@ def silent_findings(
             continue
         container_id, datanode, volume = identity
         name = f"{datanode}/{volume}" if held[container_id, datanode] > 1 else datanode
-        done = doings.get((datanode, container_id), {})
-        for block_id, offset, length, was, now, matched, matches in _changed(
+        writes = agent_writes.get((datanode, container_id), {})
+        for block_id, offset, length, was, now, matched, matches in _changed_chunks(
             before[identity], tree
         ):
-            is_mended = datanode in unheard and matches and not matched
-            if not (is_mended or _is_explained(done, block_id, offset, length)):
+            is_repair = datanode in without_events and matches and not matched
+            if not (is_repair or _is_explained(writes, block_id, offset, length)):
                 record = "matches its record" if matches else "does not match its record"
                 found.append(
                     {
@@ -352,11 +354,11 @@ def _replicas_of(rows: pa.Table) -> pa.Table:
     return rows.select(list(_SAME)).group_by(list(_SAME)).aggregate([])
 
 
-def _changed(
+def _changed_chunks(
     before: TreeColumns, now: TreeColumns
 ) -> Iterator[tuple[int, int, int, int, int, bool, bool]]:
-    """Block, offset, the larger length, both checksums, and whether they match, of
-    chunks that are live in both.
+    """The chunks that are live in both trees with different checksums: block ID,
+    offset, the larger length, both checksums, and whether each matches its record.
     """
     sides = (before, now)
     blocks = np.concatenate(
@@ -365,7 +367,7 @@ def _changed(
     offsets = np.concatenate([tree.chunk_offsets for tree in sides])
     lengths = np.concatenate([tree.chunk_lengths for tree in sides])
     checksums = np.concatenate([tree.chunk_checksums for tree in sides])
-    # Each place at most once a side, the earlier one in front.
+    # A chunk occurs at most once per tree; the earlier tree comes first.
     order = np.lexsort((offsets, blocks))
     a, b = order[:-1], order[1:]
     is_same = (blocks[a] == blocks[b]) & (offsets[a] == offsets[b]) & (checksums[a] != checksums[b])
@@ -383,8 +385,8 @@ def _changed(
     yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
-def _doings(events: pa.Table) -> Mapping[tuple[str, int], _Doings]:
-    """What agents did, by datanode and container."""
+def _agent_writes(events: pa.Table) -> Mapping[tuple[str, int], _AgentWrites]:
+    """The writes of agents, by datanode and container."""
     stretches: dict[tuple[str, int], dict[int | None, list[tuple[int, float]]]] = {}
     for event in events.to_pylist():
         start, end = event["chunk_offset"], float("inf")
@@ -406,11 +408,11 @@ def _doings(events: pa.Table) -> Mapping[tuple[str, int], _Doings]:
     }
 
 
-def _is_explained(done: _Doings, block_id: int, offset: int, length: int) -> bool:
+def _is_explained(writes: _AgentWrites, block_id: int, offset: int, length: int) -> bool:
     """Whether an agent wrote any byte of the chunk."""
-    if None in done:
+    if None in writes:
         return True
-    starts, ends = done.get(block_id, ([], []))
+    starts, ends = writes.get(block_id, ([], []))
     begun = bisect_left(starts, offset + max(length, 1))
     return begun > 0 and ends[begun - 1] > offset
 
@@ -421,17 +423,18 @@ class _AgentEvents:
 
     # EVENT_SCHEMA.
     events: pa.Table
-    # Datanodes whose agents tell of their repairs: where an export was made without an
-    # agent nobody does.
+    # Datanodes whose agents report their repairs. An export made without an agent has
+    # none.
     datanodes: frozenset[str]
-    # Of which it is not known; and why, of each manifest that this is for.
+    # Datanodes whose events cannot be read.
     lost: frozenset[str]
+    # Why a manifest or its events cannot be read, by manifest.
     errors: Mapping[str, str]
 
 
 def _export_events(manifests: Iterable[str], before: Iterable[str]) -> _AgentEvents:
-    """What agents did to their replicas since they made the exports `before`; one that
-    cannot be read costs its own.
+    """The events in these exports since the exports `before` were begun. An unreadable
+    export affects only its own datanode.
     """
     begun, errors = dict[str, datetime](), dict[str, str]()
     for place in before:
@@ -440,7 +443,7 @@ def _export_events(manifests: Iterable[str], before: Iterable[str]) -> _AgentEve
         except ChunkTableError as error:
             errors[place] = error.message
             continue
-        # While it was made, rows were read before some of its events.
+        # Not `created_at`: an event during the export may be later than the row read.
         begun[manifest.datanode] = manifest.begun_at
     found, datanodes, lost = [EVENT_SCHEMA.empty_table()], set[str](), set[str]()
     for place in manifests:
@@ -467,8 +470,8 @@ def _export_events(manifests: Iterable[str], before: Iterable[str]) -> _AgentEve
 
 
 def _keep_export(place: str, folder: Path, disk: Disk) -> str:
-    """Copy an export's manifest and inventory, which its agent removes with its second
-    next export; the manifest there.
+    """Copy an export's manifest and inventory, which its agent removes with the export
+    after next. Returns the path of the copied manifest.
 
     Raises:
         ChunkTableError: they cannot be read any more.

@@ -1,10 +1,9 @@
-"""What a sweep reads: volumes and chunk tables, cut into parts that are worth a task
-each.
+"""Find the chunk tables that a sweep reads, and split them into parts.
 
-A table is an export of agents (folders with manifests, at any depth: of each datanode
-the newest whole manifest counts), a Parquet file, or a folder of Parquet files without
-manifests. An input that cannot be read is skipped by name, with its reason: what it
-holds is then unknown, and a sweep says so instead of taking it for gone.
+A table is a Parquet file, a folder of Parquet files, or a folder that contains exports
+of agents at any depth. An export has a manifest; the newest complete manifest of each
+datanode counts. An input that cannot be read is skipped and listed with the reason,
+because its content is unknown rather than lost.
 """
 
 import os
@@ -32,41 +31,43 @@ from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
 from sweep.files import REQUIRED
 from sweep.model import FINDING_SCHEMA, Part, PartKind
-from sweep.output import Skipped
+from sweep.output import SkippedInput
 
-# Rows of one part: a second or less of one core, so that all cores end at about the
-# same time.
+# Rows of one part. One core reads them in a second or less, so that all cores finish at
+# about the same time.
 _PART_ROWS = 4 << 20
 
-# Reading a footer is waiting, above all where files are far away.
+# Reading a footer is mostly waiting, above all for remote files.
 _FOOTERS_AT_ONCE = 16
 
-# Why a table by itself is skipped that could be read.
+# Why a readable table without a manifest is skipped.
 NO_ROWS = "there are no rows in it"
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Parts in the order of what was asked, and what is left out."""
+    """The parts of some tables in the order requested, and the inputs left out."""
 
     parts: tuple[Part, ...]
-    skipped: tuple[Skipped, ...]
-    # Of the exports that are read.
+    skipped: tuple[SkippedInput, ...]
+    # The locations of the manifests of the exports.
     manifests: tuple[str, ...] = ()
-    # Since when their volumes exist, by datanode and volume, as far as they tell.
+    # When the exports' volumes were created, in ms since the epoch, by datanode and
+    # volume, if known.
     volumes_created_ms: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 def table_parts(names: Iterable[str], part_rows: int = _PART_ROWS) -> Inputs:
-    """The parts of some tables, paths or URIs; a file that is named twice is read once.
+    """The parts of some tables, given as paths or URIs. A file found twice is read
+    once.
 
     Raises:
-        UsageError: a URI cannot be understood.
+        UsageError: a URI is invalid.
     """
-    files, exports, skipped = list[_File](), list[_Export](), list[Skipped]()
+    files, exports, skipped = list[_File](), list[_Export](), list[SkippedInput]()
     plain = dict[str, set[str]]()
     for name in names:
-        found = _found(name)
+        found = _find_tables(name)
         if found[0] and not (found[1] or found[2]):
             plain[name] = {file.location for file in found[0]}
         files += found[0]
@@ -81,54 +82,62 @@ def table_parts(names: Iterable[str], part_rows: int = _PART_ROWS) -> Inputs:
         }
         files += export.files
         skipped += export.skipped
-    unlike = list({file.location: file for file in files}.values())
+    distinct = list({file.location: file for file in files}.values())
     parts = list[Part]()
-    bare = [file for file in unlike if file.manifest is None]
+    without_manifest = [file for file in distinct if file.manifest is None]
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
         found_groups = dict(
-            zip((file.location for file in bare), pool.map(_groups, bare), strict=True)
+            zip(
+                (file.location for file in without_manifest),
+                pool.map(_groups, without_manifest),
+                strict=True,
+            )
         )
-        for file in unlike:
+        for file in distinct:
             groups = found_groups.get(file.location)
             if groups is None:
-                parts += _shares(file, part_rows)
-            elif isinstance(groups, Skipped):
+                parts += _export_file_parts(file, part_rows)
+            elif isinstance(groups, SkippedInput):
                 skipped.append(groups)
             else:
                 parts += _file_parts(file, groups, part_rows)
-    told = {part.location for part in parts} | {one.input for one in skipped}
-    skipped += [Skipped(name, NO_ROWS) for name, held in plain.items() if not held & told]
+    listed = {part.location for part in parts} | {one.input for one in skipped}
+    skipped += [SkippedInput(name, NO_ROWS) for name, held in plain.items() if not held & listed]
     return Inputs(
         tuple(parts), tuple(dict.fromkeys(skipped)), tuple(dict.fromkeys(manifests)), created_ms
     )
 
 
 def is_unchanged(part: Part) -> bool:
-    """Whether the file of a part is what it was when the part was made."""
+    """Whether the file of a part still has the size and modification time that it had
+    when the part was created.
+    """
     try:
         filesystem, path = resolve_location(part.location)
         info = filesystem.get_file_info(path)
     except OSError:
         return False
-    made = _part_id(part.location, info, part.first, part.last, by_rows=part.manifest is not None)
-    return info.type is fs.FileType.File and part.part_id == made
+    now = _part_id(part.location, info, part.first, part.last, by_rows=part.manifest is not None)
+    return info.type is fs.FileType.File and part.part_id == now
 
 
-def export_findings(manifests: Iterable[str]) -> tuple[pa.Table, tuple[Skipped, ...]]:
-    """What the agents met while they made their exports, as FINDING_SCHEMA, and where
-    this cannot be read.
+def export_findings(manifests: Iterable[str]) -> tuple[pa.Table, tuple[SkippedInput, ...]]:
+    """The faults that agents found during their exports (FINDING_SCHEMA), and the
+    exports whose faults cannot be read.
     """
-    found, skipped = [FINDING_SCHEMA.empty_table()], list[Skipped]()
+    found, skipped = [FINDING_SCHEMA.empty_table()], list[SkippedInput]()
     for place in manifests:
         try:
             found.append(_fault_findings(read_faults(*open_export(place))))
         except ChunkTableError as error:
-            skipped.append(Skipped(place, f"the findings of its agent are lost: {error.message}"))
+            skipped.append(
+                SkippedInput(place, f"the findings of its agent are lost: {error.message}")
+            )
     return pa.concat_tables(found), tuple(skipped)
 
 
 def export_datanodes(manifests: Iterable[str]) -> frozenset[str]:
-    """The datanodes whose exports these are.
+    """The datanodes of these exports.
 
     Raises:
         ChunkTableError: a manifest cannot be read.
@@ -137,10 +146,10 @@ def export_datanodes(manifests: Iterable[str]) -> frozenset[str]:
 
 
 def open_export(place: str) -> tuple[fs.FileSystem, str, Manifest]:
-    """The file system and folder of a manifest, and the manifest.
+    """The file system and the folder of a manifest, and the manifest itself.
 
     Raises:
-        ChunkTableError: it cannot be read.
+        ChunkTableError: the manifest cannot be read.
     """
     filesystem, path = resolve_location(place)
     return filesystem, path.rpartition("/")[0], read_manifest(filesystem, path)
@@ -165,86 +174,93 @@ def _fault_findings(faults: pa.Table) -> pa.Table:
 
 
 def part_id(*facts: object) -> str:
-    """An ID made of what a part reads."""
+    """A hash of these facts, which describe what a part reads."""
     return fingerprint("\n".join(map(str, facts)).encode()).hex()
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A Parquet file to be read, and the manifest that names it, if any."""
+    """A Parquet file to be read, and the location of the manifest that lists it, if
+    any.
+    """
 
     location: str
     filesystem: fs.FileSystem
     info: fs.FileInfo
     manifest: str | None = None
-    # As the manifest says.
+    # From the manifest; 0 without one.
     rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Export:
-    """The newest whole state of one datanode's table."""
+    """The newest complete export of one datanode."""
 
-    # Of its manifest.
+    # The location of the manifest.
     place: str
     manifest: Manifest
     files: tuple[_File, ...]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedInput, ...]
 
 
-def _found(name: str) -> tuple[list[_File], list[_Export], list[Skipped]]:
-    """What there is at a path: files by themselves, exports, and what cannot be
-    read.
-    """
+def _find_tables(name: str) -> tuple[list[_File], list[_Export], list[SkippedInput]]:
+    """The files without manifest, the exports and the unreadable inputs at a path."""
     try:
         filesystem, path = resolve_location(name)
         info = filesystem.get_file_info(path)
         if info.type is fs.FileType.NotFound or not name:
-            return [], [], [Skipped(name, "there is no such file or folder")]
+            return [], [], [SkippedInput(name, "there is no such file or folder")]
         if info.type is fs.FileType.File:
             return [_File(name, filesystem, info)], [], []
-        found, unlisted = _below(filesystem, path)
+        found, unlisted = _list_below(filesystem, path)
     except OSError as error:
-        return [], [], [Skipped(name, str(error))]
+        return [], [], [SkippedInput(name, str(error))]
     folders: dict[str, list[fs.FileInfo]] = {}
     for one in found:
         if one.type is fs.FileType.File and not _is_hidden(one.path[len(path) :]):
             folders.setdefault(one.path.rpartition("/")[0], []).append(one)
     files, exports = list[_File](), list[_Export]()
-    skipped = [Skipped(_joined(name, path, folder), reason) for folder, reason in unlisted.items()]
-    # A datanode's folder, most likely: an export that is gone is not one of a datanode
-    # without replicas.
-    empty = sorted(_empty(path, found) - set(unlisted))
-    skipped += [Skipped(_joined(name, path, folder), "it is empty") for folder in empty]
+    skipped = [
+        SkippedInput(_location_below(name, path, folder), reason)
+        for folder, reason in unlisted.items()
+    ]
+    # An empty folder most likely belongs to a datanode whose export is missing; do not
+    # report it as a datanode without replicas.
+    empty = sorted(_empty_folders(path, found) - set(unlisted))
+    skipped += [
+        SkippedInput(_location_below(name, path, folder), "it is empty") for folder in empty
+    ]
     is_export = any(_is_of_export(one) for held in folders.values() for one in held)
     for folder, held in sorted(folders.items()):
         tables = sorted(
             (one for one in held if one.extension == "parquet"), key=lambda one: str(one.path)
         )
-        location = _joined(name, path, folder)
+        location = _location_below(name, path, folder)
         if any(_is_of_export(one) for one in held):
             try:
                 exports.append(
                     _export(location, filesystem, folder, {one.base_name: one for one in held})
                 )
             except ChunkTableError as error:
-                skipped.append(Skipped(location, f"{error.reason}: {error.message}"))
+                skipped.append(SkippedInput(location, f"{error.reason}: {error.message}"))
         elif is_export and tables:
             skipped.append(
-                Skipped(
+                SkippedInput(
                     location, "it has Parquet files and no manifest, beside tables that have one"
                 )
             )
         else:
-            files += [_File(_joined(name, path, one.path), filesystem, one) for one in tables]
+            files += [
+                _File(_location_below(name, path, one.path), filesystem, one) for one in tables
+            ]
     if not (files or exports or skipped):
-        skipped.append(Skipped(name, "there is no Parquet file"))
+        skipped.append(SkippedInput(name, "there is no Parquet file"))
     return files, exports, skipped
 
 
-def _empty(path: str, found: Sequence[fs.FileInfo]) -> set[str]:
-    """The folders below `path` with nothing in them, but what is hidden; the one of a
-    file system is no table's.
+def _empty_folders(path: str, found: Sequence[fs.FileInfo]) -> set[str]:
+    """The folders below `path` that have only hidden entries. `lost+found` belongs to
+    the file system and is ignored.
     """
     held = [
         one
@@ -255,20 +271,23 @@ def _empty(path: str, found: Sequence[fs.FileInfo]) -> set[str]:
     return {one.path for one in held if one.type is fs.FileType.Directory} - above
 
 
-def _below(filesystem: fs.FileSystem, path: str) -> tuple[list[fs.FileInfo], Mapping[str, str]]:
-    """All that is below a folder, and what cannot be listed or named, with why.
+def _list_below(
+    filesystem: fs.FileSystem, path: str
+) -> tuple[list[fs.FileInfo], Mapping[str, str]]:
+    """All entries below a folder, and the folders and files that cannot be listed, with
+    the reason.
 
     Raises:
-        OSError: it is the folder itself.
+        OSError: the folder itself cannot be listed.
     """
     with suppress(OSError):
-        # In one question, which counts where files are far away.
+        # One request, which saves time on remote file systems.
         whole = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
         found = drop_undecodable_names(whole)
-        return found, _unnamed(path) if len(found) < len(whole) else {}
+        return found, _undecodable(path) if len(found) < len(whole) else {}
     found, unlisted, waiting = (
         drop_undecodable_names(filesystem.get_file_info(fs.FileSelector(path))),
-        _unnamed(path),
+        _undecodable(path),
         list[str](),
     )
     waiting += [one.path for one in found if one.type is fs.FileType.Directory]
@@ -284,9 +303,9 @@ def _below(filesystem: fs.FileSystem, path: str) -> tuple[list[fs.FileInfo], Map
     return found, unlisted
 
 
-def _unnamed(path: str) -> dict[str, str]:
-    """Tables of this machine below `path`, or folders with some, whose names are no
-    text: what pyarrow cannot say.
+def _undecodable(path: str) -> dict[str, str]:
+    """Local Parquet files below `path`, or their folders, whose names are not UTF-8.
+    pyarrow cannot list these.
     """
     found = dict[str, str]()
     for folder, _, names in os.walk(os.fsencode(path)):
@@ -304,10 +323,10 @@ def _export(
 ) -> _Export:
     manifest = latest_manifest(filesystem, folder)
     check_counts(manifest)
-    place = _joined(location, folder, f"{folder}/{manifest.name}")
+    place = _location_below(location, folder, f"{folder}/{manifest.name}")
     files = [
         _File(
-            _joined(location, folder, held[file.name].path),
+            _location_below(location, folder, held[file.name].path),
             filesystem,
             held[file.name],
             place,
@@ -316,16 +335,14 @@ def _export(
         for file in manifest.of_kind(FileKind.CHUNKS)
     ]
     skipped = [
-        Skipped(f"{location}: volume {volume.path}", f"{volume.error_code}: {volume.message}")
+        SkippedInput(f"{location}: volume {volume.path}", f"{volume.error_code}: {volume.message}")
         for volume in manifest.skipped
     ]
     return _Export(place, manifest, tuple(files), tuple(skipped))
 
 
 def _newest(exports: Iterable[_Export]) -> Iterator[_Export]:
-    """One export a datanode: of tables in several places the one that was written
-    last.
-    """
+    """The export of each datanode that was written last."""
     by_datanode: dict[str, _Export] = {}
     for export in exports:
         other = by_datanode.get(export.manifest.datanode)
@@ -342,23 +359,25 @@ def _is_of_export(info: fs.FileInfo) -> bool:
     return is_file_name(info.base_name) or manifest_sequence(info.base_name) is not None
 
 
-def _groups(file: _File) -> tuple[int, ...] | Skipped:
-    """The rows of each row group."""
+def _groups(file: _File) -> tuple[int, ...] | SkippedInput:
+    """The number of rows of each row group."""
     try:
         with file.filesystem.open_input_file(file.info.path) as source:
             metadata = pq.read_metadata(source)
         schema = metadata.schema.to_arrow_schema()
-    # pyarrow says what is wrong with a Parquet file by ArrowInvalid, a ValueError.
+    # For a damaged Parquet file pyarrow raises ArrowInvalid, a ValueError.
     except (OSError, ValueError) as error:
-        return Skipped(file.location, str(error))
+        return SkippedInput(file.location, str(error))
     lacking = [name for name in REQUIRED if name not in schema.names]
     if lacking:
-        return Skipped(file.location, f"it is no chunk table: it lacks {', '.join(lacking)}")
+        return SkippedInput(
+            file.location, f"it is not a chunk table: it lacks {', '.join(lacking)}"
+        )
     return tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
 
 
 def _file_parts(file: _File, groups: Sequence[int], part_rows: int) -> Iterator[Part]:
-    """Row groups that lie together, up to so many rows, one group at least."""
+    """Parts of consecutive row groups, with up to `part_rows` rows or one group."""
     first, rows = 0, 0
     for i, count in enumerate(groups):
         if rows and rows + count > part_rows:
@@ -369,9 +388,9 @@ def _file_parts(file: _File, groups: Sequence[int], part_rows: int) -> Iterator[
         yield _part(file, first, len(groups), rows)
 
 
-def _shares(file: _File, part_rows: int) -> Iterator[Part]:
-    """So many rows each: nothing of an export's file is parsed before its content is
-    verified, its footer neither.
+def _export_file_parts(file: _File, part_rows: int) -> Iterator[Part]:
+    """Parts of `part_rows` rows each. The row groups are not known yet: no part of an
+    export's file, not even its footer, is parsed before the file is verified.
     """
     for first in range(0, file.rows, part_rows):
         last = min(first + part_rows, file.rows)
@@ -379,22 +398,22 @@ def _shares(file: _File, part_rows: int) -> Iterator[Part]:
 
 
 def _part(file: _File, first: int, last: int, rows: int) -> Part:
-    made = _part_id(file.location, file.info, first, last, by_rows=file.manifest is not None)
+    own_id = _part_id(file.location, file.info, first, last, by_rows=file.manifest is not None)
     return Part(
-        made, PartKind.FILE, file.location, first, last, rows, TreeSource.TREE, file.manifest
+        own_id, PartKind.FILE, file.location, first, last, rows, TreeSource.TREE, file.manifest
     )
 
 
 def _part_id(location: str, info: fs.FileInfo, first: int, last: int, *, by_rows: bool) -> str:
-    # Earlier releases cut all files by row groups; parts that they left behind are not
-    # to be taken for ours.
+    # Earlier releases split every file by row groups; their stored parts must not match
+    # ours.
     unit = "rows" if by_rows else PartKind.FILE.value
     return part_id(unit, location, info.size, info.mtime_ns, first, last)
 
 
-def _joined(name: str, path: str, found: str) -> str:
-    """The file found below `path`, as `name` was given: a URI keeps its scheme and
-    options.
+def _location_below(name: str, path: str, found: str) -> str:
+    """The location of a file found below `path`, in the form of `name`: a URI keeps its
+    scheme and options.
     """
     if "://" not in name:
         return found
@@ -404,7 +423,7 @@ def _joined(name: str, path: str, found: str) -> str:
 
 
 def _is_hidden(path: str) -> bool:
-    """Whether a file is none of a table's, as Spark has it: in the making, or a note
-    beside it.
+    """Whether a file is hidden, by the rule of Spark: temporary files and metadata
+    start with "." or "_".
     """
     return any(part.startswith((".", "_")) for part in path.split("/"))

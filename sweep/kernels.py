@@ -1,7 +1,7 @@
-"""Rows folded to runs in one compiled pass that holds no GIL.
+"""Compiled kernels that fold rows to runs and encode trees, without holding the GIL.
 
-Importing this module compiles it (or loads it from numba's cache), so only sweep.runs
-imports it, on first use.
+Importing this module compiles it or loads it from numba's cache. So it is imported only
+on first use.
 """
 
 # Only part of numba is typed.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from sweep.fragments import Bools, Int64s
 
-# Compiled code takes plain numbers for constants.
+# Compiled code needs plain integers as constants.
 _ENDS, _FIRST, _LAST, _INNER = ENDS, FIRST.start, LAST.start, INNER.start
 _BLOCK_ID, _LOW, _HIGH, _CHECKSUM, _CHUNKS, _DELETED_ROWS, _BYTES, _CORRUPT, _UNVERIFIABLE, _MIX = (
     map(int, Fragment)
@@ -60,11 +60,12 @@ _BLOCK_ID, _LOW, _HIGH, _CHECKSUM, _CHUNKS, _DELETED_ROWS, _BYTES, _CORRUPT, _UN
     _IN_UNVERIFIABLE,
 ) = map(int, Inner)
 
-# What the only row of a block needs at most: tags, flags and lengths, two numbers of
-# the block and three of the chunk, all at their longest. A tree's own fields need less.
+# The most bytes that a row adds to an encoded tree: the only row of its block, with
+# tags, flags, lengths and all five numbers at their longest. A tree's own fields need
+# less.
 TREE_ROW_BYTES = 72
-# Places in a block of which is kept what chunks there were: as many as Ozone's defaults
-# have.
+# Encoded chunk headers that are cached, by index in the block: the number of chunks in
+# a full block with Ozone's defaults.
 _KEPT = 64
 
 _U64, _I64 = types.uint64, types.int64
@@ -77,7 +78,7 @@ _OUT = types.Array(types.uint8, 1, "C")
 
 
 @jit(_U64(_U64, _U64))
-def _stirred(word: np.uint64, prime: np.uint64) -> np.uint64:
+def _mix_word(word: np.uint64, prime: np.uint64) -> np.uint64:
     word *= prime
     return word ^ (word >> HALF)
 
@@ -86,10 +87,10 @@ def _stirred(word: np.uint64, prime: np.uint64) -> np.uint64:
 def _block_mix(
     block_id: np.int64, checksum: np.int64, deleted: np.bool_, mix: np.int64
 ) -> np.uint64:
-    word = _stirred(np.uint64(block_id) ^ SEED, PRIME_2)
-    word = _stirred(word + np.uint64(checksum), PRIME_3)
-    word = _stirred(word ^ np.uint64(mix), PRIME_1)
-    return _stirred(word + np.uint64(deleted), PRIME_2)
+    word = _mix_word(np.uint64(block_id) ^ SEED, PRIME_2)
+    word = _mix_word(word + np.uint64(checksum), PRIME_3)
+    word = _mix_word(word ^ np.uint64(mix), PRIME_1)
+    return _mix_word(word + np.uint64(deleted), PRIME_2)
 
 
 @jit(
@@ -104,8 +105,8 @@ def _masks(
     matches: "Bools",
     deleted: "Bools",
 ) -> tuple[int, int, int, int, int, int]:
-    """What an index into each column is masked with: all bits, or none where the column
-    has a single entry. Asserts that every column has one entry or one for each row.
+    """The mask for an index into each column: all bits, or 0 if the column has a single
+    entry. Asserts that every column has one entry, or one per row.
     """
     for size in (
         block_ids.size,
@@ -152,11 +153,10 @@ def fold_stretches(
     ordered: "Bools",
     numbers: "NDArray[np.int64]",
 ) -> None:
-    """Fill `ordered` and `numbers` (zeros before, a row a run) as
-    sweep.runs.library_fold_stretches gives them.
+    """Fill `ordered` and `numbers` with the results of
+    sweep.runs.library_fold_stretches. `numbers` has one row per run and must be zero.
 
-    A column of a single entry stands for one in which all rows are alike. Asserts that
-    the columns fit each other.
+    A column with a single entry is constant. Asserts that the columns' sizes agree.
     """
     block_mask, offset_mask, length_mask, checksum_mask, matches_mask, deleted_mask = _masks(
         rows, block_ids, offsets, lengths, checksums, matches, deleted
@@ -200,15 +200,15 @@ def fold_stretches(
                     total_bytes += length
                     corrupt += not match
                     unverifiable += match & (checksum == 0)
-                    word = _stirred(np.uint64(offset) ^ SEED, PRIME_1)
-                    word = _stirred(word + np.uint64(length), PRIME_2)
-                    word = _stirred(word ^ np.uint64(checksum), PRIME_3)
-                    mix += _stirred(word + np.uint64(match), PRIME_1)
+                    word = _mix_word(np.uint64(offset) ^ SEED, PRIME_1)
+                    word = _mix_word(word + np.uint64(length), PRIME_2)
+                    word = _mix_word(word ^ np.uint64(checksum), PRIME_3)
+                    mix += _mix_word(word + np.uint64(match), PRIME_1)
                     i += 1
                 chunks = i - begin
                 own = np.int64(crc ^ ONES)
             else:
-                # A row that stands for a whole block or replica stands alone.
+                # The row of a block without chunks, or of a replica without blocks.
                 chunks = 0
                 gone += deleted[i & deleted_mask]
                 unverifiable = np.int64(1)
@@ -282,12 +282,12 @@ def encode_trees(
     bounds: "Int64s",
     out: "NDArray[np.uint8]",
 ) -> None:
-    """The trees of replicas whose rows, `starts[i]:ends[i]`, are whole and in order,
-    one behind the other in `out`.
+    """Encode the trees of replicas, one after the other, into `out`. The rows
+    `starts[i]:ends[i]` of replica i are complete and in order.
 
-    Tree i is `out[bounds[i]:bounds[i + 1]]`. A column of a single entry stands for one
-    in which all rows are alike. `out` has TREE_ROW_BYTES for each row and each replica.
-    Asserts that the columns fit each other.
+    Fills `roots` and `bounds`; tree i is `out[bounds[i]:bounds[i + 1]]`. `out` needs
+    TREE_ROW_BYTES for each row and each replica. A column with a single entry is
+    constant. Asserts that the columns' sizes agree.
     """
     block_mask, offset_mask, length_mask, checksum_mask, matches_mask, deleted_mask = _masks(
         rows, block_ids, offsets, lengths, checksums, matches, deleted
@@ -300,12 +300,13 @@ def encode_trees(
         largest = max(largest, ends[replica] - starts[replica])
         total_rows += ends[replica] - starts[replica]
     assert TREE_ROW_BYTES * (total_rows + starts.size) <= out.size
-    # Of each block: where its rows end, its checksum, its bytes on the wire, and
-    # whether it is a tombstone.
+    # For each block: the end of its rows, its checksum, its encoded bytes, and whether
+    # it is a tombstone.
     stops, own = np.empty(largest, np.int64), np.empty(largest, np.int64)
     bodies, gone = np.empty(largest, np.int64), np.empty(largest, np.bool_)
-    # Where a chunk begins and how long it is mostly was in the block before, at the
-    # same place: kept as it was written, in 22 bytes at most and seven behind.
+    # A chunk mostly has the offset and length of the chunk with the same index in the
+    # block before, so their encoding is cached: at most 22 bytes, with room for whole
+    # words.
     kept_offsets, kept_lengths = np.full(_KEPT, -1, np.int64), np.full(_KEPT, -1, np.int64)
     kept_bytes, kept = np.empty(_KEPT, np.int64), np.empty((_KEPT, 4), np.uint64)
     first_kept = np.uint64(kept.ctypes.data)
@@ -362,11 +363,11 @@ def encode_trees(
                     place = row - i & _KEPT - 1
                     if offset != kept_offsets[place] or length != kept_lengths[place]:
                         written = first_kept + np.uint64(32 * place)
-                        behind = put(put(written, TAG_1, offset), TAG_2, length)
+                        written_end = put(put(written, TAG_1, offset), TAG_2, length)
                         kept_offsets[place], kept_lengths[place] = offset, length
-                        kept_bytes[place] = np.int64(behind - written)
+                        kept_bytes[place] = np.int64(written_end - written)
                     numbers = kept_bytes[place]
-                    # At most 35 bytes, so that the length takes one.
+                    # At most 35 bytes, so its length takes one byte.
                     at = put_byte(at, TAG_3_MESSAGE, numbers + 3 + varint_bytes(checksum))
                     for word in range(3):
                         store64(at + np.uint64(8 * word), kept[place, word])

@@ -1,12 +1,11 @@
-"""What passes between the stages of a sweep: parts of the input, and the tables made of
-them.
+"""The values that the stages of a sweep exchange: parts of the input, and tables.
 
     parts  --fold-->  runs  --settle-->  replicas  --compare-->  verdicts, candidates
     --inspect-->  findings
 
-A stage takes Arrow tables and gives Arrow tables, knows neither Spark nor threads, and
-treats every container by itself, so that an engine may cut its input between containers
-anywhere. Nothing here imports pyspark.
+A stage is a function from Arrow tables to Arrow tables. It handles each container
+independently, so an engine may split its input between any two containers. Stages use
+neither Spark nor threads.
 """
 
 from dataclasses import dataclass
@@ -19,27 +18,28 @@ from merkle.replica import TreeSource
 
 
 class PartKind(Enum):
-    """What a part is read from."""
+    """What a part is read from. It defines the meaning of the part's `first` and
+    `last`; `last` is exclusive.
+    """
 
-    # Row groups `first` to `last` (exclusive) of one Parquet file with chunk rows; in
-    # an export, whose footers nobody parses before the file is verified, the row groups
-    # that begin at rows `first` to `last` (exclusive).
+    # One Parquet file with chunk rows. The range counts row groups. In an export it
+    # counts rows and selects the row groups that begin there: the footer is not parsed
+    # before the file is verified.
     FILE = "file"
-    # Containers at the places `first` to `last` (exclusive) of a volume's ascending
-    # IDs.
+    # One volume. The range counts containers by ascending ID.
     VOLUME = "volume"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The unit of work that is done once: small enough to be redone, large enough to be
+    """The unit of work: small enough to be redone after a crash, large enough to be
     worth a task.
 
-    `part_id` is made of what it reads (place, size, time of change, range), so that a
-    resumed sweep knows it again. `location` is the root of a volume, or a file as
-    pyarrow's filesystems take it (path or URI); `manifest` is the one of the export
-    that a file belongs to, if any: its content is verified against it, and rows of a
-    replica for which it names another file are superseded.
+    `part_id` is a hash of what the part reads (location, size, modification time,
+    range), so a resumed sweep recognizes it. `location` is the root of a volume, or the
+    path or URI of a file. `manifest` is the location of the manifest of the export that
+    the file belongs to, if any. The file is verified against it, and rows of a replica
+    that the manifest lists in another file are superseded.
     """
 
     part_id: str
@@ -57,64 +57,65 @@ class RootMethod(Enum):
 
     # In one pass over the rows of one part.
     FILE_WISE = "filewise"
-    # Merged from ordered fragments of several parts.
+    # Joined from the ordered runs of several parts.
     FRAGMENTS = "fragments"
     # As an XOR aggregate, in Spark SQL.
     SQL = "sql"
-    # From sorted rows: irregular blocks, interleaved fragments, rows in no order.
+    # From sorted rows, because runs overlap, rows are unordered, or blocks are
+    # irregular.
     EXACT = "exact"
 
 
 _IDENTITY = [CHUNK_SCHEMA.field(name) for name in REPLICA_COLUMNS if name != "scanned_at"]
 
-# One row a replica. Two replicas of one container with equal root and fingerprint hold
-# the same tree in every field. Along the path SQL fingerprints are others than along
-# the other paths, and are compared among themselves alone.
+# One row per replica. Two replicas of one container with equal root and fingerprint
+# have trees that are equal in every field. RootMethod.SQL computes fingerprints in its
+# own way, so they are comparable only with each other.
 REPLICA_SCHEMA = pa.schema(
     [
         *_IDENTITY,
         CHUNK_SCHEMA.field("scanned_at"),
-        # Null where there is no tree.
+        # Null if the replica has no tree.
         pa.field("root", pa.int64()),
         pa.field("fingerprint", pa.int64(), nullable=False),
         pa.field("blocks", pa.int64(), nullable=False),
         pa.field("deleted_blocks", pa.int64(), nullable=False),
         pa.field("chunks", pa.int64(), nullable=False),
         pa.field("bytes", pa.int64(), nullable=False),
-        # Chunks that do not match their record.
+        # Chunks that do not match their recorded checksum.
         pa.field("corrupt", pa.int64(), nullable=False),
-        # Empty live blocks, and matching chunks without checksums: set aside in a
-        # comparison.
+        # Live blocks without chunks, and matching chunks without checksums: a
+        # comparison cannot verify them.
         pa.field("unverifiable", pa.int64(), nullable=False),
-        # A Path's value.
+        # A value of RootMethod.
         pa.field("path", pa.string(), nullable=False),
     ]
 )
 
-# One row a container that was compared.
+# One row per container that was compared.
 VERDICT_SCHEMA = pa.schema(
     [
         pa.field("container_id", pa.int64(), nullable=False),
-        # Of merkle.outcome.Verdict.
+        # A value of merkle.outcome.Verdict.
         pa.field("verdict", pa.string(), nullable=False),
         pa.field("replicas", pa.int32(), nullable=False),
-        # Replicas that took no part: open, erasure-coded, deleted.
+        # Replicas that were not compared: open, erasure-coded or deleted.
         pa.field("excluded", pa.int32(), nullable=False),
         pa.field("diverged", pa.bool_(), nullable=False),
         pa.field("detail", pa.string(), nullable=False),
     ]
 )
 
-# One row a fault: of replicas (kinds of merkle.comparison.DifferenceKind), silent
-# changes, and inputs that cannot be read.
+# One row per finding. `kind` is a value of merkle.comparison.DifferenceKind for a
+# difference between replicas, otherwise of FindingKind.
 FINDING_SCHEMA = pa.schema(
     [
         pa.field("kind", pa.string(), nullable=False),
-        # Null for a fault of a whole file or volume.
+        # Null if the finding concerns a whole file or volume.
         pa.field("container_id", pa.int64()),
         pa.field("block_id", pa.int64()),
         pa.field("chunk_offset", pa.int64()),
-        # Datanodes to be mended, and those that have it right.
+        # Datanodes to be repaired, and datanodes that have correct data.
         pa.field("lacking", pa.list_(pa.string()), nullable=False),
         pa.field("sources", pa.list_(pa.string()), nullable=False),
         pa.field("detail", pa.string(), nullable=False),
@@ -123,12 +124,13 @@ FINDING_SCHEMA = pa.schema(
 
 
 class FindingKind(Enum):
-    """Findings of a sweep beyond the differences of replicas."""
+    """Kinds of findings other than differences between replicas."""
 
+    # A live chunk's checksum changed since an earlier sweep, and no agent wrote to it.
     SILENT_CHANGE = "silent_change"
-    # The root that a stored tree claims is not what its blocks fold to.
+    # The stored root of a tree differs from the root computed from its blocks.
     ROOT_DIFFERS = "root_differs"
-    # Rows of one replica that contradict each other: two at one place, two states.
+    # Rows of one replica contradict each other, for example two rows for one chunk.
     ROWS_CONTRADICT = "rows_contradict"
-    # A tree, record or container that cannot be read; the others are.
+    # A file, volume, container or tree cannot be read.
     UNREADABLE = "unreadable"

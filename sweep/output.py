@@ -1,9 +1,8 @@
-"""The tables a sweep leaves behind: `roots`, `verdicts`, `findings` and `summary`, a
-folder a sweep in each.
+"""The tables that a sweep writes: `roots`, `verdicts`, `findings` and `summary`.
 
-A table is `<out>/<table>/sweep_id=<id>/<table>.parquet`, which Spark, DuckDB and
-pyarrow read as one partitioned table. Every file appears whole or not at all, and the
-summary is written last: a sweep without one does not exist.
+The path is `<out>/<table>/sweep_id=<id>/<table>.parquet`, so Spark, DuckDB and pyarrow
+read each table, over all sweeps, as one partitioned table. Files are written
+atomically, and the summary last: a sweep without a summary is not complete.
 """
 
 import json
@@ -31,8 +30,8 @@ from sweep.model import (
     VERDICT_SCHEMA,
 )
 
-# Of all tables together, in the metadata of each file; changed when an old reader would
-# misread them.
+# The format version of all tables, stored in the metadata of each file. It is raised
+# when an old reader would misread them.
 VERSION = 1
 _VERSION_KEY = b"treefold.sweep"
 _ROW_GROUP = 1 << 17
@@ -50,19 +49,19 @@ _SUMMARY_SCHEMA = pa.schema(
         pa.field("replicas", pa.int64(), nullable=False),
         pa.field("diverged", pa.list_(pa.int64()), nullable=False),
         pa.field("findings", pa.int64(), nullable=False),
-        # The whole summary as the command prints it.
+        # The whole summary, as printed by --json.
         pa.field("json", pa.string(), nullable=False),
     ]
 )
 
 
 class SweepTable(Enum):
-    """One of the tables; the value is its folder."""
+    """A table of a sweep; the value is the name of its folder."""
 
     ROOTS = "roots"
     VERDICTS = "verdicts"
     FINDINGS = "findings"
-    # Last: its presence completes the sweep.
+    # Written last: it completes the sweep.
     SUMMARY = "summary"
 
 
@@ -75,8 +74,8 @@ _SCHEMAS: Mapping[SweepTable, pa.Schema] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
-    """An input that was not read, and why: what it holds is unknown, not gone."""
+class SkippedInput:
+    """An input that was not read, and why. Its content is unknown, not lost."""
 
     input: str
     reason: str
@@ -84,58 +83,57 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What one sweep found, in numbers."""
+    """The results of one sweep, in numbers."""
 
     sweep_id: str
     engine: str
     source: str
     started_at: datetime
-    # Of work, a resumed sweep's earlier attempts left out.
+    # Without the earlier attempts of a resumed sweep.
     seconds: float
     rows: int
     containers: int
     replicas: int
-    # Replicas that took no part: open, erasure-coded.
+    # Replicas that were not compared: open or erasure-coded.
     excluded: int
-    # Containers, ascending.
+    # Container IDs, ascending.
     diverged: tuple[int, ...]
-    # Containers by verdict, findings by kind, replicas by how their roots were
-    # computed.
+    # Numbers of containers by Verdict, of findings by kind, of replicas by RootMethod.
     verdicts: Mapping[str, int]
     findings: Mapping[str, int]
     paths: Mapping[str, int]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedInput, ...]
     notes: tuple[str, ...] = ()
-    # The sweep that silent changes were looked for against.
+    # The newest sweep that was compared for silent changes.
     previous: str | None = None
-    # For the report alone: since when volumes exist, by datanode and volume, as far as
-    # known.
+    # Only for the report: when volumes were created, in ms since the epoch, by datanode
+    # and volume, if known.
     volumes_created_ms: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> "Summary":
-        """A summary as `json` gave it; since when volumes exist is not in it."""
+    def of(cls, raw: Mapping[str, Any]) -> "Summary":
+        """The summary from its JSON object, which lacks `volumes_created_ms`."""
         return cls(
-            sweep_id=said["sweepID"],
-            engine=said["engine"],
-            source=said["source"],
-            started_at=datetime.fromisoformat(said["startedAt"]),
-            seconds=said["seconds"],
-            rows=said["rows"],
-            containers=said["containers"],
-            replicas=said["replicas"],
-            excluded=said["excluded"],
-            diverged=tuple(said["diverged"]),
-            verdicts=said["verdicts"],
-            findings=said["findingsByKind"],
-            paths=said["paths"],
-            skipped=tuple(Skipped(**one) for one in said["skipped"]),
-            notes=tuple(said["notes"]),
-            previous=said["previous"],
+            sweep_id=raw["sweepID"],
+            engine=raw["engine"],
+            source=raw["source"],
+            started_at=datetime.fromisoformat(raw["startedAt"]),
+            seconds=raw["seconds"],
+            rows=raw["rows"],
+            containers=raw["containers"],
+            replicas=raw["replicas"],
+            excluded=raw["excluded"],
+            diverged=tuple(raw["diverged"]),
+            verdicts=raw["verdicts"],
+            findings=raw["findingsByKind"],
+            paths=raw["paths"],
+            skipped=tuple(SkippedInput(**one) for one in raw["skipped"]),
+            notes=tuple(raw["notes"]),
+            previous=raw["previous"],
         )
 
     def json(self) -> JsonObject:
-        """As the command prints it."""
+        """The JSON object that --json prints."""
         return {
             "sweepID": self.sweep_id,
             "engine": self.engine,
@@ -159,50 +157,48 @@ class Summary:
 
 
 def new_sweep_id(started_at: datetime) -> str:
-    """An ID that sorts by time; the suffix is the fraction of the second."""
+    """An ID that sorts by time; the suffix is the fraction of a second in 1/65536."""
     fraction = started_at.microsecond * 0x10000 // 1_000_000
     return f"{started_at.astimezone(UTC):%Y%m%dT%H%M%SZ}-{fraction:04x}"
 
 
 class SweepStore:
-    """All sweeps in one folder."""
+    """The sweeps stored in one folder."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self.folder = folder
         self._disk = disk
 
     def path(self, table: SweepTable, sweep_id: str) -> Path:
-        """Where a table of a sweep lies."""
+        """The path of a table of a sweep."""
         return self.folder / table.value / f"sweep_id={sweep_id}" / f"{table.value}.parquet"
 
     def report(self, sweep_id: str) -> Path:
-        """Where the report of a sweep lies."""
+        """The path of the report of a sweep."""
         return self.folder / "report" / f"sweep_id={sweep_id}" / "report.html"
 
     def trees(self, sweep_id: str) -> Path:
-        """The folder of a sweep's packed trees (sweep.trees), if it was asked for
-        them.
-        """
+        """The folder of a sweep's packed trees (sweep.trees), if it wrote them."""
         return self.folder / "trees" / f"sweep_id={sweep_id}"
 
     @contextmanager
-    def writing(self, table: SweepTable, sweep_id: str) -> Iterator["TableWriter"]:
-        """Write a table, which appears when this ends without an error, and replaces
-        what is there.
+    def write_table(self, table: SweepTable, sweep_id: str) -> Iterator["TableWriter"]:
+        """Write a table. It replaces an existing one when the context ends without an
+        error.
 
         Raises:
-            DiskError: it cannot be written.
+            DiskError: the table cannot be written.
         """
         path = self.path(table, sweep_id)
         metadata = {_VERSION_KEY: str(VERSION).encode()}
-        with written_whole(path, _SCHEMAS[table].with_metadata(metadata), self._disk) as writer:
+        with write_atomically(path, _SCHEMAS[table].with_metadata(metadata), self._disk) as writer:
             yield writer
 
     def write_summary(self, summary: Summary) -> None:
-        """Complete a sweep, whose other tables are written.
+        """Complete a sweep whose other tables are written.
 
         Raises:
-            DiskError: it cannot be written.
+            DiskError: the summary cannot be written.
         """
         row = {
             "started_at": summary.started_at,
@@ -215,20 +211,20 @@ class SweepStore:
             "findings": sum(summary.findings.values()),
             "json": json.dumps(summary.json()),
         }
-        with self.writing(SweepTable.SUMMARY, summary.sweep_id) as writer:
+        with self.write_table(SweepTable.SUMMARY, summary.sweep_id) as writer:
             writer.add(pa.Table.from_pylist([row], _SUMMARY_SCHEMA))
 
     def sweeps(self) -> list[str]:
-        """The complete sweeps, oldest first."""
+        """The IDs of the complete sweeps, oldest first."""
         found = (self.folder / SweepTable.SUMMARY.value).glob("sweep_id=*/summary.parquet")
         return sorted(path.parent.name.removeprefix("sweep_id=") for path in found)
 
     def sweep(self, name: str) -> str:
-        """The ID that `name` stands for: itself, a beginning that only one has, or
+        """The ID of the sweep named by an ID, by a unique prefix of one, or by
         "latest".
 
         Raises:
-            SweepNotFoundError: there is none, or more than one.
+            SweepNotFoundError: no sweep has this name, or more than one.
         """
         sweeps = self.sweeps()
         if name == "latest" and sweeps:
@@ -246,10 +242,10 @@ class SweepStore:
         return found[0]
 
     def summary(self, sweep_id: str) -> JsonObject:
-        """A complete sweep's summary as it was printed.
+        """The JSON object of a complete sweep's summary.
 
         Raises:
-            DiskError: it cannot be read.
+            DiskError: the summary cannot be read.
         """
         try:
             found: JsonObject = json.loads(
@@ -261,10 +257,10 @@ class SweepStore:
         return found
 
     def datanodes(self, sweep_id: str) -> frozenset[str]:
-        """Those whose replicas are in a sweep's table `roots`, which is written.
+        """The datanodes in a sweep's table `roots`, which must be written.
 
         Raises:
-            DiskError: it cannot be read.
+            DiskError: the table cannot be read.
         """
         pieces = self.pieces(SweepTable.ROOTS, sweep_id, ["datanode"])
         return frozenset(
@@ -277,7 +273,7 @@ class SweepStore:
         """A table of a complete sweep, or some of its columns.
 
         Raises:
-            DiskError: see `pieces`.
+            DiskError: the table cannot be read, or was written by a later version.
         """
         schema = _SCHEMAS[table]
         wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
@@ -286,10 +282,10 @@ class SweepStore:
     def pieces(
         self, table: SweepTable, sweep_id: str, columns: Sequence[str]
     ) -> Iterator[pa.Table]:
-        """The same, some rows at a time.
+        """Some columns of a table, one row group at a time.
 
         Raises:
-            DiskError: it cannot be read, or was written by a later version.
+            DiskError: the table cannot be read, or was written by a later version.
         """
         path = self.path(table, sweep_id)
         try:
@@ -297,32 +293,32 @@ class SweepStore:
                 version = int((file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"0"))
                 if version > VERSION:
                     raise DiskError(
-                        f"{path} is of version {version}, and this reads up to {VERSION}",
+                        f"{path} has version {version}; this release reads up to {VERSION}",
                         path=str(path),
                     )
                 for group in range(file.metadata.num_row_groups):
                     yield file.read_row_group(group, list(columns)).replace_schema_metadata()
-        # pyarrow says most of what is wrong with a Parquet file by ArrowInvalid, a
-        # ValueError.
+        # For most damage pyarrow raises ArrowInvalid, a ValueError.
         except (OSError, ValueError, pa.ArrowException) as error:
             raise DiskError(f"{path} cannot be read: {error}", path=str(path)) from error
 
     def retain(self, count: int) -> list[str]:
-        """Remove all complete sweeps but the last `count`, and return them; also
-        whatever given up ones left behind.
+        """Remove all complete sweeps except the last `count` (0 keeps all), and what
+        abandoned sweeps left. Returns the removed IDs. Keeps the trees of the last two
+        sweeps only.
 
-        Not for while a sweep is under way.
+        Do not call this while a sweep is running.
 
         Raises:
-            DiskError: they cannot be removed.
+            DiskError: a sweep cannot be removed.
         """
         doomed = self.sweeps()[:-count] if count else []
         for sweep_id in doomed:
-            # First: without it the sweep does not exist.
+            # The summary first: without it the sweep no longer counts as complete.
             self._disk.remove_folder(self.path(SweepTable.SUMMARY, sweep_id).parent)
         kept = self.sweeps()
         self._remove_all_but(kept, *(table.value for table in SweepTable), "report")
-        # Trees are as large as all else together.
+        # Trees are as large as everything else together.
         self._remove_all_but(kept[-_TREES_KEPT:], "trees")
         return doomed
 
@@ -335,7 +331,7 @@ class SweepStore:
 
 
 class TableWriter:
-    """A Parquet file in the making."""
+    """Writes one Parquet file."""
 
     def __init__(self, path: Path, schema: pa.Schema, compression: str, opaque: str | None) -> None:
         self._schema = schema
@@ -351,9 +347,9 @@ class TableWriter:
         self.rows = 0
 
     def add(self, table: pa.Table) -> None:
-        """Append rows, in one row group or more."""
+        """Append rows, as one or more row groups."""
         if table.num_rows:
-            # Names that an engine left out are a fault of ours, and fail here.
+            # Fails if the table lacks a column, which would be our own bug.
             self._out.write_table(
                 table.select(self._schema.names).cast(self._schema), row_group_size=_ROW_GROUP
             )
@@ -365,7 +361,7 @@ class TableWriter:
 
 
 @contextmanager
-def written_whole(
+def write_atomically(
     path: Path,
     schema: pa.Schema,
     disk: Disk,
@@ -373,13 +369,13 @@ def written_whole(
     compression: str = "zstd",
     opaque: str | None = None,
 ) -> Iterator[TableWriter]:
-    """A Parquet file that appears at `path`, durable, when this ends without an error.
+    """Write a Parquet file. It appears at `path`, complete and durable, when the
+    context ends without an error.
 
-    Of the column `opaque` no two values are alike: it gets neither a dictionary nor
-    statistics.
+    The column `opaque` holds unique values, so it gets no dictionary and no statistics.
 
     Raises:
-        DiskError: it cannot be written.
+        DiskError: the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -393,7 +389,7 @@ def written_whole(
     except OSError as error:
         raise DiskError(f"{path} cannot be written: {error}", path=str(path)) from error
     finally:
-        # After a close this does nothing.
+        # Closing twice does nothing.
         writer.close()
     disk.sync(temporary)
     disk.rename(temporary, path)
@@ -401,7 +397,7 @@ def written_whole(
 
 
 class SweepTotals:
-    """What the summary counts."""
+    """Counts replicas, verdicts and findings for the summary."""
 
     def __init__(self) -> None:
         self.containers = 0

@@ -1,9 +1,8 @@
-"""The report of a sweep: one HTML file that needs no network, no script to be read, and
-no light room.
+"""The report of a sweep: a single HTML file that needs neither network nor scripts.
 
-`report_of` turns the tables of a sweep into what is to be drawn, `render` draws it.
-Pictures are SVG written by the template; each has its numbers in a table beside it, and
-no state is told by colour alone.
+`report_of` selects what to show from the tables of a sweep, and `render` fills the
+template. Charts are SVG, each with a table of its numbers. No state is shown by colour
+alone.
 """
 
 from collections import Counter
@@ -17,14 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from merkle.comparison import DifferenceKind
-from merkle.outcome import DIVERGED_VERDICTS
+from merkle.outcome import DIVERGED_VERDICTS, Verdict
 from runtime.disk import Disk
 from runtime.errors import DiskError
-from sweep.model import REPLICA_SCHEMA
+from sweep.model import REPLICA_SCHEMA, FindingKind
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
 
-# Of more, the worst are shown and the rest is counted: a page that stops the browser
-# tells nobody anything.
+# Limits keep the page small enough for a browser. The worst entries are shown; the rest
+# are counted.
 _NIGHTS_MAX = 60
 
 DATANODES_MAX = 30
@@ -37,8 +36,8 @@ CONTAINERS_MAX = 5000
 
 _DAY_MS = 86_400_000
 
-# Disks fail young and old; the classes are those that operators buy and retire disks
-# by. Upper bounds, exclusive.
+# Age classes of volumes, with exclusive upper bounds. Disks fail mostly when very young
+# or old.
 _AGES = (
     ("under 1 month", 30 * _DAY_MS),
     ("1 to 6 months", 182 * _DAY_MS),
@@ -52,8 +51,8 @@ _AGE_UNKNOWN = "unknown"
 
 
 class HeatmapCell(Enum):
-    """What is wrong with one replica's copy of a block: the letter in its cell, and its
-    meaning. Worst last.
+    """The state of a block in one replica: the letter in its cell and its meaning, the
+    worst state last.
     """
 
     RIGHT = ("", "as it should be")
@@ -69,7 +68,7 @@ class HeatmapCell(Enum):
 
     @property
     def meaning(self) -> str:
-        """What the cell says, for the legend."""
+        """The meaning of the letter, for the legend."""
         return self.value[1]
 
 
@@ -86,7 +85,7 @@ _SEVERITY = list(HeatmapCell)
 
 @dataclass(frozen=True, slots=True)
 class PastSweep:
-    """One sweep in the history: containers by verdict."""
+    """One sweep of the history, with numbers of containers by verdict."""
 
     sweep_id: str
     at: datetime
@@ -95,13 +94,15 @@ class PastSweep:
 
     @property
     def diverged(self) -> int:
-        """How many containers had diverged."""
+        """The number of containers that had diverged."""
         return sum(self.verdicts.get(verdict.value, 0) for verdict in DIVERGED_VERDICTS)
 
 
 @dataclass(frozen=True, slots=True)
 class DamageShare:
-    """Of so many replicas, so many are to be mended."""
+    """The numbers of all replicas and of those to be repaired, of a datanode or an age
+    class (`label`).
+    """
 
     label: str
     replicas: int
@@ -109,14 +110,14 @@ class DamageShare:
 
     @property
     def permille(self) -> float:
-        """Replicas to repair of a thousand."""
+        """Replicas to be repaired, per thousand."""
         return 1000 * self.lacking / self.replicas if self.replicas else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Heatmap:
-    """The blocks of one container that differ, by replica; `left_out` counts those for
-    which there is no room.
+    """The blocks of one container that differ: per block ID a cell for each replica.
+    `left_out` counts the blocks beyond the limit.
     """
 
     container_id: int
@@ -141,7 +142,7 @@ class ContainerLine:
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """All that is drawn; `skipped` are inputs that could not be read, with the
+    """All that the page shows. `skipped` lists inputs that could not be read, with the
     reason.
     """
 
@@ -164,7 +165,7 @@ class SweepReport:
 
     @property
     def diverged(self) -> int:
-        """How many containers have diverged."""
+        """The number of containers that have diverged."""
         return sum(self.verdicts.get(verdict.value, 0) for verdict in DIVERGED_VERDICTS)
 
 
@@ -180,11 +181,12 @@ def report_of(
     skipped: Sequence[str] = (),
     volumes_created_ms: Mapping[tuple[str, str], int] | None = None,
 ) -> SweepReport:
-    """What to draw of a sweep.
+    """Select what the report of a sweep shows.
 
-    `held` counts the replicas of each (datanode, volume); of `replicas` and `verdicts`
-    (see sweep.model) those of diverged containers suffice. `earlier` are the sweeps
-    before it, `volumes_created_ms` says since when volumes exist.
+    `held` counts the replicas by (datanode, volume). `replicas` and `verdicts`
+    (sweep.model) need only have the diverged containers. `earlier` are the sweeps
+    before this one. `volumes_created_ms` is when volumes were created, in ms since the
+    epoch, by (datanode, volume).
     """
     bad = [verdict.value for verdict in DIVERGED_VERDICTS]
     diverged = verdicts.filter(pc.is_in(verdicts["verdict"], pa.array(bad))).to_pylist()
@@ -222,7 +224,7 @@ def report_of(
 
 
 def render(report: SweepReport) -> str:
-    """The page."""
+    """The HTML page."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sweep", "data"),
         autoescape=True,
@@ -289,7 +291,7 @@ def _heatmap(
 
 
 def _damaged(findings: Iterable[Mapping[str, object]]) -> set[tuple[str, int]]:
-    """The replicas to be mended, as (datanode, container)."""
+    """The replicas to be repaired, as (datanode, container ID)."""
     return {
         (name.partition("/")[0], _int(finding["container_id"]))
         for finding in findings
@@ -301,7 +303,7 @@ def _damaged(findings: Iterable[Mapping[str, object]]) -> set[tuple[str, int]]:
 def _by_datanode(
     held: Mapping[tuple[str, str], int], damaged: Iterable[tuple[str, int]]
 ) -> list[DamageShare]:
-    """All datanodes, those with most to mend first."""
+    """All datanodes, those with most replicas to repair first."""
     replicas = Counter[str]()
     for (datanode, _), count in held.items():
         replicas[datanode] += count
@@ -363,18 +365,19 @@ def _when(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-# Findings in a report; a page with more helps nobody.
+# Findings in a report.
 _REPORTED_MAX = 100_000
 
 
-def write_report(sweeps: SweepStore, swept: Summary) -> tuple[str, ...]:
-    """Write the report of a sweep whose tables are written, one HTML file beside them;
-    returns notes.
+def write_report(sweeps: SweepStore, summary: Summary) -> tuple[str, ...]:
+    """Write the report of a sweep whose tables are written. Returns notes on earlier
+    sweeps that cannot be read.
 
     Raises:
-        DiskError: it cannot be written, or a table of the sweep cannot be read.
+        DiskError: the report cannot be written, or a table of this sweep cannot be
+            read.
     """
-    sweep_id = swept.sweep_id
+    sweep_id = summary.sweep_id
     verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id)
     diverged = verdicts.filter(verdicts["diverged"])
     held, replicas = Counter[tuple[str, str]](), [REPLICA_SCHEMA.empty_table()]
@@ -391,15 +394,15 @@ def write_report(sweeps: SweepStore, swept: Summary) -> tuple[str, ...]:
         except DiskError as error:
             notes.append(f"sweep {name} is left out of the report: {error.message}")
     report = report_of(
-        _night(swept.json()),
-        engine=swept.engine,
+        _night(summary.json()),
+        engine=summary.engine,
         held=held,
         replicas=pa.concat_tables(replicas),
         verdicts=diverged,
         findings=sweeps.read(SweepTable.FINDINGS, sweep_id).slice(0, _REPORTED_MAX),
         earlier=earlier,
-        skipped=[f"{one.input}: {one.reason}" for one in swept.skipped],
-        volumes_created_ms=swept.volumes_created_ms,
+        skipped=[f"{one.input}: {one.reason}" for one in summary.skipped],
+        volumes_created_ms=summary.volumes_created_ms,
     )
     disk, path = Disk(), sweeps.report(sweep_id)
     disk.make_folder(path.parent)
@@ -417,3 +420,42 @@ def _night(summary: JsonObject) -> PastSweep:
         containers,
         verdicts,
     )
+
+
+def compare_sweeps(
+    sweeps: SweepStore, before: str, after: str
+) -> Mapping[str, list[tuple[int, str]]]:
+    """The findings of two sweeps by what became of them: lists of (container ID, kind),
+    ascending.
+
+    Raises:
+        DiskError: a table cannot be read.
+    """
+    earlier, later = _found(sweeps, before), _found(sweeps, after)
+    verdicts = sweeps.read(SweepTable.VERDICTS, after, ["container_id", "verdict"])
+    known = verdicts.filter(pc.not_equal(verdicts["verdict"], Verdict.UNKNOWN.value))
+    decided = set(known["container_id"].to_pylist())
+    # A silent change is an event, so it neither persists nor heals.
+    events = {place for place in earlier | later if place[1] == FindingKind.SILENT_CHANGE.value}
+    gone = earlier - later - events
+    return {
+        "new": sorted((later - earlier) | (later & events)),
+        "persisting": sorted((later & earlier) - events),
+        "healed": sorted(place for place in gone if place[0] in decided),
+        "unseen": sorted(place for place in gone if place[0] not in decided),
+    }
+
+
+def _found(sweeps: SweepStore, sweep_id: str) -> set[tuple[int, str]]:
+    """The kinds of findings in diverged containers, and the silent changes, as
+    (container ID, kind).
+    """
+    verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id, ["container_id", "diverged"])
+    diverged = verdicts.filter(verdicts["diverged"])["container_id"]
+    findings = sweeps.read(SweepTable.FINDINGS, sweep_id, ["container_id", "kind"])
+    counts = pc.is_in(findings["container_id"], value_set=diverged)
+    silent = pc.equal(findings["kind"], FindingKind.SILENT_CHANGE.value)
+    places = (
+        findings.filter(pc.or_(counts, silent)).group_by(["container_id", "kind"]).aggregate([])
+    )
+    return set(zip(places["container_id"].to_pylist(), places["kind"].to_pylist(), strict=True))

@@ -1,9 +1,8 @@
-"""One sweep from start to end: fold all parts, judge all containers, write the tables.
+"""Run a sweep: fold all parts, compare all containers, write the tables.
 
-What an engine computes is pure and in other modules; an engine only says where and how
-many at a time. Whatever it hands to `store` is on disk when `store` returns, so that a
-sweep that ends anywhere goes on behind its last wave. The same sweep resumed and not
-resumed ends in the same tables.
+The stages are pure functions in other modules; an engine decides where they run and how
+much at a time. A wave is on disk when `store` returns, so an interrupted sweep resumes
+after its last wave. It writes the same tables as an uninterrupted one.
 """
 
 import os
@@ -23,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chunktable.places import check_name
+from merkle.replica import TreeSource
 from runtime.disk import Disk
 from runtime.errors import DiskError
 from runtime.progress import ProgressSink
@@ -43,7 +43,7 @@ from sweep.model import (
 )
 from sweep.output import (
     JsonObject,
-    Skipped,
+    SkippedInput,
     Summary,
     SweepStore,
     SweepTable,
@@ -60,15 +60,15 @@ from sweep.work import (
     Range,
     Stage,
     StoredTable,
-    Work,
+    WorkFolders,
     exclusive,
-    key_of,
     number_of,
     numbers_of,
     pairs_of,
+    plan_key,
     ranges,
     texts_of,
-    unreadable,
+    unreadable_error,
 )
 
 Int64s = npt.NDArray[np.int64]
@@ -77,20 +77,22 @@ Int64s = npt.NDArray[np.int64]
 def sweep(
     request: SweepRequest,
     engine: Engine,
-    watcher: ProgressSink,
+    progress: ProgressSink,
     *,
     disk: Disk | None = None,
     report: Callable[[Summary], Sequence[str]] = lambda _: (),
 ) -> Summary:
-    """Carry out a sweep, or the rest of one over the same inputs that was not finished.
+    """Run a sweep, or resume an unfinished one over the same inputs.
 
-    `report` is given the summary before the sweep is complete, so that a complete one
-    has its report; it returns notes.
+    `report` is called with the summary before the sweep is complete, so a complete
+    sweep always has its report. It returns notes for the summary.
 
     Raises:
-        BusyError: another sweep writes to the folder.
-        SweepInputError: none of the inputs can be read. DiskError, ChunkTableError,
-            UsageError
+        BusyError: another sweep is running in the folder.
+        SweepInputError: none of the inputs can be read.
+        DiskError: results cannot be stored.
+        ChunkTableError: an input cannot be read any more.
+        UsageError: a name is invalid, or `out` is inside a table.
     """
     for name in (str(request.out), *request.tables, *request.volumes):
         check_name(name)
@@ -98,7 +100,7 @@ def sweep(
     disk, was_there = disk or Disk(), os.path.lexists(request.out)
     disk.make_folder(request.out)
     with exclusive(request.out), ExitStack() as stack:
-        work, output = Work(request.out, disk), SweepStore(request.out, disk)
+        work, output = WorkFolders(request.out, disk), SweepStore(request.out, disk)
         scratch = request.out / "work" / "shadows"
         disk.remove_folder(scratch)
         stack.callback(disk.remove_folder, scratch)
@@ -112,51 +114,49 @@ def sweep(
             reasons = "; ".join(f"{one.input}: {one.reason}" for one in skipped)
             raise SweepInputError(f"there is nothing to read: {reasons}", skipped=skipped)
 
-        def carry_out(request: SweepRequest) -> Summary:
-            now, parts = datetime.now(UTC), (*volumes.parts, *inputs.parts)
-            key = key_of(engine.name, request.source, parts, skipped, inputs.manifests)
-            plan = work.resume_or_begin(
-                Plan(
-                    new_sweep_id(now),
-                    now,
-                    engine.name,
-                    request.source,
-                    parts,
-                    skipped,
-                    inputs.manifests,
-                    key,
-                ),
-                fresh=request.fresh,
-                note=watcher.note,
-            )
+        def run(request: SweepRequest) -> Summary:
+            new = _new_plan(engine.name, request.source, volumes, inputs, skipped)
+            plan = work.resume_or_begin(new, fresh=request.fresh, note=progress.note)
             complete = output.sweeps()
             for sweep_id in set(complete) - {plan.sweep_id}:
-                # What was left of its work.
-                work.end(sweep_id)
+                # A crash may have left the work folder of a complete sweep.
+                work.remove(sweep_id)
             begun = _Sweep(
-                request, plan, engine, watcher, volumes, inputs, work, output, disk, report
+                request, plan, engine, progress, volumes, inputs, work, output, disk, report
             )
-            return begun.ended() if plan.sweep_id in complete else begun.run()
+            return begun.finish() if plan.sweep_id in complete else begun.run()
 
         try:
-            return carry_out(request)
+            return run(request)
         except SweepWorkError as error:
-            watcher.note(f"begun anew: {error.message}")
-            return carry_out(replace(request, fresh=True))
+            progress.note(f"starting over: {error.message}")
+            return run(replace(request, fresh=True))
+
+
+def _new_plan(
+    engine: str,
+    source: TreeSource,
+    volumes: OpenVolumes,
+    inputs: Inputs,
+    skipped: tuple[SkippedInput, ...],
+) -> Plan:
+    now, parts, manifests = datetime.now(UTC), (*volumes.parts, *inputs.parts), inputs.manifests
+    key = plan_key(engine, source, parts, skipped, manifests)
+    return Plan(new_sweep_id(now), now, engine, source, parts, skipped, manifests, key)
 
 
 class _Sweep:
-    """One sweep under way; every stage passes over what is finished of it."""
+    """Runs one sweep. Each stage skips its finished work."""
 
     def __init__(
         self,
         request: SweepRequest,
         plan: Plan,
         engine: Engine,
-        watcher: ProgressSink,
+        progress: ProgressSink,
         volumes: OpenVolumes,
         inputs: Inputs,
-        work: Work,
+        work: WorkFolders,
         output: SweepStore,
         disk: Disk,
         report: Callable[[Summary], Sequence[str]],
@@ -164,7 +164,7 @@ class _Sweep:
         self._request = request
         self._plan = plan
         self._engine = engine
-        self._watcher = watcher
+        self._progress = progress
         self._volumes = volumes
         self._inputs = inputs
         self._work = work
@@ -174,47 +174,47 @@ class _Sweep:
         self._history = History(request.out, disk)
 
     def run(self) -> Summary:
-        """Go through every stage that is not finished; returns the summary."""
+        """Run the unfinished stages, and return the summary."""
         started = time.monotonic()
-        copied = self._copied()
-        folded = self._folded(copied)
+        copied = self._copy_volumes()
+        folded = self._fold(copied)
         parts = self._parts(copied)
-        summary = self._compared(parts, folded)
+        summary = self._compare(parts, folded)
         summary = replace(summary, seconds=time.monotonic() - started)
         if self._request.write_trees:
             notes = (*summary.notes, *self._write_trees(parts))
             summary = replace(summary, notes=notes, seconds=time.monotonic() - started)
-        self._history.remember(self._plan.sweep_id, parts, self._plan.manifests)
+        self._history.save(self._plan.sweep_id, parts, self._plan.manifests)
         summary = replace(summary, notes=(*summary.notes, *self._report(summary)))
         self._output.write_summary(summary)
-        self._end()
+        self._clean_up()
         return summary
 
-    def ended(self) -> Summary:
-        """The summary of a sweep that is complete but for its end."""
+    def finish(self) -> Summary:
+        """Clean up after a sweep that is complete, and return its summary."""
         try:
             summary = Summary.of(self._output.summary(self._plan.sweep_id))
         except DiskError as error:
-            raise unreadable(
+            raise unreadable_error(
                 self._output.path(SweepTable.SUMMARY, self._plan.sweep_id), error
             ) from error
-        self._end()
+        self._clean_up()
         return summary
 
-    def _end(self) -> None:
+    def _clean_up(self) -> None:
         self._output.retain(self._request.keep)
         self._history.retain(self._output.sweeps())
-        # Last: as long as it is there, the same command comes here again.
-        self._work.end(self._plan.sweep_id)
+        # Last: while the plan exists, the same command resumes here.
+        self._work.remove(self._plan.sweep_id)
 
-    def _copied(self) -> tuple[Part, ...]:
-        """The volumes' rows as files, and the parts of these."""
+    def _copy_volumes(self) -> tuple[Part, ...]:
+        """Copy the volumes' rows to files, and return the parts of these files."""
         stage = self._work.stage(self._plan, "copied")
         done = {str(note["part_id"]) for note in stage.notes()}
         folder = self._history.folder(self._plan.sweep_id)
         parts = [part for part in self._plan.parts if part.kind is PartKind.VOLUME]
         wanted = [part for part in parts if part.part_id not in done]
-        self._watcher.begin("reading volumes", len(wanted), "parts")
+        self._progress.begin("reading volumes", len(wanted), "parts")
         if not parts:
             return ()
 
@@ -228,21 +228,21 @@ class _Sweep:
             try:
                 for part, findings in pool.map(copy, wanted):
                     stage.add({"part_id": part.part_id}, {"findings": findings})
-                    self._watcher.advance(1)
+                    self._progress.advance(1)
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
         copied = table_parts([str(folder / f"{part.part_id}.parquet") for part in parts])
         for one in copied.skipped:
             if one.reason != NO_ROWS:
-                raise unreadable(Path(one.input), one.reason)
+                raise unreadable_error(Path(one.input), one.reason)
         return copied.parts
 
     def _parts(self, copied: Sequence[Part]) -> tuple[Part, ...]:
         return (*copied, *(part for part in self._plan.parts if part.kind is PartKind.FILE))
 
-    def _folded(self, copied: Sequence[Part]) -> Stage:
-        """All parts folded, without the tables of which one cannot be read."""
+    def _fold(self, copied: Sequence[Part]) -> Stage:
+        """Fold all parts, except those of tables that have an unreadable part."""
         while True:
             parts = self._parts(copied)
             stage = self._work.stage(self._plan, "folded")
@@ -250,10 +250,10 @@ class _Sweep:
             done = {part_id for note in notes for part_id in texts_of(note["part_ids"])}
             wanted = [part for part in parts if part.part_id not in done]
             if done:
-                self._watcher.note(f"{len(done)} of {len(parts)} parts were read before")
+                self._progress.note(f"{len(done)} of {len(parts)} parts were read before")
             if wanted:
-                self._watcher.begin("reading", sum(part.rows for part in wanted), "rows")
-                self._engine.fold(wanted, partial(_store, stage), self._watcher.advance)
+                self._progress.begin("reading", sum(part.rows for part in wanted), "rows")
+                self._engine.fold(wanted, partial(_store, stage), self._progress.advance)
             unread = {
                 part_id: reason
                 for note in stage.notes()
@@ -263,15 +263,15 @@ class _Sweep:
                 return stage
             for part in copied:
                 if part.part_id in unread:
-                    raise unreadable(Path(part.location), unread[part.part_id])
-            # A replica may go on in another part of the same table: half of it would
-            # pass for damaged.
+                    raise unreadable_error(Path(part.location), unread[part.part_id])
+            # A replica may continue in another part of the same table; with half of its
+            # rows it would seem damaged.
             tables = {
                 _table_of(part): unread[part.part_id] for part in parts if part.part_id in unread
             }
-            skipped = tuple(Skipped(table, reason) for table, reason in tables.items())
+            skipped = tuple(SkippedInput(table, reason) for table, reason in tables.items())
             for one in skipped:
-                self._watcher.note(f"left out: {one.input}: {one.reason}")
+                self._progress.note(f"left out: {one.input}: {one.reason}")
             self._plan = replace(
                 self._plan,
                 parts=tuple(part for part in self._plan.parts if _table_of(part) not in tables),
@@ -283,21 +283,21 @@ class _Sweep:
             stage.clear()
             self._work.begin(self._plan)
 
-    def _compared(self, parts: Sequence[Part], folded: Stage) -> Summary:
-        """Compare all containers, and write all tables but the summary."""
+    def _compare(self, parts: Sequence[Part], folded: Stage) -> Summary:
+        """Compare all containers, and write all tables except the summary."""
         sweep_id = self._plan.sweep_id
         totals = SweepTotals()
         with (
-            self._output.writing(SweepTable.ROOTS, sweep_id) as roots,
-            self._output.writing(SweepTable.VERDICTS, sweep_id) as verdicts,
+            self._output.write_table(SweepTable.ROOTS, sweep_id) as roots,
+            self._output.write_table(SweepTable.VERDICTS, sweep_id) as verdicts,
         ):
             comparisons = _Comparisons(roots, verdicts, totals)
             unsettled, rows = self._compare_settled(folded, comparisons)
-            exact = self._exact(parts, unsettled, rows)
+            exact = self._sort(parts, unsettled, rows)
             from_rows = exact.table("replicas", REPLICA_SCHEMA)
             for wanted in ranges([from_rows]):
                 comparisons.add(from_rows.read(wanted))
-            inspected = self._inspected(parts, comparisons)
+            inspected = self._inspect(parts, comparisons)
             for decided in inspected.table("verdicts", VERDICT_SCHEMA).tables():
                 verdicts.add(decided)
                 totals.add_verdicts(decided)
@@ -306,8 +306,8 @@ class _Sweep:
         return self._summary(parts, folded, comparisons, stages)
 
     def _compare_settled(self, folded: Stage, comparisons: "_Comparisons") -> tuple[Int64s, Int64s]:
-        """Compare the containers whose runs settle; returns the others, which need the
-        exact path, ascending, and about how many rows each has.
+        """Compare the containers whose runs settle. Returns the others, whose rows must
+        be sorted, ascending, and the approximate number of rows of each.
         """
         runs, replicas = folded.table("runs", RUN_SCHEMA), folded.table("replicas", REPLICA_SCHEMA)
         requested = Counter[int]()
@@ -320,9 +320,9 @@ class _Sweep:
         for wanted in ranges([runs, replicas]):
             pieces, whole = runs.read(wanted), replicas.read(wanted)
             settled = settle(pieces)
-            # Runs and replicas of one container come of two paths.
+            # With both runs and replicas, neither has all rows of the container.
             mixed = np.intersect1d(container_ids_of(pieces), container_ids_of(whole))
-            exact = np.union1d(np.union1d(settled.exact, _within(named, wanted)), mixed)
+            exact = np.union1d(np.union1d(settled.exact, _ids_in_range(named, wanted)), mixed)
             counted = _rows_by_container(pieces, whole)
             ids.append(exact)
             rows.append(
@@ -335,37 +335,37 @@ class _Sweep:
             comparisons.add(held.filter(pc.invert(is_exact)))
         return np.concatenate(ids), np.concatenate(rows)
 
-    def _exact(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> Stage:
-        """The replicas of these containers from their sorted rows."""
+    def _sort(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> Stage:
+        """Compute the replicas of these containers from their sorted rows."""
         stage = self._work.stage(self._plan, "exact")
         left = _unfinished(stage, container_ids)
         if left.any():
             container_ids, rows = container_ids[left], rows[left]
-            self._watcher.begin("sorting", len(container_ids), "containers")
+            self._progress.begin("sorting", len(container_ids), "containers")
             for found in self._engine.exact(parts, container_ids, rows):
                 ids = container_ids_of(found.replicas)
                 stage.add(
                     {"containers": ids.tolist()},
                     {"replicas": found.replicas, "findings": found.findings},
                 )
-                self._watcher.advance(len(ids))
+                self._progress.advance(len(ids))
         return stage
 
-    def _inspected(self, parts: Sequence[Part], comparisons: "_Comparisons") -> Stage:
-        """The verdicts of the candidates, by their rows."""
+    def _inspect(self, parts: Sequence[Part], comparisons: "_Comparisons") -> Stage:
+        """Decide the candidates by their rows."""
         stage = self._work.stage(self._plan, "inspected")
         container_ids, rows, replicas = comparisons.candidates()
         left = _unfinished(stage, container_ids)
         if left.any():
             container_ids, rows = container_ids[left], rows[left]
-            self._watcher.begin("comparing", len(container_ids), "containers")
+            self._progress.begin("comparing", len(container_ids), "containers")
             for found in self._engine.inspect(parts, container_ids, rows, replicas):
                 ids = container_ids_of(found.verdicts)
                 stage.add(
                     {"containers": ids.tolist()},
                     {"verdicts": found.verdicts, "findings": found.findings},
                 )
-                self._watcher.advance(len(ids))
+                self._progress.advance(len(ids))
         return stage
 
     def _summary(
@@ -375,14 +375,14 @@ class _Sweep:
         comparisons: "_Comparisons",
         stages: Sequence[Stage],
     ) -> Summary:
-        """Look for silent changes, write the findings; what came of it, without the
-        time it took.
+        """Find silent changes, write the findings, and return the summary with
+        `seconds` 0.
         """
         sweep_id, totals = self._plan.sweep_id, comparisons.totals
         seen, notes = self._history.last_seen(self._output, sweep_id)
         of_agents, lost = export_findings(self._plan.manifests)
         skipped = (*self._plan.skipped, *lost, *self._gone(seen))
-        unread = [_unreadable(f"{one.input}: {one.reason}") for one in skipped]
+        unread = [_unreadable_row(f"{one.input}: {one.reason}") for one in skipped]
         silent = self._history.silent_changes_since(
             self._output,
             sweep_id,
@@ -420,24 +420,24 @@ class _Sweep:
             volumes_created_ms={**self._inputs.volumes_created_ms, **self._volumes.created_ms},
         )
 
-    def _gone(self, seen: Mapping[str, str]) -> Iterator[Skipped]:
-        """The datanodes that an earlier sweep had (`seen`: which) and nobody told of in
+    def _gone(self, seen: Mapping[str, str]) -> Iterator[SkippedInput]:
+        """The datanodes that were in an earlier sweep (`seen`: which) and are not in
         this one.
         """
         held = self._output.datanodes(self._plan.sweep_id) | export_datanodes(self._plan.manifests)
         held |= {survey.datanode for survey in self._volumes.surveys.values()}
-        # Where the folder is named after the datanode, as agents do it, it is named
-        # already.
+        # Agents name the export folder after the datanode; if it was skipped, it is
+        # listed already.
         named = {name for one in self._plan.skipped for name in one.input.split("/")}
         for datanode in sorted(seen.keys() - held - named - set(self._request.gone)):
-            yield Skipped(
+            yield SkippedInput(
                 f"datanode {datanode}",
                 f"it was in sweep {seen[datanode]} and is in no input that was read; its replicas"
-                f" were not compared (--gone {datanode} if it was taken out on purpose)",
+                f" were not compared (--gone {datanode} if it was removed on purpose)",
             )
 
     def _write_trees(self, parts: Sequence[Part]) -> Sequence[str]:
-        """The trees of all replicas, packed; returns notes on them."""
+        """Write the trees of all replicas; returns notes."""
         sweep_id, rows = self._plan.sweep_id, Counter[int]()
         others, ordered = [np.empty(0, np.int64)], False
         for piece in self._output.pieces(
@@ -463,17 +463,17 @@ class _Sweep:
             np.array([max(1, rows[i]) for i in ids.tolist()], np.int64),
         )
         self._disk.make_folder(job.folder)
-        self._watcher.begin("writing trees", sum(part.rows for part in wanted.values()), "rows")
+        self._progress.begin("writing trees", sum(part.rows for part in wanted.values()), "rows")
         for packed in self._engine.trees(job, self._disk):
             stage.add(asdict(packed), {})
             if packed.name in wanted:
-                self._watcher.advance(wanted[packed.name].rows)
-        # Of those that were begun twice, the last counts.
+                self._progress.advance(wanted[packed.name].rows)
+        # A resumed sweep may have several notes for one file; the last one counts.
         too_large = sum(
             {str(note["name"]): number_of(note["too_large"]) for note in stage.notes()}.values()
         )
         return (
-            [f"{too_large} trees are larger than agents store, and were not written"]
+            [f"{too_large} trees were not written: they are larger than agents store"]
             if too_large
             else []
         )
@@ -481,19 +481,19 @@ class _Sweep:
     def _write_findings(
         self, loose: pa.Table, stages: Sequence[StoredTable], totals: "SweepTotals"
     ) -> None:
-        """All findings, by container, block and offset."""
-        with self._output.writing(SweepTable.FINDINGS, self._plan.sweep_id) as writer:
+        """Write all findings, sorted by container, block and offset."""
+        with self._output.write_table(SweepTable.FINDINGS, self._plan.sweep_id) as writer:
             for wanted in ranges(stages):
                 rows = pa.concat_tables(
                     [_in_range(loose, wanted), *(stage.read(wanted) for stage in stages)]
                 )
-                rows = _sorted(rows, "container_id", "block_id", "chunk_offset", "kind", "detail")
+                rows = _sort_by(rows, "container_id", "block_id", "chunk_offset", "kind", "detail")
                 writer.add(rows)
                 totals.add_findings(rows)
 
 
 class _Comparisons:
-    """Compares replicas and writes what that decides; collects what is left open."""
+    """Compares replicas, writes their rows and verdicts, and collects candidates."""
 
     def __init__(self, roots: TableWriter, verdicts: TableWriter, totals: SweepTotals) -> None:
         self.totals = totals
@@ -505,8 +505,8 @@ class _Comparisons:
         self._replicas = [REPLICA_SCHEMA.empty_table()]
 
     def add(self, replicas: pa.Table) -> None:
-        """Compare the replicas (REPLICA_SCHEMA) of some whole containers."""
-        replicas = _sorted(replicas, "container_id", "datanode", "volume")
+        """Compare all replicas (REPLICA_SCHEMA) of some containers."""
+        replicas = _sort_by(replicas, "container_id", "datanode", "volume")
         compared = compare_replicas(replicas)
         self._roots.add(replicas)
         self._verdicts.add(compared.verdicts)
@@ -521,8 +521,8 @@ class _Comparisons:
         self._replicas.append(of_candidates)
 
     def candidates(self) -> tuple[Int64s, Int64s, pa.Table]:
-        """The containers to be inspected, ascending, about how many rows each has, and
-        their replicas.
+        """The containers to inspect, ascending, the approximate number of rows of each,
+        and their replicas.
         """
         ids, rows = np.concatenate(self._candidates), np.concatenate(self._rows)
         order = np.argsort(ids)
@@ -530,13 +530,15 @@ class _Comparisons:
 
 
 def _unfinished(stage: Stage, container_ids: Int64s) -> npt.NDArray[np.bool_]:
-    """Which of these containers the stage has no entry of."""
+    """Which of these containers have no entry in the stage."""
     done = [i for note in stage.notes() for i in numbers_of(note["containers"])]
     return ~np.isin(container_ids, np.array(done, np.int64))
 
 
 def _rows_by_container(runs: pa.Table, replicas: pa.Table) -> Mapping[int, int]:
-    """About how many rows each container has: those of deleted blocks count little."""
+    """The approximate number of rows of each container; a deleted block counts as
+    one.
+    """
     counted = Counter[int]()
     for table, names in (
         (runs, ("ends", "first_chunks", "last_chunks", "inner_chunks", "inner_blocks")),
@@ -558,13 +560,13 @@ def _in_range(rows: pa.Table, wanted: Range) -> pa.Table:
     return rows.filter(pc.fill_null(keep, wanted.first is None))
 
 
-def _within(container_ids: Int64s, wanted: Range) -> Int64s:
+def _ids_in_range(container_ids: Int64s, wanted: Range) -> Int64s:
     first = 0 if wanted.first is None else np.searchsorted(container_ids, wanted.first)
     return container_ids[first : np.searchsorted(container_ids, wanted.last, "right")]
 
 
-def _sorted(table: pa.Table, *names: str) -> pa.Table:
-    """By these columns, nulls first."""
+def _sort_by(table: pa.Table, *names: str) -> pa.Table:
+    """The table sorted by these columns, nulls first."""
     keys = {}
     for name in names:
         column = table[name]
@@ -587,5 +589,5 @@ def _table_of(part: Part) -> str:
     return part.manifest or part.location
 
 
-def _unreadable(detail: str) -> dict[str, object]:
+def _unreadable_row(detail: str) -> dict[str, object]:
     return {"kind": FindingKind.UNREADABLE.value, "lacking": [], "sources": [], "detail": detail}

@@ -1,21 +1,18 @@
-"""Runs: what the rows of a replica fold to, however they are cut into batches and
-parts.
+"""Fold the rows of replicas to runs, and join runs to replicas.
 
-A run is a stretch of one replica's rows in order. Its first and its last block may go
-on in another run, so both are kept as fragments; the blocks between them are folded to
-one checksum, sums and a fingerprint. Two runs of a replica that follow each other join
-to one, and joining is associative: CRC32C is affine (sweep.fragments), so that the
-checksum of a whole follows from the checksums of its pieces. Each piece's checksum is
-that which it would have if it were all there is: a fragment's that of a block with
-these chunks alone, `inner_checksum` that of a container of these blocks.
+A run summarizes consecutive, ordered rows of one replica. Its first and last block may
+continue in another run, so they are stored as fragments. The blocks between them are
+folded to one checksum, sums and a fingerprint. Consecutive runs of a replica join to
+one run, and joining is associative: CRC32C is affine (sweep.fragments), so the checksum
+of the whole follows from those of the pieces. A fragment has the checksum of a block
+with only these chunks; `inner_checksum` is that of a container with only these blocks.
 
-What cannot be joined (rows out of order, twice at one place, of two states, without a
-value) makes a run that is not `ordered`, and sends its container to the exact path
-(sweep.exact). Nothing is ever folded wrongly in silence.
+Rows that are out of order, duplicate, contradictory or incomplete make a run whose
+`ordered` is false. The rows of its container must then be sorted (sweep.exact).
 
-Chunks of a deleted block count nowhere: a tombstone has none. Whether a block is
-deleted is known only when its last row was seen, so that fragments count the rows that
-say so. Sums are modulo 2^64.
+Chunks of a deleted block are not counted. Whether a block is deleted is known only
+after its last row, so fragments count the rows that are marked deleted. Sums are modulo
+2^64.
 """
 
 from collections.abc import Iterable, Mapping
@@ -58,35 +55,35 @@ RUN_SCHEMA = pa.schema(
     ]
 )
 
-# What identifies a replica, and what all its rows must agree in; they may have been
-# read at different times.
+# The columns that identify a replica, the others that must be equal in all of its rows,
+# and the text columns.
 KEY = ("container_id", "datanode", "volume")
-AGREED = ("state", "bcs_id", "replica_index", "source", "generation")
+ATTRIBUTE_COLUMNS = ("state", "bcs_id", "replica_index", "source", "generation")
 TEXT = ("datanode", "volume", "state", "source")
 _NEVER = int(np.iinfo(np.int64).min)
 
-# What a row weighs when kernels are asked for: numpy takes some 100 ns, in which a
-# library checksums 1 KB.
+# The cost of a row for `kernels_for`: numpy takes about 100 ns, in which a library
+# checksums 1 KB.
 _ROW_BYTES = 1000
-# Runs that wait to be joined: some 350 bytes each. Rows in no order at all make one a
-# row.
+# Runs collected before they are joined, at about 350 bytes each. Unordered rows make
+# one run each.
 _PENDING_MAX = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class SettledRuns:
-    """What all runs of some containers come to."""
+    """The replicas of some containers, joined from all of their runs."""
 
     # REPLICA_SCHEMA, by container, datanode and volume.
     replicas: pa.Table
-    # Containers, ascending, of which no replica is in `replicas`: their rows have to be
-    # sorted.
+    # The containers whose rows must be sorted, ascending. None of their replicas are in
+    # `replicas`.
     exact: Int64s
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """A column of text as places in a list of values."""
+class TextColumn:
+    """A column of text: for each row an index into `values`."""
 
     codes: "NDArray[np.int32]"
     values: pa.Array
@@ -94,27 +91,26 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A stretch of at least one row of the chunk table, its columns by name; of one in
-    which all rows are alike, one.
+    """At least one row of the chunk table, as arrays by column name. A column has
+    `count` entries, or a single one if it is constant.
 
-    `flags` are `matches` and `deleted`. Times are in milliseconds, null is the least
-    int64.
+    `flags` are `matches` and `deleted`. Times are in ms since the epoch; null is the
+    least int64.
     """
 
     count: int
-    text: Mapping[str, Text]
+    text: Mapping[str, TextColumn]
     integers: Mapping[str, Int64s]
     flags: Mapping[str, Bools]
-    # Rows that lack a value.
+    # The rows that lack a value; None if there are none.
     unreadable: "Bools | None" = None
 
 
 def fold_batches(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    """The runs (RUN_SCHEMA) of the rows in these batches of CHUNK_SCHEMA: one a replica
-    unless its rows are scattered.
+    """The runs (RUN_SCHEMA) of the rows in these batches (CHUNK_SCHEMA), one per
+    replica.
 
-    Rows without datanode, volume or container ID belong to no replica: whoever reads
-    them leaves them out.
+    The caller must drop rows without datanode, volume or container ID.
     """
     return fold_rows(
         rows_of(dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)
@@ -124,14 +120,14 @@ def fold_batches(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 
 
 def fold_rows(stretches: Iterable[Rows]) -> pa.Table:
-    """The same of rows as arrays."""
+    """Like `fold_batches`, for rows as arrays."""
     pending: list[pa.Table] = []
     count, left = 0, 0
     for rows in stretches:
-        pending.append(_folded(rows))
+        pending.append(_fold(rows))
         count += pending[-1].num_rows
-        # Joining costs what it takes in, and there may be nothing to join: wait for as
-        # much again as it left.
+        # Joining costs time even if nothing joins. So wait until there are twice as
+        # many runs as the last time left.
         if count > max(_PENDING_MAX, 2 * left):
             pending = [join(pa.concat_tables(pending))]
             count = left = pending[0].num_rows
@@ -139,15 +135,15 @@ def fold_rows(stretches: Iterable[Rows]) -> pa.Table:
 
 
 def join(runs: pa.Table) -> pa.Table:
-    """One run for each replica, by container, datanode and volume."""
-    return _joined(runs)[0]
+    """One run per replica, sorted by container, datanode and volume."""
+    return _join_with_counts(runs)[0]
 
 
 def settle(runs: pa.Table) -> SettledRuns:
-    """The replicas of all containers whose runs (RUN_SCHEMA, in any order) are given
-    completely.
+    """The replicas of some containers, from all of their runs (RUN_SCHEMA, in any
+    order).
     """
-    joined, counts = _joined(runs.select(RUN_SCHEMA.names).cast(RUN_SCHEMA))
+    joined, counts = _join_with_counts(runs.select(RUN_SCHEMA.names).cast(RUN_SCHEMA))
     containers = _int64s(joined["container_id"])
     exact = np.unique(containers[~joined["ordered"].to_numpy()])
     settled = ~np.isin(containers, exact)
@@ -158,11 +154,13 @@ def settle(runs: pa.Table) -> SettledRuns:
 
 
 def replicas_of(runs: pa.Table, paths: pa.Array) -> pa.Table:
-    """REPLICA_SCHEMA of ordered runs, each of which is all there is of its replica."""
+    """The replicas (REPLICA_SCHEMA) of ordered runs, one run per replica. `paths` are
+    values of RootMethod.
+    """
     numbers = _numbers_of(runs)
     ends = numbers[ENDS]
-    whole = _followed(_finished(numbers[FIRST], ends > 0), numbers[INNER])
-    whole = _followed(whole, _finished(numbers[LAST], ends > 1))
+    whole = _join_inner(_complete_blocks(numbers[FIRST], ends > 0), numbers[INNER])
+    whole = _join_inner(whole, _complete_blocks(numbers[LAST], ends > 1))
     unknown = np.array([source == "none" for source in runs["source"].to_pylist()], np.bool_)
     columns = {name: runs[name] for name in REPLICA_COLUMNS}
     columns["root"] = pa.array(whole[Inner.CHECKSUM], mask=unknown)
@@ -173,15 +171,15 @@ def replicas_of(runs: pa.Table, paths: pa.Array) -> pa.Table:
 
 
 def rows_of(columns: Mapping[str, pa.Array], count: int) -> Rows:
-    """Columns of the types of CHUNK_SCHEMA as arrays; text may be dictionaries, and a
-    single entry stands for all.
+    """Convert columns of CHUNK_SCHEMA to arrays. Text may be dictionaries; a constant
+    column may have a single entry.
     """
     unreadable: Bools | None = None
-    text, integers, flags = dict[str, Text](), dict[str, Int64s](), dict[str, Bools]()
+    text, integers, flags = dict[str, TextColumn](), dict[str, Int64s](), dict[str, Bools]()
     for name in CHUNK_SCHEMA.names:
         column = columns[name]
         if column.null_count and name != "scanned_at":
-            lacking = full(column.is_null().to_numpy(zero_copy_only=False), count)
+            lacking = repeat(column.is_null().to_numpy(zero_copy_only=False), count)
             unreadable = lacking if unreadable is None else unreadable | lacking
         if name in TEXT:
             text[name] = _text_of(column)
@@ -192,17 +190,19 @@ def rows_of(columns: Mapping[str, pa.Array], count: int) -> Rows:
     return Rows(count, text, integers, flags, unreadable)
 
 
-def _text_of(column: pa.Array) -> Text:
-    """A column of text, null as ""."""
+def _text_of(column: pa.Array) -> TextColumn:
+    """Convert a column of text; null becomes ""."""
     if column.null_count:
         column = column.cast(pa.string()).fill_null("")
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
-    return Text(column.indices.to_numpy(), column.dictionary)
+    return TextColumn(column.indices.to_numpy(), column.dictionary)
 
 
 def integers_of(column: pa.Array) -> Int64s:
-    """A column of integers, null as 0, or of times."""
+    """Convert a column of integers or times; null becomes 0, or for times the least
+    int64.
+    """
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("ms", tz="UTC")).view(pa.int64()).fill_null(_NEVER)
     elif column.null_count:
@@ -212,17 +212,16 @@ def integers_of(column: pa.Array) -> Int64s:
 
 
 def flags_of(column: pa.Array) -> Bools:
-    """A column of booleans, null as False."""
+    """Convert a column of booleans; null becomes False."""
     array: Bools = column.fill_null(False).to_numpy(zero_copy_only=False)
     return array
 
 
 def fold_stretches(starts: Int64s, rows: Rows) -> tuple[Bools, Int64s]:
-    """For each stretch of rows that begins at one of `starts`: whether it is in order,
-    and the numbers of its run.
+    """Fold each stretch of rows, which begins at an index in `starts`, to a run.
 
-    Of a stretch that is not in order, the numbers mean nothing. Each number of all runs
-    is one row of the array.
+    Returns whether each stretch is in order, and an array with a row for each of
+    NUMBERS and a column for each run. The numbers of an unordered run are meaningless.
     """
     block_ids, offsets, lengths, checksums = (
         rows.integers[name] for name in ("block_id", "chunk_offset", "length", "checksum")
@@ -230,9 +229,9 @@ def fold_stretches(starts: Int64s, rows: Rows) -> tuple[Bools, Int64s]:
     matches, deleted = rows.flags["matches"], rows.flags["deleted"]
     if kernels_for(_ROW_BYTES * rows.count) is None:
         block_ids, offsets, lengths, checksums = (
-            full(column, rows.count) for column in (block_ids, offsets, lengths, checksums)
+            repeat(column, rows.count) for column in (block_ids, offsets, lengths, checksums)
         )
-        matches, deleted = full(matches, rows.count), full(deleted, rows.count)
+        matches, deleted = repeat(matches, rows.count), repeat(deleted, rows.count)
         return library_fold_stretches(
             starts, block_ids, offsets, lengths, checksums, matches, deleted
         )
@@ -247,16 +246,14 @@ def fold_stretches(starts: Int64s, rows: Rows) -> tuple[Bools, Int64s]:
     return ordered, numbers.T
 
 
-def _folded(rows: Rows) -> pa.Table:
-    """One run for each stretch of one replica's rows, also where such stretches follow
-    each other.
-    """
+def _fold(rows: Rows) -> pa.Table:
+    """One run for each stretch of rows that belong to one replica."""
     starts = _changes(rows)
     ordered, numbers = fold_stretches(starts, rows)
     sources = rows.text["source"]
     is_none = sources.values.to_numpy(zero_copy_only=False) == "none"
     # A replica without a tree has no blocks.
-    ordered &= ~is_none[entries(sources.codes, starts)] | (numbers[ENDS] == 0)
+    ordered &= ~is_none[take(sources.codes, starts)] | (numbers[ENDS] == 0)
     if rows.unreadable is not None:
         ordered &= ~np.logical_or.reduceat(rows.unreadable, starts)
     columns: dict[str, pa.Array] = {
@@ -264,15 +261,17 @@ def _folded(rows: Rows) -> pa.Table:
     }
     columns["ordered"] = pa.array(ordered)
     for name, text in rows.text.items():
-        columns[name] = text.values.take(pa.array(entries(text.codes, starts)))
+        columns[name] = text.values.take(pa.array(take(text.codes, starts)))
     for name in REPLICA_COLUMNS:
         if name not in TEXT:
-            columns[name] = arrow_of(name, entries(rows.integers[name], starts))
+            columns[name] = to_arrow(name, take(rows.integers[name], starts))
     return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA)
 
 
 def _changes(rows: Rows) -> Int64s:
-    """Where a row is not of the same replica as the row before."""
+    """The indexes of rows that differ from the row before in their REPLICA_COLUMNS,
+    and 0.
+    """
     changes = np.zeros(rows.count, np.bool_)
     changes[0] = True
     of_integers = (rows.integers[name] for name in REPLICA_COLUMNS if name not in TEXT)
@@ -286,18 +285,18 @@ def _changes(rows: Rows) -> Int64s:
     return np.flatnonzero(changes)
 
 
-def entries(column: "NDArray[_Scalar]", places: Int64s) -> "NDArray[_Scalar]":
-    """Those of some rows, of a column that has all or the one that all rows have."""
-    return column[places] if len(column) > 1 else full(column, len(places))
+def take(column: "NDArray[_Scalar]", places: Int64s) -> "NDArray[_Scalar]":
+    """The entries of some rows; `column` may have a single entry if it is constant."""
+    return column[places] if len(column) > 1 else repeat(column, len(places))
 
 
-def full(column: "NDArray[_Scalar]", count: int) -> "NDArray[_Scalar]":
-    """With one entry a row."""
+def repeat(column: "NDArray[_Scalar]", count: int) -> "NDArray[_Scalar]":
+    """The column with `count` entries; a single entry is repeated."""
     return column if len(column) == count else np.repeat(column, count)
 
 
-def arrow_of(name: str, column: Int64s) -> pa.Array:
-    """A column of integers or times as REPLICA_SCHEMA has it."""
+def to_arrow(name: str, column: Int64s) -> pa.Array:
+    """Convert integers or times to the type of the column in RUN_SCHEMA."""
     if name == "scanned_at":
         return pa.array(column, pa.int64(), mask=column == _NEVER).view(
             CHUNK_SCHEMA.field(name).type
@@ -314,15 +313,17 @@ def library_fold_stretches(
     matches: Bools,
     deleted: Bools,
 ) -> tuple[Bools, Int64s]:
-    """The same by numpy, without kernels; every column has an entry a row."""
+    """Like `fold_stretches`, with numpy instead of kernels. Every column has one entry
+    per row.
+    """
     is_chunk = offsets >= 0
-    # A block's rows, as far as they stand together.
+    # Consecutive rows of one block make a fragment.
     first_row = np.zeros(len(offsets), np.bool_)
     first_row[starts] = True
     begins_run = first_row.copy()
     first_row[1:] |= block_ids[1:] != block_ids[:-1]
     disordered = offsets < CONTAINER_ROW
-    # The row of a block, and that of a replica without blocks, stand alone.
+    # A block row and a container row must be the only row of their block or replica.
     follows = ~begins_run[1:]
     same_block = ~first_row[1:]
     disordered[1:] |= follows & (block_ids[1:] < block_ids[:-1])
@@ -359,17 +360,14 @@ def library_fold_stretches(
     is_inner = np.ones(len(pieces), np.bool_)
     is_inner[run_starts] = False
     is_inner[run_starts + counts - 1] = False
-    numbers[INNER] = _chained(fragments[:, is_inner], np.maximum(counts - 2, 0))
+    numbers[INNER] = _fold_complete_blocks(fragments[:, is_inner], np.maximum(counts - 2, 0))
     return ordered, numbers
 
 
-def _chained(fragments: Int64s, counts: Int64s) -> Int64s:
-    """Whole blocks, `counts[i]` of them for run i, to what is known of them
-    together.
-    """
-    each = _finished(fragments, np.ones(fragments.shape[1], np.bool_))
-    # Of a block alone the checksum is that of a container; here the blocks' own are
-    # folded in a row.
+def _fold_complete_blocks(fragments: Int64s, counts: Int64s) -> Int64s:
+    """The Inner numbers of complete blocks, `counts[i]` of them for run i."""
+    each = _complete_blocks(fragments, np.ones(fragments.shape[1], np.bool_))
+    # All fields add up except the checksum, which is folded from the blocks'.
     starts = np.concatenate(([0], np.cumsum(counts)))
     out = np.zeros((len(Inner), len(counts)), np.int64)
     some = counts > 0
@@ -383,9 +381,9 @@ def _chained(fragments: Int64s, counts: Int64s) -> Int64s:
     return out
 
 
-def _finished(fragments: Int64s, known: Bools) -> Int64s:
-    """A fragment that is all of its block, as what is known of a row of blocks; nothing
-    where not `known`.
+def _complete_blocks(fragments: Int64s, known: Bools) -> Int64s:
+    """The Inner numbers of fragments that are complete blocks; zeros where not
+    `known`.
     """
     deleted = fragments[Fragment.DELETED_ROWS] > 0
     live = np.where(deleted, 0, fragments)
@@ -404,8 +402,8 @@ def _finished(fragments: Int64s, known: Bools) -> Int64s:
     return np.where(known, out, 0)
 
 
-def _followed(left: Int64s, right: Int64s) -> Int64s:
-    """What is known of the blocks on the left and those on the right."""
+def _join_inner(left: Int64s, right: Int64s) -> Int64s:
+    """The Inner numbers of the blocks on the left followed by those on the right."""
     out = left + right
     moved = append_zero_words(left[Inner.CHECKSUM], right[Inner.BLOCKS])
     out[Inner.CHECKSUM] = moved ^ right[Inner.CHECKSUM]
@@ -413,12 +411,12 @@ def _followed(left: Int64s, right: Int64s) -> Int64s:
     return out
 
 
-def _continued(left: Int64s, right: Int64s) -> Int64s:
-    """Two fragments of one block as one."""
+def _join_fragments(left: Int64s, right: Int64s) -> Int64s:
+    """Join two consecutive fragments of one block."""
     out = left + right
     out[Fragment.BLOCK_ID] = left[Fragment.BLOCK_ID]
     out[Fragment.LOW], out[Fragment.HIGH] = left[Fragment.LOW], right[Fragment.HIGH]
-    # Both begin with the ID; the one in the middle is taken out.
+    # Both checksums begin with the block ID; remove the second one.
     without_id = left[Fragment.CHECKSUM] ^ _word_checksums(left[Fragment.BLOCK_ID])
     out[Fragment.CHECKSUM] = (
         append_zero_words(without_id, right[Fragment.CHUNKS]) ^ right[Fragment.CHECKSUM]
@@ -431,8 +429,8 @@ def _word_checksums(words: Int64s) -> Int64s:
     return fold_blocks(words, np.zeros(len(words) + 1, np.int64), np.empty(0, np.int64))
 
 
-def _joined(runs: pa.Table) -> tuple[pa.Table, Int64s]:
-    """One run for each replica, and how many it was made of."""
+def _join_with_counts(runs: pa.Table) -> tuple[pa.Table, Int64s]:
+    """One run per replica, and the number of runs that it was joined from."""
     runs = runs.combine_chunks()
     if not runs.num_rows:
         return runs, np.empty(0, np.int64)
@@ -445,24 +443,24 @@ def _joined(runs: pa.Table) -> tuple[pa.Table, Int64s]:
     replica = np.repeat(np.arange(len(starts)), counts)
     in_order = _in_order(runs, order, starts, replica)
     numbers = _numbers_of(firsts)
-    # What is not in order has no numbers that mean anything.
+    # The numbers of unordered runs are meaningless.
     numbers[:, several & ~in_order] = 0
-    torn = several & in_order
-    if torn.any():
-        pieces = torn[replica]
-        numbers[:, torn] = _reduced(
+    is_joined = several & in_order
+    if is_joined.any():
+        pieces = is_joined[replica]
+        numbers[:, is_joined] = _join_consecutive(
             _numbers_of(runs.take(pa.array(order[pieces]))), replica[pieces]
         )
     scanned = np.maximum.reduceat(integers_of(runs["scanned_at"].combine_chunks())[order], starts)
     columns = {name: firsts[name] for name in REPLICA_COLUMNS}
-    columns |= {"scanned_at": arrow_of("scanned_at", scanned), "ordered": pa.array(in_order)}
+    columns |= {"scanned_at": to_arrow("scanned_at", scanned), "ordered": pa.array(in_order)}
     columns |= {name: pa.array(row) for name, row in zip(NUMBERS, numbers, strict=True)}
     return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA), counts
 
 
 def _by_replica(runs: pa.Table) -> tuple[Int64s, Int64s]:
-    """The runs' places by replica and place of the first row; where each replica begins
-    among them.
+    """The order of the runs by replica and first row, and the index of each replica's
+    first run in that order.
     """
     keys = [_int64s(runs["container_id"]), ranks(runs["datanode"]), ranks(runs["volume"])]
     order = np.lexsort(
@@ -474,7 +472,7 @@ def _by_replica(runs: pa.Table) -> tuple[Int64s, Int64s]:
 
 
 def ranks(column: pa.ChunkedArray) -> Int64s:
-    """Numbers that sort as the text does."""
+    """Integers that sort like the text."""
     text = _text_of(column.combine_chunks())
     values = text.values.to_pylist()
     places = {value: place for place, value in enumerate(sorted(set(values)))}
@@ -484,7 +482,9 @@ def ranks(column: pa.ChunkedArray) -> Int64s:
 
 
 def _in_order(runs: pa.Table, order: Int64s, starts: Int64s, replica: Int64s) -> Bools:
-    """Whether each replica's runs, sorted, follow each other, and agree."""
+    """Whether the sorted runs of each replica are disjoint and agree in
+    ATTRIBUTE_COLUMNS.
+    """
 
     def sorted_by(name: str) -> Int64s:
         return _int64s(runs[name])[order]
@@ -495,7 +495,7 @@ def _in_order(runs: pa.Table, order: Int64s, starts: Int64s, replica: Int64s) ->
     low = np.where(two, sorted_by("last_low"), sorted_by("first_low"))
     high = np.where(two, sorted_by("last_high"), sorted_by("first_high"))
     next_block, next_low = sorted_by("first_block_id")[1:], sorted_by("first_low")[1:]
-    # A replica without blocks has one row, and so has a block without chunks.
+    # A replica without blocks has a single row, and so has a block without chunks.
     fits = np.where(
         next_block == last_block[:-1],
         (low[:-1] >= 0) & (high[:-1] < next_low),
@@ -504,45 +504,43 @@ def _in_order(runs: pa.Table, order: Int64s, starts: Int64s, replica: Int64s) ->
     fits &= (ends[:-1] > 0) & (ends[1:] > 0)
     spoiled = ~runs["ordered"].to_numpy()[order]
     spoiled[1:] |= (replica[1:] == replica[:-1]) & ~fits
-    for name in AGREED:
+    for name in ATTRIBUTE_COLUMNS:
         column = (ranks(runs[name]) if name in TEXT else _int64s(runs[name]))[order]
         spoiled |= column != column[starts][replica]
     return ~np.logical_or.reduceat(spoiled, starts)
 
 
-def _reduced(numbers: Int64s, replica: Int64s) -> Int64s:
-    """The numbers of runs that follow each other, joined to one run for each
-    replica.
-    """
+def _join_consecutive(numbers: Int64s, replica: Int64s) -> Int64s:
+    """Join consecutive runs to one run per replica."""
     while True:
         starts = np.flatnonzero(np.append(True, replica[1:] != replica[:-1]))
         if len(starts) == len(replica):
             return numbers
-        # Neighbours first: each round halves what is left of a replica.
+        # Join neighbours: each round halves the number of runs of a replica.
         place = np.arange(len(replica)) - np.repeat(
             starts, np.diff(np.append(starts, len(replica)))
         )
         left = np.flatnonzero(place % 2 == 0)
         has_right = np.append(replica[1:] == replica[:-1], False)[left]
         pairs = left[has_right]
-        joined = _pairs(numbers[:, pairs], numbers[:, pairs + 1])
+        joined = _join_pairs(numbers[:, pairs], numbers[:, pairs + 1])
         numbers, replica = numbers[:, left], replica[left]
         numbers[:, has_right] = joined
 
 
-def _pairs(a: Int64s, b: Int64s) -> Int64s:
-    """Each run of `a` joined with the one of `b` that follows it."""
+def _join_pairs(a: Int64s, b: Int64s) -> Int64s:
+    """Join each run of `a` with the run of `b` that follows it."""
     a_two, b_two = a[ENDS] > 1, b[ENDS] > 1
     tail, head = np.where(a_two, a[LAST], a[FIRST]), b[FIRST]
     same = tail[Fragment.BLOCK_ID] == head[Fragment.BLOCK_ID]
-    whole = np.where(same, _continued(tail, head), tail)
+    whole = np.where(same, _join_fragments(tail, head), tail)
     out = np.empty_like(a)
     out[ENDS] = np.where(same & ~a_two & ~b_two, 1, 2)
     out[FIRST] = np.where(a_two, a[FIRST], whole)
     out[LAST] = np.where(out[ENDS] > 1, np.where(b_two, b[LAST], np.where(same, whole, head)), 0)
-    inner = _followed(a[INNER], _finished(whole, a_two & (~same | b_two)))
-    inner = _followed(inner, _finished(head, ~same & b_two))
-    out[INNER] = _followed(inner, b[INNER])
+    inner = _join_inner(a[INNER], _complete_blocks(whole, a_two & (~same | b_two)))
+    inner = _join_inner(inner, _complete_blocks(head, ~same & b_two))
+    out[INNER] = _join_inner(inner, b[INNER])
     return out
 
 

@@ -1,9 +1,8 @@
-"""Ozone volumes as chunk tables: the replicas of a volume read in place, without a byte
-written to it.
+"""Read the replicas of Ozone volumes as rows of the chunk table. Volumes are opened
+read-only.
 
-A sweep copies the rows of volumes into files first and reads those: what was compared
-is then one state, a resumed sweep goes on with it, and the next sweep can tell what
-changed since.
+A sweep first copies these rows into files and then reads the files. So it compares a
+single state, can be resumed, and leaves rows for the next sweep to compare with.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,10 +23,9 @@ from ozone.volume import Hold, open_volume
 from runtime.disk import Disk
 from sweep.inputs import part_id
 from sweep.model import FINDING_SCHEMA, Part, PartKind
-from sweep.output import Skipped, written_whole
+from sweep.output import SkippedInput, write_atomically
 
-# Containers of one part: few enough to be read again after a crash, many enough to fill
-# a file.
+# Containers of one part: few enough to read again after a crash, enough to fill a file.
 _PART_CONTAINERS = 64
 
 _GROUP_ROWS = 1 << 18
@@ -35,20 +33,23 @@ _GROUP_ROWS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class OpenVolumes:
-    """Volumes held open read-only, their parts, and those that cannot be read."""
+    """Volumes open for reading, their parts, and the volumes that cannot be read."""
 
-    # By what `Part.location` says.
+    # By Part.location.
     surveys: Mapping[str, VolumeSurvey]
     parts: tuple[Part, ...]
-    # Of each part, by its ID: the volume may have others by the time that it is read.
+    # By part ID. Fixed here, because the volume's containers may change before a part
+    # is read.
     containers: Mapping[str, tuple[ContainerId, ...]]
-    skipped: tuple[Skipped, ...]
-    # FINDING_SCHEMA: of volumes whose database cannot be read.
+    skipped: tuple[SkippedInput, ...]
+    # FINDING_SCHEMA: the volumes whose database cannot be read.
     findings: pa.Table
 
     @property
     def created_ms(self) -> dict[tuple[str, str], int]:
-        """Since when volumes exist, by datanode and volume, as far as they tell."""
+        """When each volume was created, in ms since the epoch, by datanode and volume,
+        if known.
+        """
         held = self.surveys.values()
         return {
             (one.datanode, one.volume): one.created_ms for one in held if one.created_ms is not None
@@ -59,10 +60,10 @@ class OpenVolumes:
 def open_volumes(
     names: Sequence[str], source: TreeSource, scratch: Path, disk: Disk
 ) -> Iterator[OpenVolumes]:
-    """Open the volumes whose roots these are; `scratch` takes the shadows of their
-    databases.
+    """Open the volumes with these roots. The shadows of their databases are written to
+    `scratch`. A volume that cannot be opened is in `skipped`.
     """
-    surveys, parts, skipped = dict[str, VolumeSurvey](), list[Part](), list[Skipped]()
+    surveys, parts, skipped = dict[str, VolumeSurvey](), list[Part](), list[SkippedInput]()
     seen: dict[tuple[str, str], str] = {}
     faults, containers = list[dict[str, object]](), dict[str, tuple[ContainerId, ...]]()
     with ExitStack() as stack:
@@ -75,12 +76,14 @@ def open_volumes(
                 survey = VolumeSurvey(stack.enter_context(held), disk)
                 ids = survey.ids()
             except ReconcileError as error:
-                skipped.append(Skipped(name, f"{error.code}: {error.message}"))
+                skipped.append(SkippedInput(name, f"{error.code}: {error.message}"))
                 continue
             identity = (survey.datanode, survey.volume)
             if identity in seen:
                 skipped.append(
-                    Skipped(name, f"it is the same volume of the same datanode as {seen[identity]}")
+                    SkippedInput(
+                        name, f"it is the same volume of the same datanode as {seen[identity]}"
+                    )
                 )
                 continue
             seen[identity] = name
@@ -100,15 +103,15 @@ def open_volumes(
 
 
 def copy_part(part: Part, volumes: OpenVolumes, path: Path, disk: Disk) -> tuple[int, pa.Table]:
-    """Write the rows of a part's containers into a Parquet file; their number, and
-    FINDING_SCHEMA.
+    """Write the rows of a part's containers to a Parquet file. Returns the number of
+    rows, and findings (FINDING_SCHEMA).
 
     Raises:
         DiskError: the file cannot be written, or the volume cannot be listed.
     """
     survey, faults = volumes.surveys[part.location], list[dict[str, object]]()
     now_ms = round(datetime.now(UTC).timestamp() * 1000)
-    with written_whole(path, CHUNK_SCHEMA, disk) as writer:
+    with write_atomically(path, CHUNK_SCHEMA, disk) as writer:
         waiting, count = list[pa.RecordBatch](), 0
         for found in survey.replicas(part.source, volumes.containers[part.part_id]):
             faults += [_finding(survey, found.container_id, fault) for fault in found.faults]
@@ -123,14 +126,12 @@ def copy_part(part: Part, volumes: OpenVolumes, path: Path, disk: Disk) -> tuple
 
 
 def replica_rows(survey: VolumeSurvey, found: ReplicaSnapshot, now_ms: int) -> ReplicaRows:
-    """The rows of a replica as it was found; `now_ms` is when, in ms since the
-    epoch.
-    """
+    """The rows of a replica that was read at `now_ms`, in ms since the epoch."""
     replica = ReplicaAttributes(
         survey.datanode,
         survey.volume,
         found.container_id,
-        # A descriptor that cannot be read is of a replica that nobody may compare.
+        # Without a readable descriptor the replica must not be compared.
         found.state or ReplicaState.INVALID,
         found.bcs_id,
         found.replica_index,
@@ -146,10 +147,10 @@ def _volume_parts(
     for first in range(0, len(ids), _PART_CONTAINERS):
         last = min(first + _PART_CONTAINERS, len(ids))
         held = ",".join(map(str, ids[first:last]))
-        made = part_id(
+        own_id = part_id(
             PartKind.VOLUME.value, root, survey.datanode, survey.volume, source.value, first, held
         )
-        yield Part(made, PartKind.VOLUME, root, first, last, 0, source)
+        yield Part(own_id, PartKind.VOLUME, root, first, last, 0, source)
 
 
 def _finding(

@@ -1,12 +1,12 @@
-"""The work folder of one sweep: its plan, and what was finished of it, so that a sweep
-that ended anywhere goes on.
+"""The work folder of a sweep: its plan and its finished work, so that an interrupted
+sweep can be resumed.
 
     <out>/work/<sweep id>/plan.json
     <out>/work/<sweep id>/<stage>/<number>/{note.json, <table>.parquet...}
 
-An entry of a stage appears whole or not at all: it is written beside its place and
-renamed. Tables in it ascend by container, so that many entries are read range by range
-in bounded memory, however many rows there are.
+An entry of a stage is written to a temporary folder and then renamed, so it is complete
+or absent. Its tables ascend by container ID. So many entries can be read together range
+by range, in bounded memory.
 """
 
 import fcntl
@@ -33,49 +33,51 @@ from sweep.model import (
 )
 from sweep.output import (
     JsonObject,
-    Skipped,
+    SkippedInput,
 )
 
 _VERSION = 1
-# Volumes change: what was read of one a day ago is no part of this sweep.
+# Volumes change, so rows read from one a day ago do not belong to this sweep.
 _RESUMED_WITHIN = timedelta(days=1)
 _ROW_GROUP = 1 << 15
-# Rows in one range, some 300 bytes each.
+# Rows in one range, at about 300 bytes each.
 _RANGE_ROWS = 1_000_000
-# What pyarrow raises of a damaged file; ArrowInvalid is a ValueError.
+# What pyarrow raises for a damaged file; ArrowInvalid is a ValueError.
 UNREADABLE = (OSError, ValueError, pa.ArrowException)
-# What comes of JSON that is damaged, or is not what we wrote.
-_NOT_OURS = (ValueError, TypeError, KeyError, AttributeError, AssertionError)
+# What parsing damaged or foreign JSON raises.
+_INVALID_JSON = (ValueError, TypeError, KeyError, AttributeError, AssertionError)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one sweep reads, fixed when it begins."""
+    """What a sweep reads, fixed when it begins."""
 
     sweep_id: str
     started_at: datetime
     engine: str
     source: TreeSource
-    # Of volumes, then of files.
+    # Those of volumes come first, then those of files.
     parts: tuple[Part, ...]
-    skipped: tuple[Skipped, ...]
-    # Of the exports that are read.
+    skipped: tuple[SkippedInput, ...]
+    # The locations of the exports' manifests.
     manifests: tuple[str, ...]
-    # What was asked for, see `key_of`; a plan leaves out what proves unreadable.
+    # Identifies the requested inputs (plan_key). It stays the same if unreadable parts
+    # are removed from the plan later.
     key: str
 
 
-def key_of(
+def plan_key(
     engine: str,
     source: TreeSource,
     parts: Sequence[Part],
-    skipped: Sequence[Skipped],
+    skipped: Sequence[SkippedInput],
     manifests: Sequence[str],
 ) -> str:
-    """Equal exactly if two sweeps read the same in the same way.
+    """A key that is equal for two sweeps exactly if they read the same inputs in the
+    same way.
 
-    Of exports also by the same manifests: an agent that exports again may leave all
-    files that hold rows as they are.
+    It includes the manifests: an agent may export again without changing any file with
+    rows.
     """
     ids, left_out = sorted(part.part_id for part in parts), sorted(one.input for one in skipped)
     return fingerprint(
@@ -83,18 +85,18 @@ def key_of(
     ).hex()
 
 
-class Work:
-    """The work folders of one output folder."""
+class WorkFolders:
+    """The work folders of all sweeps in one output folder."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._folder = folder / "work"
         self._disk = disk
 
     def plans(self) -> tuple[list[Plan], dict[str, str]]:
-        """Sweeps that were begun and not finished, oldest first, and those whose plan
-        cannot be read, with why.
+        """The plans of unfinished sweeps, oldest first, and the reasons why other plans
+        cannot be read, by sweep ID.
 
-        Those of another version are passed over.
+        Plans of another version are ignored.
         """
         plans, broken = list[Plan](), dict[str, str]()
         for path in sorted(self._folder.glob("*/plan.json")):
@@ -104,16 +106,16 @@ class Work:
                     plans.append(_plan(raw))
             except DiskError as error:
                 broken[path.parent.name] = error.message
-            except _NOT_OURS as error:
+            except _INVALID_JSON as error:
                 broken[path.parent.name] = f"{path} is damaged: {error!r}"
         return plans, broken
 
     def resume_or_begin(self, plan: Plan, *, fresh: bool, note: Callable[[str], None]) -> Plan:
-        """The plan of an unfinished sweep over the same inputs, or this new one; no
-        other is left behind.
+        """The plan of an unfinished sweep over the same inputs, otherwise `plan`, which
+        is stored. All other unfinished sweeps are removed.
 
-        `fresh` begins anew in any case. `note` gets remarks on what is resumed or given
-        up.
+        If `fresh`, no sweep is resumed. `note` is called with remarks on sweeps that
+        are resumed or cannot be.
 
         Raises:
             DiskError: the plan cannot be written, or an old one cannot be removed.
@@ -123,13 +125,13 @@ class Work:
         plans, broken = self.plans()
         for sweep_id, reason in broken.items():
             note(f"sweep {sweep_id} cannot be resumed: {reason}")
-            self.end(sweep_id)
+            self.remove(sweep_id)
         for other in plans:
             is_recent = not has_volumes or plan.started_at - other.started_at < _RESUMED_WITHIN
             if other.key == plan.key and is_recent and not fresh:
                 found = other
             else:
-                self.end(other.sweep_id)
+                self.remove(other.sweep_id)
         if found is None:
             self.begin(plan)
             return plan
@@ -137,10 +139,10 @@ class Work:
         return found
 
     def begin(self, plan: Plan) -> None:
-        """Note what a sweep is to do.
+        """Store the plan of a sweep, or replace it.
 
         Raises:
-            DiskError: it cannot be written.
+            DiskError: the plan cannot be written.
         """
         path = self._folder / plan.sweep_id / "plan.json"
         self._disk.make_folder(path.parent)
@@ -148,32 +150,34 @@ class Work:
         self._disk.replace(path, json.dumps(raw, default=lambda value: value.value).encode())
 
     def stage(self, plan: Plan, name: str) -> "Stage":
-        """What is finished of one stage."""
+        """The finished work of one stage."""
         return Stage(self._folder / plan.sweep_id / name, self._disk)
 
-    def end(self, sweep_id: str) -> None:
-        """Forget a sweep: it is complete, or was given up.
+    def remove(self, sweep_id: str) -> None:
+        """Remove the work folder of a sweep that is complete or abandoned.
 
         Raises:
-            DiskError: it cannot be removed.
+            DiskError: the folder cannot be removed.
         """
-        # First of all, so that half a folder is not taken for an unfinished sweep.
+        # The plan first: a partly removed folder must not look like an unfinished
+        # sweep.
         self._disk.remove(self._folder / sweep_id / "plan.json")
         self._disk.remove_folder(self._folder / sweep_id)
 
 
 class Stage:
-    """Finished entries of one stage, in the order in which they were finished."""
+    """The finished entries of one stage, oldest first."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._folder = folder
         self._disk = disk
 
     def add(self, note: JsonObject, tables: Mapping[str, pa.Table]) -> None:
-        """Store one entry; durable when this returns. Tables have a `container_id`.
+        """Store one entry, which is durable when this returns. Each table needs a
+        column `container_id`.
 
         Raises:
-            DiskError: it cannot be written.
+            DiskError: the entry cannot be written.
         """
         number = len(self._entries())
         temporary = self._folder / f".{number:06}"
@@ -181,7 +185,7 @@ class Stage:
         self._disk.make_folder(temporary)
         for name, table in tables.items():
             path = temporary / f"{name}.parquet"
-            # Rows of no container first.
+            # Rows without a container come first.
             ordered = table.take(pc.sort_indices(pc.fill_null(table["container_id"], _ID_MIN)))
             try:
                 pq.write_table(
@@ -199,7 +203,7 @@ class Stage:
         self._disk.sync_folder(self._folder)
 
     def clear(self) -> None:
-        """Forget all entries.
+        """Remove all entries.
 
         Raises:
             DiskError: they cannot be removed.
@@ -207,24 +211,24 @@ class Stage:
         self._disk.remove_folder(self._folder)
 
     def notes(self) -> list[JsonObject]:
-        """The notes of all entries.
+        """The notes of all entries, oldest first.
 
         Raises:
-            SweepWorkError: one cannot be read.
+            SweepWorkError: a note cannot be read.
         """
         found = list[JsonObject]()
         for path in (entry / "note.json" for entry in self._entries()):
             try:
                 found.append(json.loads(self._disk.read(path)))
             except (DiskError, ValueError) as error:
-                raise unreadable(path, error) from error
+                raise unreadable_error(path, error) from error
         return found
 
     def table(self, name: str, schema: pa.Schema) -> "StoredTable":
-        """One table over all entries.
+        """The table of this name, over all entries.
 
         Raises:
-            SweepWorkError: one cannot be read.
+            SweepWorkError: a file of the table cannot be read.
         """
         return StoredTable([entry / f"{name}.parquet" for entry in self._entries()], schema)
 
@@ -240,8 +244,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Containers from `first` to `last`, both inclusive; without `first` also rows of
-    no container.
+    """Container IDs from `first` to `last`, both inclusive. If `first` is None, the
+    range also has the rows without a container.
     """
 
     first: int | None
@@ -249,18 +253,20 @@ class Range:
 
 
 class StoredTable:
-    """A table that lies in several files, each ascending by container; SweepWorkError
-    where one cannot be read.
+    """A table stored in several files, each ascending by container ID.
+
+    Raises:
+        SweepWorkError: a file cannot be read; raised by every method.
     """
 
     def __init__(self, paths: Sequence[Path], schema: pa.Schema) -> None:
         self._schema = schema
         self._paths = paths
-        self._files = [self._opened(path) for path in paths]
+        self._files = [self._open(path) for path in paths]
 
     def starts(self) -> Iterator[tuple[int, int]]:
-        """The least container and the number of rows of each row group that has
-        containers.
+        """The least container ID and the number of rows of each row group, except those
+        without container IDs.
         """
         for file in self._files:
             for i in range(file.metadata.num_row_groups):
@@ -269,12 +275,12 @@ class StoredTable:
                     yield statistics.min, file.metadata.row_group(i).num_rows
 
     def tables(self) -> Iterator[pa.Table]:
-        """All of it, file by file."""
+        """The whole table, file by file."""
         for number, file in enumerate(self._files):
             yield self._rows(number, range(file.metadata.num_row_groups))
 
     def read(self, wanted: Range) -> pa.Table:
-        """All rows of these containers, in no order."""
+        """All rows in this range, in any order."""
         found = []
         for number, file in enumerate(self._files):
             groups = [
@@ -291,14 +297,14 @@ class StoredTable:
                 found.append(rows.filter(keep))
         return pa.concat_tables(found) if found else self._schema.empty_table()
 
-    def _opened(self, path: Path) -> pq.ParquetFile:
+    def _open(self, path: Path) -> pq.ParquetFile:
         try:
             file = pq.ParquetFile(path, page_checksum_verification=True)
-            # Arrow passes over columns that are not there.
+            # Arrow ignores requested columns that the file lacks.
             if missing := set(self._schema.names) - set(file.schema_arrow.names):
                 raise ValueError(f"it lacks {', '.join(sorted(missing))}")
         except UNREADABLE as error:
-            raise unreadable(path, error) from error
+            raise unreadable_error(path, error) from error
         return file
 
     def _rows(self, number: int, groups: Sequence[int]) -> pa.Table:
@@ -309,7 +315,7 @@ class StoredTable:
                 .cast(self._schema)
             )
         except UNREADABLE as error:
-            raise unreadable(self._paths[number], error) from error
+            raise unreadable_error(self._paths[number], error) from error
 
     def _may_hold(self, file: pq.ParquetFile, group: int, wanted: Range) -> bool:
         statistics = _statistics(file, group)
@@ -324,11 +330,11 @@ class StoredTable:
         )
 
 
-def unreadable(path: Path, why: Exception | str) -> SweepWorkError:
-    """What a fault of a file becomes that a sweep wrote for itself."""
-    said = why.message if isinstance(why, DiskError) else why
+def unreadable_error(path: Path, why: Exception | str) -> SweepWorkError:
+    """The error for a file of a sweep's own work that cannot be read."""
+    reason = why.message if isinstance(why, DiskError) else why
     return SweepWorkError(
-        f"{path} cannot be read: {said}", hint="--fresh begins anew.", path=str(path)
+        f"{path} cannot be read: {reason}", hint="--fresh starts over.", path=str(path)
     )
 
 
@@ -336,12 +342,13 @@ _ID_MIN, _ID_MAX = -(1 << 63), (1 << 63) - 1
 
 
 def ranges(tables: Sequence[StoredTable], rows_max: int = _RANGE_ROWS) -> list[Range]:
-    """Cut all containers into ranges of about so many rows of these tables together; at
-    least one range.
+    """Split all container IDs into ranges with about `rows_max` rows in these tables
+    together; returns at least one range.
     """
     found, first, count = list[Range](), None, 0
     for least, rows in sorted(start for table in tables for start in table.starts()):
-        # Rows are counted where their group begins: groups are small beside a range.
+        # A row group counts for the range in which it begins: it is small compared with
+        # a range.
         if count + rows > rows_max and count and (first is None or least > first):
             found.append(Range(first, least - 1))
             first, count = least, 0
@@ -350,7 +357,7 @@ def ranges(tables: Sequence[StoredTable], rows_max: int = _RANGE_ROWS) -> list[R
 
 
 def _statistics(file: pq.ParquetFile, group: int) -> pq.Statistics | None:
-    """Of the containers in a row group; None where it has no rows."""
+    """The statistics of the container IDs in a row group; None if it has no rows."""
     place = file.schema_arrow.get_field_index("container_id")
     return file.metadata.row_group(group).column(place).statistics
 
@@ -365,14 +372,14 @@ def _plan(raw: dict[str, object]) -> Plan:
         str(raw["engine"]),
         TreeSource(raw["source"]),
         parts_of(parts),
-        tuple(Skipped(**one) for one in skipped),
+        tuple(SkippedInput(**one) for one in skipped),
         tuple(raw["manifests"]) if isinstance(raw["manifests"], list) else (),
         str(raw["key"]),
     )
 
 
 def parts_of(raw: Sequence[Mapping[str, object]]) -> tuple[Part, ...]:
-    """Parts as they were written to JSON."""
+    """Parts from their JSON objects."""
     return tuple(
         Part(
             **{  # type: ignore[arg-type]
@@ -407,10 +414,11 @@ def number_of(value: object) -> int:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Hold a folder against another sweep.
+    """Lock a folder of sweeps against other processes.
 
     Raises:
-        BusyError: another process holds it.
+        BusyError: another process holds the lock.
+        DiskError: the lock file cannot be opened.
     """
     path = folder / ".lock"
     try:
@@ -422,7 +430,7 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
     except BlockingIOError as error:
         raise BusyError(
-            f"another sweep writes to {folder}", hint="Wait for it, or give another --out."
+            f"another sweep is running in {folder}", hint="Wait for it, or give another --out."
         ) from error
     finally:
         os.close(fd)

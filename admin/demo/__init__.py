@@ -1,1 +1,3 @@
-"""The README's local cluster: processes on loopback, damaged and healed."""
+"""Demos: a local cluster whose damaged replicas are healed, and a synthetic cluster
+that is swept.
+"""

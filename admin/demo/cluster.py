@@ -1,6 +1,4 @@
-"""A controller and some agents as real processes on loopback: started for the demo,
-ended with it.
-"""
+"""Run a controller and agents as processes on loopback, for the demo and tests."""
 
 import json
 import signal
@@ -28,7 +26,7 @@ from runtime.rpc import open_channel
 from scm.client import ControllerClient
 from scm.views import ContainerStatus
 
-# A process that has not said where it listens by then never will.
+# Time for a process to start and write its address.
 _START_S = 30.0
 _SCAN_S = 300.0
 _STOP_S = 10.0
@@ -37,7 +35,9 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ScannedReplica:
-    """One replica as its agent's scan left it, or why it was not scanned."""
+    """The result of an agent's scan of one replica; `refusal` is why it was not
+    scanned.
+    """
 
     replica: str
     container_id: ContainerId
@@ -57,7 +57,11 @@ class _Process:
     address: str = ""
 
     def start(self) -> None:
-        """Start the process; ProcessFailedError unless it listens in time."""
+        """Start the process, and wait until it listens.
+
+        Raises:
+            ProcessFailedError: the process ended, or did not listen within _START_S.
+        """
         port_file = self.folder / "address"
         port_file.unlink(missing_ok=True)
         with (self.folder / "log").open("ab") as log:
@@ -70,24 +74,24 @@ class _Process:
         deadline = time.monotonic() + _START_S
         while not (port_file.exists() and port_file.read_text().strip()):
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise self.failed()
+                raise self.start_error()
             time.sleep(_POLL_S)
         self.address = port_file.read_text().strip()
 
-    def failed(self) -> ProcessFailedError:
-        """The error of a process that did not start, with the end of its log."""
+    def start_error(self) -> ProcessFailedError:
+        """The error for a process that did not start, with the end of its log."""
         tail = (self.folder / "log").read_text(errors="replace").splitlines()[-8:]
         return ProcessFailedError(
             f"{self.name} did not start:\n" + "\n".join(tail), process=self.name
         )
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal if the process runs."""
+        """Send a signal if the process is running."""
         if self.process and self.process.poll() is None:
             self.process.send_signal(number)
 
     def wait(self) -> None:
-        """Wait for the end; kill the process if it takes too long."""
+        """Wait for the process to end; after _STOP_S kill it."""
         if self.process:
             try:
                 self.process.wait(_STOP_S)
@@ -97,30 +101,29 @@ class _Process:
 
 
 class LocalCluster:
-    """One controller, and one agent that owns and may repair each of the volumes; a
-    context manager.
+    """A controller, and for each volume an agent that owns it and may repair it.
+
+    The processes run while the context is open.
     """
 
     def __init__(self, volumes: Mapping[str, Path], scratch: Path) -> None:
-        """Nothing runs yet; whatever the processes write, other than to the volumes,
-        goes below `scratch`.
-        """
+        """Prepare the processes. They write only to the volumes and to `scratch`."""
         self._volumes = volumes
         self._scratch = scratch
         self._controller = self._process("controller", ["scm", "run"])
         self._agents = {name: self._process(name, ["agent", "run"]) for name in volumes}
 
     def __enter__(self) -> Self:
-        """Start all.
+        """Start all processes.
 
         Raises:
-            UsageError: two of the volumes are of one datanode.
+            UsageError: two of the volumes belong to one datanode.
             ReconcileError: a volume cannot be read, or a process does not start.
         """
         if len(self.names_by_datanode()) < len(self._volumes):
             raise UsageError(
                 "two of the volumes belong to the same datanode",
-                hint="Each needs the volume of a datanode of its own.",
+                hint="Use one volume of each datanode.",
             )
         try:
             self._configure_controller()
@@ -143,12 +146,14 @@ class LocalCluster:
 
     @property
     def controller_address(self) -> str:
-        """Where the controller listens."""
+        """The address that the controller listens on."""
         return self._controller.address
 
     def start_agent(self, name: str, *, bytes_per_second: int = 0) -> None:
-        """Start one agent, or start it again; rate 0 sets no limit to what it
-        fetches.
+        """Start or restart an agent. A rate of 0 does not limit its fetches.
+
+        Raises:
+            ProcessFailedError: the agent does not start.
         """
         agent = self._agents[name]
         settings = f"""
@@ -174,17 +179,17 @@ class LocalCluster:
         agent.start()
 
     def kill_agent(self, name: str) -> None:
-        """SIGKILL: the agent gets no chance to put anything in order."""
+        """Kill an agent with SIGKILL, so that it cannot clean up."""
         self._agents[name].signal(signal.SIGKILL)
         self._agents[name].wait()
 
     def stop_agent(self, name: str) -> None:
-        """End an agent in good order."""
+        """Stop an agent with SIGTERM."""
         self._agents[name].signal(signal.SIGTERM)
         self._agents[name].wait()
 
     def names_by_datanode(self) -> dict[str, str]:
-        """The name of the volume that each datanode, by its ID, owns."""
+        """The names of the volumes by datanode ID."""
         disk = Disk()
         return {
             parse_version(disk.read(path / "hdds" / "VERSION")).datanode_id: name
@@ -192,22 +197,24 @@ class LocalCluster:
         }
 
     def audit_file(self, name: str) -> Path:
-        """Where the agent puts down each of its writes."""
+        """The file in which the agent records its writes."""
         return self._agents[name].folder / "audit.jsonl"
 
     def containers(self) -> list[ContainerStatus]:
-        """All containers as the controller sees them, ascending."""
+        """The controller's view of all containers, ascending."""
         with closing(ControllerClient(self.controller_address)) as controller:
             return list(controller.containers())
 
     def scan(
         self, replicas: Mapping[str, Mapping[ContainerId, ContainerReplica]]
     ) -> list[ScannedReplica]:
-        """Have each agent scan these of its containers, as they were reported; sorted
-        by container and replica.
+        """Scan these reported replicas, given by agent and container ID. The results
+        are sorted by container and replica.
 
-        A container that an agent refuses to scan, or cannot, costs nobody else their
-        scan.
+        If an agent refuses or fails to scan a container, the result has a `refusal`.
+
+        Raises:
+            PeerUnavailableError: an agent does not answer.
         """
 
         def scan_on(name: str) -> list[ScannedReplica]:
@@ -234,7 +241,11 @@ class LocalCluster:
         return sorted(scanned, key=lambda replica: (replica.container_id, replica.replica))
 
     def tree(self, name: str, container_id: ContainerId) -> ContainerTree:
-        """The tree that an agent holds of a container, as its peers would get it."""
+        """The tree of a container that an agent serves to its peers.
+
+        Raises:
+            ReconcileError: the agent cannot be reached or refuses.
+        """
         peer = AgentPeer(PeerId(name), open_channel(self._agents[name].address), target=name)
         try:
             return peer.tree(container_id)
@@ -242,8 +253,11 @@ class LocalCluster:
             peer.close()
 
     def command(self, *arguments: str) -> tuple[int, dict[str, Any]]:
-        """Run `treefold ARGUMENTS --json` against the controller: its exit status and
-        its answer.
+        """Run `treefold ARGUMENTS --json` against the controller. Returns the exit
+        status and the JSON document.
+
+        Raises:
+            ProcessFailedError: the command did not print a JSON document.
         """
         command = [
             sys.executable,
@@ -268,7 +282,7 @@ class LocalCluster:
         return done.returncode, answer
 
     def stop(self) -> None:
-        """End all processes, the agents first; whatever is left after some seconds is
+        """Stop all processes, agents first; those still running after _STOP_S are
         killed.
         """
         for process in [*self._agents.values(), self._controller]:
@@ -298,9 +312,7 @@ class LocalCluster:
         )
 
     def _await_reports(self) -> None:
-        """Until the controller has heard from every agent; an agent's first heartbeat
-        carries all of its replicas.
-        """
+        """Wait until every agent has reported. Its first heartbeat has all replicas."""
         deadline = time.monotonic() + _START_S
         with closing(ControllerClient(self.controller_address)) as controller:
             while time.monotonic() < deadline:

@@ -1,10 +1,9 @@
-"""Damage a copy of some replicas on purpose, in the ways that disks and crashes do, for
-the demo and its tests.
+"""Damage copies of replicas in the ways that disks and crashes do, for the demo and
+tests.
 
-The place is chosen by rule, not by chance, so that a run can be repeated: the first
-block of several windows that is whole on every replica, so that only `ALL_REPLICAS`
-takes away the last good copy. A byte has a bit flipped, since setting it may change
-nothing.
+The damaged block is chosen by a fixed rule, so that runs can be repeated: the first
+block with several windows that is undamaged on every replica. So only `ALL_REPLICAS`
+destroys the last good copy. A bit is flipped, because setting a byte may not change it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,12 +23,12 @@ from ozone.volume import Hold, open_volume
 from runtime.disk import Disk
 from runtime.errors import UsageError
 
-# Volumes of nothing but blocks of one window are no reason to read them all.
+# Undamaged blocks examined to find one with several windows.
 _BLOCKS_LOOKED_AT_MAX = 20
 
 
 class DamageMethod(Enum):
-    """What is done to a replica; only the last is done to all of them."""
+    """The kind of damage; ALL_REPLICAS damages every replica, the others one."""
 
     FLIP = "flip"
     TRUNCATE = "truncate"
@@ -41,7 +40,7 @@ class DamageMethod(Enum):
 
 @dataclass(frozen=True, slots=True)
 class InflictedDamage:
-    """One damage done: where, and at which byte of the block."""
+    """Damage that was inflicted; `offset` is in bytes from the start of the block."""
 
     damage: DamageMethod
     replica: str
@@ -53,11 +52,11 @@ class InflictedDamage:
 def inflict(
     damage: DamageMethod, volumes: Mapping[str, Path], scratch: Path
 ) -> tuple[InflictedDamage, ...]:
-    """Damage the volumes, which must not be in use; the first named is hit, or all of
-    them.
+    """Damage a block in the first volume, or with ALL_REPLICAS in every volume. The
+    volumes must not be in use.
 
     Raises:
-        UsageError: no block of these volumes is whole on every replica.
+        UsageError: no block is undamaged on every replica.
     """
     disk = Disk()
     with ExitStack() as stack:
@@ -74,7 +73,7 @@ def inflict(
         found = next((at for at in whole if _windows(at[1]) > 1), whole[0] if whole else None)
         if found is None:
             raise UsageError(
-                "no block is whole on every replica, so that no damage can be added",
+                "no block is undamaged on every replica, so no damage can be added",
                 hint="Use volumes in which at least one block is undamaged.",
             )
         container_id, record = found

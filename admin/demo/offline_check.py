@@ -1,16 +1,17 @@
-"""Prove on disk, with no agent running, that replicas are whole and equal.
+"""Verify on disk, with no agent running, that replicas are undamaged and equal.
 
-Nothing of what an agent said is believed: records, block files and trees are read
-again. Where undamaged volumes are at hand for comparison, records, block files and tree
-files must be theirs, byte for byte. Without them, replicas must have equal block files,
-and records that demand the same bytes: Ozone's own repair leaves out a record's
-metadata, and a last chunk may still stand apart on one replica.
+The check does not rely on the agents: it reads records, block files and trees again. If
+undamaged volumes are given, records, block files and tree files must equal theirs byte
+for byte. Otherwise replicas must have equal block files, and records with equal chunks.
+Records need not be identical: Ozone's own repair omits their metadata, and the last
+chunk may be split on one replica.
 
-A block file is compared as far as chunks are recorded. What lies behind them is no part
-of the block, is never cut off (docs/safety.md) and is named.
+A block file is compared up to its last recorded chunk. Bytes after it do not belong to
+the block; they are never cut off (docs/safety.md) and are listed as surplus.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +34,7 @@ _PIECE_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """One reason why a container is not proven, on one replica."""
+    """A reason, on one replica, why a container is not proven healed."""
 
     container_id: ContainerId
     replica: str
@@ -42,7 +43,7 @@ class Flaw:
 
 @dataclass(frozen=True, slots=True)
 class Surplus:
-    """Bytes behind the last recorded chunk of a block's file on one replica."""
+    """Bytes after the last recorded chunk in a block file of one replica."""
 
     container_id: ContainerId
     replica: str
@@ -52,8 +53,8 @@ class Surplus:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was read: containers, blocks and bytes, and every flaw found; surplus bytes
-    are none.
+    """The result of the check: what was read, and all flaws. Surplus bytes are not
+    flaws.
     """
 
     containers: int
@@ -71,16 +72,19 @@ class Proof:
 def prove(
     volumes: Mapping[str, Path], scratch: Path, *, reference: Mapping[str, Path] | None = None
 ) -> Proof:
-    """Read all replicas; with `reference`, volumes of the same names, also compare each
-    with its undamaged self.
+    """Check all replicas. With `reference`, undamaged volumes of the same names, also
+    compare each replica with its undamaged state.
 
-    A block without recorded checksums is not compared; a container of nothing else is
-    named unverifiable.
+    Blocks without recorded checksums are not compared. A container that has only such
+    blocks is `unverifiable`.
+
+    Raises:
+        ReconcileError: a volume cannot be opened.
     """
     disk = Disk()
     with ExitStack() as stack:
-        stores = _opened(stack, volumes, scratch / "proven", disk)
-        healthy = _opened(stack, reference or {}, scratch / "reference", disk)
+        stores = _open_stores(stack, volumes, scratch / "proven", disk)
+        healthy = _open_stores(stack, reference or {}, scratch / "reference", disk)
         containers = read_bytes = compared_bytes = 0
         flaws: list[Flaw] = []
         surplus: list[Surplus] = []
@@ -116,20 +120,9 @@ def prove(
                     for extra in _surplus(replica, records[name])
                 ]
             if not any(_is_erasure_coded(replica) for replica in replicas.values()):
-                first_name, first = next(iter(replicas.items()))
-                # A block that some replica has deleted stays on the others until the
-                # cluster's own delete arrives.
-                claimed = {
-                    block_id for replica in replicas.values() for block_id in _tombstones(replica)
-                }
-                for name, replica in list(replicas.items())[1:]:
-                    compared_bytes += _file_bytes(replica, records[name])
-                    texts = _differences(
-                        replica, first, records[name], records[first_name], claimed | unproven
-                    )
-                    flaws += [
-                        Flaw(container_id, name, f"{text} than on {first_name}") for text in texts
-                    ]
+                found, length = _unequal(container_id, replicas, records, unproven)
+                flaws += found
+                compared_bytes += length
             for name, replica in replicas.items():
                 if name in healthy and container_id in healthy[name].ids():
                     whole = healthy[name].open(container_id)
@@ -148,10 +141,28 @@ def prove(
         )
 
 
-def _opened(
+def _unequal(
+    container_id: ContainerId,
+    replicas: Mapping[str, Container],
+    records: Mapping[str, Mapping[BlockId, BlockRecord]],
+    unproven: AbstractSet[BlockId],
+) -> tuple[list[Flaw], int]:
+    """How the replicas differ from the first, and how many bytes were compared."""
+    first_name, first = next(iter(replicas.items()))
+    # A block deleted on one replica stays on the others until Ozone deletes it there.
+    claimed = {block_id for replica in replicas.values() for block_id in _tombstones(replica)}
+    flaws, compared_bytes = list[Flaw](), 0
+    for name, replica in list(replicas.items())[1:]:
+        compared_bytes += _file_bytes(replica, records[name])
+        texts = _differences(replica, first, records[name], records[first_name], claimed | unproven)
+        flaws += [Flaw(container_id, name, f"{text} than on {first_name}") for text in texts]
+    return flaws, compared_bytes
+
+
+def _open_stores(
     stack: ExitStack, paths: Mapping[str, Path], state_folder: Path, disk: Disk
 ) -> dict[str, ContainerStore]:
-    """The volumes' containers, read-only and open until the stack is closed."""
+    """The containers of the volumes, opened read-only until the stack is closed."""
     return {
         name: ContainerStore(
             stack.enter_context(
@@ -166,27 +177,25 @@ def _opened(
 def _changed_since(
     replica: Container, whole: Container, records: Mapping[BlockId, BlockRecord]
 ) -> Iterator[str]:
-    """How a replica differs from its undamaged self."""
+    """The differences of a replica from its undamaged state."""
     yield from _differences(replica, whole, records, dict(_records(whole)), set())
     yield from _changed_records(replica, whole)
     yield from _tree_differences(replica, whole)
 
 
 def _ids(store: ContainerStore) -> set[ContainerId]:
-    """The containers that a volume has a part of: a folder, or records of blocks whose
-    folder is lost.
+    """The containers of a volume, including those that have block records but no
+    folder.
     """
     found = set(store.ids())
-    # Without its database, a volume has flaws enough in the containers that it has.
+    # If the database cannot be read, every container has a flaw already.
     with suppress(DatabaseError):
         found |= set(store.ids_without_folder())
     return found
 
 
 def _records(replica: Container) -> Iterator[tuple[BlockId, BlockRecord]]:
-    """The records that can be read, as readers see them; the others are findings of the
-    scan.
-    """
+    """The readable block records; the scan reports the others."""
     with suppress(DatabaseError, RecordInvalidError):
         for block_id in replica.block_ids():
             with suppress(RecordInvalidError):
@@ -196,9 +205,7 @@ def _records(replica: Container) -> Iterator[tuple[BlockId, BlockRecord]]:
 
 
 def _unverifiable_blocks(replicas: Iterable[Mapping[BlockId, BlockRecord]]) -> set[BlockId]:
-    """The blocks of which no replica has recorded any checksums, though there are
-    bytes.
-    """
+    """The blocks that have chunks but on no replica any recorded checksums."""
     proven, unproven = set[BlockId](), set[BlockId]()
     for records in replicas:
         for block_id, record in records.items():
@@ -208,7 +215,7 @@ def _unverifiable_blocks(replicas: Iterable[Mapping[BlockId, BlockRecord]]) -> s
 
 
 def _is_erasure_coded(replica: Container) -> bool:
-    # Without a descriptor nobody knows; the scan has said that it is damaged.
+    # Without a descriptor this is unknown, and the scan reports the damage.
     with suppress(DescriptorError, DiskError, ContainerUnsupportedError):
         return replica.replica_index > 0
     return False
@@ -217,7 +224,7 @@ def _is_erasure_coded(replica: Container) -> bool:
 def _file_bytes(replica: Container, records: Mapping[BlockId, BlockRecord]) -> int:
     total = 0
     for block_id, record in records.items():
-        # Where the file cannot be looked at, the scan has said so.
+        # If the file cannot be read, the scan reports it.
         with suppress(DiskError):
             total += (replica.block_length(block_id) or 0) - replica.unrecorded_bytes(record)
     return total
@@ -227,7 +234,7 @@ def _surplus(
     replica: Container, records: Mapping[BlockId, BlockRecord]
 ) -> Iterator[tuple[BlockId, int]]:
     for block_id, record in records.items():
-        # Where the file cannot be looked at, the scan has said so.
+        # If the file cannot be read, the scan reports it.
         with suppress(DiskError):
             if length_bytes := replica.unrecorded_bytes(record):
                 yield block_id, length_bytes
@@ -238,25 +245,25 @@ def _differences(
     other: Container,
     ours: Mapping[BlockId, BlockRecord],
     theirs: Mapping[BlockId, BlockRecord],
-    passed_over: set[BlockId],
+    ignored: set[BlockId],
 ) -> Iterator[str]:
-    one_sided = (ours.keys() ^ theirs.keys()) - passed_over
+    one_sided = (ours.keys() ^ theirs.keys()) - ignored
     if one_sided:
         yield f"{len(one_sided)} block records more or fewer"
-    for block_id in sorted((ours.keys() & theirs.keys()) - passed_over):
-        if _demanded(ours[block_id]) != _demanded(theirs[block_id]):
+    for block_id in sorted((ours.keys() & theirs.keys()) - ignored):
+        if _recorded_chunks(ours[block_id]) != _recorded_chunks(theirs[block_id]):
             yield f"another record of block {block_id}"
         try:
             is_equal = _files_equal(replica, other, ours[block_id])
         except DiskError:
-            # A link, a folder, a bad sector: it holds nothing that could be equal.
+            # A link, a folder or a bad sector is never equal.
             is_equal = False
         if not is_equal:
             yield f"another file of block {block_id}"
 
 
-def _demanded(record: BlockRecord) -> list[object]:
-    """What the record says of the bytes."""
+def _recorded_chunks(record: BlockRecord) -> list[object]:
+    """The chunks of a record, without other metadata."""
     return [
         (c.offset, c.length_bytes, c.checksum_type, c.bytes_per_checksum, c.checksums)
         for c in record.chunks
@@ -276,7 +283,7 @@ def _tree_differences(replica: Container, other: Container) -> Iterator[str]:
 
 def _tombstones(replica: Container) -> Iterator[BlockId]:
     raw = _tree(replica)
-    # One that cannot be read counts as absent, as it does for Ozone.
+    # Like Ozone, treat an unreadable tree as missing.
     with suppress(TreeRefusedError):
         blocks = tree_from_bytes(raw, replica.container_id).blocks if raw is not None else ()
         yield from (block.block_id for block in blocks if block.deleted)

@@ -1,10 +1,9 @@
-"""`treefold demo`: real processes on loopback heal real replicas, and then the disk is
-asked whether it is true.
+"""`treefold demo`: heal damaged replicas with real processes on loopback, and verify
+the result on disk.
 
-One controller and an agent per datanode are started on copies of volumes that real
-Ozone datanodes wrote. Every replica is scanned, `treefold reconcile` is run, every
-replica is scanned again, everything is stopped, and the volumes are read once more
-without any of it (admin.demo.offline_check).
+It starts a controller and an agent per datanode on copies of volumes that real Ozone
+datanodes wrote. It scans every replica, runs `treefold reconcile`, scans again, stops
+all processes, and reads the volumes once more (admin.demo.offline_check).
 """
 
 import json
@@ -30,7 +29,7 @@ from rich.text import Text
 from admin.demo.cluster import LocalCluster, ScannedReplica
 from admin.demo.damage import DamageMethod, inflict
 from admin.demo.offline_check import prove
-from admin.demo.result import AgentKill, DemoResult, listed, report
+from admin.demo.result import AgentKill, DemoResult, containers_text, report
 from merkle.comparison import compare
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
@@ -47,7 +46,7 @@ _SLOW_BYTES_PER_SECOND = 48 << 10
 
 @dataclass(frozen=True, slots=True)
 class _DemoOptions:
-    """What the command line asked for."""
+    """The options of the command line."""
 
     fixture: Path | None = None
     keep: Path | None = None
@@ -58,7 +57,7 @@ class _DemoOptions:
 
 
 class _Demo:
-    """One run, from the unpacked volumes to the proof."""
+    """One run of the demo, from the unpacked volumes to the proof."""
 
     def __init__(self, options: _DemoOptions, console: Console) -> None:
         self._options = options
@@ -67,11 +66,10 @@ class _Demo:
         self.outcome = DemoResult()
 
     def run(self) -> DemoResult:
-        """Heal the volumes and prove it; the outcome says what came of it.
+        """Heal the volumes, and verify them.
 
         Raises:
-            UsageError: the folders given are not what they should be; nothing was
-                started.
+            UsageError: a folder is not usable; nothing was started.
             ReconcileError: a process failed.
         """
         with (
@@ -86,12 +84,12 @@ class _Demo:
                 self.outcome.inflicted = inflict(self._options.damage, volumes, scratch / "damage")
                 for one in self.outcome.inflicted:
                     at = f", block {one.block_id} at byte {one.offset}" if one.block_id else ""
-                    self._say(
+                    self._print(
                         f"added damage: {one.damage.value} on {one.replica}, container"
                         f" {one.container_id}{at}"
                     )
             with LocalCluster(volumes, scratch / "processes") as cluster:
-                self._say(
+                self._print(
                     f"started 1 controller and {len(volumes)} agents on {', '.join(volumes)},"
                     " loopback only"
                 )
@@ -99,7 +97,7 @@ class _Demo:
             for log in (
                 log for path in volumes.values() for log in path.glob("hdds/*/*/container.db/LOG*")
             ):
-                # What RocksDB says of its own doings is no part of the data.
+                # RocksDB's own log files are not data.
                 log.unlink()
             self.outcome.proof = prove(volumes, scratch / "proof", reference=reference)
             self._conclude(reference is not None)
@@ -115,19 +113,18 @@ class _Demo:
                 eligible.append(str(view.container_id))
             else:
                 self.outcome.refused[view.container_id] = view.ruling.eligibility.value
-                self._say(f"container {view.container_id} is not eligible: {view.ruling.message}")
+                self._print(f"container {view.container_id} is not eligible: {view.ruling.message}")
         if eligible and self._options.kill is not None:
             with self._killer(cluster, list(self.outcome.replicas)[self._options.kill - 1]):
                 self._reconcile(cluster, eligible)
-            # What the killed agent could not finish in the first run it finishes in the
-            # next one.
+            # The killed agent finishes its work in the next reconciliation.
             self.outcome.jobs.clear()
         if eligible:
             self._reconcile(cluster, eligible)
         self.outcome.after = cluster.scan(_held(cluster))
         self._show("rescanned", cluster, self.outcome.after)
-        # What was in no tree, and one replica put together from other replicas' files,
-        # the rest can see only now.
+        # A replica may have been rebuilt from files that were in no tree. The other
+        # replicas can copy it only now.
         before = {
             (replica.replica, replica.container_id): replica.data_checksum
             for replica in self.outcome.before
@@ -143,7 +140,7 @@ class _Demo:
             self._show("rescanned", cluster, self.outcome.after)
 
     def _reconcile(self, cluster: LocalCluster, container_ids: Sequence[str]) -> None:
-        self._say(f"treefold reconcile {' '.join(container_ids)} --yes --wait")
+        self._print(f"treefold reconcile {' '.join(container_ids)} --yes --wait")
         _, answer = cluster.command(
             "reconcile", *container_ids, "--yes", "--wait", "--reason", "demo"
         )
@@ -154,8 +151,8 @@ class _Demo:
 
     @contextmanager
     def _killer(self, cluster: LocalCluster, victim: str) -> Iterator[None]:
-        """Make the victim slow, kill it after its first write, and start it again at
-        full speed.
+        """Slow the agent down, kill it after its first write, and restart it at full
+        speed.
         """
         cluster.stop_agent(victim)
         cluster.start_agent(victim, bytes_per_second=_SLOW_BYTES_PER_SECOND)
@@ -168,22 +165,22 @@ class _Demo:
                     return
             cluster.kill_agent(victim)
             after_s, writes = time.monotonic() - self._started, _writes(audit)
-            self._say(f"killed the agent of {victim} after its first write; starting it again")
+            self._print(f"killed the agent of {victim} after its first write; starting it again")
             cluster.start_agent(victim)
             self.outcome.kill = AgentKill(
                 victim, after_s, len(writes), ContainerId(writes[0]["container"])
             )
 
         with ThreadPoolExecutor(1) as pool:
-            watched = pool.submit(watch)
+            watching = pool.submit(watch)
             try:
                 yield
             finally:
                 over.set()
-            # An error of the watcher is one of the demo.
-            watched.result()
+            # Raise an error of the thread here.
+            watching.result()
         if self.outcome.kill is None:
-            self._say(f"the agent of {victim} had nothing to write, so it was not killed")
+            self._print(f"the agent of {victim} had nothing to write, so it was not killed")
             cluster.stop_agent(victim)
             cluster.start_agent(victim)
 
@@ -191,41 +188,44 @@ class _Demo:
         proof = self.outcome.proof
         assert proof is not None
         against = (
-            "records, files, trees as undamaged"
+            "equal to the undamaged volumes"
             if compared
-            else "every window as recorded, replicas equal"
+            else "every window matches its record, and replicas are equal"
         )
         for flaw in proof.flaws:
             if flaw.container_id in self.outcome.unhealed:
-                self._say(f"container {flaw.container_id} on {flaw.replica}: {flaw.text}")
+                self._print(f"container {flaw.container_id} on {flaw.replica}: {flaw.text}")
         for extra in proof.surplus:
             where = f"container {extra.container_id} on {extra.replica}, block {extra.block_id}"
-            self._say(
-                f"{where}: {extra.length_bytes} bytes behind the last recorded chunk, left as"
+            self._print(
+                f"{where}: {extra.length_bytes} bytes after the last recorded chunk were left as"
                 " they are"
             )
         for container_id in self.outcome.unverifiable:
-            self._say(
+            self._print(
                 f"container {container_id} has no recorded checksums: unverifiable, left alone"
             )
         if self.outcome.healed:
-            self._say(f"read again without any agent: {listed(self.outcome.healed)}: {against}")
+            self._print(
+                f"read again without any agent: {containers_text(self.outcome.healed)}: {against}"
+            )
         if self.outcome.lost:
-            self._say(
-                f"nobody holds what {listed(self.outcome.lost)} lost: unrecoverable, left as it is"
+            self._print(
+                f"no replica holds the data that {containers_text(self.outcome.lost)} lost:"
+                " unrecoverable, left as it is"
             )
         if self.outcome.conflicts:
-            self._say(
-                f"records of {listed(self.outcome.conflicts)} contradict each other: in conflict,"
-                " left as it is"
+            self._print(
+                f"records of {containers_text(self.outcome.conflicts)} contradict each other: in"
+                " conflict, left as it is"
             )
 
     def _show(self, verb: str, cluster: LocalCluster, scanned: Sequence[ScannedReplica]) -> None:
         faults = sum(len(replica.findings) for replica in scanned)
-        self._say(f"{verb} {len(scanned)} replicas: {faults} findings")
+        self._print(f"{verb} {len(scanned)} replicas: {faults} findings")
         for replica in scanned:
             if replica.refusal:
-                self._say(
+                self._print(
                     f"container {replica.container_id} on {replica.replica} was not scanned:"
                     f" {replica.refusal}"
                 )
@@ -248,25 +248,27 @@ class _Demo:
             self._console.print(Padding(strips(cells(trees, comparison), beside), (0, 0, 0, 4)))
         self._console.print(Padding(legend(), (1, 0, 1, 4)))
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         line = f"[{time.monotonic() - self._started:5.1f}s] {text}"
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def _work_folder(self, scratch: Path) -> Iterator[Path]:
-        """Where the volumes are healed: the folder to keep, if one is asked for, or one
-        that goes with the rest.
+        """The folder in which the volumes are healed: that of --keep, otherwise a
+        temporary one.
         """
         keep = self._options.keep
         if keep is None:
             yield scratch / "volumes"
             return
         if os.path.lexists(keep) and (not keep.is_dir() or any(keep.iterdir())):
-            raise UsageError(f"{keep} is not an empty folder", hint="Name a new folder for --keep.")
+            raise UsageError(
+                f"{keep} is not an empty folder", hint="Choose a new folder for --keep."
+            )
         try:
             yield keep
         except BaseException:
-            # Half-healed volumes would be taken for healed ones.
+            # Partly healed volumes could be mistaken for healed ones.
             shutil.rmtree(keep, ignore_errors=True)
             raise
 
@@ -307,28 +309,28 @@ class _Demo:
 
 
 def _unpacked(moment: str, folder: Path) -> dict[str, Path]:
-    """One of the packaged moments of a real cluster, unpacked: its volumes by
-    datanode.
+    """Unpack a packaged state of a real cluster (`healthy`, `damaged`); returns its
+    volumes by datanode.
     """
     with (
         as_file(files("admin") / "data" / f"{moment}.tar.xz") as archive,
         tarfile.open(archive) as packed,
     ):
-        # An attribute, not an argument: Python 3.11 before 3.11.4, Debian 12's, knows
-        # neither and has no such filter.
+        # An attribute, not an argument: Python 3.11 before 3.11.4, as in Debian 12, has
+        # no extraction filters and would reject the argument.
         packed.extraction_filter = getattr(tarfile, "data_filter", None)
         packed.extractall(folder, [member for member in packed if member.name.startswith("dn")])
     return {path.name: path / _VOLUME for path in sorted(folder.glob("dn*"))}
 
 
 def _writes(audit: Path) -> list[dict[str, int]]:
-    """The lines of an audit file that tell of bytes written, not of deletes."""
+    """The lines of an audit file that record written bytes, not deletes."""
     lines = map(json.loads, audit.read_text().splitlines() if audit.exists() else ())
     return [line for line in lines if line["length"]]
 
 
 def _held(cluster: LocalCluster) -> dict[str, dict[ContainerId, ContainerReplica]]:
-    """The replicas of each agent as it reported them, by the name of its volume."""
+    """The reported replicas by agent and container ID."""
     names = cluster.names_by_datanode()
     held: dict[str, dict[ContainerId, ContainerReplica]] = {name: {} for name in names.values()}
     for view in cluster.containers():
@@ -340,7 +342,7 @@ def _held(cluster: LocalCluster) -> dict[str, dict[ContainerId, ContainerReplica
 def _trees(
     cluster: LocalCluster, replicas: Sequence[ScannedReplica]
 ) -> Iterator[tuple[str, ContainerTree]]:
-    """The trees that there are, by replica: one whose folder is damaged has none."""
+    """The trees by replica, without replicas that have no tree."""
     for replica in replicas:
         with suppress(ReconcileError):
             yield replica.replica, cluster.tree(replica.replica, replica.container_id)
@@ -351,41 +353,42 @@ def _trees(
     "--fixture",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help=(
-        "A folder with dn1/volume1, dn2/volume1 and so on: volumes of stopped datanodes. A copy is"
-        " healed. Default: six damaged containers that come with Treefold."
+        "A folder with the volumes of stopped datanodes as dn1/volume1, dn2/volume1 and so on; a"
+        " copy is healed. Default: six damaged containers that come with Treefold."
     ),
 )
 @click.option(
     "--keep",
     type=click.Path(path_type=Path),
-    help="Leave the healed volumes in this new folder, as dn1/volume1 ...",
+    help="Keep the healed volumes in this new folder, as dn1/volume1 and so on.",
 )
 @click.option(
     "--damage",
     type=click.Choice([damage.value for damage in DamageMethod]),
-    help="Before healing, add damage of this kind; named in the output.",
+    help="Add damage of this kind before healing; the output shows where.",
 )
 @click.option(
     "--kill",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Kill the agent of the Nth datanode (SIGKILL).",
+    help="Kill the agent of the Nth datanode with SIGKILL.",
 )
 @click.option(
     "--during",
     type=click.Choice(["repair"]),
     help=(
-        "When --kill strikes: after the agent's first write. It is started again and has to finish."
+        "When to kill the agent: during its repair, after its first write. It is restarted and must"
+        " finish."
     ),
 )
-@click.option("--check", is_flag=True, help="Print no pictures; the exit status tells.")
+@click.option("--check", is_flag=True, help="Print no pictures; for use in scripts.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON document; what happens goes to stderr."
+    "--json", "as_json", is_flag=True, help="Print one JSON document; progress goes to stderr."
 )
 @click.option(
     "--svg",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also draw what is printed into this file.",
+    help="Also save the output as a picture in this file.",
 )
 def demo(
     fixture: Path | None,
@@ -400,11 +403,11 @@ def demo(
     """Heal damaged replicas of real Ozone containers, on loopback.
 
     Starts a controller and an agent per datanode on copies of volumes, scans, runs
-    `treefold reconcile`, stops everything and proves the result by reading the volumes
-    again. Ends by itself; nothing stays but what --keep names.
+    `treefold reconcile`, stops all processes, and verifies the result by reading the
+    volumes again. Keeps no files unless --keep is given.
 
-    Exit status: 0 all healed (what has no checksums is named and left alone), 4 if data
-    are lost beyond every replica or replicas are in conflict, 1 otherwise.
+    Exit status: 0 all healed, apart from containers without checksums, which are
+    listed, 4 data are lost on every replica or replicas are in conflict, 1 otherwise.
     """
     if (kill is None) != (during is None):
         raise UsageError(
@@ -427,14 +430,13 @@ def demo(
     status = outcome.exit_status
     summary = {
         0: "HEALED",
-        4: "NOT HEALED: data are lost on every replica, or replicas in conflict",
+        4: "NOT HEALED: data are lost on every replica, or replicas are in conflict",
     }.get(status, "NOT HEALED")
     out.print(
         Text(f"[{outcome.elapsed_s:5.1f}s] {summary}", "bold green" if status == 0 else "bold red")
     )
     if svg:
-        # Without the fonts that the picture would load from elsewhere: it has to be
-        # seen without a network.
+        # Remove web fonts: the picture must be viewable without a network.
         svg.write_text(
             re.sub(
                 r"@font-face \{.*?\}\s*", "", out.export_svg(title="treefold demo"), flags=re.DOTALL

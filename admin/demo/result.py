@@ -1,4 +1,4 @@
-"""What a demo saw, and its JSON document."""
+"""The result of the demo, and its JSON document."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from runtime.output import JsonObject
 
 @dataclass(slots=True)
 class AgentKill:
-    """When an agent was killed, and what it had done until then."""
+    """When an agent was killed, and what it had written by then."""
 
     replica: str
     after_s: float
@@ -23,7 +23,7 @@ class AgentKill:
 
 @dataclass(slots=True)
 class DemoResult:
-    """All that the demo saw."""
+    """The result of the demo: scans before and after, jobs, verdicts and the proof."""
 
     replicas: tuple[str, ...] = ()
     inflicted: tuple[InflictedDamage, ...] = ()
@@ -38,7 +38,7 @@ class DemoResult:
 
     @property
     def lost(self) -> list[ContainerId]:
-        """Containers of which no replica holds some window."""
+        """Containers with a window that no replica holds."""
         return sorted(i for i, verdict in self.verdicts.items() if verdict is Verdict.UNRECOVERABLE)
 
     @property
@@ -53,8 +53,8 @@ class DemoResult:
 
     @property
     def unhealed(self) -> list[ContainerId]:
-        """Containers with a flaw on disk, a finding of the last scan, or replicas whose
-        roots still differ.
+        """Containers with a flaw on disk, a finding in the last scan, or diverged
+        replicas.
         """
         flawed = set(self.proof.flawed()) if self.proof else set()
         flawed |= {
@@ -73,13 +73,13 @@ class DemoResult:
 
     @property
     def healed(self) -> list[ContainerId]:
-        """Containers that are proven whole and equal."""
+        """Containers whose replicas are proven undamaged and equal."""
         seen = {replica.container_id for replica in self.after}
         return sorted(seen - set(self.unhealed) - set(self.unverifiable))
 
     @property
     def exit_status(self) -> int:
-        """What the command returns."""
+        """The exit status of the command."""
         return (
             4
             if self.lost or self.conflicts
@@ -90,7 +90,7 @@ class DemoResult:
 
 
 def report(outcome: DemoResult) -> JsonObject:
-    """What `--json` prints under `data`."""
+    """The `data` of the JSON document."""
     containers = []
     for container_id in sorted({replica.container_id for replica in outcome.after}):
         verdict = outcome.verdicts.get(container_id)
@@ -171,7 +171,7 @@ def _proof_json(proof: Proof) -> JsonObject:
     }
 
 
-def listed(container_ids: Sequence[ContainerId]) -> str:
+def containers_text(container_ids: Sequence[ContainerId]) -> str:
     return ("container " if len(container_ids) == 1 else "containers ") + ", ".join(
         map(str, container_ids)
     )

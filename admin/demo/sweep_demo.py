@@ -1,5 +1,5 @@
-"""`treefold sweep demo`: a synthetic cluster is damaged, swept, and the answer held
-against what was done to it.
+"""`treefold sweep demo`: generate a damaged synthetic cluster, sweep it, and compare
+the findings with the damage.
 """
 
 import shutil
@@ -12,8 +12,9 @@ from pathlib import Path
 
 import click
 
-from admin.demo.synthetic import DamageKind, GroundTruth, RowOrder, SyntheticCluster, synthetic
-from admin.engines import ENGINES, LOCAL, SPARK, chosen_engine
+from admin.demo.ground_truth import DamageKind, GroundTruth
+from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
+from admin.engines import ENGINES, LOCAL, SPARK, open_engine
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
@@ -24,18 +25,18 @@ from sweep.engine import SweepRequest
 from sweep.model import REPLICA_SCHEMA, FindingKind
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
 from sweep.report import write_report
-from sweep.run import sweep as carry_out
+from sweep.run import sweep as run_sweep
 
 _LARGEST = 1_000_000
-# What a sweep may find beside differences of replicas where damage came overnight.
-_CHANGED = (DamageKind.CORRUPT_CHUNK, DamageKind.CONFLICTING_CHUNK, DamageKind.LOST_CHUNK)
+# Kinds of damage that are also silent changes.
+_SILENT_KINDS = (DamageKind.CORRUPT_CHUNK, DamageKind.CONFLICTING_CHUNK, DamageKind.LOST_CHUNK)
 
 Place = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
-    """What one engine made of the second night."""
+class EngineResult:
+    """The result of one engine's sweep of the second night, as sets of rows."""
 
     summary: Summary
     report: Path
@@ -50,72 +51,70 @@ class Swept:
     type=click.Choice(["both", *ENGINES]),
     default="both",
     show_default=True,
-    help="Which engines sweep; both where Spark and Java are there.",
+    help="The engines to run. With `both`, Spark is left out if it is not installed.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0),
     default=1,
     show_default=True,
-    help="Another seed, another cluster.",
+    help="Seed of the random numbers; the same seed generates the same cluster.",
 )
 @click.option(
     "--datanodes",
     type=click.IntRange(3, 1000),
     default=6,
     show_default=True,
-    help="Datanodes in all.",
+    help="Number of datanodes.",
 )
 @click.option(
     "--containers",
     type=click.IntRange(1, _LARGEST),
     default=400,
     show_default=True,
-    help="Of three replicas each.",
+    help="Number of containers, with three replicas each.",
 )
 @click.option(
     "--blocks",
     type=click.IntRange(2, _LARGEST),
     default=20,
     show_default=True,
-    help="Per container, mean.",
+    help="Mean number of blocks per container.",
 )
 @click.option(
     "--chunks",
     type=click.IntRange(1, 256),
     default=64,
     show_default=True,
-    help="Per block, at most.",
+    help="Greatest number of chunks per block.",
 )
 @click.option(
     "--largest",
     type=click.IntRange(0, _LARGEST),
     default=0,
-    help="Blocks of one container at least.",
+    help="Least number of blocks in the first container, to test a large one.",
 )
 @click.option(
     "--damage",
     type=click.FloatRange(0, 0.1),
     default=0.0025,
     show_default=True,
-    help="Containers hit, of each kind.",
+    help="Share of containers with each kind of damage.",
 )
 @click.option(
     "--order",
     type=click.Choice([order.value for order in RowOrder]),
     default=RowOrder.CLUSTERED.value,
     show_default=True,
-    help="Exports as agents write them, or rows everywhere.",
+    help="Write exports as agents do, or shuffle the rows over all files.",
 )
 @click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Leave all files here, not the reports alone.",
+    help="Keep all files in this folder. Default: only the reports are kept.",
 )
-@click.option(
-    "--check", is_flag=True, help="Print nothing but what is wrong; the exit status tells."
-)
+@click.option("--check", is_flag=True, help="Print only mistakes; for use in scripts.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.pass_obj
 def demo(
@@ -134,35 +133,35 @@ def demo(
     check: bool,
     as_json: bool,
 ) -> int:
-    """Sweep a synthetic cluster that was damaged overnight.
+    """Sweep a synthetic cluster and check the findings.
 
-    The answer is held against the truth. Two nights are made from a seed and swept:
-    before the damage and after it. Each engine must find all that was done, and nothing
-    else; with two engines, their roots, verdicts and findings must be equal.
+    Generates the chunk tables of a cluster for two nights, before and after it is
+    damaged, and sweeps both. Each engine must find all of the damage and nothing else.
+    With two engines, their roots, verdicts and findings must be equal.
 
-    Exit status: 0 they are, 1 they are not.
+    Exit status: 0 all findings are as expected, 1 they are not.
     """
     kinds = dict.fromkeys(DamageKind, damage)
     cluster = SyntheticCluster(
         seed, datanodes, containers, blocks, chunks, largest, RowOrder(order), kinds
     )
-    with _folder(keep) as folder, progress_sink(output) as watcher:
-        names = _engines(engine, watcher)
+    with _folder(keep) as folder, progress_sink(output) as progress:
+        names = _engines(engine, progress)
         started = time.monotonic()
         synthetic(folder / "night-1", cluster, healthy=True)
         truth = synthetic(folder / "night-2", cluster)
         made_s = time.monotonic() - started
-        swept = {}
+        results = {}
         for name in names:
-            watcher.note(f"sweeping with the engine {name}")
-            swept[name] = _swept(name, folder, watcher)
-        wrong = mistakes(truth, swept)
+            progress.note(f"sweeping with the engine {name}")
+            results[name] = _run_engine(name, folder, progress)
+        wrong = mistakes(truth, results)
         if keep is None and not check:
-            swept = _with_lasting_reports(swept)
+            results = _with_lasting_reports(results)
         if as_json:
-            print_json(_json(truth, swept, wrong))
+            print_json(_json(truth, results, wrong))
         elif not check:
-            _print(truth, swept, made_s)
+            _print(truth, results, made_s)
         for text in wrong:
             click.echo(text, err=True)
         if not (as_json or check):
@@ -170,23 +169,23 @@ def demo(
             if not wrong:
                 same = (
                     "; the engines agree in every root, verdict and finding"
-                    if len(swept) > 1
+                    if len(results) > 1
                     else ""
                 )
                 print_line(
                     f"all {len(truth.damages)} damages were found, and nothing else{same}",
                     style="bold",
                 )
-            for one in swept.values():
+            for one in results.values():
                 print_line(f"report: {one.report}")
     return ExitCode.FAILED if wrong else 0
 
 
-def mistakes(truth: GroundTruth, swept: dict[str, Swept]) -> list[str]:
-    """What does not hold, in words; nothing if all does."""
+def mistakes(truth: GroundTruth, results: dict[str, EngineResult]) -> list[str]:
+    """The differences between findings and damage, and between engines, as texts."""
     wrong, expected = list[str](), _expected(truth)
     verdicts = {(damage.container_id, damage.verdict.value) for damage in truth.damages}
-    for name, one in swept.items():
+    for name, one in results.items():
         wrong += [
             f"{name}: not found: {_named(place)}" for place in sorted(expected - one.found, key=str)
         ]
@@ -199,7 +198,7 @@ def mistakes(truth: GroundTruth, swept: dict[str, Swept]) -> list[str]:
             f"{name}: container {place[0]} is not {place[1]}"
             for place in sorted(verdicts ^ diverged, key=str)
         ]
-    first, *others = swept.items()
+    first, *others = results.items()
     for name, other in others:
         for what, differing in (
             ("roots", first[1].roots ^ other.roots),
@@ -211,14 +210,14 @@ def mistakes(truth: GroundTruth, swept: dict[str, Swept]) -> list[str]:
     return wrong
 
 
-def _engines(asked: str, watcher: ProgressSink) -> list[str]:
-    if asked != "both":
-        return [asked]
+def _engines(name: str, progress: ProgressSink) -> list[str]:
+    if name != "both":
+        return [name]
     try:
-        with chosen_engine(SPARK, Path()):
+        with open_engine(SPARK, Path()):
             return list(ENGINES)
     except SparkMissingError as error:
-        watcher.note(f"with the local engine alone: {error.message}")
+        progress.note(f"only the local engine runs: {error.message}")
         return [LOCAL]
 
 
@@ -228,7 +227,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="treefold-sweep-") as name:
             yield Path(name)
         return
-    hint = "Name a folder that is not there yet."
+    hint = "Choose a new folder."
     try:
         if keep.exists() and any(keep.iterdir()):
             raise UsageError(f"{keep} is not empty", hint=hint)
@@ -238,18 +237,17 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     yield keep
 
 
-def _swept(name: str, folder: Path, watcher: ProgressSink) -> Swept:
+def _run_engine(name: str, folder: Path, progress: ProgressSink) -> EngineResult:
     out = folder / f"sweeps-{name}"
-    with chosen_engine(name, out) as engine:
+    with open_engine(name, out) as engine:
         for night in ("night-1", "night-2"):
-            summary = carry_out(SweepRequest(out, (str(folder / night),)), engine, watcher)
+            summary = run_sweep(SweepRequest(out, (str(folder / night),)), engine, progress)
     sweeps = SweepStore(out, Disk())
     write_report(sweeps, summary)
     names = ("kind", "container_id", "block_id", "chunk_offset", "lacking", "sources")
-    # Sums alone: the order of their computation tells the paths, and with it the
-    # fingerprints.
+    # Without path and fingerprint, which depend on the engine.
     sums = [n for n in REPLICA_SCHEMA.names if n not in ("path", "fingerprint")]
-    return Swept(
+    return EngineResult(
         summary,
         sweeps.report(summary.sweep_id),
         _places(sweeps, SweepTable.FINDINGS, summary.sweep_id, names),
@@ -274,7 +272,7 @@ def _places(
 
 
 def _expected(truth: GroundTruth) -> frozenset[Place]:
-    """All findings that there must be."""
+    """The findings that a sweep must have."""
     silent = (
         (
             FindingKind.SILENT_CHANGE.value,
@@ -285,7 +283,7 @@ def _expected(truth: GroundTruth) -> frozenset[Place]:
             (),
         )
         for damage in truth.damages
-        if damage.kind in _CHANGED
+        if damage.kind in _SILENT_KINDS
         for datanode in damage.datanodes
     )
     return frozenset([*(damage.finding for damage in truth.damages), *silent])
@@ -298,51 +296,52 @@ def _named(place: Place) -> str:
     )
 
 
-def _with_lasting_reports(swept: dict[str, Swept]) -> dict[str, Swept]:
-    """The same, with reports that stay when everything else goes."""
+def _with_lasting_reports(results: dict[str, EngineResult]) -> dict[str, EngineResult]:
+    """The results, with reports copied to a folder that is not removed."""
     folder = Path(tempfile.mkdtemp(prefix="treefold-sweep-report-"))
     return {
         name: replace(one, report=Path(shutil.copy(one.report, folder / f"{name}.html")))
-        for name, one in swept.items()
+        for name, one in results.items()
     }
 
 
-def _json(truth: GroundTruth, swept: dict[str, Swept], wrong: list[str]) -> JsonObject:
+def _json(truth: GroundTruth, results: dict[str, EngineResult], wrong: list[str]) -> JsonObject:
     return {
         "rows": truth.rows,
         "containers": truth.containers,
         "replicas": truth.replicas,
         "damages": len(truth.damages),
         "engines": {
-            name: one.summary.json() | {"report": str(one.report)} for name, one in swept.items()
+            name: one.summary.json() | {"report": str(one.report)} for name, one in results.items()
         },
         "wrong": wrong,
         "ok": not wrong,
     }
 
 
-def _print(truth: GroundTruth, swept: dict[str, Swept], made_s: float) -> None:
+def _print(truth: GroundTruth, results: dict[str, EngineResult], made_s: float) -> None:
     print_line(
-        f"made {truth.containers:,} containers, {truth.replicas:,} replicas, {truth.rows:,} chunks"
-        f" a night in {made_s:.1f} s, and damaged {len(truth.damages)} containers overnight"
+        f"generated {truth.containers:,} containers, {truth.replicas:,} replicas,"
+        f" {truth.rows:,} chunks per night in {made_s:.1f} s, and damaged"
+        f" {len(truth.damages)} containers"
     )
     rows = []
     for kind in DamageKind:
         of_kind = {damage.finding for damage in truth.damages if damage.kind is kind}
         rows.append(
-            (kind.value, len(of_kind), *(len(of_kind & one.found) for one in swept.values()))
+            (kind.value, len(of_kind), *(len(of_kind & one.found) for one in results.values()))
         )
     silent = {place for place in _expected(truth) if place[0] == FindingKind.SILENT_CHANGE.value}
     rows.append(
         (
             FindingKind.SILENT_CHANGE.value,
             len(silent),
-            *(len(silent & one.found) for one in swept.values()),
+            *(len(silent & one.found) for one in results.values()),
         )
     )
-    headings = ("DAMAGE", "DONE", *(f"FOUND BY {name.upper()}" for name in swept))
+    headings = ("DAMAGE", "DONE", *(f"FOUND BY {name.upper()}" for name in results))
     print_table(headings, rows, numbers=headings[1:])
-    for name, one in swept.items():
+    for name, one in results.items():
         summary = one.summary
         verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in summary.verdicts.items())
         print_line(

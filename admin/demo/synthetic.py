@@ -1,11 +1,10 @@
-"""A cluster that never was: chunk tables from a seed, with damage of every kind, and
-the truth to hold a sweep against.
+"""Generate the chunk tables of a synthetic cluster from a seed, with damage of every
+kind, and return the damage as ground truth.
 
-Three replicas of each container are alike but for what was damaged, one damage in a
-container at most. Some containers differ by design, and no sweep may name them:
-erasure-coded ones, open ones, and those of which a replica has no tree. Everything is
-made slab by slab, a stretch of blocks each, so that memory is bounded whatever the
-size.
+The three replicas of a container are equal except for its damage; a container has one
+damage at most. Some containers differ by design, and a sweep must not report them:
+erasure-coded ones, open ones, and those with a replica without a tree. Rows are
+generated slab by slab, each some of the blocks, so memory is bounded.
 """
 
 import random
@@ -17,82 +16,90 @@ from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from admin.demo.ground_truth import DamageKind, GroundTruth, InjectedDamage
 from chunktable.manifest import FileKind, Manifest, TableFile, file_name
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW, CONTAINER_SCHEMA
 from chunktable.writer import parquet_writer
 from merkle.checksum import RunningFingerprint
-from merkle.comparison import DifferenceKind
-from merkle.outcome import Verdict
 from merkle.replica import TreeSource
 from merkle.tree import block_checksum
 
 Int64s = npt.NDArray[np.int64]
+
 Bools = npt.NDArray[np.bool_]
 
 CHUNK_BYTES = 4 << 20
+
 REPLICAS = 3
-# Chunks of one slab, before they are multiplied by replicas.
+
+# Chunks of one slab, counted once for all replicas.
 _SLAB_ROWS = 1 << 19
-# Rows of a row group, and rows that wait in memory for all writers together.
+
+# Rows of a row group, and the rows buffered by all writers together.
 _GROUP_ROWS = 1 << 20
+
 _PENDING_ROWS = 6 << 20
+
 _SCANNED_AT_MS = 1_790_000_000_000
+
 _CREATED_AT = datetime.fromtimestamp(_SCANNED_AT_MS / 1000, UTC)
-# Of the volumes, in turn: disks of a cluster are bought over years.
+
+# The ages of the volumes, in turn.
 _AGES_DAYS = (10, 100, 250, 700, 1500, 2200)
+
 _DAY_MS = 86_400_000
-# Of the one export that each datanode made.
+
+# Sequence and token of the one export that each datanode made.
 _SEQUENCE, _TOKEN = 1, "00000000"
+
 _HELD_NAMES = ["container_id", "generation", "rows"]
+
 _FIRST_BLOCK = 113_750_153_625_600_000
+
 _FIRST_CONTAINER = 1
+
 _BLOCKS_DELETED = 0.01
+
 _CONTAINERS_OPEN = 0.01
+
 _CONTAINERS_CODED = 0.01
+
 _CONTAINERS_WITHOUT_TREE = 0.002
+
 _STATES = ("CLOSED", "QUASI_CLOSED", "UNHEALTHY", "OPEN")
+
 _SOURCES = ("tree", "none")
 
 
 class RowOrder(Enum):
-    """How the rows lie in the files."""
+    """The order of the rows in the files."""
 
-    # An export of each datanode, with its manifest, as agents write them.
+    # An export with a manifest for each datanode, as agents write them.
     CLUSTERED = "clustered"
-    # Everything everywhere: no replica is in one piece, and no statistics of a row
-    # group exclude a container.
+    # Rows in random order over all files: no replica is contiguous, and the statistics
+    # of a row group exclude no container.
     SHUFFLED = "shuffled"
 
 
-class DamageKind(Enum):
-    """What is done to one container."""
-
-    CORRUPT_CHUNK = "corrupt_chunk"
-    MISSING_CHUNK = "missing_chunk"
-    MISSING_BLOCK = "missing_block"
-    # Deleted on one replica alone.
-    DELETED_BLOCK = "deleted_block"
-    # Other bytes that match other recorded checksums.
-    CONFLICTING_CHUNK = "conflicting_chunk"
-    # Corrupt on all replicas alike.
-    LOST_CHUNK = "lost_chunk"
-
-
-# Containers damaged, of all; of each kind whose share is above 0 there is one at least.
+# The share of containers with each kind of damage; a share above 0 damages at least one
+# container.
 _DEFAULT_DAMAGE: Mapping[DamageKind, float] = MappingProxyType(dict.fromkeys(DamageKind, 0.0005))
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticCluster:
-    """What to make: blocks a container in the mean, chunks of a full block and what
-    share of blocks is full; `largest_blocks` is what the first container has at least.
+    """The size of the cluster to generate.
+
+    `blocks` is the mean number of blocks per container, `largest_blocks` the least
+    number in the first container. `chunks` is the number of chunks in a full block,
+    and `full` the share of full blocks.
     """
 
     seed: int = 1
@@ -113,60 +120,11 @@ class SyntheticCluster:
         assert 0 <= self.full <= 1
 
 
-@dataclass(frozen=True, slots=True)
-class InjectedDamage:
-    """One injected damage: `datanodes` hold it; `offset` is None where it is of a whole
-    block.
-    """
-
-    kind: DamageKind
-    container_id: int
-    block_id: int
-    offset: int | None
-    datanodes: tuple[str, ...]
-    others: tuple[str, ...]
-
-    @property
-    def verdict(self) -> Verdict:
-        """What a sweep must say of the container."""
-        if self.kind is DamageKind.CONFLICTING_CHUNK:
-            return Verdict.CONFLICT
-        return Verdict.UNRECOVERABLE if self.kind is DamageKind.LOST_CHUNK else Verdict.REPAIRABLE
-
-    @property
-    def finding(self) -> tuple[str, int, int, int | None, tuple[str, ...], tuple[str, ...]]:
-        """The finding it must lead to: kind, container, block, offset, lacking,
-        sources.
-        """
-        kind, lacking, sources = self.kind.value, self.datanodes, self.others
-        if self.kind is DamageKind.DELETED_BLOCK:
-            lacking, sources = sources, lacking
-        elif self.kind is DamageKind.CONFLICTING_CHUNK:
-            lacking, sources = (), tuple(sorted((*lacking, *sources)))
-        elif self.kind is DamageKind.LOST_CHUNK:
-            kind = DifferenceKind.CORRUPT_CHUNK.value
-        return kind, self.container_id, self.block_id, self.offset, lacking, sources
-
-
-@dataclass(frozen=True, slots=True)
-class GroundTruth:
-    """What was made: damages ascending by container, and the containers of which one
-    replica has no tree.
-    """
-
-    damages: tuple[InjectedDamage, ...]
-    without_tree: tuple[int, ...]
-    rows: int
-    containers: int
-    replicas: int
-
-
 def synthetic(folder: Path, cluster: SyntheticCluster, *, healthy: bool = False) -> GroundTruth:
-    """Write the cluster's chunk tables into `folder`: an export a datanode, or files of
-    no order.
+    """Write the cluster's chunk tables to `folder`, in `cluster.order`.
 
-    With `healthy` the same cluster as it was before all damage, of which the truth then
-    says nothing.
+    With `healthy`, writes the same cluster before it was damaged, and returns no
+    damages.
     """
     layout = _Layout.of(cluster)
     found: list[InjectedDamage] = []
@@ -182,11 +140,11 @@ def synthetic(folder: Path, cluster: SyntheticCluster, *, healthy: bool = False)
             rows = [slab.rows(layout, node, healthy=healthy) for node in range(cluster.datanodes)]
             if cluster.order is RowOrder.SHUFFLED:
                 shuffle = np.random.default_rng((cluster.seed, 2, number))
-                everything = {name: np.concatenate([one[name] for one in rows]) for name in rows[0]}
-                order = shuffle.permutation(len(everything["node"]))
+                all_rows = {name: np.concatenate([one[name] for one in rows]) for name in rows[0]}
+                order = shuffle.permutation(len(all_rows["node"]))
                 ways = len(writers)
                 rows = [
-                    {n: column[order[i::ways]] for n, column in everything.items()}
+                    {n: column[order[i::ways]] for n, column in all_rows.items()}
                     for i in range(ways)
                 ]
             for writer, one in zip(writers, rows, strict=True):
@@ -208,7 +166,9 @@ def synthetic(folder: Path, cluster: SyntheticCluster, *, healthy: bool = False)
 
 
 def _commit(folder: Path, datanode: str, writer: "_Writer", volume_created_ms: int) -> None:
-    """Complete an export: its inventory, and the manifest that names both files."""
+    """Complete an export: write its inventory, and the manifest that lists both
+    files.
+    """
     inventory = folder / file_name(FileKind.CONTAINERS, _SEQUENCE, _TOKEN)
     held = writer.inventory(_volume(datanode))
     pq.write_table(held, inventory)
@@ -249,24 +209,25 @@ def _volume(datanode: str) -> str:
 
 
 _KINDS = tuple(DamageKind)
+
 _NO_DAMAGE = -1
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What is drawn once for the whole cluster: arrays by container, ascending."""
+    """The random choices for the whole cluster, as arrays by container."""
 
     cluster: SyntheticCluster
     names: tuple[str, ...]
-    # Number of a container's first block, one more at the end.
+    # The ordinal of each container's first block, and the number of all blocks.
     starts: Int64s
     # Datanodes by container and replica, and the states of their replicas.
     nodes: Int64s
     states: Int64s
     is_coded: Bools
     is_without_tree: Bools
-    # The damage (a place in _KINDS), the block it is of, the replica, and where in the
-    # block, 0 to 1.
+    # The damage (an index into _KINDS), its block, its replica, and its relative
+    # position in the block, from 0 to 1.
     damage: Int64s
     damaged_block: Int64s
     damaged_replica: Int64s
@@ -284,7 +245,7 @@ class _Layout:
         blocks = rng.integers(max(2, cluster.blocks * 3 // 4), cluster.blocks * 5 // 4 + 1, count)
         blocks[0] = max(blocks[0], cluster.largest_blocks)
         starts = np.concatenate([[0], np.cumsum(blocks)])
-        # Three different ones: any first, then two different steps around the ring.
+        # Three different datanodes: a random one, and two different steps from it.
         steps = (
             rng.integers(1, [[nodes, nodes - 1]], (count, 2))
             if nodes > 2
@@ -325,7 +286,7 @@ class _Layout:
 
     @property
     def blocks_all(self) -> int:
-        """How many blocks there are."""
+        """The number of all blocks."""
         return int(self.starts[-1])
 
 
@@ -341,13 +302,24 @@ def _paths(folder: Path, layout: _Layout, order: RowOrder) -> list[Path]:
 def _slabs(blocks: int, count: int, order: RowOrder) -> Sequence[Int64s]:
     if order is RowOrder.CLUSTERED:
         return np.array_split(np.arange(blocks), count)
-    # No container lies in one slab.
+    # Spread each container over all slabs.
     return [np.arange(i, blocks, count) for i in range(count)]
+
+
+class _RowColumns(NamedTuple):
+    """The columns of rows that damage changes, and which rows are kept."""
+
+    offsets: Int64s
+    lengths: Int64s
+    checksums: Int64s
+    matches: Bools
+    deleted: Bools
+    keep: Bools
 
 
 @dataclass(frozen=True, slots=True)
 class _Slab:
-    """Some blocks with all their chunks, as they were before all damage."""
+    """Blocks with all of their chunks, before any damage."""
 
     ordinals: Int64s
     containers: Int64s
@@ -382,12 +354,12 @@ class _Slab:
             starts,
             ranks * CHUNK_BYTES,
             lengths,
-            # Never 0, which says that there was none.
+            # Not 0, which stands for no recorded checksum.
             rng.integers(1, 1 << 32, rows),
         )
 
     def damages(self, layout: _Layout) -> list[InjectedDamage]:
-        """What is damaged in these blocks."""
+        """The damages in these blocks."""
         found = []
         for block, row in zip(*self._damaged(layout), strict=True):
             container = self.containers[block]
@@ -415,8 +387,8 @@ class _Slab:
     def rows(
         self, layout: _Layout, node: int, *, healthy: bool
     ) -> dict[str, npt.NDArray[np.generic]]:
-        """What one datanode holds of these blocks, in order; strings are places in the
-        lists of them.
+        """The rows of these blocks on one datanode, in order. Text columns are indexes
+        into their lists of values.
         """
         replica = np.argmax(layout.nodes[self.containers] == node, axis=1)
         held = (layout.nodes[self.containers] == node).any(axis=1)
@@ -429,12 +401,13 @@ class _Slab:
         )
         matches, deleted = np.ones(len(offsets), np.bool_), np.repeat(self.is_deleted, counts)
         of_block = np.repeat(np.arange(len(counts)), counts)
-        # Every index of an erasure-coded group holds other cells; an open replica may
-        # lag behind the others.
+        # The replicas of an erasure-coded container hold different data, and open
+        # replicas may differ.
         differs = layout.is_coded[self.containers] | (
             layout.states[self.containers, 0] == _STATES.index("OPEN")
         )
         checksums[np.repeat(differs, counts)] ^= node + 1
+        rows = _RowColumns(offsets, lengths, checksums, matches, deleted, keep)
         for block, row in zip(*self._damaged(layout), strict=True) if not healthy else ():
             container = self.containers[block]
             kind = _KINDS[layout.damage[container]]
@@ -443,24 +416,8 @@ class _Slab:
                 and replica[block] != layout.damaged_replica[container]
             ):
                 continue
-            block_rows = slice(self.starts[block], self.starts[block + 1])
-            match kind:
-                case DamageKind.CORRUPT_CHUNK | DamageKind.LOST_CHUNK:
-                    checksums[row] ^= 1 << 31
-                    matches[row] = False
-                case DamageKind.CONFLICTING_CHUNK:
-                    checksums[row] ^= 1 << 31
-                case DamageKind.MISSING_CHUNK if counts[block] > 1:
-                    keep[row] = False
-                case DamageKind.MISSING_CHUNK:
-                    # The block stays, without chunks.
-                    offsets[row], lengths[row] = BLOCK_ROW, 0
-                    checksums[row] = block_checksum(int(self.block_ids[block]), [])
-                case DamageKind.MISSING_BLOCK:
-                    keep[block_rows] = False
-                case DamageKind.DELETED_BLOCK:
-                    deleted[block_rows] = True
-        # Of a replica without a tree one row stays, that of its first block.
+            self._damage(rows, kind, block, row)
+        # A replica without a tree has one row, made from that of its first block.
         lost = layout.is_without_tree[self.containers] & (replica == 0)
         keep &= ~np.repeat(lost, counts)
         is_first = self.ordinals == layout.starts[self.containers]
@@ -488,8 +445,28 @@ class _Slab:
             "generation": np.where(layout.damage[container] == _NO_DAMAGE, 1, 1 if healthy else 2),
         }
 
+    def _damage(self, rows: "_RowColumns", kind: DamageKind, block: int, row: int) -> None:
+        """Damage the rows of a block; `row` is that of the damaged chunk."""
+        block_rows = slice(self.starts[block], self.starts[block + 1])
+        match kind:
+            case DamageKind.CORRUPT_CHUNK | DamageKind.LOST_CHUNK:
+                rows.checksums[row] ^= 1 << 31
+                rows.matches[row] = False
+            case DamageKind.CONFLICTING_CHUNK:
+                rows.checksums[row] ^= 1 << 31
+            case DamageKind.MISSING_CHUNK if self.starts[block + 1] - self.starts[block] > 1:
+                rows.keep[row] = False
+            case DamageKind.MISSING_CHUNK:
+                # The block stays, without chunks.
+                rows.offsets[row], rows.lengths[row] = BLOCK_ROW, 0
+                rows.checksums[row] = block_checksum(int(self.block_ids[block]), [])
+            case DamageKind.MISSING_BLOCK:
+                rows.keep[block_rows] = False
+            case DamageKind.DELETED_BLOCK:
+                rows.deleted[block_rows] = True
+
     def _damaged(self, layout: _Layout) -> tuple[list[int], list[int]]:
-        """The damaged blocks of this slab, and the row of each that is hit."""
+        """The damaged blocks of this slab, and the damaged row of each."""
         is_hit = (layout.damage[self.containers] != _NO_DAMAGE) & (
             layout.damaged_block[self.containers] == self.ordinals
         )
@@ -502,12 +479,11 @@ class _Slab:
 
 
 class _Writer:
-    """One file, whose rows wait until they fill a row group."""
+    """Writes one file; rows are buffered until they fill a row group."""
 
     def __init__(self, path: Path, cluster: SyntheticCluster) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Text is handed over as dictionaries, and must not be noted as such in the
-        # file.
+        # Text is passed as dictionaries; the file's schema must have plain strings.
         schema = pa.schema([_as_dictionary(field) for field in CHUNK_SCHEMA])
         self._schema = schema
         self._out = parquet_writer(path, schema)
@@ -526,7 +502,7 @@ class _Writer:
         self._out.close()
 
     def add(self, layout: _Layout, rows: dict[str, npt.NDArray[np.generic]]) -> None:
-        """Take rows over; a full row group is written."""
+        """Add rows; a full row group is written."""
         self._layout = layout
         self._pending.append(rows)
         self._waiting += len(rows["node"])
@@ -534,13 +510,13 @@ class _Writer:
             self._flush()
 
     def close(self) -> int:
-        """How many rows there are."""
+        """Write the remaining rows, and return the number of all rows."""
         self._flush()
         self._out.close()
         return self.rows
 
     def inventory(self, volume: str) -> pa.Table:
-        """The replicas in the file, by CONTAINER_SCHEMA."""
+        """The replicas in the file (CONTAINER_SCHEMA)."""
         found = pa.table(
             list(np.concatenate([np.empty((3, 0), np.int64), *self._inventory], axis=1)),
             _HELD_NAMES,

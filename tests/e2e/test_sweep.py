@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from admin.demo.cluster import LocalCluster
-from admin.demo.synthetic import GroundTruth, SyntheticCluster, synthetic
+from admin.demo.ground_truth import GroundTruth
+from admin.demo.synthetic import SyntheticCluster, synthetic
 from merkle.outcome import Verdict
 from tests.support.sweeps import findings_of
 from tests.support.volumes import unpack

@@ -21,7 +21,7 @@ GROUP_ROWS = 2_000
 
 
 class Quiet:
-    """A watcher that keeps what it was told."""
+    """A progress sink that records its notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -98,7 +98,7 @@ def run(
     volumes: Sequence[Path] = (),
     source: TreeSource = TreeSource.TREE,
     engine: OnePartWaves | None = None,
-    watcher: Quiet | None = None,
+    progress: Quiet | None = None,
     fresh: bool = False,
     keep: int = 30,
     write_trees: bool = False,
@@ -110,7 +110,11 @@ def run(
     names = tuple(map(str, tables)), tuple(map(str, volumes))
     request = SweepRequest(out, *names, source, fresh, keep, write_trees, tuple(gone))
     return sweep(
-        request, engine or OnePartWaves(out / "spill"), watcher or Quiet(), disk=disk, report=report
+        request,
+        engine or OnePartWaves(out / "spill"),
+        progress or Quiet(),
+        disk=disk,
+        report=report,
     )
 
 

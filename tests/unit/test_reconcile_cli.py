@@ -410,7 +410,7 @@ def test_an_empty_container_is_not_said_to_hold_what_has_no_checksums(cluster: C
     for agent in cluster.agents.values():
         agent.work(done("UNKNOWN", evidence=[UNVERIFIABLE]))
     warnings = str(cluster.json("reconcile", "1", "--yes", "--wait")["warnings"])
-    assert "unverifiable: no replica counts a block in it" in warnings
+    assert "unverifiable: no replica reports any blocks" in warnings
     assert "nobody recorded" not in warnings
 
 
@@ -429,27 +429,27 @@ GONE = pb.PeerOutcome(datanode_id="dn-3", outcome="peer_unavailable")
     [
         (
             done("UNKNOWN", evidence=[UNVERIFIABLE]),
-            "unverifiable: it holds what nobody recorded a checksum of",
+            "unverifiable: it holds data without recorded checksums",
         ),
         (
             done("UNKNOWN", evidence=[UNVERIFIABLE, UNREADABLE]),
             (
-                "file_unreadable block 20 at 0: Permission denied (says dn-1, dn-2, dn-3); "
-                "unverifiable: it holds what nobody recorded a checksum of"
+                "file_unreadable block 20 at 0: Permission denied (reported by dn-1, dn-2, dn-3); "
+                "unverifiable: it holds data without recorded checksums"
             ),
         ),
         (
             done("UNKNOWN", evidence=[SHARED], peers=[GONE]),
-            "peer_unavailable: datanode dn-3 (says dn-1, dn-2, dn-3)",
+            "peer_unavailable: datanode dn-3 (reported by dn-1, dn-2, dn-3)",
         ),
         (
             done("UNKNOWN", evidence=[UNVERIFIABLE, UNREADABLE], peers=[GONE]),
             (
-                "peer_unavailable: datanode dn-3 (says dn-1, dn-2, dn-3); file_unreadable block 20"
-                " at 0: Permission denied (says dn-1, dn-2, dn-3) and 1 more"
+                "peer_unavailable: datanode dn-3 (reported by dn-1, dn-2, dn-3); file_unreadable"
+                " block 20 at 0: Permission denied (reported by dn-1, dn-2, dn-3) and 1 more"
             ),
         ),
-        (done("UNKNOWN"), "its datanodes do not say why"),
+        (done("UNKNOWN"), "its datanodes reported no reason"),
     ],
     ids=["unverifiable", "unreadable", "silent peer", "all of it", "nothing"],
 )
@@ -474,7 +474,7 @@ def test_why_a_verdict_is_unknown_is_named_and_no_failure(
     # The plan warns too: these agents have no trees to show.
     warnings = [warning for warning in document["warnings"] if "the plan lacks" not in warning]
     assert warnings == [
-        f"container 1: not all is known: {why}: see `treefold job show {job['jobID']}`"
+        f"container 1: the verdict is UNKNOWN: {why}: see `treefold job show {job['jobID']}`"
     ]
 
 

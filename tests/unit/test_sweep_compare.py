@@ -439,16 +439,20 @@ def test_a_change_is_explained_by_what_the_agent_wrote_there(
 
 
 def test_where_no_agent_tells_its_repairs_a_chunk_that_matches_again_was_repaired() -> None:
-    def changes(before: ContainerTree, now: ContainerTree, **unheard: frozenset[str]) -> int:
+    def changes(before: ContainerTree, now: ContainerTree, **without_events: frozenset[str]) -> int:
         tables = held("dn-a", before), held("dn-a", now), EVENT_SCHEMA.empty_table()
-        found: int = silent_findings(*tables, **unheard).num_rows
+        found: int = silent_findings(*tables, **without_events).num_rows
         return found
 
     for others in (frozenset[str](), frozenset(["dn-b"])):
-        assert changes(DAMAGED, WHOLE, unheard=others) == 1
+        assert changes(DAMAGED, WHOLE, without_events=others) == 1
     nobody = frozenset(["dn-a"])
-    assert changes(DAMAGED, WHOLE, unheard=nobody) == 0
-    assert changes(WHOLE, DAMAGED, unheard=nobody) == changes(WHOLE, CHANGED, unheard=nobody) == 1
+    assert changes(DAMAGED, WHOLE, without_events=nobody) == 0
+    assert (
+        changes(WHOLE, DAMAGED, without_events=nobody)
+        == changes(WHOLE, CHANGED, without_events=nobody)
+        == 1
+    )
 
 
 def test_a_short_repair_behind_a_long_one_does_not_hide_it() -> None:

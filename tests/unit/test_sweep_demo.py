@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from admin.demo.sweep_demo import Swept, mistakes
-from admin.demo.synthetic import DamageKind, GroundTruth, SyntheticCluster, synthetic
+from admin.demo.ground_truth import DamageKind, GroundTruth
+from admin.demo.sweep_demo import EngineResult, mistakes
+from admin.demo.synthetic import SyntheticCluster, synthetic
 from tests.support.sweeps import run
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> tuple[GroundTruth, Swept]:
+def told(tmp_path: Path) -> tuple[GroundTruth, EngineResult]:
     """A truth, and a sweep that found all of it."""
     truth = synthetic(
         tmp_path / "table",
@@ -22,14 +23,14 @@ def told(tmp_path: Path) -> tuple[GroundTruth, Swept]:
     verdicts = frozenset(
         (damage.container_id, damage.verdict.value, 3, 0) for damage in truth.damages
     )
-    return truth, Swept(summary, tmp_path / "report.html", found, verdicts, frozenset())
+    return truth, EngineResult(summary, tmp_path / "report.html", found, verdicts, frozenset())
 
 
-def test_all_found_is_no_mistake(told: tuple[GroundTruth, Swept]) -> None:
+def test_all_found_is_no_mistake(told: tuple[GroundTruth, EngineResult]) -> None:
     assert mistakes(told[0], {"one": told[1]}) == []
 
 
-def test_what_was_missed_or_made_up_is_named(told: tuple[GroundTruth, Swept]) -> None:
+def test_what_was_missed_or_made_up_is_named(told: tuple[GroundTruth, EngineResult]) -> None:
     truth, swept = told
     gone = truth.damages[0]
     made_up = ("missing_chunk", 1, 2, 3, (), ())

@@ -10,13 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from admin.demo.synthetic import GroundTruth, RowOrder, SyntheticCluster, synthetic
+from admin.demo.ground_truth import GroundTruth
+from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from chunktable.schema import CHUNK_SCHEMA
 from merkle.outcome import Verdict
 from runtime.disk import Disk
 from sweep.errors import SweepInputError
 from sweep.model import REPLICA_SCHEMA
-from sweep.output import Skipped, SweepStore, SweepTable
+from sweep.output import SkippedInput, SweepStore, SweepTable
 from sweep.report import write_report
 from tests.support.sweeps import OnePartWaves, findings_of, run, table_of, tear, verdicts_of
 
@@ -140,7 +141,9 @@ def test_an_empty_folder_among_exports_is_skipped_by_name(tmp_path: Path) -> Non
     empty.mkdir()
     for hidden in (".in-the-making", "lost+found"):
         (tmp_path / "table" / hidden).mkdir()
-    assert Skipped(str(empty), "it is empty") in run(tmp_path / "out", tmp_path / "table").skipped
+    assert (
+        SkippedInput(str(empty), "it is empty") in run(tmp_path / "out", tmp_path / "table").skipped
+    )
 
 
 def test_a_table_without_rows_is_skipped_by_name(tmp_path: Path) -> None:
@@ -152,8 +155,8 @@ def test_a_table_without_rows_is_skipped_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "note"),
     [
-        ("roots/sweep_id={}/roots.parquet", "silent changes since {} cannot be told"),
-        ("chunks/{}/parts.json", "silent changes since {} cannot be told"),
+        ("roots/sweep_id={}/roots.parquet", "silent changes since {} are unknown"),
+        ("chunks/{}/parts.json", "silent changes since {} are unknown"),
         ("summary/sweep_id={}/summary.parquet", "sweep {} is left out of the report"),
     ],
 )
@@ -213,7 +216,7 @@ def test_a_datanode_whose_rows_are_no_longer_kept_is_named(tmp_path: Path) -> No
         run(tmp_path / "out", *tables[1:])
     (note,) = run(tmp_path / "out", tmp_path / "table").notes
     assert note.startswith(
-        f"silent changes of {datanode} cannot be told: it was last in sweep {first.sweep_id}"
+        f"silent changes of {datanode} are unknown: it was last in sweep {first.sweep_id}"
     )
 
 
@@ -242,7 +245,7 @@ def test_a_page_of_earlier_roots_that_was_flipped_is_a_note_and_no_silent_change
     second = run(tmp_path / "out", tmp_path / "table")
     assert second.findings == {}
     assert [
-        note.startswith(f"silent changes since {first} cannot be told") for note in second.notes
+        note.startswith(f"silent changes since {first} are unknown") for note in second.notes
     ] == [True]
 
 

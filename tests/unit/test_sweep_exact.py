@@ -42,7 +42,11 @@ OTHER = row(1, 0, datanode="dn-b")
 @pytest.mark.parametrize(
     ("rows", "kind", "said"),
     [
-        ((row(1, 0), row(1, 0, 6)), "rows_contradict", "two rows at one place differ (rows: 1)"),
+        (
+            (row(1, 0), row(1, 0, 6)),
+            "rows_contradict",
+            "two rows of the same block and offset differ (rows: 1)",
+        ),
         (
             (row(1, 0), row(1, 0, length=5), row(1, 0, matches=False)),
             "rows_contradict",

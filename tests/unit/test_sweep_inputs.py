@@ -415,10 +415,10 @@ def test_a_killed_sweep_does_not_go_on_with_exports_that_were_made_anew(tmp_path
     with pytest.raises(Killed):
         run(out, tmp_path / "to", engine=OnePartWaves(tmp_path / "spill", dies_after=1))
     agents.export(0, 1, 2, 0, 1, 2)
-    watcher = Quiet()
-    summary = run(out, tmp_path / "to", watcher=watcher)
+    progress = Quiet()
+    summary = run(out, tmp_path / "to", progress=progress)
     assert summary.verdicts == {"MATCH": 5}
-    assert not any("going on" in note for note in watcher.notes)
+    assert not any("going on" in note for note in progress.notes)
 
 
 def test_of_names_that_are_no_text_only_those_of_tables_matter(tmp_path: Path) -> None:

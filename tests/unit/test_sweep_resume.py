@@ -36,10 +36,10 @@ def test_killed_after_any_stored_result_the_next_run_comes_to_the_same_and_folds
             run(out, tmp_path / "table", engine=dying)
         except Killed:
             assert SweepStore(out, Disk()).sweeps() == []
-            watcher, again = Quiet(), OnePartWaves(tmp_path / "spill")
-            resumed = run(out, tmp_path / "table", engine=again, watcher=watcher)
+            progress, again = Quiet(), OnePartWaves(tmp_path / "spill")
+            resumed = run(out, tmp_path / "table", engine=again, progress=progress)
             assert any(
-                note.startswith(f"resuming sweep {resumed.sweep_id}") for note in watcher.notes
+                note.startswith(f"resuming sweep {resumed.sweep_id}") for note in progress.notes
             )
             assert not set(dying.folded) & set(again.folded)
             assert [table_of(out, table, resumed.sweep_id) for table in TABLES] == expected
@@ -122,9 +122,9 @@ def test_two_sweeps_do_not_write_to_one_folder_at_a_time(tmp_path: Path) -> None
                 run(tmp_path / "out", tmp_path / "table")
             super().begin(what, total, unit)
 
-    watcher = Second()
-    run(tmp_path / "out", tmp_path / "table", watcher=watcher)
-    assert watcher.begun
+    progress = Second()
+    run(tmp_path / "out", tmp_path / "table", progress=progress)
+    assert progress.begun
 
 
 def test_nothing_to_read_is_an_error_that_names_the_inputs_and_leaves_nothing(
@@ -157,9 +157,9 @@ def test_what_is_finished_and_cannot_be_read_again_is_done_again(
         )
     (plan,) = (tmp_path / "out" / "work").glob("*/plan.json")
     tear(plan.parent / name)
-    watcher = Quiet()
-    again = run(tmp_path / "out", tmp_path / "table", watcher=watcher)
-    assert any(note.startswith("begun anew: ") and name in note for note in watcher.notes)
+    progress = Quiet()
+    again = run(tmp_path / "out", tmp_path / "table", progress=progress)
+    assert any(note.startswith("starting over: ") and name in note for note in progress.notes)
     assert again.sweep_id != plan.parent.name
     for table in TABLES:
         assert table_of(tmp_path / "out", table, again.sweep_id) == table_of(
@@ -180,9 +180,9 @@ def test_copied_rows_of_a_volume_that_cannot_be_read_again_are_copied_again(tmp_
     tear(rows)
     (folded,) = (tmp_path / "out" / "work").glob("*/folded")
     Disk().remove_folder(folded)
-    watcher = Quiet()
-    again = run(tmp_path / "out", volumes=[volume], watcher=watcher)
-    assert any(note.startswith("begun anew: ") for note in watcher.notes)
+    progress = Quiet()
+    again = run(tmp_path / "out", volumes=[volume], progress=progress)
+    assert any(note.startswith("starting over: ") for note in progress.notes)
     assert (again.skipped, again.containers) == ((), 6)
 
 
@@ -193,9 +193,11 @@ def test_a_plan_that_cannot_be_read_is_put_aside(tmp_path: Path, text: str, fres
     plan = tmp_path / "out" / "work" / "20260101T000000Z-0000" / "plan.json"
     plan.parent.mkdir(parents=True)
     plan.write_text(text, "latin-1")
-    watcher = Quiet()
-    assert run(tmp_path / "out", tmp_path / "table", watcher=watcher, fresh=fresh).containers == 80
-    assert any("20260101T000000Z-0000 cannot be resumed" in note for note in watcher.notes)
+    progress = Quiet()
+    assert (
+        run(tmp_path / "out", tmp_path / "table", progress=progress, fresh=fresh).containers == 80
+    )
+    assert any("20260101T000000Z-0000 cannot be resumed" in note for note in progress.notes)
     assert not plan.parent.exists()
 
 
@@ -236,6 +238,6 @@ def test_killed_at_its_end_a_sweep_is_ended_by_the_same_command(
 
 def test_the_folder_of_sweeps_is_not_in_a_table(tmp_path: Path) -> None:
     synthetic(tmp_path / "table", SMALL)
-    with pytest.raises(UsageError, match="lies in --table"):
+    with pytest.raises(UsageError, match="is inside --table"):
         run(tmp_path / "table" / "out", tmp_path / "table")
     assert not (tmp_path / "table" / "out").exists()

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from admin.demo.synthetic import DamageKind, RowOrder, SyntheticCluster, synthetic
+from admin.demo.ground_truth import DamageKind
+from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from merkle.outcome import Verdict
 from tests.support.chunk_rows import compared, rows_in, trees_in
 

@@ -203,7 +203,7 @@ def test_a_tree_that_no_agent_stores_is_left_out_and_counted(
     pq.write_table(table, tmp_path / "table" / "chunks-rows.parquet", row_group_size=1 << 20)
     summary = run(tmp_path / "out", tmp_path / "table", write_trees=True)
     assert list(packed_trees(tmp_path / "out", summary.sweep_id)) == [(2, "a", "v")]
-    assert summary.notes == ("1 trees are larger than agents store, and were not written",)
+    assert summary.notes == ("1 trees were not written: they are larger than agents store",)
 
 
 @pytest.mark.parametrize("dies_after", [4, 6])

@@ -374,7 +374,7 @@ def test_bytes_behind_the_last_recorded_chunk_are_a_note_and_no_difference(
 ) -> None:
     with replicas[0].block_file(1, 20).open("ab") as file:
         file.write(bytes(5))
-    assert "block 20 has 5 bytes behind its last recorded chunk" in str(
+    assert "block 20 has 5 bytes after its last recorded chunk" in str(
         lines("build", replicas[0].root)[0]["notes"]
     )
     assert lines("diff", *roots(replicas))[0]["verdict"] == "MATCH"
