@@ -9,8 +9,10 @@ died of it, and the next honest question is answered.
 import gzip
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 import grpc
 import pytest
@@ -19,7 +21,8 @@ from google.protobuf.message import Message
 from dnagent.agent import Agent
 from dnagent.config import AgentConfig, ScanSettings, VolumeSettings
 from merkle.limits import MESSAGE_BYTES_MAX
-from merkle.replica import ReplicaState
+from merkle.replica import PeerId, ReplicaState
+from merkle.tree import ContainerId
 from ozone import datanode
 from protos import agent_pb2 as ap
 from protos import controller_pb2 as cp
@@ -36,7 +39,8 @@ from protos.ozone_datanode_pb2 import (
     Type,
 )
 from repair import wire
-from runtime.rpc import StreamCall, UnaryStreamCall, sent_error
+from repair.peers import AgentPeer
+from runtime.rpc import Deadlines, StreamCall, UnaryStreamCall, open_channel, sent_error
 from scm import server as controller
 from scm.config import ControllerConfig
 from scm.messages import PROGRESS_MAX
@@ -423,3 +427,20 @@ def result_of(address: str, raw: bytes) -> str:
         except grpc.RpcError as error:
             return error.code().name
     return Result.Name(reply.result)
+
+
+def test_forty_clients_that_say_nothing_do_not_stop_an_agent(services: Services) -> None:
+    """Each opens a stream of Ozone's service and sends nothing on it."""
+    with ExitStack() as stack:
+        for _ in range(40):
+            channel = stack.enter_context(grpc.insecure_channel(services.agent))
+            hold: StreamCall = channel.stream_stream(f"/{XCEIVER}/send")
+            silence: SimpleQueue[bytes | None] = SimpleQueue()
+            call = hold(iter(silence.get, None))
+            stack.callback(call.cancel)
+            stack.callback(silence.put, None)
+        peer = AgentPeer(
+            PeerId("dn-1"), open_channel(services.agent), "dn-1", deadlines=Deadlines(tree_s=CALL_S)
+        )
+        stack.callback(peer.close)
+        assert [block.block_id for block in peer.tree(ContainerId(1)).blocks] == [20]
