@@ -298,9 +298,14 @@ class TreeFiles:
             )
 
     def forget(self, container_id: ContainerId) -> None:
-        """Remove the state folder's files about a container, after its deletion."""
+        """Remove the state folder's files about a container durably, after its
+        deletion.
+        """
         for kind in ("trees", "previous", "tombstones"):
-            self._disk.remove(self._state(kind, container_id))
+            path = self._state(kind, container_id)
+            self._disk.remove(path)
+            if self._disk.is_folder(path.parent):
+                self._disk.sync_folder(path.parent)
 
     def _write(self, stored: StoredTree, tree: ContainerTree) -> ContainerTree:
         container_id, started = tree.container_id, time.perf_counter()

@@ -86,9 +86,11 @@ class UndoStore:
         return freed
 
     def forget(self, container_id: ContainerId) -> None:
-        """Remove all copies of a container, after its deletion."""
+        """Remove all copies of a container durably, after its deletion."""
         with self._removing:
             self._remove(self._folder / str(container_id))
+            if self._disk.is_folder(self._folder):
+                self._disk.sync_folder(self._folder)
 
     def _keep(self, container_id: ContainerId, job: str, name: str, data: bytes) -> None:
         assert _JOB.fullmatch(job), job

@@ -471,9 +471,10 @@ class ContainerWriter:
             for key, _ in self._database.items(table, container_prefix(container_id)):
                 batch.delete(table, key)
         self._database.write(batch)
-        self._disk.remove_folder(self._deleted_folder / str(container_id))
         self._trees.forget(container_id)
         self._undo.forget(container_id)
+        # Last: the next start finds by this folder what is left to be removed.
+        self._disk.remove_folder(self._deleted_folder / str(container_id))
 
     def _make_durable(self, container: Container, record: BlockRecord) -> None:
         if not any(chunk.length_bytes for chunk in record.chunks):

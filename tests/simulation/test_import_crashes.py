@@ -1,9 +1,8 @@
-"""Kill an import of trees at every durable operation: each replica has its old tree or
+"""A crash at any operation of an import of trees: each replica has its old tree or
 the new one, no tombstone is lost, and the next import ends where this one would have.
 """
 
 import shutil
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +21,7 @@ from ozone.scan import build_from_metadata
 from ozone.treefile import TreeFiles
 from ozone.volume import Hold, open_volume
 from runtime.disk import Disk
-from tests.support.disk import CountingDisk, Crash, CrashingDisk
-from tests.support.forks import Forks
+from tests.support.disk import ImagingDisk
 from tests.support.handmade import NODE, STORAGE, VolumeMaker, whole
 
 TOMBSTONE = BlockTree.tombstone(BlockId(21), 99)
@@ -37,11 +35,6 @@ def config(folder: Path, hold: Hold) -> AgentConfig:
 
 def run(folder: Path, hold: Hold, disk: Disk) -> ImportResult:
     return import_trees(config(folder, hold), folder / "packed", disk)
-
-
-def crash(folder: str, hold: str, at: int, kind: str) -> None:
-    """In a process of its own: import and die in it."""
-    run(Path(folder), Hold(hold), CrashingDisk(at, Crash(kind)))
 
 
 def make(folder: Path, hold: Hold) -> None:
@@ -93,29 +86,21 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    with Forks(__name__) as server:
-        yield server
-
-
 @pytest.mark.parametrize("hold", list(Hold))
-def test_an_import_killed_anywhere_is_done_or_undone(
-    folder: Path, forks: Forks, hold: Hold
-) -> None:
+def test_an_import_cut_short_anywhere_is_done_or_undone(folder: Path, hold: Hold) -> None:
     start = folder / "start"
     start.mkdir()
     make(start, hold)
-    before, disk = trees(start, hold), CountingDisk()
+    before = trees(start, hold)
     undisturbed = shutil.copytree(start, folder / "undisturbed")
+    disk = ImagingDisk(undisturbed, folder / "images")
     assert run(undisturbed, hold, disk).imported == 2
     after = trees(undisturbed, hold)
     assert all(before[i] != after[i] for i in after)
-    for kind in Crash:
-        for at in range(len(disk.operations)):
-            place = shutil.copytree(start, folder / f"{kind.value}-{at}")
-            assert forks.run("crash", str(place), hold.value, at, kind.value) == -signal.SIGKILL
-            assert all(found in (before[i], after[i]) for i, found in trees(place, hold).items())
-            assert not run(place, hold, Disk()).refused
-            assert trees(place, hold) == after
-            shutil.rmtree(place)
+    for image in disk.finish():
+        found = trees(image.folder, hold)
+        assert all(tree in (before[i], after[i]) for i, tree in found.items()), image
+        assert found == after or not image.is_final, image
+        assert not run(image.folder, hold, Disk()).refused, image
+        assert trees(image.folder, hold) == after, image
+        shutil.rmtree(image.folder)

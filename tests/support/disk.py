@@ -1,18 +1,21 @@
-"""Twins of the file port: one counts the durable operations, one crashes at the Nth,
-one fails, one has bad sectors.
+"""Twins of the file port: one counts the durable operations, one keeps what a crash at
+each of them would leave, one fails, one has bad sectors.
 """
 
 import errno
 import os
-import signal
+import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
 from merkle.checksum import Buffer
+from ozone.rocks import Database
 from runtime.disk import Disk, Operation, Reader, disk_error
+from tests.support.power_cut import PowerCut, copy_live
 
 PAGE_BYTES = 4096
 
@@ -35,25 +38,71 @@ class CountingDisk(Disk):
 
 
 class Crash(Enum):
-    """What a crash at an operation leaves behind."""
+    """What ends a run in the middle of an operation, or after it."""
 
-    BEFORE = "before"
-    TORN = "torn"
-    AFTER = "after"
-    # The machine, not only the process: whatever was not synced yet is gone.
-    POWER_CUT = "power_cut"
+    KILL = "kill before"
+    # In the middle of a write.
+    TORN = "kill in"
+    # The machine, not only the process: all that is not durable is gone, or some of it.
+    POWER_CUT = "power cut after"
+    POWER_CUT_LAST_KEPT = "power cut, the latest entry kept, after"
+    POWER_CUT_SOME_KEPT = "power cut, something kept, after"
 
 
-class CrashingDisk(CountingDisk):
-    """Kills its own process at the Nth durable operation (from 0), without any cleaning
-    up.
+@dataclass(frozen=True)
+class CrashImage:
+    """A copy of a folder as a crash would leave it."""
+
+    folder: Path
+    crash: Crash
+    operation: Operation
+    path: Path
+    # Among the operations of the run, from 0.
+    number: int
+    # After the last operation: the run itself was over.
+    is_final: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.crash.value} {self.number}: {self.operation.value} {self.path.name}"
+
+
+class ImagingDisk(CountingDisk):
+    """Copies a folder at every operation, as each kind of crash at this moment would
+    leave it.
+
+    A killed process leaves what it has written so far; what a power cut leaves is for
+    `PowerCut` to say.
     """
 
-    def __init__(self, at: int, crash: Crash) -> None:
+    def __init__(self, root: Path, images: Path) -> None:
         super().__init__()
-        self._at = at
-        self._crash = crash
-        self._unsynced: list[tuple[Path, Callable[[], None]]] = []
+        self._images: list[CrashImage] = []
+        self.is_armed = True
+        self._root = root
+        self._folder = images
+        self._power_cut = PowerCut(root)
+        self._lock = threading.RLock()
+        self._source: Path | None = None
+        images.mkdir()
+
+    def finish(self) -> list[CrashImage]:
+        """All images; those after the last operation are final ones."""
+        last = len(self.operations) - 1
+        return [
+            replace(image, is_final=True)
+            if image.number == last and image.crash not in (Crash.KILL, Crash.TORN)
+            else image
+            for image in self._images
+        ]
+
+    def watch(self, database: Database) -> None:
+        """See `PowerCut.watch`."""
+        self._power_cut.watch(database)
+
+    def rename(self, source: Path, target: Path) -> None:
+        with self._lock:
+            self._source = source
+            super().rename(source, target)
 
     def durable(
         self,
@@ -62,64 +111,34 @@ class CrashingDisk(CountingDisk):
         act: Callable[[], None],
         torn: Callable[[], None] | None = None,
     ) -> None:
-        here = len(self.operations) == self._at
-        if here and self._crash is Crash.BEFORE:
-            die()
-        if here and self._crash is Crash.TORN:
-            (torn or act)()
-            die()
-        if self._crash is Crash.POWER_CUT:
-            self._note(operation, path)
-        super().durable(operation, path, act, torn)
-        if operation is Operation.SYNC:
-            self._unsynced = [(p, undo) for p, undo in self._unsynced if p != path]
-        if operation is Operation.SYNC_FOLDER:
-            self._unsynced = [(p, undo) for p, undo in self._unsynced if p != path / "*"]
-        if here:
-            for _, undo in reversed(self._unsynced):
-                undo()
-            die()
+        def act_with_images() -> None:
+            self._copy(Crash.KILL, operation, path)
+            if torn is not None and self.is_armed:
+                torn()
+                self._copy(Crash.TORN, operation, path)
+            act()
 
-    def _note(self, operation: Operation, path: Path) -> None:
-        match operation:
-            case Operation.WRITE:
-                self._unsynced.append((path, _restorer(path)))
-            case Operation.RENAME if any(
-                p == path.with_name(path.name + ".tmp") for p, _ in self._unsynced
-            ):
-                # The new name without the bytes, as file systems do it: an empty file
-                # in the place of the old one.
-                self._unsynced.append((path, lambda: os.truncate(path, 0)))
-            case Operation.RENAME:
-                # The name under which the file was before is not known here: losing the
-                # new entry is what counts.
-                self._unsynced.append((path.parent / "*", _restorer(path)))
-            case Operation.REMOVE if path.is_file():
-                self._unsynced.append((path.parent / "*", _restorer(path)))
-            case _:
-                pass
+        with self._lock:
+            self._power_cut.follow(operation, path, act_with_images, self._source)
+            number = len(self.operations)
+            if self.is_armed:
+                self._power_cut.image(self._add(Crash.POWER_CUT, operation, path))
+                self._power_cut.image_of_last(
+                    self._add(Crash.POWER_CUT_LAST_KEPT, operation, path)
+                )
+                self._power_cut.image(
+                    self._add(Crash.POWER_CUT_SOME_KEPT, operation, path), random.Random(number)
+                )
+            self.operations.append((operation, path))
 
+    def _copy(self, crash: Crash, operation: Operation, path: Path) -> None:
+        if self.is_armed:
+            copy_live(self._root, self._add(crash, operation, path))
 
-def _restorer(path: Path) -> Callable[[], None]:
-    if path.is_dir():
-        return lambda: None
-    before = path.read_bytes() if path.exists() else None
-
-    def restore() -> None:
-        if before is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(before)
-        elif not path.is_dir():
-            # A folder that was renamed stays where it is: a power cut may leave either,
-            # and BEFORE leaves the other.
-            path.unlink(missing_ok=True)
-
-    return restore
-
-
-def die() -> None:
-    """End this process as SIGKILL does: nothing is flushed, closed or unwound."""
-    os.kill(os.getpid(), signal.SIGKILL)
+    def _add(self, crash: Crash, operation: Operation, path: Path) -> Path:
+        folder = self._folder / str(len(self._images))
+        self._images.append(CrashImage(folder, crash, operation, path, len(self.operations)))
+        return folder
 
 
 @dataclass
