@@ -382,7 +382,6 @@ class Reconciliation:
         """Drop a block that was deleted meanwhile; the tree has its tombstone."""
         self._page.blocks[block_id].drop()
         self._round.failures.pop(block_id, None)
-        self._round.repaired.pop(block_id, None)
 
     def _unreadable(self, work: BlockRepairer, message: str) -> None:
         """Fail one block whose file cannot be read, say because it is a link.

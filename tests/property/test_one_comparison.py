@@ -10,7 +10,7 @@ from admin.tree_build import ReplicaTree
 from admin.tree_diff import compare_replicas as tree_diff
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from merkle.columns import state_fingerprint
-from merkle.comparison import Comparison, DifferenceKind, compare
+from merkle.comparison import Comparison, Difference, DifferenceKind, compare
 from merkle.outcome import Verdict
 from merkle.plan import plan_repair
 from merkle.replica import ContainerReplica, PeerId, ReplicaState, TreeSource
@@ -20,6 +20,7 @@ from scm.policy import compare as compare_roots
 from sweep.compare import compare_replicas, inspect
 from sweep.exact import exact_replicas
 from tests.support.chunk_rows import Row
+from tests.support.reference import judged, of_tree
 from tests.support.trees import CHUNK_BYTES, CONTAINER, container, deleted, without_root
 
 # A busy machine breaks no law, and the first example may load kernels.
@@ -156,6 +157,9 @@ def test_all_who_compare_the_same_replicas_give_one_verdict(
     trees: dict[str, ContainerTree],
 ) -> None:
     comparison = compare(trees)
+    verdict, differences = judged({name: of_tree(tree) for name, tree in trees.items()})
+    assert comparison.verdict is verdict
+    assert list(comparison.differences) == [Difference(*found) for found in differences]
     assert diffed(trees) == comparison
     for name, ours in trees.items():
         peers = {PeerId(peer): tree for peer, tree in trees.items() if peer != name}

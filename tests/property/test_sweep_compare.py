@@ -1,5 +1,5 @@
-"""A sweep's verdicts and findings are those of merkle.comparison on the same trees,
-whatever the replicas hold.
+"""A sweep's verdicts and findings are those of the reference in tests.support, which
+compares no trees, whatever the replicas hold.
 """
 
 from collections.abc import Mapping, Sequence
@@ -184,7 +184,7 @@ def swept(
     return {verdict["container_id"]: verdict for verdict in verdicts}, findings, candidates
 
 
-def assert_as_planned(rows: Sequence[Row], replicas: pa.Table) -> None:
+def assert_as_judged(rows: Sequence[Row], replicas: pa.Table) -> None:
     verdicts, findings, _ = swept(rows, replicas)
     expected = trees_in(rows)
     assert verdicts.keys() == expected.keys()
@@ -209,7 +209,7 @@ def test_replicas_of_rows_in_any_order_are_judged_as_their_trees_are(
     random.shuffle(rows)
     replicas, findings = exact_replicas(table(rows))
     assert not findings.num_rows
-    assert_as_planned(rows, replicas)
+    assert_as_judged(rows, replicas)
 
 
 @unhurried
@@ -220,7 +220,7 @@ def test_replicas_that_were_folded_in_pieces_are_judged_as_their_trees_are(
     runs = pa.concat_tables([fold_batches([batch]) for batch in table(rows).to_batches(rows_max)])
     settled = settle(runs)
     assert not len(settled.exact)
-    assert_as_planned(rows, settled.replicas)
+    assert_as_judged(rows, settled.replicas)
 
 
 @unhurried
@@ -239,7 +239,7 @@ def test_along_whichever_paths_the_replicas_of_a_container_came_they_are_judged_
         )
     )
     replicas = pa.concat_tables([exact, folded.replicas])
-    assert_as_planned(rows, replicas)
+    assert_as_judged(rows, replicas)
     assert swept(rows, replicas) == swept(rows, exact_replicas(table(rows))[0])
 
 

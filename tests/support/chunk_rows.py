@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
-from merkle.comparison import Comparison, compare
+from merkle.comparison import Comparison, Difference
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ChunkTree, ContainerId, ContainerTree, TreeBuilder, block_checksum
+from tests.support.reference import judged, of_tree
 
 Row = Mapping[str, Any]
 ReplicaKey = tuple[str, str]
@@ -42,14 +43,20 @@ def trees_in(rows: Iterable[Row]) -> dict[int, dict[ReplicaKey, tuple[Row, Conta
 
 
 def compared(replicas: Mapping[ReplicaKey, tuple[Row, ContainerTree]]) -> Comparison | None:
-    """What merkle.comparison says of those that take part; None where there is none."""
+    """What must be said of those that take part, by code of the tests alone; None where
+    there is none.
+    """
     names = [datanode for datanode, _ in replicas]
     trees = {
         f"{datanode}/{volume}" if names.count(datanode) > 1 else datanode: tree
         for (datanode, volume), (row, tree) in replicas.items()
         if row["replica_index"] == 0 and ReplicaState(row["state"]).is_closed
     }
-    return compare(trees) if trees else None
+    if not trees:
+        return None
+    verdict, findings = judged({name: of_tree(tree) for name, tree in trees.items()})
+    differences = tuple(Difference(*finding) for finding in findings)
+    return Comparison(next(iter(trees.values())).container_id, verdict, differences)
 
 
 def _tree(container_id: int, rows: Iterable[Row]) -> ContainerTree:

@@ -8,7 +8,7 @@ sockets is replaced, by lists that the simulation picks from.
 
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from threading import Lock
@@ -34,8 +34,9 @@ from scm.policy import Visit
 from scm.ports import JobStore
 from scm.rules import Rules
 from scm.server import ControllerService, Outbox
-from tests.support.memory import CrashError
+from tests.support.memory import CrashError, RepairableReplica
 from tests.support.observer import Ledger
+from tests.support.run_witness import RunWitness
 
 _CONTEXT = cast(grpc.ServicerContext, None)
 _METRICS = Metrics(CONTROLLER_METRICS)
@@ -49,6 +50,7 @@ class Parts:
 
     machine: Callable[..., Reconciliation] = Reconciliation
     prove: Prove = prove
+    replica: type[RepairableReplica] = RepairableReplica
     refuse_gaps: bool = True
     heartbeats: type[HeartbeatState] = HeartbeatState
     request_of: Callable[..., pb.HeartbeatRequest] = request_of
@@ -62,6 +64,9 @@ class Run:
     command: ReconcileCommand
     options: ReconcileOptions
     machine: Reconciliation
+    witness: RunWitness
+    # How long each file was when it began.
+    lengths: Mapping[BlockId, int]
     requests: list[Request] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     fetched_from: dict[tuple[BlockId, int], set[PeerId]] = field(default_factory=dict)

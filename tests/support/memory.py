@@ -27,7 +27,7 @@ from ozone.errors import (
 )
 from protos.convert import tree_from_bytes
 from repair.requests import OwnLoaded, Scanned, TreeStored
-from runtime.errors import DiskError
+from runtime.errors import BusyError, DiskError
 from tests.support.peers import MemoryReplica, scanned_chunk
 
 
@@ -45,6 +45,10 @@ class Observer(Protocol):
     def puts(self, replica: "RepairableReplica", record: BlockRecord) -> None: ...
 
     def stores(self, replica: "RepairableReplica", tree: ContainerTree) -> None: ...
+
+    def returns(self, replica: "RepairableReplica", generation: bytes) -> None: ...
+
+    def marks(self, replica: "RepairableReplica") -> None: ...
 
 
 class RepairableReplica:
@@ -93,12 +97,15 @@ class RepairableReplica:
 
     def scan(self) -> Scanned:
         self._check()
+        if self.failing_disk:
+            # As where there are no file handles: what is found then proves nothing.
+            raise BusyError("too many open files")
         self.scans += 1
         _, generation = self.known_tree()
         tree, findings = self.examine()
         stored = self.store_tree(tree, generation)
         if findings:
-            self.stored.state = ReplicaState.UNHEALTHY
+            self._mark_unhealthy()
         known = {
             (block.block_id, chunk.offset) for block in stored.tree.blocks for chunk in block.chunks
         }
@@ -163,9 +170,19 @@ class RepairableReplica:
 
     def set_state(self, state: ReplicaState, generation: bytes) -> None:
         self._check(to_write=True)
+        self._check_generation(generation)
+        if self.observer:
+            self.observer.returns(self, generation)
+        self.stored.state = state
+
+    def _check_generation(self, generation: bytes) -> None:
         if generation != self.known_tree()[1]:
             raise StaleTreeError("the tree changed since its clean scan")
-        self.stored.state = state
+
+    def _mark_unhealthy(self) -> None:
+        if self.observer:
+            self.observer.marks(self)
+        self.stored.state = ReplicaState.UNHEALTHY
 
     def known_tree(self) -> tuple[ContainerTree | None, bytes]:
         """The stored tree with all remembered tombstones, and its generation; no tree

@@ -8,22 +8,28 @@ it.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 
 from dnagent.heartbeat import JobReport
 from merkle.checksum import ChecksumType, window_checksums
+from merkle.errors import TreeRefusedError
 from merkle.outcome import EvidenceKind, Verdict
 from merkle.record import BlockRecord
 from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import BlockId, ContainerId, ContainerTree
+from protos.convert import tree_from_bytes
 from scm.controller import Controller
 from scm.jobs import Job, JobId, OrderState, task_id
 from scm.policy import RootComparison
 from tests.support.memory import RepairableReplica
+from tests.support.peers import MemoryReplica
 from tests.support.trace import Subject
 
 # What clients wrote: the record and the bytes of each block.
 Written = Mapping[BlockId, tuple[BlockRecord, bytes]]
+# For each chunk of a block the commit that first recorded it.
+Commits = Mapping[BlockId, Sequence[int]]
 # Whether each block has a record, and how long its file is.
 BlockSizes = Mapping[BlockId, tuple[bool, int]]
 
@@ -41,7 +47,7 @@ MARKS = frozenset({
     "repair met a stale tree", "two sources for one chunk", "record taken in without fetching",
     "block added",
     "record without data taken in", "hole named", "several rounds", "returned to service",
-    "commit advanced",
+    "damage found at the return to service", "commit advanced",
     "unrecoverable named", "conflict named", "unverifiable named", "unreachable named",
     "file shrank under repair",
     "healed", "put together from pieces", "nothing to be had named",
@@ -95,14 +101,25 @@ def hold(holds: bool, text: str, invariant: str = "", subject: Subject | None = 
         raise ViolationError(text, invariant, subject)
 
 
+# A datanode's replica of a container.
+ReplicaName = tuple[str, ContainerId]
+
+
 class WriteObserver:
     """Knows what was written and deleted, and judges every change that a replica is
     about to make.
     """
 
-    def __init__(self, written: Written) -> None:
+    def __init__(self, written: Written, commits: Commits) -> None:
         self.written = written
+        self.commits = commits
         self.deleted: set[BlockId] = set()
+        # By replica: the blocks that its tree ever had as deleted, and those that it
+        # deleted itself. Nothing that a replica forgets is forgotten here.
+        self.tombstones: dict[ReplicaName, set[BlockId]] = {}
+        self.gone: dict[ReplicaName, set[BlockId]] = {}
+        # What each replica held when it was last looked at, for I6.
+        self._held: dict[ReplicaName, BlockSizes] = {}
         # Blocks hit by a fault since they were last written: what a repair proved of
         # them may be gone.
         self.faulted: set[tuple[str, BlockId]] = set()
@@ -169,15 +186,72 @@ class WriteObserver:
                 hold(chunk.offset == end, f"block {block_id} gets a hole", "inv-I7", subject)
             end = chunk.end
         if record.bcs_id > (before.bcs_id if before else 0):
-            whole = [c.offset for c in record.chunks] == [c.offset for c in true.chunks]
+            needed = sum(commit <= record.bcs_id for commit in self.commits[block_id])
             text = f"commit of block {block_id} advanced past what is there"
-            hold(whole or before is not None, text, "inv-I7", subject)
+            hold(len(record.chunks) >= needed, text, "inv-I7", subject)
 
     def stores(self, replica: RepairableReplica, tree: ContainerTree) -> None:
         """inv-I5: a deletion, once in the tree, stays."""
         kept = {block.block_id for block in tree.blocks if block.deleted}
         subject = Subject(replica.stored.container_id)
-        hold(kept >= replica.remembered.keys(), "a tombstone was forgotten", "inv-I5", subject)
+        known = self.tombstones.setdefault(name_of(replica), set())
+        hold(kept >= known, "a tombstone was forgotten", "inv-I5", subject)
+        known |= kept
+
+    def returns(self, replica: RepairableReplica, generation: bytes) -> None:
+        """CR-001: no replica returns to service that its tree calls damaged, or whose
+        tree is another than the one that was found whole.
+        """
+        tree, now = replica.known_tree()
+        text = f"{replica.name} returns to service by a tree that is replaced"
+        hold(now == generation, text, "CR-001", Subject(replica.stored.container_id))
+        for block in tree.blocks if tree else ():
+            healthy = block.deleted or all(chunk.checksum_matches for chunk in block.chunks)
+            subject = Subject(replica.stored.container_id, block.block_id)
+            text = f"{replica.name} returns to service with block {block.block_id} corrupt"
+            hold(healthy, text, "CR-001", subject)
+
+    def marks(self, replica: RepairableReplica) -> None:
+        """S12: a replica is marked for damage that is there."""
+        _, findings = replica.examine()
+        text = f"{replica.name} is marked UNHEALTHY, and nothing is damaged"
+        hold(bool(findings), text, "S12", Subject(replica.stored.container_id))
+
+    def appears(self, replica: RepairableReplica) -> None:
+        """A replica is there from now on, with the deletes that its tree names."""
+        tree, _ = replica.known_tree()
+        blocks = tree.blocks if tree else ()
+        self.tombstones[name_of(replica)] = {b.block_id for b in blocks if b.deleted}
+        self.gone[name_of(replica)] = set()
+        self.changes(replica)
+
+    def deletes(self, replica: RepairableReplica, block_id: BlockId) -> None:
+        """A replica has carried out a delete transaction."""
+        self.gone[name_of(replica)].add(block_id)
+        self.changes(replica)
+
+    def changes(self, replica: RepairableReplica) -> None:
+        """The disk or the cluster has just changed a replica; it may hold less now."""
+        self._held[name_of(replica)] = block_sizes(replica)
+
+    def looks(self, replica: RepairableReplica) -> None:
+        """inv-I5, I6 by looking at the whole replica: no deleted block is back in the
+        tree that peers see, on record or on disk, and nothing is gone that nobody took.
+        """
+        stored, name = replica.stored, name_of(replica)
+        now = block_sizes(replica)
+        hold_kept(stored.container_id, before=self._held[name], after=now)
+        self._held[name] = now
+        for block_id in self.gone[name] & now.keys():
+            text = f"{replica.name} has block {block_id} again"
+            hold(False, text, "inv-I5", Subject(stored.container_id, block_id))
+        if not (deleted := self.tombstones[name]) or not isinstance(stored.tree, bytes):
+            return
+        with suppress(TreeRefusedError):
+            for block in tree_from_bytes(stored.tree, stored.container_id).blocks:
+                back = block.block_id in deleted and not block.deleted
+                text = f"{replica.name} brought block {block.block_id} back"
+                hold(not back, text, "inv-I5", Subject(stored.container_id, block.block_id))
 
 
 class Ledger:
@@ -325,14 +399,33 @@ def hold_healed(replicas: Iterable[RepairableReplica], written: Written) -> None
                 hold(whole, "healed, but not whole", "inv-I1", subject)
 
 
-def hold_deleted(replica: RepairableReplica) -> None:
-    """inv-I3, I5, I6 by looking at the disk: no deleted block is back in the tree."""
-    tree, _ = replica.known_tree()
-    for block_id in replica.remembered:
-        entry = tree.block(block_id) if tree else None
-        text = f"{replica.name} brought block {block_id} back"
-        subject = Subject(replica.stored.container_id, block_id)
-        hold(entry is None or entry.deleted, text, "inv-I5", subject)
+def name_of(replica: RepairableReplica) -> ReplicaName:
+    """The datanode and the container of a replica."""
+    return replica.name, replica.stored.container_id
+
+
+def is_whole(stored: MemoryReplica, written: Written, block_id: BlockId, offset: int) -> bool:
+    """Whether a chunk is on record here and its bytes are those written."""
+    record = stored.records.get(block_id)
+    listed = record is not None and offset in record.by_offset
+    return listed and has_bytes(stored, written, block_id, offset)
+
+
+def has_bytes(stored: MemoryReplica, written: Written, block_id: BlockId, offset: int) -> bool:
+    """Whether the file has a chunk's bytes as written, on record or not."""
+    true, data = written[block_id]
+    end = true.by_offset[offset].end
+    return bytes(stored.files.get(block_id, b"")[offset:end]) == data[offset:end]
+
+
+def whole_chunks(stored: MemoryReplica, written: Written) -> set[tuple[BlockId, int]]:
+    """The live chunks that a replica holds whole."""
+    return {
+        (block_id, offset)
+        for block_id, record in stored.records.items()
+        for offset in record.by_offset
+        if is_whole(stored, written, block_id, offset)
+    }
 
 
 def block_sizes(replica: RepairableReplica) -> BlockSizes:

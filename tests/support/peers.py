@@ -285,6 +285,8 @@ class Evil(Enum):
     NO_RECORDS = "no_records"
     RECORDS_WITHOUT_CHECKSUMS = "records_without_checksums"
     RECORDS_OF_BAD_BYTES = "records_of_bad_bytes"
+    # Each chunk lacks its last checksum, on record and in the tree.
+    RECORDS_CUT_SHORT = "records_cut_short"
 
 
 class EvilPeer(MemoryPeer):
@@ -314,6 +316,8 @@ class EvilPeer(MemoryPeer):
                 return self._mapped(
                     honest, lambda chunk: replace(chunk, data_checksum=chunk.data_checksum ^ salt)
                 )
+            case Evil.RECORDS_CUT_SHORT:
+                return self._of_short_records(honest)
             case _:
                 return honest
 
@@ -333,6 +337,11 @@ class EvilPeer(MemoryPeer):
             case Evil.RECORDS_OF_BAD_BYTES:
                 return {
                     block_id: _with_chunks(record, _of_bad_bytes)
+                    for block_id, record in honest.items()
+                }
+            case Evil.RECORDS_CUT_SHORT:
+                return {
+                    block_id: _with_chunks(record, _cut_short)
                     for block_id, record in honest.items()
                 }
             case _:
@@ -376,6 +385,21 @@ class EvilPeer(MemoryPeer):
             ],
         )
 
+    def _of_short_records(self, honest: ContainerTree) -> ContainerTree:
+        records = super().records(honest.container_id, [b.block_id for b in honest.blocks])
+        blocks = []
+        for block in honest.blocks:
+            record = records.get(block.block_id)
+            short = _with_chunks(record, _cut_short).by_offset if record else {}
+            leaves = [
+                replace(chunk, data_checksum=short[chunk.offset].data_checksum)
+                if chunk.offset in short and chunk.checksum_matches
+                else chunk
+                for chunk in block.chunks
+            ]
+            blocks.append(block if block.deleted else BlockTree.live(block.block_id, leaves))
+        return ContainerTree.of(honest.container_id, blocks)
+
 
 _BAD_BYTES = {Evil.BAD_BYTES, Evil.RECORDS_OF_BAD_BYTES}
 
@@ -386,6 +410,10 @@ def _with_chunks(record: BlockRecord, change: Callable[[ChunkRecord], ChunkRecor
 
 def _unverifiable(chunk: ChunkRecord) -> ChunkRecord:
     return replace(chunk, checksums=(), checksum_type=ChecksumType.NONE)
+
+
+def _cut_short(chunk: ChunkRecord) -> ChunkRecord:
+    return replace(chunk, checksums=chunk.checksums[:-1])
 
 
 def _of_bad_bytes(chunk: ChunkRecord) -> ChunkRecord:

@@ -19,12 +19,20 @@ from merkle.outcome import Verdict
 from merkle.plan import ChunkRepair
 from merkle.record import ChunkRecord
 from merkle.replica import ContainerReplica, PeerId
-from merkle.tree import ChunkTree, ContainerId
+from merkle.tree import ChunkTree, ContainerId, ContainerTree
 from merkle.windows import ProvenWindows
 from protos import controller_pb2 as pb
 from repair.block_repair import BlockRepairer, ChunkRepairer
 from repair.reconciliation import Reconciliation
-from repair.requests import Cancelled, Event, LocalChecked, PutBlock, Request
+from repair.requests import (
+    Cancelled,
+    Event,
+    LocalChecked,
+    PutBlock,
+    Request,
+    Scanned,
+    TreeStored,
+)
 from repair.round import RepairRules
 from scm.automatic import AutomaticMode
 from scm.controller import Controller, ControllerParts
@@ -34,6 +42,7 @@ from scm.jobs import Event as JobEvent
 from scm.jobs import JobId, ProgressReceived
 from scm.registry import Datanode, HeartbeatEffect, Registry, ReplicaReport
 from tests.support.cluster_control import Parts
+from tests.support.memory import RepairableReplica
 
 
 def _believe(chunk: ChunkRecord, first: int, data: bytearray) -> tuple[ProvenWindows, ...]:
@@ -81,6 +90,80 @@ class _TakesTheCommitOfWhatItLacks(BlockRepairer):
         return (PutBlock(replace(put.record, bcs_id=highest)) if put else None), highest
 
 
+class _TakesTheCommitOfAFailedBlock(BlockRepairer):
+    def put(self, container_id: ContainerId) -> tuple[PutBlock | None, int]:
+        failed, self.is_clean = not self.is_clean, True
+        put, adopted = super().put(container_id)
+        self.is_clean = self.is_clean and not failed
+        return put, adopted if self.is_clean else 0
+
+
+class _WritesNewChunksInPart(BlockRepairer):
+    def _may_write(self, chunk: ChunkRepairer) -> bool:
+        return not chunk.is_new or self._follows(chunk)
+
+
+class _TakesRecordsThatProveLittle(BlockRepairer):
+    def _is_proven_record(self, record: ChunkRecord, entry: ChunkTree) -> bool:
+        return record.data_checksum == entry.data_checksum
+
+
+class _CommitsThoughABlockFailed(Reconciliation):
+    def _commit(self) -> None:
+        self._round.is_clean = True
+        super()._commit()
+
+
+class _CommitsWhatAFailedBlockHas(BlockRepairer):
+    def put(self, container_id: ContainerId) -> tuple[PutBlock | None, int]:
+        put, _ = super().put(container_id)
+        commit = put.record.bcs_id if put else self.own.bcs_id if self.own else 0
+        self.is_clean = True
+        return put, commit
+
+
+class _ReturnsBehindACommit(Reconciliation):
+    def _after_scan(self) -> None:
+        self._job.bcs_seen = 0
+        super()._after_scan()
+
+
+class _ReturnsUnscanned(Reconciliation):
+    def _after_scan(self) -> None:
+        self._job.scanned_clean = True
+        super()._after_scan()
+
+
+class _DeletesWhatAPeerDeleted(RepairableReplica):
+    def store_tree(self, tree: ContainerTree, generation: bytes) -> TreeStored:
+        stored = super().store_tree(tree, generation)
+        for block in stored.tree.blocks:
+            if block.deleted:
+                self.stored.files.pop(block.block_id, None)
+        return stored
+
+
+class _LaysTreesOverTombstones(RepairableReplica):
+    def store_tree(self, tree: ContainerTree, generation: bytes) -> TreeStored:
+        self._check_generation(generation)
+        return self._store(tree)
+
+
+class _ReturnsWithoutTheLock(RepairableReplica):
+    def _check_generation(self, generation: bytes) -> None:
+        """As if another scan ended between the check and the change."""
+
+
+class _BelievesScansWithoutHandles(RepairableReplica):
+    def scan(self) -> Scanned:
+        if not self.failing_disk:
+            return super().scan()
+        self._mark_unhealthy()
+        tree, generation = self.known_tree()
+        assert tree is not None
+        return Scanned(tree, generation, ((None, None),), self.stored.state)
+
+
 class _CannotBeStopped(Reconciliation):
     def step(self, event: Event) -> list[Request]:
         return [] if isinstance(event, Cancelled) else super().step(event)
@@ -98,6 +181,10 @@ class _NeverStoresTheTree(Reconciliation):
 
 def _with(rules: RepairRules) -> Parts:
     return Parts(machine=partial(Reconciliation, rules=rules))
+
+
+def _stored_by(replica: type[RepairableReplica]) -> Parts:
+    return Parts(replica=replica)
 
 
 def _repaired_by(block_repairer: type[BlockRepairer]) -> Parts:
@@ -250,11 +337,17 @@ BUGS: dict[str, Parts] = {
     "_ForgetsTombstones": _with(RepairRules(tombstones_to_adopt=lambda _: ())),
     "_AlwaysSaysMatch": _with(RepairRules(verdict=lambda *_, **__: Verdict.MATCH)),
     **{bug.__name__: Parts(machine=bug) for bug in (
-        _CannotBeStopped, _NeverStoresTheTree
+        _CannotBeStopped, _NeverStoresTheTree, _CommitsThoughABlockFailed, _ReturnsBehindACommit,
+        _ReturnsUnscanned
+    )},
+    **{bug.__name__: _stored_by(bug) for bug in (
+        _DeletesWhatAPeerDeleted, _LaysTreesOverTombstones, _ReturnsWithoutTheLock,
+        _BelievesScansWithoutHandles
     )},
     **{bug.__name__: _repaired_by(bug) for bug in (
         _TrustsAnyRecord, _RecordsHoles, _WritesGoodWindowsToo, _SkipsPartialSources,
-        _TakesTheCommitOfWhatItLacks
+        _TakesTheCommitOfWhatItLacks, _TakesTheCommitOfAFailedBlock, _CommitsWhatAFailedBlockHas,
+        _WritesNewChunksInPart, _TakesRecordsThatProveLittle
     )},
     "_IgnoresGaps": replace(_repaired_by(_IgnoresGaps), refuse_gaps=False),
     "_believe": Parts(prove=_believe),

@@ -115,6 +115,10 @@ class Scenario:
         setup = Setup(
             (CONTAINER,),
             written,
+            {
+                block_id: (record.bcs_id,) * len(record.chunks)
+                for block_id, (record, _) in written.items()
+            },
             {name: {CONTAINER: replica_of_written(written, CONTAINER)} for name in names},
             Rules(automatic=False),
             lies={PeerId(name): Lie(evil) for name, evil in (lies or {}).items()},

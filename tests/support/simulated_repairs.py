@@ -17,10 +17,13 @@ from merkle.windows import runs_of
 from ozone.errors import ContainerNotFoundError
 from repair.requests import (
     BcsIdAdvanced,
+    CheckLocal,
     Event,
     FetchRecords,
     FetchTree,
     FetchWindows,
+    LoadOwn,
+    LoadRecords,
     LocalRequest,
     PeerRequest,
     PutBlock,
@@ -28,18 +31,22 @@ from repair.requests import (
     Request,
     RequestFailed,
     Rescan,
+    ReturnToService,
     WriteWindows,
 )
 from repair.runner import execute_local, execute_remote
 from scm.jobs import task_of
 from tests.support.cluster_control import AgentProcess, Run
-from tests.support.faults import Fault, Forger, Lie
+from tests.support.faults import Damage, DamageKind, Fault, Forger, Lie
 from tests.support.memory import CrashError
-from tests.support.observer import block_sizes, hold, hold_kept
+from tests.support.observer import hold, whole_chunks
 from tests.support.peers import Evil, EvilPeer, MemoryPeer
+from tests.support.run_witness import RunWitness
 from tests.support.simulated_world import Node, Place, World
 from tests.support.trace import EventKind, Subject
 
+# These change nothing.
+_READS = (LoadOwn, LoadRecords, CheckLocal)
 # What a repair met, by the code of the request that failed.
 _FAILURE_MARKS = {
     "block_not_found": "repair met a deleted block",
@@ -80,7 +87,10 @@ class SimulatedRepairs:
         assert run is not None
         text = f"{place.node.name} takes in {type(event).__name__}"
         self._world.note(EventKind.DETAIL, text, place.container_id)
-        run.requests += _unreported(run.machine.step(event))
+        run.witness.hears(event)
+        asked = run.machine.step(event)
+        run.witness.asked(asked)
+        run.requests += _unreported(asked)
         if run.machine.outcome is not None:
             self._ended(place, run, run.machine.outcome)
 
@@ -119,7 +129,8 @@ class SimulatedRepairs:
         return_to = world.setup.return_to_service
         options = options_of(command, world.setup.fetches_max, return_to)
         machine = world.parts.machine(command.container_id, node.name, sorted(peers), options)
-        run = Run(command, options, machine)
+        lengths = {block_id: len(file) for block_id, file in place.replica.stored.files.items()}
+        run = Run(command, options, machine, RunWitness(peers), lengths)
         text = f"{node.name} repairs container {command.container_id} twice at once"
         hold(place.run is None, text, subject=subject)
         agent.runs[command.container_id] = run
@@ -160,22 +171,56 @@ class SimulatedRepairs:
         world, replica = self._world, place.replica
         if isinstance(request, Rescan):
             world.marks["first scan"] += not run.fetched_from
+        if isinstance(request, ReturnToService) and faults and world.happens(Fault.DAMAGE):
+            self._find_damage(place)
         replica.failing_disk = faults and world.happens(Fault.DISK)
         if faults and world.happens(Fault.TEAR):
             replica.tear = lambda length: world.rng.randrange(length + 1)
-        before = block_sizes(replica)
         self._note_write(place, request)
-        event = execute_local(request, replica)
-        replica.tear = None
-        hold_kept(place.container_id, before=before, after=block_sizes(replica))
+        try:
+            if isinstance(request, _READS):
+                event = execute_local(request, replica)
+            else:
+                event = self._change_here(place, run, request)
+        finally:
+            failing, replica.failing_disk, replica.tear = replica.failing_disk, False, None
         if isinstance(event, RequestFailed):
-            world.marks["disk failed"] += replica.failing_disk
+            world.marks["disk failed"] += failing
             text = f"{place.node.name} fails at {type(request).__name__}: {event.code}"
             world.note(EventKind.WRITE, text, place.container_id)
             if event.code in _FAILURE_MARKS:
                 world.marks[_FAILURE_MARKS[event.code]] += 1
         elif isinstance(event, BcsIdAdvanced):
             world.marks["commit advanced"] += 1
+        return event
+
+    def _find_damage(self, place: Place) -> None:
+        """A bit flips, and a scan finds it before the repair goes on."""
+        world, replica = self._world, place.replica
+        blocks = [block_id for block_id, file in replica.stored.files.items() if file]
+        if not blocks:
+            return
+        block_id = world.rng.choice(sorted(blocks))
+        flip = Damage(DamageKind.FLIP, block_id)
+        text = f"{place.node.name} {flip}, and scans"
+        world.note(EventKind.DAMAGE, text, place.container_id, block_id)
+        flip.apply(replica.stored)
+        world.observer.faulted.add((place.node.name, block_id))
+        replica.scan()
+        world.marks["damage found at the return to service"] += 1
+
+    def _change_here(self, place: Place, run: Run, request: LocalRequest) -> Event:
+        """Carry out what may change the replica, and hold it against what was there."""
+        world, replica = self._world, place.replica
+        observer = world.observer
+        faulted = {block_id for name, block_id in observer.faulted if name == place.node.name}
+        run.witness.judge(request, replica, written=world.written, faulted=faulted)
+        before = whole_chunks(replica.stored, world.written)
+        event = execute_local(request, replica)
+        observer.looks(replica)
+        for block_id, _ in sorted(before - whole_chunks(replica.stored, world.written)):
+            text = f"{type(request).__name__} has cost block {block_id} a whole chunk"
+            hold(False, text, "inv-I3", Subject(place.container_id, block_id))
         return event
 
     def _note_write(self, place: Place, request: LocalRequest) -> None:
@@ -257,12 +302,28 @@ class SimulatedRepairs:
         said = ", ".join(filter(None, (verdict and verdict.value, outcome.error_code)))
         text = f"{place.node.name} ends {job_id} {outcome.state.value}: {said or 'no verdict'}"
         self._world.note(EventKind.OUTCOME, text, place.container_id)
+        if outcome.state is OutcomeState.DONE:
+            self._hold_no_tail(place, run)
         agent = place.node.agent
         assert agent is not None
         del agent.runs[place.container_id]
         agent.jobs.remove(run.command)
         self._report_end(place.node, agent, report_of(job_id, outcome))
         self._mark_outcome(run, outcome)
+
+    def _hold_no_tail(self, place: Place, run: Run) -> None:
+        """inv-I7: a repair leaves no bytes behind the recorded ones but those that it
+        found there.
+        """
+        stored = place.replica.stored
+        for block_id, file in stored.files.items():
+            if (place.node.name, block_id) in self._world.observer.faulted:
+                continue
+            record = stored.records.get(block_id)
+            recorded = record.chunks[-1].end if record and record.chunks else 0
+            text = f"block {block_id} was left with bytes that no record lists"
+            kept = len(file) <= max(recorded, run.lengths.get(block_id, 0))
+            hold(kept, text, "inv-I7", Subject(place.container_id, block_id))
 
     def _mark_outcome(self, run: Run, outcome: RepairOutcome) -> None:
         progress = outcome.progress

@@ -28,7 +28,7 @@ from tests.support.cluster_control import (
 from tests.support.cluster_reports import MemoryJobStore
 from tests.support.faults import Fault, Lie
 from tests.support.memory import RepairableReplica
-from tests.support.observer import Ledger, ViolationError, WriteObserver, Written
+from tests.support.observer import Commits, Ledger, ViolationError, WriteObserver, Written
 from tests.support.peers import MemoryReplica, MemorySource
 from tests.support.trace import EventKind, Subject, Trace, TraceEvent
 
@@ -42,6 +42,7 @@ class Setup:
 
     containers: tuple[ContainerId, ...]
     written: Written
+    commits: Commits
     # The disk of each datanode.
     disks: Mapping[PeerId, Mapping[ContainerId, MemoryReplica]]
     rules: Rules
@@ -66,13 +67,30 @@ class Setup:
         starter = "automatic mode starts jobs" if self.rules.automatic else "jobs are asked for"
         lies = [f"{name} lies: {lie}" for name, lie in sorted(self.lies.items())]
         short = [
-            f"{name} has block {block_id} without its last chunk"
+            f"{name} has block {block_id} without its last chunks"
             for name, disk in self.disks.items()
             for stored in disk.values()
             for block_id, record in sorted(stored.records.items())
             if record.chunks != self.written[block_id][0].chunks
         ]
-        lines = [f"{', '.join(self.disks)} hold {held}; {starter}", "; ".join(lies), *short]
+        newest = {
+            container_id: max(
+                r.bcs_id for r, _ in self.written.values() if r.container_id == container_id
+            )
+            for container_id in self.containers
+        }
+        behind = [
+            f"{name} is at commit {stored.bcs_id} of {newest[container_id]}"
+            for name, disk in self.disks.items()
+            for container_id, stored in disk.items()
+            if stored.bcs_id < newest[container_id]
+        ]
+        lines = [
+            f"{', '.join(self.disks)} hold {held}; {starter}",
+            "; ".join(lies),
+            *behind,
+            *short,
+        ]
         return [line for line in lines if line]
 
 
@@ -164,7 +182,7 @@ class World:
         self.open_store = open_store or (lambda: nullcontext(memory))
         self.containers = setup.containers
         self.written = setup.written
-        self.observer = WriteObserver(setup.written)
+        self.observer = WriteObserver(setup.written, setup.commits)
         self.ledger = Ledger()
         self.nodes = {
             name: Node(name, f"{name}.cluster:9{number}00", setup.lies.get(name))
@@ -184,8 +202,9 @@ class World:
 
     def add_replica(self, node: Node, container_id: ContainerId, stored: MemoryReplica) -> Place:
         """The datanode holds the container from now on."""
-        replica = RepairableReplica(node.name, stored, self.observer)
+        replica = self.parts.replica(node.name, stored, self.observer)
         replica.refuses_gaps = self.parts.refuse_gaps
+        self.observer.appears(replica)
         node.source.replicas[container_id] = stored
         node.places[container_id] = Place(node, container_id, replica)
         return node.places[container_id]

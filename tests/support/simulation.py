@@ -23,7 +23,7 @@ from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerId
 from tests.support.cluster_control import OpenStore, Parts, chosen_rules
 from tests.support.faults import CHANCES, Lie
-from tests.support.observer import Written
+from tests.support.observer import Commits, Written
 from tests.support.peace import Peace
 from tests.support.peers import Evil, MemoryReplica, chunk_record
 from tests.support.simulated_network import SimulatedNetwork
@@ -35,6 +35,10 @@ CONTAINERS = (ContainerId(7), ContainerId(8))
 # How likely peace begins with every replica of a container damaged.
 PIECES_CHANCE = 0.15
 STORM_STEPS = 250
+# Records that lack a checksum are believed only where no honest peer has the chunk.
+LIES = (*Evil, *[Evil.RECORDS_CUT_SHORT] * 5)
+# How likely a client commits a block once more without another chunk.
+CLOSING_COMMIT_CHANCE = 0.3
 
 
 class SimulatedCluster:
@@ -95,15 +99,16 @@ def simulate(
 def drawn_setup(seed: int, rng: random.Random) -> Setup:
     """What a seed starts with. The order of the draws is part of what a seed means."""
     containers = CONTAINERS[: 1 + (rng.random() < 0.2)]
-    written = {
-        block_id: block
-        for container_id in containers
-        for block_id, block in write_once(seed, container_id, rng).items()
-    }
+    written: dict[BlockId, tuple[BlockRecord, bytes]] = {}
+    commits: dict[BlockId, tuple[int, ...]] = {}
+    for container_id in containers:
+        blocks, of_chunks = write_once(seed, container_id, rng)
+        written |= blocks
+        commits |= of_chunks
     names = [PeerId(f"dn{i}") for i in range(rng.choice((3, 3, 3, 4, 5, 7)))]
     disks = {
         name: {
-            container_id: _perhaps_shortened(replica_of_written(written, container_id), rng)
+            container_id: _perhaps_behind(replica_of_written(written, container_id), commits, rng)
             for container_id in containers
         }
         for name in names
@@ -114,7 +119,7 @@ def drawn_setup(seed: int, rng: random.Random) -> Setup:
     lies = {}
     if rng.random() < 0.4:
         for name in rng.sample(names, rng.randint(1, len(names) - 2)):
-            lies[name] = Lie(rng.choice(tuple(Evil)), forges=rng.random() < 0.2)
+            lies[name] = Lie(rng.choice(LIES), forges=rng.random() < 0.2)
     fetches_max = rng.randint(1, 4)
     return_to_service = rng.random() < 0.6
     runs_max = rng.choice((1, 2))
@@ -124,6 +129,7 @@ def drawn_setup(seed: int, rng: random.Random) -> Setup:
     return Setup(
         containers,
         written,
+        commits,
         disks,
         chosen_rules(rng, automatic=automatic),
         chances,
@@ -139,9 +145,12 @@ def drawn_setup(seed: int, rng: random.Random) -> Setup:
 
 def write_once(
     seed: int, container_id: ContainerId, rng: random.Random
-) -> dict[BlockId, tuple[BlockRecord, bytes]]:
+) -> tuple[dict[BlockId, tuple[BlockRecord, bytes]], dict[BlockId, tuple[int, ...]]]:
     """What clients wrote: blocks of a few chunks of a few windows, of every checksum
-    type; no two of one ID.
+    type, no two of one ID; and the commit of each chunk.
+
+    Several clients write at once, so that the commits of one block lie between those of
+    others.
     """
     written = {}
     for number in range(1, rng.randint(2, 5)):
@@ -165,9 +174,21 @@ def write_once(
             chunk_record(data[offset : offset + chunk_bytes], offset, checksum_type, window_bytes)
             for offset in range(0, length, chunk_bytes)
         )
-        record = BlockRecord(container_id, block_id, number, chunks, (("TYPE", "KEY"),))
+        record = BlockRecord(container_id, block_id, 0, chunks, (("TYPE", "KEY"),))
         written[block_id] = record, data
-    return written
+    # Each chunk is one commit; some clients commit once more when they close a block.
+    turns = [block_id for block_id, (record, _) in written.items() for _ in record.chunks]
+    turns += [block_id for block_id in written if rng.random() < CLOSING_COMMIT_CHANCE]
+    rng.shuffle(turns)
+    made: dict[BlockId, list[int]] = {block_id: [] for block_id in written}
+    for commit, block_id in enumerate(turns, start=1):
+        made[block_id].append(commit)
+    for block_id, (record, data) in written.items():
+        written[block_id] = replace(record, bcs_id=made[block_id][-1]), data
+    return written, {
+        block_id: tuple(made[block_id][: len(record.chunks)])
+        for block_id, (record, _) in written.items()
+    }
 
 
 def replica_of_written(written: Written, container_id: ContainerId) -> MemoryReplica:
@@ -181,11 +202,24 @@ def replica_of_written(written: Written, container_id: ContainerId) -> MemoryRep
     )
 
 
-def _perhaps_shortened(stored: MemoryReplica, rng: random.Random) -> MemoryReplica:
-    """Some replicas were closed before the last chunk of a block came (quasi-closed
-    ones).
+def _perhaps_behind(stored: MemoryReplica, commits: Commits, rng: random.Random) -> MemoryReplica:
+    """Some replicas were closed before the last commits came (quasi-closed ones), and
+    some lack the last chunk of a block and, with it, every commit.
     """
-    if rng.random() < 0.2:
+    last = stored.bcs_id
+    if rng.random() < 0.3 and last > 1:
+        stored.bcs_id = rng.randrange(1, last)
+        for block_id, record in list(stored.records.items()):
+            held = sum(commit <= stored.bcs_id for commit in commits[block_id])
+            if not held:
+                del stored.records[block_id], stored.files[block_id]
+                continue
+            chunks = record.chunks[:held]
+            is_closed = record.bcs_id <= stored.bcs_id
+            commit = record.bcs_id if is_closed else commits[block_id][held - 1]
+            stored.records[block_id] = replace(record, chunks=chunks, bcs_id=commit)
+            del stored.files[block_id][chunks[-1].end :]
+    elif rng.random() < 0.1:
         block_id = rng.choice(sorted(stored.records))
         record = stored.records[block_id]
         if len(record.chunks) > 1:

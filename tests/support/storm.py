@@ -12,7 +12,7 @@ from ozone.errors import StaleTreeError
 from repair.requests import Cancelled
 from tests.support.faults import Damage, DamageKind, Fault, drawn_damage
 from tests.support.memory import CrashError
-from tests.support.observer import client_reads, hold, hold_deleted
+from tests.support.observer import client_reads, hold
 from tests.support.simulated_network import SimulatedNetwork
 from tests.support.simulated_repairs import SimulatedRepairs
 from tests.support.simulated_world import Place, World
@@ -44,8 +44,8 @@ class Storm:
     def check(self) -> None:
         """Look at the disks of some replicas; writes were judged as they were made."""
         for place in self._world.places():
-            if place.replica.remembered and self._world.rng.random() <= 0.1:
-                hold_deleted(place.replica)
+            if self._world.rng.random() <= 0.1:
+                self._world.observer.looks(place.replica)
 
     def _step(self) -> None:
         world, rng = self._world, self._world.rng
@@ -88,7 +88,9 @@ class Storm:
     def damage(self, place: Place, damage: Damage) -> None:
         """A disk fails, and no agent knows it before a scan."""
         self._note_damage(place, damage)
+        self._world.observer.looks(place.replica)
         damage.apply(place.replica.stored)
+        self._world.observer.changes(place.replica)
         self._world.marks[damage.mark] += 1
 
     def _note_damage(self, place: Place, damage: Damage) -> None:
@@ -124,18 +126,21 @@ class Storm:
         sole = rng.choice((None, len(places) - 1))
         for number, place in enumerate(places):
             stored = place.replica.stored
+            world.observer.looks(place.replica)
             if number == bereft or sole not in (None, number):
                 kind = DamageKind.LOSE_BLOCK if number == bereft else DamageKind.LOSE_RECORD
                 self._note_damage(place, Damage(kind, block_id))
                 stored.records.pop(block_id, None)
             if number == bereft:
                 stored.files.pop(block_id, None)
+                world.observer.changes(place.replica)
                 continue
             offset = chunk.offset + chunk.window(number % max(1, len(chunk.checksums)))[0]
             if offset < len(stored.files.get(block_id, b"")):
                 flip = Damage(DamageKind.FLIP, block_id, offset)
                 self._note_damage(place, flip)
                 flip.apply(stored)
+            world.observer.changes(place.replica)
             world.observer.faulted.add((place.node.name, block_id))
 
     def delete_container(self, place: Place) -> None:
@@ -151,6 +156,7 @@ class Storm:
             text = "the deletion of a container did not end its repair"
             hold(place.run is None, text, "CR-057", Subject(place.container_id))
         place.replica.delete_container()
+        world.observer.changes(place.replica)
         del place.node.source.replicas[place.container_id]
 
     def _replicate(self, place: Place) -> None:
@@ -183,6 +189,7 @@ class Storm:
         tree, _ = imported.known_tree()
         assert tree is not None
         imported.remembered = {block.block_id: block for block in tree.blocks if block.deleted}
+        world.observer.appears(imported)
         blocks = world.blocks_of(container_id)
         world.observer.faulted |= {(place.node.name, block_id) for block_id in blocks}
 
@@ -208,11 +215,14 @@ class Storm:
             world.marks["block deleted in repair"] += place.run is not None
             replica.pending_deletes.add(block_id)
             steps = world.rng.randrange(4) if crash else None
+            world.observer.looks(replica)
             try:
                 replica.delete_block(block_id, crash_after=steps)
             except CrashError:
+                world.observer.changes(replica)
                 world.crash_agent(place.node)
                 return
+            world.observer.deletes(replica, block_id)
 
     def _slow_scan(self, place: Place) -> None:
         """A background scan that began before other things happened, and ends after

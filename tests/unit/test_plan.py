@@ -267,6 +267,10 @@ CONFLICTS = {
         [FIRST], [chunk(100)], [(0, EvidenceKind.CHUNKINGS_OVERLAP),
          (100, EvidenceKind.CHUNKINGS_OVERLAP)]
     ),
+    "chunks that overlap by their last and first byte": (
+        [FIRST], [chunk(CHUNK_BYTES - 1)], [(0, EvidenceKind.CHUNKINGS_OVERLAP),
+         (CHUNK_BYTES - 1, EvidenceKind.CHUNKINGS_OVERLAP)]
+    ),
     "a chunk of ours over three of theirs": (
         [chunk(0, length_bytes=9)], [chunk(i, length_bytes=2) for i in (2, 4, 6)],
         [(i, EvidenceKind.CHUNKINGS_OVERLAP) for i in (0, 2, 4, 6)],

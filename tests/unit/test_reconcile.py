@@ -23,6 +23,7 @@ from repair.requests import (
     FetchTree,
     FetchWindows,
     LoadOwn,
+    LoadRecords,
     PutBlock,
     ReconcileOptions,
     ReportOutcome,
@@ -249,6 +250,38 @@ def test_a_truncated_block_is_refilled_in_order_in_one_pass() -> None:
     outcome = run(at)
     assert bytes(at.ours.stored.files[A]) == healthy(at, A)
     assert outcome.progress.rounds == 1
+
+
+def test_a_chunk_that_our_record_lacks_is_written_whole_or_not_at_all() -> None:
+    """Three of its windows can be had, the last one nowhere."""
+    at = world(A)
+    ours = at.ours.stored
+    ours.records[A] = _only(ours.records[A], (0,), 1)
+    del ours.files[A][CHUNK:]
+    for peer in ("dn2", "dn3"):
+        at.disk(peer).flip(A, 2 * CHUNK - 1)
+    for stored in (ours, at.disk("dn2"), at.disk("dn3")):
+        scan(stored)
+    outcome = run(at)
+    assert outcome.progress.bytes_fetched >= CHUNK - WINDOW
+    assert not at.of(WriteWindows)
+    assert bytes(ours.files[A]) == healthy(at, A)[:CHUNK]
+    assert (outcome.verdict, _offsets(at)) == (Verdict.UNRECOVERABLE, [0])
+
+
+def test_a_chunk_is_not_laid_over_another_that_only_our_record_has() -> None:
+    """Our file ends before it, so that no tree of ours shows the overlap."""
+    at = world(A)
+    ours, whole = at.ours.stored, at.ours.stored.records[A]
+    later = replace(whole.chunks[1], offset=CHUNK + WINDOW, checksum_type=ChecksumType.CRC32)
+    ours.records[A] = replace(whole, chunks=(whole.chunks[0], later))
+    del ours.files[A][CHUNK:]
+    scan(ours)
+    outcome = run(at, ReconcileOptions(rounds_max=1))
+    assert outcome.verdict is Verdict.CONFLICT
+    assert EvidenceKind.CHUNKINGS_OVERLAP in kinds(outcome)
+    assert bytes(ours.files[A]) == healthy(at, A)[:CHUNK]
+    assert ours.records[A].chunks == (whole.chunks[0], later)
 
 
 def test_a_file_is_never_extended_past_a_gap() -> None:
@@ -534,6 +567,28 @@ def test_a_single_holder_whose_tree_does_not_bear_out_its_record_is_not_believed
     assert A not in at.ours.stored.files
 
 
+@pytest.mark.parametrize("is_whole", [True, False], ids=["confirmed by its tree", "whole nowhere"])
+def test_a_record_that_lacks_a_checksum_is_never_taken(*, is_whole: bool) -> None:
+    """It would prove all windows but the last, and the last would be lost."""
+    at = world(A)
+    drop_record(at.ours.stored, A, data_too=True)
+    drop_record(at.disk("dn3"), A, data_too=False)
+    theirs = at.disk("dn2")
+    record = theirs.records[A]
+    short = replace(record.chunks[-1], checksums=record.chunks[-1].checksums[:-1])
+    theirs.records[A] = replace(record, chunks=(*record.chunks[:-1], short))
+    for stored in (at.ours.stored, at.disk("dn3")):
+        scan(stored)
+    leaf = ChunkTree(short.offset, short.length_bytes, short.data_checksum, is_whole)
+    (block,) = theirs.scanned_tree().blocks
+    claimed = BlockTree.live(A, [*block.chunks[:-1], leaf])
+    theirs.tree = encode_tree(ContainerTree.of(ContainerId(7), [claimed]))
+    outcome = run(at)
+    assert EvidenceKind.RECORD_UNPROVEN in kinds(outcome)
+    assert _offsets(at) == [0, 1]
+    assert bytes(at.ours.stored.files[A]) == healthy(at, A)[: 2 * CHUNK]
+
+
 @pytest.mark.parametrize("flipped", ["dn2", "dn2 dn3", "ours"])
 def test_a_file_that_outlived_its_record_is_a_source_where_no_copy_is_whole(flipped: str) -> None:
     """Whoever has a record is bad in the same window, and whoever has the good bytes
@@ -777,6 +832,23 @@ def test_an_unhealthy_chunk_anywhere_keeps_the_containers_commit() -> None:
     outcome = run(at)
     assert _commits(at) == (99, 1)
     assert outcome.verdict is Verdict.UNRECOVERABLE
+
+
+def test_a_block_with_a_failed_chunk_keeps_its_commit() -> None:
+    """The peer's record has no chunk that ours lacks, only a later commit."""
+    at = world(A, peers=1)
+    theirs = at.disk("dn2")
+    theirs.records[A] = replace(theirs.records[A], bcs_id=99)
+    # Damage of one window, but not alike, so that the chunk is tried.
+    theirs.flip(A, CHUNK)
+    for offset in (0, CHUNK + 1):
+        at.ours.stored.flip(A, offset)
+    for stored in (at.ours.stored, theirs):
+        scan(stored)
+    outcome = run(at)
+    assert outcome.progress.windows_written == 1
+    assert outcome.verdict is Verdict.UNRECOVERABLE
+    assert _commits(at) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -1028,6 +1100,42 @@ def test_a_delete_that_comes_during_the_repair_wins() -> None:
     assert outcome.state is OutcomeState.DONE
 
 
+@pytest.mark.parametrize("before", [LoadRecords, CheckLocal, WriteWindows, PutBlock, StoreTree])
+def test_whenever_the_delete_comes_the_block_is_deleted_in_the_tree_and_no_other(
+    before: type[Request],
+) -> None:
+    """inv-I5: block A is taken in, so that it has bytes, a record and an entry in the
+    tree to forget.
+    """
+    at = world(A, B)
+    for block_id in (A, B):
+        drop_record(at.ours.stored, block_id, data_too=True)
+    scan(at.ours.stored)
+
+    def meddle(request: Request) -> None:
+        if isinstance(request, before) and not at.ours.remembered:
+            # The transaction leaves no record and no file, whatever was there.
+            at.ours.remembered[A] = BlockTree.tombstone(A, 77)
+            at.ours.stored.records.pop(A, None)
+            at.ours.stored.files.pop(A, None)
+            stored = at.ours.known_tree()[0]
+            assert stored is not None
+            at.ours.stored.tree = encode_tree(stored)
+
+    outcome = run(at, meddle=meddle)
+    tree, _ = at.ours.known_tree()
+    assert tree is not None
+    assert {block.block_id: block.deleted for block in tree.blocks} == {A: True, B: False}
+    assert A not in at.ours.stored.records
+    assert A not in at.ours.stored.files
+    assert bytes(at.ours.stored.files[B]) == healthy(at, B)
+    assert outcome.state is OutcomeState.DONE
+    for request in at.of(StoreTree)[-1:]:
+        assert isinstance(request, StoreTree)
+        # Nor does the last request for a tree claim that the block is whole.
+        assert not any(b.block_id == A and not b.deleted for b in request.tree.blocks)
+
+
 def test_a_block_deleted_before_there_were_trees_ends_deleted_everywhere_and_leaves_no_orphan() -> (
     None
 ):
@@ -1186,6 +1294,23 @@ def test_a_replica_whose_commit_could_not_be_advanced_stays_unhealthy() -> None:
 
     outcome = run(at, BACK, meddle=meddle)
     assert (outcome.state, outcome.replica_state) == (OutcomeState.FAILED, ReplicaState.UNHEALTHY)
+
+
+def test_a_replica_behind_a_commit_that_others_contradict_stays_unhealthy() -> None:
+    """One peer has the block at commit 99, the other the same chunks at commit 1: ours
+    stays at 1, and SCM may know of 99.
+    """
+    at = world(A)
+    at.disk("dn2").records[A] = replace(at.disk("dn2").records[A], bcs_id=99)
+    at.ours.stored.flip(A, 0)
+    at.ours.scan()
+    outcome = run(at, CLOSING)
+    assert bytes(at.ours.stored.files[A]) == healthy(at, A)
+    assert _commits(at) == (1, 1)
+    assert (outcome.verdict, outcome.replica_state) == (
+        Verdict.REPAIRABLE,
+        ReplicaState.UNHEALTHY,
+    )
 
 
 def test_a_finding_of_the_last_scan_that_no_tree_shows_is_a_loss() -> None:

@@ -84,10 +84,12 @@ def held(
     *,
     undo_bytes: int = 1 << 20,
     mapped: MappedReader | None = None,
+    disk: Disk | None = None,
 ) -> Iterator[ManagedVolume]:
-    volume = open_volume(root, hold=hold, state_folder=root.parent / "state", disk=Disk())
+    disk = disk or Disk()
+    volume = open_volume(root, hold=hold, state_folder=root.parent / "state", disk=disk)
     try:
-        opened = ManagedVolume(volume, Disk(), undo_bytes=undo_bytes, mapped=mapped)
+        opened = ManagedVolume(volume, disk, undo_bytes=undo_bytes, mapped=mapped)
     except ReconcileError:
         volume.close()
         raise
@@ -484,6 +486,107 @@ def test_damage_found_while_a_replica_returns_to_service_is_not_lost(root: Path)
         volume.writer.set_state(ONE, ReplicaState.CLOSED)
         volume.record_result(late, NOW_MS)
         assert volume.containers.get(ONE).state is ReplicaState.UNHEALTHY
+
+
+class AfterTreeRead(Disk):
+    """Calls `act` once, after the next read of a tree."""
+
+    act: Callable[[], None] | None = None
+
+    def read(self, path: Path) -> bytes:
+        data = super().read(path)
+        if path.name == "1.tree" and self.act is not None:
+            act, self.act = self.act, None
+            act()
+        return data
+
+
+def test_no_scan_settles_between_the_check_of_a_replica_and_its_return_to_service(
+    root: Path,
+) -> None:
+    """The scan that found damage meanwhile must wait for the return, and then undo
+    it.
+    """
+    disk = AfterTreeRead()
+    with held(root, disk=disk) as volume:
+        assert volume.writer is not None
+        volume.writer.mark_unhealthy(ONE)
+        replica = repairable(volume)
+        clean = replica.scan()
+        assert (clean.findings, clean.state) == ((), ReplicaState.UNHEALTHY)
+        damage(block_file(volume), 100)
+        late = scan(volume)
+
+        def settle() -> None:
+            volume.write_tree(late)
+            volume.settle(late, NOW_MS)
+
+        settling = Thread(target=settle)
+
+        def settle_meanwhile() -> None:
+            settling.start()
+            # It cannot end while the return has the lock.
+            settling.join(0.3)
+
+        disk.act = settle_meanwhile
+        replica.set_state(ReplicaState.CLOSED, clean.generation)
+        settling.join()
+        assert volume.containers.get(ONE).state is ReplicaState.UNHEALTHY
+
+
+def test_a_scan_without_file_handles_marks_no_replica_under_repair(root: Path) -> None:
+    """Its findings prove nothing: neither the tree nor the state follows them."""
+    disk = OutOfHandles()
+    with held(root, disk=disk) as volume:
+        replica = repairable(volume)
+        before = replica.scan()
+        disk.fails = True
+        with pytest.raises(BusyError):
+            replica.scan()
+        disk.fails = False
+        own = replica.own()
+        assert (own.state, own.tree) == (ReplicaState.CLOSED, before.tree)
+        assert volume.containers.get(ONE).state is ReplicaState.CLOSED
+
+
+class OutOfHandles(Disk):
+    """Cannot open block files while it `fails`, as where the limit of open files is
+    reached.
+    """
+
+    fails = False
+
+    @contextmanager
+    def reader(self, path: Path) -> Iterator[Reader]:
+        if self.fails and path.suffix == ".block":
+            raise disk_error("read", path, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+        with super().reader(path) as reader:
+            yield reader
+
+
+def test_a_peers_tombstone_leaves_bytes_and_records_on_disk(root: Path) -> None:
+    """inv-I6: also after the next start, which finishes what deletions left."""
+    files = {path: path.read_bytes() for path in root.rglob("*.block")}
+    with held(root) as volume:
+        replica = repairable(volume)
+        records = replica.records([BLOCK, OTHER])
+        own = replica.own()
+        assert own.tree is not None
+        entry = own.tree.block(BLOCK)
+        assert entry is not None
+        others = [block for block in own.tree.blocks if block.block_id != BLOCK]
+        adopted = ContainerTree.of(ONE, [*others, BlockTree.tombstone(BLOCK, entry.data_checksum)])
+        replica.store_tree(adopted, own.generation)
+        assert replica.records([BLOCK, OTHER]) == records
+        replica.scan()
+    with held(root) as volume:
+        replica = repairable(volume)
+        tree = replica.own().tree
+        assert tree is not None
+        assert [block.deleted for block in tree.blocks] == [True, False]
+        assert replica.records([BLOCK, OTHER]) == records
+        assert volume.containers.get(ONE).counters().block_count == len(records)
+    assert {path: path.read_bytes() for path in root.rglob("*.block")} == files
 
 
 def test_findings_make_an_owned_replica_unhealthy_on_disk_once(root: Path) -> None:
