@@ -167,6 +167,11 @@ class Registry:
                 self._update_comparisons(self._datanodes[peer].containers)
         return worse
 
+    def resume(self, pause_s: float) -> None:
+        """Leave out a time in which this process could receive no heartbeat."""
+        for entry in self._datanodes.values():
+            entry.last_heartbeat_s += pause_s
+
     def has_container(self, container_id: ContainerId) -> bool:
         """Whether a replica of the container is or was reported."""
         return container_id in self._replicas or container_id in self._empty

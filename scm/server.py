@@ -58,6 +58,9 @@ DATANODES_MAX = 20_000
 _PAGE_MAX = 1_000
 IDS_MAX = 10_000
 _TICK_S = 1.0
+# A process that missed so many ticks was stopped, or waited for its disk. It cannot say
+# that its datanodes were silent.
+_PAUSE_AFTER_S = 10 * _TICK_S
 # Bounds the texts that are stored with each job.
 TEXT_CHARACTERS_MAX = 1_000
 
@@ -295,6 +298,7 @@ class ControllerServer:
                 leadership=SoleLeader(self._store),
                 new_job_id=lambda: JobId(uuid.uuid4().hex[:12]),
                 now_s=self._clock(),
+                pause_after_s=_PAUSE_AFTER_S,
                 on_finished=lambda job: self._metrics.count(
                     "scm_jobs_finished_total", state=job.state.value
                 ),
