@@ -190,6 +190,8 @@ class Controller:
 
         Raises:
             DatabaseError: the changes cannot be saved; nothing is sent.
+            UsageError: the datanode reports too many containers; its earlier reports
+                stay, and go stale.
         """
         self._leave_out_pause(now_s)
         peer = heartbeat.datanode.peer

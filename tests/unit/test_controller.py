@@ -12,13 +12,14 @@ import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from merkle.outcome import RepairReport, Verdict
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from protos.errors import JobNotFoundError
-from runtime.errors import BusyError, DatabaseError
+from runtime.errors import BusyError, DatabaseError, UsageError
 from runtime.metrics import Metrics
 from scm.controller import ProgressReport, ReconcileResponse
 from scm.eligibility import Eligibility
@@ -372,6 +373,26 @@ def test_jobs_that_end_together_beyond_the_limit_do_not_come_back(
     assert [job.state for job in world.controller.jobs(None, 10)] == [JobState.FAILED] * 3
     assert [outcome.job_id for outcome in dry_run(world, 1)] == [None]
     store.close()
+
+
+def test_the_controller_logs_which_datanode_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scm.registry.CONTAINERS_PER_DATANODE_MAX", 1)
+    world = World()
+    service = ControllerService(
+        world.controller, Outbox(), Lock(), lambda: world.now_s, Metrics(CONTROLLER_METRICS)
+    )
+    request = pb.HeartbeatRequest(
+        datanode=pb.Datanode(datanode_id="dn-1", address="127.0.0.1:1"),
+        incarnation="1",
+        sequence=1,
+        report=pb.ContainerReport(
+            full=True,
+            replicas=[pb.ReplicaReport(container_id=n, state="CLOSED") for n in (1, 2)],
+        ),
+    )
+    with capture_logs() as lines, pytest.raises(UsageError, match="dn-1 reports 2 containers"):
+        service.heartbeat(request, cast(grpc.ServicerContext, None))
+    assert [(line["event"], line["datanode"]) for line in lines] == [("heartbeat_refused", "dn-1")]
 
 
 def dry_run(world: World, *numbers: int) -> list[ReconcileResponse]:
