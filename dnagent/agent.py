@@ -278,6 +278,7 @@ class Agent:
             threads=_RPC_THREADS,
             # Whoever holds all of its threads keeps no agent from being answered.
             own_threads={OZONE_SERVICE: _OZONE_THREADS},
+            share_threads=True,
             calls_max=128,
         )
         self._stack.callback(server.stop)

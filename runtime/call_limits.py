@@ -52,7 +52,7 @@ class CallWatch:
         context: grpc.ServicerContext,
         *,
         service: str,
-        calls_per_client_max: int,
+        calls_per_client_max: int | None,
         is_stream: bool,
     ) -> Iterator["WatchedCall"]:
         """Watch one call while it lasts; its caller notes each message of a stream.
@@ -62,7 +62,7 @@ class CallWatch:
         """
         client = service, _host_of(context)
         with self._lock:
-            if self._clients[client] >= calls_per_client_max:
+            if calls_per_client_max is not None and self._clients[client] >= calls_per_client_max:
                 raise BusyError(
                     f"{client[1]} has {self._clients[client]} calls under way already",
                     limit=calls_per_client_max,

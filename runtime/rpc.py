@@ -208,12 +208,14 @@ def start_server(
     calls_max: int = 64,
     own_threads: Mapping[str, int] | None = None,
     limits: CallLimits | None = None,
+    share_threads: bool = False,
 ) -> RpcServer:
     """Listen on `host:port` with these services and grpc's health service.
 
-    Calls beyond `threads` wait; calls beyond `calls_max` are refused at once, and those
-    of one client beyond half of the threads. Services in `own_threads`, by full name,
-    get that many threads of their own. `limits` cancel calls that stand still.
+    Calls beyond `threads` wait; calls beyond `calls_max` are refused at once. With
+    `share_threads`, so are calls of one client beyond half of a service's threads.
+    Services in `own_threads`, by full name, get that many threads of their own.
+    `limits` cancel calls that stand still.
 
     Raises:
         ConfigError: the address is off loopback without TLS or `insecure`, the PEM
@@ -224,8 +226,11 @@ def start_server(
     host, separator, port_text = address.rpartition(":")
     if not separator or not port_text.isdecimal() or int(port_text) > 0xFFFF:
         raise ConfigError(f"{address!r} is not host:port", address=address)
-    pool = _CallPool(threads)
-    pools = {service: _CallPool(count) for service, count in (own_threads or {}).items()}
+    pool = _CallPool(threads, share=share_threads)
+    pools = {
+        service: _CallPool(count, share=share_threads)
+        for service, count in (own_threads or {}).items()
+    }
     watch = CallWatch(limits or CallLimits())
     options = (*_SERVER_OPTIONS, ("grpc.max_concurrent_streams", calls_max))
     server = grpc.server(
@@ -277,11 +282,11 @@ def _default_status(error: ReconcileError) -> grpc.StatusCode:
 
 
 class _CallPool(ThreadPoolExecutor):
-    """Threads for calls, of which one client gets half at most."""
+    """Threads for calls, of which one client gets half at most if they are shared."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, *, share: bool) -> None:
         super().__init__(threads, thread_name_prefix="rpc")
-        self.calls_per_client_max = max(2, threads // 2)
+        self.calls_per_client_max = max(2, threads // 2) if share else None
 
 
 class _CallInterceptor(grpc.ServerInterceptor):

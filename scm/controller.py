@@ -6,6 +6,7 @@ simulation. An order is sent when its datanode has a free slot, and again after 
 restart of either side. Agents ignore repeated IDs of jobs and commands.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from scm.job_index import JobIndex
 from scm.jobs import (
     AgentRestarted,
     CancelRequested,
+    ControllerResumed,
     Event,
     Job,
     JobId,
@@ -53,17 +55,17 @@ from scm.policy import (
     RootComparison,
     Visit,
     next_visit,
+    resume_visit,
     roots,
     targets,
 )
 from scm.ports import CommandSink, JobStore, Leadership, ScanOrder
 from scm.registry import Datanode, DatanodeStatus, HeartbeatEffect, Registry, ReplicaReport
 from scm.rules import Rules
+from scm.unsaved import UnsavedChanges
 
 # Active jobs; further requests are refused.
 _JOBS_ACTIVE_MAX = 200_000
-# Progress is saved at most this often; a change of state is saved at once.
-_SAVE_PROGRESS_EVERY_S = 10.0
 _log = get_logger("scm", CONTROLLER_EVENTS)
 
 
@@ -136,19 +138,22 @@ class Controller:
         leadership: Leadership,
         new_job_id: Callable[[], JobId],
         now_s: float,
+        pause_after_s: float = math.inf,
         on_finished: Callable[[Job], None] = lambda job: None,
         parts: ControllerParts | None = None,
     ) -> None:
         """Continue the store's jobs; their orders in flight are sent again.
 
-        `on_finished` gets each job that ended. Tests replace `parts` by wrong ones.
+        A time between two calls of `heartbeat` and `tick` of more than `pause_after_s`
+        is a pause: the process was stopped, or its disk stood still. Deadlines leave it
+        out. `on_finished` gets each job that ended. Tests replace `parts` by wrong
+        ones.
 
         Raises:
             DatabaseError: the store cannot be read.
         """
         parts = parts or ControllerParts()
         self._rules = rules
-        self._store = store
         self._sink = sink
         self._leadership = leadership
         self._new_job_id = new_job_id
@@ -158,8 +163,8 @@ class Controller:
         )
         self._jobs = parts.job_index()
         for job in store.jobs():
-            self._jobs.put(job)
-        self._visits = {visit.container_id: visit for visit in store.visits()}
+            self._jobs.put(step(job, ControllerResumed(), now_s))
+        self._visits = {visit.container_id: resume_visit(visit, now_s) for visit in store.visits()}
         self._dispatcher = parts.dispatcher(
             rules=rules,
             registry=self._registry,
@@ -175,12 +180,9 @@ class Controller:
             is_eligible=lambda container_id: self._evaluate(container_id).is_ok,
             now_s=now_s,
         )
-        self._unsaved: dict[JobId, None] = {}
-        self._unsaved_visits: dict[ContainerId, None] = {}
-        # Log lines of decisions that are not on disk yet.
-        self._unlogged: list[Callable[[], None]] = []
-        self._saved_at_s = now_s
-        self._save_now = False
+        self._unsaved = UnsavedChanges(store, now_s)
+        self._pause_after_s = pause_after_s
+        self._ran_at_s = now_s
         self._scans = 0
 
     def heartbeat(self, heartbeat: Heartbeat, now_s: float) -> HeartbeatEffect:
@@ -188,7 +190,10 @@ class Controller:
 
         Raises:
             DatabaseError: the changes cannot be saved; nothing is sent.
+            UsageError: the datanode reports too many containers; its earlier reports
+                stay, and go stale.
         """
+        self._leave_out_pause(now_s)
         peer = heartbeat.datanode.peer
         effect = self._registry.handle_heartbeat(
             heartbeat.datanode,
@@ -227,6 +232,7 @@ class Controller:
         Raises:
             DatabaseError: the changes cannot be saved; the next tick tries again.
         """
+        self._leave_out_pause(now_s)
         for peer, liveness in self._registry.update_liveness(now_s):
             _log.warning("datanode_stale", datanode=peer, liveness=liveness.value)
         ordered = self._jobs.peers_with_orders
@@ -296,7 +302,7 @@ class Controller:
         """
         job = self.job(job_id)
         if not job.state.is_terminal and job.cancel_requested_at_s is None:
-            self._save([step(job, CancelRequested(), now_s)], now_s)
+            self._unsaved.save([step(job, CancelRequested(), now_s)], now_s)
             self._step(job_id, CancelRequested(), now_s)
             for order in job.orders:
                 if order.state.is_in_flight:
@@ -445,6 +451,17 @@ class Controller:
         message = f"Container {container_id} is already being reconciled, by job {active}."
         return Ruling(Eligibility.ALREADY_RUNNING, message)
 
+    def _leave_out_pause(self, now_s: float) -> None:
+        pause_s = now_s - self._ran_at_s
+        self._ran_at_s = max(now_s, self._ran_at_s)
+        if pause_s <= self._pause_after_s:
+            return
+        _log.warning("controller_paused", seconds=round(pause_s, 3))
+        self._registry.resume(pause_s)
+        self._dispatcher.resume(pause_s)
+        for job in list(self._jobs.active()):
+            self._step(job.job_id, ControllerResumed(), now_s)
+
     def _start_automatic_jobs(self, now_s: float) -> None:
         running = sum(job.automatic for job in self._jobs.active())
         chosen = self._automatic.choose(self._rules.automatic_jobs - running, now_s)
@@ -486,7 +503,7 @@ class Controller:
         """Save and start new jobs, all or none. A job that is not on disk must not run,
         and a failed request must leave none.
         """
-        self._save(jobs, now_s)
+        self._unsaved.save(jobs, now_s)
         for job in jobs:
             self._jobs.put(job)
             _log.info(
@@ -507,12 +524,12 @@ class Controller:
             return
         for before, after in self._jobs.put(changed):
             self._dispatcher.withdraw(job_id, before, after)
-        self._unsaved[job_id] = None
+        self._unsaved.add_job(changed)
         if [order.state for order in changed.orders] != [order.state for order in job.orders]:
-            self._save_now = True
+            self._unsaved.is_urgent = True
         if changed.state is not job.state:
-            self._save_now = True
-            self._unlogged.append(
+            self._unsaved.is_urgent = True
+            self._unsaved.add_line(
                 partial(
                     _log.info,
                     "job_changed",
@@ -526,7 +543,7 @@ class Controller:
 
     def _finish(self, job: Job, now_s: float) -> None:
         compared = self._registry.compared(job.container_id)
-        self._visits[job.container_id] = next_visit(
+        visit = next_visit(
             self._visits.get(job.container_id),
             container_id=job.container_id,
             job_id=job.job_id,
@@ -536,9 +553,10 @@ class Controller:
             verdict_roots=roots_covered_by_verdict(job),
             now_s=now_s,
         )
-        self._unsaved_visits[job.container_id] = None
+        self._visits[job.container_id] = visit
+        self._unsaved.add_visit(visit)
         self._on_finished(job)
-        self._unlogged.append(
+        self._unsaved.add_line(
             partial(
                 _log.info,
                 "job_finished",
@@ -570,28 +588,10 @@ class Controller:
             self._step(job_id, event, now_s)
 
     def _save_changes(self, now_s: float) -> None:
-        if not self._unsaved or not (
-            self._save_now or now_s - self._saved_at_s >= _SAVE_PROGRESS_EVERY_S
-        ):
-            return
-        self._save([], now_s)
+        self._unsaved.save_if_due(now_s)
 
     def _try_save_changes(self, now_s: float) -> None:
         # An error would reject a request that is already on disk. The next tick tries
         # again and reports the error.
         with suppress(DatabaseError):
             self._save_changes(now_s)
-
-    def _save(self, ahead: Sequence[Job], now_s: float) -> None:
-        """Save all changes, and `ahead`, the next state of some jobs."""
-        unsaved = filter(None, map(self._jobs.get, self._unsaved))
-        jobs = {job.job_id: job for job in unsaved}
-        jobs.update((job.job_id, job) for job in ahead)
-        visits = [self._visits[container_id] for container_id in self._unsaved_visits]
-        self._store.save(jobs.values(), visits)
-        self._unsaved.clear()
-        self._unsaved_visits.clear()
-        self._saved_at_s, self._save_now = now_s, False
-        unlogged, self._unlogged = self._unlogged, []
-        for log in unlogged:
-            log()

@@ -44,6 +44,10 @@ class Dispatcher:
             if order.state.is_in_flight
         ]
 
+    def resume(self, pause_s: float) -> None:
+        """Leave out a time in which this process did not run."""
+        self._started_at_s += pause_s
+
     def is_gone(self, peer: PeerId, now_s: float) -> bool:
         """Whether a datanode is dead, or has been silent for that long since our
         start.
@@ -76,12 +80,18 @@ class Dispatcher:
                 free -= 1
 
     def resend(self, now_s: float) -> None:
-        """Send the orders again that were in flight when this process started."""
+        """Send the orders again that were in flight when this process started; those of
+        a cancelled job are cancelled again.
+        """
         waiting, self._resend = self._resend, []
         for job_id, peer in waiting:
             job = self._jobs.get(job_id)
             order = job.order(peer) if job else None
-            if job and order and order.state.is_in_flight and not self._send(job, order, now_s):
+            if job is None or order is None or not order.state.is_in_flight:
+                continue
+            if job.cancel_requested_at_s is not None:
+                self.send_cancel(job_id, order)
+            elif not self._send(job, order, now_s):
                 self._resend.append((job_id, peer))
 
     def withdraw(self, job_id: JobId, before: Order, after: Order) -> None:

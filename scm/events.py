@@ -2,4 +2,5 @@
 
 CONTROLLER_EVENTS = frozenset({
     "datanode_registered", "datanode_stale", "job_created", "job_changed", "job_finished",
+    "controller_paused", "heartbeat_refused",
 })  # fmt: skip

@@ -25,6 +25,7 @@ from sqlalchemy import (
     event,
     select,
     text,
+    tuple_,
 )
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -219,12 +220,19 @@ def _migrate(connection: Connection, path: Path, migrations: Sequence[Migration]
 
 def _drop_old(connection: Connection, kept: int) -> None:
     ended = _jobs.c.state.in_(_TERMINAL)
-    newest = (
-        select(_jobs.c.created_at_s).where(ended).order_by(_jobs.c.created_at_s.desc()).offset(kept)
+    # All jobs of one request have one creation time, so the ID is a part of the order.
+    age = tuple_(_jobs.c.created_at_s, _jobs.c.job_id)
+    newest_first = (_jobs.c.created_at_s.desc(), _jobs.c.job_id.desc())
+    dropped = (
+        select(_jobs.c.created_at_s, _jobs.c.job_id)
+        .where(ended)
+        .order_by(*newest_first)
+        .offset(kept)
+        .limit(1)
     )
-    oldest_kept = connection.execute(newest.limit(1)).scalar()
-    if oldest_kept is not None:
-        connection.execute(_jobs.delete().where(ended, _jobs.c.created_at_s <= oldest_kept))
+    newest_dropped = connection.execute(dropped).one_or_none()
+    if newest_dropped is not None:
+        connection.execute(_jobs.delete().where(ended, age <= tuple_(*newest_dropped)))
 
 
 def _cause(error: SQLAlchemyError) -> str:

@@ -235,6 +235,13 @@ class TimePassed:
     command_deadline_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class ControllerResumed:
+    """The controller started, or did not run for a while. It saw nothing meanwhile, so
+    deadlines and active time count from now.
+    """
+
+
 Event: TypeAlias = (
     OrderIssued
     | OrderAccepted
@@ -243,6 +250,7 @@ Event: TypeAlias = (
     | OrderAbandoned
     | CancelRequested
     | TimePassed
+    | ControllerResumed
 )
 
 
@@ -299,6 +307,8 @@ def step(job: Job, event: Event, now_s: float) -> Job:
             return _cancel(job, now_s)
         case TimePassed(live, command_deadline_s):
             return _check_deadlines(job, now_s, live, command_deadline_s)
+        case ControllerResumed():
+            return _restart_deadlines(job, now_s)
         case _:
             assert_never(event)
 
@@ -402,6 +412,16 @@ def _cancel(job: Job, now_s: float) -> Job:
     if job.cancel_requested_at_s is not None:
         return job
     return _update_state(replace(job, cancel_requested_at_s=now_s), now_s)
+
+
+def _restart_deadlines(job: Job, now_s: float) -> Job:
+    # Stored times cannot be compared with `now_s`: the system clock may have been set.
+    orders = tuple(
+        replace(order, advanced_at_s=now_s) if order.state.is_in_flight else order
+        for order in job.orders
+    )
+    cancelled_at_s = now_s if job.cancel_requested_at_s is not None else None
+    return replace(job, orders=orders, cancel_requested_at_s=cancelled_at_s, counted_at_s=now_s)
 
 
 def _check_deadlines(

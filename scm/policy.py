@@ -8,7 +8,7 @@ doubles.
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
@@ -240,6 +240,14 @@ def next_visit(
         verdict,
         final_roots,
     )
+
+
+def resume_visit(visit: Visit, now_s: float) -> Visit:
+    """A stored visit after a start of the controller. If the system clock was set back,
+    the container waits no longer than after its last failure.
+    """
+    longest_s = backoff_s(visit.container_id, visit.failures) if visit.failures else 0.0
+    return replace(visit, not_before_s=min(visit.not_before_s, now_s + longest_s))
 
 
 def is_due(visit: Visit | None, now_roots: Roots, now_s: float) -> bool:

@@ -17,6 +17,7 @@ from enum import Enum
 
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
+from runtime.errors import UsageError
 from scm.eligibility import ContainerState, container_state
 from scm.policy import ComparisonResult, RootComparison, compare
 
@@ -25,6 +26,10 @@ _INCARNATIONS_KEPT = 16
 # Containers without replicas that are remembered, to distinguish "no replicas" from
 # "not found".
 _EMPTY_CONTAINERS_MAX = 100_000
+# Containers that one datanode may report. A petabyte of half-full containers of 5 GB
+# has 400,000 of them. The limit bounds the memory that one agent can take, about 0.5
+# GB.
+CONTAINERS_PER_DATANODE_MAX = 500_000
 
 
 class Liveness(Enum):
@@ -121,7 +126,13 @@ class Registry:
         report: ReplicaReport | None,
         now_s: float,
     ) -> HeartbeatEffect:
-        """Record a heartbeat and its report, unless it is late or repeated."""
+        """Record a heartbeat and its report, unless it is late or repeated.
+
+        Raises:
+            UsageError: the datanode would have too many containers; nothing changes.
+        """
+        if report:
+            self._check_limit(datanode.peer, report)
         entry = self._datanodes.get(datanode.peer)
         if entry is None:
             entry = _DatanodeEntry(datanode, incarnation, sequence, now_s)
@@ -166,6 +177,11 @@ class Registry:
             for peer, _ in worse:
                 self._update_comparisons(self._datanodes[peer].containers)
         return worse
+
+    def resume(self, pause_s: float) -> None:
+        """Leave out a time in which this process could receive no heartbeat."""
+        for entry in self._datanodes.values():
+            entry.last_heartbeat_s += pause_s
 
     def has_container(self, container_id: ContainerId) -> bool:
         """Whether a replica of the container is or was reported."""
@@ -270,6 +286,20 @@ class Registry:
 
     def __len__(self) -> int:
         return len(self._replicas) + len(self._empty)
+
+    def _check_limit(self, peer: PeerId, report: ReplicaReport) -> None:
+        entry = self._datanodes.get(peer)
+        held = entry.containers if entry and not report.full else set[ContainerId]()
+        most = len(held) + len(report.replicas)
+        if most <= CONTAINERS_PER_DATANODE_MAX:
+            return
+        reported = {replica.container_id for replica in report.replicas}
+        count = len((held | reported) - set(report.removed))
+        if count > CONTAINERS_PER_DATANODE_MAX:
+            raise UsageError(
+                f"datanode {peer} reports {count} containers; the limit is"
+                f" {CONTAINERS_PER_DATANODE_MAX}"
+            )
 
     def _apply(self, entry: _DatanodeEntry, report: ReplicaReport) -> set[ContainerId]:
         peer = entry.datanode.peer

@@ -58,10 +58,14 @@ DATANODES_MAX = 20_000
 _PAGE_MAX = 1_000
 IDS_MAX = 10_000
 _TICK_S = 1.0
+# A process that missed so many ticks was stopped, or waited for its disk. It cannot say
+# that its datanodes were silent.
+_PAUSE_AFTER_S = 10 * _TICK_S
 # Bounds the texts that are stored with each job.
 TEXT_CHARACTERS_MAX = 1_000
 
 E = TypeVar("E", bound=Enum)
+_log = get_logger("scm", CONTROLLER_EVENTS)
 
 
 class Outbox:
@@ -153,7 +157,7 @@ class ControllerService:
         """Handle a heartbeat; the response has the waiting commands.
 
         Raises:
-            UsageError: the heartbeat is invalid.
+            UsageError: the heartbeat is invalid, or has too many containers.
             BusyError: there are too many datanodes.
             DatabaseError: the changes cannot be saved.
         """
@@ -166,7 +170,12 @@ class ControllerService:
                 and self._controller.datanode_count >= DATANODES_MAX
             ):
                 raise BusyError(f"{DATANODES_MAX} datanodes are already known")
-            effect = self._controller.heartbeat(heartbeat, self._clock())
+            try:
+                effect = self._controller.heartbeat(heartbeat, self._clock())
+            except UsageError as error:
+                # Its agent only retries; the operator of the controller has to know.
+                _log.warning("heartbeat_refused", datanode=peer, **error_fields(error))
+                raise
             term = self._controller.term
             # With the current term: agents reject orders of an earlier term.
             orders = (
@@ -279,7 +288,6 @@ class ControllerServer:
             ConfigError: an address cannot be bound, or a newer version wrote the state.
             DatabaseError, DiskError: the state cannot be read or created.
         """
-        self._log = get_logger("scm", CONTROLLER_EVENTS)
         self._clock = _steady_clock()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -295,6 +303,7 @@ class ControllerServer:
                 leadership=SoleLeader(self._store),
                 new_job_id=lambda: JobId(uuid.uuid4().hex[:12]),
                 now_s=self._clock(),
+                pause_after_s=_PAUSE_AFTER_S,
                 on_finished=lambda job: self._metrics.count(
                     "scm_jobs_finished_total", state=job.state.value
                 ),
@@ -317,7 +326,7 @@ class ControllerServer:
         self.address = self._rpc.address
         self._ticker = threading.Thread(target=self._tick, name="ticker")
         self._ticker.start()
-        self._log.info("server_started", address=self.address, term=self._controller.term)
+        _log.info("server_started", address=self.address, term=self._controller.term)
 
     def stop(self) -> None:
         """Stop serving, wait for the running tick, and close the store."""
@@ -333,7 +342,7 @@ class ControllerServer:
                     self._controller.tick(self._clock())
                 except ReconcileError as error:
                     # Nothing is lost: the next tick saves the changes again.
-                    self._log.error("request_failed", **error_fields(error))
+                    _log.error("request_failed", **error_fields(error))
                 gauges = self._controller.gauges()
             for name, value in gauges.items():
                 self._metrics.set(name, value)

@@ -1,5 +1,6 @@
 """Builders of what datanodes report, and a controller in memory to report it to."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -110,6 +111,7 @@ class World:
     store: MemoryJobStore = field(default_factory=MemoryJobStore)
     leadership: FixedLeadership = field(default_factory=FixedLeadership)
     now_s: float = 1_000_000.0
+    pause_after_s: float = math.inf
     incarnations: dict[PeerId, str] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
     _sequences: Iterator[int] = field(default_factory=lambda: count(1))
@@ -133,6 +135,7 @@ class World:
             leadership=self.leadership,
             new_job_id=lambda: JobId(f"job{next(self._numbers)}"),
             now_s=self.now_s,
+            pause_after_s=self.pause_after_s,
         )
 
     def beat(

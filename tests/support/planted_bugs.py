@@ -238,7 +238,7 @@ class _NeverSendsAgain(Dispatcher):
 
 class _SendsBeforeItStores(Controller):
     def _save_changes(self, now_s: float) -> None:
-        self._save_now = False
+        self._unsaved.is_urgent = False
         super()._save_changes(now_s)
 
 

@@ -4,6 +4,7 @@ automatic mode.
 
 from collections.abc import Iterable
 from itertools import pairwise
+from pathlib import Path
 from threading import Lock
 from typing import cast
 
@@ -11,16 +12,18 @@ import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from merkle.outcome import RepairReport, Verdict
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from protos.errors import JobNotFoundError
-from runtime.errors import BusyError, DatabaseError
+from runtime.errors import BusyError, DatabaseError, UsageError
 from runtime.metrics import Metrics
-from scm.controller import ProgressReport
+from scm.controller import ProgressReport, ReconcileResponse
 from scm.eligibility import Eligibility
+from scm.job_store import SqliteJobStore
 from scm.jobs import ROUNDS_MAX, Job, JobId, JobState, OrderState, task_id
 from scm.messages import command_to, heartbeat_from, job_to
 from scm.metrics import CONTROLLER_METRICS
@@ -263,6 +266,143 @@ def test_after_a_restart_orders_wait_until_their_peers_are_known() -> None:
     world.pass_time(70, beating=("dn-1", "dn-2"))
     # The third did not come in time: the others go on without it.
     assert {datanode.peer for datanode in world.orders("dn-1")[0].peers} == {"dn-2"}
+
+
+def test_a_controller_that_was_down_for_longer_than_the_deadline_goes_on() -> None:
+    world = World(Rules(command_deadline_s=300))
+    diverged(world)
+    [job] = world.reconcile(1)
+    for peer in DNS:
+        world.told(job, peer, OrderState.RUNNING, bytes_fetched=1)
+    world.pass_time(20, beating=DNS)
+    active_s = world.controller.job(job.job_id).active_s
+    world.now_s += 3 * 3600
+    world.restart()
+    world.pass_time(1)
+    running = world.controller.job(job.job_id)
+    assert [order.state for order in running.orders] == [OrderState.RUNNING] * 3
+    diverged(world)
+    assert world.cancels("dn-1") == []
+    assert world.finish(job, *DNS).state is JobState.DONE
+    assert world.controller.job(job.job_id).active_s < active_s + 10
+
+
+@pytest.mark.parametrize("jump_s", [-7 * 86_400.0, 7 * 86_400.0])
+def test_a_clock_that_was_set_while_the_controller_was_down_moves_no_deadline(
+    jump_s: float,
+) -> None:
+    world = World(Rules(command_deadline_s=300))
+    diverged(world, 2)
+    kept, left = world.reconcile(1, 2)
+    world.pass_time(10, beating=DNS)
+    world.now_s += jump_s
+    world.restart()
+    diverged(world, 2)
+    world.pass_time(200, beating=DNS)
+    assert not world.controller.job(left.job_id).state.is_terminal
+    for peer in DNS:
+        world.told(kept, peer, OrderState.RUNNING, bytes_fetched=1)
+    world.pass_time(150, beating=DNS)
+    assert "no progress for 300 s" in world.controller.job(left.job_id).detail
+    assert world.controller.job(kept.job_id).state is JobState.RUNNING
+    assert 300 <= world.controller.job(kept.job_id).active_s <= 370
+
+
+@pytest.mark.parametrize("down_s", [0.0, 3600.0, -3600.0])
+def test_after_a_restart_a_cancelled_job_is_cancelled_again_and_has_its_grace(
+    down_s: float,
+) -> None:
+    world = World()
+    diverged(world)
+    [job] = world.reconcile(1)
+    world.controller.cancel(job.job_id, world.now_s)
+    world.now_s += down_s
+    world.restart()
+    diverged(world)
+    world.pass_time(30, beating=DNS)
+    assert [len(world.orders(peer)) for peer in DNS] == [0, 0, 0]
+    assert [len(world.cancels(peer)) for peer in DNS] == [1, 1, 1]
+    assert world.controller.job(job.job_id).detail == "stopping"
+    world.told(job, "dn-1", OrderState.INTERRUPTED)
+    world.pass_time(40, beating=DNS)
+    assert world.controller.job(job.job_id).state is JobState.CANCELLED
+
+
+def test_a_clock_that_was_set_back_does_not_keep_a_container_waiting() -> None:
+    world = World(Rules(automatic=True))
+    diverged(world)
+    world.pass_time(1, beating=DNS)
+    [job] = world.controller.jobs(None, 10)
+    for peer in DNS:
+        world.told(job, peer, OrderState.FAILED)
+    world.now_s -= 30 * 86_400
+    world.restart()
+    diverged(world)
+    world.pass_time(90, beating=DNS)
+    assert len(world.controller.jobs(None, 10)) == 2
+
+
+def test_a_process_that_stood_still_blames_nobody_for_its_silence() -> None:
+    """After SIGSTOP or a paused machine the tick may come before any heartbeat."""
+    world = World(Rules(command_deadline_s=300), pause_after_s=30.0)
+    diverged(world)
+    [job] = world.reconcile(1)
+    world.now_s += 3600
+    world.controller.tick(world.now_s)
+    assert world.controller.gauges()["scm_datanodes_live"] == 3
+    assert world.controller.job(job.job_id).state is JobState.RUNNING
+    world.pass_time(80)
+    assert world.controller.gauges()["scm_datanodes_live"] == 3
+    world.pass_time(20)
+    assert world.controller.gauges()["scm_datanodes_live"] == 0
+    world.pass_time(250, beating=DNS)
+    assert "no progress for 300 s" in world.controller.job(job.job_id).detail
+
+
+def test_jobs_that_end_together_beyond_the_limit_do_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scm.job_index._JOBS_ENDED_MAX", 3)
+    store = SqliteJobStore(tmp_path / "controller.db")
+    world = World(store=cast(MemoryJobStore, store))
+    diverged(world, 8)
+    world.reconcile(*range(1, 9))
+    world.pass_time(700)
+    assert [job.state for job in store.jobs()] == [JobState.FAILED] * 8
+    world.restart()
+    assert [job.state for job in world.controller.jobs(None, 10)] == [JobState.FAILED] * 3
+    assert [outcome.job_id for outcome in dry_run(world, 1)] == [None]
+    store.close()
+
+
+def test_the_controller_logs_which_datanode_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scm.registry.CONTAINERS_PER_DATANODE_MAX", 1)
+    world = World()
+    service = ControllerService(
+        world.controller, Outbox(), Lock(), lambda: world.now_s, Metrics(CONTROLLER_METRICS)
+    )
+    request = pb.HeartbeatRequest(
+        datanode=pb.Datanode(datanode_id="dn-1", address="127.0.0.1:1"),
+        incarnation="1",
+        sequence=1,
+        report=pb.ContainerReport(
+            full=True,
+            replicas=[pb.ReplicaReport(container_id=n, state="CLOSED") for n in (1, 2)],
+        ),
+    )
+    with capture_logs() as lines, pytest.raises(UsageError, match="dn-1 reports 2 containers"):
+        service.heartbeat(request, cast(grpc.ServicerContext, None))
+    assert [(line["event"], line["datanode"]) for line in lines] == [("heartbeat_refused", "dn-1")]
+
+
+def dry_run(world: World, *numbers: int) -> list[ReconcileResponse]:
+    return world.controller.reconcile(
+        [ContainerId(number) for number in numbers],
+        dry_run=True,
+        reason="",
+        requested_by="",
+        now_s=world.now_s,
+    )
 
 
 def test_a_restarted_agent_gets_its_order_again_as_a_new_command() -> None:

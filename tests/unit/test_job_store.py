@@ -4,9 +4,13 @@ crash leaves.
 
 import json
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sqlalchemy import Connection
 
 from merkle.tree import ContainerId
@@ -127,6 +131,50 @@ def test_the_oldest_ended_jobs_are_dropped_and_no_active_one(path: Path) -> None
     store.save([job(number, ended=True) for number in range(2, 8)])
     assert [kept.job_id for kept in store.jobs()] == ["j00001", "j00005", "j00006", "j00007"]
     store.close()
+
+
+def test_of_jobs_of_one_request_exactly_the_limit_is_kept(path: Path) -> None:
+    """All jobs of one `--all-diverged` have one creation time."""
+    store = SqliteJobStore(path, ended_jobs_kept=3)
+    store.save([replace(job(number, ended=True), created_at_s=9.0) for number in range(2, 8)])
+    assert [kept.job_id for kept in store.jobs()] == ["j00005", "j00006", "j00007"]
+    store.save([replace(job(8, ended=True), created_at_s=9.0)])
+    assert [kept.job_id for kept in store.jobs()] == ["j00006", "j00007", "j00008"]
+    store.save([job(1, ended=True)])
+    assert [kept.job_id for kept in store.jobs()] == ["j00006", "j00007", "j00008"]
+    store.close()
+
+
+@given(
+    saves=st.lists(
+        st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=8),
+        max_size=6,
+    ),
+    kept=st.integers(0, 5),
+)
+@settings(max_examples=60)
+def test_the_newest_ended_jobs_are_kept_whatever_their_times(
+    saves: list[list[tuple[int, bool]]], kept: int
+) -> None:
+    """Law: after any saves the ended jobs are the newest by (created_at_s, job_id)."""
+    with TemporaryDirectory() as folder:
+        store = SqliteJobStore(Path(folder) / "controller.db", ended_jobs_kept=kept)
+        expected: dict[str, Job] = {}
+        for made in saves:
+            changed = {}
+            for number, ended in made:
+                # The time belongs to the ID: a stored job never changes it.
+                one = replace(job(number, ended=ended), created_at_s=float(number % 3))
+                changed[one.job_id] = one
+            store.save(changed.values())
+            expected |= changed
+            by_age = sorted(expected.values(), key=lambda one: (one.created_at_s, one.job_id))
+            ended_jobs = [one for one in by_age if one.state.is_terminal]
+            if any(one.state.is_terminal for one in changed.values()):
+                for one in ended_jobs[: max(0, len(ended_jobs) - kept)]:
+                    del expected[one.job_id]
+            assert {one.job_id for one in store.jobs()} == expected.keys()
+        store.close()
 
 
 def test_a_save_that_fails_leaves_nothing_behind(path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
+from runtime.errors import UsageError
 from scm.eligibility import ContainerState
 from scm.policy import RootComparison
 from scm.registry import Datanode, HeartbeatEffect, Liveness, Registry, ReplicaReport
@@ -267,6 +268,28 @@ def test_the_index_always_says_what_a_fresh_comparison_would(
     assert {k: v for k, v in registry.counts().items() if v} == {
         k: v for k, v in fresh.counts().items() if v
     }
+
+
+def test_a_datanode_with_too_many_containers_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scm.registry.CONTAINERS_PER_DATANODE_MAX", 3)
+    registry = make()
+    four = [replica(container_id=number) for number in range(1, 5)]
+    with pytest.raises(UsageError, match=r"dn-1 reports 4 containers; the limit is 3"):
+        observe(registry, *four)
+    assert (len(registry), registry.datanode_count) == (0, 0)
+    observe(registry, *four[:3])
+    with pytest.raises(UsageError, match="dn-1 reports 4 containers"):
+        observe(registry, four[3], sequence=2, full=False)
+    assert list(registry.container_ids()) == [1, 2, 3]
+    # What it has already, what it replaces and what it loses is not counted twice.
+    observe(registry, *four[:3], sequence=3, full=False)
+    observe(registry, four[3], sequence=4, full=False, removed=(1,))
+    observe(registry, *four[:3], sequence=5)
+    assert len(held(registry, 1)) == 1
+    # Each datanode has a limit of its own.
+    observe(registry, replica("dn-2", 9), peer="dn-2")
 
 
 def calls_of(work: Callable[[], object]) -> int:

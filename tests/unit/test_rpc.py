@@ -252,7 +252,9 @@ def _end(streams: list[Stream]) -> None:
 
 
 def test_streams_that_stand_still_are_cancelled_and_give_their_threads_back(echo: Echo) -> None:
-    running = start_server("127.0.0.1:0", [echo.register], threads=4, limits=IMPATIENT)
+    running = start_server(
+        "127.0.0.1:0", [echo.register], threads=4, limits=IMPATIENT, share_threads=True
+    )
     with open_channel(running.address) as channel, open_channel(running.address) as other:
         streams = _idle_streams(channel, 2)
         # Half of the threads are one client's at most, whatever its channels.
@@ -281,7 +283,9 @@ def test_a_stream_that_moves_lasts_longer_than_the_limit_of_idle_time(echo: Echo
 
 
 def test_a_client_that_reads_nothing_is_cancelled(echo: Echo) -> None:
-    running = start_server("127.0.0.1:0", [echo.register], threads=4, limits=IMPATIENT)
+    running = start_server(
+        "127.0.0.1:0", [echo.register], threads=4, limits=IMPATIENT, share_threads=True
+    )
     with open_channel(running.address) as channel, open_channel(running.address) as other:
         endless: UnaryStreamCall = channel.unary_stream(f"/{SERVICE}/Endless")
         calls = [endless(bytes(1 << 20)) for _ in range(2)]
@@ -297,7 +301,11 @@ def test_a_client_that_reads_nothing_is_cancelled(echo: Echo) -> None:
 def test_a_service_with_threads_of_its_own_takes_none_of_the_others(echo: Echo) -> None:
     own = Echo(OWN_SERVICE)
     running = start_server(
-        "127.0.0.1:0", [echo.register, own.register], threads=2, own_threads={OWN_SERVICE: 4}
+        "127.0.0.1:0",
+        [echo.register, own.register],
+        threads=2,
+        own_threads={OWN_SERVICE: 4},
+        share_threads=True,
     )
     with open_channel(running.address) as channel:
         streams = _idle_streams(channel, 2, OWN_SERVICE)

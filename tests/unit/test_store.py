@@ -519,7 +519,7 @@ def test_no_scan_settles_between_the_check_of_a_replica_and_its_return_to_servic
 
         def settle() -> None:
             volume.write_tree(late)
-            volume.settle(late, NOW_MS)
+            volume.record_result(late, NOW_MS)
 
         settling = Thread(target=settle)
 
