@@ -25,7 +25,7 @@ from dnagent.jobs import Jobs
 from dnagent.messages import HeartbeatClient
 from dnagent.metrics import AGENT_METRICS
 from dnagent.ports import AgentStatus, ScanReport, VolumeStatus
-from dnagent.scanner import RateLimiter, Scanner, ScanPace, SystemClock
+from dnagent.scanner import Scanner, ScanPace
 from dnagent.server import AgentService
 from dnagent.store import ReplicaStore
 from dnagent.volumes import ManagedVolume
@@ -46,6 +46,7 @@ from runtime.disk import Disk
 from runtime.errors import BusyError, ConfigError, OperationInterruptedError
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
+from runtime.rate_limit import RateLimiter, SystemClock
 from runtime.rpc import open_channel, start_server
 
 # The interval of maintenance; within it changes by the owner of a volume are noticed.

@@ -17,7 +17,6 @@ from dnagent.scanner import (
     CHECK_INTERVAL_MS,
     REQUESTS_MAX,
     CompletedScan,
-    RateLimiter,
     ScanCandidate,
     ScanDepth,
     Scanner,
@@ -32,6 +31,7 @@ from ozone.errors import ContainerNotFoundError, ContainerStateError, StaleTreeE
 from ozone.scan import Finding, FindingType, ScanResult
 from runtime.errors import BusyError, DatabaseError, DiskError, OperationInterruptedError
 from runtime.metrics import Metrics
+from runtime.rate_limit import RateLimiter
 from tests.support.waiting import wait_until
 
 ONE, TWO, THREE = ContainerId(1), ContainerId(2), ContainerId(3)
@@ -155,12 +155,13 @@ class FakeVolume:
         )
         return CompletedScan(container_id, source, result, b"g")
 
-    def write_tree(self, completed: CompletedScan) -> None:
+    def write_tree(self, completed: CompletedScan) -> CompletedScan:
         if self.write_errors:
             raise self.write_errors.pop()
         self.written.append(completed.container_id)
         before = self.candidate(completed.container_id)
         self.held[completed.container_id] = replace(before, data_checksum=99)
+        return completed
 
     def record_result(self, completed: CompletedScan, at_ms: int) -> bool:
         before = self.candidate(completed.container_id)
