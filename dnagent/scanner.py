@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Protocol
 
 from dnagent.events import AGENT_EVENTS
+from dnagent.metrics import THREAD_FAILURES
 from dnagent.ports import ScanFinding, ScanReport
 from merkle.errors import ReconcileError
 from merkle.replica import ReplicaState
@@ -22,6 +23,7 @@ from merkle.tree import ContainerId
 from ozone.errors import ContainerNotFoundError, ContainerStateError, StaleTreeError, VolumeError
 from ozone.scan import ScanResult
 from runtime.errors import BusyError, OperationInterruptedError
+from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 from runtime.rate_limit import Clock, RateLimiter, SystemClock
@@ -294,6 +296,8 @@ class Scanner:
         self._clock = clock or SystemClock()
         self._log = get_logger("scanner", AGENT_EVENTS).bind(volume=volume.name)
         self._requests = ScanQueue()
+        self._requests_guard = ThreadGuard("scan-requests", metrics, THREAD_FAILURES)
+        self._background_guard = ThreadGuard("scan-background", metrics, THREAD_FAILURES)
         self._stop = threading.Event()
         self._wake = threading.Event()
         # A failed scan stores no time: without these times the same container would
@@ -373,7 +377,8 @@ class Scanner:
 
     def _try_scan(self, container_id: ContainerId, source: ScanDepth, now_ms: int) -> bool:
         try:
-            self._scan(container_id, source, self._limiters[0])
+            with self._background_guard.named_errors():
+                self._scan(container_id, source, self._limiters[0])
         except VolumeError:
             raise
         except ReconcileError as error:
@@ -390,19 +395,24 @@ class Scanner:
         while not self._stop.is_set():
             self._wake.clear()
             try:
-                is_idle = not self.step()
+                with self._background_guard.named_errors():
+                    is_idle = not self.step()
             except VolumeError as error:
                 # The thread ends with its volume (row S17); requests get the error.
                 self.last_error = error.message
                 self._log.error("volume_failed", **error_fields(error))
                 return
+            except ReconcileError as error:
+                self.last_error = error.message
+                is_idle = True
             if is_idle:
                 self._wake.wait(_IDLE_S)
 
     def _serve_requests(self) -> None:
         while request := self._requests.take():
             try:
-                report = self._execute_request(request)
+                with self._requests_guard.named_errors():
+                    report = self._execute_request(request)
             except ReconcileError as error:
                 self._log_failure(request.container_id, error)
                 request.future.set_exception(error)
