@@ -51,7 +51,8 @@ def test_upkeep_outlives_an_error_that_nobody_foresaw(root: Path, tmp_path: Path
         (held,) = running._store.volumes
         undo, held.undo = held.undo, None  # type: ignore[assignment]
         wait_until(
-            lambda: running.metrics.value(failures[0], thread=failures[1]) > 1, "two failures"
+            lambda: running.metrics.value("dnagent_thread_failures_total", thread="upkeep") > 1,
+            "two failures",
         )
         assert "internal" in running.status().volumes[0].last_error
         held.undo = undo
