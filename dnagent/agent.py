@@ -23,9 +23,9 @@ from dnagent.heartbeat import (
 )
 from dnagent.jobs import Jobs
 from dnagent.messages import HeartbeatClient
-from dnagent.metrics import AGENT_METRICS
+from dnagent.metrics import AGENT_METRICS, THREAD_FAILURES
 from dnagent.ports import AgentStatus, ScanReport, VolumeStatus
-from dnagent.scanner import RateLimiter, Scanner, ScanPace, SystemClock
+from dnagent.scanner import Scanner, ScanPace
 from dnagent.server import AgentService
 from dnagent.store import ReplicaStore
 from dnagent.volumes import ManagedVolume
@@ -44,8 +44,10 @@ from repair.runner import Runner
 from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, ConfigError, OperationInterruptedError
+from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
+from runtime.rate_limit import RateLimiter, SystemClock
 from runtime.rpc import open_channel, start_server
 
 # The interval of maintenance; within it changes by the owner of a volume are noticed.
@@ -70,8 +72,10 @@ class FailedVolume:
 class Agent:
     """One agent. `stop` ends everything that `start` started."""
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: AgentConfig, *, refresh_s: float = _REFRESH_S) -> None:
+        """`refresh_s` is the interval of maintenance."""
         self._config = config
+        self._refresh_s = refresh_s
         self._disk = Disk()
         self._log = get_logger("agent", AGENT_EVENTS)
         self._stop = threading.Event()
@@ -378,25 +382,32 @@ class Agent:
         expired.
         """
         older_than_s = self._config.repair.undo_days * 86_400.0
+        guard = ThreadGuard("upkeep", self.metrics, THREAD_FAILURES)
         while True:
             for volume in self._store.volumes:
                 try:
-                    if volume.volume.hold is Hold.READ_ONLY:
-                        volume.refresh()
-                        self._scanners[volume.name].wake()
-                    freed = volume.undo.clean(older_than_s=older_than_s, now_s=time.time())
-                    if freed:
-                        self._log.info("undo_pruned", volume=volume.name, length_bytes=freed)
+                    with guard.named_errors():
+                        self._maintain(volume, older_than_s)
                     self._last_errors.pop(volume.name, None)
                 except ReconcileError as error:
                     self._last_errors[volume.name] = f"{error.code}: {error.message}"
                     self._log.error(
                         "volume_failed", **{**error_fields(error), "volume": volume.name}
                     )
-                self.metrics.set("dnagent_containers", len(volume.replicas()), volume=volume.name)
-                self.metrics.set("dnagent_undo_bytes", volume.undo.used_bytes, volume=volume.name)
-            if self._stop.wait(_REFRESH_S):
+            if self._stop.wait(self._refresh_s):
                 return
+
+    def _maintain(self, volume: ManagedVolume, older_than_s: float) -> None:
+        try:
+            if volume.volume.hold is Hold.READ_ONLY:
+                volume.refresh()
+                self._scanners[volume.name].wake()
+            freed = volume.undo.clean(older_than_s=older_than_s, now_s=time.time())
+            if freed:
+                self._log.info("undo_pruned", volume=volume.name, length_bytes=freed)
+        finally:
+            self.metrics.set("dnagent_containers", len(volume.replicas()), volume=volume.name)
+            self.metrics.set("dnagent_undo_bytes", volume.undo.used_bytes, volume=volume.name)
 
 
 def _hold_label(hold: Hold) -> str:

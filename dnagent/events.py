@@ -12,4 +12,5 @@ AGENT_EVENTS = frozenset({
     "export_finished", "export_failed",
     # heartbeats
     "heartbeat_failed", "heartbeat_recovered", "command_received", "command_dropped",
+    "command_failed",
 })  # fmt: skip

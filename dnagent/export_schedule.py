@@ -12,9 +12,11 @@ from chunktable.places import Destination, destination_of
 from chunktable.reader import latest_manifest
 from dnagent.events import AGENT_EVENTS
 from dnagent.export import ExportResult, ReplicaSurvey, export
+from dnagent.metrics import THREAD_FAILURES
 from merkle.errors import ReconcileError
 from merkle.replica import TreeSource
 from runtime.disk import Disk
+from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 
@@ -43,6 +45,7 @@ class ScheduledExport:
         self._interval_s = interval_s
         self._metrics = metrics
         self._log = get_logger("export", AGENT_EVENTS)
+        self._guard = ThreadGuard("export", metrics, THREAD_FAILURES)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run_loop, name="export")
 
@@ -60,7 +63,9 @@ class ScheduledExport:
         while not self._stop.wait(wait_s):
             started_s = time.monotonic()
             try:
-                exported = self._run(full, self._stop.is_set)
+                with self._guard.named_errors():
+                    exported = self._run(full, self._stop.is_set)
+                    self._record_success(exported)
             except ReconcileError as error:
                 # Interrupted by `stop`.
                 if self._stop.is_set():
@@ -72,11 +77,11 @@ class ScheduledExport:
                 self._log.error("export_failed", **error_fields(error))
             else:
                 full, wait_s = False, max(self._interval_s - (time.monotonic() - started_s), 0.0)
-                self._record_success(exported)
 
     def _first_wait_s(self) -> float:
         try:
-            last = self._last_at()
+            with self._guard.named_errors():
+                last = self._last_at()
         except ReconcileError:
             # The export reports the error.
             return 0.0

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dnagent.events import AGENT_EVENTS
+from dnagent.metrics import THREAD_FAILURES
 from merkle.errors import ReconcileError
 from merkle.outcome import OutcomeState, RepairReport
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
+from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 
@@ -256,6 +258,7 @@ class HeartbeatSender:
         self._stop = threading.Event()
         self._failures = 0
         self._log = get_logger("heartbeat", AGENT_EVENTS)
+        self._guard = ThreadGuard("heartbeat", metrics, THREAD_FAILURES)
         self._thread = threading.Thread(target=self._run, name="heartbeat")
 
     def start(self) -> None:
@@ -310,13 +313,32 @@ class HeartbeatSender:
         for command in commands:
             self._metrics.count("dnagent_commands_total", outcome="accepted")
             self._log.info("command_received", command=type(command).__name__)
-            self._on_command(command)
+            self._execute(command)
         return True
+
+    def _execute(self, command: Command) -> None:
+        """Pass a command on. It is confirmed already, so an error must not keep those
+        after it from being executed.
+        """
+        try:
+            with self._guard.named_errors():
+                self._on_command(command)
+        except ReconcileError as error:
+            self._metrics.count("dnagent_commands_total", outcome="failed")
+            self._log.error("command_failed", command=type(command).__name__, **error_fields(error))
+
+    def _try_send(self) -> bool:
+        try:
+            with self._guard.named_errors():
+                return self.send()
+        except ReconcileError:
+            self._failures += 1
+            return False
 
     def _run(self) -> None:
         while not self._stop.is_set():
             self._wake.clear()
-            if self.send():
+            if self._try_send():
                 self._wake.wait(self._interval_s)
                 self._stop.wait(_SPACING_S)
             else:

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from dnagent.events import AGENT_EVENTS
 from dnagent.heartbeat import JobReport, PeerAddress, ReconcileCommand
+from dnagent.metrics import THREAD_FAILURES
 from dnagent.ports import ReconciliationStatus
 from dnagent.store import ReplicaStore
 from merkle.errors import ReconcileError
@@ -24,7 +25,8 @@ from merkle.tree import ContainerId
 from repair.ports import Peer
 from repair.requests import ReconcileOptions
 from repair.runner import RepairJob, Runner
-from runtime.errors import BusyError, OperationInterruptedError
+from runtime.errors import BusyError, InternalError, OperationInterruptedError
+from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 
@@ -103,6 +105,7 @@ class Jobs:
         self._table = JobTable()
         self._futures: dict[ContainerId, Future[None]] = {}
         self._log = get_logger("jobs", AGENT_EVENTS)
+        self._guard = ThreadGuard("job", metrics, THREAD_FAILURES)
 
     def submit(self, command: ReconcileCommand) -> None:
         """Queue a job. A refusal is reported as the job's result."""
@@ -166,7 +169,7 @@ class Jobs:
             "reconcile_started", container_id=container_id, job_id=job_id, peers=len(command.peers)
         )
         try:
-            with ExitStack() as stack:
+            with ExitStack() as stack, self._guard.named_errors():
                 peers: dict[PeerId, Peer] = {}
                 for address in command.peers:
                     peers[address.peer] = peer = self._connect(address)
@@ -182,23 +185,23 @@ class Jobs:
                     ),
                     peers,
                 )
-        except ReconcileError as error:
-            self._remove(command)
-            self._refuse(command, error)
-            return
-        except BaseException as error:
+        except InternalError as fault:
             # A defect of the agent ends only this job. It is reported, and another job
             # may follow.
             self._remove(command)
-            fault = ReconcileError(f"an internal error ended the job: {error!r}")
             self._log.error(
                 "reconcile_failed", container_id=container_id, job_id=job_id, **error_fields(fault)
             )
             self._report_error(command, fault, OutcomeState.FAILED)
-            raise
+            return
+        except ReconcileError as error:
+            self._remove(command)
+            self._refuse(command, error)
+            return
         self._remove(command)
-        self._record_outcome(command, outcome)
+        # Reported first: nothing may keep the controller waiting.
         self._on_end(report_of(job_id, outcome))
+        self._record_outcome(command, outcome)
 
     def _record_outcome(self, command: ReconcileCommand, outcome: RepairOutcome) -> None:
         progress = outcome.progress

@@ -3,12 +3,11 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from dnagent.events import AGENT_EVENTS
 from dnagent.scanner import ScanDepth
 from dnagent.volumes import RESCAN_BACKOFF, ManagedVolume
-from merkle.checksum import fingerprint
-from merkle.columns import encode_tree
 from merkle.errors import RecordInvalidError
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ReplicaState
@@ -138,8 +137,8 @@ class LocalReplica:
         Raises:
             StaleTreeError: the stored tree no longer has this generation.
         """
-        stored = self._volume.store_tree(tree, generation)
-        return TreeStored(stored, tree_generation(stored))
+        # The blocks written since are those of this repair.
+        return TreeStored(*self._volume.store_tree(tree, generation, blocks_may_change=True))
 
     def advance_bcs_id(self, bcs_id: int) -> None:
         """Raise the container's commit to `bcs_id`."""
@@ -152,7 +151,7 @@ class LocalReplica:
 
         Raises:
             ContainerStateError: the replica is not UNHEALTHY.
-            StaleTreeError: the stored tree no longer has this generation.
+            StaleTreeError: the tree or a block changed since this generation.
         """
         assert state in (ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED)
         with self._writer.locked(self._container_id):
@@ -160,8 +159,8 @@ class LocalReplica:
             if before is not ReplicaState.UNHEALTHY:
                 text = f"container {self._container_id} is {before.name}, not UNHEALTHY"
                 raise ContainerStateError(text, container_id=self._container_id, state=before.name)
-            if self._volume.trees.read(self._container_id).generation != generation:
-                text = f"the tree of container {self._container_id} changed since its clean scan"
+            if self._volume.trees.generation(self._container_id) != generation:
+                text = f"container {self._container_id} changed since its clean scan"
                 raise StaleTreeError(text, container_id=self._container_id)
             self._writer.set_state(self._container_id, state)
         self._volume.reload(self._container_id)
@@ -174,12 +173,13 @@ class LocalReplica:
         )
         result = completed.result
         result.require_decided(container_id)
-        stored = self._volume.store_tree(result.tree, completed.generation)
+        stored, generation = self._volume.store_tree(result.tree, completed.generation)
+        completed = replace(completed, generation=generation)
         self._volume.record_result(completed, time.time_ns() // 1_000_000)
         state = self._volume.replica(container_id).state
         places = tuple((finding.block_id, finding.offset) for finding in result.findings)
         lost = self._lost_chunks(stored) if places else {}
-        return Scanned(stored, tree_generation(stored), places, state, lost)
+        return Scanned(stored, generation, places, state, lost)
 
     def _commits(self, state: ReplicaState) -> tuple[int, int | None]:
         """The container's commit, 0 if its row is lost, and the highest commit in our
@@ -222,8 +222,3 @@ class LocalReplica:
     def _container(self) -> Container:
         self._require_replica()
         return self._volume.containers.get(self._container_id)
-
-
-def tree_generation(tree: ContainerTree) -> bytes:
-    """The generation that the tree file has while this tree is stored."""
-    return fingerprint(encode_tree(tree))

@@ -2,6 +2,9 @@
 
 from runtime.metrics import Kind, Metric
 
+# Counted by runtime.guard.
+THREAD_FAILURES = "dnagent_thread_failures_total"
+
 AGENT_METRICS = (
     Metric("dnagent_scan_bytes_total", Kind.COUNTER, "Bytes read by scans.", ("volume",)),
     Metric(
@@ -54,6 +57,12 @@ AGENT_METRICS = (
         Kind.COUNTER,
         "Peers that failed or sent invalid data, by reason.",
         ("reason",),
+    ),
+    Metric(
+        THREAD_FAILURES,
+        Kind.COUNTER,
+        "Unforeseen errors that ended a step of a thread; the thread goes on.",
+        ("thread",),
     ),
     Metric("dnagent_undo_bytes", Kind.GAUGE, "Bytes kept to undo repairs.", ("volume",)),
     Metric("dnagent_heartbeats_total", Kind.COUNTER, "Heartbeats, by outcome.", ("outcome",)),

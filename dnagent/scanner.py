@@ -7,7 +7,6 @@ the order survives a restart. An interrupted scan leaves no trace.
 """
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -16,6 +15,7 @@ from enum import Enum
 from typing import Protocol
 
 from dnagent.events import AGENT_EVENTS
+from dnagent.metrics import THREAD_FAILURES
 from dnagent.ports import ScanFinding, ScanReport
 from merkle.errors import ReconcileError
 from merkle.replica import ReplicaState
@@ -23,8 +23,10 @@ from merkle.tree import ContainerId
 from ozone.errors import ContainerNotFoundError, ContainerStateError, StaleTreeError, VolumeError
 from ozone.scan import ScanResult
 from runtime.errors import BusyError, OperationInterruptedError
+from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
+from runtime.rate_limit import Clock, RateLimiter, SystemClock
 from runtime.retry import Backoff, call_with_retry
 
 # States whose data can be scanned: in the others chunks may still be written.
@@ -42,30 +44,6 @@ REQUESTS_MAX = 5000
 _IDLE_S = 30.0
 # A requested scan fails when its tree was stale this often; a background scan follows.
 _STALE_TRIES_MAX = 3
-# The longest single wait for bandwidth, so that a stop is noticed.
-_SLICE_S = 0.2
-
-
-class Clock(Protocol):
-    """A source of time."""
-
-    def now_ms(self) -> int:
-        """Milliseconds since the epoch."""
-
-    def monotonic_s(self) -> float:
-        """Seconds on a clock that never jumps; only differences have a meaning."""
-
-
-class SystemClock:
-    """The clocks of the machine."""
-
-    def now_ms(self) -> int:
-        """Milliseconds since the epoch."""
-        return time.time_ns() // 1_000_000
-
-    def monotonic_s(self) -> float:
-        """Seconds on a clock that never jumps."""
-        return time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +122,9 @@ class ScanDepth(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CompletedScan:
-    """The result of a scan. `generation` is that of the stored tree before the scan."""
+    """The result of a scan. `generation` is that of the stored tree before the scan, or
+    once the scan's tree is stored, of that tree.
+    """
 
     container_id: ContainerId
     source: ScanDepth
@@ -194,12 +174,13 @@ class ScannedVolume(Protocol):
             ReconcileError: the replica cannot be read at all.
         """
 
-    def write_tree(self, completed: CompletedScan) -> None:
-        """Merge the scan's tree into the stored one.
+    def write_tree(self, completed: CompletedScan) -> CompletedScan:
+        """Merge the scan's tree into the stored one; returns the scan with the
+        generation of the result.
 
         Raises:
             ContainerNotFoundError: the container is not on this volume.
-            StaleTreeError: the stored tree changed since the scan began.
+            StaleTreeError: the stored tree or a block changed since the scan began.
             ReconcileError: the tree cannot be stored.
         """
 
@@ -210,38 +191,10 @@ class ScannedVolume(Protocol):
 
         Raises:
             ContainerNotFoundError: the container is not on this volume.
+            StaleTreeError: the stored tree or a block no longer has the scan's
+                generation; nothing is stored.
             DiskError: the findings cannot be stored.
         """
-
-
-class RateLimiter:
-    """Limits a rate of bytes: a caller waits until its bytes fit the rate.
-    Thread-safe.
-    """
-
-    def __init__(self, bytes_per_second: int, clock: Clock, wait: Callable[[float], bool]) -> None:
-        """With `bytes_per_second` 0 there is no limit. `wait` sleeps for some seconds;
-        it returns True if the caller should stop waiting.
-        """
-        self._rate = bytes_per_second
-        self._clock = clock
-        self._wait = wait
-        self._lock = threading.Lock()
-        self._free_at_s = clock.monotonic_s()
-
-    def take(self, length_bytes: int) -> None:
-        """Count bytes just read, and wait until the rate is back under the limit."""
-        if not self._rate:
-            return
-        with self._lock:
-            # Idle time gives no credit: the limit must also prevent a burst after it.
-            self._free_at_s = (
-                max(self._free_at_s, self._clock.monotonic_s()) + length_bytes / self._rate
-            )
-            free_at_s = self._free_at_s
-        while (left_s := free_at_s - self._clock.monotonic_s()) > 0:
-            if self._wait(min(left_s, _SLICE_S)):
-                return
 
 
 @dataclass(slots=True)
@@ -343,6 +296,8 @@ class Scanner:
         self._clock = clock or SystemClock()
         self._log = get_logger("scanner", AGENT_EVENTS).bind(volume=volume.name)
         self._requests = ScanQueue()
+        self._requests_guard = ThreadGuard("scan-requests", metrics, THREAD_FAILURES)
+        self._background_guard = ThreadGuard("scan-background", metrics, THREAD_FAILURES)
         self._stop = threading.Event()
         self._wake = threading.Event()
         # A failed scan stores no time: without these times the same container would
@@ -422,7 +377,8 @@ class Scanner:
 
     def _try_scan(self, container_id: ContainerId, source: ScanDepth, now_ms: int) -> bool:
         try:
-            self._scan(container_id, source, self._limiters[0])
+            with self._background_guard.named_errors():
+                self._scan(container_id, source, self._limiters[0])
         except VolumeError:
             raise
         except ReconcileError as error:
@@ -439,19 +395,24 @@ class Scanner:
         while not self._stop.is_set():
             self._wake.clear()
             try:
-                is_idle = not self.step()
+                with self._background_guard.named_errors():
+                    is_idle = not self.step()
             except VolumeError as error:
                 # The thread ends with its volume (row S17); requests get the error.
                 self.last_error = error.message
                 self._log.error("volume_failed", **error_fields(error))
                 return
+            except ReconcileError as error:
+                self.last_error = error.message
+                is_idle = True
             if is_idle:
                 self._wake.wait(_IDLE_S)
 
     def _serve_requests(self) -> None:
         while request := self._requests.take():
             try:
-                report = self._execute_request(request)
+                with self._requests_guard.named_errors():
+                    report = self._execute_request(request)
             except ReconcileError as error:
                 self._log_failure(request.container_id, error)
                 request.future.set_exception(error)
@@ -501,7 +462,10 @@ class Scanner:
         # S12).
         self._volume.candidate(container_id)
         result.require_decided(container_id)
-        is_stored = source is ScanDepth.CHECK or self._write_tree(completed)
+        is_stored = source is ScanDepth.CHECK
+        if not is_stored:
+            stored = self._write_tree(completed)
+            is_stored, completed = stored is not None, stored or completed
         if source is ScanDepth.METADATA:
             self._metrics.count("dnagent_trees_built_total")
             self._log.info("tree_built", container_id=container_id)
@@ -517,13 +481,13 @@ class Scanner:
             self._on_change(container_id)
         return _report(after, result)
 
-    def _write_tree(self, completed: CompletedScan) -> bool:
-        """Store the tree; returns False if a write error prevents it.
+    def _write_tree(self, completed: CompletedScan) -> CompletedScan | None:
+        """Store the tree; returns None if a write error prevents it.
 
         Findings count even then (row S16). A METADATA scan has none, so it fails.
         """
         try:
-            self._volume.write_tree(completed)
+            return self._volume.write_tree(completed)
         except (StaleTreeError, ContainerNotFoundError):
             raise
         except ReconcileError as error:
@@ -532,8 +496,7 @@ class Scanner:
             self.last_error = error.message
             fields = _without(error, "container_id")
             self._log.error("tree_write_failed", container_id=completed.container_id, **fields)
-            return False
-        return True
+            return None
 
     def _record_result(self, completed: CompletedScan) -> None:
         container_id, findings = completed.container_id, completed.result.findings

@@ -2,8 +2,8 @@
 
 import json
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
@@ -18,6 +18,7 @@ from ozone.containers import ContainerStore
 from ozone.errors import (
     ContainerNotFoundError,
     DescriptorError,
+    StaleTreeError,
     VolumeError,
 )
 from ozone.mapped import MappedReader
@@ -172,14 +173,16 @@ class ManagedVolume:
                 assert_never(source)
         return CompletedScan(container_id, source, result, tree_generation)
 
-    def write_tree(self, completed: CompletedScan) -> None:
+    def write_tree(self, completed: CompletedScan) -> CompletedScan:
         """Store the tree of a scan (ScannedVolume.write_tree)."""
-        self.store_tree(completed.result.tree, completed.generation)
+        _, generation = self.store_tree(completed.result.tree, completed.generation)
+        return replace(completed, generation=generation)
 
     def record_result(self, completed: CompletedScan, at_ms: int) -> bool:
         """Store the result of a scan (ScannedVolume.record_result)."""
         container_id = completed.container_id
         with self._change_lock:
+            self._require_current(completed)
             before = self.replica(container_id)
             is_worse = (
                 bool(completed.result.findings) and before.state is not ReplicaState.UNHEALTHY
@@ -193,12 +196,14 @@ class ManagedVolume:
                 self._update(replace(before, data_scan_timestamp_ms=scanned_ms))
                 return False
             try:
-                if completed.result.findings:
-                    # Whatever the state in memory: a repair may be returning the
-                    # replica to service at this moment.
-                    self.writer.mark_unhealthy(container_id)
-                if completed.source is ScanDepth.DATA:
-                    self.writer.set_scan_timestamp(container_id, at_ms)
+                # Compared again where no repair can write: it may be returning the
+                # replica to service at this moment.
+                with self.writer.locked(container_id):
+                    self._require_current(completed)
+                    if completed.result.findings:
+                        self.writer.mark_unhealthy(container_id)
+                    if completed.source is ScanDepth.DATA:
+                        self.writer.set_scan_timestamp(container_id, at_ms)
                 self.reload(container_id)
             except (DescriptorError, DiskError, RecordInvalidError) as error:
                 # The findings are reported even if the state cannot be written. A scan
@@ -213,18 +218,28 @@ class ManagedVolume:
                 self._update(replace(before, state=state, data_scan_timestamp_ms=scanned_ms))
             return is_worse
 
-    def store_tree(self, tree: ContainerTree, tree_generation: bytes) -> ContainerTree:
-        """Merge a tree into the stored one and report the result from now on.
+    def store_tree(
+        self, tree: ContainerTree, tree_generation: bytes, *, blocks_may_change: bool = False
+    ) -> tuple[ContainerTree, bytes]:
+        """Merge a tree into the stored one and report the result from now on; returns
+        it with its generation.
 
         Raises:
             ContainerNotFoundError: the container is not on this volume.
-            StaleTreeError: the stored tree no longer has this generation.
+            StaleTreeError: the tree no longer has this generation. With
+                `blocks_may_change`, blocks written since do not count.
         """
         container_id = tree.container_id
         store = self.writer.store_tree if self.writer else self.trees.update
-        with self._change_lock:
+        with self._change_lock, self._locked(container_id):
             self.replica(container_id)
-            stored = store(container_id, tree, expected_generation=tree_generation)
+            stored = store(
+                container_id,
+                tree,
+                expected_generation=tree_generation,
+                blocks_may_change=blocks_may_change,
+            )
+            generation = self.trees.generation(container_id)
             self._update(
                 replace(
                     self.replica(container_id),
@@ -232,7 +247,7 @@ class ManagedVolume:
                     fingerprint=state_fingerprint(stored),
                 )
             )
-        return stored
+        return stored, generation
 
     def reload(self, container_id: ContainerId) -> None:
         """Reload one replica from disk; one that was forgotten stays so."""
@@ -278,6 +293,22 @@ class ManagedVolume:
         if self._mapped is not None:
             self._mapped.close()
         self.volume.close()
+
+    @contextmanager
+    def _locked(self, container_id: ContainerId) -> Iterator[None]:
+        """Excludes all writers of a volume that we own."""
+        if self.writer is None:
+            yield
+        else:
+            with self.writer.locked(container_id):
+                yield
+
+    def _require_current(self, completed: CompletedScan) -> None:
+        if self.trees.generation(completed.container_id) != completed.generation:
+            raise StaleTreeError(
+                f"container {completed.container_id} changed since its scan began",
+                container_id=completed.container_id,
+            )
 
     def _update(self, replica: ContainerReplica) -> None:
         with self._lock:
@@ -359,10 +390,10 @@ class ManagedVolume:
             return None
         if (
             stored.status is TreeStatus.UNREADABLE
-            and self._unreadable.get(container_id) != stored.generation
+            and self._unreadable.get(container_id) != stored.fingerprint
         ):
             # Logged once, not at every load.
-            self._unreadable[container_id] = stored.generation
+            self._unreadable[container_id] = stored.fingerprint
             _log.warning(
                 "tree_unreadable", container_id=container_id, volume=self.name, reason=stored.reason
             )

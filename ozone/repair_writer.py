@@ -75,11 +75,17 @@ class RepairWriter(ContainerWriter):
         fresh: ContainerTree,
         *,
         expected_generation: bytes | None = None,
+        blocks_may_change: bool = False,
     ) -> ContainerTree:
         """As in ContainerWriter; the next repair recomputes the counters."""
         with self.locked(container_id):
             self._recounted.discard(container_id)
-            return super().store_tree(container_id, fresh, expected_generation=expected_generation)
+            return super().store_tree(
+                container_id,
+                fresh,
+                expected_generation=expected_generation,
+                blocks_may_change=blocks_may_change,
+            )
 
     def write_windows(
         self, container_id: ContainerId, block_id: BlockId, patches: Sequence[Patch], *, job: str
@@ -116,21 +122,10 @@ class RepairWriter(ContainerWriter):
             for _, before in changes:
                 for offset, data in before:
                     self._undo.keep(container_id, job, block_id, offset, data)
-            if length is None:
-                # The folder itself may have been lost.
-                self._disk.make_folder(container.chunks_folder)
-            for patch, _ in changes:
-                self._disk.write_at(path, patch.offset, patch.data)
-            self._disk.sync(path)
-            if length is None:
-                self._disk.sync_folder(container.chunks_folder)
-            for patch, _ in changes:
-                if self._disk.read_at(path, patch.offset, len(patch.data)) != patch.data:
-                    raise DiskError(
-                        f"{path} does not hold the bytes just written at {patch.offset}",
-                        path=str(path),
-                        suspect=True,
-                    )
+            with self._changing_blocks(container_id):
+                self._write_patches(
+                    container, path, [patch for patch, _ in changes], is_new=length is None
+                )
             return WriteResult(sum(len(patch.data) for patch, _ in changes), tuple(unread))
 
     def put_repaired_block(self, record: BlockRecord, *, job: str) -> bool:
@@ -195,7 +190,8 @@ class RepairWriter(ContainerWriter):
                 used = record.length_bytes + sum(other.length_bytes for other in others if other)
                 self._put_counter(batch, container_id, Counter.BYTES_USED, used)
                 self._put_counter(batch, container_id, Counter.BLOCK_COUNT, 1 + len(others))
-            self._database.write(batch)
+            with self._changing_blocks(container_id):
+                self._database.write(batch)
             self._recounted.add(container_id)
             return bool(batch.changes)
 
@@ -215,6 +211,26 @@ class RepairWriter(ContainerWriter):
     def _finish_deletion(self, container_id: ContainerId) -> None:
         super()._finish_deletion(container_id)
         self._recounted.discard(container_id)
+
+    def _write_patches(
+        self, container: Container, path: Path, patches: Sequence[Patch], *, is_new: bool
+    ) -> None:
+        """Write, sync, read back and compare."""
+        if is_new:
+            # The folder itself may have been lost.
+            self._disk.make_folder(container.chunks_folder)
+        for patch in patches:
+            self._disk.write_at(path, patch.offset, patch.data)
+        self._disk.sync(path)
+        if is_new:
+            self._disk.sync_folder(container.chunks_folder)
+        for patch in patches:
+            if self._disk.read_at(path, patch.offset, len(patch.data)) != patch.data:
+                raise DiskError(
+                    f"{path} does not hold the bytes just written at {patch.offset}",
+                    path=str(path),
+                    suspect=True,
+                )
 
     def _repairable(self, container_id: ContainerId, block_id: BlockId) -> Container:
         container = self._container(container_id)

@@ -14,6 +14,11 @@ tree is within the limits.
 Under a read-only hold our trees are in the state folder only. Of our tree and the
 volume's, the one written last counts: ours after a scan, the volume's after its
 datanode scanned or repaired the container.
+
+A generation names one state of a container's tree and blocks, and never returns. The
+bytes of a tree may: damage, a repair, and the tree is what it was. So each generation
+counts the changes: every tree written, and every change of blocks that a writer
+reports to `blocks_changed`.
 """
 
 import contextlib
@@ -52,6 +57,8 @@ from protos.convert import (
 from runtime.disk import Disk
 from runtime.errors import DatabaseError, DiskError
 
+# The counter of changes of blocks, at the end of a generation.
+_COUNTER_BYTES = 8
 # Bounds the number of locks; writers of different containers seldom share one.
 _LOCK_STRIPES = 127
 _BEYOND_LIMITS = {
@@ -73,10 +80,11 @@ class TreeStatus(Enum):
 class StoredTree:
     """The content of a tree file.
 
-    `raw` is its bytes, b"" if absent; `generation` is their fingerprint, b"" if there
-    are none. Unless the status is PRESENT, `tree` has no root and no blocks, except the
-    tombstones of a file beyond our limits. `recovered` are the tombstones, by ascending
-    block ID, that the tree lacks but the state folder or a pending deletion has.
+    `raw` is its bytes, b"" if absent. `generation` was read before them, so a change
+    during the read makes it an old one. Unless the status is PRESENT, `tree` has no
+    root and no blocks, except the tombstones of a file beyond our limits. `recovered`
+    are the tombstones, by ascending block ID, that the tree lacks but the state folder
+    or a pending deletion has.
 
     Unless the status is PRESENT, peers may have tombstones that are lost here: compare
     with them before a block counts as missing.
@@ -91,6 +99,11 @@ class StoredTree:
     reason: str = ""
     # The tombstones in the state folder's file of tombstones.
     kept: Mapping[BlockId, BlockTree] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def fingerprint(self) -> bytes:
+        """The fingerprint of the file's bytes; b"" if there are none."""
+        return fingerprint(self.raw) if self.raw else b""
 
     @property
     def known(self) -> ContainerTree:
@@ -135,6 +148,10 @@ class TreeFiles:
         self._volume = volume
         self._disk = disk
         self._locks = [threading.Lock() for _ in range(_LOCK_STRIPES)]
+        # The number of trees written, and of changes of blocks. Never reset, not even
+        # after a deletion: the container may be imported again.
+        self._changes: dict[ContainerId, tuple[int, int]] = {}
+        self._changes_lock = threading.Lock()
         # A tree beyond our limits may stay for long; parsing its millions of blocks
         # takes seconds each time.
         self._last_beyond: tuple[ContainerId | None, bytes, tuple[BlockTree, ...]] = None, b"", ()
@@ -163,6 +180,7 @@ class TreeFiles:
             DiskError: the disk cannot be read, which proves nothing about the tree.
         """
         started = time.perf_counter()
+        changes = self._changes_of(container_id)
         raw, other = self._versions(container_id)
         tree, status, reason = self._parse_usable(raw, container_id)
         previous, alone = (
@@ -187,7 +205,7 @@ class TreeFiles:
             status,
             raw or b"",
             tree,
-            fingerprint(raw) if raw else b"",
+            self._generation(container_id, changes, raw),
             tuple(remembered[block_id] for block_id in sorted(remembered.keys() - present)),
             reason,
             kept,
@@ -218,17 +236,23 @@ class TreeFiles:
         return self._versions(container_id)[0]
 
     def generation(self, container_id: ContainerId) -> bytes:
-        """The generation of the stored tree, as in `StoredTree`; b"" for an unreadable
-        file too, since no update of it succeeds.
+        """The generation of the stored tree, as in `StoredTree`; b"" if the file cannot
+        be read, since no update of it succeeds.
 
         Raises:
             ContainerNotFoundError: the volume does not have the container.
         """
+        changes = self._changes_of(container_id)
         try:
-            raw = self.raw(container_id)
+            return self._generation(container_id, changes, self.raw(container_id))
         except DiskError:
             return b""
-        return fingerprint(raw) if raw else b""
+
+    def blocks_changed(self, container_id: ContainerId) -> None:
+        """Note that blocks or records were changed: a scan that began earlier may have
+        read what is no longer there. Called after the change.
+        """
+        self._count(container_id, trees=0, blocks=1)
 
     def deleted_blocks(self, container_id: ContainerId) -> frozenset[BlockId]:
         """The blocks with a tombstone. The tree is parsed again only if its bytes
@@ -252,22 +276,26 @@ class TreeFiles:
         fresh: ContainerTree,
         *,
         expected_generation: bytes | None = None,
+        blocks_may_change: bool = False,
     ) -> ContainerTree:
         """Merge a fresh tree with the stored one, write the result and return it.
 
         Nothing is written if the stored tree is equal to the result. A caller that read
         the stored tree earlier passes its generation as `expected_generation`: the tree
-        is not overwritten if it changed since.
+        is not overwritten if the tree or a block changed since. With
+        `blocks_may_change` only the tree counts: a repair changes the blocks itself.
 
         Raises:
-            StaleTreeError: the stored tree changed; nothing is written.
+            StaleTreeError: the tree or a block changed; nothing is written.
             TreeRefusedError: the result is beyond our limits; nothing is written.
             ContainerNotFoundError: as in `read`.
             DiskError: nothing is written; after a failed sync the state is unknown.
         """
         with self._lock(container_id):
             stored = self.read(container_id)
-            if expected_generation is not None and stored.generation != expected_generation:
+            if expected_generation is not None and not _is_current(
+                stored.generation, expected_generation, blocks_may_change=blocks_may_change
+            ):
                 raise StaleTreeError(
                     f"the tree of container {container_id} changed meanwhile",
                     container_id=container_id,
@@ -338,7 +366,7 @@ class TreeFiles:
                 kept = (
                     self._volume.state_folder
                     / "quarantine"
-                    / f"{container_id}-{stored.generation.hex()}.tree"
+                    / f"{container_id}-{stored.fingerprint.hex()}.tree"
                 )
                 self._replace(kept, stored.raw)
                 self.stats.quarantined += 1
@@ -348,10 +376,31 @@ class TreeFiles:
         except DiskError:
             self.stats.failures += 1
             raise
+        self._count(container_id, trees=1, blocks=0)
         self.stats.writes += 1
         self.stats.tombstones_recovered += len(stored.recovered)
         self.stats.write_s += time.perf_counter() - started
         return tree
+
+    def _changes_of(self, container_id: ContainerId) -> tuple[int, int]:
+        with self._changes_lock:
+            return self._changes.get(container_id, (0, 0))
+
+    def _count(self, container_id: ContainerId, *, trees: int, blocks: int) -> None:
+        with self._changes_lock:
+            trees_before, blocks_before = self._changes.get(container_id, (0, 0))
+            self._changes[container_id] = trees_before + trees, blocks_before + blocks
+
+    def _generation(
+        self, container_id: ContainerId, changes: tuple[int, int], raw: bytes | None
+    ) -> bytes:
+        trees, blocks = (count.to_bytes(_COUNTER_BYTES) for count in changes)
+        # The datanode of a read-only volume writes trees that we do not count.
+        written_ns = b""
+        if self._volume.hold is Hold.READ_ONLY:
+            path = self._volume_path(container_id)
+            written_ns = str(self._disk.modified_ns(path)).encode()
+        return trees + written_ns + (fingerprint(raw) if raw else b"") + blocks
 
     def _keep_tombstones(self, tree: ContainerTree) -> None:
         tombstones = tuple(block for block in tree.blocks if block.deleted)
@@ -485,6 +534,11 @@ def _check_limits(tree: ContainerTree, length_bytes: int) -> None:
                 f" {limit}"
             )
             raise TreeRefusedError(refusal.value, text, container_id=tree.container_id)
+
+
+def _is_current(current: bytes, expected: bytes, *, blocks_may_change: bool) -> bool:
+    end = -_COUNTER_BYTES if blocks_may_change else None
+    return current[:end] == expected[:end]
 
 
 def _are_kept(tree: ContainerTree, kept: Mapping[BlockId, BlockTree]) -> bool:

@@ -6,7 +6,7 @@ against unforeseen errors. In the folder `undo/<container>/<job>` of the state f
 a database row that could not be parsed.
 """
 
-import contextlib
+import os
 import re
 from pathlib import Path
 from threading import Lock
@@ -14,10 +14,11 @@ from threading import Lock
 from merkle.tree import BlockId, ContainerId
 from ozone.errors import UndoBudgetError
 from ozone.rocks import OzoneTable
-from runtime.disk import Disk
+from runtime.disk import Disk, disk_error
 from runtime.errors import DiskError
 
-# The name of a job becomes a directory name.
+# Container IDs, and the names of jobs, are directory names.
+_CONTAINER = re.compile(r"[1-9][0-9]*")
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -34,7 +35,7 @@ class UndoStore:
         self._lock = Lock()
         # One removal at a time: two would subtract the same bytes twice.
         self._removing = Lock()
-        self._used_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        self._used_bytes = _length_of(folder)
 
     @property
     def used_bytes(self) -> int:
@@ -69,20 +70,27 @@ class UndoStore:
 
     def clean(self, *, older_than_s: float, now_s: float) -> int:
         """Remove the copies of jobs whose newest copy is older than that; returns the
-        bytes freed.
+        bytes freed. What is not a folder of a job stays.
+
+        Raises:
+            DiskError: a folder cannot be read or removed; the others are done.
         """
         freed = 0
+        failures: list[DiskError] = []
         with self._removing:
-            for job in sorted(self._folder.glob("*/*")):
-                # A copy may be renamed at this moment: that job is not old, and the
-                # next call visits it again.
-                with contextlib.suppress(FileNotFoundError):
-                    files = [path for path in job.iterdir() if path.is_file()]
-                    newest_s = max(
-                        (path.stat().st_mtime for path in files), default=job.stat().st_mtime
-                    )
-                    if newest_s < now_s - older_than_s:
-                        freed += self._remove(job)
+            for container in self._folders(self._folder, _CONTAINER, failures):
+                for job in self._folders(container, _JOB, failures):
+                    try:
+                        newest_ns = self._newest_ns(job)
+                        if newest_ns is not None and newest_ns / 1e9 < now_s - older_than_s:
+                            freed += self._remove(job)
+                    except DiskError as error:
+                        failures.append(error)
+        for failure in failures:
+            # A copy may be renamed meanwhile: that job is not old, and the next call
+            # visits it again.
+            if not failure.facts.get("missing"):
+                raise failure
         return freed
 
     def forget(self, container_id: ContainerId) -> None:
@@ -118,9 +126,48 @@ class UndoStore:
                 self._used_bytes -= len(data)
             raise
 
+    def _folders(
+        self, folder: Path, pattern: re.Pattern[str], failures: list[DiskError]
+    ) -> list[Path]:
+        """The folders with names that we give; a person may have left files beside
+        them, or links that lead out of ours.
+        """
+        try:
+            found = [folder / name for name in self._disk.names(folder) if pattern.fullmatch(name)]
+            return [path for path in found if self._disk.is_folder(path) and not path.is_symlink()]
+        except DiskError as error:
+            failures.append(error)
+            return []
+
+    def _newest_ns(self, job: Path) -> int | None:
+        times = [self._disk.modified_ns(job / name) for name in self._disk.names(job)]
+        known = [time_ns for time_ns in times if time_ns is not None]
+        return max(known, default=self._disk.modified_ns(job))
+
     def _remove(self, folder: Path) -> int:
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        size = _length_of(folder)
         self._disk.remove_folder(folder)
         with self._lock:
             self._used_bytes -= size
         return size
+
+
+def _length_of(folder: Path) -> int:
+    """The bytes of all files in a folder and its folders; 0 if it does not exist."""
+
+    def fail(error: OSError) -> None:
+        # Removed at this moment.
+        if not isinstance(error, FileNotFoundError):
+            raise disk_error("list", folder, error) from error
+
+    total = 0
+    for parent, _, names in os.walk(folder, onerror=fail):
+        for name in names:
+            path = Path(parent) / name
+            try:
+                total += path.lstat().st_size
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise disk_error("stat", path, error) from error
+    return total

@@ -21,7 +21,7 @@ from merkle.errors import ReconcileError, RecordInvalidError, TreeRefusedError
 from merkle.record import BlockRecord, DeleteTransaction
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
-from ozone.containers import INCREMENTAL, Container, ContainerStore
+from ozone.containers import Container, ContainerStore
 from ozone.descriptor import Descriptor, dump_descriptor, with_checksum
 from ozone.errors import (
     ChunkGapError,
@@ -31,6 +31,7 @@ from ozone.errors import (
     DescriptorError,
     ReadOnlyError,
 )
+from ozone.incremental import is_incremental, put_incremental
 from ozone.rocks import (
     Batch,
     Counter,
@@ -55,8 +56,6 @@ from runtime.disk import Disk
 from runtime.errors import DatabaseError, DiskError
 
 _CONTAINER_BYTES_MAX = 5 << 30
-# The metadata key of a chunk that an incremental writer has completed.
-_FULL = "full"
 # A closing follower still receives writes that its leader accepted before. A recovering
 # replica is being filled.
 _WRITABLE = frozenset({ReplicaState.OPEN, ReplicaState.CLOSING, ReplicaState.RECOVERING})
@@ -203,13 +202,19 @@ class ContainerWriter:
         fresh: ContainerTree,
         *,
         expected_generation: bytes | None = None,
+        blocks_may_change: bool = False,
     ) -> ContainerTree:
         """Merge a tree into the stored one and write its root to the database.
 
         Returns the merged tree; raises as `TreeFiles.update` does.
         """
         with self.locked(container_id):
-            tree = self._trees.update(container_id, fresh, expected_generation=expected_generation)
+            tree = self._trees.update(
+                container_id,
+                fresh,
+                expected_generation=expected_generation,
+                blocks_may_change=blocks_may_change,
+            )
             root = tree.data_checksum
             assert root is not None, "a merged tree has a root"
             if self._database.get_long(container_id, Counter.DATA_CHECKSUM) != root:
@@ -281,7 +286,8 @@ class ContainerWriter:
             container = self._writable(container_id)
             path = container.block_path(block_id)
             check_no_gap(container_id, block_id, self._disk.length(path) or 0, offset)
-            self._disk.write_at(path, offset, data)
+            with self._changing_blocks(container_id):
+                self._disk.write_at(path, offset, data)
 
     def put_block(self, record: BlockRecord, *, end_of_block: bool = True) -> bool:
         """Commit a block: all of its chunks, or the new ones if the record is marked
@@ -304,10 +310,8 @@ class ContainerWriter:
             if record.bcs_id == 0 and stored is not None:
                 record = replace(record, bcs_id=stored.bcs_id)
             self._make_durable(container, record)
-            if _is_incremental(record):
-                after = _put_incremental(
-                    batch, container, record, stored, end_of_block=end_of_block
-                )
+            if is_incremental(record):
+                after = put_incremental(batch, container, record, stored, end_of_block=end_of_block)
             else:
                 batch.put(
                     OzoneTable.BLOCK_DATA,
@@ -320,7 +324,8 @@ class ContainerWriter:
                 self._put_counter(batch, container_id, Counter.BCS_ID, record.bcs_id)
             self._add_counter(batch, container_id, Counter.BYTES_USED, grown)
             self._add_counter(batch, container_id, Counter.BLOCK_COUNT, 0 if stored else 1)
-            self._database.write(batch)
+            with self._changing_blocks(container_id):
+                self._database.write(batch)
             return True
 
     def receive_delete(self, transaction: DeleteTransaction) -> bool:
@@ -373,10 +378,11 @@ class ContainerWriter:
             freed = sum(r.length_bytes for r in map(container.record, block_ids) if r is not None)
             if records:
                 self._trees.add_tombstones(container_id, records)
-            for block_id in block_ids:
-                self._disk.remove(container.block_path(block_id))
-            if container.chunks_folder.is_dir():
-                self._disk.sync_folder(container.chunks_folder)
+            with self._changing_blocks(container_id):
+                for block_id in block_ids:
+                    self._disk.remove(container.block_path(block_id))
+                if container.chunks_folder.is_dir():
+                    self._disk.sync_folder(container.chunks_folder)
             batch = Batch()
             for block_id in block_ids:
                 batch.delete(OzoneTable.BLOCK_DATA, block_key(container_id, block_id))
@@ -390,8 +396,19 @@ class ContainerWriter:
             if self._database.get_long(container_id, Counter.PENDING_DELETE_BYTES) is not None:
                 pending_bytes = sum(t.replica_bytes or 0 for t in transactions)
                 self._add_counter(batch, container_id, Counter.PENDING_DELETE_BYTES, -pending_bytes)
-            self._database.write(batch)
+            with self._changing_blocks(container_id):
+                self._database.write(batch)
             return [record.block_id for record in records]
+
+    @contextmanager
+    def _changing_blocks(self, container_id: ContainerId) -> Iterator[None]:
+        """Counts a change of blocks when it ends, also by an error: scans that began
+        before may have read what is no longer there.
+        """
+        try:
+            yield
+        finally:
+            self._trees.blocks_changed(container_id)
 
     @property
     def _database(self) -> Database:
@@ -552,41 +569,3 @@ def check_no_gap(container_id: ContainerId, block_id: BlockId, end: int, offset:
             block_id=block_id,
             offset=offset,
         )
-
-
-def _is_incremental(record: BlockRecord) -> bool:
-    return any(key == INCREMENTAL for key, _ in record.metadata)
-
-
-def _put_incremental(
-    batch: Batch,
-    container: Container,
-    record: BlockRecord,
-    stored: BlockRecord | None,
-    *,
-    end_of_block: bool,
-) -> int:
-    """Add the rows of an incremental commit to the batch; returns the block's new
-    length in bytes.
-    """
-    key = block_key(record.container_id, record.block_id)
-    settled = stored.chunks if stored else ()
-    last_is_full = bool(record.chunks) and any(
-        name == _FULL for name, _ in record.chunks[-1].metadata
-    )
-    if end_of_block or not record.chunks or last_is_full:
-        pending = container.record(record.block_id) if not record.chunks else None
-        chunks = pending.chunks if pending else settled + record.chunks
-        whole = replace(stored or record, bcs_id=record.bcs_id, chunks=chunks)
-        batch.put(OzoneTable.BLOCK_DATA, key, record_to_bytes(whole))
-        batch.delete(OzoneTable.LAST_CHUNK_INFO, key)
-        return whole.length_bytes
-    # Every commit rewrites the last chunk until it is full. Stored apart, it does not
-    # make the long list be rewritten too.
-    last = record.chunks[-1:]
-    if stored is None or len(record.chunks) > 1:
-        whole = replace(stored or record, bcs_id=record.bcs_id, chunks=settled + record.chunks[:-1])
-        batch.put(OzoneTable.BLOCK_DATA, key, record_to_bytes(whole))
-        settled = whole.chunks
-    batch.put(OzoneTable.LAST_CHUNK_INFO, key, record_to_bytes(replace(record, chunks=last)))
-    return sum(chunk.length_bytes for chunk in settled + last)

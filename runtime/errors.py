@@ -70,3 +70,11 @@ class OperationInterruptedError(ReconcileError):
     """The work was cancelled, or its container or volume is being closed or deleted."""
 
     code = "interrupted"
+
+
+class InternalError(ReconcileError):
+    """An error that nobody foresaw: a defect, or a system call that was not expected to
+    fail. The log has its cause.
+    """
+
+    code = "internal"

@@ -437,7 +437,8 @@ class _Fake:
 
 def test_exports_go_on_after_a_failure_and_make_a_damaged_table_anew(folder: Path) -> None:
     metrics = Metrics(AGENT_METRICS)
-    exports = _Fake(folder, DiskError("no space"), ChunkTableError("unreadable", "a file"), None)
+    errors = DiskError("no space"), ChunkTableError("unreadable", "a file"), OSError("unforeseen")
+    exports = _Fake(folder, *errors, None)
     running = ScheduledExport(exports, lambda: None, interval_s=0.01, metrics=metrics)
     running.start()
     try:
@@ -446,8 +447,9 @@ def test_exports_go_on_after_a_failure_and_make_a_damaged_table_anew(folder: Pat
         )
     finally:
         running.stop()
-    assert exports.calls[:4] == [False, False, True, False]
-    assert metrics.value("dnagent_exports_total", outcome="failed") == 2
+    assert exports.calls[:5] == [False, False, True, False, False]
+    assert metrics.value("dnagent_exports_total", outcome="failed") == 3
+    assert metrics.value("dnagent_thread_failures_total", thread="export") == 1
     assert metrics.value("dnagent_export_table_rows") == 6
     assert metrics.value("dnagent_exported_rows_total") == 6
 

@@ -353,3 +353,37 @@ def test_an_absent_controller_is_waited_out_and_its_commands_are_handed_on() -> 
     assert controller.requests[2].acknowledged == ("c1",)
     assert metrics.value("dnagent_heartbeats_total", outcome="controller_unavailable") == 1
     assert metrics.value("dnagent_commands_total", outcome="accepted") == 1
+
+
+def test_an_error_that_nobody_foresaw_ends_one_command_and_no_thread() -> None:
+    envelopes = tuple(scan(f"c{i}", container_id=i) for i in (1, 2, 3))
+    controller = FakeController(iter([replace(KNOWN, envelopes=envelopes)]))
+    done, asked, metrics = list[Command](), list[int](), Metrics(AGENT_METRICS)
+
+    def execute(command: Command) -> None:
+        if command == ScanCommand(ContainerId(2)):
+            raise FileNotFoundError("a PEM file")
+        done.append(command)
+
+    def replicas() -> list[ContainerReplica]:
+        asked.append(1)
+        if len(asked) == 1:
+            raise RuntimeError("not foreseen")
+        return [replica(1)]
+
+    sender = HeartbeatSender(
+        controller,
+        interval_s=0.01,
+        replicas=replicas,
+        running=list,
+        on_command=execute,
+        metrics=metrics,
+    )
+    sender.start()
+    try:
+        assert controller.enough.wait(20)
+    finally:
+        sender.stop()
+    assert done == [ScanCommand(ContainerId(1)), ScanCommand(ContainerId(3))]
+    assert metrics.value("dnagent_thread_failures_total", thread="heartbeat") == 2
+    assert metrics.value("dnagent_commands_total", outcome="failed") == 1

@@ -2,6 +2,8 @@
 S20, S21).
 """
 
+import errno
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,7 +19,6 @@ from dnagent.scanner import (
     CHECK_INTERVAL_MS,
     REQUESTS_MAX,
     CompletedScan,
-    RateLimiter,
     ScanCandidate,
     ScanDepth,
     Scanner,
@@ -30,8 +31,15 @@ from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.errors import ContainerNotFoundError, ContainerStateError, StaleTreeError, VolumeError
 from ozone.scan import Finding, FindingType, ScanResult
-from runtime.errors import BusyError, DatabaseError, DiskError, OperationInterruptedError
+from runtime.errors import (
+    BusyError,
+    DatabaseError,
+    DiskError,
+    InternalError,
+    OperationInterruptedError,
+)
 from runtime.metrics import Metrics
+from runtime.rate_limit import RateLimiter
 from tests.support.waiting import wait_until
 
 ONE, TWO, THREE = ContainerId(1), ContainerId(2), ContainerId(3)
@@ -155,12 +163,13 @@ class FakeVolume:
         )
         return CompletedScan(container_id, source, result, b"g")
 
-    def write_tree(self, completed: CompletedScan) -> None:
+    def write_tree(self, completed: CompletedScan) -> CompletedScan:
         if self.write_errors:
             raise self.write_errors.pop()
         self.written.append(completed.container_id)
         before = self.candidate(completed.container_id)
         self.held[completed.container_id] = replace(before, data_checksum=99)
+        return completed
 
     def record_result(self, completed: CompletedScan, at_ms: int) -> bool:
         before = self.candidate(completed.container_id)
@@ -541,3 +550,42 @@ def test_rate_zero_sets_no_limit() -> None:
         raise AssertionError("nothing to wait for")
 
     RateLimiter(0, Clock(), never).take(1 << 40)
+
+
+def test_an_error_that_nobody_foresaw_ends_one_scan_and_no_thread() -> None:
+    at = rig(closed(ONE), closed(TWO))
+
+    def fail_first() -> None:
+        if at.volume.examined[-1][0] == ONE:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    at.volume.during = fail_first
+    at.scanner.start()
+    try:
+        wait_until(lambda: at.scanner.containers_scanned > 0, "the other container's scan")
+        with pytest.raises(InternalError):
+            at.scanner.request(ONE, ignore_gap=True).result(60)
+        at.scanner.request(TWO, ignore_gap=True).result(60)
+    finally:
+        at.scanner.stop()
+    for thread in ("scan-background", "scan-requests"):
+        assert at.metrics.value("dnagent_thread_failures_total", thread=thread) == 1
+
+
+def test_a_volume_that_fails_in_an_unforeseen_way_is_tried_again() -> None:
+    at, calls = rig(closed(ONE)), list[int]()
+    listed = at.volume.candidates
+
+    def fail_once() -> list[ScanCandidate]:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("not foreseen")
+        return listed()
+
+    at.volume.candidates = fail_once  # type: ignore[method-assign]
+    at.scanner.start()
+    try:
+        wait_until(lambda: bool(calls), "the first look")
+        wait_until(lambda: at.scanner.wake() or at.scanner.containers_scanned > 0, "a scan")
+    finally:
+        at.scanner.stop()

@@ -24,7 +24,7 @@ from dnagent.volumes import ManagedVolume
 from merkle.columns import encode_tree
 from merkle.errors import ReconcileError
 from merkle.limits import MESSAGE_BYTES_MAX
-from merkle.record import BlockRecord, DeleteTransaction
+from merkle.record import BlockRecord, ChunkRecord, DeleteTransaction
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from merkle.windows import prove
@@ -477,7 +477,7 @@ def test_damage_found_while_a_replica_returns_to_service_is_not_lost(root: Path)
         assert (clean.findings, clean.state) == ((), ReplicaState.UNHEALTHY)
         damage(block_file(volume), 100)
         late = scan(volume)
-        volume.write_tree(late)
+        late = volume.write_tree(late)
         with pytest.raises(StaleTreeError):
             replica.set_state(ReplicaState.CLOSED, clean.generation)
         volume.record_result(late, NOW_MS)
@@ -595,7 +595,7 @@ def test_findings_make_an_owned_replica_unhealthy_on_disk_once(root: Path) -> No
         damage(block_file(volume), 1500)
         for first in (True, False):
             examination = scan(volume)
-            volume.write_tree(examination)
+            examination = volume.write_tree(examination)
             assert volume.record_result(examination, NOW_MS) is first
         assert [finding.type for finding in examination.result.findings] == [
             FindingType.CORRUPT_CHUNK
@@ -656,7 +656,7 @@ def test_a_read_only_volume_is_scanned_without_a_byte_written_to_it(root: Path) 
         damage(block_file(volume), 1500)
         files, healthy = tree_of_files(root), volume.replica(ONE)
         examination = scan(volume)
-        volume.write_tree(examination)
+        examination = volume.write_tree(examination)
         assert not volume.record_result(examination, NOW_MS)
         found = volume.replica(ONE)
         volume.refresh()
@@ -692,7 +692,7 @@ def test_a_scan_changes_the_tree_and_never_what_was_recorded(root: Path) -> None
         before, healthy = volume.containers.get(ONE).record(BLOCK), volume.replica(ONE)
         damage(block_file(volume), 1500)
         examination = scan(volume)
-        volume.write_tree(examination)
+        examination = volume.write_tree(examination)
         volume.record_result(examination, NOW_MS)
         assert volume.containers.get(ONE).record(BLOCK) == before
         reported = volume.replica(ONE)
@@ -724,6 +724,82 @@ def test_a_tree_that_changed_during_a_scan_is_not_overwritten(root: Path) -> Non
             volume.write_tree(examination)
         assert volume.trees.path(ONE).read_bytes() == encode_tree(newer)
         assert volume.replica(ONE).data_checksum == newer.data_checksum
+
+
+def repaired_between(volume: ManagedVolume, good: bytes) -> None:
+    """Repair the first window of the block, as a job does, and return it to service."""
+    assert volume.writer is not None
+    replica = repairable(volume)
+    record = volume.containers.get(ONE).record(BLOCK)
+    assert record is not None
+    bad, _ = replica.check(BLOCK, record.chunks[0])
+    chunk = record.chunks[0]
+    runs = [
+        run for index in bad for run in prove(chunk, index, good[slice(*_bytes_of(chunk, index))])
+    ]
+    assert runs
+    replica.write_windows(BLOCK, chunk, runs)
+    clean = replica.scan()
+    assert clean.findings == ()
+    if clean.state is ReplicaState.UNHEALTHY:
+        replica.set_state(ReplicaState.CLOSED, clean.generation)
+
+
+def _bytes_of(chunk: ChunkRecord, index: int) -> tuple[int, int]:
+    start, length_bytes = chunk.window(index)
+    return chunk.offset + start, chunk.offset + start + length_bytes
+
+
+def test_a_scan_that_began_before_a_repair_does_not_undo_what_the_repair_proved(
+    root: Path,
+) -> None:
+    """No scan had seen the damage, so the tree is the same before and after the
+    repair.
+    """
+    with held(root) as volume:
+        good, tree = block_file(volume).read_bytes(), volume.trees.raw(ONE)
+        damage(block_file(volume), 100)
+        slow = scan(volume)
+        assert slow.result.findings
+        repaired_between(volume, good)
+        assert volume.trees.raw(ONE) == tree
+        for settle in (
+            lambda: volume.write_tree(slow),
+            lambda: volume.record_result(slow, NOW_MS),
+        ):
+            with pytest.raises(StaleTreeError):
+                settle()
+        assert volume.trees.raw(ONE) == tree
+        assert volume.containers.get(ONE).state is ReplicaState.CLOSED
+
+
+def test_a_repair_between_the_tree_and_the_findings_of_a_scan_counts(root: Path) -> None:
+    with held(root) as volume:
+        good = block_file(volume).read_bytes()
+        damage(block_file(volume), 100)
+        slow = volume.write_tree(scan(volume))
+        repaired_between(volume, good)
+        with pytest.raises(StaleTreeError):
+            volume.record_result(slow, NOW_MS)
+        assert volume.containers.get(ONE).state is ReplicaState.CLOSED
+
+
+def test_a_scan_that_saw_half_of_a_delete_reports_nothing(root: Path) -> None:
+    """The tombstone comes first, then the file goes, then the record."""
+    with held(root) as volume:
+        assert volume.writer is not None
+        record = volume.containers.get(ONE).record(BLOCK)
+        assert record is not None
+        volume.trees.add_tombstones(ONE, [record])
+        hidden = block_file(volume).rename(root.parent / "hidden")
+        half = scan(volume)
+        assert half.result.findings
+        hidden.rename(block_file(volume))
+        volume.writer.receive_delete(DeleteTransaction(1, ONE, (BLOCK,)))
+        assert volume.writer.delete_blocks(ONE) == [BLOCK]
+        with pytest.raises(StaleTreeError):
+            volume.record_result(half, NOW_MS)
+        assert volume.containers.get(ONE).state is ReplicaState.CLOSED
 
 
 def test_a_container_deleted_during_a_scan_stays_deleted(root: Path) -> None:

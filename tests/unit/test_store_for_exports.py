@@ -4,6 +4,7 @@ are done, and a survey.
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -69,7 +70,8 @@ def test_a_survey_has_the_trees_and_scan_times_that_are_kept_beside_a_read_only_
         tree = ContainerTree.of(
             ONE, [*examination.result.tree.blocks, BlockTree.tombstone(BlockId(15), 77)]
         )
-        volume.store_tree(tree, examination.generation)
+        _, generation = volume.store_tree(tree, examination.generation)
+        examination = replace(examination, generation=generation)
         volume.record_result(examination, 1_800_000_000_000)
         (after,) = volume.survey().replicas(TreeSource.TREE)
         assert (after.tree, after.scanned_at_ms) == (tree, 1_800_000_000_000)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from merkle.checksum import ChecksumType, fingerprint
+from merkle.checksum import ChecksumType
 from merkle.columns import encode_tree
 from merkle.errors import TreeRefusedError
 from merkle.limits import BLOCK_CHUNKS_MAX, MESSAGE_BYTES_MAX
@@ -198,7 +198,7 @@ def test_an_empty_file_counts_as_unreadable_and_an_update_restores_it(trees: Tre
     """
     trees.path(CONTAINER).write_bytes(b"")
     stored = trees.read(CONTAINER)
-    assert (stored.status, stored.reason, stored.generation) == (
+    assert (stored.status, stored.reason, stored.fingerprint) == (
         TreeStatus.UNREADABLE,
         "empty",
         b"",
@@ -235,7 +235,7 @@ def test_reads_and_writes_are_counted_and_an_update_reads_too(trees: TreeFiles) 
 
 def test_an_absent_file_is_no_tree_and_no_loss(trees: TreeFiles) -> None:
     stored = trees.read(CONTAINER)
-    assert (stored.status, stored.raw, stored.generation, stored.recovered) == (
+    assert (stored.status, stored.raw, stored.fingerprint, stored.recovered) == (
         TreeStatus.ABSENT,
         b"",
         b"",
@@ -253,6 +253,32 @@ def test_a_stale_tree_does_not_overwrite_a_newer_one(trees: TreeFiles) -> None:
     assert trees.read(CONTAINER).tree == counted_tree(2)
     trees.update(CONTAINER, counted_tree(3), expected_generation=trees.read(CONTAINER).generation)
     assert trees.read(CONTAINER).tree == counted_tree(3)
+
+
+def test_a_generation_never_returns_with_the_tree_that_had_it(trees: TreeFiles) -> None:
+    """Damage, repair, and the tree is what it was: a scan that began before is old."""
+    trees.update(CONTAINER, counted_tree(2))
+    began = trees.read(CONTAINER).generation
+    for tree in (counted_tree(3), counted_tree(2)):
+        trees.update(CONTAINER, tree)
+    assert trees.read(CONTAINER).tree == counted_tree(2)
+    assert trees.generation(CONTAINER) != began
+    with pytest.raises(StaleTreeError):
+        trees.update(CONTAINER, counted_tree(3), expected_generation=began)
+
+
+def test_a_change_of_blocks_makes_a_scan_old_and_not_the_repair_that_made_it(
+    trees: TreeFiles,
+) -> None:
+    trees.update(CONTAINER, counted_tree(2))
+    began = trees.read(CONTAINER).generation
+    trees.blocks_changed(CONTAINER)
+    with pytest.raises(StaleTreeError):
+        trees.update(CONTAINER, counted_tree(3), expected_generation=began)
+    trees.update(CONTAINER, counted_tree(3), expected_generation=began, blocks_may_change=True)
+    trees.update(CONTAINER, counted_tree(2))
+    with pytest.raises(StaleTreeError):
+        trees.update(CONTAINER, counted_tree(3), expected_generation=began, blocks_may_change=True)
 
 
 @pytest.mark.parametrize("loss", ["garbage", "empty", "removed", "old version put back"])
@@ -571,6 +597,7 @@ def test_a_reader_goes_by_whichever_tree_was_written_last(tmp_path: Path) -> Non
             stale = trees.update(CONTAINER, ours.build())
             paths = trees.path(CONTAINER), datanode.trees.path(CONTAINER)
             set_age(*paths, ours_s=0, theirs_s=60)
+            began = trees.read(CONTAINER).generation
             assert trees.read(CONTAINER).tree == stale
             assert trees.raw(CONTAINER) == encode_tree(stale)
 
@@ -582,9 +609,7 @@ def test_a_reader_goes_by_whichever_tree_was_written_last(tmp_path: Path) -> Non
             assert (tombstones(newer.known), sorted(trees.deleted_blocks(CONTAINER))) == ([2], [2])
             # A scan that began before it came must not hide it.
             with pytest.raises(StaleTreeError):
-                trees.update(
-                    CONTAINER, counted_tree(3), expected_generation=fingerprint(encode_tree(stale))
-                )
+                trees.update(CONTAINER, counted_tree(3), expected_generation=began)
             # An empty file is no tree, however new.
             paths[1].write_bytes(b"")
             assert trees.read(CONTAINER).tree == stale

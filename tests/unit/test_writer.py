@@ -43,7 +43,7 @@ from ozone.scan import build_from_metadata, scan
 from ozone.treefile import TreeFiles, TreeStatus
 from ozone.undo import UndoStore
 from ozone.volume import Hold, open_volume
-from runtime.disk import Disk, Operation
+from runtime.disk import Disk, Operation, disk_error
 from runtime.errors import DatabaseError, DiskError
 from tests.support.disk import PAGE_BYTES, BadSectorDisk, CountingDisk, FailingDisk
 from tests.support.volumes import (
@@ -784,6 +784,46 @@ def test_undo_copies_that_vanish_while_old_ones_are_removed_are_no_error(tmp_pat
         )
     store = UndoStore(tmp_path, _ForgettingDisk(tmp_path / "2"), budget_bytes=100)
     assert store.clean(older_than_s=-100, now_s=time.time()) == 5
+
+
+def test_only_copies_of_jobs_are_removed_from_the_undo_folder(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "undo", tmp_path / "elsewhere"
+    store = UndoStore(folder, Disk(), budget_bytes=100)
+    for container_id in (100, 200):
+        store.keep(ContainerId(container_id), JOB, ONE, 0, b"bytes")
+    strays = [folder / "NOTES.txt", folder / "100" / "NOTES.txt", folder / "kept" / JOB / "copy"]
+    strays.append(elsewhere / "1-0-5")
+    for path in strays:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("kept for the ticket")
+    (folder / "100" / "linked").symlink_to(elsewhere)
+    assert store.clean(older_than_s=-100, now_s=time.time()) == 10
+    assert all(path.exists() for path in strays)
+    assert not (folder / "200" / JOB).exists()
+
+
+class _UnlistableDisk(Disk):
+    """Cannot list one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def names(self, folder: Path) -> list[str]:
+        if folder == self._folder:
+            raise disk_error("list", folder, OSError(errno.EIO, os.strerror(errno.EIO)))
+        return super().names(folder)
+
+
+def test_one_bad_undo_folder_does_not_keep_the_others(tmp_path: Path) -> None:
+    for container_id in (1, 2):
+        UndoStore(tmp_path, Disk(), budget_bytes=100).keep(
+            ContainerId(container_id), JOB, ONE, 0, b"bytes"
+        )
+    store = UndoStore(tmp_path, _UnlistableDisk(tmp_path / "1"), budget_bytes=100)
+    with pytest.raises(DiskError, match="cannot list"):
+        store.clean(older_than_s=-100, now_s=time.time())
+    assert not (tmp_path / "2" / JOB).exists()
+    assert (tmp_path / "1" / JOB).exists()
 
 
 class _LyingDisk(Disk):

@@ -1,0 +1,61 @@
+"""An agent as a whole, in this process: what it refuses, and what it outlives."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dnagent.agent import Agent
+from dnagent.config import AgentConfig
+from ozone.volume import Hold
+from tests.support.handmade import STORAGE, VolumeMaker, whole
+from tests.support.volumes import container_folder
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    with VolumeMaker(tmp_path / "volume") as volume:
+        volume.container(1)
+        volume.block(1, 1, whole(5000))
+    return tmp_path / "volume"
+
+
+def config_of(root: Path, state: Path, hold: Hold = Hold.READ_ONLY, **more: object) -> AgentConfig:
+    volumes = [{"path": str(root), "hold": hold.value}]
+    settings = {"volumes": volumes, "state_folder": str(state), "listen": "127.0.0.1:0", **more}
+    return AgentConfig.model_validate(settings)
+
+
+def test_upkeep_outlives_files_that_do_not_belong_there(root: Path, tmp_path: Path) -> None:
+    running = Agent(config_of(root, tmp_path / "state"), refresh_s=0.05)
+    running.start()
+    try:
+        stray = tmp_path / "state" / STORAGE / "undo" / "100" / "NOTES.txt"
+        stray.parent.mkdir(parents=True)
+        stray.write_text("kept for the ticket")
+        shutil.rmtree(container_folder(root, 1))
+        wait_until(
+            lambda: running.metrics.value("dnagent_containers", volume=str(root)) == 0,
+            "upkeep to miss the container",
+        )
+        assert stray.exists()
+    finally:
+        running.stop()
+
+
+def test_upkeep_outlives_an_error_that_nobody_foresaw(root: Path, tmp_path: Path) -> None:
+    running = Agent(config_of(root, tmp_path / "state"), refresh_s=0.05)
+    running.start()
+    try:
+        (held,) = running._store.volumes
+        undo, held.undo = held.undo, None  # type: ignore[assignment]
+        wait_until(
+            lambda: running.metrics.value("dnagent_thread_failures_total", thread="upkeep") > 1,
+            "two failures",
+        )
+        assert "internal" in running.status().volumes[0].last_error
+        held.undo = undo
+        wait_until(lambda: not running.status().volumes[0].last_error, "upkeep to recover")
+    finally:
+        running.stop()
