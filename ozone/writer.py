@@ -173,8 +173,6 @@ class ContainerWriter:
         """
         with self.locked(container_id):
             container = self._container(container_id)
-            if container.state is ReplicaState.UNHEALTHY:
-                return
             self._set_state(container, ReplicaState.UNHEALTHY)
             # The tree is optional: records may be unreadable or beyond our limits.
             with suppress(DatabaseError, RecordInvalidError, TreeRefusedError):

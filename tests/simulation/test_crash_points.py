@@ -6,16 +6,18 @@ The disk itself notes every operation. Before each it copies what a killed proce
 leave, in the middle of each write too, and after each what a power cut would leave.
 """
 
-import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
+from dnagent.scanner import ScanDepth
+from dnagent.store import ReplicaStore
+from dnagent.volumes import ManagedVolume, own_scan_ms
 from merkle.errors import ReconcileError
 from merkle.record import DeleteTransaction
 from merkle.replica import ReplicaState
@@ -27,9 +29,12 @@ from ozone.repair_writer import Patch
 from ozone.rocks import Batch, OzoneTable, block_key, container_prefix
 from ozone.scan import build_from_metadata, scan
 from ozone.treefile import TreeStatus
+from protos.convert import record_to_bytes
 from runtime.disk import Disk
 from tests.support.disk import CountingDisk, ImagingDisk
+from tests.support.power_cut import put_unsynced
 from tests.support.volumes import (
+    UNDO_BYTES_MAX,
     Owned,
     block_record,
     chunk_record,
@@ -44,6 +49,8 @@ SEVEN = ContainerId(7)
 ONE, TWO, THREE, FOUR = (BlockId(i) for i in (1, 2, 3, 4))
 LENGTHS: Mapping[BlockId, tuple[int, ...]] = {ONE: (4096, 1000), TWO: (3000,), THREE: (2048,)}
 JOB = "job-1"
+SCANNED_MS = 1_700_000_123_000
+BEFORE_CLOSE = (ReplicaState.OPEN, ReplicaState.CLOSING)
 
 
 @dataclass(frozen=True)
@@ -264,13 +271,98 @@ def close(owner: Owned) -> None:
     owner.writer.close(SEVEN)
 
 
+def quasi_close(owner: Owned) -> None:
+    owner.writer.quasi_close(SEVEN)
+
+
 def closed_means_with_a_tree(owner: Owned) -> None:
     container = owner.store.open(SEVEN)
-    assert container.state in (ReplicaState.OPEN, ReplicaState.CLOSING, ReplicaState.CLOSED)
-    if container.state is ReplicaState.CLOSED:
+    assert container.state in BEFORE_CLOSE or container.state.is_closed
+    if container.state.is_closed:
         root = owner.trees.read(SEVEN).tree.data_checksum
         assert root is not None
         assert container.counters().data_checksum == root
+
+
+def written(owner: Owned) -> None:
+    """A block's bytes are durable, and its record has not arrived."""
+    opened(owner)
+    owner.writer.write_chunk(SEVEN, FOUR, 0, content(FOUR, 3000))
+
+
+def commit_and_close(owner: Owned) -> None:
+    """A client's commit is not synced; the log of Ratis has it until the container is
+    closed.
+    """
+    if owner.store.open(SEVEN).state in BEFORE_CLOSE:
+        record = block_record(SEVEN, FOUR, [chunk_record(0, content(FOUR, 3000))], bcs_id=2)
+        database = owner.volume.database
+        put_unsynced(
+            database, OzoneTable.BLOCK_DATA, block_key(SEVEN, FOUR), record_to_bytes(record)
+        )
+    owner.writer.close(SEVEN)
+
+
+def tree_is_of_recorded_blocks(owner: Owned) -> None:
+    closed_means_with_a_tree(owner)
+    tree = owner.trees.read(SEVEN).tree
+    assert {block.block_id for block in tree.blocks} <= set(owner.store.open(SEVEN).block_ids())
+
+
+def mark_unhealthy(owner: Owned) -> None:
+    owner.writer.mark_unhealthy(SEVEN)
+
+
+def marked_before_anything_else(owner: Owned) -> None:
+    container = owner.store.open(SEVEN)
+    assert container.read(ONE, 0, 1 << 20) == whole(ONE)
+    assert container.state in (ReplicaState.OPEN, ReplicaState.UNHEALTHY)
+    if container.state is ReplicaState.OPEN:
+        assert owner.trees.read(SEVEN).status is TreeStatus.ABSENT
+
+
+def _managed(owner: Owned) -> ManagedVolume:
+    return ManagedVolume(owner.volume, owner.disk, undo_bytes=UNDO_BYTES_MAX)
+
+
+def scan_with_findings(owner: Owned) -> None:
+    volume = _managed(owner)
+    scanned = volume.examine(SEVEN, ScanDepth.DATA, lambda _: None, lambda: False)
+    assert scanned.result.findings
+    volume.write_tree(scanned)
+    volume.settle(scanned, SCANNED_MS)
+
+
+def unhealthy_means_with_findings(owner: Owned) -> None:
+    container = owner.store.open(SEVEN)
+    assert container.state in (ReplicaState.CLOSED, ReplicaState.UNHEALTHY)
+    assert THREE in owner.trees.deleted_blocks(SEVEN)
+    assert container.descriptor.data_scan_timestamp_ms in (None, SCANNED_MS)
+    if container.descriptor.data_scan_timestamp_ms is not None:
+        assert container.state is ReplicaState.UNHEALTHY
+    if container.state is ReplicaState.UNHEALTHY:
+        assert own_scan_ms(owner.volume, owner.disk, SEVEN) == SCANNED_MS
+
+
+def unhealthy(owner: Owned) -> None:
+    closed(owner)
+    owner.writer.mark_unhealthy(SEVEN)
+
+
+def return_to_service(owner: Owned) -> None:
+    if owner.store.open(SEVEN).state is ReplicaState.CLOSED:
+        return
+    replica = ReplicaStore([_managed(owner)], repair_enabled=True).open_replica(
+        SEVEN, JOB, cancelled=Event(), on_bytes=lambda _: None
+    )
+    replica.set_state(ReplicaState.CLOSED, owner.trees.read(SEVEN).generation)
+
+
+def out_of_service_or_back(owner: Owned) -> None:
+    always(owner)
+    container = owner.store.open(SEVEN)
+    assert container.state in (ReplicaState.UNHEALTHY, ReplicaState.CLOSED)
+    assert owner.trees.read(SEVEN).tree.data_checksum == container.counters().data_checksum
 
 
 def delete_block(owner: Owned) -> None:
@@ -337,6 +429,14 @@ CHANGES = {
     ),
     "put block": Change(opened, put_block, commits_match_counters, settles=False),
     "close": Change(filled, close, closed_means_with_a_tree),
+    "quasi-close": Change(filled, quasi_close, closed_means_with_a_tree),
+    "close after a commit": Change(written, commit_and_close, tree_is_of_recorded_blocks),
+    "mark unhealthy": Change(opened, mark_unhealthy, marked_before_anything_else),
+    # The findings and the time of the scan are written each time.
+    "scan with findings": Change(
+        damaged, scan_with_findings, unhealthy_means_with_findings, settles=False
+    ),
+    "return to service": Change(unhealthy, return_to_service, out_of_service_or_back),
     "delete block": Change(closed, delete_block, gone_means_with_a_tombstone),
     "delete container": Change(
         with_an_undo_copy, delete_container, whole_or_going, leaves_files=True
@@ -362,19 +462,6 @@ class Place:
     def copy(self, folder: Path) -> "Place":
         shutil.copytree(self.folder, folder)
         return Place(folder)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that is possible: what a power cut takes is played here, so that
-    real syncs only cost time.
-    """
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as name:
-        yield Path(name)
 
 
 def outcome(owner: Owned) -> tuple[dict[str, bytes], dict[bytes, bytes], frozenset[BlockId]]:
@@ -407,14 +494,14 @@ def run(place: Place, change: Callable[[Owned], None], disk: Disk | None = None)
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_cut_short_anywhere_can_be_repeated(name: str, folder: Path) -> None:
+def test_a_change_cut_short_anywhere_can_be_repeated(name: str, memory_folder: Path) -> None:
     change = CHANGES[name]
-    start = Place(folder / "start")
+    start = Place(memory_folder / "start")
     start.folder.mkdir()
     new_volume(start.root)
     run(start, change.prepare)
-    undisturbed = start.copy(folder / "undisturbed")
-    disk = ImagingDisk(undisturbed.folder, folder / "images")
+    undisturbed = start.copy(memory_folder / "undisturbed")
+    disk = ImagingDisk(undisturbed.folder, memory_folder / "images")
     with owned(undisturbed.root, undisturbed.state, disk=disk) as owner:
         disk.watch(owner.volume.database)
         change.act(owner)

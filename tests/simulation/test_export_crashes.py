@@ -4,10 +4,7 @@ over and every event told once.
 """
 
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.fs as pa_fs
@@ -103,30 +100,17 @@ def file_names(manifest: Path) -> list[str]:
     return [file["name"] for file in json.loads(manifest.read_text())["files"]]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that is possible: what a power cut takes is played here, so that
-    real syncs only cost time.
-    """
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as name:
-        yield Path(name)
-
-
 @pytest.mark.parametrize("first", [False, True], ids=["third export", "first export"])
-def test_an_export_cut_short_anywhere_is_done_or_undone(folder: Path, first: bool) -> None:
-    start = folder / "start"
+def test_an_export_cut_short_anywhere_is_done_or_undone(memory_folder: Path, first: bool) -> None:
+    start = memory_folder / "start"
     start.mkdir()
     for step in range(0 if first else STEPS):
         audited(start, step)
         run(start, step, Disk())
     audited(start, STEPS)
     before = is_begun(start) and trees(start)
-    undisturbed = shutil.copytree(start, folder / "undisturbed")
-    disk = ImagingDisk(undisturbed, folder / "images")
+    undisturbed = shutil.copytree(start, memory_folder / "undisturbed")
+    disk = ImagingDisk(undisturbed, memory_folder / "images")
     run(undisturbed, STEPS, disk)
     expected, told = trees(undisturbed), events(undisturbed)
     assert len(set(told)) == len(told)

@@ -3,8 +3,6 @@ the new one, no tombstone is lost, and the next import ends where this one would
 """
 
 import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -78,22 +76,14 @@ def trees(folder: Path, hold: Hold) -> dict[int, bytes | None]:
         return {container_id: files.raw(ContainerId(container_id)) for container_id in (1, 2)}
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that is possible: what a power cut takes is played here."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as name:
-        yield Path(name)
-
-
 @pytest.mark.parametrize("hold", list(Hold))
-def test_an_import_cut_short_anywhere_is_done_or_undone(folder: Path, hold: Hold) -> None:
-    start = folder / "start"
+def test_an_import_cut_short_anywhere_is_done_or_undone(memory_folder: Path, hold: Hold) -> None:
+    start = memory_folder / "start"
     start.mkdir()
     make(start, hold)
     before = trees(start, hold)
-    undisturbed = shutil.copytree(start, folder / "undisturbed")
-    disk = ImagingDisk(undisturbed, folder / "images")
+    undisturbed = shutil.copytree(start, memory_folder / "undisturbed")
+    disk = ImagingDisk(undisturbed, memory_folder / "images")
     assert run(undisturbed, hold, disk).imported == 2
     after = trees(undisturbed, hold)
     assert all(before[i] != after[i] for i in after)

@@ -123,6 +123,7 @@ class ImagingDisk(CountingDisk):
             number = len(self.operations)
             if self.is_armed:
                 self._power_cut.image(self._add(Crash.POWER_CUT, operation, path))
+            if self.is_armed and not self._power_cut.is_all_durable:
                 self._power_cut.image_of_last(self._add(Crash.POWER_CUT_LAST_KEPT, operation, path))
                 self._power_cut.image(
                     self._add(Crash.POWER_CUT_SOME_KEPT, operation, path), random.Random(number)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ozone.rocks import Database
+from ozone.rocks import Database, OzoneTable
 from runtime.disk import Operation
 
 _SECTOR_BYTES = 512
@@ -119,6 +119,19 @@ class PowerCut:
                 self._known_file(path)
             act()
             self._change(node, ((source, False), (path, True)))
+
+    @property
+    def is_all_durable(self) -> bool:
+        """Whether a power cut now loses nothing that went through the disk."""
+        return not (
+            any(change.unsynced for change in self._changes)
+            or any(isinstance(node, _File) and len(node.contents) > 1 for node, _ in self._places())
+            or any(
+                path.stat().st_size > self._synced_bytes.get(path, 0)
+                for database in self._databases
+                for path in database.glob("*.log")
+            )
+        )
 
     def image(self, target: Path, loss: random.Random | None = None) -> None:
         """Write what a power cut now may leave: without `loss` nothing that is not
@@ -264,6 +277,13 @@ def wal_syncs(database: Database) -> int:
     found = _SYNCS.search(database._rdict.property_value("rocksdb.dbstats"))
     assert found is not None
     return int(found[1])
+
+
+def put_unsynced(database: Database, table: OzoneTable, key: bytes, value: bytes) -> None:
+    """Write a row as a datanode does for a client: durable with the next sync of the
+    log.
+    """
+    database._tables[table].put(key, value)
 
 
 def _content(contents: Sequence[bytes], loss: random.Random | None) -> bytes:
