@@ -1,5 +1,6 @@
 """Laws of merge, plan and comparison, over generated trees and replicas."""
 
+from dataclasses import replace
 from functools import reduce
 from itertools import permutations
 
@@ -14,6 +15,7 @@ from merkle.plan import plan_repair
 from merkle.replica import PeerId
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerTree, TreeBuilder
 from tests.support.replicas import (
+    BLOCK_IDS,
     Cluster,
     StoredChunk,
     StoredReplica,
@@ -21,6 +23,9 @@ from tests.support.replicas import (
     join,
     live_round,
     plan_of,
+    reconcile,
+    record_of,
+    stored_replicas,
 )
 from tests.support.trees import CHUNK_BYTES, CONTAINER, container, deleted
 
@@ -28,8 +33,6 @@ from tests.support.trees import CHUNK_BYTES, CONTAINER, container, deleted
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 PEERS = [PeerId(name) for name in ("dn-a", "dn-b", "dn-c", "dn-d")]
-BLOCK_IDS = range(20, 24)
-WINDOWS = 3
 
 # Few values, so that replicas often agree and often do not.
 chunk_checksums = st.sampled_from([0, 1, 2])
@@ -45,41 +48,6 @@ tombstones = st.builds(deleted, st.sampled_from(BLOCK_IDS), st.integers(-2, 2))
 trees = st.lists(live_blocks | tombstones, max_size=4, unique_by=lambda block: block.block_id).map(
     lambda blocks: container(*blocks)
 )
-
-
-def record_of(block_id: int, i: int) -> tuple[int, ...]:
-    """What was written there, a number a window, the same on all replicas."""
-    return tuple(1000 * block_id + 10 * i + window for window in range(WINDOWS))
-
-
-@st.composite
-def stored_chunks(draw: st.DrawFn, block_id: int, i: int) -> StoredChunk:
-    record = record_of(block_id, i)
-    damage = draw(st.sampled_from([()] * 3 + [(0,), (1,), (0, 1), (1, 2), (0, 1, 2)]))
-    # Two ways to be wrong, so that copies can be wrong alike.
-    wrong = draw(st.sampled_from([7, 8]))
-    return StoredChunk(
-        record, tuple(wrong if window in damage else good for window, good in enumerate(record))
-    )
-
-
-@st.composite
-def stored_replicas(draw: st.DrawFn) -> StoredReplica:
-    """A replica of blocks that all agree on what was written: chunks lost from the end,
-    windows bad, blocks gone.
-    """
-    blocks: dict[BlockId, dict[int, StoredChunk]] = {}
-    gone: dict[BlockId, int] = {}
-    for block_id in map(BlockId, BLOCK_IDS):
-        fate = draw(st.sampled_from(["live"] * 6 + ["absent", "deleted"]))
-        if fate == "live":
-            count = draw(st.integers(1, 3))
-            blocks[block_id] = {
-                i * CHUNK_BYTES: draw(stored_chunks(block_id, i)) for i in range(count)
-            }
-        elif fate == "deleted":
-            gone[block_id] = draw(st.integers(0, 2))
-    return StoredReplica(blocks, gone)
 
 
 clusters = st.lists(stored_replicas(), min_size=2, max_size=4).map(
@@ -252,15 +220,40 @@ def test_replicas_match_exactly_when_nobody_has_anything_to_do(
         assert not set(difference.lacking) & set(difference.sources)
 
 
+@st.composite
+def whole_together(draw: st.DrawFn, count: int) -> list[StoredReplica]:
+    """Replicas of which one, another for each block, holds all that any of them has of
+    it; or has deleted it.
+    """
+    found = [draw(stored_replicas()) for _ in range(count)]
+    for block_id in map(BlockId, BLOCK_IDS):
+        offsets = {offset for one in found for offset in one.blocks.get(block_id, {})}
+        index = draw(st.integers(0, count - 1))
+        owner = found[index]
+        if offsets and block_id not in owner.tombstones:
+            records = {offset: record_of(block_id, offset // CHUNK_BYTES) for offset in offsets}
+            whole = {offset: StoredChunk(record, record) for offset, record in records.items()}
+            found[index] = replace(owner, blocks={**owner.blocks, block_id: whole})
+    return found
+
+
 @unhurried
-@given(stored_replicas(), stored_replicas(), stored_replicas())
-def test_the_join_of_replicas_is_a_join(
-    a: StoredReplica, b: StoredReplica, c: StoredReplica
+@given(whole_together(2), whole_together(3))
+def test_what_plans_make_of_replicas_is_a_join(
+    two: list[StoredReplica], three: list[StoredReplica]
 ) -> None:
-    """inv-I2"""
-    assert join(a, a).tree() == a.tree()
-    assert join(a, b) == join(b, a)
-    assert join(join(a, b), c) == join(a, join(b, c))
+    """inv-I2: it matters neither who repairs nor in which order, nor how often."""
+    assert reconciled(two[0], two[0]) == two[0]
+    assert reconciled(*two).tree() == reconciled(*two[::-1]).tree()
+    a, b, c = three
+    left = reconciled(reconciled(a, b), c).tree()
+    assert left == reconciled(a, reconciled(b, c)).tree()
+    assert left == reconciled(c, reconciled(b, a)).tree()
+
+
+def reconciled(ours: StoredReplica, theirs: StoredReplica) -> StoredReplica:
+    """One replica after its plan against another was carried out."""
+    return reconcile({PEERS[0]: ours, PEERS[1]: theirs}, PEERS[0])[0]
 
 
 @unhurried

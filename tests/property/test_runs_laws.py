@@ -255,6 +255,32 @@ def test_joining_is_associative(cluster: Cluster, first: int, second: int) -> No
     assert one == other == folded(held)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"bcs_id": 8},
+        {"state": "QUASI_CLOSED"},
+        {"replica_index": 1},
+        {"source": "data"},
+        {"generation": 5},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_parts_of_different_states_of_a_replica_are_not_joined(other: Mapping[str, Any]) -> None:
+    """Each part is in order, and the one follows the other; but no replica ever was
+    both.
+    """
+    blocks = [BlockTree.live(BlockId(n), [ChunkTree(0, 4, n)]) for n in range(1, 5)]
+    held = rows({(1, "a", "v"): blocks, (2, "a", "v"): blocks})
+    parts = [folded(held[:2]), folded([row | other for row in held[2:4]]), folded(held[4:])]
+    for order in (parts, parts[::-1]):
+        settled = settle(pa.concat_tables(order))
+        assert settled.exact.tolist() == [1]
+        assert settled.replicas["container_id"].to_pylist() == [2]
+    same = settle(pa.concat_tables([folded(held[:2]), folded(held[2:])]))
+    assert same.replicas["container_id"].to_pylist() == [1, 2]
+
+
 def changes(blocks: Blocks) -> list[list[BlockTree]]:
     """The blocks with one field of one of them changed, in every way."""
     found = []

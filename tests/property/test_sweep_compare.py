@@ -2,6 +2,7 @@
 compares no trees, whatever the replicas hold.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from random import Random
 
@@ -10,13 +11,24 @@ import pyarrow.compute as pc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
-from merkle.outcome import Verdict
-from merkle.tree import block_checksum
-from sweep.compare import compare_replicas, inspect
-from sweep.exact import exact_replicas
+from chunktable.schema import (
+    BLOCK_ROW,
+    CHUNK_SCHEMA,
+    CONTAINER_ROW,
+    ReplicaAttributes,
+    rows_of,
+)
+from merkle.columns import TreeColumns
+from merkle.outcome import DIVERGED_VERDICTS, Verdict
+from merkle.replica import ReplicaState
+from merkle.tree import ContainerTree, block_checksum
+from sweep.compare import compare_replicas, inspect, inspect_large
+from sweep.exact import block_ranges, exact_replicas, large_replicas
 from sweep.runs import fold_batches, settle
 from tests.support.chunk_rows import Row, compared, trees_in
+from tests.support.reference import judged, of_windows
+from tests.support.replicas import StoredReplica, stored_replicas
+from tests.support.trees import CONTAINER
 
 # A busy machine breaks no law, and the first example may load kernels.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -171,17 +183,26 @@ def swept(
     findings: dict[int, list[tuple[object, ...]]] = {
         verdict["container_id"]: [] for verdict in verdicts
     }
-    for found in slow.findings.to_pylist():
-        place = (
+    for container_id, place in zip(
+        slow.findings["container_id"].to_pylist(), places(slow.findings), strict=True
+    ):
+        findings[container_id].append(place)
+    assert len(findings) == len(verdicts)
+    return {verdict["container_id"]: verdict for verdict in verdicts}, findings, candidates
+
+
+def places(findings: pa.Table) -> list[tuple[object, ...]]:
+    """Kind, block, offset, who lacks it and who has it."""
+    return [
+        (
             found["kind"],
             found["block_id"],
             found["chunk_offset"],
             tuple(found["lacking"]),
             tuple(found["sources"]),
         )
-        findings[found["container_id"]].append(place)
-    assert len(findings) == len(verdicts)
-    return {verdict["container_id"]: verdict for verdict in verdicts}, findings, candidates
+        for found in findings.to_pylist()
+    ]
 
 
 def assert_as_judged(rows: Sequence[Row], replicas: pa.Table) -> None:
@@ -241,6 +262,56 @@ def test_along_whichever_paths_the_replicas_of_a_container_came_they_are_judged_
     replicas = pa.concat_tables([exact, folded.replicas])
     assert_as_judged(rows, replicas)
     assert swept(rows, replicas) == swept(rows, exact_replicas(table(rows))[0])
+
+
+@unhurried
+@given(cluster_rows(), st.integers(1, 9))
+def test_a_large_container_is_judged_in_ranges_as_it_is_as_a_whole(
+    rows: list[Row], rows_max: int
+) -> None:
+    judged = 0
+    for container_id, replicas in trees_in(rows).items():
+        held = table([row for row in rows if row["container_id"] == container_id])
+        sums, _ = large_replicas(block_ranges(held, rows_max))
+        if not len(compare_replicas(sums).candidates):
+            continue
+        judged += 1
+        result = inspect_large(block_ranges(held, rows_max), sums)
+        [verdict] = result.verdicts.to_pylist()
+        comparison = compared(replicas)
+        assert comparison is not None
+        assert verdict["verdict"] == comparison.verdict.value
+        assert verdict["diverged"] == (comparison.verdict in DIVERGED_VERDICTS)
+        assert Counter(places(result.findings)) == Counter(
+            (d.kind.value, d.block_id, d.offset, d.lacking, d.sources)
+            for d in comparison.differences
+        )
+
+
+@unhurried
+@given(st.lists(stored_replicas(), min_size=1, max_size=4), st.integers(0, 4))
+def test_records_and_bytes_alone_tell_what_a_sweep_must_say(
+    stored: list[StoredReplica], treeless: int
+) -> None:
+    """The reference looks at windows; the sweep sees rows of the trees that scans
+    made.
+    """
+    held = {f"dn-{i}": one for i, one in enumerate(stored)}
+    known = {name: of_windows(one) for name, one in held.items() if name != f"dn-{treeless}"}
+    verdict, findings = judged(dict.fromkeys(held) | known)
+    tables = [exported(name, one.tree() if name in known else None) for name, one in held.items()]
+    rows = pa.concat_tables(tables)
+    verdicts, found, _ = swept(rows.to_pylist(), exact_replicas(rows)[0])
+    assert [one["verdict"] for one in verdicts.values()] == [verdict.value]
+    assert list(found.values()) == [[(kind.value, *place) for kind, *place in findings]]
+
+
+def exported(name: str, tree: ContainerTree | None) -> pa.Table:
+    """A replica's rows, as its agent exports them."""
+    source = "none" if tree is None else "tree"
+    told = ReplicaAttributes(name, "DS-1", int(CONTAINER), ReplicaState.CLOSED, 1, 0, source, None)
+    held = rows_of(told, None if tree is None else TreeColumns.of(tree))
+    return pa.Table.from_batches(held.batches(), CHUNK_SCHEMA)
 
 
 @unhurried

@@ -13,6 +13,8 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from hypothesis import strategies as st
+
 from merkle.checksum import fold
 from merkle.outcome import Verdict
 from merkle.plan import ChunkRepair, RepairPlan, plan_repair
@@ -21,6 +23,9 @@ from merkle.tree import BlockId, ChunkTree, ContainerTree, TreeBuilder
 from tests.support.trees import CHUNK_BYTES, CONTAINER
 
 Windows = tuple[int, ...]
+# The blocks and the windows of a chunk that drawn replicas have.
+BLOCK_IDS = range(20, 24)
+WINDOWS = 3
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,41 @@ class StoredReplica:
 
     def chunk(self, block_id: BlockId, offset: int) -> StoredChunk | None:
         return self.blocks.get(block_id, {}).get(offset)
+
+
+def record_of(block_id: int, i: int) -> tuple[int, ...]:
+    """What was written there, a number a window, the same on all replicas."""
+    return tuple(1000 * block_id + 10 * i + window for window in range(WINDOWS))
+
+
+@st.composite
+def stored_chunks(draw: st.DrawFn, block_id: int, i: int) -> StoredChunk:
+    record = record_of(block_id, i)
+    damage = draw(st.sampled_from([()] * 3 + [(0,), (1,), (0, 1), (1, 2), (0, 1, 2)]))
+    # Two ways to be wrong, so that copies can be wrong alike.
+    wrong = draw(st.sampled_from([7, 8]))
+    return StoredChunk(
+        record, tuple(wrong if window in damage else good for window, good in enumerate(record))
+    )
+
+
+@st.composite
+def stored_replicas(draw: st.DrawFn) -> StoredReplica:
+    """A replica of blocks that all agree on what was written: chunks lost from the end,
+    windows bad, blocks gone.
+    """
+    blocks: dict[BlockId, dict[int, StoredChunk]] = {}
+    gone: dict[BlockId, int] = {}
+    for block_id in map(BlockId, BLOCK_IDS):
+        fate = draw(st.sampled_from(["live"] * 6 + ["absent", "deleted"]))
+        if fate == "live":
+            count = draw(st.integers(1, 3))
+            blocks[block_id] = {
+                i * CHUNK_BYTES: draw(stored_chunks(block_id, i)) for i in range(count)
+            }
+        elif fate == "deleted":
+            gone[block_id] = draw(st.integers(0, 2))
+    return StoredReplica(blocks, gone)
 
 
 Cluster = dict[PeerId, StoredReplica]

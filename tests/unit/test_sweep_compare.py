@@ -15,8 +15,8 @@ from merkle.comparison import DifferenceKind
 from merkle.outcome import Verdict
 from merkle.replica import ReplicaState
 from merkle.tree import BlockTree, ContainerId, ContainerTree
-from sweep.compare import InspectionResult, compare_replicas, inspect
-from sweep.exact import exact_replicas
+from sweep.compare import InspectionResult, compare_replicas, inspect, inspect_large
+from sweep.exact import block_ranges, exact_replicas
 from sweep.history import silent_changes, silent_findings
 from sweep.model import REPLICA_SCHEMA, FindingKind, RootMethod
 from tests.support.trees import (
@@ -318,6 +318,43 @@ def test_rows_that_are_not_those_that_were_folded_decide_nothing(now: list[pa.Ta
     assert contradictions(result.findings) == [
         (FindingKind.ROWS_CONTRADICT.value, CONTAINER, "dn-b")
     ]
+
+
+@pytest.mark.parametrize("has_tree", [True, False], ids=["three trees", "two trees"])
+@pytest.mark.parametrize(
+    ("damage", "with_all", "without"),
+    [
+        ("lost", Verdict.UNRECOVERABLE, Verdict.UNKNOWN),
+        ("one", Verdict.REPAIRABLE, Verdict.REPAIRABLE),
+    ],
+)
+def test_what_one_range_of_blocks_calls_lost_a_replica_without_a_tree_may_hold(
+    damage: str, with_all: Verdict, without: Verdict, *, has_tree: bool
+) -> None:
+    """Blocks 20 and 23 are equal wherever a tree has them, 21 is damaged, 22 is missing
+    on dn-b: each is a range of its own.
+    """
+    bad = block(21, corrupt(chunk(0)))
+    good, ends = block(21, chunk(0)), (block(20, *chunks(2)), block(23, *chunks(2)))
+    tables = [
+        held("dn-a", container(*ends, bad, block(22, *chunks(2)))),
+        held("dn-b", container(*ends, bad if damage == "lost" else good)),
+        held(
+            "dn-c",
+            container(*ends, bad if damage == "lost" else good, block(22, *chunks(2)))
+            if has_tree
+            else None,
+        ),
+    ]
+    rows = pa.concat_tables(tables)
+    replicas, _ = exact_replicas(rows)
+    ranges = list(block_ranges(rows, 3))
+    assert len(ranges) >= 4
+    whole, in_ranges = inspect(rows, replicas), inspect_large(ranges, replicas)
+    for result in (whole, in_ranges):
+        [verdict] = result.verdicts["verdict"].to_pylist()
+        assert verdict == (with_all if has_tree else without).value
+    assert told(in_ranges.findings) == told(whole.findings)
 
 
 def test_candidates_without_any_rows_are_not_forgotten() -> None:
