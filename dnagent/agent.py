@@ -44,6 +44,7 @@ from repair.runner import Runner
 from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, ConfigError, OperationInterruptedError
+from runtime.folder_lock import FolderLock
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
@@ -93,6 +94,7 @@ class Agent:
         """Open the volumes and start all parts. After an error all parts are stopped.
 
         Raises:
+            BusyError: another process uses the state folder.
             ReconcileError: no volume can be opened, or an address cannot be bound.
         """
         try:
@@ -164,7 +166,11 @@ class Agent:
 
     def _start(self) -> None:
         config = self._config
-        self._disk.make_folder(config.state_folder.absolute())
+        folder = config.state_folder.absolute()
+        self._disk.make_folder(folder)
+        lock = FolderLock(folder, "treefold agent run")
+        self._stack.callback(lock.release)
+        self._disk.remove_temporaries(folder)
         audit = self._audit = AuditLog(config.audit_path)
         self._stack.callback(audit.close)
         volumes = self._open_volumes()

@@ -83,7 +83,8 @@ def run(
 
     Volumes and a state folder must be set, in the file or by flags. Repair is off
     unless the file has enabled = true in [repair]. docs/formats.md lists every key of
-    the file.
+    the file. One agent at a time may use a state folder: a second one ends with exit
+    status 8.
     """
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {
@@ -236,7 +237,8 @@ def import_trees_command(
     match the replica's state, commit and recorded checksums. Refusals are counted by
     reason. Trees of read-only volumes are stored in the agent's state folder.
 
-    Exit status: 0 all trees stored, 5 some trees or volumes refused.
+    Exit status: 0 all trees stored, 5 some trees or volumes refused, 8 an agent uses
+    the state folder.
     """
     config = load(config_path, AgentConfig)
     try:
