@@ -58,6 +58,7 @@ _SCAN_CALLS_MAX = 8
 # Long enough for a write and its sync, but not for a call to a peer that hangs.
 _INTERRUPT_S = 30.0
 _POLL_S = 0.1
+_REPAIR_OFF_HINT = "Repair is off, so the volume is opened read-only. Set enabled in [repair]."
 # Calls of agents and of the command line, and those of Ozone's datanodes.
 _RPC_THREADS, _OZONE_THREADS = 32, 16
 
@@ -155,7 +156,7 @@ class Agent:
                 VolumeStatus(
                     str(failed.settings.path),
                     "",
-                    _hold_label(failed.settings.hold),
+                    _hold_label(self._config.hold_of(failed.settings)),
                     0,
                     last_error=text,
                 )
@@ -242,7 +243,7 @@ class Agent:
         config = self._config
         volume = open_volume(
             settings.path,
-            hold=settings.hold,
+            hold=config.hold_of(settings),
             state_folder=config.state_folder,
             disk=self._disk,
             database_volumes=config.database_volumes,
@@ -269,9 +270,11 @@ class Agent:
         self._log.info(
             "volume_opened",
             volume=opened.name,
-            hold=_hold_label(settings.hold),
+            hold=_hold_label(volume.hold),
             containers=containers,
         )
+        if volume.hold is not settings.hold:
+            self._log.warning("owner_hold_unused", volume=opened.name, hint=_REPAIR_OFF_HINT)
         return opened
 
     def _start_server(self) -> None:

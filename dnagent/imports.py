@@ -120,7 +120,7 @@ def import_trees(
 ) -> ImportResult:
     """Import the trees in a folder that belong to the configured volumes.
 
-    Each volume is opened with its configured hold. `on_tree` is called after every
+    Each volume is opened with the hold of the agent. `on_tree` is called after every
     tree.
 
     Raises:
@@ -142,7 +142,7 @@ def import_trees(
             try:
                 volume = open_volume(
                     settings.path,
-                    hold=settings.hold,
+                    hold=config.hold_of(settings),
                     state_folder=config.state_folder,
                     disk=disk,
                     database_volumes=config.database_volumes,

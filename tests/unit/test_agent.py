@@ -11,11 +11,13 @@ from chunktable.packed_trees import TREE_SCHEMA
 from dnagent.agent import Agent
 from dnagent.config import AgentConfig
 from dnagent.imports import import_trees
+from merkle.replica import ReplicaState
+from merkle.tree import ContainerId
 from ozone.volume import Hold
 from runtime.disk import Disk
 from runtime.errors import BusyError
 from tests.support.handmade import STORAGE, VolumeMaker, whole
-from tests.support.volumes import container_folder
+from tests.support.volumes import container_folder, flip, state_of
 from tests.support.waiting import wait_until
 
 
@@ -107,3 +109,23 @@ def test_what_a_killed_process_left_half_written_is_removed(root: Path, tmp_path
     running.stop()
     assert not left.exists()
     assert kept.exists()
+
+
+@pytest.mark.parametrize("is_enabled", [False, True])
+def test_without_repair_an_owner_changes_nothing_in_its_volume(
+    root: Path, tmp_path: Path, *, is_enabled: bool
+) -> None:
+    flip(container_folder(root, 1) / "chunks" / "1.block", 100)
+    before = state_of(root)
+    repair = {"enabled": is_enabled}
+    running = Agent(config_of(root, tmp_path / "state", Hold.OWNER, repair=repair))
+    running.start()
+    try:
+        report = running.scan(ContainerId(1), lambda: False)
+        assert [finding.type for finding in report.findings] == ["CORRUPT_CHUNK"]
+        assert (report.state is ReplicaState.UNHEALTHY) == is_enabled
+        (volume,) = running.status().volumes
+        assert volume.hold == ("owner" if is_enabled else "read-only")
+    finally:
+        running.stop()
+    assert (state_of(root) == before) == (not is_enabled)
