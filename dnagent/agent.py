@@ -44,6 +44,7 @@ from repair.runner import Runner
 from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, ConfigError, OperationInterruptedError
+from runtime.folder_lock import FolderLock
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
@@ -57,6 +58,7 @@ _SCAN_CALLS_MAX = 8
 # Long enough for a write and its sync, but not for a call to a peer that hangs.
 _INTERRUPT_S = 30.0
 _POLL_S = 0.1
+_REPAIR_OFF_HINT = "Repair is off, so the volume is opened read-only. Set enabled in [repair]."
 # Calls of agents and of the command line, and those of Ozone's datanodes.
 _RPC_THREADS, _OZONE_THREADS = 32, 16
 
@@ -93,6 +95,7 @@ class Agent:
         """Open the volumes and start all parts. After an error all parts are stopped.
 
         Raises:
+            BusyError: another process uses the state folder.
             ReconcileError: no volume can be opened, or an address cannot be bound.
         """
         try:
@@ -153,7 +156,7 @@ class Agent:
                 VolumeStatus(
                     str(failed.settings.path),
                     "",
-                    _hold_label(failed.settings.hold),
+                    _hold_label(self._config.hold_of(failed.settings)),
                     0,
                     last_error=text,
                 )
@@ -164,7 +167,11 @@ class Agent:
 
     def _start(self) -> None:
         config = self._config
-        self._disk.make_folder(config.state_folder.absolute())
+        folder = config.state_folder.absolute()
+        self._disk.make_folder(folder)
+        lock = FolderLock(folder, "treefold agent run")
+        self._stack.callback(lock.release)
+        self._disk.remove_temporaries(folder)
         audit = self._audit = AuditLog(config.audit_path)
         self._stack.callback(audit.close)
         volumes = self._open_volumes()
@@ -236,7 +243,7 @@ class Agent:
         config = self._config
         volume = open_volume(
             settings.path,
-            hold=settings.hold,
+            hold=config.hold_of(settings),
             state_folder=config.state_folder,
             disk=self._disk,
             database_volumes=config.database_volumes,
@@ -263,9 +270,11 @@ class Agent:
         self._log.info(
             "volume_opened",
             volume=opened.name,
-            hold=_hold_label(settings.hold),
+            hold=_hold_label(volume.hold),
             containers=containers,
         )
+        if volume.hold is not settings.hold:
+            self._log.warning("owner_hold_unused", volume=opened.name, hint=_REPAIR_OFF_HINT)
         return opened
 
     def _start_server(self) -> None:

@@ -49,7 +49,7 @@ def agent() -> None:
     type=click.Choice(["read-only", "owner"]),
     default="read-only",
     show_default=True,
-    help="The hold of every --volume: owner may write, and needs the datanode stopped.",
+    help="The hold of every --volume: owner repairs, and needs the datanode stopped.",
 )
 @click.option(
     "--state-folder",
@@ -82,8 +82,10 @@ def run(
     """Run an agent until SIGTERM or SIGINT.
 
     Volumes and a state folder must be set, in the file or by flags. Repair is off
-    unless the file has enabled = true in [repair]. docs/formats.md lists every key of
-    the file.
+    unless the file has enabled = true in [repair]; while it is off, every volume is
+    opened read-only and nothing in it changes. docs/formats.md lists every key of
+    the file. One agent at a time may use a state folder: a second one ends with exit
+    status 8.
     """
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {
@@ -182,7 +184,10 @@ def export_checksums(
     if config:
         # Not created here: without the folder no agent ever ran.
         state = config.state_folder if config.state_folder.is_dir() else None
-        given = [ExportedVolume(v.path, state, owned=v.hold is Hold.OWNER) for v in config.volumes]
+        given = [
+            ExportedVolume(v.path, state, owned=config.hold_of(v) is Hold.OWNER)
+            for v in config.volumes
+        ]
     else:
         given = [ExportedVolume(Path(path)) for path in volumes]
     with progress_sink(_style(ctx)) as sink:
@@ -236,7 +241,8 @@ def import_trees_command(
     match the replica's state, commit and recorded checksums. Refusals are counted by
     reason. Trees of read-only volumes are stored in the agent's state folder.
 
-    Exit status: 0 all trees stored, 5 some trees or volumes refused.
+    Exit status: 0 all trees stored, 5 some trees or volumes refused, 8 an agent uses
+    the state folder.
     """
     config = load(config_path, AgentConfig)
     try:

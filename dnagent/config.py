@@ -18,7 +18,9 @@ _VOLUMES_MAX = 256
 
 
 class VolumeSettings(Settings):
-    """A volume of the datanode. Only a volume with hold "owner" is written to."""
+    """A volume of the datanode. `hold` is what the agent may do there at most: see
+    `AgentConfig.hold_of`.
+    """
 
     path: FilePath
     hold: Hold = Hold.READ_ONLY
@@ -153,6 +155,12 @@ class AgentConfig(Settings):
             insecure=self.insecure,
         )
         return self
+
+    def hold_of(self, volume: VolumeSettings) -> Hold:
+        """The hold that a volume is opened with. Without repair nothing in a volume may
+        change, not even the state of a damaged replica, so it is opened read-only.
+        """
+        return volume.hold if self.repair.enabled else Hold.READ_ONLY
 
     @property
     def audit_path(self) -> Path:

@@ -2,7 +2,8 @@
 
 AGENT_EVENTS = frozenset({
     # volumes and scans
-    "volume_opened", "volume_failed", "container_skipped", "scan_started", "scan_finished",
+    "volume_opened", "owner_hold_unused", "volume_failed", "container_skipped",
+    "scan_started", "scan_finished",
     "scan_failed", "scan_interrupted", "replica_marked_unhealthy", "replica_returned_to_closed",
     "container_deleted", "tree_built", "tree_unreadable", "tree_write_failed", "undo_pruned",
     # reconciliation

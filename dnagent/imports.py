@@ -35,6 +35,7 @@ from ozone.writer import ContainerWriter
 from protos.convert import tree_from_bytes
 from repair.audit import AuditLog
 from runtime.disk import Disk
+from runtime.folder_lock import FolderLock
 
 # Refusals listed with their container; all are counted.
 _REFUSALS_LISTED_MAX = 1000
@@ -119,17 +120,21 @@ def import_trees(
 ) -> ImportResult:
     """Import the trees in a folder that belong to the configured volumes.
 
-    Each volume is opened with its configured hold. `on_tree` is called after every
+    Each volume is opened with the hold of the agent. `on_tree` is called after every
     tree.
 
     Raises:
         ChunkTableError: the folder has no trees, or a file cannot be read; trees read
             before it are imported.
+        BusyError: an agent or another import uses the state folder.
         VolumeError: no volume can be opened.
         DiskError: a tree cannot be written.
     """
     files, done = tree_files(folder), ImportResult()
     with ExitStack() as stack:
+        disk.make_folder(config.state_folder.absolute())
+        lock = FolderLock(config.state_folder.absolute(), "treefold agent import-trees")
+        stack.callback(lock.release)
         audit = AuditLog(config.audit_path)
         stack.callback(audit.close)
         opened, error = dict[tuple[str, str], _ImportTarget](), None
@@ -137,7 +142,7 @@ def import_trees(
             try:
                 volume = open_volume(
                     settings.path,
-                    hold=settings.hold,
+                    hold=config.hold_of(settings),
                     state_folder=config.state_folder,
                     disk=disk,
                     database_volumes=config.database_volumes,

@@ -134,13 +134,14 @@ class ReplicaStore:
             ReadOnlyError: repair is disabled, or the volume is held read-only.
         """
         volume = self.volume_of(container_id)
+        # First: without repair an owner's volume is held read-only too.
+        if not self._repair_enabled:
+            raise ReadOnlyError("repair is not enabled", hint="Set enabled = true in [repair].")
         if volume.writer is None:
             text = f"{volume.name} is held read-only"
             raise ReadOnlyError(
                 text, hint='Set hold = "owner" for the volume, with its datanode stopped.'
             )
-        if not self._repair_enabled:
-            raise ReadOnlyError("repair is not enabled", hint="Set enabled = true in [repair].")
         return LocalReplica(
             volume, volume.writer, container_id, job_id, cancelled=cancelled, on_bytes=on_bytes
         )

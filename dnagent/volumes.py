@@ -426,7 +426,9 @@ class ManagedVolume:
         ]
         path = _findings_path(self.volume, completed.container_id)
         self._disk.make_folder(path.parent)
-        self._disk.replace(path, json.dumps({"at_ms": at_ms, "findings": findings}).encode())
+        self._disk.replace(
+            path, json.dumps({"at_ms": at_ms, "findings": findings}).encode(), unique=True
+        )
 
     def _agent_scan_ms(self, container_id: ContainerId) -> int | None:
         return agent_scan_ms(self.volume, self._disk, container_id)

@@ -371,8 +371,9 @@ class TreeFiles:
                 self._replace(kept, stored.raw)
                 self.stats.quarantined += 1
             if self._volume.hold is Hold.READ_ONLY:
-                self._disk.make_folder(path.parent)
-            self._disk.replace(path, encoded)
+                self._replace(path, encoded)
+            else:
+                self._disk.replace(path, encoded)
         except DiskError:
             self.stats.failures += 1
             raise
@@ -408,8 +409,9 @@ class TreeFiles:
         self._replace(self._state("tombstones", tree.container_id), alone)
 
     def _replace(self, path: Path, data: bytes) -> None:
+        """Replace a file in the state folder."""
         self._disk.make_folder(path.parent)
-        self._disk.replace(path, data)
+        self._disk.replace(path, data, unique=True)
 
     def _pending(self, container_id: ContainerId) -> list[BlockTree]:
         try:

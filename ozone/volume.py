@@ -8,7 +8,6 @@ An agent keeps its own files about a volume in `Volume.state_folder`, never in a
 container folder: Ozone cannot export a container that has unknown entries.
 """
 
-import contextlib
 import fcntl
 import os
 import re
@@ -25,6 +24,7 @@ from ozone.errors import ContainerNotFoundError, VolumeError, VolumeLockedError
 from ozone.rocks import Database
 from runtime.disk import Disk, disk_error
 from runtime.errors import DatabaseError, DiskError
+from runtime.folder_lock import lock_holder
 
 _HDDS = "hdds"
 _VERSION = "VERSION"
@@ -374,7 +374,7 @@ def _flock(file: Path) -> int:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        pid = _flock_holder(fd)
+        pid = lock_holder(fd)
         os.close(fd)
         if not isinstance(error, BlockingIOError):
             raise disk_error("lock", file, error) from error
@@ -388,14 +388,3 @@ def _flock(file: Path) -> int:
             pid=pid,
         ) from error
     return fd
-
-
-def _flock_holder(fd: int) -> int:
-    """The process that holds a flock on the file; 0 if the system reports none."""
-    inode = os.fstat(fd).st_ino
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/locks").read_text().splitlines():
-            fields = line.split()
-            if fields[1:2] == ["FLOCK"] and fields[5].endswith(f":{inode}"):
-                return max(int(fields[4]), 0)
-    return 0

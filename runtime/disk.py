@@ -9,6 +9,8 @@ directory, and a pipe would block the reader for ever.
 import contextlib
 import errno
 import os
+import re
+import secrets
 import stat
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -20,6 +22,8 @@ from runtime.errors import DiskError
 # O_NONBLOCK: opening a pipe returns at once, so that it can be checked and refused.
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _READ_BYTES = 1 << 20
+_TOKEN_BYTES = 8
+_TEMPORARY = re.compile(rf".+\.[0-9a-f]{{{2 * _TOKEN_BYTES}}}\.tmp")
 # The largest file that `Disk.read` reads: a damaged inode can report any length.
 WHOLE_BYTES_MAX = 256 << 20
 
@@ -171,13 +175,16 @@ class Disk:
 
         self.durable(Operation.RENAME, target, act)
 
-    def replace(self, path: Path, data: Buffer) -> None:
+    def replace(self, path: Path, data: Buffer, *, unique: bool = False) -> None:
         """Replace a file's content durably: a crash leaves the old content or the new.
 
         Rename, not write in place: readers hold no lock and must never see half a
-        file. On failure the old file is intact and the temporary file is removed.
+        file. On failure the old file is intact and the temporary file is removed. With
+        `unique` no other writer has a temporary file of the same name; after a crash
+        `remove_temporaries` finds it.
         """
-        temporary = path.with_name(path.name + ".tmp")
+        token = f".{secrets.token_hex(_TOKEN_BYTES)}" if unique else ""
+        temporary = path.with_name(f"{path.name}{token}.tmp")
         try:
             # A crash may have left a longer temporary file.
             self._write(temporary, 0, data, os.O_CREAT | os.O_TRUNC)
@@ -219,6 +226,19 @@ class Disk:
                 os.rmdir(folder)
 
         self.durable(Operation.REMOVE, folder, act)
+
+    def remove_temporaries(self, folder: Path) -> None:
+        """Remove the unique temporary files that killed processes left in a folder and
+        its folders. Called while no other process writes there.
+        """
+
+        def fail(error: OSError) -> None:
+            raise disk_error("list", folder, error) from error
+
+        for parent, _, names in os.walk(folder, onerror=fail):
+            for name in names:
+                if _TEMPORARY.fullmatch(name):
+                    self.remove(Path(parent) / name)
 
     def make_folder(self, folder: Path) -> None:
         """Create a directory and its parents durably; an existing one is not an

@@ -1,15 +1,23 @@
 """An agent as a whole, in this process: what it refuses, and what it outlives."""
 
+import os
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from chunktable.packed_trees import TREE_SCHEMA
 from dnagent.agent import Agent
 from dnagent.config import AgentConfig
+from dnagent.imports import import_trees
+from merkle.replica import ReplicaState
+from merkle.tree import ContainerId
 from ozone.volume import Hold
+from runtime.disk import Disk
+from runtime.errors import BusyError
 from tests.support.handmade import STORAGE, VolumeMaker, whole
-from tests.support.volumes import container_folder
+from tests.support.volumes import container_folder, flip, state_of
 from tests.support.waiting import wait_until
 
 
@@ -59,3 +67,65 @@ def test_upkeep_outlives_an_error_that_nobody_foresaw(root: Path, tmp_path: Path
         wait_until(lambda: not running.status().volumes[0].last_error, "upkeep to recover")
     finally:
         running.stop()
+
+
+@pytest.mark.parametrize("hold", list(Hold))
+def test_a_second_agent_on_one_state_folder_is_refused_by_name(
+    root: Path, tmp_path: Path, hold: Hold
+) -> None:
+    config = config_of(root, tmp_path / "state", hold)
+    first = Agent(config)
+    first.start()
+    try:
+        with pytest.raises(BusyError, match=rf"treefold agent run \(process {os.getpid()}\)"):
+            Agent(config).start()
+        with pytest.raises(BusyError, match="treefold agent run") as refusal:
+            import_trees(config, _no_trees(tmp_path), Disk())
+        assert refusal.value.exit_status == 8
+    finally:
+        first.stop()
+    # Released with the agent, and by an agent that does not start.
+    import_trees(config, _no_trees(tmp_path), Disk())
+    again = Agent(config)
+    again.start()
+    again.stop()
+
+
+def _no_trees(folder: Path) -> Path:
+    trees = folder / "trees"
+    trees.mkdir(exist_ok=True)
+    pq.write_table(TREE_SCHEMA.empty_table(), trees / "part-0.parquet")
+    return trees
+
+
+def test_what_a_killed_process_left_half_written_is_removed(root: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "state" / STORAGE / "tombstones"
+    folder.mkdir(parents=True)
+    left, kept = folder / f"1.tree.{'0f' * 8}.tmp", folder / "notes.tmp"
+    for path in (left, kept):
+        path.write_text("half")
+    running = Agent(config_of(root, tmp_path / "state"))
+    running.start()
+    running.stop()
+    assert not left.exists()
+    assert kept.exists()
+
+
+@pytest.mark.parametrize("is_enabled", [False, True])
+def test_without_repair_an_owner_changes_nothing_in_its_volume(
+    root: Path, tmp_path: Path, *, is_enabled: bool
+) -> None:
+    flip(container_folder(root, 1) / "chunks" / "1.block", 100)
+    before = state_of(root)
+    repair = {"enabled": is_enabled}
+    running = Agent(config_of(root, tmp_path / "state", Hold.OWNER, repair=repair))
+    running.start()
+    try:
+        report = running.scan(ContainerId(1), lambda: False)
+        assert [finding.type for finding in report.findings] == ["CORRUPT_CHUNK"]
+        assert (report.state is ReplicaState.UNHEALTHY) == is_enabled
+        (volume,) = running.status().volumes
+        assert volume.hold == ("owner" if is_enabled else "read-only")
+    finally:
+        running.stop()
+    assert (state_of(root) == before) == (not is_enabled)
