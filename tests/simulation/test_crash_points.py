@@ -17,7 +17,7 @@ import pytest
 
 from dnagent.scanner import ScanDepth
 from dnagent.store import ReplicaStore
-from dnagent.volumes import ManagedVolume, own_scan_ms
+from dnagent.volumes import ManagedVolume, agent_scan_ms
 from merkle.errors import ReconcileError
 from merkle.record import DeleteTransaction
 from merkle.replica import ReplicaState
@@ -330,7 +330,7 @@ def scan_with_findings(owner: Owned) -> None:
     scanned = volume.examine(SEVEN, ScanDepth.DATA, lambda _: None, lambda: False)
     assert scanned.result.findings
     volume.write_tree(scanned)
-    volume.settle(scanned, SCANNED_MS)
+    volume.record_result(scanned, SCANNED_MS)
 
 
 def unhealthy_means_with_findings(owner: Owned) -> None:
@@ -341,7 +341,7 @@ def unhealthy_means_with_findings(owner: Owned) -> None:
     if container.descriptor.data_scan_timestamp_ms is not None:
         assert container.state is ReplicaState.UNHEALTHY
     if container.state is ReplicaState.UNHEALTHY:
-        assert own_scan_ms(owner.volume, owner.disk, SEVEN) == SCANNED_MS
+        assert agent_scan_ms(owner.volume, owner.disk, SEVEN) == SCANNED_MS
 
 
 def unhealthy(owner: Owned) -> None:
