@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from runtime.disk import Disk
 from runtime.errors import DiskError
 
 
@@ -33,6 +34,12 @@ class AuditLog:
             raise DiskError(
                 f"audit file {path} cannot be opened: {error.strerror}", path=str(path)
             ) from error
+        try:
+            # A new file, too, must be there after a power cut.
+            Disk().sync_folder(path.absolute().parent)
+        except DiskError:
+            self.close()
+            raise
 
     def write(
         self,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import islice
-from pathlib import Path
 from typing import TypeVar
 
 import grpc
@@ -22,7 +21,8 @@ from merkle.errors import ReconcileError
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
-from runtime.errors import BusyError, DiskError, UsageError
+from runtime.disk import Disk
+from runtime.errors import BusyError, UsageError
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rpc import start_server
@@ -293,7 +293,9 @@ class ControllerServer:
         self._stopping = threading.Event()
         self._metrics = Metrics(CONTROLLER_METRICS)
         self._metrics_server: MetricsServer | None = None
-        self._store = SqliteJobStore(_make_folder(config.state_folder) / "controller.db")
+        # Durably: the store's terms must not begin anew after a power cut.
+        Disk().make_folder(config.state_folder.absolute())
+        self._store = SqliteJobStore(config.state_folder / "controller.db")
         try:
             outbox = Outbox()
             self._controller = Controller(
@@ -355,14 +357,6 @@ class ControllerServer:
 
 def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
-
-
-def _make_folder(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DiskError(f"{path}: cannot be created: {error.strerror}", path=str(path)) from error
-    return path
 
 
 def _container_ids(numbers: Sequence[int], limit: int) -> list[ContainerId]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
+import pytest
+
 from merkle.checksum import Buffer
 from ozone.rocks import Database
 from runtime.disk import Disk, Operation, Reader, disk_error
@@ -35,6 +37,26 @@ class CountingDisk(Disk):
     ) -> None:
         self.operations.append((operation, path))
         act()
+
+
+@contextmanager
+def recorded_syncs() -> Iterator[list[Path]]:
+    """The files and directories that Python code syncs meanwhile, in order, as the
+    system sees it.
+    """
+    found: list[Path] = []
+
+    def recording(sync: Callable[[int], None]) -> Callable[[int], None]:
+        def record(descriptor: int) -> None:
+            sync(descriptor)
+            found.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+        return record
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", recording(os.fsync))
+        patch.setattr(os, "fdatasync", recording(os.fdatasync))
+        yield found
 
 
 class Crash(Enum):

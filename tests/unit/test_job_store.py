@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine, event
 
 from merkle.tree import ContainerId
 from runtime.errors import BusyError, ConfigError, DatabaseError
@@ -48,6 +48,23 @@ def test_the_file_is_in_wal_mode_and_bears_its_version(path: Path) -> None:
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert connection.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
     connection.close()
+
+
+def test_each_commit_is_synced(path: Path) -> None:
+    """Asked of the store's own connection: the setting is not in the file."""
+    opened: list[sqlite3.Connection] = []
+
+    def note(connection: sqlite3.Connection, _record: object) -> None:
+        opened.append(connection)
+
+    event.listen(Engine, "connect", note)
+    try:
+        store = SqliteJobStore(path)
+    finally:
+        event.remove(Engine, "connect", note)
+    full = 2
+    assert [own.execute("PRAGMA synchronous").fetchone() for own in opened] == [(full,)]
+    store.close()
 
 
 def test_a_file_of_a_newer_version_is_refused_and_left_alone(path: Path) -> None:

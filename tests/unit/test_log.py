@@ -19,6 +19,7 @@ from runtime.metrics import Kind, Metrics, MetricsServer
 from runtime.retry import Backoff, call_with_retry
 from scm.events import CONTROLLER_EVENTS
 from scm.metrics import CONTROLLER_METRICS
+from tests.support.disk import recorded_syncs
 
 ROOT = Path(__file__).parents[2]
 # What each package may log beside PROCESS_EVENTS; the other packages may log nothing
@@ -123,6 +124,17 @@ def test_the_audit_file_grows_by_one_line_a_write(tmp_path: Path) -> None:
     assert [line.pop("time")[-6:] for line in lines] == ["+00:00"] * 2
     want = {"container": 12, "block": 20, "offset": 16384, "length": 16384, "source": "dn-3"}
     assert lines == [{**want, "job": "j1"}, {**want, "job": "j2"}]
+
+
+def test_a_new_audit_file_and_its_lines_are_synced(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    with recorded_syncs() as synced:
+        audit = AuditLog(path)
+        assert synced == [tmp_path]
+        audit.write(container=12, block=20, offset=0, length=16384, source="dn-3", job="j1")
+        audit.delete(12, None)
+        assert synced == [tmp_path, path, path]
+    audit.close()
 
 
 def test_an_audit_line_tells_of_bytes_that_no_undo_copy_has_only_where_there_are_any(

@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,7 @@ from ozone.rocks import (
 from runtime.disk import Disk, Operation
 from runtime.errors import DatabaseError, DiskError
 from tests.support.disk import CountingDisk
+from tests.support.power_cut import put_unsynced, wal_syncs
 from tests.support.volumes import tree_of_files, unpack
 
 ONE = ContainerId(1)
@@ -135,6 +138,50 @@ def test_a_batch_is_one_durable_operation_and_survives_closing(tmp_path: Path) -
     database.close()
 
 
+def test_a_batch_and_a_sync_of_the_log_are_durable_on_return(tmp_path: Path) -> None:
+    """The log of the open database becomes a pipe, which takes bytes and cannot be
+    synced.
+    """
+    path = tmp_path / "container.db"
+    database = Database.create(path, Disk())
+    batch = Batch()
+    batch.put(OzoneTable.METADATA, counter_key(ONE, Counter.BCS_ID), long_bytes(5))
+    before = wal_syncs(database)
+    database.write(batch)
+    assert wal_syncs(database) == before + 1
+    with _log_that_cannot_be_synced(path):
+        put_unsynced(database, OzoneTable.METADATA, counter_key(ONE, Counter.DELETE_TX), b"x")
+        with pytest.raises(DatabaseError) as caught:
+            database.sync_wal()
+        assert caught.value.facts["suspect"]
+    with suppress(DatabaseError):
+        database.close()
+    database = Database.open_owner(path, Disk())
+    with _log_that_cannot_be_synced(path), pytest.raises(DatabaseError) as caught:
+        database.write(batch)
+    assert caught.value.facts["suspect"]
+    with suppress(DatabaseError):
+        database.close()
+
+
+@contextmanager
+def _log_that_cannot_be_synced(path: Path) -> Iterator[None]:
+    """Writes to the database's log go to a pipe; the log itself stays as it is."""
+    (log,) = (
+        int(fd.name)
+        for fd in Path("/proc/self/fd").iterdir()
+        if fd.is_symlink() and fd.readlink().parent == path and fd.readlink().suffix == ".log"
+    )
+    kept, (reading, writing) = os.dup(log), os.pipe()
+    os.dup2(writing, log)
+    try:
+        yield
+    finally:
+        os.dup2(kept, log)
+        for descriptor in (kept, reading, writing):
+            os.close(descriptor)
+
+
 def _layout(path: Path) -> dict[str, set[str]]:
     """What the newest OPTIONS file says of each table's files."""
     newest = max(path.glob("OPTIONS-*"))
@@ -205,6 +252,8 @@ def test_tables_that_an_old_release_lacks_are_made_by_the_owner_only(
 
 _HOLD = """
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from runtime.disk import Disk
 from ozone.rocks import Database

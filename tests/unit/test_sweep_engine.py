@@ -187,6 +187,24 @@ def test_a_damaged_file_of_an_earlier_sweep_is_a_note(
             assert [one.startswith(note.format(first)) for one in second.notes] == [True]
 
 
+def test_a_file_that_was_rewritten_since_an_earlier_sweep_read_it_is_not_compared(
+    tmp_path: Path,
+) -> None:
+    """It has the rows of now: compared with those, nothing ever changed."""
+    table = tmp_path / "table.parquet"
+    for name, healthy in (("before", True), ("after", False)):
+        synthetic(tmp_path / name, SMALL, healthy=healthy)
+        pieces = [pq.read_table(path) for path in sorted((tmp_path / name).rglob("chunks-*"))]
+        pq.write_table(pa.concat_tables(pieces), table)
+        last = run(tmp_path / "out", table)
+    assert last.previous is not None
+    assert last.notes == (
+        f"1 files that {last.previous} read are gone, changed or damaged: what they held is"
+        " compared with nothing",
+    )
+    assert "silent_change" not in last.findings
+
+
 def test_a_change_while_its_datanode_was_skipped_is_told_the_night_after(tmp_path: Path) -> None:
     synthetic(tmp_path / "before", SMALL, healthy=True)
     synthetic(tmp_path / "after", SMALL)

@@ -201,17 +201,23 @@ def test_writing_does_no_work_for_a_tree_that_comes_with_the_close(owner: Owned)
 
 
 def test_a_close_has_its_tree_before_it_is_closed(root: Path, tmp_path: Path) -> None:
-    """CR-016, CR-046: tree, its root in the database, then the state."""
+    """CR-016, CR-046: clients' writes, their tree, its root in the database, then the
+    state.
+    """
     disk = CountingDisk()
     with owned(root, tmp_path / "state", disk=disk) as owner:
         owner.writer.create_container(SEVEN)
         write_block(owner.writer, SEVEN, ONE, 100)
         disk.operations.clear()
         tree = owner.writer.close(SEVEN)
-        renamed = [
-            path.suffix for op, path in disk.operations if op in (Operation.RENAME, Operation.BATCH)
+        database = owner.volume.database.path
+        order = [
+            path.suffix
+            for op, path in disk.operations
+            if op in (Operation.RENAME, Operation.BATCH) or path == database
         ]
-        assert renamed == [".container", ".tree", ".db", ".container"]
+        assert order == [".container", ".db", ".tree", ".db", ".container"]
+        assert disk.operations[4] == (Operation.SYNC, database)
         assert state(owner) is ReplicaState.CLOSED
         assert owner.trees.read(SEVEN).tree == tree == build_from_metadata(owner.store.open(SEVEN))
         assert counters(owner).data_checksum == tree.data_checksum
@@ -268,6 +274,21 @@ def test_an_open_container_marked_unhealthy_gets_its_tree(owner: Owned) -> None:
     write_block(owner.writer, SEVEN, ONE, 100)
     owner.writer.mark_unhealthy(SEVEN)
     assert counters(owner).data_checksum == owner.trees.read(SEVEN).tree.data_checksum is not None
+
+
+def test_a_replica_is_unhealthy_even_if_its_tree_cannot_be_written(
+    root: Path, tmp_path: Path
+) -> None:
+    """A disk that loses data may refuse the tree; nobody may read from it meanwhile."""
+    disk = FailingDisk(errno.EIO, lambda _, path: path.name.startswith("7.tree"))
+    with owned(root, tmp_path / "state", disk=disk) as owner:
+        owner.writer.create_container(SEVEN)
+        write_block(owner.writer, SEVEN, ONE, 100)
+        with pytest.raises(DiskError):
+            owner.writer.mark_unhealthy(SEVEN)
+        assert disk.failed
+        assert state(owner) is ReplicaState.UNHEALTHY
+        assert owner.trees.read(SEVEN).status is TreeStatus.ABSENT
 
 
 def test_state_and_scan_time_change_nothing_else(closed: Owned) -> None:
@@ -425,6 +446,17 @@ def test_deletions_that_were_cut_short_are_finished_at_start(closed: Owned) -> N
     assert dump_descriptor(nine) != b"nonsense"
 
 
+def test_a_container_that_came_back_keeps_its_rows(closed: Owned) -> None:
+    """Its earlier replica was set aside, and its deletion was cut short."""
+    gone = closed.volume.working_folder / "tmp" / "deleted-containers" / "7"
+    shutil.copytree(closed.store.open(SEVEN).folder, gone)
+    before = {table: rows(closed, table) for table in OzoneTable}
+    assert closed.writer.finish_deletions([SEVEN], lambda *_: None) == []
+    assert {table: rows(closed, table) for table in OzoneTable} == before
+    assert before[OzoneTable.BLOCK_DATA]
+    assert closed.store.open(SEVEN).record(ONE) is not None
+
+
 def _damage(owner: Owned, block_id: BlockId, offset: int) -> bytes:
     """Flip a byte; returns the file as it was."""
     path = owner.store.open(SEVEN).block_path(block_id)
@@ -468,6 +500,23 @@ def test_a_lost_file_is_written_anew_in_one_pass(closed: Owned) -> None:
     patches = [Patch(0, good[:4096]), Patch(4096, good[4096:])]
     assert closed.writer.write_windows(SEVEN, ONE, patches, job=JOB).length_bytes == len(good)
     assert path.read_bytes() == good
+
+
+def test_a_new_block_file_is_durable_and_so_is_its_name(root: Path, tmp_path: Path) -> None:
+    disk = CountingDisk()
+    with owned(root, tmp_path / "state", disk=disk) as owner:
+        owner.writer.create_container(SEVEN)
+        write_block(owner.writer, SEVEN, ONE, 4096)
+        owner.writer.close(SEVEN)
+        path = owner.store.open(SEVEN).block_path(ONE)
+        path.unlink()
+        disk.operations.clear()
+        owner.writer.write_windows(SEVEN, ONE, [Patch(0, content(ONE, 4096))], job=JOB)
+        assert disk.operations == [
+            (Operation.WRITE, path),
+            (Operation.SYNC, path),
+            (Operation.SYNC_FOLDER, path.parent),
+        ]
 
 
 def test_a_truncated_tail_is_continued_but_never_past_a_gap(closed: Owned) -> None:
