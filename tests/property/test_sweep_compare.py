@@ -42,7 +42,7 @@ Chunks = Mapping[int, tuple[int, int, bool]]
 offsets = st.sampled_from([0, LENGTH, 2 * LENGTH])
 chunks = st.tuples(st.just(LENGTH), st.sampled_from([5, 6, 7]), st.just(True))
 unrecorded = st.just((LENGTH, 0, True))
-hostile_offsets = offsets | st.sampled_from([50, 250, (1 << 63) - 1])
+hostile_offsets = offsets | st.sampled_from([50, LENGTH - 1, 250, (1 << 63) - 1])
 hostile_chunks = st.tuples(
     st.sampled_from([LENGTH] * 5 + [0, 60, 160, -1, (1 << 63) - 1]),
     st.sampled_from([5, 6, 0, 1 << 32, -1, -(1 << 63)]),

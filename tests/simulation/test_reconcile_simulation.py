@@ -7,6 +7,7 @@ doubles and reorders; all of them crash. `TREEFOLD_SEEDS` sets how many seeds ar
 """
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,8 +17,10 @@ import pytest
 
 from runtime.log import LogLevel, configure
 from scm.job_store import SqliteJobStore
+from tests.support.cluster_control import Parts
+from tests.support.disk_replica import DiskReplicas
 from tests.support.observer import MARKS, ViolationError
-from tests.support.planted_bugs import BUGS
+from tests.support.planted_bugs import BUGS, DeletesWhatAPeerDeletedOnDisk
 from tests.support.simulation import cluster_of_seed, simulate
 
 SEEDS = int(os.environ.get("TREEFOLD_SEEDS", "1000"))
@@ -28,6 +31,19 @@ SEEDS_FOR_ALL_MARKS = 1000
 SEEDS_TO_FIND = 300
 # Over the job store on disk, which is slower than its twin in memory.
 SEEDS_ON_DISK = 12
+# Replicas on volumes are some twenty times slower than those in memory.
+SEEDS_ON_VOLUMES = 8
+MARKS_ON_VOLUMES = {
+    "write torn",
+    "agent crashed",
+    "tombstone adopted",
+    "block added",
+    "commit advanced",
+    "returned to service",
+    "container deleted in repair",
+    "tree lost",
+    "healed",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +58,9 @@ def quiet() -> Iterator[None]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("half", [0, 1])
 def test_every_seed_ends_equal_or_named_and_no_step_breaks_an_invariant(half: int) -> None:
-    """inv-I1, I3, I4, I5, I6, I8 after every step; CR-044, CR-052, CR-053, CR-057."""
+    """inv-I1, I3, I4, I5, I6, I7, I8 after every step; CR-001, CR-044, CR-052, CR-053,
+    CR-057.
+    """
     if alone := os.environ.get("TREEFOLD_SEED"):
         simulate(int(alone))
         return
@@ -64,6 +82,30 @@ def test_the_same_holds_over_the_job_store_on_disk(tmp_path: Path) -> None:
         path = tmp_path / f"{seed}.db"
         on_disk = simulate(seed, open_store=lambda path=path: closing(SqliteJobStore(path)))
         assert on_disk.world.trace.events == simulate(seed).world.trace.events
+
+
+@pytest.mark.timeout(900)
+def test_the_same_holds_over_replicas_on_real_volumes(tmp_path: Path) -> None:
+    """inv-I1 to I8 of the product's store, writer and tree files, which are opened anew
+    after each crash.
+    """
+    marks: Counter[str] = Counter()
+    for seed in range(SEEDS_ON_VOLUMES):
+        with DiskReplicas(tmp_path / str(seed)) as volumes:
+            simulate(seed, parts=Parts(replica=volumes.replica), marks=marks)
+        shutil.rmtree(tmp_path / str(seed))
+    assert not {mark for mark in MARKS_ON_VOLUMES if not marks[mark]}
+
+
+def test_a_bug_of_the_store_is_caught_on_real_volumes(tmp_path: Path) -> None:
+    def run() -> None:
+        for seed in range(SEEDS_ON_VOLUMES):
+            folder = tmp_path / str(seed)
+            with DiskReplicas(folder, DeletesWhatAPeerDeletedOnDisk) as volumes:
+                simulate(seed, parts=Parts(replica=volumes.replica))
+
+    with pytest.raises(ViolationError, match="inv-I6"):
+        run()
 
 
 @pytest.mark.parametrize("seed", [3, 57, 83, 110, 307])

@@ -50,7 +50,7 @@ class Parts:
 
     machine: Callable[..., Reconciliation] = Reconciliation
     prove: Prove = prove
-    replica: type[RepairableReplica] = RepairableReplica
+    replica: Callable[..., RepairableReplica] = RepairableReplica
     refuse_gaps: bool = True
     heartbeats: type[HeartbeatState] = HeartbeatState
     request_of: Callable[..., pb.HeartbeatRequest] = request_of

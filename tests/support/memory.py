@@ -247,6 +247,9 @@ class RepairableReplica:
         self.stored.records.clear()
         self.stored.tree = None
 
+    def restart(self) -> None:
+        """The agent died; what it had in memory goes, and here that is nothing."""
+
     def _remove_file(self, block_id: BlockId, _record: BlockRecord | None) -> None:
         self.stored.files.pop(block_id, None)
 

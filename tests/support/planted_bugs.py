@@ -14,6 +14,7 @@ from dnagent.heartbeat import (
     JobReport,
     OutgoingHeartbeat,
 )
+from dnagent.local_replica import LocalReplica
 from dnagent.messages import request_of
 from merkle.outcome import Verdict
 from merkle.plan import ChunkRepair
@@ -162,6 +163,17 @@ class _BelievesScansWithoutHandles(RepairableReplica):
         tree, generation = self.known_tree()
         assert tree is not None
         return Scanned(tree, generation, ((None, None),), self.stored.state)
+
+
+class DeletesWhatAPeerDeletedOnDisk(LocalReplica):
+    """The same of the product's own, for replicas on volumes."""
+
+    def store_tree(self, tree: ContainerTree, generation: bytes) -> TreeStored:
+        stored = super().store_tree(tree, generation)
+        for block in stored.tree.blocks:
+            if block.deleted:
+                self._container.block_path(block.block_id).unlink(missing_ok=True)
+        return stored
 
 
 class _CannotBeStopped(Reconciliation):

@@ -279,6 +279,7 @@ class World:
         node.back_at_s = self.now_s + self.rng.choice((0.0, 0.0, 3.0, 20.0))
         for place in node.places.values():
             place.slow_scan = None
+            place.replica.restart()
 
     def crash_controller(self) -> None:
         """The controller dies; what it stored outlives it."""
