@@ -188,7 +188,7 @@ class ReplicaView(_message.Message):
     def __init__(self, datanode: _Optional[_Union[Datanode, _Mapping]] = ..., replica: _Optional[_Union[ReplicaReport, _Mapping]] = ..., live: bool = ..., report_age_s: _Optional[float] = ...) -> None: ...
 
 class ContainerView(_message.Message):
-    __slots__ = ("container_id", "state", "comparison", "replicas", "eligibility", "eligibility_message", "last_verdict", "last_job_id", "comparison_note", "required_nodes")
+    __slots__ = ("container_id", "state", "comparison", "replicas", "eligibility", "eligibility_message", "last_verdict", "last_job_id", "comparison_note", "required_nodes", "expected_replicas")
     CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     COMPARISON_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +199,7 @@ class ContainerView(_message.Message):
     LAST_JOB_ID_FIELD_NUMBER: _ClassVar[int]
     COMPARISON_NOTE_FIELD_NUMBER: _ClassVar[int]
     REQUIRED_NODES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     container_id: int
     state: str
     comparison: str
@@ -209,7 +210,8 @@ class ContainerView(_message.Message):
     last_job_id: str
     comparison_note: str
     required_nodes: int
-    def __init__(self, container_id: _Optional[int] = ..., state: _Optional[str] = ..., comparison: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[ReplicaView, _Mapping]]] = ..., eligibility: _Optional[str] = ..., eligibility_message: _Optional[str] = ..., last_verdict: _Optional[str] = ..., last_job_id: _Optional[str] = ..., comparison_note: _Optional[str] = ..., required_nodes: _Optional[int] = ...) -> None: ...
+    expected_replicas: int
+    def __init__(self, container_id: _Optional[int] = ..., state: _Optional[str] = ..., comparison: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[ReplicaView, _Mapping]]] = ..., eligibility: _Optional[str] = ..., eligibility_message: _Optional[str] = ..., last_verdict: _Optional[str] = ..., last_job_id: _Optional[str] = ..., comparison_note: _Optional[str] = ..., required_nodes: _Optional[int] = ..., expected_replicas: _Optional[int] = ...) -> None: ...
 
 class ListContainersRequest(_message.Message):
     __slots__ = ("state", "comparison", "after_container_id", "limit")

@@ -100,6 +100,7 @@ class ContainerView:
     container_id: ContainerId
     state: ContainerState | None
     compared: ComparisonResult
+    expected_replicas: int
     replicas: tuple[ContainerReplica, ...]
     ruling: Ruling
     visit: Visit | None
@@ -159,7 +160,12 @@ class Controller:
         self._new_job_id = new_job_id
         self._on_finished = on_finished
         self._registry = parts.registry(
-            stale_after_s=rules.stale_after_s, dead_after_s=rules.dead_after_s
+            stale_after_s=rules.stale_after_s,
+            dead_after_s=rules.dead_after_s,
+            required_nodes=rules.required_nodes,
+            roots_stale_after_s=rules.roots_stale_after_s,
+            holders=store.holders(),
+            now_s=now_s,
         )
         self._jobs = parts.job_index()
         for job in store.jobs():
@@ -204,6 +210,8 @@ class Controller:
         )
         if not effect.applied:
             return effect
+        for container_id in effect.reassigned:
+            self._unsaved.add_holders(container_id, self._registry.holders(container_id))
         if effect.registered:
             _log.info("datanode_registered", datanode=peer, address=heartbeat.datanode.address)
         if effect.restarted:
@@ -246,6 +254,7 @@ class Controller:
         if self._rules.automatic and self._leadership.term() is not None:
             self._start_automatic_jobs(now_s)
         self._save_and_dispatch(self._jobs.peers_with_queue, now_s)
+        self._unsaved.save_holders_if_due(now_s)
 
     def reconcile(
         self,
@@ -358,6 +367,7 @@ class Controller:
             container_id,
             self._registry.state(container_id),
             self._registry.compared(container_id),
+            self._registry.expected_replicas(container_id),
             tuple(self._registry.replicas(container_id)),
             self._evaluate(container_id),
             self._visits.get(container_id),
@@ -406,14 +416,17 @@ class Controller:
         """Seconds since the datanode's last heartbeat."""
         return self._registry.heartbeat_age_s(peer, now_s)
 
-    def gauges(self) -> dict[str, float]:
+    def gauges(self, now_s: float) -> dict[str, float]:
         """The current gauges, by their names in scm.metrics."""
-        counts = self._registry.counts()
+        counts, ages = self._registry.counts(), self._registry.ages
+        oldest_s = ages.oldest_s
         return {
             "scm_datanodes_live": len(self._registry.live()),
             "scm_containers": len(self._registry),
             "scm_containers_diverged": counts[RootComparison.DIVERGED],
             "scm_containers_unknown": counts[RootComparison.UNKNOWN],
+            "scm_containers_unscanned": ages.never_scanned,
+            "scm_roots_oldest_age_seconds": max(0.0, now_s - oldest_s) if oldest_s else 0.0,
             "scm_jobs_running": len(self._jobs.in_flight),
         }
 
@@ -435,7 +448,13 @@ class Controller:
     def _evaluate(self, container_id: ContainerId) -> Ruling:
         replicas = self._registry.replicas(container_id)
         state = self._registry.state(container_id)
-        ruling = evaluate(container_id, state, replicas, required_nodes=self._rules.required_nodes)
+        ruling = evaluate(
+            container_id,
+            state,
+            replicas,
+            required_nodes=self._rules.required_nodes,
+            is_expected=self._registry.has_container(container_id),
+        )
         if not ruling.is_ok:
             return ruling
         live = [replica for replica in replicas if self._registry.is_live(replica.peer)]

@@ -190,6 +190,7 @@ def container_to(view: ContainerView, controller: Controller, now_s: float) -> p
         last_job_id=view.visit.job_id if view.visit else "",
         comparison_note=view.compared.note,
         required_nodes=controller.required_nodes,
+        expected_replicas=view.expected_replicas,
     )
 
 
@@ -265,6 +266,7 @@ def container_from(message: pb.ContainerView) -> ContainerStatus:
             _verdict_from(message.last_verdict),
             message.last_job_id,
             message.required_nodes,
+            message.expected_replicas,
             tuple(_replica_status_from(replica) for replica in message.replicas),
         )
 

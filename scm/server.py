@@ -343,7 +343,7 @@ class ControllerServer:
                 except ReconcileError as error:
                     # Nothing is lost: the next tick saves the changes again.
                     _log.error("request_failed", **error_fields(error))
-                gauges = self._controller.gauges()
+                gauges = self._controller.gauges(self._clock())
             for name, value in gauges.items():
                 self._metrics.set(name, value)
 

@@ -32,6 +32,8 @@ class ContainerStatus:
     last_verdict: Verdict | None
     last_job_id: str
     required_nodes: int
+    # Replicas that must be known before the comparison may be a match.
+    expected_replicas: int
     replicas: tuple[ReplicaStatus, ...]
 
 
