@@ -13,10 +13,18 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 
 import click
 
-from admin.answer import CommandResult, answering, container_ids, controller_options, json_option
+from admin.answer import (
+    CommandResult,
+    answering,
+    check_agents,
+    container_ids,
+    controller_options,
+    json_option,
+)
 from admin.comparison import comparison_json
 from admin.containers import (
     container_json,
@@ -34,15 +42,18 @@ from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table
 from runtime.progress import ProgressStyle
 from scm.client import ControllerClient
-from scm.controller import ReconcileResponse
 from scm.eligibility import INVALID_HINT, ContainerState, Eligibility
 from scm.policy import RootComparison
-from scm.views import ContainerStatus
+from scm.views import ContainerStatus, ReconcileResponse
 
 # Trees are fetched for a plan of so many containers; it shows so many rows to people.
 _PLAN_TREES_MAX = 20
 _PLAN_ROWS_MAX = 100
 
+# Unknown containers counted in one line; a thousand are one page.
+_UNKNOWN_COUNTED_MAX = 1_000
+
+_UNKNOWN = {Eligibility.CONTAINER_NOT_FOUND, Eligibility.NO_REPLICAS_FOUND}
 _BUSY = {Eligibility.ALREADY_RUNNING, Eligibility.QUEUE_FULL}
 _MATCH = {RootComparison.MATCH: True, RootComparison.DIVERGED: False}
 # Ozone's names for how many replicas there should be.
@@ -81,8 +92,8 @@ def reconcile(
     lost are in no tree, and a reconciliation may find them.
 
     Exit status: 0 done, 1 failed, 2 usage, 3 replicas differ (--status), 4 damage
-    beyond repair, 5 partly done, 6 refused, 7 controller unreachable, 8 already
-    running.
+    beyond repair, 5 partly done, 6 refused, 7 controller unreachable or no agent
+    reports to it, 8 already running.
     """
     if status:
         _status(
@@ -94,6 +105,8 @@ def reconcile(
     with answering("reconcile", as_json=as_json) as answer:
         asked = _asked(controller, arguments, all_diverged, as_json=as_json)
         outcomes = controller.reconcile(asked, dry_run=True)
+        if any(o.ruling.eligibility in _UNKNOWN for o in outcomes):
+            check_agents(controller)
         views = controller.get_containers(asked)
         wanted = [outcome for outcome in outcomes if outcome.ruling.is_ok]
         busy = [outcome for outcome in outcomes if outcome.job_id]
@@ -150,8 +163,22 @@ def _asked(
         view.container_id
         for view in controller.containers(comparison=RootComparison.DIVERGED.value)
     ]
-    if not found and not as_json:
+    if found:
+        return found
+    check_agents(controller)
+    unknown = islice(
+        controller.containers(comparison=RootComparison.UNKNOWN.value), _UNKNOWN_COUNTED_MAX
+    )
+    count = sum(1 for _ in unknown)
+    if not as_json:
         click.echo("No container is known to be diverged.")
+    if count:
+        click.echo(
+            f"{'At least ' if count == _UNKNOWN_COUNTED_MAX else ''}{count}"
+            f" container{'' if count == 1 else 's'} not compared: see `treefold container list"
+            " --comparison unknown`",
+            err=True,
+        )
     return found
 
 
@@ -189,6 +216,7 @@ def _plan_json(
         "eligibility": outcome.ruling.eligibility.value,
         "message": outcome.ruling.message,
         "datanodes": _ordered(view) if view and outcome.ruling.is_ok else [],
+        "notWritten": _not_written(view) if view and outcome.ruling.is_ok else {},
         "container": container_json(view) if view else None,
         "trees": comparison_json(differences) if differences else None,
     }
@@ -197,6 +225,15 @@ def _plan_json(
 def _ordered(view: ContainerStatus) -> list[str]:
     """Who would get an order: the live replicas that may be written."""
     return [r.datanode.peer for r in view.replicas if r.is_live and not r.replica.read_only]
+
+
+def _not_written(view: ContainerStatus) -> dict[str, str]:
+    """Who would get no order, and why."""
+    return {
+        r.datanode.peer: "read-only" if r.replica.read_only else "silent"
+        for r in view.replicas
+        if not r.is_live or r.replica.read_only
+    }
 
 
 def _print_plan(
@@ -213,13 +250,19 @@ def _print_plan(
     for outcome in wanted[:_PLAN_ROWS_MAX]:
         view = views.get(outcome.container_id)
         if view is not None:
+            left = _not_written(view)
             rows.append(
                 (
                     view.container_id,
                     view.state.value if view.state else "",
                     view.compared.comparison.value,
                     len(_ordered(view)),
-                    _work(view, compared),
+                    "; ".join(
+                        (
+                            _work(view, compared),
+                            *(f"{who} is not written: {why}" for who, why in left.items()),
+                        )
+                    ),
                 )
             )
     print_table(
@@ -382,6 +425,8 @@ def _status(controller: ControllerClient, asked: Sequence[int], *, as_json: bool
     """
     try:
         views = controller.get_containers(asked)
+        if len(views) < len(asked):
+            check_agents(controller)
     except ReconcileError:
         if as_json:
             click.echo(ozone_json([]))

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 
 from merkle.outcome import RepairReport
-from merkle.replica import ContainerReplica, PeerId
+from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from protos.errors import JobNotFoundError
 from runtime.errors import BusyError, DatabaseError
@@ -44,6 +44,7 @@ from scm.jobs import (
     OrderState,
     ProgressReceived,
     TimePassed,
+    name_unwritten,
     new_job,
     roots_covered_by_verdict,
     step,
@@ -53,16 +54,17 @@ from scm.policy import (
     ComparisonResult,
     Root,
     RootComparison,
-    Visit,
     next_visit,
     resume_visit,
     roots,
     targets,
+    unwritten,
 )
 from scm.ports import CommandSink, JobStore, Leadership, ScanOrder
 from scm.registry import Datanode, DatanodeStatus, HeartbeatEffect, Registry, ReplicaReport
 from scm.rules import Rules
 from scm.unsaved import UnsavedChanges
+from scm.views import ContainerView, ReconcileResponse
 
 # Active jobs; further requests are refused.
 _JOBS_ACTIVE_MAX = 200_000
@@ -91,30 +93,6 @@ class Heartbeat:
     report: ReplicaReport | None = None
     progress: tuple[ProgressReport, ...] = ()
     acknowledged: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerView:
-    """The current state of a container."""
-
-    container_id: ContainerId
-    state: ContainerState | None
-    compared: ComparisonResult
-    expected_replicas: int
-    replicas: tuple[ContainerReplica, ...]
-    ruling: Ruling
-    visit: Visit | None
-
-
-@dataclass(frozen=True, slots=True)
-class ReconcileResponse:
-    """The result of a request for one container. `job_id` is that of the new job, or of
-    the job that already runs.
-    """
-
-    container_id: ContainerId
-    ruling: Ruling
-    job_id: JobId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +351,10 @@ class Controller:
             self._visits.get(container_id),
         )
 
+    def compared(self, container_id: ContainerId) -> ComparisonResult:
+        """How the container's replicas compare now."""
+        return self._registry.compared(container_id)
+
     def containers(
         self,
         *,
@@ -437,7 +419,7 @@ class Controller:
 
     @property
     def required_nodes(self) -> int:
-        """The number of replicas that a container should have."""
+        """How many replicas a container should have."""
         return self._rules.required_nodes
 
     @property
@@ -541,6 +523,9 @@ class Controller:
         changed = step(job, event, now_s)
         if changed is job:
             return
+        if changed.state in (JobState.DONE, JobState.PARTIAL):
+            replicas = self._registry.replicas(job.container_id)
+            changed = name_unwritten(changed, unwritten(replicas, changed.peers))
         for before, after in self._jobs.put(changed):
             self._dispatcher.withdraw(job_id, before, after)
         self._unsaved.add_job(changed)
@@ -610,7 +595,6 @@ class Controller:
         self._unsaved.save_if_due(now_s)
 
     def _try_save_changes(self, now_s: float) -> None:
-        # An error would reject a request that is already on disk. The next tick tries
-        # again and reports the error.
+        # An error would reject a request that is on disk. The next tick tries again.
         with suppress(DatabaseError):
             self._save_changes(now_s)

@@ -212,6 +212,31 @@ def targets(replicas: Iterable[ContainerReplica], live: AbstractSet[PeerId]) -> 
     )
 
 
+def unwritten(
+    replicas: Iterable[ContainerReplica], ordered: AbstractSet[PeerId]
+) -> dict[PeerId, str]:
+    """The replicas that no datanode was ordered to repair and that differ from one that
+    was, each with the reason why they have no order.
+    """
+    known = sorted(replicas, key=lambda replica: replica.peer)
+    repaired = [replica for replica in known if replica.peer in ordered]
+    return {
+        replica.peer: "it is held read-only"
+        if replica.read_only
+        else "it was not live when the job began"
+        for replica in known
+        if replica.peer not in ordered and any(_differ(replica, other) for other in repaired)
+    }
+
+
+def _differ(ours: ContainerReplica, theirs: ContainerReplica) -> bool:
+    if ours.data_checksum is None or theirs.data_checksum is None:
+        return False
+    if ours.data_checksum != theirs.data_checksum:
+        return True
+    return bool(ours.fingerprint and theirs.fingerprint) and ours.fingerprint != theirs.fingerprint
+
+
 def free_slots(running: int, limit: int) -> int:
     """The number of further orders that a datanode may get."""
     return max(0, limit - running)

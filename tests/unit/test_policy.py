@@ -29,6 +29,7 @@ from scm.policy import (
     peers_to_reorder,
     roots,
     targets,
+    unwritten,
 )
 from tests.support.cluster_reports import replica, replicas
 
@@ -150,6 +151,26 @@ def test_a_healthy_word_needs_roots_of_recent_scans() -> None:
     )
     assert compare([new, never], known).note == "the data of 1 of 2 replicas was never scanned"
     assert compare([new, old, never]) == MATCH
+
+
+def test_replicas_without_an_order_that_differ_are_named_with_the_reason() -> None:
+    found = [
+        replica("dn-1", root=7, fingerprint=b"x"),
+        replica("dn-2", root=8, read_only=True),
+        replica("dn-3", root=8),
+        replica("dn-4", root=7, fingerprint=b"y", read_only=True),
+        replica("dn-5", root=7, fingerprint=b"x", read_only=True),
+        replica("dn-6", root=None, read_only=True),
+        replica("dn-7", root=9),
+    ]
+    assert unwritten(found, {PeerId("dn-1")}) == {
+        "dn-2": "it is held read-only",
+        "dn-3": "it was not live when the job began",
+        "dn-4": "it is held read-only",
+        "dn-7": "it was not live when the job began",
+    }
+    # Replicas with an order are not named: their orders say what became of them.
+    assert unwritten(found, {one.peer for one in found}) == {}
 
 
 def test_empty_trees_of_containers_with_blocks_prove_no_match() -> None:
