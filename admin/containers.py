@@ -91,10 +91,10 @@ def list_command(
                 controller.containers(state=state or "", comparison=wanted, after=after), limit + 1
             )
         )
-        if not views:
-            check_agents(controller)
         more, views = len(views) > limit, views[:limit]
         answer.data = {"containers": [container_json(view) for view in views], "more": more}
+        if not views:
+            check_agents(controller)
         if more:
             answer.warn(
                 f"there are more: go on with --after {views[-1].container_id}, or raise --limit"
