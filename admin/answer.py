@@ -80,6 +80,29 @@ class CommandResult:
         }
 
 
+class NoAgentError(ReconcileError):
+    """No live agent reports to the controller, so it knows of no replica."""
+
+    code = "no_agent"
+    exit_status = ExitCode.UNREACHABLE
+
+
+def check_agents(controller: ControllerClient) -> None:
+    """Call this before an answer that nothing was found: without agents nothing is
+    known.
+
+    Raises:
+        NoAgentError: no live agent reports to this controller.
+    """
+    if not controller.live_datanodes():
+        raise NoAgentError(
+            f"No live agent reports to the controller at {controller.address}: it does not know"
+            " how the replicas are.",
+            hint="start `treefold agent run` on each datanode, with this address as `controller`;"
+            " after a restart of the controller wait for the next heartbeats",
+        )
+
+
 @contextmanager
 def command_result(command: str, *, as_json: bool) -> Iterator[CommandResult]:
     """Run the body of a command, then exit with its status. With `as_json` the document

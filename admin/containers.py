@@ -9,7 +9,13 @@ from itertools import islice
 
 import click
 
-from admin.answer import command_result, container_ids, controller_options, json_option
+from admin.answer import (
+    check_agents,
+    command_result,
+    container_ids,
+    controller_options,
+    json_option,
+)
 from admin.comparison import comparison_json
 from merkle.comparison import Comparison, compare
 from merkle.errors import ReconcileError
@@ -20,6 +26,7 @@ from repair.peers import AgentPeer
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table, size_text
 from runtime.rpc import open_channel
+from scm.ages import oldest_scan_ms
 from scm.client import ControllerClient
 from scm.eligibility import INVALID_HINT, ContainerState
 from scm.policy import RootComparison
@@ -72,7 +79,13 @@ def list_command(
     ids: bool,
     as_json: bool,
 ) -> None:
-    """List containers by ascending ID."""
+    """List containers in ascending order of their IDs.
+
+    KNOWN is how many of the expected replicas were reported. SCANNED is the age of the
+    roots: when the data of the replicas was last read, by the oldest of these scans.
+
+    Exit status: 0 listed, 2 usage, 7 controller unreachable, or no agent reports to it.
+    """
     with command_result("container list", as_json=as_json) as answer:
         wanted = RootComparison.DIVERGED.value if diverged else comparison or ""
         views = list(
@@ -82,6 +95,8 @@ def list_command(
         )
         more, views = len(views) > limit, views[:limit]
         answer.data = {"containers": [container_json(view) for view in views], "more": more}
+        if not views:
+            check_agents(controller)
         if more:
             answer.warn(
                 f"there are more: continue with --after {views[-1].container_id}, or raise --limit"
@@ -97,15 +112,19 @@ def list_command(
                 view.container_id,
                 _state_text(view),
                 view.compared.comparison.value,
-                len(view.replicas),
+                f"{len(view.replicas)}/{view.expected_replicas}",
+                _roots_age_text(view),
                 view.ruling.eligibility.value,
                 view.last_verdict.value if view.last_verdict else "-",
                 view.compared.note,
             )
             for view in views
         ]
-        columns = ("CONTAINER", "STATE", "REPLICAS", "COUNT", "RECONCILE", "LAST VERDICT", "NOTE")
-        print_table(columns, rows, numbers=("CONTAINER", "COUNT"), folded=("RECONCILE", "NOTE"))
+        columns = (
+            "CONTAINER", "STATE", "REPLICAS", "KNOWN", "SCANNED", "RECONCILE", "LAST VERDICT",
+            "NOTE",
+        )  # fmt: skip
+        print_table(columns, rows, numbers=("CONTAINER", "KNOWN"), folded=("RECONCILE", "NOTE"))
 
 
 @container.command("info")
@@ -125,6 +144,8 @@ def info(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: b
             for number in requested:
                 if number in found:
                     _print_container(found[number])
+        if len(found) < len(requested):
+            check_agents(controller)
         for number in requested:
             if number not in found:
                 answer.fail("CONTAINER_NOT_FOUND", f"Container {number} is not known.")
@@ -148,6 +169,7 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
         [number] = container_ids((argument,))
         view = controller.get_containers([number]).get(number)
         if view is None:
+            check_agents(controller)
             answer.fail("CONTAINER_NOT_FOUND", f"Container {number} is not known.")
             return
         if view.compared.comparison is RootComparison.NOT_APPLICABLE:
@@ -212,6 +234,7 @@ def container_json(view: ContainerStatus) -> JsonObject:
     """The JSON object for a container. An unknown root is null; "0" is the root of an
     empty tree.
     """
+    scanned_s = _roots_scanned_s(view)
     return {
         "containerID": view.container_id,
         "state": _state_text(view),
@@ -220,6 +243,12 @@ def container_json(view: ContainerStatus) -> JsonObject:
         "eligibility": view.ruling.eligibility.value,
         "eligibilityMessage": view.ruling.message,
         "requiredNodes": view.required_nodes,
+        "knownReplicas": len(view.replicas),
+        "expectedReplicas": view.expected_replicas,
+        "rootsScannedAt": time_text(scanned_s) if scanned_s is not None else None,
+        "rootsAgeSeconds": (
+            round(max(0.0, time.time() - scanned_s), 3) if scanned_s is not None else None
+        ),
         "lastVerdict": view.last_verdict.value if view.last_verdict else None,
         "lastJobID": view.last_job_id or None,
         "replicas": [_replica_json(replica) for replica in view.replicas],
@@ -245,6 +274,22 @@ def _replica_json(view: ReplicaStatus) -> JsonObject:
         ),
         "readOnly": replica.read_only,
     }
+
+
+def _roots_scanned_s(view: ContainerStatus) -> float | None:
+    """When the oldest of the last full scans of the closed replicas was; None if the
+    data of one was never read, or without closed replicas.
+    """
+    closed = (one.replica for one in view.replicas if one.replica.state.is_closed)
+    oldest_ms = oldest_scan_ms(closed)
+    return None if oldest_ms is None else oldest_ms / 1000
+
+
+def _roots_age_text(view: ContainerStatus) -> str:
+    if not any(one.replica.state.is_closed for one in view.replicas):
+        return "-"
+    scanned_s = _roots_scanned_s(view)
+    return "never" if scanned_s is None else age_text(time.time() - scanned_s)
 
 
 def has_invalid_replica(view: ContainerStatus) -> bool:
@@ -285,6 +330,10 @@ def _print_container(view: ContainerStatus) -> None:
     print_line(f"  state:       {_state_text(view) or 'unknown'}")
     print_line(f"  replicas:    {view.compared.comparison.value}{note}")
     why = f": {view.ruling.message}" if view.ruling.message else ""
+    print_line(
+        f"  known:       {len(view.replicas)} of {view.expected_replicas} replicas, data scanned"
+        f" {_roots_age_text(view)}"
+    )
     print_line(f"  reconcile:   {view.ruling.eligibility.value}{why}")
     if view.last_job_id:
         verdict = view.last_verdict.value if view.last_verdict else "none"
@@ -355,10 +404,12 @@ def scan(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: b
     IDs are arguments; with `-` they are read from standard input, one per line.
 
     Exit status: 0 ordered, 1 a container is not known, 2 usage, 7 controller
-    unreachable.
+    unreachable, or no agent reports to it.
     """
     with command_result("scan", as_json=as_json) as answer:
         unknown, ordered = controller.scan(container_ids(arguments))
+        if unknown:
+            check_agents(controller)
         answer.data = {"scansOrdered": ordered, "unknownContainerIDs": unknown}
         answer.print(f"{ordered} scan{'' if ordered == 1 else 's'} ordered")
         for number in unknown:

@@ -273,6 +273,8 @@ def job_json(one: JobStatus) -> JsonObject:
         "state": one.state.value,
         "detail": one.detail,
         "verdict": _verdict_text(one.verdict),
+        "comparison": one.compared.comparison.value if one.compared else None,
+        "comparisonNote": one.compared.note if one.compared else "",
         "reason": one.reason,
         "requestedBy": one.requested_by,
         "createdAt": time_text(one.created_at_s),
@@ -322,13 +324,14 @@ def _evidence_json(evidence: Evidence) -> JsonObject:
 
 
 def print_jobs(jobs: Iterable[JobStatus]) -> None:
-    """Print a table with a row for each job."""
+    """A row a job: what it found, and how the replicas compare now."""
     rows = [
         (
             one.job_id,
             one.container_id,
             one.state.value,
             _verdict_text(one.verdict) or "-",
+            one.compared.comparison.value if one.compared else "-",
             size_text(one.bytes_done),
             sum(d.progress.chunks_repaired for d in one.orders),
             age_text(time.time() - one.created_at_s),
@@ -336,7 +339,9 @@ def print_jobs(jobs: Iterable[JobStatus]) -> None:
         )
         for one in jobs
     ]
-    columns = ("JOB", "CONTAINER", "STATE", "VERDICT", "FETCHED", "CHUNKS", "CREATED", "DETAIL")
+    columns = (
+        "JOB", "CONTAINER", "STATE", "FOUND", "NOW", "FETCHED", "CHUNKS", "CREATED", "DETAIL",
+    )  # fmt: skip
     print_table(columns, rows, numbers=("CONTAINER", "FETCHED", "CHUNKS"), folded=("DETAIL",))
 
 
@@ -345,7 +350,10 @@ def _print_job(one: JobStatus) -> None:
         f"Job {one.job_id}: container {one.container_id},"
         f" {one.state.value}{': ' if one.detail else ''}{one.detail}"
     )
-    print_line(f"  verdict:   {_verdict_text(one.verdict) or 'none yet'}")
+    print_line(f"  found:     {_verdict_text(one.verdict) or 'nothing yet'}")
+    if one.compared:
+        note = f" ({one.compared.note})" if one.compared.note else ""
+        print_line(f"  now:       {one.compared.comparison.value}{note}")
     created = time_text(one.created_at_s)
     print_line(f"  created:   {created} by {one.requested_by or 'nobody'} {one.reason}".rstrip())
     if one.finished_at_s:

@@ -13,11 +13,13 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 
 import click
 
 from admin.answer import (
     CommandResult,
+    check_agents,
     command_result,
     container_ids,
     controller_options,
@@ -40,16 +42,19 @@ from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table
 from runtime.progress import ProgressStyle
 from scm.client import ControllerClient
-from scm.controller import ReconcileResponse
 from scm.eligibility import INVALID_HINT, ContainerState, Eligibility
 from scm.policy import RootComparison
-from scm.views import ContainerStatus
+from scm.views import ContainerStatus, ReconcileResponse
 
 # A plan for more containers is made without fetching their trees.
 _PLAN_TREES_MAX = 20
 # Rows of the printed plan.
 _PLAN_ROWS_MAX = 100
 
+# Unknown containers counted in one line; a thousand are one page.
+_UNKNOWN_COUNTED_MAX = 1_000
+
+_UNKNOWN = {Eligibility.CONTAINER_NOT_FOUND, Eligibility.NO_REPLICAS_FOUND}
 _BUSY = {Eligibility.ALREADY_RUNNING, Eligibility.QUEUE_FULL}
 _MATCH = {RootComparison.MATCH: True, RootComparison.DIVERGED: False}
 # Ozone's names for replication factors.
@@ -88,8 +93,8 @@ def reconcile(
     tree, and the reconciliation may find good data in it.
 
     Exit status: 0 done, 1 failed, 2 usage, 3 replicas differ (--status), 4 damage
-    beyond repair, 5 partly done, 6 refused, 7 controller unreachable, 8 already
-    running.
+    beyond repair, 5 partly done, 6 refused, 7 controller unreachable or no agent
+    reports to it, 8 already running.
     """
     if status:
         requested = _requested_ids(controller, arguments, all_diverged, as_json=as_json)
@@ -98,6 +103,8 @@ def reconcile(
     with command_result("reconcile", as_json=as_json) as answer:
         requested = _requested_ids(controller, arguments, all_diverged, as_json=as_json)
         outcomes = controller.reconcile(requested, dry_run=True)
+        if any(o.ruling.eligibility in _UNKNOWN for o in outcomes):
+            check_agents(controller)
         views = controller.get_containers(requested)
         wanted = [outcome for outcome in outcomes if outcome.ruling.is_ok]
         busy = [outcome for outcome in outcomes if outcome.job_id]
@@ -148,8 +155,22 @@ def _requested_ids(
         view.container_id
         for view in controller.containers(comparison=RootComparison.DIVERGED.value)
     ]
-    if not found and not as_json:
+    if found:
+        return found
+    check_agents(controller)
+    unknown = islice(
+        controller.containers(comparison=RootComparison.UNKNOWN.value), _UNKNOWN_COUNTED_MAX
+    )
+    count = sum(1 for _ in unknown)
+    if not as_json:
         click.echo("No container is known to be diverged.")
+    if count:
+        click.echo(
+            f"{'At least ' if count == _UNKNOWN_COUNTED_MAX else ''}{count}"
+            f" container{'' if count == 1 else 's'} not compared: see `treefold container list"
+            " --comparison unknown`",
+            err=True,
+        )
     return found
 
 
@@ -186,6 +207,7 @@ def _plan_json(
         "eligibility": outcome.ruling.eligibility.value,
         "message": outcome.ruling.message,
         "datanodes": _ordered(view) if view and outcome.ruling.is_ok else [],
+        "notWritten": _not_written(view) if view and outcome.ruling.is_ok else {},
         "container": container_json(view) if view else None,
         "trees": comparison_json(differences) if differences else None,
     }
@@ -194,6 +216,15 @@ def _plan_json(
 def _ordered(view: ContainerStatus) -> list[str]:
     """The datanodes that would get an order: those with live, writable replicas."""
     return [r.datanode.peer for r in view.replicas if r.is_live and not r.replica.read_only]
+
+
+def _not_written(view: ContainerStatus) -> dict[str, str]:
+    """Who would get no order, and why."""
+    return {
+        r.datanode.peer: "read-only" if r.replica.read_only else "silent"
+        for r in view.replicas
+        if not r.is_live or r.replica.read_only
+    }
 
 
 def _print_plan(
@@ -210,13 +241,19 @@ def _print_plan(
     for outcome in wanted[:_PLAN_ROWS_MAX]:
         view = views.get(outcome.container_id)
         if view is not None:
+            left = _not_written(view)
             rows.append(
                 (
                     view.container_id,
                     view.state.value if view.state else "",
                     view.compared.comparison.value,
                     len(_ordered(view)),
-                    _work(view, compared),
+                    "; ".join(
+                        (
+                            _work(view, compared),
+                            *(f"{who} is not written: {why}" for who, why in left.items()),
+                        )
+                    ),
                 )
             )
     print_table(
@@ -379,6 +416,8 @@ def _status(controller: ControllerClient, requested: Sequence[int], *, as_json: 
     """
     try:
         views = controller.get_containers(requested)
+        if len(views) < len(requested):
+            check_agents(controller)
     except ReconcileError:
         if as_json:
             click.echo(ozone_json([]))

@@ -188,7 +188,7 @@ class ReplicaView(_message.Message):
     def __init__(self, datanode: _Optional[_Union[Datanode, _Mapping]] = ..., replica: _Optional[_Union[ReplicaReport, _Mapping]] = ..., live: bool = ..., report_age_s: _Optional[float] = ...) -> None: ...
 
 class ContainerView(_message.Message):
-    __slots__ = ("container_id", "state", "comparison", "replicas", "eligibility", "eligibility_message", "last_verdict", "last_job_id", "comparison_note", "required_nodes")
+    __slots__ = ("container_id", "state", "comparison", "replicas", "eligibility", "eligibility_message", "last_verdict", "last_job_id", "comparison_note", "required_nodes", "expected_replicas")
     CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     COMPARISON_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +199,7 @@ class ContainerView(_message.Message):
     LAST_JOB_ID_FIELD_NUMBER: _ClassVar[int]
     COMPARISON_NOTE_FIELD_NUMBER: _ClassVar[int]
     REQUIRED_NODES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     container_id: int
     state: str
     comparison: str
@@ -209,7 +210,8 @@ class ContainerView(_message.Message):
     last_job_id: str
     comparison_note: str
     required_nodes: int
-    def __init__(self, container_id: _Optional[int] = ..., state: _Optional[str] = ..., comparison: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[ReplicaView, _Mapping]]] = ..., eligibility: _Optional[str] = ..., eligibility_message: _Optional[str] = ..., last_verdict: _Optional[str] = ..., last_job_id: _Optional[str] = ..., comparison_note: _Optional[str] = ..., required_nodes: _Optional[int] = ...) -> None: ...
+    expected_replicas: int
+    def __init__(self, container_id: _Optional[int] = ..., state: _Optional[str] = ..., comparison: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[ReplicaView, _Mapping]]] = ..., eligibility: _Optional[str] = ..., eligibility_message: _Optional[str] = ..., last_verdict: _Optional[str] = ..., last_job_id: _Optional[str] = ..., comparison_note: _Optional[str] = ..., required_nodes: _Optional[int] = ..., expected_replicas: _Optional[int] = ...) -> None: ...
 
 class ListContainersRequest(_message.Message):
     __slots__ = ("state", "comparison", "after_container_id", "limit")
@@ -278,7 +280,7 @@ class ReconcileResponse(_message.Message):
     def __init__(self, outcomes: _Optional[_Iterable[_Union[ReconcileOutcome, _Mapping]]] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "container_id", "state", "detail", "created_at_s", "started_at_s", "finished_at_s", "last_progress_at_s", "bytes_done", "bytes_planned", "rate_bytes_per_s", "eta_s", "verdict", "reason", "requested_by", "datanodes")
+    __slots__ = ("job_id", "container_id", "state", "detail", "created_at_s", "started_at_s", "finished_at_s", "last_progress_at_s", "bytes_done", "bytes_planned", "rate_bytes_per_s", "eta_s", "verdict", "reason", "requested_by", "datanodes", "comparison", "comparison_note")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -295,6 +297,8 @@ class Job(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     REQUESTED_BY_FIELD_NUMBER: _ClassVar[int]
     DATANODES_FIELD_NUMBER: _ClassVar[int]
+    COMPARISON_FIELD_NUMBER: _ClassVar[int]
+    COMPARISON_NOTE_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     container_id: int
     state: str
@@ -311,7 +315,9 @@ class Job(_message.Message):
     reason: str
     requested_by: str
     datanodes: _containers.RepeatedCompositeFieldContainer[DatanodeProgress]
-    def __init__(self, job_id: _Optional[str] = ..., container_id: _Optional[int] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., created_at_s: _Optional[float] = ..., started_at_s: _Optional[float] = ..., finished_at_s: _Optional[float] = ..., last_progress_at_s: _Optional[float] = ..., bytes_done: _Optional[int] = ..., bytes_planned: _Optional[int] = ..., rate_bytes_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., requested_by: _Optional[str] = ..., datanodes: _Optional[_Iterable[_Union[DatanodeProgress, _Mapping]]] = ...) -> None: ...
+    comparison: str
+    comparison_note: str
+    def __init__(self, job_id: _Optional[str] = ..., container_id: _Optional[int] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., created_at_s: _Optional[float] = ..., started_at_s: _Optional[float] = ..., finished_at_s: _Optional[float] = ..., last_progress_at_s: _Optional[float] = ..., bytes_done: _Optional[int] = ..., bytes_planned: _Optional[int] = ..., rate_bytes_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., requested_by: _Optional[str] = ..., datanodes: _Optional[_Iterable[_Union[DatanodeProgress, _Mapping]]] = ..., comparison: _Optional[str] = ..., comparison_note: _Optional[str] = ...) -> None: ...
 
 class DatanodeProgress(_message.Message):
     __slots__ = ("datanode_id", "progress", "round")

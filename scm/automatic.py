@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 
 from merkle.tree import ContainerId
-from scm.policy import RootComparison, Visit, is_due, roots
+from scm.policy import Visit, is_due, roots
 from scm.registry import Registry
 from scm.rules import Rules
 
@@ -13,7 +13,7 @@ _SEARCH_MAX = 1_000
 
 
 class AutomaticMode:
-    """Chooses diverged containers, and at an interval one that matches.
+    """Chooses diverged containers, and at an interval one whose roots agree.
 
     A visit to a matching container spreads tombstones. Not thread-safe: the caller
     holds a lock.
@@ -64,8 +64,9 @@ class AutomaticMode:
         searched = list(islice(self._registry.container_ids(self._visit_cursor), _SEARCH_MAX))
         for container_id in searched:
             self._visit_cursor = container_id
-            comparison = self._registry.compared(container_id).comparison
-            if comparison is RootComparison.MATCH and self.may_visit(container_id, now_s):
+            # Also if the match is not proven: the visit makes it known.
+            agrees = self._registry.compared(container_id).roots_agree
+            if agrees and self.may_visit(container_id, now_s):
                 return container_id
         if len(searched) < _SEARCH_MAX:
             self._visit_cursor = ContainerId(0)

@@ -11,10 +11,9 @@ from protos import controller_pb2 as pb
 from protos.controller_pb2_grpc import ControllerStub
 from protos.errors import ControllerUnavailableError
 from runtime.rpc import Tls, named_errors, open_channel
-from scm.controller import ReconcileResponse
 from scm.messages import container_from, datanode_from, job_from, outcome_from
 from scm.registry import Datanode
-from scm.views import ContainerStatus, JobStatus
+from scm.views import ContainerStatus, JobStatus, ReconcileResponse
 
 DEADLINE_S = 30.0
 # The controller's limits for one call.

@@ -37,6 +37,8 @@ class ControllerConfig(Settings):
     required_replicas: int = Field(default=3, ge=0, le=64)
     stale_after_s: Seconds = 90.0
     dead_after_s: Seconds = 600.0
+    # Roots of older scans prove nothing; agents scan every week.
+    roots_stale_after_s: Seconds = 30 * 86_400.0
     orders_per_datanode: Count = 2
     command_deadline_s: Seconds = 3600.0
     automatic: AutomaticSettings = AutomaticSettings()
@@ -57,6 +59,7 @@ class ControllerConfig(Settings):
             required_nodes=self.required_replicas,
             stale_after_s=self.stale_after_s,
             dead_after_s=self.dead_after_s,
+            roots_stale_after_s=self.roots_stale_after_s,
             orders_per_datanode=self.orders_per_datanode,
             command_deadline_s=self.command_deadline_s,
             automatic=self.automatic.enabled,

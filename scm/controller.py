@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 
 from merkle.outcome import RepairReport
-from merkle.replica import ContainerReplica, PeerId
+from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from protos.errors import JobNotFoundError
 from runtime.errors import BusyError, DatabaseError
@@ -44,6 +44,7 @@ from scm.jobs import (
     OrderState,
     ProgressReceived,
     TimePassed,
+    name_unwritten,
     new_job,
     roots_covered_by_verdict,
     step,
@@ -53,16 +54,17 @@ from scm.policy import (
     ComparisonResult,
     Root,
     RootComparison,
-    Visit,
     next_visit,
     resume_visit,
     roots,
     targets,
+    unwritten,
 )
 from scm.ports import CommandSink, JobStore, Leadership, ScanOrder
 from scm.registry import Datanode, DatanodeStatus, HeartbeatEffect, Registry, ReplicaReport
 from scm.rules import Rules
 from scm.unsaved import UnsavedChanges
+from scm.views import ContainerView, ReconcileResponse
 
 # Active jobs; further requests are refused.
 _JOBS_ACTIVE_MAX = 200_000
@@ -91,29 +93,6 @@ class Heartbeat:
     report: ReplicaReport | None = None
     progress: tuple[ProgressReport, ...] = ()
     acknowledged: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerView:
-    """The current state of a container."""
-
-    container_id: ContainerId
-    state: ContainerState | None
-    compared: ComparisonResult
-    replicas: tuple[ContainerReplica, ...]
-    ruling: Ruling
-    visit: Visit | None
-
-
-@dataclass(frozen=True, slots=True)
-class ReconcileResponse:
-    """The result of a request for one container. `job_id` is that of the new job, or of
-    the job that already runs.
-    """
-
-    container_id: ContainerId
-    ruling: Ruling
-    job_id: JobId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +138,12 @@ class Controller:
         self._new_job_id = new_job_id
         self._on_finished = on_finished
         self._registry = parts.registry(
-            stale_after_s=rules.stale_after_s, dead_after_s=rules.dead_after_s
+            stale_after_s=rules.stale_after_s,
+            dead_after_s=rules.dead_after_s,
+            required_nodes=rules.required_nodes,
+            roots_stale_after_s=rules.roots_stale_after_s,
+            holders=store.holders(),
+            now_s=now_s,
         )
         self._jobs = parts.job_index()
         for job in store.jobs():
@@ -204,6 +188,8 @@ class Controller:
         )
         if not effect.applied:
             return effect
+        for container_id in effect.reassigned:
+            self._unsaved.add_holders(container_id, self._registry.holders(container_id))
         if effect.registered:
             _log.info("datanode_registered", datanode=peer, address=heartbeat.datanode.address)
         if effect.restarted:
@@ -246,6 +232,7 @@ class Controller:
         if self._rules.automatic and self._leadership.term() is not None:
             self._start_automatic_jobs(now_s)
         self._save_and_dispatch(self._jobs.peers_with_queue, now_s)
+        self._unsaved.save_holders_if_due(now_s)
 
     def reconcile(
         self,
@@ -358,10 +345,15 @@ class Controller:
             container_id,
             self._registry.state(container_id),
             self._registry.compared(container_id),
+            self._registry.expected_replicas(container_id),
             tuple(self._registry.replicas(container_id)),
             self._evaluate(container_id),
             self._visits.get(container_id),
         )
+
+    def compared(self, container_id: ContainerId) -> ComparisonResult:
+        """How the container's replicas compare now."""
+        return self._registry.compared(container_id)
 
     def containers(
         self,
@@ -406,14 +398,17 @@ class Controller:
         """Seconds since the datanode's last heartbeat."""
         return self._registry.heartbeat_age_s(peer, now_s)
 
-    def gauges(self) -> dict[str, float]:
+    def gauges(self, now_s: float) -> dict[str, float]:
         """The current gauges, by their names in scm.metrics."""
-        counts = self._registry.counts()
+        counts, ages = self._registry.counts(), self._registry.ages
+        oldest_s = ages.oldest_s
         return {
             "scm_datanodes_live": len(self._registry.live()),
             "scm_containers": len(self._registry),
             "scm_containers_diverged": counts[RootComparison.DIVERGED],
             "scm_containers_unknown": counts[RootComparison.UNKNOWN],
+            "scm_containers_unscanned": ages.never_scanned,
+            "scm_roots_oldest_age_seconds": max(0.0, now_s - oldest_s) if oldest_s else 0.0,
             "scm_jobs_running": len(self._jobs.in_flight),
         }
 
@@ -424,7 +419,7 @@ class Controller:
 
     @property
     def required_nodes(self) -> int:
-        """The number of replicas that a container should have."""
+        """How many replicas a container should have."""
         return self._rules.required_nodes
 
     @property
@@ -435,7 +430,13 @@ class Controller:
     def _evaluate(self, container_id: ContainerId) -> Ruling:
         replicas = self._registry.replicas(container_id)
         state = self._registry.state(container_id)
-        ruling = evaluate(container_id, state, replicas, required_nodes=self._rules.required_nodes)
+        ruling = evaluate(
+            container_id,
+            state,
+            replicas,
+            required_nodes=self._rules.required_nodes,
+            is_expected=self._registry.has_container(container_id),
+        )
         if not ruling.is_ok:
             return ruling
         live = [replica for replica in replicas if self._registry.is_live(replica.peer)]
@@ -522,6 +523,9 @@ class Controller:
         changed = step(job, event, now_s)
         if changed is job:
             return
+        if changed.state in (JobState.DONE, JobState.PARTIAL):
+            replicas = self._registry.replicas(job.container_id)
+            changed = name_unwritten(changed, unwritten(replicas, changed.peers))
         for before, after in self._jobs.put(changed):
             self._dispatcher.withdraw(job_id, before, after)
         self._unsaved.add_job(changed)
@@ -591,7 +595,6 @@ class Controller:
         self._unsaved.save_if_due(now_s)
 
     def _try_save_changes(self, now_s: float) -> None:
-        # An error would reject a request that is already on disk. The next tick tries
-        # again and reports the error.
+        # An error would reject a request that is on disk. The next tick tries again.
         with suppress(DatabaseError):
             self._save_changes(now_s)

@@ -132,10 +132,14 @@ def evaluate(
     replicas: Sequence[ContainerReplica],
     *,
     required_nodes: int,
+    is_expected: bool = False,
 ) -> Ruling:
     """Apply Ozone's rules; the first match decides. `state` is None if the container is
-    unknown.
+    unknown, or if it `is_expected` and no replica was reported yet.
     """
+    if state is None and is_expected:
+        message = f"Cannot reconcile container {container_id} because no replicas could be found."
+        return Ruling(Eligibility.NO_REPLICAS_FOUND, message)
     if state is None:
         return Ruling(
             Eligibility.CONTAINER_NOT_FOUND,

@@ -1,4 +1,5 @@
-"""Store jobs and visits in SQLite, so that a restarted controller continues with them.
+"""Store jobs, visits and the holders of containers in SQLite, so that a restarted
+controller continues with them.
 
 A job is one row: the columns used in queries, and the whole value as JSON. The file's
 `user_version` is the schema version: an older file is migrated step by step, and a
@@ -6,10 +7,13 @@ newer one is refused.
 """
 
 import fcntl
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import (
@@ -21,6 +25,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    bindparam,
     create_engine,
     event,
     select,
@@ -33,6 +38,8 @@ from sqlalchemy.engine.url import URL
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from merkle.replica import PeerId
+from merkle.tree import ContainerId
 from runtime.errors import BusyError, ConfigError, DatabaseError
 from scm.jobs import Job, JobState
 from scm.policy import Visit
@@ -43,6 +50,7 @@ _ENDED_JOBS_KEPT = 10_000
 _TERMINAL = tuple(state.value for state in JobState if state.is_terminal)
 _JOB = TypeAdapter(Job)
 _VISIT = TypeAdapter(Visit)
+_PEERS = TypeAdapter(frozenset[PeerId])
 
 _metadata = MetaData()
 _jobs = Table(
@@ -60,12 +68,21 @@ _visits = Table(
     Column("container_id", Integer, primary_key=True),
     Column("visit", String, nullable=False),
 )
+_holders = Table(
+    "holders",
+    _metadata,
+    Column("container_id", Integer, primary_key=True),
+    Column("datanodes", String, nullable=False),
+)
 _terms = Table("terms", _metadata, Column("term", Integer, primary_key=True))
 
 # Each migrates a file from the version of its index to the next. Released migrations
 # are never edited.
 Migration = Callable[[Connection], None]
-MIGRATIONS: tuple[Migration, ...] = (lambda connection: _metadata.create_all(connection),)
+MIGRATIONS: tuple[Migration, ...] = (
+    lambda connection: _metadata.create_all(connection),
+    lambda connection: _holders.create(connection, checkfirst=True),
+)
 
 
 class SqliteJobStore:
@@ -114,8 +131,27 @@ class SqliteJobStore:
                 for row in connection.execute(select(_visits.c.visit)).scalars()
             ]
 
-    def save(self, jobs: Iterable[Job] = (), visits: Iterable[Visit] = ()) -> None:
-        """Save jobs and visits in one transaction (JobStore.save)."""
+    def holders(self) -> Mapping[ContainerId, AbstractSet[PeerId]]:
+        """All holders (JobStore.holders)."""
+        # Few different sets: millions of containers share them.
+        sets: dict[str, frozenset[PeerId]] = {}
+        found = {}
+        with self._transaction() as connection:
+            for container_id, row in connection.execute(
+                select(_holders.c.container_id, _holders.c.datanodes)
+            ):
+                if row not in sets:
+                    sets[row] = _PEERS.validate_json(row)
+                found[ContainerId(container_id)] = sets[row]
+        return found
+
+    def save(
+        self,
+        jobs: Iterable[Job] = (),
+        visits: Iterable[Visit] = (),
+        holders: Mapping[ContainerId, AbstractSet[PeerId]] = MappingProxyType({}),
+    ) -> None:
+        """Save jobs, visits and holders in one transaction (JobStore.save)."""
         job_rows = [
             {
                 "job_id": job.job_id,
@@ -145,6 +181,7 @@ class SqliteJobStore:
                     index_elements=["container_id"], set_={"visit": upsert.excluded.visit}
                 )
                 connection.execute(kept, visit_rows)
+            _save_holders(connection, holders)
 
     def next_term(self) -> int:
         """A new term, already on disk (JobStore.next_term)."""
@@ -216,6 +253,27 @@ def _migrate(connection: Connection, path: Path, migrations: Sequence[Migration]
     for migration in migrations[version:]:
         migration(connection)
     connection.execute(text(f"PRAGMA user_version={len(migrations)}"))
+
+
+def _save_holders(
+    connection: Connection, holders: Mapping[ContainerId, AbstractSet[PeerId]]
+) -> None:
+    rows = [
+        {"container_id": number, "datanodes": json.dumps(sorted(peers))}
+        for number, peers in holders.items()
+        if peers
+    ]
+    if rows:
+        upsert = insert(_holders)
+        changed = {"datanodes": upsert.excluded.datanodes}
+        connection.execute(
+            upsert.on_conflict_do_update(index_elements=["container_id"], set_=changed), rows
+        )
+    gone = [{"gone": number} for number, peers in holders.items() if not peers]
+    if gone:
+        connection.execute(
+            _holders.delete().where(_holders.c.container_id == bindparam("gone")), gone
+        )
 
 
 def _drop_old(connection: Connection, kept: int) -> None:

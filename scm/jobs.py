@@ -9,7 +9,7 @@ state is derived only from its orders, so it cannot be RUNNING after all have en
 Terminal states are final: late or repeated events change nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -46,7 +46,9 @@ _NOTHING_REPORTED = RepairReport()
 
 
 class JobState(Enum):
-    """The state of a job. PARTIAL: some orders failed, or damage remains."""
+    """The state of a job. PARTIAL: some orders failed, damage remains, or a replica
+    that it could not write still differs.
+    """
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
@@ -173,6 +175,11 @@ class Job:
             return 0.0
         rate = self.rate_bytes_per_s
         return (self.bytes_planned - self.bytes_done) / rate if rate > 0 else None
+
+    @property
+    def peers(self) -> frozenset[PeerId]:
+        """The datanodes that have an order."""
+        return frozenset(order.peer for order in self.orders)
 
     def order(self, peer: PeerId) -> Order | None:
         """The order of one datanode; None if it has none."""
@@ -311,6 +318,17 @@ def step(job: Job, event: Event, now_s: float) -> Job:
             return _restart_deadlines(job, now_s)
         case _:
             assert_never(event)
+
+
+def name_unwritten(job: Job, reasons: Mapping[PeerId, str]) -> Job:
+    """A job that has ended, after a look at the replicas without an order: PARTIAL, not
+    DONE, if some of them differ from those that it repaired, for these reasons.
+    """
+    if not reasons or job.state not in (JobState.DONE, JobState.PARTIAL):
+        return job
+    named = [f"{peer} still differs: {reason}" for peer, reason in reasons.items()]
+    detail = "; ".join(part for part in (job.detail, *named) if part)
+    return replace(job, state=JobState.PARTIAL, detail=detail)
 
 
 def task_id(job_id: JobId, round_: int) -> str:

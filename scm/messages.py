@@ -16,13 +16,20 @@ from protos.values import (
 )
 from runtime.config import check_address
 from runtime.errors import RemoteProtocolError, UsageError
-from scm.controller import ContainerView, Controller, Heartbeat, ProgressReport, ReconcileResponse
+from scm.controller import Controller, Heartbeat, ProgressReport
 from scm.eligibility import ContainerState, Eligibility, Ruling
 from scm.jobs import Job, JobId, JobState, OrderState, task_id, task_of
 from scm.policy import ComparisonResult, RootComparison
 from scm.ports import AnyOrder, CancelOrder, ReconcileOrder, ScanOrder
 from scm.registry import Datanode, DatanodeStatus, Liveness, ReplicaReport
-from scm.views import ContainerStatus, JobStatus, OrderStatus, ReplicaStatus
+from scm.views import (
+    ContainerStatus,
+    ContainerView,
+    JobStatus,
+    OrderStatus,
+    ReconcileResponse,
+    ReplicaStatus,
+)
 
 # Our fingerprints have 16 bytes. They are stored for each replica and in each job.
 _FINGERPRINT_BYTES_MAX = 64
@@ -190,6 +197,7 @@ def container_to(view: ContainerView, controller: Controller, now_s: float) -> p
         last_job_id=view.visit.job_id if view.visit else "",
         comparison_note=view.compared.note,
         required_nodes=controller.required_nodes,
+        expected_replicas=view.expected_replicas,
     )
 
 
@@ -214,9 +222,9 @@ def outcome_to(outcome: ReconcileResponse) -> pb.ReconcileOutcome:
     )
 
 
-def job_to(job: Job, *, brief: bool = False) -> pb.Job:
-    """The message of a job. `brief` omits long fields, so that a page of jobs fits one
-    message.
+def job_to(job: Job, compared: ComparisonResult, *, brief: bool = False) -> pb.Job:
+    """The message of a job, and of how its container compares now. `brief` omits long
+    fields, so that a page of jobs fits one message.
     """
     message = pb.Job(
         job_id=job.job_id,
@@ -234,6 +242,8 @@ def job_to(job: Job, *, brief: bool = False) -> pb.Job:
         reason=job.reason,
         requested_by=job.requested_by,
         datanodes=_orders_to(job, brief=brief),
+        comparison=compared.comparison.value,
+        comparison_note=compared.note,
     )
     if (eta_s := job.eta_s) is not None:
         message.eta_s = eta_s
@@ -265,6 +275,7 @@ def container_from(message: pb.ContainerView) -> ContainerStatus:
             _verdict_from(message.last_verdict),
             message.last_job_id,
             message.required_nodes,
+            message.expected_replicas,
             tuple(_replica_status_from(replica) for replica in message.replicas),
         )
 
@@ -316,6 +327,9 @@ def job_from(message: pb.Job) -> JobStatus:
                 )
                 for part in message.datanodes
             ),
+            compared=ComparisonResult(RootComparison(message.comparison), message.comparison_note)
+            if message.comparison
+            else None,
         )
 
 

@@ -10,6 +10,16 @@ CONTROLLER_METRICS = (
         "scm_containers_diverged", Kind.GAUGE, "Containers whose replicas have different roots."
     ),
     Metric("scm_containers_unknown", Kind.GAUGE, "Containers whose comparison is unknown."),
+    Metric(
+        "scm_containers_unscanned",
+        Kind.GAUGE,
+        "Containers with a replica whose data was never scanned.",
+    ),
+    Metric(
+        "scm_roots_oldest_age_seconds",
+        Kind.GAUGE,
+        "Age of the oldest root: time since the last full scan of its data, by the hour.",
+    ),
     Metric("scm_jobs_running", Kind.GAUGE, "Jobs with an order at a datanode."),
     Metric("scm_jobs_finished_total", Kind.COUNTER, "Jobs that ended, by state.", ("state",)),
 )

@@ -33,6 +33,9 @@ BACKOFF_JITTER = 0.1
 # checksums.
 _EMPTY_ROOT = 0
 
+# Datanodes named in the note of an incomplete container.
+_MISSING_NAMED_MAX = 3
+
 # Datanode, root and fingerprint of a replica. A container that cannot be repaired is
 # tried again when these change. Fingerprints are in hex, because visits are JSON.
 Root: TypeAlias = tuple[PeerId, int | None, str]
@@ -54,6 +57,8 @@ class ComparisonResult:
 
     comparison: RootComparison
     note: str = ""
+    # The roots known so far agree, although that does not prove a match.
+    roots_agree: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +90,42 @@ class Visit:
     hopeless_roots: Roots | None = None
 
 
-MATCH = ComparisonResult(RootComparison.MATCH)
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What is known of a container besides the reports of its replicas.
+
+    `silent` datanodes sent no heartbeat for a while: their reports are too old to prove
+    agreement. `missing` datanodes held a replica when they last reported, and have not
+    reported since the controller started. Roots of scans before `scanned_after_ms` are
+    too old, and so are roots of data that was never read; None accepts all.
+    """
+
+    required: int = 0
+    silent: AbstractSet[PeerId] = frozenset()
+    missing: AbstractSet[PeerId] = frozenset()
+    scanned_after_ms: float | None = None
 
 
-def compare(
-    replicas: Sequence[ContainerReplica], *, silent: AbstractSet[PeerId] = frozenset()
-) -> ComparisonResult:
-    """Compare the reported roots. The last reports of `silent` datanodes are too old to
-    prove agreement.
+MATCH = ComparisonResult(RootComparison.MATCH, roots_agree=True)
+_COMPLETE = Knowledge()
+
+
+def expected_replicas(replicas: Sequence[ContainerReplica], known: Knowledge) -> int:
+    """How many replicas of a container have to be known before it may be called
+    healthy: those that are reported or missing, and never less than required.
+    """
+    return max(known.required, len(replicas) + len(known.missing))
+
+
+def compare(replicas: Sequence[ContainerReplica], known: Knowledge = _COMPLETE) -> ComparisonResult:
+    """Compare the reported roots.
 
     Different roots are DIVERGED, whatever else is unknown. So are equal roots with
-    different fingerprints, because a root does not show which blocks are deleted.
+    different fingerprints, because a root does not show which blocks are deleted. A
+    MATCH needs every expected replica, with the root of a recent scan.
     """
+    if not replicas:
+        return ComparisonResult(RootComparison.UNKNOWN, _incomplete(replicas, known))
     if is_erasure_coded(replicas):
         return ComparisonResult(
             RootComparison.NOT_APPLICABLE, "erasure-coded replicas differ by design"
@@ -111,33 +140,57 @@ def compare(
             RootComparison.DIVERGED,
             "roots are equal, but some replicas have tombstones that others lack",
         )
+    if doubt := _doubt(replicas, closed, known):
+        return ComparisonResult(RootComparison.UNKNOWN, doubt)
+    if doubt := _incomplete(replicas, known) or _stale(closed, known.scanned_after_ms):
+        return ComparisonResult(RootComparison.UNKNOWN, doubt, roots_agree=len(replicas) > 1)
     if len(replicas) < 2:
         return ComparisonResult(RootComparison.UNKNOWN, "there is no other replica to compare with")
-    if len(closed) < len(replicas):
-        is_invalid = any(replica.state is ReplicaState.INVALID for replica in replicas)
-        note = f"not closed: {describe_not_closed(replicas)}"
-        return ComparisonResult(
-            RootComparison.UNKNOWN, f"{note}; {INVALID_HINT}" if is_invalid else note
-        )
-    if any(replica.data_checksum is None for replica in closed):
-        return ComparisonResult(RootComparison.UNKNOWN, "some replicas have no tree yet")
-    if any(replica.peer in silent for replica in closed):
-        return ComparisonResult(
-            RootComparison.UNKNOWN, "some replicas are on datanodes that are silent"
-        )
-    if any(replica.data_checksum == _EMPTY_ROOT and replica.block_count for replica in closed):
-        return ComparisonResult(
-            RootComparison.UNKNOWN,
-            "the trees are empty although there are blocks: nothing can be verified",
-        )
     unhealthy = sum(replica.state is ReplicaState.UNHEALTHY for replica in closed)
     return (
-        ComparisonResult(
-            RootComparison.MATCH, f"{unhealthy} of {len(closed)} replicas are UNHEALTHY"
-        )
+        replace(MATCH, note=f"{unhealthy} of {len(closed)} replicas are UNHEALTHY")
         if unhealthy
         else MATCH
     )
+
+
+def _doubt(
+    replicas: Sequence[ContainerReplica], closed: Sequence[ContainerReplica], known: Knowledge
+) -> str:
+    """Why the reported replicas cannot be compared; empty if they can."""
+    if len(closed) < len(replicas):
+        is_invalid = any(replica.state is ReplicaState.INVALID for replica in replicas)
+        note = f"not closed: {describe_not_closed(replicas)}"
+        return f"{note}; {INVALID_HINT}" if is_invalid else note
+    if any(replica.data_checksum is None for replica in closed):
+        return "some replicas have no tree yet"
+    if any(replica.peer in known.silent for replica in closed):
+        return "some replicas are on datanodes that are silent"
+    if any(replica.data_checksum == _EMPTY_ROOT and replica.block_count for replica in closed):
+        return "the trees are empty although there are blocks: nothing can be verified"
+    return ""
+
+
+def _incomplete(replicas: Sequence[ContainerReplica], known: Knowledge) -> str:
+    expected = expected_replicas(replicas, known)
+    if len(replicas) >= max(expected, 1):
+        return ""
+    if not expected:
+        return "no replicas are known"
+    note = f"{len(replicas)} of {expected} known"
+    named = sorted(known.missing)[:_MISSING_NAMED_MAX]
+    more = f" and {len(known.missing) - len(named)} more" if len(known.missing) > len(named) else ""
+    return f"{note}: no report yet of datanode {', '.join(named)}{more}" if named else note
+
+
+def _stale(closed: Sequence[ContainerReplica], scanned_after_ms: float | None) -> str:
+    if scanned_after_ms is None:
+        return ""
+    times = [replica.data_scan_timestamp_ms for replica in closed]
+    if never := sum(time is None for time in times):
+        return f"the data of {never} of {len(closed)} replicas was never scanned"
+    old = sum(time < scanned_after_ms for time in times if time is not None)
+    return f"{old} of {len(closed)} replicas were last scanned too long ago" if old else ""
 
 
 def targets(replicas: Iterable[ContainerReplica], live: AbstractSet[PeerId]) -> tuple[Target, ...]:
@@ -157,6 +210,31 @@ def targets(replicas: Iterable[ContainerReplica], live: AbstractSet[PeerId]) -> 
         for replica in ordered
         if not replica.read_only
     )
+
+
+def unwritten(
+    replicas: Iterable[ContainerReplica], ordered: AbstractSet[PeerId]
+) -> dict[PeerId, str]:
+    """The replicas that no datanode was ordered to repair and that differ from one that
+    was, each with the reason why they have no order.
+    """
+    known = sorted(replicas, key=lambda replica: replica.peer)
+    repaired = [replica for replica in known if replica.peer in ordered]
+    return {
+        replica.peer: "it is held read-only"
+        if replica.read_only
+        else "it was not live when the job began"
+        for replica in known
+        if replica.peer not in ordered and any(_differ(replica, other) for other in repaired)
+    }
+
+
+def _differ(ours: ContainerReplica, theirs: ContainerReplica) -> bool:
+    if ours.data_checksum is None or theirs.data_checksum is None:
+        return False
+    if ours.data_checksum != theirs.data_checksum:
+        return True
+    return bool(ours.fingerprint and theirs.fingerprint) and ours.fingerprint != theirs.fingerprint
 
 
 def free_slots(running: int, limit: int) -> int:

@@ -5,8 +5,10 @@ only the reconciliation of a whole container. An adapter for it would execute th
 order of a job, and report the others as done, without roots; no further round follows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 from merkle.replica import PeerId, ReplicaState
@@ -97,8 +99,18 @@ class JobStore(Protocol):
     def visits(self) -> Sequence[Visit]:
         """All stored visits, one for each container."""
 
-    def save(self, jobs: Iterable[Job] = (), visits: Iterable[Visit] = ()) -> None:
-        """Add or replace these jobs and visits; all or none."""
+    def holders(self) -> Mapping[ContainerId, AbstractSet[PeerId]]:
+        """The datanodes that hold a replica of each container, as last saved."""
+
+    def save(
+        self,
+        jobs: Iterable[Job] = (),
+        visits: Iterable[Visit] = (),
+        holders: Mapping[ContainerId, AbstractSet[PeerId]] = MappingProxyType({}),
+    ) -> None:
+        """Add or replace these jobs, visits and holders; all or none. A container
+        without holders is removed.
+        """
 
     def next_term(self) -> int:
         """A new term, higher than all returned before; durable."""

@@ -9,17 +9,21 @@ start of the controller or the agent. Comparisons are updated for the containers
 report, so the diverged containers are always known. Times are passed in.
 """
 
+import math
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from runtime.errors import UsageError
+from scm.ages import RootAges
 from scm.eligibility import ContainerState, container_state
-from scm.policy import ComparisonResult, RootComparison, compare
+from scm.policy import ComparisonResult, Knowledge, RootComparison, compare, expected_replicas
 
 # Earlier incarnations of an agent that are remembered, to recognise their late reports.
 _INCARNATIONS_KEPT = 16
@@ -27,8 +31,8 @@ _INCARNATIONS_KEPT = 16
 # "not found".
 _EMPTY_CONTAINERS_MAX = 100_000
 # Containers that one datanode may report. A petabyte of half-full containers of 5 GB
-# has 400,000 of them. The limit bounds the memory that one agent can take, about 0.5
-# GB.
+# has 400,000 of them. The limit bounds the memory that one agent can take, about
+# 0.5 GB.
 CONTAINERS_PER_DATANODE_MAX = 500_000
 
 
@@ -65,7 +69,8 @@ class ReplicaReport:
 @dataclass(frozen=True, slots=True)
 class HeartbeatEffect:
     """The effect of a heartbeat. `applied` is False for a late or repeated one;
-    `restarted` states that the agent has restarted since the last one.
+    `restarted` states that the agent has restarted since the last one. `reassigned` are
+    the containers of which the datanode is or was a holder, and was not or is not now.
     """
 
     applied: bool
@@ -73,6 +78,7 @@ class HeartbeatEffect:
     registered: bool = False
     full_report_wanted: bool = False
     changed: frozenset[ContainerId] = frozenset()
+    reassigned: frozenset[ContainerId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +106,31 @@ class _DatanodeEntry:
 class Registry:
     """The reported replicas and datanodes. Not thread-safe: the caller holds a lock."""
 
-    def __init__(self, *, stale_after_s: float, dead_after_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        stale_after_s: float,
+        dead_after_s: float,
+        required_nodes: int = 0,
+        roots_stale_after_s: float = math.inf,
+        holders: Mapping[ContainerId, AbstractSet[PeerId]] = MappingProxyType({}),
+        now_s: float = 0.0,
+    ) -> None:
+        """`holders` are those that an earlier process knew."""
         assert 0 < stale_after_s <= dead_after_s
+        self._required_nodes = required_nodes
+        self._roots_stale_after_s = roots_stale_after_s
+        self._started_at_s = self._now_s = now_s
+        # The datanodes that hold a replica by their last reports, some of which an
+        # earlier process received.
+        self._holders: dict[ContainerId, AbstractSet[PeerId]] = dict(holders)
+        # Those of an earlier process, until their datanode reports.
+        self._unconfirmed: dict[PeerId, set[ContainerId]] = {}
+        for container_id, peers in holders.items():
+            for peer in peers:
+                self._unconfirmed.setdefault(peer, set()).add(container_id)
+        self._absent_are_dead = False
+        self._ages = RootAges()
         self._stale_after_s = stale_after_s
         self._dead_after_s = dead_after_s
         self._datanodes: dict[PeerId, _DatanodeEntry] = {}
@@ -115,7 +144,8 @@ class Registry:
         # Datanodes that are STALE or DEAD, and those that are DEAD.
         self._silent: frozenset[PeerId] = frozenset()
         self._dead: frozenset[PeerId] = frozenset()
-        self._sorted_ids: list[ContainerId] | None = []
+        self._sorted_ids: list[ContainerId] | None = None
+        self._update_comparisons(self._holders)
 
     def handle_heartbeat(
         self,
@@ -133,6 +163,7 @@ class Registry:
         """
         if report:
             self._check_limit(datanode.peer, report)
+        self._now_s = max(now_s, self._now_s)
         entry = self._datanodes.get(datanode.peer)
         if entry is None:
             entry = _DatanodeEntry(datanode, incarnation, sequence, now_s)
@@ -152,19 +183,32 @@ class Registry:
         was_live = entry.liveness is Liveness.LIVE and not registered
         entry.datanode, entry.sequence = datanode, sequence
         entry.last_heartbeat_s, entry.liveness = max(now_s, entry.last_heartbeat_s), Liveness.LIVE
-        changed = self._apply(entry, report) if report else set[ContainerId]()
+        unconfirmed = self._unconfirmed.get(datanode.peer, set())
+        changed, reassigned = set[ContainerId](), set[ContainerId]()
+        if not was_live:
+            changed |= unconfirmed
+        if report:
+            applied = self._apply(entry, report)
+            reassigned = self._update_holders(entry, report, applied)
+            changed |= applied
         if not was_live:
             self._update_silent()
             changed |= entry.containers
-        self._update_comparisons(changed)
+        self._update_comparisons(changed | reassigned)
         return HeartbeatEffect(
-            True, restarted, registered, entry.full_report_wanted, frozenset(changed)
+            True,
+            restarted,
+            registered,
+            entry.full_report_wanted,
+            frozenset(changed),
+            frozenset(reassigned),
         )
 
     def update_liveness(self, now_s: float) -> list[tuple[PeerId, Liveness]]:
         """Update each datanode's liveness by the age of its last heartbeat; returns the
         datanodes that became STALE or DEAD.
         """
+        self._now_s = max(now_s, self._now_s)
         worse = []
         for peer, entry in self._datanodes.items():
             age_s = now_s - entry.last_heartbeat_s
@@ -176,16 +220,25 @@ class Registry:
             self._update_silent()
             for peer, _ in worse:
                 self._update_comparisons(self._datanodes[peer].containers)
+                self._update_comparisons(self._unconfirmed.get(peer, ()))
+        if not self._absent_are_dead and now_s - self._started_at_s >= self._dead_after_s:
+            self._absent_are_dead = True
+            for peer in self._unconfirmed.keys() - self._datanodes.keys():
+                self._update_comparisons(self._unconfirmed[peer])
+        self._update_comparisons(self._ages.aged(now_s - self._roots_stale_after_s))
         return worse
 
     def resume(self, pause_s: float) -> None:
         """Leave out a time in which this process could receive no heartbeat."""
+        self._started_at_s += pause_s
         for entry in self._datanodes.values():
             entry.last_heartbeat_s += pause_s
 
     def has_container(self, container_id: ContainerId) -> bool:
-        """Whether a replica of the container is or was reported."""
-        return container_id in self._replicas or container_id in self._empty
+        """Whether a replica of the container is or was reported, here or to an earlier
+        process.
+        """
+        return container_id in self._compared
 
     def replicas(self, container_id: ContainerId) -> list[ContainerReplica]:
         """The replicas on datanodes that are not dead, by datanode ID."""
@@ -220,9 +273,23 @@ class Registry:
 
     def compared(self, container_id: ContainerId) -> ComparisonResult:
         """The comparison of the container's reported roots."""
-        return self._compared.get(container_id) or ComparisonResult(
-            RootComparison.UNKNOWN, "no replicas are known"
-        )
+        return self._compared.get(container_id) or compare([])
+
+    def expected_replicas(self, container_id: ContainerId) -> int:
+        """The number of replicas that must be known before a container can match."""
+        replicas = self.replicas(container_id)
+        return expected_replicas(replicas, self._knowledge(container_id, replicas))
+
+    def holders(self, container_id: ContainerId) -> AbstractSet[PeerId]:
+        """The datanodes that hold a replica by their last reports; an earlier process
+        may have received these.
+        """
+        return self._holders.get(container_id, frozenset())
+
+    @property
+    def ages(self) -> RootAges:
+        """The ages of the roots."""
+        return self._ages
 
     def is_live(self, peer: PeerId) -> bool:
         """Whether the datanode is LIVE."""
@@ -268,7 +335,7 @@ class Registry:
     def container_ids(self, after: int = 0) -> Iterator[ContainerId]:
         """All known containers with IDs above `after`, ascending."""
         if self._sorted_ids is None:
-            self._sorted_ids = sorted({*self._replicas, *self._empty})
+            self._sorted_ids = sorted(self._compared)
         ordered = self._sorted_ids
         yield from (ordered[at] for at in range(bisect_right(ordered, after), len(ordered)))
 
@@ -285,7 +352,7 @@ class Registry:
         return self._counts
 
     def __len__(self) -> int:
-        return len(self._replicas) + len(self._empty)
+        return len(self._compared)
 
     def _check_limit(self, peer: PeerId, report: ReplicaReport) -> None:
         entry = self._datanodes.get(peer)
@@ -312,8 +379,7 @@ class Registry:
             held = self._replicas.get(container_id)
             if held is None:
                 held = self._replicas[container_id] = {}
-                if self._empty.pop(container_id, None) is None:
-                    self._sorted_ids = None
+                self._empty.pop(container_id, None)
             if replica.state is ReplicaState.CLOSED:
                 self._seen_closed.add(container_id)
             if held.get(peer) != replica:
@@ -322,7 +388,7 @@ class Registry:
         gone = (
             entry.containers - present.keys()
             if report.full
-            else self._removed_by(report) & entry.containers
+            else (self._removed_by(report) - present.keys()) & entry.containers
         )
         for container_id in gone:
             self._remove_replica(container_id, peer)
@@ -352,7 +418,7 @@ class Registry:
             oldest = next(iter(self._empty))
             del self._empty[oldest]
             self._seen_closed.discard(oldest)
-            self._sorted_ids = None
+            self._update_comparisons([oldest])
 
     def _update_silent(self) -> None:
         self._silent = frozenset(self._datanodes.keys() - self.live())
@@ -362,20 +428,82 @@ class Registry:
 
     def _update_comparisons(self, container_ids: Iterable[ContainerId]) -> None:
         for container_id in container_ids:
-            earlier = self._compared.pop(container_id, None)
+            earlier = self._compared.get(container_id)
             if earlier:
                 self._counts[earlier.comparison] -= 1
             held = self._replicas.get(container_id, {})
-            replicas = [held[peer] for peer in held if peer not in self._dead]
-            if not replicas:
-                self._diverged.pop(container_id, None)
+            if not held and container_id not in self._empty and container_id not in self._holders:
+                self._forget(container_id)
                 continue
-            compared = self._compared[container_id] = compare(replicas, silent=self._silent)
+            if earlier is None:
+                self._sorted_ids = None
+            replicas = [held[peer] for peer in held if peer not in self._dead]
+            compared = compare(replicas, self._knowledge(container_id, replicas))
+            self._compared[container_id] = compared
             self._counts[compared.comparison] += 1
+            closed = [replica for replica in replicas if replica.state.is_closed]
+            if closed:
+                self._ages.put(container_id, closed)
+            else:
+                self._ages.remove(container_id)
             if compared.comparison is RootComparison.DIVERGED:
                 self._diverged.setdefault(container_id)
             else:
                 self._diverged.pop(container_id, None)
+
+    def _forget(self, container_id: ContainerId) -> None:
+        if self._compared.pop(container_id, None):
+            self._sorted_ids = None
+        self._diverged.pop(container_id, None)
+        self._ages.remove(container_id)
+
+    def _knowledge(
+        self, container_id: ContainerId, replicas: Sequence[ContainerReplica]
+    ) -> Knowledge:
+        # SCM replaces the replicas of a dead datanode, so they are not expected.
+        reported = {replica.peer for replica in replicas}
+        missing = frozenset(
+            peer
+            for peer in self.holders(container_id)
+            if peer not in reported and not self._is_dead_or_absent(peer)
+        )
+        max_s = self._roots_stale_after_s
+        return Knowledge(
+            self._required_nodes,
+            self._silent,
+            missing,
+            None if math.isinf(max_s) else (self._now_s - max_s) * 1000,
+        )
+
+    def _is_dead_or_absent(self, peer: PeerId) -> bool:
+        return peer in self._dead or (self._absent_are_dead and peer not in self._datanodes)
+
+    def _update_holders(
+        self, entry: _DatanodeEntry, report: ReplicaReport, applied: AbstractSet[ContainerId]
+    ) -> set[ContainerId]:
+        """Bring `_holders` up to date with an applied report; returns what changed.
+
+        What an earlier process knew of the datanode holds until a report contradicts
+        it.
+        """
+        peer, held = entry.datanode.peer, entry.containers
+        named = {replica.container_id for replica in report.replicas}
+        added = {number for number in named & held if peer not in self.holders(number)}
+        unconfirmed = self._unconfirmed.get(peer, set())
+        gone = {*applied, *named, *report.removed} | (unconfirmed if report.full else set())
+        removed = {number for number in gone - held if peer in self.holders(number)}
+        for container_id in added:
+            self._holders[container_id] = frozenset({*self.holders(container_id), peer})
+        for container_id in removed:
+            left = frozenset(self.holders(container_id) - {peer})
+            if left:
+                self._holders[container_id] = left
+            else:
+                del self._holders[container_id]
+        unconfirmed -= unconfirmed if report.full else named | removed
+        if not unconfirmed:
+            self._unconfirmed.pop(peer, None)
+        return added | removed
 
 
 def _is_older(incarnation: str, than: str) -> bool:

@@ -10,6 +10,7 @@ class Rules:
     required_nodes: int = 3
     stale_after_s: float = 90.0
     dead_after_s: float = 600.0
+    roots_stale_after_s: float = 30 * 86_400.0
     orders_per_datanode: int = 2
     command_deadline_s: float = 3600.0
     # Automatic mode: its number of concurrent jobs, and its interval between visits to

@@ -31,7 +31,7 @@ from scm.controller import Controller
 from scm.eligibility import ContainerState
 from scm.events import CONTROLLER_EVENTS
 from scm.job_store import SqliteJobStore
-from scm.jobs import JobId, JobState
+from scm.jobs import Job, JobId, JobState
 from scm.messages import (
     command_to,
     container_id_from,
@@ -249,17 +249,17 @@ class ControllerService:
         state = _parse_filter(JobState, request.state)
         with self._lock:
             jobs = self._controller.jobs(state, min(request.limit or _PAGE_MAX, _PAGE_MAX))
-        return pb.ListJobsResponse(jobs=[job_to(job, brief=True) for job in jobs])
+            return pb.ListJobsResponse(jobs=[self._job_to(job, brief=True) for job in jobs])
 
     def get_job(self, request: pb.GetJobRequest, _: grpc.ServicerContext) -> pb.Job:
         """One job with its evidence."""
         with self._lock:
-            return job_to(self._controller.job(JobId(request.job_id)))
+            return self._job_to(self._controller.job(JobId(request.job_id)))
 
     def cancel_job(self, request: pb.CancelJobRequest, _: grpc.ServicerContext) -> pb.Job:
         """Request the end of a job."""
         with self._lock:
-            return job_to(self._controller.cancel(JobId(request.job_id), self._clock()))
+            return self._job_to(self._controller.cancel(JobId(request.job_id), self._clock()))
 
     def list_datanodes(
         self, request: pb.ListDatanodesRequest, _: grpc.ServicerContext
@@ -275,6 +275,9 @@ class ControllerService:
         with self._lock:
             unknown, commands = self._controller.scan(container_ids)
         return pb.ScanResponse(unknown_container_ids=unknown, commands=commands)
+
+    def _job_to(self, job: Job, *, brief: bool = False) -> pb.Job:
+        return job_to(job, self._controller.compared(job.container_id), brief=brief)
 
 
 class ControllerServer:
@@ -345,7 +348,7 @@ class ControllerServer:
                 except ReconcileError as error:
                     # Nothing is lost: the next tick saves the changes again.
                     _log.error("request_failed", **error_fields(error))
-                gauges = self._controller.gauges()
+                gauges = self._controller.gauges(self._clock())
             for name, value in gauges.items():
                 self._metrics.set(name, value)
 

@@ -6,7 +6,10 @@ from its memory.
 """
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import islice
 
+from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from scm.jobs import Job, JobId
 from scm.policy import Visit
@@ -14,6 +17,9 @@ from scm.ports import JobStore
 
 # Changes that are not urgent are saved at most this often.
 _SAVE_EVERY_S = 10.0
+# Containers in one save. A first start knows none of the holders, and no heartbeat
+# should wait until millions are stored.
+_HOLDERS_SAVED_MAX = 50_000
 
 
 class UnsavedChanges:
@@ -26,7 +32,8 @@ class UnsavedChanges:
         self._visits: dict[ContainerId, Visit] = {}
         # Log lines of decisions that are not on disk yet.
         self._lines: list[Callable[[], None]] = []
-        self._saved_at_s = now_s
+        self._holders: dict[ContainerId, AbstractSet[PeerId]] = {}
+        self._saved_at_s = self._holders_saved_at_s = now_s
 
     def add_job(self, job: Job) -> None:
         """Store this state of a job with the next save."""
@@ -35,6 +42,10 @@ class UnsavedChanges:
     def add_visit(self, visit: Visit) -> None:
         """Store this visit with the next save."""
         self._visits[visit.container_id] = visit
+
+    def add_holders(self, container_id: ContainerId, peers: AbstractSet[PeerId]) -> None:
+        """Store the holders of a container with one of the next saves of holders."""
+        self._holders[container_id] = peers
 
     def add_line(self, line: Callable[[], None]) -> None:
         """Write this log line after the next save."""
@@ -48,6 +59,20 @@ class UnsavedChanges:
         """
         if self._jobs and (self.is_urgent or now_s - self._saved_at_s >= _SAVE_EVERY_S):
             self.save([], now_s)
+
+    def save_holders_if_due(self, now_s: float) -> None:
+        """Save some of the changed holders if the last such save is long ago.
+
+        Raises:
+            DatabaseError: they cannot be saved; the next call tries again.
+        """
+        if not self._holders or now_s - self._holders_saved_at_s < _SAVE_EVERY_S:
+            return
+        saved = dict(islice(self._holders.items(), _HOLDERS_SAVED_MAX))
+        self._store.save(holders=saved)
+        for container_id in saved:
+            del self._holders[container_id]
+        self._holders_saved_at_s = now_s
 
     def save(self, ahead: Sequence[Job], now_s: float) -> None:
         """Save all changes, and `ahead`, the next state of some jobs; all or none.

@@ -1,4 +1,6 @@
-"""The values that commands get from the controller: containers, replicas and jobs."""
+"""The values that the controller returns, and that commands make of its messages:
+containers, replicas and jobs.
+"""
 
 from dataclasses import dataclass
 
@@ -6,9 +8,33 @@ from merkle.outcome import RepairReport, Verdict
 from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import ContainerId
 from scm.eligibility import ContainerState, Ruling
-from scm.jobs import JobState, OrderState
-from scm.policy import ComparisonResult
+from scm.jobs import JobId, JobState, OrderState
+from scm.policy import ComparisonResult, Visit
 from scm.registry import Datanode
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerView:
+    """The current state of a container."""
+
+    container_id: ContainerId
+    state: ContainerState | None
+    compared: ComparisonResult
+    expected_replicas: int
+    replicas: tuple[ContainerReplica, ...]
+    ruling: Ruling
+    visit: Visit | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileResponse:
+    """The result of a request for one container. `job_id` is that of the new job, or of
+    the job that already runs.
+    """
+
+    container_id: ContainerId
+    ruling: Ruling
+    job_id: JobId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +58,8 @@ class ContainerStatus:
     last_verdict: Verdict | None
     last_job_id: str
     required_nodes: int
+    # Replicas that must be known before the comparison may be a match.
+    expected_replicas: int
     replicas: tuple[ReplicaStatus, ...]
 
 
@@ -47,8 +75,9 @@ class OrderStatus:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """A job. Times are in seconds since the epoch; 0 means not yet.
+    """A job; `verdict` is what it found.
 
+    Times are in seconds since the epoch; 0 means not yet.
     `eta_s` is None while it cannot be estimated, and 0 when the job is finishing.
     """
 
@@ -68,3 +97,5 @@ class JobStatus:
     rate_bytes_per_s: float
     eta_s: float | None
     orders: tuple[OrderStatus, ...]
+    # How the replicas compare now; None from an older controller.
+    compared: ComparisonResult | None = None

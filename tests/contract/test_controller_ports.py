@@ -98,6 +98,18 @@ def test_what_is_saved_again_replaces_what_was(reopen: Callable[[], JobStore]) -
     assert list(store.visits()) == [Visit(ContainerId(1), "j2", 0, 0.0)]
 
 
+def test_holders_come_back_and_a_container_without_any_is_dropped(
+    reopen: Callable[[], JobStore],
+) -> None:
+    store = reopen()
+    assert dict(store.holders()) == {}
+    one, two = ContainerId(1), ContainerId(2)
+    store.save(holders={one: {DN1, DN2}, two: {DN1}})
+    store.save(holders={two: set()})
+    store.save(holders={one: {DN2}})
+    assert dict(reopen().holders()) == {one: {DN2}}
+
+
 def test_saving_nothing_is_allowed(reopen: Callable[[], JobStore]) -> None:
     store = reopen()
     store.save()

@@ -9,9 +9,11 @@ sockets is replaced, by lists that the simulation picks from.
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from threading import Lock
+from types import MappingProxyType
 from typing import cast
 
 import grpc
@@ -124,15 +126,24 @@ class CrashingStore:
         """All visits that were saved."""
         return self._store.visits()
 
-    def save(self, jobs: Iterable[Job] = (), visits: Iterable[Visit] = ()) -> None:
-        """Save both or neither, unless the process dies first or right after.
+    def holders(self) -> Mapping[ContainerId, AbstractSet[PeerId]]:
+        """All holders that were saved."""
+        return self._store.holders()
+
+    def save(
+        self,
+        jobs: Iterable[Job] = (),
+        visits: Iterable[Visit] = (),
+        holders: Mapping[ContainerId, AbstractSet[PeerId]] = MappingProxyType({}),
+    ) -> None:
+        """Save all or nothing, unless the process dies first or right after.
 
         Raises:
             CrashError: the process died here.
         """
         if self.dies_before_save:
             raise CrashError
-        self._store.save(jobs, visits)
+        self._store.save(jobs, visits, holders)
         if self.dies_after_save:
             raise CrashError
 

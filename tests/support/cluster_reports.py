@@ -1,9 +1,11 @@
 """Builders of what datanodes report, and a controller in memory to report it to."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import count
+from types import MappingProxyType
 
 from merkle.outcome import PeerOutcome, RepairReport, Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
@@ -16,6 +18,8 @@ from scm.ports import AnyOrder, CancelOrder, CommandSink, ReconcileOrder
 from scm.registry import Datanode, HeartbeatEffect, ReplicaReport
 from scm.rules import Rules
 
+# When replicas were scanned, unless a test says otherwise: as its clock starts.
+SCANNED_MS = 1_000_000_000
 DN1, DN2 = PeerId("dn-1"), PeerId("dn-2")
 
 
@@ -28,6 +32,7 @@ def replica(
     index: int = 0,
     read_only: bool = False,
     fingerprint: bytes = b"",
+    scanned_ms: int | None = SCANNED_MS,
 ) -> ContainerReplica:
     return ContainerReplica(
         PeerId(peer),
@@ -36,6 +41,7 @@ def replica(
         root,
         0,
         index,
+        data_scan_timestamp_ms=scanned_ms,
         read_only=read_only,
         fingerprint=fingerprint,
     )
@@ -58,6 +64,7 @@ class MemoryJobStore:
         self.is_full = False
         self._jobs: dict[JobId, Job] = {}
         self._visits: dict[ContainerId, Visit] = {}
+        self._holders: dict[ContainerId, AbstractSet[PeerId]] = {}
         self._term = 0
 
     def jobs(self) -> Sequence[Job]:
@@ -66,11 +73,21 @@ class MemoryJobStore:
     def visits(self) -> Sequence[Visit]:
         return list(self._visits.values())
 
-    def save(self, jobs: Iterable[Job] = (), visits: Iterable[Visit] = ()) -> None:
+    def holders(self) -> Mapping[ContainerId, AbstractSet[PeerId]]:
+        return dict(self._holders)
+
+    def save(
+        self,
+        jobs: Iterable[Job] = (),
+        visits: Iterable[Visit] = (),
+        holders: Mapping[ContainerId, AbstractSet[PeerId]] = MappingProxyType({}),
+    ) -> None:
         if self.is_full:
             raise DatabaseError("database or disk is full")
         self._jobs.update((job.job_id, job) for job in jobs)
         self._visits.update((visit.container_id, visit) for visit in visits)
+        self._holders.update(holders)
+        self._holders = {number: peers for number, peers in self._holders.items() if peers}
 
     def next_term(self) -> int:
         self._term += 1

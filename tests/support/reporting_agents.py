@@ -3,6 +3,7 @@ over loopback.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
@@ -141,6 +142,9 @@ def _message(replica: ContainerReplica) -> pb.ReplicaReport:
         read_only=replica.read_only,
         fingerprint=replica.fingerprint,
     )
+    if replica.data_scan_timestamp_ms is not None:
+        # Controllers that are real processes have today's clock.
+        message.data_scan_timestamp = int(time.time() * 1000)
     if replica.data_checksum is not None:
         message.data_checksum = replica.data_checksum
     return message
@@ -156,5 +160,6 @@ def report_of(peer: str, replica: MemoryReplica) -> ContainerReplica:
         replica.state,
         root,
         replica.bcs_id,
+        data_scan_timestamp_ms=0,
         fingerprint=mark,
     )

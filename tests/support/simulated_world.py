@@ -131,6 +131,7 @@ class Place:
                 stored.bcs_id,
                 used_bytes=used_bytes,
                 block_count=len(stored.records),
+                data_scan_timestamp_ms=int(EPOCH_S * 1000) if known else None,
                 fingerprint=state_fingerprint(tree) if known else b"",
             )
             self.last_report = key, replica

@@ -21,17 +21,18 @@ from protos import controller_pb2 as pb
 from protos.errors import JobNotFoundError
 from runtime.errors import BusyError, DatabaseError, UsageError
 from runtime.metrics import Metrics
-from scm.controller import ProgressReport, ReconcileResponse
+from scm.controller import ProgressReport
 from scm.eligibility import Eligibility
 from scm.job_store import SqliteJobStore
 from scm.jobs import ROUNDS_MAX, Job, JobId, JobState, OrderState, task_id
 from scm.messages import command_to, heartbeat_from, job_to
 from scm.metrics import CONTROLLER_METRICS
-from scm.policy import RootComparison, Visit
+from scm.policy import MATCH, RootComparison, Visit
 from scm.ports import ReconcileOrder, ScanOrder
 from scm.rules import Rules
 from scm.server import ControllerService, Outbox
-from tests.support.cluster_reports import MemoryJobStore, World, replica, replicas
+from scm.views import ReconcileResponse
+from tests.support.cluster_reports import SCANNED_MS, MemoryJobStore, World, replica, replicas
 
 DNS = ("dn-1", "dn-2", "dn-3")
 
@@ -349,12 +350,12 @@ def test_a_process_that_stood_still_blames_nobody_for_its_silence() -> None:
     [job] = world.reconcile(1)
     world.now_s += 3600
     world.controller.tick(world.now_s)
-    assert world.controller.gauges()["scm_datanodes_live"] == 3
+    assert world.controller.gauges(world.now_s)["scm_datanodes_live"] == 3
     assert world.controller.job(job.job_id).state is JobState.RUNNING
     world.pass_time(80)
-    assert world.controller.gauges()["scm_datanodes_live"] == 3
+    assert world.controller.gauges(world.now_s)["scm_datanodes_live"] == 3
     world.pass_time(20)
-    assert world.controller.gauges()["scm_datanodes_live"] == 0
+    assert world.controller.gauges(world.now_s)["scm_datanodes_live"] == 0
     world.pass_time(250, beating=DNS)
     assert "no progress for 300 s" in world.controller.job(job.job_id).detail
 
@@ -393,6 +394,80 @@ def test_the_controller_logs_which_datanode_it_refuses(monkeypatch: pytest.Monke
     with capture_logs() as lines, pytest.raises(UsageError, match="dn-1 reports 2 containers"):
         service.heartbeat(request, cast(grpc.ServicerContext, None))
     assert [(line["event"], line["datanode"]) for line in lines] == [("heartbeat_refused", "dn-1")]
+
+
+def test_a_restarted_controller_knows_what_it_does_not_know() -> None:
+    world = World()
+    world.report(*replicas(7, 7, 7))
+    assert said(world) == ("match", "", 3)
+    world.pass_time(11, beating=DNS)
+    world.restart()
+    assert said(world) == (
+        "unknown", "0 of 3 known: no report yet of datanode dn-1, dn-2, dn-3", 3,
+    )  # fmt: skip
+    assert world.controller.gauges(world.now_s)["scm_containers_unknown"] == 1
+    [refused] = dry_run(world, 1)
+    assert refused.ruling.eligibility is Eligibility.NO_REPLICAS_FOUND
+    world.report(*replicas(7, 7))
+    assert said(world) == ("unknown", "2 of 3 known: no report yet of datanode dn-3", 3)
+    world.report(*replicas(7, 7, 7))
+    assert said(world) == ("match", "", 3)
+
+
+def test_what_was_never_stored_is_expected_as_often_as_required() -> None:
+    world = World()
+    world.report(*replicas(7, 7))
+    assert said(world) == ("unknown", "2 of 3 known", 3)
+
+
+def test_holders_are_stored_in_parts_and_a_full_disk_stops_no_heartbeat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scm.unsaved._HOLDERS_SAVED_MAX", 2)
+    world = World()
+    diverged(world, 5)
+    world.store.is_full = True
+    with pytest.raises(DatabaseError):
+        world.pass_time(20, step_s=20)
+    assert world.beat("dn-1").applied
+    world.store.is_full = False
+    for stored in (2, 4, 5):
+        world.pass_time(10, beating=DNS)
+        assert len(world.store.holders()) == stored
+    world.beat("dn-1", [replica("dn-1", 2)])
+    for peer in ("dn-2", "dn-3"):
+        world.beat(peer, [])
+    world.pass_time(40, beating=DNS)
+    assert world.store.holders() == {2: {"dn-1"}}
+
+
+def test_all_agents_dead_is_unknown_in_metrics_too() -> None:
+    world = World()
+    world.report(*replicas(7, 7, 7))
+    world.pass_time(700)
+    assert said(world) == ("unknown", "0 of 3 known", 3)
+    gauges = world.controller.gauges(world.now_s)
+    assert (gauges["scm_containers"], gauges["scm_containers_unknown"]) == (1, 1)
+    world.pass_time(1, beating=DNS)
+    assert said(world)[0] == "match"
+    assert world.controller.gauges(world.now_s)["scm_containers_unknown"] == 0
+
+
+def test_the_age_of_the_oldest_root_is_a_metric() -> None:
+    world = World(now_s=SCANNED_MS / 1000 + 50 * 3600)
+    world.report(*replicas(7, 7, 7), replica("dn-1", 2, scanned_ms=None))
+    gauges = world.controller.gauges(world.now_s)
+    assert 50 * 3600 <= gauges["scm_roots_oldest_age_seconds"] < 51 * 3600
+    assert gauges["scm_containers_unscanned"] == 1
+    assert gauges.keys() | {"scm_heartbeats_total", "scm_jobs_finished_total"} == {
+        metric.name for metric in CONTROLLER_METRICS
+    }
+
+
+def said(world: World) -> tuple[str, str, int]:
+    view = world.controller.container(ContainerId(1))
+    assert view is not None
+    return view.compared.comparison.value, view.compared.note, view.expected_replicas
 
 
 def dry_run(world: World, *numbers: int) -> list[ReconcileResponse]:
@@ -677,7 +752,7 @@ def test_the_most_that_agents_can_say_in_all_rounds_is_still_shown() -> None:
         world.pass_time(1, beating=DNS)
     ended = world.controller.job(job.job_id)
     assert (ended.state, ended.orders[0].round) == (JobState.DONE, ROUNDS_MAX)
-    assert job_to(ended).bytes_done == ended.bytes_done
+    assert job_to(ended, MATCH).bytes_done == ended.bytes_done
 
 
 def test_a_further_round_is_cancelled_under_its_own_name() -> None:

@@ -13,7 +13,9 @@ from merkle.tree import ContainerId
 from scm.eligibility import INVALID_HINT
 from scm.policy import (
     BACKOFF_MOST_S,
+    MATCH,
     ComparisonResult,
+    Knowledge,
     RootComparison,
     Roots,
     RoundEnd,
@@ -26,6 +28,7 @@ from scm.policy import (
     peers_to_reorder,
     roots,
     targets,
+    unwritten,
 )
 from tests.support.cluster_reports import replica, replicas
 
@@ -65,7 +68,7 @@ some_peers = st.frozensets(st.sampled_from([PeerId(f"dn-{number}") for number in
         ),
         ([replica(state=ReplicaState.OPEN)], RootComparison.NOT_APPLICABLE),
         ([replica("dn-1"), replica("dn-2", state=ReplicaState.CLOSING)], RootComparison.UNKNOWN),
-        ([], RootComparison.NOT_APPLICABLE),
+        ([], RootComparison.UNKNOWN),
     ],
 )
 def test_an_unknown_root_is_neither_zero_nor_a_match(
@@ -97,8 +100,76 @@ def test_a_replica_without_a_fingerprint_is_compared_by_its_root() -> None:
 
 
 def test_a_silent_datanode_proves_no_match() -> None:
-    assert compare(replicas(7, 7), silent={PeerId("dn-2")}).comparison is RootComparison.UNKNOWN
-    assert compare(replicas(7, 8), silent={PeerId("dn-2")}).comparison is RootComparison.DIVERGED
+    assert (
+        compare(replicas(7, 7), Knowledge(silent={PeerId("dn-2")})).comparison
+        is RootComparison.UNKNOWN
+    )
+    assert (
+        compare(replicas(7, 8), Knowledge(silent={PeerId("dn-2")})).comparison
+        is RootComparison.DIVERGED
+    )
+
+
+@pytest.mark.parametrize(
+    ("roots", "known", "note"),
+    [
+        ((), Knowledge(), "no replicas are known"),
+        ((), Knowledge(required=3), "0 of 3 known"),
+        ((7, 7), Knowledge(required=3), "2 of 3 known"),
+        (
+            (7, 7),
+            Knowledge(missing={PeerId("dn-9"), PeerId("dn-8")}),
+            "2 of 4 known: no report yet of datanode dn-8, dn-9",
+        ),
+        (
+            (7, 7, 7),
+            Knowledge(required=3, missing={PeerId(f"x{number}") for number in range(5)}),
+            "3 of 8 known: no report yet of datanode x0, x1, x2 and 2 more",
+        ),
+    ],
+)
+def test_a_healthy_word_needs_all_expected_replicas(
+    roots: tuple[int, ...], known: Knowledge, note: str
+) -> None:
+    compared = compare(replicas(*roots), known)
+    assert (compared.comparison, compared.note) == (RootComparison.UNKNOWN, note)
+    assert compared.roots_agree is bool(roots)
+    if roots:
+        # What differs is known to differ, whoever is missing.
+        assert compare(replicas(8, *roots), known).comparison is RootComparison.DIVERGED
+
+
+def test_a_healthy_word_needs_roots_of_recent_scans() -> None:
+    known = Knowledge(scanned_after_ms=1_000)
+    new, old, never = (
+        replica(f"dn-{number}", scanned_ms=at) for number, at in enumerate((1_000, 999, None))
+    )
+    assert compare([new, replace(new, peer=PeerId("x"))], known) == MATCH
+    assert compare([new, old], known) == ComparisonResult(
+        RootComparison.UNKNOWN, "1 of 2 replicas were last scanned too long ago", roots_agree=True
+    )
+    assert compare([new, never], known).note == "the data of 1 of 2 replicas was never scanned"
+    assert compare([new, old, never]) == MATCH
+
+
+def test_replicas_without_an_order_that_differ_are_named_with_the_reason() -> None:
+    found = [
+        replica("dn-1", root=7, fingerprint=b"x"),
+        replica("dn-2", root=8, read_only=True),
+        replica("dn-3", root=8),
+        replica("dn-4", root=7, fingerprint=b"y", read_only=True),
+        replica("dn-5", root=7, fingerprint=b"x", read_only=True),
+        replica("dn-6", root=None, read_only=True),
+        replica("dn-7", root=9),
+    ]
+    assert unwritten(found, {PeerId("dn-1")}) == {
+        "dn-2": "it is held read-only",
+        "dn-3": "it was not live when the job began",
+        "dn-4": "it is held read-only",
+        "dn-7": "it was not live when the job began",
+    }
+    # Replicas with an order are not named: their orders say what became of them.
+    assert unwritten(found, {one.peer for one in found}) == {}
 
 
 def test_empty_trees_of_containers_with_blocks_prove_no_match() -> None:
@@ -117,7 +188,7 @@ def test_replicas_of_an_empty_container_match() -> None:
     """CR-009: unlike the root of a container with blocks, that of an empty one is known
     to be 0.
     """
-    assert compare(replicas(0, 0, 0)) == ComparisonResult(RootComparison.MATCH)
+    assert compare(replicas(0, 0, 0)) == MATCH
 
 
 def test_a_match_of_unhealthy_replicas_says_so() -> None:
@@ -125,12 +196,19 @@ def test_a_match_of_unhealthy_replicas_says_so() -> None:
     assert compare(found).note == "1 of 2 replicas are UNHEALTHY"
 
 
-@given(some_replicas, some_peers)
+@given(some_replicas, some_peers, some_peers, st.integers(0, 4))
 def test_a_match_is_claimed_only_of_known_equal_closed_roots(
-    found: list[ContainerReplica], silent: frozenset[PeerId]
+    found: list[ContainerReplica],
+    silent: frozenset[PeerId],
+    others: frozenset[PeerId],
+    required: int,
 ) -> None:
     """inv-I12."""
-    if compare(found, silent=silent).comparison is RootComparison.MATCH:
+    missing = others - {one.peer for one in found}
+    known = Knowledge(required, silent, missing)
+    if compare(found, known).comparison is RootComparison.MATCH:
+        assert len(found) >= required
+        assert not missing
         assert len(found) >= 2
         assert len({r.data_checksum for r in found}) == 1
         assert all(

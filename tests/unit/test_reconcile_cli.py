@@ -587,6 +587,114 @@ def test_all_diverged_of_nothing_is_done(cluster: Cluster) -> None:
     assert cluster.run("reconcile", "--all-diverged", "--status", "--json").stdout == "[ ]\n"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("reconcile", "--all-diverged", "--yes"),
+        ("reconcile", "--all-diverged", "--dry-run"),
+        ("reconcile", "1", "--yes"),
+        ("container", "list"),
+        ("container", "list", "--diverged"),
+        ("container", "info", "1"),
+        ("container", "diff", "1"),
+        ("scan", "1"),
+    ],
+)
+def test_without_agents_nothing_is_known_and_nothing_is_fine(
+    cluster: Cluster, words: tuple[str, ...]
+) -> None:
+    document = cluster.json(*words)
+    assert document["exit"] == 7
+    [error] = errors(document)
+    assert error["code"] == "no_agent"
+    assert f"No live agent reports to the controller at {cluster.server.address}" in str(
+        error["message"]
+    )
+    if words[:2] == ("container", "list"):
+        assert document["data"] == {"containers": [], "more": False}
+    shown = cluster.run(*words)
+    assert shown.exit_code == 7
+    assert "diverged" not in shown.stdout
+
+
+def test_without_agents_the_status_of_a_container_is_unknown(cluster: Cluster) -> None:
+    for words in (("--all-diverged",), ("1",)):
+        shown = cluster.run("reconcile", "--status", *words)
+        assert shown.exit_code == 7
+        assert "No live agent" in str(shown.exception) + shown.output
+
+
+def test_nothing_diverged_is_said_with_what_was_not_compared(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(7, 7, 7), *cluster.roots(7, 7, container_id=2))
+    said = cluster.run("reconcile", "--all-diverged", "--dry-run")
+    assert (said.exit_code, said.stdout) == (0, "No container is known to be diverged.\n")
+    assert "1 container not compared" in said.stderr
+
+
+def test_a_container_says_how_much_is_known_and_how_old_that_is(cluster: Cluster) -> None:
+    cluster.report(
+        *cluster.roots(7, 7),
+        *cluster.roots(7, 7, 7, container_id=2),
+        *(
+            replace(one, data_scan_timestamp_ms=None)
+            for one in cluster.roots(7, 7, 7, container_id=3)
+        ),
+    )
+    data = cluster.json("container", "list")["data"]
+    assert isinstance(data, dict)
+    said = [
+        (one["comparison"], one["comparisonNote"], one["knownReplicas"], one["expectedReplicas"])
+        for one in data["containers"]
+    ]
+    never = "the data of 3 of 3 replicas was never scanned"
+    assert said == [
+        ("unknown", "2 of 3 known", 2, 3), ("match", "", 3, 3), ("unknown", never, 3, 3),
+    ]  # fmt: skip
+    ages = [one["rootsAgeSeconds"] for one in data["containers"]]
+    assert all(0 <= age < 60 for age in ages[:2])
+    assert ages[2] is None
+    assert [one["rootsScannedAt"] is None for one in data["containers"]] == [False, False, True]
+    table = cluster.run("container", "list").stdout
+    assert re.search(r"unknown +2/3 +\d+s ago .*2 of 3 known", table)
+    assert re.search(r"unknown +3/3 +never", table)
+    info = cluster.run("container", "info", "1", "3").stdout
+    assert re.search(r"known: +2 of 3 replicas, data scanned \d+s ago", info)
+    assert re.search(r"known: +3 of 3 replicas, data scanned never", info)
+
+
+def test_a_job_is_not_done_while_replicas_that_it_could_not_write_differ(cluster: Cluster) -> None:
+    first, *others = cluster.roots(1, 2, 2)
+    cluster.report(first, *(replace(one, read_only=True) for one in others))
+    plan = cluster.json("reconcile", "1", "--dry-run")["data"]
+    assert isinstance(plan, dict)
+    assert plan["plan"][0]["notWritten"] == {"dn-2": "read-only", "dn-3": "read-only"}
+    assert "dn-2 is not written: read-only" in " ".join(
+        cluster.run("reconcile", "1", "--dry-run").stdout.split()
+    )
+    work(cluster)
+    document = cluster.json("reconcile", "1", "--yes", "--wait")
+    assert document["exit"] == 5
+    [job] = jobs(document)
+    assert (job["state"], job["verdict"], job["comparison"]) == (
+        "PARTIAL",
+        "REPAIRABLE",
+        "diverged",
+    )
+    assert job["detail"] == (
+        "dn-2 still differs: it is held read-only; dn-3 still differs: it is held read-only"
+    )
+
+
+def test_a_job_that_ended_says_what_it_found_and_what_is_true_now(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(1, 2, 3))
+    work(cluster)
+    [job] = jobs(cluster.json("reconcile", "1", "--yes", "--wait"))
+    assert (job["state"], job["verdict"], job["comparison"]) == ("DONE", "REPAIRABLE", "match")
+    shown = cluster.run("job", "show", str(job["jobID"])).stdout
+    assert re.search(r"found: +REPAIRABLE\n +now: +match\n", shown)
+    assert re.search(r"DONE +REPAIRABLE +match", cluster.run("job", "list").stdout)
+
+
 def test_containers_are_listed_by_state_and_comparison(cluster: Cluster) -> None:
     cluster.report(
         *cluster.roots(7, 7, 7),

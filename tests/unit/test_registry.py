@@ -1,6 +1,7 @@
 """Who is alive and holds what, whatever the order in which reports come."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -265,9 +266,133 @@ def test_the_index_always_says_what_a_fresh_comparison_would(
     for container_id in registry.container_ids():
         assert registry.compared(container_id) == fresh.compared(container_id)
     assert set(registry.diverged()) == set(fresh.diverged())
-    assert {k: v for k, v in registry.counts().items() if v} == {
-        k: v for k, v in fresh.counts().items() if v
+    shown = Counter(registry.compared(number).comparison for number in registry.container_ids())
+    assert +Counter(registry.counts()) == shown
+    assert len(registry) == shown.total()
+
+
+def restarted(**settings: float) -> Registry:
+    """A registry whose earlier process knew container 1 on three datanodes."""
+    peers = frozenset({PeerId("dn-1"), PeerId("dn-2"), PeerId("dn-3")})
+    return Registry(
+        stale_after_s=90,
+        dead_after_s=600,
+        holders={ContainerId(1): peers},
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def word(registry: Registry) -> tuple[RootComparison, str]:
+    compared = registry.compared(ContainerId(1))
+    return compared.comparison, compared.note
+
+
+def test_after_a_start_a_container_is_unknown_until_its_holders_have_reported() -> None:
+    registry = restarted()
+    assert list(registry.container_ids()) == [1]
+    assert registry.counts()[RootComparison.UNKNOWN] == 1
+    waiting = "no report yet of datanode"
+    assert word(registry)[1] == f"0 of 3 known: {waiting} dn-1, dn-2, dn-3"
+    observe(registry, replica("dn-1"), peer="dn-1")
+    observe(registry, replica("dn-2"), peer="dn-2")
+    assert word(registry) == (RootComparison.UNKNOWN, f"2 of 3 known: {waiting} dn-3")
+    # A heartbeat without a report says nothing of the replica.
+    registry.handle_heartbeat(
+        Datanode(PeerId("dn-3"), "", "127.0.0.1:1"),
+        incarnation="1",
+        sequence=1,
+        report=None,
+        now_s=0.0,
+    )
+    assert word(registry)[0] is RootComparison.UNKNOWN
+    observe(registry, replica("dn-3"), peer="dn-3", sequence=2)
+    assert word(registry) == (RootComparison.MATCH, "")
+    assert registry.expected_replicas(ContainerId(1)) == 3
+
+
+@pytest.mark.parametrize(
+    ("required_nodes", "expected"), [(2, RootComparison.MATCH), (3, RootComparison.UNKNOWN)]
+)
+def test_a_datanode_that_never_came_back_is_dead_in_time(
+    required_nodes: int, expected: RootComparison
+) -> None:
+    registry = restarted(required_nodes=required_nodes)
+    for number, now_s in enumerate((0.0, 590.0, 605.0), start=1):
+        for peer in ("dn-1", "dn-2"):
+            observe(registry, replica(peer), peer=peer, sequence=number, now_s=now_s)
+        registry.update_liveness(now_s)
+        assert word(registry)[0] is (RootComparison.UNKNOWN if now_s < 600 else expected)
+    # When it does come, its report counts.
+    observe(registry, replica("dn-3", root=8), peer="dn-3", now_s=700)
+    assert word(registry)[0] is RootComparison.DIVERGED
+
+
+def test_a_holder_that_reports_without_the_replica_is_no_longer_expected() -> None:
+    registry = restarted(required_nodes=2)
+    observe(registry, replica("dn-1"), peer="dn-1")
+    observe(registry, replica("dn-2"), peer="dn-2")
+    effect = observe(registry, peer="dn-3")
+    assert effect.reassigned == {1}
+    assert registry.holders(ContainerId(1)) == {"dn-1", "dn-2"}
+    assert word(registry) == (RootComparison.MATCH, "")
+
+
+def test_when_all_datanodes_are_dead_nothing_is_known() -> None:
+    registry = Registry(stale_after_s=90, dead_after_s=600, required_nodes=3)
+    for peer, root in (("dn-1", 7), ("dn-2", 7), ("dn-3", 7)):
+        observe(registry, replica(peer, 1, root=root), replica(peer, 2, root=len(peer)), peer=peer)
+    assert registry.counts()[RootComparison.MATCH] == 2
+    registry.update_liveness(700.0)
+    assert +Counter(registry.counts()) == {RootComparison.UNKNOWN: 2}
+    assert word(registry) == (RootComparison.UNKNOWN, "0 of 3 known")
+    assert len(registry) == 2
+
+
+def test_roots_go_stale_without_a_report() -> None:
+    day_s = 86_400.0
+    start_s = 1_000_000.0
+    registry = Registry(
+        stale_after_s=90, dead_after_s=600, roots_stale_after_s=30 * day_s, now_s=start_s
+    )
+    for sequence, days in enumerate((0, 29.9, 30.1), start=1):
+        now_s = start_s + days * day_s
+        for peer in ("dn-1", "dn-2"):
+            observe(registry, replica(peer), peer=peer, sequence=sequence, full=False, now_s=now_s)
+        registry.update_liveness(now_s)
+        assert (word(registry)[0] is RootComparison.MATCH) == (days < 30)
+    assert registry.ages.oldest_s == pytest.approx(start_s, abs=3600)
+    for peer in ("dn-1", "dn-2"):
+        scanned = replica(peer, scanned_ms=int((start_s + 30 * day_s) * 1000))
+        observe(registry, scanned, peer=peer, sequence=9, full=False, now_s=start_s + 31 * day_s)
+    assert word(registry) == (RootComparison.MATCH, "")
+    observe(registry, replica("dn-2", 5, scanned_ms=None), peer="dn-2", sequence=10, full=False)
+    assert registry.ages.never_scanned == 1
+
+
+@settings(max_examples=200)
+@given(actions, st.dictionaries(st.integers(1, 4), st.sets(st.sampled_from(["dn-1", "dn-9"]))))
+def test_the_holders_are_what_reports_say_and_each_change_is_told(
+    steps: list[tuple[str, bool, dict[int, int | None], float]], stored: dict[int, set[str]]
+) -> None:
+    known = {
+        ContainerId(number): frozenset(map(PeerId, peers))
+        for number, peers in stored.items()
+        if peers
     }
+    registry = Registry(stale_after_s=90, dead_after_s=600, holders=known)
+    model = {(peer, number) for number, peers in known.items() for peer in peers}
+    for sequence, (peer, full, roots, _) in enumerate(steps, start=1):
+        found = [replica(peer, number, root=root) for number, root in roots.items()]
+        removed = () if full else (1,)
+        effect = observe(registry, *found, peer=peer, sequence=sequence, full=full, removed=removed)
+        before = set(model)
+        if full:
+            model = {held for held in model if held[0] != peer}
+        model -= {(peer, ContainerId(1))} if removed and 1 not in roots else set()
+        model |= {(PeerId(peer), ContainerId(number)) for number in roots}
+        assert effect.reassigned == {number for _, number in before ^ model}
+        held = {(p, n) for n in registry.container_ids() for p in registry.holders(n)}
+        assert held == model
 
 
 def test_a_datanode_with_too_many_containers_is_refused_by_name(
