@@ -387,3 +387,14 @@ def test_an_error_that_nobody_foresaw_ends_one_command_and_no_thread() -> None:
     assert done == [ScanCommand(ContainerId(1)), ScanCommand(ContainerId(3))]
     assert metrics.value("dnagent_thread_failures_total", thread="heartbeat") == 2
     assert metrics.value("dnagent_commands_total", outcome="failed") == 1
+
+
+def test_a_cancel_that_is_sent_again_is_executed_again() -> None:
+    """The controller repeats it, with its first ID, while the job still runs."""
+    state = HeartbeatState()
+    cancel = CommandEnvelope("j1/cancel", 1, CancelCommand("j1"))
+    for _ in range(2):
+        sent = state.next_heartbeat([], [])
+        answer = replace(KNOWN, envelopes=(cancel,))
+        assert state.handle_response(sent, answer) == [CancelCommand("j1")]
+    assert state.next_heartbeat([], []).acknowledged == ("j1/cancel",)
