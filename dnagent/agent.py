@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from dnagent.config import EXTRA_HINT, AgentConfig, VolumeSettings
@@ -43,7 +43,7 @@ from repair.ports import Peer
 from repair.runner import Runner
 from runtime.config import split_address
 from runtime.disk import Disk
-from runtime.errors import BusyError, ConfigError, OperationInterruptedError
+from runtime.errors import BusyError, ConfigError, InternalError, OperationInterruptedError
 from runtime.folder_lock import FolderLock
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
@@ -84,6 +84,7 @@ class Agent:
         self._stack = ExitStack()
         self._failed: list[FailedVolume] = []
         self._last_errors: dict[str, str] = {}
+        self._duplicates: set[ContainerId] = set()
         self._scanners: dict[str, Scanner] = {}
         self._heartbeats: HeartbeatSender | None = None
         self._scan_calls = threading.Semaphore(_SCAN_CALLS_MAX)
@@ -387,8 +388,8 @@ class Agent:
         return self._scanners[self._store.volume_of(container_id).name]
 
     def _run_maintenance(self) -> None:
-        """Regularly reload read-only volumes, and delete undo copies that have
-        expired.
+        """Regularly reload read-only volumes, delete undo copies that have expired, and
+        look for containers on several volumes.
         """
         older_than_s = self._config.repair.undo_days * 86_400.0
         guard = ThreadGuard("upkeep", self.metrics, THREAD_FAILURES)
@@ -403,8 +404,21 @@ class Agent:
                     self._log.error(
                         "volume_failed", **{**error_fields(error), "volume": volume.name}
                     )
+            with suppress(InternalError), guard.named_errors():
+                self._report_duplicates()
             if self._stop.wait(self._refresh_s):
                 return
+
+    def _report_duplicates(self) -> None:
+        found = self._store.duplicates()
+        self.metrics.set("dnagent_containers_duplicated", len(found))
+        # Logged once, not at every look.
+        for container_id in sorted(found.keys() - self._duplicates):
+            counts, *others = found[container_id]
+            self._log.error(
+                "container_duplicated", container_id=container_id, volume=counts, others=others
+            )
+        self._duplicates = set(found)
 
     def _maintain(self, volume: ManagedVolume, older_than_s: float) -> None:
         try:

@@ -8,23 +8,34 @@ time. `HeartbeatSender` is the thread that sends heartbeats and passes commands 
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dnagent.events import AGENT_EVENTS
 from dnagent.metrics import THREAD_FAILURES
 from merkle.errors import ReconcileError
+from merkle.limits import MESSAGE_BYTES_MAX
 from merkle.outcome import OutcomeState, RepairReport
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
+from protos.values import CLAIMED_MAX, EVIDENCE_MAX, TEXT_CHARACTERS_MAX
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 
-# A report of this size fits well into one message; the rest follows with the next
-# heartbeat.
+# A heartbeat is filled up to three quarters of the largest message; the rest follows
+# with the next one.
+_HEARTBEAT_BYTES_MAX = MESSAGE_BYTES_MAX * 3 // 4
 _REPLICAS_PER_REPORT = 50_000
+_REMOVED_PER_REPORT = 100_000
+_ACKNOWLEDGED_PER_REPORT = 10_000
+# The most that one takes in a message, with its tag and length.
+REPLICA_BYTES_MAX = 200
+_ID_BYTES_MAX = 12
+# All fields of a job, a fact or a peer but its texts.
+_FIELDS_BYTES_MAX = 300
+_LISTED_BYTES_MAX = 50
 # Commands remembered, so that a command sent again is not executed again.
 COMMANDS_REMEMBERED = 10_000
 # Results of reconciliations kept for the controller. After a longer outage it relies
@@ -98,6 +109,36 @@ class JobReport:
         """Whether the job has ended."""
         return self.state is not None
 
+    @property
+    def bytes_max(self) -> int:
+        """An upper limit of its size in a message."""
+        texts = [self.job_id, self.report.error_code, self.report.message]
+        for fact in self.report.evidence:
+            texts += [fact.kind, fact.detail]
+        for peer in self.report.peers:
+            texts += [peer.peer, peer.outcome]
+        listed = len(self.report.evidence) + len(self.report.peers)
+        return (
+            _FIELDS_BYTES_MAX
+            + listed * _LISTED_BYTES_MAX
+            + len(self.report.claimed_deleted) * _ID_BYTES_MAX
+            + sum(len(text.encode()) for text in texts)
+        )
+
+    def within_limits(self) -> "JobReport":
+        """The report as the controller keeps it, so that it fits into any heartbeat."""
+        evidence = tuple(
+            replace(fact, detail=fact.detail[:TEXT_CHARACTERS_MAX])
+            for fact in self.report.evidence[:EVIDENCE_MAX]
+        )
+        report = replace(
+            self.report,
+            message=self.report.message[:TEXT_CHARACTERS_MAX],
+            evidence=evidence,
+            claimed_deleted=self.report.claimed_deleted[:CLAIMED_MAX],
+        )
+        return replace(self, report=report)
+
 
 @dataclass(frozen=True, slots=True)
 class OutgoingHeartbeat:
@@ -135,11 +176,13 @@ class HeartbeatState:
         self._seen_commands: OrderedDict[str, None] = OrderedDict()
         self._acknowledged: list[str] = []
         self._results: OrderedDict[str, JobReport] = OrderedDict()
+        # Something did not fit into the last heartbeat.
+        self._is_cut = False
 
     def add_result(self, progress: JobReport) -> None:
         """Keep the result of a reconciliation until the controller confirms it."""
         assert progress.is_final
-        self._results[progress.job_id] = progress
+        self._results[progress.job_id] = progress.within_limits()
         if len(self._results) > PROGRESS_MAX:
             self._results.popitem(last=False)
 
@@ -161,19 +204,31 @@ class HeartbeatState:
         changed.sort(key=lambda replica: replica.container_id)
         left = {replica.container_id for replica in changed[self._replicas_per_report :]}
         changed = changed[: self._replicas_per_report]
-        removed = sorted((confirmed.keys() | unconfirmed) - held.keys())
+        gone = sorted((confirmed.keys() | unconfirmed) - held.keys())
+        removed = gone[:_REMOVED_PER_REPORT]
+        acknowledged = tuple(self._acknowledged[:_ACKNOWLEDGED_PER_REPORT])
         self._unconfirmed |= {replica.container_id for replica in changed} | set(removed)
         # A result must not arrive before the report of the repaired replica.
-        ended = tuple(p for p in self._results.values() if p.container_id not in left)
+        ready = [p for p in self._results.values() if p.container_id not in left]
         # No progress report may follow a job's result.
-        progress = *(p for p in running if p.job_id not in self._results), *ended
+        under_way = [p for p in running if p.job_id not in self._results]
+        room = (
+            _HEARTBEAT_BYTES_MAX
+            - len(changed) * REPLICA_BYTES_MAX
+            - len(removed) * _ID_BYTES_MAX
+            - sum(len(command_id) + _ID_BYTES_MAX for command_id in acknowledged)
+            - sum(p.bytes_max for p in under_way)
+        )
+        ended = _first_that_fit(ready, room)
+        self._is_cut = bool(left) or len(removed) < len(gone) or len(ended) < len(ready)
+        progress = *under_way, *ended
         return OutgoingHeartbeat(
             self._sequence,
             self._full_wanted,
             tuple(changed),
             tuple(removed),
             progress,
-            tuple(self._acknowledged),
+            acknowledged,
         )
 
     def handle_response(self, sent: OutgoingHeartbeat, answer: HeartbeatResponse) -> list[Command]:
@@ -201,7 +256,8 @@ class HeartbeatState:
     @property
     def has_pending(self) -> bool:
         """Whether the next heartbeat should not wait for the interval."""
-        return self._full_wanted or bool(self._results) or bool(self._acknowledged)
+        is_more = self._is_cut or bool(self._results) or bool(self._acknowledged)
+        return self._full_wanted or is_more
 
     def _accept(self, envelope: CommandEnvelope) -> bool:
         # A replaced leader may still send commands; they are void.
@@ -209,12 +265,27 @@ class HeartbeatState:
             return False
         self._term = envelope.term
         self._acknowledged.append(envelope.command_id)
+        if isinstance(envelope.command, CancelCommand):
+            # Sent again, with the same ID, because the job still runs. To cancel twice
+            # is to cancel.
+            return True
         if envelope.command_id in self._seen_commands:
             return False
         self._seen_commands[envelope.command_id] = None
         if len(self._seen_commands) > COMMANDS_REMEMBERED:
             self._seen_commands.popitem(last=False)
         return True
+
+
+def _first_that_fit(ready: Sequence[JobReport], room: int) -> list[JobReport]:
+    """The longest beginning that fits into this many bytes, at least one."""
+    found: list[JobReport] = []
+    for report in ready:
+        room -= report.bytes_max
+        if found and room < 0:
+            break
+        found.append(report)
+    return found
 
 
 class HeartbeatReceiver(Protocol):
@@ -304,7 +375,7 @@ class HeartbeatSender:
             self._failures = 0
         with self._state_lock:
             commands = self._state.handle_response(heartbeat, answer)
-            if self._state.has_pending or len(heartbeat.replicas) == _REPLICAS_PER_REPORT:
+            if self._state.has_pending:
                 self._wake.set()
         dropped = len(answer.envelopes) - len(commands)
         if dropped:

@@ -104,6 +104,7 @@ class Jobs:
         self._lock = threading.Lock()
         self._table = JobTable()
         self._futures: dict[ContainerId, Future[None]] = {}
+        self._cancelled: set[str] = set()
         self._log = get_logger("jobs", AGENT_EVENTS)
         self._guard = ThreadGuard("job", metrics, THREAD_FAILURES)
 
@@ -122,6 +123,10 @@ class Jobs:
         with self._lock:
             command = self._table.find(job_id)
             future = self._futures[command.container_id] if command else None
+            if command is not None:
+                # Before the interrupt, which finds no run while the job connects to its
+                # peers.
+                self._cancelled.add(job_id)
         if command is None or future is None:
             return
         if future.cancel():
@@ -184,7 +189,12 @@ class Jobs:
                         container_id, job_id, cancelled=cancelled, on_bytes=self._on_scan_bytes
                     ),
                     peers,
+                    is_cancelled=lambda: job_id in self._cancelled,
                 )
+        except OperationInterruptedError as error:
+            self._remove(command)
+            self._report_error(command, error, OutcomeState.INTERRUPTED)
+            return
         except InternalError as fault:
             # A defect of the agent ends only this job. It is reported, and another job
             # may follow.
@@ -256,6 +266,7 @@ class Jobs:
         with self._lock:
             self._table.remove(command)
             self._futures.pop(command.container_id, None)
+            self._cancelled.discard(command.job_id)
             self._metrics.set("dnagent_reconciliations_queued", len(self._table))
 
 

@@ -38,6 +38,7 @@ AGENT_METRICS = (
     ),
     Metric("dnagent_volumes_failed", Kind.GAUGE, "Volumes that could not be opened."),
     Metric("dnagent_containers", Kind.GAUGE, "Replicas held.", ("volume",)),
+    Metric("dnagent_containers_duplicated", Kind.GAUGE, "Containers on several volumes."),
     Metric(
         "dnagent_chunks_repaired_total", Kind.COUNTER, "Chunks repaired, by outcome.", ("outcome",)
     ),

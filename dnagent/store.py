@@ -9,6 +9,7 @@ memory are one step, so that a stale view never overwrites a newer one.
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from dnagent.events import AGENT_EVENTS
 from dnagent.local_replica import LocalReplica
@@ -16,7 +17,7 @@ from dnagent.volumes import ManagedVolume
 from merkle.columns import encode_tree
 from merkle.merge import merge
 from merkle.record import BlockRecord
-from merkle.replica import ContainerReplica
+from merkle.replica import ContainerReplica, ReplicaState
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import Container
 from ozone.errors import (
@@ -30,6 +31,28 @@ from runtime.errors import BusyError
 from runtime.log import get_logger
 
 _log = get_logger("store", AGENT_EVENTS)
+
+
+def preferred(replicas: Sequence[ContainerReplica]) -> int:
+    """Which of the replicas of one container on several volumes counts, as an index.
+
+    Ozone's rule: a CLOSED one, then the one with the highest commit, then the first. A
+    replica that cannot be read comes last. Among erasure-coded ones, which have no
+    commit, the first counts.
+    """
+    if any(replica.replica_index > 0 for replica in replicas):
+        return 0
+
+    def rank(index: int) -> tuple[bool, bool, int, int]:
+        replica = replicas[index]
+        return (
+            replica.state is not ReplicaState.INVALID,
+            replica.state is ReplicaState.CLOSED,
+            replica.bcs_id,
+            -index,
+        )
+
+    return max(range(len(replicas)), key=rank)
 
 
 class ReplicaStore:
@@ -50,28 +73,32 @@ class ReplicaStore:
         self._interrupt = interrupt
 
     def replicas(self) -> list[ContainerReplica]:
-        """All replicas; for a container on two volumes, that of the first volume."""
-        found: dict[ContainerId, ContainerReplica] = {}
-        for volume in self.volumes:
-            for replica in volume.replicas():
-                found.setdefault(replica.container_id, replica)
-        return list(found.values())
+        """All replicas; for a container on several volumes, the one that counts."""
+        return [found[preferred(found)] for found in self._by_container().values()]
+
+    def duplicates(self) -> dict[ContainerId, tuple[str, ...]]:
+        """The containers on several volumes, each with the names of these: that of the
+        replica that counts first.
+        """
+        return {
+            container_id: self._names(container_id)
+            for container_id, found in self._by_container().items()
+            if len(found) > 1
+        }
 
     def volume_of(self, container_id: ContainerId) -> ManagedVolume:
-        """The volume that holds the container.
+        """The volume that holds the container; of several, that of the replica that
+        counts.
 
         Raises:
             ContainerNotFoundError: no volume holds it.
         """
-        for volume in self.volumes:
-            try:
-                volume.replica(container_id)
-            except ContainerNotFoundError:
-                continue
-            return volume
-        raise ContainerNotFoundError(
-            f"there is no container {container_id} here", container_id=container_id
-        )
+        volumes, replicas = self._holders(container_id)
+        if not volumes:
+            raise ContainerNotFoundError(
+                f"there is no container {container_id} here", container_id=container_id
+            )
+        return volumes[preferred(replicas)]
 
     def head(self, container_id: ContainerId) -> ReplicaHead:
         """State, commit and replica index (ReplicaSource.head)."""
@@ -172,6 +199,31 @@ class ReplicaStore:
         """Close all volumes."""
         for volume in self.volumes:
             volume.close()
+
+    def _by_container(self) -> dict[ContainerId, list[ContainerReplica]]:
+        found: dict[ContainerId, list[ContainerReplica]] = {}
+        for volume in self.volumes:
+            for replica in volume.replicas():
+                found.setdefault(replica.container_id, []).append(replica)
+        return found
+
+    def _holders(
+        self, container_id: ContainerId
+    ) -> tuple[list[ManagedVolume], list[ContainerReplica]]:
+        volumes, replicas = [], []
+        for volume in self.volumes:
+            with suppress(ContainerNotFoundError):
+                replicas.append(volume.replica(container_id))
+                volumes.append(volume)
+        return volumes, replicas
+
+    def _names(self, container_id: ContainerId) -> tuple[str, ...]:
+        volumes, replicas = self._holders(container_id)
+        if not volumes:
+            # Deleted meanwhile.
+            return ()
+        counts = volumes[preferred(replicas)]
+        return counts.name, *(volume.name for volume in volumes if volume is not counts)
 
     def _container(self, container_id: ContainerId) -> Container:
         return self.volume_of(container_id).containers.get(container_id)

@@ -20,7 +20,7 @@ from ozone.treefile import TreeFiles
 from ozone.undo import UndoStore
 from ozone.volume import Volume
 from ozone.writer import ContainerWriter, check_no_gap, require_state
-from protos.convert import record_to_bytes
+from protos.convert import may_delete_block, record_to_bytes
 from runtime.disk import Disk
 from runtime.errors import DiskError
 
@@ -99,6 +99,7 @@ class RepairWriter(ContainerWriter):
         Raises:
             ContainerStateError: the container is not closed, or is erasure-coded.
             BlockNotFoundError: the block was deleted, or its deletion is pending.
+            RecordInvalidError: a delete transaction that cannot be parsed may name it.
             ChunkGapError: the file would get a gap; nothing is written.
             UndoBudgetError: the copies do not fit; nothing is written.
             DiskError: a read or write failed, or the bytes read back differ (with the
@@ -242,15 +243,22 @@ class RepairWriter(ContainerWriter):
             )
         # Checked under the lock: a deletion that arrived after the repair was planned
         # wins.
-        pending = {
-            i for transaction in self._transactions(container_id) for i in transaction.block_ids
-        }
+        transactions, unparsable = self._pending_deletes(container_id)
+        pending = {i for transaction in transactions for i in transaction.block_ids}
         if block_id in pending or block_id in self._trees.deleted_blocks(container_id):
             raise BlockNotFoundError(
                 f"block {block_id} of container {container_id} was deleted",
                 container_id=container_id,
                 block_id=block_id,
                 deleted=True,
+            )
+        if any(may_delete_block(raw, block_id) for raw in unparsable):
+            raise RecordInvalidError(
+                f"a delete transaction of container {container_id} cannot be parsed and may name"
+                f" block {block_id}",
+                hint="Compare the row of delete_txns with those of the other replicas.",
+                container_id=container_id,
+                block_id=block_id,
             )
         return container
 

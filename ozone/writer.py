@@ -358,7 +358,7 @@ class ContainerWriter:
 
     def delete_blocks(self, container_id: ContainerId) -> list[BlockId]:
         """Carry out the received delete transactions; returns the blocks that had a
-        record.
+        record. A transaction that cannot be parsed stays.
 
         Raises:
             ContainerStateError: the container is neither CLOSED nor QUASI_CLOSED.
@@ -368,7 +368,7 @@ class ContainerWriter:
         with self.locked(container_id):
             container = self._container(container_id)
             require_state(container, _DELETING, "deletes no blocks")
-            transactions = self._transactions(container_id)
+            transactions, _ = self._pending_deletes(container_id)
             if not transactions:
                 return []
             block_ids = sorted({block_id for t in transactions for block_id in t.block_ids})
@@ -507,11 +507,19 @@ class ContainerWriter:
         self._disk.sync(path)
         self._disk.sync_folder(container.chunks_folder)
 
-    def _transactions(self, container_id: ContainerId) -> list[DeleteTransaction]:
-        rows = self._database.items(OzoneTable.DELETE_TXNS, container_prefix(container_id))
-        return sorted(
-            (delete_transaction_from_bytes(raw) for _, raw in rows), key=lambda t: t.tx_id
-        )
+    def _pending_deletes(
+        self, container_id: ContainerId
+    ) -> tuple[list[DeleteTransaction], list[bytes]]:
+        """The received delete transactions by ascending ID, and the rows that cannot be
+        parsed.
+        """
+        transactions, unparsable = [], []
+        for _, raw in self._database.items(OzoneTable.DELETE_TXNS, container_prefix(container_id)):
+            try:
+                transactions.append(delete_transaction_from_bytes(raw))
+            except RecordInvalidError:
+                unparsable.append(raw)
+        return sorted(transactions, key=lambda t: t.tx_id), unparsable
 
     def _number(self, container_id: ContainerId, counter: Counter) -> int:
         return self._database.get_long(container_id, counter) or 0

@@ -70,6 +70,9 @@ _CHUNK = BlockMerkleTree.CHUNKMERKLETREE_FIELD_NUMBER << 3 | 2
 
 _Metadata = tuple[tuple[str, str | None], ...]
 
+# Field 3, a varint: a block ID in a delete transaction.
+_LOCAL_ID_TAG = 0x18
+
 
 def tree_from_bytes(raw: bytes, container_id: ContainerId) -> ContainerTree:
     """The tree in a serialised `ContainerChecksumInfo`, as a tree file or a peer holds
@@ -399,6 +402,17 @@ def delete_transaction_from_bytes(raw: bytes) -> DeleteTransaction:
         tuple(BlockId(block_id) for block_id in message.localID),
         message.totalSizePerReplica if message.HasField("totalSizePerReplica") else None,
     )
+
+
+def may_delete_block(raw: bytes, block_id: BlockId) -> bool:
+    """Whether a delete transaction that cannot be parsed may name the block: its field
+    stands somewhere in the bytes.
+    """
+    number, field = int(block_id), bytearray([_LOCAL_ID_TAG])
+    while number >= 0x80:
+        field.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*field, number]) in raw
 
 
 def delete_transaction_to_bytes(transaction: DeleteTransaction) -> bytes:

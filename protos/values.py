@@ -15,7 +15,7 @@ NAME_CHARACTERS_MAX = 300
 TEXT_CHARACTERS_MAX = 1_000
 # What is kept of one order's end; the rest is in the agent's own log.
 EVIDENCE_MAX = 1_000
-_CLAIMED_MAX = 10_000
+CLAIMED_MAX = 10_000
 # Far beyond what a container holds, and so far below what a message can say that the
 # sum over all rounds and datanodes of a job fits one: a false counter must not keep its
 # job, and every list of jobs, from being shown.
@@ -80,7 +80,7 @@ def report_from(message: pb.ReconcileProgress) -> RepairReport:
         message=message.message[:TEXT_CHARACTERS_MAX],
         evidence=_evidence_from(message),
         claimed_deleted=tuple(
-            BlockId(number) for number in islice(message.claimed_deleted_block_ids, _CLAIMED_MAX)
+            BlockId(number) for number in islice(message.claimed_deleted_block_ids, CLAIMED_MAX)
         ),
         peers=_peers_from(message),
     )

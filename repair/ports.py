@@ -134,6 +134,7 @@ class ReplicaWriter(Protocol):
 
         Raises:
             BlockNotFoundError: the block was deleted.
+            RecordInvalidError: a row that may delete the block cannot be parsed.
             ChunkGapError: the file has become too short: a write would leave a gap.
             UndoBudgetError: no space for the undo copy; nothing was written.
         """

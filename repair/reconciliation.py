@@ -384,7 +384,7 @@ class Reconciliation:
         self._round.failures.pop(block_id, None)
 
     def _unreadable(self, work: BlockRepairer, message: str) -> None:
-        """Fail one block whose file cannot be read, say because it is a link.
+        """Fail one block whose file or rows cannot be read, say because it is a link.
 
         If the whole disk fails, the next write or the scan will fail too.
         """
@@ -406,6 +406,12 @@ class Reconciliation:
         """Merge repaired chunks and adopted tombstones into our stored tree."""
         self._phase = Phase.STORING
         if not self._round.repaired and not self._round.tombstones:
+            self._commit()
+            return
+        if self._ours.tree is None or self._ours.tree.data_checksum is None:
+            # Our tree was lost meanwhile. One of the repaired chunks alone would call
+            # all others missing; a scan builds the whole one.
+            self._round.must_scan = True
             self._commit()
             return
         tree = repaired_tree(self._container_id, self._ours, self._round)
@@ -532,6 +538,10 @@ class Reconciliation:
                 self._block_gone(record.block_id)
             case CheckLocal(block_id), FailureKind.DISK_FAILED:
                 self._unreadable(self._page.blocks[block_id], event.message)
+            case WriteWindows(block_id), FailureKind.RECORD_INVALID:
+                self._unreadable(self._page.blocks[block_id], event.message)
+            case PutBlock(record), FailureKind.RECORD_INVALID:
+                self._unreadable(self._page.blocks[record.block_id], event.message)
             case WriteWindows(block_id), FailureKind.FILE_SHRANK:
                 self._damaged_again(self._page.blocks[block_id])
             case PutBlock(record), FailureKind.FILE_SHRANK:

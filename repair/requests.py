@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
+from merkle.errors import RecordInvalidError
 from merkle.outcome import RepairOutcome
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
@@ -293,6 +294,8 @@ class FailureKind(Enum):
     TREE_CHANGED = "tree_changed"
     # The block's file became shorter after we checked it.
     FILE_SHRANK = "file_shrank"
+    # A row that concerns the block cannot be parsed.
+    RECORD_INVALID = "record_invalid"
     DISK_FAILED = "disk_failed"
     OTHER = "other"
 
@@ -304,6 +307,7 @@ _FAILURE_KINDS = {
     BlockNotFoundError.code: FailureKind.BLOCK_GONE,
     StaleTreeError.code: FailureKind.TREE_CHANGED,
     ChunkGapError.code: FailureKind.FILE_SHRANK,
+    RecordInvalidError.code: FailureKind.RECORD_INVALID,
     DiskError.code: FailureKind.DISK_FAILED,
 }
 

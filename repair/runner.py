@@ -57,7 +57,7 @@ from repair.requests import (
     WriteWindows,
 )
 from repair.wire import RANGES_MAX
-from runtime.errors import BusyError, RemoteProtocolError
+from runtime.errors import BusyError, OperationInterruptedError, RemoteProtocolError
 from runtime.retry import Backoff, call_with_retry
 
 # An agent gives one client half of its threads (runtime.rpc): several agents of one
@@ -241,6 +241,7 @@ class Runner:
         self._lock = threading.Lock()
         self._peer_slots: dict[PeerId, threading.Semaphore] = {}
         self._runs: dict[ContainerId, _Run] = {}
+        self._is_closed = False
 
     def run(
         self,
@@ -248,18 +249,25 @@ class Runner:
         open_replica: Callable[[threading.Event], ReplicaAccess],
         peers: Mapping[PeerId, Peer],
         *,
+        is_cancelled: Callable[[], bool] = lambda: False,
         on_progress: Callable[[RepairProgress], None] = lambda _: None,
     ) -> RepairOutcome:
         """Reconcile to the end and return the outcome, which also reports failures.
 
         `open_replica` gets an event that is set on cancel, so that a scan can stop.
+        `is_cancelled` is asked once, when `interrupt` can already find the run: a
+        caller that first makes it true and then interrupts always cancels.
 
         Raises:
+            OperationInterruptedError: it was cancelled before it began, or the runner
+                is closed; nothing was opened.
             BusyError: this container is already being reconciled.
             ReconcileError: our replica cannot be opened.
         """
         run = _Run(job)
         with self._lock:
+            if self._is_closed:
+                raise OperationInterruptedError("the agent is stopping")
             if job.container_id in self._runs:
                 text = f"container {job.container_id} is already being reconciled"
                 raise BusyError(
@@ -269,6 +277,8 @@ class Runner:
                 )
             self._runs[job.container_id] = run
         try:
+            if is_cancelled() or run.cancelled.is_set():
+                raise OperationInterruptedError("the job was cancelled before it began")
             return self._drive(run, open_replica(run.cancelled), peers, on_progress)
         finally:
             with self._lock:
@@ -297,6 +307,8 @@ class Runner:
         its deadline.
         """
         with self._lock:
+            # A run that is not registered yet must not begin.
+            self._is_closed = True
             runs = list(self._runs.values())
         for run in runs:
             run.cancelled.set()

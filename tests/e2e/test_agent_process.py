@@ -44,6 +44,8 @@ def settings(
         f'[[volumes]]\npath = "{volume}"\nhold = "{hold}"\n'
         f"[scan]\nenabled = false\nbytes_per_second = {bytes_per_second}\n"
         f"mapped = {str(mapped).lower()}\n"
+        # Without repair an owner's volume is opened read-only.
+        f"[repair]\nenabled = {str(hold == 'owner').lower()}\n"
     )
     return path
 
@@ -200,16 +202,10 @@ def test_a_database_that_cannot_be_written_to_costs_its_own_volume(tmp_path: Pat
     """
     bad, good = (unpack("damaged", tmp_path / name) / "dn1" / "volume1" for name in ("bad", "good"))
     (next(bad.glob("hdds/CID-*/DS-*/container.db")) / "rocksdict-config.json").mkdir()
-    arguments = [
-        "--volume",
-        str(bad),
-        "--volume",
-        str(good),
-        "--hold",
-        "owner",
-        "--state-folder",
-        str(tmp_path / "s"),
-    ]
+    config = tmp_path / "agent.toml"
+    config.write_text("[repair]\nenabled = true\n")
+    arguments = ["--config", str(config), "--volume", str(bad), "--volume", str(good)]
+    arguments += ["--hold", "owner", "--state-folder", str(tmp_path / "s")]
     with TreefoldProcess(
         tmp_path / "run", "agent", "run", *arguments, "--listen", "127.0.0.1:0"
     ) as process:

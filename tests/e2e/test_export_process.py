@@ -29,6 +29,7 @@ def settings(folder: Path, volume: Path, hold: str, interval: str) -> Path:
     path.write_text(
         f'state_folder = "{folder / "state"}"\nlisten = "127.0.0.1:0"\nmetrics = "127.0.0.1:0"\n'
         f'[[volumes]]\npath = "{volume}"\nhold = "{hold}"\n[scan]\nenabled = false\n'
+        f"[repair]\nenabled = {str(hold == 'owner').lower()}\n"
         f'[export]\nto = "{folder / "to"}"\ninterval_s = "{interval}"\n'
     )
     return path

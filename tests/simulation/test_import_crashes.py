@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from chunktable.packed_trees import TREE_SCHEMA
-from dnagent.config import AgentConfig, VolumeSettings
+from dnagent.config import AgentConfig, RepairSettings, VolumeSettings
 from dnagent.imports import ImportResult, import_trees
 from merkle.columns import encode_tree
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
@@ -27,7 +27,9 @@ TOMBSTONE = BlockTree.tombstone(BlockId(21), 99)
 
 def config(folder: Path, hold: Hold) -> AgentConfig:
     return AgentConfig(
-        volumes=(VolumeSettings(path=folder / "v", hold=hold),), state_folder=folder / "state"
+        volumes=(VolumeSettings(path=folder / "v", hold=hold),),
+        state_folder=folder / "state",
+        repair=RepairSettings(enabled=True),
     )
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,12 +13,20 @@ from dnagent.agent import Agent
 from dnagent.config import AgentConfig
 from dnagent.imports import import_trees
 from merkle.replica import ReplicaState
-from merkle.tree import ContainerId
+from merkle.tree import BlockId, ContainerId
 from ozone.volume import Hold
 from runtime.disk import Disk
 from runtime.errors import BusyError
 from tests.support.handmade import STORAGE, VolumeMaker, whole
-from tests.support.volumes import container_folder, flip, state_of
+from tests.support.volumes import (
+    VERSION,
+    container_folder,
+    flip,
+    new_volume,
+    owned,
+    state_of,
+    write_block,
+)
 from tests.support.waiting import wait_until
 
 
@@ -129,3 +138,27 @@ def test_without_repair_an_owner_changes_nothing_in_its_volume(
     finally:
         running.stop()
     assert (state_of(root) == before) == (not is_enabled)
+
+
+def test_a_container_on_two_volumes_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    roots = []
+    for number in (1, 2):
+        version = replace(VERSION, storage_id=f"DS-{number}")
+        roots.append(new_volume(tmp_path / f"v{number}", version=version))
+        with owned(roots[-1], tmp_path / "writer") as made:
+            made.writer.create_container(ContainerId(1))
+            write_block(made.writer, ContainerId(1), BlockId(1), 3000, bcs_id=number)
+            made.writer.close(ContainerId(1))
+    volumes = [{"path": str(root)} for root in roots]
+    config = config_of(roots[0], tmp_path / "state", volumes=volumes)
+    running = Agent(config, refresh_s=0.05)
+    running.start()
+    try:
+        wait_until(lambda: running.metrics.value("dnagent_containers_duplicated") == 1, "the look")
+    finally:
+        running.stop()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "duplicated" in line]
+    assert len(lines) == 1
+    assert f"volume={roots[1]}" in lines[0]

@@ -71,7 +71,13 @@ class Rig:
     audited: list[tuple[int, str]] = field(default_factory=list)
     ends: list[JobReport] = field(default_factory=list)
 
-    def jobs(self, store: ReplicaStore | None = None, *, return_to_service: bool = False) -> Jobs:
+    def jobs(
+        self,
+        store: ReplicaStore | None = None,
+        *,
+        return_to_service: bool = False,
+        connect: Callable[[PeerAddress], Peer] | None = None,
+    ) -> Jobs:
         def audit(
             *,
             container: int,
@@ -88,13 +94,10 @@ class Rig:
             assert progress.is_final
             self.ends.append(progress)
 
-        def connect(_: PeerAddress) -> Peer:
-            return self.peer
-
         return Jobs(
             Runner(OWN, threads_max=2, audit=audit),
             store or self.store,
-            connect=connect,
+            connect=connect or (lambda _: self.peer),
             threads_max=1,
             fetches_max=2,
             return_to_service=return_to_service,
@@ -285,6 +288,35 @@ def test_a_job_that_waits_or_runs_can_be_cancelled(rig: Rig) -> None:
     assert (rig.end(2).job_id, rig.end(2).state) == ("job-1", OutcomeState.INTERRUPTED)
     jobs.cancel("job-of-somebody-else")
     jobs.close()
+    assert rig.audited == []
+
+
+@pytest.mark.parametrize("is_stop", [False, True])
+def test_a_cancel_while_a_job_connects_to_its_peers_is_not_lost(rig: Rig, *, is_stop: bool) -> None:
+    connecting, go_on = threading.Event(), threading.Event()
+
+    def connect(_: PeerAddress) -> Peer:
+        connecting.set()
+        assert go_on.wait(20)
+        return rig.peer
+
+    rig.peer.let.set()
+    jobs = rig.jobs(connect=connect)
+    jobs.submit(command())
+    assert connecting.wait(20)
+    stop = threading.Thread(target=jobs.close)
+    if is_stop:
+        stop.start()
+        wait_until(lambda: jobs._runner._is_closed, "the runner to close")
+    else:
+        jobs.cancel("job-1")
+    go_on.set()
+    assert (rig.end().state, rig.end().report.error_code) == (
+        OutcomeState.INTERRUPTED,
+        "interrupted",
+    )
+    (stop.join if is_stop else jobs.close)()
+    assert not rig.peer.asked.is_set()
     assert rig.audited == []
 
 

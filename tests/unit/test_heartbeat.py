@@ -6,12 +6,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dnagent.heartbeat import (
     COMMANDS_REMEMBERED,
     PROGRESS_MAX,
+    REPLICA_BYTES_MAX,
     CancelCommand,
     Command,
     CommandEnvelope,
@@ -27,9 +29,17 @@ from dnagent.heartbeat import (
 from dnagent.messages import request_of, response_of
 from dnagent.metrics import AGENT_METRICS
 from merkle.columns import state_fingerprint
-from merkle.outcome import OutcomeState, RepairReport
+from merkle.limits import MESSAGE_BYTES_MAX
+from merkle.outcome import (
+    Evidence,
+    EvidenceKind,
+    OutcomeState,
+    PeerOutcome,
+    RepairReport,
+    Verdict,
+)
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
-from merkle.tree import ContainerId
+from merkle.tree import BlockId, ContainerId
 from protos import controller_pb2
 from protos.errors import ControllerUnavailableError
 from runtime.metrics import Metrics
@@ -387,3 +397,82 @@ def test_an_error_that_nobody_foresaw_ends_one_command_and_no_thread() -> None:
     assert done == [ScanCommand(ContainerId(1)), ScanCommand(ContainerId(3))]
     assert metrics.value("dnagent_thread_failures_total", thread="heartbeat") == 2
     assert metrics.value("dnagent_commands_total", outcome="failed") == 1
+
+
+def test_a_cancel_that_is_sent_again_is_executed_again() -> None:
+    """The controller repeats it, with its first ID, while the job still runs."""
+    state = HeartbeatState()
+    cancel = CommandEnvelope("j1/cancel", 1, CancelCommand("j1"))
+    for _ in range(2):
+        sent = state.next_heartbeat([], [])
+        answer = replace(KNOWN, envelopes=(cancel,))
+        assert state.handle_response(sent, answer) == [CancelCommand("j1")]
+    assert state.next_heartbeat([], []).acknowledged == ("j1/cancel",)
+
+
+def unrecoverable(container_id: int, text: str) -> JobReport:
+    """The end of a job that found as much as it may report."""
+    facts = tuple(
+        Evidence(EvidenceKind.WINDOWS_UNPROVEN, BlockId((1 << 62) + i), i << 22, text)
+        for i in range(1000)
+    )
+    claimed = tuple(BlockId((1 << 62) + i) for i in range(20_000))
+    peers = (PeerOutcome(PeerId("dn-2"), "ok", 1 << 60),)
+    report = RepairReport(
+        verdict=Verdict.UNRECOVERABLE, evidence=facts, claimed_deleted=claimed, peers=peers
+    )
+    return JobReport(f"job-{container_id}", ContainerId(container_id), OutcomeState.DONE, report)
+
+
+@pytest.mark.parametrize("text", ["windows 3, 7-9: bad everywhere", "\U0001f4a5" * 50_000])
+def test_results_that_gathered_are_delivered_in_messages_that_the_controller_takes(
+    text: str,
+) -> None:
+    state, delivered = HeartbeatState(), list[str]()
+    # Every field at its longest.
+    held = [
+        replace(
+            replica((1 << 63) - 1 - i, root=(1 << 63) - 1),
+            state=ReplicaState.QUASI_CLOSED,
+            bcs_id=(1 << 63) - 1,
+            used_bytes=(1 << 63) - 1,
+            block_count=(1 << 63) - 1,
+            replica_index=(1 << 31) - 1,
+            data_scan_timestamp_ms=(1 << 62),
+            read_only=True,
+            fingerprint=b"f" * 32,
+        )
+        for i in range(2000)
+    ]
+    count = 400 if len(text) < 100 else 8
+    for number in range(count):
+        state.add_result(unrecoverable(number + 1, text))
+    for _ in range(count):
+        heartbeat = state.next_heartbeat(held, [])
+        request = request_of(heartbeat, datanode_id=OURS, address="dn-1:1", incarnation="i")
+        assert request.ByteSize() < MESSAGE_BYTES_MAX
+        for sent, report in zip(request.progress, heartbeat.progress, strict=True):
+            assert sent.ByteSize() <= report.bytes_max
+        for sent_replica in request.report.replicas:
+            assert sent_replica.ByteSize() + 4 <= REPLICA_BYTES_MAX
+        state.handle_response(heartbeat, KNOWN)
+        delivered += [report.job_id for report in heartbeat.progress]
+        if not state.has_pending:
+            break
+    assert delivered == [f"job-{number + 1}" for number in range(count)]
+
+
+def test_what_does_not_fit_into_one_heartbeat_follows_at_once() -> None:
+    state, held = HeartbeatState(), [replica(i) for i in range(1, 120_001)]
+    while True:
+        heartbeat = state.next_heartbeat(held, [])
+        state.handle_response(heartbeat, KNOWN)
+        if not state.has_pending:
+            break
+    first = state.next_heartbeat([], [])
+    assert (len(first.removed), state.has_pending) == (100_000, True)
+    state.handle_response(first, KNOWN)
+    second = state.next_heartbeat([], [])
+    state.handle_response(second, KNOWN)
+    assert sorted([*first.removed, *second.removed]) == list(range(1, 120_001))
+    assert not state.has_pending

@@ -1500,3 +1500,23 @@ def test_a_container_that_goes_away_interrupts() -> None:
 
     outcome = run(at, meddle=meddle)
     assert (outcome.state, outcome.error_code) == (OutcomeState.INTERRUPTED, "container_not_found")
+
+
+def test_a_tree_that_is_lost_during_a_repair_is_built_by_a_scan_and_not_of_what_was_repaired() -> (
+    None
+):
+    at = world(A, B)
+    at.ours.stored.flip(A, 0)
+    scan(at.ours.stored)
+
+    def lose_tree(request: Request) -> Event | None:
+        if isinstance(request, StoreTree) and len(at.of(StoreTree)) == 1:
+            at.ours.stored.tree = b""
+        return None
+
+    outcome = run(at, meddle=lose_tree)
+    assert (outcome.state, outcome.verdict) == (OutcomeState.DONE, Verdict.REPAIRABLE)
+    # The first was refused, because the tree that it was made from is gone.
+    assert len(at.of(StoreTree)) == 1
+    theirs = RepairableReplica("dn2", at.disk("dn2")).known_tree()
+    assert at.ours.known_tree() == theirs

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Thread
@@ -19,13 +19,13 @@ from prometheus_client import generate_latest
 from dnagent.local_replica import LocalReplica
 from dnagent.metrics import AGENT_METRICS
 from dnagent.scanner import CompletedScan, ScanDepth, Scanner, ScanPace
-from dnagent.store import ReplicaStore
+from dnagent.store import ReplicaStore, preferred
 from dnagent.volumes import ManagedVolume
 from merkle.columns import encode_tree
 from merkle.errors import ReconcileError
 from merkle.limits import MESSAGE_BYTES_MAX
 from merkle.record import BlockRecord, ChunkRecord, DeleteTransaction
-from merkle.replica import ReplicaState
+from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from merkle.windows import prove
 from ozone.descriptor import dump_descriptor, with_checksum
@@ -57,7 +57,7 @@ from runtime.errors import BusyError, DatabaseError, OperationInterruptedError
 from runtime.metrics import Metrics
 from tests.support.disk import FailingDisk
 from tests.support.handmade import VolumeMaker, some_bytes, whole
-from tests.support.volumes import content, new_volume, owned, tree_of_files, write_block
+from tests.support.volumes import VERSION, content, new_volume, owned, tree_of_files, write_block
 
 ONE, TWO = ContainerId(1), ContainerId(2)
 BLOCK, OTHER = BlockId(9), BlockId(10)
@@ -1125,3 +1125,55 @@ def test_a_deletion_that_cannot_be_finished_stops_no_other_container(root: Path)
 def test_a_read_only_volume_deletes_nothing(root: Path) -> None:
     with held(root, Hold.READ_ONLY) as volume, pytest.raises(ReadOnlyError):
         ReplicaStore([volume], repair_enabled=True).delete_container(ONE)
+
+
+def test_of_a_container_on_two_volumes_ozones_choice_counts(tmp_path: Path) -> None:
+    """Ozone takes the CLOSED one, then the higher commit; the first volume has the
+    older, damaged copy.
+    """
+    with ExitStack() as stack:
+        volumes = []
+        for number, blocks in enumerate((1, 2), start=1):
+            root = new_volume(
+                tmp_path / f"v{number}", version=replace(VERSION, storage_id=f"DS-{number}")
+            )
+            with owned(root, tmp_path / "writer") as made:
+                made.writer.create_container(ONE)
+                for block in range(1, blocks + 1):
+                    write_block(made.writer, ONE, BlockId(block), 3000, bcs_id=block)
+                made.writer.close(ONE)
+                if number == 1:
+                    made.writer.mark_unhealthy(ONE)
+            volumes.append(stack.enter_context(held(root)))
+        store = ReplicaStore(volumes, repair_enabled=True)
+        first, second = volumes
+        assert store.replicas() == [second.replica(ONE)]
+        assert store.volume_of(ONE) is second
+        assert store.duplicates() == {ONE: (second.name, first.name)}
+        assert store.head(ONE).bcs_id == 2
+
+
+def duplicate(state: ReplicaState, bcs_id: int = 0, *, replica_index: int = 0) -> ContainerReplica:
+    own = PeerId("dn-1")
+    return ContainerReplica(own, ONE, state, None, bcs_id, replica_index=replica_index)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "counts"),
+    [
+        ([duplicate(ReplicaState.CLOSED, 1), duplicate(ReplicaState.CLOSED, 1)], 0),
+        ([duplicate(ReplicaState.CLOSED, 1), duplicate(ReplicaState.CLOSED, 2)], 1),
+        ([duplicate(ReplicaState.QUASI_CLOSED, 9), duplicate(ReplicaState.CLOSED, 2)], 1),
+        ([duplicate(ReplicaState.UNHEALTHY, 3), duplicate(ReplicaState.QUASI_CLOSED, 2)], 0),
+        ([duplicate(ReplicaState.INVALID), duplicate(ReplicaState.OPEN)], 1),
+        (
+            [
+                duplicate(ReplicaState.UNHEALTHY, replica_index=2),
+                duplicate(ReplicaState.CLOSED, replica_index=1),
+            ],
+            0,
+        ),
+    ],
+)
+def test_which_copy_counts(replicas: list[ContainerReplica], counts: int) -> None:
+    assert preferred(replicas) == counts
