@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sweep.output import written_whole
+from sweep.output import write_atomically
 from tests.support.disk import ImagingDisk
 
 TABLE = pa.table({"container_id": pa.array(range(1000), pa.int64())})
@@ -15,7 +15,7 @@ def test_a_table_is_there_whole_or_not_at_all(memory_folder: Path) -> None:
     out = memory_folder / "out"
     out.mkdir()
     disk = ImagingDisk(out, memory_folder / "images")
-    with written_whole(out / "sweep" / "roots.parquet", TABLE.schema, disk) as writer:
+    with write_atomically(out / "sweep" / "roots.parquet", TABLE.schema, disk) as writer:
         writer.add(TABLE)
     for image in disk.finish():
         path = image.folder / "sweep" / "roots.parquet"

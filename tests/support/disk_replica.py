@@ -291,7 +291,7 @@ class DiskReplica(RepairableReplica):
             if isinstance(now.tree, bytes):
                 path.write_bytes(now.tree)
         if changed:
-            self._volume.look_again(container_id)
+            self._volume.reload(container_id)
         self._on_disk = _copy_of(now)
 
     def _read_back(self) -> None:
