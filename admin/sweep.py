@@ -27,10 +27,11 @@ from runtime.output import print_json, print_line, print_table, size_text
 from runtime.progress import ProgressStyle, progress_sink
 from scm.client import ControllerClient
 from spark.pack import pack as build_pack
+from sweep.changes import SweepChanges, compare_sweeps
 from sweep.engine import SweepRequest
-from sweep.model import FindingKind
+from sweep.model import FindingKind, NotCompared
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
-from sweep.report import compare_sweeps, write_report
+from sweep.report import write_report
 from sweep.run import sweep as run_sweep
 
 # Rows printed without --json.
@@ -169,11 +170,12 @@ def sweep() -> None:
 )
 @click.option(
     "--gone",
-    metavar="DATANODE",
+    metavar="NAME",
     multiple=True,
     help=(
-        "A datanode that was removed from the cluster on purpose. Other datanodes that were in an"
-        " earlier sweep and have no input are reported as skipped. May be repeated."
+        "What was removed from the cluster on purpose: a datanode, DATANODE/VOLUME, or"
+        " container=ID. Its replicas are no longer expected. Everything else that the sweep before"
+        " had must be read again, or its containers are UNSEEN. May be repeated."
     ),
 )
 @click.option(
@@ -229,8 +231,8 @@ def run(
       treefold sweep run --volume /data/hdds1 --source data --out /tmp/sweeps --json
 
     Exit status: 0 no findings, 1 failed, 2 usage, 3 replicas diverged or are damaged, 5
-    none of that, but some input could not be read, 8 another sweep is running in DIR,
-    130 interrupted.
+    none of that, but an input or an expected replica was not read, or nothing could be
+    compared, 8 another sweep is running in DIR, 130 interrupted.
     """
     _check_paths(tables, volumes, more, metrics_file)
     _check_engine(engine, threads=threads, master=master, settings=settings, pack=pack)
@@ -294,37 +296,50 @@ def compare(before: str, after: str, out: Path, as_json: bool) -> int:
     """Compare the findings of two sweeps.
 
     Lists the findings that are new in B, persist since A, or were healed, by container
-    and kind. A finding of A is `unseen` if B did not read its container or could not
-    decide it. A silent change is an event between two sweeps: it is new in B or not
-    listed.
+    and kind. A finding of A is `unseen` if B did not read all expected replicas of its
+    container or could not decide it. Containers that are UNSEEN in B are listed as
+    `unseen_replica`. A silent change is an event between two sweeps: it is new in B or
+    not listed.
 
     A and B are IDs of sweeps, unique prefixes, or `latest`.
 
-    Exit status: 0 nothing is new and nothing persists, 3 otherwise.
+    Exit status: 0 all were healed or there were none, 3 something is new or persists, 5
+    neither, but something is unseen.
     """
     sweeps = SweepStore(out, Disk())
     earlier, later = sweeps.sweep(before), sweeps.sweep(after)
     changes = compare_sweeps(sweeps, earlier, later)
+    rows = _change_rows(changes)
     if as_json:
-        lists = {
-            name: [{"containerID": container_id, "kind": kind} for container_id, kind in places]
-            for name, places in changes.items()
+        lists: dict[str, list[JsonObject]] = {
+            name: [] for name in ("new", "persisting", "healed", "unseen")
         }
+        for name, container_id, kind, reason in rows:
+            entry: JsonObject = {"containerID": container_id, "kind": kind}
+            lists[name].append(entry | ({"reason": reason} if name == "unseen" else {}))
         print_json({"before": earlier, "after": later} | lists)
     else:
+        counts = Counter(name for name, *_ in rows)
         print_line(
             f"{earlier} -> {later}: "
-            + ", ".join(f"{len(places)} {name}" for name, places in changes.items())
+            + ", ".join(
+                f"{counts[name]} {name}" for name in ("new", "persisting", "healed", "unseen")
+            )
         )
-        rows = [
-            (name, container_id, kind)
-            for name, places in changes.items()
-            for container_id, kind in places
-        ]
         if rows:
-            print_table(("CHANGE", "CONTAINER", "KIND"), rows[:_ROWS_SHOWN], numbers=("CONTAINER",))
+            heads = ("CHANGE", "CONTAINER", "KIND", "REASON")
+            print_table(heads, rows[:_ROWS_SHOWN], numbers=("CONTAINER",))
         _print_rest(len(rows))
-    return ExitCode.FINDINGS if changes["new"] or changes["persisting"] else 0
+    if changes.new or changes.persisting:
+        return ExitCode.FINDINGS
+    return ExitCode.PARTLY if changes.unseen else 0
+
+
+def _change_rows(changes: SweepChanges) -> list[tuple[str, int, str, str]]:
+    """All changes: what became of it, container, kind, and the reason if unseen."""
+    lists = (("new", changes.new), ("persisting", changes.persisting), ("healed", changes.healed))
+    rows = [(name, *place, "") for name, places in lists for place in places]
+    return rows + [("unseen", *place, reason) for place, reason in changes.unseen.items()]
 
 
 @sweep.command()
@@ -441,7 +456,11 @@ def exit_status(summary: Summary) -> int:
     unread = summary.findings.get(FindingKind.UNREADABLE.value, 0)
     if summary.diverged or sum(summary.findings.values()) > unread:
         return ExitCode.FINDINGS
-    return ExitCode.PARTLY if summary.skipped or unread else 0
+    if summary.skipped or unread or summary.unseen:
+        return ExitCode.PARTLY
+    # That all are excluded by design is an answer; UNKNOWN for all is none.
+    is_answered = summary.compared or summary.verdicts.keys() == {NotCompared.EXCLUDED.value}
+    return 0 if is_answered else ExitCode.PARTLY
 
 
 def _print_summary(summary: JsonObject) -> None:
@@ -540,6 +559,8 @@ SWEEP_METRICS = (
     Metric("sweep_duration_seconds", Kind.GAUGE, "How long the last sweep took."),
     Metric("sweep_rows", Kind.GAUGE, "Rows that the last sweep read."),
     Metric("sweep_replicas", Kind.GAUGE, "Replicas that the last sweep read."),
+    Metric("sweep_replicas_compared", Kind.GAUGE, "Replicas that the last sweep compared."),
+    Metric("sweep_replicas_unseen", Kind.GAUGE, "Expected replicas that it did not read."),
     Metric("sweep_inputs_skipped", Kind.GAUGE, "Inputs that the last sweep could not read."),
     Metric(
         "sweep_containers", Kind.GAUGE, "Containers of the last sweep, by verdict.", ("verdict",)
@@ -559,8 +580,10 @@ def _write_metrics(path: Path, summary: Summary) -> None:
     metrics.set("sweep_duration_seconds", summary.seconds)
     metrics.set("sweep_rows", summary.rows)
     metrics.set("sweep_replicas", summary.replicas)
+    metrics.set("sweep_replicas_compared", summary.compared)
+    metrics.set("sweep_replicas_unseen", summary.unseen)
     metrics.set("sweep_inputs_skipped", len(summary.skipped))
-    for verdict in Verdict:
+    for verdict in (*Verdict, *NotCompared):
         metrics.set(
             "sweep_containers", summary.verdicts.get(verdict.value, 0), verdict=verdict.value
         )

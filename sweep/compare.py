@@ -35,10 +35,21 @@ from sweep.exact import (
     trees_of,
 )
 from sweep.fragments import Bools, Int64s
-from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, FindingKind, RootMethod
+from sweep.model import (
+    FINDING_SCHEMA,
+    REPLICA_SCHEMA,
+    VERDICT_SCHEMA,
+    FindingKind,
+    NotCompared,
+    RootMethod,
+)
 from sweep.runs import ranks
 
 _CLOSED = pa.array([state.value for state in ReplicaState if state.is_closed])
+
+# States of replicas that can be excluded by design. The state of an INVALID one is not
+# known.
+_BY_DESIGN = pa.array([state.value for state in ReplicaState if state is not ReplicaState.INVALID])
 
 _CONTRADICTED = "one replica is in the input more than once"
 
@@ -106,11 +117,16 @@ def compare_replicas(replicas: pa.Table) -> ContainerVerdicts:
     detail[taking_part == 0] = "no replica takes part"
     detail[grouped.is_contradicted] = _CONTRADICTED
 
+    verdict = np.where(is_match, Verdict.MATCH.value, Verdict.UNKNOWN.value).astype(object)
+    is_by_design = (taking_part == 0) & ~grouped.is_contradicted
+    is_by_design &= ~grouped.any(~_bools(pc.is_in(replicas["state"], value_set=_BY_DESIGN)))
+    verdict[is_by_design] = NotCompared.EXCLUDED.value
+    detail[is_by_design] = "open, erasure-coded or deleted: excluded by design"
     decided = ~is_candidate
     verdicts = pa.table(
         {
             "container_id": grouped.containers[decided],
-            "verdict": np.where(is_match[decided], Verdict.MATCH.value, Verdict.UNKNOWN.value),
+            "verdict": verdict[decided],
             "replicas": grouped.count(np.ones_like(has_root))[decided],
             "excluded": grouped.count(~grouped.takes_part)[decided],
             "diverged": np.zeros(np.count_nonzero(decided), np.bool_),

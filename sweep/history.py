@@ -201,7 +201,7 @@ class History:
             their_parts, their_manifests = self.load(previous)
         except DiskError as error:
             return found[0], [_unknown_since(previous, error)]
-        events = _export_events(manifests, their_manifests)
+        events = agent_events(manifests, their_manifests)
         notes += [
             f"silent changes since {previous} are unknown for {place}: {reason}"
             for place, reason in events.errors.items()
@@ -418,7 +418,7 @@ def _is_explained(writes: _AgentWrites, block_id: int, offset: int, length: int)
 
 
 @dataclass(frozen=True, slots=True)
-class _AgentEvents:
+class AgentEvents:
     """What agents did to their replicas between two sweeps."""
 
     # EVENT_SCHEMA.
@@ -432,12 +432,12 @@ class _AgentEvents:
     errors: Mapping[str, str]
 
 
-def _export_events(manifests: Iterable[str], before: Iterable[str]) -> _AgentEvents:
-    """The events in these exports since the exports `before` were begun. An unreadable
-    export affects only its own datanode.
+def agent_events(manifests: Iterable[str], before: Iterable[str] | None = None) -> AgentEvents:
+    """The events in these exports since the exports `before` were begun; all of them if
+    it is None. An unreadable export affects only its own datanode.
     """
     begun, errors = dict[str, datetime](), dict[str, str]()
-    for place in before:
+    for place in before or ():
         try:
             _, _, manifest = open_export(place)
         except ChunkTableError as error:
@@ -466,7 +466,7 @@ def _export_events(manifests: Iterable[str], before: Iterable[str]) -> _AgentEve
                 pc.greater_equal(events["time"], pa.scalar(since, events["time"].type))
             )
         found.append(events)
-    return _AgentEvents(pa.concat_tables(found), frozenset(datanodes), frozenset(lost), errors)
+    return AgentEvents(pa.concat_tables(found), frozenset(datanodes), frozenset(lost), errors)
 
 
 def _keep_export(place: str, folder: Path, disk: Disk) -> str:

@@ -92,17 +92,43 @@ REPLICA_SCHEMA = pa.schema(
     ]
 )
 
-# One row per container that was compared.
+
+class NotCompared(Enum):
+    """Verdicts that only a sweep has: containers about which it must not say more."""
+
+    # An expected replica was not read (sweep.ledger).
+    UNSEEN = "UNSEEN"
+    # All replicas are excluded by design: open, erasure-coded or deleted.
+    EXCLUDED = "EXCLUDED"
+
+
+# One row per container that was compared, as the engines return it.
 VERDICT_SCHEMA = pa.schema(
     [
         pa.field("container_id", pa.int64(), nullable=False),
-        # A value of merkle.outcome.Verdict.
+        # A value of merkle.outcome.Verdict, or of NotCompared.
         pa.field("verdict", pa.string(), nullable=False),
         pa.field("replicas", pa.int32(), nullable=False),
         # Replicas that were not compared: open, erasure-coded or deleted.
         pa.field("excluded", pa.int32(), nullable=False),
         pa.field("diverged", pa.bool_(), nullable=False),
         pa.field("detail", pa.string(), nullable=False),
+    ]
+)
+
+# As stored: with the number of expected replicas that were not read.
+FINAL_VERDICT_SCHEMA = VERDICT_SCHEMA.append(pa.field("unread", pa.int32(), nullable=False))
+
+# One row per expected replica that was not read (sweep.ledger).
+UNSEEN_SCHEMA = pa.schema(
+    [
+        *(CHUNK_SCHEMA.field(name) for name in ("container_id", "datanode", "volume")),
+        # The last sweep that read it, or the first that expected it.
+        pa.field("last_sweep", pa.string(), nullable=False),
+        # When reading it began in that sweep: removals from then on count. Null if
+        # unknown.
+        pa.field("since", pa.timestamp("ms", tz="UTC")),
+        pa.field("reason", pa.string(), nullable=False),
     ]
 )
 

@@ -21,13 +21,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from merkle.outcome import Verdict
 from runtime.disk import Disk
 from runtime.errors import DiskError
 from sweep.errors import SweepNotFoundError
 from sweep.model import (
+    FINAL_VERDICT_SCHEMA,
     FINDING_SCHEMA,
     REPLICA_SCHEMA,
-    VERDICT_SCHEMA,
+    UNSEEN_SCHEMA,
 )
 
 # The format version of all tables, stored in the metadata of each file. It is raised
@@ -61,14 +63,17 @@ class SweepTable(Enum):
     ROOTS = "roots"
     VERDICTS = "verdicts"
     FINDINGS = "findings"
+    # Earlier releases wrote none.
+    UNSEEN = "unseen"
     # Written last: it completes the sweep.
     SUMMARY = "summary"
 
 
 _SCHEMAS: Mapping[SweepTable, pa.Schema] = {
     SweepTable.ROOTS: REPLICA_SCHEMA,
-    SweepTable.VERDICTS: VERDICT_SCHEMA,
+    SweepTable.VERDICTS: FINAL_VERDICT_SCHEMA,
     SweepTable.FINDINGS: FINDING_SCHEMA,
+    SweepTable.UNSEEN: UNSEEN_SCHEMA,
     SweepTable.SUMMARY: _SUMMARY_SCHEMA,
 }
 
@@ -103,6 +108,9 @@ class Summary:
     findings: Mapping[str, int]
     paths: Mapping[str, int]
     skipped: tuple[SkippedInput, ...]
+    # Replicas that were compared, and expected replicas that were not read.
+    compared: int = 0
+    unseen: int = 0
     notes: tuple[str, ...] = ()
     # The newest sweep that was compared for silent changes.
     previous: str | None = None
@@ -128,6 +136,8 @@ class Summary:
             findings=raw["findingsByKind"],
             paths=raw["paths"],
             skipped=tuple(SkippedInput(**one) for one in raw["skipped"]),
+            compared=raw.get("compared", 0),
+            unseen=raw.get("unseen", 0),
             notes=tuple(raw["notes"]),
             previous=raw["previous"],
         )
@@ -145,6 +155,8 @@ class Summary:
             "containers": self.containers,
             "replicas": self.replicas,
             "excluded": self.excluded,
+            "compared": self.compared,
+            "unseen": self.unseen,
             "diverged": list(self.diverged),
             "verdicts": dict(self.verdicts),
             "findings": sum(self.findings.values()),
@@ -288,6 +300,8 @@ class SweepStore:
             DiskError: the table cannot be read, or was written by a later version.
         """
         path = self.path(table, sweep_id)
+        if table is SweepTable.UNSEEN and not path.exists():
+            return
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 version = int((file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"0"))
@@ -297,7 +311,13 @@ class SweepStore:
                         path=str(path),
                     )
                 for group in range(file.metadata.num_row_groups):
-                    yield file.read_row_group(group, list(columns)).replace_schema_metadata()
+                    found = file.read_row_group(group, list(columns)).replace_schema_metadata()
+                    if "unread" in columns and "unread" not in found.column_names:
+                        # Earlier releases did not count them.
+                        zeros = pa.repeat(pa.scalar(0, pa.int32()), found.num_rows)
+                        unread = FINAL_VERDICT_SCHEMA.field("unread")
+                        found = found.append_column(unread, zeros).select(list(columns))
+                    yield found
         # For most damage pyarrow raises ArrowInvalid, a ValueError.
         except (OSError, ValueError, pa.ArrowException) as error:
             raise DiskError(f"{path} cannot be read: {error}", path=str(path)) from error
@@ -396,14 +416,20 @@ def write_atomically(
     disk.sync_folder(path.parent)
 
 
+_DECIDED = pa.array(
+    [verdict.value for verdict in Verdict if verdict is not Verdict.UNKNOWN], pa.string()
+)
+
+
 class SweepTotals:
     """Counts replicas, verdicts and findings for the summary."""
 
     def __init__(self) -> None:
         self.containers = 0
         self.replicas = 0
-        self.judged = 0
         self.excluded = 0
+        self.compared = 0
+        self.unseen = 0
         self.diverged: list[int] = []
         self.verdicts = Counter[str]()
         self.findings = Counter[str]()
@@ -412,12 +438,15 @@ class SweepTotals:
     def add_replicas(self, replicas: pa.Table) -> None:
         """Count rows of REPLICA_SCHEMA."""
         self.replicas += replicas.num_rows
-        self.containers += len(container_ids_of(replicas))
         self.paths.update(_counts(replicas["path"]))
 
     def add_verdicts(self, verdicts: pa.Table) -> None:
-        """Count rows of VERDICT_SCHEMA."""
-        self.judged += verdicts.num_rows
+        """Count rows of FINAL_VERDICT_SCHEMA."""
+        self.containers += verdicts.num_rows
+        self.unseen += pc.sum(verdicts["unread"]).as_py() or 0
+        decided = verdicts.filter(pc.is_in(verdicts["verdict"], value_set=_DECIDED))
+        taking_part = pc.subtract(decided["replicas"], decided["excluded"])
+        self.compared += pc.sum(taking_part).as_py() or 0
         self.excluded += pc.sum(verdicts["excluded"]).as_py() or 0
         self.verdicts.update(_counts(verdicts["verdict"]))
         self.diverged += verdicts.filter(verdicts["diverged"])["container_id"].to_pylist()

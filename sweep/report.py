@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from merkle.comparison import DifferenceKind
-from merkle.outcome import DIVERGED_VERDICTS, Verdict
+from merkle.outcome import DIVERGED_VERDICTS
 from runtime.disk import Disk
 from runtime.errors import DiskError
-from sweep.model import REPLICA_SCHEMA, FindingKind
+from sweep.model import REPLICA_SCHEMA
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
 
 # Limits keep the page small enough for a browser. The worst entries are shown; the rest
@@ -420,42 +420,3 @@ def _night(summary: JsonObject) -> PastSweep:
         containers,
         verdicts,
     )
-
-
-def compare_sweeps(
-    sweeps: SweepStore, before: str, after: str
-) -> Mapping[str, list[tuple[int, str]]]:
-    """The findings of two sweeps by what became of them: lists of (container ID, kind),
-    ascending.
-
-    Raises:
-        DiskError: a table cannot be read.
-    """
-    earlier, later = _found(sweeps, before), _found(sweeps, after)
-    verdicts = sweeps.read(SweepTable.VERDICTS, after, ["container_id", "verdict"])
-    known = verdicts.filter(pc.not_equal(verdicts["verdict"], Verdict.UNKNOWN.value))
-    decided = set(known["container_id"].to_pylist())
-    # A silent change is an event, so it neither persists nor heals.
-    events = {place for place in earlier | later if place[1] == FindingKind.SILENT_CHANGE.value}
-    gone = earlier - later - events
-    return {
-        "new": sorted((later - earlier) | (later & events)),
-        "persisting": sorted((later & earlier) - events),
-        "healed": sorted(place for place in gone if place[0] in decided),
-        "unseen": sorted(place for place in gone if place[0] not in decided),
-    }
-
-
-def _found(sweeps: SweepStore, sweep_id: str) -> set[tuple[int, str]]:
-    """The kinds of findings in diverged containers, and the silent changes, as
-    (container ID, kind).
-    """
-    verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id, ["container_id", "diverged"])
-    diverged = verdicts.filter(verdicts["diverged"])["container_id"]
-    findings = sweeps.read(SweepTable.FINDINGS, sweep_id, ["container_id", "kind"])
-    counts = pc.is_in(findings["container_id"], value_set=diverged)
-    silent = pc.equal(findings["kind"], FindingKind.SILENT_CHANGE.value)
-    places = (
-        findings.filter(pc.or_(counts, silent)).group_by(["container_id", "kind"]).aggregate([])
-    )
-    return set(zip(places["container_id"].to_pylist(), places["kind"].to_pylist(), strict=True))

@@ -26,12 +26,19 @@ from merkle.replica import TreeSource
 from runtime.disk import Disk
 from runtime.errors import DiskError
 from runtime.progress import ProgressSink
-from sweep.compare import compare_replicas
 from sweep.engine import Engine, FoldedWave, SweepRequest, absolute
 from sweep.errors import SweepInputError, SweepWorkError
 from sweep.gather import Gatherer
 from sweep.history import History
-from sweep.inputs import NO_ROWS, Inputs, export_datanodes, export_findings, table_parts
+from sweep.inputs import (
+    NO_ROWS,
+    Inputs,
+    export_datanodes,
+    export_findings,
+    open_export,
+    table_parts,
+)
+from sweep.ledger import ROOT_KEYS, Ledger, ReadPlaces, settle_expected
 from sweep.model import (
     FINDING_SCHEMA,
     REPLICA_SCHEMA,
@@ -48,11 +55,12 @@ from sweep.output import (
     SweepStore,
     SweepTable,
     SweepTotals,
-    TableWriter,
     container_ids_of,
     new_sweep_id,
+    write_atomically,
 )
 from sweep.runs import RUN_SCHEMA, settle
+from sweep.tally import Comparisons, rows_by_container, sort_by
 from sweep.trees import TreeJob, part_file
 from sweep.volumes import OpenVolumes, copy_part, open_volumes
 from sweep.work import (
@@ -67,6 +75,7 @@ from sweep.work import (
     pairs_of,
     plan_key,
     ranges,
+    rows_in_range,
     texts_of,
     unreadable_error,
 )
@@ -286,12 +295,12 @@ class _Sweep:
     def _compare(self, parts: Sequence[Part], folded: Stage) -> Summary:
         """Compare all containers, and write all tables except the summary."""
         sweep_id = self._plan.sweep_id
-        totals = SweepTotals()
+        totals, judged = SweepTotals(), self._work.path(self._plan, "judged.parquet")
         with (
             self._output.write_table(SweepTable.ROOTS, sweep_id) as roots,
-            self._output.write_table(SweepTable.VERDICTS, sweep_id) as verdicts,
+            write_atomically(judged, VERDICT_SCHEMA, self._disk) as verdicts,
         ):
-            comparisons = _Comparisons(roots, verdicts, totals)
+            comparisons = Comparisons(roots, verdicts, totals)
             unsettled, rows = self._compare_settled(folded, comparisons)
             exact = self._sort(parts, unsettled, rows)
             from_rows = exact.table("replicas", REPLICA_SCHEMA)
@@ -300,12 +309,41 @@ class _Sweep:
             inspected = self._inspect(parts, comparisons)
             for decided in inspected.table("verdicts", VERDICT_SCHEMA).tables():
                 verdicts.add(decided)
-                totals.add_verdicts(decided)
-        assert totals.judged == totals.containers
+        notes = self._settle_expected(judged, totals)
         stages = (self._work.stage(self._plan, "copied"), folded, exact, inspected)
-        return self._summary(parts, folded, comparisons, stages)
+        summary = self._summary(parts, folded, comparisons, stages)
+        return replace(summary, notes=(*notes, *summary.notes))
 
-    def _compare_settled(self, folded: Stage, comparisons: "_Comparisons") -> tuple[Int64s, Int64s]:
+    def _settle_expected(self, judged: Path, totals: SweepTotals) -> tuple[str, ...]:
+        """Write the final verdicts, and the expected replicas that were not read.
+        Returns notes on earlier sweeps.
+        """
+        sweep_id, manifests = self._plan.sweep_id, self._plan.manifests
+        ledger = Ledger(self._output, self._history, sweep_id)
+        ledger.add_exports(manifests, self._plan.skipped)
+        volumes = {(one.datanode, one.volume) for one in self._volumes.surveys.values()}
+        for _, _, manifest in map(open_export, manifests):
+            volumes |= {(manifest.datanode, volume) for volume in manifest.volumes}
+        datanodes = self._output.datanodes(sweep_id) | {datanode for datanode, _ in volumes}
+        places = ReadPlaces(
+            frozenset(volumes), datanodes, self._plan.skipped, ledger.without_events
+        )
+        roots = StoredTable([self._output.path(SweepTable.ROOTS, sweep_id)], ROOT_KEYS)
+        read = StoredTable([judged], VERDICT_SCHEMA)
+        with (
+            self._output.write_table(SweepTable.VERDICTS, sweep_id) as verdicts,
+            self._output.write_table(SweepTable.UNSEEN, sweep_id) as unseen,
+        ):
+            wanted = ranges([roots, read, *ledger.tables])
+            for settled, unread in settle_expected(
+                ledger, wanted, roots, read, places, self._request.gone
+            ):
+                verdicts.add(settled)
+                unseen.add(unread)
+                totals.add_verdicts(settled)
+        return ledger.notes
+
+    def _compare_settled(self, folded: Stage, comparisons: Comparisons) -> tuple[Int64s, Int64s]:
         """Compare the containers whose runs settle. Returns the others, whose rows must
         be sorted, ascending, and the approximate number of rows of each.
         """
@@ -323,7 +361,7 @@ class _Sweep:
             # With both runs and replicas, neither has all rows of the container.
             mixed = np.intersect1d(container_ids_of(pieces), container_ids_of(whole))
             exact = np.union1d(np.union1d(settled.exact, _ids_in_range(named, wanted)), mixed)
-            counted = _rows_by_container(pieces, whole)
+            counted = rows_by_container(pieces, whole)
             ids.append(exact)
             rows.append(
                 np.array(
@@ -351,7 +389,7 @@ class _Sweep:
                 self._progress.advance(len(ids))
         return stage
 
-    def _inspect(self, parts: Sequence[Part], comparisons: "_Comparisons") -> Stage:
+    def _inspect(self, parts: Sequence[Part], comparisons: Comparisons) -> Stage:
         """Decide the candidates by their rows."""
         stage = self._work.stage(self._plan, "inspected")
         container_ids, rows, replicas = comparisons.candidates()
@@ -372,7 +410,7 @@ class _Sweep:
         self,
         parts: Sequence[Part],
         folded: Stage,
-        comparisons: "_Comparisons",
+        comparisons: Comparisons,
         stages: Sequence[Stage],
     ) -> Summary:
         """Find silent changes, write the findings, and return the summary with
@@ -410,6 +448,8 @@ class _Sweep:
             containers=totals.containers,
             replicas=totals.replicas,
             excluded=totals.excluded,
+            compared=totals.compared,
+            unseen=totals.unseen,
             diverged=tuple(sorted(totals.diverged)),
             verdicts=dict(sorted(totals.verdicts.items())),
             findings=dict(sorted(totals.findings.items())),
@@ -447,7 +487,7 @@ class _Sweep:
             unordered = np.unique(piece["container_id"].filter(pc.invert(is_ordered)).to_numpy())
             others.append(unordered)
             held = pc.is_in(piece["container_id"], value_set=pa.array(unordered))
-            rows.update(_rows_by_container(RUN_SCHEMA.empty_table(), piece.filter(held)))
+            rows.update(rows_by_container(RUN_SCHEMA.empty_table(), piece.filter(held)))
             ordered |= not pc.all(held).as_py()
         ids = np.unique(np.concatenate(others))
         stage = self._work.stage(self._plan, "trees")
@@ -485,48 +525,11 @@ class _Sweep:
         with self._output.write_table(SweepTable.FINDINGS, self._plan.sweep_id) as writer:
             for wanted in ranges(stages):
                 rows = pa.concat_tables(
-                    [_in_range(loose, wanted), *(stage.read(wanted) for stage in stages)]
+                    [rows_in_range(loose, wanted), *(stage.read(wanted) for stage in stages)]
                 )
-                rows = _sort_by(rows, "container_id", "block_id", "chunk_offset", "kind", "detail")
+                rows = sort_by(rows, "container_id", "block_id", "chunk_offset", "kind", "detail")
                 writer.add(rows)
                 totals.add_findings(rows)
-
-
-class _Comparisons:
-    """Compares replicas, writes their rows and verdicts, and collects candidates."""
-
-    def __init__(self, roots: TableWriter, verdicts: TableWriter, totals: SweepTotals) -> None:
-        self.totals = totals
-        self.findings = [FINDING_SCHEMA.empty_table()]
-        self._roots = roots
-        self._verdicts = verdicts
-        self._candidates = [np.empty(0, np.int64)]
-        self._rows = [np.empty(0, np.int64)]
-        self._replicas = [REPLICA_SCHEMA.empty_table()]
-
-    def add(self, replicas: pa.Table) -> None:
-        """Compare all replicas (REPLICA_SCHEMA) of some containers."""
-        replicas = _sort_by(replicas, "container_id", "datanode", "volume")
-        compared = compare_replicas(replicas)
-        self._roots.add(replicas)
-        self._verdicts.add(compared.verdicts)
-        self.totals.add_replicas(replicas)
-        self.totals.add_verdicts(compared.verdicts)
-        self.findings.append(compared.findings)
-        is_candidate = pc.is_in(replicas["container_id"], pa.array(compared.candidates))
-        of_candidates = replicas.filter(is_candidate)
-        counted = _rows_by_container(RUN_SCHEMA.empty_table(), of_candidates)
-        self._candidates.append(compared.candidates)
-        self._rows.append(np.array([counted[int(i)] for i in compared.candidates], np.int64))
-        self._replicas.append(of_candidates)
-
-    def candidates(self) -> tuple[Int64s, Int64s, pa.Table]:
-        """The containers to inspect, ascending, the approximate number of rows of each,
-        and their replicas.
-        """
-        ids, rows = np.concatenate(self._candidates), np.concatenate(self._rows)
-        order = np.argsort(ids)
-        return ids[order], rows[order], pa.concat_tables(self._replicas)
 
 
 def _unfinished(stage: Stage, container_ids: Int64s) -> npt.NDArray[np.bool_]:
@@ -535,43 +538,9 @@ def _unfinished(stage: Stage, container_ids: Int64s) -> npt.NDArray[np.bool_]:
     return ~np.isin(container_ids, np.array(done, np.int64))
 
 
-def _rows_by_container(runs: pa.Table, replicas: pa.Table) -> Mapping[int, int]:
-    """The approximate number of rows of each container; a deleted block counts as
-    one.
-    """
-    counted = Counter[int]()
-    for table, names in (
-        (runs, ("ends", "first_chunks", "last_chunks", "inner_chunks", "inner_blocks")),
-        (replicas, ("chunks", "blocks")),
-    ):
-        if table.num_rows:
-            rows = np.sum([table[name].to_numpy() for name in names], axis=0)
-            ids, places = np.unique(table["container_id"].to_numpy(), return_inverse=True)
-            totals = np.bincount(places, weights=rows).astype(np.int64)
-            counted.update(dict(zip(ids.tolist(), totals.tolist(), strict=True)))
-    return counted
-
-
-def _in_range(rows: pa.Table, wanted: Range) -> pa.Table:
-    ids = rows["container_id"]
-    keep = pc.less_equal(ids, wanted.last)
-    if wanted.first is not None:
-        keep = pc.and_(keep, pc.greater_equal(ids, wanted.first))
-    return rows.filter(pc.fill_null(keep, wanted.first is None))
-
-
 def _ids_in_range(container_ids: Int64s, wanted: Range) -> Int64s:
     first = 0 if wanted.first is None else np.searchsorted(container_ids, wanted.first)
     return container_ids[first : np.searchsorted(container_ids, wanted.last, "right")]
-
-
-def _sort_by(table: pa.Table, *names: str) -> pa.Table:
-    """The table sorted by these columns, nulls first."""
-    keys = {}
-    for name in names:
-        column = table[name]
-        keys[name] = pc.fill_null(column, "" if pa.types.is_string(column.type) else -(1 << 63))
-    return table.take(pc.sort_indices(pa.table(keys), [(name, "ascending") for name in names]))
 
 
 def _store(stage: Stage, wave: FoldedWave) -> None:

@@ -149,6 +149,10 @@ class WorkFolders:
         raw = asdict(plan) | {"version": _VERSION, "started_at": plan.started_at.isoformat()}
         self._disk.replace(path, json.dumps(raw, default=lambda value: value.value).encode())
 
+    def path(self, plan: Plan, name: str) -> Path:
+        """The path of a file of a sweep's unfinished work."""
+        return self._folder / plan.sweep_id / name
+
     def stage(self, plan: Plan, name: str) -> "Stage":
         """The finished work of one stage."""
         return Stage(self._folder / plan.sweep_id / name, self._disk)
@@ -250,6 +254,15 @@ class Range:
 
     first: int | None
     last: int
+
+
+def rows_in_range(rows: pa.Table, wanted: Range) -> pa.Table:
+    """The rows of a table in a range of container IDs."""
+    ids = rows["container_id"]
+    keep = pc.less_equal(ids, wanted.last)
+    if wanted.first is not None:
+        keep = pc.and_(keep, pc.greater_equal(ids, wanted.first))
+    return rows.filter(pc.fill_null(keep, wanted.first is None))
 
 
 class StoredTable:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from admin.sweep import exit_status
 from merkle.outcome import Verdict
 from merkle.replica import TreeSource
 from ozone.volume import parse_version
@@ -84,9 +85,10 @@ def test_erasure_coded_replicas_never_diverge(tmp_path: Path, source: TreeSource
     assert differing(expected(ERASURE_CODED, "healthy"), "treeFileRoot")
     assert (summary.diverged, summary.verdicts, summary.excluded) == (
         (),
-        {"UNKNOWN": 3},
+        {"EXCLUDED": 3},
         summary.replicas,
     )
+    assert exit_status(summary) == 0
 
 
 def test_a_volume_that_cannot_be_read_is_skipped_by_name_and_not_taken_for_empty(

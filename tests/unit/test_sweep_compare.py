@@ -109,7 +109,10 @@ def test_a_replica_is_held_against_another(theirs: dict[str, object], expected: 
         ({"chunks": 0, "deleted_blocks": 2}, "MATCH"),
         ({"chunks": 0, "deleted_blocks": 1, "unverifiable": 1}, None),
         ({"corrupt": 1}, None),
-        ({"replica_index": 1}, "UNKNOWN"),
+        ({"replica_index": 1}, "EXCLUDED"),
+        ({"state": "OPEN"}, "EXCLUDED"),
+        # Nobody could read its descriptor.
+        ({"state": "INVALID"}, "UNKNOWN"),
     ],
 )
 def test_equal_replicas_match_where_there_is_something_to_verify(
@@ -138,10 +141,11 @@ def test_verdicts_ascend_by_container_and_count_who_took_part() -> None:
         (v["container_id"], v["verdict"], v["replicas"], v["excluded"])
         for v in compared.verdicts.to_pylist()
     ]
-    assert told == [(-8, "UNKNOWN", 1, 1), (9, "MATCH", 3, 1)]
+    assert told == [(-8, "EXCLUDED", 1, 1), (9, "MATCH", 3, 1)]
     assert compared.candidates.tolist() == [5]
     assert not any(compared.verdicts["diverged"].to_pylist())
-    assert [v["detail"] for v in compared.verdicts.to_pylist()] == ["no replica takes part", ""]
+    excluded = "open, erasure-coded or deleted: excluded by design"
+    assert [v["detail"] for v in compared.verdicts.to_pylist()] == [excluded, ""]
 
 
 def contradictions(found: pa.Table) -> Sequence[tuple[str, int, str]]:

@@ -1,0 +1,307 @@
+"""The replicas that a sweep expects, and what it may say where one was not read.
+
+Expected are the replicas of the sweep before, those that it missed itself, and those in
+the inventories of exports that were left out; less those whose removal an agent
+reported. Of a container with an unread replica a sweep must not say that it is equal,
+healed or lost: the replica that nobody read may be the damaged one, or the good one.
+
+`unread_replicas` and `with_unread` decide, as functions of Arrow tables. `Ledger` reads
+what they need, range by range.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chunktable.errors import ChunkTableError
+from chunktable.manifest import manifest_sequence
+from chunktable.reader import read_inventory
+from merkle.errors import ReconcileError
+from merkle.outcome import Verdict
+from runtime.errors import DiskError
+from sweep.history import History, agent_events
+from sweep.inputs import open_export
+from sweep.model import FINAL_VERDICT_SCHEMA, REPLICA_SCHEMA, UNSEEN_SCHEMA, NotCompared
+from sweep.output import SkippedInput, SweepStore, SweepTable
+from sweep.work import Range, StoredTable, rows_in_range
+
+_KEY = ["container_id", "datanode", "volume"]
+_KEY_SCHEMA = pa.schema([UNSEEN_SCHEMA.field(name) for name in _KEY])
+# Without the reason, which only the sweep that misses a replica knows.
+EXPECTED_SCHEMA = pa.schema([field for field in UNSEEN_SCHEMA if field.name != "reason"])
+# The newest report of an agent that it removed a replica.
+REMOVED_SCHEMA = pa.schema(
+    [UNSEEN_SCHEMA.field(name) for name in ("container_id", "datanode")]
+    + [pa.field("time", UNSEEN_SCHEMA.field("since").type)]
+)
+
+# Verdicts that hold whatever an unread replica has: the replicas that were read differ.
+_HOLD = frozenset({Verdict.REPAIRABLE.value, Verdict.CONFLICT.value})
+
+# Unread replicas named in the detail of a container.
+_NAMED_MAX = 3
+
+
+def unread_replicas(expected: pa.Table, replicas: pa.Table, removed: pa.Table) -> pa.Table:
+    """The replicas of `expected` (EXPECTED_SCHEMA) that are not in `replicas` (columns
+    container_id, datanode, volume) and were not removed (REMOVED_SCHEMA).
+
+    A replica that was read on another volume of its datanode was moved. A removal
+    counts from when the replica was last read: before, the replica was another one.
+    """
+    read = replicas.select(_KEY)
+    unread = expected.join(read, _KEY, join_type="left anti")
+    if not unread.num_rows:
+        return EXPECTED_SCHEMA.empty_table()
+    place = ["container_id", "datanode"]
+    moved = read.join(expected.select(_KEY), _KEY, join_type="left anti").select(place)
+    unread = unread.join(moved.group_by(place).aggregate([]), place, join_type="left anti")
+    last = removed.group_by(place).aggregate([("time", "max")])
+    unread = unread.join(last, place, join_type="left outer")
+    is_removed = pc.fill_null(pc.greater_equal(unread["time_max"], unread["since"]), False)
+    return unread.filter(pc.invert(is_removed)).select(EXPECTED_SCHEMA.names).cast(EXPECTED_SCHEMA)
+
+
+def with_unread(verdicts: pa.Table, unread: pa.Table) -> pa.Table:
+    """The final verdicts (FINAL_VERDICT_SCHEMA, by container) of these containers
+    (VERDICT_SCHEMA) and of those with `unread` replicas (UNSEEN_SCHEMA).
+    """
+    ordered = unread.sort_by([(name, "ascending") for name in _KEY]).select([*_KEY, "reason"])
+    by_container = {
+        container_id: list(group)
+        for container_id, group in groupby(ordered.to_pylist(), lambda row: row["container_id"])
+    }
+    has_unread = pc.is_in(
+        verdicts["container_id"], value_set=pa.array(list(by_container), pa.int64())
+    )
+    whole = verdicts.filter(pc.invert(has_unread))
+    whole = whole.append_column(
+        FINAL_VERDICT_SCHEMA.field("unread"),
+        pa.repeat(pa.scalar(0, pa.int32()), whole.num_rows),
+    )
+    changed = [
+        _unseen(row, by_container.pop(row["container_id"]))
+        for row in verdicts.filter(has_unread).to_pylist()
+    ]
+    nothing = {"verdict": NotCompared.UNSEEN.value, "replicas": 0, "excluded": 0, "detail": ""}
+    changed += [
+        _unseen(nothing | {"container_id": container_id}, rows)
+        for container_id, rows in by_container.items()
+    ]
+    changed_rows = pa.Table.from_pylist(changed, FINAL_VERDICT_SCHEMA)
+    return pa.concat_tables([whole.cast(FINAL_VERDICT_SCHEMA), changed_rows]).sort_by(
+        "container_id"
+    )
+
+
+def _unseen(verdict: Mapping[str, Any], unread: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A row of FINAL_VERDICT_SCHEMA for a container with unread replicas."""
+    text = (
+        f"{len(unread)} of {len(unread) + verdict['replicas']} expected replicas"
+        f" {'was' if len(unread) == 1 else 'were'} not read: "
+    )
+    text += "; ".join(
+        f"{row['datanode']}{row['volume'] and '/'}{row['volume']}: {row['reason']}"
+        for row in unread[:_NAMED_MAX]
+    )
+    if len(unread) > _NAMED_MAX:
+        text += f"; and {len(unread) - _NAMED_MAX} more"
+    if verdict["detail"]:
+        text += f". Of those that were read: {verdict['detail']}"
+    row = {**verdict, "detail": text, "unread": len(unread)}
+    if verdict["verdict"] not in _HOLD:
+        row |= {"verdict": NotCompared.UNSEEN.value, "diverged": False}
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlaces:
+    """What a sweep read: the volumes that it read whole, as (datanode, volume), all
+    datanodes with a replica or a volume, and the inputs that were skipped.
+    """
+
+    volumes: frozenset[tuple[str, str]]
+    datanodes: frozenset[str]
+    skipped: tuple[SkippedInput, ...]
+    # Datanodes whose agents' events cannot be read.
+    without_events: frozenset[str] = frozenset()
+
+    def why_unread(self, datanode: str, volume: str) -> str:
+        """Why a replica in this place was not read."""
+        if (datanode, volume) in self.volumes:
+            if datanode in self.without_events:
+                return "its volume does not hold it, and its agent's events cannot be read"
+            return "its volume was read and does not hold it, and no agent reported its removal"
+        named = [one for one in self.skipped if datanode in one.input.split("/")]
+        if not named and len(self.skipped) == 1:
+            named = list(self.skipped)
+        if named:
+            return f"{named[0].input}: {named[0].reason}"
+        what = "volume" if datanode in self.datanodes else "datanode"
+        skipped = f" ({len(self.skipped)} were skipped)" if self.skipped else ""
+        return f"no input that was read has this {what}{skipped}"
+
+
+class Ledger:
+    """The replicas expected of one sweep."""
+
+    def __init__(self, output: SweepStore, history: History, sweep_id: str) -> None:
+        """Find the newest earlier sweep whose tables can be read."""
+        self._sweep_id = sweep_id
+        self._notes = list[str]()
+        self._earlier = [name for name in output.sweeps() if name < sweep_id]
+        self._previous = self._newest_readable(output)
+        self._since = dict[tuple[str, str], datetime]()
+        self._removed = REMOVED_SCHEMA.empty_table()
+        self._left_out = EXPECTED_SCHEMA.empty_table()
+        self._tables = list[StoredTable]()
+        self._started_at: datetime | None = None
+        # Datanodes whose agents' events cannot be read.
+        self.without_events = frozenset[str]()
+        if self._previous is not None:
+            paths = (output.path(t, self._previous) for t in (SweepTable.ROOTS, SweepTable.UNSEEN))
+            schemas = (_KEY_SCHEMA, EXPECTED_SCHEMA)
+            self._tables = [
+                StoredTable([path] if path.exists() else [], schema)
+                for path, schema in zip(paths, schemas, strict=True)
+            ]
+            self._load_times(output, history, self._previous)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be read of earlier sweeps."""
+        return tuple(self._notes)
+
+    @property
+    def tables(self) -> Sequence[StoredTable]:
+        """The tables of the sweep before, to split the work into ranges by."""
+        return self._tables
+
+    def add_exports(self, manifests: Sequence[str], skipped: Iterable[SkippedInput]) -> None:
+        """Take in what agents removed, by the exports that were read; and expect the
+        replicas that those list that were left out.
+        """
+        told = agent_events(manifests)
+        events, self.without_events = told.events, told.lost
+        is_whole = pc.and_(pc.equal(events["kind"], "delete"), pc.is_null(events["block_id"]))
+        self._removed = events.filter(is_whole).select(REMOVED_SCHEMA.names).cast(REMOVED_SCHEMA)
+        listed = [EXPECTED_SCHEMA.empty_table()]
+        for one in skipped:
+            if manifest_sequence(one.input.partition("?")[0].rpartition("/")[2]) is None:
+                continue
+            try:
+                filesystem, folder, manifest = open_export(one.input)
+                inventory = read_inventory(filesystem, folder, manifest)
+            except ReconcileError:
+                # It is skipped, and only the sweep before can tell what it holds.
+                continue
+            constants = {
+                "datanode": manifest.datanode,
+                "last_sweep": self._sweep_id,
+                "since": manifest.begun_at,
+            }
+            columns = {name: inventory[name] for name in ("container_id", "volume")} | {
+                name: pa.repeat(
+                    pa.scalar(value, EXPECTED_SCHEMA.field(name).type), inventory.num_rows
+                )
+                for name, value in constants.items()
+            }
+            listed.append(pa.table({n: columns[n] for n in EXPECTED_SCHEMA.names}, EXPECTED_SCHEMA))
+        self._left_out = pa.concat_tables(listed)
+
+    def unread(
+        self, wanted: Range, replicas: pa.Table, places: ReadPlaces, gone: Iterable[str]
+    ) -> pa.Table:
+        """The expected replicas of a range that are not in `replicas` (REPLICA_SCHEMA),
+        with the reason (UNSEEN_SCHEMA).
+
+        `gone` are datanodes, DATANODE/VOLUME, or container=ID, that were removed on
+        purpose.
+        """
+        expected = self._expected(wanted)
+        unread = unread_replicas(expected, replicas, self._removed)
+        gone, kept = set(gone), {*self._earlier, self._sweep_id}
+        found = list[dict[str, Any]]()
+        for row in unread.to_pylist():
+            datanode, volume = row["datanode"], row["volume"]
+            names = {datanode, f"{datanode}/{volume}", f"container={row['container_id']}"}
+            if row["last_sweep"] in kept and not names & gone:
+                found.append(row | {"reason": places.why_unread(datanode, volume)})
+        return pa.Table.from_pylist(found, UNSEEN_SCHEMA)
+
+    def _expected(self, wanted: Range) -> pa.Table:
+        left_out = rows_in_range(self._left_out, wanted)
+        if self._previous is None:
+            return left_out
+        roots, missed = (table.read(wanted) for table in self._tables)
+        places = roots.select(["datanode", "volume"]).group_by(["datanode", "volume"]).aggregate([])
+        since = pa.array(
+            [
+                self._since.get((row["datanode"], row["volume"]), self._started_at)
+                for row in places.to_pylist()
+            ],
+            EXPECTED_SCHEMA.field("since").type,
+        )
+        last = pa.repeat(pa.scalar(self._previous), roots.num_rows)
+        roots = roots.join(places.append_column("since", since), ["datanode", "volume"])
+        roots = roots.append_column("last_sweep", last).select(EXPECTED_SCHEMA.names)
+        before = pa.concat_tables([roots.cast(EXPECTED_SCHEMA), missed.cast(EXPECTED_SCHEMA)])
+        more = left_out.join(before.select(_KEY), _KEY, join_type="left anti")
+        return pa.concat_tables([before, more.cast(EXPECTED_SCHEMA)])
+
+    def _newest_readable(self, output: SweepStore) -> str | None:
+        damaged = list[str]()
+        for name in reversed(self._earlier):
+            try:
+                for table, columns in (
+                    (SweepTable.ROOTS, _KEY),
+                    (SweepTable.UNSEEN, EXPECTED_SCHEMA.names),
+                ):
+                    for _ in output.pieces(table, name, columns):
+                        pass
+            except DiskError as error:
+                damaged.append(f"the replicas that sweep {name} had are unknown: {error.message}")
+                continue
+            self._notes += [f"{text}; those of {name} are expected instead" for text in damaged]
+            return name
+        self._notes += [f"{text}; an unread replica may go unnoticed" for text in damaged]
+        return None
+
+    def _load_times(self, output: SweepStore, history: History, previous: str) -> None:
+        """When reading each volume began in the sweep before. What cannot be read has a
+        note already: silent changes need it too.
+        """
+        with suppress(DiskError, ValueError, KeyError):
+            _, manifests = history.load(previous)
+            self._started_at = datetime.fromisoformat(str(output.summary(previous)["startedAt"]))
+            for place in manifests:
+                with suppress(ChunkTableError):
+                    _, _, manifest = open_export(place)
+                    since = dict.fromkeys(manifest.volumes, manifest.begun_at)
+                    self._since |= {(manifest.datanode, v): at for v, at in since.items()}
+
+
+def settle_expected(
+    ledger: Ledger,
+    wanted: Iterable[Range],
+    roots: StoredTable,
+    verdicts: StoredTable,
+    places: ReadPlaces,
+    gone: Sequence[str],
+) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """The final verdicts (FINAL_VERDICT_SCHEMA) and the unread replicas (UNSEEN_SCHEMA)
+    of each range.
+    """
+    for one in wanted:
+        unread = ledger.unread(one, roots.read(one), places, gone)
+        yield with_unread(verdicts.read(one), unread), unread
+
+
+# The columns of `roots` that `settle_expected` reads.
+ROOT_KEYS = pa.schema([REPLICA_SCHEMA.field(name) for name in _KEY])

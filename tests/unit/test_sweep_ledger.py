@@ -1,0 +1,235 @@
+"""A container of which an expected replica was not read is UNSEEN, and nothing else is
+said of it.
+"""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from admin.sweep import exit_status
+from chunktable.schema import ReplicaAttributes, rows_of
+from merkle.columns import TreeColumns
+from merkle.replica import ReplicaState
+from runtime.disk import Disk
+from runtime.exit_codes import ExitCode
+from sweep.changes import UNSEEN_REPLICA, SweepChanges, compare_sweeps
+from sweep.ledger import EXPECTED_SCHEMA, REMOVED_SCHEMA, unread_replicas
+from sweep.output import Summary, SweepStore, SweepTable
+from tests.support.sweeps import run, table_of, tear, verdicts_of
+from tests.support.tables import blocks, replica
+from tests.support.volumes import flip
+from tests.unit.test_sweep_inputs import Agents
+
+
+def changes(out: Path, before: Summary, after: Summary) -> SweepChanges:
+    return compare_sweeps(SweepStore(out, Disk()), before.sweep_id, after.sweep_id)
+
+
+def unread(out: Path, summary: Summary) -> set[tuple[int, str]]:
+    rows = table_of(out, SweepTable.UNSEEN, summary.sweep_id)
+    return {(row["container_id"], row["datanode"]) for row in rows}
+
+
+def chunks_of(agents: Agents, datanode: str) -> Path:
+    return max((agents.to / datanode).glob("chunks-*"))
+
+
+def test_one_flipped_bit_makes_nothing_healed_and_is_not_forgotten_the_night_after(
+    tmp_path: Path,
+) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    agents.change(0, 2, matches=False, seed=0)
+    agents.export(0, 1, 2)
+    first = run(out, agents.to)
+    assert first.diverged == (2,)
+    chunks = chunks_of(agents, "dn-0")
+    whole = chunks.read_bytes()
+    flip(chunks, chunks.stat().st_size // 2)
+    for _ in range(2):
+        second = run(out, agents.to)
+        assert second.verdicts == {"UNSEEN": 5}
+        assert (second.unseen, second.compared) == (5, 0)
+        assert exit_status(second) == ExitCode.PARTLY
+        (row, *_) = table_of(out, SweepTable.VERDICTS, second.sweep_id)
+        assert "1 of 3 expected replicas was not read: dn-0/DS-1: " in row["detail"]
+        assert "does not match the checksum of its manifest" in row["detail"]
+        assert row["unread"] == 1
+        found = changes(out, first, second)
+        assert (found.new, found.persisting, found.healed) == ((), (), ())
+        assert set(found.unseen) == {
+            (2, "corrupt_chunk"),
+            *((number, UNSEEN_REPLICA) for number in range(1, 6)),
+        }
+        assert "does not match the checksum" in found.unseen[2, "corrupt_chunk"]
+    chunks.write_bytes(whole)
+    third = run(out, agents.to)
+    assert (third.diverged, third.unseen) == ((2,), 0)
+    agents.walks[0].put(replica(2, *blocks(2)))
+    agents.export(0)
+    assert changes(out, first, run(out, agents.to)).healed == ((2, "corrupt_chunk"),)
+
+
+def test_the_good_copies_that_nobody_read_are_not_lost(tmp_path: Path) -> None:
+    out, folder = tmp_path / "out", tmp_path / "in"
+    folder.mkdir()
+    for number in range(3):
+        agents = Agents(tmp_path / "unused")
+        agents.change(0, 1, matches=bool(number), seed=0)
+        tree = agents.walks[0].replicas_held[1].tree
+        attributes = ReplicaAttributes(f"dn-{number}", "v", 1, ReplicaState.CLOSED, 7, 0, "tree")
+        batches = list(rows_of(attributes, TreeColumns.of(tree)).batches())
+        pq.write_table(pa.Table.from_batches(batches), folder / f"{number}.parquet")
+    files = sorted(folder.iterdir())
+    first = run(out, *files)
+    assert first.verdicts == {"REPAIRABLE": 1}
+    for path in files[1:]:
+        tear(path)
+    second = run(out, *files)
+    assert (second.verdicts, second.diverged, second.unseen) == ({"UNSEEN": 1}, (), 2)
+    # The corrupt chunk was read again, and is a finding still.
+    assert exit_status(second) == ExitCode.FINDINGS
+    assert (1, UNSEEN_REPLICA) in changes(out, first, second).unseen
+
+
+def test_what_differs_among_those_that_were_read_differs_whoever_was_not(tmp_path: Path) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    agents.change(0, 2, matches=False, seed=0)
+    agents.walks[2].put(replica(2, *blocks(1)))
+    agents.export(0, 1, 2)
+    first = run(out, agents.to)
+    flip(chunks_of(agents, "dn-2"), 1000)
+    second = run(out, agents.to)
+    assert verdicts_of(out, second.sweep_id)[2] == "REPAIRABLE"
+    found = changes(out, first, second)
+    # That dn-2 lacks a block is not healed: it was not read.
+    assert found.persisting == ((2, "corrupt_chunk"),)
+    assert found.healed == ()
+    assert (2, "missing_block") in found.unseen
+
+
+def test_what_an_agent_says_it_removed_is_not_expected(tmp_path: Path) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    agents.export(0, 1, 2)
+    run(out, agents.to)
+    del agents.walks[0].replicas_held[1]
+    for walk in agents.walks:
+        del walk.replicas_held[5]
+    agents.export(0, 1, 2)
+    summary = run(out, agents.to)
+    assert (summary.verdicts, summary.unseen) == ({"MATCH": 4}, 0)
+    assert exit_status(summary) == 0
+
+
+def test_what_is_gone_without_a_word_is_unseen_until_it_is_said_to_be_gone(
+    tmp_path: Path,
+) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    agents.export(0, 1, 2)
+    run(out, agents.to)
+    del agents.walks[0].replicas_held[1]
+    # A new folder knows nothing of the old one.
+    Disk().remove_folder(agents.to / "dn-0")
+    agents.export(0)
+    summary = run(out, agents.to)
+    assert unread(out, summary) == {(1, "dn-0")}
+    (row,) = table_of(out, SweepTable.UNSEEN, summary.sweep_id)
+    assert "no agent reported its removal" in row["reason"]
+    for name in ("dn-0", "dn-0/DS-1", "container=1"):
+        assert run(out, agents.to, gone=[name]).unseen == 0
+        # It would be expected no more.
+        Disk().remove_folder(out)
+        agents.walks[0].put(replica(1, *blocks(2)))
+        agents.export(0)
+        run(out, agents.to)
+        del agents.walks[0].replicas_held[1]
+        Disk().remove_folder(agents.to / "dn-0")
+        agents.export(0)
+
+
+def test_the_inventory_of_an_export_that_cannot_be_read_tells_what_is_missing_the_first_night(
+    tmp_path: Path,
+) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    agents.export(0, 1, 2)
+    flip(chunks_of(agents, "dn-1"), 1000)
+    summary = run(out, agents.to)
+    assert (summary.verdicts, summary.unseen) == ({"UNSEEN": 5}, 5)
+
+
+def test_all_replicas_unread_is_a_verdict_too(tmp_path: Path) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    agents.walks[0].put(replica(9, *blocks(2)))
+    agents.export(0, 1, 2)
+    run(out, agents.to)
+    Disk().remove_folder(agents.to / "dn-0")
+    summary = run(out, agents.to)
+    (row,) = [
+        row
+        for row in table_of(out, SweepTable.VERDICTS, summary.sweep_id)
+        if row["container_id"] == 9
+    ]
+    assert (row["verdict"], row["replicas"], row["unread"]) == ("UNSEEN", 0, 1)
+    assert summary.containers == 6
+
+
+@pytest.mark.parametrize("state", list(ReplicaState))
+def test_nothing_comparable_is_partly_done_and_all_excluded_is_clean(
+    tmp_path: Path, state: ReplicaState
+) -> None:
+    agents = Agents(tmp_path / "to")
+    agents.walks = agents.walks[:1]
+    walk = agents.walks[0]
+    walk.put(*(replica(number, *blocks(2), state=state) for number in walk.ids()))
+    agents.export(0)
+    summary = run(tmp_path / "out", agents.to)
+    is_excluded = not state.is_closed and state is not ReplicaState.INVALID
+    assert summary.verdicts == {"EXCLUDED" if is_excluded else "UNKNOWN": 5}
+    assert exit_status(summary) == (0 if is_excluded else ExitCode.PARTLY)
+
+
+_AT = datetime(2026, 11, 22, tzinfo=UTC)
+_KEYS = st.sets(
+    st.tuples(st.integers(1, 3), st.sampled_from(["a", "b"]), st.sampled_from(["v", "w"]))
+)
+
+
+@given(
+    expected=_KEYS,
+    read=_KEYS,
+    removed=st.lists(
+        st.tuples(st.integers(1, 3), st.sampled_from(["a", "b"]), st.integers(-2, 2)), max_size=4
+    ),
+)
+def test_unread_is_what_was_expected_and_neither_read_nor_moved_nor_removed(
+    expected: set[tuple[int, str, str]],
+    read: set[tuple[int, str, str]],
+    removed: list[tuple[int, str, int]],
+) -> None:
+    names = ["container_id", "datanode", "volume"]
+    rows = [
+        dict(zip(names, key, strict=True)) | {"last_sweep": "s", "since": _AT} for key in expected
+    ]
+    found = unread_replicas(
+        pa.Table.from_pylist(rows, EXPECTED_SCHEMA),
+        pa.Table.from_pylist(
+            [dict(zip(names, key, strict=True)) for key in read],
+            pa.schema([EXPECTED_SCHEMA.field(name) for name in names]),
+        ),
+        pa.Table.from_pylist(
+            [
+                {"container_id": c, "datanode": d, "time": _AT + timedelta(hours=hours)}
+                for c, d, hours in removed
+            ],
+            REMOVED_SCHEMA,
+        ),
+    )
+    moved = {key[:2] for key in read - expected}
+    gone = {(c, d) for c, d, hours in removed if hours >= 0}
+    assert {tuple(row[name] for name in names) for row in found.to_pylist()} == {
+        key for key in expected - read if key[:2] not in moved | gone
+    }
