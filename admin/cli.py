@@ -122,10 +122,28 @@ def treefold(ctx: click.Context) -> None:
 
 def main() -> None:
     """The console script."""
+    _open_standard_streams()
     # gRPC logs errors to stderr that we report ourselves. It reads this variable when
     # it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     treefold.main(prog_name="treefold")
+
+
+def _open_standard_streams() -> None:
+    """Open the streams that the caller closed (`>&-`) on the null device.
+
+    Otherwise Python has None in their place, and the next file that is opened gets the
+    number of stdout.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is this one.
+            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
 if __name__ == "__main__":

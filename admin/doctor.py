@@ -19,7 +19,8 @@ from xml.etree import ElementTree
 import click
 
 from merkle.checksum import implementations
-from ozone.containers import ContainerStore
+from merkle.errors import ReconcileError
+from ozone.containers import Container, ContainerStore
 from ozone.errors import (
     ContainerNotFoundError,
     ContainerUnsupportedError,
@@ -72,28 +73,37 @@ def examine(path: Path, scratch: Path, database_volumes: Sequence[Path] = ()) ->
             database_volumes=database_volumes,
         )
     except (VolumeError, DiskError) as error:
-        diagnosis.problems.append(error.message)
+        diagnosis.problems.append(_with_hint(error))
         return diagnosis
     with volume:
         diagnosis.datanode_id, diagnosis.cluster_id = volume.datanode_id, volume.cluster_id
         _examine_database(volume, diagnosis)
         store = ContainerStore(volume, disk)
-        for container_id in store.ids():
+        try:
+            ids = store.ids()
+        except DiskError as error:
+            diagnosis.problems.append(_with_hint(error))
+            return diagnosis
+        for container_id in ids:
             try:
-                container = store.open(container_id)
+                _examine_container(store.open(container_id), diagnosis)
             except ContainerUnsupportedError:
                 diagnosis.not_supported += 1
-                continue
             except (ContainerNotFoundError, DescriptorError, DiskError) as error:
                 diagnosis.states["UNREADABLE"] += 1
-                diagnosis.problems.append(f"container {container_id}: {error.message}")
-                continue
-            found = container.descriptor
-            diagnosis.states[container.state.value] += 1
-            diagnosis.erasure_coded += found.replica_index > 0
-            tree = container.metadata_folder / f"{container_id}.tree"
-            diagnosis.without_tree += container.state.is_closed and not tree.exists()
+                diagnosis.problems.append(f"container {container_id}: {_with_hint(error)}")
     return diagnosis
+
+
+def _examine_container(container: Container, diagnosis: VolumeDiagnosis) -> None:
+    has_tree = container.disk.length(container.tree_path) is not None
+    diagnosis.states[container.state.value] += 1
+    diagnosis.erasure_coded += container.replica_index > 0
+    diagnosis.without_tree += container.state.is_closed and not has_tree
+
+
+def _with_hint(error: ReconcileError) -> str:
+    return f"{error.message}. {error.hint}" if error.hint else error.message
 
 
 def _volumes_of_site(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -142,11 +152,9 @@ def _folders(value: str) -> list[Path]:
 
 def _examine_database(volume: Volume, diagnosis: VolumeDiagnosis) -> None:
     try:
-        path = volume.database.path
+        diagnosis.holder_pid = lock_holder(volume.database.path / "LOCK")
     except DatabaseError as error:
-        diagnosis.problems.append(error.message)
-        return
-    diagnosis.holder_pid = lock_holder(path / "LOCK")
+        diagnosis.problems.append(_with_hint(error))
 
 
 @click.command()

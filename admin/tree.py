@@ -128,12 +128,15 @@ def show(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
 @_ids
 @_json
 def check(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
-    """Verify stored trees.
+    """Check that stored trees are well formed. Block data are not read.
 
-    Checks order, ranges, limits and all checksums, and compares the root with the
-    volume's database. A wrong tree is listed with its reasons.
+    Checks order, ranges, limits and the tree's own checksums, and compares the root
+    with the volume's database. A wrong tree is listed with its reasons. A well formed
+    tree says nothing about the data since the scan that built it: use `treefold tree
+    build` to read them.
 
-    Exit status: 0 all trees are right, 3 some are not, 1 a tree could not be read.
+    Exit status: 0 all trees are well formed, 3 some are not, 1 a tree could not be
+    read.
     """
     failures, rows, wrong = ContainerFailures(), [], False
     with stored_trees(paths, ids) as files:
@@ -144,10 +147,10 @@ def check(paths: tuple[str, ...], ids: tuple[int, ...], as_json: bool) -> int:
                 if as_json:
                     print_json(checked.json(file.path))
                 else:
-                    verdict = ", ".join(checked.reasons) or "right"
                     # If a file is not a tree, its name may not contain an ID either.
                     which = "unknown" if checked.container_id is None else checked.container_id
-                    rows.append((which, checked.root, verdict, "; ".join(checked.notes), file.name))
+                    notes = "; ".join(checked.notes)
+                    rows.append((which, checked.root, checked.verdict, notes, file.name))
     if not as_json:
         columns = ("CONTAINER", "ROOT", "VERDICT", "NOTES", "PATH")
         print_table(columns, rows, numbers=("CONTAINER", "ROOT"), folded=("NOTES", "PATH"))

@@ -115,8 +115,9 @@ def print_comparisons(compared: Iterable[ReplicaComparison]) -> None:
             print_line(
                 f"container {container_id}: {difference.kind.value}{where}: {lacking} <- {sources}"
             )
-        for name, reason in one.unread.items():
-            print_line(f"container {container_id}: not compared: {name}: {reason}")
+        # Why not is on stderr already, with the error's code.
+        for name in one.unread:
+            print_line(f"container {container_id}: not compared: {name} cannot be read")
         for evidence in one.comparison.evidence:
             where = place_text(evidence.block_id, evidence.offset)
             note = f"{evidence.detail}:{where}" if where else evidence.detail

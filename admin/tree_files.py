@@ -60,6 +60,7 @@ class LocatedTreeFile:
                 checked.reasons.append("missing")
             else:
                 checked.notes.append("no tree was built yet")
+            checked.exists = False
             return checked
         if length == 0:
             checked.reasons.append("empty")
@@ -83,14 +84,21 @@ class LocatedTreeFile:
 
 @dataclass(slots=True)
 class TreeFileCheck:
-    """The result of checking one tree file, which is right if there are no
-    `reasons`.
+    """The result of checking one tree file, which is well formed if there are no
+    `reasons`. The data that it describes are not read.
     """
 
     container_id: ContainerId | None
     root: str = ""
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    exists: bool = True
+
+    @property
+    def verdict(self) -> str:
+        """What was found, and what was not looked at."""
+        found = "well formed" if self.exists else "no tree"
+        return ", ".join(self.reasons) or f"{found}; data not read"
 
     def json(self, path: Path) -> JsonObject:
         """The check as a JSON object."""
@@ -100,6 +108,7 @@ class TreeFileCheck:
             "dataChecksum": self.root or None,
             "reasons": self.reasons,
             "notes": self.notes,
+            "dataRead": False,
         }
 
 

@@ -13,7 +13,7 @@ from merkle.replica import TreeSource
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import ContainerStore
 from ozone.errors import ContainerNotFoundError, VolumeError
-from ozone.volume import Hold, container_of_folder, open_volume
+from ozone.volume import Hold, container_of_folder, open_volume, permission_hint
 from runtime.disk import Disk
 from runtime.errors import DatabaseError, DiskError
 from runtime.exit_codes import ExitCode
@@ -49,6 +49,8 @@ def _path(name: str) -> TreePath:
     try:
         # Absolute, because a container's folder is recognized by its parent folders.
         path = Path(name or "/nothing/").resolve(strict=True)
+    except PermissionError as error:
+        raise _denied(name, error) from error
     except (OSError, RuntimeError) as error:
         raise VolumeError(
             f"there is nothing at {name}", reason="path_missing", path=name
@@ -58,7 +60,11 @@ def _path(name: str) -> TreePath:
     found = container_of_folder(path)
     if found is not None:
         return TreePath(name, *found)
-    if not (path / "hdds").is_dir() and (path / "metadata").is_dir():
+    try:
+        has_only_metadata = not (path / "hdds").is_dir() and (path / "metadata").is_dir()
+    except PermissionError as error:
+        raise _denied(name, error) from error
+    if has_only_metadata:
         raise VolumeError(
             f"{name} is the folder of a container outside of a volume",
             hint=(
@@ -68,6 +74,15 @@ def _path(name: str) -> TreePath:
             path=name,
         )
     return TreePath(name, path, None)
+
+
+def _denied(name: str, error: PermissionError) -> VolumeError:
+    return VolumeError(
+        f"{name} cannot be read: {error.strerror}",
+        hint=permission_hint(Path(name)),
+        reason="permission_denied",
+        path=name,
+    )
 
 
 @contextmanager
@@ -148,6 +163,8 @@ class ContainerFailures:
         self._count += 1
         which = "" if container_id is None else f", container {container_id}"
         click.echo(f"error [{error.code}]: {name}{which}: {error.message}", err=True)
+        if error.hint:
+            click.echo(f"  {error.hint}", err=True)
 
     def exit_status(self, *, found: bool) -> int:
         """The exit status; `found` is whether the command has findings."""
@@ -166,7 +183,8 @@ def scan_progress(
         return
     total = 0
     for place, container_id in jobs:
-        with suppress(DatabaseError):
+        # The container's own turn reports these errors.
+        with suppress(DatabaseError, DiskError):
             total += place.store.get(container_id).counters().used_bytes or 0
     with progress_sink(output) as sink:
         sink.begin(what, total, BYTES)

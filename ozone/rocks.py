@@ -14,6 +14,7 @@ is queried first, never tried.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -426,11 +427,19 @@ def _require_database(path: Path) -> None:
         for entry in path.iterdir():
             # RocksDB would block for ever on a pipe. A datanode may remove a file
             # meanwhile, which is no error.
-            with contextlib.suppress(OSError):
-                if not stat.S_ISREG(mode := entry.stat().st_mode) and not stat.S_ISDIR(mode):
-                    raise DatabaseError(
-                        f"in the database {path}, {entry.name} is not a file", path=str(path)
-                    )
+            try:
+                mode = entry.stat().st_mode
+            except OSError:
+                continue
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                raise DatabaseError(
+                    f"in the database {path}, {entry.name} is not a file", path=str(path)
+                )
+            # RocksDB would report a corrupt database. Not by opening: to close any
+            # descriptor of LOCK would drop the lock of this process.
+            may_read = entry.name == "LOCK" or os.access(entry, os.R_OK, effective_ids=True)
+            if not may_read and entry.exists():
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(entry))
 
 
 def _remove_stray(path: Path) -> None:
@@ -515,5 +524,8 @@ def _translate_errors(path: Path, verb: str, *, suspect: bool = False) -> Iterat
         if "LOCK" in text and "open a file for lock" not in text:
             raise _lock_error(path, 0) from error
         raise DatabaseError(
-            f"cannot {verb} the database {path}: {error}", path=str(path), suspect=suspect
+            f"cannot {verb} the database {path}: {error}",
+            path=str(path),
+            suspect=suspect,
+            denied=isinstance(error, PermissionError),
         ) from error

@@ -40,9 +40,11 @@ BUFFER_BYTES = 4 << 20
 # The bytes of one request to the worker; one more request is queued. It bounds what is
 # read after a cancel, or ahead of a rate limit. Smaller requests were slower.
 MAPPED_BYTES = 32 << 20
-# File handles ran out in this process or machine: it proves nothing about the
-# container.
-_EXHAUSTED = {errno.errorcode[errno.EMFILE], errno.errorcode[errno.ENFILE]}
+# File handles ran out, or this process may not read the file: that proves nothing about
+# the container.
+_INCONCLUSIVE = {
+    errno.errorcode[number] for number in (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM)
+}
 
 
 class FindingType(Enum):
@@ -76,9 +78,9 @@ class ScanResult:
 
     `bad_windows` has the corrupt and missing windows of the chunks in the tree that do
     not match, by block and offset. `notes` are sentences about what is not a fault.
-    `transient` means that all findings come from a lack of file handles and prove
-    nothing. `deleted` means that the container is in state DELETED or disappeared
-    during the scan; there are no findings then.
+    `transient` means that all findings come from a lack of file handles or of
+    permission and prove nothing. `deleted` means that the container is in state DELETED
+    or disappeared during the scan; there are no findings then.
     """
 
     tree: ContainerTree
@@ -94,17 +96,20 @@ class ScanResult:
 
         Raises:
             ContainerNotFoundError: the container is being deleted.
-            BusyError: too many files were open; scan again later.
+            BusyError: too many files were open, or permission was denied; scan again
+                later.
         """
         if self.deleted:
             raise ContainerNotFoundError(
                 f"container {container_id} is being deleted", container_id=container_id
             )
         if self.transient:
-            raise BusyError(
-                "too many open files: the scan of the container is inconclusive",
-                container_id=container_id,
-            )
+            raise BusyError(self.inconclusive_text, container_id=container_id)
+
+    @property
+    def inconclusive_text(self) -> str:
+        """Why a `transient` scan proves nothing."""
+        return f"the scan of the container is inconclusive: {self.findings[0].detail}"
 
 
 def build_from_metadata(container: Container) -> ContainerTree:
@@ -175,7 +180,7 @@ def scan(
         notes=data.notes.texts(container),
         bytes_read=data.bytes_read,
         bad_windows=data.bad_windows,
-        transient=bool(findings) and data.exhausted == len(findings),
+        transient=bool(findings) and data.inconclusive == len(findings),
     )
 
 
@@ -227,7 +232,7 @@ def _check_folder(container: Container) -> tuple[list[Finding], bool, bool]:
     except DiskError as error:
         missing = error.facts.get("missing")
         kind = FindingType.MISSING_CONTAINER_FILE if missing else FindingType.CORRUPT_CONTAINER_FILE
-        return fail(kind, error.message, transient=error.facts.get("errno") in _EXHAUSTED)
+        return fail(kind, error.message, transient=error.facts.get("errno") in _INCONCLUSIVE)
     except DescriptorError as error:
         return fail(FindingType.CORRUPT_CONTAINER_FILE, error.message)
     if state is ReplicaState.DELETED:
@@ -407,7 +412,7 @@ class _DataScan:
         self.notes = _Notes()
         self.bytes_read = 0
         self.bad_windows: dict[tuple[BlockId, int], frozenset[int]] = {}
-        self.exhausted = 0
+        self.inconclusive = 0
         self._container = container
         self._on_bytes = on_bytes
         self._cancelled = cancelled
@@ -524,7 +529,7 @@ class _DataScan:
         kind, detail = None, ""
         if reading.error:
             kind, detail = FindingType.CORRUPT_CHUNK, reading.error.message
-            self.exhausted += reading.error.facts.get("errno") in _EXHAUSTED
+            self.inconclusive += reading.error.facts.get("errno") in _INCONCLUSIVE
         elif reading.bad:
             kind, detail = (
                 FindingType.CORRUPT_CHUNK,

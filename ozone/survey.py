@@ -19,7 +19,7 @@ from ozone.errors import ContainerNotFoundError, DescriptorError
 from ozone.mapped import MappedReader
 from ozone.scan import Finding, FindingType, ScanResult, scan, scan_metadata
 from ozone.treefile import TreeFiles, TreeStatus
-from ozone.volume import Volume
+from ozone.volume import Volume, permission_hint
 from protos.convert import tree_from_bytes
 from runtime.disk import Disk
 from runtime.errors import DatabaseError, DiskError, OperationInterruptedError
@@ -206,7 +206,8 @@ def survey_container(
     Raises:
         ContainerUnsupportedError: the container has an older schema or layout.
         DescriptorError: with `fall_back`, the replica index is impossible.
-        DiskError: file handles ran out, which proves nothing about the container.
+        DiskError: file handles ran out or permission was denied, which proves nothing
+            about the container.
         OperationInterruptedError: `cancelled` returned True.
     """
     container_id, unbuilt = container.container_id, ContainerTree(container.container_id, None)
@@ -241,7 +242,7 @@ def survey_container(
         result = scan(container, on_bytes=on_bytes, cancelled=cancelled, mapped=mapped)
     else:
         result = scan_metadata(container)
-    _check_decided(result)
+    _check_decided(container, result)
     return ReplicaSnapshot(
         container_id,
         state,
@@ -290,11 +291,12 @@ def _descriptor_faults(container: Container) -> tuple[ReplicaFault, ...]:
     return ()
 
 
-def _check_decided(result: ScanResult) -> None:
+def _check_decided(container: Container, result: ScanResult) -> None:
     if result.transient:
         raise DiskError(
-            "too many open files: the scan of the container is inconclusive",
-            hint="Raise the limit of open files (ulimit -n) and try again.",
+            result.inconclusive_text,
+            hint=f"{permission_hint(container.folder)} If too many files are open, raise the limit"
+            " (ulimit -n).",
         )
 
 
@@ -347,6 +349,8 @@ def _parse_stored_tree(container: Container, trees: TreeFiles | None) -> _Stored
     except ContainerNotFoundError:
         raw = None
     except DiskError as error:
+        if error.facts.get("denied"):
+            raise
         if not error.facts.get("missing"):
             return absent(f"unreadable and counts as absent: {error.message}")
         raw = None

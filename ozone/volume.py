@@ -19,10 +19,11 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
+from merkle.errors import ReconcileError
 from merkle.tree import ContainerId
 from ozone.errors import ContainerNotFoundError, VolumeError, VolumeLockedError
 from ozone.rocks import Database
-from runtime.disk import Disk, disk_error
+from runtime.disk import Disk, disk_error, owner_of
 from runtime.errors import DatabaseError, DiskError
 from runtime.folder_lock import lock_holder
 
@@ -218,6 +219,9 @@ class Volume:
         try:
             self._disk.make_folder(self.state_folder)
             self._database = self._open_database()
+            if isinstance(self._database, DatabaseError) and self._database.facts.get("denied"):
+                # Not a fault of the database: its containers would look damaged.
+                raise _denied(self._database_path, self._database)
         except BaseException:
             self.close()
             raise
@@ -269,19 +273,44 @@ def open_volume(
     opened is an error only when `Volume.database` is read.
 
     Raises:
-        VolumeError: `path` is not a volume, or it is inconsistent; the fact `reason` is
-            the cause.
+        VolumeError: `path` is not a volume, is inconsistent, or may not be read by this
+            user; the fact `reason` is the cause.
         VolumeLockedError: for an owner, another process holds the volume; its ID is the
             fact `pid`.
         DiskError: a directory or the lock file cannot be read.
     """
     path, state_folder = path.absolute(), state_folder.absolute()
     try:
-        hdds = path if path.name == _HDDS and (path / _VERSION).exists() else path / _HDDS
-        is_folder = hdds.is_dir()
-    except OSError as error:
-        text = f"{path} cannot be read: {error.strerror}"
-        raise VolumeError(text, reason="no_hdds", path=str(path)) from error
+        hdds, version, database = _locate(path, state_folder, disk, database_volumes)
+    except DiskError as error:
+        if error.facts.get("denied"):
+            raise _denied(path, error) from error
+        raise
+    volume = Volume(
+        hdds,
+        version,
+        hold,
+        disk,
+        state_folder=state_folder / version.storage_id,
+        database_path=database,
+    )
+    volume._open()
+    return volume
+
+
+def _locate(
+    path: Path, state_folder: Path, disk: Disk, database_volumes: Sequence[Path]
+) -> tuple[Path, Version, Path]:
+    """The volume's `hdds` folder, its version, and the folder of its database."""
+    try:
+        hdds = path / _HDDS
+        if path.name == _HDDS and disk.length(path / _VERSION) is not None:
+            hdds = path
+        is_folder = disk.is_folder(hdds)
+    except DiskError as error:
+        if error.facts.get("denied"):
+            raise
+        raise VolumeError(error.message, reason="no_hdds", path=str(path)) from error
     if not is_folder:
         raise VolumeError(
             f"{path} is not a volume: it has no folder {_HDDS}", reason="no_hdds", path=str(path)
@@ -295,31 +324,31 @@ def open_volume(
     try:
         version = parse_version(disk.read(hdds / _VERSION))
     except DiskError as error:
+        if error.facts.get("denied"):
+            raise
         raise VolumeError(
             f"{path} is not a volume: {error.message}",
             hint=error.hint,
             reason="no_version",
             path=str(path),
         ) from error
-    working = _working_folder(hdds, version, disk)
-    candidates = [working / version.storage_id]
+    candidates = [_working_folder(hdds, version, disk) / version.storage_id]
     candidates += [
         other / "db" / version.cluster_id / version.storage_id for other in database_volumes
     ]
-    database = (
-        next((c for c in candidates if (c / "container.db").is_dir()), candidates[0])
-        / "container.db"
+    found = (one for one in candidates if disk.is_folder(one / "container.db"))
+    return hdds, version, next(found, candidates[0]) / "container.db"
+
+
+def permission_hint(path: Path) -> str:
+    """What to do if this process may not read a volume."""
+    return f"Run this as the datanode's user, {owner_of(path)}."
+
+
+def _denied(path: Path, error: ReconcileError) -> VolumeError:
+    return VolumeError(
+        error.message, hint=permission_hint(path), reason="permission_denied", path=str(path)
     )
-    volume = Volume(
-        hdds,
-        version,
-        hold,
-        disk,
-        state_folder=state_folder / version.storage_id,
-        database_path=database,
-    )
-    volume._open()
-    return volume
 
 
 def container_of_folder(path: Path) -> tuple[Path, ContainerId] | None:
@@ -334,10 +363,10 @@ def container_of_folder(path: Path) -> tuple[Path, ContainerId] | None:
 
 
 def _working_folder(hdds: Path, version: Version, disk: Disk) -> Path:
-    if (hdds / version.cluster_id).is_dir():
+    if disk.is_folder(hdds / version.cluster_id):
         return hdds / version.cluster_id
     # Before SCM HA, clusters named this folder after the SCM's ID.
-    others = [n for n in disk.names(hdds) if n != "tmp" and (hdds / n).is_dir()]
+    others = [n for n in disk.names(hdds) if n != "tmp" and disk.is_folder(hdds / n)]
     if len(others) != 1:
         raise VolumeError(
             f"{hdds} has no folder {version.cluster_id}, and {len(others)} other folders, not 1",

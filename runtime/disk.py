@@ -9,6 +9,7 @@ directory, and a pipe would block the reader for ever.
 import contextlib
 import errno
 import os
+import pwd
 import re
 import secrets
 import stat
@@ -24,6 +25,8 @@ _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _READ_BYTES = 1 << 20
 _TOKEN_BYTES = 8
 _TEMPORARY = re.compile(rf".+\.[0-9a-f]{{{2 * _TOKEN_BYTES}}}\.tmp")
+# Besides a missing entry: a link that leads to itself is not a directory.
+_NO_FOLDER = {errno.errorcode[errno.ELOOP], errno.errorcode[errno.EBADF]}
 # The largest file that `Disk.read` reads: a damaged inode can report any length.
 WHOLE_BYTES_MAX = 256 << 20
 
@@ -45,10 +48,10 @@ class Disk:
     """Reads files and changes them durably.
 
     Every method raises DiskError if a system call fails. Its facts are `operation`,
-    `path`, `errno` (by name), and where they apply `missing` (no such file) and
-    `suspect` (a sync failed). After a failed sync the content of the disk is unknown,
-    so callers stop writing there. A failed sync is not retried: a second one may
-    succeed although the bytes were lost.
+    `path`, `errno` (by name), and where they apply `missing` (no such file), `denied`
+    (this user may not do it) and `suspect` (a sync failed). After a failed sync the
+    content of the disk is unknown, so callers stop writing there. A failed sync is not
+    retried: a second one may succeed although the bytes were lost.
     """
 
     def durable(
@@ -122,10 +125,17 @@ class Disk:
         """Whether the directory exists.
 
         Raises:
-            DiskError: the device failed; the directory may exist.
+            DiskError: the device failed or permission was denied; the directory may
+                exist.
         """
-        with _translate_errors("stat", path):
-            return path.is_dir()
+        try:
+            # Not Path.is_dir: newer Pythons answer False where permission is denied.
+            with _translate_errors("stat", path):
+                return stat.S_ISDIR(os.stat(path).st_mode)
+        except DiskError as error:
+            if error.facts.get("missing") or error.facts["errno"] in _NO_FOLDER:
+                return False
+            raise
 
     def names(self, folder: Path) -> list[str]:
         """The names of a directory's entries, sorted."""
@@ -296,6 +306,20 @@ class Reader:
         return done
 
 
+def owner_of(path: Path) -> str:
+    """The name of the user that owns a file, or the nearest folder above it that this
+    process can see; the number if the user has no name.
+    """
+    for seen in (path, *path.absolute().parents):
+        with contextlib.suppress(OSError):
+            number = os.stat(seen).st_uid
+            # KeyError: the user of another machine.
+            with contextlib.suppress(KeyError):
+                return pwd.getpwuid(number).pw_name
+            return str(number)
+    return "its owner"
+
+
 def _sync(fd: int, operation: Operation, path: Path) -> None:
     try:
         os.fsync(fd)
@@ -334,6 +358,9 @@ def disk_error(operation: str, path: Path, error: OSError, *, suspect: bool = Fa
     hint = ""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         facts["missing"] = True
+    if error.errno in (errno.EACCES, errno.EPERM):
+        facts["denied"] = True
+        hint = f"Run this as a user that may, such as {owner_of(path)}."
     if suspect:
         facts["suspect"] = True
         hint = "The content of the disk is unknown. Check the device before writing to it again."

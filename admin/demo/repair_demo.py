@@ -37,6 +37,7 @@ from merkle.replica import ContainerReplica
 from merkle.tree import ContainerId, ContainerTree, root_hex
 from repair.picture import cells, legend, strips
 from runtime.errors import DiskError, UsageError
+from runtime.exit_codes import ExitCode
 from runtime.output import console, print_json
 
 _VOLUME = "volume1"
@@ -204,6 +205,10 @@ class _Demo:
         for container_id in self.outcome.unverifiable:
             self._print(
                 f"container {container_id} has no recorded checksums: unverifiable, left alone"
+            )
+        if self.outcome.not_reconciled:
+            self._print(
+                f"read and checked, not reconciled: {containers_text(self.outcome.not_reconciled)}"
             )
         if self.outcome.healed:
             self._print(
@@ -406,8 +411,12 @@ def demo(
     `treefold reconcile`, stops all processes, and verifies the result by reading the
     volumes again. Keeps no files unless --keep is given.
 
-    Exit status: 0 all healed, apart from containers without checksums, which are
-    listed, 4 data are lost on every replica or replicas are in conflict, 1 otherwise.
+    Erasure-coded containers are read and checked, but not reconciled: their replicas
+    differ by design. They are listed, and do not count as healed.
+
+    Exit status: 0 healed, apart from containers without checksums or not eligible,
+    which are listed, 4 data are lost on every replica or replicas are in conflict, 6 no
+    container is eligible, so none was reconciled, 1 otherwise.
     """
     if (kill is None) != (during is None):
         raise UsageError(
@@ -428,13 +437,8 @@ def demo(
     )
     outcome = _Demo(options, out).run()
     status = outcome.exit_status
-    summary = {
-        0: "HEALED",
-        4: "NOT HEALED: data are lost on every replica, or replicas are in conflict",
-    }.get(status, "NOT HEALED")
-    out.print(
-        Text(f"[{outcome.elapsed_s:5.1f}s] {summary}", "bold green" if status == 0 else "bold red")
-    )
+    style = {ExitCode.CLEAN: "bold green", ExitCode.REFUSED: "bold yellow"}.get(status, "bold red")
+    out.print(Text(f"[{outcome.elapsed_s:5.1f}s] {outcome.summary}", style))
     if svg:
         # Remove web fonts: the picture must be viewable without a network.
         svg.write_text(

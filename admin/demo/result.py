@@ -8,6 +8,7 @@ from admin.demo.damage import InflictedDamage
 from admin.demo.offline_check import Proof
 from merkle.outcome import Verdict
 from merkle.tree import ContainerId, root_hex
+from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject
 
 
@@ -72,21 +73,48 @@ class DemoResult:
         return {container_id for container_id, found in roots.items() if len(found) > 1}
 
     @property
-    def healed(self) -> list[ContainerId]:
-        """Containers whose replicas are proven undamaged and equal."""
+    def not_reconciled(self) -> list[ContainerId]:
+        """Containers that were read and have no flaw, but that the controller does not
+        reconcile: erasure-coded ones, for example.
+        """
         seen = {replica.container_id for replica in self.after}
-        return sorted(seen - set(self.unhealed) - set(self.unverifiable))
+        flawed = set(self.unhealed) | set(self.unverifiable)
+        return sorted(seen & self.refused.keys() - self.verdicts.keys() - flawed)
 
     @property
-    def exit_status(self) -> int:
+    def healed(self) -> list[ContainerId]:
+        """Containers that were reconciled and whose replicas are proven undamaged and
+        equal.
+        """
+        seen = {replica.container_id for replica in self.after}
+        left = set(self.unhealed) | set(self.unverifiable) | set(self.not_reconciled)
+        return sorted(seen - left)
+
+    @property
+    def exit_status(self) -> ExitCode:
         """The exit status of the command."""
-        return (
-            4
-            if self.lost or self.conflicts
-            else 1
-            if self.unhealed or not (self.healed or self.unverifiable)
-            else 0
-        )
+        if self.lost or self.conflicts:
+            return ExitCode.UNRECOVERABLE
+        if self.unhealed:
+            return ExitCode.FAILED
+        if self.healed:
+            return ExitCode.CLEAN
+        if self.not_reconciled:
+            return ExitCode.REFUSED
+        return ExitCode.CLEAN if self.unverifiable else ExitCode.FAILED
+
+    @property
+    def summary(self) -> str:
+        """The last line of the output."""
+        match self.exit_status:
+            case ExitCode.CLEAN:
+                return "HEALED" if self.healed else "NOTHING TO HEAL: no recorded checksums"
+            case ExitCode.UNRECOVERABLE:
+                return "NOT HEALED: data are lost on every replica, or replicas are in conflict"
+            case ExitCode.REFUSED:
+                return "READ AND CHECKED, NONE RECONCILED: no container is eligible"
+            case _:
+                return "NOT HEALED"
 
 
 def report(outcome: DemoResult) -> JsonObject:
@@ -109,6 +137,7 @@ def report(outcome: DemoResult) -> JsonObject:
         "healed": outcome.healed,
         "unhealed": outcome.unhealed,
         "unverifiable": outcome.unverifiable,
+        "notReconciled": outcome.not_reconciled,
         "unrecoverable": outcome.lost,
         "conflicts": outcome.conflicts,
         "damageAdded": [

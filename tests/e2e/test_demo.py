@@ -290,13 +290,17 @@ def test_two_datanodes_are_enough_and_added_damage_everywhere_is_a_loss(
     assert [one["replica"] for one in answer["damageAdded"]] == ["dn1", "dn2"]
 
 
-def test_erasure_coded_replicas_are_read_and_left_alone(tmp_path: Path) -> None:
+def test_erasure_coded_replicas_are_read_and_checked_and_none_is_called_healed(
+    tmp_path: Path,
+) -> None:
     unpack("healthy", tmp_path, fixture=ERASURE_CODED)
     status, answer = _demo("--fixture", str(tmp_path))
-    assert (status, answer["unhealed"]) == (0, [])
-    assert {container["refused"] for container in answer["containers"]} == {
-        "INELIGIBLE_REPLICATION_TYPE"
-    }
+    assert (status, answer["unhealed"], answer["healed"]) == (6, [], [])
+    assert answer["notReconciled"] == [one["containerID"] for one in answer["containers"]] != []
+    assert answer["proof"]["bytesVerified"] > 0
+    assert answer["jobs"] == []
+    for container in answer["containers"]:
+        assert (container["refused"], container["healed"]) == ("INELIGIBLE_REPLICATION_TYPE", False)
 
 
 @pytest.mark.parametrize(

@@ -5,28 +5,22 @@ anywhere; nothing else changes.
 import os
 import random
 import shutil
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from threading import Event
 
 import pytest
 
 from merkle.checksum import ChecksumType
-from merkle.outcome import RepairOutcome, Verdict
+from merkle.outcome import Verdict
 from merkle.record import DeleteTransaction
-from merkle.replica import PeerId, ReplicaState
+from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import ContainerStore
 from ozone.rocks import Batch, Counter, OzoneTable, block_key, counter_key
 from ozone.volume import Hold, Version, open_volume
-from repair.requests import ReconcileOptions
 from runtime.disk import Disk
-from scm.jobs import Job
-from scm.policy import Roots, roots
-from tests.support.in_process import Datanode, datanodes, reconcile
+from tests.support.in_process import datanodes, heal, scan_replica
 from tests.support.oracle import Seen, faults, good_windows, look, lost_windows
 from tests.support.volumes import (
     block_record,
@@ -36,7 +30,6 @@ from tests.support.volumes import (
     new_volume,
     owned,
 )
-from tests.support.whole_job import whole_job
 
 NAMES = ("dn1", "dn2", "dn3")
 SEEDS = 12
@@ -169,35 +162,6 @@ def _look(roots: Mapping[str, Path], scratch: Path) -> dict[int, dict[str, Seen]
     return found
 
 
-def _scan(node: Datanode, container_id: int) -> ReplicaState:
-    replica = node.store.open_replica(
-        ContainerId(container_id), "scan", cancelled=Event(), on_bytes=lambda _: None
-    )
-    scanned = replica.scan()
-    return scanned.state
-
-
-def _heal(nodes: Mapping[str, Datanode], container_id: int, rng: random.Random) -> Job:
-    """One job; each of its rounds is carried out in some order, or at once."""
-    options = ReconcileOptions(return_to=ReplicaState.CLOSED)
-
-    def replicas() -> Roots:
-        return roots(
-            replace(node.held.replica(ContainerId(container_id)), peer=node.name)
-            for node in nodes.values()
-        )
-
-    def carry_out(names: Sequence[PeerId]) -> dict[PeerId, RepairOutcome]:
-        order = rng.sample(names, len(names))
-        with ThreadPoolExecutor(rng.choice((1, len(names)))) as pool:
-            outcomes = pool.map(
-                lambda name: reconcile(nodes, name, container_id, options=options), order
-            )
-            return dict(zip(order, outcomes, strict=True))
-
-    return whole_job(container_id, [node.name for node in nodes.values()], replicas, carry_out)
-
-
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_whatever_is_left_anywhere_comes_back_everywhere(
     whole: dict[str, Path], tmp_path: Path, seed: int
@@ -217,9 +181,9 @@ def test_whatever_is_left_anywhere_comes_back_everywhere(
     with datanodes(roots, tmp_path / "state") as nodes:
         for container_id in CONTAINERS:
             for node in nodes.values():
-                _scan(node, container_id)
-            jobs[container_id] = _heal(nodes, container_id, rng)
-            states[container_id] = {_scan(node, container_id) for node in nodes.values()}
+                scan_replica(node, container_id)
+            jobs[container_id] = heal(nodes, container_id, rng)
+            states[container_id] = {scan_replica(node, container_id) for node in nodes.values()}
     after = _look(roots, tmp_path / "after")
     for container_id in CONTAINERS:
         about = f"seed {seed}, container {container_id}: {done}"

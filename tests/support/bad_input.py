@@ -2,6 +2,8 @@
 said so and touched nothing.
 """
 
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,3 +44,36 @@ def unchanged(folder: Path) -> Iterator[None]:
     before = state_of(folder)
     yield
     assert state_of(folder) == before
+
+
+@contextmanager
+def another_user() -> Iterator[None]:
+    """What happens inside happens as a user without rights: nothing is forbidden to
+    root. For anybody else, a mode of 0 forbids enough.
+    """
+    me = os.geteuid()
+    try:
+        if me == 0:
+            os.seteuid(65534)
+        yield
+    finally:
+        os.seteuid(me)
+
+
+@contextmanager
+def forbidden(path: Path) -> Iterator[None]:
+    """This path is of mode 0 meanwhile."""
+    mode = path.stat().st_mode
+    path.chmod(0)
+    try:
+        yield
+    finally:
+        path.chmod(mode)
+
+
+@contextmanager
+def public_folder() -> Iterator[Path]:
+    """A folder that every user may enter, which those of pytest are not."""
+    with tempfile.TemporaryDirectory(prefix="treefold-test-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)

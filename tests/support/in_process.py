@@ -2,16 +2,19 @@
 peers without a network.
 """
 
-from collections.abc import Iterator, Mapping
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Event
 from typing import cast
 
 from dnagent.store import ReplicaStore
 from dnagent.volumes import ManagedVolume
 from merkle.outcome import RepairOutcome
-from merkle.replica import PeerId
+from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId
 from ozone.volume import Hold, open_volume
 from repair.ports import Peer
@@ -19,7 +22,10 @@ from repair.requests import ReconcileOptions
 from repair.runner import RepairJob, Runner
 from runtime.disk import Disk
 from runtime.retry import Backoff
+from scm.jobs import Job
+from scm.policy import Roots, roots
 from tests.support.peers import MemoryPeer, MemorySource
+from tests.support.whole_job import whole_job
 
 UNDO_BYTES = 256 << 20
 
@@ -110,3 +116,32 @@ def reconcile(
         ),
         others if peers is None else peers,
     )
+
+
+def scan_replica(node: Datanode, container_id: int) -> ReplicaState:
+    """Scan one replica as an agent does; its state afterwards."""
+    replica = node.store.open_replica(
+        ContainerId(container_id), "scan", cancelled=Event(), on_bytes=lambda _: None
+    )
+    return replica.scan().state
+
+
+def heal(nodes: Mapping[str, Datanode], container_id: int, rng: random.Random) -> Job:
+    """One job; each of its rounds is carried out in some order, or at once."""
+    options = ReconcileOptions(return_to=ReplicaState.CLOSED)
+
+    def replicas() -> Roots:
+        return roots(
+            replace(node.held.replica(ContainerId(container_id)), peer=node.name)
+            for node in nodes.values()
+        )
+
+    def carry_out(names: Sequence[PeerId]) -> dict[PeerId, RepairOutcome]:
+        order = rng.sample(names, len(names))
+        with ThreadPoolExecutor(rng.choice((1, len(names)))) as pool:
+            outcomes = pool.map(
+                lambda name: reconcile(nodes, name, container_id, options=options), order
+            )
+            return dict(zip(order, outcomes, strict=True))
+
+    return whole_job(container_id, [node.name for node in nodes.values()], replicas, carry_out)

@@ -448,8 +448,10 @@ def test_an_io_error_makes_a_chunk_corrupt_with_the_windows_read_so_far_and_its_
     assert not result.transient
 
 
-@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
-def test_s20_a_lack_of_file_handles_proves_nothing(made: VolumeMaker, error: int) -> None:
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM])
+def test_s20_a_lack_of_file_handles_or_of_permission_proves_nothing(
+    made: VolumeMaker, error: int
+) -> None:
     made.container()
     made.block(1, 20, whole(100))
 

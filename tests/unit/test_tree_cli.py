@@ -464,7 +464,9 @@ def test_a_replica_that_cannot_be_read_is_named_and_nothing_is_compared(
     assert unread[0]["reason"].startswith(reason)
     assert line == {"containerID": 1, "verdict": "UNKNOWN", "differences": []}
     assert f"error [{code}]: {path}, container 1: {reason}" in result.stderr
-    assert f"container 1: not compared: {path}: {reason}" in result.stdout
+    # The fault is listed once: stdout only says which replica it is that is left out.
+    assert f"container 1: not compared: {path} cannot be read\n" in result.stdout
+    assert result.output.count(reason) == 1
 
 
 def test_a_replica_that_cannot_be_read_costs_its_container_alone(tmp_path: Path) -> None:
@@ -598,8 +600,22 @@ def test_a_file_that_names_no_container_is_not_called_none(tmp_path: Path) -> No
     assert lines("check", path, status=3)[0]["containerID"] is None
 
 
+def test_check_says_what_it_checked_and_that_it_read_no_data(tmp_path: Path) -> None:
+    unpack("healthy", tmp_path)
+    volume = tmp_path / "dn1" / "volume1"
+    for block in volume.glob("hdds/*/current/*/1/chunks/*.block"):
+        flip(block, 0)
+
+    result = run("check", volume, "--container", 1)
+
+    assert (result.exit_code, "well formed; data not read" in result.stdout) == (0, True)
+    assert "right" not in result.stdout
+    assert lines("check", volume, "--container", 1)[0]["dataRead"] is False
+
+
 def test_a_tree_that_was_never_built_is_no_fault(made: VolumeMaker) -> None:
     assert lines("check", made.root)[0]["reasons"] == []
+    assert "no tree; data not read" in run("check", made.root).stdout
 
 
 def no_volume(tmp_path: Path, kind: str) -> Path:
