@@ -47,7 +47,7 @@ KINDS = (
 
 @dataclass
 class Inflicted:
-    """What was done to one container: a line for each damage, and the deleted blocks."""
+    """What was done to one container: a line a damage, and the deleted blocks."""
 
     lines: list[str] = field(default_factory=list)
     dead: dict[str, set[BlockId]] = field(default_factory=lambda: {name: set() for name in NAMES})

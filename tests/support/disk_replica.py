@@ -213,7 +213,7 @@ class DiskReplica(RepairableReplica):
         self.pending_deletes.discard(block_id)
 
     def delete_container(self) -> None:
-        self._of_disk(lambda _: self._store.delete_container(self.stored.container_id))
+        self._of_disk(lambda _: self._replica_store.delete_container(self.stored.container_id))
         super().delete_container()
         self._stack.close()
 
@@ -256,7 +256,7 @@ class DiskReplica(RepairableReplica):
         self._volume = ManagedVolume(volume, self._disk, undo_bytes=_UNDO_BYTES)
         self._stack = ExitStack()
         self._stack.callback(self._volume.close)
-        self._store = ReplicaStore([self._volume], repair_enabled=True)
+        self._replica_store = ReplicaStore([self._volume], repair_enabled=True)
 
     @property
     def _writer(self) -> RepairWriter:
