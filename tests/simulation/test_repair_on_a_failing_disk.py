@@ -160,6 +160,7 @@ def test_a_crash_at_any_point_of_a_reconciliation_loses_nothing_and_the_next_doe
             assert found["chunks/3.block"] == whole["chunks/3.block"]
         if container.state is ReplicaState.CLOSED:
             assert found == whole
+            assert container.record(BlockId(3)) is not None
         assert container.state is ReplicaState.CLOSED or not image.is_final
 
     outcome = run(start, disk, arm)
