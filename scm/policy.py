@@ -24,11 +24,11 @@ from scm.eligibility import (
     not_closed,
 )
 
-BACKOFF_FIRST_S = 60.0
+_BACKOFF_FIRST_S = 60.0
 BACKOFF_MOST_S = 24 * 3600.0
 # A tenth on top, different for each container: what failed together is not tried again
 # together.
-BACKOFF_JITTER = 0.1
+_BACKOFF_JITTER = 0.1
 
 # Of a tree without blocks: what a scan leaves of blocks that have no recorded
 # checksums.
@@ -209,11 +209,11 @@ def backoff_s(container_id: ContainerId, failures: int) -> float:
     day at most.
     """
     assert failures >= 1
-    wait_s = min(BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 32), BACKOFF_MOST_S)
+    wait_s = min(_BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 32), BACKOFF_MOST_S)
     # Knuth's multiplicative hash: spread without a random source, so that a replay
     # gives the same times.
     spread = ((container_id * 2_654_435_761 + failures * 40_503) & 0xFFFF_FFFF) / 2**32
-    return wait_s * (1 + BACKOFF_JITTER * spread)
+    return wait_s * (1 + _BACKOFF_JITTER * spread)
 
 
 def after_job(
