@@ -23,11 +23,11 @@ from scm.eligibility import (
     is_erasure_coded,
 )
 
-BACKOFF_FIRST_S = 60.0
+_BACKOFF_FIRST_S = 60.0
 BACKOFF_MOST_S = 24 * 3600.0
 # Up to a tenth is added, by container, so that containers that failed together are not
 # retried together.
-BACKOFF_JITTER = 0.1
+_BACKOFF_JITTER = 0.1
 
 # The root of a tree without blocks: the result of a scan if no block has recorded
 # checksums.
@@ -284,11 +284,11 @@ def backoff_s(container_id: ContainerId, failures: int) -> float:
     time, up to a day, plus the jitter.
     """
     assert failures >= 1
-    wait_s = min(BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 32), BACKOFF_MOST_S)
+    wait_s = min(_BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 32), BACKOFF_MOST_S)
     # Knuth's multiplicative hash instead of a random source, so that a replay has the
     # same times.
     spread = ((container_id * 2_654_435_761 + failures * 40_503) & 0xFFFF_FFFF) / 2**32
-    return wait_s * (1 + BACKOFF_JITTER * spread)
+    return wait_s * (1 + _BACKOFF_JITTER * spread)
 
 
 def next_visit(

@@ -32,7 +32,7 @@ SEEDS_TO_FIND = 300
 # Over the job store on disk, which is slower than its twin in memory.
 SEEDS_ON_DISK = 12
 # Replicas on volumes are some twenty times slower than those in memory.
-SEEDS_ON_VOLUMES = 8
+SEEDS_ON_VOLUMES = 5
 MARKS_ON_VOLUMES = {
     "write torn",
     "agent crashed",

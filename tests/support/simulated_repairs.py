@@ -6,6 +6,7 @@ tear. What an agent reports of a job goes into its heartbeat state and into the 
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from dnagent.heartbeat import JobReport, ReconcileCommand
 from dnagent.jobs import error_report, options_of, report_of
@@ -215,10 +216,15 @@ class SimulatedRepairs:
         observer = world.observer
         faulted = {block_id for name, block_id in observer.faulted if name == place.node.name}
         run.witness.judge(request, replica, written=world.written, faulted=faulted)
-        before = whole_chunks(replica.stored, world.written)
+        stored = replica.stored
+        files = {block_id: bytes(file) for block_id, file in stored.files.items()}
+        before = replace(stored, records=dict(stored.records), files=files)
         event = execute_local(request, replica)
         observer.looks(replica)
-        for block_id, _ in sorted(before - whole_chunks(replica.stored, world.written)):
+        if stored.files == files and stored.records == before.records:
+            return event
+        lost = whole_chunks(before, world.written) - whole_chunks(stored, world.written)
+        for block_id, _ in sorted(lost):
             text = f"{type(request).__name__} has cost block {block_id} a whole chunk"
             hold(False, text, "inv-I3", Subject(place.container_id, block_id))
         return event
