@@ -80,7 +80,7 @@ class CommandResult:
         }
 
 
-class NoAgentError(ReconcileError):
+class _NoAgentError(ReconcileError):
     """No live agent reports to the controller, so it knows of no replica."""
 
     code = "no_agent"
@@ -92,10 +92,10 @@ def check_agents(controller: ControllerClient) -> None:
     known.
 
     Raises:
-        NoAgentError: no live agent reports to this controller.
+        _NoAgentError: no live agent reports to this controller.
     """
     if not controller.live_datanodes():
-        raise NoAgentError(
+        raise _NoAgentError(
             f"No live agent reports to the controller at {controller.address}: it does not know"
             " how the replicas are.",
             hint="start `treefold agent run` on each datanode, with this address as `controller`;"
