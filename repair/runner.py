@@ -62,7 +62,7 @@ from runtime.retry import Backoff, call_with_retry
 
 # An agent gives one client half of its threads (runtime.rpc): several agents of one
 # host share that half.
-CALLS_PER_PEER_MAX = 8
+_CALLS_PER_PEER_MAX = 8
 
 Prove: TypeAlias = Callable[[ChunkRecord, int, bytearray], tuple[ProvenWindows, ...]]
 
@@ -381,7 +381,7 @@ class Runner:
 
         with self._lock:
             slots = self._peer_slots.setdefault(
-                request.peer, threading.Semaphore(CALLS_PER_PEER_MAX)
+                request.peer, threading.Semaphore(_CALLS_PER_PEER_MAX)
             )
         try:
             with slots:
