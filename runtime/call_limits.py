@@ -9,12 +9,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import grpc
 
-from runtime.errors import BusyError
+from runtime.errors import BusyError, InternalError
+from runtime.guard import ThreadGuard
 
 # How often calls are looked at; a limit is exceeded by this much at most.
 _CHECK_EVERY_S = 0.25
@@ -85,12 +86,15 @@ class CallWatch:
         self._thread.join()
 
     def _run(self) -> None:
+        guard = ThreadGuard(self._thread.name)
         while not self._stopped.wait(_CHECK_EVERY_S):
             now_s = time.monotonic()
             with self._lock:
                 over = [call for call in self._calls if self._is_over(call, now_s)]
             for call in over:
-                call.context.cancel()
+                # The others are cancelled whatever becomes of this one.
+                with suppress(InternalError), guard.named_errors():
+                    call.context.cancel()
 
     def _is_over(self, call: "WatchedCall", now_s: float) -> bool:
         # A scan is one request and one answer, with hours between them.

@@ -16,8 +16,10 @@ from runtime.metrics import Metrics
 class ThreadGuard:
     """Names the unforeseen errors of one thread. Each is logged and counted."""
 
-    def __init__(self, thread: str, metrics: Metrics, counter: str) -> None:
-        """`counter` is the name of the counter; its only label is `thread`."""
+    def __init__(self, thread: str, metrics: Metrics | None = None, counter: str = "") -> None:
+        """`counter` is the name of the counter; its only label is `thread`. Without
+        metrics an error is only logged.
+        """
         self._thread = thread
         self._metrics = metrics
         self._counter = counter
@@ -36,7 +38,8 @@ class ThreadGuard:
         except ReconcileError:
             raise
         except Exception as error:
-            self._metrics.count(self._counter, thread=self._thread)
+            if self._metrics is not None:
+                self._metrics.count(self._counter, thread=self._thread)
             self._log.error("thread_failed", thread=self._thread, error=repr(error), exc_info=error)
             raise InternalError(
                 f"an internal error in thread {self._thread}: {error!r}", thread=self._thread
