@@ -9,11 +9,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from admin.cli import treefold as cli
 from admin.demo.cluster import LocalCluster
 from admin.demo.ground_truth import GroundTruth
 from admin.demo.synthetic import SyntheticCluster, synthetic
@@ -130,6 +133,33 @@ def test_what_cannot_be_understood_is_refused(tmp_path: Path, words: tuple[str, 
         in treefold("sweep", "run", "--out", tmp_path / "out", *words, check=2).stderr
     )
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--table", "hdfs://name/x"), "hdfs:// is not an address that is served"),
+        (("--table", "ofs://om/volume/bucket"), "Use Ozone's S3 gateway"),
+        (("--table", "gs://bucket/x"), "gs:// is not an address that is served"),
+        (("--volume", "s3://bucket/x"), "volumes are folders of this machine"),
+        (("--table", "x", "--out", "s3://bucket/x"), "is an address"),
+        (("--table", "x", "--out", "hdfs://name/x"), "is an address"),
+        (("--table", "x", "--out", "ofs://om/x"), "is an address"),
+        (("--table", "x", "--metrics-file", "s3://bucket/x.prom"), "is an address"),
+    ],
+)
+def test_an_address_that_is_not_served_is_refused_at_once(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    """In this process: starting another takes longer than the answer may."""
+    out = () if "--out" in words else ("--out", str(tmp_path / "out"))
+    with chdir(tmp_path):
+        started = time.monotonic()
+        done = CliRunner().invoke(cli, ["sweep", "run", *words, *out])
+        assert time.monotonic() - started < 1
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in " ".join(done.stderr.split())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_empty_word_is_no_folder(tmp_path: Path) -> None:
