@@ -7,6 +7,7 @@ this module parses options and prints.
 import os
 import re
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -34,6 +35,7 @@ from sweep.model import FindingKind, NotCompared
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
 from sweep.report import write_report
 from sweep.run import sweep as run_sweep
+from sweep.truth import BEFORE, compared_truth
 
 # Rows printed without --json.
 _ROWS_SHOWN = 50
@@ -253,6 +255,8 @@ def run(
         progress_sink(output) as progress,
         open_engine(engine, out, threads, settings, pack=pack, **spark) as chosen,
     ):
+        if volumes:
+            progress.note(BEFORE[TreeSource(source)])
         summary = run_sweep(
             request, chosen, progress, report=lambda summary: write_report(sweeps, summary)
         )
@@ -263,10 +267,8 @@ def run(
             document["reconcile"] = _reconcile_repairable(controller, sweeps, summary.sweep_id)
         except ReconcileError as error:
             refused = error
-    if as_json:
-        print_json(document)
-    else:
-        _print_sweep(sweeps, summary.sweep_id, document)
+    truth = compared_truth(sweeps, summary.sweep_id, datetime.now(UTC)) if volumes else ""
+    _print_run(sweeps, document, truth, as_json=as_json)
     # The sweep is complete and printed, so errors from here on do not hide it.
     if metrics_file is not None:
         write_metrics(metrics_file, summary)
@@ -427,6 +429,22 @@ def _check_engine(
         raise UsageError("--pack is for the executors of a cluster: give its --master")
     if engine == SPARK and threads:
         raise UsageError("--threads is for the local engine; with Spark use --master 'local[N]'")
+
+
+def _print_run(sweeps: SweepStore, document: JsonObject, truth: str, *, as_json: bool) -> None:
+    """Print what a sweep that has just ended found, and first and last which `truth` it
+    compared, if there is one to say.
+    """
+    for is_last in (False, True):
+        if is_last and as_json:
+            print_json(document)
+        elif is_last:
+            _print_sweep(sweeps, str(document["sweepID"]), document)
+        if truth and as_json:
+            # Stdout is one JSON object.
+            click.echo(truth, err=True)
+        elif truth:
+            print_line(truth)
 
 
 def _print_sweep(sweeps: SweepStore, sweep_id: str, document: JsonObject) -> None:

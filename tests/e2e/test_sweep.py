@@ -3,6 +3,7 @@ behind.
 """
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -276,6 +277,28 @@ def test_the_demo_finds_what_was_done_and_nothing_else(order: str) -> None:
     report = Path(found["engines"]["local"]["report"])
     assert found["engines"]["local"]["sweepID"] in report.read_text()
     shutil.rmtree(report.parent)
+
+
+def test_a_sweep_of_volumes_says_first_and_last_what_it_compared(tmp_path: Path) -> None:
+    volumes = sorted(unpack("detected", tmp_path / "cluster").glob("dn*/volume1"))
+    options = [word for path in volumes for word in ("--volume", str(path))]
+    words = ("sweep", "run", *options, "--out", str(tmp_path / "out"))
+    for source, told in (
+        ("tree", "the stored trees of "),
+        ("metadata", "the block records of 18 replicas, whose data were not read"),
+        ("data", "compared: the data of "),
+    ):
+        done = treefold(*words, "--source", source, check=3)
+        first, *_, last = done.stdout.splitlines()
+        assert first == last
+        assert told in first
+        assert ("To compare the data: --source data" in first) == (source != "data")
+        if source == "tree":
+            assert re.search(r"as of the last scans, \d+ \w+ to \d+ \w+ old", first)
+        done = treefold(*words, "--source", source, "--json", check=3)
+        assert json.loads(done.stdout)["source"] == source
+        assert done.stderr.splitlines().count(first) == 2 or source == "tree"
+        assert done.stderr.count("compared: ") == 2
 
 
 def test_a_controller_that_does_not_answer_leaves_the_sweep_complete(
