@@ -5,8 +5,9 @@ this module parses options and prints.
 """
 
 import os
-import time
+import re
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -16,13 +17,14 @@ import pyarrow.compute as pc
 from admin.answer import controller_options
 from admin.demo.sweep_demo import demo
 from admin.engines import ENGINES, LOCAL, SPARK, open_engine
+from admin.sweep_metrics import write_metrics
+from chunktable.places import check_scheme
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
 from merkle.replica import TreeSource
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
-from runtime.metrics import Kind, Metric, Metrics
 from runtime.output import print_json, print_line, print_table, size_text
 from runtime.progress import ProgressStyle, progress_sink
 from scm.client import ControllerClient
@@ -33,6 +35,7 @@ from sweep.model import FindingKind, NotCompared
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
 from sweep.report import write_report
 from sweep.run import sweep as run_sweep
+from sweep.truth import BEFORE, compared_truth
 
 # Rows printed without --json.
 _ROWS_SHOWN = 50
@@ -46,9 +49,9 @@ _REQUESTED_BY = "treefold sweep"
 _PLACES = ("container", "block", "offset")
 
 
-class _Folder(click.Path):
-    """A folder. An empty path, for example from an unset variable, must not mean the
-    current folder.
+class _LocalPath(click.Path):
+    """A local folder or file. An empty path, for example from an unset variable, must
+    not mean the current folder, and an address must not make a folder of its name.
     """
 
     def convert(
@@ -60,13 +63,20 @@ class _Folder(click.Path):
         """The path as click.Path converts it; an empty path is an error."""
         if not os.fspath(value):
             self.fail("it is empty", param, ctx)
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", os.fspath(value)):
+            self.fail(
+                f"{os.fspath(value)} is an address. Results are written to this machine: give a"
+                " folder, mount the store, or copy the folder there after the sweep",
+                param,
+                ctx,
+            )
         return super().convert(value, param, ctx)
 
 
 _out = click.option(
     "--out",
     metavar="DIR",
-    type=_Folder(file_okay=False, path_type=Path),
+    type=_LocalPath(file_okay=False, path_type=Path),
     required=True,
     help="The folder of sweeps. Use the same one for every sweep of a cluster.",
 )
@@ -140,7 +150,7 @@ def sweep() -> None:
 @click.option(
     "--pack",
     metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=_LocalPath(file_okay=False, path_type=Path),
     help=(
         "The output of `treefold sweep pack`, for Spark executors that do not have Treefold"
         " installed."
@@ -180,7 +190,7 @@ def sweep() -> None:
 )
 @click.option(
     "--metrics-file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=_LocalPath(dir_okay=False, path_type=Path),
     metavar="FILE",
     help=(
         "Write metrics for the textfile collector of Prometheus' node_exporter, which reads *.prom"
@@ -245,6 +255,8 @@ def run(
         progress_sink(output) as progress,
         open_engine(engine, out, threads, settings, pack=pack, **spark) as chosen,
     ):
+        if volumes:
+            progress.note(BEFORE[TreeSource(source)])
         summary = run_sweep(
             request, chosen, progress, report=lambda summary: write_report(sweeps, summary)
         )
@@ -255,13 +267,11 @@ def run(
             document["reconcile"] = _reconcile_repairable(controller, sweeps, summary.sweep_id)
         except ReconcileError as error:
             refused = error
-    if as_json:
-        print_json(document)
-    else:
-        _print_sweep(sweeps, summary.sweep_id, document)
+    truth = compared_truth(sweeps, summary.sweep_id, datetime.now(UTC)) if volumes else ""
+    _print_run(sweeps, document, truth, as_json=as_json)
     # The sweep is complete and printed, so errors from here on do not hide it.
     if metrics_file is not None:
-        _write_metrics(metrics_file, summary)
+        write_metrics(metrics_file, summary)
     if refused is not None:
         raise refused
     click.get_current_context().exit(exit_status(summary))
@@ -346,7 +356,7 @@ def _change_rows(changes: SweepChanges) -> list[tuple[str, int, str, str]]:
 @click.option(
     "--out",
     metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=_LocalPath(file_okay=False, path_type=Path),
     required=True,
     help="The folder for the two files; existing ones are replaced.",
 )
@@ -394,6 +404,12 @@ def _check_paths(
         raise UsageError(f"{more[0]}: put --table or --volume in front of it")
     if not (tables or volumes):
         raise UsageError("nothing to sweep: give --table or --volume")
+    for name in (*tables, *more):
+        if "://" in name:
+            check_scheme(name)
+    for name in volumes:
+        if "://" in name:
+            raise UsageError(f"--volume {name}: volumes are folders of this machine")
     if metrics_file is not None and not metrics_file.absolute().parent.is_dir():
         raise UsageError(f"--metrics-file: there is no folder {metrics_file.absolute().parent}")
 
@@ -413,6 +429,22 @@ def _check_engine(
         raise UsageError("--pack is for the executors of a cluster: give its --master")
     if engine == SPARK and threads:
         raise UsageError("--threads is for the local engine; with Spark use --master 'local[N]'")
+
+
+def _print_run(sweeps: SweepStore, document: JsonObject, truth: str, *, as_json: bool) -> None:
+    """Print what a sweep that has just ended found, and first and last which `truth` it
+    compared, if there is one to say.
+    """
+    for is_last in (False, True):
+        if is_last and as_json:
+            print_json(document)
+        elif is_last:
+            _print_sweep(sweeps, str(document["sweepID"]), document)
+        if truth and as_json:
+            # Stdout is one JSON object.
+            click.echo(truth, err=True)
+        elif truth:
+            print_line(truth)
 
 
 def _print_sweep(sweeps: SweepStore, sweep_id: str, document: JsonObject) -> None:
@@ -552,41 +584,3 @@ def _details(sweeps: SweepStore, sweep_id: str) -> list[JsonObject]:
 
 def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-SWEEP_METRICS = (
-    Metric("sweep_finished_timestamp_seconds", Kind.GAUGE, "When the last sweep was complete."),
-    Metric("sweep_duration_seconds", Kind.GAUGE, "How long the last sweep took."),
-    Metric("sweep_rows", Kind.GAUGE, "Rows that the last sweep read."),
-    Metric("sweep_replicas", Kind.GAUGE, "Replicas that the last sweep read."),
-    Metric("sweep_replicas_compared", Kind.GAUGE, "Replicas that the last sweep compared."),
-    Metric("sweep_replicas_unseen", Kind.GAUGE, "Expected replicas that it did not read."),
-    Metric("sweep_inputs_skipped", Kind.GAUGE, "Inputs that the last sweep could not read."),
-    Metric(
-        "sweep_containers", Kind.GAUGE, "Containers of the last sweep, by verdict.", ("verdict",)
-    ),
-    Metric("sweep_findings", Kind.GAUGE, "Findings of the last sweep, by kind.", ("kind",)),
-)
-
-
-def _write_metrics(path: Path, summary: Summary) -> None:
-    """Write the metrics of a sweep in Prometheus' text format.
-
-    Raises:
-        DiskError: the file cannot be written.
-    """
-    metrics = Metrics(SWEEP_METRICS)
-    metrics.set("sweep_finished_timestamp_seconds", time.time())
-    metrics.set("sweep_duration_seconds", summary.seconds)
-    metrics.set("sweep_rows", summary.rows)
-    metrics.set("sweep_replicas", summary.replicas)
-    metrics.set("sweep_replicas_compared", summary.compared)
-    metrics.set("sweep_replicas_unseen", summary.unseen)
-    metrics.set("sweep_inputs_skipped", len(summary.skipped))
-    for verdict in (*Verdict, *NotCompared):
-        metrics.set(
-            "sweep_containers", summary.verdicts.get(verdict.value, 0), verdict=verdict.value
-        )
-    for kind, count in summary.findings.items():
-        metrics.set("sweep_findings", count, kind=kind)
-    Disk().replace(path.absolute(), metrics.page())

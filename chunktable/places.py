@@ -29,6 +29,7 @@ def resolve_location(location: str) -> tuple[pa_fs.FileSystem, str]:
     check_name(location)
     if "://" not in location:
         return pa_fs.LocalFileSystem(), os.path.abspath(location)
+    check_scheme(location)
     if "@" in location.split("/")[2]:
         # A secret in the address would appear in every log and process list.
         raise UsageError(
@@ -41,6 +42,32 @@ def resolve_location(location: str) -> tuple[pa_fs.FileSystem, str]:
     except OSError as error:
         raise DestinationError(f"{location} cannot be reached: {error}", path=location) from error
     return filesystem, path.rstrip("/")
+
+
+def check_scheme(location: str) -> None:
+    """Check that an address has a scheme that is served. pyarrow has others, which
+    need libraries that we do not ship, or wait minutes for a cloud that is not there.
+
+    Raises:
+        UsageError: it has another.
+    """
+    scheme = location.partition("://")[0].lower()
+    if scheme in _SCHEMES:
+        return
+    hint = _HINTS.get(scheme, "Use a folder, or s3://bucket/prefix?endpoint_override=HOST:PORT.")
+    raise UsageError(f"{location}: {scheme}:// is not an address that is served", hint=hint)
+
+
+_SCHEMES = frozenset({"s3", "file"})
+
+_OZONE = "Use Ozone's S3 gateway: s3://BUCKET/PREFIX?endpoint_override=HOST:9878&scheme=http."
+_MOUNT = "Mount it as a folder, or copy the tables to a folder or to s3://BUCKET/PREFIX."
+_HINTS = {
+    **dict.fromkeys(("ofs", "o3fs", "o3"), _OZONE),
+    **dict.fromkeys(("hdfs", "viewfs", "webhdfs"), _MOUNT),
+    **dict.fromkeys(("gs", "gcs", "abfs", "abfss"), _MOUNT),
+    **dict.fromkeys(("s3a", "s3n"), "Write s3:// instead."),
+}
 
 
 def check_name(location: str) -> None:

@@ -38,7 +38,7 @@ FORMAT = "treefold-chunk-table"
 VERSION = 1
 
 # Values of `source`: what the tree was built from; "none" where there is no tree.
-_SOURCES = ("tree", "metadata", "data", "none")
+SOURCES = ("tree", "metadata", "data", "none")
 # Rows of one batch: enough for array operations to pay off, few enough to buffer dozens
 # of batches.
 _BATCH_ROWS = 1 << 17
@@ -136,7 +136,7 @@ FAULT_SCHEMA = pa.schema(
 class ReplicaAttributes:
     """The values that all rows of a replica share.
 
-    `source` is one of _SOURCES; `scanned_at_ms` is in ms since the epoch.
+    `source` is one of SOURCES; `scanned_at_ms` is in ms since the epoch.
     """
 
     datanode: str
@@ -149,7 +149,7 @@ class ReplicaAttributes:
     scanned_at_ms: int | None = None
 
     def __post_init__(self) -> None:
-        assert self.source in _SOURCES
+        assert self.source in SOURCES
 
 
 class ReplicaRows:

@@ -10,7 +10,6 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial, reduce
@@ -131,7 +130,11 @@ class SparkEngine:
         if unordered:
             # All at once: the rows of a replica may be in all of these parts.
             by_sql = self._fold_by_sql([part for part, _ in unordered])
-            store(by_sql or _concatenated([folded for _, folded in unordered]))
+            if isinstance(by_sql, FoldedWave):
+                store(by_sql)
+            else:
+                sorted_later = _concatenated([folded for _, folded in unordered])
+                store(replace(sorted_later, notes=(by_sql,) if by_sql else ()))
 
     def exact(
         self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s
@@ -207,9 +210,9 @@ class SparkEngine:
         for group in sorted(missing):
             yield from groups.judge(group, judge, ())
 
-    def _fold_by_sql(self, parts: Sequence[Part]) -> FoldedWave | None:
+    def _fold_by_sql(self, parts: Sequence[Part]) -> FoldedWave | str | None:
         """Fold all these parts in Spark SQL; None if sorting is preferred or Spark
-        cannot read them.
+        cannot read them, and a note if it failed.
         """
         # Files with a manifest are in order, and Spark's reader would not verify them.
         assert all(part.manifest is None for part in parts)
@@ -218,14 +221,17 @@ class SparkEngine:
         files = _whole_files(parts)
         if files is None:
             return None
-        with suppress(PySparkException, Py4JError):
+        try:
             return watched(
                 self._session,
                 "reading in no order",
                 partial(self._aggregated, files, parts),
                 _ignore,
             )
-        return None
+        except (PySparkException, Py4JError) as error:
+            return (
+                f"the rows in no order were sorted, because Spark SQL failed: {_cause(str(error))}"
+            )
 
     def _aggregated(
         self, files: Mapping[str, pq.FileMetaData], parts: Sequence[Part]
@@ -508,6 +514,7 @@ def _concatenated(waves: Sequence[FoldedWave]) -> FoldedWave:
         np.concatenate([wave.exact for wave in waves]),
         np.concatenate([wave.exact_rows for wave in waves]),
         {part_id: reason for wave in waves for part_id, reason in wave.skipped.items()},
+        tuple(dict.fromkeys(note for wave in waves for note in wave.notes)),
     )
 
 

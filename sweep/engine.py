@@ -53,6 +53,8 @@ class FoldedWave:
     # The parts that could not be read, by part ID, with the reason. The sweep leaves
     # out their whole tables.
     skipped: Mapping[str, str] = field(default_factory=dict)
+    # For the summary: what the engine could not do as it should have.
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,11 @@ def absolute(request: SweepRequest) -> SweepRequest:
         return str(Path(name).absolute()) if name and "://" not in name else name
 
     for name in request.tables:
+        if name and "://" not in name and _is_volume(Path(name)):
+            raise UsageError(
+                f"--table {name} is a volume of a datanode, not a chunk table",
+                hint=f"Use --volume {name}.",
+            )
         if (
             name
             and "://" not in name
@@ -178,6 +185,11 @@ def absolute(request: SweepRequest) -> SweepRequest:
                 hint="Choose an --out folder outside the table.",
             )
     return replace(request, out=request.out.absolute(), tables=tuple(map(absolute, request.tables)))
+
+
+def _is_volume(path: Path) -> bool:
+    """Whether a folder is the root of an Ozone volume, or its folder `hdds`."""
+    return any((folder / "VERSION").is_file() for folder in (path / "hdds", path))
 
 
 # Rows after which a wave is stored. A crash costs at most one wave, which is some

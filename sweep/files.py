@@ -30,10 +30,11 @@ from chunktable.reader import (
     read_inventory,
     read_manifest,
 )
-from chunktable.schema import CHUNK_SCHEMA
+from chunktable.schema import CHUNK_SCHEMA, SOURCES
+from merkle.replica import ReplicaState
 from sweep.fragments import Int64s
 from sweep.model import FINDING_SCHEMA, FindingKind, Part, PartKind
-from sweep.runs import RUN_SCHEMA, TEXT, Rows, fold_rows, rows_of
+from sweep.runs import KEY, RUN_SCHEMA, TEXT, Rows, fold_rows, rows_of
 
 # The values of columns that a table may lack; all other columns are required.
 DEFAULTS: Mapping[str, object] = {
@@ -57,7 +58,11 @@ _KINDS = (
     pa.types.is_timestamp,
     lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
 )
-_OWNER = ("datanode", "container_id")
+# The values of columns that are not free text.
+_KNOWN = {
+    "state": pa.array([state.value for state in ReplicaState], pa.string()),
+    "source": pa.array(SOURCES, pa.string()),
+}
 # Types of columns whose statistics are exact.
 _EXACT = (
     pa.types.is_signed_integer,
@@ -66,7 +71,7 @@ _EXACT = (
     pa.types.is_large_string,
     pa.types.is_timestamp,
 )
-# Stands for a null container ID; such rows are dropped later.
+# Stands for a null container ID; a table with such rows is refused.
 _NO_CONTAINER = 0
 _NONE = np.empty(0, np.int64)
 
@@ -107,12 +112,7 @@ def fold_part(part: Part) -> PartFold:
         return PartFold(
             RUN_SCHEMA.empty_table(), unreadable_finding(error.message), 0, error.message
         )
-    findings = FINDING_SCHEMA.empty_table()
-    if reader.unowned:
-        findings = unreadable_finding(
-            f"{part.location}: {reader.unowned} rows name no datanode or no container"
-        )
-    return PartFold(runs, findings, reader.rows)
+    return PartFold(runs, FINDING_SCHEMA.empty_table(), reader.rows)
 
 
 def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
@@ -125,7 +125,8 @@ def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
     assert part.kind is PartKind.FILE
     held = None
     if part.manifest is not None:
-        _, inventory = _export_entry(part)
+        _, listed = _export_entry(part)
+        inventory = _of_volumes(part, listed)
         inventory = inventory.filter(
             pc.is_in(inventory["container_id"], pa.array(container_ids, pa.int64()))
         )
@@ -185,9 +186,8 @@ class _Reader:
     """Reads the row groups of one part."""
 
     def __init__(self, part: Part, file: pq.ParquetFile, inventory: pa.Table | None) -> None:
-        # The number of rows read so far, and of those that name no replica.
+        # The number of rows read so far.
         self.rows = 0
-        self.unowned = 0
         self._part = part
         self._file = file
         self._inventory = inventory
@@ -206,9 +206,11 @@ class _Reader:
             )
 
     def inventory(self) -> pa.Table:
-        """The replicas that the export lists in this file."""
+        """The replicas that the export lists in this file, without those of volumes
+        that another export superseded.
+        """
         assert self._inventory is not None
-        return self._inventory
+        return _of_volumes(self._part, self._inventory)
 
     def check_replicas(self) -> None:
         """Check that the whole file, not only the part, has as many rows of each
@@ -218,7 +220,8 @@ class _Reader:
             ChunkTableError: it has not.
         """
         keys = ["volume", "container_id"]
-        recorded = self.inventory().select([*keys, "rows"])
+        assert self._inventory is not None
+        recorded = self._inventory.select([*keys, "rows"])
         both = recorded.join(self._count_rows(), keys, join_type="left outer", use_threads=False)
         found = pc.fill_null(both["rows_sum"], 0)
         differs = both.append_column("found", found).filter(pc.not_equal(found, both["rows"]))
@@ -268,13 +271,7 @@ class _Reader:
         for group in self._groups:
             for columns, count in self._read(group):
                 self.rows += count
-                if any(columns[name].null_count for name in _OWNER):
-                    batch = _drop_unowned(_to_batch(columns, count))
-                    self.unowned += count - batch.num_rows
-                    columns, count = (
-                        dict(zip(CHUNK_SCHEMA.names, batch.columns, strict=True)),
-                        batch.num_rows,
-                    )
+                _check_values(self._part.location, columns)
                 if count:
                     yield rows_of(columns, count)
 
@@ -291,7 +288,7 @@ class _Reader:
                         n: c if len(c) < count else c.take(pa.array(rows))
                         for n, c in columns.items()
                     }
-                    yield _drop_unowned(_to_batch(taken, len(rows)))
+                    yield _to_batch(taken, len(rows))
 
     def _may_hold(self, group: int, container_ids: Int64s) -> bool:
         """Whether a row group may have rows of these containers, by its statistics."""
@@ -458,9 +455,38 @@ def _to_batch(columns: Mapping[str, pa.Array], count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=CHUNK_SCHEMA)
 
 
-def _drop_unowned(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch without rows that name no replica."""
-    return batch.filter(pc.and_(*(batch.column(name).is_valid() for name in _OWNER)))
+def _check_values(location: str, columns: Mapping[str, pa.Array]) -> None:
+    """Check that every row names its replica, and that no state or source is unknown.
+
+    A row without a key belongs to a replica that would be judged without it. Nulls in
+    other columns, whose replica is known, are its finding (sweep.exact).
+
+    Raises:
+        ChunkTableError: it is otherwise.
+    """
+    for name in KEY:
+        if columns[name].null_count:
+            raise _unreadable(TableRefusal.ROWS, f"{location} has rows without {name}")
+    for name, known in _KNOWN.items():
+        column = columns[name]
+        is_encoded = pa.types.is_dictionary(column.type)
+        held = (column.dictionary if is_encoded else column.unique()).drop_null().cast(pa.string())
+        unknown = held.filter(pc.invert(pc.is_in(held, value_set=known)))
+        # A dictionary may have values that no row has.
+        if len(unknown):
+            used = column.dictionary_decode().cast(pa.string()).unique() if is_encoded else held
+            wrong = sorted(set(unknown.to_pylist()) & set(used.to_pylist()))
+            if wrong:
+                text = f"{location} has rows with the unknown {name} {wrong[0]!r}"
+                raise _unreadable(TableRefusal.ROWS, text)
+
+
+def _of_volumes(part: Part, inventory: pa.Table) -> pa.Table:
+    """The replicas of an inventory that are in the part's volumes."""
+    if part.volumes is None:
+        return inventory
+    volumes = pa.array(part.volumes, pa.string())
+    return inventory.filter(pc.is_in(inventory["volume"], value_set=volumes))
 
 
 def _unreadable(refusal: TableRefusal, message: str) -> ChunkTableError:

@@ -81,13 +81,18 @@ class History:
         Raises:
             DiskError: they cannot be written.
         """
-        folder, kept = self.folder(sweep_id), dict[str, str]()
+        folder, kept, used = self.folder(sweep_id), dict[str, str](), set[Path]()
         self._disk.make_folder(folder)
         for place in manifests:
             # If the agent exported meanwhile, the next sweep reports that it cannot be
             # read.
             with suppress(ChunkTableError):
-                kept[place] = _keep_export(place, folder, self._disk)
+                copies = folder / f"datanode={quote(open_export(place)[2].datanode, safe='')[:200]}"
+                if copies in used:
+                    # Another export of this datanode, with other volumes.
+                    copies = copies.with_name(f"{copies.name}+{len(used)}")
+                used.add(copies)
+                kept[place] = _keep_export(place, copies, self._disk)
         kept_parts = [
             replace(part, manifest=kept.get(part.manifest or "", part.manifest)) for part in parts
         ]
@@ -444,7 +449,11 @@ def agent_events(manifests: Iterable[str], before: Iterable[str] | None = None) 
             errors[place] = error.message
             continue
         # Not `created_at`: an event during the export may be later than the row read.
-        begun[manifest.datanode] = manifest.begun_at
+        # Of several exports, the oldest: an event too many explains a change, one too
+        # few makes a false alarm.
+        begun[manifest.datanode] = min(
+            begun.get(manifest.datanode, manifest.begun_at), manifest.begun_at
+        )
     found, datanodes, lost = [EVENT_SCHEMA.empty_table()], set[str](), set[str]()
     for place in manifests:
         try:
@@ -469,16 +478,15 @@ def agent_events(manifests: Iterable[str], before: Iterable[str] | None = None) 
     return AgentEvents(pa.concat_tables(found), frozenset(datanodes), frozenset(lost), errors)
 
 
-def _keep_export(place: str, folder: Path, disk: Disk) -> str:
+def _keep_export(place: str, copies: Path, disk: Disk) -> str:
     """Copy an export's manifest and inventory, which its agent removes with the export
-    after next. Returns the path of the copied manifest.
+    after next, to the folder `copies`. Returns the path of the copied manifest.
 
     Raises:
         ChunkTableError: they cannot be read any more.
         DiskError: the copies cannot be written.
     """
     filesystem, source, manifest = open_export(place)
-    copies = folder / f"datanode={quote(manifest.datanode, safe='')[:200]}"
     disk.make_folder(copies)
     names = [file.name for file in manifest.of_kind(FileKind.CONTAINERS)]
     for name in (*names, manifest.name):

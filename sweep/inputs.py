@@ -2,7 +2,7 @@
 
 A table is a Parquet file, a folder of Parquet files, or a folder that contains exports
 of agents at any depth. An export has a manifest; the newest complete manifest of each
-datanode counts. An input that cannot be read is skipped and listed with the reason,
+volume counts. An input that cannot be read is skipped and listed with the reason,
 because its content is unknown rather than lost.
 """
 
@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import pyarrow as pa
@@ -43,6 +43,12 @@ _FOOTERS_AT_ONCE = 16
 # Why a readable table without a manifest is skipped.
 NO_ROWS = "there are no rows in it"
 
+# Such a file belongs to no table, and costs the others nothing.
+_FOREIGN = "it is not a chunk table"
+
+# A replica may be spread over the files of a folder.
+ALL_OR_NONE = "; the folder is one table, so none of its files is compared"
+
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
@@ -55,6 +61,8 @@ class Inputs:
     # When the exports' volumes were created, in ms since the epoch, by datanode and
     # volume, if known.
     volumes_created_ms: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    # Exports that were joined or superseded.
+    notes: tuple[str, ...] = ()
 
 
 def table_parts(names: Iterable[str], part_rows: int = _PART_ROWS) -> Inputs:
@@ -74,13 +82,16 @@ def table_parts(names: Iterable[str], part_rows: int = _PART_ROWS) -> Inputs:
         exports += found[1]
         skipped += found[2]
     manifests, created_ms = list[str](), dict[tuple[str, str], int]()
-    for export in _newest(exports):
+    chosen, notes = join_exports(exports)
+    for export, volumes in chosen:
         manifests.append(export.place)
         created_ms |= {
-            (export.manifest.datanode, v): ms
-            for v, ms in export.manifest.volumes_created_ms.items()
+            (export.manifest.datanode, v): export.manifest.volumes_created_ms[v]
+            for v in volumes
+            if v in export.manifest.volumes_created_ms
         }
-        files += export.files
+        is_whole = set(volumes) == set(export.manifest.volumes)
+        files += [replace(one, volumes=None if is_whole else volumes) for one in export.files]
         skipped += export.skipped
     distinct = list({file.location: file for file in files}.values())
     parts = list[Part]()
@@ -101,10 +112,26 @@ def table_parts(names: Iterable[str], part_rows: int = _PART_ROWS) -> Inputs:
                 skipped.append(groups)
             else:
                 parts += _file_parts(file, groups, part_rows)
+    broken = {one.input: one for one in skipped}
+    foreign = {one.input for one in skipped if one.reason.startswith(_FOREIGN)}
+    torn = {
+        file.table: broken[file.location]
+        for file in distinct
+        if file.table and file.location in broken and file.location not in foreign
+    }
+    parts = [part for part in parts if part.table not in torn]
+    skipped += [
+        SkippedInput(table, f"{one.input}: {one.reason}{ALL_OR_NONE}")
+        for table, one in torn.items()
+    ]
     listed = {part.location for part in parts} | {one.input for one in skipped}
     skipped += [SkippedInput(name, NO_ROWS) for name, held in plain.items() if not held & listed]
     return Inputs(
-        tuple(parts), tuple(dict.fromkeys(skipped)), tuple(dict.fromkeys(manifests)), created_ms
+        tuple(parts),
+        tuple(dict.fromkeys(skipped)),
+        tuple(dict.fromkeys(manifests)),
+        created_ms,
+        notes,
     )
 
 
@@ -190,6 +217,9 @@ class _File:
     manifest: str | None = None
     # From the manifest; 0 without one.
     rows: int = 0
+    # See Part.
+    volumes: tuple[str, ...] | None = None
+    table: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +254,7 @@ def _find_tables(name: str) -> tuple[list[_File], list[_Export], list[SkippedInp
         SkippedInput(_location_below(name, path, folder), reason)
         for folder, reason in unlisted.items()
     ]
+    unknown = list(skipped)
     # An empty folder most likely belongs to a datanode whose export is missing; do not
     # report it as a datanode without replicas.
     empty = sorted(_empty_folders(path, found) - set(unlisted))
@@ -251,8 +282,13 @@ def _find_tables(name: str) -> tuple[list[_File], list[_Export], list[SkippedInp
             )
         else:
             files += [
-                _File(_location_below(name, path, one.path), filesystem, one) for one in tables
+                _File(_location_below(name, path, one.path), filesystem, one, table=name)
+                for one in tables
             ]
+    if files and unknown:
+        first = unknown[0]
+        skipped.append(SkippedInput(name, f"{first.input}: {first.reason}{ALL_OR_NONE}"))
+        files = []
     if not (files or exports or skipped):
         skipped.append(SkippedInput(name, "there is no Parquet file"))
     return files, exports, skipped
@@ -341,18 +377,52 @@ def _export(
     return _Export(place, manifest, tuple(files), tuple(skipped))
 
 
-def _newest(exports: Iterable[_Export]) -> Iterator[_Export]:
-    """The export of each datanode that was written last."""
-    by_datanode: dict[str, _Export] = {}
+def join_exports(
+    exports: Iterable[_Export],
+) -> tuple[list[tuple[_Export, tuple[str, ...]]], tuple[str, ...]]:
+    """The exports to read, each with the volumes to read of it, and notes on those that
+    were joined or superseded.
+
+    Exports of one datanode are joined by volume; of a volume, the export that was
+    written last counts. If it could not read some volume, the older exports of its
+    datanode are superseded whole: their volumes may be those, in an old state.
+    """
+    by_datanode = dict[str, dict[str, _Export]]()
     for export in exports:
-        other = by_datanode.get(export.manifest.datanode)
-        if other is None or _age(other) < _age(export):
-            by_datanode[export.manifest.datanode] = export
-    yield from by_datanode.values()
+        by_datanode.setdefault(export.manifest.datanode, {})[export.place] = export
+    chosen, notes = list[tuple[_Export, tuple[str, ...]]](), list[str]()
+    for datanode, by_place in by_datanode.items():
+        newest, *older = sorted(by_place.values(), key=_age, reverse=True)
+        held = dict.fromkeys(newest.manifest.volumes, newest)
+        chosen.append((newest, newest.manifest.volumes))
+        for export in older:
+            superseded = [v for v in export.manifest.volumes if v in held]
+            more = tuple(v for v in export.manifest.volumes if v not in held)
+            if superseded or not more:
+                by = ", ".join(sorted({held[v].place for v in superseded})) or newest.place
+                notes.append(
+                    f"{export.place} is superseded by {by}: of datanode {datanode}, volumes"
+                    f" {', '.join(superseded) or 'none'}"
+                )
+            if more and newest.manifest.skipped:
+                notes.append(
+                    f"{export.place} is superseded by {newest.place}, which could not read all"
+                    f" volumes of datanode {datanode}"
+                )
+            elif more:
+                chosen.append((export, more))
+                held |= dict.fromkeys(more, export)
+                notes.append(
+                    f"{export.place}, created {export.manifest.created_at:%Y-%m-%d %H:%M:%S} UTC,"
+                    f" is joined to {newest.place}: of datanode {datanode}, volumes"
+                    f" {', '.join(more)}"
+                )
+    return chosen, tuple(notes)
 
 
-def _age(export: _Export) -> tuple[datetime, int]:
-    return export.manifest.created_at, export.manifest.sequence
+def _age(export: _Export) -> tuple[datetime, int, str]:
+    # The place last: the order of arguments must not decide.
+    return export.manifest.created_at, export.manifest.sequence, export.place
 
 
 def _is_of_export(info: fs.FileInfo) -> bool:
@@ -370,9 +440,7 @@ def _groups(file: _File) -> tuple[int, ...] | SkippedInput:
         return SkippedInput(file.location, str(error))
     lacking = [name for name in REQUIRED if name not in schema.names]
     if lacking:
-        return SkippedInput(
-            file.location, f"it is not a chunk table: it lacks {', '.join(lacking)}"
-        )
+        return SkippedInput(file.location, f"{_FOREIGN}: it lacks {', '.join(lacking)}")
     return tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
 
 
@@ -400,7 +468,16 @@ def _export_file_parts(file: _File, part_rows: int) -> Iterator[Part]:
 def _part(file: _File, first: int, last: int, rows: int) -> Part:
     own_id = _part_id(file.location, file.info, first, last, by_rows=file.manifest is not None)
     return Part(
-        own_id, PartKind.FILE, file.location, first, last, rows, TreeSource.TREE, file.manifest
+        own_id,
+        PartKind.FILE,
+        file.location,
+        first,
+        last,
+        rows,
+        TreeSource.TREE,
+        file.manifest,
+        file.volumes,
+        file.table,
     )
 
 

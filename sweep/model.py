@@ -39,7 +39,9 @@ class Part:
     range), so a resumed sweep recognizes it. `location` is the root of a volume, or the
     path or URI of a file. `manifest` is the location of the manifest of the export that
     the file belongs to, if any. The file is verified against it, and rows of a replica
-    that the manifest lists in another file are superseded.
+    that the manifest lists in another file are superseded. If `volumes` is set, rows of
+    other volumes are superseded by another export. `table` is the folder of plain files
+    that the file is a piece of, if any.
     """
 
     part_id: str
@@ -50,6 +52,8 @@ class Part:
     rows: int
     source: TreeSource = TreeSource.TREE
     manifest: str | None = None
+    volumes: tuple[str, ...] | None = None
+    table: str | None = None
 
 
 class RootMethod(Enum):

@@ -19,7 +19,9 @@ from merkle.comparison import DifferenceKind
 from merkle.outcome import DIVERGED_VERDICTS
 from runtime.disk import Disk
 from runtime.errors import DiskError
-from sweep.model import REPLICA_SCHEMA
+from sweep.changes import SweepChanges, compare_sweeps
+from sweep.coverage import ChangeList, Coverage, change_lists, coverage_of, next_command
+from sweep.model import REPLICA_SCHEMA, NotCompared
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
 
 # Limits keep the page small enough for a browser. The worst entries are shown; the rest
@@ -138,6 +140,8 @@ class ContainerLine:
     kinds: str
     lacking: str
     detail: str
+    # What to run next.
+    command: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,16 @@ class SweepReport:
     heatmaps: tuple[Heatmap, ...]
     lines: tuple[ContainerLine, ...]
     lines_left_out: int
+    # The sweep that `changes` is since; "" if there is none.
+    previous: str
+    changes: tuple[ChangeList, ...]
+    # None if unknown.
+    coverage: Coverage | None
+
+    @property
+    def unseen(self) -> int:
+        """The number of containers of which an expected replica was not read."""
+        return self.verdicts.get(NotCompared.UNSEEN.value, 0)
 
     @property
     def diverged(self) -> int:
@@ -180,12 +194,16 @@ def report_of(
     earlier: Iterable[PastSweep] = (),
     skipped: Sequence[str] = (),
     volumes_created_ms: Mapping[tuple[str, str], int] | None = None,
+    previous: str = "",
+    changes: SweepChanges | None = None,
+    coverage: Coverage | None = None,
 ) -> SweepReport:
     """Select what the report of a sweep shows.
 
     `held` counts the replicas by (datanode, volume). `replicas` and `verdicts`
     (sweep.model) need only have the diverged containers. `earlier` are the sweeps
-    before this one. `volumes_created_ms` is when volumes were created, in ms since the
+    before this one. `changes` are those since the sweep `previous`.
+    `volumes_created_ms` is when volumes were created, in ms since the
     epoch, by (datanode, volume).
     """
     bad = [verdict.value for verdict in DIVERGED_VERDICTS]
@@ -220,6 +238,11 @@ def report_of(
         tuple(heatmap for heatmap in maps if heatmap.rows),
         tuple(lines[:CONTAINERS_MAX]),
         max(0, len(lines) - CONTAINERS_MAX),
+        previous,
+        change_lists(changes, {line.container_id: line.verdict for line in lines})
+        if changes
+        else (),
+        coverage,
     )
 
 
@@ -248,6 +271,7 @@ def _line(row: Mapping[str, object], findings: Sequence[Mapping[str, object]]) -
         ", ".join(f"{kind.replace('_', ' ')} ({count})" for kind, count in sorted(kinds.items())),
         ", ".join(lacking),
         str(row["detail"]),
+        next_command(_int(row["container_id"]), str(row["verdict"])),
     )
 
 
@@ -393,6 +417,7 @@ def write_report(sweeps: SweepStore, summary: Summary) -> tuple[str, ...]:
             earlier.append(_night(sweeps.summary(name)))
         except DiskError as error:
             notes.append(f"sweep {name} is left out of the report: {error.message}")
+    previous, changes = _changes(sweeps, sweep_id, notes)
     report = report_of(
         _night(summary.json()),
         engine=summary.engine,
@@ -403,11 +428,32 @@ def write_report(sweeps: SweepStore, summary: Summary) -> tuple[str, ...]:
         earlier=earlier,
         skipped=[f"{one.input}: {one.reason}" for one in summary.skipped],
         volumes_created_ms=summary.volumes_created_ms,
+        previous=previous,
+        changes=changes,
+        coverage=coverage_of(
+            sweeps,
+            sweep_id,
+            replicas=summary.replicas,
+            compared=summary.compared,
+            excluded=summary.excluded,
+        ),
     )
     disk, path = Disk(), sweeps.report(sweep_id)
     disk.make_folder(path.parent)
     disk.replace(path, render(report).encode())
     return tuple(notes)
+
+
+def _changes(
+    sweeps: SweepStore, sweep_id: str, notes: list[str]
+) -> tuple[str, SweepChanges | None]:
+    """The newest earlier sweep that can be read, and the changes since."""
+    for name in reversed([name for name in sweeps.sweeps() if name < sweep_id]):
+        try:
+            return name, compare_sweeps(sweeps, name, sweep_id)
+        except DiskError as error:
+            notes.append(f"the changes since sweep {name} are unknown: {error.message}")
+    return "", None
 
 
 def _night(summary: JsonObject) -> PastSweep:

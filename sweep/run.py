@@ -31,6 +31,7 @@ from sweep.errors import SweepInputError, SweepWorkError
 from sweep.gather import Gatherer
 from sweep.history import History
 from sweep.inputs import (
+    ALL_OR_NONE,
     NO_ROWS,
     Inputs,
     export_datanodes,
@@ -276,7 +277,9 @@ class _Sweep:
             # A replica may continue in another part of the same table; with half of its
             # rows it would seem damaged.
             tables = {
-                _table_of(part): unread[part.part_id] for part in parts if part.part_id in unread
+                _table_of(part): unread[part.part_id] + (ALL_OR_NONE if part.table else "")
+                for part in parts
+                if part.part_id in unread
             }
             skipped = tuple(SkippedInput(table, reason) for table, reason in tables.items())
             for one in skipped:
@@ -455,7 +458,7 @@ class _Sweep:
             findings=dict(sorted(totals.findings.items())),
             paths=dict(sorted(totals.paths.items())),
             skipped=skipped,
-            notes=(*notes, *silent.notes),
+            notes=(*self._inputs.notes, *_engine_notes(folded), *notes, *silent.notes),
             previous=silent.previous,
             volumes_created_ms={**self._inputs.volumes_created_ms, **self._volumes.created_ms},
         )
@@ -550,12 +553,18 @@ def _store(stage: Stage, wave: FoldedWave) -> None:
         "exact": wave.exact.tolist(),
         "exact_rows": wave.exact_rows.tolist(),
         "skipped": dict(wave.skipped),
+        "notes": list(wave.notes),
     }
     stage.add(note, {"runs": wave.runs, "replicas": wave.replicas, "findings": wave.findings})
 
 
+def _engine_notes(folded: Stage) -> tuple[str, ...]:
+    # Work of an earlier release has none.
+    return tuple(text for note in folded.notes() for text in texts_of(note.get("notes", [])))
+
+
 def _table_of(part: Part) -> str:
-    return part.manifest or part.location
+    return part.manifest or part.table or part.location
 
 
 def _unreadable_row(detail: str) -> dict[str, object]:

@@ -399,6 +399,8 @@ def parts_of(raw: Sequence[Mapping[str, object]]) -> tuple[Part, ...]:
                 **one,
                 "kind": PartKind(one["kind"]),
                 "source": TreeSource(one["source"]),
+                # JSON has only lists. Earlier releases stored none.
+                "volumes": tuple(texts_of(one["volumes"])) if one.get("volumes") else None,
             }
         )
         for one in raw

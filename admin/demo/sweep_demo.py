@@ -15,6 +15,7 @@ import click
 from admin.demo.ground_truth import DamageKind, GroundTruth
 from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from admin.engines import ENGINES, LOCAL, SPARK, open_engine
+from merkle.outcome import DIVERGED_VERDICTS
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
@@ -32,6 +33,9 @@ _LARGEST = 1_000_000
 _SILENT_KINDS = (DamageKind.CORRUPT_CHUNK, DamageKind.CONFLICTING_CHUNK, DamageKind.LOST_CHUNK)
 
 Place = tuple[object, ...]
+
+
+_DIVERGED = {verdict.value for verdict in DIVERGED_VERDICTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +197,7 @@ def mistakes(truth: GroundTruth, results: dict[str, EngineResult]) -> list[str]:
             f"{name}: found, but not done: {_named(place)}"
             for place in sorted(one.found - expected, key=str)
         ]
-        diverged = {place[:2] for place in one.verdicts if place[1] not in ("MATCH", "UNKNOWN")}
+        diverged = {place[:2] for place in one.verdicts if place[1] in _DIVERGED}
         wrong += [
             f"{name}: container {place[0]} is not {place[1]}"
             for place in sorted(verdicts ^ diverged, key=str)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
@@ -22,6 +23,7 @@ from sweep.gather import Gatherer
 from sweep.output import Summary, SweepStore, SweepTable
 from sweep.run import sweep
 from tests.support.sweeps import Quiet, findings_of, packed_trees, verdicts_of
+from tests.support.volumes import flip
 
 # One JVM a run of the tests: all of Spark's are of one group.
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -49,13 +51,18 @@ def said(out: Path, summary: Summary) -> tuple[object, ...]:
 
 
 def agree(
-    tmp_path: Path, session: SparkSession, table: Path, paths: dict[Scattered, set[str]]
+    tmp_path: Path,
+    session: SparkSession,
+    table: Path,
+    paths: dict[Scattered, set[str]],
+    *more: Path,
 ) -> Summary:
     """Sweep along each way, and hold the answers against those of one machine."""
-    local = swept(tmp_path / "local", LocalEngine(Gatherer(tmp_path / "scratch", threads=1)), table)
+    one_machine = LocalEngine(Gatherer(tmp_path / "scratch", threads=1))
+    local = swept(tmp_path / "local", one_machine, table, *more)
     for way, expected in paths.items():
         out = tmp_path / way.value
-        summary = swept(out, SparkEngine(session, scattered=way), table)
+        summary = swept(out, SparkEngine(session, scattered=way), table, *more)
         assert said(out, summary) == said(tmp_path / "local", local)
         assert set(summary.paths) == expected
         assert summary.engine == "spark"
@@ -338,13 +345,59 @@ def test_a_damaged_page_of_rows_in_no_order_leaves_its_file_out(
     bad.write_bytes(raw)
     with pytest.raises(Py4JJavaError, match="CRC checksum verification failed"):
         session.read.parquet(str(bad)).selectExpr("sum(checksum)").collect()
-    local = agree(
-        tmp_path,
-        session,
-        tmp_path / "table",
-        {Scattered.SQL: {"exact", "sql"}, Scattered.EXACT: {"exact"}},
-    )
+    paths = {Scattered.SQL: {"exact", "sql"}, Scattered.EXACT: {"exact"}}
+    local = agree(tmp_path, session, good, paths, bad)
     assert [one.input for one in local.skipped] == [str(bad)]
+
+
+def test_what_was_not_read_is_unseen_on_spark_too(tmp_path: Path, session: SparkSession) -> None:
+    synthetic(
+        tmp_path / "table", SyntheticCluster(seed=4, datanodes=4, containers=60, blocks=5, chunks=8)
+    )
+    outs = {tmp_path / name: name for name in ("local", "spark")}
+    for night in range(2):
+        if night:
+            chunks = sorted((tmp_path / "table").rglob("chunks-*"))[0]
+            flip(chunks, chunks.stat().st_size // 2)
+        for out, name in outs.items():
+            scratch = Gatherer(tmp_path / "scratch", threads=1)
+            engine = SparkEngine(session) if name == "spark" else LocalEngine(scratch)
+            summary = swept(out, engine, tmp_path / "table")
+    tables = [
+        SweepStore(out, Disk()).read(table, SweepStore(out, Disk()).sweeps()[-1]).to_pylist()
+        for table in (SweepTable.VERDICTS, SweepTable.UNSEEN)
+        for out in outs
+    ]
+    for row in [row for table in tables[2:] for row in table]:
+        # Each has sweeps of its own.
+        del row["last_sweep"]
+        row["reason"] = row["reason"].replace("/spark/", "/local/")
+    assert tables[0] == tables[1]
+    assert tables[2] == tables[3]
+    assert summary.unseen == len(tables[2]) > 0
+    assert {row["verdict"] for row in tables[0] if row["unread"]} <= {
+        "UNSEEN",
+        "REPAIRABLE",
+        "CONFLICT",
+    }
+
+
+def test_a_failure_of_sql_is_a_note_with_its_cause(
+    tmp_path: Path, session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PySparkException("the shuffle is full")
+
+    monkeypatch.setattr("spark.engine.aggregate", fail)
+    cluster = SyntheticCluster(
+        seed=5, datanodes=4, containers=20, blocks=5, chunks=12, order=RowOrder.SHUFFLED
+    )
+    truth = synthetic(tmp_path / "table", cluster)
+    summary = swept(tmp_path / "out", SparkEngine(session), tmp_path / "table")
+    assert summary.paths.keys() == {"exact"}
+    assert summary.diverged == tuple(damage.container_id for damage in truth.damages)
+    (note,) = summary.notes
+    assert "Spark SQL failed: the shuffle is full" in note
 
 
 def test_times_that_neither_python_nor_spark_has_are_no_trouble(

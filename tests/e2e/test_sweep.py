@@ -3,17 +3,21 @@ behind.
 """
 
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from admin.cli import treefold as cli
 from admin.demo.cluster import LocalCluster
 from admin.demo.ground_truth import GroundTruth
 from admin.demo.synthetic import SyntheticCluster, synthetic
@@ -132,6 +136,33 @@ def test_what_cannot_be_understood_is_refused(tmp_path: Path, words: tuple[str, 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--table", "hdfs://name/x"), "hdfs:// is not an address that is served"),
+        (("--table", "ofs://om/volume/bucket"), "Use Ozone's S3 gateway"),
+        (("--table", "gs://bucket/x"), "gs:// is not an address that is served"),
+        (("--volume", "s3://bucket/x"), "volumes are folders of this machine"),
+        (("--table", "x", "--out", "s3://bucket/x"), "is an address"),
+        (("--table", "x", "--out", "hdfs://name/x"), "is an address"),
+        (("--table", "x", "--out", "ofs://om/x"), "is an address"),
+        (("--table", "x", "--metrics-file", "s3://bucket/x.prom"), "is an address"),
+    ],
+)
+def test_an_address_that_is_not_served_is_refused_at_once(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    """In this process: starting another takes longer than the answer may."""
+    out = () if "--out" in words else ("--out", str(tmp_path / "out"))
+    with chdir(tmp_path):
+        started = time.monotonic()
+        done = CliRunner().invoke(cli, ["sweep", "run", *words, *out])
+        assert time.monotonic() - started < 1
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in " ".join(done.stderr.split())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_empty_word_is_no_folder(tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -246,6 +277,28 @@ def test_the_demo_finds_what_was_done_and_nothing_else(order: str) -> None:
     report = Path(found["engines"]["local"]["report"])
     assert found["engines"]["local"]["sweepID"] in report.read_text()
     shutil.rmtree(report.parent)
+
+
+def test_a_sweep_of_volumes_says_first_and_last_what_it_compared(tmp_path: Path) -> None:
+    volumes = sorted(unpack("detected", tmp_path / "cluster").glob("dn*/volume1"))
+    options = [word for path in volumes for word in ("--volume", str(path))]
+    words = ("sweep", "run", *options, "--out", str(tmp_path / "out"))
+    for source, told in (
+        ("tree", "the stored trees of "),
+        ("metadata", "the block records of 18 replicas, whose data were not read"),
+        ("data", "compared: the data of "),
+    ):
+        done = treefold(*words, "--source", source, check=3)
+        first, *_, last = done.stdout.splitlines()
+        assert first == last
+        assert told in first
+        assert ("To compare the data: --source data" in first) == (source != "data")
+        if source == "tree":
+            assert re.search(r"as of the last scans, \d+ \w+ to \d+ \w+ old", first)
+        done = treefold(*words, "--source", source, "--json", check=3)
+        assert json.loads(done.stdout)["source"] == source
+        assert done.stderr.splitlines().count(first) == 2 or source == "tree"
+        assert done.stderr.count("compared: ") == 2
 
 
 def test_a_controller_that_does_not_answer_leaves_the_sweep_complete(

@@ -361,7 +361,7 @@ def test_places_are_folders_and_uris(tmp_path: Path) -> None:
     assert (filesystem.type_name, path) == ("s3", "bucket/some/prefix")
     for location, named in (
         ("s3://key:secret@bucket/x", "environment"),
-        ("gopher://x/y", "not an address"),
+        ("gopher://x/y", "is not an address that is served"),
     ):
         with pytest.raises(UsageError, match=named) as refused:
             resolve_location(location)

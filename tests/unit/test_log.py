@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from admin.sweep import SWEEP_METRICS
+from admin.sweep_metrics import SWEEP_METRICS
 from dnagent.events import AGENT_EVENTS
 from dnagent.metrics import AGENT_METRICS
 from repair.audit import AuditLog

@@ -294,7 +294,7 @@ def test_a_file_in_no_order_with_a_damaged_page_or_a_number_too_large_is_left_ou
     indexes = pa.array([1 << 40, *[0] * 299], pa.int64())
     place = CHUNK_SCHEMA.names.index("replica_index")
     pq.write_table(table.slice(0, 300).set_column(place, "replica_index", indexes), wide)
-    summary = run(tmp_path / "out", tmp_path / "table")
+    summary = run(tmp_path / "out", good, torn, wide)
     assert {one.input for one in summary.skipped} == {str(torn), str(wide)}
     assert summary.findings == {"unreadable": 2}
     assert summary.rows == table.num_rows

@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
-from chunktable.manifest import FileKind, Manifest, file_name, parse_manifest
+from chunktable.manifest import FileKind, Manifest, SkippedVolume, file_name, parse_manifest
 from chunktable.places import LocalDestination, resolve_location
 from chunktable.reader import latest_manifest
 from dnagent.export import export
@@ -59,6 +60,94 @@ def test_of_a_datanode_with_two_exports_the_newest_counts(
         str(next(e.glob("chunks-*"))) for e in exports
     )
     assert found.skipped == ()
+    (note,) = found.notes
+    assert note.startswith(f"{older}/{manifest.name} is superseded by {exports[0]}/")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_exports_of_one_datanode_are_joined_by_volume_in_any_order(
+    tmp_path: Path, turned: bool
+) -> None:
+    """Of a volume in both, the rows of the newer count: in the older one container 1 of
+    the second volume is damaged.
+    """
+    walks = [MemoryWalk(f"DS-{i}", datanode="dn-0") for i in range(3)]
+    for number, walk in enumerate(walks):
+        walk.put(replica(number, *blocks(2)))
+    at = datetime(2026, 11, 22, tzinfo=UTC)
+    one, other = blocks(2)
+    bad = BlockTree.live(one.block_id, (replace(one.chunks[0], checksum_matches=False),))
+    disk, source = Disk(), TreeSource.TREE
+    walks[1].put(replica(1, bad, other))
+    export(walks[:2], (), LocalDestination(tmp_path / "a", disk), source=source, now=lambda: at)
+    walks[1].put(replica(1, one, other))
+    later = at + timedelta(hours=1)
+    export(walks[1:], (), LocalDestination(tmp_path / "b", disk), source=source, now=lambda: later)
+    tables = [tmp_path / "a", tmp_path / "b"]
+    for _ in range(2):
+        summary = run(tmp_path / "out", *(reversed(tables) if turned else tables))
+        roots = table_of(tmp_path / "out", SweepTable.ROOTS, summary.sweep_id)
+        assert [(row["container_id"], row["volume"], row["corrupt"]) for row in roots] == [
+            (0, "DS-0", 0),
+            (1, "DS-1", 0),
+            (2, "DS-2", 0),
+        ]
+        assert len(summary.notes) == 2
+        assert f"{tmp_path}/a/manifest-000000001.json is superseded by" in summary.notes[0]
+        assert "is joined to" in summary.notes[1]
+        assert not summary.findings
+
+
+def test_an_old_export_does_not_stand_in_for_a_volume_that_could_not_be_read(
+    tmp_path: Path,
+) -> None:
+    walks = [MemoryWalk(f"DS-{i}", datanode="dn-0") for i in range(2)]
+    for number, walk in enumerate(walks):
+        walk.put(replica(number, *blocks(2)))
+    disk, source = Disk(), TreeSource.TREE
+    export(walks, (), LocalDestination(tmp_path / "a", disk), source=source)
+    lost = SkippedVolume("/data/1", "disk_failed", "it is gone")
+    export(walks[:1], (lost,), LocalDestination(tmp_path / "b", disk), source=source)
+    found = table_parts([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert [Path(part.location).parent.name for part in found.parts] == ["b"]
+    assert any("could not read all volumes" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("harm", ["footer", "page", "key"])
+def test_of_a_folder_of_plain_files_all_are_compared_or_none(tmp_path: Path, harm: str) -> None:
+    folder, out = tmp_path / "table", tmp_path / "out"
+    synthetic(tmp_path / "other", replace(SMALL, order=RowOrder.SHUFFLED))
+    # Each replica is in all files.
+    synthetic(folder, replace(SMALL, order=RowOrder.SHUFFLED))
+    path = sorted(folder.glob("*.parquet"))[1]
+    table = pq.read_table(path)
+    match harm:
+        case "footer":
+            path.write_bytes(path.read_bytes()[:-20])
+        case "page":
+            pq.write_table(table, path, write_page_checksum=True, compression="none")
+            flip(path, 2000)
+        case "key":
+            nulls = pa.nulls(table.num_rows, pa.int64())
+            place = table.schema.get_field_index("container_id")
+            pq.write_table(table.set_column(place, "container_id", nulls), path)
+    alone = sorted((tmp_path / "other").glob("*.parquet"))[0]
+    summary = run(out, folder, alone)
+    reasons = {one.input: one.reason for one in summary.skipped}
+    assert path.name in reasons[str(folder)]
+    assert "none of its files is compared" in reasons[str(folder)]
+    # What is left is a file that was named itself.
+    assert summary.rows == pq.read_metadata(alone).num_rows
+
+
+def test_a_volume_is_no_table(tmp_path: Path) -> None:
+    volume = tmp_path / "disk"
+    (volume / "hdds").mkdir(parents=True)
+    (volume / "hdds" / "VERSION").write_text("")
+    for path in (volume, volume / "hdds"):
+        with pytest.raises(UsageError, match="is a volume of a datanode") as refused:
+            run(tmp_path / "out", path)
+        assert "Use --volume" in refused.value.hint
 
 
 def test_a_folder_that_may_not_be_listed_costs_what_is_in_it_and_nothing_else() -> None:
@@ -259,9 +348,16 @@ def test_plain_files_need_no_manifest_and_foreign_ones_are_skipped(tmp_path: Pat
     (tmp_path / "table" / "torn.parquet").write_bytes(b"PAR1")
     (tmp_path / "table" / "_temporary.parquet").write_bytes(b"")
     found = table_parts([str(tmp_path / "table")])
-    assert sum(part.rows for part in found.parts) == truth.rows
-    assert [Path(one.input).name for one in found.skipped] == ["other.parquet", "torn.parquet"]
+    assert (found.parts, truth.rows > 0) == ((), True)
+    assert [Path(one.input).name for one in found.skipped] == [
+        "other.parquet",
+        "torn.parquet",
+        "table",
+    ]
     assert "datanode" in found.skipped[0].reason
+    (tmp_path / "table" / "torn.parquet").unlink()
+    found = table_parts([str(tmp_path / "table")])
+    assert sum(part.rows for part in found.parts) == truth.rows
 
 
 def test_a_file_that_is_given_twice_is_read_once(tmp_path: Path) -> None:

@@ -2,15 +2,31 @@
 a page would run.
 """
 
+import re
 from datetime import UTC, datetime
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from runtime.disk import Disk
 from sweep import report as subject
 from sweep.model import FINDING_SCHEMA, VERDICT_SCHEMA
-from sweep.report import DamageShare, HeatmapCell, PastSweep, SweepReport, render, report_of
+from sweep.output import SweepStore
+from sweep.report import (
+    DamageShare,
+    HeatmapCell,
+    PastSweep,
+    SweepReport,
+    render,
+    report_of,
+    write_report,
+)
+from tests.support.sweeps import run
+from tests.support.tables import replica
+from tests.support.volumes import flip
+from tests.unit.test_sweep_inputs import Agents
 
 AT = datetime(2026, 11, 22, 1, 30, tzinfo=UTC)
 DAY_MS = 86_400_000
@@ -81,13 +97,30 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
+        # Texts that a click selects, drawings outside a box that scrolls, and cells of
+        # stacked tables without a label.
+        self.codes: list[str] = []
+        self.without_scroll: list[str] = []
+        self.unlabelled = 0
+        self._is_stacked = False
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
+        found = dict(attrs)
+        if tag == "svg" and self.tags[-1] != ("div", {"class": "scroll"}):
+            self.without_scroll.append(str(found))
+        if tag == "table":
+            self._is_stacked = found.get("class") == "stack"
+        if tag == "td" and self._is_stacked and not found.get("data-label"):
+            self.unlabelled += 1
+        if found.get("class") == "id":
+            self.codes.append("")
+        self.tags.append((tag, found))
 
     def handle_data(self, data: str) -> None:
         self.text += data
+        if self.tags and self.tags[-1] == ("code", {"class": "id"}) and not self.codes[-1]:
+            self.codes[-1] = data
 
 
 def test_containers_come_worst_first_and_only_diverged_ones() -> None:
@@ -225,3 +258,70 @@ def test_the_page_asks_nobody_for_anything() -> None:
         tag for tag, attributes in page.tags if {"src", "href", "srcset"} & attributes.keys()
     ]
     assert not [tag for tag, _ in page.tags if tag in ("link", "iframe", "img", "object", "base")]
+
+
+def test_the_page_opens_with_what_changed_and_what_was_seen(tmp_path: Path) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    agents.change(0, 2, matches=False, seed=0)
+    # Of container 5 dn-1 has no tree.
+    agents.walks[1].put(replica(5, source=None))
+    agents.export(0, 1, 2)
+    store = SweepStore(out, Disk())
+    nights = [run(out, agents.to, report=lambda made: write_report(store, made))]
+    text = Page(store.report(nights[0].sweep_id).read_text()).text
+    assert "There is no earlier sweep to compare with." in text
+    assert "80.0 % of 15 replicas were compared: 12." in text
+    chunks = max((agents.to / "dn-2").glob("chunks-*"))
+    flip(chunks, chunks.stat().st_size // 2)
+    agents.change(0, 3, matches=False, seed=0)
+    agents.export(0)
+    nights.append(run(out, agents.to, report=lambda made: write_report(store, made)))
+    page = Page(store.report(nights[1].sweep_id).read_text())
+    opening = [
+        "Since the sweep before",
+        "1new",
+        "0healed",
+        "1persisting",
+        "3unseen",
+        "Coverage",
+        "Not read: datanode",
+        "Divergence over nights",
+    ]
+    flat = "".join(page.text.split("\n"))
+    places = [flat.index(one) for one in opening]
+    assert places == sorted(places)
+    assert "does not match the checksum of its manifest" in flat[places[-2] : places[-1]]
+    assert "3 containers are UNSEEN" in page.text
+    assert "No container diverged" not in page.text
+    for command in ("treefold reconcile 2", "treefold reconcile 3", "treefold container info 1"):
+        assert command in page.codes
+    assert {"dn-2", "--gone dn-2", nights[0].sweep_id, "3"} <= set(page.codes)
+
+
+def test_unknown_is_told_by_reason_with_what_to_do(tmp_path: Path) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    for walk in agents.walks[1:]:
+        walk.put(*(replica(number, source=None) for number in (1, 2)))
+        del walk.replicas_held[4]
+    agents.export(0, 1, 2)
+    store = SweepStore(out, Disk())
+    summary = run(out, agents.to, report=lambda made: write_report(store, made))
+    page = Page(store.report(summary.sweep_id).read_text())
+    assert "2 of 3 replicas have no root" in page.text
+    assert "only one replica takes part" in page.text
+    assert {"treefold scan 1", "treefold container info 4"} <= set(page.codes)
+
+
+def test_nothing_on_the_page_is_wider_than_a_small_telephone() -> None:
+    page = render(made([verdict(1, "REPAIRABLE")], [finding("missing_block", 1, 7, ("dn-a",))]))
+    # What cannot shrink scrolls by itself.
+    for width in re.findall(r"min-width: (\d+)px", page):
+        assert (
+            int(width) <= 320 or f"svg.bars {{ min-width: {width}px" in page or "svg.wide" in page
+        )
+    for least in re.findall(r"minmax\(([^,]+|min\([^)]*\)),", page):
+        assert least.startswith("min(100%") or int(least.removesuffix("px")) <= 150
+    drawn = Page(page)
+    assert drawn.without_scroll == []
+    # Each cell of a table that is stacked says what it is.
+    assert drawn.unlabelled == 0
