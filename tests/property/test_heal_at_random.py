@@ -5,27 +5,21 @@ anywhere; nothing else changes.
 import os
 import random
 import shutil
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from threading import Event
 
 import pytest
 
 from merkle.checksum import ChecksumType
-from merkle.outcome import RepairOutcome, Verdict
+from merkle.outcome import Verdict
 from merkle.record import DeleteTransaction
-from merkle.replica import PeerId, ReplicaState
+from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import ContainerStore
 from ozone.rocks import Batch, Counter, OzoneTable, block_key, counter_key
 from ozone.volume import Hold, Version, open_volume
-from repair.requests import ReconcileOptions
 from runtime.disk import Disk
-from scm.jobs import Job
-from scm.policy import Roots, roots
 from tests.support.in_process import datanodes, heal, scan_replica
 from tests.support.oracle import Seen, faults, good_windows, look, lost_windows
 from tests.support.volumes import (

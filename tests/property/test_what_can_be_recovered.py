@@ -30,7 +30,7 @@ from tests.support.handmade import NODE, VolumeMaker, chunk_record, some_bytes
 from tests.support.in_process import datanodes, heal, scan_replica
 from tests.support.oracle import Seen, look
 from tests.support.volumes import Owned, container_folder, owned
-from tests.support.window_model import complaints, recoverable
+from tests.support.window_model import complaints
 
 NAMES = ("dn1", "dn2", "dn3")
 GROUPS, GROUP_SIZE = 7, 30
@@ -228,7 +228,9 @@ def _inflict(roots: Mapping[str, Path], state: Path, ids: range) -> dict[int, In
             if rng.random() < 0.2:
                 vandals[rng.choice(NAMES)].delete(BlockId(12), done[container_id])
             for _ in range(rng.choice((1, 2, 4, 7))):
-                vandals[rng.choice(NAMES)].harm(BlockId(rng.choice((10, 10, 11))), done[container_id])
+                vandals[rng.choice(NAMES)].harm(
+                    BlockId(rng.choice((10, 10, 11))), done[container_id]
+                )
     return done
 
 
