@@ -177,7 +177,14 @@ def parse_manifest(raw: bytes, name: str) -> Manifest:
         text = f"{name} has version {version}; this release reads versions up to {VERSION}"
         raise table_error(TableRefusal.NEWER_VERSION, text, hint=hint)
     checksum = document.pop("checksum", None)
-    if checksum != _json_checksum(document):
+    try:
+        computed = _json_checksum(document)
+    except RecursionError as error:
+        # Nested a little less deep than the parser takes, and too deep to be written.
+        raise table_error(
+            TableRefusal.NOT_A_MANIFEST, f"{name} is not a manifest of a chunk table: {error}"
+        ) from error
+    if checksum != computed:
         raise table_error(TableRefusal.CHECKSUM, f"{name} does not match its own checksum")
     try:
         manifest = _parse_fields(document)

@@ -440,7 +440,7 @@ def agent_scan_ms(volume: Volume, disk: Disk, container_id: ContainerId) -> int 
     """
     try:
         at_ms = json.loads(disk.read(_findings_path(volume, container_id)))["at_ms"]
-    except (DiskError, ValueError, KeyError, TypeError):
+    except (DiskError, ValueError, KeyError, TypeError, RecursionError):
         # Lost or damaged: the container is scanned again, at worst needlessly.
         return None
     return at_ms if isinstance(at_ms, int) else None

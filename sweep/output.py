@@ -263,7 +263,7 @@ class SweepStore:
             found: JsonObject = json.loads(
                 self.read(SweepTable.SUMMARY, sweep_id, ["json"])["json"][0].as_py()
             )
-        except (ValueError, IndexError) as error:
+        except (ValueError, IndexError, RecursionError) as error:
             path = self.path(SweepTable.SUMMARY, sweep_id)
             raise DiskError(f"{path} cannot be read: {error}", path=str(path)) from error
         return found

@@ -45,7 +45,14 @@ _RANGE_ROWS = 1_000_000
 # What pyarrow raises for a damaged file; ArrowInvalid is a ValueError.
 UNREADABLE = (OSError, ValueError, pa.ArrowException)
 # What parsing damaged or foreign JSON raises.
-_INVALID_JSON = (ValueError, TypeError, KeyError, AttributeError, AssertionError)
+_INVALID_JSON = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    AssertionError,
+    RecursionError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +231,7 @@ class Stage:
         for path in (entry / "note.json" for entry in self._entries()):
             try:
                 found.append(json.loads(self._disk.read(path)))
-            except (DiskError, ValueError) as error:
+            except (DiskError, ValueError, RecursionError) as error:
                 raise unreadable_error(path, error) from error
         return found
 

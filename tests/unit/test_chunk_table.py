@@ -4,6 +4,7 @@ is read.
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -138,6 +139,21 @@ def test_what_is_no_whole_manifest_is_refused_by_name(raw: bytes, reason: str) -
     with pytest.raises(ChunkTableError) as refused:
         parse_manifest(raw, MANIFEST.name)
     assert refused.value.reason == reason
+
+
+@pytest.mark.parametrize(("opened", "closed"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_however_deep_a_manifest_is_nested_it_is_refused_by_name(
+    opened: bytes, closed: bytes
+) -> None:
+    """There is a depth that can be parsed, and is too deep to be written again."""
+    raw = MANIFEST.to_bytes()
+    for depth in range(sys.getrecursionlimit() - 100, sys.getrecursionlimit() + 1):
+        nested = raw.replace(
+            b'"rows": 5,', b'"x": ' + opened * depth + b"1" + closed * depth + b",", 1
+        )
+        assert nested != raw
+        with pytest.raises(ChunkTableError):
+            parse_manifest(nested, MANIFEST.name)
 
 
 def test_every_flipped_bit_of_a_manifest_is_noticed() -> None:
