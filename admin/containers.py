@@ -408,9 +408,9 @@ def scan(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: b
     """
     with command_result("scan", as_json=as_json) as answer:
         unknown, ordered = controller.scan(container_ids(arguments))
+        answer.data = {"scansOrdered": ordered, "unknownContainerIDs": unknown}
         if unknown:
             check_agents(controller)
-        answer.data = {"scansOrdered": ordered, "unknownContainerIDs": unknown}
         answer.print(f"{ordered} scan{'' if ordered == 1 else 's'} ordered")
         for number in unknown:
             answer.fail("CONTAINER_NOT_FOUND", f"Container {number} is not known.")

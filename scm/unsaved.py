@@ -19,7 +19,7 @@ from scm.ports import JobStore
 _SAVE_EVERY_S = 10.0
 # Containers in one save. A first start knows none of the holders, and no heartbeat
 # should wait until millions are stored.
-_HOLDERS_SAVED_MAX = 50_000
+_HOLDERS_SAVED_MAX = 20_000
 
 
 class UnsavedChanges:
