@@ -6,12 +6,12 @@ and decided about them. Otherwise it is unseen, with the reason.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from merkle.outcome import DIVERGED_VERDICTS, Verdict
+from sweep.exact import Row
 from sweep.model import FindingKind, NotCompared
 from sweep.output import SweepStore, SweepTable
 
@@ -68,9 +68,9 @@ def compare_sweeps(sweeps: SweepStore, before: str, after: str) -> SweepChanges:
     )
 
 
-def _of_interest(sweeps: SweepStore, sweep_id: str, containers: set[int]) -> list[dict[str, Any]]:
+def _of_interest(sweeps: SweepStore, sweep_id: str, containers: set[int]) -> list[Row]:
     """The verdicts of these containers, and of all that are UNSEEN."""
-    wanted, found = pa.array(sorted(containers), pa.int64()), list[dict[str, Any]]()
+    wanted, found = pa.array(sorted(containers), pa.int64()), list[Row]()
     columns = ["container_id", "verdict", "unread", "detail"]
     for piece in sweeps.pieces(SweepTable.VERDICTS, sweep_id, columns):
         is_unseen = pc.equal(piece["verdict"], NotCompared.UNSEEN.value)

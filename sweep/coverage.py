@@ -15,7 +15,7 @@ from sweep.model import FindingKind
 from sweep.output import SweepStore, SweepTable
 
 # Rows of one list; the rest are counted.
-CHANGES_MAX = 200
+_CHANGES_MAX = 200
 _PLACES_MAX = 200
 _REASONS_MAX = 30
 _EXAMPLES_MAX = 5
@@ -121,7 +121,7 @@ def change_lists(changes: SweepChanges, verdicts: Mapping[int, str]) -> tuple[Ch
                     changes.unseen.get((container_id, kind), "") if name == "unseen" else "",
                     next_command(container_id, verdicts.get(container_id, ""), kind=kind),
                 )
-                for container_id, kind in places[:CHANGES_MAX]
+                for container_id, kind in places[:_CHANGES_MAX]
             ),
         )
         for name, places in named

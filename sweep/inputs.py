@@ -82,7 +82,7 @@ def table_parts(names: Iterable[str], part_rows: int = _PART_ROWS) -> Inputs:
         exports += found[1]
         skipped += found[2]
     manifests, created_ms = list[str](), dict[tuple[str, str], int]()
-    chosen, notes = join_exports(exports)
+    chosen, notes = _join_exports(exports)
     for export, volumes in chosen:
         manifests.append(export.place)
         created_ms |= {
@@ -377,7 +377,7 @@ def _export(
     return _Export(place, manifest, tuple(files), tuple(skipped))
 
 
-def join_exports(
+def _join_exports(
     exports: Iterable[_Export],
 ) -> tuple[list[tuple[_Export, tuple[str, ...]]], tuple[str, ...]]:
     """The exports to read, each with the volumes to read of it, and notes on those that

@@ -5,16 +5,15 @@ the inventories of exports that were left out; less those whose removal an agent
 reported. Of a container with an unread replica a sweep must not say that it is equal,
 healed or lost: the replica that nobody read may be the damaged one, or the good one.
 
-`unread_replicas` and `with_unread` decide, as functions of Arrow tables. `Ledger` reads
+`unread_replicas` decides what was not read, `settle_expected` what may be said then. `Ledger` reads
 what they need, range by range.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +24,7 @@ from chunktable.reader import read_inventory
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
 from runtime.errors import DiskError
+from sweep.exact import Row
 from sweep.history import History, agent_events
 from sweep.inputs import open_export
 from sweep.model import FINAL_VERDICT_SCHEMA, REPLICA_SCHEMA, UNSEEN_SCHEMA, NotCompared
@@ -68,7 +68,7 @@ def unread_replicas(expected: pa.Table, replicas: pa.Table, removed: pa.Table) -
     return unread.filter(pc.invert(is_removed)).select(EXPECTED_SCHEMA.names).cast(EXPECTED_SCHEMA)
 
 
-def with_unread(verdicts: pa.Table, unread: pa.Table) -> pa.Table:
+def _with_unread(verdicts: pa.Table, unread: pa.Table) -> pa.Table:
     """The final verdicts (FINAL_VERDICT_SCHEMA, by container) of these containers
     (VERDICT_SCHEMA) and of those with `unread` replicas (UNSEEN_SCHEMA).
     """
@@ -100,7 +100,7 @@ def with_unread(verdicts: pa.Table, unread: pa.Table) -> pa.Table:
     )
 
 
-def _unseen(verdict: Mapping[str, Any], unread: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _unseen(verdict: Row, unread: Sequence[Row]) -> Row:
     """A row of FINAL_VERDICT_SCHEMA for a container with unread replicas."""
     text = (
         f"{len(unread)} of {len(unread) + verdict['replicas']} expected replicas"
@@ -227,7 +227,7 @@ class Ledger:
         expected = self._expected(wanted)
         unread = unread_replicas(expected, replicas, self._removed)
         gone, kept = set(gone), {*self._earlier, self._sweep_id}
-        found = list[dict[str, Any]]()
+        found = list[Row]()
         for row in unread.to_pylist():
             datanode, volume = row["datanode"], row["volume"]
             names = {datanode, f"{datanode}/{volume}", f"container={row['container_id']}"}
@@ -300,7 +300,7 @@ def settle_expected(
     """
     for one in wanted:
         unread = ledger.unread(one, roots.read(one), places, gone)
-        yield with_unread(verdicts.read(one), unread), unread
+        yield _with_unread(verdicts.read(one), unread), unread
 
 
 # The columns of `roots` that `settle_expected` reads.
