@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help setup setup-tests demo test check format lint types protos bench pictures test-ozone lock clean
+.PHONY: help setup setup-tests demo test test-long check format lint types protos bench pictures test-ozone lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -22,8 +22,11 @@ setup-tests: $(STAMP)  ## Java 17, Chromium and systemd-analyze, which only test
 
 test: setup-tests  ## all tests; those that reach a kernel a second time without numba
 	# By group: all that is Spark's shares one JVM.
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ozone" tests
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ozone and not long" tests
 	$(BIN)/python -m pytest -n 2 -q -m kernels -p tests.support.without_numba tests/unit tests/golden
+
+test-long: $(STAMP)  ## more than 100,000 nearly valid inputs for every parser and port; some minutes
+	$(BIN)/python -m pytest -n 2 -m long tests
 
 check: format lint types test  ## all that has to hold before a change lands
 

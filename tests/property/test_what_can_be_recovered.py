@@ -26,11 +26,11 @@ from ozone.rocks import Batch, Counter, OzoneTable, block_key, counter_key
 from ozone.volume import Hold, open_volume
 from protos.convert import record_to_bytes
 from runtime.disk import Disk
-from tests.support.handmade import NODE, VolumeMaker, chunk_record, some_bytes
+from tests.support.handmade import NODE, VolumeMaker, block_record, chunk_record, some_bytes
 from tests.support.in_process import datanodes, heal, scan_replica
 from tests.support.oracle import Seen, look
 from tests.support.volumes import Owned, container_folder, owned
-from tests.support.window_model import complaints
+from tests.support.window_model import Window, complaints, recoverable
 
 NAMES = ("dn1", "dn2", "dn3")
 GROUPS, GROUP_SIZE = 7, 30
@@ -47,7 +47,11 @@ KINDS = (
 
 @dataclass
 class Inflicted:
+<<<<<<< HEAD
     """What was done to one container: a line a damage, and the deleted blocks."""
+=======
+    """What was done to one container: a line for each damage, and deleted blocks."""
+>>>>>>> h4
 
     lines: list[str] = field(default_factory=list)
     dead: dict[str, set[BlockId]] = field(default_factory=lambda: {name: set() for name in NAMES})
@@ -102,13 +106,12 @@ class Vandal:
     def _flip(self, block_id: BlockId) -> str:
         data = self._bytes(block_id)
         # Few places, so that the same window is hit on several replicas.
-        places = [self._rng.choice((0, len(data) // 2, self._rng.randrange(len(data) or 1)))]
+        at = self._rng.choice((0, len(data) // 2, self._rng.randrange(len(data) or 1)))
         if not data:
             return ""
-        for at in places:
-            data[at] ^= 1 << self._rng.randrange(8)
+        data[at] ^= 1 << self._rng.randrange(8)
         self._container.block_path(block_id).write_bytes(data)
-        return f"block {block_id}: a bit flipped at {places}"
+        return f"block {block_id}: a bit flipped at {at}"
 
     def _zero_page(self, block_id: BlockId) -> str:
         data = self._bytes(block_id)
@@ -283,3 +286,31 @@ def test_what_any_replica_still_holds_is_good_on_every_replica(tmp_path: Path, g
     kinds = Tally(verdicts.values())
     assert kinds[Verdict.REPAIRABLE] > GROUP_SIZE / 4, kinds
     assert kinds[Verdict.UNRECOVERABLE] + kinds[Verdict.CONFLICT] > 0, kinds
+
+
+def _seen(data: bytes, record: BlockRecord | None) -> Seen:
+    return Seen({BlockId(1): record} if record else {}, {"1.block": data})
+
+
+def test_the_model_names_what_a_repair_left_undone_harmed_or_brought_back() -> None:
+    data = some_bytes(2500)
+    record = block_record(1, 1, [chunk_record(data, window=1000)])
+    bad, worse = b"\0" + data[1:], data[:1500] + b"\0" * 1000
+    nobody: dict[str, set[BlockId]] = {"dn1": set(), "dn2": set()}
+    before = {"dn1": _seen(bad, record), "dn2": _seen(data, record)}
+    healed = {"dn1": _seen(data, record), "dn2": _seen(data, record)}
+    harmed = {"dn1": _seen(data, record), "dn2": _seen(worse, record)}
+    lost = {"dn1": _seen(bad, record), "dn2": _seen(bad, record)}
+
+    assert complaints(before, healed, nobody, Verdict.REPAIRABLE) == []
+    assert "is MATCH, not REPAIRABLE" in complaints(before, healed, nobody, Verdict.MATCH)[0]
+    assert "windows [0] not repaired" in complaints(before, before, nobody, Verdict.REPAIRABLE)[0]
+    assert "dn2: 1.block" in complaints(before, harmed, nobody, Verdict.REPAIRABLE)[0]
+    assert recoverable(lost, set()).lost == {Window(BlockId(1), 0, 0)}
+    assert complaints(lost, lost, nobody, Verdict.UNRECOVERABLE) == []
+    deleted = {"dn1": {BlockId(1)}, "dn2": set[BlockId]()}
+    assert "came back" in complaints(healed, healed, deleted, Verdict.MATCH)[0]
+    changed = replace(record, chunks=(chunk_record(worse, window=1000),))
+    fork = {"dn1": _seen(worse, changed), "dn2": _seen(data, record)}
+    assert complaints(fork, fork, nobody, Verdict.CONFLICT) == []
+    assert "not CONFLICT" in complaints(fork, fork, nobody, Verdict.REPAIRABLE)[0]

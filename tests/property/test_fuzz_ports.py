@@ -1,0 +1,178 @@
+"""Nearly valid requests to all three services of a real agent and a real controller,
+over sockets: each is answered or refused by name, no error is logged, and nothing under
+the volume changes.
+"""
+
+import logging
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+from dnagent.agent import Agent
+from dnagent.config import AgentConfig, ScanSettings, VolumeSettings
+from ozone import datanode
+from protos import agent_pb2 as ap
+from protos import controller_pb2 as cp
+from protos import ozone_datanode_pb2 as op
+from repair import wire
+from runtime.rpc import StreamCall, sent_error
+from scm import server as controller
+from scm.config import ControllerConfig
+from scm.server import ControllerServer
+from tests.support.bad_input import unchanged
+from tests.support.handmade import VolumeMaker, chunk_record, some_bytes
+from tests.support.mutation import mutated_bytes, mutated_message
+
+DATA = some_bytes(3000)
+CALL_S = 20.0
+SLICE, ALL = 15, 600
+# What gRPC itself says of bytes that are no request, or not for this service.
+OF_GRPC = {"UNIMPLEMENTED", "RESOURCE_EXHAUSTED"}
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where to send requests, and what must not change by them."""
+
+    volume: Path
+    addresses: dict[str, str] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
+    folder = tmp_path_factory.mktemp("ports")
+    with VolumeMaker(folder / "volume") as made:
+        made.container(12)
+        made.block(12, 20, (chunk_record(DATA), DATA))
+    config = AgentConfig(
+        volumes=(VolumeSettings(path=folder / "volume"),),
+        state_folder=folder / "agent",
+        listen="127.0.0.1:0",
+        scan=ScanSettings(enabled=False),
+    )
+    agent = Agent(config)
+    agent.start()
+    server = ControllerServer(ControllerConfig(listen="127.0.0.1:0", state_folder=folder / "scm"))
+    yield Ports(
+        folder / "volume",
+        {
+            wire.SERVICE: agent.address,
+            datanode.SERVICE: agent.address,
+            controller.SERVICE: server.address,
+        },
+    )
+    server.stop()
+    agent.stop()
+
+
+def _datanode(kind: op.Type, **body: Message) -> op.ContainerCommandRequestProto:
+    return op.ContainerCommandRequestProto(
+        cmdType=kind,
+        containerID=12,
+        datanodeUuid="dn",
+        **body,  # type: ignore[arg-type]
+    )
+
+
+def _requests() -> Iterator[tuple[str, str, Message]]:
+    """A valid request for each method: service, method, message."""
+    wanted = ap.ByteRange(offset=0, length_bytes=100)
+    heartbeat = cp.HeartbeatRequest(
+        datanode=cp.Datanode(datanode_id="dn-1", address="127.0.0.1:1"), incarnation="1"
+    )
+    heartbeat.report.full = True
+    heartbeat.report.replicas.append(cp.ReplicaReport(container_id=12, state="CLOSED"))
+    for method, agent in (
+        ("GetContainerHashes", ap.GetContainerHashesRequest(container_id=12)),
+        ("GetContainerHashPages", ap.GetContainerHashPagesRequest(container_id=12)),
+        ("GetBlockRecords", ap.GetBlockRecordsRequest(container_id=12, block_ids=[20])),
+        ("ReadWindows", ap.ReadWindowsRequest(container_id=12, block_id=20, ranges=[wanted])),
+        ("ScanContainer", ap.ScanContainerRequest(container_id=12)),
+        ("GetStatus", ap.GetStatusRequest()),
+    ):
+        yield wire.SERVICE, method, agent
+    for method, message in (
+        ("Heartbeat", heartbeat),
+        ("ListContainers", cp.ListContainersRequest(state="CLOSED", limit=3)),
+        ("GetContainers", cp.GetContainersRequest(container_ids=[12])),
+        ("Reconcile", cp.ReconcileRequest(container_ids=[12], dry_run=True, reason="r")),
+        ("ListJobs", cp.ListJobsRequest(limit=3)),
+        ("GetJob", cp.GetJobRequest(job_id="j")),
+        ("CancelJob", cp.CancelJobRequest(job_id="j")),
+        ("ListDatanodes", cp.ListDatanodesRequest()),
+        ("Scan", cp.ScanRequest(container_ids=[12])),
+    ):
+        yield controller.SERVICE, method, message
+    where = op.DatanodeBlockID(containerID=12, localID=20)
+    read = op.ReadChunkRequestProto(blockID=where)
+    read.chunkData.chunkName, read.chunkData.offset, read.chunkData.len = "c", 0, 100
+    read.chunkData.checksumData.type, read.chunkData.checksumData.bytesPerChecksum = op.CRC32, 1024
+    tree = op.GetContainerChecksumInfoRequestProto(containerID=12)
+    for request in (
+        _datanode(op.GetBlock, getBlock=op.GetBlockRequestProto(blockID=where)),
+        _datanode(op.ListBlock, listBlock=op.ListBlockRequestProto(count=5)),
+        _datanode(op.ReadChunk, readChunk=read),
+        _datanode(op.GetContainerChecksumInfo, getContainerChecksumInfo=tree),
+        _datanode(op.Echo, echo=op.EchoRequestProto(payloadSizeResp=10)),
+    ):
+        yield datanode.SERVICE, "send", request
+
+
+REQUESTS = [pytest.param(*one, id=f"{one[1]}-{number}") for number, one in enumerate(_requests())]
+
+
+def _answer(channel: grpc.Channel, service: str, method: str, raw: bytes) -> str:
+    """How a call with these bytes ends: "OK", the code of the named error, or gRPC's
+    status. A stream of one is on the wire what a single message is.
+    """
+    call: StreamCall = channel.stream_stream(f"/{service}/{method}", None, None)
+    try:
+        for _ in call(iter([raw]), timeout=CALL_S):
+            pass
+    except grpc.RpcError as error:
+        named = sent_error(error)
+        return named.code if named else error.code().name
+    return "OK"
+
+
+def _fuzz(ports: Ports, service: str, method: str, seed: Message, numbers: range) -> None:
+    raw_seed, ends = seed.SerializeToString(), dict[str, int]()
+    with grpc.insecure_channel(ports.addresses[service]) as channel:
+        for number in numbers:
+            rng = random.Random(f"{method} {seed} {number}")
+            if rng.random() < 0.6:
+                raw = mutated_message(rng, seed)
+            else:
+                raw = mutated_bytes(rng, raw_seed, [raw_seed])
+            end = _answer(channel, service, method, raw)
+            # Ozone ends the stream of an invalid request without a name.
+            is_ozones = service == datanode.SERVICE and end == "UNKNOWN"
+            assert end.islower() or end in OF_GRPC | {"OK"} or is_ozones, (
+                f"{method}, input {number}: {end} of {raw[:2000]!r}"
+            )
+            ends[end] = ends.get(end, 0) + 1
+        assert _answer(channel, service, method, raw_seed) in ("OK", "job_not_found"), ends
+
+
+@pytest.mark.parametrize(("service", "method", "seed"), REQUESTS)
+def test_a_nearly_valid_request_is_answered_or_refused_by_name(
+    ports: Ports, caplog: pytest.LogCaptureFixture, service: str, method: str, seed: Message
+) -> None:
+    with unchanged(ports.volume), caplog.at_level(logging.ERROR):
+        _fuzz(ports, service, method, seed, range(SLICE))
+    assert caplog.records == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("service", "method", "seed"), REQUESTS)
+def test_a_great_many_of_them_are(
+    ports: Ports, caplog: pytest.LogCaptureFixture, service: str, method: str, seed: Message
+) -> None:
+    with unchanged(ports.volume), caplog.at_level(logging.ERROR):
+        _fuzz(ports, service, method, seed, range(SLICE, SLICE + ALL))
+    assert caplog.records == []
