@@ -37,22 +37,13 @@ def _fuzz(target: Target, first: int, count: int) -> None:
             target.accept(raw)
         except ReconcileError:
             refused += 1
-<<<<<<< HEAD
-            if not (error.code and error.message):
-                pytest.fail(f"{target.name}, input {number}: {error!r} has no name")
-=======
->>>>>>> h4
         except Exception as error:  # noqa: BLE001 - any is the defect that is looked for
             pytest.fail(f"{target.name}, input {number}: {error!r} of {raw[:2000]!r}")
         spent_s = time.process_time() - begun_s
         assert spent_s < CPU_S_MAX, f"{target.name}, input {number}: {spent_s:.1f} s"
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - grown_kib
     assert grown_kib < GROWTH_KIB_MAX, f"{target.name}: {grown_kib >> 10} MiB"
-<<<<<<< HEAD
-    # Mutations that are all harmless, or all fatal at once, would prove little.
-=======
     # Mutations that are all harmless, or all fatal, would prove little.
->>>>>>> h4
     assert refused < count, f"{target.name}: all refused"
     assert (refused > 0) == target.refuses, f"{target.name}: {refused} of {count} refused"
 

@@ -47,11 +47,7 @@ KINDS = (
 
 @dataclass
 class Inflicted:
-<<<<<<< HEAD
-    """What was done to one container: a line a damage, and the deleted blocks."""
-=======
     """What was done to one container: a line for each damage, and deleted blocks."""
->>>>>>> h4
 
     lines: list[str] = field(default_factory=list)
     dead: dict[str, set[BlockId]] = field(default_factory=lambda: {name: set() for name in NAMES})
