@@ -206,8 +206,7 @@ def survey_container(
     Raises:
         ContainerUnsupportedError: the container has an older schema or layout.
         DescriptorError: with `fall_back`, the replica index is impossible.
-        DiskError: file handles ran out or permission was denied, which proves nothing
-            about the container.
+        DiskError: file handles ran out or permission was denied, which proves nothing.
         OperationInterruptedError: `cancelled` returned True.
     """
     container_id, unbuilt = container.container_id, ContainerTree(container.container_id, None)

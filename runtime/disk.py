@@ -25,8 +25,8 @@ _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _READ_BYTES = 1 << 20
 _TOKEN_BYTES = 8
 _TEMPORARY = re.compile(rf".+\.[0-9a-f]{{{2 * _TOKEN_BYTES}}}\.tmp")
-# Besides a missing entry: a link that leads to itself is not a directory.
-_NO_FOLDER = {errno.errorcode[errno.ELOOP], errno.errorcode[errno.EBADF]}
+# There is no directory, or a link that leads to itself.
+_NO_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 # The largest file that `Disk.read` reads: a damaged inode can report any length.
 WHOLE_BYTES_MAX = 256 << 20
 
@@ -128,14 +128,17 @@ class Disk:
             DiskError: the device failed or permission was denied; the directory may
                 exist.
         """
-        try:
-            # Not Path.is_dir: newer Pythons answer False where permission is denied.
-            with _translate_errors("stat", path):
+        # Not Path.is_dir: newer Pythons answer False where permission is denied.
+        with _translate_errors("stat", path):
+            try:
                 return stat.S_ISDIR(os.stat(path).st_mode)
-        except DiskError as error:
-            if error.facts.get("missing") or error.facts["errno"] in _NO_FOLDER:
+            except ValueError:
+                # No path has a NUL byte.
                 return False
-            raise
+            except OSError as error:
+                if error.errno in _NO_FOLDER:
+                    return False
+                raise
 
     def names(self, folder: Path) -> list[str]:
         """The names of a directory's entries, sorted."""
