@@ -202,12 +202,9 @@ def export_checksums(
         )
     for volume in skipped:
         click.echo(f"error [{volume.error_code}]: {volume.path}: {volume.message}", err=True)
-    for one in done:
-        for name in one.lost_volumes:
-            click.echo(
-                f"warning: the volume {name} was not given and is no longer in the table",
-                err=True,
-            )
+    for name in (name for one in done for name in one.lost_volumes):
+        text = f"warning: the volume {name} was not given and is no longer in the table"
+        click.echo(text, err=True)
     if as_json:
         tables = [_table_json(one) for one in done]
         print_json({"tables": tables, "skipped": [asdict(volume) for volume in skipped]})

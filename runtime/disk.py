@@ -262,11 +262,13 @@ class Disk:
         self.make_folder(folder.parent)
 
         def act() -> None:
-            with (
-                _translate_errors(Operation.MAKE_FOLDER.value, folder),
-                contextlib.suppress(FileExistsError),
-            ):
-                os.mkdir(folder)
+            with _translate_errors(Operation.MAKE_FOLDER.value, folder):
+                try:
+                    os.mkdir(folder)
+                except FileExistsError:
+                    # Another process may have made it; anything else is in the way.
+                    if not self.is_folder(folder):
+                        raise
 
         self.durable(Operation.MAKE_FOLDER, folder, act)
         self.sync_folder(folder.parent)

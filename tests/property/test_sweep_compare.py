@@ -19,13 +19,13 @@ from chunktable.schema import (
     rows_of,
 )
 from merkle.columns import TreeColumns
-from merkle.outcome import DIVERGED_VERDICTS, Verdict
+from merkle.outcome import DIVERGED_VERDICTS
 from merkle.replica import ReplicaState
 from merkle.tree import ContainerTree, block_checksum
 from sweep.compare import compare_replicas, inspect, inspect_large
 from sweep.exact import block_ranges, exact_replicas, large_replicas
 from sweep.runs import fold_batches, settle
-from tests.support.chunk_rows import Row, compared, trees_in
+from tests.support.chunk_rows import Row, compared, trees_in, verdict_text
 from tests.support.reference import judged, of_windows
 from tests.support.replicas import StoredReplica, stored_replicas
 from tests.support.trees import CONTAINER
@@ -211,13 +211,14 @@ def assert_as_judged(rows: Sequence[Row], replicas: pa.Table) -> None:
     assert verdicts.keys() == expected.keys()
     for container_id, held in expected.items():
         comparison, verdict = compared(held), verdicts[container_id]
-        expected_verdict = comparison.verdict if comparison else Verdict.UNKNOWN
         differences = comparison.differences if comparison else ()
-        assert verdict["verdict"] == expected_verdict.value
+        assert verdict["verdict"] == verdict_text(held)
         assert findings[container_id] == [
             (d.kind.value, d.block_id, d.offset, d.lacking, d.sources) for d in differences
         ]
-        assert verdict["diverged"] == (expected_verdict not in (Verdict.MATCH, Verdict.UNKNOWN))
+        assert verdict["diverged"] == (
+            comparison is not None and comparison.verdict in DIVERGED_VERDICTS
+        )
         assert verdict["replicas"] == len(held)
         assert 0 <= verdict["excluded"] <= len(held)
 

@@ -59,6 +59,14 @@ def compared(replicas: Mapping[ReplicaKey, tuple[Row, ContainerTree]]) -> Compar
     return Comparison(next(iter(trees.values())).container_id, verdict, differences)
 
 
+def verdict_text(replicas: Mapping[ReplicaKey, tuple[Row, ContainerTree]]) -> str:
+    """The verdict in the table: EXCLUDED where none takes part by design."""
+    if comparison := compared(replicas):
+        return comparison.verdict.value
+    is_by_design = all(row["state"] != "INVALID" for row, _ in replicas.values())
+    return "EXCLUDED" if is_by_design else "UNKNOWN"
+
+
 def _tree(container_id: int, rows: Iterable[Row]) -> ContainerTree:
     if any(row["source"] == "none" for row in rows):
         return ContainerTree(ContainerId(container_id), None)

@@ -518,8 +518,7 @@ def test_no_scan_settles_between_the_check_of_a_replica_and_its_return_to_servic
         late = scan(volume)
 
         def settle() -> None:
-            volume.write_tree(late)
-            volume.record_result(late, NOW_MS)
+            volume.record_result(volume.write_tree(late), NOW_MS)
 
         settling = Thread(target=settle)
 

@@ -199,8 +199,8 @@ def test_a_file_that_was_rewritten_since_an_earlier_sweep_read_it_is_not_compare
         last = run(tmp_path / "out", table)
     assert last.previous is not None
     assert last.notes == (
-        f"1 files that {last.previous} read are gone, changed or damaged: what they held is"
-        " compared with nothing",
+        f"1 files that {last.previous} read are missing, changed or damaged: silent changes of"
+        " their chunks are unknown",
     )
     assert "silent_change" not in last.findings
 
