@@ -5,8 +5,8 @@ the inventories of exports that were left out; less those whose removal an agent
 reported. Of a container with an unread replica a sweep must not say that it is equal,
 healed or lost: the replica that nobody read may be the damaged one, or the good one.
 
-`unread_replicas` decides what was not read, `settle_expected` what may be said then. `Ledger` reads
-what they need, range by range.
+`unread_replicas` decides what was not read, `settle_expected` what may be said then.
+`Ledger` reads what they need, range by range.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
