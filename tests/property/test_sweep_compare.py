@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
-from merkle.outcome import Verdict
+from merkle.outcome import DIVERGED_VERDICTS
 from merkle.tree import block_checksum
 from sweep.compare import compare_replicas, inspect
 from sweep.exact import exact_replicas
 from sweep.runs import fold_batches, settle
-from tests.support.chunk_rows import Row, compared, trees_in
+from tests.support.chunk_rows import Row, compared, trees_in, verdict_of
 
 # A busy machine breaks no law, and the first example may load kernels.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -190,13 +190,14 @@ def assert_as_planned(rows: Sequence[Row], replicas: pa.Table) -> None:
     assert verdicts.keys() == expected.keys()
     for container_id, held in expected.items():
         comparison, verdict = compared(held), verdicts[container_id]
-        expected_verdict = comparison.verdict if comparison else Verdict.UNKNOWN
+        expected_verdict = verdict_of(held)
         differences = comparison.differences if comparison else ()
-        assert verdict["verdict"] == expected_verdict.value
+        assert verdict["verdict"] == expected_verdict
         assert findings[container_id] == [
             (d.kind.value, d.block_id, d.offset, d.lacking, d.sources) for d in differences
         ]
-        assert verdict["diverged"] == (expected_verdict not in (Verdict.MATCH, Verdict.UNKNOWN))
+        bad = [one.value for one in DIVERGED_VERDICTS]
+        assert verdict["diverged"] == (expected_verdict in bad)
         assert verdict["replicas"] == len(held)
         assert 0 <= verdict["excluded"] <= len(held)
 

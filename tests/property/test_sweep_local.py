@@ -12,10 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
-from merkle.outcome import Verdict
 from merkle.tree import block_checksum
 from sweep.output import SweepTable
-from tests.support.chunk_rows import Row, compared, trees_in
+from tests.support.chunk_rows import Row, compared, trees_in, verdict_of
 from tests.support.sweeps import OnePartWaves, run, table_of, verdicts_of
 
 IDS = (-(1 << 63), -7, 0, 1, 2, 3, 1 << 40, (1 << 63) - 1)
@@ -126,9 +125,7 @@ def test_a_sweep_says_what_the_plan_of_a_repair_says(tmp_path: Path, seed: int) 
     differences = set()
     for container_id, replicas in trees_in(rows).items():
         comparison = compared(replicas)
-        expected[container_id] = (
-            Verdict.UNKNOWN.value if comparison is None else comparison.verdict.value
-        )
+        expected[container_id] = verdict_of(replicas)
         for one in comparison.differences if comparison else ():
             differences.add(
                 (one.kind.value, container_id, one.block_id, one.offset, one.lacking, one.sources)

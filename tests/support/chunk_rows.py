@@ -11,8 +11,10 @@ import pyarrow.parquet as pq
 
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from merkle.comparison import Comparison, compare
+from merkle.outcome import Verdict
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ChunkTree, ContainerId, ContainerTree, TreeBuilder, block_checksum
+from sweep.model import NotCompared
 
 Row = Mapping[str, Any]
 ReplicaKey = tuple[str, str]
@@ -50,6 +52,15 @@ def compared(replicas: Mapping[ReplicaKey, tuple[Row, ContainerTree]]) -> Compar
         if row["replica_index"] == 0 and ReplicaState(row["state"]).is_closed
     }
     return compare(trees) if trees else None
+
+
+def verdict_of(replicas: Mapping[ReplicaKey, tuple[Row, ContainerTree]]) -> str:
+    """What a sweep says that read all replicas of a container."""
+    comparison = compared(replicas)
+    if comparison is not None:
+        return comparison.verdict.value
+    is_unknown = any(row["state"] == ReplicaState.INVALID.value for row, _ in replicas.values())
+    return Verdict.UNKNOWN.value if is_unknown else NotCompared.EXCLUDED.value
 
 
 def _tree(container_id: int, rows: Iterable[Row]) -> ContainerTree:
