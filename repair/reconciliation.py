@@ -410,9 +410,10 @@ class Reconciliation:
             return
         if self._ours.tree is None or self._ours.tree.data_checksum is None:
             # Our tree was lost meanwhile. One of the repaired chunks alone would call
-            # all others missing; a scan builds the whole one.
+            # all others missing; a scan builds the whole one. No commit is taken: what
+            # we hold is not known before.
             self._round.must_scan = True
-            self._commit()
+            self._scan_if_needed()
             return
         tree = repaired_tree(self._container_id, self._ours, self._round)
         if tree == self._ours.tree:

@@ -329,8 +329,7 @@ def scan_with_findings(owner: Owned) -> None:
     volume = _managed(owner)
     scanned = volume.examine(SEVEN, ScanDepth.DATA, lambda _: None, lambda: False)
     assert scanned.result.findings
-    volume.write_tree(scanned)
-    volume.record_result(scanned, SCANNED_MS)
+    volume.record_result(volume.write_tree(scanned), SCANNED_MS)
 
 
 def unhealthy_means_with_findings(owner: Owned) -> None:

@@ -28,11 +28,11 @@ SEEDS = int(os.environ.get("TREEFOLD_SEEDS", "1000"))
 SEEDS_FOR_ALL_MARKS = 1000
 # Within so many seeds a planted bug must be found: this measures the simulation, not
 # the product.
-SEEDS_TO_FIND = 300
+SEEDS_TO_FIND = 500
 # Over the job store on disk, which is slower than its twin in memory.
 SEEDS_ON_DISK = 12
 # Replicas on volumes are some twenty times slower than those in memory.
-SEEDS_ON_VOLUMES = 5
+SEEDS_ON_VOLUMES = 8
 MARKS_ON_VOLUMES = {
     "write torn",
     "agent crashed",
