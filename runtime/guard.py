@@ -37,6 +37,7 @@ class ThreadGuard:
             yield
         except ReconcileError:
             raise
+        # Any error: which one a defect raises is not known, and all must be logged.
         except Exception as error:
             if self._metrics is not None:
                 self._metrics.count(self._counter, thread=self._thread)

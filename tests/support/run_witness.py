@@ -129,7 +129,8 @@ class RunWitness:
     ) -> None:
         lacked = self._lacked(replica, written, faulted, corrupt_too=True)
         for block_id, offset in lacked:
-            # Whether a block that is about to be deleted is whole decides nothing.
+            # Its delete is recorded here, so every write to it is refused (inv-I5):
+            # it is gone for this replica, though its tombstone is not in the tree yet.
             if block_id in replica.pending_deletes:
                 continue
             text = f"{replica.name} {act} without the chunk of block {block_id} at {offset}"
