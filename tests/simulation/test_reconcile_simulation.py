@@ -28,7 +28,9 @@ SEEDS = int(os.environ.get("TREEFOLD_SEEDS", "1000"))
 SEEDS_FOR_ALL_MARKS = 1000
 # Within so many seeds a planted bug must be found: this measures the simulation, not
 # the product.
-SEEDS_TO_FIND = 500
+SEEDS_TO_FIND = 300
+# Found at seed 361 of those that begin at 0.
+SEEDS_TO_FIND_RARE = {"_TakesAnOldEndForTheNext": 500}
 # Over the job store on disk, which is slower than its twin in memory.
 SEEDS_ON_DISK = 12
 # Replicas on volumes are some twenty times slower than those in memory.
@@ -115,12 +117,13 @@ def test_a_seed_tells_the_same_story_twice(seed: int) -> None:
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_simulation_catches_a_planted_bug(bug: str) -> None:
-    for seed in range(SEEDS_TO_FIND):
+    seeds = SEEDS_TO_FIND_RARE.get(bug, SEEDS_TO_FIND)
+    for seed in range(seeds):
         try:
             simulate(seed, parts=BUGS[bug])
         except ViolationError:
             return
-    pytest.fail(f"{bug} was not caught within {SEEDS_TO_FIND} seeds")
+    pytest.fail(f"{bug} was not caught within {seeds} seeds")
 
 
 def test_the_simulation_catches_bytes_that_nobody_proved() -> None:
