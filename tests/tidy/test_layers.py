@@ -13,8 +13,8 @@ RANKS = (
     ("merkle",),
     ("protos", "runtime"),
     ("ozone", "chunktable"),
-    ("repair", "sweep"),
-    ("dnagent", "scm", "spark"),
+    ("repair", "sweep", "proof"),
+    ("dnagent", "scm", "spark", "replicator"),
     ("admin",),
 )
 PACKAGES = tuple(package for rank in RANKS for package in rank)
@@ -30,7 +30,7 @@ ONLY_IMPORTER = {
     "fastcrc": {"merkle/checksum.py", "merkle/kernels.py"},
     "crcmod": {"merkle/checksum.py", "merkle/kernels.py"},
     "xxhash": {"merkle/checksum.py"},
-    "hashlib": {"merkle/checksum.py", "ozone/descriptor.py"},
+    "hashlib": {"merkle/checksum.py", "ozone/descriptor.py", "proof/item.py"},
     "sqlalchemy": {"scm/job_store.py"},
     "yaml": {"ozone/descriptor.py"},
 }

@@ -1,0 +1,1 @@
+"""Buckets as sets of items: roots, coded symbols, comparison, receipts."""

@@ -1,0 +1,1 @@
+"""Buckets across regions: stores, copies, the verifier, the one-shot sync."""

@@ -1,0 +1,337 @@
+"""What is asked of an object store: read, list, write, upload in parts, feed.
+
+Each port is narrow, and an adapter says in its capabilities what its store lacks. An
+ETag is opaque here: whatever proves content stands in `ObjectFacts.hashes`.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NewType, Protocol
+
+from merkle.errors import ReconcileError
+from proof.item import ContentHash
+
+UploadId = NewType("UploadId", str)
+
+
+class StoreError(ReconcileError):
+    """A store refused a request, or its answer is invalid."""
+
+    code = "store_failed"
+
+
+class StoreUnavailableError(StoreError):
+    """A store did not answer in time, or asked to be called later."""
+
+    code = "store_unavailable"
+    retryable = True
+    exit_status = 7
+
+
+class ObjectMissingError(StoreError):
+    """The key, its version or the upload does not exist."""
+
+    code = "object_missing"
+
+
+class PreconditionFailedError(StoreError):
+    """The object is not the one that the condition named: it changed meanwhile."""
+
+    code = "precondition_failed"
+
+
+class DigestMismatchError(StoreError):
+    """The bytes that arrived do not have the hash that was sent with them."""
+
+    code = "digest_mismatch"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFacts:
+    """One version of a key, as the store describes it.
+
+    `etag`, `version` and `modified_ms` form the stamp: while it is the same, so are the
+    bytes and properties. `hashes` are those over the whole object that the store
+    recorded, by algorithms that its probe trusts.
+    """
+
+    key: str
+    size_bytes: int
+    etag: str
+    modified_ms: int
+    version: str = ""
+    is_delete_marker: bool = False
+    hashes: tuple[ContentHash, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectProperties:
+    """What crosses beside the bytes; each group is sorted by name.
+
+    `metadata` is the user's, with lower-case names and no prefix. `headers` are content
+    headers (content-type, cache-control, content-disposition, content-encoding,
+    content-language, expires). `acl` is a sorted list of grantee and permission.
+    """
+
+    metadata: tuple[tuple[str, str], ...] = ()
+    tags: tuple[tuple[str, str], ...] = ()
+    headers: tuple[tuple[str, str], ...] = ()
+    acl: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        for group in (self.metadata, self.tags, self.headers, self.acl):
+            assert list(group) == sorted(group)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCondition:
+    """What must hold of the key when the write takes effect; all empty for anything.
+
+    An adapter raises PreconditionFailedError where its store can check this, and says
+    in its capabilities where it cannot.
+    """
+
+    absent: bool = False
+    etag: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CopySource:
+    """A range of an object of the same store, `first` to `end` exclusive, in bytes.
+
+    `etag` pins the object's bytes where the store keeps no versions.
+    """
+
+    key: str
+    version: str
+    etag: str
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedPart:
+    """One part of a multipart upload, as the store has it."""
+
+    number: int
+    size_bytes: int
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFailure:
+    """A key that was not deleted, and why."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of a key; `position` orders the changes of a store."""
+
+    position: int
+    key: str
+    version: str
+    is_delete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a store can do, found out before the first write.
+
+    `part_bytes_min` is 0 where parts of any size are taken. `whole_hashes` are the
+    algorithms by which the store can describe every object it is given from now on.
+    """
+
+    kind: str
+    keeps_versions: bool
+    keeps_tags: bool
+    keeps_acls: bool
+    keeps_headers: bool
+    creates_conditionally: bool
+    replaces_conditionally: bool
+    completes_conditionally: bool
+    copies_ranges: bool
+    lists_all_keys: bool
+    part_bytes_min: int
+    metadata_bytes_max: int
+    whole_hashes: tuple[str, ...]
+
+
+class ObjectLister(Protocol):
+    """Lists a store."""
+
+    def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectFacts]:
+        """Current objects below a prefix in ascending order of their keys' UTF-8 bytes,
+        after `start_after`: every one of them, or an error.
+
+        Raises:
+            StoreError: the listing is not complete.
+        """
+
+    def list_versions(self, prefix: str) -> Iterator[ObjectFacts]:
+        """All versions and delete markers below a prefix: keys ascend, of one key the
+        newest comes first.
+
+        Raises:
+            StoreError: the listing is not complete.
+        """
+
+
+class ObjectReader(Protocol):
+    """Reads objects and what is known of them."""
+
+    def facts(self, key: str, *, version: str = "") -> ObjectFacts | None:
+        """The object as the store has it now, None where it does not exist.
+
+        Raises:
+            StoreError: the store did not say.
+        """
+
+    def properties(self, key: str, *, version: str = "") -> ObjectProperties:
+        """Metadata, tags, headers and ACL.
+
+        Raises:
+            ObjectMissingError: the object does not exist.
+            StoreError: the store did not say.
+        """
+
+    def read(
+        self, facts: ObjectFacts, *, first: int = 0, end: int | None = None
+    ) -> AbstractContextManager[Iterator[bytes]]:
+        """The bytes `first` to `end` (exclusive) of just this version, in pieces.
+
+        Raises:
+            PreconditionFailedError: the object is another one by now.
+            StoreError: fewer bytes came.
+        """
+
+
+class ObjectWriter(Protocol):
+    """Changes whole objects."""
+
+    def put(
+        self, key: str, body: bytes, properties: ObjectProperties, condition: WriteCondition
+    ) -> ObjectFacts:
+        """Write one object in one request, protected by a digest that the store checks.
+
+        Raises:
+            PreconditionFailedError: the condition does not hold; nothing was written.
+            DigestMismatchError: the store received other bytes; nothing was written.
+            StoreError: the store refused.
+        """
+
+    def put_properties(self, facts: ObjectFacts, properties: ObjectProperties) -> ObjectFacts:
+        """Replace the properties of this object; no byte of its data crosses.
+
+        Raises:
+            PreconditionFailedError: the object is another one by now.
+            StoreError: the store refused, or cannot do this.
+        """
+
+    def delete(self, keys: Sequence[str]) -> list[DeleteFailure]:
+        """Delete current objects in bulk; a missing one counts as deleted.
+
+        Raises:
+            StoreError: it is not known which were deleted.
+        """
+
+
+class UploadWriter(Protocol):
+    """Writes one object in parts."""
+
+    def begin(self, key: str, properties: ObjectProperties) -> UploadId:
+        """Begin an upload. The object appears when it is completed.
+
+        Raises:
+            StoreError: the store refused.
+        """
+
+    def write_part(self, key: str, upload: UploadId, number: int, body: bytes) -> UploadedPart:
+        """Write part `number` (from 1), protected by a digest that the store checks.
+
+        Raises:
+            ObjectMissingError: the upload does not exist any more.
+            StoreError: the store refused.
+        """
+
+    def copy_part(
+        self, key: str, upload: UploadId, number: int, source: CopySource
+    ) -> UploadedPart:
+        """Make a part from a range of an object inside the store.
+
+        Raises:
+            PreconditionFailedError: the source is another object by now.
+            StoreError: the store refused, or cannot do this.
+        """
+
+    def complete(
+        self, key: str, upload: UploadId, parts: Sequence[UploadedPart], condition: WriteCondition
+    ) -> ObjectFacts:
+        """Make the object from its parts, in the order of their numbers.
+
+        Raises:
+            PreconditionFailedError: the condition does not hold.
+            StoreError: the store refused.
+        """
+
+    def abort(self, key: str, upload: UploadId) -> None:
+        """Give an upload up; one that does not exist is not an error.
+
+        Raises:
+            StoreError: the store refused.
+        """
+
+
+class UploadReader(Protocol):
+    """Finds what an interrupted upload has left."""
+
+    def uploads(self, prefix: str) -> Iterator[tuple[str, UploadId]]:
+        """Key and ID of each upload below a prefix that was neither completed nor
+        aborted.
+
+        Raises:
+            StoreError: the listing is not complete.
+        """
+
+    def parts(self, key: str, upload: UploadId) -> Iterator[UploadedPart]:
+        """The parts that the store has, by number.
+
+        Raises:
+            ObjectMissingError: the upload does not exist any more.
+            StoreError: the listing is not complete.
+        """
+
+
+class ChangeFeed(Protocol):
+    """The changes of a store, in order."""
+
+    def position(self) -> int:
+        """The position of the newest change.
+
+        Raises:
+            StoreError: the store did not say.
+        """
+
+    def changes(self, after: int) -> Iterator[Change]:
+        """Changes after a position, oldest first.
+
+        Raises:
+            StoreError: changes since then are no longer kept.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """One store by its ports. `feed` is None where the store has none."""
+
+    address: str
+    capabilities: Capabilities
+    lister: ObjectLister
+    reader: ObjectReader
+    writer: ObjectWriter
+    upload_writer: UploadWriter
+    upload_reader: UploadReader
+    feed: ChangeFeed | None = None
