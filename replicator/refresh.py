@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from proof.index import Evidence, IndexWriter, Stamp, StampedItem
-
+from proof.index import IndexWriter, ItemEvidence, Stamp, StampedItem
 from proof.item import EvidenceLevel, Item, Profile, properties_digest
 from replicator.hashing import ContentHasher
 from replicator.stores.port import (
@@ -105,7 +104,7 @@ class Refresher:
     def _described(
         self, read_since_s: int, prefix: str
     ) -> Iterator[tuple[str, StampedItem | None, "Future[_Described] | None"]]:
-        """Each key with its row and what it turns out to be, a few ahead of the reader."""
+        """Each key, its row and what it turns out to be, some ahead of the reader."""
         waiting = deque[tuple[str, StampedItem | None, "Future[_Described] | None"]]()
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="describe") as pool:
             for key, facts, row in self._merged(prefix):
@@ -169,15 +168,15 @@ class Refresher:
             found = self._store.reader.properties(facts.key, version=facts.version)
             properties = digest_of(found)
         item = Item(facts.key, facts.size_bytes, None, properties)
-        stamp, evidence = _stamp(facts), Evidence(EvidenceLevel.LISTED)
+        stamp, evidence = _stamp(facts), ItemEvidence(EvidenceLevel.LISTED)
         if profile.algorithm is None:
             return _Described(StampedItem(item, evidence, stamp))
         recorded = None if read_since_s else self._recorded(facts)
         if recorded is not None:
-            evidence = Evidence(EvidenceLevel.RECORDED)
+            evidence = ItemEvidence(EvidenceLevel.RECORDED)
             return _Described(StampedItem(replace(item, content=recorded), evidence, stamp))
         content = self._read(facts)
-        evidence = Evidence(EvidenceLevel.READ, read_at_s=self._clock.now_ms() // 1000)
+        evidence = ItemEvidence(EvidenceLevel.READ, read_at_s=self._clock.now_ms() // 1000)
         stamped = StampedItem(replace(item, content=content), evidence, stamp)
         # The store calls it the same object, and its bytes are others.
         is_damaged = (

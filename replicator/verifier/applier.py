@@ -1,8 +1,8 @@
 """Apply a syncer's writes through the target's port, and note them in the index.
 
 Nothing is believed: a body must have the BLAKE3 that was sent with it, and the object
-that it replaces must be the item that the syncer named. The store's own condition, where
-it has one, guards the moment in between.
+that it replaces must be the item that the syncer named. The store's own condition,
+where it has one, guards the moment in between.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from blake3 import blake3
-from proof.index import Evidence, IndexWriter, Stamp, StampedItem
-from proof.root import Root
 
 from merkle.errors import ReconcileError
+from proof.index import IndexWriter, ItemEvidence, Stamp, StampedItem
 from proof.item import EvidenceLevel, HashAlgorithm, Item, ItemHasher, ItemId, Profile
+from proof.root import SetRoot
 from replicator.hashing import ContentHasher
 from replicator.refresh import digest_of
 from replicator.stores.port import (
@@ -73,7 +73,7 @@ class Applier:
         root = self._index.apply(changes)
         return BatchResult(number, tuple(outcomes[write.key][0] for write in writes), root)
 
-    def patch(self, order: PatchOrder, patches: Iterable[Patch]) -> tuple[ObjectFacts, Root]:
+    def patch(self, order: PatchOrder, patches: Iterable[Patch]) -> tuple[ObjectFacts, SetRoot]:
         """Replace ranges of an object, which is read and written near its store.
 
         Raises:
@@ -192,7 +192,7 @@ class Applier:
         level = EvidenceLevel.RECORDED if profile.algorithm else EvidenceLevel.LISTED
         digest = digest_of(properties) if profile.compares_properties else b""
         item = Item(facts.key, hasher.size_bytes, content, digest)
-        return StampedItem(item, Evidence(level), _stamp(facts))
+        return StampedItem(item, ItemEvidence(level), _stamp(facts))
 
 
 # The algorithms of profiles whose hashes a writer computes on the way.

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from proof.root import Root
-
 from proof.item import Profile
+from proof.root import SetRoot
 from protos import verifier_pb2 as pb
 from protos.verifier_pb2_grpc import VerifierStub
 from replicator.stores.port import ObjectFacts, StoreUnavailableError
@@ -141,7 +140,7 @@ class VerifierClient:
 
     def patch(
         self, profile: Profile, order: PatchOrder, patches: Iterable[Patch]
-    ) -> tuple[ObjectFacts, Root]:
+    ) -> tuple[ObjectFacts, SetRoot]:
         """Replace ranges of one object; returns its new facts and the new root."""
 
         def pieces() -> Iterator[pb.PatchPiece]:

@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 
 from proof.index import EvidenceCounts
-from proof.root import Root
-
 from proof.item import ID_BYTES, SECRET_BYTES, ContentHash, HashAlgorithm, ItemId, Profile
+from proof.root import SetRoot
 from protos import verifier_pb2 as pb
 from replicator.stores.port import ObjectFacts, ObjectProperties
 from replicator.verifier.values import (
@@ -210,12 +209,12 @@ def keys_from(message: pb.GetFactsRequest) -> list[str]:
     return [_key_from(key) for key in message.keys]
 
 
-def total_to(root: Root) -> bytes:
+def total_to(root: SetRoot) -> bytes:
     """The sum of a root's IDs as 16 bytes."""
     return root.total.to_bytes(ID_BYTES, "big")
 
 
-def root_from(items: int, total: bytes) -> Root:
+def root_from(items: int, total: bytes) -> SetRoot:
     """The root with this many items.
 
     Raises:
@@ -223,7 +222,7 @@ def root_from(items: int, total: bytes) -> Root:
     """
     if len(total) != ID_BYTES:
         raise RemoteProtocolError("the verifier sent an invalid root")
-    return Root(min(items, _COUNT_MAX), int.from_bytes(total, "big"))
+    return SetRoot(min(items, _COUNT_MAX), int.from_bytes(total, "big"))
 
 
 def description_to(description: Description) -> pb.DescribeResponse:

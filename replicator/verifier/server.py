@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import grpc
 from google.protobuf.message import Message
 from proof.comparison import answer
-from proof.index import BucketIndex
 
+from proof.index import BucketIndex
 from proof.item import Profile
 from protos import verifier_pb2 as pb
 from replicator.refresh import Refresher
@@ -71,7 +71,7 @@ class VerifierService:
             Applier(bucket.store, bucket.index, bucket.profile) if takes_writes else None
         )
         self._digest = bucket.profile.digest
-        # One writer of the index at a time. A batch waits for another, not for a refresh.
+        # One writer of the index at a time.
         self._writing = threading.Lock()
 
     def register(self, server: grpc.Server) -> None:

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from proof.index import EvidenceCounts
-from proof.root import Root
-
 from merkle.errors import ReconcileError
+from proof.index import EvidenceCounts
 from proof.item import ItemId, Profile
+from proof.root import SetRoot
 from replicator.stores.port import ObjectProperties
 
 
@@ -80,7 +79,7 @@ class BatchResult:
 
     number: int
     results: tuple[WriteResult, ...]
-    root: Root
+    root: SetRoot
 
 
 @dataclass(frozen=True, slots=True)
