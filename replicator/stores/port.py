@@ -65,10 +65,11 @@ class ObjectFacts:
     """One version of a key, as the store describes it.
 
     `etag`, `version` and `modified_ms` form the stamp: while it is the same, so are the
-    bytes and properties. What a store does not say is empty: S3 gives no time with the
-    answer to a write, no version in a listing of current objects, and whole seconds
-    with an object's headers. So stamps are compared by `same_stamp`. `hashes` are those
-    over the whole object that the store recorded, by algorithms that its probe trusts.
+    bytes and properties, though S3 shows no change of tags or ACL. What a store does
+    not say is empty: S3 gives no time with the answer to a write, no version in a
+    listing of current objects, and whole seconds with an object's headers. So stamps
+    are compared by `same_stamp`. `hashes` are those over the whole object that the
+    store recorded, by algorithms that its probe trusts.
     """
 
     key: str
@@ -299,12 +300,12 @@ class UploadWriter(Protocol):
         key: str,
         upload: UploadId,
         parts: Sequence[UploadedPart],
-        properties: ObjectProperties,
         condition: WriteCondition,
+        properties: ObjectProperties | None = None,
     ) -> ObjectFacts:
         """Make the object from its parts, in the order of their numbers, whatever the
-        order of `parts`. `properties` are those given to `begin`: some stores drop the
-        tags there, and take them only once the object exists.
+        order of `parts`. Some stores drop the tags given to `begin`: whoever resumes
+        another's upload passes its properties again.
 
         Raises:
             ObjectMissingError: the upload does not exist any more, or one of these
