@@ -17,6 +17,9 @@ settings.register_profile(
 )
 settings.load_profile("shared")
 
+# Fixtures of servers that tests of several folders share.
+pytest_plugins = ["tests.support.s3_servers"]
+
 # Tests whose modules import functions of these reach a compiled kernel: they run once
 # more without numba (make test).
 _KERNEL_CALLERS = frozenset(
