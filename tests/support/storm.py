@@ -90,6 +90,8 @@ class Storm:
         self._note_damage(place, damage)
         self._world.observer.looks(place.replica)
         damage.apply(place.replica.stored)
+        # What it found may be gone by another fault, which no generation counts.
+        place.slow_scan = None
         self._world.observer.changes(place.replica)
         self._world.marks[damage.mark] += 1
 
@@ -235,12 +237,11 @@ class Storm:
         if not place.replica.exists or place.node.agent is None:
             return
         if place.slow_scan is None:
-            tree, _ = place.replica.examine()
-            place.slow_scan = tree, place.replica.known_tree()[1]
+            place.slow_scan = place.replica.begin_scan()
             return
-        (tree, generation), place.slow_scan = place.slow_scan, None
+        scan, place.slow_scan = place.slow_scan, None
         try:
-            place.replica.store_tree(tree, generation)
+            place.replica.end_scan(scan)
         except StaleTreeError:
             self._world.marks["slow scan refused as stale"] += 1
         else:
