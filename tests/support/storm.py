@@ -4,6 +4,7 @@ Each step lets a little time go by, draws which faults happen to one replica, it
 datanode or the controller, and then does some of what waits to be done.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from merkle.checksum import ChecksumType
@@ -202,10 +203,12 @@ class Storm:
         world = self._world
         if not world.observer.deleted or world.rng.random() < 0.3:
             world.observer.deleted.add(world.rng.choice(list(world.written)))
-        self.delete_blocks(place, crash=world.rng.random() < 0.3)
+        self.delete_blocks(place, range(4) if world.rng.random() < 0.3 else ())
 
-    def delete_blocks(self, place: Place, *, crash: bool) -> None:
-        """One replica carries out the cluster's deletions, or crashes within one."""
+    def delete_blocks(self, place: Place, crash_after: Sequence[int] = ()) -> None:
+        """One replica carries out the cluster's deletions, or dies after one of so many
+        steps of one.
+        """
         world, replica = self._world, place.replica
         if not replica.exists or place.node.agent is None:
             return
@@ -216,7 +219,7 @@ class Storm:
             world.note(EventKind.DELETION, text, place.container_id, block_id)
             world.marks["block deleted in repair"] += place.run is not None
             replica.pending_deletes.add(block_id)
-            steps = world.rng.randrange(4) if crash else None
+            steps = world.rng.choice(crash_after) if crash_after else None
             world.observer.looks(replica)
             try:
                 replica.delete_block(block_id, crash_after=steps)
