@@ -21,6 +21,7 @@ from replicator.stores.port import (
     ObjectProperties,
     PreconditionFailedError,
     Store,
+    same_stamp,
 )
 from runtime.errors import OperationInterruptedError
 from runtime.rate_limit import Clock, RateLimiter
@@ -151,9 +152,9 @@ class Refresher:
             if facts is None:
                 return _Described(None)
         for _ in range(_ATTEMPTS):
-            if row is not None and row.stamp == _stamp(facts) and _is_known(row, read_since_s):
-                return _Described(row)
             try:
+                if row is not None and is_unchanged(row, facts) and _is_known(row, read_since_s):
+                    return self._kept(facts, row)
                 return self._look(facts, row, read_since_s)
             except (ObjectMissingError, PreconditionFailedError):
                 fresh = self._store.reader.facts(facts.key)
@@ -163,12 +164,10 @@ class Refresher:
         return _Described(row, is_unsettled=True)
 
     def _look(self, facts: ObjectFacts, row: StampedItem | None, read_since_s: int) -> "_Described":
-        profile, properties = self._profile, b""
-        if profile.compares_properties:
-            found = self._store.reader.properties(facts.key, version=facts.version)
-            properties = digest_of(found)
+        profile = self._profile
+        properties = self._properties(facts) if profile.compares_properties else b""
         item = Item(facts.key, facts.size_bytes, None, properties)
-        stamp, evidence = _stamp(facts), ItemEvidence(EvidenceLevel.LISTED)
+        stamp, evidence = stamp_of(facts), ItemEvidence(EvidenceLevel.LISTED)
         if profile.algorithm is None:
             return _Described(StampedItem(item, evidence, stamp))
         recorded = None if read_since_s else self._recorded(facts)
@@ -181,17 +180,20 @@ class Refresher:
         # The store calls it the same object, and its bytes are others.
         is_damaged = (
             row is not None
-            and row.stamp == stamp
+            and is_unchanged(row, facts)
             and row.item.content is not None
             and row.item.content != content
         )
         return _Described(stamped, bytes_read=facts.size_bytes, is_damaged=is_damaged)
 
+    def _properties(self, facts: ObjectFacts) -> bytes:
+        return digest_of(self._store.reader.properties(facts.key, version=facts.version))
+
     def _recorded(self, facts: ObjectFacts) -> bytes | None:
         """The hash that the store recorded. A listing has fewer of them than a HEAD."""
         for known in (facts, None):
             described = known or self._store.reader.facts(facts.key, version=facts.version)
-            if described is None or _stamp(described) != _stamp(facts):
+            if described is None or not same_stamp(described, facts):
                 raise PreconditionFailedError(f"{facts.key} changed", key=facts.key)
             for content in described.hashes:
                 if content.algorithm is self._profile.algorithm:
@@ -212,6 +214,20 @@ class Refresher:
         )
 
 
+def is_unchanged(row: StampedItem, facts: ObjectFacts) -> bool:
+    """Whether the store still has the object that the row describes, as far as its
+    stamp shows.
+    """
+    item, stamp = row.item, row.stamp
+    noted = ObjectFacts(item.key, item.size_bytes, stamp.etag, stamp.modified_ms, stamp.version)
+    return same_stamp(noted, facts)
+
+
+def stamp_of(facts: ObjectFacts) -> Stamp:
+    """The stamp in an object's facts."""
+    return Stamp(facts.version, facts.etag, facts.modified_ms)
+
+
 def digest_of(properties: ObjectProperties) -> bytes:
     """The 16 bytes that stand for an object's properties in its item.
 
@@ -226,10 +242,6 @@ class _Described:
     bytes_read: int = 0
     is_damaged: bool = False
     is_unsettled: bool = False
-
-
-def _stamp(facts: ObjectFacts) -> Stamp:
-    return Stamp(facts.version, facts.etag, facts.modified_ms)
 
 
 def _is_known(row: StampedItem, read_since_s: int) -> bool:

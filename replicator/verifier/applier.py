@@ -12,11 +12,11 @@ from contextlib import suppress
 from blake3 import blake3
 
 from merkle.errors import ReconcileError
-from proof.index import IndexWriter, ItemEvidence, Stamp, StampedItem
+from proof.index import IndexWriter, ItemEvidence, StampedItem
 from proof.item import EvidenceLevel, HashAlgorithm, Item, ItemHasher, ItemId, Profile
 from proof.root import SetRoot
 from replicator.hashing import ContentHasher
-from replicator.refresh import digest_of
+from replicator.refresh import digest_of, is_unchanged, stamp_of
 from replicator.stores.port import (
     DigestMismatchError,
     ObjectFacts,
@@ -146,7 +146,7 @@ class Applier:
 
     def _fresh(self, base: StampedItem) -> ObjectFacts:
         facts = self._store.reader.facts(base.item.key)
-        if facts is None or _stamp(facts) != base.stamp:
+        if facts is None or not is_unchanged(base, facts):
             key = base.item.key
             raise PreconditionFailedError(f"{key}: the target changed meanwhile", key=key)
         return facts
@@ -192,15 +192,11 @@ class Applier:
         level = EvidenceLevel.RECORDED if profile.algorithm else EvidenceLevel.LISTED
         digest = digest_of(properties) if profile.compares_properties else b""
         item = Item(facts.key, hasher.size_bytes, content, digest)
-        return StampedItem(item, ItemEvidence(level), _stamp(facts))
+        return StampedItem(item, ItemEvidence(level), stamp_of(facts))
 
 
 # The algorithms of profiles whose hashes a writer computes on the way.
 APPLIED_ALGORITHMS = frozenset({HashAlgorithm.MD5, HashAlgorithm.CRC32C, HashAlgorithm.BLAKE3})
-
-
-def _stamp(facts: ObjectFacts) -> Stamp:
-    return Stamp(facts.version, facts.etag, facts.modified_ms)
 
 
 def _patched(

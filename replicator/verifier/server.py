@@ -35,6 +35,7 @@ from replicator.verifier.messages import (
 from replicator.verifier.values import Description, IndexState, Patch, WritesRefusedError
 from runtime.errors import BusyError, UsageError
 from runtime.rate_limit import Clock, RateLimiter
+from runtime.rpc import Handler
 
 SERVICE = "treefold.verifier.v1.Verifier"
 
@@ -77,7 +78,7 @@ class VerifierService:
     def register(self, server: grpc.Server) -> None:
         """Add the service to this server."""
         unary, out = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
-        handlers = {
+        handlers: dict[str, Handler] = {
             "Describe": unary(self.describe, pb.DescribeRequest.FromString, _serialize),
             "Prove": unary(self.prove, pb.ProveRequest.FromString, _serialize),
             "Refresh": out(self.refresh, pb.RefreshRequest.FromString, _serialize),
