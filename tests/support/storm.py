@@ -74,7 +74,8 @@ class Storm:
             case 0:
                 self._client_reads(place)
             case 1:
-                self._slow_scan(place)
+                begun = [place for place in world.places() if place.slow_scan is not None]
+                self._slow_scan(rng.choice([place, *begun]))
             case 2 | 3:
                 self._network.tick()
             case 4 | 5 | 6:
@@ -112,8 +113,11 @@ class Storm:
             self._world.observer.faulted.add((place.node.name, block_id))
         if damage is not None:
             self.damage(place, damage)
-        if rng.random() < 0.5:
-            place.replica.scan()
+        match rng.randrange(4):
+            case 0 | 1:
+                place.replica.scan()
+            case 2:
+                self._slow_scan(place)
 
     def lose_shifted_chunks(self, place: Place) -> None:
         """Blocks whose record lists a chunk that nobody wrote go: only people can say
@@ -144,6 +148,7 @@ class Storm:
         for number, place in enumerate(places):
             stored = place.replica.stored
             world.observer.looks(place.replica)
+            world.observer.faulted.add((place.node.name, block_id))
             if number == bereft or sole not in (None, number):
                 kind = DamageKind.LOSE_BLOCK if number == bereft else DamageKind.LOSE_RECORD
                 self._note_damage(place, Damage(kind, block_id))
@@ -158,7 +163,6 @@ class Storm:
                 self._note_damage(place, flip)
                 flip.apply(stored)
             world.observer.changes(place.replica)
-            world.observer.faulted.add((place.node.name, block_id))
 
     def delete_container(self, place: Place) -> None:
         """The cluster deletes a replica, as long as two others are left."""
