@@ -106,12 +106,14 @@ class SoleLeader:
         return self._term
 
 
-def _steady_clock() -> Callable[[], float]:
+def steady_clock(
+    wall_s: Callable[[], float] = time.time, monotonic_s: Callable[[], float] = time.monotonic
+) -> Callable[[], float]:
     """Seconds since the epoch, without jumps: setting the system clock must not make
     all datanodes dead at once.
     """
-    offset_s = time.time() - time.monotonic()
-    return lambda: time.monotonic() + offset_s
+    offset_s = wall_s() - monotonic_s()
+    return lambda: monotonic_s() + offset_s
 
 
 class ControllerService:
@@ -291,7 +293,7 @@ class ControllerServer:
             ConfigError: an address cannot be bound, or a newer version wrote the state.
             DatabaseError, DiskError: the state cannot be read or created.
         """
-        self._clock = _steady_clock()
+        self._clock = steady_clock()
         self._lock = threading.Lock()
         self._metrics = Metrics(CONTROLLER_METRICS)
         self._metrics_server: MetricsServer | None = None

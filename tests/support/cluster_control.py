@@ -35,7 +35,7 @@ from scm.metrics import CONTROLLER_METRICS
 from scm.policy import Visit
 from scm.ports import JobStore
 from scm.rules import Rules
-from scm.server import ControllerService, Outbox
+from scm.server import ControllerService, Outbox, steady_clock
 from tests.support.memory import CrashError, RepairableReplica
 from tests.support.observer import Ledger
 from tests.support.run_witness import RunWitness
@@ -57,6 +57,8 @@ class Parts:
     heartbeats: type[HeartbeatState] = HeartbeatState
     request_of: Callable[..., pb.HeartbeatRequest] = request_of
     controller: Callable[..., Controller] = Controller
+    # The controller's clock, of the machine's wall clock and its monotonic one.
+    clock: Callable[[Callable[[], float], Callable[[], float]], Callable[[], float]] = steady_clock
 
 
 @dataclass(slots=True, eq=False)
@@ -173,10 +175,12 @@ class ControllerProcess:
         rules: Rules,
         ledger: Ledger,
         new_job_id: Callable[[], JobId],
-        clock: Callable[[], float],
+        *,
+        wall_s: Callable[[], float],
+        monotonic_s: Callable[[], float],
     ) -> None:
         self._stack = ExitStack()
-        self._clock = clock
+        self.now_s = clock = parts.clock(wall_s, monotonic_s)
         self.store = CrashingStore(self._stack.enter_context(open_store()))
         self.leadership = Leadership(self.store.next_term())
         outbox = Outbox()
@@ -199,7 +203,7 @@ class ControllerProcess:
 
     def tick(self) -> None:
         """Do what is due by the clock."""
-        self.controller.tick(self._clock())
+        self.controller.tick(self.now_s())
 
     def reconcile(self, container_id: ContainerId) -> pb.ReconcileOutcome:
         """Somebody asks for a job; the outcome has its ID or says why there is none."""

@@ -2,7 +2,7 @@
 cluster must catch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -134,6 +134,24 @@ class _ReturnsUnscanned(Reconciliation):
     def _after_scan(self) -> None:
         self._job.scanned_clean = True
         super()._after_scan()
+
+
+class _LaysChunksOverOurs(BlockRepairer):
+    def _add_chunk(self, chunk: ChunkRepair, record: ChunkRecord) -> None:
+        own = self.own
+        if own is not None and chunk.offset not in own.by_offset:
+            self.own = None
+        super()._add_chunk(chunk, record)
+        self.own = own
+
+
+class _RevivesARepairedBlock(Reconciliation):
+    def _store_tree(self) -> None:
+        tree = self._ours.tree
+        if tree is not None and tree.data_checksum is not None:
+            kept = [b for b in tree.blocks if b.block_id not in self._round.repaired]
+            self._ours.tree = ContainerTree.of(tree.container_id, kept)
+        super()._store_tree()
 
 
 class _DeletesWhatAPeerDeleted(RepairableReplica):
@@ -338,6 +356,12 @@ class _ForgivesNoLateReport(Registry):
         )
 
 
+def _counts_on_the_wall_clock(
+    wall_s: Callable[[], float], _: Callable[[], float]
+) -> Callable[[], float]:
+    return wall_s
+
+
 def _controlled_by(parts: ControllerParts) -> Parts:
     return Parts(controller=partial(Controller, parts=parts))
 
@@ -359,7 +383,7 @@ BUGS: dict[str, Parts] = {
     "_AlwaysSaysMatch": _with(RepairRules(verdict=lambda *_, **__: Verdict.MATCH)),
     **{bug.__name__: Parts(machine=bug) for bug in (
         _CannotBeStopped, _NeverStoresTheTree, _CommitsThoughABlockFailed, _ReturnsBehindACommit,
-        _ReturnsUnscanned
+        _ReturnsUnscanned, _RevivesARepairedBlock
     )},
     **{bug.__name__: _stored_by(bug) for bug in (
         _DeletesWhatAPeerDeleted, _LaysTreesOverTombstones, _ReturnsWithoutTheLock,
@@ -368,7 +392,7 @@ BUGS: dict[str, Parts] = {
     **{bug.__name__: _repaired_by(bug) for bug in (
         _TrustsAnyRecord, _RecordsHoles, _WritesGoodWindowsToo, _SkipsPartialSources,
         _TakesTheCommitOfWhatItLacks, _TakesTheCommitOfAFailedBlock, _CommitsWhatAFailedBlockHas,
-        _WritesNewChunksInPart, _TakesRecordsThatProveLittle
+        _WritesNewChunksInPart, _TakesRecordsThatProveLittle, _LaysChunksOverOurs
     )},
     "_IgnoresGaps": replace(_repaired_by(_IgnoresGaps), refuse_gaps=False),
     "_believe": Parts(prove=_believe),
@@ -380,6 +404,7 @@ BUGS: dict[str, Parts] = {
     **{bug.__name__: Parts(controller=bug) for bug in (
         _SendsBeforeItStores, _SeesNoDamage, _StopsAfterOneRound, _TakesAnOldEndForTheNext
     )},
+    "_counts_on_the_wall_clock": Parts(clock=_counts_on_the_wall_clock),
     "_NeverSendsAgain": _controlled_by(ControllerParts(dispatcher=_NeverSendsAgain)),
     "_OverlooksRestartsAndDeaths": _controlled_by(
         ControllerParts(job_index=_OverlooksRestartsAndDeaths)
