@@ -396,6 +396,25 @@ def test_the_controller_logs_which_datanode_it_refuses(monkeypatch: pytest.Monke
     assert [(line["event"], line["datanode"]) for line in lines] == [("heartbeat_refused", "dn-1")]
 
 
+def test_an_agent_is_told_that_a_later_one_of_its_datanode_has_reported() -> None:
+    world = World()
+    service = ControllerService(
+        world.controller, Outbox(), Lock(), lambda: world.now_s, Metrics(CONTROLLER_METRICS)
+    )
+    request = pb.HeartbeatRequest(
+        datanode=pb.Datanode(datanode_id="dn-1", address="127.0.0.1:1"),
+        incarnation="1700000000000",
+        sequence=1,
+    )
+    service.heartbeat(request, cast(grpc.ServicerContext, None))
+    # Repeated is not outdated.
+    service.heartbeat(request, cast(grpc.ServicerContext, None))
+    request.incarnation, request.sequence = "1699999999999", 9
+    with pytest.raises(BusyError, match="an agent of datanode dn-1 that started later") as refused:
+        service.heartbeat(request, cast(grpc.ServicerContext, None))
+    assert "Only one agent may run" in refused.value.hint
+
+
 def test_a_restarted_controller_knows_what_it_does_not_know() -> None:
     world = World()
     world.report(*replicas(7, 7, 7))
@@ -486,7 +505,7 @@ def test_a_restarted_agent_gets_its_order_again_as_a_new_command() -> None:
     [job] = world.reconcile(1)
     [before] = world.orders("dn-1")
     world.beat("dn-1", acknowledged=(before.command_id,))
-    world.incarnations[PeerId("dn-1")] = "2"
+    world.incarnations[PeerId("dn-1")] = 2
     world.beat("dn-1", [replica("dn-1")])
     [again] = world.orders("dn-1")
     assert again.job_id == job.job_id
@@ -856,7 +875,8 @@ def test_limits_hold_whatever_happens(history: list[tuple[str, str | int]]) -> N
         elif action == "wait":
             world.pass_time(60, beating=[peer for peer in DNS if peer != argument], step_s=20)
         elif action == "reborn":
-            world.incarnations[PeerId(str(argument))] = f"{len(world.incarnations)}-{world.now_s}"
+            peer = PeerId(str(argument))
+            world.incarnations[peer] = world.incarnations.get(peer, 1) + 1
             reports()
         elif action == "restart":
             world.restart()
