@@ -283,8 +283,7 @@ class HeartbeatState:
         self._term = envelope.term
         self._acknowledged.append(envelope.command_id)
         if isinstance(envelope.command, CancelCommand):
-            # Sent again, with the same ID, because the job still runs. To cancel twice
-            # is to cancel.
+            # It may have come before its job began. To cancel twice is to cancel.
             return True
         if envelope.command_id in self._seen_commands:
             return False
