@@ -160,7 +160,8 @@ class ControllerService:
 
         Raises:
             UsageError: the heartbeat is invalid, or has too many containers.
-            BusyError: there are too many datanodes.
+            BusyError: there are too many datanodes, or an agent of the datanode that
+                started later has reported.
             DatabaseError: the changes cannot be saved.
         """
         heartbeat = heartbeat_from(request)
@@ -178,6 +179,13 @@ class ControllerService:
                 # Its agent only retries; the operator of the controller has to know.
                 _log.warning("heartbeat_refused", datanode=peer, **error_fields(error))
                 raise
+            if effect.outdated:
+                raise BusyError(
+                    f"an agent of datanode {peer} that started later has reported",
+                    hint="Only one agent may run for a datanode. If this is the only one, its state"
+                    " folder was lost and the machine's clock set back: set the clock, and start"
+                    " the agent again.",
+                )
             term = self._controller.term
             # With the current term: agents reject orders of an earlier term.
             orders = (

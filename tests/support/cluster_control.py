@@ -37,7 +37,7 @@ from scm.ports import JobStore
 from scm.rules import Rules
 from scm.server import ControllerService, Outbox, steady_clock
 from tests.support.memory import CrashError, RepairableReplica
-from tests.support.observer import Ledger
+from tests.support.observer import Ledger, ViolationError
 from tests.support.run_witness import RunWitness
 
 _CONTEXT = cast(grpc.ServicerContext, None)
@@ -82,7 +82,7 @@ class AgentProcess:
     def __init__(
         self, peer: PeerId, life: int, parts: Parts, *, replicas_per_report: int, born_at_s: float
     ) -> None:
-        self.incarnation = f"life-{life}-of-{peer}"
+        self.incarnation = life
         self.heartbeats = parts.heartbeats(replicas_per_report)
         self.jobs = JobTable()
         self.waiting: deque[ReconcileCommand] = deque()
@@ -105,7 +105,7 @@ class Message:
     """Under way between an agent and the controller."""
 
     peer: PeerId
-    incarnation: str
+    incarnation: int
     sequence: int
     raw: bytes
     sent_at_s: float
@@ -194,12 +194,18 @@ class ControllerProcess:
             on_finished=ledger.finishes,
         )
         self.service = ControllerService(self.controller, outbox, Lock(), clock, _METRICS)
+        # The latest life of each agent that it answered.
+        self.answered: Counter[str] = Counter()
 
     def heartbeat(self, raw: bytes) -> bytes:
         """Answer a heartbeat; both as they cross the wire."""
-        return self.service.heartbeat(
-            pb.HeartbeatRequest.FromString(raw), _CONTEXT
-        ).SerializeToString()
+        request = pb.HeartbeatRequest.FromString(raw)
+        answer = self.service.heartbeat(request, _CONTEXT)
+        peer, life = request.datanode.datanode_id, int(request.incarnation)
+        if life < self.answered[peer]:
+            raise ViolationError(f"{peer} is taken back to its life {life}")
+        self.answered[peer] = life
+        return answer.SerializeToString()
 
     def tick(self) -> None:
         """Do what is due by the clock."""

@@ -326,7 +326,7 @@ class _TakesLateReports(Registry):
         self,
         datanode: Datanode,
         *,
-        incarnation: str,
+        incarnation: int,
         sequence: int,
         report: ReplicaReport | None,
         now_s: float,
@@ -338,19 +338,19 @@ class _TakesLateReports(Registry):
         )
 
 
-class _ForgivesNoLateReport(Registry):
+class _TakesEveryStartForTheLast(Registry):
     def handle_heartbeat(
         self,
         datanode: Datanode,
         *,
-        incarnation: str,
+        incarnation: int,
         sequence: int,
         report: ReplicaReport | None,
         now_s: float,
     ) -> HeartbeatEffect:
         known = self._datanodes.get(datanode.peer)
-        if known and incarnation != known.incarnation and incarnation in known.earlier:
-            return HeartbeatEffect(False)
+        if known and incarnation < known.incarnation:
+            known.incarnation, known.sequence = incarnation - 1, 0
         return super().handle_heartbeat(
             datanode, incarnation=incarnation, sequence=sequence, report=report, now_s=now_s
         )
@@ -367,7 +367,7 @@ def _controlled_by(parts: ControllerParts) -> Parts:
 
 
 def _calls_an_unknown_root_zero(
-    heartbeat: OutgoingHeartbeat, *, datanode_id: str, address: str, incarnation: str
+    heartbeat: OutgoingHeartbeat, *, datanode_id: str, address: str, incarnation: int
 ) -> pb.HeartbeatRequest:
     request = request_of(
         heartbeat, datanode_id=datanode_id, address=address, incarnation=incarnation
@@ -413,6 +413,6 @@ BUGS: dict[str, Parts] = {
         _NeverTriesAgain, _TriesTheHopelessAgain
     )},
     **{bug.__name__: _controlled_by(ControllerParts(registry=bug)) for bug in (
-        _TakesLateReports, _ForgivesNoLateReport
+        _TakesLateReports, _TakesEveryStartForTheLast
     )},
 }  # fmt: skip
