@@ -207,8 +207,12 @@ class LocalBucket:
         self._changed(facts)
         return facts
 
-    def put_properties(self, facts: ObjectFacts, properties: ObjectProperties) -> ObjectFacts:
+    def put_properties(
+        self, facts: ObjectFacts, properties: ObjectProperties, *, tags_only: bool = False
+    ) -> ObjectFacts:
         """See ObjectWriter: a new version with the same content."""
+        # Rows are replaced as a whole either way.
+        del tags_only
         name = _checked_key(facts.key)
         _check_properties(properties)
         with self._database.change() as rows:
@@ -293,17 +297,24 @@ class LocalBucket:
         return UploadedPart(number, hasher.size_bytes, hasher.md5.hex())
 
     def complete(
-        self, key: str, upload: UploadId, parts: Sequence[UploadedPart], condition: WriteCondition
+        self,
+        key: str,
+        upload: UploadId,
+        parts: Sequence[UploadedPart],
+        properties: ObjectProperties,
+        condition: WriteCondition,
     ) -> ObjectFacts:
         """See UploadWriter: moves rows, no data. CRCs of the parts give that of the
         object; its MD5 and BLAKE3 are unknown unless it has but one part.
         """
+        # The upload has them already.
+        del properties
         name = _checked_key(key)
         ordered = sorted(parts, key=lambda part: part.number)
         if not ordered or len({part.number for part in ordered}) < len(ordered):
             raise UnsupportedObjectError("an object needs parts, each of another number", key=key)
         with self._database.change() as rows:
-            properties = _upload_properties(rows, upload, name)
+            kept = _upload_properties(rows, upload, name)
             _check_condition(rows, name, condition)
             stored = {number: (at, facts) for number, at, facts in _parts(rows, upload)}
             for part in ordered:
@@ -320,7 +331,7 @@ class LocalBucket:
             rows.remove_upload(upload)
             for number, _ in stored.values():
                 rows.drop_content(number)
-            made = rows.supersede(name, content, properties, modified_ms=self._now_ms())
+            made = rows.supersede(name, content, kept, modified_ms=self._now_ms())
         self._try_removing_garbage()
         self._changed(made)
         return made
