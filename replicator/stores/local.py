@@ -60,6 +60,8 @@ PROPERTIES_BYTES_MAX = 64 << 10
 BODY_BYTES_MAX = 16 << 10
 # Changes that the history reaches back. Data overwritten since then takes space.
 HISTORY_CHANGES_MAX = 100_000
+# How long one process waits for another's transaction; those are short.
+LOCK_WAIT_S = 60.0
 # The history is trimmed whenever it is longer by this share.
 _TRIM_SHARE = 100
 # Of keys deleted in one transaction: others wait for it.
@@ -93,6 +95,7 @@ class LocalBucket:
         create: bool = False,
         body_bytes_max: int = BODY_BYTES_MAX,
         history_changes_max: int = HISTORY_CHANGES_MAX,
+        lock_wait_s: float = LOCK_WAIT_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Open the bucket in a folder, and remove what killed processes left there.
@@ -113,7 +116,7 @@ class LocalBucket:
         self._trim_at = 0
         with named_errors(folder):
             _check_folder(folder, disk, create=create)
-        self._database = BucketDatabase(folder, disk, create=create)
+        self._database = BucketDatabase(folder, disk, create=create, lock_wait_s=lock_wait_s)
         self._files = DataFiles(folder, disk)
         self.view = LocalView(self._database, self._files)
         try:
@@ -484,7 +487,7 @@ def _check_folder(folder: Path, disk: Disk, *, create: bool) -> None:
             )
         disk.make_folder(folder)
     names = set(disk.names(folder)) - {"lost+found"}
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
         raise StoreError(
             f"{folder} cannot be written to, as locks of readers require",
             hint=f"Run this as a user that may, such as {owner_of(folder)}.",
