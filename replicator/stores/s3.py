@@ -6,7 +6,7 @@ work is relied on.
 """
 
 from replicator.stores.port import Store
-from replicator.stores.s3_bucket import S3Address, S3Bucket
+from replicator.stores.s3_bucket import S3Bucket, S3Location
 from replicator.stores.s3_objects import S3Lister, S3Reader, S3Writer
 from replicator.stores.s3_probe import probe
 from replicator.stores.s3_uploads import S3Scratch, S3UploadReader, S3UploadWriter
@@ -28,7 +28,7 @@ def open_s3(address: str, *, may_write: bool, client: S3Client | None = None) ->
         StoreError: the bucket does not exist, or the store refuses what every S3 store
             does.
     """
-    parsed = S3Address.parse(address)
+    parsed = S3Location.parse(address)
     bucket = S3Bucket(
         client or open_client(parsed.settings),
         parsed.bucket,

@@ -72,7 +72,7 @@ _CHECKSUMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class S3Address:
+class S3Location:
     """The parts of `s3://BUCKET/PREFIX?endpoint_url=…&region=…&profile=…`; `prefix` is
     empty or ends with a slash.
     """
@@ -83,7 +83,7 @@ class S3Address:
     scratch_bucket: str
 
     @classmethod
-    def parse(cls, address: str) -> "S3Address":
+    def parse(cls, address: str) -> "S3Location":
         """The parts of an address; its prefix is percent-encoded where it must be.
 
         Raises:

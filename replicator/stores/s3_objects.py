@@ -373,7 +373,7 @@ class S3Writer:
                 for end in [min(first + _COPY_PART_BYTES, facts.size_bytes)]
             ]
             condition = WriteCondition(etag=facts.etag)
-            return self._uploads.complete(facts.key, upload, parts, condition, properties)
+            return self._uploads.complete(facts.key, upload, parts, properties, condition)
         except StoreError:
             self._uploads.abort(facts.key, upload)
             raise

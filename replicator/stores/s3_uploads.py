@@ -1,7 +1,6 @@
 """Objects in parts in one S3 bucket, and the scratch objects that stitching makes."""
 
 import base64
-import threading
 from collections.abc import Iterator, Sequence
 
 from merkle.checksum import Buffer
@@ -51,9 +50,6 @@ class S3UploadWriter:
     def __init__(self, bucket: S3Bucket, reader: S3Reader) -> None:
         self._bucket = bucket
         self._reader = reader
-        self._lock = threading.Lock()
-        # Tags of uploads begun here, where the store drops them.
-        self._tags: dict[UploadId, tuple[tuple[str, str], ...]] = {}
 
     def begin(self, key: str, properties: ObjectProperties) -> UploadId:
         """See UploadWriter."""
@@ -65,11 +61,7 @@ class S3UploadWriter:
         )
         with translated(f"cannot begin an upload of {key!r}"):
             answer = self._bucket.request("POST", key, query=(("uploads", ""),), headers=headers)
-            upload = parse_upload_id(answer.body)
-        if properties.tags and not behaviour.upload_keeps_tags:
-            with self._lock:
-                self._tags[upload] = properties.tags
-        return upload
+            return parse_upload_id(answer.body)
 
     def write_part(self, key: str, upload: UploadId, number: int, body: Buffer) -> UploadedPart:
         """See UploadWriter."""
@@ -120,27 +112,21 @@ class S3UploadWriter:
         key: str,
         upload: UploadId,
         parts: Sequence[UploadedPart],
+        properties: ObjectProperties,
         condition: WriteCondition,
-        properties: ObjectProperties | None = None,
     ) -> ObjectFacts:
         """See UploadWriter."""
         ordered = sorted(parts, key=lambda part: part.number)
         if not ordered or len({part.number for part in ordered}) < len(ordered):
             raise UnsupportedObjectError(f"{key!r} needs parts, each of another number", key=key)
         etag, version = self._complete(key, upload, ordered, condition)
-        with self._lock:
-            tags = self._tags.pop(upload, ())
-        if properties is not None and not self._bucket.behaviour.upload_keeps_tags:
-            tags = properties.tags
-        if tags:
-            put_tags(self._bucket, key, version, tags)
+        if properties.tags and not self._bucket.behaviour.upload_keeps_tags:
+            put_tags(self._bucket, key, version, properties.tags)
         size = sum(part.size_bytes for part in ordered)
         return ObjectFacts(key, size, etag, 0, version, hashes=self._bucket.hashes(etag))
 
     def abort(self, key: str, upload: UploadId) -> None:
         """See UploadWriter."""
-        with self._lock:
-            self._tags.pop(upload, None)
         try:
             self._bucket.request("DELETE", key, query=(("uploadId", upload),))
         except S3Error as error:
