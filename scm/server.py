@@ -17,7 +17,6 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from merkle.errors import ReconcileError
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
@@ -44,6 +43,7 @@ from scm.messages import (
 from scm.metrics import CONTROLLER_METRICS
 from scm.policy import RootComparison
 from scm.ports import AnyOrder, JobStore, ScanOrder
+from scm.ticker import Ticker
 
 SERVICE = "treefold.controller.v1.Controller"
 # Unconfirmed orders of one datanode beyond which no scan is added. Other orders are
@@ -293,7 +293,6 @@ class ControllerServer:
         """
         self._clock = _steady_clock()
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
         self._metrics = Metrics(CONTROLLER_METRICS)
         self._metrics_server: MetricsServer | None = None
         # Durably: the store's terms must not begin anew after a power cut.
@@ -329,28 +328,17 @@ class ControllerServer:
             self._close()
             raise
         self.address = self._rpc.address
-        self._ticker = threading.Thread(target=self._tick, name="ticker")
+        self._ticker = Ticker(
+            self._controller, self._lock, self._clock, self._metrics, interval_s=_TICK_S
+        )
         self._ticker.start()
         _log.info("server_started", address=self.address, term=self._controller.term)
 
     def stop(self) -> None:
         """Stop serving, wait for the running tick, and close the store."""
         self._rpc.stop()
-        self._stopping.set()
-        self._ticker.join()
+        self._ticker.stop()
         self._close()
-
-    def _tick(self) -> None:
-        while not self._stopping.wait(_TICK_S):
-            with self._lock:
-                try:
-                    self._controller.tick(self._clock())
-                except ReconcileError as error:
-                    # Nothing is lost: the next tick saves the changes again.
-                    _log.error("request_failed", **error_fields(error))
-                gauges = self._controller.gauges(self._clock())
-            for name, value in gauges.items():
-                self._metrics.set(name, value)
 
     def _close(self) -> None:
         if self._metrics_server:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NewType, Protocol
 
+from merkle.checksum import Buffer
 from merkle.errors import ReconcileError
 from proof.item import ContentHash
 
@@ -30,7 +31,7 @@ class StoreUnavailableError(StoreError):
 
 
 class ObjectMissingError(StoreError):
-    """The key, its version or the upload does not exist."""
+    """The key, its version, the upload or its part does not exist."""
 
     code = "object_missing"
 
@@ -47,13 +48,28 @@ class DigestMismatchError(StoreError):
     code = "digest_mismatch"
 
 
+class UnsupportedObjectError(StoreError):
+    """The store cannot keep a key, a property or a part as it was given."""
+
+    code = "object_unsupported"
+
+
+class PositionTrimmedError(StoreError):
+    """The changes after this position are no longer kept: list the store instead."""
+
+    code = "position_trimmed"
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectFacts:
     """One version of a key, as the store describes it.
 
     `etag`, `version` and `modified_ms` form the stamp: while it is the same, so are the
-    bytes and properties. `hashes` are those over the whole object that the store
-    recorded, by algorithms that its probe trusts.
+    bytes and properties, though S3 shows no change of tags or ACL. What a store does
+    not say is empty: S3 gives no time with the answer to a write, no version in a
+    listing of current objects, and whole seconds with an object's headers. So stamps
+    are compared by `same_stamp`. `hashes` are those over the whole object that the
+    store recorded, by algorithms that its probe trusts.
     """
 
     key: str
@@ -143,6 +159,8 @@ class Capabilities:
 
     `part_bytes_min` is 0 where parts of any size are taken. `whole_hashes` are the
     algorithms by which the store can describe every object it is given from now on.
+    `reasons` has the name of a field above and the reason for its value, where the
+    store lacks something or was not asked.
     """
 
     kind: str
@@ -158,6 +176,7 @@ class Capabilities:
     part_bytes_min: int
     metadata_bytes_max: int
     whole_hashes: tuple[str, ...]
+    reasons: tuple[tuple[str, str], ...] = ()
 
 
 class ObjectLister(Protocol):
@@ -184,7 +203,8 @@ class ObjectReader(Protocol):
     """Reads objects and what is known of them."""
 
     def facts(self, key: str, *, version: str = "") -> ObjectFacts | None:
-        """The object as the store has it now, None where it does not exist.
+        """The object as the store has it now, None where it does not exist or the
+        version is a delete marker.
 
         Raises:
             StoreError: the store did not say.
@@ -213,18 +233,25 @@ class ObjectWriter(Protocol):
     """Changes whole objects."""
 
     def put(
-        self, key: str, body: bytes, properties: ObjectProperties, condition: WriteCondition
+        self, key: str, body: Buffer, properties: ObjectProperties, condition: WriteCondition
     ) -> ObjectFacts:
         """Write one object in one request, protected by a digest that the store checks.
 
         Raises:
+            UnsupportedObjectError: the store would change or drop a part of this.
             PreconditionFailedError: the condition does not hold; nothing was written.
             DigestMismatchError: the store received other bytes; nothing was written.
             StoreError: the store refused.
         """
 
-    def put_properties(self, facts: ObjectFacts, properties: ObjectProperties) -> ObjectFacts:
+    def put_properties(
+        self, facts: ObjectFacts, properties: ObjectProperties, *, tags_only: bool = False
+    ) -> ObjectFacts:
         """Replace the properties of this object; no byte of its data crosses.
+
+        With `tags_only` the caller knows that all but the tags are equal already: one
+        request does it. An S3 store without versions then cannot tell whether the
+        object is still this one.
 
         Raises:
             PreconditionFailedError: the object is another one by now.
@@ -246,10 +273,11 @@ class UploadWriter(Protocol):
         """Begin an upload. The object appears when it is completed.
 
         Raises:
+            UnsupportedObjectError: the store would change or drop a part of this.
             StoreError: the store refused.
         """
 
-    def write_part(self, key: str, upload: UploadId, number: int, body: bytes) -> UploadedPart:
+    def write_part(self, key: str, upload: UploadId, number: int, body: Buffer) -> UploadedPart:
         """Write part `number` (from 1), protected by a digest that the store checks.
 
         Raises:
@@ -268,11 +296,20 @@ class UploadWriter(Protocol):
         """
 
     def complete(
-        self, key: str, upload: UploadId, parts: Sequence[UploadedPart], condition: WriteCondition
+        self,
+        key: str,
+        upload: UploadId,
+        parts: Sequence[UploadedPart],
+        properties: ObjectProperties,
+        condition: WriteCondition,
     ) -> ObjectFacts:
-        """Make the object from its parts, in the order of their numbers.
+        """Make the object from its parts, in the order of their numbers, whatever the
+        order of `parts`. `properties` are those given to `begin`: some stores drop the
+        tags there, and take them only once the object exists.
 
         Raises:
+            ObjectMissingError: the upload does not exist any more, or one of these
+                parts is not the one that the store has.
             PreconditionFailedError: the condition does not hold.
             StoreError: the store refused.
         """
@@ -305,6 +342,28 @@ class UploadReader(Protocol):
         """
 
 
+class ScratchSpace(Protocol):
+    """Where parts of a stitched object are made: out of sight of every listing."""
+
+    def new_key(self) -> str:
+        """A key that nobody else uses; the upload ports take it as any other."""
+
+    def discard(self, made: Sequence[ObjectFacts]) -> None:
+        """Delete scratch objects, each in just this version.
+
+        Raises:
+            StoreError: one may be left; `clean` removes it later.
+        """
+
+    def clean(self, *, before_ms: int) -> int:
+        """Delete what killed processes left before this time, in ms since the epoch;
+        returns how many objects and uploads.
+
+        Raises:
+            StoreError: some may be left.
+        """
+
+
 class ChangeFeed(Protocol):
     """The changes of a store, in order."""
 
@@ -319,13 +378,15 @@ class ChangeFeed(Protocol):
         """Changes after a position, oldest first.
 
         Raises:
-            StoreError: changes since then are no longer kept.
+            PositionTrimmedError: changes since then are no longer kept.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """One store by its ports. `feed` is None where the store has none."""
+    """One store by its ports. `feed` is None where the store has none, `scratch` where
+    it cannot make a part of a new object from a range of an old one.
+    """
 
     address: str
     capabilities: Capabilities
@@ -335,3 +396,18 @@ class Store:
     upload_writer: UploadWriter
     upload_reader: UploadReader
     feed: ChangeFeed | None = None
+    scratch: ScratchSpace | None = None
+
+
+def same_stamp(ours: ObjectFacts, theirs: ObjectFacts) -> bool:
+    """Whether both describe the same state of a key, as far as both say; times agree if
+    they differ in their ms only and one of them has none.
+    """
+    times = ours.modified_ms, theirs.modified_ms
+    known = ours.modified_ms and theirs.modified_ms
+    whole = any(time % 1000 == 0 for time in times)
+    return (
+        (ours.key, ours.size_bytes, ours.etag) == (theirs.key, theirs.size_bytes, theirs.etag)
+        and (not ours.version or not theirs.version or ours.version == theirs.version)
+        and (not known or times[0] == times[1] or (whole and times[0] // 1000 == times[1] // 1000))
+    )

@@ -154,7 +154,7 @@ class Peace:
             if not place.replica.exists:
                 continue
             if world.rng.random() < 0.7:
-                self._storm.delete_blocks(place, crash=False)
+                self._storm.delete_blocks(place)
             place.replica.pending_deletes.clear()
             place.replica.scan()
 

@@ -16,6 +16,7 @@ from dnagent.heartbeat import (
 )
 from dnagent.local_replica import LocalReplica
 from dnagent.messages import request_of
+from merkle.checksum import fingerprint
 from merkle.outcome import Verdict
 from merkle.plan import ChunkRepair
 from merkle.record import ChunkRecord
@@ -146,13 +147,21 @@ class _DeletesWhatAPeerDeleted(RepairableReplica):
 
 class _LaysTreesOverTombstones(RepairableReplica):
     def store_tree(self, tree: ContainerTree, generation: bytes) -> TreeStored:
-        self._check_generation(generation)
+        self._check_generation(generation, blocks_may_change=True)
         return self._store(tree)
 
 
 class _ReturnsWithoutTheLock(RepairableReplica):
-    def _check_generation(self, generation: bytes) -> None:
+    def _check_return(self, generation: bytes) -> None:
         """As if another scan ended between the check and the change."""
+
+
+class _KnowsATreeByItsHash(RepairableReplica):
+    def _generation(self) -> bytes:
+        return fingerprint(self.stored.tree) if isinstance(self.stored.tree, bytes) else b""
+
+    def _check_generation(self, generation: bytes, *, blocks_may_change: bool = False) -> None:
+        super()._check_generation(generation)
 
 
 class _BelievesScansWithoutHandles(RepairableReplica):
@@ -354,7 +363,7 @@ BUGS: dict[str, Parts] = {
     )},
     **{bug.__name__: _stored_by(bug) for bug in (
         _DeletesWhatAPeerDeleted, _LaysTreesOverTombstones, _ReturnsWithoutTheLock,
-        _BelievesScansWithoutHandles
+        _KnowsATreeByItsHash, _BelievesScansWithoutHandles
     )},
     **{bug.__name__: _repaired_by(bug) for bug in (
         _TrustsAnyRecord, _RecordsHoles, _WritesGoodWindowsToo, _SkipsPartialSources,

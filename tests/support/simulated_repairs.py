@@ -206,6 +206,7 @@ class SimulatedRepairs:
         text = f"{place.node.name} {flip}, and scans"
         world.note(EventKind.DAMAGE, text, place.container_id, block_id)
         flip.apply(replica.stored)
+        place.slow_scan = None
         world.observer.faulted.add((place.node.name, block_id))
         replica.scan()
         world.marks["damage found at the return to service"] += 1

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
+from dnagent.scanner import CompletedScan
 from merkle.columns import state_fingerprint
 from merkle.replica import ContainerReplica, PeerId
-from merkle.tree import BlockId, ContainerId, ContainerTree
+from merkle.tree import BlockId, ContainerId
 from scm.jobs import JobId
 from scm.rules import Rules
 from tests.support.cluster_control import (
@@ -101,8 +102,8 @@ class Place:
     node: "Node"
     container_id: ContainerId
     replica: RepairableReplica
-    # A scan that began some time ago: its tree, and the generation it replaces.
-    slow_scan: tuple[ContainerTree, bytes] | None = None
+    # A scan that began some time ago.
+    slow_scan: CompletedScan | None = None
     # The last report, and the state of the replica that it was made of.
     last_report: tuple[object, ContainerReplica] | None = None
 
@@ -120,9 +121,9 @@ class Place:
             len(stored.records), used_bytes,
         )  # fmt: skip
         if self.last_report is None or self.last_report[0] != key:
-            tree, generation = self.replica.known_tree()
+            tree, _ = self.replica.known_tree()
             assert tree is not None
-            known = generation and tree.data_checksum is not None
+            known = tree.data_checksum is not None
             replica = ContainerReplica(
                 self.node.name,
                 self.container_id,

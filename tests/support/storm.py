@@ -4,6 +4,7 @@ Each step lets a little time go by, draws which faults happen to one replica, it
 datanode or the controller, and then does some of what waits to be done.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from merkle.checksum import ChecksumType
@@ -90,6 +91,8 @@ class Storm:
         self._note_damage(place, damage)
         self._world.observer.looks(place.replica)
         damage.apply(place.replica.stored)
+        # What it found may be gone by another fault, which no generation counts.
+        place.slow_scan = None
         self._world.observer.changes(place.replica)
         self._world.marks[damage.mark] += 1
 
@@ -200,10 +203,12 @@ class Storm:
         world = self._world
         if not world.observer.deleted or world.rng.random() < 0.3:
             world.observer.deleted.add(world.rng.choice(list(world.written)))
-        self.delete_blocks(place, crash=world.rng.random() < 0.3)
+        self.delete_blocks(place, range(4) if world.rng.random() < 0.3 else ())
 
-    def delete_blocks(self, place: Place, *, crash: bool) -> None:
-        """One replica carries out the cluster's deletions, or crashes within one."""
+    def delete_blocks(self, place: Place, crash_after: Sequence[int] = ()) -> None:
+        """One replica carries out the cluster's deletions, or dies after one of so many
+        steps of one.
+        """
         world, replica = self._world, place.replica
         if not replica.exists or place.node.agent is None:
             return
@@ -214,7 +219,7 @@ class Storm:
             world.note(EventKind.DELETION, text, place.container_id, block_id)
             world.marks["block deleted in repair"] += place.run is not None
             replica.pending_deletes.add(block_id)
-            steps = world.rng.randrange(4) if crash else None
+            steps = world.rng.choice(crash_after) if crash_after else None
             world.observer.looks(replica)
             try:
                 replica.delete_block(block_id, crash_after=steps)
@@ -235,12 +240,11 @@ class Storm:
         if not place.replica.exists or place.node.agent is None:
             return
         if place.slow_scan is None:
-            tree, _ = place.replica.examine()
-            place.slow_scan = tree, place.replica.known_tree()[1]
+            place.slow_scan = place.replica.begin_scan()
             return
-        (tree, generation), place.slow_scan = place.slow_scan, None
+        scan, place.slow_scan = place.slow_scan, None
         try:
-            place.replica.store_tree(tree, generation)
+            place.replica.end_scan(scan)
         except StaleTreeError:
             self._world.marks["slow scan refused as stale"] += 1
         else:
