@@ -56,3 +56,8 @@ def parts_etag(md5s: list[bytes]) -> str:
     """The ETag that S3 gives an object of several parts: it proves no content."""
     joined = hashlib.md5(b"".join(md5s), usedforsecurity=False)
     return f"{joined.hexdigest()}-{len(md5s)}"
+
+
+def md5_of(data: Buffer) -> bytes:
+    """The MD5 of one body, which stores check on arrival and often answer as ETag."""
+    return hashlib.md5(data, usedforsecurity=False).digest()

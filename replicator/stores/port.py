@@ -300,12 +300,12 @@ class UploadWriter(Protocol):
         key: str,
         upload: UploadId,
         parts: Sequence[UploadedPart],
+        properties: ObjectProperties,
         condition: WriteCondition,
-        properties: ObjectProperties | None = None,
     ) -> ObjectFacts:
         """Make the object from its parts, in the order of their numbers, whatever the
-        order of `parts`. Some stores drop the tags given to `begin`: whoever resumes
-        another's upload passes its properties again.
+        order of `parts`. `properties` are those given to `begin`: some stores drop the
+        tags there, and take them only once the object exists.
 
         Raises:
             ObjectMissingError: the upload does not exist any more, or one of these
