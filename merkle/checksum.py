@@ -85,9 +85,11 @@ class Kernels(Protocol):
         """The serialised `blockMerkleTree` fields of a tree."""
 
 
-def fold(data: Buffer) -> int:
-    """CRC32C of the bytes, 0 without any; every node of a tree is computed with it."""
-    return fastcrc.crc32.iscsi(data)
+def fold(data: Buffer, before: int = 0) -> int:
+    """CRC32C of the bytes, 0 without any; every node of a tree is computed with it.
+    `before` is that of the bytes before them, to continue it.
+    """
+    return fastcrc.crc32.iscsi(data, before)
 
 
 def window_checksums(

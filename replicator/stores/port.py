@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NewType, Protocol
 
+from merkle.checksum import Buffer
 from merkle.errors import ReconcileError
 from proof.item import ContentHash
 
@@ -30,7 +31,7 @@ class StoreUnavailableError(StoreError):
 
 
 class ObjectMissingError(StoreError):
-    """The key, its version or the upload does not exist."""
+    """The key, its version, the upload or its part does not exist."""
 
     code = "object_missing"
 
@@ -45,6 +46,18 @@ class DigestMismatchError(StoreError):
     """The bytes that arrived do not have the hash that was sent with them."""
 
     code = "digest_mismatch"
+
+
+class UnsupportedObjectError(StoreError):
+    """The store cannot keep a key, a property or a part as it was given."""
+
+    code = "object_unsupported"
+
+
+class PositionTrimmedError(StoreError):
+    """The changes after this position are no longer kept: list the store instead."""
+
+    code = "position_trimmed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +197,8 @@ class ObjectReader(Protocol):
     """Reads objects and what is known of them."""
 
     def facts(self, key: str, *, version: str = "") -> ObjectFacts | None:
-        """The object as the store has it now, None where it does not exist.
+        """The object as the store has it now, None where it does not exist or the
+        version is a delete marker.
 
         Raises:
             StoreError: the store did not say.
@@ -213,11 +227,12 @@ class ObjectWriter(Protocol):
     """Changes whole objects."""
 
     def put(
-        self, key: str, body: bytes, properties: ObjectProperties, condition: WriteCondition
+        self, key: str, body: Buffer, properties: ObjectProperties, condition: WriteCondition
     ) -> ObjectFacts:
         """Write one object in one request, protected by a digest that the store checks.
 
         Raises:
+            UnsupportedObjectError: the store would change or drop a part of this.
             PreconditionFailedError: the condition does not hold; nothing was written.
             DigestMismatchError: the store received other bytes; nothing was written.
             StoreError: the store refused.
@@ -246,10 +261,11 @@ class UploadWriter(Protocol):
         """Begin an upload. The object appears when it is completed.
 
         Raises:
+            UnsupportedObjectError: the store would change or drop a part of this.
             StoreError: the store refused.
         """
 
-    def write_part(self, key: str, upload: UploadId, number: int, body: bytes) -> UploadedPart:
+    def write_part(self, key: str, upload: UploadId, number: int, body: Buffer) -> UploadedPart:
         """Write part `number` (from 1), protected by a digest that the store checks.
 
         Raises:
@@ -270,9 +286,12 @@ class UploadWriter(Protocol):
     def complete(
         self, key: str, upload: UploadId, parts: Sequence[UploadedPart], condition: WriteCondition
     ) -> ObjectFacts:
-        """Make the object from its parts, in the order of their numbers.
+        """Make the object from its parts, in the order of their numbers, whatever the
+        order of `parts`.
 
         Raises:
+            ObjectMissingError: the upload does not exist any more, or one of these
+                parts is not the one that the store has.
             PreconditionFailedError: the condition does not hold.
             StoreError: the store refused.
         """
@@ -319,7 +338,7 @@ class ChangeFeed(Protocol):
         """Changes after a position, oldest first.
 
         Raises:
-            StoreError: changes since then are no longer kept.
+            PositionTrimmedError: changes since then are no longer kept.
         """
 
 

@@ -30,7 +30,13 @@ ONLY_IMPORTER = {
     "fastcrc": {"merkle/checksum.py", "merkle/kernels.py"},
     "crcmod": {"merkle/checksum.py", "merkle/kernels.py"},
     "xxhash": {"merkle/checksum.py"},
-    "hashlib": {"merkle/checksum.py", "ozone/descriptor.py", "proof/item.py"},
+    "blake3": {"replicator/hashing.py"},
+    "hashlib": {
+        "merkle/checksum.py",
+        "ozone/descriptor.py",
+        "proof/item.py",
+        "replicator/hashing.py",
+    },
     "sqlalchemy": {"scm/job_store.py"},
     "yaml": {"ozone/descriptor.py"},
 }

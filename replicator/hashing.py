@@ -1,0 +1,58 @@
+"""Hashes of a whole object in one pass over its bytes, whoever reads or writes it."""
+
+import hashlib
+
+from blake3 import blake3
+
+from merkle.checksum import Buffer, fold
+from proof.item import ContentHash, HashAlgorithm
+
+
+class ContentHasher:
+    """Computes MD5, CRC32C and BLAKE3 of bytes that arrive in pieces."""
+
+    def __init__(self) -> None:
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._blake3 = blake3()
+        self.crc32c = 0
+        self.size_bytes = 0
+
+    def update(self, data: Buffer) -> None:
+        """Add the next piece."""
+        view = memoryview(data)
+        self._md5.update(view)
+        self._blake3.update(view)
+        self.crc32c = fold(view, self.crc32c)
+        self.size_bytes += view.nbytes
+
+    @property
+    def md5(self) -> bytes:
+        """The MD5 of all pieces so far, 16 bytes."""
+        return self._md5.digest()
+
+    @property
+    def blake3(self) -> bytes:
+        """The BLAKE3 of all pieces so far, 32 bytes."""
+        return self._blake3.digest()
+
+    def hashes(self) -> tuple[ContentHash, ...]:
+        """All three, as evidence of content."""
+        return content_hashes(md5=self.md5, crc32c=self.crc32c, blake3=self.blake3)
+
+
+def content_hashes(
+    *, md5: bytes | None, crc32c: int, blake3: bytes | None
+) -> tuple[ContentHash, ...]:
+    """The hashes that are known of an object, as evidence of content."""
+    digests = {
+        HashAlgorithm.MD5: md5,
+        HashAlgorithm.CRC32C: crc32c.to_bytes(4, "big"),
+        HashAlgorithm.BLAKE3: blake3,
+    }
+    return tuple(ContentHash(name, digest) for name, digest in digests.items() if digest)
+
+
+def parts_etag(md5s: list[bytes]) -> str:
+    """The ETag that S3 gives an object of several parts: it proves no content."""
+    joined = hashlib.md5(b"".join(md5s), usedforsecurity=False)
+    return f"{joined.hexdigest()}-{len(md5s)}"

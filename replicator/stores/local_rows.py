@@ -1,0 +1,382 @@
+"""The rows of a local bucket in SQLite: versions, contents, uploads, and the history.
+
+A change of a key is a row of `versions`, whose number is the position of the change: it
+is current until `superseded`, the position of the next one. So the versions are the
+change log too, and the bucket as it was at a position is a condition on two columns.
+The history reaches back to one position, `trimmed`: rows superseded before are removed.
+
+A content is a list of segments, each a range of a blob; a blob is a data file, or bytes
+in a row if they are few. Segments of several contents may share a blob, so that parts
+become an object, and ranges another object's parts, by rows alone.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from replicator.hashing import content_hashes
+from replicator.stores.port import Change, ObjectFacts, ObjectProperties, PositionTrimmedError
+
+# Rows that a listing reads at a time: it holds no lock in between.
+PAGE_ROWS = 1000
+
+# Of any change: the largest that SQLite keeps.
+_POSITION_MAX = (1 << 63) - 1
+
+_FACTS = """
+SELECT v.key, v.position, v.modified_ms, v.content, c.size_bytes, c.etag, c.crc32c, c.md5,
+    c.blake3 FROM versions v LEFT JOIN contents c USING (content)
+"""
+_FactsRow = tuple[
+    bytes, int, int, int | None, int | None, str | None, int, bytes | None, bytes | None
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Bytes of a content: `size_bytes` of a blob from `blob_first`. `first` is their
+    place in the content, `crc32c` theirs alone.
+    """
+
+    first: int
+    size_bytes: int
+    blob: int
+    blob_first: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Size, ETag and hashes of a content; `md5` and `blake3` are unknown of parts put
+    together.
+    """
+
+    size_bytes: int
+    etag: str
+    crc32c: int
+    md5: bytes | None = None
+    blake3: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlob:
+    """Bytes that have no row yet: in a data file, or few."""
+
+    file: str = ""
+    body: bytes = b""
+
+
+class Rows:
+    """The rows inside one transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._execute = connection.execute
+        self._many = connection.executemany
+
+    def history(self) -> tuple[int, int]:
+        """The position of the newest change, and that to which the history reaches back
+        (exclusive).
+        """
+        position, trimmed = self._execute("SELECT position, trimmed FROM history").fetchone()
+        return position, trimmed
+
+    def check_kept(self, at: int) -> None:
+        """Check that the history reaches back to a position.
+
+        Raises:
+            PositionTrimmedError: it does not.
+        """
+        _, trimmed = self.history()
+        if at < trimmed:
+            raise PositionTrimmedError(
+                f"the history is kept from position {trimmed} on, not from {at}",
+                hint="List the bucket, and follow its changes from its present position.",
+                position=at,
+                trimmed=trimmed,
+            )
+
+    def current(self, prefix: bytes, after: bytes | None, at: int | None) -> list[ObjectFacts]:
+        """A page of the objects that exist now, or existed at a position, by key after
+        `after`.
+
+        Raises:
+            PositionTrimmedError: the history does not reach back to `at`.
+        """
+        condition, values = self._at(at)
+        first, end = _bounds(prefix, after)
+        rows = self._execute(
+            f"{_FACTS} WHERE {condition} AND v.content IS NOT NULL AND v.key {first[0]} ?"
+            " AND (? IS NULL OR v.key < ?) ORDER BY v.key LIMIT ?",
+            (*values, first[1], end, end, PAGE_ROWS),
+        )
+        return [_facts(row) for row in rows]
+
+    def versions(
+        self, prefix: bytes, after: tuple[bytes, int] | None, at: int | None
+    ) -> list[ObjectFacts]:
+        """A page of all versions, by key and newest first, after a key and position.
+
+        Raises:
+            PositionTrimmedError: the history does not reach back to `at`.
+        """
+        self._at(at)
+        key, before = after or (prefix, _POSITION_MAX)
+        _, end = _bounds(prefix, None)
+        rows = self._execute(
+            f"{_FACTS} WHERE v.key >= ? AND (v.key > ? OR v.position < ?)"
+            " AND (? IS NULL OR v.key < ?) AND +v.position <= ?"
+            " ORDER BY v.key, v.position DESC LIMIT ?",
+            (key, key, before, end, end, _POSITION_MAX if at is None else at, PAGE_ROWS),
+        )
+        return [_facts(row) for row in rows]
+
+    def find(
+        self, key: bytes, version: str = "", at: int | None = None
+    ) -> tuple[ObjectFacts, int] | None:
+        """The current object of a key, or one version of it, and its content; 0 of a
+        delete marker.
+
+        Raises:
+            PositionTrimmedError: the history does not reach back to `at`.
+        """
+        condition, values = self._at(at)
+        if version:
+            # What str() gave, and nothing else that int() reads.
+            position = int(version) if version.isascii() and version.isdigit() else 0
+            newest = _POSITION_MAX if at is None else at
+            condition, values = "v.position = ?", (position if position <= newest else 0,)
+        row = self._execute(f"{_FACTS} WHERE {condition} AND v.key = ?", (*values, key)).fetchone()
+        return None if row is None else (_facts(row), row[3] or 0)
+
+    def properties(self, position: int) -> ObjectProperties:
+        """Those of a version."""
+        row = self._execute("SELECT properties FROM versions WHERE position = ?", (position,))
+        return _properties(row.fetchone()[0])
+
+    def supersede(
+        self, key: bytes, content: int | None, properties: ObjectProperties, *, modified_ms: int
+    ) -> ObjectFacts:
+        """Add a version of a key, a delete marker without content, as the newest
+        change.
+        """
+        row = self._execute("UPDATE history SET position = position + 1 RETURNING position")
+        position = row.fetchone()[0]
+        self._execute(
+            "UPDATE versions SET superseded = ? WHERE key = ? AND superseded IS NULL",
+            (position, key),
+        )
+        self._execute(
+            "INSERT INTO versions VALUES (?, ?, NULL, ?, ?, ?)",
+            (position, key, content, modified_ms, _text(properties)),
+        )
+        found = self.find(key)
+        assert found is not None
+        return found[0]
+
+    def add_content(self, content: Content) -> int:
+        """A new content without segments; returns its number."""
+        row = self._execute(
+            "INSERT INTO contents (size_bytes, etag, crc32c, md5, blake3) VALUES (?, ?, ?, ?, ?)",
+            (content.size_bytes, content.etag, content.crc32c, content.md5, content.blake3),
+        )
+        assert row.lastrowid is not None
+        return row.lastrowid
+
+    def add_blob(self, blob: NewBlob) -> int:
+        """A new blob; returns its number, which no other blob had."""
+        row = self._execute(
+            "INSERT INTO blobs (file, body) VALUES (?, ?)",
+            (blob.file, None) if blob.file else (None, blob.body),
+        )
+        assert row.lastrowid is not None
+        return row.lastrowid
+
+    def add_segments(self, content: int, segments: Iterable[Segment]) -> None:
+        """Segments of a content."""
+        self._many(
+            "INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?)",
+            ((content, s.first, s.size_bytes, s.blob, s.blob_first, s.crc32c) for s in segments),
+        )
+
+    def segments(self, content: int, first: int, end: int) -> list[Segment]:
+        """The segments of a content with bytes in a range, in order."""
+        rows = self._execute(
+            "SELECT first, size_bytes, blob, blob_first, crc32c FROM segments"
+            " WHERE content = ? AND first < ? AND first + size_bytes > ? ORDER BY first",
+            (content, end, first),
+        )
+        return [Segment(*row) for row in rows]
+
+    def move_segments(self, source: int, target: int, at: int) -> None:
+        """Append a content's segments to those of another, of which they are the bytes
+        from `at`.
+        """
+        self._execute(
+            "UPDATE segments SET content = ?, first = first + ? WHERE content = ?",
+            (target, at, source),
+        )
+
+    def blob(self, number: int) -> NewBlob | None:
+        """Where the bytes of a blob are; None if it was removed."""
+        row = self._execute("SELECT file, body FROM blobs WHERE blob = ?", (number,)).fetchone()
+        return None if row is None else NewBlob(row[0] or "", row[1] or b"")
+
+    def knows_file(self, name: str) -> bool:
+        """Whether a data file belongs to a blob."""
+        row = self._execute("SELECT 1 FROM blobs WHERE file = ?", (name,))
+        return row.fetchone() is not None
+
+    def drop_content(self, number: int) -> None:
+        """Remove a content that no version and no part has any more."""
+        if self._execute("SELECT 1 FROM versions WHERE content = ?", (number,)).fetchone():
+            return
+        blobs = self._execute("SELECT DISTINCT blob FROM segments WHERE content = ?", (number,))
+        numbers = blobs.fetchall()
+        self._execute("DELETE FROM segments WHERE content = ?", (number,))
+        self._execute("DELETE FROM contents WHERE content = ?", (number,))
+        for (blob,) in numbers:
+            if self._execute("SELECT 1 FROM segments WHERE blob = ?", (blob,)).fetchone() is None:
+                self._execute(
+                    "INSERT INTO garbage SELECT file FROM blobs WHERE blob = ?"
+                    " AND file IS NOT NULL",
+                    (blob,),
+                )
+                self._execute("DELETE FROM blobs WHERE blob = ?", (blob,))
+
+    def changes(self, after: int) -> list[Change]:
+        """A page of changes after a position, oldest first.
+
+        Raises:
+            PositionTrimmedError: the history does not reach back to it.
+        """
+        self.check_kept(after)
+        rows = self._execute(
+            "SELECT position, key, content IS NULL FROM versions WHERE position > ?"
+            " ORDER BY position LIMIT ?",
+            (after, PAGE_ROWS),
+        )
+        return [
+            Change(position, key.decode(), str(position), bool(is_delete))
+            for position, key, is_delete in rows
+        ]
+
+    def trim(self, through: int) -> None:
+        """Remove what only the history up to a position needs: versions superseded by
+        then, and delete markers before which nothing is left.
+        """
+        gone = self._execute(
+            "SELECT position, content FROM versions WHERE superseded <= ?"
+            " UNION ALL SELECT position, content FROM versions"
+            " WHERE content IS NULL AND superseded IS NULL AND position <= ?",
+            (through, through),
+        ).fetchall()
+        self._many("DELETE FROM versions WHERE position = ?", ((row[0],) for row in gone))
+        for content in {content for _, content in gone if content is not None}:
+            self.drop_content(content)
+        self._execute("UPDATE history SET trimmed = max(trimmed, ?)", (through,))
+
+    def add_upload(self, upload: str, key: bytes, properties: ObjectProperties) -> None:
+        """A new upload without parts."""
+        self._execute("INSERT INTO uploads VALUES (?, ?, ?)", (upload, key, _text(properties)))
+
+    def upload(self, upload: str, key: bytes) -> ObjectProperties | None:
+        """The properties of an upload; None if it does not exist for this key."""
+        row = self._execute(
+            "SELECT properties FROM uploads WHERE upload = ? AND key = ?", (upload, key)
+        ).fetchone()
+        return None if row is None else _properties(row[0])
+
+    def uploads(self, prefix: bytes, after: tuple[bytes, str] | None) -> list[tuple[bytes, str]]:
+        """A page of key and ID of uploads, by key, after one of them."""
+        key, upload = after or (prefix, "")
+        _, end = _bounds(prefix, None)
+        rows = self._execute(
+            "SELECT key, upload FROM uploads WHERE (key, upload) > (?, ?)"
+            " AND (? IS NULL OR key < ?) ORDER BY key, upload LIMIT ?",
+            (key, upload, end, end, PAGE_ROWS),
+        )
+        return rows.fetchall()
+
+    def remove_upload(self, upload: str) -> None:
+        """Remove an upload with its parts, but not their contents."""
+        self._execute("DELETE FROM parts WHERE upload = ?", (upload,))
+        self._execute("DELETE FROM uploads WHERE upload = ?", (upload,))
+
+    def set_part(self, upload: str, number: int, content: int) -> bool:
+        """Make a content a part; one that it replaces is removed: True if there was
+        one.
+        """
+        row = self._execute(
+            "SELECT content FROM parts WHERE upload = ? AND number = ?", (upload, number)
+        ).fetchone()
+        self._execute("REPLACE INTO parts VALUES (?, ?, ?)", (upload, number, content))
+        if row is not None:
+            self.drop_content(row[0])
+        return row is not None
+
+    def parts(self, upload: str, after: int = 0) -> list[tuple[int, int, Content]]:
+        """A page of an upload's parts after a number: number, content and its facts."""
+        rows = self._execute(
+            "SELECT number, content, size_bytes, etag, crc32c, md5, blake3 FROM parts"
+            " JOIN contents USING (content) WHERE upload = ? AND number > ?"
+            " ORDER BY number LIMIT ?",
+            (upload, after, PAGE_ROWS),
+        )
+        return [(number, content, Content(*facts)) for number, content, *facts in rows]
+
+    def writers(self) -> set[str]:
+        """Tokens of the writers that have not ended in good order."""
+        return {token for (token,) in self._execute("SELECT token FROM writers")}
+
+    def add_writer(self, token: str) -> None:
+        """Record a writer of data files."""
+        self._execute("INSERT INTO writers VALUES (?)", (token,))
+
+    def remove_writer(self, token: str) -> None:
+        """Forget a writer that left nothing behind."""
+        self._execute("DELETE FROM writers WHERE token = ?", (token,))
+
+    def garbage(self) -> list[str]:
+        """A page of data files that no row names any more."""
+        return [name for (name,) in self._execute("SELECT file FROM garbage LIMIT ?", (PAGE_ROWS,))]
+
+    def forget_garbage(self, names: Iterable[str]) -> None:
+        """Forget files that were removed."""
+        self._many("DELETE FROM garbage WHERE file = ?", ((name,) for name in names))
+
+    def _at(self, at: int | None) -> tuple[str, tuple[int, ...]]:
+        """The condition for versions that are current, or were at a position."""
+        if at is None:
+            return "v.superseded IS NULL", ()
+        self.check_kept(at)
+        # The sign keeps SQLite from reading by position, then sorting.
+        return "+v.position <= ? AND (v.superseded IS NULL OR v.superseded > ?)", (at, at)
+
+
+def _bounds(prefix: bytes, after: bytes | None) -> tuple[tuple[str, bytes], bytes | None]:
+    """Where keys below a prefix begin, and the first bytes above them all."""
+    first = (">=", prefix) if after is None or after < prefix else (">", after)
+    # No byte of UTF-8 text is 0xff.
+    return first, prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else None
+
+
+def _facts(row: _FactsRow) -> ObjectFacts:
+    key, position, modified_ms, content, size_bytes, etag, crc32c, md5, blake3 = row
+    if content is None:
+        return ObjectFacts(key.decode(), 0, "", modified_ms, str(position), is_delete_marker=True)
+    hashes = content_hashes(md5=md5, crc32c=crc32c, blake3=blake3)
+    return ObjectFacts(
+        key.decode(), size_bytes or 0, etag or "", modified_ms, str(position), hashes=hashes
+    )
+
+
+def _text(properties: ObjectProperties) -> str:
+    return json.dumps(asdict(properties), ensure_ascii=False)
+
+
+def _properties(text: str) -> ObjectProperties:
+    groups: dict[str, list[list[str]]] = json.loads(text)
+    return ObjectProperties(
+        **{name: tuple((pair[0], pair[1]) for pair in pairs) for name, pairs in groups.items()}
+    )

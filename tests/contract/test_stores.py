@@ -1,0 +1,754 @@
+"""Every store keeps what it was given, byte for byte, or says that it cannot: one suite
+for all adapters of the ports.
+"""
+
+import hashlib
+import mmap
+import random
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import crcmod
+import fastcrc
+import pytest
+from blake3 import blake3
+
+from proof.item import HashAlgorithm
+from replicator.stores.port import (
+    CopySource,
+    ObjectMissingError,
+    ObjectProperties,
+    PositionTrimmedError,
+    PreconditionFailedError,
+    Store,
+    StoreError,
+    UnsupportedObjectError,
+    UploadedPart,
+    UploadId,
+    WriteCondition,
+)
+from tests.support.stores import (
+    ANYTHING,
+    NOTHING,
+    OPENERS,
+    ContractStore,
+    content,
+    current,
+    keys,
+    put,
+)
+
+GIB = 1 << 30
+# Each broke some tool: for signatures, paths, XML, listings, URLs or their order.
+KEYS = [
+    "plain",
+    "folder/file",
+    "folder/",
+    "/leading",
+    "//",
+    "a//b",
+    "a/./b",
+    "..",
+    "../up",
+    "a/../b",
+    ".",
+    "a?b=c",
+    "a%b",
+    "%25",
+    "%2F",
+    "a+b c",
+    "a b",
+    " leading and trailing ",
+    "a#b",
+    "a&b;c<d>e",
+    "quote\"s'",
+    "back\\slash",
+    "star*{}[]|^`~",
+    "=:@$,!()",
+    "ünïcödé",
+    "u\u0308",
+    "\u00fc",
+    # By UTF-16 units an emoji sorts before the full-width forms, by UTF-8 after.
+    "\uff01x",
+    "😀1",
+    "\U0010ffff",
+    "\ue000",
+    "日本語/キー",
+    "CASE",
+    "case",
+    "n" * 1000,
+    "é" * 500,
+]
+crc64nvme = crcmod.mkCrcFun(0x1AD93D23594C93659, 0, True, (1 << 64) - 1)
+METADATA_2K = tuple((f"name-{i}", f"{i}" * (2048 // 8 - 6)) for i in range(8))
+
+
+@pytest.fixture(params=OPENERS)
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ContractStore]:
+    with OPENERS[request.param](tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(target: ContractStore) -> Store:
+    return target.store
+
+
+def noise(length: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(length)
+
+
+def part_bytes(store: Store) -> int:
+    """The smallest part that is taken, and larger than what fits a row."""
+    return max(store.capabilities.part_bytes_min, 20_000)
+
+
+def write_parts(
+    store: Store, key: str, bodies: dict[int, bytes], properties: ObjectProperties = NOTHING
+) -> tuple[UploadId, list[UploadedPart]]:
+    upload = store.upload_writer.begin(key, properties)
+    return upload, [
+        store.upload_writer.write_part(key, upload, number, body) for number, body in bodies.items()
+    ]
+
+
+def test_every_key_is_kept_or_refused(target: ContractStore) -> None:
+    store, kept = target.store, list[str]()
+    for key in KEYS:
+        if key in target.broken_keys:
+            continue
+        body = key.encode() + b" body"
+        try:
+            put(store, key, body)
+        except UnsupportedObjectError:
+            assert not store.capabilities.lists_all_keys
+            continue
+        kept.append(key)
+        assert content(store, current(store, key)) == body
+    assert keys(store) == sorted(kept, key=str.encode)
+    assert len(kept) > len(KEYS) // 2
+    for key in kept:
+        assert content(store, current(store, key)) == key.encode() + b" body"
+    assert store.writer.delete(kept) == []
+    assert keys(store) == []
+
+
+@pytest.mark.parametrize("key", ["", "n" * 1025, "\ud800"], ids=["empty", "long", "surrogate"])
+def test_a_key_that_no_store_takes_is_refused(store: Store, key: str) -> None:
+    with pytest.raises(UnsupportedObjectError):
+        put(store, key)
+    with pytest.raises(UnsupportedObjectError):
+        store.upload_writer.begin(key, NOTHING)
+    assert keys(store) == []
+
+
+def test_a_listing_begins_after_any_key_and_has_any_prefix(target: ContractStore) -> None:
+    store = target.store
+    with suppress(UnsupportedObjectError):
+        for key in KEYS:
+            if key not in target.broken_keys:
+                put(store, key)
+    found = keys(store)
+    for after in [*found, "a", "z", "~~", "😀"]:
+        assert keys(store, start_after=after) == [
+            key for key in found if key.encode() > after.encode()
+        ]
+    for prefix in ("a", "a/", "/", "folder/", "!", "😀", "n" * 1000, "none", "é" * 3):
+        below = [key for key in found if key.startswith(prefix)]
+        assert keys(store, prefix) == below
+        assert [facts.key for facts in store.lister.list_versions(prefix)] == below
+        if below:
+            assert keys(store, prefix, below[0]) == below[1:]
+        # Before, among and after the keys of the prefix.
+        assert keys(store, prefix, "\x01") == below
+        assert keys(store, prefix, "\U0010ffff\U0010ffff") == []
+
+
+def test_a_listing_of_several_pages_is_whole_and_in_order(store: Store) -> None:
+    wanted = sorted((f"{i * 7919 % 1101:x}/{i}" for i in range(1101)), key=str.encode)
+    for key in random.Random(1).sample(wanted, len(wanted)):
+        put(store, key, b"")
+    assert keys(store) == wanted
+    assert [facts.key for facts in store.lister.list_versions("")] == wanted
+    assert keys(store, start_after=wanted[998]) == wanted[999:]
+    assert store.writer.delete([*wanted, "missing"]) == []
+    assert keys(store) == []
+
+
+@pytest.mark.parametrize("length", [0, 1, 16 << 10, (16 << 10) + 1, (3 << 20) + 1])
+def test_a_body_comes_back_and_its_hashes_are_those_of_its_bytes(store: Store, length: int) -> None:
+    body = noise(length, seed=length)
+    facts = put(store, "key", body)
+    assert facts.size_bytes == length
+    assert current(store, "key") == facts
+    assert list(store.lister.list_objects("")) == [facts]
+    assert content(store, facts) == body
+    known = {
+        HashAlgorithm.MD5: hashlib.md5(body).digest(),
+        HashAlgorithm.SHA256: hashlib.sha256(body).digest(),
+        HashAlgorithm.CRC32: fastcrc.crc32.iso_hdlc(body).to_bytes(4, "big"),
+        HashAlgorithm.CRC32C: fastcrc.crc32.iscsi(body).to_bytes(4, "big"),
+        HashAlgorithm.CRC64NVME: crc64nvme(body).to_bytes(8, "big"),
+        HashAlgorithm.BLAKE3: blake3(body).digest(),
+    }
+    assert {one.algorithm.value for one in facts.hashes} >= set(store.capabilities.whole_hashes)
+    for one in facts.hashes:
+        assert one.digest == known[one.algorithm]
+
+
+def test_any_range_can_be_read_and_no_other(store: Store) -> None:
+    body = noise(100_000)
+    facts = put(store, "key", body)
+    for first, end in [(0, 1), (0, 100_000), (99_999, 100_000), (16_383, 65_537), (7, None)]:
+        assert content(store, facts, first, end) == body[first:end]
+    assert content(store, facts, 5, 5) == b""
+    for first, end in [(0, 100_001), (100_001, 100_002), (5, 4), (-1, 4)]:
+        with pytest.raises(StoreError):
+            content(store, facts, first, end)
+
+
+def test_a_buffer_that_is_not_bytes_is_written_whole(store: Store, tmp_path: Path) -> None:
+    body = noise(40_000)
+    (tmp_path / "file").write_bytes(body)
+    with (tmp_path / "file").open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        for buffer in (mapped, bytearray(body), memoryview(body)):
+            assert content(store, store.writer.put("key", buffer, NOTHING, ANYTHING)) == body
+        upload = store.upload_writer.begin("parts", NOTHING)
+        part = store.upload_writer.write_part("parts", upload, 1, mapped)
+        facts = store.upload_writer.complete("parts", upload, [part], ANYTHING)
+        assert content(store, facts) == body
+        mapped.close()
+
+
+ALL_KINDS = ObjectProperties(
+    metadata=(("colour", "blue"), ("empty", ""), ("spaced", "a  b"), ("x-y.z_1", "=?;,\"'")),
+    tags=(("Team", "a+b = c"), ("empty", ""), ("ü", "日本")),
+    headers=(
+        ("cache-control", "max-age=60, public"),
+        ("content-disposition", 'attachment; filename="a.txt"'),
+        ("content-encoding", "gzip"),
+        ("content-language", "de"),
+        ("content-type", "text/plain; charset=utf-8"),
+        ("expires", "Wed, 21 Oct 2026 07:28:00 GMT"),
+    ),
+)
+
+
+def supported(store: Store, properties: ObjectProperties) -> ObjectProperties:
+    capabilities = store.capabilities
+    return replace(
+        properties,
+        tags=properties.tags if capabilities.keeps_tags else (),
+        headers=properties.headers if capabilities.keeps_headers else (),
+        acl=properties.acl if capabilities.keeps_acls else (),
+    )
+
+
+def user_given(found: ObjectProperties, given: ObjectProperties) -> ObjectProperties:
+    """Without what a store adds by itself: a content type, the owner's grant."""
+    headers = dict(found.headers)
+    if "content-type" not in dict(given.headers):
+        headers.pop("content-type", None)
+    return replace(found, headers=tuple(sorted(headers.items())), acl=given.acl)
+
+
+PROPERTIES = {
+    "none": NOTHING,
+    "all kinds": ALL_KINDS,
+    "2 KiB": ObjectProperties(metadata=METADATA_2K),
+    "ten tags": ObjectProperties(tags=tuple((f"tag{i}", f"value {i}") for i in range(10))),
+    "long tags": ObjectProperties(tags=(("k" * 128, "v" * 256),)),
+    "not ASCII": ObjectProperties(metadata=(("name", "grün 日本 😀"),)),
+    "latin": ObjectProperties(metadata=(("name", "grün"),)),
+    "blanks around": ObjectProperties(metadata=(("name", " x "),)),
+    "like encoded words": ObjectProperties(metadata=(("name", "=?UTF-8?Q?gr=C3=BCn?="),)),
+    "per cent": ObjectProperties(metadata=(("name", "100%25"),)),
+    "lines": ObjectProperties(metadata=(("name", "a\r\nx-amz-acl: public-read"),)),
+    "eleven tags": ObjectProperties(tags=tuple((f"tag{i:02}", "x") for i in range(11))),
+    "large": ObjectProperties(metadata=(("name", "x" * 9000),)),
+}
+# What every store keeps: a refusal of anything else is as good.
+MUST_BE_KEPT = {"none", "all kinds", "2 KiB", "ten tags", "long tags"}
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+@pytest.mark.parametrize("way", ["put", "parts", "put_properties"])
+def test_properties_are_kept_or_refused_and_never_changed(
+    store: Store, name: str, way: str
+) -> None:
+    given = supported(store, PROPERTIES[name])
+    try:
+        if way == "put":
+            facts = store.writer.put("key", b"body", given, ANYTHING)
+        elif way == "parts":
+            upload, parts = write_parts(store, "key", {1: b"body"}, given)
+            facts = store.upload_writer.complete("key", upload, parts, ANYTHING)
+        else:
+            before = store.writer.put("key", b"body", supported(store, ALL_KINDS), ANYTHING)
+            facts = store.writer.put_properties(before, given)
+            assert (facts.version, facts.etag, facts.modified_ms) != (
+                before.version,
+                before.etag,
+                before.modified_ms,
+            )
+            assert facts.hashes == before.hashes
+    except UnsupportedObjectError:
+        assert name not in MUST_BE_KEPT
+        if way == "put_properties":
+            assert current(store, "key") == before
+            given = supported(store, ALL_KINDS)
+        else:
+            assert store.reader.facts("key") is None
+            return
+    else:
+        assert current(store, "key") == facts
+    found = store.reader.properties("key")
+    assert user_given(found, given) == given
+    assert content(store, current(store, "key")) == b"body"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ObjectProperties(metadata=(("Upper", "x"),)),
+        ObjectProperties(metadata=(("a b", "x"),)),
+        ObjectProperties(metadata=(("", "x"),)),
+        ObjectProperties(metadata=(("a", "x"), ("a", "y"))),
+        ObjectProperties(metadata=(("a", "\ud800"),)),
+        ObjectProperties(headers=(("x-other", "x"),)),
+        ObjectProperties(metadata=(("a", "x" * 100_000),)),
+    ],
+    ids=["upper", "blank", "empty", "twice", "surrogate", "header", "100 kB"],
+)
+def test_properties_that_no_store_keeps_are_refused(store: Store, given: ObjectProperties) -> None:
+    with pytest.raises(UnsupportedObjectError):
+        store.writer.put("key", b"x", given, ANYTHING)
+    with pytest.raises(UnsupportedObjectError):
+        store.upload_writer.begin("key", given)
+    assert keys(store) == []
+    facts = put(store, "key")
+    with pytest.raises(UnsupportedObjectError):
+        store.writer.put_properties(facts, given)
+    assert current(store, "key") == facts
+
+
+def test_a_write_if_absent_happens_once(store: Store) -> None:
+    if not store.capabilities.creates_conditionally:
+        return
+    absent = WriteCondition(absent=True)
+    first = store.writer.put("key", b"one", NOTHING, absent)
+    with pytest.raises(PreconditionFailedError):
+        store.writer.put("key", b"two" * 10_000, NOTHING, absent)
+    assert current(store, "key") == first
+    assert store.writer.delete(["key"]) == []
+    assert content(store, store.writer.put("key", b"three", NOTHING, absent)) == b"three"
+
+
+def test_a_write_if_unchanged_replaces_that_object_only(store: Store) -> None:
+    if not store.capabilities.replaces_conditionally:
+        return
+    first = put(store, "key", b"one")
+    second = store.writer.put("key", b"two", NOTHING, WriteCondition(etag=first.etag))
+    for etag in (first.etag, "0" * 32):
+        with pytest.raises(PreconditionFailedError):
+            store.writer.put("key", b"three" * 9000, NOTHING, WriteCondition(etag=etag))
+    with pytest.raises(PreconditionFailedError):
+        store.writer.put("other", b"x", NOTHING, WriteCondition(etag=first.etag))
+    assert list(store.lister.list_objects("")) == [second]
+
+
+def test_an_upload_completes_if_its_condition_holds(store: Store) -> None:
+    if not store.capabilities.completes_conditionally:
+        return
+    upload, parts = write_parts(store, "key", {1: b"new"})
+    old = put(store, "key", b"old")
+    for condition in (WriteCondition(absent=True), WriteCondition(etag="0" * 32)):
+        with pytest.raises(PreconditionFailedError):
+            store.upload_writer.complete("key", upload, parts, condition)
+    assert current(store, "key") == old
+    # The upload is still there.
+    done = store.upload_writer.complete("key", upload, parts, WriteCondition(etag=old.etag))
+    assert content(store, done) == b"new"
+
+
+def test_a_read_gets_the_bytes_of_its_facts_or_an_error(store: Store) -> None:
+    first = put(store, "key", b"one" * 10_000)
+    second = put(store, "key", b"two" * 10_000)
+    assert content(store, second) == b"two" * 10_000
+    if store.capabilities.keeps_versions:
+        assert content(store, first) == b"one" * 10_000
+    else:
+        with pytest.raises(PreconditionFailedError):
+            content(store, first)
+        assert store.writer.delete(["key"]) == []
+        with pytest.raises((PreconditionFailedError, ObjectMissingError)):
+            content(store, second)
+    with pytest.raises((PreconditionFailedError, ObjectMissingError)):
+        content(store, replace(first, key="other"))
+
+
+def test_what_does_not_exist_is_named(store: Store) -> None:
+    put(store, "key")
+    assert store.reader.facts("other") is None
+    with pytest.raises(ObjectMissingError):
+        store.reader.properties("other")
+    if store.capabilities.keeps_versions:
+        for version in ("0", "17171717171717171", "no version", "٣"):
+            with pytest.raises((StoreError, AssertionError)):
+                assert store.reader.facts("key", version=version) is not None
+    upload = UploadId("0123456789abcdef0123456789abcdef")
+    with pytest.raises(ObjectMissingError):
+        store.upload_writer.write_part("key", upload, 1, b"x")
+    with pytest.raises(ObjectMissingError):
+        list(store.upload_reader.parts("key", upload))
+    with pytest.raises(ObjectMissingError):
+        store.upload_writer.complete("key", upload, [UploadedPart(1, 1, "0" * 32)], ANYTHING)
+    store.upload_writer.abort("key", upload)
+
+
+def test_properties_change_only_for_the_object_that_was_meant(store: Store) -> None:
+    first = put(store, "key", b"one")
+    put(store, "key", b"two")
+    given = ObjectProperties(metadata=(("a", "b"),))
+    with pytest.raises(PreconditionFailedError):
+        store.writer.put_properties(first, given)
+    with pytest.raises((PreconditionFailedError, ObjectMissingError)):
+        store.writer.put_properties(replace(first, key="other"), given)
+    assert store.reader.properties("key").metadata == ()
+
+
+def test_versions_and_delete_markers_are_kept(store: Store) -> None:
+    if not store.capabilities.keeps_versions:
+        return
+    written = [put(store, "b", body) for body in (b"1", b"22", b"333")]
+    assert store.writer.delete(["b"]) == []
+    put(store, "a")
+    put(store, "c")
+    found = list(store.lister.list_versions(""))
+    assert [(facts.key, facts.is_delete_marker) for facts in found] == [
+        ("a", False),
+        ("b", True),
+        ("b", False),
+        ("b", False),
+        ("b", False),
+        ("c", False),
+    ]
+    assert found[2:5] == written[::-1]
+    assert len({facts.version for facts in found if facts.key == "b"}) == 4
+    assert keys(store) == ["a", "c"]
+    assert store.reader.facts("b") is None
+    assert store.reader.facts("b", version=found[1].version) is None
+    for facts, body in zip(written, (b"1", b"22", b"333"), strict=True):
+        assert store.reader.facts("b", version=facts.version) == facts
+        assert content(store, facts) == body
+    with pytest.raises(ObjectMissingError):
+        store.reader.properties("b")
+    assert store.reader.properties("b", version=written[0].version).metadata == ()
+
+
+def test_many_versions_of_one_key_are_listed_newest_first(store: Store) -> None:
+    if not store.capabilities.keeps_versions:
+        return
+    put(store, "a")
+    written = [put(store, "key", str(i).encode()) for i in range(1005)]
+    put(store, "z")
+    found = [facts for facts in store.lister.list_versions("") if facts.key == "key"]
+    assert found == written[::-1]
+    assert [key for key, _ in groupby(store.lister.list_versions(""), lambda f: f.key)] == [
+        "a",
+        "key",
+        "z",
+    ]
+
+
+def test_parts_in_any_order_become_the_object(store: Store) -> None:
+    size = part_bytes(store)
+    bodies = {3: b"the end", 1: noise(size, 1), 2: noise(size + 1, 2)}
+    upload, parts = write_parts(store, "key", bodies, ObjectProperties(metadata=(("a", "b"),)))
+    assert store.reader.facts("key") is None
+    assert list(store.upload_reader.uploads("")) == [("key", upload)]
+    assert list(store.upload_reader.parts("key", upload)) == sorted(parts, key=lambda p: p.number)
+    facts = store.upload_writer.complete("key", upload, parts, ANYTHING)
+    body = b"".join(bodies[number] for number in sorted(bodies))
+    assert (content(store, facts), facts.size_bytes) == (body, len(body))
+    assert current(store, "key") == facts
+    assert store.reader.properties("key").metadata == (("a", "b"),)
+    assert content(store, facts, size - 5, size + 5) == body[size - 5 : size + 5]
+    assert content(store, facts, 2 * size - 5) == body[2 * size - 5 :]
+    known = {
+        HashAlgorithm.CRC32C: fastcrc.crc32.iscsi(body).to_bytes(4, "big"),
+        HashAlgorithm.CRC32: fastcrc.crc32.iso_hdlc(body).to_bytes(4, "big"),
+        HashAlgorithm.CRC64NVME: crc64nvme(body).to_bytes(8, "big"),
+    }
+    assert {one.algorithm.value for one in facts.hashes} >= set(store.capabilities.whole_hashes)
+    for one in facts.hashes:
+        assert one.digest == known[one.algorithm]
+    assert list(store.upload_reader.uploads("")) == []
+
+
+def test_an_upload_goes_on_where_it_was_left(store: Store) -> None:
+    size = part_bytes(store)
+    upload, _ = write_parts(store, "a/key", {1: noise(size, 1), 2: noise(size, 9)})
+    other, _ = write_parts(store, "b", {1: b"x"})
+    # Nothing of the process that began is known but what the store has.
+    assert list(store.upload_reader.uploads("a/")) == [("a/key", upload)]
+    assert sorted(store.upload_reader.uploads("")) == [("a/key", upload), ("b", other)]
+    store.upload_writer.write_part("a/key", upload, 2, noise(size, 2))
+    store.upload_writer.write_part("a/key", upload, 5, b"end")
+    parts = list(store.upload_reader.parts("a/key", upload))
+    assert [(part.number, part.size_bytes) for part in parts] == [(1, size), (2, size), (5, 3)]
+    facts = store.upload_writer.complete("a/key", upload, parts, ANYTHING)
+    assert content(store, facts) == noise(size, 1) + noise(size, 2) + b"end"
+    assert list(store.upload_reader.uploads("")) == [("b", other)]
+
+
+def test_a_part_that_was_not_named_is_no_part_of_the_object(store: Store) -> None:
+    size = part_bytes(store)
+    upload, parts = write_parts(store, "key", {1: noise(size, 1), 2: noise(size, 2), 3: b"3"})
+    facts = store.upload_writer.complete("key", upload, [parts[0], parts[2]], ANYTHING)
+    assert content(store, facts) == noise(size, 1) + b"3"
+
+
+def test_a_completed_upload_is_completed_no_second_time(store: Store) -> None:
+    upload, parts = write_parts(store, "key", {1: b"one"})
+    first = store.upload_writer.complete("key", upload, parts, ANYTHING)
+    try:
+        again = store.upload_writer.complete("key", upload, parts, ANYTHING)
+    except ObjectMissingError:
+        again = first
+    assert (again.etag, again.version) == (first.etag, first.version)
+    assert list(store.lister.list_versions("")) == [first]
+    with pytest.raises(ObjectMissingError):
+        store.upload_writer.write_part("key", upload, 2, b"two")
+
+
+def test_an_aborted_upload_is_gone(store: Store) -> None:
+    upload, parts = write_parts(store, "key", {1: noise(part_bytes(store))})
+    store.upload_writer.abort("key", upload)
+    store.upload_writer.abort("key", upload)
+    assert list(store.upload_reader.uploads("")) == []
+    for action in (
+        lambda: store.upload_writer.write_part("key", upload, 1, b"x"),
+        lambda: store.upload_writer.complete("key", upload, parts, ANYTHING),
+        lambda: list(store.upload_reader.parts("key", upload)),
+    ):
+        with pytest.raises(ObjectMissingError):
+            action()
+    assert keys(store) == []
+
+
+def test_an_upload_with_other_parts_than_the_store_has_is_not_completed(store: Store) -> None:
+    upload, parts = write_parts(store, "key", {1: b"one"})
+    wrong: list[list[UploadedPart]] = [
+        [],
+        [replace(parts[0], etag="0" * 32)],
+        [replace(parts[0], number=2)],
+        [parts[0], replace(parts[0], number=2)],
+        [parts[0], parts[0]],
+    ]
+    for named in wrong:
+        with pytest.raises(StoreError):
+            store.upload_writer.complete("key", upload, named, ANYTHING)
+    assert keys(store) == []
+    assert content(store, store.upload_writer.complete("key", upload, parts, ANYTHING)) == b"one"
+
+
+def test_part_numbers_are_those_of_s3(store: Store) -> None:
+    upload = store.upload_writer.begin("key", NOTHING)
+    for number in (-1, 0, 10_001):
+        with pytest.raises(StoreError):
+            store.upload_writer.write_part("key", upload, number, b"x")
+    last = store.upload_writer.write_part("key", upload, 10_000, b"last")
+    facts = store.upload_writer.complete("key", upload, [last], ANYTHING)
+    assert content(store, facts) == b"last"
+
+
+def test_a_small_part_before_the_last_is_refused_where_parts_have_a_least_size(
+    target: ContractStore,
+) -> None:
+    store = target.store
+    upload, parts = write_parts(store, "key", {1: b"small", 2: b"last"})
+    if store.capabilities.part_bytes_min and target.refuses_small_parts:
+        with pytest.raises(StoreError):
+            store.upload_writer.complete("key", upload, parts, ANYTHING)
+        assert keys(store) == []
+    else:
+        facts = store.upload_writer.complete("key", upload, parts, ANYTHING)
+        assert content(store, facts) == b"smalllast"
+
+
+def test_a_range_of_an_object_becomes_a_part(store: Store) -> None:
+    if not store.capabilities.copies_ranges:
+        return
+    size, writer = part_bytes(store), store.upload_writer
+    body = noise(3 * size)
+    base = put(store, "base", body)
+
+    def source(first: int, end: int) -> CopySource:
+        return CopySource("base", base.version, base.etag, first, end)
+
+    upload = writer.begin("key", NOTHING)
+    parts = [
+        writer.copy_part("key", upload, 1, source(1, size + 1)),
+        writer.write_part("key", upload, 2, noise(size, 5)),
+        writer.copy_part("key", upload, 3, source(2 * size - 1, 3 * size)),
+    ]
+    assert [part.size_bytes for part in parts] == [size, size, size + 1]
+    facts = writer.complete("key", upload, parts, ANYTHING)
+    expected = body[1 : size + 1] + noise(size, 5) + body[2 * size - 1 :]
+    assert content(store, facts) == expected
+    for one in facts.hashes:
+        if one.algorithm is HashAlgorithm.CRC32C:
+            assert one.digest == fastcrc.crc32.iscsi(expected).to_bytes(4, "big")
+    # Onto itself, from an object that was itself put together.
+    upload = writer.begin("key", NOTHING)
+    pinned = CopySource("key", facts.version, facts.etag, size - 3, 2 * size + 3)
+    again = writer.complete("key", upload, [writer.copy_part("key", upload, 1, pinned)], ANYTHING)
+    assert content(store, again) == expected[size - 3 : 2 * size + 3]
+    # The object does not depend on what it was copied from.
+    assert store.writer.delete(["base"]) == []
+    assert content(store, again) == expected[size - 3 : 2 * size + 3]
+
+
+def test_a_range_of_another_object_than_meant_is_not_copied(store: Store) -> None:
+    if not store.capabilities.copies_ranges:
+        return
+    size = part_bytes(store)
+    old = put(store, "base", noise(size, 1))
+    put(store, "base", noise(size, 2))
+    upload = store.upload_writer.begin("key", NOTHING)
+    refused = [
+        CopySource("base", "", old.etag, 0, size),
+        CopySource("none", "", old.etag, 0, size),
+        CopySource("base", "", current(store, "base").etag, 0, size + 1),
+        CopySource("base", "", current(store, "base").etag, 5, 4),
+    ]
+    for source in refused:
+        with pytest.raises(StoreError):
+            store.upload_writer.copy_part("key", upload, 1, source)
+    assert list(store.upload_reader.parts("key", upload)) == []
+    if store.capabilities.keeps_versions:
+        part = store.upload_writer.copy_part(
+            "key", upload, 1, CopySource("base", old.version, old.etag, 0, size)
+        )
+        facts = store.upload_writer.complete("key", upload, [part], ANYTHING)
+        assert content(store, facts) == noise(size, 1)
+
+
+def test_ten_thousand_parts_become_an_object(target: ContractStore) -> None:
+    if not target.takes_large:
+        return
+    store = target.store
+    upload, parts = write_parts(store, "key", {i: b"%05d" % i for i in range(10_000, 0, -1)})
+    assert len(list(store.upload_reader.parts("key", upload))) == 10_000
+    facts = store.upload_writer.complete("key", upload, parts, ANYTHING)
+    body = b"".join(b"%05d" % i for i in range(1, 10_001))
+    assert content(store, facts) == body
+    assert content(store, facts, 24_998, 25_012) == body[24_998:25_012]
+    assert facts.hashes[0].digest == fastcrc.crc32.iscsi(body).to_bytes(4, "big")
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """Private memory for 256 MiB more than now; maps of files do not count."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (used + (256 << 20), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_five_gib_cross_without_being_in_memory(target: ContractStore, tmp_path: Path) -> None:
+    if not target.takes_large:
+        return
+    store, marks = target.store, {0: b"begin", 3 * GIB - 2: b"middle", 5 * GIB - 3: b"end"}
+    with (tmp_path / "sparse").open("w+b") as file:
+        for at, mark in marks.items():
+            file.seek(at)
+            file.write(mark)
+        file.flush()
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        view = memoryview(mapped)
+        upload = store.upload_writer.begin("key", NOTHING)
+        # S3 takes parts of up to 5 GiB: one large, one small.
+        bodies = [view[: 5 * GIB - 100], view[5 * GIB - 100 :]]
+        parts = [
+            store.upload_writer.write_part("key", upload, number, body)
+            for number, body in enumerate(bodies, start=1)
+        ]
+        facts = store.upload_writer.complete("key", upload, parts, ANYTHING)
+        for body in (*bodies, view):
+            body.release()
+        mapped.close()
+    assert facts.size_bytes == 5 * GIB
+    for at, mark in marks.items():
+        assert content(store, facts, at, at + len(mark)) == mark
+    # Sparse there as here: the folder has not grown by gigabytes.
+    used = sum(path.stat().st_blocks * 512 for path in tmp_path.rglob("*") if path.is_file())
+    assert used < 100 << 20
+
+
+def test_many_keys_are_deleted_at_once_and_missing_ones_count_as_deleted(store: Store) -> None:
+    wanted = [f"{i:04}" for i in range(0, 1100, 2)]
+    for key in wanted[1:]:
+        put(store, key)
+    put(store, "stays")
+    assert store.writer.delete([]) == []
+    assert store.writer.delete([f"{i:04}" for i in range(1100)]) == []
+    assert keys(store) == ["stays"]
+    assert store.writer.delete(["stays", "stays"]) == []
+    assert keys(store) == []
+
+
+def test_the_feed_reports_each_change_once_in_order(store: Store) -> None:
+    feed = store.feed
+    if feed is None:
+        return
+    begun = feed.position()
+    assert list(feed.changes(begun)) == []
+    first = put(store, "a")
+    second = put(store, "b")
+    third = store.writer.put_properties(first, ObjectProperties(metadata=(("a", "b"),)))
+    assert store.writer.delete(["b", "missing"]) == []
+    upload, parts = write_parts(store, "c", {1: b"x"})
+    fourth = store.upload_writer.complete("c", upload, parts, ANYTHING)
+    found = list(feed.changes(begun))
+    assert [(change.key, change.is_delete) for change in found] == [
+        ("a", False),
+        ("b", False),
+        ("a", False),
+        ("b", True),
+        ("c", False),
+    ]
+    positions = [change.position for change in found]
+    assert positions == sorted(set(positions))
+    assert feed.position() == positions[-1]
+    versions = [change.version for change in found if not change.is_delete]
+    assert versions == [facts.version for facts in (first, second, third, fourth)]
+    for number, position in enumerate(positions, start=1):
+        assert list(feed.changes(position)) == found[number:]
+
+
+def test_a_failed_write_is_no_change(store: Store) -> None:
+    feed = store.feed
+    if feed is None:
+        return
+    put(store, "key")
+    before = feed.position()
+    failures: list[Callable[[], object]] = [
+        lambda: store.writer.put("key", b"x", NOTHING, WriteCondition(absent=True)),
+        lambda: store.writer.put("key", b"x" * 50_000, NOTHING, WriteCondition(etag="0")),
+        lambda: put(store, ""),
+    ]
+    for failure in failures:
+        with pytest.raises(StoreError):
+            failure()
+    assert (feed.position(), list(feed.changes(before))) == (before, [])
+    with pytest.raises(PositionTrimmedError):
+        list(feed.changes(-1))
