@@ -65,8 +65,10 @@ class ObjectFacts:
     """One version of a key, as the store describes it.
 
     `etag`, `version` and `modified_ms` form the stamp: while it is the same, so are the
-    bytes and properties. `hashes` are those over the whole object that the store
-    recorded, by algorithms that its probe trusts.
+    bytes and properties. What a store does not say is empty: S3 gives no time with the
+    answer to a write, no version in a listing of current objects, and whole seconds
+    with an object's headers. So stamps are compared by `same_stamp`. `hashes` are those
+    over the whole object that the store recorded, by algorithms that its probe trusts.
     """
 
     key: str
@@ -156,6 +158,8 @@ class Capabilities:
 
     `part_bytes_min` is 0 where parts of any size are taken. `whole_hashes` are the
     algorithms by which the store can describe every object it is given from now on.
+    `reasons` has the name of a field above and the reason for its value, where the
+    store lacks something or was not asked.
     """
 
     kind: str
@@ -171,6 +175,7 @@ class Capabilities:
     part_bytes_min: int
     metadata_bytes_max: int
     whole_hashes: tuple[str, ...]
+    reasons: tuple[tuple[str, str], ...] = ()
 
 
 class ObjectLister(Protocol):
@@ -238,8 +243,14 @@ class ObjectWriter(Protocol):
             StoreError: the store refused.
         """
 
-    def put_properties(self, facts: ObjectFacts, properties: ObjectProperties) -> ObjectFacts:
+    def put_properties(
+        self, facts: ObjectFacts, properties: ObjectProperties, *, tags_only: bool = False
+    ) -> ObjectFacts:
         """Replace the properties of this object; no byte of its data crosses.
+
+        With `tags_only` the caller knows that all but the tags are equal already: one
+        request does it. An S3 store without versions then cannot tell whether the
+        object is still this one.
 
         Raises:
             PreconditionFailedError: the object is another one by now.
@@ -284,10 +295,16 @@ class UploadWriter(Protocol):
         """
 
     def complete(
-        self, key: str, upload: UploadId, parts: Sequence[UploadedPart], condition: WriteCondition
+        self,
+        key: str,
+        upload: UploadId,
+        parts: Sequence[UploadedPart],
+        properties: ObjectProperties,
+        condition: WriteCondition,
     ) -> ObjectFacts:
         """Make the object from its parts, in the order of their numbers, whatever the
-        order of `parts`.
+        order of `parts`. `properties` are those given to `begin`: some stores drop the
+        tags there, and take them only once the object exists.
 
         Raises:
             ObjectMissingError: the upload does not exist any more, or one of these
@@ -324,6 +341,28 @@ class UploadReader(Protocol):
         """
 
 
+class ScratchSpace(Protocol):
+    """Where parts of a stitched object are made: out of sight of every listing."""
+
+    def new_key(self) -> str:
+        """A key that nobody else uses; the upload ports take it as any other."""
+
+    def discard(self, made: Sequence[ObjectFacts]) -> None:
+        """Delete scratch objects, each in just this version.
+
+        Raises:
+            StoreError: one may be left; `clean` removes it later.
+        """
+
+    def clean(self, *, before_ms: int) -> int:
+        """Delete what killed processes left before this time, in ms since the epoch;
+        returns how many objects and uploads.
+
+        Raises:
+            StoreError: some may be left.
+        """
+
+
 class ChangeFeed(Protocol):
     """The changes of a store, in order."""
 
@@ -344,7 +383,9 @@ class ChangeFeed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """One store by its ports. `feed` is None where the store has none."""
+    """One store by its ports. `feed` is None where the store has none, `scratch` where
+    it cannot make a part of a new object from a range of an old one.
+    """
 
     address: str
     capabilities: Capabilities
@@ -354,3 +395,18 @@ class Store:
     upload_writer: UploadWriter
     upload_reader: UploadReader
     feed: ChangeFeed | None = None
+    scratch: ScratchSpace | None = None
+
+
+def same_stamp(ours: ObjectFacts, theirs: ObjectFacts) -> bool:
+    """Whether both describe the same state of a key, as far as both say; times agree if
+    they differ in their ms only and one of them has none.
+    """
+    times = ours.modified_ms, theirs.modified_ms
+    known = ours.modified_ms and theirs.modified_ms
+    whole = any(time % 1000 == 0 for time in times)
+    return (
+        (ours.key, ours.size_bytes, ours.etag) == (theirs.key, theirs.size_bytes, theirs.etag)
+        and (not ours.version or not theirs.version or ours.version == theirs.version)
+        and (not known or times[0] == times[1] or (whole and times[0] // 1000 == times[1] // 1000))
+    )
