@@ -37,7 +37,7 @@ def check_pair(source: str, target: str) -> None:
 def _place(address: str) -> tuple[tuple[str, ...], str]:
     """The bucket and the prefix in it."""
     scheme, colon, rest = address.partition(":")
-    if colon and scheme == "local":
+    if colon and scheme.lower() == "local":
         # Links are followed: two names of one folder are one bucket (OZ-002).
         return ("local", os.path.realpath(rest)), ""
     parts = urlsplit(address)

@@ -221,14 +221,10 @@ def _properties_once(task: CopyTask) -> Steps[CopyResult]:
 
 def _replace_properties(task: CopyTask, properties: ObjectProperties) -> Steps[ObjectFacts]:
     assert task.target is not None
-    # No store guards this by a condition, so the target is looked at first.
-    now = yield from target_facts(task.key)
-    if now is None or not same_stamp(now, task.target):
-        raise target_changed(task.key)
     tags_only = differ_in_tags_only(task.crossing.digest(properties), task.properties)
     try:
         answer = yield PutProperties(task.target, properties, tags_only)
-    except PreconditionFailedError as error:
+    except (PreconditionFailedError, ObjectMissingError) as error:
         raise target_changed(task.key) from error
     assert isinstance(answer, ObjectFacts)
     if answer.size_bytes != task.target.size_bytes:
