@@ -442,7 +442,7 @@ def part_bytes_of(source: ObjectFacts, part_bytes_min: int) -> int:
         for size in _USUAL_PART_BYTES:
             if size >= part_bytes_min and -(-source.size_bytes // size) == int(count):
                 return size
-    return max(part_bytes_min, -(-least // _MIB) * _MIB)
+    return part_bytes_min if least <= part_bytes_min else -(-least // _MIB) * _MIB
 
 
 def target_changed(key: str) -> CopyFailedError:
