@@ -92,7 +92,9 @@ class CopyFailedError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class SentPart:
-    """A part that the target acknowledged; `blake3` is of the bytes that were sent."""
+    """A part that the target acknowledged; `blake3` is of the bytes that were sent,
+    empty where the target copied them from itself.
+    """
 
     part: UploadedPart
     blake3: bytes

@@ -10,32 +10,27 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from proof.item import ContentHash
-from replicator.copy import (
-    CopyTask,
-    PartTransfer,
-    SourceChangedError,
-    begin_upload,
-    check_answer,
-    complete_upload,
-    copy_large,
-    copy_once,
-    drop_upload,
-    read_properties,
-    read_range,
-    record_upload,
-    source_facts,
-    target_changed,
-    target_facts,
-    with_restart,
-)
+from replicator.copy import copy_large, copy_once, with_restart
 from replicator.copy_requests import (
     CopyFailedError,
     CopyPart,
     CopyResult,
     FailureReason,
     PutProperties,
+    SavePart,
+    SentPart,
     Steps,
     StitchObject,
+)
+from replicator.copy_task import (
+    CopyTask,
+    SourceChangedError,
+    check_answer,
+    read_properties,
+    read_range,
+    source_facts,
+    target_changed,
+    target_facts,
 )
 from replicator.crossing import differ_in_tags_only
 from replicator.hashing import ContentHasher
@@ -43,11 +38,20 @@ from replicator.stitching import Patch, StitchRefusal, plan_stitch
 from replicator.stores.port import (
     CopySource,
     ObjectFacts,
+    ObjectMissingError,
     ObjectProperties,
     PreconditionFailedError,
     StoreError,
     UploadedPart,
     same_stamp,
+)
+from replicator.uploads import (
+    PartTransfer,
+    adopt_finished,
+    begin_upload,
+    complete_upload,
+    drop_upload,
+    record_upload,
 )
 from replicator.windows import ChangedRange, WindowHasher, WindowTable, changed_ranges
 
@@ -130,6 +134,10 @@ def _patch_once(task: CopyTask) -> Steps[CopyResult]:
     assert task.target is not None
     base_windows = task.windows
     assert base_windows is not None
+    properties = yield from read_properties(task)
+    adopted = yield from adopt_finished(task, properties)
+    if adopted is not None:
+        return adopted
     if task.upload is not None:
         if task.source.size_bytes > task.limits.part_bytes and task.upload.is_whole:
             # An earlier run was sending the whole object, and has sent a part of it.
@@ -138,7 +146,6 @@ def _patch_once(task: CopyTask) -> Steps[CopyResult]:
         task = replace(task, upload=None)
     if task.source.size_bytes <= task.limits.part_bytes:
         return (yield from copy_once(task))
-    properties = yield from read_properties(task)
     hasher, windows = yield from _read_whole(task)
     changes = changed_ranges(base_windows, windows)
     if changes == () and set(hasher.hashes()) & set(task.content):
@@ -246,6 +253,7 @@ def _send_patch(task: CopyTask, parts: tuple[PatchPart, ...], whole: _Whole) -> 
                 answer = yield CopyPart(task.key, upload, number, source)
                 assert isinstance(answer, UploadedPart)
                 transfer.parts[number] = answer
+                yield SavePart(task.key, SentPart(answer, b""))
             else:
                 body = yield from read_range(task, part.first, part.end)
                 yield from transfer.send(number, body)

@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 from merkle.errors import ReconcileError
 from replicator.comparison import Comparison, EqualityTally
 from replicator.copier import Copier, CopierLimits
-from replicator.copy import CopyLimits, CopyTask, copy_object, drop_upload
+from replicator.copy import copy_object
 from replicator.copy_requests import (
     CopyFailedError,
     CopyResult,
@@ -24,12 +24,14 @@ from replicator.copy_requests import (
     ObjectStamp,
     Steps,
 )
+from replicator.copy_task import CopyLimits, CopyTask
 from replicator.crossing import Crossing, lacking
 from replicator.difference import Action, DecisionRules
 from replicator.ledger import Ledger, PlannedStep
 from replicator.pair import check_pair
 from replicator.patch import patch_object, put_properties
 from replicator.stores.port import ObjectFacts, Store, StoreError, UnsupportedObjectError
+from replicator.uploads import drop_upload
 from runtime.errors import OperationInterruptedError
 from runtime.progress import BYTES, ProgressSink
 from runtime.rate_limit import Clock, RateLimiter

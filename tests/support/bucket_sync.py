@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from replicator.copier import CopierLimits
-from replicator.copy import CopyLimits
+from replicator.copy_task import CopyLimits
 from replicator.ledger import Ledger
 from replicator.stores.port import Store
 from replicator.sync import BucketSync, SyncOptions, SyncPlan, SyncReport

@@ -315,9 +315,7 @@ class MemoryStore:
         if condition.etag and (found is None or found.facts.etag != condition.etag):
             raise PreconditionFailedError(f"{key} is another object")
 
-    def _keep(
-        self, key: str, body: bytes, properties: ObjectProperties, etag: str
-    ) -> ObjectFacts:
+    def _keep(self, key: str, body: bytes, properties: ObjectProperties, etag: str) -> ObjectFacts:
         hasher = ContentHasher()
         hasher.update(body)
         hashes = tuple[ContentHash, ...]()
