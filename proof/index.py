@@ -59,6 +59,14 @@ class EvidenceCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemFacts:
+    """An item as one side tells the other, which computes the ID itself."""
+
+    item: Item
+    evidence: ItemEvidence
+
+
+@dataclass(frozen=True, slots=True)
 class IndexedItem:
     """A row of the index."""
 
