@@ -38,3 +38,9 @@ class ComparisonLimitError(ReconcileError):
     """A comparison would pass a limit of its size: symbols, items or trips."""
 
     code = "comparison_limit"
+
+
+class SpansInvalidError(ReconcileError):
+    """The stored sums of spans are damaged; they can be made again from the items."""
+
+    code = "spans_invalid"
