@@ -85,6 +85,7 @@ _AnswerType = TypeVar("_AnswerType", bound=Answer)
 class BucketComparison:
     """What a comparison found, at one cut."""
 
+    job: bytes
     ours: SetRoot
     theirs: SetRoot
     cut: AppliedPositions
@@ -202,7 +203,7 @@ class SourceComparison:
         with rewound(self._index, self._cut) as view:
             root = view.roots([self._range])[0]
         outcome = BucketComparison(
-            root, answer.root, self._cut, self._at, ours_evidence, answer.evidence
+            self._job, root, answer.root, self._cut, self._at, ours_evidence, answer.evidence
         )
         if root == answer.root:
             return outcome

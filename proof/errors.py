@@ -77,3 +77,9 @@ class IndexRefusedError(RefusalError):
 
     code = "index_refused"
     exit_status = 6
+
+
+class SpansInvalidError(ReconcileError):
+    """The stored sums of spans are damaged; they can be made again from the items."""
+
+    code = "spans_invalid"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Self
 
+from proof.errors import SpansInvalidError
 from proof.index import KeyRange
 from proof.item import ID_BYTES, ItemId
 from proof.root import ROOT_EMPTY, SetRoot
@@ -130,21 +131,24 @@ class SpanSums:
         """Read `to_bytes`.
 
         Raises:
-            ValueError: these bytes are none of it.
+            SpansInvalidError: these bytes are none of it.
         """
         spans, at = cls(), 0
         starts, roots = list[str](), list[SetRoot]()
         while at < len(data):
             if len(data) - at < _SPAN.size:
-                raise ValueError("the span sums are cut short")
+                raise SpansInvalidError("the span sums are cut short")
             length, count, total = _SPAN.unpack_from(data, at)
             at += _SPAN.size + length
             if at > len(data):
-                raise ValueError("the span sums are cut short")
-            starts.append(data[at - length : at].decode())
+                raise SpansInvalidError("the span sums are cut short")
+            try:
+                starts.append(data[at - length : at].decode())
+            except UnicodeDecodeError as error:
+                raise SpansInvalidError("a span does not begin with a key") from error
             roots.append(SetRoot(count, int.from_bytes(total, "big")))
         if starts[:1] != [""] or any(a >= b for a, b in pairwise(starts)):
-            raise ValueError("the spans do not ascend from the first key")
+            raise SpansInvalidError("the spans do not ascend from the first key")
         spans._starts, spans._roots = starts, roots
         return spans
 
