@@ -300,7 +300,9 @@ def _execute(
                     _add(store, scratch_key, scratch, number, piece, sources)
                     for number, piece in enumerate((step.first, step.last), start=1)
                 ]
-                facts = store.upload_writer.complete(scratch_key, scratch, pair, anything)
+                facts = store.upload_writer.complete(
+                    scratch_key, scratch, pair, ObjectProperties(), anything
+                )
             made.append(facts)
             sources[step.number] = facts
         if not base.version:
@@ -308,7 +310,7 @@ def _execute(
             if now is None or not same_stamp(now, base):
                 raise PreconditionFailedError(f"{base.key} changed while it was stitched")
         return store.upload_writer.complete(
-            base.key, upload, parts, WriteCondition(etag=base.etag), properties
+            base.key, upload, parts, properties, WriteCondition(etag=base.etag)
         )
 
 

@@ -60,6 +60,8 @@ PROPERTIES_BYTES_MAX = 64 << 10
 BODY_BYTES_MAX = 16 << 10
 # Changes that the history reaches back. Data overwritten since then takes space.
 HISTORY_CHANGES_MAX = 100_000
+# How long one process waits for another's transaction; those are short.
+LOCK_WAIT_S = 60.0
 # The history is trimmed whenever it is longer by this share.
 _TRIM_SHARE = 100
 # Of keys deleted in one transaction: others wait for it.
@@ -93,6 +95,7 @@ class LocalBucket:
         create: bool = False,
         body_bytes_max: int = BODY_BYTES_MAX,
         history_changes_max: int = HISTORY_CHANGES_MAX,
+        lock_wait_s: float = LOCK_WAIT_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Open the bucket in a folder, and remove what killed processes left there.
@@ -113,7 +116,7 @@ class LocalBucket:
         self._trim_at = 0
         with named_errors(folder):
             _check_folder(folder, disk, create=create)
-        self._database = BucketDatabase(folder, disk, create=create)
+        self._database = BucketDatabase(folder, disk, create=create, lock_wait_s=lock_wait_s)
         self._files = DataFiles(folder, disk)
         self.view = LocalView(self._database, self._files)
         try:
@@ -211,6 +214,8 @@ class LocalBucket:
         self, facts: ObjectFacts, properties: ObjectProperties, *, tags_only: bool = False
     ) -> ObjectFacts:
         """See ObjectWriter: a new version with the same content."""
+        # Rows are replaced as a whole either way.
+        del tags_only
         name = _checked_key(facts.key)
         _check_properties(properties)
         with self._database.change() as rows:
@@ -299,18 +304,20 @@ class LocalBucket:
         key: str,
         upload: UploadId,
         parts: Sequence[UploadedPart],
+        properties: ObjectProperties,
         condition: WriteCondition,
-        properties: ObjectProperties | None = None,
     ) -> ObjectFacts:
         """See UploadWriter: moves rows, no data. CRCs of the parts give that of the
         object; its MD5 and BLAKE3 are unknown unless it has but one part.
         """
+        # The upload has them already.
+        del properties
         name = _checked_key(key)
         ordered = sorted(parts, key=lambda part: part.number)
         if not ordered or len({part.number for part in ordered}) < len(ordered):
             raise UnsupportedObjectError("an object needs parts, each of another number", key=key)
         with self._database.change() as rows:
-            began_with = _upload_properties(rows, upload, name)
+            kept = _upload_properties(rows, upload, name)
             _check_condition(rows, name, condition)
             stored = {number: (at, facts) for number, at, facts in _parts(rows, upload)}
             for part in ordered:
@@ -327,7 +334,7 @@ class LocalBucket:
             rows.remove_upload(upload)
             for number, _ in stored.values():
                 rows.drop_content(number)
-            made = rows.supersede(name, content, began_with, modified_ms=self._now_ms())
+            made = rows.supersede(name, content, kept, modified_ms=self._now_ms())
         self._try_removing_garbage()
         self._changed(made)
         return made
@@ -465,6 +472,7 @@ CAPABILITIES = Capabilities(
     part_bytes_min=0,
     metadata_bytes_max=PROPERTIES_BYTES_MAX,
     whole_hashes=(HashAlgorithm.CRC32C.value,),
+    stamps_cover_properties=True,
 )
 
 
@@ -480,7 +488,7 @@ def _check_folder(folder: Path, disk: Disk, *, create: bool) -> None:
             )
         disk.make_folder(folder)
     names = set(disk.names(folder)) - {"lost+found"}
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
         raise StoreError(
             f"{folder} cannot be written to, as locks of readers require",
             hint=f"Run this as a user that may, such as {owner_of(folder)}.",

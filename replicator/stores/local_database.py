@@ -19,8 +19,6 @@ DATABASE_FILE = "bucket.db"
 # "Tfbk": marks the file as a bucket of ours.
 _APPLICATION_ID = 0x5466626B
 _FORMAT_VERSION = 1
-# How long one process waits for another's transaction; those are short.
-_LOCK_WAIT_S = 60.0
 # Keeps the log small after one large transaction.
 _LOG_BYTES_MAX = 64 << 20
 
@@ -74,7 +72,7 @@ class BucketDatabase:
     open too.
     """
 
-    def __init__(self, folder: Path, disk: Disk, *, create: bool) -> None:
+    def __init__(self, folder: Path, disk: Disk, *, create: bool, lock_wait_s: float) -> None:
         """Open the database, and make it first if it may be.
 
         Raises:
@@ -88,7 +86,7 @@ class BucketDatabase:
         with named_errors(self._path):
             uri = f"{self._path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
             self._connection = sqlite3.connect(
-                uri, _LOCK_WAIT_S, uri=True, isolation_level=None, check_same_thread=False
+                uri, lock_wait_s, uri=True, isolation_level=None, check_same_thread=False
             )
         try:
             with named_errors(self._path):

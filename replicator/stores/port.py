@@ -159,8 +159,9 @@ class Capabilities:
 
     `part_bytes_min` is 0 where parts of any size are taken. `whole_hashes` are the
     algorithms by which the store can describe every object it is given from now on.
-    `reasons` has the name of a field above and the reason for its value, where the
-    store lacks something or was not asked.
+    `stamps_cover_properties`: whatever changes an object's properties changes its stamp
+    too; S3's tags and ACLs change without. `reasons` has the name of a field above and
+    the reason for its value, where the store lacks something or was not asked.
     """
 
     kind: str
@@ -177,6 +178,7 @@ class Capabilities:
     metadata_bytes_max: int
     whole_hashes: tuple[str, ...]
     reasons: tuple[tuple[str, str], ...] = ()
+    stamps_cover_properties: bool = False
 
 
 class ObjectLister(Protocol):
@@ -300,12 +302,12 @@ class UploadWriter(Protocol):
         key: str,
         upload: UploadId,
         parts: Sequence[UploadedPart],
+        properties: ObjectProperties,
         condition: WriteCondition,
-        properties: ObjectProperties | None = None,
     ) -> ObjectFacts:
         """Make the object from its parts, in the order of their numbers, whatever the
-        order of `parts`. Some stores drop the tags given to `begin`: whoever resumes
-        another's upload passes its properties again.
+        order of `parts`. `properties` are those given to `begin`: some stores drop the
+        tags there, and take them only once the object exists.
 
         Raises:
             ObjectMissingError: the upload does not exist any more, or one of these

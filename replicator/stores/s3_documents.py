@@ -184,13 +184,24 @@ def parse_grants(body: bytes) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(grants))
 
 
+def parse_owner(body: bytes) -> str:
+    """The ID of the owner in an ACL.
+
+    Raises:
+        S3ProtocolError: it is no ACL, or names no owner.
+    """
+    return _text(parse_document(body, "AccessControlPolicy"), "Owner/ID")
+
+
 def parse_versioning(body: bytes) -> bool:
     """Whether a bucket has kept versions at any time.
 
     Raises:
         S3ProtocolError: it is no such document.
     """
-    status = parse_document(body, "VersioningConfiguration").findtext("Status") or ""
+    # The second is moto's name for it.
+    root = parse_document(body, "VersioningConfiguration", "GetBucketVersioningResponse")
+    status = root.findtext("Status") or ""
     return status.strip() in ("Enabled", "Suspended")
 
 
@@ -303,6 +314,9 @@ def _time_ms(parent: Element, tag: str) -> int:
 
 
 def _is_truncated(root: Element) -> bool:
+    if root.find("IsTruncated") is None and not root.findtext("NextKeyMarker"):
+        # moto leaves it out of the last page.
+        return False
     text = _text(root, "IsTruncated").strip()
     if text not in ("true", "false"):
         raise S3ProtocolError(f"the store sent {text[:40]!r} as IsTruncated")

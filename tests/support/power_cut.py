@@ -86,7 +86,8 @@ class PowerCut:
         if is_database and operation in (Operation.BATCH, Operation.SYNC):
             act()
             self._follow_database(operation, path)
-        elif not path.is_relative_to(self._root_path):
+        elif operation is Operation.BATCH or not path.is_relative_to(self._root_path):
+            # SQLite has synced its files when a commit returns.
             act()
         elif operation is Operation.WRITE:
             node = self._known_file(path)

@@ -1,0 +1,91 @@
+"""Addresses of stores: `local:PATH` or `s3://BUCKET/PREFIX?endpoint_url=URL`."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from runtime.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAddress:
+    """A local bucket; the path is absolute."""
+
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class S3Address:
+    """A bucket of an S3 store, as it was given; its adapter reads the rest."""
+
+    text: str
+
+
+StoreAddress: TypeAlias = LocalAddress | S3Address
+
+
+def parse_address(text: str) -> StoreAddress:
+    """The store that an argument names. Nothing is opened or looked up.
+
+    Raises:
+        UsageError: it names none, or contains a secret.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(text).decode(errors="backslashreplace")
+        raise UsageError(
+            f"{shown}: not UTF-8 text",
+            hint="Names with letters beyond ASCII require a UTF-8 locale, such as C.UTF-8.",
+        ) from error
+    if not text.isprintable():
+        raise UsageError(f"{text!a}: has control characters")
+    scheme, colon, rest = text.partition(":")
+    if scheme.lower() == "local" and colon:
+        return LocalAddress(_folder(text, rest))
+    if scheme.lower() == "s3" and rest.startswith("//"):
+        return _s3(text, rest[2:])
+    hint = _HINTS.get(scheme.lower()) if colon else None
+    if hint is None:
+        # A bare path, or a file that has a colon in its name.
+        hint = f"Write local:{text}" if not rest.startswith("//") else _BOTH
+    raise UsageError(f"{text}: not the address of a store", hint=hint)
+
+
+_BOTH = "Use local:PATH, or s3://BUCKET/PREFIX?endpoint_url=URL."
+_OZONE = "Use Ozone's S3 gateway: s3://BUCKET/PREFIX?endpoint_url=http://HOST:9878."
+_NO_S3 = "Use the S3 interface of that store, if it has one: s3://BUCKET?endpoint_url=URL."
+_HINTS = {
+    "s3": "Write s3://BUCKET or s3://BUCKET/PREFIX.",
+    "file": "Write local:PATH. A plain directory is not a bucket: sync makes one.",
+    **dict.fromkeys(("ofs", "o3fs", "o3"), _OZONE),
+    **dict.fromkeys(("gs", "gcs", "abfs", "abfss", "az", "hdfs", "webhdfs", "swift"), _NO_S3),
+    **dict.fromkeys(("s3a", "s3n", "minio"), "Write s3://BUCKET/PREFIX?endpoint_url=URL."),
+    **dict.fromkeys(("http", "https"), "Write s3://BUCKET?endpoint_url=URL with this URL."),
+}
+
+
+def _folder(text: str, path: str) -> Path:
+    if not path:
+        raise UsageError(f"{text}: names no directory", hint="Write local:PATH.")
+    if path.startswith("//"):
+        raise UsageError(f"{text}: has no host", hint=f"Write local:/{path.lstrip('/')}.")
+    if path.startswith("~"):
+        # Shells expand it only where a word begins.
+        raise UsageError(f"{text}: ~ is not expanded", hint="Write the whole path, or $HOME.")
+    return Path(os.path.abspath(path))
+
+
+def _s3(text: str, rest: str) -> S3Address:
+    bucket = rest.partition("?")[0].partition("/")[0]
+    if "@" in bucket:
+        # A secret in the address would appear in every log and process list. This
+        # message goes there too.
+        raise UsageError(
+            "an address has no credentials",
+            hint="Give them by the environment (AWS_ACCESS_KEY_ID and so on) or ?profile=NAME.",
+        )
+    if not bucket:
+        raise UsageError(f"{text}: names no bucket", hint=_HINTS["s3"])
+    return S3Address("s3://" + rest)
