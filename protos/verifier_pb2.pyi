@@ -22,14 +22,14 @@ class DescribeResponse(_message.Message):
     def __init__(self, address: _Optional[str] = ..., writes: bool = ..., index: _Optional[_Union[IndexState, _Mapping]] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ...) -> None: ...
 
 class Profile(_message.Message):
-    __slots__ = ("secret", "algorithm", "compares_properties")
+    __slots__ = ("secret", "algorithm", "properties")
     SECRET_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
-    COMPARES_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     secret: bytes
     algorithm: str
-    compares_properties: bool
-    def __init__(self, secret: _Optional[bytes] = ..., algorithm: _Optional[str] = ..., compares_properties: bool = ...) -> None: ...
+    properties: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, secret: _Optional[bytes] = ..., algorithm: _Optional[str] = ..., properties: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class IndexState(_message.Message):
     __slots__ = ("position", "listed", "recorded", "read", "listed_at_ms", "oldest_read_ms")
@@ -48,18 +48,16 @@ class IndexState(_message.Message):
     def __init__(self, position: _Optional[int] = ..., listed: _Optional[int] = ..., recorded: _Optional[int] = ..., read: _Optional[int] = ..., listed_at_ms: _Optional[int] = ..., oldest_read_ms: _Optional[int] = ...) -> None: ...
 
 class ProveRequest(_message.Message):
-    __slots__ = ("profile_digest", "message")
-    PROFILE_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    profile_digest: bytes
-    message: bytes
-    def __init__(self, profile_digest: _Optional[bytes] = ..., message: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ("question",)
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    question: bytes
+    def __init__(self, question: _Optional[bytes] = ...) -> None: ...
 
 class ProveResponse(_message.Message):
-    __slots__ = ("message",)
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    message: bytes
-    def __init__(self, message: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ("answer",)
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    answer: bytes
+    def __init__(self, answer: _Optional[bytes] = ...) -> None: ...
 
 class RefreshRequest(_message.Message):
     __slots__ = ("profile_digest", "read_since_ms")

@@ -57,7 +57,7 @@ class VerifierServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Prove(self, request, context):
-        """One message of a comparison (proof.messages), and its answer.
+        """One question of a comparison and its answer, in the bytes of proof.wire.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -13,9 +13,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from proof.index import IndexWriter, ItemEvidence, Stamp, StampedItem
-from proof.item import EvidenceLevel, Item, Profile, properties_digest
+from proof.item import EvidenceLevel, Item, Profile
+from replicator.crossing import Crossing
 from replicator.hashing import ContentHasher
 from replicator.stores.port import (
+    Capabilities,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
@@ -163,10 +165,22 @@ class Refresher:
                 facts = fresh
         return _Described(row, is_unsettled=True)
 
+    def _kept(self, facts: ObjectFacts, row: StampedItem) -> "_Described":
+        """The row of an object that its stamp shows unchanged."""
+        # Stores differ in which parts of a stamp a listing has, and a write's answer.
+        stamp = Stamp(
+            facts.version or row.stamp.version,
+            facts.etag,
+            max(facts.modified_ms, row.stamp.modified_ms),
+        )
+        item = row.item
+        if not self._store.capabilities.stamps_cover_properties:
+            item = replace(item, properties=self._properties(facts))
+        return _Described(replace(row, item=item, stamp=stamp))
+
     def _look(self, facts: ObjectFacts, row: StampedItem | None, read_since_s: int) -> "_Described":
         profile = self._profile
-        properties = self._properties(facts) if profile.compares_properties else b""
-        item = Item(facts.key, facts.size_bytes, None, properties)
+        item = Item(facts.key, facts.size_bytes, None, self._properties(facts))
         stamp, evidence = stamp_of(facts), ItemEvidence(EvidenceLevel.LISTED)
         if profile.algorithm is None:
             return _Described(StampedItem(item, evidence, stamp))
@@ -187,7 +201,10 @@ class Refresher:
         return _Described(stamped, bytes_read=facts.size_bytes, is_damaged=is_damaged)
 
     def _properties(self, facts: ObjectFacts) -> bytes:
-        return digest_of(self._store.reader.properties(facts.key, version=facts.version))
+        if not self._profile.properties:
+            return b""
+        found = self._store.reader.properties(facts.key, version=facts.version)
+        return digest_of(found, self._profile)
 
     def _recorded(self, facts: ObjectFacts) -> bytes | None:
         """The hash that the store recorded. A listing has fewer of them than a HEAD."""
@@ -228,12 +245,21 @@ def stamp_of(facts: ObjectFacts) -> Stamp:
     return Stamp(facts.version, facts.etag, facts.modified_ms)
 
 
-def digest_of(properties: ObjectProperties) -> bytes:
-    """The 16 bytes that stand for an object's properties in its item.
+def digest_of(properties: ObjectProperties, profile: Profile) -> bytes:
+    """The digest that stands for an object's properties in its item.
 
     ACLs are left out: grantees are accounts of one region's store.
     """
-    return properties_digest(properties.metadata, properties.tags, properties.headers)
+    if not profile.properties:
+        return b""
+    groups = frozenset(profile.properties)
+    return Crossing("tags" in groups, "headers" in groups, acl=False).digest(properties)
+
+
+def groups_of(store: Capabilities) -> tuple[str, ...]:
+    """The groups of properties that items of this store cover, for its profile."""
+    headers, tags = ["headers"] * store.keeps_headers, ["tags"] * store.keeps_tags
+    return (*headers, "metadata", *tags)
 
 
 @dataclass(frozen=True, slots=True)

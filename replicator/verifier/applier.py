@@ -8,6 +8,7 @@ where it has one, guards the moment in between.
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import TypeAlias
 
 from blake3 import blake3
 
@@ -43,6 +44,10 @@ _THREADS = 8
 PART_BYTES = 8 << 20
 
 
+# What became of a write, and the item that it left.
+_Outcome: TypeAlias = tuple[WriteResult, StampedItem | None]
+
+
 class Applier:
     """Applies writes to one bucket. One call at a time: its caller holds a lock."""
 
@@ -66,7 +71,7 @@ class Applier:
         """
         deletes = [write for write in writes if write.body is None]
         failed = self._delete(deletes)
-        outcomes = dict(zip((w.key for w in deletes), failed, strict=True))
+        outcomes = dict[str, _Outcome](zip((w.key for w in deletes), failed, strict=True))
         puts = [write for write in writes if write.body is not None]
         outcomes |= zip((w.key for w in puts), self._pool.map(self._put, puts), strict=True)
         changes = [(key, outcome[1]) for key, outcome in outcomes.items() if not outcome[0].error]
@@ -97,7 +102,7 @@ class Applier:
         stamped = self._stamped(written, order.properties, hasher)
         return written, self._index.apply([(order.key, stamped)])
 
-    def _put(self, write: Write) -> tuple[WriteResult, StampedItem | None]:
+    def _put(self, write: Write) -> _Outcome:
         assert write.body is not None
         try:
             if blake3(write.body).digest() != write.blake3:
@@ -117,7 +122,7 @@ class Applier:
         result = WriteResult(etag=facts.etag, modified_ms=facts.modified_ms, version=facts.version)
         return result, self._stamped(facts, write.properties, hasher)
 
-    def _delete(self, deletes: Sequence[Write]) -> list[tuple[WriteResult, None]]:
+    def _delete(self, deletes: Sequence[Write]) -> list[_Outcome]:
         results = dict[str, WriteResult]()
         for write in deletes:
             try:
@@ -171,7 +176,8 @@ class Applier:
                 parts.append(writer.write_part(key, upload, len(parts) + 1, body))
             self._check(order, hasher)
             can = self._store.capabilities.completes_conditionally
-            return writer.complete(key, upload, parts, self._condition(base, can=can))
+            condition = self._condition(base, can=can)
+            return writer.complete(key, upload, parts, order.properties, condition)
         except BaseException:
             with suppress(ReconcileError):
                 writer.abort(key, upload)
@@ -190,8 +196,7 @@ class Applier:
         by_algorithm = {known.algorithm: known.digest for known in hasher.hashes()}
         content = by_algorithm[profile.algorithm] if profile.algorithm else None
         level = EvidenceLevel.RECORDED if profile.algorithm else EvidenceLevel.LISTED
-        digest = digest_of(properties) if profile.compares_properties else b""
-        item = Item(facts.key, hasher.size_bytes, content, digest)
+        item = Item(facts.key, hasher.size_bytes, content, digest_of(properties, profile))
         return StampedItem(item, ItemEvidence(level), stamp_of(facts))
 
 

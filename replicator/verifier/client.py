@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from proof.item import Profile
+from proof.messages import AnswerMessage, QuestionMessage
 from proof.root import SetRoot
+from proof.wire import decode_answer, encode_question
 from protos import verifier_pb2 as pb
 from protos.verifier_pb2_grpc import VerifierStub
 from replicator.stores.port import ObjectFacts, StoreUnavailableError
@@ -70,15 +72,15 @@ class VerifierClient:
             )
         return description_from(answer)
 
-    def prove(self, profile: Profile, message: bytes) -> bytes:
-        """Send one message of a comparison; returns the answer."""
-        request = pb.ProveRequest(profile_digest=profile.digest, message=message)
+    def prove(self, question: QuestionMessage) -> AnswerMessage:
+        """Ask one question of a comparison."""
+        request = pb.ProveRequest(question=encode_question(question))
         with self._named_errors():
             answer: pb.ProveResponse = self._stub.Prove(request, timeout=DEADLINE_S)
         self.bytes_sent += request.ByteSize()
         self.bytes_received += answer.ByteSize()
         self.round_trips += 1
-        return answer.message
+        return decode_answer(answer.answer)
 
     def refresh(
         self,

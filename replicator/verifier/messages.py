@@ -235,7 +235,7 @@ def description_to(description: Description) -> pb.DescribeResponse:
         profile=pb.Profile(
             secret=profile.secret,
             algorithm=profile.algorithm.value if profile.algorithm else "",
-            compares_properties=profile.compares_properties,
+            properties=profile.properties,
         ),
     )
 
@@ -251,12 +251,13 @@ def description_from(message: pb.DescribeResponse) -> Description:
         algorithm = HashAlgorithm(sent.algorithm) if sent.algorithm else None
     except ValueError as error:
         raise RemoteProtocolError("the verifier uses an unknown hash algorithm") from error
-    if len(sent.secret) != SECRET_BYTES:
+    properties = tuple(sent.properties)
+    if len(sent.secret) != SECRET_BYTES or list(properties) != sorted(set(properties)):
         raise RemoteProtocolError("the verifier sent an invalid profile")
     return Description(
         message.address[:_TEXT_MAX],
         message.writes,
-        Profile(sent.secret, algorithm, compares_properties=sent.compares_properties),
+        Profile(sent.secret, algorithm, properties),
         index_state_from(message.index),
     )
 

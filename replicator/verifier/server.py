@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import grpc
 from google.protobuf.message import Message
-from proof.comparison import answer
 
-from proof.index import BucketIndex
+from proof.answers import TargetAnswers
 from proof.item import Profile
+from proof.stored_index import StoredIndex
+from proof.wire import decode_question, encode_answer
 from protos import verifier_pb2 as pb
 from replicator.refresh import Refresher
 from replicator.stores.port import Store
@@ -32,6 +33,7 @@ from replicator.verifier.messages import (
     total_to,
     writes_from,
 )
+from replicator.verifier.object_windows import ObjectWindows
 from replicator.verifier.values import Description, IndexState, Patch, WritesRefusedError
 from runtime.errors import BusyError, UsageError
 from runtime.rate_limit import Clock, RateLimiter
@@ -45,7 +47,7 @@ class Bucket:
     """One bucket with all that a verifier has of it."""
 
     store: Store
-    index: BucketIndex
+    index: StoredIndex
     profile: Profile
     clock: Clock
     # Of the bytes that refreshes read.
@@ -70,6 +72,9 @@ class VerifierService:
         self._bucket = bucket
         self._applier = (
             Applier(bucket.store, bucket.index, bucket.profile) if takes_writes else None
+        )
+        self._answers = TargetAnswers(
+            bucket.index, bucket.profile, ObjectWindows(bucket.store).answer
         )
         self._digest = bucket.profile.digest
         # One writer of the index at a time.
@@ -110,13 +115,14 @@ class VerifierService:
         )
 
     def prove(self, request: pb.ProveRequest, _: grpc.ServicerContext) -> pb.ProveResponse:
-        """Answer one message of a comparison.
+        """Answer one question of a comparison.
 
         Raises:
-            UsageError: another profile, or an invalid message.
+            RemoteProtocolError: the question is invalid.
+            ReconcileError: see TargetAnswers.answer.
         """
-        self._check_profile(request.profile_digest)
-        return pb.ProveResponse(message=answer(self._bucket.index, request.message))
+        answer = self._answers.answer(decode_question(request.question))
+        return pb.ProveResponse(answer=encode_answer(answer))
 
     def refresh(
         self, request: pb.RefreshRequest, context: grpc.ServicerContext
@@ -189,9 +195,9 @@ class VerifierService:
 
     def _state(self) -> IndexState:
         with self._bucket.index.snapshot() as snapshot:
-            return IndexState(
-                snapshot.position, snapshot.evidence, self._bucket.index.listed_at_s()
-            )
+            listing = self._bucket.index.listing("")
+            listed_at_s = listing.began_at_s if listing and listing.is_complete else None
+            return IndexState(snapshot.position, snapshot.evidence, listed_at_s)
 
     def _check_profile(self, digest: bytes) -> None:
         if not hmac.compare_digest(digest, self._digest):
