@@ -19,7 +19,7 @@ from proof.item import Profile
 from proof.stored_index import StoredIndex
 from proof.wire import decode_question, encode_answer
 from protos import verifier_pb2 as pb
-from replicator.refresh import Refresher
+from replicator.refresh import Refresher, RefreshProgress
 from replicator.stores.port import Store
 from replicator.verifier.applier import Applier
 from replicator.verifier.messages import (
@@ -110,7 +110,7 @@ class VerifierService:
         bucket = self._bucket
         return description_to(
             Description(
-                bucket.store.address, self._applier is not None, bucket.profile, self._state()
+                bucket.store.address, self._applier is not None, bucket.profile, self.state()
             )
         )
 
@@ -136,16 +136,27 @@ class VerifierService:
         """
         self._check_profile(request.profile_digest)
         with self._exclusively():
-            progress = None
+            progress = RefreshProgress()
             refresher = self._bucket.refresher(lambda: not context.is_active())
             for progress in refresher.run(read_since_s=request.read_since_ms // 1000):
                 yield pb.RefreshProgress(objects=progress.objects, bytes_read=progress.bytes_read)
-            assert progress is not None
             yield pb.RefreshProgress(
                 objects=progress.objects,
                 bytes_read=progress.bytes_read,
-                index=index_state_to(self._state()),
+                index=index_state_to(self.state()),
             )
+
+    def refresh_now(self, *, read_since_s: int, stopped: Callable[[], bool]) -> RefreshProgress:
+        """Refresh for the verifier itself; returns what was done.
+
+        Raises:
+            BusyError: a write or another refresh is under way.
+            StoreError: the store could not be listed or read.
+            OperationInterruptedError: `stopped`.
+        """
+        with self._exclusively():
+            *_, progress = self._bucket.refresher(stopped).run(read_since_s=read_since_s)
+            return progress
 
     def facts(self, request: pb.GetFactsRequest, _: grpc.ServicerContext) -> pb.GetFactsResponse:
         """Fresh facts of the objects that exist among the keys.
@@ -193,7 +204,8 @@ class VerifierService:
             facts, root = applier.patch(patch_order_from(header.header), _patches(requests))
         return pb.PatchResult(facts=facts_to(facts), items=root.count, total=total_to(root))
 
-    def _state(self) -> IndexState:
+    def state(self) -> IndexState:
+        """What the index knows now."""
         with self._bucket.index.snapshot() as snapshot:
             listing = self._bucket.index.listing("")
             listed_at_s = listing.began_at_s if listing and listing.is_complete else None
