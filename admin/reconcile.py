@@ -101,8 +101,8 @@ def reconcile(
             requested = _requested_ids(controller, arguments, all_diverged, as_json=as_json)
             _status(controller, requested, as_json=as_json)
         except ReconcileError:
-            # Ozone's array has no place for a reason, and an empty one would say that all
-            # is well.
+            # Ozone's array has no place for a reason, and an empty one would say that
+            # all is well.
             with command_result("reconcile", as_json=as_json):
                 raise
         return

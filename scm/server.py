@@ -21,6 +21,7 @@ from merkle.errors import ReconcileError
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
+from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, UsageError
 from runtime.log import error_fields, get_logger
@@ -325,8 +326,8 @@ class ControllerServer:
                 self._controller, outbox, self._lock, self._clock, self._metrics
             )
             if config.metrics:
-                host, _, port = config.metrics.rpartition(":")
-                self._metrics_server = MetricsServer(self._metrics, host.strip("[]"), int(port))
+                host, port = split_address(config.metrics)
+                self._metrics_server = MetricsServer(self._metrics, host, port)
             self._rpc = start_server(
                 config.listen,
                 [service.register],
