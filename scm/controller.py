@@ -50,6 +50,7 @@ from scm.jobs import (
     step,
     task_of,
 )
+from scm.limits import LIMITS, ControllerLimits
 from scm.policy import (
     ComparisonResult,
     Root,
@@ -66,8 +67,6 @@ from scm.rules import Rules
 from scm.unsaved import UnsavedChanges
 from scm.views import ContainerView, ReconcileResponse
 
-# Active jobs; further requests are refused.
-_JOBS_ACTIVE_MAX = 200_000
 _log = get_logger("scm", CONTROLLER_EVENTS)
 
 
@@ -100,7 +99,7 @@ class ControllerParts:
     """The parts of a controller, which tests replace."""
 
     registry: Callable[..., Registry] = Registry
-    job_index: Callable[[], JobIndex] = JobIndex
+    job_index: Callable[[ControllerLimits], JobIndex] = JobIndex
     dispatcher: Callable[..., Dispatcher] = Dispatcher
     automatic: Callable[..., AutomaticMode] = AutomaticMode
 
@@ -120,6 +119,7 @@ class Controller:
         pause_after_s: float = math.inf,
         on_finished: Callable[[Job], None] = lambda job: None,
         parts: ControllerParts | None = None,
+        limits: ControllerLimits = LIMITS,
     ) -> None:
         """Continue the store's jobs; their orders in flight are sent again.
 
@@ -133,6 +133,7 @@ class Controller:
         """
         parts = parts or ControllerParts()
         self._rules = rules
+        self._limits = limits
         self._sink = sink
         self._leadership = leadership
         self._new_job_id = new_job_id
@@ -144,8 +145,9 @@ class Controller:
             roots_stale_after_s=rules.roots_stale_after_s,
             holders=store.holders(),
             now_s=now_s,
+            limits=limits,
         )
-        self._jobs = parts.job_index()
+        self._jobs = parts.job_index(limits)
         for job in store.jobs():
             self._jobs.put(step(job, ControllerResumed(), now_s))
         self._visits = {visit.container_id: resume_visit(visit, now_s) for visit in store.visits()}
@@ -164,7 +166,7 @@ class Controller:
             is_eligible=lambda container_id: self._evaluate(container_id).is_ok,
             now_s=now_s,
         )
-        self._unsaved = UnsavedChanges(store, now_s)
+        self._unsaved = UnsavedChanges(store, now_s, limits)
         self._pause_after_s = pause_after_s
         self._ran_at_s = now_s
         self._scans = 0
@@ -258,10 +260,10 @@ class Controller:
                 )
             elif not ruling.is_ok or dry_run:
                 outcomes.append(ReconcileResponse(container_id, ruling))
-            elif self._jobs.active_count + len(jobs) >= _JOBS_ACTIVE_MAX:
+            elif self._jobs.active_count + len(jobs) >= self._limits.jobs_active_max:
                 message = (
-                    f"Cannot reconcile container {container_id}: {_JOBS_ACTIVE_MAX} jobs are"
-                    " waiting."
+                    f"Cannot reconcile container {container_id}:"
+                    f" {self._limits.jobs_active_max} jobs are waiting."
                 )
                 outcomes.append(
                     ReconcileResponse(container_id, Ruling(Eligibility.QUEUE_FULL, message))

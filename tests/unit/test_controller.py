@@ -25,6 +25,7 @@ from scm.controller import ProgressReport
 from scm.eligibility import Eligibility
 from scm.job_store import SqliteJobStore
 from scm.jobs import ROUNDS_MAX, Job, JobId, JobState, OrderState, task_id
+from scm.limits import ControllerLimits
 from scm.messages import command_to, heartbeat_from, job_to
 from scm.metrics import CONTROLLER_METRICS
 from scm.policy import MATCH, RootComparison, Visit
@@ -377,11 +378,10 @@ def test_a_process_that_stood_still_blames_nobody_for_its_silence() -> None:
 
 
 def test_jobs_that_end_together_beyond_the_limit_do_not_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("scm.job_index._JOBS_ENDED_MAX", 3)
     store = SqliteJobStore(tmp_path / "controller.db")
-    world = World(store=cast(MemoryJobStore, store))
+    world = World(store=cast(MemoryJobStore, store), limits=ControllerLimits(jobs_ended_max=3))
     diverged(world, 8)
     world.reconcile(*range(1, 9))
     world.pass_time(700)
@@ -392,9 +392,21 @@ def test_jobs_that_end_together_beyond_the_limit_do_not_come_back(
     store.close()
 
 
-def test_the_controller_logs_which_datanode_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scm.registry.CONTAINERS_PER_DATANODE_MAX", 1)
-    world = World()
+def test_beyond_the_limit_of_active_jobs_a_request_is_refused() -> None:
+    world = World(limits=ControllerLimits(jobs_active_max=2))
+    diverged(world, 3)
+    assert len(world.reconcile(1, 2, 3)) == 2
+    [refused] = dry_run(world, 1)
+    assert refused.ruling.eligibility is Eligibility.ALREADY_RUNNING
+    [outcome] = world.controller.reconcile(
+        [ContainerId(3)], dry_run=False, reason="", requested_by="", now_s=world.now_s
+    )
+    assert outcome.ruling.eligibility is Eligibility.QUEUE_FULL
+    assert outcome.ruling.message == "Cannot reconcile container 3: 2 jobs are waiting."
+
+
+def test_the_controller_logs_which_datanode_it_refuses() -> None:
+    world = World(limits=ControllerLimits(containers_per_datanode_max=1))
     service = ControllerService(
         world.controller, Outbox(), Lock(), lambda: world.now_s, Metrics(CONTROLLER_METRICS)
     )
@@ -455,11 +467,8 @@ def test_what_was_never_stored_is_expected_as_often_as_required() -> None:
     assert said(world) == ("unknown", "2 of 3 known", 3)
 
 
-def test_holders_are_stored_in_parts_and_a_full_disk_stops_no_heartbeat(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("scm.unsaved._HOLDERS_SAVED_MAX", 2)
-    world = World()
+def test_holders_are_stored_in_parts_and_a_full_disk_stops_no_heartbeat() -> None:
+    world = World(limits=ControllerLimits(holders_saved_max=2))
     diverged(world, 5)
     world.store.is_full = True
     with pytest.raises(DatabaseError):
