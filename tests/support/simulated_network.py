@@ -122,7 +122,7 @@ class SimulatedNetwork:
             return
         self.of_controller(lambda host: host.tick())
         if world.host is not None:
-            statuses = world.host.controller.datanodes(world.host.now_s())
+            statuses = world.host.controller.queries.datanodes(world.host.now_s())
             found = {status.liveness for status in statuses}
             world.marks["datanode stale"] += Liveness.STALE in found
             world.marks["datanode dead"] += Liveness.DEAD in found
