@@ -59,5 +59,10 @@ def parts_etag(md5s: list[bytes]) -> str:
 
 
 def md5_of(data: Buffer) -> bytes:
-    """The MD5 of one body, which stores check on arrival and often answer as ETag."""
+    """The MD5 of some bytes, as stores use it for the ETag of a part."""
     return hashlib.md5(data, usedforsecurity=False).digest()
+
+
+def blake3_of(data: Buffer) -> bytes:
+    """The BLAKE3 of some bytes, 32 bytes."""
+    return blake3(data).digest()

@@ -106,12 +106,14 @@ class SoleLeader:
         return self._term
 
 
-def _steady_clock() -> Callable[[], float]:
+def steady_clock(
+    wall_s: Callable[[], float] = time.time, monotonic_s: Callable[[], float] = time.monotonic
+) -> Callable[[], float]:
     """Seconds since the epoch, without jumps: setting the system clock must not make
     all datanodes dead at once.
     """
-    offset_s = time.time() - time.monotonic()
-    return lambda: time.monotonic() + offset_s
+    offset_s = wall_s() - monotonic_s()
+    return lambda: monotonic_s() + offset_s
 
 
 class ControllerService:
@@ -158,7 +160,8 @@ class ControllerService:
 
         Raises:
             UsageError: the heartbeat is invalid, or has too many containers.
-            BusyError: there are too many datanodes.
+            BusyError: there are too many datanodes, or an agent of the datanode that
+                started later has reported.
             DatabaseError: the changes cannot be saved.
         """
         heartbeat = heartbeat_from(request)
@@ -176,6 +179,13 @@ class ControllerService:
                 # Its agent only retries; the operator of the controller has to know.
                 _log.warning("heartbeat_refused", datanode=peer, **error_fields(error))
                 raise
+            if effect.outdated:
+                raise BusyError(
+                    f"an agent of datanode {peer} that started later has reported",
+                    hint="Only one agent may run for a datanode. If this is the only one, its state"
+                    " folder was lost and the machine's clock set back: set the clock, and start"
+                    " the agent again.",
+                )
             term = self._controller.term
             # With the current term: agents reject orders of an earlier term.
             orders = (
@@ -291,7 +301,7 @@ class ControllerServer:
             ConfigError: an address cannot be bound, or a newer version wrote the state.
             DatabaseError, DiskError: the state cannot be read or created.
         """
-        self._clock = _steady_clock()
+        self._clock = steady_clock()
         self._lock = threading.Lock()
         self._metrics = Metrics(CONTROLLER_METRICS)
         self._metrics_server: MetricsServer | None = None

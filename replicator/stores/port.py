@@ -159,8 +159,9 @@ class Capabilities:
 
     `part_bytes_min` is 0 where parts of any size are taken. `whole_hashes` are the
     algorithms by which the store can describe every object it is given from now on.
-    `reasons` has the name of a field above and the reason for its value, where the
-    store lacks something or was not asked.
+    `stamps_cover_properties`: whatever changes an object's properties changes its stamp
+    too; S3's tags and ACLs change without. `reasons` has the name of a field above and
+    the reason for its value, where the store lacks something or was not asked.
     """
 
     kind: str
@@ -177,6 +178,7 @@ class Capabilities:
     metadata_bytes_max: int
     whole_hashes: tuple[str, ...]
     reasons: tuple[tuple[str, str], ...] = ()
+    stamps_cover_properties: bool = False
 
 
 class ObjectLister(Protocol):

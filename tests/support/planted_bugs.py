@@ -2,7 +2,7 @@
 cluster must catch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -134,6 +134,24 @@ class _ReturnsUnscanned(Reconciliation):
     def _after_scan(self) -> None:
         self._job.scanned_clean = True
         super()._after_scan()
+
+
+class _LaysChunksOverOurs(BlockRepairer):
+    def _add_chunk(self, chunk: ChunkRepair, record: ChunkRecord) -> None:
+        own = self.own
+        if own is not None and chunk.offset not in own.by_offset:
+            self.own = None
+        super()._add_chunk(chunk, record)
+        self.own = own
+
+
+class _RevivesARepairedBlock(Reconciliation):
+    def _store_tree(self) -> None:
+        tree = self._ours.tree
+        if tree is not None and tree.data_checksum is not None:
+            kept = [b for b in tree.blocks if b.block_id not in self._round.repaired]
+            self._ours.tree = ContainerTree.of(tree.container_id, kept)
+        super()._store_tree()
 
 
 class _DeletesWhatAPeerDeleted(RepairableReplica):
@@ -308,7 +326,7 @@ class _TakesLateReports(Registry):
         self,
         datanode: Datanode,
         *,
-        incarnation: str,
+        incarnation: int,
         sequence: int,
         report: ReplicaReport | None,
         now_s: float,
@@ -320,22 +338,28 @@ class _TakesLateReports(Registry):
         )
 
 
-class _ForgivesNoLateReport(Registry):
+class _TakesEveryStartForTheLast(Registry):
     def handle_heartbeat(
         self,
         datanode: Datanode,
         *,
-        incarnation: str,
+        incarnation: int,
         sequence: int,
         report: ReplicaReport | None,
         now_s: float,
     ) -> HeartbeatEffect:
         known = self._datanodes.get(datanode.peer)
-        if known and incarnation != known.incarnation and incarnation in known.earlier:
-            return HeartbeatEffect(False)
+        if known and incarnation < known.incarnation:
+            known.incarnation, known.sequence = incarnation - 1, 0
         return super().handle_heartbeat(
             datanode, incarnation=incarnation, sequence=sequence, report=report, now_s=now_s
         )
+
+
+def _counts_on_the_wall_clock(
+    wall_s: Callable[[], float], _: Callable[[], float]
+) -> Callable[[], float]:
+    return wall_s
 
 
 def _controlled_by(parts: ControllerParts) -> Parts:
@@ -343,7 +367,7 @@ def _controlled_by(parts: ControllerParts) -> Parts:
 
 
 def _calls_an_unknown_root_zero(
-    heartbeat: OutgoingHeartbeat, *, datanode_id: str, address: str, incarnation: str
+    heartbeat: OutgoingHeartbeat, *, datanode_id: str, address: str, incarnation: int
 ) -> pb.HeartbeatRequest:
     request = request_of(
         heartbeat, datanode_id=datanode_id, address=address, incarnation=incarnation
@@ -359,7 +383,7 @@ BUGS: dict[str, Parts] = {
     "_AlwaysSaysMatch": _with(RepairRules(verdict=lambda *_, **__: Verdict.MATCH)),
     **{bug.__name__: Parts(machine=bug) for bug in (
         _CannotBeStopped, _NeverStoresTheTree, _CommitsThoughABlockFailed, _ReturnsBehindACommit,
-        _ReturnsUnscanned
+        _ReturnsUnscanned, _RevivesARepairedBlock
     )},
     **{bug.__name__: _stored_by(bug) for bug in (
         _DeletesWhatAPeerDeleted, _LaysTreesOverTombstones, _ReturnsWithoutTheLock,
@@ -368,7 +392,7 @@ BUGS: dict[str, Parts] = {
     **{bug.__name__: _repaired_by(bug) for bug in (
         _TrustsAnyRecord, _RecordsHoles, _WritesGoodWindowsToo, _SkipsPartialSources,
         _TakesTheCommitOfWhatItLacks, _TakesTheCommitOfAFailedBlock, _CommitsWhatAFailedBlockHas,
-        _WritesNewChunksInPart, _TakesRecordsThatProveLittle
+        _WritesNewChunksInPart, _TakesRecordsThatProveLittle, _LaysChunksOverOurs
     )},
     "_IgnoresGaps": replace(_repaired_by(_IgnoresGaps), refuse_gaps=False),
     "_believe": Parts(prove=_believe),
@@ -380,6 +404,7 @@ BUGS: dict[str, Parts] = {
     **{bug.__name__: Parts(controller=bug) for bug in (
         _SendsBeforeItStores, _SeesNoDamage, _StopsAfterOneRound, _TakesAnOldEndForTheNext
     )},
+    "_counts_on_the_wall_clock": Parts(clock=_counts_on_the_wall_clock),
     "_NeverSendsAgain": _controlled_by(ControllerParts(dispatcher=_NeverSendsAgain)),
     "_OverlooksRestartsAndDeaths": _controlled_by(
         ControllerParts(job_index=_OverlooksRestartsAndDeaths)
@@ -388,6 +413,6 @@ BUGS: dict[str, Parts] = {
         _NeverTriesAgain, _TriesTheHopelessAgain
     )},
     **{bug.__name__: _controlled_by(ControllerParts(registry=bug)) for bug in (
-        _TakesLateReports, _ForgivesNoLateReport
+        _TakesLateReports, _TakesEveryStartForTheLast
     )},
 }  # fmt: skip

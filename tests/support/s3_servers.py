@@ -75,6 +75,8 @@ class S3Endpoint:
             s3={"addressing_style": "path"},
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
+            # A failure of a local server is one of the test.
+            retries={"total_max_attempts": 1},
         )
         return closing(
             session.create_client(

@@ -77,7 +77,7 @@ class ScenarioDatanode:
         """The cluster deletes a block, and this datanode is the next to hear of it."""
         with self._cluster.explained():
             self._cluster.world.observer.deleted.add(BlockId(block_id))
-            self._cluster.faults.delete_blocks(self._place)
+            self._cluster.world.delete_blocks(self._place)
 
     def die_deleting(self, block_id: int) -> None:
         """The agent records that the cluster deletes a block, and dies before anything
@@ -85,7 +85,7 @@ class ScenarioDatanode:
         """
         with self._cluster.explained():
             self._cluster.world.observer.deleted.add(BlockId(block_id))
-            self._cluster.faults.delete_blocks(self._place, crash_after=(0,))
+            self._cluster.world.delete_blocks(self._place, crash_after=(0,))
 
     def crash(self) -> None:
         """The agent dies with its repairs, and starts again within 20 s."""
