@@ -151,6 +151,7 @@ class LocalBucket:
                 if writer and not self._files.has_orphans:
                     with self._database.change() as rows:
                         rows.remove_writer(writer)
+                    self._files.remove_empty_folders([writer])
                     self._files.end()
         finally:
             self._files.release()
@@ -437,6 +438,8 @@ class LocalBucket:
             self._files.remove(names)
             with self._database.change() as rows:
                 rows.forget_garbage(names)
+                writing = rows.writers()
+            self._files.remove_empty_folders({name.partition("/")[0] for name in names} - writing)
 
     def _clear_up(self) -> None:
         """Remove what writers that were killed left without a row."""
@@ -450,7 +453,7 @@ class LocalBucket:
                 with self._database.view() as rows:
                     orphans = [name for name in names if not rows.knows_file(name)]
                 self._files.remove(orphans)
-                self._files.remove_empty_folders(token)
+                self._files.remove_empty_folders([token])
                 with self._database.change() as rows:
                     rows.remove_writer(token)
 

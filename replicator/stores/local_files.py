@@ -20,6 +20,7 @@ from merkle.checksum import Buffer
 from replicator.hashing import ContentHasher
 from replicator.stores.port import StoreError
 from runtime.disk import Disk, disk_error
+from runtime.errors import DiskError
 
 # Bytes that are hashed, written and read at a time.
 PIECE_BYTES = 1 << 20
@@ -175,8 +176,7 @@ class DataFiles:
         Raises:
             DiskError: the directory cannot be listed.
         """
-        exists = self._disk.is_folder(self._writers)
-        return set(self._disk.names(self._writers)) if exists else set()
+        return set(self._names(self._writers))
 
     def names(self, token: str) -> Iterator[str]:
         """The files of a writer.
@@ -184,27 +184,22 @@ class DataFiles:
         Raises:
             DiskError: its folder cannot be listed.
         """
-        folder = self._data / token
-        if not self._disk.is_folder(folder):
-            return
-        for group in self._disk.names(folder):
-            for name in self._disk.names(folder / group):
-                yield self._name(folder / group / name)
+        for group in self._names(self._data / token):
+            for name in self._names(self._data / token / group):
+                yield f"{token}/{group}/{name}"
 
-    def remove_empty_folders(self, token: str) -> None:
-        """Remove the folders of a writer that has ended where they are empty.
+    def remove_empty_folders(self, tokens: Iterable[str]) -> None:
+        """Remove the empty folders of writers that have ended. Another process may do
+        the same.
 
         Raises:
             DiskError: one cannot be listed or removed.
         """
-        folder = self._data / token
-        if not self._disk.is_folder(folder):
-            return
-        for group in self._disk.names(folder):
-            if not self._disk.names(folder / group):
-                self._disk.remove_folder(folder / group)
-        if not self._disk.names(folder):
-            self._disk.remove_folder(folder)
+        for token in tokens:
+            folder = self._data / token
+            for group in self._names(folder):
+                self._remove_if_empty(folder / group)
+            self._remove_if_empty(folder)
 
     def end(self) -> None:
         """Remove the lock file of this writer, of which nobody needs to know any more.
@@ -228,6 +223,23 @@ class DataFiles:
                 self._disk.make_folder(folder)
                 self._folder = folder
             return folder / f"{number % _FOLDER_FILES_MAX:03}"
+
+    def _names(self, folder: Path) -> list[str]:
+        """None where the directory does not exist, or another process removed it."""
+        try:
+            return self._disk.names(folder)
+        except DiskError as error:
+            if error.facts.get("missing"):
+                return []
+            raise
+
+    def _remove_if_empty(self, folder: Path) -> None:
+        try:
+            if not self._disk.names(folder):
+                self._disk.remove_folder(folder)
+        except DiskError as error:
+            if not error.facts.get("missing"):
+                raise
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self._data))
