@@ -86,6 +86,12 @@ def complete(bucket: LocalBucket) -> object:
     return bucket.complete("up", upload, parts, NOTHING, ANYTHING)
 
 
+def reopen(_: LocalBucket) -> None:
+    """The test closes the bucket and opens it again: what it wrote so far is no longer
+    looked through when the bucket is opened.
+    """
+
+
 STEPS: tuple[Callable[[LocalBucket], object], ...] = (
     lambda bucket: put(bucket.store(), "row", body(1, 50)),
     lambda bucket: put(bucket.store(), "file", body(2)),
@@ -98,6 +104,7 @@ STEPS: tuple[Callable[[LocalBucket], object], ...] = (
     write_part(2, 7),
     copy,
     complete,
+    reopen,
     lambda bucket: bucket.delete(["file", "missing", "row"]),
     lambda bucket: put(bucket.store(), "row", b""),
     lambda bucket: bucket.begin("up", NOTHING),
@@ -134,7 +141,11 @@ def test_a_bucket_cut_short_anywhere_is_whole(memory_folder: Path) -> None:
         bucket = LocalBucket(folder, disk, body_bytes_max=ROW_BYTES)
         states, done = [see(witness)], [0]
         for step in STEPS:
-            step(bucket)
+            if step is reopen:
+                bucket.close()
+                bucket = LocalBucket(folder, disk, body_bytes_max=ROW_BYTES)
+            else:
+                step(bucket)
             states.append(see(witness))
             done.append(len(disk.operations))
         bucket.close()

@@ -405,8 +405,7 @@ def test_what_a_living_writer_has_not_recorded_yet_is_not_removed(tmp_path: Path
             torn: Callable[[], None] | None = None,
         ) -> None:
             act()
-            # But not inside a transaction, for which it would wait.
-            if operation is not Operation.BATCH:
+            if operation is Operation.SYNC:
                 open_bucket(tmp_path / "bucket")
 
     open_bucket(tmp_path / "bucket", create=True)
