@@ -16,9 +16,17 @@ ItemId = NewType("ItemId", bytes)
 # 48 bits of the key's hash, 48 bits of the item's, 32 bits of check.
 ID_BYTES = 16
 KEY_HASH_BYTES = 6
+HASHES_BYTES = 12
 # Of the secret key; BLAKE2b takes up to 64.
 SECRET_BYTES = 32
 PROPERTIES_DIGEST_BYTES = 16
+ROOT_DIGEST_BYTES = 16
+
+# Of the mixer of 64-bit words (Stafford's variant 13), by which an ID checks itself and
+# chooses its symbols.
+MIX_FIRST, MIX_SECOND = 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB
+MIX_STEP = 0xDA94_2042_E4DD_58B5
+WORD_MASK, CHECK_MASK = 0xFFFF_FFFF_FFFF_FFFF, 0xFFFF_FFFF
 
 
 class HashAlgorithm(Enum):
@@ -90,6 +98,55 @@ class Profile:
         return hashlib.blake2b(text.encode(), key=self.secret, digest_size=ID_BYTES).digest()
 
 
+class ItemHasher:
+    """Gives items their IDs. Threads may share one.
+
+    An ID is 6 bytes of BLAKE2b over key and version with the person `key`, 6 bytes over
+    the canonical bytes with the person `item`, both keyed by the secret, and 4 bytes of
+    `check_bits`. Each hashed field follows its length in 4 bytes, big-endian.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self._key = _keyed(profile.secret, b"key", KEY_HASH_BYTES)
+        self._item = _keyed(profile.secret, b"item", HASHES_BYTES - KEY_HASH_BYTES)
+        self._root = _keyed(profile.secret, b"root", ROOT_DIGEST_BYTES)
+
+    def hashes(self, item: Item) -> bytes:
+        """The ID without its check, HASHES_BYTES; `ids_from_hashes` adds the check to
+        many at once.
+        """
+        key, whole = self._key.copy(), self._item.copy()
+        key.update(_joined(item.key.encode(), item.version.encode()))
+        whole.update(canonical_bytes(item))
+        return key.digest() + whole.digest()
+
+    def id(self, item: Item) -> ItemId:
+        """The 16 bytes that stand for this item."""
+        hashes = self.hashes(item)
+        high, low = int.from_bytes(hashes[:8], "big"), int.from_bytes(hashes[8:], "big") << 32
+        return ItemId(hashes + check_bits(high, low).to_bytes(4, "big"))
+
+    def root_digest(self, job: bytes, count: int, total: int) -> bytes:
+        """16 bytes that tell nothing of a root to those who do not hold the same."""
+        digest = self._root.copy()
+        digest.update(_joined(job, count.to_bytes(8, "big"), total.to_bytes(ID_BYTES, "big")))
+        return digest.digest()
+
+
+def mix(word: int) -> int:
+    """A permutation of 64-bit words in which each bit depends on all bits."""
+    word = (word ^ (word >> 30)) * MIX_FIRST & WORD_MASK
+    word = (word ^ (word >> 27)) * MIX_SECOND & WORD_MASK
+    return word ^ (word >> 31)
+
+
+def check_bits(high: int, low: int) -> int:
+    """The last 32 bits of the ID that begins with `high` and the upper half of `low`.
+    They are not linear in the others, so that the xor of some IDs is none.
+    """
+    return mix(high ^ mix(((low >> 32) + MIX_STEP) & WORD_MASK)) & CHECK_MASK
+
+
 def canonical_bytes(item: Item) -> bytes:
     """The item as bytes, equal for equal items only: each field after its length."""
     content = b"\0" if item.content is None else b"\1" + item.content
@@ -101,7 +158,7 @@ def canonical_bytes(item: Item) -> bytes:
         content,
         item.properties,
     )
-    return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+    return _joined(*fields)
 
 
 def properties_digest(*groups: tuple[tuple[str, str], ...]) -> bytes:
@@ -113,3 +170,11 @@ def properties_digest(*groups: tuple[tuple[str, str], ...]) -> bytes:
         for text in (text.encode() for pair in group for text in pair):
             hasher.update(len(text).to_bytes(4, "big") + text)
     return hasher.digest()
+
+
+def _joined(*fields: bytes) -> bytes:
+    return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+
+
+def _keyed(secret: bytes, person: bytes, size_bytes: int) -> "hashlib.blake2b":
+    return hashlib.blake2b(key=secret, person=person, digest_size=size_bytes)

@@ -56,3 +56,13 @@ def parts_etag(md5s: list[bytes]) -> str:
     """The ETag that S3 gives an object of several parts: it proves no content."""
     joined = hashlib.md5(b"".join(md5s), usedforsecurity=False)
     return f"{joined.hexdigest()}-{len(md5s)}"
+
+
+def md5_of(data: Buffer) -> bytes:
+    """The MD5 of some bytes, as stores use it for the ETag of a part."""
+    return hashlib.md5(data, usedforsecurity=False).digest()
+
+
+def blake3_of(data: Buffer) -> bytes:
+    """The BLAKE3 of some bytes, 32 bytes."""
+    return blake3(data).digest()

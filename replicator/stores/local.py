@@ -475,6 +475,7 @@ CAPABILITIES = Capabilities(
     part_bytes_min=0,
     metadata_bytes_max=PROPERTIES_BYTES_MAX,
     whole_hashes=(HashAlgorithm.CRC32C.value,),
+    stamps_cover_properties=True,
 )
 
 

@@ -65,10 +65,11 @@ class ObjectFacts:
     """One version of a key, as the store describes it.
 
     `etag`, `version` and `modified_ms` form the stamp: while it is the same, so are the
-    bytes and properties. What a store does not say is empty: S3 gives no time with the
-    answer to a write, no version in a listing of current objects, and whole seconds
-    with an object's headers. So stamps are compared by `same_stamp`. `hashes` are those
-    over the whole object that the store recorded, by algorithms that its probe trusts.
+    bytes and properties, though S3 shows no change of tags or ACL. What a store does
+    not say is empty: S3 gives no time with the answer to a write, no version in a
+    listing of current objects, and whole seconds with an object's headers. So stamps
+    are compared by `same_stamp`. `hashes` are those over the whole object that the
+    store recorded, by algorithms that its probe trusts.
     """
 
     key: str
@@ -158,8 +159,9 @@ class Capabilities:
 
     `part_bytes_min` is 0 where parts of any size are taken. `whole_hashes` are the
     algorithms by which the store can describe every object it is given from now on.
-    `reasons` has the name of a field above and the reason for its value, where the
-    store lacks something or was not asked.
+    `stamps_cover_properties`: whatever changes an object's properties changes its stamp
+    too; S3's tags and ACLs change without. `reasons` has the name of a field above and
+    the reason for its value, where the store lacks something or was not asked.
     """
 
     kind: str
@@ -176,6 +178,7 @@ class Capabilities:
     metadata_bytes_max: int
     whole_hashes: tuple[str, ...]
     reasons: tuple[tuple[str, str], ...] = ()
+    stamps_cover_properties: bool = False
 
 
 class ObjectLister(Protocol):

@@ -90,8 +90,8 @@ METADATA_2K = tuple((f"name-{i}", f"{i}" * (2048 // 8 - 6)) for i in range(8))
 
 
 @pytest.fixture(params=OPENERS)
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ContractStore]:
-    with OPENERS[request.param](tmp_path) as opened:
+def target(request: pytest.FixtureRequest) -> Iterator[ContractStore]:
+    with OPENERS[request.param](request) as opened:
         yield opened
 
 

@@ -1,0 +1,59 @@
+"""Roots: the count and the sum of the IDs of a set of items.
+
+A sum does not depend on the order of its items, and a change adds its new ID and takes
+its old one away. So a past root is the present one without the changes since.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from proof.item import ID_BYTES, ItemId
+
+if TYPE_CHECKING:
+    from proof.symbols import Ids
+
+_MODULUS = 1 << 8 * ID_BYTES
+_HALF = np.uint64(32)
+_LOW_HALF = np.uint64(0xFFFF_FFFF)
+# More summands of 32 bits could overflow 64.
+_SUMMANDS_MAX = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class SetRoot:
+    """How many items, and the sum of their IDs modulo 2^128. Of a difference of two
+    sets, the count may be negative.
+    """
+
+    count: int
+    total: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.total < _MODULUS
+
+    def __add__(self, other: "SetRoot") -> "SetRoot":
+        return SetRoot(self.count + other.count, (self.total + other.total) % _MODULUS)
+
+    def __sub__(self, other: "SetRoot") -> "SetRoot":
+        return SetRoot(self.count - other.count, (self.total - other.total) % _MODULUS)
+
+    @classmethod
+    def of(cls, ids: "Ids") -> Self:
+        """The root of the items with these IDs (shape (items, 2))."""
+        assert len(ids) < _SUMMANDS_MAX
+        total = 0
+        for lane in (ids[:, 0], ids[:, 1]):
+            high = int((lane >> _HALF).sum(dtype=np.uint64))
+            low = int((lane & _LOW_HALF).sum(dtype=np.uint64))
+            total = (total << 64) + (high << 32) + low
+        return cls(len(ids), total % _MODULUS)
+
+    @classmethod
+    def of_item(cls, item_id: ItemId | None) -> Self:
+        """The root of one item; None is no item."""
+        return cls(1, int.from_bytes(item_id, "big")) if item_id is not None else cls(0, 0)
+
+
+ROOT_EMPTY = SetRoot(0, 0)

@@ -1,0 +1,254 @@
+"""Compare two stores key by key: decide, read what the decision lacks, decide again."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, TypeVar
+
+from proof.item import ContentHash, EvidenceLevel, HashAlgorithm, Item, ItemHasher, Profile
+from proof.root import ROOT_EMPTY, SetRoot
+from replicator.copy_requests import ObjectStamp
+from replicator.crossing import Crossing
+from replicator.difference import Action, Decision, DecisionRules, KeyState, Need, decide
+from replicator.hashing import ContentHasher
+from replicator.ledger import Ledger, LedgerRow
+from replicator.listing import JoinedKey, join_keys, list_resumed
+from replicator.stores.port import (
+    ObjectFacts,
+    ObjectMissingError,
+    PreconditionFailedError,
+    Store,
+    same_stamp,
+)
+from runtime.errors import OperationInterruptedError
+from runtime.retry import Backoff, Sleep, call_with_retry
+
+T = TypeVar("T")
+
+# Keys that are decided ahead of the one that is reported, so that reads overlap.
+_KEYS_AHEAD = 256
+# A key that changes again and again is reported as it is, and is a difference.
+_READS_MAX = 8
+# Rows found by a comparison are saved this many at a time.
+_ROWS_AT_ONCE = 1_000
+# What a root may be over, strongest first; None is keys, sizes and properties.
+_ALGORITHMS = (HashAlgorithm.BLAKE3, HashAlgorithm.MD5, HashAlgorithm.CRC32C, None)
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedKey:
+    """A key with all that was read of it, and what must happen."""
+
+    state: KeyState
+    decision: Decision
+
+
+_Decided: TypeAlias = "DecidedKey | Future[DecidedKey]"
+
+
+class Comparison:
+    """Compares a source and a target. Reads at the source, and at the target only
+    listings and properties that are not known.
+    """
+
+    def __init__(
+        self,
+        source: Store,
+        target: Store,
+        ledger: Ledger,
+        *,
+        rules: DecisionRules,
+        readers: Executor,
+        sleep: Sleep,
+        backoff: Backoff,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._ledger = ledger
+        self._rules = rules
+        self._readers = readers
+        self._sleep = sleep
+        self._backoff = backoff
+        self._is_cancelled = is_cancelled
+        self._crossing = Crossing.between(source.capabilities, target.capabilities)
+
+    def decisions(self, prefix: str) -> Iterator[DecidedKey]:
+        """Every key that exists at a side, ascending, with what must happen. Afterwards
+        the ledger has what was found equal, and no row of a key that is gone.
+
+        Raises:
+            StoreError: a listing is not complete, or a side did not answer.
+            OperationInterruptedError: the sync is being interrupted.
+        """
+        joined = join_keys(
+            self._listing(self._source, prefix),
+            self._listing(self._target, prefix),
+            self._ledger.rows(prefix),
+        )
+        waiting = deque[_Decided]()
+        learned, gone = list[LedgerRow](), list[str]()
+        for one in joined:
+            if one.source is None and one.target is None:
+                gone.append(one.key)
+                continue
+            waiting.append(self._start(one))
+            if len(waiting) >= _KEYS_AHEAD:
+                yield self._settled(waiting.popleft(), learned)
+        while waiting:
+            yield self._settled(waiting.popleft(), learned)
+        self._ledger.save_rows(learned)
+        self._ledger.forget(gone)
+
+    def _listing(self, store: Store, prefix: str) -> Iterator[ObjectFacts]:
+        return list_resumed(store.lister, prefix, sleep=self._sleep, backoff=self._backoff)
+
+    def _start(self, one: JoinedKey) -> _Decided:
+        if self._is_cancelled():
+            raise OperationInterruptedError("the sync was interrupted")
+        state = KeyState(one.key, one.source, one.target, one.row)
+        decision = decide(state, self._rules)
+        if decision.needs is None:
+            return DecidedKey(state, decision)
+        return self._readers.submit(self._decide, state)
+
+    def _settled(self, one: _Decided, learned: list[LedgerRow]) -> DecidedKey:
+        decided = one.result() if isinstance(one, Future) else one
+        row = learned_row(decided)
+        if row is not None:
+            learned.append(row)
+            if len(learned) >= _ROWS_AT_ONCE:
+                self._ledger.save_rows(learned)
+                learned.clear()
+        return decided
+
+    def _decide(self, state: KeyState) -> DecidedKey:
+        for _ in range(_READS_MAX):
+            decision = decide(state, self._rules)
+            if decision.needs is None:
+                return DecidedKey(state, decision)
+            if self._is_cancelled():
+                raise OperationInterruptedError("the sync was interrupted")
+            state = self._read(state, decision.needs)
+        return DecidedKey(state, Decision(Action.COPY, "keeps changing"))
+
+    def _read(self, state: KeyState, need: Need) -> KeyState:
+        """The state with what the decision needs; with fresh facts where the object is
+        another one by now.
+        """
+        source, target = state.source, state.target
+        try:
+            match need:
+                case Need.SOURCE_CONTENT if source is not None:
+                    content = self._retried(lambda: self._hashes(source))
+                    return replace(state, source_content=content)
+                case Need.SOURCE_PROPERTIES if source is not None:
+                    digest = self._retried(lambda: self._digest(self._source, source))
+                    return replace(state, source_properties=digest)
+                case Need.TARGET_PROPERTIES if target is not None:
+                    digest = self._retried(lambda: self._digest(self._target, target))
+                    return replace(state, target_properties=digest)
+                case _:
+                    pass
+        except (ObjectMissingError, PreconditionFailedError):
+            if need is Need.TARGET_PROPERTIES:
+                now = self._retried(lambda: self._target.reader.facts(state.key))
+                return KeyState(state.key, source, now, state.row)
+        now = self._retried(lambda: self._source.reader.facts(state.key))
+        if source is not None and now is not None and same_stamp(source, now):
+            # It says that it is the same, and could not be read as such: once more.
+            now = source
+        return KeyState(state.key, now, target, state.row, source_is_fresh=True)
+
+    def _hashes(self, facts: ObjectFacts) -> tuple[ContentHash, ...]:
+        hasher = ContentHasher()
+        with self._source.reader.read(facts) as pieces:
+            for piece in pieces:
+                hasher.update(piece)
+        return hasher.hashes()
+
+    def _digest(self, store: Store, facts: ObjectFacts) -> bytes:
+        return self._crossing.digest(store.reader.properties(facts.key, version=facts.version))
+
+    def _retried(self, call: Callable[[], T]) -> T:
+        return call_with_retry(call, sleep=self._sleep, backoff=self._backoff)
+
+
+def learned_row(decided: DecidedKey) -> LedgerRow | None:
+    """What a comparison found out of a key that is equal, where the ledger lacks it."""
+    state, decision = decided.state, decided.decision
+    source, target, row = state.source, state.target, state.row
+    if decision.action is not Action.NOTHING or source is None or target is None:
+        return None
+    ours, theirs, has_windows = ObjectStamp.of(source), ObjectStamp.of(target), False
+    if row is not None and row.target.agrees(target):
+        theirs, has_windows = row.target.completed(target), row.has_windows
+    if row is not None and row.source.agrees(source):
+        ours = row.source.completed(source)
+    found = LedgerRow(
+        key=state.key,
+        source=ours,
+        target=theirs,
+        hashes=decision.hashes,
+        properties=decision.properties,
+        level=decision.level,
+        has_windows=has_windows,
+    )
+    return found if found != row else None
+
+
+@dataclass(slots=True)
+class EqualityTally:
+    """Counts what a comparison found, and sums the items of the source to roots over
+    every algorithm that all of them may be known by.
+    """
+
+    secret: bytes
+    objects: int = 0
+    differences: int = 0
+    level: EvidenceLevel = EvidenceLevel.READ
+    _roots: dict[HashAlgorithm | None, SetRoot] = field(init=False)
+    _hashers: dict[HashAlgorithm | None, ItemHasher] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._roots = dict.fromkeys(_ALGORITHMS, ROOT_EMPTY)
+        self._hashers = {name: ItemHasher(Profile(self.secret, name)) for name in _ALGORITHMS}
+
+    def add(self, decided: DecidedKey) -> None:
+        """Count one key."""
+        source, decision = decided.state.source, decided.decision
+        if decision.action is not Action.NOTHING:
+            self.differences += 1
+        elif source is not None:
+            self._add_equal(source, decision)
+
+    def _add_equal(self, source: ObjectFacts, decision: Decision) -> None:
+        self.objects += 1
+        self.level = min(self.level, decision.level)
+        digests = {one.algorithm: one.digest for one in decision.hashes}
+        for name in tuple(self._roots):
+            content = digests.get(name) if name is not None else None
+            if name is not None and content is None:
+                del self._roots[name]
+                continue
+            item = Item(source.key, source.size_bytes, content, decision.properties)
+            self._roots[name] += SetRoot.of_item(self._hashers[name].id(item))
+
+    @property
+    def algorithm(self) -> HashAlgorithm | None:
+        """The strongest algorithm by which all objects are known."""
+        return next(name for name in _ALGORITHMS if name in self._roots)
+
+    @property
+    def level_text(self) -> str:
+        """The level at which all counted objects are equal, as reports write it."""
+        if not self.objects or self.level is EvidenceLevel.LISTED:
+            return "listed"
+        word = self.level.name.lower()
+        return f"{word}:{self.algorithm.value}" if self.algorithm is not None else word
+
+    @property
+    def root(self) -> SetRoot:
+        """The root of the objects that are equal, by `algorithm`."""
+        return self._roots[self.algorithm]

@@ -1,0 +1,315 @@
+"""Runs copies on the ports of two stores: retries, rate limit, bounded memory.
+
+Each copy is a generator of requests (replicator.copy_requests) that one thread carries
+out in order. Parts are written by threads of a pool beside it, so that a distant target
+is kept busy.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar, assert_never
+
+from merkle.errors import ReconcileError
+from replicator.copy_requests import (
+    AbortUpload,
+    Answer,
+    BeginUpload,
+    CompleteUpload,
+    CopyFailedError,
+    CopyPart,
+    FailureReason,
+    JoinPart,
+    ListParts,
+    PutObject,
+    PutProperties,
+    ReadRange,
+    ReadSourceFacts,
+    ReadSourceProperties,
+    ReadTargetFacts,
+    Request,
+    SavePart,
+    SaveUpload,
+    StartPart,
+    Steps,
+    StitchObject,
+)
+from replicator.ledger import Ledger
+from replicator.stitching import stitch
+from replicator.stores.port import (
+    ObjectMissingError,
+    PreconditionFailedError,
+    Store,
+    StoreError,
+    StoreUnavailableError,
+    UploadedPart,
+)
+from runtime.errors import OperationInterruptedError
+from runtime.rate_limit import RateLimiter
+from runtime.retry import Backoff, Sleep, call_with_retry
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CopierLimits:
+    """How much is done at once: objects, parts of all objects, and bytes in memory."""
+
+    objects: int = 8
+    parts: int = 8
+    memory_bytes: int = 192 << 20
+
+
+class ByteBudget:
+    """Lends memory: a caller waits until its bytes fit. More than all that there is may
+    be taken by one caller alone. Thread-safe.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total_bytes = total_bytes
+        self._lent_bytes = 0
+        self._changed = threading.Condition()
+
+    def take(self, length_bytes: int, is_cancelled: Callable[[], bool]) -> None:
+        """Wait for memory.
+
+        Raises:
+            OperationInterruptedError: `is_cancelled` returned True.
+        """
+        with self._changed:
+            while self._lent_bytes and self._lent_bytes + length_bytes > self._total_bytes:
+                if is_cancelled():
+                    raise OperationInterruptedError("the sync was interrupted")
+                self._changed.wait(_CANCEL_CHECK_S)
+            self._lent_bytes += length_bytes
+
+    def give_back(self, length_bytes: int) -> None:
+        """Return what was taken."""
+        with self._changed:
+            self._lent_bytes -= length_bytes
+            self._changed.notify_all()
+
+
+# Between two looks at whether a waiting thread should stop.
+_CANCEL_CHECK_S = 0.2
+
+
+class Copier:
+    """Carries out the requests of copies from one store to another. Thread-safe: each
+    thread runs its own copy.
+    """
+
+    def __init__(
+        self,
+        source: Store,
+        target: Store,
+        ledger: Ledger,
+        *,
+        limits: CopierLimits,
+        rate: RateLimiter,
+        backoff: Backoff,
+        sleep: Sleep,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._ledger = ledger
+        self._rate = rate
+        self._backoff = backoff
+        self._sleep = sleep
+        self._is_cancelled = is_cancelled
+        self._budget = ByteBudget(limits.memory_bytes)
+        self._parts: Executor = ThreadPoolExecutor(limits.parts, "part")
+
+    def close(self) -> None:
+        """Wait for parts that are on their way, and end the threads."""
+        self._parts.shutdown(wait=True)
+
+    def run(self, steps: Steps[T]) -> T:
+        """Run one copy to its end.
+
+        Raises:
+            ReconcileError: what the copy raises.
+            OperationInterruptedError: the sync is being interrupted.
+        """
+        job = _Job(self._budget, self._is_cancelled)
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    answer = self._answer(request, job)
+                except ReconcileError as error:
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        finally:
+            steps.close()
+            job.finish()
+
+    def _answer(self, request: Request, job: "_Job") -> Answer:
+        if self._is_cancelled():
+            raise OperationInterruptedError("the sync was interrupted")
+        match request:
+            case JoinPart():
+                return job.join()
+            case StartPart():
+                job.start(self._parts, request, lambda: self._write_part(request))
+                return None
+            case SaveUpload(key, record):
+                self._ledger.save_upload(key, record)
+                return None
+            case SavePart(key, sent):
+                self._ledger.save_part(key, sent)
+                return None
+            case ReadRange(_, first, end):
+                job.take_memory(end - first)
+                return self._of_source(lambda: self._read(request))
+            case ReadSourceFacts(key):
+                return self._of_source(lambda: self._source.reader.facts(key))
+            case ReadSourceProperties(facts):
+                reader = self._source.reader
+                return self._of_source(lambda: reader.properties(facts.key, version=facts.version))
+            case _:
+                return self._retried(lambda: self._call(request))
+
+    def _call(self, request: Request) -> Answer:
+        """One request to the target."""
+        target = self._target
+        match request:
+            case ReadTargetFacts(key):
+                return target.reader.facts(key)
+            case PutObject(key, body, properties, condition):
+                self._rate.take(len(body))
+                return target.writer.put(key, body, properties, condition)
+            case PutProperties(facts, properties, tags_only):
+                return target.writer.put_properties(facts, properties, tags_only=tags_only)
+            case BeginUpload(key, properties):
+                return target.upload_writer.begin(key, properties)
+            case AbortUpload():
+                self._abort(request)
+                return None
+            case ListParts(key, upload):
+                return tuple(target.upload_reader.parts(key, upload))
+            case CopyPart(key, upload, number, copied):
+                return target.upload_writer.copy_part(key, upload, number, copied)
+            case StitchObject(base, plan, properties):
+                self._rate.take(plan.sent_bytes)
+                return stitch(target, base, plan, properties)
+            case CompleteUpload(key, upload, parts, properties, condition):
+                return target.upload_writer.complete(key, upload, parts, properties, condition)
+            case ReadRange() | ReadSourceFacts() | ReadSourceProperties():
+                raise AssertionError(f"{request} is no call of the target")
+            case StartPart() | JoinPart() | SaveUpload() | SavePart():
+                raise AssertionError(f"{request} is no call of the target")
+            case _:
+                assert_never(request)
+
+    def _abort(self, request: AbortUpload) -> None:
+        if request.upload is not None:
+            self._target.upload_writer.abort(request.key, request.upload)
+            return
+        for key, upload in self._target.upload_reader.uploads(request.key):
+            with suppress(ObjectMissingError):
+                if key == request.key and (
+                    request.with_parts or not any(self._target.upload_reader.parts(key, upload))
+                ):
+                    self._target.upload_writer.abort(key, upload)
+
+    def _read(self, request: ReadRange) -> bytes:
+        length = request.end - request.first
+        with self._source.reader.read(
+            request.facts, first=request.first, end=request.end
+        ) as pieces:
+            body = b"".join(pieces)
+        if len(body) != length:
+            raise StoreUnavailableError(
+                f"{request.facts.key}: {len(body)} bytes came instead of {length}"
+            )
+        return body
+
+    def _write_part(self, request: StartPart) -> UploadedPart:
+        self._rate.take(len(request.body))
+        return self._retried(
+            lambda: self._target.upload_writer.write_part(
+                request.key, request.upload, request.number, request.body
+            )
+        )
+
+    def _of_source(self, call: Callable[[], T]) -> T:
+        """The answer of the source. What it refuses is no fault of the target."""
+        try:
+            return self._retried(call)
+        except (ObjectMissingError, PreconditionFailedError):
+            raise
+        except StoreError as error:
+            reason = FailureReason.UNAVAILABLE
+            if not error.retryable:
+                reason = FailureReason.SOURCE_UNREADABLE
+            raise CopyFailedError(reason, error.message) from error
+
+    def _retried(self, call: Callable[[], T]) -> T:
+        return call_with_retry(call, sleep=self._sleep, backoff=self._backoff)
+
+
+class _Job:
+    """The parts of one copy that are on their way, and the memory that it has."""
+
+    def __init__(self, budget: ByteBudget, is_cancelled: Callable[[], bool]) -> None:
+        self._budget = budget
+        self._is_cancelled = is_cancelled
+        self._outcomes = queue.SimpleQueue[UploadedPart | BaseException]()
+        self._on_their_way = 0
+        # Memory of the body that was read last, until a part takes it over.
+        self.read_bytes = 0
+
+    def start(self, pool: Executor, request: StartPart, write: Callable[[], UploadedPart]) -> None:
+        """Hand a part to the pool, and the memory of its body with it."""
+        length_bytes, self.read_bytes = self.read_bytes, 0
+
+        def run() -> None:
+            outcome: UploadedPart | BaseException
+            try:
+                outcome = write()
+            except BaseException as error:  # noqa: BLE001 - the joining thread raises it
+                outcome = error
+            self._budget.give_back(length_bytes)
+            self._outcomes.put(outcome)
+
+        self._on_their_way += 1
+        pool.submit(run)
+
+    def join(self) -> UploadedPart:
+        """The outcome of any part."""
+        assert self._on_their_way
+        while True:
+            try:
+                outcome = self._outcomes.get(timeout=_CANCEL_CHECK_S)
+                break
+            except queue.Empty:
+                if self._is_cancelled():
+                    raise OperationInterruptedError("the sync was interrupted") from None
+        self._on_their_way -= 1
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def take_memory(self, length_bytes: int) -> None:
+        """Borrow memory for the next body, and return that of the last one."""
+        self._drop_body()
+        self._budget.take(length_bytes, self._is_cancelled)
+        self.read_bytes = length_bytes
+
+    def finish(self) -> None:
+        """Return all memory that no part holds."""
+        self._drop_body()
+
+    def _drop_body(self) -> None:
+        """Return the memory of the last body."""
+        self._budget.give_back(self.read_bytes)
+        self.read_bytes = 0

@@ -1,0 +1,220 @@
+"""Copy one object: small in one request, large in parts, resumed at the part.
+
+Before a large object appears at the target, the source's facts are read once more.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TypeAlias
+
+from proof.item import ContentHash
+from replicator.copy_requests import (
+    CopyFailedError,
+    CopyResult,
+    FailureReason,
+    PutObject,
+    SentPart,
+    Steps,
+)
+from replicator.copy_task import (
+    CopyTask,
+    SourceChangedError,
+    check_answer,
+    guard,
+    is_same_object,
+    read_properties,
+    read_range,
+    source_facts,
+    target_changed,
+    target_facts,
+)
+from replicator.hashing import ContentHasher
+from replicator.stores.port import (
+    ObjectFacts,
+    ObjectMissingError,
+    ObjectProperties,
+    PreconditionFailedError,
+    UploadedPart,
+)
+from replicator.uploads import (
+    PartTransfer,
+    adopt_finished,
+    begin_upload,
+    complete_upload,
+    drop_upload,
+    is_held,
+    resume_upload,
+)
+from replicator.windows import WindowHasher
+
+PARTS_MAX = 10_000
+_MIB = 1 << 20
+# Part sizes of common clients, tried in this order when an ETag says how many parts an
+# object has: boto3 and the AWS tools, rclone, the least, s3cmd, Hadoop.
+_USUAL_PART_BYTES = tuple(size * _MIB for size in (8, 5, 16, 15, 32, 64, 100, 128, 256, 512))
+
+CopyAttempt: TypeAlias = Callable[[CopyTask], Steps[CopyResult]]
+
+
+def copy_object(task: CopyTask) -> Steps[CopyResult | None]:
+    """Copy one object; None if the source was deleted meanwhile.
+
+    Raises:
+        CopyFailedError: it was not copied, or the target disagrees.
+        ReconcileError: a request failed and may succeed in a later run, which resumes.
+    """
+    return (yield from with_restart(task, copy_once))
+
+
+def with_restart(task: CopyTask, attempt: CopyAttempt) -> Steps[CopyResult | None]:
+    """Try, and once more with fresh facts if the source changed meanwhile.
+
+    Raises:
+        CopyFailedError: it changed twice, or the attempt failed.
+    """
+    try:
+        return (yield from attempt(task))
+    except SourceChangedError:
+        fresh = yield from source_facts(task.key)
+    if fresh is None:
+        return None
+    try:
+        return (yield from attempt(replace(task, source=fresh)))
+    except SourceChangedError as error:
+        raise CopyFailedError(
+            FailureReason.SOURCE_CHANGED, f"{task.key} changed twice while it was copied"
+        ) from error
+
+
+def copy_once(task: CopyTask) -> Steps[CopyResult]:
+    """Copy this version of the source.
+
+    Raises:
+        SourceChangedError: the source has another version by now.
+    """
+    properties = yield from read_properties(task)
+    adopted = yield from adopt_finished(task, properties)
+    if adopted is not None:
+        return adopted
+    if task.source.size_bytes <= task.limits.part_bytes:
+        if task.upload is not None:
+            yield from drop_upload(task.key, task.upload)
+        return (yield from _copy_small(task, properties))
+    try:
+        return (yield from copy_large(task, properties))
+    except ObjectMissingError:
+        # Somebody aborted our upload: its parts are gone, and the next one begins anew.
+        return (yield from copy_large(replace(task, upload=None), properties))
+
+
+def _copy_small(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult]:
+    body = yield from read_range(task, 0, task.source.size_bytes)
+    hasher = ContentHasher()
+    hasher.update(body)
+    hashes = hasher.hashes()
+    capabilities = task.capabilities
+    is_guarded = (
+        capabilities.creates_conditionally
+        if task.target is None
+        else capabilities.replaces_conditionally
+    )
+    condition = yield from guard(task, is_guarded=is_guarded)
+    try:
+        answer = yield PutObject(task.key, body, properties, condition)
+        assert isinstance(answer, ObjectFacts)
+        facts = answer
+    except PreconditionFailedError as error:
+        # The store may have written an earlier attempt and lost its answer.
+        written = yield from target_facts(task.key)
+        if written is None or not _is_what_was_sent(written, task.target, hashes, hasher.md5.hex()):
+            raise target_changed(task.key) from error
+        facts = written
+    check_answer(task, facts, hashes)
+    return CopyResult(
+        source=task.source,
+        target=facts,
+        hashes=hashes,
+        properties=task.crossing.digest(properties),
+        sent_bytes=len(body),
+    )
+
+
+def copy_large(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult]:
+    """Copy in parts; those that an earlier run has sent are proven and kept.
+
+    Raises:
+        SourceChangedError: the source has another version by now.
+        ObjectMissingError: the upload is gone.
+    """
+    digest = task.crossing.digest(properties)
+    part_bytes = part_bytes_of(task.source, task.limits.part_bytes)
+    resumed = yield from resume_upload(task, digest, part_bytes)
+    if resumed is None:
+        upload = yield from begin_upload(task, properties, part_bytes)
+        held = dict[int, UploadedPart]()
+        sent = dict[int, SentPart]()
+    else:
+        upload, held, sent = resumed
+    hasher = ContentHasher()
+    windows = WindowHasher(task.window_key, task.source.size_bytes)
+    transfer = PartTransfer(task, upload)
+    try:
+        for number, (first, end) in enumerate(_ranges(task.source.size_bytes, part_bytes), 1):
+            body = yield from read_range(task, first, end)
+            hasher.update(body)
+            windows.update(body)
+            part = held.get(number)
+            if part is not None and is_held(task.capabilities, part, sent.get(number), body):
+                transfer.parts[number] = part
+            else:
+                yield from transfer.send(number, body)
+        yield from transfer.join_all()
+        facts = yield from complete_upload(task, upload, transfer, properties)
+    except SourceChangedError:
+        yield from transfer.abandon()
+        raise
+    except CopyFailedError as error:
+        if error.reason is FailureReason.TARGET_CHANGED:
+            yield from transfer.abandon()
+        raise
+    check_answer(task, facts, hasher.hashes())
+    return CopyResult(
+        source=task.source,
+        target=facts,
+        hashes=hasher.hashes(),
+        properties=digest,
+        sent_bytes=transfer.sent_bytes,
+        windows=windows.table(),
+    )
+
+
+def part_bytes_of(source: ObjectFacts, part_bytes_min: int) -> int:
+    """The size of all parts but the last: that of the source's own parts where its ETag
+    allows to guess it, so that both ETags agree; else as small as PARTS_MAX allows.
+    """
+    least = -(-source.size_bytes // PARTS_MAX)
+    _, dash, count = source.etag.strip('"').rpartition("-")
+    if dash and count.isdigit():
+        for size in _USUAL_PART_BYTES:
+            if size >= part_bytes_min and -(-source.size_bytes // size) == int(count):
+                return size
+    return part_bytes_min if least <= part_bytes_min else -(-least // _MIB) * _MIB
+
+
+def _is_what_was_sent(
+    written: ObjectFacts,
+    before: ObjectFacts | None,
+    hashes: tuple[ContentHash, ...],
+    md5: str,
+) -> bool:
+    """Whether an object that we did not expect is our own write, whose answer was lost:
+    new since the listing, and with a hash or an ETag of what was sent.
+    """
+    if is_same_object(written, before):
+        return False
+    return bool(set(written.hashes) & set(hashes)) or written.etag.strip('"') == md5
+
+
+def _ranges(size_bytes: int, part_bytes: int) -> Iterator[tuple[int, int]]:
+    for first in range(0, size_bytes, part_bytes):
+        yield first, min(first + part_bytes, size_bytes)

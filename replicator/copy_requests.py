@@ -1,0 +1,299 @@
+"""What the copy of one object asks of its runner, and the values that pass between.
+
+A copy is a generator: it yields a request and is resumed with the answer, or with the
+error of the request thrown into it. It does no I/O of its own. A test may stop it after
+any request, as a killed process stops.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias, TypeVar
+
+from merkle.checksum import Buffer
+from proof.item import ContentHash
+from replicator.stitching import StitchPlan
+from replicator.stores.port import (
+    CopySource,
+    ObjectFacts,
+    ObjectProperties,
+    StoreError,
+    UploadedPart,
+    UploadId,
+    WriteCondition,
+    same_stamp,
+)
+from replicator.windows import WindowTable
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStamp:
+    """While a store answers the same stamp for a key, the bytes are the same. What the
+    store did not say is empty or 0, and agrees with anything.
+    """
+
+    version: str
+    etag: str
+    modified_ms: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, facts: ObjectFacts) -> "ObjectStamp":
+        """The stamp in these facts."""
+        return cls(facts.version, facts.etag, facts.modified_ms, facts.size_bytes)
+
+    def facts(self, key: str) -> ObjectFacts:
+        """The facts of a key with this stamp; of its hashes nothing is known."""
+        return ObjectFacts(key, self.size_bytes, self.etag, self.modified_ms, self.version)
+
+    def agrees(self, facts: ObjectFacts) -> bool:
+        """Whether these facts describe the same state, as far as both say."""
+        return same_stamp(self.facts(facts.key), facts)
+
+    def completed(self, facts: ObjectFacts) -> "ObjectStamp":
+        """This stamp with what facts that agree with it say besides."""
+        return ObjectStamp(
+            self.version or facts.version,
+            self.etag,
+            facts.modified_ms or self.modified_ms,
+            self.size_bytes,
+        )
+
+
+class FailureReason(Enum):
+    """Why a key was not brought to the target, by the name in reports."""
+
+    SOURCE_CHANGED = "source_changed"
+    """It changed twice while it was being copied."""
+    SOURCE_UNREADABLE = "source_unreadable"
+    TARGET_CHANGED = "target_changed"
+    """Somebody else wrote the key at the target; it is left as it is."""
+    TARGET_DISAGREES = "target_disagrees"
+    """The target answered with another size or hash than what was sent."""
+    UNSUPPORTED = "unsupported"
+    """The target cannot keep this key, size or metadata."""
+    TARGET_REFUSED = "target_refused"
+    UNAVAILABLE = "unavailable"
+    """A store did not answer after several attempts."""
+    DELETE_REFUSED = "delete_refused"
+
+
+class CopyFailedError(StoreError):
+    """One object was not copied; `facts['reason']` is the value of a FailureReason."""
+
+    code = "copy_failed"
+
+    def __init__(self, reason: FailureReason, message: str) -> None:
+        super().__init__(message, reason=reason.value)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class SentPart:
+    """A part that the target acknowledged; `blake3` is of the bytes that were sent,
+    empty where the target copied them from itself.
+    """
+
+    part: UploadedPart
+    blake3: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class UploadRecord:
+    """An upload of ours at the target. `upload` is None from just before it is begun
+    until its ID is known. `source` is what is being copied, `target` the object that it
+    will replace. `part_bytes` is 0 for a patch, which is not resumed.
+    """
+
+    upload: UploadId | None
+    source: ObjectStamp
+    target: ObjectStamp | None
+    properties: bytes
+    part_bytes: int
+    sent: tuple[SentPart, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it sends the whole object."""
+        return self.part_bytes > 0
+
+
+@dataclass(frozen=True, slots=True)
+class CopyResult:
+    """An object that the target acknowledged: its facts there, what was sent, and how
+    much of it. `source` has the facts of the version that was copied; `properties` is
+    the digest of those that crossed.
+    """
+
+    source: ObjectFacts
+    target: ObjectFacts
+    hashes: tuple[ContentHash, ...]
+    properties: bytes
+    sent_bytes: int
+    windows: WindowTable | None = None
+    properties_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSourceFacts:
+    """Answered by ObjectFacts or None."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTargetFacts:
+    """Answered by ObjectFacts or None."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSourceProperties:
+    """Answered by ObjectProperties."""
+
+    facts: ObjectFacts
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRange:
+    """Bytes of just this version of the source; answered by bytes of this length."""
+
+    facts: ObjectFacts
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutObject:
+    """Answered by ObjectFacts."""
+
+    key: str
+    body: Buffer
+    properties: ObjectProperties
+    condition: WriteCondition
+
+
+@dataclass(frozen=True, slots=True)
+class PutProperties:
+    """Answered by ObjectFacts."""
+
+    facts: ObjectFacts
+    properties: ObjectProperties
+    tags_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SaveUpload:
+    """Keep this in the ledger, instead of what it has of the key's upload; answered by
+    None. A record of None forgets the upload.
+    """
+
+    key: str
+    record: UploadRecord | None
+
+
+@dataclass(frozen=True, slots=True)
+class SavePart:
+    """Add a part to the key's upload in the ledger; answered by None."""
+
+    key: str
+    sent: SentPart
+
+
+@dataclass(frozen=True, slots=True)
+class BeginUpload:
+    """Answered by UploadId."""
+
+    key: str
+    properties: ObjectProperties
+
+
+@dataclass(frozen=True, slots=True)
+class AbortUpload:
+    """Answered by None. Without an ID: every upload of this key, or those that have no
+    parts.
+    """
+
+    key: str
+    upload: UploadId | None
+    with_parts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ListParts:
+    """Answered by a tuple of UploadedPart."""
+
+    key: str
+    upload: UploadId
+
+
+@dataclass(frozen=True, slots=True)
+class StartPart:
+    """Begin to write a part; answered by None at once. JoinPart gives the outcome."""
+
+    key: str
+    upload: UploadId
+    number: int
+    body: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class JoinPart:
+    """Wait for any part that was started; answered by UploadedPart."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPart:
+    """Answered by UploadedPart."""
+
+    key: str
+    upload: UploadId
+    number: int
+    source: CopySource
+
+
+@dataclass(frozen=True, slots=True)
+class StitchObject:
+    """Answered by ObjectFacts of the object that the plan makes of `base`."""
+
+    base: ObjectFacts
+    plan: StitchPlan
+    properties: ObjectProperties
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteUpload:
+    """Answered by ObjectFacts."""
+
+    key: str
+    upload: UploadId
+    parts: tuple[UploadedPart, ...]
+    properties: ObjectProperties
+    condition: WriteCondition
+
+
+Request: TypeAlias = (
+    ReadSourceFacts
+    | ReadTargetFacts
+    | ReadSourceProperties
+    | ReadRange
+    | PutObject
+    | PutProperties
+    | SaveUpload
+    | SavePart
+    | BeginUpload
+    | AbortUpload
+    | ListParts
+    | StartPart
+    | JoinPart
+    | CopyPart
+    | StitchObject
+    | CompleteUpload
+)
+Answer: TypeAlias = (
+    ObjectFacts | ObjectProperties | bytes | str | UploadedPart | tuple[UploadedPart, ...] | None
+)
+Steps: TypeAlias = Generator[Request, Answer, T]

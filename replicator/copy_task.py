@@ -1,0 +1,182 @@
+"""What every way of copying one object shares: the task, and looks at both sides.
+
+The source is pinned: the same version or ETag is asked for by each read. The target is
+never overwritten when it is not the object that was listed. What the target answers
+must agree with what was sent, or the copy has failed.
+"""
+
+from dataclasses import dataclass, field
+
+from proof.item import ContentHash
+from replicator.copy_requests import (
+    Answer,
+    CopyFailedError,
+    FailureReason,
+    ReadRange,
+    ReadSourceFacts,
+    ReadSourceProperties,
+    ReadTargetFacts,
+    Steps,
+    UploadRecord,
+)
+from replicator.crossing import Crossing
+from replicator.stores.port import (
+    Capabilities,
+    ObjectFacts,
+    ObjectMissingError,
+    ObjectProperties,
+    PreconditionFailedError,
+    StoreError,
+    WriteCondition,
+    same_stamp,
+)
+from replicator.windows import WindowTable
+
+PART_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CopyLimits:
+    """Of one object: larger ones than `part_bytes` are sent in parts of at least that
+    size, at most `parts_in_flight` at a time.
+    """
+
+    part_bytes: int = PART_BYTES
+    parts_in_flight: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTask:
+    """What to copy and what is known of it.
+
+    `target` is the object to replace, None where the key must be absent. `upload` is
+    what an earlier run left. `windows` and `content` describe the bytes of `target`, as
+    the ledger knows them.
+    """
+
+    source: ObjectFacts
+    target: ObjectFacts | None
+    capabilities: Capabilities
+    crossing: Crossing
+    window_key: bytes
+    limits: CopyLimits = field(default_factory=CopyLimits)
+    upload: UploadRecord | None = None
+    windows: WindowTable | None = None
+    content: tuple[ContentHash, ...] = ()
+    properties: bytes = b""
+
+    @property
+    def key(self) -> str:
+        """The key at both sides."""
+        return self.source.key
+
+
+class SourceChangedError(StoreError):
+    """The source is not the version that was being copied any more."""
+
+    code = "source_changed"
+
+
+def read_properties(task: CopyTask) -> Steps[ObjectProperties]:
+    """The properties that will cross.
+
+    Raises:
+        SourceChangedError: the object is gone.
+        CopyFailedError: the target cannot keep them.
+    """
+    try:
+        answer = yield ReadSourceProperties(task.source)
+    except (ObjectMissingError, PreconditionFailedError) as error:
+        raise SourceChangedError(f"{task.key} is gone") from error
+    assert isinstance(answer, ObjectProperties)
+    properties = task.crossing.of(answer)
+    length = sum(len(name.encode()) + len(text.encode()) for name, text in properties.metadata)
+    if length > task.capabilities.metadata_bytes_max:
+        raise CopyFailedError(
+            FailureReason.UNSUPPORTED,
+            f"{task.key} has {length} bytes of metadata; the target keeps up to"
+            f" {task.capabilities.metadata_bytes_max}",
+        )
+    return properties
+
+
+def read_range(task: CopyTask, first: int, end: int) -> Steps[bytes]:
+    """Bytes of just this version.
+
+    Raises:
+        SourceChangedError: the source has another version by now.
+    """
+    try:
+        answer = yield ReadRange(task.source, first, end)
+    except (PreconditionFailedError, ObjectMissingError) as error:
+        raise SourceChangedError(f"{task.key} changed while it was read") from error
+    assert isinstance(answer, bytes)
+    assert len(answer) == end - first
+    return answer
+
+
+def source_facts(key: str) -> Steps[ObjectFacts | None]:
+    """The source's object as it is now."""
+    return _facts((yield ReadSourceFacts(key)))
+
+
+def target_facts(key: str) -> Steps[ObjectFacts | None]:
+    """The target's object as it is now."""
+    return _facts((yield ReadTargetFacts(key)))
+
+
+def guard(task: CopyTask, *, is_guarded: bool) -> Steps[WriteCondition]:
+    """The condition of a write. Where the store checks none, the target is looked at
+    once more instead.
+
+    Raises:
+        CopyFailedError: the target is not the object that was listed.
+    """
+    if is_guarded:
+        return WriteCondition(
+            absent=task.target is None, etag=task.target.etag if task.target else ""
+        )
+    now = yield from target_facts(task.key)
+    if not is_same_object(now, task.target):
+        raise target_changed(task.key)
+    return WriteCondition()
+
+
+def check_answer(task: CopyTask, facts: ObjectFacts, hashes: tuple[ContentHash, ...]) -> None:
+    """Compare what the target says with what was sent.
+
+    Raises:
+        CopyFailedError: they differ.
+    """
+    sent = {one.algorithm: one.digest for one in hashes}
+    wrong = [
+        one.algorithm.value
+        for one in facts.hashes
+        if sent.get(one.algorithm, one.digest) != one.digest
+    ]
+    if facts.size_bytes != task.source.size_bytes:
+        wrong.append("size")
+    if wrong:
+        raise CopyFailedError(
+            FailureReason.TARGET_DISAGREES,
+            f"{task.key}: the target has another {' and '.join(wrong)} than what was sent",
+        )
+
+
+def target_changed(key: str) -> CopyFailedError:
+    """Somebody else wrote the key."""
+    return CopyFailedError(
+        FailureReason.TARGET_CHANGED, f"{key} was changed at the target by somebody else"
+    )
+
+
+def is_same_object(now: ObjectFacts | None, listed: ObjectFacts | None) -> bool:
+    """Whether a key is as it was, as far as the store says."""
+    if now is None or listed is None:
+        return now is listed
+    return same_stamp(now, listed)
+
+
+def _facts(answer: Answer) -> ObjectFacts | None:
+    assert answer is None or isinstance(answer, ObjectFacts)
+    return answer

@@ -1,0 +1,84 @@
+"""Which properties of an object cross, by what both stores can keep."""
+
+from dataclasses import dataclass
+
+from proof.item import PROPERTIES_DIGEST_BYTES, properties_digest
+from replicator.stores.port import Capabilities, ObjectProperties
+
+# Where the digest of the tags begins.
+_TAGS_FROM = PROPERTIES_DIGEST_BYTES
+# What S3 answers for an object that was given no content type.
+_NO_CONTENT_TYPE = ("content-type", "binary/octet-stream")
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """The groups of properties that cross; user metadata always does."""
+
+    tags: bool
+    headers: bool
+    acl: bool
+
+    @classmethod
+    def between(cls, source: Capabilities, target: Capabilities) -> "Crossing":
+        """What both stores can keep."""
+        return cls(
+            tags=source.keeps_tags and target.keeps_tags,
+            headers=source.keeps_headers and target.keeps_headers,
+            acl=source.keeps_acls and target.keeps_acls,
+        )
+
+    def of(self, properties: ObjectProperties) -> ObjectProperties:
+        """The part of these properties that crosses."""
+        headers = tuple(one for one in properties.headers if one != _NO_CONTENT_TYPE)
+        return ObjectProperties(
+            metadata=properties.metadata,
+            tags=properties.tags if self.tags else (),
+            headers=headers if self.headers else (),
+            acl=properties.acl if self.acl else (),
+        )
+
+    def digest(self, properties: ObjectProperties) -> bytes:
+        """32 bytes over the part that crosses; the last 16 are of the tags alone."""
+        kept = self.of(properties)
+        others = properties_digest(kept.metadata, kept.headers, kept.acl)
+        return others + properties_digest(kept.tags)
+
+
+def differ_in_tags_only(ours: bytes, theirs: bytes) -> bool:
+    """Whether two digests of properties are equal but for the tags."""
+    return ours[:_TAGS_FROM] == theirs[:_TAGS_FROM] and ours != theirs
+
+
+def lacking(source: Capabilities, target: Capabilities) -> tuple[str, ...]:
+    """What does not cross between these stores, and what cannot be guarded, in
+    sentences for people.
+    """
+    lost = [
+        (source.keeps_versions and not target.keeps_versions, "older versions"),
+        (source.keeps_tags and not target.keeps_tags, "tags"),
+        (source.keeps_headers and not target.keeps_headers, "content headers"),
+        (source.keeps_acls and not target.keeps_acls, "ACLs"),
+    ]
+    notes = [f"the target keeps no {what}: they do not cross" for is_lost, what in lost if is_lost]
+    guarded = (
+        target.creates_conditionally
+        and target.replaces_conditionally
+        and target.completes_conditionally
+    )
+    if not guarded:
+        notes.append(
+            "the target does not guard every write by a condition: a write by others"
+            " in the moment before ours can be lost"
+        )
+    if not target.whole_hashes:
+        notes.append("the target declares no hash of whole objects: its word proves no content")
+    if not target.copies_ranges:
+        notes.append("the target copies no ranges: a changed large object is sent whole")
+    for side, store in (("source", source), ("target", target)):
+        if not store.lists_all_keys:
+            notes.append(
+                f"the {side} does not list all keys: nothing is deleted, and equality"
+                " cannot be shown"
+            )
+    return tuple(notes)

@@ -1,0 +1,50 @@
+"""Whether two addresses are a source and a target, or one bucket under two names."""
+
+import os
+from urllib.parse import parse_qs, urlsplit
+
+from merkle.errors import RefusalError
+
+
+class PairRefusedError(RefusalError):
+    """A bucket is not copied to itself."""
+
+    code = "pair_refused"
+    exit_status = 6
+
+
+def check_pair(source: str, target: str) -> None:
+    """Check that no object of one address is an object of the other.
+
+    Raises:
+        PairRefusedError: they overlap; reason `same_bucket`.
+    """
+    place, prefix = _place(source)
+    if place != _place(target)[0]:
+        return
+    other = _place(target)[1]
+    if not prefix.startswith(other) and not other.startswith(prefix):
+        return
+    raise PairRefusedError(
+        "same_bucket",
+        f"{source} and {target} are the same bucket",
+        hint="Name another bucket, or prefixes of which neither begins with the other.",
+        source=source,
+        target=target,
+    )
+
+
+def _place(address: str) -> tuple[tuple[str, ...], str]:
+    """The bucket and the prefix in it."""
+    scheme, colon, rest = address.partition(":")
+    if colon and scheme.lower() == "local":
+        # Links are followed: two names of one folder are one bucket (OZ-002).
+        return ("local", os.path.realpath(rest)), ""
+    parts = urlsplit(address)
+    endpoint = parse_qs(parts.query).get("endpoint_url", [""])[0]
+    where = urlsplit(endpoint)
+    host = f"{(where.hostname or '').lower()}:{where.port or _PORTS.get(where.scheme, '')}"
+    return (parts.scheme, host, parts.netloc), parts.path.lstrip("/")
+
+
+_PORTS = {"http": 80, "https": 443}

@@ -1,0 +1,343 @@
+"""Send only what changed of a large object; the target copies the rest from itself.
+
+The windows that the ledger kept of the last copy say where the source differs from what
+the target holds. The object is then made anew from parts: ranges of the old object,
+copied inside the target, and the changed bytes. Where the target wants parts of some
+least size, a range is widened to it, or stitched (see the adapter of S3).
+"""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from proof.item import ContentHash
+from replicator.copy import copy_large, copy_once, with_restart
+from replicator.copy_requests import (
+    CopyFailedError,
+    CopyPart,
+    CopyResult,
+    FailureReason,
+    PutProperties,
+    SavePart,
+    SentPart,
+    Steps,
+    StitchObject,
+)
+from replicator.copy_task import (
+    CopyTask,
+    SourceChangedError,
+    check_answer,
+    read_properties,
+    read_range,
+    source_facts,
+    target_changed,
+    target_facts,
+)
+from replicator.crossing import differ_in_tags_only
+from replicator.hashing import ContentHasher
+from replicator.stitching import Patch, StitchRefusal, plan_stitch
+from replicator.stores.port import (
+    CopySource,
+    ObjectFacts,
+    ObjectMissingError,
+    ObjectProperties,
+    PreconditionFailedError,
+    StoreError,
+    UploadedPart,
+    same_stamp,
+)
+from replicator.uploads import (
+    PartTransfer,
+    adopt_finished,
+    begin_upload,
+    complete_upload,
+    drop_upload,
+    record_upload,
+)
+from replicator.windows import ChangedRange, WindowHasher, WindowTable, changed_ranges
+
+# S3's limits.
+_COPIED_PART_BYTES_MAX = 1 << 30
+_PARTS_MAX = 10_000
+# A patch costs a request for each part, so that one of more than half of the object
+# gains nothing.
+_NEW_SHARE_MAX = 2
+# What the requests of one stitched patch cost, and the most that is held in memory.
+_STITCHED_PATCH_COST_BYTES = 14_000
+_STITCHED_BYTES_MAX = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PatchPart:
+    """A part of the object to be made: the bytes `first` to `end`, of the old object
+    where `is_kept`, else of the source.
+    """
+
+    first: int
+    end: int
+    is_kept: bool
+
+
+def patch_object(task: CopyTask) -> Steps[CopyResult | None]:
+    """Bring a changed large object to the target by its changed windows, and whole
+    where that is not possible. None if the source was deleted meanwhile.
+
+    Raises:
+        CopyFailedError: it was not copied, or the target disagrees.
+        ReconcileError: a request failed and may succeed in a later run.
+    """
+    assert task.target is not None
+    assert task.windows is not None
+    return (yield from with_restart(task, _patch_once))
+
+
+def put_properties(task: CopyTask) -> Steps[CopyResult | None]:
+    """Replace the properties of an object whose bytes are equal; None if the source was
+    deleted meanwhile.
+
+    Raises:
+        CopyFailedError: the target changed meanwhile.
+    """
+    assert task.target is not None
+    return (yield from with_restart(task, _properties_once))
+
+
+def patch_parts(
+    size_bytes: int, changes: tuple[ChangedRange, ...], part_bytes_min: int, part_bytes: int
+) -> tuple[PatchPart, ...]:
+    """The parts of the object to be made, in order: every changed byte is new, and each
+    part but the last has at least `part_bytes_min` bytes.
+    """
+    parts = list[PatchPart]()
+    at = 0
+    for change in changes:
+        # What is new begins at the change, or before it where too little lies between.
+        if change.first - at >= max(part_bytes_min, 1):
+            parts.append(PatchPart(at, change.first, is_kept=True))
+            at = change.first
+        if parts and not parts[-1].is_kept:
+            at = parts.pop().first
+        end = max(change.new_end, min(at + part_bytes_min, size_bytes))
+        if end > at:
+            parts.append(PatchPart(at, end, is_kept=False))
+        at = end
+    if at < size_bytes:
+        parts.append(PatchPart(at, size_bytes, is_kept=True))
+    return tuple(piece for part in parts for piece in _pieces(part, part_bytes_min, part_bytes))
+
+
+def _patch_once(task: CopyTask) -> Steps[CopyResult]:
+    """Patch to this version of the source.
+
+    Raises:
+        SourceChangedError: the source has another version by now.
+    """
+    assert task.target is not None
+    base_windows = task.windows
+    assert base_windows is not None
+    properties = yield from read_properties(task)
+    adopted = yield from adopt_finished(task, properties)
+    if adopted is not None:
+        return adopted
+    if task.upload is not None:
+        if task.source.size_bytes > task.limits.part_bytes and task.upload.is_whole:
+            # An earlier run was sending the whole object, and has sent a part of it.
+            return (yield from copy_once(task))
+        yield from drop_upload(task.key, task.upload)
+        task = replace(task, upload=None)
+    if task.source.size_bytes <= task.limits.part_bytes:
+        return (yield from copy_once(task))
+    hasher, windows = yield from _read_whole(task)
+    changes = changed_ranges(base_windows, windows)
+    if changes == () and set(hasher.hashes()) & set(task.content):
+        return (yield from _same_bytes(task, _Whole(properties, hasher.hashes(), windows)))
+    whole = _Whole(properties, hasher.hashes(), windows)
+    parts = _plan(task, changes) if changes else ()
+    try:
+        if changes and _is_stitched(task, changes, parts):
+            return (yield from _stitch(task, changes, whole))
+        if parts:
+            return (yield from _send_patch(task, parts, whole))
+    except _PatchRefusedError:
+        # It can be sent whole all the same.
+        pass
+    return (yield from copy_large(task, properties))
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """What is known of the whole source after it was read."""
+
+    properties: ObjectProperties
+    hashes: tuple[ContentHash, ...]
+    windows: WindowTable
+
+
+class _PatchRefusedError(StoreError):
+    """The target does not copy these ranges; it can be sent the whole object."""
+
+    code = "patch_refused"
+
+
+def _plan(task: CopyTask, changes: tuple[ChangedRange, ...]) -> tuple[PatchPart, ...]:
+    """The parts of the patch; none where the whole object is cheaper."""
+    if not task.capabilities.copies_ranges:
+        return ()
+    size_bytes = task.source.size_bytes
+    parts = patch_parts(
+        size_bytes, changes, task.capabilities.part_bytes_min, task.limits.part_bytes
+    )
+    new_bytes = sum(part.end - part.first for part in parts if not part.is_kept)
+    if len(parts) > _PARTS_MAX or new_bytes * _NEW_SHARE_MAX > size_bytes:
+        return ()
+    return parts
+
+
+def _read_whole(task: CopyTask) -> Steps[tuple[ContentHasher, WindowTable]]:
+    hasher = ContentHasher()
+    windows = WindowHasher(task.window_key, task.source.size_bytes)
+    step = task.limits.part_bytes
+    for first in range(0, task.source.size_bytes, step):
+        body = yield from read_range(task, first, min(first + step, task.source.size_bytes))
+        hasher.update(body)
+        windows.update(body)
+    return hasher, windows.table()
+
+
+def _same_bytes(task: CopyTask, whole: _Whole) -> Steps[CopyResult]:
+    """The object was only touched: its properties cross, if they differ."""
+    assert task.target is not None
+    facts = task.target
+    if task.crossing.digest(whole.properties) != task.properties:
+        facts = yield from _replace_properties(task, whole.properties)
+    return replace(_result(task, facts, whole, 0), properties_only=True)
+
+
+def _properties_once(task: CopyTask) -> Steps[CopyResult]:
+    properties = yield from read_properties(task)
+    facts = yield from _replace_properties(task, properties)
+    return CopyResult(
+        source=task.source,
+        target=facts,
+        hashes=task.content,
+        properties=task.crossing.digest(properties),
+        sent_bytes=0,
+        windows=task.windows,
+        properties_only=True,
+    )
+
+
+def _replace_properties(task: CopyTask, properties: ObjectProperties) -> Steps[ObjectFacts]:
+    assert task.target is not None
+    tags_only = differ_in_tags_only(task.crossing.digest(properties), task.properties)
+    try:
+        answer = yield PutProperties(task.target, properties, tags_only)
+    except (PreconditionFailedError, ObjectMissingError) as error:
+        raise target_changed(task.key) from error
+    assert isinstance(answer, ObjectFacts)
+    if answer.size_bytes != task.target.size_bytes:
+        raise CopyFailedError(
+            FailureReason.TARGET_DISAGREES, f"{task.key}: its size changed with its properties"
+        )
+    return answer
+
+
+def _send_patch(task: CopyTask, parts: tuple[PatchPart, ...], whole: _Whole) -> Steps[CopyResult]:
+    base = task.target
+    assert base is not None
+    upload = yield from begin_upload(task, whole.properties, 0)
+    transfer = PartTransfer(task, upload)
+    try:
+        for number, part in enumerate(parts, 1):
+            if part.is_kept:
+                source = CopySource(base.key, base.version, base.etag, part.first, part.end)
+                answer = yield CopyPart(task.key, upload, number, source)
+                assert isinstance(answer, UploadedPart)
+                transfer.parts[number] = answer
+                yield SavePart(task.key, SentPart(answer, b""))
+            else:
+                body = yield from read_range(task, part.first, part.end)
+                yield from transfer.send(number, body)
+        yield from transfer.join_all()
+        yield from _check_base(task)
+        facts = yield from complete_upload(task, upload, transfer, whole.properties)
+        check_answer(task, facts, whole.hashes)
+    except StoreError as error:
+        yield from transfer.abandon()
+        raise _named(task, error) from error
+    return _result(task, facts, whole, transfer.sent_bytes)
+
+
+def _is_stitched(
+    task: CopyTask, changes: tuple[ChangedRange, ...], parts: tuple[PatchPart, ...]
+) -> bool:
+    """Whether scratch objects at the target cost less than parts of the least size."""
+    if not task.capabilities.copies_ranges or not task.capabilities.part_bytes_min:
+        return False
+    new_bytes = sum(change.new_end - change.first for change in changes)
+    cost = new_bytes + _STITCHED_PATCH_COST_BYTES * len(changes)
+    in_parts = sum(part.end - part.first for part in parts if not part.is_kept)
+    return new_bytes <= _STITCHED_BYTES_MAX and cost < (in_parts or task.source.size_bytes)
+
+
+def _stitch(task: CopyTask, changes: tuple[ChangedRange, ...], whole: _Whole) -> Steps[CopyResult]:
+    base = task.target
+    assert base is not None
+    patches = list[Patch]()
+    for change in changes:
+        body = b""
+        if change.new_end > change.first:
+            body = yield from read_range(task, change.first, change.new_end)
+        patches.append(Patch(change.first, change.old_end - change.first, body))
+    plan = plan_stitch(base.size_bytes, patches, part_bytes_min=task.capabilities.part_bytes_min)
+    if isinstance(plan, StitchRefusal):
+        raise _PatchRefusedError(f"{task.key}: {plan.value}")
+    now = yield from source_facts(task.key)
+    if now is None or not same_stamp(now, task.source):
+        raise SourceChangedError(f"{task.key} changed before its copy was complete")
+    # The upload's ID stays unknown: what a killed run leaves is found by its key.
+    yield from record_upload(task, whole.properties, 0)
+    try:
+        answer = yield StitchObject(base, plan, whole.properties)
+    except StoreError as error:
+        raise _named(task, error) from error
+    assert isinstance(answer, ObjectFacts)
+    check_answer(task, answer, whole.hashes)
+    return _result(task, answer, whole, plan.sent_bytes)
+
+
+def _named(task: CopyTask, error: StoreError) -> StoreError:
+    """What the failure of a patch means for the object."""
+    if isinstance(error, PreconditionFailedError):
+        return target_changed(task.key)
+    if error.retryable or isinstance(error, SourceChangedError | CopyFailedError):
+        return error
+    return _PatchRefusedError(f"{task.key}: {error.message}")
+
+
+def _result(task: CopyTask, facts: ObjectFacts, whole: _Whole, sent_bytes: int) -> CopyResult:
+    return CopyResult(
+        source=task.source,
+        target=facts,
+        hashes=whole.hashes,
+        properties=task.crossing.digest(whole.properties),
+        sent_bytes=sent_bytes,
+        windows=whole.windows,
+    )
+
+
+def _check_base(task: CopyTask) -> Steps[None]:
+    """Some stores ignore the condition on what is copied: was it replaced meanwhile?"""
+    assert task.target is not None
+    if task.target.version:
+        return
+    now = yield from target_facts(task.key)
+    if now is None or not same_stamp(now, task.target):
+        raise target_changed(task.key)
+
+
+def _pieces(part: PatchPart, part_bytes_min: int, part_bytes: int) -> list[PatchPart]:
+    """The part in pieces that fit one request and are none too short."""
+    step = _COPIED_PART_BYTES_MAX if part.is_kept else max(part_bytes, part_bytes_min)
+    count = max((part.end - part.first) // step, 1)
+    cuts = [part.first + step * number for number in range(count)] + [part.end]
+    return [PatchPart(first, end, part.is_kept) for first, end in pairwise(cuts)]

@@ -1,0 +1,459 @@
+"""Copy a bucket once: compare, plan, carry the plan out, and compare again.
+
+The plan is made whole before anything is changed, in the ledger, so that its length is
+known and a listing that fails changes nothing. The result is never concluded from what
+was done: it is what a second comparison found, whose listings began after the last
+write.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Self, TypeVar
+
+from merkle.errors import ReconcileError
+from replicator.comparison import Comparison, EqualityTally
+from replicator.copier import Copier, CopierLimits
+from replicator.copy import copy_object
+from replicator.copy_requests import (
+    CopyFailedError,
+    CopyResult,
+    FailureReason,
+    ObjectStamp,
+    Steps,
+)
+from replicator.copy_task import CopyLimits, CopyTask
+from replicator.crossing import Crossing, lacking
+from replicator.difference import Action, DecisionRules
+from replicator.ledger import Ledger, PlannedStep
+from replicator.pair import check_pair
+from replicator.patch import patch_object, put_properties
+from replicator.stores.port import ObjectFacts, Store, StoreError, UnsupportedObjectError
+from replicator.uploads import drop_upload
+from runtime.errors import OperationInterruptedError
+from runtime.progress import BYTES, ProgressSink
+from runtime.rate_limit import Clock, RateLimiter
+from runtime.retry import Backoff, Sleep, call_with_retry
+
+T = TypeVar("T")
+
+# Of one request; S3 takes as many.
+_DELETES_AT_ONCE = 1_000
+# Steps written to the plan in one transaction.
+_STEPS_AT_ONCE = 1_000
+# Failures that a report names; all are counted.
+FAILURES_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class SyncOptions:
+    """What the caller may choose. A rate of 0 bytes per second is no limit."""
+
+    prefix: str = ""
+    delete: bool = False
+    bytes_per_second: int = 0
+    copy_limits: CopyLimits = field(default_factory=CopyLimits)
+    copier_limits: CopierLimits = field(default_factory=CopierLimits)
+    backoff: Backoff = field(default_factory=Backoff)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPlan:
+    """What will be done: keys by action, and the object bytes of copies and patches.
+    Of a patch only the changed bytes will cross, so that `bytes` is an upper bound.
+    """
+
+    copies: int
+    patches: int
+    properties: int
+    deletes: int
+    extras: int
+    equal: int
+    bytes: int
+
+    @property
+    def changes(self) -> int:
+        """How many keys will be changed at the target."""
+        return self.copies + self.patches + self.properties + self.deletes
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A key that was not brought to the target. `reason` is a value of FailureReason,
+    `detail` a sentence.
+    """
+
+    key: str
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """The outcome. `differences` are keys that were unequal when they were compared
+    again; `root` is of the objects that were equal, as 32 hexadecimal digits.
+    """
+
+    copied: int
+    deleted: int
+    metadata_only: int
+    bytes: int
+    failed: tuple[Failure, ...]
+    failed_count: int
+    equal: bool
+    level: str
+    root: str
+    differences: int
+
+    def document(self) -> dict[str, object]:
+        """The report as the command prints it."""
+        return {
+            "copied": self.copied,
+            "deleted": self.deleted,
+            "metadataOnly": self.metadata_only,
+            "bytes": self.bytes,
+            "failed": [{"key": one.key, "reason": one.reason} for one in self.failed],
+            "equal": self.equal,
+            "level": self.level,
+            "root": self.root,
+            "differences": self.differences,
+        }
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """Counts what was done."""
+
+    copied: int = 0
+    deleted: int = 0
+    metadata_only: int = 0
+    bytes: int = 0
+    failed_count: int = 0
+    failed: list[Failure] = field(default_factory=list)
+
+    def add(self, result: CopyResult | None) -> None:
+        if result is None:
+            return
+        self.bytes += result.sent_bytes
+        if result.properties_only:
+            self.metadata_only += 1
+        else:
+            self.copied += 1
+
+    def fail(self, key: str, error: ReconcileError) -> None:
+        self.failed_count += 1
+        if len(self.failed) < FAILURES_MAX:
+            self.failed.append(Failure(key, failure_reason(error).value, error.message))
+
+
+class BucketSync:
+    """One run over a pair of stores. Use it as a context manager."""
+
+    def __init__(
+        self,
+        source: Store,
+        target: Store,
+        ledger: Ledger,
+        options: SyncOptions,
+        *,
+        progress: ProgressSink,
+        clock: Clock,
+        sleep: Sleep,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        """Prepare a run; nothing is read yet.
+
+        Raises:
+            PairRefusedError: source and target are the same bucket.
+        """
+        check_pair(source.address, target.address)
+        self._source = source
+        self._target = target
+        self._ledger = ledger
+        self._options = options
+        self._progress = progress
+        self._clock = clock
+        self._sleep = sleep
+        self._is_cancelled = is_cancelled
+        self._crossing = Crossing.between(source.capabilities, target.capabilities)
+        self._workers = ThreadPoolExecutor(options.copier_limits.objects, "object")
+        self._stop = threading.Event()
+        rate = RateLimiter(options.bytes_per_second, clock, self._wait)
+        self._copier = Copier(
+            source,
+            target,
+            ledger,
+            limits=options.copier_limits,
+            rate=rate,
+            backoff=options.backoff,
+            sleep=sleep,
+            is_cancelled=self._is_stopped,
+        )
+        lists_all = source.capabilities.lists_all_keys and target.capabilities.lists_all_keys
+        self._lists_all = lists_all
+        rules = DecisionRules(
+            may_delete=options.delete and lists_all,
+            stamps_cover_properties=source.capabilities.stamps_cover_properties,
+            patches=target.capabilities.copies_ranges,
+        )
+        self._comparison = Comparison(
+            source,
+            target,
+            ledger,
+            rules=rules,
+            readers=self._workers,
+            sleep=sleep,
+            backoff=options.backoff,
+            is_cancelled=self._is_stopped,
+        )
+        self._tally = EqualityTally(ledger.secret)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop what still runs, and wait for requests that are on their way."""
+        self._stop.set()
+        self._workers.shutdown(wait=True, cancel_futures=True)
+        self._copier.close()
+
+    @property
+    def limitations(self) -> tuple[str, ...]:
+        """What does not cross between these stores, in sentences; to be said before the
+        first byte.
+        """
+        return lacking(self._source.capabilities, self._target.capabilities)
+
+    def plan(self) -> SyncPlan:
+        """Compare both sides and make the plan; `steps` has it key by key.
+
+        Raises:
+            StoreError: a listing is not complete, or a side did not answer.
+            OperationInterruptedError: the caller interrupted it.
+        """
+        self._ledger.clear_plan()
+        tally = self._tally = EqualityTally(self._ledger.secret)
+        counts = dict.fromkeys(Action, 0)
+        length_bytes = 0
+        batch = list[PlannedStep]()
+        self._progress.begin("compare", None, "keys")
+        for decided in self._comparison.decisions(self._options.prefix):
+            tally.add(decided)
+            state, decision = decided.state, decided.decision
+            counts[decision.action] += 1
+            self._progress.advance(1)
+            if decision.action is Action.NOTHING:
+                continue
+            step = PlannedStep(
+                key=state.key,
+                action=decision.action.value,
+                length_bytes=_sent_at_most(decision.action, state.source),
+                source=ObjectStamp.of(state.source) if state.source else None,
+                target=ObjectStamp.of(state.target) if state.target else None,
+                reason=decision.reason,
+            )
+            length_bytes += step.length_bytes
+            batch.append(step)
+            if len(batch) >= _STEPS_AT_ONCE:
+                self._ledger.add_to_plan(batch)
+                batch.clear()
+        self._ledger.add_to_plan(batch)
+        return SyncPlan(
+            copies=counts[Action.COPY],
+            patches=counts[Action.PATCH],
+            properties=counts[Action.PROPERTIES],
+            deletes=counts[Action.DELETE],
+            extras=counts[Action.LEAVE],
+            equal=counts[Action.NOTHING],
+            bytes=length_bytes,
+        )
+
+    def steps(self) -> Iterator[PlannedStep]:
+        """The plan, key by key in their order."""
+        return self._ledger.plan()
+
+    def execute(self, plan: SyncPlan) -> SyncReport:
+        """Carry out the plan that `plan` has just made, and compare again.
+
+        Raises:
+            StoreError: a listing is not complete: what is at the target is unknown.
+            OperationInterruptedError: the caller interrupted it; run it again.
+        """
+        outcome = _Outcome()
+        try:
+            self._clean_scratch()
+            self._progress.begin("copy", plan.bytes, BYTES)
+            self._copy_all(outcome)
+            self._delete_all(outcome)
+            self._drop_uploads({one.key for one in outcome.failed})
+            if plan.changes:
+                self._compare_again(plan)
+        except BaseException:
+            # Threads that wait for memory or parts end, too.
+            self._stop.set()
+            raise
+        tally = self._tally
+        return SyncReport(
+            copied=outcome.copied,
+            deleted=outcome.deleted,
+            metadata_only=outcome.metadata_only,
+            bytes=outcome.bytes,
+            failed=tuple(outcome.failed),
+            failed_count=outcome.failed_count,
+            equal=self._lists_all and not tally.differences,
+            level=tally.level_text,
+            root=f"{tally.root.total:032x}",
+            differences=tally.differences,
+        )
+
+    def _compare_again(self, plan: SyncPlan) -> None:
+        self._tally = EqualityTally(self._ledger.secret)
+        self._progress.begin("verify", plan.equal + plan.changes + plan.extras, "keys")
+        for decided in self._comparison.decisions(self._options.prefix):
+            self._tally.add(decided)
+            self._progress.advance(1)
+
+    def _copy_all(self, outcome: _Outcome) -> None:
+        running = dict[Future[CopyResult | None], PlannedStep]()
+        for step in self._ledger.plan():
+            if Action(step.action) in (Action.DELETE, Action.LEAVE):
+                continue
+            self._check_stop()
+            # Few are submitted ahead, so that an interruption does not wait for many.
+            if len(running) >= 2 * self._options.copier_limits.objects:
+                self._settle(running, outcome)
+            running[self._workers.submit(self._carry_out, step)] = step
+        while running:
+            self._settle(running, outcome)
+
+    def _settle(
+        self, running: dict[Future[CopyResult | None], PlannedStep], outcome: _Outcome
+    ) -> None:
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for one in done:
+            step = running.pop(one)
+            try:
+                outcome.add(one.result())
+            except StoreError as error:
+                outcome.fail(step.key, error)
+            self._progress.advance(step.length_bytes)
+
+    def _carry_out(self, step: PlannedStep) -> CopyResult | None:
+        result = self._copier.run(self._machine(step))
+        if result is not None:
+            self._ledger.save_copy(result)
+        return result
+
+    def _machine(self, step: PlannedStep) -> Steps[CopyResult | None]:
+        assert step.source is not None
+        target = step.target.facts(step.key) if step.target else None
+        row = self._ledger.row(step.key)
+        if row is not None and (target is None or not row.target.agrees(target)):
+            row = None
+        windows = None
+        if row is not None and Action(step.action) is not Action.COPY:
+            windows = self._ledger.windows(step.key, row.target.size_bytes)
+        task = CopyTask(
+            source=step.source.facts(step.key),
+            target=target,
+            capabilities=self._target.capabilities,
+            crossing=self._crossing,
+            window_key=self._ledger.secret,
+            limits=self._options.copy_limits,
+            upload=self._ledger.upload(step.key),
+            windows=windows,
+            content=row.hashes if row is not None else (),
+            properties=row.properties if row is not None else b"",
+        )
+        if Action(step.action) is Action.PROPERTIES:
+            return put_properties(task)
+        return copy_object(task) if windows is None else patch_object(task)
+
+    def _delete_all(self, outcome: _Outcome) -> None:
+        batch = list[str]()
+        for step in self._ledger.plan():
+            if Action(step.action) is not Action.DELETE:
+                continue
+            batch.append(step.key)
+            if len(batch) >= _DELETES_AT_ONCE:
+                self._delete(batch, outcome)
+                batch.clear()
+        if batch:
+            self._delete(batch, outcome)
+
+    def _delete(self, keys: Sequence[str], outcome: _Outcome) -> None:
+        """Delete keys that the source does not have at this moment. Whatever the target
+        has there by now is extra all the same, so that nobody looks at it again.
+        """
+        self._check_stop()
+        fresh = dict(zip(keys, self._workers.map(self._is_gone, keys), strict=True))
+        gone = [key for key, is_gone in fresh.items() if is_gone]
+        if not gone:
+            return
+        try:
+            failures = self._retried(lambda: self._target.writer.delete(gone))
+        except StoreError as error:
+            for key in gone:
+                outcome.fail(key, error)
+            return
+        for one in failures:
+            outcome.fail(one.key, CopyFailedError(FailureReason.DELETE_REFUSED, one.reason))
+        refused = {one.key for one in failures}
+        deleted = [key for key in gone if key not in refused]
+        self._ledger.forget(deleted)
+        outcome.deleted += len(deleted)
+
+    def _is_gone(self, key: str) -> bool:
+        return self._retried(lambda: self._source.reader.facts(key)) is None
+
+    def _drop_uploads(self, failed: set[str]) -> None:
+        """Abort uploads of earlier runs whose keys need no copy any more. Those of keys
+        that failed now are kept: the next run resumes them.
+        """
+        for key in self._ledger.upload_keys():
+            record = self._ledger.upload(key)
+            if record is not None and key not in failed:
+                with suppress(StoreError):
+                    self._copier.run(drop_upload(key, record))
+
+    def _clean_scratch(self) -> None:
+        """Remove what a killed patch left at the target."""
+        scratch = self._target.scratch
+        records = (self._ledger.upload(key) for key in self._ledger.upload_keys())
+        if scratch is not None and any(one is not None and not one.is_whole for one in records):
+            # What is left takes space and does no other harm; a later run removes it.
+            with suppress(StoreError):
+                scratch.clean(before_ms=self._clock.now_ms())
+
+    def _retried(self, call: Callable[[], T]) -> T:
+        return call_with_retry(call, sleep=self._sleep, backoff=self._options.backoff)
+
+    def _is_stopped(self) -> bool:
+        return self._stop.is_set() or self._is_cancelled()
+
+    def _check_stop(self) -> None:
+        if self._is_stopped():
+            raise OperationInterruptedError("the sync was interrupted", hint="Run it again.")
+
+    def _wait(self, seconds: float) -> bool:
+        self._sleep(seconds)
+        return self._is_stopped()
+
+
+def failure_reason(error: ReconcileError) -> FailureReason:
+    """Why a key was not brought to the target, of the error that stopped it."""
+    if isinstance(error, CopyFailedError):
+        return error.reason
+    if isinstance(error, UnsupportedObjectError):
+        return FailureReason.UNSUPPORTED
+    return FailureReason.UNAVAILABLE if error.retryable else FailureReason.TARGET_REFUSED
+
+
+def _sent_at_most(action: Action, source: ObjectFacts | None) -> int:
+    is_sent = source is not None and action in (Action.COPY, Action.PATCH)
+    return source.size_bytes if source is not None and is_sent else 0

@@ -1,0 +1,348 @@
+"""A store in memory, with switches for what real ones lack, and faults.
+
+Faults are decided by `StoreFaults.before` and `after`, called with the name of each
+operation: what they raise reaches the caller instead of the answer, without or with the
+effect. Times come from a clock that a test may set back.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from merkle.checksum import Buffer
+from proof.item import ContentHash, HashAlgorithm
+from replicator.hashing import ContentHasher
+from replicator.stores.port import (
+    Capabilities,
+    CopySource,
+    DeleteFailure,
+    ObjectFacts,
+    ObjectMissingError,
+    ObjectProperties,
+    PreconditionFailedError,
+    Store,
+    StoreError,
+    UploadedPart,
+    UploadId,
+    WriteCondition,
+)
+
+MEMORY = Capabilities(
+    kind="memory",
+    keeps_versions=False,
+    keeps_tags=True,
+    keeps_acls=True,
+    keeps_headers=True,
+    creates_conditionally=True,
+    replaces_conditionally=True,
+    completes_conditionally=True,
+    copies_ranges=True,
+    lists_all_keys=True,
+    part_bytes_min=0,
+    metadata_bytes_max=2048,
+    whole_hashes=(HashAlgorithm.MD5.value,),
+    stamps_cover_properties=False,
+)
+# As Ozone's gateway: an ETag says nothing, and nothing else says more.
+UNPROVEN = replace(MEMORY, whole_hashes=(), keeps_acls=False)
+# As old Ceph: a write asks for no condition.
+UNGUARDED = replace(
+    MEMORY,
+    creates_conditionally=False,
+    replaces_conditionally=False,
+    completes_conditionally=False,
+)
+PLAIN = replace(UNGUARDED, whole_hashes=(), keeps_tags=False, copies_ranges=False)
+
+
+@dataclass
+class StoreFaults:
+    """Called before and after each operation with its name and key."""
+
+    before: Callable[[str, str], None] = lambda _operation, _key: None
+    after: Callable[[str, str], None] = lambda _operation, _key: None
+
+
+@dataclass(frozen=True)
+class MemoryObject:
+    """What the store has of one key."""
+
+    facts: ObjectFacts
+    body: bytes
+    properties: ObjectProperties
+
+
+@dataclass
+class MemoryUpload:
+    """An upload that is not complete."""
+
+    key: str
+    properties: ObjectProperties
+    parts: dict[int, tuple[UploadedPart, bytes]] = field(default_factory=dict)
+
+
+class MemoryStore:
+    """All ports of one store but the feed. Thread-safe.
+
+    With `says_little`, answers to writes have no time, as those of S3 do. `payload` are
+    the object bytes that were written from outside, `calls` the operations by name.
+    """
+
+    def __init__(
+        self,
+        address: str = "memory:a",
+        capabilities: Capabilities = MEMORY,
+        *,
+        now_ms: Callable[[], int] | None = None,
+        says_little: bool = False,
+    ) -> None:
+        self.address = address
+        self.capabilities = capabilities
+        self.objects: dict[str, MemoryObject] = {}
+        self.uploading: dict[UploadId, MemoryUpload] = {}
+        self.faults = StoreFaults()
+        self.payload = 0
+        self.calls: list[str] = []
+        self._says_little = says_little
+        self._now_ms = now_ms or self._tick
+        self._ticks = 1_700_000_000_000
+        self._begun = 0
+        self._lock = threading.RLock()
+
+    def store(self) -> Store:
+        """The store by its ports."""
+        return Store(self.address, self.capabilities, self, self, self, self, self)
+
+    def write(
+        self, key: str, body: bytes, properties: ObjectProperties | None = None
+    ) -> ObjectFacts:
+        """Write an object as somebody else does: without faults, not counted."""
+        with self._lock:
+            etag = hashlib.md5(body).hexdigest()
+            return self._keep(key, body, properties or ObjectProperties(), etag)
+
+    def remove(self, key: str) -> None:
+        """Delete an object as somebody else does."""
+        with self._lock:
+            self.objects.pop(key, None)
+
+    def bodies(self) -> dict[str, bytes]:
+        """The bytes of each key."""
+        with self._lock:
+            return {key: one.body for key, one in sorted(self.objects.items())}
+
+    def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectFacts]:
+        """See ObjectLister; pages of three keys, so that writers come between."""
+        after = start_after
+        while True:
+            with self._operation("list", prefix), self._lock:
+                keys = sorted(key for key in self.objects if key.startswith(prefix) and key > after)
+                page = [self.objects[key].facts for key in keys[:3]]
+            yield from page
+            if len(page) < 3:
+                return
+            after = page[-1].key
+
+    def list_versions(self, prefix: str) -> Iterator[ObjectFacts]:
+        """See ObjectLister: there are current objects only."""
+        return self.list_objects(prefix)
+
+    def facts(self, key: str, *, version: str = "") -> ObjectFacts | None:
+        """See ObjectReader."""
+        del version
+        with self._operation("facts", key), self._lock:
+            found = self.objects.get(key)
+            return found.facts if found else None
+
+    def properties(self, key: str, *, version: str = "") -> ObjectProperties:
+        """See ObjectReader."""
+        del version
+        with self._operation("properties", key), self._lock:
+            if key not in self.objects:
+                raise ObjectMissingError(f"no {key}")
+            return self.objects[key].properties
+
+    @contextmanager
+    def read(
+        self, facts: ObjectFacts, *, first: int = 0, end: int | None = None
+    ) -> Iterator[Iterator[bytes]]:
+        """See ObjectReader; pinned by the ETag, as S3 does it."""
+        with self._operation("read", facts.key), self._lock:
+            found = self.objects.get(facts.key)
+            if found is None:
+                raise ObjectMissingError(f"no {facts.key}")
+            if found.facts.etag != facts.etag:
+                raise PreconditionFailedError(f"{facts.key} changed")
+            body = found.body[first:end]
+        middle = len(body) // 2
+        yield iter([body[:middle], body[middle:]])
+
+    def put(
+        self, key: str, body: Buffer, properties: ObjectProperties, condition: WriteCondition
+    ) -> ObjectFacts:
+        """See ObjectWriter."""
+        with self._operation("put", key), self._lock:
+            is_new = key not in self.objects
+            self._check(
+                key,
+                condition,
+                obeys=self.capabilities.creates_conditionally
+                if is_new or condition.absent
+                else self.capabilities.replaces_conditionally,
+            )
+            self.payload += len(body)
+            etag = hashlib.md5(body).hexdigest()
+            return self._answer(self._keep(key, bytes(body), properties, etag))
+
+    def put_properties(
+        self, facts: ObjectFacts, properties: ObjectProperties, *, tags_only: bool = False
+    ) -> ObjectFacts:
+        """See ObjectWriter; tags alone change no stamp, as in S3."""
+        with self._operation("put_properties", facts.key), self._lock:
+            found = self.objects.get(facts.key)
+            if found is None or found.facts.etag != facts.etag:
+                raise PreconditionFailedError(f"{facts.key} changed")
+            if tags_only:
+                kept = replace(found.properties, tags=properties.tags)
+                self.objects[facts.key] = replace(found, properties=kept)
+                return self._answer(found.facts)
+            return self._answer(self._keep(facts.key, found.body, properties, facts.etag))
+
+    def delete(self, keys: Sequence[str]) -> list[DeleteFailure]:
+        """See ObjectWriter."""
+        with self._operation("delete", ""), self._lock:
+            for key in keys:
+                self.objects.pop(key, None)
+            return []
+
+    def begin(self, key: str, properties: ObjectProperties) -> UploadId:
+        """See UploadWriter."""
+        with self._operation("begin", key), self._lock:
+            self._begun += 1
+            upload = UploadId(f"upload-{self._begun}")
+            self.uploading[upload] = MemoryUpload(key, properties)
+            return upload
+
+    def write_part(self, key: str, upload: UploadId, number: int, body: Buffer) -> UploadedPart:
+        """See UploadWriter."""
+        with self._operation("write_part", key), self._lock:
+            self.payload += len(body)
+            etag = hashlib.md5(body).hexdigest()
+            return self._add(upload, UploadedPart(number, len(body), etag), bytes(body))
+
+    def copy_part(
+        self, key: str, upload: UploadId, number: int, source: CopySource
+    ) -> UploadedPart:
+        """See UploadWriter; without declared hashes the ETag is that of the whole
+        source, as Ozone's gateway answers.
+        """
+        with self._operation("copy_part", key), self._lock:
+            if not self.capabilities.copies_ranges:
+                raise StoreError("not implemented")
+            found = self.objects.get(source.key)
+            if found is None:
+                raise ObjectMissingError(f"no {source.key}")
+            body = found.body[source.first : source.end]
+            etag = hashlib.md5(body).hexdigest()
+            if not self.capabilities.whole_hashes:
+                etag = found.facts.etag
+            return self._add(upload, UploadedPart(number, len(body), etag), body)
+
+    def complete(
+        self,
+        key: str,
+        upload: UploadId,
+        parts: Sequence[UploadedPart],
+        properties: ObjectProperties,
+        condition: WriteCondition,
+    ) -> ObjectFacts:
+        """See UploadWriter."""
+        with self._operation("complete", key), self._lock:
+            known = self._upload(upload)
+            self._check(key, condition, obeys=self.capabilities.completes_conditionally)
+            ordered = sorted(parts, key=lambda part: part.number)
+            if any(known.parts.get(part.number, (None,))[0] != part for part in ordered):
+                raise ObjectMissingError("no such part")
+            small = [part for part in ordered[:-1] if part.size_bytes < self._part_bytes_min]
+            if small:
+                raise StoreError(f"EntityTooSmall: part {small[0].number}")
+            body = b"".join(known.parts[part.number][1] for part in ordered)
+            if self.capabilities.whole_hashes:
+                joined = b"".join(bytes.fromhex(part.etag) for part in ordered)
+            else:
+                joined = "".join(part.etag for part in ordered).encode()
+            del self.uploading[upload]
+            etag = f"{hashlib.md5(joined).hexdigest()}-{len(ordered)}"
+            return self._answer(self._keep(key, body, properties, etag))
+
+    def abort(self, key: str, upload: UploadId) -> None:
+        """See UploadWriter."""
+        with self._operation("abort", key), self._lock:
+            self.uploading.pop(upload, None)
+
+    def uploads(self, prefix: str) -> Iterator[tuple[str, UploadId]]:
+        """See UploadReader."""
+        with self._operation("uploads", prefix), self._lock:
+            found = [(one.key, name) for name, one in self.uploading.items()]
+        yield from sorted(one for one in found if one[0].startswith(prefix))
+
+    def parts(self, key: str, upload: UploadId) -> Iterator[UploadedPart]:
+        """See UploadReader."""
+        with self._operation("parts", key), self._lock:
+            found = [part for _, (part, _) in sorted(self._upload(upload).parts.items())]
+        yield from found
+
+    @property
+    def _part_bytes_min(self) -> int:
+        return self.capabilities.part_bytes_min
+
+    @contextmanager
+    def _operation(self, name: str, key: str) -> Iterator[None]:
+        with self._lock:
+            self.calls.append(name)
+        self.faults.before(name, key)
+        yield
+        self.faults.after(name, key)
+
+    def _check(self, key: str, condition: WriteCondition, *, obeys: bool) -> None:
+        found = self.objects.get(key)
+        if not obeys:
+            return
+        if condition.absent and found is not None:
+            raise PreconditionFailedError(f"{key} exists")
+        if condition.etag and (found is None or found.facts.etag != condition.etag):
+            raise PreconditionFailedError(f"{key} is another object")
+
+    def _keep(self, key: str, body: bytes, properties: ObjectProperties, etag: str) -> ObjectFacts:
+        hasher = ContentHasher()
+        hasher.update(body)
+        hashes = tuple[ContentHash, ...]()
+        if self.capabilities.whole_hashes and "-" not in etag:
+            hashes = tuple(one for one in hasher.hashes() if one.algorithm is HashAlgorithm.MD5)
+        facts = ObjectFacts(key, len(body), etag, self._now_ms(), hashes=hashes)
+        kept = replace(
+            properties,
+            tags=properties.tags if self.capabilities.keeps_tags else (),
+            headers=properties.headers if self.capabilities.keeps_headers else (),
+            acl=properties.acl if self.capabilities.keeps_acls else (),
+        )
+        self.objects[key] = MemoryObject(facts, body, kept)
+        return facts
+
+    def _answer(self, facts: ObjectFacts) -> ObjectFacts:
+        return replace(facts, modified_ms=0) if self._says_little else facts
+
+    def _upload(self, upload: UploadId) -> MemoryUpload:
+        if upload not in self.uploading:
+            raise ObjectMissingError("no such upload")
+        return self.uploading[upload]
+
+    def _add(self, upload: UploadId, part: UploadedPart, body: bytes) -> UploadedPart:
+        self._upload(upload).parts[part.number] = (part, body)
+        return part
+
+    def _tick(self) -> int:
+        self._ticks += 1
+        return self._ticks
