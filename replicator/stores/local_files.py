@@ -31,8 +31,8 @@ _ZEROS = bytes(PIECE_BYTES)
 # Looked at first: few bytes that are not zero end the comparison.
 _ZEROS_PROBE_BYTES = 64
 
-DATA_FOLDER = "data"
-WRITERS_FOLDER = "writers"
+_DATA_FOLDER = "data"
+_WRITERS_FOLDER = "writers"
 
 
 class ObjectDamagedError(StoreError):
@@ -45,8 +45,8 @@ class DataFiles:
     """The data files of one bucket, and this process as their writer. Thread-safe."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
-        self._data = folder / DATA_FOLDER
-        self._writers = folder / WRITERS_FOLDER
+        self._data = folder / _DATA_FOLDER
+        self._writers = folder / _WRITERS_FOLDER
         self._disk = disk
         self._lock = threading.Lock()
         self._written = 0
