@@ -485,7 +485,7 @@ def _check_folder(folder: Path, disk: Disk, *, create: bool) -> None:
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
         raise StoreError(
             f"{folder} cannot be written to, as locks of readers require",
-            hint=f"Run this as a user that may, such as {owner_of(folder)}.",
+            hint=f"Run this as {owner_of(folder)}. Copy it from a read-only file system first.",
             path=str(folder),
             denied=True,
         )

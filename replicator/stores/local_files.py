@@ -23,11 +23,11 @@ from runtime.disk import Disk, disk_error
 from runtime.errors import DiskError
 
 # Bytes that are hashed, written and read at a time.
-PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 20
 # Files of one directory: a sync of a directory costs more the larger it is.
 _FOLDER_FILES_MAX = 1000
 _TOKEN_BYTES = 8
-_ZEROS = bytes(PIECE_BYTES)
+_ZEROS = bytes(_PIECE_BYTES)
 # Looked at first: few bytes that are not zero end the comparison.
 _ZEROS_PROBE_BYTES = 64
 
@@ -90,11 +90,11 @@ class DataFiles:
         path = self._next_path()
         view = memoryview(data).cast("B")
         try:
-            for at in range(0, len(view), PIECE_BYTES):
-                piece = view[at : at + PIECE_BYTES]
+            for at in range(0, len(view), _PIECE_BYTES):
+                piece = view[at : at + _PIECE_BYTES]
                 hasher.update(piece)
                 # The last piece gives the file its length.
-                if at + PIECE_BYTES >= len(view) or not _is_zeros(piece):
+                if at + _PIECE_BYTES >= len(view) or not _is_zeros(piece):
                     self._disk.write_at(path, at, piece)
             self._disk.sync(path)
             self._disk.sync_folder(path.parent)
@@ -137,9 +137,10 @@ class DataFiles:
             DiskError: it does not exist or cannot be read.
         """
         path = self._data / name
+        buffer = memoryview(bytearray(min(_PIECE_BYTES, end - first)))
         with self._disk.reader(path) as reader:
             while first < end:
-                piece = memoryview(bytearray(min(PIECE_BYTES, end - first)))
+                piece = buffer[: end - first]
                 count = reader.read_into(piece, first)
                 if count < len(piece):
                     raise ObjectDamagedError(
