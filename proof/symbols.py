@@ -212,7 +212,11 @@ def estimated_difference(difference: CodedSymbols, surplus: int) -> float:
     symbols, the standard deviation of the estimate is a quarter of it.
     """
     assert len(difference) > 1
-    share = 1 / (1 + np.arange(1, len(difference)) / 2)
+    # About 1 / (1 + i / 2), but exact: that would be 4 % off at first, which is much of a
+    # large surplus. From symbol i, an ID goes beyond i + s with ((i + 1.5) / (i + s +
+    # 1.5))^2.
+    at = np.arange(1, len(difference))
+    share = 1 - ((at + 0.5) / (at + 1.5)) ** 2
     mean = surplus * share
     # Counts are known modulo 2^16: take the number nearest to the mean.
     apart = difference.counts[1:] - mean
