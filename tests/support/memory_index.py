@@ -46,8 +46,8 @@ class MemoryIndex:
     it must not change while one is open.
     """
 
-    def __init__(self, items: Iterable[Item] = (), profile: Profile = PROFILE) -> None:
-        self._hasher = ItemHasher(profile)
+    def __init__(self, items: Iterable[Item] = (), hasher: ItemHasher | None = None) -> None:
+        self._hasher = hasher or ItemHasher(PROFILE)
         held = list(items)
         ids = ids_from_hashes(b"".join(map(self._hasher.hashes, held)))
         data = ids_to_bytes(ids)
