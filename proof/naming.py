@@ -16,7 +16,7 @@ from proof.cuts import RewoundSnapshot, UndoneChange
 from proof.errors import NotCertifiedError
 from proof.index import AppliedPositions, IndexedItem, ItemFacts
 from proof.item import ID_BYTES, KEY_HASH_BYTES, ItemHasher, ItemId
-from proof.symbols import IdDifference, Ids, ids_to_bytes, key_hashes
+from proof.symbols import IdDifference, Ids, ids_from_bytes, ids_to_bytes, key_hashes
 from runtime.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Naming:
         self._unknown = list[ItemDifference]()
         self._in_flight = 0
         ours, theirs = key_hashes(found.ours), key_hashes(found.theirs)
-        known = np.fromiter((_key_hash(row.id) for row in rows), np.uint64, len(rows))
+        known = key_hashes(ids_from_bytes(b"".join(self._rows)))
         changed = np.intersect1d(_single(ours), _single(theirs))
         changed = np.setdiff1d(changed, np.setdiff1d(known, _single(known)))
         is_changed, is_missing = np.isin(ours, changed), ~np.isin(ours, theirs)
@@ -154,10 +154,6 @@ class Naming:
 def _each(ids: Ids) -> list[ItemId]:
     data = ids_to_bytes(ids)
     return [ItemId(data[at : at + ID_BYTES]) for at in range(0, len(data), ID_BYTES)]
-
-
-def _key_hash(item_id: ItemId) -> int:
-    return int.from_bytes(item_id[:KEY_HASH_BYTES], "big")
 
 
 def _single(hashes: "NDArray[np.uint64]") -> "NDArray[np.uint64]":

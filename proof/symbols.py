@@ -212,9 +212,9 @@ def estimated_difference(difference: CodedSymbols, surplus: int) -> float:
     symbols, the standard deviation of the estimate is a quarter of it.
     """
     assert len(difference) > 1
-    # The exact share, as rounding leaves it: from symbol i, an ID goes beyond i + s with
-    # probability ((i + 1.5) / (i + s + 1.5))^2. To say 1 / (1 + i / 2) would be 4 % off
-    # at first, which is much where the surplus is large.
+    # The exact share: an ID goes from symbol i beyond i + s with probability
+    # ((i + 1.5) / (i + s + 1.5))^2. To say 1 / (1 + i / 2) would be 4 % off at first,
+    # which is much where the surplus is large.
     at = np.arange(1, len(difference))
     share = 1 - ((at + 0.5) / (at + 1.5)) ** 2
     mean = surplus * share
