@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class DifferenceKind(Enum):
+class ItemDifferenceKind(Enum):
     """Seen from the source."""
 
     MISSING = "missing"
@@ -40,7 +40,7 @@ class ItemDifference:
     item that has changed since the cut may have neither.
     """
 
-    kind: DifferenceKind
+    kind: ItemDifferenceKind
     key: str
     version: str
     ours: IndexedItem | None = None
@@ -83,8 +83,8 @@ class Naming:
         changed = np.setdiff1d(changed, np.setdiff1d(known, _single(known)))
         is_changed, is_missing = np.isin(ours, changed), ~np.isin(ours, theirs)
         for kind, wanted in (
-            (DifferenceKind.CHANGED, is_changed),
-            (DifferenceKind.MISSING, is_missing),
+            (ItemDifferenceKind.CHANGED, is_changed),
+            (ItemDifferenceKind.MISSING, is_missing),
         ):
             for item_id in _each(found.ours[wanted]):
                 self._add_ours(kind, item_id)
@@ -116,14 +116,14 @@ class Naming:
         for item_id in self._twins:
             row = self._rows.get(item_id)
             other = self._named.pop((row.item.key, row.item.version), None) if row else None
-            kind = DifferenceKind.CHANGED if other else DifferenceKind.MISSING
+            kind = ItemDifferenceKind.CHANGED if other else ItemDifferenceKind.MISSING
             self._add_ours(kind, item_id)
         for (key, version), facts in self._named.items():
-            self._add(ItemDifference(DifferenceKind.EXTRA, key, version, theirs=facts))
+            self._add(ItemDifference(ItemDifferenceKind.EXTRA, key, version, theirs=facts))
         in_flight = self._in_flight + len(self._unnamed)
         return NamingResult(_ordered(self._differences), in_flight, _ordered(self._unknown))
 
-    def _add_ours(self, kind: DifferenceKind, item_id: ItemId) -> None:
+    def _add_ours(self, kind: ItemDifferenceKind, item_id: ItemId) -> None:
         row = self._rows.get(item_id)
         if row is not None:
             self._add(ItemDifference(kind, row.item.key, row.item.version, row))

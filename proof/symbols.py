@@ -51,7 +51,7 @@ _COUNT_MODULUS = 1 << 16
 _KEY_SHIFT = np.uint64(64 - 8 * KEY_HASH_BYTES)
 
 
-class Kernels(Protocol):
+class SymbolKernels(Protocol):
     """The interface of the module proof.kernels, which documents it."""
 
     def add(
@@ -225,7 +225,7 @@ def estimated_difference(difference: CodedSymbols, surplus: int) -> float:
     return max(estimate, abs(surplus), 1.0)
 
 
-def kernels_for(ids: int) -> Kernels | None:
+def kernels_for(ids: int) -> SymbolKernels | None:
     """The kernels for work on this many IDs. None if they are not available, or if the
     process has not done enough work to load them.
     """
@@ -248,12 +248,12 @@ _work = _WorkCounter()
 
 
 @cache
-def _load() -> Kernels | None:
+def _load() -> SymbolKernels | None:
     try:
         from proof import kernels as loaded
     except ImportError:
         return None
-    return cast(Kernels, loaded)
+    return cast(SymbolKernels, loaded)
 
 
 def _mix_arrays(words: "NDArray[np.uint64]") -> "NDArray[np.uint64]":

@@ -281,7 +281,7 @@ def _write_answer(writer: _Writer, answer: Answer) -> None:
             writer.sized(symbols)
         case UnequalAnswer(counts):
             writer.number(len(counts))
-            writer.raw(pack_bits([count is not None for count in counts]))
+            writer.raw(_pack_bits([count is not None for count in counts]))
             writer.series(count for count in counts if count is not None)
         case BitmapAnswer(present, extras, extras_count):
             writer.sized(present)
@@ -413,7 +413,7 @@ def _write_ranges(writer: _Writer, ranges: Sequence[KeyRange]) -> None:
     follows = [a.end == b.start for a, b in zip((KeyRange("", ""), *ranges), ranges, strict=False)]
     endless = bool(ranges) and ranges[-1].end is None
     writer.number(len(ranges) * 2 + endless)
-    writer.raw(pack_bits(follows))
+    writer.raw(_pack_bits(follows))
     before = b""
     for one, joined in zip(ranges, follows, strict=True):
         for bound in ([] if joined else [one.start]) + ([] if one.end is None else [one.end]):
@@ -439,7 +439,7 @@ def _read_ranges(reader: _Reader) -> tuple[KeyRange, ...]:
     return tuple(found)
 
 
-def pack_bits(bits: Iterable[bool]) -> bytes:
+def _pack_bits(bits: Iterable[bool]) -> bytes:
     """Eight bits a byte, the first one highest, filled up with zeros."""
     text = "".join("1" if bit else "0" for bit in bits)
     size = -(-len(text) // 8)

@@ -17,7 +17,7 @@ from proof.errors import (
 )
 from proof.index import WHOLE, AppliedPositions, ItemFacts, KeyRange, Position
 from proof.item import KEY_HASH_BYTES, Item, ItemHasher, Profile
-from proof.naming import DifferenceKind, Naming
+from proof.naming import ItemDifferenceKind, Naming
 from proof.root import SetRoot
 from proof.spans import SPAN_ITEMS, SpanSums, parts_of
 from proof.symbols import KEPT_SYMBOLS, IdDifference, peel
@@ -124,7 +124,7 @@ def test_a_difference_whose_key_changed_since_is_in_flight() -> None:
     assert next(running) is None
     source.put(Item("a", 2))
     outcome = next(one for one in running if one)
-    assert names_of(outcome.differences) == {("b", ""): DifferenceKind.MISSING}
+    assert names_of(outcome.differences) == {("b", ""): ItemDifferenceKind.MISSING}
     assert outcome.in_flight == 1
 
 
@@ -137,10 +137,10 @@ def test_changes_while_the_target_was_listed_are_unknown() -> None:
     target.applied = applied(1, listed=2)
     outcome = compare(source, target)
     assert names_of(outcome.differences) == {
-        ("before", ""): DifferenceKind.MISSING,
-        ("foreign", ""): DifferenceKind.EXTRA,
+        ("before", ""): ItemDifferenceKind.MISSING,
+        ("foreign", ""): ItemDifferenceKind.EXTRA,
     }
-    assert names_of(outcome.unknown) == {("within", ""): DifferenceKind.EXTRA}
+    assert names_of(outcome.unknown) == {("within", ""): ItemDifferenceKind.EXTRA}
     assert outcome.in_flight == 0
 
 
@@ -183,9 +183,9 @@ def test_twins_of_one_key_hash_are_named_by_both_sides() -> None:
         frozenset(naming.unnamed_hashes), [ItemFacts(row.item, row.evidence) for row in rows]
     )
     assert names_of(naming.result().differences) == {
-        ("changed", ""): DifferenceKind.CHANGED,
-        ("missing", ""): DifferenceKind.MISSING,
-        ("extra", ""): DifferenceKind.EXTRA,
+        ("changed", ""): ItemDifferenceKind.CHANGED,
+        ("missing", ""): ItemDifferenceKind.MISSING,
+        ("extra", ""): ItemDifferenceKind.EXTRA,
     }
 
 
@@ -212,7 +212,7 @@ def test_a_difference_that_is_another_each_time_is_not_repaired() -> None:
     tracker = DifferenceTracker()
     tracker.observe(first)
     again = tracker.observe(compare(source, target, job=b"the 2nd."))
-    assert names_of(again) == {("b", ""): DifferenceKind.MISSING}
+    assert names_of(again) == {("b", ""): ItemDifferenceKind.MISSING}
 
 
 def test_a_delete_wants_a_fresh_fact_of_the_source() -> None:
