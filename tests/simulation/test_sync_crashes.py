@@ -45,8 +45,8 @@ def bodies(seed: int) -> dict[str, bytes]:
     return {"a": rng.randbytes(100), "large": rng.randbytes(int(4.5 * PART)), "z": b""}
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("case", ["first", "overwrite", "patch"])
+@pytest.mark.parametrize("kind", ["md5", "unproven"])
 def test_killed_at_any_point_it_sends_nothing_twice_but_the_parts_on_their_way(
     kind: str, case: str, tmp_path: Path
 ) -> None:
@@ -79,7 +79,7 @@ def test_killed_at_any_point_it_sends_nothing_twice_but_the_parts_on_their_way(
     raise AssertionError("it never came to its end")
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_killed_again_and_again_it_comes_to_its_end(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     source = MemoryStore("memory:a")
@@ -96,5 +96,3 @@ def test_killed_again_and_again_it_comes_to_its_end(seed: int, tmp_path: Path) -
         assert target.bodies() == source.bodies()
     assert kills
     assert not target.uploading
-
-

@@ -1,4 +1,4 @@
-"""Kills a sync at a chosen point: before or after any request or change of the ledger."""
+"""Kills a sync at a chosen point: around any request or change of the ledger."""
 
 from collections.abc import Sequence
 
