@@ -340,7 +340,12 @@ class ControllerServer:
             raise
         self.address = self._rpc.address
         self._ticker = Ticker(
-            self._controller, self._lock, self._clock, self._metrics, interval_s=_TICK_S
+            self._controller.tick,
+            self._controller.queries.gauges,
+            self._lock,
+            self._clock,
+            self._metrics,
+            interval_s=_TICK_S,
         )
         self._ticker.start()
         _log.info("server_started", address=self.address, term=self._controller.term)
