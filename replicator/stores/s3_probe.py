@@ -26,7 +26,7 @@ from replicator.stores.s3_documents import (
     parse_versions,
 )
 from replicator.stores.s3_objects import delete_versions, put_tags
-from replicator.stores.s3_properties import CONTENT_HEADERS, content_headers_of, metadata_of
+from replicator.stores.s3_properties import content_headers_of, metadata_of
 from runtime.s3 import Query
 from runtime.s3_answers import (
     S3Answer,

@@ -184,7 +184,7 @@ class SimulatedNetwork:
             return
         if answer is not None:
             host = world.host
-            if host.controller.heartbeat_age_s(message.peer, host.now_s()) == 0:
+            if host.controller.queries.heartbeat_age_s(message.peer, host.now_s()) == 0:
                 world.ledger.hears(message.peer)
             world.answers.append(replace(message, raw=answer, sent_at_s=world.now_s))
 
