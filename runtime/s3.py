@@ -206,19 +206,14 @@ class S3Client:
 
     def _send(self, request: "_Request") -> urllib3.BaseHTTPResponse:
         """Sign and send once; the answer's head has arrived."""
-        host, path = self._netloc, self._base_path
-        if self._is_virtual and request.bucket:
-            host = f"{request.bucket}.{host}"
-        elif request.bucket:
-            path += "/" + quote(request.bucket)
-        target = f"{path}/{quote(request.key, safe='/~')}"
-        if not request.key and not self._is_virtual and request.bucket:
-            target = path
-        if request.query:
-            target += "?" + "&".join(
-                quote(name, safe="~") + (f"={quote(value, safe='~')}" if value else "")
-                for name, value in sorted(request.query)
-            )
+        host, target = place_request(
+            self._netloc,
+            self._base_path,
+            bucket=request.bucket,
+            key=request.key,
+            query=request.query,
+            is_virtual=self._is_virtual,
+        )
         headers = self._sign(request, host, target)
         try:
             return self._pool(host).urlopen(
@@ -269,6 +264,8 @@ class S3Client:
         headers |= dict(signed.items())
         if request.method not in _BODILESS or len(request.body):
             headers["content-length"] = str(memoryview(request.body).nbytes)
+        # The library writes headers as Latin-1, and the signature is over UTF-8.
+        headers = {name: value.encode().decode("latin-1") for name, value in headers.items()}
         return headers | {"user-agent": SKIP_HEADER, "accept-encoding": SKIP_HEADER}
 
     def _pool(self, host: str) -> urllib3.HTTPConnectionPool:
@@ -294,7 +291,7 @@ def open_client(
         region = settings.region or session.get_config_variable("region") or DEFAULT_REGION
         credentials = session.get_credentials()
         configured = settings.endpoint_url or _configured_endpoint(session)
-        endpoint_url = configured or _public_endpoint(session, region)
+        endpoint_url = configured or _public_endpoint(region)
         ca_bundle = session.get_config_variable("ca_bundle")
     except BotoCoreError as error:
         raise ConfigError(
@@ -314,6 +311,28 @@ def open_client(
         backoff=backoff,
         sleep=sleep,
     )
+
+
+def place_request(
+    netloc: str, base_path: str, *, bucket: str, key: str, query: Query, is_virtual: bool
+) -> tuple[str, str]:
+    """Host and target of a request: nothing but unreserved characters and the slashes
+    of the key stand unquoted, so that nobody on the way changes the rest.
+    """
+    path = base_path
+    # A certificate covers one level below the endpoint.
+    if is_virtual and "." not in bucket:
+        netloc = f"{bucket}.{netloc}"
+        path += "/"
+    else:
+        path += f"/{quote(bucket)}" + ("/" if key else "")
+    target = path + quote(key, safe="/~")
+    if query:
+        target += "?" + "&".join(
+            quote(name, safe="~") + (f"={quote(value, safe='~')}" if value else "")
+            for name, value in sorted(query)
+        )
+    return netloc, target
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,9 +429,9 @@ def _configured_endpoint(session: Session) -> str | None:
     return str(url) if url else None
 
 
-def _public_endpoint(session: Session, region: str) -> str:
-    found = session.get_component("endpoint_resolver").construct_endpoint("s3", region)
-    return f"https://{found['hostname']}" if found else f"https://s3.{region}.amazonaws.com"
+def _public_endpoint(region: str) -> str:
+    suffix = ".cn" if region.startswith("cn-") else ""
+    return f"https://s3.{region}.amazonaws.com{suffix}"
 
 
 def _in_pieces(body: Buffer) -> Iterator[bytes] | None:

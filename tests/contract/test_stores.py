@@ -398,7 +398,8 @@ def test_a_read_gets_the_bytes_of_its_facts_or_an_error(store: Store) -> None:
         content(store, replace(first, key="other"))
 
 
-def test_what_does_not_exist_is_named(store: Store) -> None:
+def test_what_does_not_exist_is_named(target: ContractStore) -> None:
+    store = target.store
     put(store, "key")
     assert store.reader.facts("other") is None
     with pytest.raises(ObjectMissingError):
@@ -408,11 +409,11 @@ def test_what_does_not_exist_is_named(store: Store) -> None:
             with pytest.raises((StoreError, AssertionError)):
                 assert store.reader.facts("key", version=version) is not None
     upload = UploadId("0123456789abcdef0123456789abcdef")
-    with pytest.raises(ObjectMissingError):
+    with pytest.raises((ObjectMissingError, target.missing_upload)):
         store.upload_writer.write_part("key", upload, 1, b"x")
-    with pytest.raises(ObjectMissingError):
+    with pytest.raises((ObjectMissingError, target.missing_upload)):
         list(store.upload_reader.parts("key", upload))
-    with pytest.raises(ObjectMissingError):
+    with pytest.raises((ObjectMissingError, target.missing_upload)):
         store.upload_writer.complete(
             "key", upload, [UploadedPart(1, 1, "0" * 32)], NOTHING, ANYTHING
         )
@@ -430,7 +431,8 @@ def test_properties_change_only_for_the_object_that_was_meant(store: Store) -> N
     assert store.reader.properties("key").metadata == ()
 
 
-def test_versions_and_delete_markers_are_kept(store: Store) -> None:
+def test_versions_and_delete_markers_are_kept(target: ContractStore) -> None:
+    store = target.store
     if not store.capabilities.keeps_versions:
         return
     written = [put(store, "b", body) for body in (b"1", b"22", b"333")]
@@ -456,7 +458,8 @@ def test_versions_and_delete_markers_are_kept(store: Store) -> None:
         assert content(store, facts) == body
     with pytest.raises(ObjectMissingError):
         store.reader.properties("b")
-    assert store.reader.properties("b", version=written[0].version).metadata == ()
+    if target.reads_tags_below_markers:
+        assert store.reader.properties("b", version=written[0].version).metadata == ()
 
 
 def test_many_versions_of_one_key_are_listed_newest_first(store: Store) -> None:
@@ -523,7 +526,8 @@ def test_a_part_that_was_not_named_is_no_part_of_the_object(store: Store) -> Non
     assert content(store, facts) == noise(size, 1) + b"3"
 
 
-def test_a_completed_upload_is_completed_no_second_time(store: Store) -> None:
+def test_a_completed_upload_is_completed_no_second_time(target: ContractStore) -> None:
+    store = target.store
     upload, parts = write_parts(store, "key", {1: b"one"})
     first = store.upload_writer.complete("key", upload, parts, NOTHING, ANYTHING)
     try:
@@ -532,11 +536,12 @@ def test_a_completed_upload_is_completed_no_second_time(store: Store) -> None:
         again = first
     assert (again.etag, again.version) == (first.etag, first.version)
     assert same(store.lister.list_versions(""), [first])
-    with pytest.raises(ObjectMissingError):
+    with pytest.raises((ObjectMissingError, target.missing_upload)):
         store.upload_writer.write_part("key", upload, 2, b"two")
 
 
-def test_an_aborted_upload_is_gone(store: Store) -> None:
+def test_an_aborted_upload_is_gone(target: ContractStore) -> None:
+    store = target.store
     upload, parts = write_parts(store, "key", {1: noise(part_bytes(store))})
     store.upload_writer.abort("key", upload)
     store.upload_writer.abort("key", upload)
@@ -546,7 +551,7 @@ def test_an_aborted_upload_is_gone(store: Store) -> None:
         lambda: store.upload_writer.complete("key", upload, parts, NOTHING, ANYTHING),
         lambda: list(store.upload_reader.parts("key", upload)),
     ):
-        with pytest.raises(ObjectMissingError):
+        with pytest.raises((ObjectMissingError, target.missing_upload)):
             action()
     assert keys(store) == []
 
