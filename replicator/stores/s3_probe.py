@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from merkle.checksum import fold
 from replicator.hashing import md5_of
-from replicator.stores.port import StoreError, UploadedPart
+from replicator.stores.port import CONTENT_HEADERS, StoreError, UploadedPart
 from replicator.stores.s3_behaviour import OZONE, CopyWay, EtagForm, S3Behaviour
 from replicator.stores.s3_bucket import S3Bucket, etag_of, is_md5, store_error, translated
 from replicator.stores.s3_documents import (
