@@ -214,6 +214,9 @@ def _same_bytes(task: CopyTask, whole: _Whole) -> Steps[CopyResult]:
 
 def _properties_once(task: CopyTask) -> Steps[CopyResult]:
     properties = yield from read_properties(task)
+    now = yield from source_facts(task.key)
+    if now is None or not same_stamp(now, task.source):
+        raise SourceChangedError(f"{task.key} changed while its properties were read")
     facts = yield from _replace_properties(task, properties)
     return CopyResult(
         source=task.source,
