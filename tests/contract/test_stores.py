@@ -37,6 +37,7 @@ from tests.support.stores import (
     ANYTHING,
     NOTHING,
     OPENERS,
+    PEER_OPENERS,
     ContractStore,
     content,
     current,
@@ -89,9 +90,11 @@ crc64nvme = crcmod.mkCrcFun(0x1AD93D23594C93659, 0, True, (1 << 64) - 1)
 METADATA_2K = tuple((f"name-{i}", f"{i}" * (2048 // 8 - 6)) for i in range(8))
 
 
-@pytest.fixture(params=OPENERS)
+@pytest.fixture(
+    params=[*OPENERS, *(pytest.param(name, marks=pytest.mark.peers) for name in PEER_OPENERS)]
+)
 def target(request: pytest.FixtureRequest) -> Iterator[ContractStore]:
-    with OPENERS[request.param](request) as opened:
+    with (OPENERS | PEER_OPENERS)[request.param](request) as opened:
         yield opened
 
 
