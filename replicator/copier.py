@@ -11,7 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar, assert_never
+from itertools import count
+from typing import TypeAlias, TypeVar, assert_never
 
 from merkle.errors import ReconcileError
 from replicator.copy_requests import (
@@ -46,12 +47,15 @@ from replicator.stores.port import (
     StoreError,
     StoreUnavailableError,
     UploadedPart,
+    UploadId,
 )
 from runtime.errors import OperationInterruptedError
 from runtime.rate_limit import RateLimiter
 from runtime.retry import Backoff, Sleep, call_with_retry
 
 T = TypeVar("T")
+# Takes a number of threads and a name for them.
+NewExecutor: TypeAlias = Callable[[int, str], Executor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,7 @@ class Copier:
         backoff: Backoff,
         sleep: Sleep,
         is_cancelled: Callable[[], bool],
+        new_executor: NewExecutor = ThreadPoolExecutor,
     ) -> None:
         self._source = source
         self._target = target
@@ -122,7 +127,7 @@ class Copier:
         self._sleep = sleep
         self._is_cancelled = is_cancelled
         self._budget = ByteBudget(limits.memory_bytes)
-        self._parts: Executor = ThreadPoolExecutor(limits.parts, "part")
+        self._parts = new_executor(limits.parts, "part")
 
     def close(self) -> None:
         """Wait for parts that are on their way, and end the threads."""
@@ -175,6 +180,8 @@ class Copier:
             case ReadSourceProperties(facts):
                 reader = self._source.reader
                 return self._of_source(lambda: reader.properties(facts.key, version=facts.version))
+            case BeginUpload():
+                return self._begin(request)
             case _:
                 return self._retried(lambda: self._call(request))
 
@@ -189,8 +196,6 @@ class Copier:
                 return target.writer.put(key, body, properties, condition)
             case PutProperties(facts, properties, tags_only):
                 return target.writer.put_properties(facts, properties, tags_only=tags_only)
-            case BeginUpload(key, properties):
-                return target.upload_writer.begin(key, properties)
             case AbortUpload():
                 self._abort(request)
                 return None
@@ -205,10 +210,21 @@ class Copier:
                 return target.upload_writer.complete(key, upload, parts, properties, condition)
             case ReadRange() | ReadSourceFacts() | ReadSourceProperties():
                 raise AssertionError(f"{request} is no call of the target")
-            case StartPart() | JoinPart() | SaveUpload() | SavePart():
+            case StartPart() | JoinPart() | SaveUpload() | SavePart() | BeginUpload():
                 raise AssertionError(f"{request} is no call of the target")
             case _:
                 assert_never(request)
+
+    def _begin(self, request: BeginUpload) -> UploadId:
+        """A new upload. An attempt whose answer was lost may have begun one, too."""
+        attempts = count()
+
+        def begin() -> UploadId:
+            if next(attempts):
+                self._abort(AbortUpload(request.key, None, with_parts=False))
+            return self._target.upload_writer.begin(request.key, request.properties)
+
+        return self._retried(begin)
 
     def _abort(self, request: AbortUpload) -> None:
         if request.upload is not None:

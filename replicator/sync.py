@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 
 from merkle.errors import ReconcileError
 from replicator.comparison import Comparison, EqualityTally
-from replicator.copier import Copier, CopierLimits
+from replicator.copier import Copier, CopierLimits, NewExecutor
 from replicator.copy import copy_object
 from replicator.copy_requests import (
     CopyFailedError,
@@ -162,6 +162,7 @@ class BucketSync:
         clock: Clock,
         sleep: Sleep,
         is_cancelled: Callable[[], bool],
+        new_executor: NewExecutor = ThreadPoolExecutor,
     ) -> None:
         """Prepare a run; nothing is read yet.
 
@@ -178,7 +179,7 @@ class BucketSync:
         self._sleep = sleep
         self._is_cancelled = is_cancelled
         self._crossing = Crossing.between(source.capabilities, target.capabilities)
-        self._workers = ThreadPoolExecutor(options.copier_limits.objects, "object")
+        self._workers = new_executor(options.copier_limits.objects, "object")
         self._stop = threading.Event()
         rate = RateLimiter(options.bytes_per_second, clock, self._wait)
         self._copier = Copier(
@@ -190,6 +191,7 @@ class BucketSync:
             backoff=options.backoff,
             sleep=sleep,
             is_cancelled=self._is_stopped,
+            new_executor=new_executor,
         )
         lists_all = source.capabilities.lists_all_keys and target.capabilities.lists_all_keys
         self._lists_all = lists_all

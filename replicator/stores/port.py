@@ -15,6 +15,18 @@ from proof.item import ContentHash
 
 UploadId = NewType("UploadId", str)
 
+# The headers of an object that cross with it.
+CONTENT_HEADERS = frozenset(
+    {
+        "cache-control",
+        "content-disposition",
+        "content-encoding",
+        "content-language",
+        "content-type",
+        "expires",
+    }
+)
+
 
 class StoreError(ReconcileError):
     """A store refused a request, or its answer is invalid."""

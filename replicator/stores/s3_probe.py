@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from merkle.checksum import fold
 from replicator.hashing import md5_of
-from replicator.stores.port import StoreError, UploadedPart
+from replicator.stores.port import CONTENT_HEADERS, StoreError, UploadedPart
 from replicator.stores.s3_behaviour import OZONE, CopyWay, EtagForm, S3Behaviour
 from replicator.stores.s3_bucket import S3Bucket, etag_of, is_md5, store_error, translated
 from replicator.stores.s3_documents import (
@@ -26,7 +26,7 @@ from replicator.stores.s3_documents import (
     parse_versions,
 )
 from replicator.stores.s3_objects import delete_versions, put_tags
-from replicator.stores.s3_properties import CONTENT_HEADERS, content_headers_of, metadata_of
+from replicator.stores.s3_properties import content_headers_of, metadata_of
 from runtime.s3 import Query
 from runtime.s3_answers import (
     S3Answer,

@@ -8,23 +8,13 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from replicator.stores.port import ObjectProperties, UnsupportedObjectError
+from replicator.stores.port import CONTENT_HEADERS, ObjectProperties, UnsupportedObjectError
 
 KEY_BYTES_MAX = 1024
 METADATA_BYTES_MAX = 2048
 TAGS_MAX = 10
 TAG_NAME_MAX = 128
 TAG_VALUE_MAX = 256
-CONTENT_HEADERS = frozenset(
-    {
-        "cache-control",
-        "content-disposition",
-        "content-encoding",
-        "content-language",
-        "content-type",
-        "expires",
-    }
-)
 
 _META = "x-amz-meta-"
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")

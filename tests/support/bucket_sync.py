@@ -1,10 +1,12 @@
 """A sync between two stores, run in this process without waiting."""
 
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
-from replicator.copier import CopierLimits
+from replicator.copier import CopierLimits, NewExecutor
 from replicator.copy_task import CopyLimits
 from replicator.ledger import Ledger
 from replicator.stores.port import Store
@@ -14,7 +16,27 @@ from runtime.retry import Backoff
 
 # Small, so that objects of some KiB are large.
 LIMITS = CopyLimits(part_bytes=64 << 10, parts_in_flight=2)
+T = TypeVar("T")
+P = ParamSpec("P")
 ONE_THREAD = CopierLimits(objects=1, parts=1, memory_bytes=1 << 20)
+
+
+class InlineExecutor(Executor):
+    """Runs each call where it is submitted: one thread, one order."""
+
+    def __init__(self, _threads: int, _name: str) -> None:
+        pass
+
+    def submit(  # type: ignore[override]
+        self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[T]:
+        """See Executor."""
+        future = Future[T]()
+        try:
+            future.set_result(call(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - a future takes any
+            future.set_exception(error)
+        return future
 
 
 @dataclass
@@ -48,6 +70,8 @@ class SyncRunner:
     copier_limits: CopierLimits = ONE_THREAD
     attempts_max: int = 1
     is_cancelled: Callable[[], bool] = lambda: False
+    new_executor: NewExecutor = InlineExecutor
+    progress: Remarks = field(default_factory=Remarks)
 
     def __call__(self) -> SyncReport:
         """Plan and execute."""
@@ -73,10 +97,11 @@ class SyncRunner:
             self.target,
             ledger,
             options,
-            progress=Remarks(),
+            progress=self.progress,
             clock=SystemClock(),
             sleep=lambda _s: None,
             is_cancelled=self.is_cancelled,
+            new_executor=self.new_executor,
         )
 
     def _ledger(self) -> Ledger:

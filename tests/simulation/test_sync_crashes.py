@@ -1,0 +1,98 @@
+"""A sync that is killed at any point is continued by the next run: the target becomes
+equal, and at most the parts that were on their way cross twice.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from replicator.stores.port import ObjectProperties
+from replicator.sync import SyncReport
+from tests.support.bucket_sync import LIMITS, SyncRunner
+from tests.support.kill_points import KillableLedger, KilledError, KillSwitch
+from tests.support.memory_store import MEMORY, UNGUARDED, UNPROVEN, MemoryStore, StoreFaults
+
+PART = LIMITS.part_bytes
+KINDS = {"md5": MEMORY, "unproven": UNPROVEN, "unguarded": UNGUARDED}
+PROPERTIES = ObjectProperties(metadata=(("owner", "ann"),), tags=(("team", "red"),))
+POINTS_MAX = 2_000
+
+
+def run_killed(runner: SyncRunner, target: MemoryStore, at: int | None) -> SyncReport | None:
+    """One run that is killed at a point; None if it was."""
+    switch = KillSwitch(at)
+    target.faults = switch.faults()
+    with KillableLedger(
+        runner.folder, source=runner.source.address, target=runner.target.address
+    ) as ledger:
+        ledger.switch = switch
+        with runner.open(ledger) as sync:
+            try:
+                return sync.execute(sync.plan())
+            except KilledError:
+                return None
+            finally:
+                target.faults = StoreFaults()
+
+
+def changed(body: bytes, at: int) -> bytes:
+    return body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
+
+
+def bodies(seed: int) -> dict[str, bytes]:
+    rng = random.Random(seed)
+    return {"a": rng.randbytes(100), "large": rng.randbytes(int(4.5 * PART)), "z": b""}
+
+
+@pytest.mark.parametrize("case", ["first", "overwrite", "patch"])
+@pytest.mark.parametrize("kind", ["md5", "unproven"])
+def test_killed_at_any_point_it_sends_nothing_twice_but_the_parts_on_their_way(
+    kind: str, case: str, tmp_path: Path
+) -> None:
+    for at in range(POINTS_MAX):
+        source, target = MemoryStore("memory:a"), MemoryStore("memory:b", KINDS[kind])
+        target.write("extra", b"gone")
+        runner = SyncRunner(source.store(), target.store(), tmp_path / str(at), delete=True)
+        if case != "first":
+            for key, body in bodies(1).items():
+                source.write(key, body, PROPERTIES)
+            assert runner().equal
+            target.payload = 0
+        wanted = bodies(1 if case == "first" else 2)
+        if case == "patch":
+            wanted = {**bodies(1), "large": changed(bodies(1)["large"], 3 * PART + 5)}
+        for key, body in wanted.items():
+            source.write(key, body, PROPERTIES)
+        killed = run_killed(runner, target, at) is None
+        report = runner()
+        assert report.equal, at
+        assert target.bodies() == wanted
+        assert {one.properties for one in target.objects.values()} == {PROPERTIES}
+        assert not target.uploading, at
+        sent = sum(map(len, wanted.values())) if case != "patch" else 16 << 10
+        twice = LIMITS.parts_in_flight * PART if case != "patch" else 16 << 10
+        assert target.payload <= sent + twice, at
+        if not killed:
+            assert at > 20
+            return
+    raise AssertionError("it never came to its end")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_killed_again_and_again_it_comes_to_its_end(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    source = MemoryStore("memory:a")
+    target = MemoryStore("memory:b", rng.choice([*KINDS.values()]))
+    runner = SyncRunner(source.store(), target.store(), tmp_path, delete=True)
+    kills = 0
+    for _ in range(6):
+        for number in range(8):
+            size = rng.choice([0, 10, 1000, PART, 3 * PART])
+            source.write(f"k{number}", rng.randbytes(size), PROPERTIES)
+        source.remove(f"k{rng.randrange(8)}")
+        while run_killed(runner, target, rng.randrange(150)) is None:
+            kills += 1
+        assert target.bodies() == source.bodies()
+    assert kills
+    assert not target.uploading
