@@ -12,9 +12,9 @@ from replicator.stitching import (
     MakeScratch,
     NewBytes,
     Piece,
-    StoredRange,
     StitchPlan,
     StitchRefusal,
+    StoredRange,
     plan_stitch,
 )
 
@@ -116,3 +116,11 @@ def test_a_patch_in_the_middle_costs_one_scratch_object_and_three_parts() -> Non
     plan = plan_stitch(64 << 20, [BytePatch(32 << 20, 1, b"x")])
     assert isinstance(plan, StitchPlan)
     assert [type(step) for step in plan.steps] == [AddPart, MakeScratch, AddPart, AddPart]
+
+
+def test_a_long_copy_leaves_no_small_rest() -> None:
+    """51 bytes in copies of at most 24 would end in one of 3, which needs scratch."""
+    patch = BytePatch(51, 0, b"x" * MIN)
+    plan = plan_stitch(100, [patch], part_bytes_min=MIN, copy_bytes_max=COPY_MAX)
+    assert isinstance(plan, StitchPlan)
+    assert {type(step) for step in plan.steps} == {AddPart}
