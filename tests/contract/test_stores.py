@@ -237,7 +237,7 @@ def test_a_buffer_that_is_not_bytes_is_written_whole(store: Store, tmp_path: Pat
 
 
 ALL_KINDS = ObjectProperties(
-    metadata=(("colour", "blue"), ("empty", ""), ("spaced", "a  b"), ("x-y.z_1", "=?;,\"'")),
+    metadata=(("colour", "blue"), ("empty", ""), ("spaced", "a  b"), ("x-y.z-1", "=?;,\"'")),
     tags=(("Team", "a+b = c"), ("empty", ""), ("ü", "日本")),
     headers=(
         ("cache-control", "max-age=60, public"),
@@ -279,6 +279,7 @@ PROPERTIES = {
     "blanks around": ObjectProperties(metadata=(("name", " x "),)),
     "like encoded words": ObjectProperties(metadata=(("name", "=?UTF-8?Q?gr=C3=BCn?="),)),
     "per cent": ObjectProperties(metadata=(("name", "100%25"),)),
+    "underscore": ObjectProperties(metadata=(("a_b", "x"),)),
     "lines": ObjectProperties(metadata=(("name", "a\r\nx-amz-acl: public-read"),)),
     "eleven tags": ObjectProperties(tags=tuple((f"tag{i:02}", "x") for i in range(11))),
     "large": ObjectProperties(metadata=(("name", "x" * 9000),)),
