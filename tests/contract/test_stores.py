@@ -37,6 +37,7 @@ from tests.support.stores import (
     ANYTHING,
     NOTHING,
     OPENERS,
+    PEER_OPENERS,
     ContractStore,
     content,
     current,
@@ -89,9 +90,11 @@ crc64nvme = crcmod.mkCrcFun(0x1AD93D23594C93659, 0, True, (1 << 64) - 1)
 METADATA_2K = tuple((f"name-{i}", f"{i}" * (2048 // 8 - 6)) for i in range(8))
 
 
-@pytest.fixture(params=OPENERS)
+@pytest.fixture(
+    params=[*OPENERS, *(pytest.param(name, marks=pytest.mark.peers) for name in PEER_OPENERS)]
+)
 def target(request: pytest.FixtureRequest) -> Iterator[ContractStore]:
-    with OPENERS[request.param](request) as opened:
+    with (OPENERS | PEER_OPENERS)[request.param](request) as opened:
         yield opened
 
 
@@ -235,7 +238,7 @@ def test_a_buffer_that_is_not_bytes_is_written_whole(store: Store, tmp_path: Pat
 
 
 ALL_KINDS = ObjectProperties(
-    metadata=(("colour", "blue"), ("empty", ""), ("spaced", "a  b"), ("x-y.z_1", "=?;,\"'")),
+    metadata=(("colour", "blue"), ("empty", ""), ("spaced", "a  b"), ("x-y.z-1", "=?;,\"'")),
     tags=(("Team", "a+b = c"), ("empty", ""), ("ü", "日本")),
     headers=(
         ("cache-control", "max-age=60, public"),
@@ -277,6 +280,7 @@ PROPERTIES = {
     "blanks around": ObjectProperties(metadata=(("name", " x "),)),
     "like encoded words": ObjectProperties(metadata=(("name", "=?UTF-8?Q?gr=C3=BCn?="),)),
     "per cent": ObjectProperties(metadata=(("name", "100%25"),)),
+    "underscore": ObjectProperties(metadata=(("a_b", "x"),)),
     "lines": ObjectProperties(metadata=(("name", "a\r\nx-amz-acl: public-read"),)),
     "eleven tags": ObjectProperties(tags=tuple((f"tag{i:02}", "x") for i in range(11))),
     "large": ObjectProperties(metadata=(("name", "x" * 9000),)),

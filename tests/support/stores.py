@@ -23,6 +23,7 @@ from replicator.stores.s3 import open_s3
 from runtime.disk import Disk
 from runtime.retry import Backoff
 from runtime.s3 import S3Client
+from tests.support.rgw import RgwSite
 from tests.support.s3_servers import S3Endpoint
 
 NOTHING = ObjectProperties()
@@ -84,7 +85,8 @@ def s3_store(
     lacks: ContractLacks = ContractLacks(),
 ) -> Iterator[ContractStore]:
     """A fresh bucket of a server by the name of its fixture, or a folder in one."""
-    endpoint: S3Endpoint = request.getfixturevalue(server)
+    found = request.getfixturevalue(server)
+    endpoint: S3Endpoint = found.endpoint if isinstance(found, RgwSite) else found
     bucket, scratch = endpoint.fresh_bucket(), ""
     if keeps_versions:
         scratch = endpoint.fresh_bucket().name
@@ -116,6 +118,11 @@ OPENERS: dict[str, Opener] = {
     ),
     "moto": partial(s3_store, "moto_server", lacks=_MOTO, prefix="a%20b/c"),
     "moto_versions": partial(s3_store, "moto_server", keeps_versions=True, lacks=_MOTO),
+}
+# The same on real stores, which not every machine has.
+PEER_OPENERS: dict[str, Opener] = {
+    "rgw": partial(s3_store, "rgw", prefix="folder"),
+    "rgw_versions": partial(s3_store, "rgw", keeps_versions=True),
 }
 
 
