@@ -30,6 +30,8 @@ class ContractStore:
     takes_large: bool = False
     # A small part that is not the last is refused.
     refuses_small_parts: bool = True
+    # An upload is completed with some of its parts.
+    completes_some_parts: bool = True
     # Why keys do not cross this server unchanged although the adapter is right.
     broken_keys: frozenset[str] = frozenset()
 
@@ -39,6 +41,7 @@ class ContractLacks:
     """What an S3 server lacks: see ContractStore."""
 
     refuses_small_parts: bool = True
+    completes_some_parts: bool = True
     broken_keys: frozenset[str] = frozenset()
 
 
@@ -84,6 +87,7 @@ def s3_store(
         yield ContractStore(
             store,
             refuses_small_parts=lacks.refuses_small_parts,
+            completes_some_parts=lacks.completes_some_parts,
             broken_keys=lacks.broken_keys,
         )
 
@@ -100,6 +104,15 @@ OPENERS: dict[str, Opener] = {
     ),
     "moto": partial(s3_store, "moto_server", lacks=_MOTO, prefix="a%20b/c"),
     "moto_versions": partial(s3_store, "moto_server", keeps_versions=True, lacks=_MOTO),
+}
+_RGW = ContractLacks(completes_some_parts=False)
+# Real stores, by the mark of the tests that run on them.
+PEERS: dict[str, tuple[pytest.MarkDecorator, Opener]] = {
+    "rgw": (pytest.mark.peers, partial(s3_store, "rgw_endpoint", lacks=_RGW)),
+    "rgw_versions": (
+        pytest.mark.peers,
+        partial(s3_store, "rgw_endpoint", keeps_versions=True, lacks=_RGW),
+    ),
 }
 
 
