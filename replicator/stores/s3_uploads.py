@@ -133,6 +133,10 @@ class S3UploadWriter:
             if error.status != 404:
                 raise store_error(error, f"cannot abort an upload of {key!r}") from error
 
+    def _check_exists(self, key: str, upload: UploadId) -> None:
+        with translated(f"cannot complete {key!r}"):
+            self._bucket.request("GET", key, query=(("max-parts", "1"), ("uploadId", upload)))
+
     def _complete(
         self,
         key: str,
@@ -161,6 +165,8 @@ class S3UploadWriter:
         except S3OutcomeUnknownError as error:
             found = self._reader.facts(key)
             if found is None or not expected or found.etag != expected:
+                # Ceph 16 says so of an upload that does not exist.
+                self._check_exists(key, upload)
                 raise store_error(error, f"cannot complete {key!r}") from error
             etag, version = found.etag, found.version
         except S3Error as error:

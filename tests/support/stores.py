@@ -43,6 +43,8 @@ class ContractStore:
     reads_tags_below_markers: bool = True
     # moto fails without an answer.
     missing_upload: type[StoreError] = ObjectMissingError
+    # An upload is completed with some of its parts.
+    completes_some_parts: bool = True
     # Why keys do not cross this server unchanged although the adapter is right.
     broken_keys: frozenset[str] = frozenset()
 
@@ -54,6 +56,7 @@ class ContractLacks:
     refuses_small_parts: bool = True
     reads_tags_below_markers: bool = True
     missing_upload: type[StoreError] = ObjectMissingError
+    completes_some_parts: bool = True
     broken_keys: frozenset[str] = frozenset()
 
 
@@ -102,6 +105,7 @@ def s3_store(
             refuses_small_parts=lacks.refuses_small_parts,
             reads_tags_below_markers=lacks.reads_tags_below_markers,
             missing_upload=lacks.missing_upload,
+            completes_some_parts=lacks.completes_some_parts,
             broken_keys=lacks.broken_keys,
         )
 
@@ -119,10 +123,14 @@ OPENERS: dict[str, Opener] = {
     "moto": partial(s3_store, "moto_server", lacks=_MOTO, prefix="a%20b/c"),
     "moto_versions": partial(s3_store, "moto_server", keeps_versions=True, lacks=_MOTO),
 }
-# The same on real stores, which not every machine has.
-PEER_OPENERS: dict[str, Opener] = {
-    "rgw": partial(s3_store, "rgw", prefix="folder"),
-    "rgw_versions": partial(s3_store, "rgw", keeps_versions=True),
+_RGW = ContractLacks(completes_some_parts=False)
+# Real stores, by the mark of the tests that run on them.
+PEERS: dict[str, tuple[pytest.MarkDecorator, Opener]] = {
+    "rgw": (pytest.mark.peers, partial(s3_store, "rgw_endpoint", lacks=_RGW)),
+    "rgw_versions": (
+        pytest.mark.peers,
+        partial(s3_store, "rgw_endpoint", keeps_versions=True, lacks=_RGW),
+    ),
 }
 
 
