@@ -9,7 +9,8 @@ import pytest
 from merkle.errors import ReconcileError
 from proof.errors import IndexDamagedError, IndexRefusal, IndexRefusedError
 from proof.generations import StorageKind, storage_for
-from proof.index import WHOLE
+from proof.index import WHOLE, Position
+from proof.open_generation import IndexLimits
 from proof.stored_index import StoredIndex
 from runtime.errors import DatabaseError
 from tests.support.stored_indexes import Model, assert_is, changed, open_index, stamped
@@ -161,3 +162,33 @@ def test_the_database_is_chosen_by_the_number_of_items() -> None:
     assert storage_for(100_000_000) is StorageKind.SQLITE
     assert storage_for(100_000_001) is StorageKind.ROCKSDB
     assert issubclass(IndexDamagedError, ReconcileError)
+
+
+@pytest.mark.parametrize(
+    ("limits", "through"),
+    [(IndexLimits(journal_rows=5), 0), (IndexLimits(), 40)],
+    ids=["full journal", "trimmed journal"],
+)
+def test_a_crash_finds_the_journal_that_the_saved_sums_need(
+    tmp_path: Path, limits: IndexLimits, through: int
+) -> None:
+    index, model = open_index(tmp_path, limits=limits), Model()
+    for number in range(50):
+        changes = [(f"k{number}", stamped(f"k{number}"))]
+        index.apply(changes)
+        changed(model, changes)
+    index.trim_journal(through=Position(through))
+    # As after a crash: the first one never saves its sums.
+    again = open_index(tmp_path, limits=limits)
+    assert_is(again, model)
+    again.close()
+
+
+def test_a_lost_row_of_the_journal_is_no_shorter_journal(
+    tmp_path: Path, index: StoredIndex
+) -> None:
+    assert len(index.changes(after=Position(10), through=Position(30))) == 20
+    run(tmp_path, "DELETE FROM journal WHERE position = 20")
+    with pytest.raises(IndexDamagedError, match="missing"):
+        index.changes(after=Position(10), through=Position(30))
+    index.close()
