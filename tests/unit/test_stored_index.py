@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from merkle.errors import ReconcileError
 from proof.errors import IndexDamagedError, IndexRefusal, IndexRefusedError
 from proof.generations import StorageKind, storage_for
 from proof.index import WHOLE, Position
+from proof.index_state import DerivedState
+from proof.item import ItemId
 from proof.open_generation import IndexLimits
 from proof.stored_index import StoredIndex
 from runtime.errors import DatabaseError
@@ -192,3 +195,19 @@ def test_a_lost_row_of_the_journal_is_no_shorter_journal(
     with pytest.raises(IndexDamagedError, match="missing"):
         index.changes(after=Position(10), through=Position(30))
     index.close()
+
+
+def test_sums_that_differ_from_the_last_batch_are_not_used(
+    tmp_path: Path, index: StoredIndex
+) -> None:
+    index.close()
+    select = "SELECT data FROM value WHERE name = CAST('state' AS BLOB)"
+    with closing(sqlite3.connect(file_of(tmp_path))) as connection:
+        (state,) = connection.execute(select).fetchone()
+        other = DerivedState.from_bytes(state)
+        other.spans.change("k1", None, ItemId(b"\1" * 16))
+        update = "UPDATE value SET data = ? WHERE name = CAST('state' AS BLOB)"
+        connection.execute(update, (other.to_bytes(),))
+        connection.commit()
+    with pytest.raises(IndexDamagedError, match="sums differ"):
+        open_index(tmp_path)
