@@ -360,6 +360,10 @@ class S3Writer:
             )
             etag = parse_copied_etag(answer.body)
             version = self._bucket.version_of(answer.headers)
+        if self._bucket.behaviour.keeps_versions and not version:
+            # Ceph 16 does not name the version that a copy has made.
+            found = self._reader.facts(key)
+            version = found.version if found is not None and found.etag == etag else ""
         return ObjectFacts(
             key, source.size_bytes, etag, 0, version, hashes=self._bucket.hashes(etag)
         )
