@@ -91,7 +91,7 @@ def _filesystem(settings: S3Settings, _process: int) -> pa_fs.FileSystem:
     """One for all files of a store, so that its connections are used again; not by a
     process that was forked from this one.
     """
-    return pa_fs.PyFileSystem(S3Files(lambda region: _open(settings, region)))
+    return pa_fs.PyFileSystem(_S3Files(lambda region: _open(settings, region)))
 
 
 def _open(settings: S3Settings, region: str) -> S3Client:
@@ -103,7 +103,7 @@ def _open(settings: S3Settings, region: str) -> S3Client:
     return open_client(found)
 
 
-class S3Files(pa_fs.FileSystemHandler):  # type: ignore[misc]
+class _S3Files(pa_fs.FileSystemHandler):  # type: ignore[misc]
     """The buckets of one store; paths are `BUCKET/KEY`. Thread-safe."""
 
     def __init__(self, open_store: Callable[[str], S3Client]) -> None:
