@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help setup setup-tests demo test test-long check format lint types protos bench pictures test-ozone lock clean
+.PHONY: help setup setup-tests demo test test-long check format lint types protos bench pictures test-ozone setup-peers test-peers lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -22,7 +22,7 @@ setup-tests: $(STAMP)  ## Java 17, Chromium and systemd-analyze, which only test
 
 test: setup-tests  ## all tests; those that reach a kernel a second time without numba
 	# By group: all that is Spark's shares one JVM.
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ozone and not long" tests
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ozone and not peers and not long" tests
 	$(BIN)/python -m pytest -n 2 -q -m kernels -p tests.support.without_numba tests/unit tests/golden
 
 test-long: $(STAMP)  ## more than 100,000 nearly valid inputs for every parser and port; some minutes
@@ -61,7 +61,13 @@ pictures: $(STAMP)  ## docs/report-light.png and -dark.png, of the report of tre
 	@rm -rf build/report
 
 test-ozone: $(STAMP)  ## the tests against a real Ozone cluster on loopback (wants Maven and Java 17)
-	$(BIN)/python -m pytest -m ozone tests/e2e
+	$(BIN)/python -m pytest -m ozone tests/e2e tests/contract
+
+setup-peers: $(STAMP)  ## Ceph, which only test-peers runs (Debian packages; wants root)
+	@sh tools/setup.sh peers
+
+test-peers: setup-peers  ## the tests against two real Ceph object stores on loopback
+	$(BIN)/python -m pytest -m peers tests/e2e tests/contract
 
 lock: $(STAMP)  ## resolve requirements.lock anew
 	$(BIN)/python -m pip install -q uv

@@ -97,8 +97,14 @@ def reconcile(
     reports to it, 8 already running.
     """
     if status:
-        requested = _requested_ids(controller, arguments, all_diverged, as_json=as_json)
-        _status(controller, requested, as_json=as_json)
+        try:
+            requested = _requested_ids(controller, arguments, all_diverged, as_json=as_json)
+            _status(controller, requested, as_json=as_json)
+        except ReconcileError:
+            # Ozone's array has no place for a reason, and an empty one would say that all
+            # is well.
+            with command_result("reconcile", as_json=as_json):
+                raise
         return
     with command_result("reconcile", as_json=as_json) as answer:
         requested = _requested_ids(controller, arguments, all_diverged, as_json=as_json)
@@ -411,17 +417,15 @@ def _who() -> str:
 
 
 def _status(controller: ControllerClient, requested: Sequence[int], *, as_json: bool) -> None:
-    """Print the status as a table, or with --json as Ozone's array. Failures go to
-    stderr in both cases.
+    """Print the status as a table, or with --json as Ozone's array. Failures of single
+    containers go to stderr in both cases.
+
+    Raises:
+        ReconcileError: the controller gave no answer, or no agent reports to it.
     """
-    try:
-        views = controller.get_containers(requested)
-        if len(views) < len(requested):
-            check_agents(controller)
-    except ReconcileError:
-        if as_json:
-            click.echo(ozone_json([]))
-        raise
+    views = controller.get_containers(requested)
+    if len(views) < len(requested):
+        check_agents(controller)
     shown, failures = list[ContainerStatus](), list[str]()
     for number in requested:
         view = views.get(number)

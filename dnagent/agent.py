@@ -21,6 +21,7 @@ from dnagent.heartbeat import (
     ReconcileCommand,
     ScanCommand,
 )
+from dnagent.incarnation import next_incarnation
 from dnagent.jobs import Jobs
 from dnagent.messages import HeartbeatClient
 from dnagent.metrics import AGENT_METRICS, THREAD_FAILURES
@@ -312,6 +313,9 @@ class Agent:
                 config.controller,
                 datanode_id=self.datanode_id,
                 advertised=config.advertised or self.address,
+                incarnation=next_incarnation(
+                    config.state_folder.absolute(), self._disk, time.time_ns() // 1_000_000
+                ),
                 tls=config.rpc_tls,
                 insecure=config.insecure,
             ),

@@ -142,7 +142,11 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingHeartbeat:
-    """The content of one heartbeat; `full` if `replicas` are all replicas."""
+    """The content of one heartbeat.
+
+    `full` if `replicas` has all replicas of containers with IDs above `after` up to
+    `through`; None: to the last. Replicas outside of this part are changes.
+    """
 
     sequence: int
     full: bool
@@ -150,6 +154,8 @@ class OutgoingHeartbeat:
     removed: tuple[ContainerId, ...]
     progress: tuple[JobReport, ...]
     acknowledged: tuple[str, ...]
+    after: int = 0
+    through: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +174,8 @@ class HeartbeatState:
         self._replicas_per_report = replicas_per_report
         self._sequence = 0
         self._full_wanted = True
+        # The parts of a full report up to this container are confirmed.
+        self._full_after = 0
         self._confirmed: dict[ContainerId, ContainerReplica] = {}
         # Reported in heartbeats without a response: the controller may have this state
         # or the previous one.
@@ -189,13 +197,16 @@ class HeartbeatState:
     def next_heartbeat(
         self, replicas: Iterable[ContainerReplica], running: Iterable[JobReport]
     ) -> OutgoingHeartbeat:
-        """The heartbeat to send now: a full report at start and on request, otherwise
-        the difference from the confirmed state.
+        """The heartbeat to send now: a full report or its next part at start and on
+        request, otherwise the difference from the confirmed state.
         """
         self._sequence += 1
         held = {replica.container_id: replica for replica in replicas}
-        confirmed = {} if self._full_wanted else self._confirmed
-        unconfirmed = set[ContainerId]() if self._full_wanted else self._unconfirmed
+        confirmed, unconfirmed = self._confirmed, self._unconfirmed
+        after = self._full_after if self._full_wanted else 0
+        if self._full_wanted:
+            confirmed = {number: r for number, r in confirmed.items() if number <= after}
+            unconfirmed = set()
         changed = [
             r
             for r in held.values()
@@ -204,6 +215,7 @@ class HeartbeatState:
         changed.sort(key=lambda replica: replica.container_id)
         left = {replica.container_id for replica in changed[self._replicas_per_report :]}
         changed = changed[: self._replicas_per_report]
+        through = max(after, changed[-1].container_id) if self._full_wanted and left else None
         gone = sorted((confirmed.keys() | unconfirmed) - held.keys())
         removed = gone[:_REMOVED_PER_REPORT]
         acknowledged = tuple(self._acknowledged[:_ACKNOWLEDGED_PER_REPORT])
@@ -229,6 +241,8 @@ class HeartbeatState:
             tuple(removed),
             progress,
             acknowledged,
+            after,
+            through,
         )
 
     def handle_response(self, sent: OutgoingHeartbeat, answer: HeartbeatResponse) -> list[Command]:
@@ -237,13 +251,16 @@ class HeartbeatState:
         A command is returned once, however often it is sent.
         """
         if sent.full:
-            self._confirmed, self._unconfirmed = {}, set()
+            self._confirmed = {n: r for n, r in self._confirmed.items() if n <= sent.after}
         self._confirmed.update((replica.container_id, replica) for replica in sent.replicas)
         for container_id in sent.removed:
             self._confirmed.pop(container_id, None)
         self._unconfirmed -= {replica.container_id for replica in sent.replicas} | set(sent.removed)
         # A restarted controller may have accepted a delayed copy of an old full report.
-        self._full_wanted = answer.full_report_wanted or 0 < self._term < answer.term
+        is_restarted = 0 < self._term < answer.term
+        self._full_after = 0 if is_restarted else sent.through or 0
+        is_part = sent.through is not None
+        self._full_wanted = answer.full_report_wanted or is_restarted or is_part
         # A controller that wants a full report has dropped the rest of the heartbeat.
         if not answer.full_report_wanted:
             for progress in sent.progress:
@@ -266,8 +283,7 @@ class HeartbeatState:
         self._term = envelope.term
         self._acknowledged.append(envelope.command_id)
         if isinstance(envelope.command, CancelCommand):
-            # Sent again, with the same ID, because the job still runs. To cancel twice
-            # is to cancel.
+            # It may have come before its job began. To cancel twice is to cancel.
             return True
         if envelope.command_id in self._seen_commands:
             return False

@@ -31,7 +31,7 @@ from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 
 # Ozone's own limit on a datanode's command queue.
-_JOBS_MAX = 5000
+JOBS_MAX = 5000
 
 
 class JobTable:
@@ -54,8 +54,8 @@ class JobTable:
             raise BusyError(
                 f"container {container_id} already has job {held.job_id}", container_id=container_id
             )
-        if len(self._commands) >= _JOBS_MAX:
-            raise BusyError(f"{_JOBS_MAX} jobs are already waiting", limit=_JOBS_MAX)
+        if len(self._commands) >= JOBS_MAX:
+            raise BusyError(f"{JOBS_MAX} jobs are already waiting", limit=JOBS_MAX)
         self._commands[container_id] = command
         return True
 

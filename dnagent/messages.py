@@ -1,7 +1,6 @@
 """The controller's messages, converted to and from an agent's values; the client."""
 
 import re
-import uuid
 from typing import assert_never
 
 from dnagent.heartbeat import (
@@ -30,19 +29,21 @@ DEADLINE_S = 10.0
 
 
 def request_of(
-    heartbeat: OutgoingHeartbeat, *, datanode_id: str, address: str, incarnation: str
+    heartbeat: OutgoingHeartbeat, *, datanode_id: str, address: str, incarnation: int
 ) -> pb.HeartbeatRequest:
-    """The message of a heartbeat. `incarnation` identifies one start of the agent."""
+    """The message of a heartbeat; `incarnation` is higher at each start of an agent."""
     report = pb.ContainerReport(
         full=heartbeat.full,
         replicas=[replica_to(replica) for replica in heartbeat.replicas],
         removed_container_ids=heartbeat.removed,
+        after_container_id=heartbeat.after,
+        through_container_id=heartbeat.through,
     )
     return pb.HeartbeatRequest(
         datanode=pb.Datanode(
             datanode_id=datanode_id, hostname=split_address(address)[0], address=address
         ),
-        incarnation=incarnation,
+        incarnation=str(incarnation),
         sequence=heartbeat.sequence,
         report=report,
         progress=[_progress_message(report) for report in heartbeat.progress],
@@ -107,14 +108,17 @@ class HeartbeatClient:
         *,
         datanode_id: str,
         advertised: str,
+        incarnation: int,
         tls: Tls | None,
         insecure: bool,
     ) -> None:
-        """`advertised` is the address that peers use for this datanode."""
+        """`advertised` is the address that peers use for this datanode. `incarnation`
+        is higher at each start of its agent.
+        """
         self._address = address
         self._datanode_id = datanode_id
         self._advertised = advertised
-        self._incarnation = uuid.uuid4().hex
+        self._incarnation = incarnation
         self._channel = open_channel(address, tls=tls, insecure=insecure)
         self._stub = ControllerStub(self._channel)
 

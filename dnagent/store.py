@@ -17,7 +17,7 @@ from dnagent.volumes import ManagedVolume
 from merkle.columns import encode_tree
 from merkle.merge import merge
 from merkle.record import BlockRecord
-from merkle.replica import ContainerReplica, ReplicaState
+from merkle.replica import ContainerReplica, preferred_copy
 from merkle.tree import BlockId, ContainerId
 from ozone.containers import Container
 from ozone.errors import (
@@ -34,25 +34,10 @@ _log = get_logger("store", AGENT_EVENTS)
 
 
 def preferred(replicas: Sequence[ContainerReplica]) -> int:
-    """Which of the replicas of one container on several volumes counts, as an index.
-
-    Ozone's rule: a CLOSED one, then the one with the highest commit, then the first. A
-    replica that cannot be read comes last. Among erasure-coded ones, which have no
-    commit, the first counts.
+    """Which of the replicas of one container on several volumes counts, as an index
+    (merkle.replica.preferred_copy).
     """
-    if any(replica.replica_index > 0 for replica in replicas):
-        return 0
-
-    def rank(index: int) -> tuple[bool, bool, int, int]:
-        replica = replicas[index]
-        return (
-            replica.state is not ReplicaState.INVALID,
-            replica.state is ReplicaState.CLOSED,
-            replica.bcs_id,
-            -index,
-        )
-
-    return max(range(len(replicas)), key=rank)
+    return preferred_copy([(one.state, one.bcs_id, one.replica_index) for one in replicas])
 
 
 class ReplicaStore:

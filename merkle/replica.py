@@ -4,6 +4,7 @@ The tree itself stays on the datanode. An unknown root is None, never 0, which i
 root of an empty tree. Ozone's reports use 0 for both.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
@@ -75,3 +76,21 @@ class ContainerReplica:
     def is_erasure_coded(self) -> bool:
         """Whether this replica is one part of an erasure-coded container."""
         return self.replica_index > 0
+
+
+def preferred_copy(copies: Sequence[tuple[ReplicaState, int, int]]) -> int:
+    """Which of the replicas of one container on several volumes of a datanode counts,
+    as an index. Of each are given its state, its commit and its replica index.
+
+    Ozone's rule: a CLOSED one, then the one with the highest commit, then the first. A
+    replica that cannot be read comes last. Among erasure-coded ones, which have no
+    commit, the first counts.
+    """
+    if any(replica_index > 0 for _, _, replica_index in copies):
+        return 0
+
+    def rank(index: int) -> tuple[bool, bool, int, int]:
+        state, bcs_id, _ = copies[index]
+        return state is not ReplicaState.INVALID, state is ReplicaState.CLOSED, bcs_id, -index
+
+    return max(range(len(copies)), key=rank)

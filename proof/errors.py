@@ -1,6 +1,8 @@
-"""Errors of comparing buckets and of their indexes."""
+"""Errors of comparing buckets, of their indexes and receipts."""
 
-from merkle.errors import ReconcileError
+from enum import StrEnum
+
+from merkle.errors import ReconcileError, RefusalError
 
 
 class ProfileDiffersError(ReconcileError):
@@ -38,3 +40,46 @@ class ComparisonLimitError(ReconcileError):
     """A comparison would pass a limit of its size: symbols, items or trips."""
 
     code = "comparison_limit"
+
+
+class ReceiptChainError(ReconcileError):
+    """A line is no receipt, or does not follow the chain that it should extend."""
+
+    code = "receipt_chain_invalid"
+
+
+class SigningKeyError(ReconcileError):
+    """A file holds no usable signing key, or one that others may read."""
+
+    code = "signing_key_invalid"
+
+
+class IndexDamagedError(ReconcileError):
+    """An index contradicts itself: its file was changed from outside, or a disk failed.
+    It is rebuilt from a listing.
+    """
+
+    code = "index_damaged"
+
+
+class IndexRefusal(StrEnum):
+    """Why a file or folder cannot be used as this index."""
+
+    NOT_AN_INDEX = "not_an_index"
+    NEWER_SCHEMA = "newer_schema"
+    OTHER_PROFILE = "other_profile"
+
+
+class IndexRefusedError(RefusalError):
+    """A folder or file cannot be used as this index; `reason` is a value of
+    `IndexRefusal`.
+    """
+
+    code = "index_refused"
+    exit_status = 6
+
+
+class SpansInvalidError(ReconcileError):
+    """The stored sums of spans are damaged; they can be made again from the items."""
+
+    code = "spans_invalid"

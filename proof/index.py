@@ -59,6 +59,14 @@ class EvidenceCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemFacts:
+    """An item as one side tells the other, which computes the ID itself."""
+
+    item: Item
+    evidence: ItemEvidence
+
+
+@dataclass(frozen=True, slots=True)
 class IndexedItem:
     """A row of the index."""
 
@@ -147,3 +155,70 @@ class ItemIndex(Protocol):
         Raises:
             JournalTrimmedError: the journal no longer reaches back to `after`.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a store says of one version of a key: while it is the same, and the size
+    too, so are the bytes and properties.
+    """
+
+    version: str
+    etag: str
+    modified_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StampedItem:
+    """What an index stores for one version of a key."""
+
+    item: Item
+    evidence: ItemEvidence
+    stamp: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class ListingNote:
+    """When a listing of a prefix began, in seconds since 1970, and whether it reached
+    the end.
+    """
+
+    began_at_s: int
+    is_complete: bool
+
+
+class IndexWriter(Protocol):
+    """The writing side of an index. One thread at a time writes; others may read.
+
+    Every method raises DatabaseError if the storage fails, and IndexDamagedError if
+    what it holds cannot be right. After either of `apply`, `note_listing` or
+    `trim_journal` the index has to be opened again.
+    """
+
+    def rows(self, *, start_after: str, limit: int, prefix: str = "") -> list[StampedItem]:
+        """At least `limit` items with keys after `start_after`, if there are as many,
+        in the order of keys and versions: for a merge with a listing. More only because
+        the versions of a key come together.
+        """
+
+    def row(self, key: str) -> StampedItem | None:
+        """The item of a key without a version."""
+
+    def apply(
+        self,
+        changes: Sequence[tuple[str, StampedItem | None]],
+        *,
+        applied: AppliedPositions | None = None,
+    ) -> SetRoot:
+        """Store items, and remove all versions of the keys with None, in one
+        transaction, durable on return; the root afterwards.
+
+        What is unchanged writes no journal row. `applied` replaces what was noted
+        before, unless it is None.
+        """
+
+    def note_listing(self, prefix: str, *, began_at_s: int, complete: bool) -> None:
+        """Note when the bucket was last listed below a prefix."""
+
+    def trim_journal(self, *, through: Position) -> None:
+        """Drop the journal up to the last position that every side acknowledged."""

@@ -99,7 +99,12 @@ class Profile:
 
 
 class ItemHasher:
-    """Gives items their IDs. Threads may share one."""
+    """Gives items their IDs. Threads may share one.
+
+    An ID is 6 bytes of BLAKE2b over key and version with the person `key`, 6 bytes over
+    the canonical bytes with the person `item`, both keyed by the secret, and 4 bytes of
+    `check_bits`. Each hashed field follows its length in 4 bytes, big-endian.
+    """
 
     def __init__(self, profile: Profile) -> None:
         self._key = _keyed(profile.secret, b"key", KEY_HASH_BYTES)

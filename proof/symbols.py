@@ -43,6 +43,8 @@ KEPT_SYMBOLS = 32_768
 SYMBOL_BYTES = 18
 # Loading the kernels takes as long as the arrays take for this many IDs.
 KERNEL_IDS_MIN = 200_000
+# Fewer IDs are faster one by one.
+_PLAIN_IDS_MAX = 8
 # IDs that go through the arrays at once: bounds the memory.
 _BLOCK_IDS = 1 << 16
 _COUNT_MODULUS = 1 << 16
@@ -137,6 +139,9 @@ class CodedSymbols:
         kernels = kernels_for(len(ids))
         if kernels is not None:
             kernels.add(ids, np.uint64(self.salt), sign, self.sums, self.counts)
+            return
+        if len(ids) <= _PLAIN_IDS_MAX:
+            _add_plain(ids, self, sign)
             return
         for start in range(0, len(ids), _BLOCK_IDS):
             _add_arrays(ids[start : start + _BLOCK_IDS], self, sign)
@@ -259,6 +264,14 @@ def _check_arrays(ids: Ids) -> "NDArray[np.uint64]":
     return _mix_arrays(ids[:, 0] ^ inner) & np.uint64(CHECK_MASK)
 
 
+def _add_plain(ids: Ids, symbols: CodedSymbols, sign: int) -> None:
+    for item_id in ids:
+        high, low = item_id.tolist()
+        places = _places(high, low, symbols.salt, len(symbols))
+        symbols.sums[places] ^= item_id
+        symbols.counts[places] += np.int16(sign)
+
+
 def _add_arrays(ids: Ids, symbols: CodedSymbols, sign: int) -> None:
     """Move all IDs from symbol to symbol together until each is past the last."""
     size, step = np.uint64(len(symbols)), np.uint64(MIX_STEP)
@@ -269,8 +282,7 @@ def _add_arrays(ids: Ids, symbols: CodedSymbols, sign: int) -> None:
         at = places.astype(np.intp)
         for lane in (0, 1):
             np.bitwise_xor.at(symbols.sums[:, lane], at, ids[:, lane])
-        added = np.bincount(at, minlength=len(symbols)) * sign
-        symbols.counts[:] = (symbols.counts + added).astype(np.int16)
+        np.add.at(symbols.counts, at, np.int16(sign))
         states = states * step
         strides = 4294967296.0 / np.sqrt(states.astype(np.float64) + 1.0) - 1.0
         places = places + np.ceil((places.astype(np.float64) + 1.5) * strides).astype(np.uint64)

@@ -40,14 +40,18 @@ class ReplicaReport(_message.Message):
     def __init__(self, container_id: _Optional[int] = ..., state: _Optional[str] = ..., data_checksum: _Optional[int] = ..., bcs_id: _Optional[int] = ..., used_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., replica_index: _Optional[int] = ..., data_scan_timestamp: _Optional[int] = ..., read_only: bool = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class ContainerReport(_message.Message):
-    __slots__ = ("full", "replicas", "removed_container_ids")
+    __slots__ = ("full", "replicas", "removed_container_ids", "after_container_id", "through_container_id")
     FULL_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_CONTAINER_IDS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    THROUGH_CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
     full: bool
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaReport]
     removed_container_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, full: bool = ..., replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., removed_container_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    after_container_id: int
+    through_container_id: int
+    def __init__(self, full: bool = ..., replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., removed_container_ids: _Optional[_Iterable[int]] = ..., after_container_id: _Optional[int] = ..., through_container_id: _Optional[int] = ...) -> None: ...
 
 class ReconcileProgress(_message.Message):
     __slots__ = ("job_id", "container_id", "state", "verdict", "bytes_fetched", "bytes_written", "windows_written", "bytes_planned", "blocks_done", "blocks_planned", "error_code", "message", "evidence", "chunks_repaired", "tombstones_adopted", "claimed_deleted_block_ids", "peers")

@@ -188,19 +188,23 @@ class Disk:
 
         self.durable(Operation.RENAME, target, act)
 
-    def replace(self, path: Path, data: Buffer, *, unique: bool = False) -> None:
+    def replace(
+        self, path: Path, data: Buffer, *, unique: bool = False, private: bool = False
+    ) -> None:
         """Replace a file's content durably: a crash leaves the old content or the new.
 
         Rename, not write in place: readers hold no lock and must never see half a
         file. On failure the old file is intact and the temporary file is removed. With
         `unique` no other writer has a temporary file of the same name; after a crash
-        `remove_temporaries` finds it.
+        `remove_temporaries` finds it. With `private` only this user may read the file,
+        from its first byte on.
         """
-        token = f".{secrets.token_hex(_TOKEN_BYTES)}" if unique else ""
+        token = f".{secrets.token_hex(_TOKEN_BYTES)}" if unique or private else ""
         temporary = path.with_name(f"{path.name}{token}.tmp")
         try:
             # A crash may have left a longer temporary file.
-            self._write(temporary, 0, data, os.O_CREAT | os.O_TRUNC)
+            mode = 0o600 if private else 0o644
+            self._write(temporary, 0, data, os.O_CREAT | os.O_TRUNC, mode)
             self.sync(temporary)
             self.rename(temporary, path)
         except DiskError:
@@ -273,11 +277,11 @@ class Disk:
         self.durable(Operation.MAKE_FOLDER, folder, act)
         self.sync_folder(folder.parent)
 
-    def _write(self, path: Path, offset: int, data: Buffer, flags: int) -> None:
+    def _write(self, path: Path, offset: int, data: Buffer, flags: int, mode: int = 0o644) -> None:
         def write(part: memoryview) -> None:
             with (
                 _translate_errors(Operation.WRITE.value, path),
-                _open_regular(path, os.O_WRONLY | flags) as fd,
+                _open_regular(path, os.O_WRONLY | flags, mode) as fd,
             ):
                 done = 0
                 while done < len(part):
@@ -333,8 +337,8 @@ def _sync(fd: int, operation: Operation, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _open_regular(path: Path, flags: int) -> Iterator[int]:
-    fd = os.open(path, flags | _FLAGS, 0o644)
+def _open_regular(path: Path, flags: int, mode: int = 0o644) -> Iterator[int]:
+    fd = os.open(path, flags | _FLAGS, mode)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))

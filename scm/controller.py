@@ -83,12 +83,12 @@ class ProgressReport:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A heartbeat of an agent. `incarnation` identifies one start of the agent, and
+    """A heartbeat of an agent. `incarnation` is higher at each start of the agent, and
     `sequence` counts its heartbeats.
     """
 
     datanode: Datanode
-    incarnation: str
+    incarnation: int
     sequence: int
     report: ReplicaReport | None = None
     progress: tuple[ProgressReport, ...] = ()
@@ -397,6 +397,10 @@ class Controller:
     def heartbeat_age_s(self, peer: PeerId, now_s: float) -> float:
         """Seconds since the datanode's last heartbeat."""
         return self._registry.heartbeat_age_s(peer, now_s)
+
+    def report_age_s(self, container_id: ContainerId, peer: PeerId, now_s: float) -> float:
+        """Seconds since the datanode last confirmed its replica (Registry)."""
+        return self._registry.report_age_s(container_id, peer, now_s)
 
     def gauges(self, now_s: float) -> dict[str, float]:
         """The current gauges, by their names in scm.metrics."""

@@ -36,6 +36,7 @@ class Dispatcher:
         self._sink = sink
         self._leadership = leadership
         self._started_at_s = started_at_s
+        self._cancels = 0
         # Orders sent before the start may not have arrived.
         self._resend = [
             (job.job_id, order.peer)
@@ -101,11 +102,16 @@ class Dispatcher:
             self.send_cancel(job_id, before)
 
     def send_cancel(self, job_id: JobId, order: Order) -> None:
-        """Withdraw an order, and send its datanode a command to stop."""
+        """Withdraw an order, and send its datanode a command to stop, with an ID of its
+        own: that an earlier one was confirmed must not confirm this one.
+        """
         term = self._leadership.term()
         self._sink.withdraw(order.peer, command_id(job_id, order))
         if term is not None:
-            self._sink.send(CancelOrder(f"{job_id}/cancel", term, order.peer, job_id, order.round))
+            self._cancels += 1
+            # The term makes IDs unique across restarts.
+            number = f"cancel-{term}-{self._cancels}"
+            self._sink.send(CancelOrder(number, term, order.peer, job_id, order.round))
 
     def _send(self, job: Job, order: Order, now_s: float) -> bool:
         """Send an order; returns False if it must wait.

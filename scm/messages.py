@@ -35,6 +35,8 @@ from scm.views import (
 _FINGERPRINT_BYTES_MAX = 64
 # Entries in one heartbeat; an agent runs only a few reconciliations at a time.
 PROGRESS_MAX = 10_000
+# Agents number their starts by the time in ms.
+_INCARNATION_DIGITS_MAX = 19
 _PROGRESS_STATES = {
     state.value: state
     for state in (
@@ -58,19 +60,37 @@ def heartbeat_from(request: pb.HeartbeatRequest) -> Heartbeat:
     datanode = datanode_from(request.datanode)
     report = None
     if request.HasField("report"):
-        report = ReplicaReport(
-            request.report.full,
-            tuple(_replica_from(datanode.peer, replica) for replica in request.report.replicas),
-            tuple(container_id_from(number) for number in request.report.removed_container_ids),
-        )
+        report = _report_from(datanode.peer, request.report)
     return Heartbeat(
         datanode,
-        _check_name(request.incarnation, "incarnation"),
+        _incarnation_from(request.incarnation),
         request.sequence,
         report,
         tuple(_progress_from(progress) for progress in request.progress),
         tuple(request.acknowledged_command_ids),
     )
+
+
+def _report_from(peer: PeerId, message: pb.ContainerReport) -> ReplicaReport:
+    after = message.after_container_id
+    through = message.through_container_id if message.HasField("through_container_id") else None
+    if after < 0 or (through is not None and through < max(after, 1)):
+        raise UsageError(f"the containers after {after} through {through} are no part of a report")
+    return ReplicaReport(
+        message.full,
+        tuple(_replica_from(peer, replica) for replica in message.replicas),
+        tuple(container_id_from(number) for number in message.removed_container_ids),
+        after,
+        through,
+    )
+
+
+def _incarnation_from(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= _INCARNATION_DIGITS_MAX):
+        raise UsageError(
+            f"{text[:NAME_CHARACTERS_MAX]!r} is not a valid incarnation: it is a decimal number"
+        )
+    return int(text)
 
 
 def container_id_from(number: int) -> ContainerId:
@@ -208,7 +228,7 @@ def _replica_to(replica: ContainerReplica, controller: Controller, now_s: float)
         datanode=_datanode_to(datanode),
         replica=replica_to(replica),
         live=controller.is_live(replica.peer),
-        report_age_s=controller.heartbeat_age_s(replica.peer, now_s),
+        report_age_s=controller.report_age_s(replica.container_id, replica.peer, now_s),
     )
 
 

@@ -2,6 +2,7 @@
 
 from runtime.metrics import Kind, Metric
 
+THREAD_FAILURES = "scm_thread_failures_total"
 CONTROLLER_METRICS = (
     Metric("scm_heartbeats_total", Kind.COUNTER, "Heartbeats received."),
     Metric("scm_datanodes_live", Kind.GAUGE, "Datanodes with a recent heartbeat."),
@@ -22,4 +23,10 @@ CONTROLLER_METRICS = (
     ),
     Metric("scm_jobs_running", Kind.GAUGE, "Jobs with an order at a datanode."),
     Metric("scm_jobs_finished_total", Kind.COUNTER, "Jobs that ended, by state.", ("state",)),
+    Metric(
+        THREAD_FAILURES,
+        Kind.COUNTER,
+        "Unforeseen errors that ended a step of a thread; the thread goes on.",
+        ("thread",),
+    ),
 )

@@ -96,13 +96,16 @@ class Knowledge:
 
     `silent` datanodes sent no heartbeat for a while: their reports are too old to prove
     agreement. `missing` datanodes held a replica when they last reported, and have not
-    reported since the controller started. Roots of scans before `scanned_after_ms` are
+    reported since the controller started. `awaited` datanodes are sending a full report
+    that has not reached the container: their replicas are known from an earlier one.
+    Roots of scans before `scanned_after_ms` are
     too old, and so are roots of data that was never read; None accepts all.
     """
 
     required: int = 0
     silent: AbstractSet[PeerId] = frozenset()
     missing: AbstractSet[PeerId] = frozenset()
+    awaited: AbstractSet[PeerId] = frozenset()
     scanned_after_ms: float | None = None
 
 
@@ -166,6 +169,11 @@ def _doubt(
         return "some replicas have no tree yet"
     if any(replica.peer in known.silent for replica in closed):
         return "some replicas are on datanodes that are silent"
+    if awaited := sorted(known.awaited):
+        return (
+            f"the replica on datanode {', '.join(awaited[:_MISSING_NAMED_MAX])} is known from an"
+            " earlier report; a full one is under way"
+        )
     if any(replica.data_checksum == _EMPTY_ROOT and replica.block_count for replica in closed):
         return "the trees are empty although there are blocks: nothing can be verified"
     return ""

@@ -41,7 +41,7 @@ class ReconcileOrder:
 
 @dataclass(frozen=True, slots=True)
 class CancelOrder:
-    """An order to stop a round of a job."""
+    """An order to stop a round of a job; each has a command ID of its own."""
 
     command_id: str
     term: int

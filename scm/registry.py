@@ -1,17 +1,18 @@
 """The reported state of the cluster: live datanodes, and the replicas they hold.
 
-Reports may be late, repeated or out of order. An incarnation is one start of an agent.
-Within it, the sequence number orders the reports. A report of an earlier incarnation is
-dropped while the current one is live. Otherwise it is accepted: a late report must not
-shut out the running agent for ever. A gap in the sequence is harmless, because agents
-report all changes since the last response. A full report is requested only after a
-start of the controller or the agent. Comparisons are updated for the containers in a
-report, so the diverged containers are always known. Times are passed in.
+Reports may be late, repeated or out of order. An incarnation is one start of an agent;
+each start has a higher number. The pair of incarnation and sequence number orders the
+reports of a datanode: one that is not later than the last is dropped. A gap in the
+sequence is harmless, because agents report all changes since the last response. A full
+report is requested only after a start of the controller or the agent. It may come in
+parts. Until the last, replicas of parts to come stay as they were last known, and count
+as unknown. Comparisons are updated for the containers in a report, so the diverged
+containers are always known. Times are passed in.
 """
 
 import math
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -25,11 +26,10 @@ from scm.ages import RootAges
 from scm.eligibility import ContainerState, container_state
 from scm.policy import ComparisonResult, Knowledge, RootComparison, compare, expected_replicas
 
-# Earlier incarnations of an agent that are remembered, to recognise their late reports.
-_INCARNATIONS_KEPT = 16
 # Containers without replicas that are remembered, to distinguish "no replicas" from
 # "not found".
 _EMPTY_CONTAINERS_MAX = 100_000
+_ID_MAX = (1 << 63) - 1
 # Containers that one datanode may report. A petabyte of half-full containers of 5 GB
 # has 400,000 of them. The limit bounds the memory that one agent can take, about
 # 0.5 GB.
@@ -59,18 +59,36 @@ class Datanode:
 class ReplicaReport:
     """A full report lists all replicas of the datanode; an incremental one lists the
     changed and the removed ones.
+
+    A long full report comes in parts, each with all replicas of containers with IDs
+    above `after` up to `through` (None: to the last). `after` of the first part is 0,
+    of each other the `through` of the part before. Replicas outside of its part are
+    changes.
     """
 
     full: bool
     replicas: tuple[ContainerReplica, ...] = ()
     removed: tuple[ContainerId, ...] = ()
+    after: int = 0
+    through: int | None = None
+
+    @property
+    def is_first_part(self) -> bool:
+        """Whether it begins a full report in parts."""
+        return self.full and self.after == 0 and self.through is not None
+
+    def lists(self, container_id: ContainerId) -> bool:
+        """Whether the datanode has no replica of the container unless one is listed."""
+        is_before_end = self.through is None or container_id <= self.through
+        return self.full and self.after < container_id and is_before_end
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatEffect:
     """The effect of a heartbeat. `applied` is False for a late or repeated one;
-    `restarted` states that the agent has restarted since the last one. `reassigned` are
-    the containers of which the datanode is or was a holder, and was not or is not now.
+    `outdated` states that a later start of the agent has reported. `restarted` states
+    that the agent has restarted since the last one. `reassigned` are the containers of
+    which the datanode is or was a holder, and was not or is not now.
     """
 
     applied: bool
@@ -79,6 +97,7 @@ class HeartbeatEffect:
     full_report_wanted: bool = False
     changed: frozenset[ContainerId] = frozenset()
     reassigned: frozenset[ContainerId] = frozenset()
+    outdated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +113,25 @@ class DatanodeStatus:
 @dataclass(slots=True)
 class _DatanodeEntry:
     datanode: Datanode
-    incarnation: str
+    incarnation: int
     sequence: int
     last_heartbeat_s: float
     liveness: Liveness = Liveness.LIVE
     full_report_wanted: bool = True
+    # The end of the parts of the full report that came in order.
+    reported_through: int = 0
     containers: set[ContainerId] = field(default_factory=set)
-    earlier: deque[str] = field(default_factory=lambda: deque(maxlen=_INCARNATIONS_KEPT))
+    # Those of them that a full report under way has not reached. They were last known
+    # at `known_at_s`.
+    awaited: set[ContainerId] = field(default_factory=set)
+    known_at_s: float = 0.0
+
+    def begin_full_report(self) -> None:
+        """Count all replicas as last known at the last heartbeat, or earlier."""
+        if not self.awaited:
+            self.known_at_s = self.last_heartbeat_s
+        self.awaited |= self.containers
+        self.reported_through, self.full_report_wanted = 0, True
 
 
 class Registry:
@@ -151,7 +182,7 @@ class Registry:
         self,
         datanode: Datanode,
         *,
-        incarnation: str,
+        incarnation: int,
         sequence: int,
         report: ReplicaReport | None,
         now_s: float,
@@ -165,23 +196,22 @@ class Registry:
             self._check_limit(datanode.peer, report)
         self._now_s = max(now_s, self._now_s)
         entry = self._datanodes.get(datanode.peer)
+        if entry and (incarnation, sequence) <= (entry.incarnation, entry.sequence):
+            return HeartbeatEffect(
+                False,
+                full_report_wanted=entry.full_report_wanted,
+                outdated=incarnation < entry.incarnation,
+            )
+        registered = entry is None
         if entry is None:
             entry = _DatanodeEntry(datanode, incarnation, sequence, now_s)
             self._datanodes[datanode.peer] = entry
-            registered, restarted = True, False
-        elif incarnation != entry.incarnation:
-            is_earlier = incarnation in entry.earlier or _is_older(incarnation, entry.incarnation)
-            if is_earlier and entry.liveness is Liveness.LIVE:
-                return HeartbeatEffect(False, full_report_wanted=entry.full_report_wanted)
-            entry.earlier.append(entry.incarnation)
-            entry.incarnation, entry.full_report_wanted = incarnation, True
-            registered, restarted = False, True
-        else:
-            if sequence <= entry.sequence:
-                return HeartbeatEffect(False, full_report_wanted=entry.full_report_wanted)
-            registered = restarted = False
+        awaited = frozenset(entry.awaited)
+        restarted = incarnation != entry.incarnation
+        if restarted or (report and report.is_first_part):
+            entry.begin_full_report()
         was_live = entry.liveness is Liveness.LIVE and not registered
-        entry.datanode, entry.sequence = datanode, sequence
+        entry.datanode, entry.incarnation, entry.sequence = datanode, incarnation, sequence
         entry.last_heartbeat_s, entry.liveness = max(now_s, entry.last_heartbeat_s), Liveness.LIVE
         unconfirmed = self._unconfirmed.get(datanode.peer, set())
         changed, reassigned = set[ContainerId](), set[ContainerId]()
@@ -194,7 +224,7 @@ class Registry:
         if not was_live:
             self._update_silent()
             changed |= entry.containers
-        self._update_comparisons(changed | reassigned)
+        self._update_comparisons(changed | reassigned | (awaited ^ entry.awaited))
         return HeartbeatEffect(
             True,
             restarted,
@@ -233,6 +263,7 @@ class Registry:
         self._started_at_s += pause_s
         for entry in self._datanodes.values():
             entry.last_heartbeat_s += pause_s
+            entry.known_at_s += pause_s
 
     def has_container(self, container_id: ContainerId) -> bool:
         """Whether a replica of the container is or was reported, here or to an earlier
@@ -315,6 +346,14 @@ class Registry:
         """Seconds since the datanode's last heartbeat."""
         return max(0.0, now_s - self._datanodes[peer].last_heartbeat_s)
 
+    def report_age_s(self, container_id: ContainerId, peer: PeerId, now_s: float) -> float:
+        """Seconds since the datanode last confirmed its replica of the container: with
+        every heartbeat, but not while its full report has still to reach the container.
+        """
+        entry = self._datanodes[peer]
+        at_s = entry.known_at_s if container_id in entry.awaited else entry.last_heartbeat_s
+        return max(0.0, now_s - at_s)
+
     def datanodes(self, now_s: float) -> list[DatanodeStatus]:
         """All known datanodes, by ID."""
         return [
@@ -356,10 +395,10 @@ class Registry:
 
     def _check_limit(self, peer: PeerId, report: ReplicaReport) -> None:
         entry = self._datanodes.get(peer)
-        held = entry.containers if entry and not report.full else set[ContainerId]()
-        most = len(held) + len(report.replicas)
-        if most <= CONTAINERS_PER_DATANODE_MAX:
+        held = entry.containers if entry else set[ContainerId]()
+        if len(held) + len(report.replicas) <= CONTAINERS_PER_DATANODE_MAX:
             return
+        held = {number for number in held if not report.lists(number)}
         reported = {replica.container_id for replica in report.replicas}
         count = len((held | reported) - set(report.removed))
         if count > CONTAINERS_PER_DATANODE_MAX:
@@ -385,17 +424,19 @@ class Registry:
             if held.get(peer) != replica:
                 held[peer] = replica
                 changed.add(container_id)
-        gone = (
-            entry.containers - present.keys()
-            if report.full
-            else (self._removed_by(report) - present.keys()) & entry.containers
-        )
+        gone = (self._removed_by(report) - present.keys()) & entry.containers
+        # The cost of an incremental report must not depend on all replicas.
+        if report.full:
+            listed = {number for number in entry.containers if report.lists(number)}
+            gone |= listed - present.keys()
+            if report.after <= entry.reported_through:
+                entry.reported_through = report.through or _ID_MAX
+                entry.full_report_wanted = report.through is not None
         for container_id in gone:
             self._remove_replica(container_id, peer)
-        # In place: the cost of an incremental report must not depend on all replicas.
         entry.containers |= present.keys()
         entry.containers -= gone
-        entry.full_report_wanted &= not report.full
+        entry.awaited -= present.keys() | gone
         return changed | gone
 
     @staticmethod
@@ -468,10 +509,14 @@ class Registry:
             if peer not in reported and not self._is_dead_or_absent(peer)
         )
         max_s = self._roots_stale_after_s
+        awaited = frozenset(
+            peer for peer in reported if container_id in self._datanodes[peer].awaited
+        )
         return Knowledge(
             self._required_nodes,
             self._silent,
             missing,
+            awaited,
             None if math.isinf(max_s) else (self._now_s - max_s) * 1000,
         )
 
@@ -490,7 +535,8 @@ class Registry:
         named = {replica.container_id for replica in report.replicas}
         added = {number for number in named & held if peer not in self.holders(number)}
         unconfirmed = self._unconfirmed.get(peer, set())
-        gone = {*applied, *named, *report.removed} | (unconfirmed if report.full else set())
+        listed = {number for number in unconfirmed if report.lists(number)}
+        gone = {*applied, *named, *report.removed} | listed
         removed = {number for number in gone - held if peer in self.holders(number)}
         for container_id in added:
             self._holders[container_id] = frozenset({*self.holders(container_id), peer})
@@ -500,14 +546,7 @@ class Registry:
                 self._holders[container_id] = left
             else:
                 del self._holders[container_id]
-        unconfirmed -= unconfirmed if report.full else named | removed
+        unconfirmed -= listed | named | removed
         if not unconfirmed:
             self._unconfirmed.pop(peer, None)
         return added | removed
-
-
-def _is_older(incarnation: str, than: str) -> bool:
-    """Whether both are numbers, such as start times, and the first is lower; other
-    incarnations have no order.
-    """
-    return incarnation.isdecimal() and than.isdecimal() and int(incarnation) < int(than)

@@ -17,7 +17,6 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from merkle.errors import ReconcileError
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
@@ -44,6 +43,7 @@ from scm.messages import (
 from scm.metrics import CONTROLLER_METRICS
 from scm.policy import RootComparison
 from scm.ports import AnyOrder, JobStore, ScanOrder
+from scm.ticker import Ticker
 
 SERVICE = "treefold.controller.v1.Controller"
 # Unconfirmed orders of one datanode beyond which no scan is added. Other orders are
@@ -106,12 +106,14 @@ class SoleLeader:
         return self._term
 
 
-def _steady_clock() -> Callable[[], float]:
+def steady_clock(
+    wall_s: Callable[[], float] = time.time, monotonic_s: Callable[[], float] = time.monotonic
+) -> Callable[[], float]:
     """Seconds since the epoch, without jumps: setting the system clock must not make
     all datanodes dead at once.
     """
-    offset_s = time.time() - time.monotonic()
-    return lambda: time.monotonic() + offset_s
+    offset_s = wall_s() - monotonic_s()
+    return lambda: monotonic_s() + offset_s
 
 
 class ControllerService:
@@ -158,7 +160,8 @@ class ControllerService:
 
         Raises:
             UsageError: the heartbeat is invalid, or has too many containers.
-            BusyError: there are too many datanodes.
+            BusyError: there are too many datanodes, or an agent of the datanode that
+                started later has reported.
             DatabaseError: the changes cannot be saved.
         """
         heartbeat = heartbeat_from(request)
@@ -176,6 +179,13 @@ class ControllerService:
                 # Its agent only retries; the operator of the controller has to know.
                 _log.warning("heartbeat_refused", datanode=peer, **error_fields(error))
                 raise
+            if effect.outdated:
+                raise BusyError(
+                    f"an agent of datanode {peer} that started later has reported",
+                    hint="Only one agent may run for a datanode. If this is the only one, its state"
+                    " folder was lost and the machine's clock set back: set the clock, and start"
+                    " the agent again.",
+                )
             term = self._controller.term
             # With the current term: agents reject orders of an earlier term.
             orders = (
@@ -291,9 +301,8 @@ class ControllerServer:
             ConfigError: an address cannot be bound, or a newer version wrote the state.
             DatabaseError, DiskError: the state cannot be read or created.
         """
-        self._clock = _steady_clock()
+        self._clock = steady_clock()
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
         self._metrics = Metrics(CONTROLLER_METRICS)
         self._metrics_server: MetricsServer | None = None
         # Durably: the store's terms must not begin anew after a power cut.
@@ -329,28 +338,17 @@ class ControllerServer:
             self._close()
             raise
         self.address = self._rpc.address
-        self._ticker = threading.Thread(target=self._tick, name="ticker")
+        self._ticker = Ticker(
+            self._controller, self._lock, self._clock, self._metrics, interval_s=_TICK_S
+        )
         self._ticker.start()
         _log.info("server_started", address=self.address, term=self._controller.term)
 
     def stop(self) -> None:
         """Stop serving, wait for the running tick, and close the store."""
         self._rpc.stop()
-        self._stopping.set()
-        self._ticker.join()
+        self._ticker.stop()
         self._close()
-
-    def _tick(self) -> None:
-        while not self._stopping.wait(_TICK_S):
-            with self._lock:
-                try:
-                    self._controller.tick(self._clock())
-                except ReconcileError as error:
-                    # Nothing is lost: the next tick saves the changes again.
-                    _log.error("request_failed", **error_fields(error))
-                gauges = self._controller.gauges(self._clock())
-            for name, value in gauges.items():
-                self._metrics.set(name, value)
 
     def _close(self) -> None:
         if self._metrics_server:

@@ -12,11 +12,9 @@ import pyarrow.compute as pc
 
 from merkle.outcome import DIVERGED_VERDICTS, Verdict
 from sweep.exact import Row
+from sweep.faults import Place, one_name
 from sweep.model import FindingKind, NotCompared
 from sweep.output import SweepStore, SweepTable
-
-# A container ID and the kind of a finding.
-Place = tuple[int, str]
 
 # The kind of an entry of `unseen` that stands for replicas, not for a finding.
 UNSEEN_REPLICA = "unseen_replica"
@@ -45,6 +43,8 @@ def compare_sweeps(sweeps: SweepStore, before: str, after: str) -> SweepChanges:
         DiskError: a table cannot be read.
     """
     earlier, later = _found(sweeps, before), _found(sweeps, after)
+    known = earlier | later
+    earlier, later = one_name(earlier, known), one_name(later, known)
     # A silent change is an event, so it neither persists nor heals.
     events = {place for place in earlier | later if place[1] == FindingKind.SILENT_CHANGE.value}
     gone = earlier - later - events

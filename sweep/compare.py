@@ -23,6 +23,7 @@ from merkle.comparison import Comparison, Difference, DifferenceKind, compare
 from merkle.outcome import DIVERGED_VERDICTS, Evidence, Verdict, worst_verdict
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
+from sweep.duplicates import counting_replicas
 from sweep.exact import (
     EMPTY_ROW,
     NULLABLE_ROWS,
@@ -528,9 +529,12 @@ class _ReplicaGroups:
 
 
 def _takes_part(replicas: pa.Table) -> Bools:
-    """Which replicas are compared: closed ones that are not erasure-coded."""
+    """Which replicas are compared: closed ones that are not erasure-coded. Of several
+    on one datanode, only the one that counts can be.
+    """
     is_closed = _bools(pc.is_in(replicas["state"], value_set=_CLOSED))
     takes_part: Bools = is_closed & (_int64s(replicas["replica_index"]) == 0)
+    takes_part &= counting_replicas(replicas)
     return takes_part
 
 

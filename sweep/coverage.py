@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from merkle.outcome import Verdict
-from sweep.changes import Place, SweepChanges
+from sweep.changes import SweepChanges
+from sweep.faults import Place
 from sweep.model import FindingKind
 from sweep.output import SweepStore, SweepTable
 

@@ -8,6 +8,7 @@ because its content is unknown rather than lost.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ from chunktable.places import drop_undecodable_names, resolve_location
 from chunktable.reader import latest_manifest, read_faults, read_manifest
 from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
+from sweep.faults import fault_row
 from sweep.files import REQUIRED
 from sweep.model import FINDING_SCHEMA, Part, PartKind
 from sweep.output import SkippedInput
@@ -155,7 +157,9 @@ def export_findings(manifests: Iterable[str]) -> tuple[pa.Table, tuple[SkippedIn
     found, skipped = [FINDING_SCHEMA.empty_table()], list[SkippedInput]()
     for place in manifests:
         try:
-            found.append(_fault_findings(read_faults(*open_export(place))))
+            opened = open_export(place)
+            skipped_volumes = {volume.path for volume in opened[2].skipped}
+            found.append(_fault_findings(read_faults(*opened), skipped_volumes))
         except ChunkTableError as error:
             skipped.append(
                 SkippedInput(place, f"the findings of its agent are lost: {error.message}")
@@ -182,19 +186,22 @@ def open_export(place: str) -> tuple[fs.FileSystem, str, Manifest]:
     return filesystem, path.rpartition("/")[0], read_manifest(filesystem, path)
 
 
-def _fault_findings(faults: pa.Table) -> pa.Table:
+def _fault_findings(faults: pa.Table, skipped_volumes: AbstractSet[str]) -> pa.Table:
+    """The faults of an export, without those of skipped volumes, which its manifest
+    lists.
+    """
     return pa.Table.from_pylist(
         [
-            {
-                "kind": fault["kind"],
-                "container_id": fault["container_id"],
-                "block_id": fault["block_id"],
-                "chunk_offset": fault["chunk_offset"],
-                "lacking": [],
-                "sources": [],
-                "detail": f"{fault['datanode']}/{fault['volume']}: {fault['detail']}",
-            }
+            fault_row(
+                (fault["datanode"], fault["volume"]),
+                fault["kind"],
+                fault["detail"],
+                container_id=fault["container_id"],
+                block_id=fault["block_id"],
+                offset=fault["chunk_offset"],
+            )
             for fault in faults.to_pylist()
+            if fault["volume"] not in skipped_volumes
         ],
         FINDING_SCHEMA,
     )

@@ -113,7 +113,7 @@ VERDICT_SCHEMA = pa.schema(
         # A value of merkle.outcome.Verdict, or of NotCompared.
         pa.field("verdict", pa.string(), nullable=False),
         pa.field("replicas", pa.int32(), nullable=False),
-        # Replicas that were not compared: open, erasure-coded or deleted.
+        # Replicas that were not compared: open, erasure-coded, deleted or duplicate.
         pa.field("excluded", pa.int32(), nullable=False),
         pa.field("diverged", pa.bool_(), nullable=False),
         pa.field("detail", pa.string(), nullable=False),
@@ -162,5 +162,7 @@ class FindingKind(Enum):
     ROOT_DIFFERS = "root_differs"
     # Rows of one replica contradict each other, for example two rows for one chunk.
     ROWS_CONTRADICT = "rows_contradict"
+    # Another replica of the container on the same datanode counts (sweep.duplicates).
+    DUPLICATE_REPLICA = "duplicate_replica"
     # A file, volume, container or tree cannot be read.
     UNREADABLE = "unreadable"

@@ -28,6 +28,7 @@ from runtime.errors import DiskError
 from runtime.progress import ProgressSink
 from sweep.engine import Engine, FoldedWave, SweepRequest, absolute
 from sweep.errors import SweepInputError, SweepWorkError
+from sweep.faults import list_once
 from sweep.gather import Gatherer
 from sweep.history import History
 from sweep.inputs import (
@@ -524,12 +525,13 @@ class _Sweep:
     def _write_findings(
         self, loose: pa.Table, stages: Sequence[StoredTable], totals: "SweepTotals"
     ) -> None:
-        """Write all findings, sorted by container, block and offset."""
+        """Write all findings once, sorted by container, block and offset."""
         with self._output.write_table(SweepTable.FINDINGS, self._plan.sweep_id) as writer:
             for wanted in ranges(stages):
                 rows = pa.concat_tables(
                     [rows_in_range(loose, wanted), *(stage.read(wanted) for stage in stages)]
                 )
+                rows = list_once(rows)
                 rows = sort_by(rows, "container_id", "block_id", "chunk_offset", "kind", "detail")
                 writer.add(rows)
                 totals.add_findings(rows)

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sweep.compare import compare_replicas
+from sweep.duplicates import duplicate_findings
 from sweep.gather import Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA
 from sweep.output import SweepTotals, TableWriter
@@ -33,7 +34,7 @@ class Comparisons:
         self._roots.add(replicas)
         self._verdicts.add(compared.verdicts)
         self.totals.add_replicas(replicas)
-        self.findings.append(compared.findings)
+        self.findings += [compared.findings, duplicate_findings(replicas)]
         is_candidate = pc.is_in(replicas["container_id"], pa.array(compared.candidates))
         of_candidates = replicas.filter(is_candidate)
         counted = rows_by_container(RUN_SCHEMA.empty_table(), of_candidates)

@@ -21,6 +21,7 @@ from merkle.tree import ContainerId
 from ozone.survey import ReplicaFault, ReplicaSnapshot, VolumeSurvey
 from ozone.volume import Hold, open_volume
 from runtime.disk import Disk
+from sweep.faults import fault_row
 from sweep.inputs import part_id
 from sweep.model import FINDING_SCHEMA, Part, PartKind
 from sweep.output import SkippedInput, write_atomically
@@ -156,12 +157,11 @@ def _volume_parts(
 def _finding(
     survey: VolumeSurvey, container_id: ContainerId | None, fault: ReplicaFault
 ) -> dict[str, object]:
-    return {
-        "kind": fault.kind,
-        "container_id": container_id,
-        "block_id": fault.block_id,
-        "chunk_offset": fault.offset,
-        "lacking": [],
-        "sources": [],
-        "detail": f"{survey.datanode}/{survey.volume}: {fault.detail}",
-    }
+    return fault_row(
+        (survey.datanode, survey.volume),
+        fault.kind,
+        fault.detail,
+        container_id=container_id,
+        block_id=fault.block_id,
+        offset=fault.offset,
+    )

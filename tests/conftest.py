@@ -17,6 +17,10 @@ settings.register_profile(
 )
 settings.load_profile("shared")
 
+# Fixtures of servers that tests of several folders share; who imports another comes
+# after it, or that one's assertions would not be rewritten.
+pytest_plugins = ["tests.support.s3_servers", "tests.support.ozone", "tests.support.rgw"]
+
 # Tests whose modules import functions of these reach a compiled kernel: they run once
 # more without numba (make test).
 _KERNEL_CALLERS = frozenset(

@@ -1,16 +1,17 @@
 #!/bin/sh
 # Make .venv with exactly what requirements.lock names; with the argument `tests`, see to what only tests run: Java for
-# Spark, a browser for the report, and what checks our units. Installs the Debian packages that it lacks, when it may.
+# Spark, a browser for the report, and what checks our units; with the argument `peers`, see to Ceph, which only
+# `make test-peers` runs. Installs the Debian packages that it lacks, when it may.
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 
-need() {  # need PACKAGE: install a Debian package, or say how
+need() {  # need PACKAGE...: install Debian packages, or say how
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        echo "setup: installing $1" >&2
-        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$1" >/dev/null
+        echo "setup: installing $*" >&2
+        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@" >/dev/null
     else
-        echo "setup: $1 is missing; run: sudo apt-get install $1" >&2
+        echo "setup: missing; run: sudo apt-get install $*" >&2
         exit 1
     fi
 }
@@ -20,6 +21,17 @@ if [ "${1:-}" = tests ]; then
     "${JAVA_HOME:+$JAVA_HOME/bin/}java" -version 2>&1 | grep -qE 'version "(1[7-9]|[2-9][0-9])' || need openjdk-17-jre-headless
     command -v chromium >/dev/null || need chromium
     command -v systemd-analyze >/dev/null || need systemd
+    exit
+fi
+
+if [ "${1:-}" = peers ]; then
+    for tool in ceph ceph-mon ceph-osd radosgw radosgw-admin ceph-authtool monmaptool uuidgen curl; do
+        command -v "$tool" >/dev/null || {
+            # Without what is recommended it is a quarter: no manager, no dashboard.
+            need --no-install-recommends ceph-mon ceph-osd radosgw ceph-common uuid-runtime curl
+            break
+        }
+    done
     exit
 fi
 

@@ -31,9 +31,10 @@ from replicator.stores.local_database import (
     named_errors,
 )
 from replicator.stores.local_files import DataFiles
-from replicator.stores.local_rows import PAGE_ROWS, Content, NewBlob, Rows, Segment
+from replicator.stores.local_rows import PAGE_ROWS, BucketRows, Content, NewBlob, Segment
 from replicator.stores.local_view import LocalView, key_bytes
 from replicator.stores.port import (
+    CONTENT_HEADERS,
     Capabilities,
     Change,
     CopySource,
@@ -52,32 +53,22 @@ from replicator.stores.port import (
 from runtime.disk import Disk, owner_of
 
 # S3's limits, so that whatever is here fits there.
-KEY_BYTES_MAX = 1024
-PARTS_MAX = 10_000
+_KEY_BYTES_MAX = 1024
+_PARTS_MAX = 10_000
 # S3 takes 2 KiB, other stores more; each group of properties is held to it.
-PROPERTIES_BYTES_MAX = 64 << 10
+_PROPERTIES_BYTES_MAX = 64 << 10
 # A larger body gets a file of its own: below, a row is faster and needs one sync.
-BODY_BYTES_MAX = 16 << 10
+_BODY_BYTES_MAX = 16 << 10
 # Changes that the history reaches back. Data overwritten since then takes space.
-HISTORY_CHANGES_MAX = 100_000
+_HISTORY_CHANGES_MAX = 100_000
 # How long one process waits for another's transaction; those are short.
-LOCK_WAIT_S = 60.0
+_LOCK_WAIT_S = 60.0
 # The history is trimmed whenever it is longer by this share.
 _TRIM_SHARE = 100
 # Of keys deleted in one transaction: others wait for it.
 _DELETE_KEYS_MAX = 1000
 _UPLOAD_ID_BYTES = 16
 
-_HEADERS = frozenset(
-    {
-        "cache-control",
-        "content-disposition",
-        "content-encoding",
-        "content-language",
-        "content-type",
-        "expires",
-    }
-)
 # What S3 can send as the end of a header's name.
 _METADATA_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 
@@ -93,9 +84,9 @@ class LocalBucket:
         disk: Disk,
         *,
         create: bool = False,
-        body_bytes_max: int = BODY_BYTES_MAX,
-        history_changes_max: int = HISTORY_CHANGES_MAX,
-        lock_wait_s: float = LOCK_WAIT_S,
+        body_bytes_max: int = _BODY_BYTES_MAX,
+        history_changes_max: int = _HISTORY_CHANGES_MAX,
+        lock_wait_s: float = _LOCK_WAIT_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Open the bucket in a folder, and remove what killed processes left there.
@@ -151,6 +142,7 @@ class LocalBucket:
                 if writer and not self._files.has_orphans:
                     with self._database.change() as rows:
                         rows.remove_writer(writer)
+                    self._files.remove_empty_folders([writer])
                     self._files.end()
         finally:
             self._files.release()
@@ -160,7 +152,7 @@ class LocalBucket:
         """The bucket by its ports."""
         return Store(
             f"local:{self._folder}",
-            CAPABILITIES,
+            _CAPABILITIES,
             lister=self.view,
             reader=self.view,
             writer=self,
@@ -214,7 +206,7 @@ class LocalBucket:
         self, facts: ObjectFacts, properties: ObjectProperties, *, tags_only: bool = False
     ) -> ObjectFacts:
         """See ObjectWriter: a new version with the same content."""
-        # Rows are replaced as a whole either way.
+        # BucketRows are replaced as a whole either way.
         del tags_only
         name = _checked_key(facts.key)
         _check_properties(properties)
@@ -437,6 +429,8 @@ class LocalBucket:
             self._files.remove(names)
             with self._database.change() as rows:
                 rows.forget_garbage(names)
+                writing = rows.writers()
+            self._files.remove_empty_folders({name.partition("/")[0] for name in names} - writing)
 
     def _clear_up(self) -> None:
         """Remove what writers that were killed left without a row."""
@@ -450,7 +444,7 @@ class LocalBucket:
                 with self._database.view() as rows:
                     orphans = [name for name in names if not rows.knows_file(name)]
                 self._files.remove(orphans)
-                self._files.remove_empty_folders(token)
+                self._files.remove_empty_folders([token])
                 with self._database.change() as rows:
                     rows.remove_writer(token)
 
@@ -458,7 +452,7 @@ class LocalBucket:
         return int(self._clock() * 1000)
 
 
-CAPABILITIES = Capabilities(
+_CAPABILITIES = Capabilities(
     kind="local",
     keeps_versions=True,
     keeps_tags=True,
@@ -470,7 +464,7 @@ CAPABILITIES = Capabilities(
     copies_ranges=True,
     lists_all_keys=True,
     part_bytes_min=0,
-    metadata_bytes_max=PROPERTIES_BYTES_MAX,
+    metadata_bytes_max=_PROPERTIES_BYTES_MAX,
     whole_hashes=(HashAlgorithm.CRC32C.value,),
     stamps_cover_properties=True,
 )
@@ -491,7 +485,7 @@ def _check_folder(folder: Path, disk: Disk, *, create: bool) -> None:
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
         raise StoreError(
             f"{folder} cannot be written to, as locks of readers require",
-            hint=f"Run this as a user that may, such as {owner_of(folder)}.",
+            hint=f"Run this as {owner_of(folder)}. Copy it from a read-only file system first.",
             path=str(folder),
             denied=True,
         )
@@ -504,16 +498,16 @@ def _check_folder(folder: Path, disk: Disk, *, create: bool) -> None:
 
 def _checked_key(key: str) -> bytes:
     name = key_bytes(key)
-    if not 0 < len(name) <= KEY_BYTES_MAX:
+    if not 0 < len(name) <= _KEY_BYTES_MAX:
         raise UnsupportedObjectError(
-            f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(name)}", key=key
+            f"a key has 1 to {_KEY_BYTES_MAX} bytes, not {len(name)}", key=key
         )
     return name
 
 
 def _check_number(number: int) -> None:
-    if not 1 <= number <= PARTS_MAX:
-        raise UnsupportedObjectError(f"parts have numbers from 1 to {PARTS_MAX}, not {number}")
+    if not 1 <= number <= _PARTS_MAX:
+        raise UnsupportedObjectError(f"parts have numbers from 1 to {_PARTS_MAX}, not {number}")
 
 
 def _check_properties(properties: ObjectProperties) -> None:
@@ -523,20 +517,20 @@ def _check_properties(properties: ObjectProperties) -> None:
                 f"{name!a} is not a name of metadata: lower-case letters, digits and some signs"
             )
     for name, _ in properties.headers:
-        if name not in _HEADERS:
+        if name not in CONTENT_HEADERS:
             raise UnsupportedObjectError(f"{name!a} is not a content header")
     for group in (properties.metadata, properties.tags, properties.headers):
         if len({name for name, _ in group}) < len(group):
             raise UnsupportedObjectError("a property is given twice")
     for group in (properties.metadata, properties.tags, properties.headers, properties.acl):
         size = sum(len(key_bytes(text)) for pair in group for text in pair)
-        if size > PROPERTIES_BYTES_MAX:
+        if size > _PROPERTIES_BYTES_MAX:
             raise UnsupportedObjectError(
-                f"properties of {size} bytes; up to {PROPERTIES_BYTES_MAX} of a kind are kept"
+                f"properties of {size} bytes; up to {_PROPERTIES_BYTES_MAX} of a kind are kept"
             )
 
 
-def _check_condition(rows: Rows, key: bytes, condition: WriteCondition) -> None:
+def _check_condition(rows: BucketRows, key: bytes, condition: WriteCondition) -> None:
     found = rows.find(key)
     etag = "" if found is None else found[0].etag
     if condition.absent and etag:
@@ -547,14 +541,14 @@ def _check_condition(rows: Rows, key: bytes, condition: WriteCondition) -> None:
         )
 
 
-def _upload_properties(rows: Rows, upload: UploadId, key: bytes) -> ObjectProperties:
+def _upload_properties(rows: BucketRows, upload: UploadId, key: bytes) -> ObjectProperties:
     found = rows.upload(upload, key)
     if found is None:
         raise ObjectMissingError(f"there is no upload {upload} of {key.decode()!r}", upload=upload)
     return found
 
 
-def _add_content(rows: Rows, hasher: ContentHasher, blob: NewBlob) -> int:
+def _add_content(rows: BucketRows, hasher: ContentHasher, blob: NewBlob) -> int:
     content = rows.add_content(_content_of(hasher))
     if hasher.size_bytes:
         segment = Segment(0, hasher.size_bytes, rows.add_blob(blob), 0, hasher.crc32c)
@@ -577,7 +571,7 @@ def _joined(parts: Sequence[Content]) -> Content:
     return Content(size, etag, crc32c, md5=only.md5, blake3=only.blake3)
 
 
-def _parts(rows: Rows, upload: UploadId) -> Iterator[tuple[int, int, Content]]:
+def _parts(rows: BucketRows, upload: UploadId) -> Iterator[tuple[int, int, Content]]:
     after = 0
     while page := rows.parts(upload, after):
         yield from page

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from replicator.stores.local_rows import Rows
+from replicator.stores.local_rows import BucketRows
 from replicator.stores.port import StoreError, StoreUnavailableError
 from runtime.disk import Disk, Operation, owner_of
 from runtime.errors import DiskError
@@ -101,7 +101,7 @@ class BucketDatabase:
             self._connection.close()
 
     @contextlib.contextmanager
-    def change(self) -> Iterator["Rows"]:
+    def change(self) -> Iterator["BucketRows"]:
         """One transaction that changes rows: durable when the block has ended, or
         nothing of it after an error.
 
@@ -112,14 +112,14 @@ class BucketDatabase:
         with self._lock, named_errors(self._path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                yield Rows(self._connection)
+                yield BucketRows(self._connection)
                 self._disk.durable(Operation.BATCH, self._path, self._connection.commit)
             finally:
                 if self._connection.in_transaction:
                     self._connection.rollback()
 
     @contextlib.contextmanager
-    def view(self) -> Iterator["Rows"]:
+    def view(self) -> Iterator["BucketRows"]:
         """One consistent view of all rows.
 
         Raises:
@@ -128,7 +128,7 @@ class BucketDatabase:
         with self._lock, named_errors(self._path):
             self._connection.execute("BEGIN")
             try:
-                yield Rows(self._connection)
+                yield BucketRows(self._connection)
             finally:
                 self._connection.rollback()
 

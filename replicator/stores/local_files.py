@@ -20,18 +20,19 @@ from merkle.checksum import Buffer
 from replicator.hashing import ContentHasher
 from replicator.stores.port import StoreError
 from runtime.disk import Disk, disk_error
+from runtime.errors import DiskError
 
 # Bytes that are hashed, written and read at a time.
-PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 20
 # Files of one directory: a sync of a directory costs more the larger it is.
 _FOLDER_FILES_MAX = 1000
 _TOKEN_BYTES = 8
-_ZEROS = bytes(PIECE_BYTES)
+_ZEROS = bytes(_PIECE_BYTES)
 # Looked at first: few bytes that are not zero end the comparison.
 _ZEROS_PROBE_BYTES = 64
 
-DATA_FOLDER = "data"
-WRITERS_FOLDER = "writers"
+_DATA_FOLDER = "data"
+_WRITERS_FOLDER = "writers"
 
 
 class ObjectDamagedError(StoreError):
@@ -44,8 +45,8 @@ class DataFiles:
     """The data files of one bucket, and this process as their writer. Thread-safe."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
-        self._data = folder / DATA_FOLDER
-        self._writers = folder / WRITERS_FOLDER
+        self._data = folder / _DATA_FOLDER
+        self._writers = folder / _WRITERS_FOLDER
         self._disk = disk
         self._lock = threading.Lock()
         self._written = 0
@@ -57,12 +58,15 @@ class DataFiles:
         self.has_orphans = False
 
     def begin(self) -> str:
-        """Become a writer; returns the token that the caller records durably before
-        the first `write`.
+        """Become a writer, once; returns the token that the caller records durably
+        before the first `write`.
 
         Raises:
             DiskError: the lock file cannot be made.
         """
+        if self._token:
+            # It could not be recorded the last time.
+            return self._token
         self._disk.make_folder(self._writers)
         token = secrets.token_hex(_TOKEN_BYTES)
         path = self._writers / token
@@ -89,11 +93,11 @@ class DataFiles:
         path = self._next_path()
         view = memoryview(data).cast("B")
         try:
-            for at in range(0, len(view), PIECE_BYTES):
-                piece = view[at : at + PIECE_BYTES]
+            for at in range(0, len(view), _PIECE_BYTES):
+                piece = view[at : at + _PIECE_BYTES]
                 hasher.update(piece)
                 # The last piece gives the file its length.
-                if at + PIECE_BYTES >= len(view) or not _is_zeros(piece):
+                if at + _PIECE_BYTES >= len(view) or not _is_zeros(piece):
                     self._disk.write_at(path, at, piece)
             self._disk.sync(path)
             self._disk.sync_folder(path.parent)
@@ -136,9 +140,10 @@ class DataFiles:
             DiskError: it does not exist or cannot be read.
         """
         path = self._data / name
+        buffer = memoryview(bytearray(min(_PIECE_BYTES, end - first)))
         with self._disk.reader(path) as reader:
             while first < end:
-                piece = memoryview(bytearray(min(PIECE_BYTES, end - first)))
+                piece = buffer[: end - first]
                 count = reader.read_into(piece, first)
                 if count < len(piece):
                     raise ObjectDamagedError(
@@ -175,8 +180,7 @@ class DataFiles:
         Raises:
             DiskError: the directory cannot be listed.
         """
-        exists = self._disk.is_folder(self._writers)
-        return set(self._disk.names(self._writers)) if exists else set()
+        return set(self._names(self._writers))
 
     def names(self, token: str) -> Iterator[str]:
         """The files of a writer.
@@ -184,27 +188,22 @@ class DataFiles:
         Raises:
             DiskError: its folder cannot be listed.
         """
-        folder = self._data / token
-        if not self._disk.is_folder(folder):
-            return
-        for group in self._disk.names(folder):
-            for name in self._disk.names(folder / group):
-                yield self._name(folder / group / name)
+        for group in self._names(self._data / token):
+            for name in self._names(self._data / token / group):
+                yield f"{token}/{group}/{name}"
 
-    def remove_empty_folders(self, token: str) -> None:
-        """Remove the folders of a writer that has ended where they are empty.
+    def remove_empty_folders(self, tokens: Iterable[str]) -> None:
+        """Remove the empty folders of writers that have ended. Another process may do
+        the same.
 
         Raises:
             DiskError: one cannot be listed or removed.
         """
-        folder = self._data / token
-        if not self._disk.is_folder(folder):
-            return
-        for group in self._disk.names(folder):
-            if not self._disk.names(folder / group):
-                self._disk.remove_folder(folder / group)
-        if not self._disk.names(folder):
-            self._disk.remove_folder(folder)
+        for token in tokens:
+            folder = self._data / token
+            for group in self._names(folder):
+                self._remove_if_empty(folder / group)
+            self._remove_if_empty(folder)
 
     def end(self) -> None:
         """Remove the lock file of this writer, of which nobody needs to know any more.
@@ -228,6 +227,23 @@ class DataFiles:
                 self._disk.make_folder(folder)
                 self._folder = folder
             return folder / f"{number % _FOLDER_FILES_MAX:03}"
+
+    def _names(self, folder: Path) -> list[str]:
+        """None where the directory does not exist, or another process removed it."""
+        try:
+            return self._disk.names(folder)
+        except DiskError as error:
+            if error.facts.get("missing"):
+                return []
+            raise
+
+    def _remove_if_empty(self, folder: Path) -> None:
+        try:
+            if not self._disk.names(folder):
+                self._disk.remove_folder(folder)
+        except DiskError as error:
+            if not error.facts.get("missing"):
+                raise
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self._data))

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from replicator.hashing import content_hashes
 from replicator.stores.port import Change, ObjectFacts, ObjectProperties, PositionTrimmedError
 
-# Rows that a listing reads at a time: it holds no lock in between.
+# BucketRows that a listing reads at a time: it holds no lock in between.
 PAGE_ROWS = 1000
 
 # Of any change: the largest that SQLite keeps.
@@ -67,7 +67,7 @@ class NewBlob:
     body: bytes = b""
 
 
-class Rows:
+class BucketRows:
     """The rows inside one transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:

@@ -15,6 +15,18 @@ from proof.item import ContentHash
 
 UploadId = NewType("UploadId", str)
 
+# The headers of an object that cross with it.
+CONTENT_HEADERS = frozenset(
+    {
+        "cache-control",
+        "content-disposition",
+        "content-encoding",
+        "content-language",
+        "content-type",
+        "expires",
+    }
+)
+
 
 class StoreError(ReconcileError):
     """A store refused a request, or its answer is invalid."""
@@ -65,10 +77,11 @@ class ObjectFacts:
     """One version of a key, as the store describes it.
 
     `etag`, `version` and `modified_ms` form the stamp: while it is the same, so are the
-    bytes and properties. What a store does not say is empty: S3 gives no time with the
-    answer to a write, no version in a listing of current objects, and whole seconds
-    with an object's headers. So stamps are compared by `same_stamp`. `hashes` are those
-    over the whole object that the store recorded, by algorithms that its probe trusts.
+    bytes and properties, though S3 shows no change of tags or ACL. What a store does
+    not say is empty: S3 gives no time with the answer to a write, no version in a
+    listing of current objects, and whole seconds with an object's headers. So stamps
+    are compared by `same_stamp`. `hashes` are those over the whole object that the
+    store recorded, by algorithms that its probe trusts.
     """
 
     key: str

@@ -23,6 +23,8 @@ from ozone.errors import (
 )
 from ozone.rocks import Batch, Counter, OzoneTable, counter_key
 from repair.ports import ReplicaAccess
+from runtime.errors import BusyError
+from tests.support.disk_replica import StormyDisk
 from tests.support.in_process import datanodes
 from tests.support.memory import RepairableReplica
 from tests.support.peers import replica_of
@@ -48,6 +50,7 @@ class Twin:
     set_state: Callable[[ReplicaState], None]
     delete_container: Callable[[], None]
     lose_commit: Callable[[], None]
+    fail_opening: Callable[[bool], None]
 
 
 @contextmanager
@@ -66,6 +69,9 @@ def _in_memory(_: Path) -> Iterator[Twin]:
     def lose_commit() -> None:
         stored.bcs_id = 0
 
+    def fail_opening(fails: bool) -> None:
+        replica.failing_disk = fails
+
     yield Twin(
         replica,
         put_bytes,
@@ -74,6 +80,7 @@ def _in_memory(_: Path) -> Iterator[Twin]:
         set_state,
         replica.delete_container,
         lose_commit,
+        fail_opening,
     )
 
 
@@ -87,7 +94,8 @@ def _on_disk(folder: Path) -> Iterator[Twin]:
             # A second block of the same commit would be taken for a repetition.
             assert made.writer.put_block(record if block_id == A else replace(record, bcs_id=0))
         made.writer.close(CONTAINER)
-    with datanodes({"dn1": root}, folder / "state") as nodes:
+    disk = StormyDisk()
+    with datanodes({"dn1": root}, folder / "state", disks={"dn1": disk}) as nodes:
         node = nodes["dn1"]
         writer = node.held.writer
         assert writer is not None
@@ -113,6 +121,9 @@ def _on_disk(folder: Path) -> Iterator[Twin]:
             # Not looked at again: the row counts, not what is remembered of it.
             node.held.volume.database.write(batch)
 
+        def fail_opening(fails: bool) -> None:
+            disk.failing = fails
+
         yield Twin(
             node.store.open_replica(CONTAINER, "job-1", cancelled=Event(), on_bytes=lambda _: None),
             put_bytes,
@@ -121,6 +132,7 @@ def _on_disk(folder: Path) -> Iterator[Twin]:
             set_state,
             lambda: node.store.delete_container(CONTAINER),
             lose_commit,
+            fail_opening,
         )
 
 
@@ -245,6 +257,65 @@ def test_a_scan_tells_where_it_found_faults_stores_its_tree_and_marks_the_replic
         twin.replica.set_state(ReplicaState.CLOSED, scanned.generation)
     twin.replica.set_state(ReplicaState.CLOSED, clean.generation)
     assert twin.replica.own().state is ReplicaState.CLOSED
+
+
+def test_a_tree_that_comes_back_is_not_the_one_that_was(twin: Twin) -> None:
+    """inv-I4: a scan that began before the damage and its repair is not of now."""
+    first = twin.replica.own()
+    assert first.tree is not None
+    hurt = bytearray(DATA[A])
+    hurt[CHUNK] ^= 1
+    for data in (bytes(hurt), DATA[A]):
+        twin.put_bytes(A, data)
+        scanned = twin.replica.scan()
+    assert (scanned.findings, scanned.tree) == ((), first.tree)
+    assert scanned.generation != first.generation
+    with pytest.raises(StaleTreeError):
+        twin.replica.store_tree(first.tree, first.generation)
+    with pytest.raises(StaleTreeError):
+        twin.replica.set_state(ReplicaState.CLOSED, first.generation)
+    twin.replica.set_state(ReplicaState.CLOSED, scanned.generation)
+
+
+def test_a_block_changed_since_a_scan_counts_for_the_state_and_not_for_the_tree(
+    twin: Twin,
+) -> None:
+    """A repair stores its tree behind its own writes; only a later scan clears it."""
+    second, window = RECORDS[A].chunks[1], DATA[A][CHUNK : CHUNK + WINDOW]
+    hurt = bytearray(DATA[A])
+    hurt[CHUNK] ^= 1
+    twin.put_bytes(A, bytes(hurt))
+    twin.replica.scan()
+    for change in (
+        lambda: twin.replica.write_windows(A, second, prove(second, 0, window)),
+        lambda: twin.replica.put_block(RECORDS[A]),
+    ):
+        before = twin.replica.own()
+        assert before.tree is not None
+        change()
+        with pytest.raises(StaleTreeError):
+            twin.replica.set_state(ReplicaState.CLOSED, before.generation)
+        stored = twin.replica.store_tree(before.tree, before.generation)
+        assert stored.tree == before.tree
+
+
+def test_a_scan_that_runs_out_of_file_handles_tells_and_marks_nothing(twin: Twin) -> None:
+    """inv-I4, S20: what it could not open may be whole."""
+    before = twin.replica.scan()
+    hurt = bytearray(DATA[A])
+    hurt[CHUNK] ^= 1
+    twin.put_bytes(A, bytes(hurt))
+    twin.fail_opening(True)
+    with pytest.raises(BusyError):
+        twin.replica.scan()
+    twin.fail_opening(False)
+    own = twin.replica.own()
+    assert (own.tree, own.generation, own.state) == (
+        before.tree,
+        before.generation,
+        ReplicaState.CLOSED,
+    )
+    assert twin.replica.scan().state is ReplicaState.UNHEALTHY
 
 
 def test_the_commit_only_rises(twin: Twin) -> None:

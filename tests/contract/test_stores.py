@@ -90,8 +90,8 @@ METADATA_2K = tuple((f"name-{i}", f"{i}" * (2048 // 8 - 6)) for i in range(8))
 
 
 @pytest.fixture(params=OPENERS)
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ContractStore]:
-    with OPENERS[request.param](tmp_path) as opened:
+def target(request: pytest.FixtureRequest) -> Iterator[ContractStore]:
+    with OPENERS[request.param](request) as opened:
         yield opened
 
 
@@ -177,7 +177,8 @@ def test_a_listing_begins_after_any_key_and_has_any_prefix(target: ContractStore
 
 
 def test_a_listing_of_several_pages_is_whole_and_in_order(store: Store) -> None:
-    wanted = sorted((f"{i * 7919 % 1101:x}/{i}" for i in range(1101)), key=str.encode)
+    # The last key of a page may begin the first of the next.
+    wanted = sorted(["!", *(f"{i:04}{end}" for i in range(550) for end in ("", "!"))])
     for key in random.Random(1).sample(wanted, len(wanted)):
         put(store, key, b"")
     assert keys(store) == wanted
@@ -729,7 +730,7 @@ def test_the_feed_reports_each_change_once_in_order(store: Store) -> None:
     first = put(store, "a")
     second = put(store, "b")
     third = store.writer.put_properties(first, ObjectProperties(metadata=(("a", "b"),)))
-    assert store.writer.delete(["b", "missing"]) == []
+    assert store.writer.delete(["b", "b", "missing"]) == []
     upload, parts = write_parts(store, "c", {1: b"x"})
     fourth = store.upload_writer.complete("c", upload, parts, NOTHING, ANYTHING)
     found = list(feed.changes(begun))

@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -39,7 +38,7 @@ from repair.runner import RepairJob, Runner
 from runtime.disk import Disk
 from runtime.errors import PeerRefusedError
 from runtime.rpc import open_channel
-from tests.support.ozone import ROOT, OzoneCluster, eventually
+from tests.support.ozone import OzoneCluster, eventually
 from tests.support.processes import TreefoldProcess
 from tests.support.tables import current_rows, trees_of
 
@@ -56,9 +55,8 @@ SIZES = (1, 16_384, 300_000, 5_242_883)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[OzoneCluster]:
-    with OzoneCluster(ROOT / ".testbed") as started:
-        yield started
+def cluster(ozone_cluster: OzoneCluster) -> OzoneCluster:
+    return ozone_cluster
 
 
 @pytest.fixture(scope="module")

@@ -47,10 +47,15 @@ def compared(replicas: Mapping[ReplicaKey, tuple[Row, ContainerTree]]) -> Compar
     there is none.
     """
     names = [datanode for datanode, _ in replicas]
+    counting = {
+        _counting({key: row for key, (row, _) in replicas.items() if key[0] == name})
+        for name in names
+    }
     trees = {
         f"{datanode}/{volume}" if names.count(datanode) > 1 else datanode: tree
         for (datanode, volume), (row, tree) in replicas.items()
         if row["replica_index"] == 0 and ReplicaState(row["state"]).is_closed
+        if (datanode, volume) in counting
     }
     if not trees:
         return None
@@ -65,6 +70,16 @@ def verdict_text(replicas: Mapping[ReplicaKey, tuple[Row, ContainerTree]]) -> st
         return comparison.verdict.value
     is_by_design = all(row["state"] != "INVALID" for row, _ in replicas.values())
     return "EXCLUDED" if is_by_design else "UNKNOWN"
+
+
+def _counting(copies: Mapping[ReplicaKey, Row]) -> ReplicaKey:
+    """Which of a datanode's replicas of one container Ozone uses."""
+    if any(row["replica_index"] for row in copies.values()):
+        return min(copies)
+    readable = {key: row for key, row in copies.items() if row["state"] != "INVALID"} or copies
+    closed = {key: row for key, row in readable.items() if row["state"] == "CLOSED"} or readable
+    highest = max(row["bcs_id"] for row in closed.values())
+    return min(key for key, row in closed.items() if row["bcs_id"] == highest)
 
 
 def _tree(container_id: int, rows: Iterable[Row]) -> ContainerTree:

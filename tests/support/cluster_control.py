@@ -35,9 +35,9 @@ from scm.metrics import CONTROLLER_METRICS
 from scm.policy import Visit
 from scm.ports import JobStore
 from scm.rules import Rules
-from scm.server import ControllerService, Outbox
+from scm.server import ControllerService, Outbox, steady_clock
 from tests.support.memory import CrashError, RepairableReplica
-from tests.support.observer import Ledger
+from tests.support.observer import Ledger, ViolationError
 from tests.support.run_witness import RunWitness
 
 _CONTEXT = cast(grpc.ServicerContext, None)
@@ -57,6 +57,8 @@ class Parts:
     heartbeats: type[HeartbeatState] = HeartbeatState
     request_of: Callable[..., pb.HeartbeatRequest] = request_of
     controller: Callable[..., Controller] = Controller
+    # The controller's clock, of the machine's wall clock and its monotonic one.
+    clock: Callable[[Callable[[], float], Callable[[], float]], Callable[[], float]] = steady_clock
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +82,7 @@ class AgentProcess:
     def __init__(
         self, peer: PeerId, life: int, parts: Parts, *, replicas_per_report: int, born_at_s: float
     ) -> None:
-        self.incarnation = f"life-{life}-of-{peer}"
+        self.incarnation = life
         self.heartbeats = parts.heartbeats(replicas_per_report)
         self.jobs = JobTable()
         self.waiting: deque[ReconcileCommand] = deque()
@@ -103,7 +105,7 @@ class Message:
     """Under way between an agent and the controller."""
 
     peer: PeerId
-    incarnation: str
+    incarnation: int
     sequence: int
     raw: bytes
     sent_at_s: float
@@ -173,10 +175,12 @@ class ControllerProcess:
         rules: Rules,
         ledger: Ledger,
         new_job_id: Callable[[], JobId],
-        clock: Callable[[], float],
+        *,
+        wall_s: Callable[[], float],
+        monotonic_s: Callable[[], float],
     ) -> None:
         self._stack = ExitStack()
-        self._clock = clock
+        self.now_s = clock = parts.clock(wall_s, monotonic_s)
         self.store = CrashingStore(self._stack.enter_context(open_store()))
         self.leadership = Leadership(self.store.next_term())
         outbox = Outbox()
@@ -190,16 +194,22 @@ class ControllerProcess:
             on_finished=ledger.finishes,
         )
         self.service = ControllerService(self.controller, outbox, Lock(), clock, _METRICS)
+        # The latest life of each agent that it answered.
+        self.answered: Counter[str] = Counter()
 
     def heartbeat(self, raw: bytes) -> bytes:
         """Answer a heartbeat; both as they cross the wire."""
-        return self.service.heartbeat(
-            pb.HeartbeatRequest.FromString(raw), _CONTEXT
-        ).SerializeToString()
+        request = pb.HeartbeatRequest.FromString(raw)
+        answer = self.service.heartbeat(request, _CONTEXT)
+        peer, life = request.datanode.datanode_id, int(request.incarnation)
+        if life < self.answered[peer]:
+            raise ViolationError(f"{peer} is taken back to its life {life}")
+        self.answered[peer] = life
+        return answer.SerializeToString()
 
     def tick(self) -> None:
         """Do what is due by the clock."""
-        self.controller.tick(self._clock())
+        self.controller.tick(self.now_s())
 
     def reconcile(self, container_id: ContainerId) -> pb.ReconcileOutcome:
         """Somebody asks for a job; the outcome has its ID or says why there is none."""

@@ -129,7 +129,7 @@ class World:
     leadership: FixedLeadership = field(default_factory=FixedLeadership)
     now_s: float = 1_000_000.0
     pause_after_s: float = math.inf
-    incarnations: dict[PeerId, str] = field(default_factory=dict)
+    incarnations: dict[PeerId, int] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
     _sequences: Iterator[int] = field(default_factory=lambda: count(1))
 
@@ -168,7 +168,7 @@ class World:
         return self.controller.heartbeat(
             Heartbeat(
                 Datanode(peer_id, f"host-{peer}", f"127.0.0.1:{9000 + int(peer[-1])}"),
-                self.incarnations.get(peer_id, "1"),
+                self.incarnations.get(peer_id, 1),
                 next(self._sequences),
                 ReplicaReport(full, tuple(replicas)) if replicas is not None else None,
                 progress,

@@ -18,6 +18,7 @@ from threading import Event
 from typing import Self, TypeVar
 
 from dnagent.local_replica import LocalReplica
+from dnagent.scanner import CompletedScan, ScanDepth
 from dnagent.store import ReplicaStore
 from dnagent.volumes import ManagedVolume
 from merkle.record import BlockRecord, ChunkRecord, DeleteTransaction
@@ -39,6 +40,7 @@ from tests.support.volumes import new_volume, owned
 # A crash comes at one of the first durable operations of a request.
 _OPERATIONS = 12
 _UNDO_BYTES = 1 << 20
+_SCANNED_MS = 1_700_000_000_000
 T = TypeVar("T")
 
 
@@ -139,11 +141,27 @@ class DiskReplica(RepairableReplica):
         before = self.stored.state
         scanned = self._of_disk(lambda local: local.scan())
         self.scans += 1
-        if self.observer:
-            self.observer.stores(self, scanned.tree)
-            if before is not self.stored.state:
-                self.observer.marks(self)
+        self._judge_scan(before, scanned.tree)
         return scanned
+
+    def begin_scan(self) -> CompletedScan:
+        container_id = self.stored.container_id
+
+        def examine() -> CompletedScan:
+            return self._volume.examine(container_id, ScanDepth.DATA, lambda _: None, lambda: False)
+
+        return self._of_disk(lambda _: examine())
+
+    def end_scan(self, scan: CompletedScan) -> None:
+        before = self.stored.state
+
+        def settle() -> None:
+            self._volume.record_result(self._volume.write_tree(scan), _SCANNED_MS)
+
+        self._of_disk(lambda _: settle())
+        tree, _ = self.known_tree()
+        assert tree is not None
+        self._judge_scan(before, tree)
 
     def write_windows(
         self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[ProvenWindows]
@@ -241,6 +259,12 @@ class DiskReplica(RepairableReplica):
             self._disk.operations_left, self._disk.failing = None, False
             if self._volume.replicas():
                 self._read_back()
+
+    def _judge_scan(self, before: ReplicaState, tree: ContainerTree) -> None:
+        if self.observer:
+            self.observer.stores(self, tree)
+            if before is not self.stored.state:
+                self.observer.marks(self)
 
     def _make_container(self) -> None:
         """A closed container without blocks, in the state of the picture."""

@@ -32,6 +32,10 @@ class Fault(Enum):
     SAVE = "the controller crashes before or after a save"
     LEAD = "another controller leads for a while"
     PAUSE = "nobody is heard of for a while"
+    ONE_WAY = "a datanode is heard and hears nothing for a while"
+    CLOCK = "the clock of a machine is set"
+    LATE_DAMAGE = "a disk fails between a repair's last scan and the return to service"
+    LATE_DELETE = "a block is deleted between its repair and the tree"
 
 
 # How likely each is by default.
@@ -51,6 +55,10 @@ CHANCES = {
     Fault.SAVE: 0.02,
     Fault.LEAD: 0.006,
     Fault.PAUSE: 0.003,
+    Fault.ONE_WAY: 0.01,
+    Fault.CLOCK: 0.008,
+    Fault.LATE_DAMAGE: 0.2,
+    Fault.LATE_DELETE: 0.1,
 }
 
 
@@ -62,6 +70,7 @@ class DamageKind(Enum):
     LOSE_FILE = "loses the file of block {block_id}"
     LOSE_RECORD = "loses the record of block {block_id}"
     LOSE_BLOCK = "loses block {block_id}"
+    SHIFT_CHUNK = "lists block {block_id} from {offset} on as another chunk, without its bytes"
     LOSE_TREE = "loses its tree"
     BREAK_TREE = "cannot read its tree any more"
 
@@ -73,6 +82,7 @@ _MARKS = {
     DamageKind.LOSE_FILE: "file lost",
     DamageKind.LOSE_RECORD: "record lost",
     DamageKind.LOSE_BLOCK: "record lost",
+    DamageKind.SHIFT_CHUNK: "chunk shifted",
     DamageKind.LOSE_TREE: "tree lost",
     DamageKind.BREAK_TREE: "tree unreadable",
 }
@@ -120,9 +130,22 @@ class Damage:
             case DamageKind.LOSE_BLOCK:
                 del stored.records[block_id]
                 del stored.files[block_id]
+            case DamageKind.SHIFT_CHUNK:
+                _shift_last_chunk(stored, block_id)
 
     def __str__(self) -> str:
         return self.kind.value.format(block_id=self.block_id, offset=self.offset)
+
+
+def _shift_last_chunk(stored: MemoryReplica, block_id: BlockId) -> None:
+    """A bit of the record flips, so that the last chunk begins a byte later. Its bytes
+    are gone, so that no tree shows it.
+    """
+    record = stored.records[block_id]
+    *kept, last = record.chunks
+    shifted = replace(last, offset=last.offset + 1)
+    stored.records[block_id] = replace(record, chunks=(*kept, shifted))
+    del stored.files[block_id][last.offset :]
 
 
 def drawn_damage(stored: MemoryReplica, block_id: BlockId, rng: random.Random) -> Damage | None:
@@ -131,7 +154,9 @@ def drawn_damage(stored: MemoryReplica, block_id: BlockId, rng: random.Random) -
     """
     file = stored.files[block_id]
     kind = rng.choice(
-        ("flip",) * 6 + ("truncate", "lose file", "lose record", "lose tree", "break tree", "scan")
+        ("flip",) * 6
+        + ("truncate", "lose file", "lose record", "lose tree", "break tree", "scan")
+        + ("shift chunk",)
     )
     match kind:
         case "flip" if file:
@@ -146,6 +171,9 @@ def drawn_damage(stored: MemoryReplica, block_id: BlockId, rng: random.Random) -
             return Damage(
                 DamageKind.LOSE_BLOCK if has_file_too else DamageKind.LOSE_RECORD, block_id
             )
+        case "shift chunk" if block_id in stored.records:
+            last = stored.records[block_id].chunks[-1]
+            return Damage(DamageKind.SHIFT_CHUNK, block_id, last.offset)
         case "lose tree":
             return Damage(DamageKind.LOSE_TREE)
         case "break tree":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 import grpc
+import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from chunktable.manifest import (
@@ -37,6 +38,8 @@ from ozone.datanode import DatanodeClient
 from ozone.descriptor import Descriptor, dump_descriptor, parse_descriptor, with_checksum
 from ozone.ports import ByteRange
 from ozone.volume import parse_version
+from proof.item import ID_BYTES, ItemId
+from proof.spans import SPAN_ITEMS, SpanSums
 from protos import agent_pb2 as ap
 from protos import controller_pb2 as cp
 from protos import ozone_datanode_pb2 as op
@@ -56,6 +59,7 @@ from runtime.config import Settings, load
 from runtime.errors import UsageError
 from scm.config import ControllerConfig
 from scm.messages import container_from, heartbeat_from, job_from, outcome_from
+from tests.support import proof_messages
 from tests.support.mutation import mutated_bytes, mutated_json, mutated_message, mutated_text
 from tests.support.peers import replica_of
 from tests.support.trees import block, chunk, container, corrupt, deleted, encode_by_protobuf
@@ -80,7 +84,7 @@ class Target:
 
 def targets(scratch: Path) -> list[Target]:
     """All parsers; `scratch` is a folder for the configurations."""
-    return [*_files(), *_configs(scratch), *_controller(), *_peers()]
+    return [*_files(), *_configs(scratch), *_controller(), *_peers(), *_proof()]
 
 
 def _of_bytes(*seeds: bytes, kind: type[Message] | None = None) -> Callable[..., bytes]:
@@ -136,6 +140,23 @@ def _files() -> Iterator[Target]:
     )
     yield Target("VERSION", _of_text(version), parse_version)
     yield Target("manifest", _manifest, _accept_manifest)
+
+
+def _proof() -> Iterator[Target]:
+    def spans(raw: bytes) -> None:
+        assert SpanSums.from_bytes(raw).to_bytes() == raw
+
+    asked, answered = proof_messages.questions(), proof_messages.answers()
+    yield Target("question", _of_bytes(*asked), proof_messages.accept_question)
+    yield Target("answer", _of_bytes(*answered), proof_messages.accept_answer)
+    stored = SpanSums()
+    for number in range(3 * SPAN_ITEMS):
+        stored.change(f"é{number}", None, ItemId(number.to_bytes(ID_BYTES, "big")))
+    stored.rebalance(
+        split=lambda whole, parts: [f"é{n}" for n in (2, 5, 7)],
+        read_ids=lambda part: np.zeros((2, 2), np.uint64),
+    )
+    yield Target("span sums", _of_bytes(stored.to_bytes()), spans)
 
 
 def _descriptors() -> Iterator[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from dnagent.scanner import CompletedScan, ScanDepth
 from merkle.checksum import fingerprint
 from merkle.columns import encode_tree
 from merkle.errors import TreeRefusedError
@@ -25,10 +26,14 @@ from ozone.errors import (
     ContainerStateError,
     StaleTreeError,
 )
+from ozone.scan import Finding, FindingType, ScanResult
 from protos.convert import tree_from_bytes
 from repair.requests import OwnLoaded, Scanned, TreeStored
 from runtime.errors import BusyError, DiskError
 from tests.support.peers import MemoryReplica, scanned_chunk
+
+_COUNTER_BYTES = 8
+Findings = tuple[tuple[BlockId | None, int | None], ...]
 
 
 class CrashError(Exception):
@@ -63,6 +68,9 @@ class RepairableReplica:
         # Delete transactions of the cluster that were accepted and not finished.
         self.pending_deletes: set[BlockId] = set()
         self.exists = True
+        # Of this process, as in the real store: a tree may come back, its generation
+        # never does.
+        self._trees_stored = self._blocks_changed = 0
         self.tear: Callable[[int], int] | None = None
         self.failing_disk = False
         self.refuses_gaps = True
@@ -101,11 +109,8 @@ class RepairableReplica:
             # As where there are no file handles: what is found then proves nothing.
             raise BusyError("too many open files")
         self.scans += 1
-        _, generation = self.known_tree()
         tree, findings = self.examine()
-        stored = self.store_tree(tree, generation)
-        if findings:
-            self._mark_unhealthy()
+        stored = self._settle(tree, self._generation(), is_damaged=bool(findings))
         known = {
             (block.block_id, chunk.offset) for block in stored.tree.blocks for chunk in block.chunks
         }
@@ -117,6 +122,25 @@ class RepairableReplica:
             if block_id not in self.remembered
         }
         return Scanned(stored.tree, stored.generation, findings, self.stored.state, lost)
+
+    def begin_scan(self) -> CompletedScan:
+        """Read all bytes, and store nothing yet."""
+        self._check()
+        tree, places = self.examine()
+        found = tuple(Finding(FindingType.CORRUPT_CHUNK, *place) for place in places)
+        result = ScanResult(tree, found)
+        container_id = self.stored.container_id
+        return CompletedScan(container_id, ScanDepth.DATA, result, self._generation())
+
+    def end_scan(self, scan: CompletedScan) -> None:
+        """Store what a scan has seen.
+
+        Raises:
+            StaleTreeError: the tree or a block changed since the scan began.
+        """
+        self._check()
+        result = scan.result
+        self._settle(result.tree, scan.generation, is_damaged=bool(result.findings))
 
     def write_windows(
         self, block_id: BlockId, chunk: ChunkRecord, runs: Sequence[ProvenWindows]
@@ -137,6 +161,7 @@ class RepairableReplica:
                 data, self.tear = data[: self.tear(len(data))], None
             file = self.stored.files.setdefault(block_id, bytearray())
             file[offset : offset + len(data)] = data
+            self._blocks_changed += 1
             self.bytes_written += len(data)
             if torn:
                 raise CrashError
@@ -155,14 +180,14 @@ class RepairableReplica:
         if self.observer:
             self.observer.puts(self, record)
         self.stored.records[record.block_id] = record
+        self._blocks_changed += 1
         self.puts += 1
 
     def store_tree(self, tree: ContainerTree, generation: bytes) -> TreeStored:
         self._check()
-        known, stored_generation = self.known_tree()
-        if generation != stored_generation:
-            raise StaleTreeError("the tree changed meanwhile")
-        return self._store(merge(tree, known))
+        # The blocks written since are those of this repair.
+        self._check_generation(generation, blocks_may_change=True)
+        return self._store(merge(tree, self.known_tree()[0]))
 
     def advance_bcs_id(self, bcs_id: int) -> None:
         self._check(to_write=True)
@@ -170,14 +195,25 @@ class RepairableReplica:
 
     def set_state(self, state: ReplicaState, generation: bytes) -> None:
         self._check(to_write=True)
-        self._check_generation(generation)
+        self._check_return(generation)
         if self.observer:
             self.observer.returns(self, generation)
         self.stored.state = state
 
-    def _check_generation(self, generation: bytes) -> None:
-        if generation != self.known_tree()[1]:
-            raise StaleTreeError("the tree changed since its clean scan")
+    def _check_return(self, generation: bytes) -> None:
+        self._check_generation(generation)
+
+    def _check_generation(self, generation: bytes, *, blocks_may_change: bool = False) -> None:
+        end = -_COUNTER_BYTES if blocks_may_change else None
+        if generation[:end] != self._generation()[:end]:
+            raise StaleTreeError("the tree or a block changed since its scan")
+
+    def _settle(self, tree: ContainerTree, generation: bytes, *, is_damaged: bool) -> TreeStored:
+        self._check_generation(generation)
+        stored = self.store_tree(tree, generation)
+        if is_damaged:
+            self._mark_unhealthy()
+        return stored
 
     def _mark_unhealthy(self) -> None:
         if self.observer:
@@ -206,9 +242,9 @@ class RepairableReplica:
         known = ContainerTree.of(self.stored.container_id, blocks.values())
         if not has_root:
             known = replace(known, data_checksum=None)
-        return known, fingerprint(raw) if raw else b""
+        return known, self._generation()
 
-    def examine(self) -> tuple[ContainerTree, tuple[tuple[BlockId | None, int | None], ...]]:
+    def examine(self) -> tuple[ContainerTree, Findings]:
         """What a scan of the bytes shows, and where it finds faults."""
         builder = TreeBuilder(self.stored.container_id)
         findings: list[tuple[BlockId | None, int | None]] = []
@@ -248,10 +284,12 @@ class RepairableReplica:
         self.stored.tree = None
 
     def restart(self) -> None:
-        """The agent died; what it had in memory goes, and here that is nothing."""
+        """The agent died; what it had in memory goes."""
+        self._trees_stored = self._blocks_changed = 0
 
     def _remove_file(self, block_id: BlockId, _record: BlockRecord | None) -> None:
         self.stored.files.pop(block_id, None)
+        self._blocks_changed += 1
 
     def _add_tombstone(self, block_id: BlockId, record: BlockRecord | None) -> None:
         if record is None:
@@ -265,14 +303,23 @@ class RepairableReplica:
 
     def _remove_record(self, block_id: BlockId, _record: BlockRecord | None) -> None:
         self.stored.records.pop(block_id, None)
+        self._blocks_changed += 1
+
+    def _generation(self) -> bytes:
+        raw = self.stored.tree if isinstance(self.stored.tree, bytes) else b""
+        trees, blocks = (
+            count.to_bytes(_COUNTER_BYTES) for count in (self._trees_stored, self._blocks_changed)
+        )
+        return trees + (fingerprint(raw) if raw else b"") + blocks
 
     def _store(self, tree: ContainerTree) -> TreeStored:
         if self.observer:
             self.observer.stores(self, tree)
         raw = encode_tree(tree)
+        self._trees_stored += raw != self.stored.tree
         self.stored.tree = raw
         self.remembered |= {block.block_id: block for block in tree.blocks if block.deleted}
-        return TreeStored(tree, fingerprint(raw))
+        return TreeStored(tree, self._generation())
 
     def _check(self, *, to_write: bool = False) -> None:
         if not self.exists:

@@ -7,7 +7,7 @@ it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 
@@ -20,8 +20,9 @@ from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from protos.convert import tree_from_bytes
 from scm.controller import Controller
-from scm.jobs import Job, JobId, OrderState, task_id
+from scm.jobs import Job, JobId, Order, OrderState, task_id
 from scm.policy import RootComparison
+from scm.rules import Rules
 from tests.support.memory import RepairableReplica
 from tests.support.peers import MemoryReplica
 from tests.support.trace import Subject
@@ -38,15 +39,17 @@ MARKS = frozenset({
     # repairs
     "agent crashed", "write torn", "answer lost", "answer late", "request to a dead agent",
     "cancelled", "no peer",
-    "container deleted in repair", "block deleted in repair", "repair met a deleted block",
+    "container deleted in repair", "block deleted in repair", "block deleted before the tree",
+    "repair met a deleted block",
     "tombstone adopted",
     "client read good", "client read bad", "bit flipped", "file truncated", "file lost",
-    "record lost", "tree lost",
+    "record lost", "chunk shifted", "tree lost",
     "tree unreadable", "peer lied", "disk failed", "slow scan refused as stale", "slow scan stored",
     "first scan",
     "repair met a stale tree", "two sources for one chunk", "record taken in without fetching",
     "block added",
-    "record without data taken in", "hole named", "several rounds", "returned to service",
+    "record without data taken in", "hole named", "overlap named", "several rounds",
+    "returned to service",
     "damage found at the return to service", "commit advanced",
     "unrecoverable named", "conflict named", "unverifiable named", "unreachable named",
     "file shrank under repair",
@@ -55,7 +58,7 @@ MARKS = frozenset({
     "two containers",
     # heartbeats and commands
     "heartbeat lost", "heartbeat doubled", "heartbeat overtaken", "answer to a heartbeat lost",
-    "given up waiting",
+    "given up waiting", "heard and hears nothing",
     "answer nobody waits for", "heartbeat of an earlier life", "full report", "incremental report",
     "removal told",
     "report in parts", "command sent again", "command for a container that is gone",
@@ -63,6 +66,7 @@ MARKS = frozenset({
     # the controller
     "controller crashed", "controller crashed before a save", "controller crashed after a save",
     "jobs outlived it",
+    "clock set forwards", "clock set back", "controller started by another clock",
     "lead lost", "lead lost with jobs under way", "datanode stale", "datanode dead",
     "agent restarted in an order",
     "order expired", "order given up", "order refused", "attempts used up", "job asked for",
@@ -72,6 +76,9 @@ MARKS = frozenset({
     "hopeless and resting", "healed by automatic mode", "further round",
 })  # fmt: skip
 
+
+# Sums of times are not exact.
+CLOCK_ERROR_S = 1e-3
 
 # How an order's end reads in an agent's message.
 _ENDS = {
@@ -169,14 +176,18 @@ class WriteObserver:
         hold(not deleted, f"block {block_id} is deleted and recorded again", "inv-I5", subject)
         text = f"commit {record.bcs_id} of block {block_id} was never made"
         hold(record.bcs_id <= true.bcs_id, text, "inv-I7", subject)
+        listed = before.by_offset if before else {}
         for chunk in before.chunks if before else ():
             same = record.by_offset.get(chunk.offset) == chunk
             hold(same, f"a recorded chunk of block {block_id} changed", "inv-I7", subject)
         end = 0
         for chunk in record.chunks:
-            known = chunk == true.by_offset.get(chunk.offset)
+            # A fault may have changed what we had on record.
+            known = chunk in (true.by_offset.get(chunk.offset), listed.get(chunk.offset))
             hold(known, f"block {block_id} gets a chunk that nobody wrote", "inv-I7", subject)
-            if before is None or chunk.offset not in before.by_offset:
+            text = f"block {block_id} gets a chunk over another"
+            hold(chunk.offset >= end, text, "inv-I7", subject)
+            if chunk.offset not in listed:
                 whole = bytes(file[chunk.offset : chunk.end]) == data[chunk.offset : chunk.end]
                 faulted = (replica.name, block_id) in self.faulted
                 text = f"block {block_id} gets a record of bytes that are not there"
@@ -259,12 +270,33 @@ class Ledger:
     the controller says.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Rules, now_s: Callable[[], float]) -> None:
+        """`now_s` is the time that passes, whatever the clocks of machines say."""
+        self._rules = rules
+        self._now_s = now_s
+        self._started_at_s = now_s()
+        self._heard_at_s: dict[PeerId, float] = {}
+        self._created_at_s: dict[JobId, float] = {}
+        # Orders that were given up, and judged at that moment.
+        self._given_up: set[tuple[JobId, PeerId, int]] = set()
         self.reported: dict[tuple[PeerId, ContainerId], set[ContainerReplica]] = {}
         self.ends: dict[tuple[str, PeerId], list[JobReport]] = {}
         # Jobs that ended, and those whose end is not stored by the controller yet.
         self.finished: dict[JobId, Job] = {}
         self._finishing: list[Job] = []
+
+    def starts(self, controller: Controller) -> None:
+        """The controller has started: deadlines count from here."""
+        self._started_at_s = self._now_s()
+        self._given_up |= {key for key, _ in _given_up(controller.jobs(None, 1_000))}
+
+    def creates(self, job_id: JobId) -> None:
+        """The controller makes a job."""
+        self._created_at_s[job_id] = self._now_s()
+
+    def hears(self, peer: PeerId) -> None:
+        """The controller has taken in a heartbeat."""
+        self._heard_at_s[peer] = self._now_s()
 
     def reports(self, replicas: Iterable[ContainerReplica]) -> None:
         """A datanode is about to report these replicas."""
@@ -305,6 +337,10 @@ class Ledger:
         stored, self._finishing = self._finishing, []
         self.finished.update((job.job_id, job) for job in stored)
         jobs = controller.jobs(None, 1_000)
+        for key, order in _given_up(jobs):
+            if key not in self._given_up:
+                self._given_up.add(key)
+                self._hold_late(key[0], order)
         active = Counter(job.container_id for job in jobs if not job.state.is_terminal)
         hold(all(count == 1 for count in active.values()), "two jobs at once for one container")
         for job in jobs:
@@ -314,6 +350,17 @@ class Ledger:
         for container_id in container_ids:
             self._check_view(controller, container_id)
         return stored
+
+    def _hold_late(self, job_id: JobId, order: Order) -> None:
+        """No deadline runs out before its time, whatever clock was set meanwhile."""
+        is_dead = "dead" in order.detail
+        since_s = self._heard_at_s if is_dead else self._created_at_s
+        began_s = since_s.get(order.peer if is_dead else job_id, self._started_at_s)
+        waited_s = self._now_s() - max(began_s, self._started_at_s)
+        rules = self._rules
+        limit_s = rules.dead_after_s if is_dead else rules.command_deadline_s
+        text = f"{job_id}: {order.peer} is given up after {waited_s:.0f} of {limit_s:.0f} s"
+        hold(waited_s >= limit_s - CLOCK_ERROR_S, text, "CR-052")
 
     def _check_view(self, controller: Controller, container_id: ContainerId) -> None:
         """The controller knows only replicas that were reported, and calls only equal
@@ -329,6 +376,13 @@ class Ledger:
             found = {replica.data_checksum for replica in view.replicas}
             hold(len(found - {None}) == 1, "a match of different roots", "inv-I12", subject)
             hold(None not in found, "a match of an unknown root", "inv-I12", subject)
+
+
+def _given_up(jobs: Iterable[Job]) -> Iterator[tuple[tuple[JobId, PeerId, int], Order]]:
+    for job in jobs:
+        for order in job.orders:
+            if order.state is OrderState.EXPIRED:
+                yield (job.job_id, order.peer, order.round), order
 
 
 class Promise(Enum):
@@ -414,6 +468,8 @@ def is_whole(stored: MemoryReplica, written: Written, block_id: BlockId, offset:
 def has_bytes(stored: MemoryReplica, written: Written, block_id: BlockId, offset: int) -> bool:
     """Whether the file has a chunk's bytes as written, on record or not."""
     true, data = written[block_id]
+    if offset not in true.by_offset:
+        return False
     end = true.by_offset[offset].end
     return bytes(stored.files.get(block_id, b"")[offset:end]) == data[offset:end]
 

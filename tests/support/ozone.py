@@ -7,9 +7,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from tests.support.s3_servers import S3Bucket, S3Endpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 _SCRIPT = ROOT / "tests" / "testbed" / "ozone_cluster.py"
@@ -117,3 +121,23 @@ def eventually(what: str, holds: Callable[[], bool], timeout_s: float = 60.0) ->
     while not holds():
         assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
         time.sleep(0.5)
+
+
+@pytest.fixture(scope="module")
+def ozone_cluster() -> Iterator[OzoneCluster]:
+    """A cluster for the tests of one module: their containers are theirs alone."""
+    with OzoneCluster(ROOT / ".testbed") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def ozone_gateway(ozone_cluster: OzoneCluster) -> S3Endpoint:
+    """The S3 gateway of a real cluster."""
+    # Without security it takes any credentials.
+    return S3Endpoint(f"http://{ozone_cluster.s3_address}", "any", "thing")
+
+
+@pytest.fixture
+def ozone_bucket(ozone_gateway: S3Endpoint) -> S3Bucket:
+    """A fresh bucket of Ozone's gateway."""
+    return ozone_gateway.fresh_bucket()

@@ -135,6 +135,14 @@ class Peace:
         assert self._world.host is not None
         return self._world.host.controller
 
+    @property
+    def _controller_s(self) -> float:
+        """The time by the controller's clock, which may have been set before its
+        start.
+        """
+        assert self._world.host is not None
+        return self._world.host.now_s()
+
     def job(self, job_id: JobId) -> Job:
         """The job as the controller has it now."""
         return self._controller.job(job_id)
@@ -151,10 +159,12 @@ class Peace:
             self._storm.damage_everywhere(world.rng.choice(world.containers))
         for place in world.places():
             place.slow_scan = None
+            place.node.deaf_until_s = 0.0
             if not place.replica.exists:
                 continue
+            self._storm.lose_shifted_chunks(place)
             if world.rng.random() < 0.7:
-                self._storm.delete_blocks(place, crash=False)
+                self._world.delete_blocks(place)
             place.replica.pending_deletes.clear()
             place.replica.scan()
 
@@ -184,7 +194,7 @@ class Peace:
     def _is_heard(self, peer: PeerId) -> bool:
         if not self._controller.is_live(peer):
             return False
-        age_s = self._controller.heartbeat_age_s(peer, self._world.now_s)
+        age_s = self._controller.heartbeat_age_s(peer, self._controller_s)
         return age_s < self._world.now_s - self._everything_sent_at_s
 
     def _is_known(self, container_id: ContainerId) -> bool:
@@ -250,7 +260,7 @@ class Peace:
             return self._end_of(self.ask_for_job(container_id))
         visit = view.visit
         resting = visit is not None and visit.hopeless_roots == roots(view.replicas)
-        far = visit is not None and visit.not_before_s > world.now_s + PATIENCE_S
+        far = visit is not None and visit.not_before_s > self._controller_s + PATIENCE_S
         if resting or far:
             world.marks["hopeless and resting"] += resting
             # Only who was lied to may rest on a verdict that is not so.
@@ -258,7 +268,7 @@ class Peace:
             text = "the controller rests though what is lacking can be had"
             hold(far or stands, text, subject=Subject(container_id))
             return self._end_of(self.ask_for_job(container_id))
-        backs_off = visit is not None and visit.not_before_s > world.now_s + INTERVAL_S
+        backs_off = visit is not None and visit.not_before_s > self._controller_s + INTERVAL_S
         world.marks["backed off"] += backs_off
         self.run_until(
             lambda: self._active_job(container_id) is not None,
@@ -305,7 +315,8 @@ class Peace:
         if view.visit.hopeless_roots != roots(view.replicas):
             return
         made = world.jobs_made
-        until_s = min(view.visit.not_before_s, world.now_s + PATIENCE_S) + 150.0
+        rest_s = view.visit.not_before_s - self._controller_s
+        until_s = world.now_s + min(rest_s, PATIENCE_S) + 150.0
         while world.now_s < until_s:
             self._step(faults=False)
         tried = [self.job(JobId(f"job{n}")) for n in range(made + 1, world.jobs_made + 1)]

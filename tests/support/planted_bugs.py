@@ -2,7 +2,7 @@
 cluster must catch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from dnagent.heartbeat import (
 )
 from dnagent.local_replica import LocalReplica
 from dnagent.messages import request_of
+from merkle.checksum import fingerprint
 from merkle.outcome import Verdict
 from merkle.plan import ChunkRepair
 from merkle.record import ChunkRecord
@@ -135,6 +136,24 @@ class _ReturnsUnscanned(Reconciliation):
         super()._after_scan()
 
 
+class _LaysChunksOverOurs(BlockRepairer):
+    def _add_chunk(self, chunk: ChunkRepair, record: ChunkRecord) -> None:
+        own = self.own
+        if own is not None and chunk.offset not in own.by_offset:
+            self.own = None
+        super()._add_chunk(chunk, record)
+        self.own = own
+
+
+class _RevivesARepairedBlock(Reconciliation):
+    def _store_tree(self) -> None:
+        tree = self._ours.tree
+        if tree is not None and tree.data_checksum is not None:
+            kept = [b for b in tree.blocks if b.block_id not in self._round.repaired]
+            self._ours.tree = ContainerTree.of(tree.container_id, kept)
+        super()._store_tree()
+
+
 class _DeletesWhatAPeerDeleted(RepairableReplica):
     def store_tree(self, tree: ContainerTree, generation: bytes) -> TreeStored:
         stored = super().store_tree(tree, generation)
@@ -146,13 +165,21 @@ class _DeletesWhatAPeerDeleted(RepairableReplica):
 
 class _LaysTreesOverTombstones(RepairableReplica):
     def store_tree(self, tree: ContainerTree, generation: bytes) -> TreeStored:
-        self._check_generation(generation)
+        self._check_generation(generation, blocks_may_change=True)
         return self._store(tree)
 
 
 class _ReturnsWithoutTheLock(RepairableReplica):
-    def _check_generation(self, generation: bytes) -> None:
+    def _check_return(self, generation: bytes) -> None:
         """As if another scan ended between the check and the change."""
+
+
+class _KnowsATreeByItsHash(RepairableReplica):
+    def _generation(self) -> bytes:
+        return fingerprint(self.stored.tree) if isinstance(self.stored.tree, bytes) else b""
+
+    def _check_generation(self, generation: bytes, *, blocks_may_change: bool = False) -> None:
+        super()._check_generation(generation)
 
 
 class _BelievesScansWithoutHandles(RepairableReplica):
@@ -299,7 +326,7 @@ class _TakesLateReports(Registry):
         self,
         datanode: Datanode,
         *,
-        incarnation: str,
+        incarnation: int,
         sequence: int,
         report: ReplicaReport | None,
         now_s: float,
@@ -311,22 +338,28 @@ class _TakesLateReports(Registry):
         )
 
 
-class _ForgivesNoLateReport(Registry):
+class _TakesEveryStartForTheLast(Registry):
     def handle_heartbeat(
         self,
         datanode: Datanode,
         *,
-        incarnation: str,
+        incarnation: int,
         sequence: int,
         report: ReplicaReport | None,
         now_s: float,
     ) -> HeartbeatEffect:
         known = self._datanodes.get(datanode.peer)
-        if known and incarnation != known.incarnation and incarnation in known.earlier:
-            return HeartbeatEffect(False)
+        if known and incarnation < known.incarnation:
+            known.incarnation, known.sequence = incarnation - 1, 0
         return super().handle_heartbeat(
             datanode, incarnation=incarnation, sequence=sequence, report=report, now_s=now_s
         )
+
+
+def _counts_on_the_wall_clock(
+    wall_s: Callable[[], float], _: Callable[[], float]
+) -> Callable[[], float]:
+    return wall_s
 
 
 def _controlled_by(parts: ControllerParts) -> Parts:
@@ -334,7 +367,7 @@ def _controlled_by(parts: ControllerParts) -> Parts:
 
 
 def _calls_an_unknown_root_zero(
-    heartbeat: OutgoingHeartbeat, *, datanode_id: str, address: str, incarnation: str
+    heartbeat: OutgoingHeartbeat, *, datanode_id: str, address: str, incarnation: int
 ) -> pb.HeartbeatRequest:
     request = request_of(
         heartbeat, datanode_id=datanode_id, address=address, incarnation=incarnation
@@ -350,16 +383,16 @@ BUGS: dict[str, Parts] = {
     "_AlwaysSaysMatch": _with(RepairRules(verdict=lambda *_, **__: Verdict.MATCH)),
     **{bug.__name__: Parts(machine=bug) for bug in (
         _CannotBeStopped, _NeverStoresTheTree, _CommitsThoughABlockFailed, _ReturnsBehindACommit,
-        _ReturnsUnscanned
+        _ReturnsUnscanned, _RevivesARepairedBlock
     )},
     **{bug.__name__: _stored_by(bug) for bug in (
         _DeletesWhatAPeerDeleted, _LaysTreesOverTombstones, _ReturnsWithoutTheLock,
-        _BelievesScansWithoutHandles
+        _KnowsATreeByItsHash, _BelievesScansWithoutHandles
     )},
     **{bug.__name__: _repaired_by(bug) for bug in (
         _TrustsAnyRecord, _RecordsHoles, _WritesGoodWindowsToo, _SkipsPartialSources,
         _TakesTheCommitOfWhatItLacks, _TakesTheCommitOfAFailedBlock, _CommitsWhatAFailedBlockHas,
-        _WritesNewChunksInPart, _TakesRecordsThatProveLittle
+        _WritesNewChunksInPart, _TakesRecordsThatProveLittle, _LaysChunksOverOurs
     )},
     "_IgnoresGaps": replace(_repaired_by(_IgnoresGaps), refuse_gaps=False),
     "_believe": Parts(prove=_believe),
@@ -371,6 +404,7 @@ BUGS: dict[str, Parts] = {
     **{bug.__name__: Parts(controller=bug) for bug in (
         _SendsBeforeItStores, _SeesNoDamage, _StopsAfterOneRound, _TakesAnOldEndForTheNext
     )},
+    "_counts_on_the_wall_clock": Parts(clock=_counts_on_the_wall_clock),
     "_NeverSendsAgain": _controlled_by(ControllerParts(dispatcher=_NeverSendsAgain)),
     "_OverlooksRestartsAndDeaths": _controlled_by(
         ControllerParts(job_index=_OverlooksRestartsAndDeaths)
@@ -379,6 +413,6 @@ BUGS: dict[str, Parts] = {
         _NeverTriesAgain, _TriesTheHopelessAgain
     )},
     **{bug.__name__: _controlled_by(ControllerParts(registry=bug)) for bug in (
-        _TakesLateReports, _ForgivesNoLateReport
+        _TakesLateReports, _TakesEveryStartForTheLast
     )},
 }  # fmt: skip

@@ -69,11 +69,23 @@ class ScenarioDatanode:
         """The tree's file is gone."""
         self._damage(DamageKind.LOSE_TREE)
 
+    def lose_commit(self, commit: int) -> None:
+        """The container falls back to an earlier commit."""
+        self._place.replica.stored.bcs_id = commit
+
     def delete_block(self, block_id: int) -> None:
         """The cluster deletes a block, and this datanode is the next to hear of it."""
         with self._cluster.explained():
             self._cluster.world.observer.deleted.add(BlockId(block_id))
-            self._cluster.faults.delete_blocks(self._place, crash=False)
+            self._cluster.world.delete_blocks(self._place)
+
+    def die_deleting(self, block_id: int) -> None:
+        """The agent records that the cluster deletes a block, and dies before anything
+        of it is done.
+        """
+        with self._cluster.explained():
+            self._cluster.world.observer.deleted.add(BlockId(block_id))
+            self._cluster.world.delete_blocks(self._place, crash_after=(0,))
 
     def crash(self) -> None:
         """The agent dies with its repairs, and starts again within 20 s."""
@@ -85,6 +97,11 @@ class ScenarioDatanode:
         record, data = self._cluster.world.written[key]
         same_bytes = bytes(stored.files.get(key, b"")) == data
         return same_bytes and stored.records.get(key) == record
+
+    @property
+    def commit(self) -> int:
+        """The container's commit here."""
+        return self._place.replica.stored.bcs_id
 
     def is_deleted(self, block_id: int) -> bool:
         """Whether the replica's tree has the block as a tombstone."""

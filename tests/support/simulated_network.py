@@ -99,7 +99,10 @@ class SimulatedNetwork:
             world.marks["heartbeat doubled"] += 1
             self._note(f"a heartbeat of {message.peer} will arrive twice")
             box.append(replace(message, due_s=world.now_s + world.rng.choice((0.0, 10.0, 40.0))))
-        lost = faults and world.happens(Fault.HEARTBEAT_LOSS)
+        node = world.nodes[message.peer]
+        is_deaf = box is world.answers and world.now_s < node.deaf_until_s
+        lost = is_deaf or (faults and world.happens(Fault.HEARTBEAT_LOSS))
+        world.marks["heard and hears nothing"] += is_deaf
         if box is world.answers:
             world.marks["answer to a heartbeat lost"] += lost
             if lost:
@@ -119,7 +122,7 @@ class SimulatedNetwork:
             return
         self.of_controller(lambda host: host.tick())
         if world.host is not None:
-            statuses = world.host.controller.datanodes(world.now_s)
+            statuses = world.host.controller.datanodes(world.host.now_s())
             found = {status.liveness for status in statuses}
             world.marks["datanode stale"] += Liveness.STALE in found
             world.marks["datanode dead"] += Liveness.DEAD in found
@@ -173,8 +176,16 @@ class SimulatedNetwork:
         if faults and world.happens(Fault.SAVE):
             world.host.store.dies_before_save = world.rng.random() < 0.5
             world.host.store.dies_after_save = not world.host.store.dies_before_save
-        answer = self.of_controller(lambda host: host.heartbeat(message.raw))
+        try:
+            answer = self.of_controller(lambda host: host.heartbeat(message.raw))
+        except BusyError:
+            # A later life has reported. The one that sent this waits for no answer.
+            assert agent is None or is_earlier
+            return
         if answer is not None:
+            host = world.host
+            if host.controller.heartbeat_age_s(message.peer, host.now_s()) == 0:
+                world.ledger.hears(message.peer)
             world.answers.append(replace(message, raw=answer, sent_at_s=world.now_s))
 
     def _hear_answer(self, message: Message) -> None:

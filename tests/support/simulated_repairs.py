@@ -13,7 +13,7 @@ from dnagent.jobs import error_report, options_of, report_of
 from merkle.errors import ReconcileError
 from merkle.outcome import OutcomeState, RepairOutcome, Verdict
 from merkle.replica import ReplicaState
-from merkle.tree import BlockId
+from merkle.tree import BlockId, ContainerTree
 from merkle.windows import runs_of
 from ozone.errors import ContainerNotFoundError
 from repair.requests import (
@@ -33,6 +33,8 @@ from repair.requests import (
     RequestFailed,
     Rescan,
     ReturnToService,
+    StoreTree,
+    TreeStored,
     WriteWindows,
 )
 from repair.runner import execute_local, execute_remote
@@ -172,8 +174,10 @@ class SimulatedRepairs:
         world, replica = self._world, place.replica
         if isinstance(request, Rescan):
             world.marks["first scan"] += not run.fetched_from
-        if isinstance(request, ReturnToService) and faults and world.happens(Fault.DAMAGE):
+        if isinstance(request, ReturnToService) and faults and world.happens(Fault.LATE_DAMAGE):
             self._find_damage(place)
+        if isinstance(request, StoreTree) and faults and world.happens(Fault.LATE_DELETE):
+            self._delete_repaired(place, request.tree)
         replica.failing_disk = faults and world.happens(Fault.DISK)
         if faults and world.happens(Fault.TEAR):
             replica.tear = lambda length: world.rng.randrange(length + 1)
@@ -206,9 +210,24 @@ class SimulatedRepairs:
         text = f"{place.node.name} {flip}, and scans"
         world.note(EventKind.DAMAGE, text, place.container_id, block_id)
         flip.apply(replica.stored)
+        place.slow_scan = None
         world.observer.faulted.add((place.node.name, block_id))
         replica.scan()
         world.marks["damage found at the return to service"] += 1
+
+    def _delete_repaired(self, place: Place, tree: ContainerTree) -> None:
+        """The cluster deletes a block whose repair the tree is about to tell."""
+        known, _ = place.replica.known_tree()
+        before = {block.block_id: block for block in known.blocks} if known else {}
+        repaired = [
+            block.block_id
+            for block in tree.blocks
+            if not block.deleted and block != before.get(block.block_id)
+        ]
+        if repaired:
+            self._world.observer.deleted.add(self._world.rng.choice(repaired))
+            self._world.delete_blocks(place)
+            self._world.marks["block deleted before the tree"] += 1
 
     def _change_here(self, place: Place, run: Run, request: LocalRequest) -> Event:
         """Carry out what may change the replica, and hold it against what was there."""
@@ -221,6 +240,8 @@ class SimulatedRepairs:
         before = replace(stored, records=dict(stored.records), files=files)
         event = execute_local(request, replica)
         observer.looks(replica)
+        if isinstance(request, StoreTree) and isinstance(event, TreeStored):
+            _hold_no_revival(request.tree, event.tree)
         if stored.files == files and stored.records == before.records:
             return event
         lost = whole_chunks(before, world.written) - whole_chunks(stored, world.written)
@@ -347,6 +368,7 @@ class SimulatedRepairs:
             ("unrecoverable named", outcome.verdict is Verdict.UNRECOVERABLE),
             ("conflict named", outcome.verdict is Verdict.CONFLICT),
             ("hole named", "hole" in kinds),
+            ("overlap named", "chunkings_overlap" in kinds),
             ("unverifiable named", "unverifiable" in kinds),
             ("unreachable named", "source_unreachable" in kinds),
             ("no peer", outcome.error_code == "no_peer"),
@@ -369,6 +391,15 @@ def _liar(target: Node, lie: Lie, seed: int) -> EvilPeer:
 
 def _unreported(requests: list[Request]) -> list[Request]:
     return [request for request in requests if not isinstance(request, ReportOutcome)]
+
+
+def _hold_no_revival(asked: ContainerTree, stored: ContainerTree) -> None:
+    """inv-I5: a tree that was made of the latest one has its deletes."""
+    deleted = {block.block_id for block in stored.blocks if block.deleted}
+    for block in asked.blocks:
+        back = block.block_id in deleted and not block.deleted
+        text = f"a repair's tree has block {block.block_id} as a live one again"
+        hold(not back, text, "inv-I5", Subject(stored.container_id, block.block_id))
 
 
 def _windows(indices: Iterable[int]) -> str:

@@ -8,13 +8,15 @@ of them draw from the one random generator here, so that a seed is a run.
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
+from dnagent.scanner import CompletedScan
 from merkle.columns import state_fingerprint
 from merkle.replica import ContainerReplica, PeerId
-from merkle.tree import BlockId, ContainerId, ContainerTree
+from merkle.tree import BlockId, ContainerId
+from ozone.errors import ContainerStateError
 from scm.jobs import JobId
 from scm.rules import Rules
 from tests.support.cluster_control import (
@@ -27,7 +29,7 @@ from tests.support.cluster_control import (
 )
 from tests.support.cluster_reports import MemoryJobStore
 from tests.support.faults import Fault, Lie
-from tests.support.memory import RepairableReplica
+from tests.support.memory import CrashError, RepairableReplica
 from tests.support.observer import Commits, Ledger, ViolationError, WriteObserver, Written
 from tests.support.peers import MemoryReplica, MemorySource
 from tests.support.trace import EventKind, Subject, Trace, TraceEvent
@@ -101,8 +103,8 @@ class Place:
     node: "Node"
     container_id: ContainerId
     replica: RepairableReplica
-    # A scan that began some time ago: its tree, and the generation it replaces.
-    slow_scan: tuple[ContainerTree, bytes] | None = None
+    # A scan that began some time ago.
+    slow_scan: CompletedScan | None = None
     # The last report, and the state of the replica that it was made of.
     last_report: tuple[object, ContainerReplica] | None = None
 
@@ -120,9 +122,9 @@ class Place:
             len(stored.records), used_bytes,
         )  # fmt: skip
         if self.last_report is None or self.last_report[0] != key:
-            tree, generation = self.replica.known_tree()
+            tree, _ = self.replica.known_tree()
             assert tree is not None
-            known = generation and tree.data_checksum is not None
+            known = tree.data_checksum is not None
             replica = ContainerReplica(
                 self.node.name,
                 self.container_id,
@@ -131,7 +133,9 @@ class Place:
                 stored.bcs_id,
                 used_bytes=used_bytes,
                 block_count=len(stored.records),
-                data_scan_timestamp_ms=int(EPOCH_S * 1000) if known else None,
+                data_scan_timestamp_ms=int((EPOCH_S + self.node.wall_error_s) * 1000)
+                if known
+                else None,
                 fingerprint=state_fingerprint(tree) if known else b"",
             )
             self.last_report = key, replica
@@ -150,6 +154,10 @@ class Node:
     agent: AgentProcess | None = None
     lives: int = 0
     back_at_s: float = 0.0
+    # Until then it hears nothing.
+    deaf_until_s: float = 0.0
+    # How far its wall clock is off.
+    wall_error_s: float = 0.0
 
     @property
     def is_working(self) -> bool:
@@ -184,7 +192,9 @@ class World:
         self.containers = setup.containers
         self.written = setup.written
         self.observer = WriteObserver(setup.written, setup.commits)
-        self.ledger = Ledger()
+        self.ledger = Ledger(setup.rules, lambda: self.now_s)
+        # How far the wall clock of the controller's machine is off.
+        self.wall_error_s = 0.0
         self.nodes = {
             name: Node(name, f"{name}.cluster:9{number}00", setup.lies.get(name))
             for number, name in enumerate(setup.disks)
@@ -247,11 +257,14 @@ class World:
                 self.setup.rules,
                 self.ledger,
                 self._new_job_id,
-                lambda: self.now_s,
+                wall_s=lambda: self.now_s + self.wall_error_s,
+                monotonic_s=lambda: self.now_s,
             )
+            self.ledger.starts(self.host.controller)
             term = self.host.leadership.value
             self.note(EventKind.NETWORK, f"the controller starts in term {term}")
             self.marks["jobs outlived it"] += bool(self.host.active())
+            self.marks["controller started by another clock"] += self.wall_error_s != 0
         host = self.host
         if host and host.leadership.value is None and self.now_s >= self.leads_again_at_s:
             host.leadership.value = host.store.next_term()
@@ -268,7 +281,37 @@ class World:
 
     def _new_job_id(self) -> JobId:
         self.jobs_made += 1
-        return JobId(f"job{self.jobs_made}")
+        job_id = JobId(f"job{self.jobs_made}")
+        self.ledger.creates(job_id)
+        return job_id
+
+    def delete_blocks(self, place: Place, crash_after: Sequence[int] = ()) -> None:
+        """One replica carries out the cluster's deletions, or dies after one of so many
+        steps of one.
+        """
+        replica = place.replica
+        if not replica.exists or place.node.agent is None:
+            return
+        for block_id in sorted(self.observer.deleted):
+            if block_id not in replica.stored.records:
+                continue
+            text = f"{place.node.name} deletes block {block_id}"
+            self.note(EventKind.DELETION, text, place.container_id, block_id)
+            self.marks["block deleted in repair"] += place.run is not None
+            replica.pending_deletes.add(block_id)
+            steps = self.rng.choice(crash_after) if crash_after else None
+            self.observer.looks(replica)
+            try:
+                replica.delete_block(block_id, crash_after=steps)
+            except ContainerStateError:
+                # A real one deletes no blocks while it is UNHEALTHY.
+                replica.pending_deletes.discard(block_id)
+                continue
+            except CrashError:
+                self.crash_agent(place.node)
+                self.observer.changes(replica)
+                return
+            self.observer.deletes(replica, block_id)
 
     def crash_agent(self, node: Node) -> None:
         """The agent dies with all its runs, and starts again after a while."""

@@ -33,7 +33,7 @@ from tests.support.storm import Storm
 
 CONTAINERS = (ContainerId(7), ContainerId(8))
 # How likely peace begins with every replica of a container damaged.
-PIECES_CHANCE = 0.15
+PIECES_CHANCE = 0.3
 STORM_STEPS = 250
 # Records that lack a checksum are believed only where no honest peer has the chunk.
 LIES = (*Evil, *[Evil.RECORDS_CUT_SHORT] * 5)

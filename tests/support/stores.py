@@ -1,13 +1,21 @@
 """The stores that the contract suite runs on, each opened empty."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+import pytest
+from botocore.credentials import Credentials
 
 from replicator.stores.local import LocalBucket
 from replicator.stores.port import ObjectFacts, ObjectProperties, Store, WriteCondition
+from replicator.stores.s3 import open_s3
 from runtime.disk import Disk
+from runtime.retry import Backoff
+from runtime.s3 import S3Client
+from tests.support.s3_servers import S3Endpoint
 
 NOTHING = ObjectProperties()
 ANYTHING = WriteCondition()
@@ -26,16 +34,73 @@ class ContractStore:
     broken_keys: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True)
+class ContractLacks:
+    """What an S3 server lacks: see ContractStore."""
+
+    refuses_small_parts: bool = True
+    broken_keys: frozenset[str] = frozenset()
+
+
 @contextmanager
-def local_store(folder: Path) -> Iterator[ContractStore]:
+def local_store(request: pytest.FixtureRequest) -> Iterator[ContractStore]:
     """A bucket in a new folder."""
+    folder: Path = request.getfixturevalue("tmp_path")
     with LocalBucket(folder / "bucket", Disk(), create=True) as bucket:
         yield ContractStore(bucket.store(), takes_large=True)
 
 
-Opener = Callable[[Path], AbstractContextManager[ContractStore]]
+def s3_client(endpoint: S3Endpoint) -> S3Client:
+    """Our client of a server, which does not wait between attempts."""
+    return S3Client(
+        endpoint_url=endpoint.url,
+        region=endpoint.region,
+        credentials=Credentials(endpoint.access_key, endpoint.secret_key),
+        backoff=Backoff(first_s=0, most_s=0, jitter_s=0),
+    )
+
+
+@contextmanager
+def s3_store(
+    server: str,
+    request: pytest.FixtureRequest,
+    *,
+    keeps_versions: bool = False,
+    prefix: str = "",
+    lacks: ContractLacks = ContractLacks(),
+) -> Iterator[ContractStore]:
+    """A fresh bucket of a server by the name of its fixture, or a folder in one."""
+    endpoint: S3Endpoint = request.getfixturevalue(server)
+    bucket, scratch = endpoint.fresh_bucket(), ""
+    if keeps_versions:
+        scratch = endpoint.fresh_bucket().name
+        with endpoint.client() as client:
+            client.put_bucket_versioning(
+                Bucket=bucket.name, VersioningConfiguration={"Status": "Enabled"}
+            )
+    with closing(s3_client(endpoint)) as ours:
+        address = f"s3://{bucket.name}/{prefix}" + (f"?scratch_bucket={scratch}" * bool(scratch))
+        store = open_s3(address, may_write=True, client=ours)
+        yield ContractStore(
+            store,
+            refuses_small_parts=lacks.refuses_small_parts,
+            broken_keys=lacks.broken_keys,
+        )
+
+
+Opener = Callable[[pytest.FixtureRequest], AbstractContextManager[ContractStore]]
+_MINISTACK = ContractLacks(refuses_small_parts=False)
+_MOTO = ContractLacks()
 # By name; each yields an empty store.
-OPENERS: dict[str, Opener] = {"local": local_store}
+OPENERS: dict[str, Opener] = {
+    "local": local_store,
+    "ministack": partial(s3_store, "ministack_server", lacks=_MINISTACK),
+    "ministack_versions": partial(
+        s3_store, "signing_ministack_server", keeps_versions=True, lacks=_MINISTACK
+    ),
+    "moto": partial(s3_store, "moto_server", lacks=_MOTO, prefix="a%20b/c"),
+    "moto_versions": partial(s3_store, "moto_server", keeps_versions=True, lacks=_MOTO),
+}
 
 
 def put(store: Store, key: str, body: bytes = b"x") -> ObjectFacts:

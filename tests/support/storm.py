@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from merkle.checksum import ChecksumType
 from merkle.tree import ContainerId
-from ozone.errors import ContainerStateError, StaleTreeError
+from ozone.errors import StaleTreeError
 from repair.requests import Cancelled
 from tests.support.faults import Damage, DamageKind, Fault, drawn_damage
-from tests.support.memory import CrashError
 from tests.support.observer import client_reads, hold
 from tests.support.simulated_network import SimulatedNetwork
 from tests.support.simulated_repairs import SimulatedRepairs
@@ -19,6 +18,8 @@ from tests.support.simulated_world import Place, World
 from tests.support.trace import EventKind, Subject
 
 STEP_S = 1.0
+# From a little to more than any deadline.
+_CLOCK_JUMPS_S = (-86_400.0, -3_700.0, -120.0, 120.0, 3_700.0, 86_400.0)
 
 
 class Storm:
@@ -62,6 +63,8 @@ class Storm:
             (Fault.CONTROLLER_CRASH, lambda _: world.crash_controller()),
             (Fault.LEAD, lambda _: self._lose_lead()),
             (Fault.PAUSE, lambda _: self._pause()),
+            (Fault.ONE_WAY, self._deafen),
+            (Fault.CLOCK, self._set_clock),
         ):
             if world.happens(fault):
                 act(place)
@@ -71,7 +74,8 @@ class Storm:
             case 0:
                 self._client_reads(place)
             case 1:
-                self._slow_scan(place)
+                begun = [place for place in world.places() if place.slow_scan is not None]
+                self._slow_scan(rng.choice([place, *begun]))
             case 2 | 3:
                 self._network.tick()
             case 4 | 5 | 6:
@@ -90,6 +94,8 @@ class Storm:
         self._note_damage(place, damage)
         self._world.observer.looks(place.replica)
         damage.apply(place.replica.stored)
+        # What it found may be gone by another fault, which no generation counts.
+        place.slow_scan = None
         self._world.observer.changes(place.replica)
         self._world.marks[damage.mark] += 1
 
@@ -107,8 +113,23 @@ class Storm:
             self._world.observer.faulted.add((place.node.name, block_id))
         if damage is not None:
             self.damage(place, damage)
-        if rng.random() < 0.5:
-            place.replica.scan()
+        match rng.randrange(4):
+            case 0 | 1:
+                place.replica.scan()
+            case 2:
+                self._slow_scan(place)
+
+    def lose_shifted_chunks(self, place: Place) -> None:
+        """Blocks whose record lists a chunk that nobody wrote go: only people can say
+        which of two chunks counts.
+        """
+        stored = place.replica.stored
+        for block_id, record in sorted(stored.records.items()):
+            true, _ = self._world.written[block_id]
+            if not record.by_offset.keys() <= true.by_offset.keys():
+                has_file = block_id in stored.files
+                kind = DamageKind.LOSE_BLOCK if has_file else DamageKind.LOSE_RECORD
+                self.damage(place, Damage(kind, block_id))
 
     def damage_everywhere(self, container_id: ContainerId) -> None:
         """One chunk suffers on each replica, in another window if it has as many: then
@@ -127,6 +148,7 @@ class Storm:
         for number, place in enumerate(places):
             stored = place.replica.stored
             world.observer.looks(place.replica)
+            world.observer.faulted.add((place.node.name, block_id))
             if number == bereft or sole not in (None, number):
                 kind = DamageKind.LOSE_BLOCK if number == bereft else DamageKind.LOSE_RECORD
                 self._note_damage(place, Damage(kind, block_id))
@@ -141,7 +163,6 @@ class Storm:
                 self._note_damage(place, flip)
                 flip.apply(stored)
             world.observer.changes(place.replica)
-            world.observer.faulted.add((place.node.name, block_id))
 
     def delete_container(self, place: Place) -> None:
         """The cluster deletes a replica, as long as two others are left."""
@@ -200,33 +221,7 @@ class Storm:
         world = self._world
         if not world.observer.deleted or world.rng.random() < 0.3:
             world.observer.deleted.add(world.rng.choice(list(world.written)))
-        self.delete_blocks(place, crash=world.rng.random() < 0.3)
-
-    def delete_blocks(self, place: Place, *, crash: bool) -> None:
-        """One replica carries out the cluster's deletions, or crashes within one."""
-        world, replica = self._world, place.replica
-        if not replica.exists or place.node.agent is None:
-            return
-        for block_id in sorted(world.observer.deleted):
-            if block_id not in replica.stored.records:
-                continue
-            text = f"{place.node.name} deletes block {block_id}"
-            world.note(EventKind.DELETION, text, place.container_id, block_id)
-            world.marks["block deleted in repair"] += place.run is not None
-            replica.pending_deletes.add(block_id)
-            steps = world.rng.randrange(4) if crash else None
-            world.observer.looks(replica)
-            try:
-                replica.delete_block(block_id, crash_after=steps)
-            except ContainerStateError:
-                # A real one deletes no blocks while it is UNHEALTHY.
-                replica.pending_deletes.discard(block_id)
-                continue
-            except CrashError:
-                world.crash_agent(place.node)
-                world.observer.changes(replica)
-                return
-            world.observer.deletes(replica, block_id)
+        world.delete_blocks(place, range(4) if world.rng.random() < 0.3 else ())
 
     def _slow_scan(self, place: Place) -> None:
         """A background scan that began before other things happened, and ends after
@@ -235,12 +230,11 @@ class Storm:
         if not place.replica.exists or place.node.agent is None:
             return
         if place.slow_scan is None:
-            tree, _ = place.replica.examine()
-            place.slow_scan = tree, place.replica.known_tree()[1]
+            place.slow_scan = place.replica.begin_scan()
             return
-        (tree, generation), place.slow_scan = place.slow_scan, None
+        scan, place.slow_scan = place.slow_scan, None
         try:
-            place.replica.store_tree(tree, generation)
+            place.replica.end_scan(scan)
         except StaleTreeError:
             self._world.marks["slow scan refused as stale"] += 1
         else:
@@ -272,6 +266,30 @@ class Storm:
             world.note(EventKind.NETWORK, "the controller loses the lead")
             world.marks["lead lost"] += 1
             world.marks["lead lost with jobs under way"] += bool(world.host.active())
+
+    def _deafen(self, place: Place) -> None:
+        """A datanode's messages pass, and no answer reaches it, as by a wrong rule of a
+        firewall.
+        """
+        world, node = self._world, place.node
+        deaf_s = world.rng.choice((20.0, 60.0, 120.0))
+        node.deaf_until_s = max(node.deaf_until_s, world.now_s + deaf_s)
+        world.note(EventKind.NETWORK, f"{node.name} hears nothing for {deaf_s:.0f} s")
+
+    def _set_clock(self, place: Place) -> None:
+        """The wall clock of the controller's machine or of a datanode is set, as by a
+        time server or a battery that is empty.
+        """
+        world, node = self._world, place.node
+        jump_s = world.rng.choice(_CLOCK_JUMPS_S)
+        if world.rng.random() < 0.5:
+            world.wall_error_s += jump_s
+            name = "the controller"
+        else:
+            node.wall_error_s += jump_s
+            name = node.name
+        world.marks["clock set forwards" if jump_s > 0 else "clock set back"] += 1
+        world.note(EventKind.NETWORK, f"the clock of {name} is set by {jump_s:+.0f} s")
 
     def _pause(self) -> None:
         """Nobody is heard of for a while, as when a switch is restarted."""

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from dnagent.heartbeat import JobReport, PeerAddress, ReconcileCommand
-from dnagent.jobs import Jobs
+from dnagent.jobs import JOBS_MAX, Jobs, JobTable
 from dnagent.metrics import AGENT_METRICS
 from dnagent.store import ReplicaStore
 from dnagent.volumes import ManagedVolume
@@ -24,7 +24,7 @@ from ozone.volume import Hold, open_volume
 from repair.ports import Peer
 from repair.runner import Runner
 from runtime.disk import Disk
-from runtime.errors import PeerUnavailableError
+from runtime.errors import BusyError, PeerUnavailableError
 from runtime.metrics import Metrics
 from tests.support.peers import MemoryPeer, MemorySource
 from tests.support.volumes import content, new_volume, owned, write_block
@@ -318,6 +318,22 @@ def test_a_cancel_while_a_job_connects_to_its_peers_is_not_lost(rig: Rig, *, is_
     (stop.join if is_stop else jobs.close)()
     assert not rig.peer.asked.is_set()
     assert rig.audited == []
+
+
+def test_the_table_takes_as_many_jobs_as_the_limit_and_not_one_more() -> None:
+    table = JobTable()
+    for number in range(1, JOBS_MAX + 1):
+        assert table.admit(command(ContainerId(number), f"job-{number}"))
+    assert len(table) == JOBS_MAX
+    one_more = command(ContainerId(JOBS_MAX + 1), "one-more")
+    with pytest.raises(BusyError, match=f"{JOBS_MAX} jobs"):
+        table.admit(one_more)
+    assert table.find("one-more") is None
+    # What is in the table already is not one more.
+    assert not table.admit(command(ContainerId(7), "job-7"))
+    table.remove(command(ContainerId(7), "job-7"))
+    assert table.admit(one_more)
+    assert len(table) == JOBS_MAX
 
 
 def _within(seconds: float, act: Callable[[], None]) -> bool:

@@ -20,7 +20,7 @@ from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from protos.errors import JobNotFoundError
 from runtime.errors import BusyError, DatabaseError, UsageError
-from runtime.metrics import Metrics
+from runtime.metrics import Kind, Metrics
 from scm.controller import ProgressReport
 from scm.eligibility import Eligibility
 from scm.job_store import SqliteJobStore
@@ -269,6 +269,22 @@ def test_after_a_restart_orders_wait_until_their_peers_are_known() -> None:
     assert {datanode.peer for datanode in world.orders("dn-1")[0].peers} == {"dn-2"}
 
 
+def test_after_a_restart_two_of_three_peers_are_not_enough_for_an_order() -> None:
+    world = World(Rules(stale_after_s=90))
+    diverged(world, 2)
+    world.reconcile(1)
+    world.restart()
+    for peer in ("dn-1", "dn-2"):
+        world.beat(peer, [replica(peer, number, root=int(peer[-1])) for number in (1, 2)])
+    world.pass_time(80, beating=("dn-1", "dn-2"))
+    assert world.sink.orders == []
+    diverged(world, 2)
+    world.pass_time(1, beating=DNS)
+    for peer in DNS:
+        (order,) = world.orders(peer)
+        assert {datanode.peer for datanode in order.peers} == {*DNS} - {peer}
+
+
 def test_a_controller_that_was_down_for_longer_than_the_deadline_goes_on() -> None:
     world = World(Rules(command_deadline_s=300))
     diverged(world)
@@ -396,6 +412,25 @@ def test_the_controller_logs_which_datanode_it_refuses(monkeypatch: pytest.Monke
     assert [(line["event"], line["datanode"]) for line in lines] == [("heartbeat_refused", "dn-1")]
 
 
+def test_an_agent_is_told_that_a_later_one_of_its_datanode_has_reported() -> None:
+    world = World()
+    service = ControllerService(
+        world.controller, Outbox(), Lock(), lambda: world.now_s, Metrics(CONTROLLER_METRICS)
+    )
+    request = pb.HeartbeatRequest(
+        datanode=pb.Datanode(datanode_id="dn-1", address="127.0.0.1:1"),
+        incarnation="1700000000000",
+        sequence=1,
+    )
+    service.heartbeat(request, cast(grpc.ServicerContext, None))
+    # Repeated is not outdated.
+    service.heartbeat(request, cast(grpc.ServicerContext, None))
+    request.incarnation, request.sequence = "1699999999999", 9
+    with pytest.raises(BusyError, match="an agent of datanode dn-1 that started later") as refused:
+        service.heartbeat(request, cast(grpc.ServicerContext, None))
+    assert "Only one agent may run" in refused.value.hint
+
+
 def test_a_restarted_controller_knows_what_it_does_not_know() -> None:
     world = World()
     world.report(*replicas(7, 7, 7))
@@ -459,8 +494,8 @@ def test_the_age_of_the_oldest_root_is_a_metric() -> None:
     gauges = world.controller.gauges(world.now_s)
     assert 50 * 3600 <= gauges["scm_roots_oldest_age_seconds"] < 51 * 3600
     assert gauges["scm_containers_unscanned"] == 1
-    assert gauges.keys() | {"scm_heartbeats_total", "scm_jobs_finished_total"} == {
-        metric.name for metric in CONTROLLER_METRICS
+    assert gauges.keys() == {
+        metric.name for metric in CONTROLLER_METRICS if metric.kind is Kind.GAUGE
     }
 
 
@@ -486,7 +521,7 @@ def test_a_restarted_agent_gets_its_order_again_as_a_new_command() -> None:
     [job] = world.reconcile(1)
     [before] = world.orders("dn-1")
     world.beat("dn-1", acknowledged=(before.command_id,))
-    world.incarnations[PeerId("dn-1")] = "2"
+    world.incarnations[PeerId("dn-1")] = 2
     world.beat("dn-1", [replica("dn-1")])
     [again] = world.orders("dn-1")
     assert again.job_id == job.job_id
@@ -537,6 +572,36 @@ def test_a_cancelled_job_tells_its_agents() -> None:
     for peer in DNS:
         world.told(job, peer, OrderState.INTERRUPTED)
     assert world.controller.cancel(job.job_id, world.now_s).state is JobState.CANCELLED
+
+
+def test_each_cancel_has_an_id_of_its_own() -> None:
+    """Of two rounds of a job, of the request and of its end, and after a restart."""
+    world, seen = World(), list[str]()
+    diverged(world)
+    [job] = world.reconcile(1)
+
+    def note() -> None:
+        for peer in DNS:
+            for cancel in world.cancels(peer):
+                seen.append(cancel.command_id)
+                # Confirmed, which is no word on the order.
+                world.beat(peer, acknowledged=(cancel.command_id,))
+                assert world.cancels(peer) == []
+
+    world.controller.cancel(job.job_id, world.now_s)
+    note()
+    orders = world.controller.job(job.job_id).orders
+    assert [order.state for order in orders] == [OrderState.ISSUED] * 3
+    world.leadership.value = 2
+    world.restart()
+    diverged(world)
+    world.pass_time(1, beating=DNS)
+    note()
+    world.pass_time(100, beating=DNS)
+    note()
+    assert world.controller.job(job.job_id).state is JobState.CANCELLED
+    assert len(seen) == 9
+    assert len(set(seen)) == 9
 
 
 def test_progress_of_a_job_that_ended_changes_nothing() -> None:
@@ -856,7 +921,8 @@ def test_limits_hold_whatever_happens(history: list[tuple[str, str | int]]) -> N
         elif action == "wait":
             world.pass_time(60, beating=[peer for peer in DNS if peer != argument], step_s=20)
         elif action == "reborn":
-            world.incarnations[PeerId(str(argument))] = f"{len(world.incarnations)}-{world.now_s}"
+            peer = PeerId(str(argument))
+            world.incarnations[peer] = world.incarnations.get(peer, 1) + 1
             reports()
         elif action == "restart":
             world.restart()

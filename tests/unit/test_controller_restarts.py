@@ -35,7 +35,7 @@ def brought_to(world: World, state: str) -> Job:
             for peer in DNS:
                 world.told(job, peer, OrderState.RUNNING, bytes_fetched=10)
         case "requeued":
-            world.incarnations[PeerId("dn-1")] = "2"
+            world.incarnations[PeerId("dn-1")] = 2
             world.beat("dn-1", [replica("dn-1", root=1)])
         case "second round":
             for peer, root in zip(DNS, (5, 6, 6), strict=True):

@@ -43,6 +43,8 @@ from merkle.tree import BlockId, ContainerId
 from protos import controller_pb2
 from protos.errors import ControllerUnavailableError
 from runtime.metrics import Metrics
+from scm.policy import RootComparison
+from scm.registry import Datanode, Registry, ReplicaReport
 from tests.support.trees import counted_tree
 
 OURS = PeerId("dn-1")
@@ -122,13 +124,59 @@ def test_a_controller_of_a_new_term_gets_a_full_report_without_asking() -> None:
         state.handle_response(heartbeat, replace(KNOWN, term=term))
 
 
-def test_a_long_report_is_told_in_parts() -> None:
-    state, held, told = HeartbeatState(replicas_per_report=2), [replica(i) for i in range(5)], []
+def test_a_long_full_report_is_told_in_parts_that_name_what_they_list() -> None:
+    state, told = HeartbeatState(replicas_per_report=2), []
+    held = [replica(i) for i in range(1, 6)]
     for _ in range(4):
         heartbeat = state.next_heartbeat(held, [])
-        told.append((heartbeat.full, [r.container_id for r in heartbeat.replicas]))
+        numbers = [r.container_id for r in heartbeat.replicas]
+        told.append((heartbeat.full, heartbeat.after, heartbeat.through, numbers))
+        state.handle_response(heartbeat, replace(KNOWN, full_report_wanted=len(told) < 3))
+    assert told == [
+        (True, 0, 2, [1, 2]),
+        (True, 2, 4, [3, 4]),
+        (True, 4, None, [5]),
+        (False, 0, None, []),
+    ]
+    request = request_of(heartbeat, datanode_id=OURS, address="dn-1:1", incarnation=1)
+    assert not request.report.HasField("through_container_id")
+
+
+def test_a_part_is_told_again_until_it_is_answered_and_changes_go_with_the_next() -> None:
+    state = HeartbeatState(replicas_per_report=2)
+    held = [replica(i) for i in range(1, 6)]
+    wanted = replace(KNOWN, full_report_wanted=True)
+    state.handle_response(state.next_heartbeat(held, []), wanted)
+    lost = state.next_heartbeat(held, [])
+    again = state.next_heartbeat([replica(1, root=9), *held[2:]], [])
+    assert (lost.after, lost.through) == (2, 4)
+    # Replica 1 has changed and 2 is gone: no part to come would tell.
+    assert (again.after, again.through, again.removed) == (2, 3, (2,))
+    assert again.replicas == (replica(1, root=9), replica(3))
+    state.handle_response(again, wanted)
+    last = state.next_heartbeat([replica(1, root=9), *held[2:]], [])
+    assert (last.after, last.through, last.replicas) == (3, None, (replica(4), replica(5)))
+
+
+def test_a_full_report_starts_over_for_a_restarted_controller_or_one_that_missed_a_part() -> None:
+    state, held = HeartbeatState(replicas_per_report=2), [replica(i) for i in range(1, 6)]
+    wanted = replace(KNOWN, full_report_wanted=True)
+    state.handle_response(state.next_heartbeat(held, []), wanted)
+    state.handle_response(state.next_heartbeat(held, []), replace(wanted, term=2))
+    for after in (0, 2, 4, 0):
+        heartbeat = state.next_heartbeat(held, [])
+        assert (heartbeat.full, heartbeat.after) == (True, after)
+        state.handle_response(heartbeat, replace(wanted, term=2))
+
+
+def test_a_full_report_goes_on_whether_or_not_it_is_wanted_and_does_not_skip_for_changes() -> None:
+    """A restarted controller may have accepted a late copy of an old full report."""
+    state = HeartbeatState(replicas_per_report=1)
+    for root, after, through in ((7, 0, 1), (7, 1, 2), (9, 2, 2), (9, 2, None)):
+        heartbeat = state.next_heartbeat([replica(1, root), replica(2), replica(3)], [])
+        assert (heartbeat.full, heartbeat.after, heartbeat.through) == (True, after, through)
         state.handle_response(heartbeat, KNOWN)
-    assert told == [(True, [0, 1]), (False, [2, 3]), (False, [4]), (False, [])]
+    assert not state.next_heartbeat([replica(1, 9), replica(2), replica(3)], []).full
 
 
 def test_an_end_is_told_with_what_became_of_the_replica_or_after_it() -> None:
@@ -249,7 +297,7 @@ def test_an_unknown_root_is_left_out_of_the_message_and_zero_is_not() -> None:
         HeartbeatState().next_heartbeat(held, []),
         datanode_id=OURS,
         address="dn-1:1",
-        incarnation="i",
+        incarnation=1,
     )
     unknown, zero = request.report.replicas
     assert not unknown.HasField("data_checksum")
@@ -269,7 +317,7 @@ def test_a_report_costs_the_same_however_many_blocks_there_are() -> None:
             HeartbeatState().next_heartbeat([held], []),
             datanode_id=OURS,
             address="dn-1:1",
-            incarnation="i",
+            incarnation=1,
         )
         return request.ByteSize()
 
@@ -449,7 +497,7 @@ def test_results_that_gathered_are_delivered_in_messages_that_the_controller_tak
         state.add_result(unrecoverable(number + 1, text))
     for _ in range(count):
         heartbeat = state.next_heartbeat(held, [])
-        request = request_of(heartbeat, datanode_id=OURS, address="dn-1:1", incarnation="i")
+        request = request_of(heartbeat, datanode_id=OURS, address="dn-1:1", incarnation=1)
         assert request.ByteSize() < MESSAGE_BYTES_MAX
         for sent, report in zip(request.progress, heartbeat.progress, strict=True):
             assert sent.ByteSize() <= report.bytes_max
@@ -476,3 +524,65 @@ def test_what_does_not_fit_into_one_heartbeat_follows_at_once() -> None:
     state.handle_response(second, KNOWN)
     assert sorted([*first.removed, *second.removed]) == list(range(1, 120_001))
     assert not state.has_pending
+
+
+HELD = st.dictionaries(st.integers(1, 6), st.sampled_from([7, 7, 8]), max_size=6)
+FATES = st.sampled_from(["heard", "heard", "lost", "answer lost", "agent restarts", "we restart"])
+
+
+@given(st.lists(st.tuples(HELD, FATES), max_size=25), st.integers(1, 4))
+def test_no_holder_is_missing_and_nothing_is_healthy_by_what_an_earlier_agent_reported(
+    rounds: list[tuple[dict[int, int], str]], replicas_per_report: int
+) -> None:
+    """Reports come in parts, some are lost, and both sides restart between them.
+    Container 9 is held all the time. Another datanode holds all, with root 7.
+    """
+    everything = [replace(replica(n), peer=PeerId("dn-2")) for n in (*range(1, 7), 9)]
+    state, start, term, registry = HeartbeatState(replicas_per_report), 1, 0, None
+    for roots, fate in [*rounds, *[({1: 7}, "heard")] * 20]:
+        if fate == "we restart" or registry is None:
+            registry, term, is_held = Registry(stale_after_s=90, dead_after_s=600), term + 1, False
+            told, late = set[tuple[int, ContainerId]](), list[tuple[int, OutgoingHeartbeat]]()
+            registry.handle_heartbeat(
+                Datanode(PeerId("dn-2"), "", ""),
+                incarnation=1,
+                sequence=1,
+                report=ReplicaReport(True, tuple(everything)),
+                now_s=0,
+            )
+        if fate == "agent restarts":
+            state, start = HeartbeatState(replicas_per_report), start + 1
+        held = [replica(number, root) for number, root in (roots | {9: 7}).items()]
+        heartbeat = state.next_heartbeat(held, [])
+        # A lost one comes late, before the next.
+        late.append((start, heartbeat))
+        if fate == "lost":
+            continue
+        for incarnation, one in late:
+            effect = registry.handle_heartbeat(
+                Datanode(OURS, "", ""),
+                incarnation=incarnation,
+                sequence=one.sequence,
+                report=ReplicaReport(one.full, one.replicas, one.removed, one.after, one.through),
+                now_s=0,
+            )
+            told |= {(incarnation, r.container_id) for r in one.replicas}
+        late.clear()
+        if fate != "answer lost":
+            answer = replace(KNOWN, full_report_wanted=effect.full_report_wanted, term=term)
+            state.handle_response(heartbeat, answer)
+        nine = [r.peer for r in registry.replicas(ContainerId(9))]
+        is_held |= OURS in nine
+        assert (OURS in nine) == is_held
+        for number in registry.container_ids():
+            if registry.compared(number).comparison is RootComparison.MATCH:
+                assert (start, number) in told
+    assert registry is not None
+    assert {r.container_id: r for r in held} == {
+        number: r
+        for number in registry.container_ids()
+        for r in registry.replicas(number)
+        if r.peer == OURS
+    }
+    assert not effect.full_report_wanted
+    assert not heartbeat.replicas

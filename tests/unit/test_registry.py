@@ -30,17 +30,19 @@ def observe(
     registry: Registry,
     *found: ContainerReplica,
     peer: str = "dn-1",
-    incarnation: str = "1",
+    incarnation: int = 1,
     sequence: int = 1,
     full: bool = True,
     removed: tuple[int, ...] = (),
+    after: int = 0,
+    through: int | None = None,
     now_s: float = 0.0,
 ) -> HeartbeatEffect:
     return registry.handle_heartbeat(
         Datanode(PeerId(peer), "", "127.0.0.1:1"),
         incarnation=incarnation,
         sequence=sequence,
-        report=ReplicaReport(full, found, tuple(ContainerId(number) for number in removed)),
+        report=ReplicaReport(full, found, tuple(map(ContainerId, removed)), after, through),
         now_s=now_s,
     )
 
@@ -143,39 +145,48 @@ def test_a_report_that_comes_twice_counts_once() -> None:
     assert not observe(registry, replica(), sequence=4).applied
 
 
-@pytest.mark.parametrize(("earlier", "later"), [("100", "200"), ("a1", "b2"), ("99", "100")])
-def test_a_report_from_an_earlier_life_is_dropped_however_late_it_comes(
-    earlier: str, later: str
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("silent_s", [0, 90, 600, 10_000])
+def test_a_late_report_of_an_earlier_start_replaces_nothing(seen: bool, silent_s: float) -> None:
+    """Whether that start was ever heard of, and however long the later one has been
+    silent.
+    """
+    registry = make()
+    if seen:
+        observe(registry, replica(root=1), incarnation=99, sequence=50)
+    born = observe(registry, replica(root=2), incarnation=100)
+    assert (born.applied, born.restarted) == (True, seen)
+    registry.update_liveness(silent_s)
+    liveness = registry.datanodes(silent_s)[0].liveness
+    late = observe(registry, replica(root=3), incarnation=99, sequence=51, now_s=silent_s)
+    assert (late.applied, late.outdated) == (False, True)
+    assert registry.datanodes(silent_s)[0].liveness is liveness
+    assert held(registry) == ([("dn-1", 2)] if silent_s < 600 else [])
+    # The later one is not shut out.
+    assert observe(registry, replica(root=4), incarnation=100, sequence=2, now_s=silent_s).applied
+    assert held(registry) == [("dn-1", 4)]
+
+
+REPORTS = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 2))
+
+
+@given(st.lists(REPORTS, max_size=20))
+def test_the_latest_start_and_in_it_the_latest_report_decide(
+    reports: list[tuple[int, int, int]],
 ) -> None:
-    registry = make()
-    observe(registry, replica(root=1), incarnation=earlier, sequence=50)
-    born = observe(registry, replica(root=2), incarnation=later, sequence=1)
-    assert born.applied
-    assert born.restarted
-    assert not observe(registry, replica(root=3), incarnation=earlier, sequence=51).applied
-    assert held(registry) == [("dn-1", 2)]
-
-
-def test_an_earlier_life_is_known_by_its_number_even_if_it_was_never_seen() -> None:
-    registry = make()
-    observe(registry, replica(root=2), incarnation="200")
-    assert not observe(registry, replica(root=1), incarnation="100", sequence=9).applied
-
-
-@pytest.mark.parametrize(("dead", "living"), [("a1", "b2"), ("200", "100")])
-def test_a_late_first_report_of_a_dead_life_does_not_shut_out_the_living_one_for_ever(
-    dead: str, living: str
-) -> None:
-    """CR-052"""
-    registry = make()
-    observe(registry, replica(root=2), incarnation=living)
-    assert observe(registry, replica(root=1), incarnation=dead).applied
-    assert not observe(registry, replica(root=2), incarnation=living, sequence=2, now_s=30).applied
-    registry.update_liveness(90)
-    back = observe(registry, incarnation=living, sequence=3, full=False, now_s=95)
-    assert (back.applied, back.restarted, back.full_report_wanted) == (True, True, True)
-    observe(registry, replica(root=2), incarnation=living, sequence=4, now_s=96)
-    assert held(registry) == [("dn-1", 2)]
+    """In whatever order they come: what is held is what the highest pair of incarnation
+    and sequence reported when it first came.
+    """
+    registry, last, root = make(), (0, 0), None
+    for incarnation, sequence, reported in reports:
+        effect = observe(
+            registry, replica(root=reported), incarnation=incarnation, sequence=sequence
+        )
+        assert effect.applied == ((incarnation, sequence) > last)
+        assert effect.outdated == (incarnation < last[0])
+        if (incarnation, sequence) > last:
+            last, root = (incarnation, sequence), reported
+    assert held(registry) == ([("dn-1", root)] if reports else [])
 
 
 def test_a_full_report_is_asked_for_until_it_comes() -> None:
@@ -185,7 +196,92 @@ def test_a_full_report_is_asked_for_until_it_comes() -> None:
     assert first.full_report_wanted
     assert observe(registry, sequence=2, full=False).full_report_wanted
     assert not observe(registry, replica(), sequence=3).full_report_wanted
-    assert observe(registry, incarnation="2", full=False).full_report_wanted
+    assert observe(registry, incarnation=2, full=False).full_report_wanted
+
+
+def comparisons(registry: Registry) -> str:
+    """The first letters of the comparisons of all containers, by ID."""
+    return "".join(
+        registry.compared(number).comparison.value[0] for number in registry.container_ids()
+    )
+
+
+def of_four(peer: str, *numbers: int, root: int = 7) -> list[ContainerReplica]:
+    return [replica(peer, number, root=root) for number in numbers or range(1, 5)]
+
+
+def test_the_parts_of_a_full_report_replace_what_they_list_and_nothing_else() -> None:
+    """Until it is complete, the replicas of parts to come stay, as old, and their
+    containers are unknown.
+    """
+    registry = make()
+    observe(registry, *of_four("dn-2"), peer="dn-2", now_s=10)
+    observe(registry, *of_four("dn-1"), now_s=20)
+    assert comparisons(registry) == "mmmm"
+    # The agent restarts. Meanwhile it has lost container 2.
+    first = observe(registry, *of_four("dn-1", 1), incarnation=2, sequence=1, through=2, now_s=50)
+    assert (first.full_report_wanted, first.changed, first.reassigned) == (True, {2}, {2})
+    assert [len(held(registry, number)) for number in range(1, 5)] == [2, 1, 2, 2]
+    assert comparisons(registry) == "muuu"
+    note = registry.compared(ContainerId(3)).note
+    assert note == (
+        "the replica on datanode dn-1 is known from an earlier report; a full one is under way"
+    )
+    ages = [registry.report_age_s(ContainerId(n), PeerId("dn-1"), 60) for n in (1, 3, 4)]
+    assert ages == [10, 40, 40]
+    # A change in a part to come is known at once; the rest of the part is not, and gets
+    # no younger if the report starts over. What a pause of ours lasted is left out.
+    observe(registry, *of_four("dn-1", 4, root=9), incarnation=2, sequence=2, full=False, now_s=60)
+    assert comparisons(registry) == "muud"
+    assert registry.report_age_s(ContainerId(4), PeerId("dn-1"), 60) == 0
+    observe(registry, *of_four("dn-1", 1), incarnation=2, sequence=3, through=1, now_s=70)
+    assert registry.report_age_s(ContainerId(3), PeerId("dn-1"), 70) == 50
+    registry.resume(100)
+    assert registry.report_age_s(ContainerId(3), PeerId("dn-1"), 170) == 50
+    last = observe(
+        registry,
+        *of_four("dn-1", 3),
+        *of_four("dn-1", 4),
+        incarnation=2,
+        sequence=4,
+        after=1,
+        now_s=170,
+    )
+    assert not last.full_report_wanted
+    assert comparisons(registry) == "mumm"
+    assert registry.report_age_s(ContainerId(3), PeerId("dn-1"), 170) == 0
+
+
+def test_a_part_that_is_lost_or_a_restart_between_parts_keeps_the_report_incomplete() -> None:
+    registry = make()
+    observe(registry, *of_four("dn-2"), peer="dn-2")
+    observe(registry, *of_four("dn-1"))
+    observe(registry, *of_four("dn-1", 1), incarnation=2, through=1)
+    # The part with container 2 is lost.
+    lost = observe(registry, *of_four("dn-1", 3, 4), incarnation=2, sequence=3, after=2)
+    assert lost.full_report_wanted
+    assert comparisons(registry) == "mumm"
+    # The agent starts over, restarts again after the first part, and starts over.
+    observe(registry, *of_four("dn-1", 1, 2), incarnation=2, sequence=4, through=2)
+    assert comparisons(registry) == "mmuu"
+    again = observe(registry, *of_four("dn-1", 1), incarnation=3, through=1)
+    assert (again.restarted, comparisons(registry)) == (True, "muuu")
+    end = observe(registry, *of_four("dn-1", 2, 3, 4), incarnation=3, sequence=2, after=1)
+    assert (end.full_report_wanted, comparisons(registry)) == (False, "mmmm")
+
+
+def test_a_restarted_controller_waits_for_each_part_of_what_was_held() -> None:
+    holders = {ContainerId(n): frozenset({PeerId("dn-1"), PeerId("dn-2")}) for n in range(1, 5)}
+    registry = Registry(stale_after_s=90, dead_after_s=600, holders=holders)
+    observe(registry, *of_four("dn-2"), peer="dn-2")
+    # A part that is not the first, from before the restart, completes nothing.
+    assert observe(registry, *of_four("dn-1", 3, 4), after=2).full_report_wanted
+    assert comparisons(registry) == "uumm"
+    assert registry.compared(ContainerId(1)).note.startswith("1 of 2 known: no report yet of")
+    observe(registry, *of_four("dn-1", 1), sequence=2, through=1)
+    assert comparisons(registry) == "muuu"
+    assert not observe(registry, *of_four("dn-1", 2, 3, 4), sequence=3, after=1).full_report_wanted
+    assert comparisons(registry) == "mmmm"
 
 
 def test_a_gap_in_the_sequence_asks_for_nothing() -> None:
@@ -299,7 +395,7 @@ def test_after_a_start_a_container_is_unknown_until_its_holders_have_reported() 
     # A heartbeat without a report says nothing of the replica.
     registry.handle_heartbeat(
         Datanode(PeerId("dn-3"), "", "127.0.0.1:1"),
-        incarnation="1",
+        incarnation=1,
         sequence=1,
         report=None,
         now_s=0.0,

@@ -116,12 +116,15 @@ class Clock:
 
 @dataclass
 class FakeVolume:
-    """A volume in memory; `during` runs while a container is being read."""
+    """A volume in memory; `during` runs while a container is being read, `after` when
+    the last of it was read.
+    """
 
     held: dict[ContainerId, ScanCandidate]
     findings: tuple[Finding, ...] = ()
     transient: bool = False
     during: Callable[[], None] = lambda: None
+    after: Callable[[], None] = lambda: None
     examine_error: Exception | None = None
     write_errors: list[Exception] = field(default_factory=list)
     failed: VolumeError | None = None
@@ -161,6 +164,7 @@ class FakeVolume:
             bytes_read=self.read_bytes,
             transient=self.transient,
         )
+        self.after()
         return CompletedScan(container_id, source, result, b"g")
 
     def write_tree(self, completed: CompletedScan) -> CompletedScan:
@@ -477,6 +481,31 @@ def test_a_stop_during_a_scan_marks_nothing() -> None:
         future.result(timeout=1)
     assert r.volume.held[ONE] == closed(ONE)
     assert (r.volume.written, r.volume.marked) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("candidate", "depth", "findings"),
+    [
+        (closed(ONE), ScanDepth.DATA, (CORRUPT,)),
+        (closed(ONE, root=None), ScanDepth.METADATA, ()),
+        (
+            replace(closed(ONE, root=None), state=ReplicaState.OPEN),
+            ScanDepth.CHECK,
+            (Finding(FindingType.CORRUPT_CONTAINER_FILE),),
+        ),
+    ],
+    ids=["data", "metadata", "check"],
+)
+def test_a_stop_after_the_last_read_of_a_scan_writes_nothing(
+    candidate: ScanCandidate, depth: ScanDepth, findings: tuple[Finding, ...]
+) -> None:
+    """S18: the scan has its result, and may not store it any more."""
+    r = rig(candidate, findings=findings)
+    r.volume.after = r.scanner.stop
+    r.scanner.step()
+    assert r.volume.examined[0] == (ONE, depth)
+    assert r.volume.held[ONE] == candidate
+    assert (r.volume.written, r.volume.marked, r.changed) == ([], [], [])
 
 
 def test_a_container_asked_for_twice_while_queued_is_scanned_once() -> None:

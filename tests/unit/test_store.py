@@ -1084,6 +1084,31 @@ def test_deleting_a_container_ends_its_repair_first(root: Path) -> None:
             replica.own()
 
 
+def test_a_repair_that_ends_during_a_deletion_does_not_bring_its_replica_back(root: Path) -> None:
+    """CR-057: its last change reloads the replica from a disk that still has it."""
+    with held(root) as volume:
+        assert volume.writer is not None
+        volume.writer.mark_unhealthy(ONE)
+        ended = list[ReplicaState]()
+
+        def interrupt(container_id: ContainerId) -> bool:
+            with pytest.raises(ContainerNotFoundError):
+                replica.set_state(ReplicaState.CLOSED, clean.generation)
+            volume.reload(container_id)
+            ended.append(volume.containers.open(container_id).state)
+            return True
+
+        store = ReplicaStore([volume], repair_enabled=True, interrupt=interrupt)
+        replica = store.open_replica(ONE, "j", cancelled=Event(), on_bytes=lambda _: None)
+        clean = replica.scan()
+        assert (clean.findings, clean.state) == ((), ReplicaState.UNHEALTHY)
+        store.delete_container(ONE)
+        assert ended == [ReplicaState.UNHEALTHY]
+        assert [found.container_id for found in store.replicas()] == [TWO]
+        with pytest.raises(ContainerNotFoundError):
+            volume.candidate(ONE)
+
+
 def test_a_repair_that_does_not_end_keeps_its_container(root: Path) -> None:
     """CR-057"""
     with held(root) as volume:

@@ -5,9 +5,12 @@ what changed in silence.
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from random import Random
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chunktable.schema import CHUNK_SCHEMA, EVENT_SCHEMA, ReplicaAttributes, rows_of
 from merkle.columns import TreeColumns
@@ -16,6 +19,7 @@ from merkle.outcome import Verdict
 from merkle.replica import ReplicaState
 from merkle.tree import BlockTree, ContainerId, ContainerTree
 from sweep.compare import InspectionResult, compare_replicas, inspect, inspect_large
+from sweep.duplicates import counting_replicas, duplicate_findings
 from sweep.exact import block_ranges, exact_replicas
 from sweep.history import silent_changes, silent_findings
 from sweep.model import REPLICA_SCHEMA, FindingKind, RootMethod
@@ -164,7 +168,7 @@ def test_a_replica_given_twice_contradicts_itself_even_where_its_rows_are_alike(
             replica("dn-b"),
             replica(**again),
             replica("dn-a", 8),
-            replica("dn-a", 8, volume="DS-2"),
+            replica("dn-b", 8, volume="DS-2"),
         )
     )
     assert compared.verdicts["verdict"].to_pylist() == ["UNKNOWN", "MATCH"]
@@ -172,6 +176,68 @@ def test_a_replica_given_twice_contradicts_itself_even_where_its_rows_are_alike(
     assert contradictions(compared.findings) == [
         (FindingKind.ROWS_CONTRADICT.value, 7, "dn-a/DS-1")
     ]
+
+
+STATES = ("CLOSED", "QUASI_CLOSED", "UNHEALTHY", "OPEN", "INVALID")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "counts"),
+    [
+        ({"state": "CLOSED"}, {"state": "QUASI_CLOSED", "bcs_id": 9}, "DS-1"),
+        ({"state": "QUASI_CLOSED"}, {"state": "CLOSED"}, "DS-2"),
+        ({"bcs_id": 4}, {"bcs_id": 5}, "DS-2"),
+        ({"state": "INVALID", "bcs_id": 5}, {"state": "UNHEALTHY"}, "DS-2"),
+        ({}, {}, "DS-1"),
+        ({"replica_index": 2}, {"replica_index": 1, "bcs_id": 9}, "DS-1"),
+    ],
+)
+def test_of_two_replicas_of_a_datanode_ozones_rule_decides(
+    one: dict[str, object], other: dict[str, object], counts: str
+) -> None:
+    held = table(replica("dn-b"), replica(volume="DS-2", **other), replica("dn-c"), replica(**one))
+    mask = counting_replicas(held).tolist()
+    assert mask == [True, counts == "DS-2", True, counts == "DS-1"]
+    (finding,) = duplicate_findings(held).to_pylist()
+    lost = "DS-1" if counts == "DS-2" else "DS-2"
+    assert (finding["kind"], finding["container_id"]) == ("duplicate_replica", 7)
+    assert finding["detail"].startswith(f"dn-a/{lost}: ")
+    assert f"the replica on {counts} counts" in finding["detail"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("ab"),
+            st.integers(7, 8),
+            st.integers(1, 3),
+            st.sampled_from(STATES),
+            st.integers(1, 3),
+        ),
+        unique_by=lambda copy: copy[:3],
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_of_each_container_and_datanode_one_volume_counts_in_any_order(
+    copies: list[tuple[str, int, int, str, int]], random: Random
+) -> None:
+    def counting(rows: list[dict[str, object]]) -> set[tuple[object, ...]]:
+        mask = counting_replicas(table(*rows))
+        return {
+            (row["datanode"], row["container_id"], row["volume"])
+            for row, counts in zip(rows, mask, strict=True)
+            if counts
+        }
+
+    rows = [
+        replica(node, number, volume=f"DS-{volume}", state=state, bcs_id=commit)
+        for node, number, volume, state, commit in copies
+    ]
+    chosen = counting(rows)
+    assert len(chosen) == len({(row["datanode"], row["container_id"]) for row in rows})
+    assert duplicate_findings(table(*rows)).num_rows == len(rows) - len(chosen)
+    random.shuffle(rows)
+    assert counting(rows) == chosen
 
 
 def test_tables_in_pieces_and_without_rows_are_compared_too() -> None:
@@ -246,20 +312,23 @@ def test_evidence_is_told_with_the_container_and_at_its_place() -> None:
 
 
 def test_two_replicas_of_one_datanode_are_told_apart_by_their_volumes() -> None:
-    result = inspected(held("dn-a", WHOLE), held("dn-a", DAMAGED, "DS-2"), held("dn-b", WHOLE))
-    assert [row[3:] for row in told(result.findings)] == [(["dn-a/DS-2"], ["dn-a/DS-1", "dn-b"])]
+    result = inspected(
+        held("dn-a", WHOLE), held("dn-a", DAMAGED, "DS-2", bcs_id=2), held("dn-b", WHOLE)
+    )
+    # That with the higher commit counts, and no other takes part.
+    assert [row[3:] for row in told(result.findings)] == [(["dn-a/DS-2"], ["dn-b"])]
+    (verdict,) = result.verdicts.to_pylist()
+    assert (verdict["replicas"], verdict["excluded"]) == (3, 1)
 
 
 def test_two_replicas_that_bear_one_name_are_both_compared() -> None:
     result = inspected(
         held("dn/a", WHOLE, "b"),
         held("dn/a", WHOLE, "c"),
-        held("dn", DAMAGED, "a/b"),
+        held("dn", DAMAGED, "a/b", bcs_id=2),
         held("dn", WHOLE),
     )
-    assert [row[3:] for row in told(result.findings)] == [
-        (["dn/a/b"], ["dn/DS-1", "dn/a/b", "dn/a/c"])
-    ]
+    assert [row[3:] for row in told(result.findings)] == [(["dn/a/b"], ["dn/a/b"])]
 
 
 def test_what_cannot_be_verified_does_not_stand_for_all_that_is_passed_over() -> None:

@@ -12,15 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
+from admin.sweep import exit_status
 from chunktable.manifest import FileKind, Manifest, SkippedVolume, file_name, parse_manifest
 from chunktable.places import LocalDestination, resolve_location
 from chunktable.reader import latest_manifest
 from dnagent.export import export
 from merkle.checksum import fingerprint
-from merkle.replica import TreeSource
+from merkle.replica import ReplicaState, TreeSource
 from merkle.tree import BlockTree
 from runtime.disk import Disk
 from runtime.errors import UsageError
+from runtime.exit_codes import ExitCode
 from sweep.engine import SweepRequest
 from sweep.files import fold_part
 from sweep.inputs import is_unchanged, table_parts
@@ -96,6 +98,39 @@ def test_exports_of_one_datanode_are_joined_by_volume_in_any_order(
         assert f"{tmp_path}/a/manifest-000000001.json is superseded by" in summary.notes[0]
         assert "is joined to" in summary.notes[1]
         assert not summary.findings
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_of_a_container_on_two_volumes_the_one_that_counts_is_compared(
+    tmp_path: Path, joined: bool
+) -> None:
+    """In one export, and in two that are joined. The other is a finding, and neither
+    damages the container nor stands in for a replica.
+    """
+    one, two = (MemoryWalk(f"DS-{i}", datanode="dn-0") for i in range(2))
+    peer = MemoryWalk(datanode="dn-1")
+    good = blocks(2)
+    bad = BlockTree.live(good[0].block_id, (replace(good[0].chunks[0], checksum_matches=False),))
+    one.put(replica(1, bad, state=ReplicaState.QUASI_CLOSED), replica(2, *good))
+    two.put(replica(1, *good), replica(2, *good, bcs_id=6))
+    peer.put(replica(1, *good))
+    for number, walks in enumerate([[one], [two]] if joined else [[one, two]]):
+        place = LocalDestination(tmp_path / "in" / str(number), Disk())
+        export(walks, (), place, source=TreeSource.TREE)
+    export([peer], (), LocalDestination(tmp_path / "in" / "peer", Disk()), source=TreeSource.TREE)
+    summary = run(tmp_path / "out", tmp_path / "in")
+    verdicts = table_of(tmp_path / "out", SweepTable.VERDICTS, summary.sweep_id)
+    assert [(row["container_id"], row["verdict"], row["excluded"]) for row in verdicts] == [
+        (1, "MATCH", 1),
+        (2, "UNKNOWN", 1),
+    ]
+    assert verdicts[1]["detail"] == "only one replica takes part"
+    found = table_of(tmp_path / "out", SweepTable.FINDINGS, summary.sweep_id)
+    assert [(row["kind"], row["container_id"], row["detail"][:9]) for row in found] == [
+        ("duplicate_replica", 1, "dn-0/DS-0"),
+        ("duplicate_replica", 2, "dn-0/DS-1"),
+    ]
+    assert exit_status(summary) == ExitCode.FINDINGS
 
 
 def test_an_old_export_does_not_stand_in_for_a_volume_that_could_not_be_read(

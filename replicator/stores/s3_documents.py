@@ -1,0 +1,338 @@
+"""XML documents of S3: pure functions from bytes to values, and from values to bytes.
+
+What a document must have and has not, or has in another form, is an error: a listing
+that is half understood would look like missing objects.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import unquote_plus
+from xml.etree.ElementTree import Element
+from xml.sax.saxutils import escape
+
+from replicator.stores.port import DeleteFailure, ObjectFacts, UploadedPart, UploadId
+from runtime.s3_answers import S3ProtocolError, parse_document
+
+_XSI_TYPE = "{http://www.w3.org/2001/XMLSchema-instance}type"
+# A missing object counts as deleted.
+_MISSING = {"NoSuchKey", "NoSuchVersion"}
+
+
+@dataclass(frozen=True, slots=True)
+class ListingPage:
+    """One page of current objects; `token` continues, empty on the last page."""
+
+    objects: tuple[ObjectFacts, ...]
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsPage:
+    """One page of versions and delete markers, in the order of the document; the
+    markers continue, empty on the last page.
+    """
+
+    versions: tuple[ObjectFacts, ...]
+    key_marker: str
+    version_marker: str
+
+
+@dataclass(frozen=True, slots=True)
+class UploadsPage:
+    """One page of unfinished uploads with the time of their beginning in ms."""
+
+    uploads: tuple[tuple[str, UploadId, int], ...]
+    key_marker: str
+    upload_marker: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartsPage:
+    """One page of an upload's parts; `marker` continues, empty on the last page."""
+
+    parts: tuple[UploadedPart, ...]
+    marker: str
+
+
+def parse_listing(body: bytes) -> ListingPage:
+    """A page of ListObjectsV2.
+
+    Raises:
+        S3ProtocolError: it is none.
+    """
+    root = parse_document(body, "ListBucketResult")
+    objects = tuple(
+        ObjectFacts(
+            key=_key(root, entry),
+            size_bytes=_number(entry, "Size"),
+            etag=_etag(entry),
+            modified_ms=_time_ms(entry, "LastModified"),
+        )
+        for entry in root.findall("Contents")
+    )
+    token = _text(root, "NextContinuationToken") if _is_truncated(root) else ""
+    return ListingPage(objects, token)
+
+
+def parse_versions(body: bytes) -> VersionsPage:
+    """A page of ListObjectVersions.
+
+    Raises:
+        S3ProtocolError: it is none.
+    """
+    root = parse_document(body, "ListVersionsResult")
+    versions = []
+    for entry in root:
+        if entry.tag not in ("Version", "DeleteMarker"):
+            continue
+        is_marker = entry.tag == "DeleteMarker"
+        versions.append(
+            ObjectFacts(
+                key=_key(root, entry),
+                size_bytes=0 if is_marker else _number(entry, "Size"),
+                etag="" if is_marker else _etag(entry),
+                modified_ms=_time_ms(entry, "LastModified"),
+                version=_text(entry, "VersionId"),
+                is_delete_marker=is_marker,
+            )
+        )
+    if not _is_truncated(root):
+        return VersionsPage(tuple(versions), "", "")
+    marker = _decoded(root, _text(root, "NextKeyMarker"))
+    return VersionsPage(tuple(versions), marker, root.findtext("NextVersionIdMarker") or "")
+
+
+def parse_uploads(body: bytes) -> UploadsPage:
+    """A page of ListMultipartUploads.
+
+    Raises:
+        S3ProtocolError: it is none.
+    """
+    root = parse_document(body, "ListMultipartUploadsResult")
+    uploads = tuple(
+        (_key(root, entry), UploadId(_text(entry, "UploadId")), _time_ms(entry, "Initiated"))
+        for entry in root.findall("Upload")
+    )
+    if not _is_truncated(root):
+        return UploadsPage(uploads, "", "")
+    marker = _decoded(root, _text(root, "NextKeyMarker"))
+    return UploadsPage(uploads, marker, root.findtext("NextUploadIdMarker") or "")
+
+
+def parse_parts(body: bytes) -> PartsPage:
+    """A page of ListParts.
+
+    Raises:
+        S3ProtocolError: it is none.
+    """
+    root = parse_document(body, "ListPartsResult")
+    parts = tuple(
+        UploadedPart(_number(entry, "PartNumber"), _number(entry, "Size"), _etag(entry))
+        for entry in root.findall("Part")
+    )
+    return PartsPage(parts, _text(root, "NextPartNumberMarker") if _is_truncated(root) else "")
+
+
+def parse_tags(body: bytes) -> tuple[tuple[str, str], ...]:
+    """Names and values of GetObjectTagging, sorted.
+
+    Raises:
+        S3ProtocolError: it is no such document.
+    """
+    root = parse_document(body, "Tagging")
+    tags = (
+        (entry.findtext("Key") or "", entry.findtext("Value") or "")
+        for entry in root.iterfind("TagSet/Tag")
+    )
+    return tuple(sorted(tags))
+
+
+def tags_document(tags: Iterable[tuple[str, str]]) -> bytes:
+    """The body of PutObjectTagging."""
+    entries = "".join(
+        f"<Tag><Key>{escape(name)}</Key><Value>{escape(value)}</Value></Tag>"
+        for name, value in tags
+    )
+    return f"<Tagging><TagSet>{entries}</TagSet></Tagging>".encode()
+
+
+def parse_grants(body: bytes) -> tuple[tuple[str, str], ...]:
+    """Grantees and permissions of an ACL, sorted, without the owner's own full control;
+    a grantee is written as in grant headers: `id="…"`, `uri="…"`.
+
+    Raises:
+        S3ProtocolError: it is no ACL.
+    """
+    root = parse_document(body, "AccessControlPolicy")
+    owner = root.findtext("Owner/ID") or ""
+    grants = set()
+    for grant in root.iterfind("AccessControlList/Grant"):
+        grantee = grant.find("Grantee")
+        permission = _text(grant, "Permission")
+        if grantee is None:
+            raise S3ProtocolError("the store sent a grant without a grantee")
+        names = {"ID": "id", "URI": "uri", "EmailAddress": "emailAddress"}
+        found = [
+            (name, value) for tag, name in names.items() if (value := grantee.findtext(tag) or "")
+        ]
+        if not found:
+            raise S3ProtocolError(f"the store sent an unknown grantee {grantee.get(_XSI_TYPE)}")
+        name, value = found[0]
+        if (name, value, permission) != ("id", owner, "FULL_CONTROL"):
+            grants.add((f'{name}="{value}"', permission))
+    return tuple(sorted(grants))
+
+
+def parse_owner(body: bytes) -> str:
+    """The ID of the owner in an ACL.
+
+    Raises:
+        S3ProtocolError: it is no ACL, or names no owner.
+    """
+    return _text(parse_document(body, "AccessControlPolicy"), "Owner/ID")
+
+
+def parse_versioning(body: bytes) -> bool:
+    """Whether a bucket has kept versions at any time.
+
+    Raises:
+        S3ProtocolError: it is no such document.
+    """
+    # The second is moto's name for it.
+    root = parse_document(body, "VersioningConfiguration", "GetBucketVersioningResponse")
+    status = root.findtext("Status") or ""
+    return status.strip() in ("Enabled", "Suspended")
+
+
+def parse_upload_id(body: bytes) -> UploadId:
+    """The ID in the answer of CreateMultipartUpload.
+
+    Raises:
+        S3ProtocolError: there is none.
+    """
+    return UploadId(_text(parse_document(body, "InitiateMultipartUploadResult"), "UploadId"))
+
+
+def parse_copied_etag(body: bytes) -> str:
+    """The ETag in the answer of UploadPartCopy or CopyObject.
+
+    Raises:
+        S3ProtocolError: there is none.
+    """
+    return _etag(parse_document(body, "CopyPartResult", "CopyObjectResult"))
+
+
+def parse_completed_etag(body: bytes) -> str:
+    """The ETag in the answer of CompleteMultipartUpload; Ceph 16 sends an empty one.
+
+    Raises:
+        S3ProtocolError: it is no such answer.
+    """
+    root = parse_document(body, "CompleteMultipartUploadResult")
+    return (root.findtext("ETag") or "").strip().strip('"')
+
+
+def complete_document(parts: Sequence[UploadedPart]) -> bytes:
+    """The body of CompleteMultipartUpload; parts ascend."""
+    assert [part.number for part in parts] == sorted({part.number for part in parts})
+    entries = "".join(
+        f"<Part><PartNumber>{part.number}</PartNumber><ETag>{escape(part.etag)}</ETag></Part>"
+        for part in parts
+    )
+    return f"<CompleteMultipartUpload>{entries}</CompleteMultipartUpload>".encode()
+
+
+def delete_document(objects: Iterable[tuple[str, str]]) -> bytes:
+    """The body of DeleteObjects, quiet, for keys with versions; an empty version is the
+    current object.
+    """
+    entries = "".join(
+        f"<Object><Key>{_escaped(key)}</Key>"
+        + (f"<VersionId>{escape(version)}</VersionId>" if version else "")
+        + "</Object>"
+        for key, version in objects
+    )
+    return f"<Delete><Quiet>true</Quiet>{entries}</Delete>".encode()
+
+
+def parse_delete_failures(body: bytes) -> list[DeleteFailure]:
+    """What DeleteObjects did not delete.
+
+    Raises:
+        S3ProtocolError: it is no such answer.
+    """
+    root = parse_document(body, "DeleteResult")
+    return [
+        DeleteFailure(_text(entry, "Key"), ": ".join(filter(None, (code, text))))
+        for entry in root.findall("Error")
+        if (code := (entry.findtext("Code") or "").strip()) not in _MISSING
+        for text in [(entry.findtext("Message") or "").strip()]
+    ]
+
+
+def fits_xml(text: str) -> bool:
+    """Whether XML 1.0 can carry this text at all."""
+    return all(
+        character in "\t\n\r" or (character >= " " and character not in "\ufffe\uffff")
+        for character in text
+    )
+
+
+def _escaped(key: str) -> str:
+    # A parser turns a raw carriage return, and in places a tab, into something else.
+    return escape(key, {"\r": "&#13;", "\n": "&#10;", "\t": "&#9;"})
+
+
+def _text(parent: Element, tag: str) -> str:
+    text = parent.findtext(tag)
+    if not text:
+        raise S3ProtocolError(f"the store sent {parent.tag} without {tag}")
+    return text
+
+
+def _number(parent: Element, tag: str) -> int:
+    text = _text(parent, tag).strip()
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise S3ProtocolError(f"the store sent {text[:40]!r} as {tag}")
+    return int(text)
+
+
+def _etag(parent: Element) -> str:
+    return _text(parent, "ETag").strip().strip('"')
+
+
+def _time_ms(parent: Element, tag: str) -> int:
+    text = _text(parent, tag).strip()
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise S3ProtocolError(f"the store sent {text[:40]!r} as {tag}") from error
+    whole = when.replace(tzinfo=when.tzinfo or UTC)
+    # Not timestamp() * 1000: floats lose the last digit.
+    return int(whole.replace(microsecond=0).timestamp()) * 1000 + whole.microsecond // 1000
+
+
+def _is_truncated(root: Element) -> bool:
+    if root.find("IsTruncated") is None and not root.findtext("NextKeyMarker"):
+        # moto leaves it out of the last page.
+        return False
+    text = _text(root, "IsTruncated").strip()
+    if text not in ("true", "false"):
+        raise S3ProtocolError(f"the store sent {text[:40]!r} as IsTruncated")
+    return text == "true"
+
+
+def _key(root: Element, entry: Element) -> str:
+    return _decoded(root, _text(entry, "Key"))
+
+
+def _decoded(root: Element, text: str) -> str:
+    """A key, decoded if the document says that it is encoded."""
+    encoding = root.findtext("EncodingType") or ""
+    if encoding not in ("", "url"):
+        raise S3ProtocolError(f"the store encodes keys as {encoding[:40]!r}")
+    try:
+        return unquote_plus(text, errors="strict") if encoding else text
+    except UnicodeDecodeError as error:
+        raise S3ProtocolError(f"the store sent a key that is not UTF-8: {error}") from error

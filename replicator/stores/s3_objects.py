@@ -1,0 +1,521 @@
+"""Listing, reading and writing whole objects of one S3 bucket."""
+
+import base64
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from typing import TypeVar
+
+from merkle.checksum import Buffer
+from replicator.hashing import md5_of
+from replicator.stores.port import (
+    CopySource,
+    DeleteFailure,
+    DigestMismatchError,
+    ObjectFacts,
+    ObjectMissingError,
+    ObjectProperties,
+    PreconditionFailedError,
+    StoreError,
+    StoreUnavailableError,
+    UnsupportedObjectError,
+    UploadWriter,
+    WriteCondition,
+    same_stamp,
+)
+from replicator.stores.s3_behaviour import EtagForm
+from replicator.stores.s3_bucket import S3Bucket, etag_of, store_error, translated
+from replicator.stores.s3_documents import (
+    ListingPage,
+    VersionsPage,
+    delete_document,
+    fits_xml,
+    parse_copied_etag,
+    parse_delete_failures,
+    parse_grants,
+    parse_listing,
+    parse_tags,
+    parse_versions,
+    tags_document,
+)
+from replicator.stores.s3_properties import (
+    check_properties,
+    content_headers_of,
+    headers_of,
+    metadata_of,
+)
+from runtime.s3 import Query
+from runtime.s3_answers import S3Error, S3OutcomeUnknownError, S3ProtocolError
+
+Page = TypeVar("Page", ListingPage, VersionsPage)
+_PAGE_KEYS = "1000"
+# S3 takes as many in one request.
+DELETE_KEYS_MAX = 1000
+# Above this, an object is copied in parts.
+COPY_OBJECT_BYTES_MAX = 5 << 30
+_COPY_PART_BYTES = 1 << 30
+# A body this small is sent again without a look whether it has arrived.
+_RESENT_BYTES_MAX = 1 << 20
+_SEND_ATTEMPTS = 3
+_MARKER = ("x-amz-delete-marker", "true")
+
+
+class S3Lister:
+    """See ObjectLister."""
+
+    def __init__(self, bucket: S3Bucket) -> None:
+        self._bucket = bucket
+
+    def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectFacts]:
+        """See ObjectLister. A gateway of Ozone lists in another order: its listing is
+        read whole and sorted here.
+        """
+        found = self._current(prefix, start_after)
+        if self._bucket.behaviour.is_ozone:
+            by_key = {facts.key: facts for facts in found}
+            found = (by_key[key] for key in sorted(by_key, key=str.encode))
+        return _in_order(found, start_after)
+
+    def list_versions(self, prefix: str) -> Iterator[ObjectFacts]:
+        """See ObjectLister; where the bucket keeps no versions, its objects."""
+        if not self._bucket.behaviour.keeps_versions:
+            return self.list_objects(prefix)
+        return _grouped(self._versions(prefix))
+
+    def _current(self, prefix: str, start_after: str) -> Iterator[ObjectFacts]:
+        query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", _PAGE_KEYS)]
+        query.append(("prefix", self._bucket.prefix + prefix))
+        if start_after and not self._bucket.behaviour.is_ozone:
+            query.append(("start-after", self._bucket.prefix + start_after))
+        tokens = set[str]()
+        page = self._page(query, parse_listing)
+        while True:
+            yield from self._relative(page.objects, prefix)
+            if not page.token:
+                return
+            if page.token in tokens:
+                raise StoreError(f"the listing of {self._bucket.bucket} does not advance")
+            tokens.add(page.token)
+            page = self._page([*query, ("continuation-token", page.token)], parse_listing)
+
+    def _versions(self, prefix: str) -> Iterator[ObjectFacts]:
+        query = [("versions", ""), ("encoding-type", "url"), ("max-keys", _PAGE_KEYS)]
+        query.append(("prefix", self._bucket.prefix + prefix))
+        page = self._page(query, parse_versions)
+        while True:
+            yield from self._relative(page.versions, prefix)
+            if not page.key_marker:
+                return
+            markers = [("key-marker", page.key_marker)]
+            if page.version_marker:
+                markers.append(("version-id-marker", page.version_marker))
+            before = (page.key_marker, page.version_marker)
+            page = self._page([*query, *markers], parse_versions)
+            if (page.key_marker, page.version_marker) == before:
+                raise StoreError(f"the listing of {self._bucket.bucket} does not advance")
+
+    def _page(self, query: Query, parse: Callable[[bytes], Page]) -> Page:
+        bucket = self._bucket
+        with translated(f"cannot list {bucket.bucket}/{bucket.prefix}"):
+            return parse(bucket.client.request("GET", bucket.bucket, query=query).body)
+
+    def _relative(self, listed: Sequence[ObjectFacts], prefix: str) -> Iterator[ObjectFacts]:
+        for facts in listed:
+            key = self._bucket.relative(facts.key)
+            if key is None:
+                continue
+            if not key.startswith(prefix):
+                raise StoreError(f"the store listed {key!r}, which is not below {prefix!r}")
+            yield ObjectFacts(
+                key,
+                facts.size_bytes,
+                facts.etag,
+                facts.modified_ms,
+                facts.version,
+                facts.is_delete_marker,
+                self._bucket.hashes(facts.etag),
+            )
+
+
+class S3Reader:
+    """See ObjectReader."""
+
+    def __init__(self, bucket: S3Bucket) -> None:
+        self._bucket = bucket
+
+    def facts(self, key: str, *, version: str = "") -> ObjectFacts | None:
+        """See ObjectReader."""
+        try:
+            return self._facts(key, self.head(key, version=version))
+        except ObjectMissingError:
+            return None
+
+    def head(self, key: str, *, version: str = "") -> Mapping[str, str]:
+        """The headers of an object.
+
+        Raises:
+            ObjectMissingError: it does not exist, or is a delete marker.
+            StoreError: the store did not say.
+        """
+        behaviour = self._bucket.behaviour
+        mode = {"x-amz-checksum-mode": "ENABLED"} if behaviour.declares_checksums else {}
+        query = (("versionId", version),) if version else ()
+        with translated(f"cannot look at {key!r}"):
+            return self._bucket.request("HEAD", key, query=query, headers=mode).headers
+
+    def properties(self, key: str, *, version: str = "") -> ObjectProperties:
+        """See ObjectReader; HEAD, and one request more each for tags and ACL where the
+        store keeps them.
+        """
+        headers = self.head(key, version=version)
+        behaviour = self._bucket.behaviour
+        query = (("versionId", version),) if version else ()
+        tags: tuple[tuple[str, str], ...] = ()
+        acl: tuple[tuple[str, str], ...] = ()
+        with translated(f"cannot read the properties of {key!r}"):
+            count = headers.get("x-amz-tagging-count", "0")
+            if behaviour.tags_apart and (count != "0" or not behaviour.counts_tags):
+                answer = self._bucket.request("GET", key, query=(("tagging", ""), *query))
+                tags = parse_tags(answer.body)
+            if behaviour.keeps_acls:
+                answer = self._bucket.request("GET", key, query=(("acl", ""), *query))
+                acl = parse_grants(answer.body)
+        return ObjectProperties(
+            metadata=metadata_of(headers),
+            tags=tags,
+            headers=content_headers_of(headers),
+            acl=acl,
+        )
+
+    @contextmanager
+    def read(
+        self, facts: ObjectFacts, *, first: int = 0, end: int | None = None
+    ) -> Iterator[Iterator[bytes]]:
+        """See ObjectReader. The ETag is a condition, and is compared besides."""
+        last = facts.size_bytes if end is None else end
+        if not 0 <= first <= last <= facts.size_bytes:
+            raise StoreError(
+                f"{facts.key!r} has {facts.size_bytes} bytes, not {first} to {last}",
+                key=facts.key,
+            )
+        if first == last and facts.size_bytes:
+            yield iter(())
+            return
+        is_whole = (first, last) == (0, facts.size_bytes)
+        headers = {} if is_whole else {"range": f"bytes={first}-{last - 1}"}
+        if facts.version:
+            query: Query = (("versionId", facts.version),)
+        else:
+            query, headers["if-match"] = (), f'"{facts.etag}"'
+        bucket, name = self._bucket.place(facts.key)
+        with translated(f"cannot read {facts.key!r}"):
+            stream = self._bucket.client.stream(bucket, name, query=query, headers=headers)
+            with stream as answer:
+                if etag_of(answer.headers) != facts.etag:
+                    raise PreconditionFailedError(f"{facts.key!r} changed", key=facts.key)
+                if answer.status != (200 if is_whole else 206):
+                    raise S3ProtocolError(f"status {answer.status} is no answer to this read")
+                yield _counted(answer.pieces, last - first, facts.key)
+
+    def _facts(self, key: str, headers: Mapping[str, str]) -> ObjectFacts | None:
+        if headers.get(_MARKER[0]) == _MARKER[1]:
+            return None
+        with translated(f"cannot look at {key!r}"):
+            etag = etag_of(headers)
+            return ObjectFacts(
+                key=key,
+                size_bytes=_length(headers),
+                etag=etag,
+                modified_ms=_modified_ms(headers),
+                version=self._bucket.version_of(headers),
+                hashes=self._bucket.hashes(etag, headers),
+            )
+
+
+class S3Writer:
+    """See ObjectWriter."""
+
+    def __init__(self, bucket: S3Bucket, reader: S3Reader, uploads: UploadWriter) -> None:
+        self._bucket = bucket
+        self._reader = reader
+        self._uploads = uploads
+
+    def put(
+        self, key: str, body: Buffer, properties: ObjectProperties, condition: WriteCondition
+    ) -> ObjectFacts:
+        """See ObjectWriter."""
+        self._bucket.check_writable(key)
+        check_kept(self._bucket, properties)
+        behaviour, md5 = self._bucket.behaviour, md5_of(body)
+        given = headers_of(properties, with_tags=behaviour.put_keeps_tags, owner=behaviour.owner)
+        headers = given | {"content-md5": base64.b64encode(md5).decode()}
+        headers |= self._condition(condition)
+        size = memoryview(body).nbytes
+        is_resent = size <= _RESENT_BYTES_MAX and condition == WriteCondition()
+        for left in reversed(range(_SEND_ATTEMPTS)):
+            try:
+                answer = self._bucket.request(
+                    "PUT", key, headers=headers, body=body, idempotent=is_resent
+                )
+                etag, version = etag_of(answer.headers), self._bucket.version_of(answer.headers)
+                break
+            except S3OutcomeUnknownError as error:
+                # A slow PUT may have succeeded although its answer was lost.
+                found = self._reader.facts(key)
+                if found is not None and self._is_arrived(found, md5, size, given):
+                    etag, version = found.etag, found.version
+                    break
+                if not _may_hold(condition, found):
+                    raise PreconditionFailedError(
+                        f"{key!r} was written by somebody else", key=key
+                    ) from error
+                if not left or condition != WriteCondition():
+                    raise store_error(error, f"cannot write {key!r}") from error
+            except S3Error as error:
+                raise store_error(error, f"cannot write {key!r}") from error
+        if behaviour.etag_is_md5 and etag != md5.hex():
+            raise DigestMismatchError(
+                f"the store received other bytes of {key!r}: its ETag is {etag}", key=key
+            )
+        if properties.tags and not behaviour.put_keeps_tags:
+            put_tags(self._bucket, key, version, properties.tags)
+        return ObjectFacts(key, size, etag, 0, version, hashes=self._bucket.hashes(etag))
+
+    def put_properties(
+        self, facts: ObjectFacts, properties: ObjectProperties, *, tags_only: bool = False
+    ) -> ObjectFacts:
+        """See ObjectWriter. The store copies the object onto itself with new headers;
+        where it refuses that, to a scratch object and back.
+        """
+        check_kept(self._bucket, properties)
+        behaviour = self._bucket.behaviour
+        if tags_only and behaviour.tags_apart:
+            put_tags(self._bucket, facts.key, facts.version, properties.tags)
+            return facts
+        now = self._reader.facts(facts.key)
+        if now is None or not same_stamp(now, facts):
+            raise PreconditionFailedError(f"{facts.key!r} changed", key=facts.key)
+        headers = headers_of(properties, with_tags=behaviour.copy_takes_tags, owner=behaviour.owner)
+        headers |= {"x-amz-metadata-directive": "REPLACE"}
+        if behaviour.copy_takes_tags:
+            headers |= {"x-amz-tagging-directive": "REPLACE"}
+        if facts.size_bytes > COPY_OBJECT_BYTES_MAX:
+            return self._copy_in_parts(now, properties)
+        if behaviour.copies_onto_itself:
+            made = self._copy(now, facts.key, headers)
+        else:
+            made = self._copy_by_scratch(now, headers)
+        if not behaviour.copy_takes_tags and behaviour.tags_apart:
+            put_tags(self._bucket, facts.key, made.version, properties.tags)
+        return made
+
+    def delete(self, keys: Sequence[str]) -> list[DeleteFailure]:
+        """See ObjectWriter."""
+        unique = sorted(set(keys), key=str.encode)
+        return delete_versions(self._bucket, [(key, "") for key in unique])
+
+    def _condition(self, condition: WriteCondition) -> dict[str, str]:
+        behaviour = self._bucket.behaviour
+        if condition.absent and behaviour.creates_conditionally:
+            return {"if-none-match": "*"}
+        if condition.etag and behaviour.put_if_match is EtagForm.QUOTED:
+            return {"if-match": f'"{condition.etag}"'}
+        if condition.etag and behaviour.put_if_match is EtagForm.BARE:
+            return {"if-match": condition.etag}
+        return {}
+
+    def _is_arrived(
+        self, found: ObjectFacts, md5: bytes, size: int, given: Mapping[str, str]
+    ) -> bool:
+        """Whether an object is the one that was sent, properties included."""
+        if not self._bucket.behaviour.etag_is_md5:
+            return False
+        if (found.etag, found.size_bytes) != (md5.hex(), size):
+            return False
+        headers = self._reader.head(found.key, version=found.version)
+        return metadata_of(headers) == metadata_of(given)
+
+    def _copy(self, source: ObjectFacts, key: str, headers: Mapping[str, str]) -> ObjectFacts:
+        pinned = {
+            "x-amz-copy-source": self._bucket.source_header(source.key, source.version),
+            "x-amz-copy-source-if-match": f'"{source.etag}"',
+        }
+        with translated(f"cannot copy {source.key!r} to {key!r}"):
+            answer = self._bucket.request(
+                "PUT", key, headers={**headers, **pinned}, idempotent=False
+            )
+            etag = parse_copied_etag(answer.body)
+            version = self._bucket.version_of(answer.headers)
+        return ObjectFacts(
+            key, source.size_bytes, etag, 0, version, hashes=self._bucket.hashes(etag)
+        )
+
+    def _copy_by_scratch(self, facts: ObjectFacts, headers: Mapping[str, str]) -> ObjectFacts:
+        aside = self._copy(facts, self._bucket.new_scratch_key(), {})
+        try:
+            return self._copy(aside, facts.key, headers)
+        finally:
+            delete_versions(self._bucket, [(aside.key, aside.version)])
+
+    def _copy_in_parts(self, facts: ObjectFacts, properties: ObjectProperties) -> ObjectFacts:
+        upload = self._uploads.begin(facts.key, properties)
+        try:
+            parts = [
+                self._uploads.copy_part(
+                    facts.key,
+                    upload,
+                    number,
+                    CopySource(facts.key, facts.version, "", first, end),
+                )
+                for number, first in enumerate(
+                    range(0, facts.size_bytes, _COPY_PART_BYTES), start=1
+                )
+                for end in [min(first + _COPY_PART_BYTES, facts.size_bytes)]
+            ]
+            condition = WriteCondition(etag=facts.etag)
+            return self._uploads.complete(facts.key, upload, parts, properties, condition)
+        except StoreError:
+            self._uploads.abort(facts.key, upload)
+            raise
+
+
+def check_kept(bucket: S3Bucket, properties: ObjectProperties) -> None:
+    """Refuse properties that this store would change or drop.
+
+    Raises:
+        UnsupportedObjectError: naming what it does not keep.
+    """
+    check_properties(properties)
+    behaviour = bucket.behaviour
+    keeps_tags = behaviour.put_keeps_tags or behaviour.tags_apart
+    for is_kept, given, what in (
+        (keeps_tags, properties.tags, "tags"),
+        (behaviour.keeps_headers, properties.headers, "content headers"),
+        (behaviour.keeps_acls, properties.acl, "ACLs"),
+    ):
+        if given and not is_kept:
+            raise UnsupportedObjectError(f"the store {bucket.bucket} does not keep {what}")
+    if not behaviour.keeps_underscores and any("_" in name for name, _ in properties.metadata):
+        raise UnsupportedObjectError(
+            f"the store {bucket.bucket} changes metadata names that have an underscore"
+        )
+
+
+def put_tags(bucket: S3Bucket, key: str, version: str, tags: Sequence[tuple[str, str]]) -> None:
+    """Replace the tags of an object.
+
+    An empty set is put, not deleted: Ceph 16 answers a deletion in a versioned bucket
+    and removes nothing.
+
+    Raises:
+        StoreError: the store refused.
+    """
+    body = tags_document(tags)
+    digest = base64.b64encode(md5_of(body)).decode()
+    query = (("tagging", ""), *((("versionId", version),) if version else ()))
+    with translated(f"cannot set the tags of {key!r}"):
+        bucket.request("PUT", key, query=query, headers={"content-md5": digest}, body=body)
+
+
+def delete_versions(bucket: S3Bucket, objects: Sequence[tuple[str, str]]) -> list[DeleteFailure]:
+    """Delete keys in just these versions; an empty version is the current object.
+
+    Raises:
+        StoreError: it is not known which were deleted.
+    """
+    failures = []
+    bulk = dict[str, list[tuple[str, str]]]()
+    for key, version in objects:
+        place, name = bucket.place(key)
+        # Parsers of some stores trim text, and XML cannot carry every character.
+        if fits_xml(name) and name == name.strip():
+            bulk.setdefault(place, []).append((name, version))
+            continue
+        query = (("versionId", version),) if version else ()
+        try:
+            bucket.client.request("DELETE", place, name, query=query)
+        except S3OutcomeUnknownError as error:
+            raise store_error(error, f"cannot delete {key!r}") from error
+        except S3Error as error:
+            if error.status != 404:
+                failures.append(DeleteFailure(key, error.message))
+    for place, names in bulk.items():
+        for first in range(0, len(names), DELETE_KEYS_MAX):
+            failures += _delete_in_bulk(bucket, place, names[first : first + DELETE_KEYS_MAX])
+    return failures
+
+
+def _delete_in_bulk(
+    bucket: S3Bucket, place: str, names: Sequence[tuple[str, str]]
+) -> list[DeleteFailure]:
+    body = delete_document(names)
+    headers = {"content-md5": base64.b64encode(md5_of(body)).decode()}
+    with translated(f"cannot delete {len(names)} objects of {place}"):
+        # Deleting twice is deleting once, but for a second delete marker.
+        answer = bucket.client.request(
+            "POST", place, query=(("delete", ""),), headers=headers, body=body, idempotent=True
+        )
+        return [
+            DeleteFailure(failure.key.removeprefix(bucket.prefix), failure.reason)
+            for failure in parse_delete_failures(answer.body)
+        ]
+
+
+def _in_order(found: Iterator[ObjectFacts], start_after: str) -> Iterator[ObjectFacts]:
+    """Those after a key; an error where the order of bytes is broken."""
+    before = start_after.encode()
+    bound = before
+    for facts in found:
+        name = facts.key.encode()
+        if name <= bound and start_after:
+            continue
+        if name <= before and before:
+            raise StoreError(f"the store lists {facts.key!r} out of order")
+        before = name
+        yield facts
+
+
+def _grouped(found: Iterator[ObjectFacts]) -> Iterator[ObjectFacts]:
+    """Versions, an error where the order of their keys is broken."""
+    before = b""
+    for facts in found:
+        name = facts.key.encode()
+        if name < before:
+            raise StoreError(f"the store lists {facts.key!r} out of order")
+        before = name
+        yield facts
+
+
+def _counted(pieces: Iterator[bytes], length_bytes: int, key: str) -> Iterator[bytes]:
+    left = length_bytes
+    with translated(f"cannot read {key!r}"):
+        for piece in pieces:
+            left -= len(piece)
+            if left < 0:
+                break
+            yield piece
+    if left:
+        raise StoreUnavailableError(
+            f"{length_bytes - left} bytes of {key!r} came, not {length_bytes}", key=key
+        )
+
+
+def _may_hold(condition: WriteCondition, found: ObjectFacts | None) -> bool:
+    if condition.absent:
+        return found is None
+    return not condition.etag or (found is not None and found.etag == condition.etag)
+
+
+def _length(headers: Mapping[str, str]) -> int:
+    text = headers.get("content-length", "")
+    if not (text.isascii() and text.isdigit()):
+        raise S3ProtocolError(f"the store answered with a length of {text[:40]!r}")
+    return int(text)
+
+
+def _modified_ms(headers: Mapping[str, str]) -> int:
+    text = headers.get("last-modified", "")
+    try:
+        return int(parsedate_to_datetime(text).timestamp()) * 1000
+    except ValueError as error:
+        raise S3ProtocolError(f"the store answered with a time of {text[:40]!r}") from error

@@ -1,0 +1,289 @@
+"""Objects in parts in one S3 bucket, and the scratch objects that stitching makes."""
+
+import base64
+from collections.abc import Iterator, Sequence
+
+from merkle.checksum import Buffer
+from replicator.hashing import md5_of, parts_etag
+from replicator.stores.port import (
+    CopySource,
+    DigestMismatchError,
+    ObjectFacts,
+    ObjectMissingError,
+    ObjectProperties,
+    PreconditionFailedError,
+    StoreError,
+    UnsupportedObjectError,
+    UploadedPart,
+    UploadId,
+    WriteCondition,
+)
+from replicator.stores.s3_bucket import (
+    SCRATCH_PREFIX,
+    S3Bucket,
+    etag_of,
+    is_md5,
+    store_error,
+    translated,
+)
+from replicator.stores.s3_documents import (
+    UploadsPage,
+    complete_document,
+    parse_completed_etag,
+    parse_copied_etag,
+    parse_listing,
+    parse_parts,
+    parse_upload_id,
+    parse_uploads,
+    parse_versions,
+)
+from replicator.stores.s3_objects import S3Reader, check_kept, delete_versions, put_tags
+from replicator.stores.s3_properties import headers_of
+from runtime.s3_answers import S3Error, S3OutcomeUnknownError
+
+PART_NUMBER_MAX = 10_000
+
+
+class S3UploadWriter:
+    """See UploadWriter."""
+
+    def __init__(self, bucket: S3Bucket, reader: S3Reader) -> None:
+        self._bucket = bucket
+        self._reader = reader
+
+    def begin(self, key: str, properties: ObjectProperties) -> UploadId:
+        """See UploadWriter."""
+        self._bucket.check_writable(key)
+        check_kept(self._bucket, properties)
+        behaviour = self._bucket.behaviour
+        headers = headers_of(
+            properties, with_tags=behaviour.upload_keeps_tags, owner=behaviour.owner
+        )
+        with translated(f"cannot begin an upload of {key!r}"):
+            answer = self._bucket.request("POST", key, query=(("uploads", ""),), headers=headers)
+            return parse_upload_id(answer.body)
+
+    def write_part(self, key: str, upload: UploadId, number: int, body: Buffer) -> UploadedPart:
+        """See UploadWriter."""
+        query, md5 = _part_query(upload, number), md5_of(body)
+        headers = {"content-md5": base64.b64encode(md5).decode()}
+        with translated(f"cannot write part {number} of {key!r}"):
+            answer = self._bucket.request("PUT", key, query=query, headers=headers, body=body)
+            etag = etag_of(answer.headers)
+        if self._bucket.behaviour.etag_is_md5 and etag != md5.hex():
+            raise DigestMismatchError(
+                f"the store received other bytes of part {number} of {key!r}: its ETag is {etag}"
+            )
+        return UploadedPart(number, memoryview(body).nbytes, etag)
+
+    def copy_part(
+        self, key: str, upload: UploadId, number: int, source: CopySource
+    ) -> UploadedPart:
+        """See UploadWriter. Most stores ignore the source's ETag, so it is looked at
+        before where it matters.
+        """
+        if not 0 <= source.first < source.end:
+            raise UnsupportedObjectError(f"a part of {source.end - source.first} bytes")
+        if not self._bucket.behaviour.copies_ranges:
+            raise UnsupportedObjectError(f"{self._bucket.bucket} copies no ranges of objects")
+        if source.etag and not self._bucket.behaviour.copy_checks_source:
+            now = self._reader.facts(source.key, version=source.version)
+            if now is None:
+                raise ObjectMissingError(f"{source.key!r} does not exist", key=source.key)
+            if now.etag != source.etag:
+                raise PreconditionFailedError(f"{source.key!r} changed", key=source.key)
+            if source.end > now.size_bytes:
+                raise UnsupportedObjectError(f"{source.key!r} has {now.size_bytes} bytes only")
+        headers = {
+            "x-amz-copy-source": self._bucket.source_header(source.key, source.version),
+            "x-amz-copy-source-range": f"bytes={source.first}-{source.end - 1}",
+        }
+        if source.etag:
+            headers["x-amz-copy-source-if-match"] = f'"{source.etag}"'
+        with translated(f"cannot copy part {number} of {key!r} from {source.key!r}"):
+            answer = self._bucket.request(
+                "PUT", key, query=_part_query(upload, number), headers=headers
+            )
+            etag = parse_copied_etag(answer.body)
+        return UploadedPart(number, source.end - source.first, etag)
+
+    def complete(
+        self,
+        key: str,
+        upload: UploadId,
+        parts: Sequence[UploadedPart],
+        properties: ObjectProperties,
+        condition: WriteCondition,
+    ) -> ObjectFacts:
+        """See UploadWriter."""
+        ordered = sorted(parts, key=lambda part: part.number)
+        if not ordered or len({part.number for part in ordered}) < len(ordered):
+            raise UnsupportedObjectError(f"{key!r} needs parts, each of another number", key=key)
+        etag, version = self._complete(key, upload, ordered, condition)
+        if properties.tags and not self._bucket.behaviour.upload_keeps_tags:
+            put_tags(self._bucket, key, version, properties.tags)
+        size = sum(part.size_bytes for part in ordered)
+        return ObjectFacts(key, size, etag, 0, version, hashes=self._bucket.hashes(etag))
+
+    def abort(self, key: str, upload: UploadId) -> None:
+        """See UploadWriter."""
+        try:
+            self._bucket.request("DELETE", key, query=(("uploadId", upload),))
+        except S3Error as error:
+            if error.status != 404:
+                raise store_error(error, f"cannot abort an upload of {key!r}") from error
+
+    def _complete(
+        self,
+        key: str,
+        upload: UploadId,
+        parts: Sequence[UploadedPart],
+        condition: WriteCondition,
+    ) -> tuple[str, str]:
+        """ETag and version of the new object."""
+        headers = {}
+        if self._bucket.behaviour.completes_conditionally:
+            if condition.absent:
+                headers["if-none-match"] = "*"
+            if condition.etag:
+                headers["if-match"] = f'"{condition.etag}"'
+        # By the rule of AWS; Ceph 16 keeps it, and answers an empty ETag.
+        expected = (
+            parts_etag([bytes.fromhex(part.etag) for part in parts])
+            if all(is_md5(part.etag) for part in parts)
+            else ""
+        )
+        query, body = (("uploadId", upload),), complete_document(parts)
+        try:
+            answer = self._bucket.request("POST", key, query=query, headers=headers, body=body)
+            etag = parse_completed_etag(answer.body) or expected
+            version = self._bucket.version_of(answer.headers)
+        except S3OutcomeUnknownError as error:
+            found = self._reader.facts(key)
+            if found is None or not expected or found.etag != expected:
+                raise store_error(error, f"cannot complete {key!r}") from error
+            etag, version = found.etag, found.version
+        except S3Error as error:
+            raise store_error(error, f"cannot complete {key!r}") from error
+        if not etag or (self._bucket.behaviour.keeps_versions and not version):
+            found = self._reader.facts(key, version=version)
+            if found is None:
+                raise StoreError(f"{key!r} is gone after its upload was completed", key=key)
+            etag, version = found.etag, found.version
+        return etag, version
+
+
+class S3UploadReader:
+    """See UploadReader."""
+
+    def __init__(self, bucket: S3Bucket) -> None:
+        self._bucket = bucket
+
+    def uploads(self, prefix: str) -> Iterator[tuple[str, UploadId]]:
+        """See UploadReader."""
+        for name, upload, _ in unfinished(
+            self._bucket, self._bucket.bucket, self._bucket.prefix + prefix
+        ):
+            key = self._bucket.relative(name)
+            if key is not None:
+                yield key, upload
+
+    def parts(self, key: str, upload: UploadId) -> Iterator[UploadedPart]:
+        """See UploadReader."""
+        marker = ""
+        while True:
+            after = (("part-number-marker", marker),) if marker else ()
+            with translated(f"cannot list the parts of {key!r}"):
+                answer = self._bucket.request(
+                    "GET", key, query=(("uploadId", upload), ("max-parts", "1000"), *after)
+                )
+                page = parse_parts(answer.body)
+            yield from page.parts
+            if not page.marker:
+                return
+            if page.marker == marker:
+                raise StoreError(f"the list of the parts of {key!r} does not advance")
+            marker = page.marker
+
+
+class S3Scratch:
+    """See ScratchSpace."""
+
+    def __init__(self, bucket: S3Bucket) -> None:
+        self._bucket = bucket
+
+    def new_key(self) -> str:
+        """See ScratchSpace."""
+        return self._bucket.new_scratch_key()
+
+    def discard(self, made: Sequence[ObjectFacts]) -> None:
+        """See ScratchSpace."""
+        self._delete(sorted({(facts.key, facts.version) for facts in made}))
+
+    def clean(self, *, before_ms: int) -> int:
+        """See ScratchSpace."""
+        bucket = self._bucket.scratch_bucket
+        prefix = self._bucket.prefix + SCRATCH_PREFIX
+        old = [
+            (facts.key.removeprefix(self._bucket.prefix), facts.version)
+            for facts in self._left(bucket, prefix)
+            if facts.modified_ms < before_ms
+        ]
+        self._delete(old)
+        uploads = [
+            (name, upload)
+            for name, upload, begun_ms in unfinished(self._bucket, bucket, prefix)
+            if begun_ms < before_ms
+        ]
+        for name, upload in uploads:
+            with translated(f"cannot abort an upload of {name!r}"):
+                self._bucket.client.request("DELETE", bucket, name, query=(("uploadId", upload),))
+        return len(old) + len(uploads)
+
+    def _left(self, bucket: str, prefix: str) -> list[ObjectFacts]:
+        """One page: scratch objects are few, and the next call takes the rest."""
+        keeps_versions = self._bucket.behaviour.keeps_versions
+        kind = ("versions", "") if keeps_versions else ("list-type", "2")
+        query = (kind, ("encoding-type", "url"), ("prefix", prefix))
+        with translated(f"cannot list the scratch objects in {bucket}"):
+            body = self._bucket.client.request("GET", bucket, query=query).body
+            found = parse_versions(body).versions if keeps_versions else parse_listing(body).objects
+        return list(found)
+
+    def _delete(self, objects: Sequence[tuple[str, str]]) -> None:
+        failures = delete_versions(self._bucket, objects)
+        if failures:
+            raise StoreError(f"a scratch object was not deleted: {failures[0].reason}")
+
+
+def unfinished(bucket: S3Bucket, place: str, prefix: str) -> Iterator[tuple[str, UploadId, int]]:
+    """Full name, ID and beginning in ms of the uploads below a prefix that were neither
+    completed nor aborted.
+
+    Raises:
+        StoreError: the listing is not complete.
+    """
+    query = [("uploads", ""), ("encoding-type", "url"), ("prefix", prefix)]
+    page = UploadsPage((), "", "")
+    while True:
+        markers = [("key-marker", page.key_marker), ("upload-id-marker", page.upload_marker)]
+        before = (page.key_marker, page.upload_marker)
+        with translated(f"cannot list the uploads of {place}"):
+            answer = bucket.client.request(
+                "GET", place, query=[*query, *(marker for marker in markers if marker[1])]
+            )
+            page = parse_uploads(answer.body)
+        for name, upload, begun_ms in page.uploads:
+            # moto lists all of them, whatever the prefix.
+            if name.startswith(prefix):
+                yield name, upload, begun_ms
+        if not page.key_marker:
+            return
+        if (page.key_marker, page.upload_marker) == before:
+            raise StoreError(f"the list of the uploads of {place} does not advance")
+
+
+def _part_query(upload: UploadId, number: int) -> tuple[tuple[str, str], ...]:
+    if not 1 <= number <= PART_NUMBER_MAX:
+        raise UnsupportedObjectError(f"a part has number {number}, not 1 to {PART_NUMBER_MAX}")
+    return ("partNumber", str(number)), ("uploadId", upload)

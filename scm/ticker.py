@@ -1,0 +1,83 @@
+"""The thread that lets time go by at the controller and publishes its gauges."""
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+from merkle.errors import ReconcileError
+from runtime.errors import InternalError
+from runtime.guard import ThreadGuard
+from runtime.log import error_fields, get_logger
+from runtime.metrics import Metrics
+from scm.events import CONTROLLER_EVENTS
+from scm.metrics import THREAD_FAILURES
+
+_log = get_logger("server", CONTROLLER_EVENTS)
+
+
+class TickedController(Protocol):
+    """The controller, as its ticker uses it."""
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due at `now_s`.
+
+        Raises:
+            ReconcileError: the changes are not saved; the next tick saves them.
+        """
+
+    def gauges(self, now_s: float) -> Mapping[str, float]:
+        """The values of all gauges at `now_s`, by their names."""
+
+
+class Ticker:
+    """Ticks a controller until it is stopped, whatever becomes of a tick."""
+
+    def __init__(
+        self,
+        controller: TickedController,
+        lock: threading.Lock,
+        clock: Callable[[], float],
+        metrics: Metrics,
+        *,
+        interval_s: float,
+    ) -> None:
+        """`lock` excludes all other users of the controller."""
+        self._controller = controller
+        self._lock = lock
+        self._clock = clock
+        self._metrics = metrics
+        self._interval_s = interval_s
+        self._guard = ThreadGuard("ticker", metrics, THREAD_FAILURES)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ticker")
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Wait for the running tick; there is no other."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._interval_s):
+            for step in (self._tick, self._measure):
+                # The guard has logged and counted it; the next tick tries again.
+                with suppress(InternalError), self._guard.named_errors():
+                    step()
+
+    def _tick(self) -> None:
+        with self._lock:
+            try:
+                self._controller.tick(self._clock())
+            except ReconcileError as error:
+                # Nothing is lost: the next tick saves the changes again.
+                _log.error("request_failed", **error_fields(error))
+
+    def _measure(self) -> None:
+        with self._lock:
+            gauges = self._controller.gauges(self._clock())
+        for name, value in gauges.items():
+            self._metrics.set(name, value)

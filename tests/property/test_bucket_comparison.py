@@ -1,0 +1,147 @@
+"""Comparisons at random against brute force: at rest, moving, of ranges."""
+
+import random
+
+import pytest
+
+from proof.comparison import BucketComparison
+from proof.index import KeyRange
+from proof.root import SetRoot
+from tests.support.bucket_pairs import (
+    NAMES,
+    MovingPair,
+    differing,
+    names_of,
+    pair_at_rest,
+    random_items,
+    steps,
+)
+from tests.support.memory_index import Link, MemoryIndex, compare
+
+SEEDS_AT_REST = 4_000
+SEEDS_MOVING = 1_500
+SEEDS_RANGES = 300
+# Seeds are run in groups, so that workers can share them.
+GROUPS = 10
+
+
+def agrees(
+    outcome: BucketComparison, source: MemoryIndex, target: MemoryIndex, seed: object
+) -> None:
+    truth = differing(source.items, target.items)
+    assert names_of(outcome.differences) == truth, seed
+    assert outcome.is_equal == (not truth), seed
+    assert (outcome.in_flight, outcome.unknown) == (0, ()), seed
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_at_rest_exactly_what_differs_is_found(group: int) -> None:
+    for seed in range(group, SEEDS_AT_REST, GROUPS):
+        rng = random.Random(seed)
+        size = int(2 ** rng.uniform(0, 7)) - 1
+        source, target = pair_at_rest(rng, size, rng.choice((0, 1, 2, 10, size)))
+        agrees(compare(source, target), source, target, seed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_larger_buckets_are_compared_as_well(seed: int) -> None:
+    rng = random.Random(seed)
+    source, target = pair_at_rest(rng, 10_000, (0, 3, 40, 300, 2_000, 20_000)[seed % 6])
+    agrees(compare(source, target), source, target, seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sets_that_share_nothing_are_told_apart(seed: int) -> None:
+    rng = random.Random(seed)
+    sides = [MemoryIndex(random_items(rng, n, 10**5).values()) for n in (0, 700)]
+    source, target = sides if seed % 2 else sides[::-1]
+    agrees(compare(source, target), source, target, seed)
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_of_a_range_what_differs_in_it_is_found(group: int) -> None:
+    for seed in range(group, SEEDS_RANGES, GROUPS):
+        rng = random.Random(seed)
+        source, target = pair_at_rest(rng, 200, rng.choice((0, 3, 30)))
+        start, end = sorted(rng.choice(NAMES) + f"{rng.randrange(400):05}" for _ in range(2))
+        inside = KeyRange(start, end if rng.random() < 0.8 else None)
+        outcome = compare(source, target, key_range=inside)
+        truth = {
+            name: kind
+            for name, kind in differing(source.items, target.items).items()
+            if name[0] in inside
+        }
+        assert names_of(outcome.differences) == truth, seed
+        assert outcome.is_equal == (not truth), seed
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_while_both_sides_move_nothing_is_found_wrongly(group: int) -> None:
+    """What is certain differs at the cut, what differs is certain or in flight, and
+    only items that changed after the cut are in flight.
+    """
+    for seed in range(group, SEEDS_MOVING, GROUPS):
+        rng = random.Random(seed)
+        pair = MovingPair(rng, universe=rng.choice((4, 30, 120)))
+        is_faithful = rng.random() < 0.5
+
+        def move(pair: MovingPair, rng: random.Random, is_faithful: bool, most: int) -> None:
+            for _ in range(rng.randrange(most)):
+                pair.change_source()
+            for _ in range(rng.randrange(most)):
+                pair.apply(faithfully=is_faithful or rng.random() < 0.9)
+            if not is_faithful and rng.random() < 0.5:
+                pair.write_foreign()
+
+        move(pair, rng, is_faithful, 40)
+        acknowledged = pair.target.applied
+        if rng.random() < 0.3:
+            move(pair, rng, is_faithful, 5)
+        ours, theirs = pair.source_at_cut(), pair.target.items
+        first_cut = (pair.source.position, pair.target.position)
+        outcome = None
+        for number, result in enumerate(steps(pair.source, pair.target, applied=acknowledged)):
+            outcome = result
+            if number:
+                move(pair, rng, is_faithful, 4)
+        assert outcome is not None
+        truth = differing(ours, theirs)
+        found = names_of(outcome.differences)
+        assert found.items() <= truth.items(), seed
+        assert outcome.is_equal == (not truth), seed
+        assert len(found) + outcome.in_flight == len(truth), seed
+        assert outcome.unknown == ()
+        moved = {
+            (change.key, change.version)
+            for index, after in zip(
+                (pair.source, pair.target), (outcome.cut.through, first_cut[1]), strict=True
+            )
+            for change in index.changes(after=after, through=index.position)
+        }
+        assert truth.keys() - found.keys() <= moved, seed
+        if is_faithful:
+            assert outcome.is_equal, seed
+
+
+def test_a_rewound_root_is_that_of_a_replay() -> None:
+    for seed in range(200):
+        rng = random.Random(seed)
+        pair = MovingPair(rng, universe=40)
+        for _ in range(60):
+            rng.choice((pair.change_source, pair.apply))()
+        outcome = next(one for one in steps(pair.source, pair.target) if one)
+        expected = MemoryIndex(pair.source_at_cut().values())
+        assert outcome.ours == SetRoot.of(expected.ids(KeyRange())), seed
+        assert outcome.is_equal
+
+
+@pytest.mark.parametrize("size", [1000, 20_000])
+def test_bytes_and_trips_stay_within_their_bars(size: int) -> None:
+    rng = random.Random(size)
+    for changes in (0, 1, 5, 10, 100, 1000):
+        source, target = pair_at_rest(rng, size, changes)
+        link = Link(target)
+        found = compare(source, target, link=link).differences
+        names = sum(len(one.key.encode()) for one in found if one.theirs)
+        assert link.total_bytes <= (1000 + 80 * len(found) + names if found else 256)
+        assert link.trips <= (5 if found else 1)

@@ -1,0 +1,131 @@
+"""Two real and independent Ceph object stores on loopback for the tests marked `peers`
+(tests/testbed/ceph_rgw.sh does the work).
+"""
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ROOT
+from tests.support.s3_servers import S3Bucket, S3Endpoint, free_port
+
+_SCRIPT = ROOT / "tests" / "testbed" / "ceph_rgw.sh"
+# A start takes 40 s on an idle machine; the script gives up each wait after 90 s.
+_COMMAND_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class RgwSite:
+    """One site by its users: an ordinary one, one who may read and trim the change
+    logs, and the system user, whose writes may set version IDs and owners.
+    """
+
+    name: str
+    endpoint: S3Endpoint
+    log_reader: S3Endpoint
+    system: S3Endpoint
+
+
+class RgwPair:
+    """Sites `a` and `b`, which know nothing of each other; a context manager that
+    leaves nothing running and no data behind.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._environment = {
+            **os.environ,
+            "CEPH_RGW_DIR": str(folder),
+            "CEPH_RGW_MODE": "pair",
+        }
+
+    def __enter__(self) -> "RgwPair":
+        # One that was killed may have left daemons.
+        self._run("destroy")
+        s3_port, monitor_port = _free_pair(), _free_pair()
+        self._environment |= {
+            "CEPH_RGW_PORT": str(s3_port),
+            "CEPH_RGW_MON_PORT": str(monitor_port),
+        }
+        try:
+            self._run("start")
+        except BaseException:
+            self._run("destroy")
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run("destroy")
+
+    def site(self, name: str) -> RgwSite:
+        """Site `a` or `b`."""
+        lines = self._run("env").splitlines()
+        settings = dict(line.split("=", 1) for line in lines)
+        users = [
+            S3Endpoint(
+                settings[f"RGW_{name.upper()}_ENDPOINT"],
+                settings[f"RGW_{user}_ACCESS_KEY"],
+                settings[f"RGW_{user}_SECRET_KEY"],
+            )
+            for user in ("APP", "ADMIN", "SYSTEM")
+        ]
+        return RgwSite(name, *users)
+
+    def kill(self, site: str, daemon: str) -> None:
+        """End one daemon (mon, osd, rgw) as a power cut would."""
+        self._run("kill", site, daemon)
+
+    def start(self, site: str, daemon: str) -> None:
+        """Start one daemon again and wait until it answers."""
+        self._run("up", site, daemon)
+
+    def _run(self, *words: str) -> str:
+        done = subprocess.run(
+            ["bash", str(_SCRIPT), *words],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{words} ended with {done.returncode}\n{done.stderr}"
+        return done.stdout
+
+
+def _free_pair() -> int:
+    """The first of two neighbouring loopback ports that nobody listens on."""
+    for _ in range(100):
+        port = free_port()
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
+    raise AssertionError("no two neighbouring ports are free")
+
+
+@pytest.fixture(scope="session")
+def rgw_pair() -> Iterator[RgwPair]:
+    """Two independent sites for the whole session."""
+    # Each worker of xdist has its own.
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    with RgwPair(ROOT / ".testbed" / f"ceph-{worker}") as pair:
+        yield pair
+
+
+@pytest.fixture(scope="session")
+def rgw(rgw_pair: RgwPair) -> RgwSite:
+    """One real Ceph site."""
+    return rgw_pair.site("a")
+
+
+@pytest.fixture
+def rgw_bucket(rgw: RgwSite) -> S3Bucket:
+    """A fresh bucket of a real Ceph site."""
+    return rgw.endpoint.fresh_bucket()
