@@ -23,6 +23,7 @@ from merkle.limits import PEERS_MAX
 from merkle.replica import ContainerReplica, ReplicaState
 from merkle.tree import ContainerTree, root_hex
 from repair.peers import AgentPeer
+from runtime.config import split_address
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table, size_text
 from runtime.rpc import open_channel
@@ -299,7 +300,7 @@ def has_invalid_replica(view: ContainerStatus) -> bool:
 
 def datanode_json(datanode: Datanode) -> JsonObject:
     """The JSON object for a datanode, with the keys that Ozone uses."""
-    host = datanode.address.rpartition(":")[0].strip("[]")
+    host, _ = split_address(datanode.address)
     return {"id": datanode.peer, "hostname": datanode.hostname or host, "ipAddress": host}
 
 

@@ -27,7 +27,7 @@ from ozone.errors import (
     DescriptorError,
     VolumeError,
 )
-from ozone.rocks import lock_holder
+from ozone.rocks_lock import lock_holder
 from ozone.volume import Hold, Volume, open_volume
 from runtime.disk import Disk
 from runtime.errors import ConfigError, DatabaseError, DiskError

@@ -12,7 +12,8 @@ import json
 import socket
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 
 import click
@@ -97,14 +98,7 @@ def reconcile(
     reports to it, 8 already running.
     """
     if status:
-        try:
-            requested = _requested_ids(controller, arguments, all_diverged, as_json=as_json)
-            _status(controller, requested, as_json=as_json)
-        except ReconcileError:
-            # Ozone's array has no place for a reason, and an empty one would say that all
-            # is well.
-            with command_result("reconcile", as_json=as_json):
-                raise
+        _status(controller, arguments, all_diverged, as_json=as_json)
         return
     with command_result("reconcile", as_json=as_json) as answer:
         requested = _requested_ids(controller, arguments, all_diverged, as_json=as_json)
@@ -416,16 +410,33 @@ def _who() -> str:
         return f"nobody@{socket.gethostname()}"
 
 
-def _status(controller: ControllerClient, requested: Sequence[int], *, as_json: bool) -> None:
+@contextmanager
+def _reason_in_json(*, as_json: bool) -> Iterator[None]:
+    """Print the document of an error in place of Ozone's array. The array has no place
+    for a reason, and an empty one would say that all is well.
+    """
+    try:
+        yield
+    except ReconcileError:
+        with command_result("reconcile", as_json=as_json):
+            raise
+
+
+def _status(
+    controller: ControllerClient, arguments: tuple[str, ...], all_diverged: bool, *, as_json: bool
+) -> None:
     """Print the status as a table, or with --json as Ozone's array. Failures of single
     containers go to stderr in both cases.
 
     Raises:
-        ReconcileError: the controller gave no answer, or no agent reports to it.
+        ReconcileError: the controller gave no answer, or no agent reports to it;
+            without `as_json`.
     """
-    views = controller.get_containers(requested)
-    if len(views) < len(requested):
-        check_agents(controller)
+    with _reason_in_json(as_json=as_json):
+        requested = _requested_ids(controller, arguments, all_diverged, as_json=as_json)
+        views = controller.get_containers(requested)
+        if len(views) < len(requested):
+            check_agents(controller)
     shown, failures = list[ContainerStatus](), list[str]()
     for number in requested:
         view = views.get(number)

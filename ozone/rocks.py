@@ -15,14 +15,12 @@ is queried first, never tried.
 
 import contextlib
 import errno
-import fcntl
+import itertools
 import os
 import shutil
 import stat
-import struct
 import tempfile
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
@@ -33,8 +31,10 @@ from rocksdict import (
     ChecksumType,
     ColumnFamily,
     DBCompressionType,
+    DBRecoveryMode,
     Options,
     Rdict,
+    RdictIter,
     ReadOptions,
     SliceTransform,
     WriteBatch,
@@ -42,7 +42,7 @@ from rocksdict import (
 )
 
 from merkle.tree import BlockId, ContainerId
-from ozone.errors import VolumeLockedError
+from ozone.rocks_lock import claim, lock_error, lock_holder, release
 from runtime.disk import Disk, Operation, disk_error
 from runtime.errors import DatabaseError
 
@@ -51,8 +51,6 @@ from runtime.errors import DatabaseError
 _SHADOW_TRIES_MAX = 8
 _SEPARATOR = b"|"
 _STRAY = "rocksdict-config.json"
-# struct flock: l_type, l_whence, l_start, l_len, l_pid.
-_FLOCK = "hhqqi4x"
 
 
 class OzoneTable(StrEnum):
@@ -175,10 +173,10 @@ class Database:
             DatabaseError: there is no database, or it cannot be opened.
         """
         _require_database(path)
-        with _claim(path):
+        with claim(path):
             holder = lock_holder(path / "LOCK")
             if holder is not None:
-                raise _lock_error(path, holder)
+                raise lock_error(path, holder)
             try:
                 with _translate_errors(path, "open"):
                     rdict = _open(path, AccessType.read_write())
@@ -200,7 +198,7 @@ class Database:
         if (path / "CURRENT").exists():
             raise DatabaseError(f"there is a RocksDB in {path} already", path=str(path))
         disk.make_folder(path)
-        with _claim(path), _translate_errors(path, "create"):
+        with claim(path), _translate_errors(path, "create"):
             options = Options(raw_mode=True)
             options.create_if_missing(True)
             options.create_missing_column_families(True)
@@ -275,16 +273,7 @@ class Database:
             options.set_total_order_seek(True)
             found = rows.iter(options)
             found.seek(prefix)
-        while True:
-            with _translate_errors(self._path, "read"):
-                if not found.valid():
-                    # The end of the rows, or an unreadable block: only the status
-                    # distinguishes them. The binding's own iterators ignore it.
-                    found.status()
-                    return
-                item = found.key(), found.value()
-                found.next()
-            yield item
+        yield from _rows_from(found, self._path)
 
     def write(self, batch: Batch) -> None:
         """Write all changes of a batch, or none; durable on return.
@@ -340,7 +329,7 @@ class Database:
         self._closed = True
         with contextlib.ExitStack() as closing:
             if self._disk is not None:
-                closing.callback(_release, self._path)
+                closing.callback(release, self._path)
                 closing.callback(_remove_stray, self._path)
             closing.enter_context(_translate_errors(self._path, "close"))
             for rows in (self._rdict, *self._tables.values()):
@@ -359,65 +348,144 @@ class Database:
             raise DatabaseError(f"the database {self._path} is closed", path=str(self._path))
 
 
-def lock_holder(lock: Path) -> int | None:
-    """The process that holds RocksDB's lock, None if it is free; 0 for a process that
-    is not visible to us.
-
-    Not for a database that this process has open: closing any descriptor of a file
-    drops all record locks of the process on it.
-
-    Raises:
-        DatabaseError: the lock cannot be queried.
+class KeyValues:
+    """A RocksDB of our own: bytes by key, in the order of keys. One thread at a time
+    writes; iterators and snapshots end before `close`.
     """
-    try:
-        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DatabaseError(
-            f"cannot query the lock {lock}: {error.strerror}", path=str(lock)
-        ) from error
-    try:
-        query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, query))
-        return None if kind == fcntl.F_UNLCK else int(pid)
-    finally:
-        os.close(fd)
+
+    def __init__(self, path: Path, *, create: bool) -> None:
+        """Open a database, or create one.
+
+        Raises:
+            VolumeLockedError: a process has it open.
+            DatabaseError: there is none, or it cannot be opened.
+        """
+        if not create:
+            _require_database(path)
+        options = Options(raw_mode=True)
+        options.create_if_missing(create)
+        options.set_error_if_exists(create)
+        options.set_compression_type(DBCompressionType.zstd())
+        options.set_write_buffer_size(64 << 20)
+        options.set_block_based_table_factory(_block_options())
+        # The default takes a damaged record in the middle of the log for its end.
+        options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
+        self._path, self._closed = path, False
+        with _translate_errors(path, "open"):
+            self._rdict = Rdict(str(path), options=options)
+        _remove_stray(path)
+
+    @contextlib.contextmanager
+    def scanner(self) -> Iterator["KeyScanner"]:
+        """All rows at this moment, unchanged until the context ends.
+
+        Raises:
+            DatabaseError: the database cannot be read.
+        """
+        with _translate_errors(self._path, "read"):
+            scanner = KeyScanner(self._rdict, self._path)
+        try:
+            yield scanner
+        finally:
+            scanner.release()
+
+    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The rows from one key on and before another, as of the first step. Raises as
+        `KeyScanner.scan`.
+        """
+        with _translate_errors(self._path, "read"):
+            options = ReadOptions()
+            options.set_iterate_upper_bound(end)
+            found = self._rdict.iter(options)
+            found.seek(start)
+        # By a generator, which keeps the options: the iterator refers to its bound.
+        yield from _rows_from(found, self._path)
+
+    def write(
+        self,
+        puts: Iterable[tuple[bytes, bytes]],
+        deletes: Iterable[bytes] = (),
+        *,
+        delete_range: tuple[bytes, bytes] | None = None,
+        durable: bool = True,
+    ) -> None:
+        """Delete a range, then keys, then write rows: all or nothing. Without `durable`
+        only `flush` makes it durable.
+
+        Raises:
+            DatabaseError: with the fact `suspect`: what the database holds is unknown.
+        """
+        with _translate_errors(self._path, "write", suspect=True):
+            changes, options = WriteBatch(raw_mode=True), WriteOptions()
+            if delete_range is not None:
+                changes.delete_range(*delete_range)
+            for key in deletes:
+                changes.delete(key)
+            for key, value in puts:
+                changes.put(key, value)
+            options.sync = durable
+            self._rdict.write(changes, options)
+
+    def flush(self) -> None:
+        """Make everything durable, in as few files as possible. Raises as `write`."""
+        with _translate_errors(self._path, "flush", suspect=True):
+            self._rdict.flush(True)
+            self._rdict.compact_range(None, None)
+
+    def close(self) -> None:
+        """Close the database, whatever it raises; idempotent."""
+        if not self._closed:
+            self._closed = True
+            with _translate_errors(self._path, "close"):
+                self._rdict.close()
+            _remove_stray(self._path)
 
 
-# The databases that this process has open as owner: to query their locks would drop
-# them.
-_owned: set[Path] = set()
-_owned_lock = threading.Lock()
+class KeyScanner:
+    """The rows of one moment; one scan at a time."""
+
+    def __init__(self, rdict: Rdict, path: Path) -> None:
+        """Internal: use `KeyValues.scanner`."""
+        self._path = path
+        # Iterators keep to their beginning; those of the binding's snapshots do not.
+        self._held: tuple[RdictIter, RdictIter] | None = (rdict.iter(), rdict.iter())
+
+    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The rows from one key on and before another. It ends the scan before.
+
+        Raises:
+            DatabaseError: a row cannot be read.
+        """
+        assert self._held is not None
+        with _translate_errors(self._path, "read"):
+            self._held[0].seek(start)
+        return itertools.takewhile(lambda row: row[0] < end, _rows_from(self._held[0], self._path))
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key. Raises as `scan`."""
+        assert self._held is not None
+        with _translate_errors(self._path, "read"):
+            self._held[1].seek(key)
+        found = next(_rows_from(self._held[1], self._path), None)
+        return found[1] if found is not None and found[0] == key else None
+
+    def release(self) -> None:
+        """End; whoever keeps the scanner does not keep the database open with it."""
+        self._held = None
 
 
-@contextlib.contextmanager
-def _claim(path: Path) -> Iterator[None]:
-    """Mark the database as open in this process, unless the block raises."""
-    with _owned_lock:
-        if path.resolve() in _owned:
-            raise _lock_error(path, os.getpid())
-        _owned.add(path.resolve())
-    try:
-        yield
-    except BaseException:
-        _release(path)
-        raise
-
-
-def _release(path: Path) -> None:
-    with _owned_lock:
-        _owned.discard(path.resolve())
-
-
-def _lock_error(path: Path, pid: int) -> VolumeLockedError:
-    holder = f"process {pid}" if pid > 0 else "a process that is not visible from here"
-    return VolumeLockedError(
-        f"the database {path} is held by {holder}",
-        hint="Stop the datanode that owns this volume first, or open the volume read-only.",
-        path=str(path),
-        pid=pid,
-    )
+def _rows_from(found: RdictIter, path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """The rows from an iterator's place on."""
+    while True:
+        with _translate_errors(path, "read"):
+            if not found.valid():
+                # The end of the rows, or an unreadable block: only the status
+                # distinguishes them. The binding's own iterators ignore it.
+                found.status()
+                return
+            item = found.key(), found.value()
+            found.next()
+        yield item
 
 
 def _require_database(path: Path) -> None:
@@ -522,7 +590,7 @@ def _translate_errors(path: Path, verb: str, *, suspect: bool = False) -> Iterat
         text = str(error)
         # A LOCK that cannot be opened, as on a read-only file system, is not held.
         if "LOCK" in text and "open a file for lock" not in text:
-            raise _lock_error(path, 0) from error
+            raise lock_error(path, 0) from error
         raise DatabaseError(
             f"cannot {verb} the database {path}: {error}",
             path=str(path),

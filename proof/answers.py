@@ -44,11 +44,11 @@ from proof.messages import (
     WindowsQuestion,
 )
 from proof.symbols import KEPT_SYMBOLS, CodedSymbols, ids_to_bytes, short_ids
-from proof.wire import NAMES_BYTES_MAX, encode_items
+from proof.wire import item_bytes_max
 from runtime.errors import RemoteProtocolError
 
-# Names are compressed in messages; leave room for those that do not compress.
-_NAMES_BYTES = min(MESSAGE_BYTES_MAX - 4096, NAMES_BYTES_MAX)
+# Before compression, so that names fit a message that do not compress.
+_NAMES_BYTES = MESSAGE_BYTES_MAX - 8192
 
 
 class TargetAnswers:
@@ -160,7 +160,7 @@ class TargetAnswers:
         # As many hashes as fit a message, whatever the keys are like.
         answered, size = 0, 0
         for items in found:
-            size += len(encode_items(items))
+            size += sum(map(item_bytes_max, items))
             if size > _NAMES_BYTES and answered:
                 break
             answered += 1

@@ -43,7 +43,7 @@ class Progress:
     """The ranges were not split yet."""
 
 
-def first_size(estimate: float) -> int:
+def _first_size(estimate: float) -> int:
     """How many symbols to ask for at first where the difference is known."""
     return min(JOB_SYMBOLS_MAX, int((_SYMBOLS_AN_ID + 2 / max(estimate, 1) ** 0.5) * estimate) + 8)
 
@@ -53,31 +53,31 @@ def next_size(symbols: int, estimate: float) -> int:
     at most twice their square.
     """
     if not symbols:
-        return first_size(estimate)
+        return _first_size(estimate)
     wanted = int((_SYMBOLS_AN_ID + 2 / symbols**0.5) * estimate) + 8
     return max(int(1.25 * symbols) + 1, min(2 * symbols**2, wanted))
 
 
 def should_decode(symbols: int, estimate: float) -> bool:
     """Whether that many symbols decode nearly always: then a failure says something."""
-    return symbols >= first_size(estimate)
+    return symbols >= _first_size(estimate)
 
 
 def next_step(progress: Progress) -> Step:
     """The cheapest way on, in bytes; symbols that are kept cost no reading besides."""
-    size, wanted = next_size(progress.symbols, progress.estimate), first_size(progress.estimate)
+    size, wanted = next_size(progress.symbols, progress.estimate), _first_size(progress.estimate)
     surplus = progress.ours - progress.theirs
     theirs_only = max(0.0, (progress.estimate - surplus) / 2)
     listed = SHORT_ID_BYTES * progress.ours + progress.ours / 8 + ID_BYTES * theirs_only
     symbols = SYMBOL_BYTES * (max(size, wanted) - progress.symbols)
-    if listed < symbols and progress.ours <= LISTED_IDS_MAX and not is_one_sided(progress):
+    if listed < symbols and progress.ours <= LISTED_IDS_MAX and not _is_one_sided(progress):
         return Step.LIST
-    if progress.may_split and (size > KEPT_SYMBOLS or is_one_sided(progress)):
+    if progress.may_split and (size > KEPT_SYMBOLS or _is_one_sided(progress)):
         return Step.SPLIT
     return Step.SYMBOLS
 
 
-def is_one_sided(progress: Progress) -> bool:
+def _is_one_sided(progress: Progress) -> bool:
     """Whether the counts alone say that the symbols kept are too few, and that one side
     lacks most of what differs: ranges settle that for less.
     """

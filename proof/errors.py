@@ -62,6 +62,13 @@ class IndexDamagedError(ReconcileError):
     code = "index_damaged"
 
 
+class RebuildLimitError(ReconcileError):
+    """More keys changed during the rebuild of an index than it can take over."""
+
+    code = "rebuild_limit"
+    retryable = True
+
+
 class IndexRefusal(StrEnum):
     """Why a file or folder cannot be used as this index."""
 

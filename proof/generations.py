@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from proof.rocks_index import RocksTables
 from proof.sqlite_index import SqliteTables
 from proof.tables import ItemTables
 from runtime.disk import Disk
@@ -34,6 +35,7 @@ _KINDS = frozenset(kind.value for kind in StorageKind)
 TablesOpener = Callable[[Path, bool], ItemTables]
 OPENERS: Mapping[StorageKind, TablesOpener] = {
     StorageKind.SQLITE: lambda path, building: SqliteTables(path, building=building),
+    StorageKind.ROCKSDB: lambda path, building: RocksTables(path, building=building),
 }
 
 

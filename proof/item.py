@@ -173,7 +173,7 @@ def properties_digest(*groups: tuple[tuple[str, str], ...]) -> bytes:
 
 
 def _joined(*fields: bytes) -> bytes:
-    return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+    return b"".join([len(field).to_bytes(4, "big") + field for field in fields])
 
 
 def _keyed(secret: bytes, person: bytes, size_bytes: int) -> "hashlib.blake2b":

@@ -16,14 +16,14 @@ from proof.cuts import RewoundSnapshot, UndoneChange
 from proof.errors import NotCertifiedError
 from proof.index import AppliedPositions, IndexedItem, ItemFacts
 from proof.item import ID_BYTES, KEY_HASH_BYTES, ItemHasher, ItemId
-from proof.symbols import IdDifference, Ids, ids_to_bytes, key_hashes
+from proof.symbols import IdDifference, Ids, ids_from_bytes, ids_to_bytes, key_hashes
 from runtime.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class DifferenceKind(Enum):
+class ItemDifferenceKind(Enum):
     """Seen from the source."""
 
     MISSING = "missing"
@@ -40,7 +40,7 @@ class ItemDifference:
     item that has changed since the cut may have neither.
     """
 
-    kind: DifferenceKind
+    kind: ItemDifferenceKind
     key: str
     version: str
     ours: IndexedItem | None = None
@@ -78,13 +78,13 @@ class Naming:
         self._unknown = list[ItemDifference]()
         self._in_flight = 0
         ours, theirs = key_hashes(found.ours), key_hashes(found.theirs)
-        known = np.fromiter((_key_hash(row.id) for row in rows), np.uint64, len(rows))
+        known = key_hashes(ids_from_bytes(b"".join(self._rows)))
         changed = np.intersect1d(_single(ours), _single(theirs))
         changed = np.setdiff1d(changed, np.setdiff1d(known, _single(known)))
         is_changed, is_missing = np.isin(ours, changed), ~np.isin(ours, theirs)
         for kind, wanted in (
-            (DifferenceKind.CHANGED, is_changed),
-            (DifferenceKind.MISSING, is_missing),
+            (ItemDifferenceKind.CHANGED, is_changed),
+            (ItemDifferenceKind.MISSING, is_missing),
         ):
             for item_id in _each(found.ours[wanted]):
                 self._add_ours(kind, item_id)
@@ -116,14 +116,14 @@ class Naming:
         for item_id in self._twins:
             row = self._rows.get(item_id)
             other = self._named.pop((row.item.key, row.item.version), None) if row else None
-            kind = DifferenceKind.CHANGED if other else DifferenceKind.MISSING
+            kind = ItemDifferenceKind.CHANGED if other else ItemDifferenceKind.MISSING
             self._add_ours(kind, item_id)
         for (key, version), facts in self._named.items():
-            self._add(ItemDifference(DifferenceKind.EXTRA, key, version, theirs=facts))
+            self._add(ItemDifference(ItemDifferenceKind.EXTRA, key, version, theirs=facts))
         in_flight = self._in_flight + len(self._unnamed)
         return NamingResult(_ordered(self._differences), in_flight, _ordered(self._unknown))
 
-    def _add_ours(self, kind: DifferenceKind, item_id: ItemId) -> None:
+    def _add_ours(self, kind: ItemDifferenceKind, item_id: ItemId) -> None:
         row = self._rows.get(item_id)
         if row is not None:
             self._add(ItemDifference(kind, row.item.key, row.item.version, row))
@@ -154,10 +154,6 @@ class Naming:
 def _each(ids: Ids) -> list[ItemId]:
     data = ids_to_bytes(ids)
     return [ItemId(data[at : at + ID_BYTES]) for at in range(0, len(data), ID_BYTES)]
-
-
-def _key_hash(item_id: ItemId) -> int:
-    return int.from_bytes(item_id[:KEY_HASH_BYTES], "big")
 
 
 def _single(hashes: "NDArray[np.uint64]") -> "NDArray[np.uint64]":

@@ -43,11 +43,13 @@ _NOTE = TypeAdapter(ListingNote)
 @dataclass(frozen=True, slots=True)
 class IndexLimits:
     """`saved_changes`: changes after which the derived state is saved; to replay them
-    takes a second. `journal_rows`: the journal keeps no more.
+    takes a second. `journal_rows`: the journal keeps no more. `touched_keys`: as many
+    keys may change during a rebuild; they are in memory.
     """
 
     saved_changes: int = 65_536
     journal_rows: int = 10_000_000
+    touched_keys: int = 2_000_000
 
 
 class OpenGeneration:

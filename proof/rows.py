@@ -9,38 +9,44 @@ from zlib import crc32
 
 from proof.errors import IndexDamagedError
 from proof.index import ItemEvidence, Stamp, StampedItem
-from proof.item import HASHES_BYTES, EvidenceLevel, Item
+from proof.item import HASHES_BYTES, PROPERTIES_DIGEST_BYTES, EvidenceLevel, Item
 
-# Flags of a row; the evidence's level is in the lowest two bits.
-_LEVEL_MASK = 3
-_DELETE_MARKER, _CONTENT, _PROPERTIES, _VERSIONED = 4, 8, 16, 32
+# Flags of a row: the evidence's level in the lowest two bits, then these.
+_LEVEL_MASK, _DELETE_MARKER, _VERSIONED = 3, 4, 8
 # An ETag is most often the hexadecimal content, else some other bytes as hexadecimal.
-_ETAG_IS_CONTENT, _ETAG_IS_HEX = 64, 128
-# Flags, modified time in ms and size, each as two parts of 48 bits.
-_HEAD = struct.Struct("<BHIHI")
+_ETAG_IS_CONTENT, _ETAG_IS_HEX = 16, 32
+# The next byte: how many bytes the size has, whether there are properties, and the
+# length of the content as a place in this list.
+_SIZE_MASK, _PROPERTIES, _CONTENT_SHIFT = 7, 8, 4
+_CONTENT_BYTES = (None, 0, 4, 8, 16, 20, 32, 48, 64)
+_HEAD = struct.Struct("<BBHI")
 _CHECK = struct.Struct("<I")
 _READ_AT = struct.Struct("<q")
+# The modified time has 48 bits, in ms.
 _LOW_BITS = 16
 _LOW_MASK = (1 << _LOW_BITS) - 1
-_NUMBER_MAX = 1 << 48
+_MODIFIED_MAX = 1 << 48
 _LENGTH_MAX = 1 << 16
+_LONG = 255
 
 
 def encode_row(hashes: bytes, stamped: StampedItem) -> bytes:
     """The row of an item with these hashes (HASHES_BYTES).
 
-    Times and sizes have 48 bits, texts at most 65,535 bytes: stores give less.
+    Times have 48 bits, sizes 56, texts at most 65,535 bytes: stores give less.
     """
     item, stamp, evidence = stamped.item, stamped.stamp, stamped.evidence
-    flags, tail = int(evidence.level), []
+    flags, size = int(evidence.level), item.size_bytes
+    size_bytes = (size.bit_length() + 7) // 8
+    assert size_bytes <= _SIZE_MASK
+    content_at = _CONTENT_BYTES.index(None if item.content is None else len(item.content))
+    shape = size_bytes | content_at << _CONTENT_SHIFT
+    if item.properties:
+        assert len(item.properties) == PROPERTIES_DIGEST_BYTES
+        shape |= _PROPERTIES
     if item.is_delete_marker:
         flags |= _DELETE_MARKER
-    if item.content is not None:
-        flags |= _CONTENT
-        tail.append(_counted(item.content))
-    if item.properties:
-        flags |= _PROPERTIES
-        tail.append(_counted(item.properties))
+    tail = [size.to_bytes(size_bytes, "little"), item.content or b"", item.properties]
     packed = _from_hex(stamp.etag)
     if packed is None:
         tail.append(_counted(stamp.etag.encode()))
@@ -55,12 +61,8 @@ def encode_row(hashes: bytes, stamped: StampedItem) -> bytes:
     assert (evidence.level is EvidenceLevel.READ) == (evidence.read_at_s is not None)
     if evidence.read_at_s is not None:
         tail.append(_READ_AT.pack(evidence.read_at_s))
-    modified, size = stamp.modified_ms, item.size_bytes
-    assert 0 <= modified < _NUMBER_MAX
-    assert 0 <= size < _NUMBER_MAX
-    head = _HEAD.pack(
-        flags, modified & _LOW_MASK, modified >> _LOW_BITS, size & _LOW_MASK, size >> _LOW_BITS
-    )
+    assert 0 <= stamp.modified_ms < _MODIFIED_MAX
+    head = _HEAD.pack(flags, shape, stamp.modified_ms & _LOW_MASK, stamp.modified_ms >> _LOW_BITS)
     row = b"".join((hashes, head, *tail))
     return row + _CHECK.pack(crc32(row, _key_crc(item.key.encode(), item.version.encode())))
 
@@ -89,30 +91,23 @@ def decode_row(key: bytes, version: bytes, row: bytes) -> StampedItem:
         IndexDamagedError: the row is not the one that was written for this key.
     """
     checked_hashes(key, version, row)
-    flags, modified_low, modified_high, size_low, size_high = _HEAD.unpack_from(row, HASHES_BYTES)
+    flags, shape, modified_low, modified_high = _HEAD.unpack_from(row, HASHES_BYTES)
     at = HASHES_BYTES + _HEAD.size
-    content, properties, etag, stored_version = None, b"", "", ""
-    if flags & _CONTENT:
-        content, at = _counted_at(row, at)
-    if flags & _PROPERTIES:
-        properties, at = _counted_at(row, at)
+    size, at = int.from_bytes(row[at : (end := at + (shape & _SIZE_MASK))], "little"), end
+    content, length = None, _CONTENT_BYTES[shape >> _CONTENT_SHIFT]
+    if length is not None:
+        content, at = row[at : at + length], at + length
+    end = at + PROPERTIES_DIGEST_BYTES * bool(shape & _PROPERTIES)
+    properties, at = row[at:end], end
     if flags & _ETAG_IS_CONTENT:
         etag = (content or b"").hex()
     else:
         packed, at = _counted_at(row, at)
         etag = packed.hex() if flags & _ETAG_IS_HEX else packed.decode()
-    if flags & _VERSIONED:
-        text, at = _counted_at(row, at)
-        stored_version = text.decode()
+    stored_version = _counted_at(row, at)[0].decode() if flags & _VERSIONED else ""
+    is_marker = bool(flags & _DELETE_MARKER)
     return StampedItem(
-        Item(
-            key=key.decode(),
-            size_bytes=size_high << _LOW_BITS | size_low,
-            content=content,
-            properties=properties,
-            version=version.decode(),
-            is_delete_marker=bool(flags & _DELETE_MARKER),
-        ),
+        Item(key.decode(), size, content, properties, version.decode(), is_marker),
         row_evidence(row),
         Stamp(stored_version, etag, modified_high << _LOW_BITS | modified_low),
     )
@@ -141,13 +136,15 @@ def _from_hex(text: str) -> bytes | None:
 
 
 def _counted(data: bytes) -> bytes:
-    assert len(data) < _LENGTH_MAX
-    short = len(data)
-    return bytes((short,)) + data if short < 255 else b"\xff" + short.to_bytes(2, "little") + data
+    length = len(data)
+    assert length < _LENGTH_MAX
+    if length < _LONG:
+        return bytes((length,)) + data
+    return bytes((_LONG,)) + length.to_bytes(2, "little") + data
 
 
 def _counted_at(row: bytes, at: int) -> tuple[bytes, int]:
     length, at = row[at], at + 1
-    if length == 255:
+    if length == _LONG:
         length, at = int.from_bytes(row[at : at + 2], "little"), at + 2
     return row[at : at + length], at + length

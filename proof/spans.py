@@ -18,8 +18,6 @@ from proof.root import ROOT_EMPTY, SetRoot
 from proof.symbols import Ids
 
 SPAN_ITEMS = 4_096
-# A span of more than twice as many is split.
-_LARGE_ITEMS = 2 * SPAN_ITEMS
 
 # Of one span: length of its first key, count, sum.
 _SPAN = struct.Struct(f">IQ{ID_BYTES}s")
@@ -97,19 +95,20 @@ class SpanSums:
         *,
         split: Callable[[KeyRange, int], list[str]],
         read_ids: Callable[[KeyRange], Ids],
+        items: int = SPAN_ITEMS,
     ) -> int:
-        """Split spans that grew large, by `split` and `read_ids` of a snapshot with the
-        same items, and join neighbours that are small together; the number of spans
-        then.
+        """Split spans of more than twice `items`, by `split` and `read_ids` of a
+        snapshot with the same items, and join neighbours that have no more together;
+        the number of spans then.
         """
         starts, roots = list[str](), list[SetRoot]()
         for at, root in enumerate(self._roots):
             whole = KeyRange(self._starts[at], self._start(at + 1))
-            if root.count > _LARGE_ITEMS:
-                for part in parts_of(whole, split(whole, root.count // SPAN_ITEMS)):
+            if root.count > 2 * items:
+                for part in parts_of(whole, split(whole, root.count // items)):
                     starts.append(part.start)
                     roots.append(SetRoot.of(read_ids(part)))
-            elif roots and roots[-1].count + root.count <= SPAN_ITEMS:
+            elif roots and roots[-1].count + root.count <= items:
                 roots[-1] += root
             else:
                 starts.append(whole.start)

@@ -20,7 +20,7 @@ from itertools import groupby, islice
 from pathlib import Path
 
 from proof.change_plan import plan_changes
-from proof.errors import JournalTrimmedError
+from proof.errors import JournalTrimmedError, RebuildLimitError
 from proof.generations import (
     OPENERS,
     Generation,
@@ -80,8 +80,8 @@ class StoredIndex:
         self._limits, self._openers = limits, openers
         self._hasher = ItemHasher(profile)
         self._lock = threading.Lock()
-        # Where the journal was when the current rebuild began.
-        self._rebuild_after: Position | None = None
+        # The keys that were applied since the current rebuild began, changed or not.
+        self._touched: set[bytes] | None = None
         disk.make_folder(folder)
         newest = newest_generation(folder, disk)
         remove_others(folder, newest, disk)
@@ -166,6 +166,8 @@ class StoredIndex:
         with self._lock:
             now = self._now
             found = rows_by_key(now.tables, dict.fromkeys(key.encode() for key, _ in changes))
+            if self._touched is not None and len(self._touched) <= self._limits.touched_keys:
+                self._touched |= found.keys()
             wanted = {key: dict(rows) for key, rows in found.items()}
             for key, stamped in changes:
                 rows = wanted[key.encode()]
@@ -193,10 +195,7 @@ class StoredIndex:
     def trim_journal(self, *, through: Position) -> None:
         """See IndexWriter.trim_journal."""
         with self._lock:
-            least = self._now.head.position
-            if self._rebuild_after is not None:
-                least = self._rebuild_after
-            self._now.trim_journal(min(through, least))
+            self._now.trim_journal(min(through, self._now.head.position))
 
     @contextmanager
     def rebuild(self, *, items: int) -> Iterator["IndexRebuild"]:
@@ -207,8 +206,8 @@ class StoredIndex:
             DatabaseError: the new database cannot be written.
         """
         with self._lock:
-            assert self._rebuild_after is None
-            self._rebuild_after = self._now.head.position
+            assert self._touched is None
+            self._touched = set()
             generation = self._generation.next(storage_for(items))
         try:
             path = generation.building_path(self._folder)
@@ -220,7 +219,7 @@ class StoredIndex:
                 remove_generation(self._folder, generation, self._disk, building=True)
         finally:
             with self._lock:
-                self._rebuild_after = None
+                self._touched = None
 
     def self_check(self) -> SelfCheck:
         """Compute everything derived from the items anew, and compare. It reads the
@@ -278,16 +277,14 @@ class StoredIndex:
         """
         state, tally = derived
         with self._lock:
-            now, after = self._now, self._rebuild_after
-            assert after is not None
-            if now.head.trimmed_through > after:
-                raise JournalTrimmedError(
-                    "the journal was full before the rebuild of the index ended",
-                    hint="Rebuild again, with fewer changes meanwhile or a larger journal.",
+            now, touched = self._now, self._touched
+            assert touched is not None
+            if len(touched) > self._limits.touched_keys:
+                raise RebuildLimitError(
+                    f"more than {self._limits.touched_keys} keys changed during the rebuild",
+                    hint="Rebuild again, while less changes.",
                 )
-            with now.view() as view:
-                changes = read_journal(view, after=after, through=now.head.position)
-            keys = iter(dict.fromkeys(change.key.encode() for change in changes))
+            keys = iter(sorted(touched))
             while some := list(islice(keys, _TAKEN_KEYS)):
                 found, wanted = rows_by_key(tables, some), rows_by_key(now.tables, some)
                 plan = plan_changes(found, wanted, after=state.position)
@@ -342,7 +339,7 @@ class IndexRebuild:
         its root. `applied` is as for `apply`.
 
         Raises:
-            JournalTrimmedError: too much changed meanwhile; the index is as before.
+            RebuildLimitError: too much changed meanwhile; the index is as before.
             IndexDamagedError: a row is damaged.
             DatabaseError: the database cannot be written or read.
             DiskError: the folder cannot be written.

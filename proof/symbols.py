@@ -51,7 +51,7 @@ _COUNT_MODULUS = 1 << 16
 _KEY_SHIFT = np.uint64(64 - 8 * KEY_HASH_BYTES)
 
 
-class Kernels(Protocol):
+class SymbolKernels(Protocol):
     """The interface of the module proof.kernels, which documents it."""
 
     def add(
@@ -212,7 +212,11 @@ def estimated_difference(difference: CodedSymbols, surplus: int) -> float:
     symbols, the standard deviation of the estimate is a quarter of it.
     """
     assert len(difference) > 1
-    share = 1 / (1 + np.arange(1, len(difference)) / 2)
+    # The exact share: an ID goes from symbol i beyond i + s with probability
+    # ((i + 1.5) / (i + s + 1.5))^2. To say 1 / (1 + i / 2) would be 4 % off at first,
+    # which is much where the surplus is large.
+    at = np.arange(1, len(difference))
+    share = 1 - ((at + 0.5) / (at + 1.5)) ** 2
     mean = surplus * share
     # Counts are known modulo 2^16: take the number nearest to the mean.
     apart = difference.counts[1:] - mean
@@ -221,7 +225,7 @@ def estimated_difference(difference: CodedSymbols, surplus: int) -> float:
     return max(estimate, abs(surplus), 1.0)
 
 
-def kernels_for(ids: int) -> Kernels | None:
+def kernels_for(ids: int) -> SymbolKernels | None:
     """The kernels for work on this many IDs. None if they are not available, or if the
     process has not done enough work to load them.
     """
@@ -244,12 +248,12 @@ _work = _WorkCounter()
 
 
 @cache
-def _load() -> Kernels | None:
+def _load() -> SymbolKernels | None:
     try:
         from proof import kernels as loaded
     except ImportError:
         return None
-    return cast(Kernels, loaded)
+    return cast(SymbolKernels, loaded)
 
 
 def _mix_arrays(words: "NDArray[np.uint64]") -> "NDArray[np.uint64]":

@@ -7,7 +7,7 @@ if it is wrong, so it wants a fresh fact from the source besides.
 from dataclasses import dataclass
 
 from proof.comparison import BucketComparison
-from proof.naming import DifferenceKind, ItemDifference
+from proof.naming import ItemDifference, ItemDifferenceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class DifferenceTracker:
         second one the source's store said that it does not have it.
         """
         return (
-            difference.kind is DifferenceKind.EXTRA
+            difference.kind is ItemDifferenceKind.EXTRA
             and difference in self._confirmed
             and (fact.key, fact.version) == (difference.key, difference.version)
             and not fact.exists

@@ -60,9 +60,12 @@ from runtime.errors import RemoteProtocolError
 # The first byte of each message.
 _FORMAT = 1
 # Names compress well; this bounds what a small message can unfold to.
-NAMES_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
+_NAMES_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
 # Stores take 1,024. A few bytes can stand for a key that shares all of the one before.
 _KEY_BYTES_MAX = 1 << 12
+# Of the lengths and numbers of one item.
+_NUMBERS_BYTES_MAX = 40
+_LEVELS = {int(level): level for level in EvidenceLevel}
 _HASH_BYTES_MAX = 64
 _WORD_BITS = 64
 
@@ -156,6 +159,11 @@ class _Reader:
         self._data, self._at = data, 0
 
     def number(self, most: int = WORD_MASK) -> int:
+        # Nearly all numbers take one byte.
+        if self._at < len(self._data) and (first := self._data[self._at]) < 0x80:
+            _expect(first <= most, "a number is above its limit")
+            self._at += 1
+            return first
         value = shift = 0
         while True:
             byte = self.raw(1)[0]
@@ -165,7 +173,7 @@ class _Reader:
                 break
             _expect(shift < _WORD_BITS, "a number does not end")
         _expect(byte != 0 or shift == 7, "a number is longer than it needs to be")
-        _expect(value <= most, f"a number is above {most}")
+        _expect(value <= most, "a number is above its limit")
         return value
 
     def raw(self, length: int) -> bytes:
@@ -220,12 +228,9 @@ def _text(data: bytes) -> str:
 
 
 def _shared_bytes(one: bytes, two: bytes) -> int:
-    shared = 0
-    for a, b in zip(one, two, strict=False):
-        if a != b:
-            break
-        shared += 1
-    return shared
+    size = min(len(one), len(two))
+    apart = int.from_bytes(one[:size], "big") ^ int.from_bytes(two[:size], "big")
+    return size - (apart.bit_length() + 7) // 8
 
 
 def _write_question(writer: _Writer, question: Question) -> None:
@@ -276,7 +281,7 @@ def _write_answer(writer: _Writer, answer: Answer) -> None:
             writer.sized(symbols)
         case UnequalAnswer(counts):
             writer.number(len(counts))
-            writer.raw(pack_bits([count is not None for count in counts]))
+            writer.raw(_pack_bits([count is not None for count in counts]))
             writer.series(count for count in counts if count is not None)
         case BitmapAnswer(present, extras, extras_count):
             writer.sized(present)
@@ -285,7 +290,7 @@ def _write_answer(writer: _Writer, answer: Answer) -> None:
         case NamesAnswer(answered, items):
             writer.number(answered)
             writer.number(len(items))
-            writer.raw(zlib.compress(encode_items(items), 6))
+            writer.raw(zlib.compress(_encode_items(items), 6))
         case WindowsAnswer(checksums):
             writer.numbers(checksums)
 
@@ -352,7 +357,7 @@ def _read_names_answer(reader: _Reader) -> NamesAnswer:
     answered, count = reader.number(NAMES_MAX), reader.number(2 * NAMES_MAX)
     unfolding = zlib.decompressobj()
     try:
-        data = unfolding.decompress(reader.rest(), NAMES_BYTES_MAX)
+        data = unfolding.decompress(reader.rest(), _NAMES_BYTES_MAX)
     except zlib.error as error:
         raise RemoteProtocolError("invalid message of a comparison: no compressed names") from error
     whole = unfolding.eof and not unfolding.unused_data and not unfolding.unconsumed_tail
@@ -408,7 +413,7 @@ def _write_ranges(writer: _Writer, ranges: Sequence[KeyRange]) -> None:
     follows = [a.end == b.start for a, b in zip((KeyRange("", ""), *ranges), ranges, strict=False)]
     endless = bool(ranges) and ranges[-1].end is None
     writer.number(len(ranges) * 2 + endless)
-    writer.raw(pack_bits(follows))
+    writer.raw(_pack_bits(follows))
     before = b""
     for one, joined in zip(ranges, follows, strict=True):
         for bound in ([] if joined else [one.start]) + ([] if one.end is None else [one.end]):
@@ -434,7 +439,7 @@ def _read_ranges(reader: _Reader) -> tuple[KeyRange, ...]:
     return tuple(found)
 
 
-def pack_bits(bits: Iterable[bool]) -> bytes:
+def _pack_bits(bits: Iterable[bool]) -> bytes:
     """Eight bits a byte, the first one highest, filled up with zeros."""
     text = "".join("1" if bit else "0" for bit in bits)
     size = -(-len(text) // 8)
@@ -448,8 +453,14 @@ def _read_bits(reader: _Reader, count: int) -> list[bool]:
     return [bit == "1" for bit in text[:count]]
 
 
-def encode_items(items: Iterable[ItemFacts]) -> bytes:
-    """Items one after the other, not compressed; cheapest in the order of keys."""
+def item_bytes_max(facts: ItemFacts) -> int:
+    """At most so many bytes of a message are of this item, without compression."""
+    item = facts.item
+    texts = len(item.key.encode()) + len(item.version.encode())
+    return texts + len(item.content or b"") + len(item.properties) + _NUMBERS_BYTES_MAX
+
+
+def _encode_items(items: Iterable[ItemFacts]) -> bytes:
     writer, before = _Writer(), b""
     for row in items:
         item, key = row.item, row.item.key.encode()
@@ -470,13 +481,13 @@ def _read_items(reader: _Reader, count: int) -> tuple[ItemFacts, ...]:
     found, before = list[ItemFacts](), b""
     for _ in range(count):
         before = reader.key(before)
-        version, flags = reader.text(), reader.number(max(EvidenceLevel) << 2 | 3)
-        _expect(flags >> 2 in list(EvidenceLevel), "a level is unknown")
+        version, flags = reader.text(), reader.number()
+        _expect(flags >> 2 in _LEVELS, "a level is unknown")
         size_bytes = reader.number()
         content = reader.sized(_HASH_BYTES_MAX) if flags & 1 else None
         properties, read_at_s = reader.sized(_HASH_BYTES_MAX), reader.optional()
         item = Item(_text(before), size_bytes, content, properties, version, bool(flags & 2))
-        evidence = ItemEvidence(EvidenceLevel(flags >> 2), read_at_s)
+        evidence = ItemEvidence(_LEVELS[flags >> 2], read_at_s)
         found.append(ItemFacts(item, evidence))
     reader.end()
     return tuple(found)

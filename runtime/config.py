@@ -102,8 +102,15 @@ def check_address(value: str) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of a checked address; an IPv6 host has no brackets."""
-    host, _, port = address.rpartition(":")
+    """Host and port of an address; an IPv6 host has no brackets.
+
+    Raises:
+        ConfigError: it is not host:port.
+    """
+    try:
+        host, _, port = check_address(address).rpartition(":")
+    except ValueError as error:
+        raise ConfigError(str(error), address=address) from error
     return host.strip("[]"), int(port)
 
 

@@ -25,6 +25,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from merkle.errors import ReconcileError
 from merkle.limits import MESSAGE_BYTES_MAX
 from runtime.call_limits import CallLimits, CallWatch, WatchedCall
+from runtime.config import split_address
 from runtime.errors import ConfigError, PeerRefusedError, RemoteProtocolError, UsageError
 
 # Many times what names, a trace and our trailers need. It equals grpc's default, which
@@ -185,7 +186,7 @@ class RpcServer:
     ) -> None:
         self._server, self._pools, self._watch, self._checks = server, pools, watch, checks
         self.port = port
-        self.address = f"{host}:{port}"
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def stop(self, grace_s: float = 1.0) -> None:
         """Fail health checks, refuse new calls, and cancel running calls after
@@ -223,9 +224,7 @@ def start_server(
     """
     assert 0 < threads <= calls_max
     _require_security(address, tls, insecure)
-    host, separator, port_text = address.rpartition(":")
-    if not separator or not port_text.isdecimal() or int(port_text) > 0xFFFF:
-        raise ConfigError(f"{address!r} is not host:port", address=address)
+    host, _ = split_address(address)
     pool = _CallPool(threads, share=share_threads)
     pools = {
         service: _CallPool(count, share=share_threads)

@@ -1,4 +1,4 @@
-"""The controller: it handles reports and requests, and returns orders and views.
+"""The controller: it handles reports and requests, and returns orders.
 
 It combines registry, rules and jobs, without sockets and clocks. The caller passes
 times, and orders leave through a port, so the same code runs behind gRPC and in a
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 from merkle.outcome import RepairReport
 from merkle.replica import PeerId
@@ -21,14 +20,7 @@ from runtime.errors import BusyError, DatabaseError
 from runtime.log import get_logger
 from scm.automatic import AutomaticMode
 from scm.dispatcher import Dispatcher
-from scm.eligibility import (
-    Availability,
-    ContainerState,
-    Eligibility,
-    Ruling,
-    evaluate,
-    evaluate_availability,
-)
+from scm.eligibility import Eligibility, Ruling
 from scm.events import CONTROLLER_EVENTS
 from scm.job_index import JobIndex
 from scm.jobs import (
@@ -50,8 +42,8 @@ from scm.jobs import (
     step,
     task_of,
 )
+from scm.limits import LIMITS, ControllerLimits
 from scm.policy import (
-    ComparisonResult,
     Root,
     RootComparison,
     next_visit,
@@ -61,13 +53,12 @@ from scm.policy import (
     unwritten,
 )
 from scm.ports import CommandSink, JobStore, Leadership, ScanOrder
-from scm.registry import Datanode, DatanodeStatus, HeartbeatEffect, Registry, ReplicaReport
+from scm.queries import ClusterQueries
+from scm.registry import Datanode, HeartbeatEffect, Registry, ReplicaReport
 from scm.rules import Rules
 from scm.unsaved import UnsavedChanges
-from scm.views import ContainerView, ReconcileResponse
+from scm.views import ReconcileResponse
 
-# Active jobs; further requests are refused.
-_JOBS_ACTIVE_MAX = 200_000
 _log = get_logger("scm", CONTROLLER_EVENTS)
 
 
@@ -100,13 +91,15 @@ class ControllerParts:
     """The parts of a controller, which tests replace."""
 
     registry: Callable[..., Registry] = Registry
-    job_index: Callable[[], JobIndex] = JobIndex
+    job_index: Callable[[ControllerLimits], JobIndex] = JobIndex
     dispatcher: Callable[..., Dispatcher] = Dispatcher
     automatic: Callable[..., AutomaticMode] = AutomaticMode
 
 
 class Controller:
-    """The decisions of the controller. Not thread-safe: the caller holds a lock."""
+    """The decisions of the controller; `queries` answers questions. Not thread-safe:
+    the caller holds a lock.
+    """
 
     def __init__(
         self,
@@ -120,6 +113,7 @@ class Controller:
         pause_after_s: float = math.inf,
         on_finished: Callable[[Job], None] = lambda job: None,
         parts: ControllerParts | None = None,
+        limits: ControllerLimits = LIMITS,
     ) -> None:
         """Continue the store's jobs; their orders in flight are sent again.
 
@@ -133,6 +127,7 @@ class Controller:
         """
         parts = parts or ControllerParts()
         self._rules = rules
+        self._limits = limits
         self._sink = sink
         self._leadership = leadership
         self._new_job_id = new_job_id
@@ -144,11 +139,13 @@ class Controller:
             roots_stale_after_s=rules.roots_stale_after_s,
             holders=store.holders(),
             now_s=now_s,
+            limits=limits,
         )
-        self._jobs = parts.job_index()
+        self._jobs = parts.job_index(limits)
         for job in store.jobs():
             self._jobs.put(step(job, ControllerResumed(), now_s))
         self._visits = {visit.container_id: resume_visit(visit, now_s) for visit in store.visits()}
+        self.queries = ClusterQueries(rules, self._registry, self._jobs, self._visits, leadership)
         self._dispatcher = parts.dispatcher(
             rules=rules,
             registry=self._registry,
@@ -161,10 +158,10 @@ class Controller:
             rules=rules,
             registry=self._registry,
             visits=self._visits,
-            is_eligible=lambda container_id: self._evaluate(container_id).is_ok,
+            is_eligible=lambda container_id: self.queries.evaluate(container_id).is_ok,
             now_s=now_s,
         )
-        self._unsaved = UnsavedChanges(store, now_s)
+        self._unsaved = UnsavedChanges(store, now_s, limits)
         self._pause_after_s = pause_after_s
         self._ran_at_s = now_s
         self._scans = 0
@@ -251,17 +248,17 @@ class Controller:
         """
         outcomes, jobs = list[ReconcileResponse](), list[Job]()
         for container_id in dict.fromkeys(container_ids):
-            ruling = self._evaluate(container_id)
+            ruling = self.queries.evaluate(container_id)
             if ruling.eligibility is Eligibility.ALREADY_RUNNING:
                 outcomes.append(
                     ReconcileResponse(container_id, ruling, self._jobs.active_job_of(container_id))
                 )
             elif not ruling.is_ok or dry_run:
                 outcomes.append(ReconcileResponse(container_id, ruling))
-            elif self._jobs.active_count + len(jobs) >= _JOBS_ACTIVE_MAX:
+            elif self._jobs.active_count + len(jobs) >= self._limits.jobs_active_max:
                 message = (
-                    f"Cannot reconcile container {container_id}: {_JOBS_ACTIVE_MAX} jobs are"
-                    " waiting."
+                    f"Cannot reconcile container {container_id}:"
+                    f" {self._limits.jobs_active_max} jobs are waiting."
                 )
                 outcomes.append(
                     ReconcileResponse(container_id, Ruling(Eligibility.QUEUE_FULL, message))
@@ -337,124 +334,10 @@ class Controller:
         """Up to `limit` jobs in `state`, newest first; None selects all states."""
         return self._jobs.newest(state, limit)
 
-    def container(self, container_id: ContainerId) -> ContainerView | None:
-        """The current state of a container; None if it is unknown."""
-        if not self._registry.has_container(container_id):
-            return None
-        return ContainerView(
-            container_id,
-            self._registry.state(container_id),
-            self._registry.compared(container_id),
-            self._registry.expected_replicas(container_id),
-            tuple(self._registry.replicas(container_id)),
-            self._evaluate(container_id),
-            self._visits.get(container_id),
-        )
-
-    def compared(self, container_id: ContainerId) -> ComparisonResult:
-        """How the container's replicas compare now."""
-        return self._registry.compared(container_id)
-
-    def containers(
-        self,
-        *,
-        state: ContainerState | None,
-        comparison: RootComparison | None,
-        after: int,
-        limit: int,
-    ) -> tuple[list[ContainerView], bool]:
-        """Up to `limit` containers with IDs above `after`, ascending, and whether there
-        are more. None selects all states or comparisons.
-        """
-        known = (
-            container_id
-            for container_id in self._registry.container_ids(after)
-            if (
-                comparison is None or self._registry.compared(container_id).comparison is comparison
-            )
-            and (state is None or self._registry.state(container_id) is state)
-        )
-        found = [self.container(container_id) for container_id in islice(known, limit + 1)]
-        views = [view for view in found if view is not None]
-        return views[:limit], len(views) > limit
-
-    def diverged(self) -> list[ContainerId]:
-        """The containers whose roots differ, ascending."""
-        return sorted(self._registry.diverged())
-
-    def datanodes(self, now_s: float) -> list[DatanodeStatus]:
-        """All known datanodes, by ID."""
-        return self._registry.datanodes(now_s)
-
-    def datanode(self, peer: PeerId) -> Datanode | None:
-        """A datanode and its address; None if it never reported."""
-        return self._registry.datanode(peer)
-
-    def is_live(self, peer: PeerId) -> bool:
-        """Whether the datanode is LIVE (scm.registry.Liveness)."""
-        return self._registry.is_live(peer)
-
-    def heartbeat_age_s(self, peer: PeerId, now_s: float) -> float:
-        """Seconds since the datanode's last heartbeat."""
-        return self._registry.heartbeat_age_s(peer, now_s)
-
-    def report_age_s(self, container_id: ContainerId, peer: PeerId, now_s: float) -> float:
-        """Seconds since the datanode last confirmed its replica (Registry)."""
-        return self._registry.report_age_s(container_id, peer, now_s)
-
-    def gauges(self, now_s: float) -> dict[str, float]:
-        """The current gauges, by their names in scm.metrics."""
-        counts, ages = self._registry.counts(), self._registry.ages
-        oldest_s = ages.oldest_s
-        return {
-            "scm_datanodes_live": len(self._registry.live()),
-            "scm_containers": len(self._registry),
-            "scm_containers_diverged": counts[RootComparison.DIVERGED],
-            "scm_containers_unknown": counts[RootComparison.UNKNOWN],
-            "scm_containers_unscanned": ages.never_scanned,
-            "scm_roots_oldest_age_seconds": max(0.0, now_s - oldest_s) if oldest_s else 0.0,
-            "scm_jobs_running": len(self._jobs.in_flight),
-        }
-
-    @property
-    def datanode_count(self) -> int:
-        """The number of known datanodes."""
-        return self._registry.datanode_count
-
-    @property
-    def required_nodes(self) -> int:
-        """How many replicas a container should have."""
-        return self._rules.required_nodes
-
     @property
     def term(self) -> int | None:
         """The term in which this controller leads; None while it does not."""
         return self._leadership.term()
-
-    def _evaluate(self, container_id: ContainerId) -> Ruling:
-        replicas = self._registry.replicas(container_id)
-        state = self._registry.state(container_id)
-        ruling = evaluate(
-            container_id,
-            state,
-            replicas,
-            required_nodes=self._rules.required_nodes,
-            is_expected=self._registry.has_container(container_id),
-        )
-        if not ruling.is_ok:
-            return ruling
-        live = [replica for replica in replicas if self._registry.is_live(replica.peer)]
-        availability = Availability(
-            is_leader=self._leadership.term() is not None,
-            live_replicas=len(live),
-            live_writable_replicas=sum(not replica.read_only for replica in live),
-        )
-        ruling = evaluate_availability(container_id, availability)
-        active = self._jobs.active_job_of(container_id)
-        if active is None or not ruling.is_ok:
-            return ruling
-        message = f"Container {container_id} is already being reconciled, by job {active}."
-        return Ruling(Eligibility.ALREADY_RUNNING, message)
 
     def _leave_out_pause(self, now_s: float) -> None:
         pause_s = now_s - self._ran_at_s

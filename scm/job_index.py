@@ -7,15 +7,14 @@ from itertools import islice
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from scm.jobs import Job, JobId, JobState, Order, OrderState
-
-# Ended jobs kept in memory; the store drops older ones too.
-_JOBS_ENDED_MAX = 10_000
+from scm.limits import LIMITS, ControllerLimits
 
 
 class JobIndex:
     """Jobs by ID, container and datanode. Not thread-safe: the caller holds a lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ControllerLimits = LIMITS) -> None:
+        self._limits = limits
         self._jobs: dict[JobId, Job] = {}
         # Active jobs by container, oldest first.
         self._active: dict[ContainerId, JobId] = {}
@@ -120,6 +119,6 @@ class JobIndex:
         if self._active.get(job.container_id) == job.job_id:
             del self._active[job.container_id]
         self._ended[job.job_id] = None
-        if len(self._ended) > _JOBS_ENDED_MAX:
+        if len(self._ended) > self._limits.jobs_ended_max:
             oldest = next(iter(self._ended))
             del self._ended[oldest], self._jobs[oldest]

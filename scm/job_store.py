@@ -14,8 +14,10 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
+from pydantic_core import from_json
 from sqlalchemy import (
     Column,
     Connection,
@@ -51,6 +53,8 @@ _TERMINAL = tuple(state.value for state in JobState if state.is_terminal)
 _JOB = TypeAdapter(Job)
 _VISIT = TypeAdapter(Visit)
 _PEERS = TypeAdapter(frozenset[PeerId])
+
+_T = TypeVar("_T")
 
 _metadata = MetaData()
 _jobs = Table(
@@ -121,14 +125,13 @@ class SqliteJobStore:
             rows = connection.execute(
                 select(_jobs.c.job).order_by(_jobs.c.created_at_s, _jobs.c.job_id)
             ).scalars()
-            return [_JOB.validate_json(row) for row in rows]
+            return [_value(_JOB, row) for row in rows]
 
     def visits(self) -> Sequence[Visit]:
         """All visits (JobStore.visits)."""
         with self._transaction() as connection:
             return [
-                _VISIT.validate_json(row)
-                for row in connection.execute(select(_visits.c.visit)).scalars()
+                _value(_VISIT, row) for row in connection.execute(select(_visits.c.visit)).scalars()
             ]
 
     def holders(self) -> Mapping[ContainerId, AbstractSet[PeerId]]:
@@ -141,7 +144,7 @@ class SqliteJobStore:
                 select(_holders.c.container_id, _holders.c.datanodes)
             ):
                 if row not in sets:
-                    sets[row] = _PEERS.validate_json(row)
+                    sets[row] = _value(_PEERS, row)
                 found[ContainerId(container_id)] = sets[row]
         return found
 
@@ -205,10 +208,21 @@ class SqliteJobStore:
                 yield connection
         except SQLAlchemyError as error:
             raise DatabaseError(f"{self._path}: {_cause(error)}", path=str(self._path)) from error
-        except ValidationError as error:
+        except ValueError as error:
             raise DatabaseError(
                 f"{self._path}: a row has an invalid value", path=str(self._path)
             ) from error
+
+
+def _value(kind: TypeAdapter[_T], row: str) -> _T:
+    """The value in a row's JSON.
+
+    Raises:
+        ValueError: it is not JSON of this kind, or has Infinity or NaN, which the next
+            save could not write.
+    """
+    from_json(row, allow_inf_nan=False)
+    return kind.validate_json(row)
 
 
 def _lock(path: Path) -> int:

@@ -16,11 +16,12 @@ from protos.values import (
 )
 from runtime.config import check_address
 from runtime.errors import RemoteProtocolError, UsageError
-from scm.controller import Controller, Heartbeat, ProgressReport
+from scm.controller import Heartbeat, ProgressReport
 from scm.eligibility import ContainerState, Eligibility, Ruling
 from scm.jobs import Job, JobId, JobState, OrderState, task_id, task_of
 from scm.policy import ComparisonResult, RootComparison
 from scm.ports import AnyOrder, CancelOrder, ReconcileOrder, ScanOrder
+from scm.queries import ClusterQueries
 from scm.registry import Datanode, DatanodeStatus, Liveness, ReplicaReport
 from scm.views import (
     ContainerStatus,
@@ -204,31 +205,31 @@ def status_to(status: DatanodeStatus) -> pb.DatanodeView:
     )
 
 
-def container_to(view: ContainerView, controller: Controller, now_s: float) -> pb.ContainerView:
+def container_to(view: ContainerView, queries: ClusterQueries, now_s: float) -> pb.ContainerView:
     """The message of a container and its replicas."""
     return pb.ContainerView(
         container_id=view.container_id,
         state=view.state.value if view.state else "",
         comparison=view.compared.comparison.value,
-        replicas=[_replica_to(replica, controller, now_s) for replica in view.replicas],
+        replicas=[_replica_to(replica, queries, now_s) for replica in view.replicas],
         eligibility=view.ruling.eligibility.value,
         eligibility_message=view.ruling.message,
         last_verdict=view.visit.verdict.value if view.visit and view.visit.verdict else "",
         last_job_id=view.visit.job_id if view.visit else "",
         comparison_note=view.compared.note,
-        required_nodes=controller.required_nodes,
+        required_nodes=queries.required_nodes,
         expected_replicas=view.expected_replicas,
     )
 
 
-def _replica_to(replica: ContainerReplica, controller: Controller, now_s: float) -> pb.ReplicaView:
-    datanode = controller.datanode(replica.peer)
+def _replica_to(replica: ContainerReplica, queries: ClusterQueries, now_s: float) -> pb.ReplicaView:
+    datanode = queries.datanode(replica.peer)
     assert datanode is not None
     return pb.ReplicaView(
         datanode=_datanode_to(datanode),
         replica=replica_to(replica),
-        live=controller.is_live(replica.peer),
-        report_age_s=controller.report_age_s(replica.container_id, replica.peer, now_s),
+        live=queries.is_live(replica.peer),
+        report_age_s=queries.report_age_s(replica.container_id, replica.peer, now_s),
     )
 
 

@@ -24,16 +24,13 @@ from merkle.tree import ContainerId
 from runtime.errors import UsageError
 from scm.ages import RootAges
 from scm.eligibility import ContainerState, container_state
+from scm.limits import LIMITS, ControllerLimits
 from scm.policy import ComparisonResult, Knowledge, RootComparison, compare, expected_replicas
 
 # Containers without replicas that are remembered, to distinguish "no replicas" from
 # "not found".
 _EMPTY_CONTAINERS_MAX = 100_000
 _ID_MAX = (1 << 63) - 1
-# Containers that one datanode may report. A petabyte of half-full containers of 5 GB
-# has 400,000 of them. The limit bounds the memory that one agent can take, about
-# 0.5 GB.
-CONTAINERS_PER_DATANODE_MAX = 500_000
 
 
 class Liveness(Enum):
@@ -146,8 +143,10 @@ class Registry:
         roots_stale_after_s: float = math.inf,
         holders: Mapping[ContainerId, AbstractSet[PeerId]] = MappingProxyType({}),
         now_s: float = 0.0,
+        limits: ControllerLimits = LIMITS,
     ) -> None:
         """`holders` are those that an earlier process knew."""
+        self._limits = limits
         assert 0 < stale_after_s <= dead_after_s
         self._required_nodes = required_nodes
         self._roots_stale_after_s = roots_stale_after_s
@@ -396,15 +395,15 @@ class Registry:
     def _check_limit(self, peer: PeerId, report: ReplicaReport) -> None:
         entry = self._datanodes.get(peer)
         held = entry.containers if entry else set[ContainerId]()
-        if len(held) + len(report.replicas) <= CONTAINERS_PER_DATANODE_MAX:
+        if len(held) + len(report.replicas) <= self._limits.containers_per_datanode_max:
             return
         held = {number for number in held if not report.lists(number)}
         reported = {replica.container_id for replica in report.replicas}
         count = len((held | reported) - set(report.removed))
-        if count > CONTAINERS_PER_DATANODE_MAX:
+        if count > self._limits.containers_per_datanode_max:
             raise UsageError(
                 f"datanode {peer} reports {count} containers; the limit is"
-                f" {CONTAINERS_PER_DATANODE_MAX}"
+                f" {self._limits.containers_per_datanode_max}"
             )
 
     def _apply(self, entry: _DatanodeEntry, report: ReplicaReport) -> set[ContainerId]:

@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
+from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, UsageError
 from runtime.log import error_fields, get_logger
@@ -52,7 +53,7 @@ _OUTBOX_SCANS_MAX = 10_000
 # Commands in one response; the rest follows with the next heartbeats.
 _COMMANDS_MAX = 1_000
 # The largest clusters have thousands of datanodes.
-DATANODES_MAX = 20_000
+_DATANODES_MAX = 20_000
 # Containers or jobs in one response, and IDs in one request; both stay far below the
 # limit of a message.
 _PAGE_MAX = 1_000
@@ -169,10 +170,10 @@ class ControllerService:
         self._metrics.count("scm_heartbeats_total")
         with self._lock:
             if (
-                self._controller.datanode(peer) is None
-                and self._controller.datanode_count >= DATANODES_MAX
+                self._controller.queries.datanode(peer) is None
+                and self._controller.queries.datanode_count >= _DATANODES_MAX
             ):
-                raise BusyError(f"{DATANODES_MAX} datanodes are already known")
+                raise BusyError(f"{_DATANODES_MAX} datanodes are already known")
             try:
                 effect = self._controller.heartbeat(heartbeat, self._clock())
             except UsageError as error:
@@ -207,12 +208,12 @@ class ControllerService:
         comparison = _parse_filter(RootComparison, request.comparison)
         limit = min(request.limit or _PAGE_MAX, _PAGE_MAX)
         with self._lock:
-            views, more = self._controller.containers(
+            views, more = self._controller.queries.containers(
                 state=state, comparison=comparison, after=request.after_container_id, limit=limit
             )
             now_s = self._clock()
             return pb.ListContainersResponse(
-                containers=[container_to(view, self._controller, now_s) for view in views],
+                containers=[container_to(view, self._controller.queries, now_s) for view in views],
                 more=more,
             )
 
@@ -224,11 +225,11 @@ class ControllerService:
         with self._lock:
             now_s = self._clock()
             for container_id in _container_ids(request.container_ids, _PAGE_MAX):
-                view = self._controller.container(container_id)
+                view = self._controller.queries.container(container_id)
                 if view is None:
                     answer.unknown_container_ids.append(container_id)
                 else:
-                    answer.containers.append(container_to(view, self._controller, now_s))
+                    answer.containers.append(container_to(view, self._controller.queries, now_s))
         return answer
 
     def reconcile(
@@ -244,7 +245,7 @@ class ControllerService:
         )
         with self._lock:
             outcomes = self._controller.reconcile(
-                self._controller.diverged() if request.all_diverged else named,
+                self._controller.queries.diverged() if request.all_diverged else named,
                 dry_run=request.dry_run,
                 reason=reason,
                 requested_by=requested_by,
@@ -276,7 +277,7 @@ class ControllerService:
     ) -> pb.ListDatanodesResponse:
         """All known datanodes and their liveness."""
         with self._lock:
-            statuses = self._controller.datanodes(self._clock())
+            statuses = self._controller.queries.datanodes(self._clock())
         return pb.ListDatanodesResponse(datanodes=[status_to(status) for status in statuses])
 
     def scan(self, request: pb.ScanRequest, _: grpc.ServicerContext) -> pb.ScanResponse:
@@ -287,7 +288,7 @@ class ControllerService:
         return pb.ScanResponse(unknown_container_ids=unknown, commands=commands)
 
     def _job_to(self, job: Job, *, brief: bool = False) -> pb.Job:
-        return job_to(job, self._controller.compared(job.container_id), brief=brief)
+        return job_to(job, self._controller.queries.compared(job.container_id), brief=brief)
 
 
 class ControllerServer:
@@ -326,8 +327,8 @@ class ControllerServer:
                 self._controller, outbox, self._lock, self._clock, self._metrics
             )
             if config.metrics:
-                host, _, port = config.metrics.rpartition(":")
-                self._metrics_server = MetricsServer(self._metrics, host.strip("[]"), int(port))
+                host, port = split_address(config.metrics)
+                self._metrics_server = MetricsServer(self._metrics, host, port)
             self._rpc = start_server(
                 config.listen,
                 [service.register],
@@ -339,7 +340,12 @@ class ControllerServer:
             raise
         self.address = self._rpc.address
         self._ticker = Ticker(
-            self._controller, self._lock, self._clock, self._metrics, interval_s=_TICK_S
+            self._controller.tick,
+            self._controller.queries.gauges,
+            self._lock,
+            self._clock,
+            self._metrics,
+            interval_s=_TICK_S,
         )
         self._ticker.start()
         _log.info("server_started", address=self.address, term=self._controller.term)

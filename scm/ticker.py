@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Protocol
 
 from merkle.errors import ReconcileError
 from runtime.errors import InternalError
@@ -16,34 +15,24 @@ from scm.metrics import THREAD_FAILURES
 _log = get_logger("server", CONTROLLER_EVENTS)
 
 
-class TickedController(Protocol):
-    """The controller, as its ticker uses it."""
-
-    def tick(self, now_s: float) -> None:
-        """Do what is due at `now_s`.
-
-        Raises:
-            ReconcileError: the changes are not saved; the next tick saves them.
-        """
-
-    def gauges(self, now_s: float) -> Mapping[str, float]:
-        """The values of all gauges at `now_s`, by their names."""
-
-
 class Ticker:
     """Ticks a controller until it is stopped, whatever becomes of a tick."""
 
     def __init__(
         self,
-        controller: TickedController,
+        tick: Callable[[float], None],
+        gauges: Callable[[float], Mapping[str, float]],
         lock: threading.Lock,
         clock: Callable[[], float],
         metrics: Metrics,
         *,
         interval_s: float,
     ) -> None:
-        """`lock` excludes all other users of the controller."""
-        self._controller = controller
+        """`tick` does what is due at a time, `gauges` has the values of all gauges by
+        their names, and `lock` excludes all other users of the controller.
+        """
+        self._tick_controller = tick
+        self._gauges = gauges
         self._lock = lock
         self._clock = clock
         self._metrics = metrics
@@ -71,13 +60,13 @@ class Ticker:
     def _tick(self) -> None:
         with self._lock:
             try:
-                self._controller.tick(self._clock())
+                self._tick_controller(self._clock())
             except ReconcileError as error:
                 # Nothing is lost: the next tick saves the changes again.
                 _log.error("request_failed", **error_fields(error))
 
     def _measure(self) -> None:
         with self._lock:
-            gauges = self._controller.gauges(self._clock())
+            gauges = self._gauges(self._clock())
         for name, value in gauges.items():
             self._metrics.set(name, value)

@@ -12,20 +12,19 @@ from itertools import islice
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from scm.jobs import Job, JobId
+from scm.limits import LIMITS, ControllerLimits
 from scm.policy import Visit
 from scm.ports import JobStore
 
 # Changes that are not urgent are saved at most this often.
 _SAVE_EVERY_S = 10.0
-# Containers in one save. A first start knows none of the holders, and no heartbeat
-# should wait until millions are stored.
-_HOLDERS_SAVED_MAX = 20_000
 
 
 class UnsavedChanges:
     """What the next save stores. Not thread-safe: the caller holds a lock."""
 
-    def __init__(self, store: JobStore, now_s: float) -> None:
+    def __init__(self, store: JobStore, now_s: float, limits: ControllerLimits = LIMITS) -> None:
+        self._limits = limits
         self.is_urgent = False
         self._store = store
         self._jobs: dict[JobId, Job] = {}
@@ -68,7 +67,7 @@ class UnsavedChanges:
         """
         if not self._holders or now_s - self._holders_saved_at_s < _SAVE_EVERY_S:
             return
-        saved = dict(islice(self._holders.items(), _HOLDERS_SAVED_MAX))
+        saved = dict(islice(self._holders.items(), self._limits.holders_saved_max))
         self._store.save(holders=saved)
         for container_id in saved:
             del self._holders[container_id]

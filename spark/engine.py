@@ -66,10 +66,12 @@ _GATHERED_CONTAINERS_MAX = 100_000
 # Results of tasks, pickled.
 _RESULT_SCHEMA = pa.schema([pa.field("result", pa.binary(), nullable=False)])
 # Where Spark's error text names the cause: our own error first, then the last failure
-# of a task, then any line.
+# of a task, then the innermost exception of Java, then any line.
 _CAUSES = (
     re.compile(r"merkle\.errors\.(\w+: .*)"),
     re.compile(r"most recent failure: (.*)"),
+    re.compile(r"(?s:.*)\nCaused by: (.*)"),
+    re.compile(r"\n: (.*)"),
     re.compile(r"(.+)"),
 )
 

@@ -115,7 +115,7 @@ class History:
         try:
             raw = json.loads(content)
             return parts_of(raw["parts"]), tuple(raw["manifests"])
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DiskError(f"{path} is damaged: {error!r}", path=str(path)) from error
 
     def last_seen(

@@ -24,18 +24,6 @@ from sweep.coverage import ChangeList, Coverage, change_lists, coverage_of, next
 from sweep.model import REPLICA_SCHEMA, NotCompared
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
 
-# Limits keep the page small enough for a browser. The worst entries are shown; the rest
-# are counted.
-_NIGHTS_MAX = 60
-
-DATANODES_MAX = 30
-
-_HEATMAPS_MAX = 12
-
-HEATMAP_BLOCKS_MAX = 48
-
-CONTAINERS_MAX = 5000
-
 _DAY_MS = 86_400_000
 
 # Age classes of volumes, with exclusive upper bounds. Disks fail mostly when very young
@@ -83,6 +71,19 @@ _CELLS = {
 }
 
 _SEVERITY = list(HeatmapCell)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportLimits:
+    """Limits keep the page small enough for a browser. The worst entries are shown; the
+    rest are counted.
+    """
+
+    nights_max: int = 60
+    datanodes_max: int = 30
+    heatmaps_max: int = 12
+    heatmap_blocks_max: int = 48
+    containers_max: int = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,7 @@ def report_of(
     previous: str = "",
     changes: SweepChanges | None = None,
     coverage: Coverage | None = None,
+    limits: ReportLimits = ReportLimits(),
 ) -> SweepReport:
     """Select what the report of a sweep shows.
 
@@ -216,10 +218,10 @@ def report_of(
     lines.sort(key=lambda line: (bad.index(line.verdict), -line.differences, line.container_id))
     damaged = _damaged(named)
     shares = _by_datanode(held, damaged)
-    nights = sorted([*earlier, night], key=lambda one: one.sweep_id)[-_NIGHTS_MAX:]
+    nights = sorted([*earlier, night], key=lambda one: one.sweep_id)[-limits.nights_max :]
     maps = (
-        _heatmap(line, by_container.get(line.container_id, ()), replicas)
-        for line in lines[:_HEATMAPS_MAX]
+        _heatmap(line, by_container.get(line.container_id, ()), replicas, limits.heatmap_blocks_max)
+        for line in lines[: limits.heatmaps_max]
     )
     return SweepReport(
         night.sweep_id,
@@ -232,12 +234,12 @@ def report_of(
         tuple(skipped),
         tuple(_silent(finding) for finding in named if finding["kind"] == "silent_change"),
         tuple(nights),
-        tuple(shares[:DATANODES_MAX]),
-        max(0, len(shares) - DATANODES_MAX),
+        tuple(shares[: limits.datanodes_max]),
+        max(0, len(shares) - limits.datanodes_max),
         _by_age(held, replicas, damaged, volumes_created_ms or {}, night.at),
         tuple(heatmap for heatmap in maps if heatmap.rows),
-        tuple(lines[:CONTAINERS_MAX]),
-        max(0, len(lines) - CONTAINERS_MAX),
+        tuple(lines[: limits.containers_max]),
+        max(0, len(lines) - limits.containers_max),
         previous,
         change_lists(changes, {line.container_id: line.verdict for line in lines})
         if changes
@@ -276,7 +278,10 @@ def _line(row: Mapping[str, object], findings: Sequence[Mapping[str, object]]) -
 
 
 def _heatmap(
-    line: ContainerLine, findings: Sequence[Mapping[str, object]], replicas: pa.Table
+    line: ContainerLine,
+    findings: Sequence[Mapping[str, object]],
+    replicas: pa.Table,
+    blocks_max: int,
 ) -> Heatmap:
     held = replicas.filter(pc.equal(replicas["container_id"], line.container_id))
     involved = {
@@ -306,7 +311,7 @@ def _heatmap(
     worst = sorted(
         blocks, key=lambda block: (-sum(_SEVERITY.index(c) for c in blocks[block].values()), block)
     )
-    shown = sorted(worst[:HEATMAP_BLOCKS_MAX])
+    shown = sorted(worst[:blocks_max])
     rows = tuple(
         (block, tuple(blocks[block].get(name, HeatmapCell.RIGHT) for name in names))
         for block in shown

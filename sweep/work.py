@@ -415,7 +415,8 @@ def parts_of(raw: Sequence[Mapping[str, object]]) -> tuple[Part, ...]:
 
 
 def texts_of(value: object) -> list[str]:
-    assert isinstance(value, list)
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is not a list")
     return value
 
 

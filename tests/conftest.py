@@ -30,6 +30,7 @@ _KERNEL_CALLERS = frozenset(
         "merkle.kernels",
         "ozone.mapped",
         "ozone.scan",
+        "proof.symbols",
         "sweep.files",
         "sweep.kernels",
         "sweep.runs",

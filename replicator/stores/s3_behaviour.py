@@ -24,6 +24,17 @@ class EtagForm(Enum):
     """Ceph 16 compares the header's text with the ETag that it stores."""
 
 
+class CopyWay(Enum):
+    """How properties are replaced without moving data, cheapest first."""
+
+    ITSELF = "itself"
+    """CopyObject onto the same key."""
+    SCRATCH = "scratch"
+    """CopyObject to a scratch object and back; Ozone refuses the first way."""
+    PARTS = "parts"
+    """An upload of copied ranges; the ETag becomes that of an upload."""
+
+
 @dataclass(frozen=True, slots=True)
 class S3Behaviour:
     """Each field is a claim that was seen to hold; false where it was not.
@@ -32,8 +43,8 @@ class S3Behaviour:
     `put_keeps_tags`, `upload_keeps_tags`: tags in the headers of PUT, of
     CreateMultipartUpload. `tags_apart`: PutObjectTagging works and harms no object.
     `counts_tags`: HEAD says how many there are. `copy_checks_source`: UploadPartCopy
-    refuses another source or a range past its end. `copies_onto_itself`: CopyObject
-    replaces the metadata of its own source; `copy_takes_tags`: with new tags.
+    refuses another source or a range past its end. `copy_way`: by which CopyObject, if
+    any, all old metadata and headers give way; `copy_takes_tags`: the tags too.
     `owner` is the ID of the bucket's owner, empty where ACLs are not kept. `reasons`
     are those of `Capabilities`.
     """
@@ -55,7 +66,7 @@ class S3Behaviour:
     completes_conditionally: bool = False
     copies_ranges: bool = False
     copy_checks_source: bool = False
-    copies_onto_itself: bool = False
+    copy_way: CopyWay = CopyWay.PARTS
     copy_takes_tags: bool = False
     reasons: dict[str, str] = field(default_factory=dict)
 

@@ -76,13 +76,13 @@ def parse_listing(body: bytes) -> ListingPage:
 
 
 def parse_versions(body: bytes) -> VersionsPage:
-    """A page of ListObjectVersions.
+    """A page of ListObjectVersions; of one key the newest comes first.
 
     Raises:
         S3ProtocolError: it is none.
     """
     root = parse_document(body, "ListVersionsResult")
-    versions = []
+    versions, latest = [], set[ObjectFacts]()
     for entry in root:
         if entry.tag not in ("Version", "DeleteMarker"):
             continue
@@ -96,6 +96,14 @@ def parse_versions(body: bytes) -> VersionsPage:
                 version=_text(entry, "VersionId"),
                 is_delete_marker=is_marker,
             )
+        )
+        if (entry.findtext("IsLatest") or "").strip() == "true":
+            latest.add(versions[-1])
+    names = [facts.key.encode() for facts in versions]
+    if names != sorted(names):
+        # moto lists the markers behind the versions.
+        versions.sort(
+            key=lambda facts: (facts.key.encode(), facts not in latest, -facts.modified_ms)
         )
     if not _is_truncated(root):
         return VersionsPage(tuple(versions), "", "")
@@ -126,7 +134,8 @@ def parse_parts(body: bytes) -> PartsPage:
     Raises:
         S3ProtocolError: it is none.
     """
-    root = parse_document(body, "ListPartsResult")
+    # The second is moto's name for it.
+    root = parse_document(body, "ListPartsResult", "ListPartsResponse")
     parts = tuple(
         UploadedPart(_number(entry, "PartNumber"), _number(entry, "Size"), _etag(entry))
         for entry in root.findall("Part")
@@ -306,11 +315,11 @@ def _time_ms(parent: Element, tag: str) -> int:
     text = _text(parent, tag).strip()
     try:
         when = datetime.fromisoformat(text)
-    except ValueError as error:
+        whole = when.replace(tzinfo=when.tzinfo or UTC)
+        # Not timestamp() * 1000: floats lose the last digit.
+        return int(whole.replace(microsecond=0).timestamp()) * 1000 + whole.microsecond // 1000
+    except (ValueError, OverflowError) as error:
         raise S3ProtocolError(f"the store sent {text[:40]!r} as {tag}") from error
-    whole = when.replace(tzinfo=when.tzinfo or UTC)
-    # Not timestamp() * 1000: floats lose the last digit.
-    return int(whole.replace(microsecond=0).timestamp()) * 1000 + whole.microsecond // 1000
 
 
 def _is_truncated(root: Element) -> bool:

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from merkle.checksum import fold
 from replicator.hashing import md5_of
-from replicator.stores.port import StoreError, UploadedPart
-from replicator.stores.s3_behaviour import OZONE, EtagForm, S3Behaviour
+from replicator.stores.port import CONTENT_HEADERS, StoreError, UploadedPart
+from replicator.stores.s3_behaviour import OZONE, CopyWay, EtagForm, S3Behaviour
 from replicator.stores.s3_bucket import S3Bucket, etag_of, is_md5, store_error, translated
 from replicator.stores.s3_documents import (
     complete_document,
@@ -43,8 +43,15 @@ _TAGS_HEADER = {"x-amz-tagging": "treefold=a%2Bb%20c"}
 _NAME = "treefold-pro_be"
 _HEADERS = {
     "cache-control": "max-age=61",
+    "content-encoding": "gzip",
     "content-type": "text/x-treefold",
     f"x-amz-meta-{_NAME}": "1",
+}
+_REPLACEMENT = {
+    "x-amz-metadata-directive": "REPLACE",
+    "x-amz-tagging-directive": "REPLACE",
+    "x-amz-tagging": "other=2",
+    "x-amz-meta-other": "2",
 }
 # Large enough to prove something, small enough to be read.
 _PROOF_BYTES_MAX = 64 << 10
@@ -107,19 +114,19 @@ class _Probe:
                     self._ask_acl()
                     self._ask_checksum()
         finally:
-            self._clean()
+            self._remove(self._key)
         return self._found
 
-    def _clean(self) -> None:
-        """Delete the scratch object, all its versions where there are any."""
-        place, name = self._bucket.place(self._key)
+    def _remove(self, key: str) -> None:
+        """Delete a scratch object, all its versions where there are any."""
+        place, name = self._bucket.place(key)
         versions = [""]
         with translated(f"cannot remove the scratch object {name!r} of {place}"):
             if self._found.keeps_versions:
                 query = (("versions", ""), ("prefix", name))
                 answer = self._bucket.client.request("GET", place, query=query)
                 versions = [facts.version for facts in parse_versions(answer.body).versions]
-        delete_versions(self._bucket, [(self._key, version) for version in versions])
+        delete_versions(self._bucket, [(key, version) for version in versions])
 
     def _learn(self, found: S3Behaviour) -> None:
         self._found = self._bucket.behaviour = found
@@ -140,7 +147,7 @@ class _Probe:
             if _NAME.replace("_", "-") not in names:
                 raise StoreError(f"{self._bucket.bucket} does not keep user metadata")
             reasons["keeps_underscores"] = "an underscore in a metadata name becomes a hyphen"
-        given = {name: _HEADERS[name] for name in ("cache-control", "content-type")}
+        given = {name: value for name, value in _HEADERS.items() if name in CONTENT_HEADERS}
         kept = {name: value for name, value in content_headers_of(seen) if name in given}
         if kept != given:
             lost = sorted(name for name in given if kept.get(name) != given[name])
@@ -248,27 +255,41 @@ class _Probe:
         )
 
     def _ask_copy(self) -> None:
+        """Replace metadata and headers by a copy onto itself, or by scratch."""
+        other = self._bucket.new_scratch_key()
+        source = {"x-amz-copy-source": self._bucket.source_header(self._key, "")}
+        way = CopyWay.PARTS
         self._put(_BODY, {**_HEADERS, **_TAGS_HEADER})
-        headers = {
-            "x-amz-copy-source": self._bucket.source_header(self._key, ""),
-            "x-amz-metadata-directive": "REPLACE",
-            "x-amz-tagging-directive": "REPLACE",
-            "x-amz-tagging": "other=2",
-            "x-amz-meta-other": "2",
-        }
-        copies = self._is_done("PUT", (), headers)
-        copies = copies and metadata_of(self._head()) == (("other", "2"),)
-        self._learn(
-            replace(
-                self._found,
-                copies_onto_itself=copies,
-                copy_takes_tags=copies and self._tags() == (("other", "2"),),
-            )
+        if self._is_done("PUT", (), source | _REPLACEMENT) and self._is_replaced():
+            way = CopyWay.ITSELF
+        else:
+            self._put(_BODY, {**_HEADERS, **_TAGS_HEADER})
+            back = {"x-amz-copy-source": self._bucket.source_header(other, "")}
+            try:
+                self._bucket.request("PUT", other, headers=source)
+                if self._is_done("PUT", (), back | _REPLACEMENT) and self._is_replaced():
+                    way = CopyWay.SCRATCH
+            except S3Error as error:
+                self._raise_if_down(error)
+            finally:
+                self._remove(other)
+        takes_tags = way is not CopyWay.PARTS and self._tags() == (("other", "2"),)
+        self._learn(replace(self._found, copy_way=way, copy_takes_tags=takes_tags))
+
+    def _is_replaced(self) -> bool:
+        seen = self._head()
+        left = {name for name, _ in content_headers_of(seen)} & set(_HEADERS)
+        return (
+            metadata_of(seen) == (("other", "2"),)
+            and left <= {"content-type"}
+            and seen.get("content-type") != _HEADERS["content-type"]
+            and self._content() == _BODY
         )
 
     def _ask_acl(self) -> None:
         group = 'uri="http://acs.amazonaws.com/groups/global/AuthenticatedUsers"'
         try:
+            self._upload(_BODY)
             owner = parse_owner(self._request("GET", (("acl", ""),)).body)
             own = {"x-amz-grant-full-control": f'id="{owner}"', "x-amz-grant-read": group}
             self._put(_BODY, own)
@@ -287,6 +308,14 @@ class _Probe:
             seen = self._head({"x-amz-checksum-mode": "ENABLED"})
             declared = any(name.startswith("x-amz-checksum-") for name in seen)
         self._learn(replace(self._found, declares_checksums=declared))
+
+    def _upload(self, body: bytes) -> None:
+        """Make the object of one part: moto then fails to answer for its ACL."""
+        upload = parse_upload_id(self._request("POST", (("uploads", ""),)).body)
+        query = (("partNumber", "1"), ("uploadId", upload))
+        etag = etag_of(self._request("PUT", query, {}, body).headers)
+        document = complete_document((UploadedPart(1, len(body), etag),))
+        self._request("POST", (("uploadId", upload),), {}, document)
 
     def _request(
         self,
@@ -317,7 +346,7 @@ class _Probe:
             return False
         return True
 
-    def _raise_if_down(self, error: S3Error) -> None:
+    def _raise_if_down(self, error: S3Error | S3ProtocolError) -> None:
         """A store that does not answer says nothing about what it does."""
         if isinstance(error, S3UnavailableError | S3OutcomeUnknownError) and not error.status:
             raise error

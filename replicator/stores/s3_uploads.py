@@ -41,7 +41,7 @@ from replicator.stores.s3_objects import S3Reader, check_kept, delete_versions, 
 from replicator.stores.s3_properties import headers_of
 from runtime.s3_answers import S3Error, S3OutcomeUnknownError
 
-PART_NUMBER_MAX = 10_000
+_PART_NUMBER_MAX = 10_000
 
 
 class S3UploadWriter:
@@ -284,6 +284,6 @@ def unfinished(bucket: S3Bucket, place: str, prefix: str) -> Iterator[tuple[str,
 
 
 def _part_query(upload: UploadId, number: int) -> tuple[tuple[str, str], ...]:
-    if not 1 <= number <= PART_NUMBER_MAX:
-        raise UnsupportedObjectError(f"a part has number {number}, not 1 to {PART_NUMBER_MAX}")
+    if not 1 <= number <= _PART_NUMBER_MAX:
+        raise UnsupportedObjectError(f"a part has number {number}, not 1 to {_PART_NUMBER_MAX}")
     return ("partNumber", str(number)), ("uploadId", upload)

@@ -37,6 +37,7 @@ from tests.support.stores import (
     ANYTHING,
     NOTHING,
     OPENERS,
+    PEER_OPENERS,
     ContractStore,
     content,
     current,
@@ -89,9 +90,11 @@ crc64nvme = crcmod.mkCrcFun(0x1AD93D23594C93659, 0, True, (1 << 64) - 1)
 METADATA_2K = tuple((f"name-{i}", f"{i}" * (2048 // 8 - 6)) for i in range(8))
 
 
-@pytest.fixture(params=OPENERS)
+@pytest.fixture(
+    params=[*OPENERS, *(pytest.param(name, marks=pytest.mark.peers) for name in PEER_OPENERS)]
+)
 def target(request: pytest.FixtureRequest) -> Iterator[ContractStore]:
-    with OPENERS[request.param](request) as opened:
+    with (OPENERS | PEER_OPENERS)[request.param](request) as opened:
         yield opened
 
 
@@ -235,7 +238,7 @@ def test_a_buffer_that_is_not_bytes_is_written_whole(store: Store, tmp_path: Pat
 
 
 ALL_KINDS = ObjectProperties(
-    metadata=(("colour", "blue"), ("empty", ""), ("spaced", "a  b"), ("x-y.z_1", "=?;,\"'")),
+    metadata=(("colour", "blue"), ("empty", ""), ("spaced", "a  b"), ("x-y.z-1", "=?;,\"'")),
     tags=(("Team", "a+b = c"), ("empty", ""), ("ü", "日本")),
     headers=(
         ("cache-control", "max-age=60, public"),
@@ -277,6 +280,7 @@ PROPERTIES = {
     "blanks around": ObjectProperties(metadata=(("name", " x "),)),
     "like encoded words": ObjectProperties(metadata=(("name", "=?UTF-8?Q?gr=C3=BCn?="),)),
     "per cent": ObjectProperties(metadata=(("name", "100%25"),)),
+    "underscore": ObjectProperties(metadata=(("a_b", "x"),)),
     "lines": ObjectProperties(metadata=(("name", "a\r\nx-amz-acl: public-read"),)),
     "eleven tags": ObjectProperties(tags=tuple((f"tag{i:02}", "x") for i in range(11))),
     "large": ObjectProperties(metadata=(("name", "x" * 9000),)),
@@ -399,7 +403,8 @@ def test_a_read_gets_the_bytes_of_its_facts_or_an_error(store: Store) -> None:
         content(store, replace(first, key="other"))
 
 
-def test_what_does_not_exist_is_named(store: Store) -> None:
+def test_what_does_not_exist_is_named(target: ContractStore) -> None:
+    store = target.store
     put(store, "key")
     assert store.reader.facts("other") is None
     with pytest.raises(ObjectMissingError):
@@ -409,11 +414,11 @@ def test_what_does_not_exist_is_named(store: Store) -> None:
             with pytest.raises((StoreError, AssertionError)):
                 assert store.reader.facts("key", version=version) is not None
     upload = UploadId("0123456789abcdef0123456789abcdef")
-    with pytest.raises(ObjectMissingError):
+    with pytest.raises((ObjectMissingError, target.missing_upload)):
         store.upload_writer.write_part("key", upload, 1, b"x")
-    with pytest.raises(ObjectMissingError):
+    with pytest.raises((ObjectMissingError, target.missing_upload)):
         list(store.upload_reader.parts("key", upload))
-    with pytest.raises(ObjectMissingError):
+    with pytest.raises((ObjectMissingError, target.missing_upload)):
         store.upload_writer.complete(
             "key", upload, [UploadedPart(1, 1, "0" * 32)], NOTHING, ANYTHING
         )
@@ -431,7 +436,8 @@ def test_properties_change_only_for_the_object_that_was_meant(store: Store) -> N
     assert store.reader.properties("key").metadata == ()
 
 
-def test_versions_and_delete_markers_are_kept(store: Store) -> None:
+def test_versions_and_delete_markers_are_kept(target: ContractStore) -> None:
+    store = target.store
     if not store.capabilities.keeps_versions:
         return
     written = [put(store, "b", body) for body in (b"1", b"22", b"333")]
@@ -457,7 +463,8 @@ def test_versions_and_delete_markers_are_kept(store: Store) -> None:
         assert content(store, facts) == body
     with pytest.raises(ObjectMissingError):
         store.reader.properties("b")
-    assert store.reader.properties("b", version=written[0].version).metadata == ()
+    if target.reads_tags_below_markers:
+        assert store.reader.properties("b", version=written[0].version).metadata == ()
 
 
 def test_many_versions_of_one_key_are_listed_newest_first(store: Store) -> None:
@@ -524,7 +531,8 @@ def test_a_part_that_was_not_named_is_no_part_of_the_object(store: Store) -> Non
     assert content(store, facts) == noise(size, 1) + b"3"
 
 
-def test_a_completed_upload_is_completed_no_second_time(store: Store) -> None:
+def test_a_completed_upload_is_completed_no_second_time(target: ContractStore) -> None:
+    store = target.store
     upload, parts = write_parts(store, "key", {1: b"one"})
     first = store.upload_writer.complete("key", upload, parts, NOTHING, ANYTHING)
     try:
@@ -533,11 +541,12 @@ def test_a_completed_upload_is_completed_no_second_time(store: Store) -> None:
         again = first
     assert (again.etag, again.version) == (first.etag, first.version)
     assert same(store.lister.list_versions(""), [first])
-    with pytest.raises(ObjectMissingError):
+    with pytest.raises((ObjectMissingError, target.missing_upload)):
         store.upload_writer.write_part("key", upload, 2, b"two")
 
 
-def test_an_aborted_upload_is_gone(store: Store) -> None:
+def test_an_aborted_upload_is_gone(target: ContractStore) -> None:
+    store = target.store
     upload, parts = write_parts(store, "key", {1: noise(part_bytes(store))})
     store.upload_writer.abort("key", upload)
     store.upload_writer.abort("key", upload)
@@ -547,7 +556,7 @@ def test_an_aborted_upload_is_gone(store: Store) -> None:
         lambda: store.upload_writer.complete("key", upload, parts, NOTHING, ANYTHING),
         lambda: list(store.upload_reader.parts("key", upload)),
     ):
-        with pytest.raises(ObjectMissingError):
+        with pytest.raises((ObjectMissingError, target.missing_upload)):
             action()
     assert keys(store) == []
 

@@ -70,13 +70,11 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     agent.stop()
 
 
-def _datanode(kind: op.Type, **body: Message) -> op.ContainerCommandRequestProto:
-    return op.ContainerCommandRequestProto(
-        cmdType=kind,
-        containerID=12,
-        datanodeUuid="dn",
-        **body,  # type: ignore[arg-type]
-    )
+def _datanode(kind: op.Type, name: str, body: Message) -> op.ContainerCommandRequestProto:
+    """A request with this message in its field of this name."""
+    request = op.ContainerCommandRequestProto(cmdType=kind, containerID=12, datanodeUuid="dn")
+    getattr(request, name).CopyFrom(body)
+    return request
 
 
 def _requests() -> Iterator[tuple[str, str, Message]]:
@@ -114,11 +112,11 @@ def _requests() -> Iterator[tuple[str, str, Message]]:
     read.chunkData.checksumData.type, read.chunkData.checksumData.bytesPerChecksum = op.CRC32, 1024
     tree = op.GetContainerChecksumInfoRequestProto(containerID=12)
     for request in (
-        _datanode(op.GetBlock, getBlock=op.GetBlockRequestProto(blockID=where)),
-        _datanode(op.ListBlock, listBlock=op.ListBlockRequestProto(count=5)),
-        _datanode(op.ReadChunk, readChunk=read),
-        _datanode(op.GetContainerChecksumInfo, getContainerChecksumInfo=tree),
-        _datanode(op.Echo, echo=op.EchoRequestProto(payloadSizeResp=10)),
+        _datanode(op.GetBlock, "getBlock", op.GetBlockRequestProto(blockID=where)),
+        _datanode(op.ListBlock, "listBlock", op.ListBlockRequestProto(count=5)),
+        _datanode(op.ReadChunk, "readChunk", read),
+        _datanode(op.GetContainerChecksumInfo, "getContainerChecksumInfo", tree),
+        _datanode(op.Echo, "echo", op.EchoRequestProto(payloadSizeResp=10)),
     ):
         yield datanode.SERVICE, "send", request
 

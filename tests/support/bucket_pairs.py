@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from proof.comparison import BucketComparison, SourceComparison
 from proof.index import WHOLE, AppliedPositions, IndexChange, KeyRange, Position
 from proof.item import Item
-from proof.naming import DifferenceKind, ItemDifference
+from proof.naming import ItemDifference, ItemDifferenceKind
 from tests.support.memory_index import PROFILE, Link, MemoryIndex
 
 Name = tuple[str, str]
@@ -34,20 +34,20 @@ def random_items(rng: random.Random, count: int, universe: int) -> Items:
     return {(item.key, item.version): item for item in found}
 
 
-def differing(ours: Items, theirs: Items) -> dict[Name, DifferenceKind]:
+def differing(ours: Items, theirs: Items) -> dict[Name, ItemDifferenceKind]:
     """What differs, name by name."""
     kinds = {}
     for name in ours.keys() | theirs.keys():
         if name not in theirs:
-            kinds[name] = DifferenceKind.MISSING
+            kinds[name] = ItemDifferenceKind.MISSING
         elif name not in ours:
-            kinds[name] = DifferenceKind.EXTRA
+            kinds[name] = ItemDifferenceKind.EXTRA
         elif ours[name] != theirs[name]:
-            kinds[name] = DifferenceKind.CHANGED
+            kinds[name] = ItemDifferenceKind.CHANGED
     return kinds
 
 
-def names_of(differences: tuple[ItemDifference, ...]) -> dict[Name, DifferenceKind]:
+def names_of(differences: tuple[ItemDifference, ...]) -> dict[Name, ItemDifferenceKind]:
     """The same of what a comparison found."""
     return {(one.key, one.version): one.kind for one in differences}
 

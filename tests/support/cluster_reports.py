@@ -13,6 +13,7 @@ from merkle.tree import ContainerId
 from runtime.errors import DatabaseError
 from scm.controller import Controller, Heartbeat, ProgressReport
 from scm.jobs import Job, JobId, OrderState
+from scm.limits import LIMITS, ControllerLimits
 from scm.policy import Visit
 from scm.ports import AnyOrder, CancelOrder, CommandSink, ReconcileOrder
 from scm.registry import Datanode, HeartbeatEffect, ReplicaReport
@@ -129,6 +130,7 @@ class World:
     leadership: FixedLeadership = field(default_factory=FixedLeadership)
     now_s: float = 1_000_000.0
     pause_after_s: float = math.inf
+    limits: ControllerLimits = LIMITS
     incarnations: dict[PeerId, int] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
     _sequences: Iterator[int] = field(default_factory=lambda: count(1))
@@ -153,6 +155,7 @@ class World:
             new_job_id=lambda: JobId(f"job{next(self._numbers)}"),
             now_s=self.now_s,
             pause_after_s=self.pause_after_s,
+            limits=self.limits,
         )
 
     def beat(

@@ -7,8 +7,10 @@ if not; anything else is a defect.
 
 import json
 import random
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar, cast
@@ -16,7 +18,9 @@ from typing import TypeVar, cast
 import grpc
 import numpy as np
 from google.protobuf.message import DecodeError, Message
+from pydantic import TypeAdapter
 
+from admin import doctor
 from chunktable.manifest import (
     AuditMark,
     FileKind,
@@ -56,14 +60,24 @@ from repair.peers import AgentPeer, DatanodePeer
 from repair.ports import Peer
 from repair.wire import encode_piece
 from runtime.config import Settings, load
+from runtime.disk import Disk
 from runtime.errors import UsageError
 from scm.config import ControllerConfig
+from scm.job_store import SqliteJobStore
+from scm.jobs import ControllerResumed, Job, JobId, OrderIssued, new_job, step
 from scm.messages import container_from, heartbeat_from, job_from, outcome_from
+from scm.policy import Target as RepairTarget
+from scm.policy import Visit, resume_visit
+from sweep.history import History
+from sweep.model import Part, PartKind
+from sweep.output import SkippedInput
+from sweep.work import Plan, WorkFolders
 from tests.support import proof_messages
 from tests.support.mutation import mutated_bytes, mutated_json, mutated_message, mutated_text
 from tests.support.peers import replica_of
 from tests.support.trees import block, chunk, container, corrupt, deleted, encode_by_protobuf
 
+DN1, DN2 = PeerId("dn-1"), PeerId("dn-2")
 TWELVE, TWENTY = ContainerId(12), BlockId(20)
 HELD = replica_of(12, {20: 9000, 21: 300})
 TREE = encode_by_protobuf(container(block(20, chunk(0), corrupt(chunk(4096))), deleted(30, 7)))
@@ -84,7 +98,16 @@ class Target:
 
 def targets(scratch: Path) -> list[Target]:
     """All parsers; `scratch` is a folder for the configurations."""
-    return [*_files(), *_configs(scratch), *_controller(), *_peers(), *_proof()]
+    return [
+        *_files(),
+        *_configs(scratch),
+        *_controller(),
+        *_peers(),
+        *_job_rows(scratch),
+        *_sweeps(scratch),
+        _site(scratch),
+        *_proof(),
+    ]
 
 
 def _of_bytes(*seeds: bytes, kind: type[Message] | None = None) -> Callable[..., bytes]:
@@ -126,7 +149,7 @@ def _files() -> Iterator[Target]:
         found = parse_descriptor(raw)
         assert parse_descriptor(dump_descriptor(with_checksum(found))) == with_checksum(found)
 
-    trees = _of_bytes(TREE, HELD.tree or b"", kind=op.ContainerChecksumInfo)
+    trees = _of_bytes(TREE, _stored_tree(), kind=op.ContainerChecksumInfo)
     yield Target("tree file", trees, tree)
     yield Target("tombstones", trees, lambda raw: tombstones_from_bytes(raw, TWELVE), refuses=False)
     yield Target("container of a tree", trees, container_id_of_tree)
@@ -157,6 +180,11 @@ def _proof() -> Iterator[Target]:
         read_ids=lambda part: np.zeros((2, 2), np.uint64),
     )
     yield Target("span sums", _of_bytes(stored.to_bytes()), spans)
+
+
+def _stored_tree() -> bytes:
+    assert isinstance(HELD.tree, bytes)
+    return HELD.tree
 
 
 def _descriptors() -> Iterator[str]:
@@ -287,19 +315,20 @@ def _controller() -> Iterator[Target]:
         replicas=[cp.ReplicaView(datanode=node, replica=replica, live=True)],
     )
     outcome = cp.ReconcileOutcome(container_id=12, eligibility="ok", job_id="j")
-    for name, seed, accept in (
-        ("heartbeat", heartbeat, heartbeat_from),
-        ("commands", commands, response_of),
-        ("job", job, job_from),
-        ("container", view, container_from),
-        ("reconcile", outcome, outcome_from),
-    ):
-        kind = type(seed)
-        yield Target(
-            f"controller's {name}",
-            _of_bytes(seed.SerializeToString(), kind=kind),
-            lambda raw, kind=kind, accept=accept: accept(_message(kind, raw)),  # type: ignore[misc]
-        )
+    yield _of_controller("heartbeat", heartbeat, heartbeat_from)
+    yield _of_controller("commands", commands, response_of)
+    yield _of_controller("job", job, job_from)
+    yield _of_controller("container", view, container_from)
+    yield _of_controller("reconcile", outcome, outcome_from)
+
+
+def _of_controller(name: str, seed: _M, accept: Callable[[_M], object]) -> Target:
+    kind = type(seed)
+    return Target(
+        f"controller's {name}",
+        _of_bytes(seed.SerializeToString(), kind=kind),
+        lambda raw: accept(_message(kind, raw)),
+    )
 
 
 class _Call(Iterator[bytes]):
@@ -352,25 +381,28 @@ def _read(peer: Peer) -> None:
 
 def _peers() -> Iterator[Target]:
     """What a peer answers, to both kinds of client."""
-    tree = HELD.tree or b""
+    tree = _stored_tree()
     pages = ap.ContainerHashPage(container_id=12, fingerprint=b"f" * 16)
     pages.blocks = op.ContainerChecksumInfo.FromString(tree).containerMerkleTree.SerializeToString()
     hashes = ap.GetContainerHashesResponse(container_checksum_info=tree)
     records = ap.GetBlockRecordsResponse(block_data=RECORDS)
     piece = ap.WindowPiece(offset=0, data=bytes(HELD.files[TWENTY][:1000]))
 
-    def reply(kind: op.Type, **body: Message) -> op.ContainerCommandResponseProto:
-        return op.ContainerCommandResponseProto(cmdType=kind, result=op.SUCCESS, **body)  # type: ignore[arg-type]
-
     info = op.GetContainerChecksumInfoResponseProto(containerID=12, containerChecksumInfo=tree)
-    of_tree = reply(op.GetContainerChecksumInfo, getContainerChecksumInfo=info)
+    of_tree = op.ContainerCommandResponseProto(
+        cmdType=op.GetContainerChecksumInfo, result=op.SUCCESS, getContainerChecksumInfo=info
+    )
     found = op.GetBlockResponseProto(blockData=op.BlockData.FromString(RECORDS[0]))
-    of_record = reply(op.GetBlock, getBlock=found)
+    of_record = op.ContainerCommandResponseProto(
+        cmdType=op.GetBlock, result=op.SUCCESS, getBlock=found
+    )
     where = op.DatanodeBlockID(containerID=12, localID=20)
     data = op.ReadChunkResponseProto(blockID=where, data=bytes(HELD.files[TWENTY][:1000]))
     data.chunkData.chunkName, data.chunkData.offset, data.chunkData.len = "c", 0, 1000
     data.chunkData.checksumData.type, data.chunkData.checksumData.bytesPerChecksum = op.CRC32C, 1024
-    of_chunk = reply(op.ReadChunk, readChunk=data)
+    of_chunk = op.ContainerCommandResponseProto(
+        cmdType=op.ReadChunk, result=op.SUCCESS, readChunk=data
+    )
     wanted = [TWENTY, BlockId(21)]
     for name, seed, ask in (
         ("agent's tree", hashes, lambda raw: _agent([raw]).tree(TWELVE)),
@@ -385,3 +417,106 @@ def _peers() -> Iterator[Target]:
         yield Target(name, _of_bytes(seed.SerializePartialToString(), kind=type(seed)), ask)
     raw_piece = encode_piece(0, bytes(HELD.files[TWENTY][:1000]))
     yield Target("agent's raw piece", _of_bytes(raw_piece), lambda raw: _read(_agent([raw])))
+
+
+def _of_json(document: object) -> Callable[[random.Random], bytes]:
+    """Damaged as bytes, or JSON of wrong content."""
+    seed = json.dumps(document).encode()
+
+    def make(rng: random.Random) -> bytes:
+        if rng.random() < 0.3:
+            return mutated_bytes(rng, seed, [seed])
+        changed = document
+        for _ in range(rng.choice((1, 1, 3))):
+            changed = mutated_json(rng, changed)
+        return json.dumps(changed).encode()
+
+    return make
+
+
+def _job_rows(scratch: Path) -> Iterator[Target]:
+    """Rows of the controller's job store, of which a disk has changed something."""
+    order = RepairTarget(DN1, (DN2,))
+    job = step(new_job(JobId("j"), TWELVE, (order,), now_s=5.0), OrderIssued(DN1), 6.0)
+    visit = Visit(TWELVE, "j", 2, 100.0, hopeless_roots=((DN1, 7, "f"), (DN2, None, "")))
+    jobs_kind, visits_kind = TypeAdapter(Job), TypeAdapter(Visit)
+    for name, table, column, row in (
+        ("job", "jobs", "job", jobs_kind.dump_python(job, mode="json")),
+        ("visit", "visits", "visit", visits_kind.dump_python(visit, mode="json")),
+        ("holders", "holders", "datanodes", [DN1, DN2]),
+    ):
+
+        def accept(raw: bytes, table: str = table, column: str = column) -> None:
+            path = scratch / f"{table}.db"
+            is_new = not path.exists()
+            with closing(SqliteJobStore(path)) as store:
+                if is_new:
+                    store.save([job], [visit], {TWELVE: {DN1, DN2}})
+                with closing(sqlite3.connect(path)) as damaged, damaged:
+                    # No power is cut here.
+                    damaged.execute("PRAGMA synchronous=OFF")
+                    damaged.execute(f"UPDATE {table} SET {column} = CAST(? AS TEXT)", (raw,))
+                for found in store.jobs():
+                    assert jobs_kind.validate_json(jobs_kind.dump_json(found)) == found
+                    step(found, ControllerResumed(), 7.0)
+                for seen in store.visits():
+                    assert visits_kind.validate_json(visits_kind.dump_json(seen)) == seen
+                    resume_visit(seen, 7.0)
+                store.holders()
+
+        yield Target(f"{name} row", _of_json(row), accept)
+
+
+def _sweeps(scratch: Path) -> Iterator[Target]:
+    """What a sweep left behind for the next one: its plan, and the parts it read."""
+    part = Part("p1", PartKind.FILE, "/t/a.parquet", 0, 9, 10, volumes=("DS-1",), table="/t")
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    skipped = (SkippedInput("/v", "gone"),)
+    plan = Plan("s1", at, "local", TreeSource.TREE, (part,), skipped, ("/m",), "k")
+
+    def as_json(value: object) -> object:
+        return json.loads(json.dumps(value, default=lambda one: one.value))
+
+    def accept_plan(raw: bytes) -> None:
+        work = WorkFolders(scratch, Disk())
+        work.begin(plan)
+        work.path(plan, "plan.json").write_bytes(raw)
+        plans, broken = work.plans()
+        for reason in broken.values():
+            raise UsageError(reason)
+        for found in plans:
+            again = WorkFolders(scratch / "again", Disk())
+            again.begin(replace(found, sweep_id="s1"))
+            assert again.plans() == ([replace(found, sweep_id="s1")], {})
+
+    def accept_parts(raw: bytes) -> None:
+        history = History(scratch, Disk())
+        history.save("s1", [part], ["/m"])
+        (history.folder("s1") / "parts.json").write_bytes(raw)
+        parts, manifests = history.load("s1")
+        assert all(isinstance(found, Part) for found in parts)
+        assert isinstance(manifests, tuple)
+
+    whole = asdict(plan) | {"version": 1, "started_at": at.isoformat()}
+    yield Target("sweep's plan", _of_json(as_json(whole)), accept_plan)
+    parts = {"parts": [asdict(part)], "manifests": ["/m"]}
+    yield Target("sweep's parts", _of_json(as_json(parts)), accept_parts)
+
+
+def _site(scratch: Path) -> Target:
+    text = (
+        '<?xml version="1.0" encoding="UTF-8"?>\n<configuration>\n  <property>\n'
+        "    <name>hdds.datanode.dir</name>\n"
+        "    <value>[SSD]file:///data/1, /data/2</value>\n  </property>\n  <property>\n"
+        "    <name>hdds.datanode.container.db.dir</name>\n    <value>/db</value>\n"
+        "  </property>\n</configuration>\n"
+    )
+    path = scratch / "ozone-site.xml"
+
+    def accept(raw: bytes) -> None:
+        path.write_bytes(raw)
+        data, databases = doctor._volumes_of_site(path)
+        assert data
+        assert all(isinstance(folder, Path) for folder in (*data, *databases))
+
+    return Target("ozone-site.xml", _of_text(text), accept)

@@ -46,8 +46,8 @@ class MemoryIndex:
     it must not change while one is open.
     """
 
-    def __init__(self, items: Iterable[Item] = (), profile: Profile = PROFILE) -> None:
-        self._hasher = ItemHasher(profile)
+    def __init__(self, items: Iterable[Item] = (), hasher: ItemHasher | None = None) -> None:
+        self._hasher = hasher or ItemHasher(PROFILE)
         held = list(items)
         ids = ids_from_hashes(b"".join(map(self._hasher.hashes, held)))
         data = ids_to_bytes(ids)
@@ -60,6 +60,7 @@ class MemoryIndex:
         assert len(self._rows) == len(held)
         self._kept = CodedSymbols.zeros(KEPT_SYMBOLS)
         self._kept.add(ids)
+        self._root = SetRoot.of(ids)
         self._journal: list[IndexChange] = []
         self._trimmed = 0
         self._order: tuple[list[str], Ids] | None = None
@@ -120,7 +121,10 @@ class MemoryIndex:
 
     def roots(self, ranges: Iterable[KeyRange]) -> list[SetRoot]:
         """See ItemSnapshot."""
-        return [SetRoot.of(self.ids(key_range)) for key_range in ranges]
+        return [
+            self._root if key_range == WHOLE else SetRoot.of(self.ids(key_range))
+            for key_range in ranges
+        ]
 
     def symbols(self, size: int) -> CodedSymbols:
         """See ItemSnapshot."""
@@ -137,6 +141,11 @@ class MemoryIndex:
         keys = self._ordered()[0]
         found = {keys[first + (last - first) * i // parts] for i in range(1, parts) if first < last}
         return sorted(key for key in found if key > key_range.start)
+
+    def prepare(self) -> None:
+        """Make what else the first reading would make."""
+        self._ordered()
+        self.find(np.zeros(0, np.uint64))
 
     def find(self, key_hashes: "NDArray[np.uint64]") -> list[IndexedItem]:
         """See ItemSnapshot."""
@@ -165,6 +174,7 @@ class MemoryIndex:
         old, new = (one.id if one else None for one in (before, row))
         if row:
             self._rows[key, version] = row
+        self._root += SetRoot.of_item(new) - SetRoot.of_item(old)
         self._kept.remove(ids_from_bytes(old or b""))
         self._kept.add(ids_from_bytes(new or b""))
         self._order = self._by_hash = None

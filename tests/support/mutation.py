@@ -5,7 +5,8 @@ All choices are the caller's `random.Random`'s, so that a seed gives the same in
 
 import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -18,8 +19,10 @@ _BYTES = (b"", b"\0", b"\xff" * 10 + b"\x01", b"\x80" * 9 + b"\x01", b"\x0b" * 4
 _TEXTS = ("", "\0", "null", "~", "-1", "1e400", "9" * 40, "9" * 5000, "\u202e\x1b[2J", "{",
           "[" * 60, "../../etc/passwd", "!!python/object:os.system", "&a [*a]", '"', "\ud800",
           "nan", "x" * 70_000, "1d", "= 1", "true", "\n", "---\n", "2026-13-40T99:99")  # fmt: skip
-_VALUES = (None, True, -1, 0, 1 << 63, 1 << 70, 1.5, float("inf"), "", "x" * 5000, [], {}, [[]],
-           [None], {"": {}}, "../x", "\ud800", "2026-01-01T00:00:00")  # fmt: skip
+_VALUES: tuple[object, ...] = (
+    None, True, -1, 0, 1 << 63, 1 << 70, 1.5, float("inf"), "", "x" * 5000, [], {}, [[]], [None],
+    {"": {}}, "../x", "\ud800", "2026-01-01T00:00:00",
+)  # fmt: skip
 
 
 def mutated_bytes(rng: random.Random, seed: bytes, others: Sequence[bytes]) -> bytes:
@@ -87,36 +90,75 @@ def mutated_json(rng: random.Random, document: object) -> object:
     spots = list(_spots(document))
     if not spots:
         return rng.choice(_VALUES)
-    holder, key = rng.choice(spots)
+    spot = rng.choice(spots)
     match rng.randrange(5):
         case 0:
-            del holder[key]
-        case 1 if isinstance(holder, list):
-            holder.insert(key, holder[key])
+            spot.remove()
+        case 1 if isinstance(spot, _Item):
+            spot.repeat()
         case 2:
             for _ in range(rng.choice((1, 30))):
-                holder[key] = [holder[key]]
+                spot.put([spot.value])
         case 3:
-            other, name = rng.choice(spots)
-            holder[key] = copy.deepcopy(other[name])
+            spot.put(copy.deepcopy(rng.choice(spots).value))
         case _:
-            holder[key] = rng.choice(_VALUES)
+            spot.put(rng.choice(_VALUES))
     return document
 
 
-def _spots(value: object) -> "list[tuple[dict | list, object]]":  # type: ignore[type-arg]
-    found: list[tuple[object, object]] = []
-    keys = (
-        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    )
-    for key in keys:
-        found.append((value, key))
-        found += _spots(value[key])  # type: ignore[index]
-    return found  # type: ignore[return-value]
+@dataclass(frozen=True)
+class _Field:
+    """A value in an object of a JSON document."""
+
+    holder: dict[str, object]
+    name: str
+
+    @property
+    def value(self) -> object:
+        return self.holder[self.name]
+
+    def put(self, value: object) -> None:
+        self.holder[self.name] = value
+
+    def remove(self) -> None:
+        del self.holder[self.name]
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A value in a list of a JSON document."""
+
+    holder: list[object]
+    index: int
+
+    @property
+    def value(self) -> object:
+        return self.holder[self.index]
+
+    def put(self, value: object) -> None:
+        self.holder[self.index] = value
+
+    def remove(self) -> None:
+        del self.holder[self.index]
+
+    def repeat(self) -> None:
+        self.holder.insert(self.index, self.value)
+
+
+def _spots(value: object) -> Iterator[_Field | _Item]:
+    """All places in a document that hold a value, outer ones first."""
+    own: list[_Field | _Item] = []
+    if isinstance(value, dict):
+        own = [_Field(value, name) for name in value]
+    elif isinstance(value, list):
+        own = [_Item(value, index) for index in range(len(value))]
+    for spot in own:
+        yield spot
+        yield from _spots(spot.value)
 
 
 def _change_field(rng: random.Random, message: Message) -> None:
-    fields = message.DESCRIPTOR.fields
+    fields = [one for one in message.DESCRIPTOR.fields if isinstance(one, FieldDescriptor)]
     if not fields:
         return
     field = rng.choice(fields)
@@ -154,7 +196,7 @@ def _scalar(rng: random.Random, field: FieldDescriptor) -> object:
             return rng.choice([text for text in _TEXTS if "\ud800" not in text])
         case FieldDescriptor.CPPTYPE_BOOL:
             return rng.random() < 0.5
-        case FieldDescriptor.CPPTYPE_ENUM:
+        case FieldDescriptor.CPPTYPE_ENUM if field.enum_type is not None:
             return rng.choice(field.enum_type.values).number
         case FieldDescriptor.CPPTYPE_DOUBLE | FieldDescriptor.CPPTYPE_FLOAT:
             return rng.choice((0.0, -1.0, float("inf"), float("nan"), 1e308))

@@ -366,7 +366,7 @@ class Ledger:
         """The controller knows only replicas that were reported, and calls only equal
         roots a match (inv-I12).
         """
-        view = controller.container(container_id)
+        view = controller.queries.container(container_id)
         subject = Subject(container_id)
         for replica in view.replicas if view else ():
             known = self.reported.get((replica.peer, container_id), set())

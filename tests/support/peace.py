@@ -192,13 +192,13 @@ class Peace:
         return lambda: self.job(job_id).state.is_terminal
 
     def _is_heard(self, peer: PeerId) -> bool:
-        if not self._controller.is_live(peer):
+        if not self._controller.queries.is_live(peer):
             return False
-        age_s = self._controller.heartbeat_age_s(peer, self._controller_s)
+        age_s = self._controller.queries.heartbeat_age_s(peer, self._controller_s)
         return age_s < self._world.now_s - self._everything_sent_at_s
 
     def _is_known(self, container_id: ContainerId) -> bool:
-        view = self._controller.container(container_id)
+        view = self._controller.queries.container(container_id)
         truth = [place.report() for place in self._world.holders(container_id)]
         return view is not None and list(view.replicas) == truth
 
@@ -253,7 +253,7 @@ class Peace:
         start one, else one asked for.
         """
         world = self._world
-        view = self._controller.container(container_id)
+        view = self._controller.queries.container(container_id)
         assert view is not None
         diverged = view.compared.comparison is RootComparison.DIVERGED
         if not world.setup.rules.automatic or not diverged:
@@ -278,7 +278,7 @@ class Peace:
         job_id = self._active_job(container_id)
         assert job_id is not None
         job = self._end_of(job_id)
-        view = self._controller.container(container_id)
+        view = self._controller.queries.container(container_id)
         assert view is not None
         healed = view.compared.comparison is RootComparison.MATCH
         world.marks["healed by automatic mode"] += healed
@@ -309,7 +309,7 @@ class Peace:
     def _hold_rest(self, container_id: ContainerId) -> None:
         """A container that cannot be healed is not tried again and again."""
         world = self._world
-        view = self._controller.container(container_id)
+        view = self._controller.queries.container(container_id)
         if not world.setup.rules.automatic or view is None or view.visit is None:
             return
         if view.visit.hopeless_roots != roots(view.replicas):
@@ -329,7 +329,7 @@ class Peace:
         """
         for container_id in self._world.containers:
             self.run_until(partial(self._is_known, container_id), "reports do not arrive")
-            view = self._controller.container(container_id)
+            view = self._controller.queries.container(container_id)
             assert view is not None
             states = {(replica.data_checksum, replica.fingerprint) for replica in view.replicas}
             differ = len(states) > 1

@@ -122,7 +122,7 @@ class SimulatedNetwork:
             return
         self.of_controller(lambda host: host.tick())
         if world.host is not None:
-            statuses = world.host.controller.datanodes(world.host.now_s())
+            statuses = world.host.controller.queries.datanodes(world.host.now_s())
             found = {status.liveness for status in statuses}
             world.marks["datanode stale"] += Liveness.STALE in found
             world.marks["datanode dead"] += Liveness.DEAD in found
@@ -184,7 +184,7 @@ class SimulatedNetwork:
             return
         if answer is not None:
             host = world.host
-            if host.controller.heartbeat_age_s(message.peer, host.now_s()) == 0:
+            if host.controller.queries.heartbeat_age_s(message.peer, host.now_s()) == 0:
                 world.ledger.hears(message.peer)
             world.answers.append(replace(message, raw=answer, sent_at_s=world.now_s))
 

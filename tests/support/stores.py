@@ -10,11 +10,20 @@ import pytest
 from botocore.credentials import Credentials
 
 from replicator.stores.local import LocalBucket
-from replicator.stores.port import ObjectFacts, ObjectProperties, Store, WriteCondition
+from replicator.stores.port import (
+    ObjectFacts,
+    ObjectMissingError,
+    ObjectProperties,
+    Store,
+    StoreError,
+    StoreUnavailableError,
+    WriteCondition,
+)
 from replicator.stores.s3 import open_s3
 from runtime.disk import Disk
 from runtime.retry import Backoff
 from runtime.s3 import S3Client
+from tests.support.rgw import RgwSite
 from tests.support.s3_servers import S3Endpoint
 
 NOTHING = ObjectProperties()
@@ -30,6 +39,10 @@ class ContractStore:
     takes_large: bool = False
     # A small part that is not the last is refused.
     refuses_small_parts: bool = True
+    # ministack does not find the tags of a version once the key is deleted.
+    reads_tags_below_markers: bool = True
+    # moto fails without an answer.
+    missing_upload: type[StoreError] = ObjectMissingError
     # Why keys do not cross this server unchanged although the adapter is right.
     broken_keys: frozenset[str] = frozenset()
 
@@ -39,6 +52,8 @@ class ContractLacks:
     """What an S3 server lacks: see ContractStore."""
 
     refuses_small_parts: bool = True
+    reads_tags_below_markers: bool = True
+    missing_upload: type[StoreError] = ObjectMissingError
     broken_keys: frozenset[str] = frozenset()
 
 
@@ -70,7 +85,8 @@ def s3_store(
     lacks: ContractLacks = ContractLacks(),
 ) -> Iterator[ContractStore]:
     """A fresh bucket of a server by the name of its fixture, or a folder in one."""
-    endpoint: S3Endpoint = request.getfixturevalue(server)
+    found = request.getfixturevalue(server)
+    endpoint: S3Endpoint = found.endpoint if isinstance(found, RgwSite) else found
     bucket, scratch = endpoint.fresh_bucket(), ""
     if keeps_versions:
         scratch = endpoint.fresh_bucket().name
@@ -84,13 +100,15 @@ def s3_store(
         yield ContractStore(
             store,
             refuses_small_parts=lacks.refuses_small_parts,
+            reads_tags_below_markers=lacks.reads_tags_below_markers,
+            missing_upload=lacks.missing_upload,
             broken_keys=lacks.broken_keys,
         )
 
 
 Opener = Callable[[pytest.FixtureRequest], AbstractContextManager[ContractStore]]
-_MINISTACK = ContractLacks(refuses_small_parts=False)
-_MOTO = ContractLacks()
+_MINISTACK = ContractLacks(refuses_small_parts=False, reads_tags_below_markers=False)
+_MOTO = ContractLacks(missing_upload=StoreUnavailableError)
 # By name; each yields an empty store.
 OPENERS: dict[str, Opener] = {
     "local": local_store,
@@ -100,6 +118,11 @@ OPENERS: dict[str, Opener] = {
     ),
     "moto": partial(s3_store, "moto_server", lacks=_MOTO, prefix="a%20b/c"),
     "moto_versions": partial(s3_store, "moto_server", keeps_versions=True, lacks=_MOTO),
+}
+# The same on real stores, which not every machine has.
+PEER_OPENERS: dict[str, Opener] = {
+    "rgw": partial(s3_store, "rgw", prefix="folder"),
+    "rgw_versions": partial(s3_store, "rgw", keeps_versions=True),
 }
 
 

@@ -27,6 +27,7 @@ UNTYPED_ADAPTERS = {
     "merkle/checksum.py": "the kernels' module stands for a protocol",
     "merkle/intrinsics.py": "numba and llvmlite have no types",
     "merkle/kernels.py": "numba and llvmlite have no types",
+    "proof/symbols.py": "the kernels' module stands for a protocol",
     "runtime/rpc.py": "handlers of gRPC take and return any message",
     "sweep/compare.py": "pyarrow has no types",
     "sweep/exact.py": "pyarrow has no types",

@@ -22,6 +22,7 @@ from runtime.config import (
     parse_duration,
     parse_rate,
     parse_size,
+    split_address,
 )
 from runtime.errors import ConfigError
 
@@ -177,3 +178,23 @@ def test_a_size_written_with_or_without_a_unit_is_the_same(size: int) -> None:
 )
 def test_durations_have_units(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("127.0.0.1:9896", ("127.0.0.1", 9896)),
+        ("[::1]:0", ("::1", 0)),
+        ("dn-1.example:65535", ("dn-1.example", 65535)),
+    ],
+)
+def test_an_address_has_a_host_and_a_port(address: str, parts: tuple[str, int]) -> None:
+    assert split_address(address) == parts
+
+
+@pytest.mark.parametrize(
+    "address", ["", "9896", ":9896", "host", "host:", "host:-1", "host:65536", "::1:9896", "h:1 "]
+)
+def test_what_is_no_address_is_a_config_error(address: str) -> None:
+    with pytest.raises(ConfigError, match="expected an address such as"):
+        split_address(address)

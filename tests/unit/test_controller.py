@@ -25,6 +25,7 @@ from scm.controller import ProgressReport
 from scm.eligibility import Eligibility
 from scm.job_store import SqliteJobStore
 from scm.jobs import ROUNDS_MAX, Job, JobId, JobState, OrderState, task_id
+from scm.limits import ControllerLimits
 from scm.messages import command_to, heartbeat_from, job_to
 from scm.metrics import CONTROLLER_METRICS
 from scm.policy import MATCH, RootComparison, Visit
@@ -63,7 +64,7 @@ def test_a_job_goes_from_request_to_result() -> None:
     world.report(*replicas(5, 5, 5))
     ended = world.finish(job, *DNS)
     assert (ended.state, ended.verdict) == (JobState.DONE, Verdict.REPAIRABLE)
-    view = world.controller.container(ContainerId(1))
+    view = world.controller.queries.container(ContainerId(1))
     assert view is not None
     assert view.visit is not None
     assert (view.visit.job_id, view.visit.failures) == (job.job_id, 0)
@@ -231,7 +232,7 @@ def test_a_container_with_one_live_replica_is_refused() -> None:
     diverged(world)
     world.pass_time(100, beating=("dn-1",))
     assert world.reconcile(1) == []
-    view = world.controller.container(ContainerId(1))
+    view = world.controller.queries.container(ContainerId(1))
     assert view is not None
     assert view.ruling.eligibility is Eligibility.NO_LIVE_PEERS
 
@@ -366,22 +367,21 @@ def test_a_process_that_stood_still_blames_nobody_for_its_silence() -> None:
     [job] = world.reconcile(1)
     world.now_s += 3600
     world.controller.tick(world.now_s)
-    assert world.controller.gauges(world.now_s)["scm_datanodes_live"] == 3
+    assert world.controller.queries.gauges(world.now_s)["scm_datanodes_live"] == 3
     assert world.controller.job(job.job_id).state is JobState.RUNNING
     world.pass_time(80)
-    assert world.controller.gauges(world.now_s)["scm_datanodes_live"] == 3
+    assert world.controller.queries.gauges(world.now_s)["scm_datanodes_live"] == 3
     world.pass_time(20)
-    assert world.controller.gauges(world.now_s)["scm_datanodes_live"] == 0
+    assert world.controller.queries.gauges(world.now_s)["scm_datanodes_live"] == 0
     world.pass_time(250, beating=DNS)
     assert "no progress for 300 s" in world.controller.job(job.job_id).detail
 
 
 def test_jobs_that_end_together_beyond_the_limit_do_not_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("scm.job_index._JOBS_ENDED_MAX", 3)
     store = SqliteJobStore(tmp_path / "controller.db")
-    world = World(store=cast(MemoryJobStore, store))
+    world = World(store=cast(MemoryJobStore, store), limits=ControllerLimits(jobs_ended_max=3))
     diverged(world, 8)
     world.reconcile(*range(1, 9))
     world.pass_time(700)
@@ -392,9 +392,21 @@ def test_jobs_that_end_together_beyond_the_limit_do_not_come_back(
     store.close()
 
 
-def test_the_controller_logs_which_datanode_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scm.registry.CONTAINERS_PER_DATANODE_MAX", 1)
-    world = World()
+def test_beyond_the_limit_of_active_jobs_a_request_is_refused() -> None:
+    world = World(limits=ControllerLimits(jobs_active_max=2))
+    diverged(world, 3)
+    assert len(world.reconcile(1, 2, 3)) == 2
+    [refused] = dry_run(world, 1)
+    assert refused.ruling.eligibility is Eligibility.ALREADY_RUNNING
+    [outcome] = world.controller.reconcile(
+        [ContainerId(3)], dry_run=False, reason="", requested_by="", now_s=world.now_s
+    )
+    assert outcome.ruling.eligibility is Eligibility.QUEUE_FULL
+    assert outcome.ruling.message == "Cannot reconcile container 3: 2 jobs are waiting."
+
+
+def test_the_controller_logs_which_datanode_it_refuses() -> None:
+    world = World(limits=ControllerLimits(containers_per_datanode_max=1))
     service = ControllerService(
         world.controller, Outbox(), Lock(), lambda: world.now_s, Metrics(CONTROLLER_METRICS)
     )
@@ -440,7 +452,7 @@ def test_a_restarted_controller_knows_what_it_does_not_know() -> None:
     assert said(world) == (
         "unknown", "0 of 3 known: no report yet of datanode dn-1, dn-2, dn-3", 3,
     )  # fmt: skip
-    assert world.controller.gauges(world.now_s)["scm_containers_unknown"] == 1
+    assert world.controller.queries.gauges(world.now_s)["scm_containers_unknown"] == 1
     [refused] = dry_run(world, 1)
     assert refused.ruling.eligibility is Eligibility.NO_REPLICAS_FOUND
     world.report(*replicas(7, 7))
@@ -455,11 +467,8 @@ def test_what_was_never_stored_is_expected_as_often_as_required() -> None:
     assert said(world) == ("unknown", "2 of 3 known", 3)
 
 
-def test_holders_are_stored_in_parts_and_a_full_disk_stops_no_heartbeat(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("scm.unsaved._HOLDERS_SAVED_MAX", 2)
-    world = World()
+def test_holders_are_stored_in_parts_and_a_full_disk_stops_no_heartbeat() -> None:
+    world = World(limits=ControllerLimits(holders_saved_max=2))
     diverged(world, 5)
     world.store.is_full = True
     with pytest.raises(DatabaseError):
@@ -481,17 +490,17 @@ def test_all_agents_dead_is_unknown_in_metrics_too() -> None:
     world.report(*replicas(7, 7, 7))
     world.pass_time(700)
     assert said(world) == ("unknown", "0 of 3 known", 3)
-    gauges = world.controller.gauges(world.now_s)
+    gauges = world.controller.queries.gauges(world.now_s)
     assert (gauges["scm_containers"], gauges["scm_containers_unknown"]) == (1, 1)
     world.pass_time(1, beating=DNS)
     assert said(world)[0] == "match"
-    assert world.controller.gauges(world.now_s)["scm_containers_unknown"] == 0
+    assert world.controller.queries.gauges(world.now_s)["scm_containers_unknown"] == 0
 
 
 def test_the_age_of_the_oldest_root_is_a_metric() -> None:
     world = World(now_s=SCANNED_MS / 1000 + 50 * 3600)
     world.report(*replicas(7, 7, 7), replica("dn-1", 2, scanned_ms=None))
-    gauges = world.controller.gauges(world.now_s)
+    gauges = world.controller.queries.gauges(world.now_s)
     assert 50 * 3600 <= gauges["scm_roots_oldest_age_seconds"] < 51 * 3600
     assert gauges["scm_containers_unscanned"] == 1
     assert gauges.keys() == {
@@ -500,7 +509,7 @@ def test_the_age_of_the_oldest_root_is_a_metric() -> None:
 
 
 def said(world: World) -> tuple[str, str, int]:
-    view = world.controller.container(ContainerId(1))
+    view = world.controller.queries.container(ContainerId(1))
     assert view is not None
     return view.compared.comparison.value, view.compared.note, view.expected_replicas
 
@@ -639,15 +648,15 @@ def test_containers_are_listed_in_pages_by_state_and_comparison() -> None:
         world.beat(
             peer, [replica(peer, n, root=1 if peer == "dn-1" and n % 2 else 0) for n in range(1, 8)]
         )
-    views, more = world.controller.containers(
+    views, more = world.controller.queries.containers(
         state=None, comparison=RootComparison.DIVERGED, after=1, limit=2
     )
     assert ([view.container_id for view in views], more) == ([3, 5], True)
-    views, more = world.controller.containers(
+    views, more = world.controller.queries.containers(
         state=None, comparison=RootComparison.DIVERGED, after=5, limit=2
     )
     assert ([view.container_id for view in views], more) == ([7], False)
-    assert world.controller.diverged() == [1, 3, 5, 7]
+    assert world.controller.queries.diverged() == [1, 3, 5, 7]
 
 
 AUTOMATIC = Rules(automatic=True, automatic_jobs=2, visit_every_s=100)
@@ -675,7 +684,7 @@ def test_automatic_mode_works_the_diverged_list_down_some_at_a_time() -> None:
             world.finish(job, *DNS)
             seen.add(job.container_id)
     assert seen == {1, 2, 3, 4, 5}
-    assert world.controller.diverged() == []
+    assert world.controller.queries.diverged() == []
 
 
 def test_a_container_that_does_not_heal_is_tried_again_ever_later() -> None:

@@ -65,7 +65,7 @@ def test_t5_a_controller_that_does_not_lead_sends_nothing() -> None:
     assert world.reconcile(1) == []
     assert world.sink.orders == []
     assert evaluate(C1, ContainerState.CLOSED, replicas(1, 2, 3), required_nodes=3).is_ok
-    view = world.controller.container(C1)
+    view = world.controller.queries.container(C1)
     assert view is not None
     assert view.ruling.eligibility is Eligibility.NOT_LEADER
 
@@ -86,7 +86,7 @@ def test_t7_a_container_whose_replicas_vanished_is_still_known() -> None:
     world = World()
     world.report(replica("dn-1"))
     world.beat("dn-1", [])
-    view = world.controller.container(C1)
+    view = world.controller.queries.container(C1)
     assert view is not None
     assert view.ruling.eligibility is Eligibility.NO_REPLICAS_FOUND
 

@@ -13,7 +13,6 @@ from proof.messages import (
     SplitQuestion,
 )
 from proof.wire import (
-    NAMES_BYTES_MAX,
     decode_answer,
     decode_question,
     encode_answer,
@@ -66,7 +65,7 @@ def test_a_number_has_one_encoding() -> None:
 
 def test_names_that_unfold_without_end_are_refused() -> None:
     head = encode_answer(AnswerMessage(JOB, 0, NamesAnswer(0, ())))[:-8]
-    bomb = zlib.compress(bytes(NAMES_BYTES_MAX + 1))
+    bomb = zlib.compress(bytes(4 * MESSAGE_BYTES_MAX + 1))
     assert len(bomb) < MESSAGE_BYTES_MAX
     with pytest.raises(RemoteProtocolError, match="too many"):
         decode_answer(head + bomb)

@@ -7,7 +7,9 @@ says so. The exit codes are ours.
 
 import json
 import re
+import socket
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -572,6 +574,25 @@ def test_waiting_for_a_container_under_way_joins_its_job(cluster: Cluster) -> No
     joined = cluster.json("reconcile", "1", "--yes", "--wait")
     assert joined["exit"] == 0
     assert [job["jobID"] for job in jobs(joined)] == [job["jobID"] for job in jobs(first)]
+
+
+def test_the_metrics_of_a_controller_are_served_at_an_ipv6_address_too(tmp_path: Path) -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as free:
+        port = free.getsockname()[1]
+    config = ControllerConfig(
+        listen="[::1]:0", metrics=f"[::1]:{port}", state_folder=tmp_path / "state"
+    )
+    server = ControllerServer(config)
+    try:
+        with urllib.request.urlopen(f"http://[::1]:{port}/metrics") as page:
+            assert b"scm_containers" in page.read()
+        # Its own address is one that others can be given.
+        listed = CliRunner().invoke(
+            treefold, ["job", "list", "--json", "--controller", server.address]
+        )
+        assert json.loads(listed.stdout)["ok"]
+    finally:
+        server.stop()
 
 
 def test_ids_and_all_diverged_together_are_a_mistake(cluster: Cluster) -> None:

@@ -15,6 +15,7 @@ from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from runtime.errors import UsageError
 from scm.eligibility import ContainerState
+from scm.limits import ControllerLimits
 from scm.policy import RootComparison
 from scm.registry import Datanode, HeartbeatEffect, Liveness, Registry, ReplicaReport
 from tests.support.cluster_reports import replica, replicas
@@ -491,11 +492,9 @@ def test_the_holders_are_what_reports_say_and_each_change_is_told(
         assert held == model
 
 
-def test_a_datanode_with_too_many_containers_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("scm.registry.CONTAINERS_PER_DATANODE_MAX", 3)
-    registry = make()
+def test_a_datanode_with_too_many_containers_is_refused_by_name() -> None:
+    limits = ControllerLimits(containers_per_datanode_max=3)
+    registry = Registry(stale_after_s=90, dead_after_s=600, limits=limits)
     four = [replica(container_id=number) for number in range(1, 5)]
     with pytest.raises(UsageError, match=r"dn-1 reports 4 containers; the limit is 3"):
         observe(registry, *four)

@@ -23,9 +23,9 @@ from ozone.rocks import (
     container_prefix,
     counter_key,
     delete_key,
-    lock_holder,
     long_bytes,
 )
+from ozone.rocks_lock import lock_holder
 from runtime.disk import Disk, Operation
 from runtime.errors import DatabaseError, DiskError
 from tests.support.disk import CountingDisk
@@ -294,7 +294,7 @@ def test_this_process_does_not_lose_its_own_lock_by_asking(database_path: Path) 
             sys.executable,
             "-c",
             (
-                "import sys; from pathlib import Path; from ozone.rocks import lock_holder\n"
+                "import sys; from pathlib import Path; from ozone.rocks_lock import lock_holder\n"
                 "print(lock_holder(Path(sys.argv[1])))"
             ),
             str(database_path / "LOCK"),

@@ -8,16 +8,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
 from runtime.disk import Disk
-from sweep import report as subject
 from sweep.model import FINDING_SCHEMA, VERDICT_SCHEMA
 from sweep.output import SweepStore
 from sweep.report import (
     DamageShare,
     HeatmapCell,
     PastSweep,
+    ReportLimits,
     SweepReport,
     render,
     report_of,
@@ -64,6 +63,7 @@ def made(
     earlier: tuple[PastSweep, ...] = (),
     skipped: tuple[str, ...] = (),
     created_ms: dict[tuple[str, str], int] | None = None,
+    limits: ReportLimits | None = None,
 ) -> SweepReport:
     names = ("dn-a", "dn-b", "dn-c")
     counts: dict[str, int] = {}
@@ -87,6 +87,7 @@ def made(
         earlier=earlier,
         skipped=skipped,
         volumes_created_ms=created_ms,
+        limits=limits or ReportLimits(),
     )
 
 
@@ -175,13 +176,12 @@ def test_two_replicas_on_one_datanode_have_a_column_each() -> None:
     assert heatmap.replicas == ("dn-a/DS-1", "dn-a/DS-2", "dn-b", "dn-c")
 
 
-def test_what_there_is_no_room_for_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "HEATMAP_BLOCKS_MAX", 2)
-    monkeypatch.setattr(subject, "CONTAINERS_MAX", 1)
+def test_what_there_is_no_room_for_is_counted() -> None:
     findings = [finding("missing_block", 1, block, ("dn-a",)) for block in range(5)]
     report = made(
         [verdict(1, "REPAIRABLE"), verdict(2, "REPAIRABLE")],
         [*findings, finding("missing_block", 2, 1, ("dn-b",))],
+        limits=ReportLimits(heatmap_blocks_max=2, containers_max=1),
     )
     assert [(len(heatmap.rows), heatmap.left_out) for heatmap in report.heatmaps] == [
         (2, 3),

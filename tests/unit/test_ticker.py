@@ -41,7 +41,14 @@ class Ticked:
 def ticking(controller: Ticked) -> Iterator[Callable[[str], float]]:
     """The ticker while it runs; yields a reader of its metrics."""
     metrics = Metrics(CONTROLLER_METRICS)
-    ticker = Ticker(controller, threading.Lock(), lambda: 7.0, metrics, interval_s=0.001)
+    ticker = Ticker(
+        controller.tick,
+        controller.gauges,
+        threading.Lock(),
+        lambda: 7.0,
+        metrics,
+        interval_s=0.001,
+    )
     ticker.start()
     try:
         yield (

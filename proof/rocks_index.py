@@ -1,0 +1,182 @@
+"""The tables of an index in RocksDB, for more than about 10^8 objects.
+
+Rows, entries by hash, journal and values share one order of keys, told apart by their
+first byte. RocksDB checks its blocks when it reads them.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ozone.rocks import KeyScanner, KeyValues
+from proof.errors import IndexDamagedError
+from proof.item import KEY_HASH_BYTES
+from proof.tables import ItemRow, JournalRow, TableBatch
+from runtime.disk import Disk
+from runtime.errors import DatabaseError
+
+_ROW, _HASH, _JOURNAL, _VALUE = b"i", b"h", b"j", b"v"
+# Ends a key, behind which the version stands; the same bytes inside a key are escaped,
+# so that the order is that of (key, version).
+_END, _AFTER_END = b"\0\0", b"\0\1"
+_POSITION_BYTES = 8
+# What RocksDB says of blocks and logs that fail their checksum, or are missing.
+_DAMAGE = ("Corruption", "No such file", "Checksum mismatch")
+
+
+class RocksTables:
+    """ItemTables in a RocksDB, which this process alone opens."""
+
+    def __init__(self, path: Path, *, building: bool = False) -> None:
+        """Open the database; with `building`, create it.
+
+        Raises:
+            IndexDamagedError: RocksDB finds it damaged.
+            DatabaseError: it cannot be opened, or another process has it open.
+        """
+        self._path = path
+        self._is_building = building
+        with _translated(path):
+            self._database = KeyValues(path, create=building)
+
+    @contextmanager
+    def view(self) -> Iterator["_RocksView"]:
+        """See ItemTables.view."""
+        with self._database.scanner() as scanner:
+            yield _RocksView(scanner, self._path)
+
+    def versions(self, keys: Sequence[bytes]) -> list[list[ItemRow]]:
+        """See ItemTables.versions."""
+        with _translated(self._path):
+            return [
+                [
+                    _item_row(*found)
+                    for found in self._database.scan(start + _END, start + _AFTER_END)
+                ]
+                for start in map(_row_start, keys)
+            ]
+
+    def write(self, batch: TableBatch) -> None:
+        """See ItemTables.write."""
+        puts = list[tuple[bytes, bytes]]()
+        for one in batch.puts:
+            puts += ((_row_key(one), one.row), (_hash_key(one), b""))
+        puts += ((_journal_key(position), change) for position, change in batch.journal)
+        puts += (
+            (_VALUE + name.encode(), data)
+            for name, data in batch.values.items()
+            if data is not None
+        )
+        deletes = [key for one in batch.deletes for key in (_row_key(one), _hash_key(one))]
+        deletes += (_VALUE + name.encode() for name, data in batch.values.items() if data is None)
+        trimmed = batch.journal_through
+        self._database.write(
+            puts,
+            deletes,
+            delete_range=(_journal_key(0), _journal_key(trimmed + 1)) if trimmed else None,
+            durable=not self._is_building,
+        )
+
+    def settle(self) -> None:
+        """See ItemTables.settle."""
+        assert self._is_building
+        self._database.flush()
+        Disk().sync_folder(self._path)
+        self._is_building = False
+
+    def close(self) -> None:
+        """See ItemTables.close."""
+        self._database.close()
+
+
+class _RocksView:
+    """TableView of a snapshot."""
+
+    def __init__(self, scanner: KeyScanner, path: Path) -> None:
+        self._scanner = scanner
+        self._path = path
+
+    def rows(self, start: bytes, end: bytes | None) -> Iterator[ItemRow]:
+        """See TableView.rows."""
+        with _translated(self._path):
+            last = _after(_ROW) if end is None else _row_start(end)
+            for found in self._scanner.scan(_row_start(start), last):
+                yield _item_row(*found)
+
+    def by_hash(self, key_hashes: Sequence[bytes]) -> Iterator[ItemRow]:
+        """See TableView.by_hash."""
+        with _translated(self._path):
+            for key_hash in key_hashes:
+                first = _HASH + key_hash
+                for entry, _ in list(self._scanner.scan(first, first + b"\xff" * 2)):
+                    place = _ROW + entry[len(first) :]
+                    row = self._scanner.get(place)
+                    if row is None:
+                        raise IndexDamagedError("an entry by hash has no row", path=str(self._path))
+                    yield _item_row(place, row)
+
+    def journal(self, *, after: int, through: int) -> Iterator[JournalRow]:
+        """See TableView.journal."""
+        with _translated(self._path):
+            for key, change in self._scanner.scan(
+                _journal_key(after + 1), _journal_key(through + 1)
+            ):
+                yield JournalRow(int.from_bytes(key[len(_JOURNAL) :], "big"), change)
+
+    def values(self, prefix: str) -> dict[str, bytes]:
+        """See TableView.values."""
+        first = _VALUE + prefix.encode()
+        with _translated(self._path):
+            found = self._scanner.scan(first, _after(first))
+            return {key[len(_VALUE) :].decode(): data for key, data in found}
+
+    def damage(self) -> list[str]:
+        """See TableView.damage: each row has one entry by hash."""
+        with _translated(self._path):
+            rows = missing = 0
+            for row in self.rows(b"", None):
+                rows += 1
+                missing += self._scanner.get(_hash_key(row)) is None
+            entries = sum(1 for _ in self._scanner.scan(_HASH, _after(_HASH)))
+        if missing or entries != rows:
+            return [f"{missing} of {rows} rows have no entry by hash; there are {entries} entries"]
+        return []
+
+
+def _row_start(key: bytes) -> bytes:
+    return _ROW + key.replace(b"\0", b"\0\xff")
+
+
+def _row_key(one: ItemRow) -> bytes:
+    return _row_start(one.key) + _END + one.version
+
+
+def _hash_key(one: ItemRow) -> bytes:
+    return _HASH + one.row[:KEY_HASH_BYTES] + _row_key(one)[len(_ROW) :]
+
+
+def _journal_key(position: int) -> bytes:
+    return _JOURNAL + position.to_bytes(_POSITION_BYTES, "big")
+
+
+def _item_row(key: bytes, row: bytes) -> ItemRow:
+    name, _, version = key[len(_ROW) :].partition(_END)
+    return ItemRow(name.replace(b"\0\xff", b"\0"), version, row)
+
+
+def _after(prefix: bytes) -> bytes:
+    return prefix[:-1] + bytes((prefix[-1] + 1,))
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except DatabaseError as error:
+        if not any(word in error.message for word in _DAMAGE):
+            raise
+        raise IndexDamagedError(
+            error.message,
+            hint="Rebuild the index from a listing of the bucket.",
+            path=str(path),
+        ) from error

@@ -1,0 +1,155 @@
+"""Documents of S3: what is written is read back, and no other bytes are understood."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from urllib.parse import quote
+from xml.sax.saxutils import escape
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replicator.stores import s3_documents as documents
+from replicator.stores.port import ObjectProperties, UploadedPart
+from replicator.stores.s3_documents import fits_xml
+from replicator.stores.s3_properties import content_headers_of, headers_of, metadata_of
+from runtime.s3_answers import S3ProtocolError, parse_document
+
+PARSERS: list[Callable[[bytes], object]] = [
+    documents.parse_listing,
+    documents.parse_versions,
+    documents.parse_uploads,
+    documents.parse_parts,
+    documents.parse_tags,
+    documents.parse_grants,
+    documents.parse_owner,
+    documents.parse_versioning,
+    documents.parse_upload_id,
+    documents.parse_copied_etag,
+    documents.parse_completed_etag,
+    documents.parse_delete_failures,
+]
+KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+ENTRY = (
+    "<Contents><Key>{key}</Key><LastModified>2026-11-23T12:00:00.123Z</LastModified>"
+    "<ETag>&quot;e&quot;</ETag><Size>7</Size></Contents>"
+)
+LISTING = (
+    '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+    "<IsTruncated>false</IsTruncated><EncodingType>url</EncodingType>{entries}</ListBucketResult>"
+)
+
+
+@given(st.lists(KEYS, max_size=5))
+def test_encoded_keys_are_read_as_they_were(keys: list[str]) -> None:
+    entries = "".join(ENTRY.format(key=quote(key, safe="")) for key in keys)
+    page = documents.parse_listing(LISTING.format(entries=entries).encode())
+    assert [facts.key for facts in page.objects] == keys
+    assert {facts.etag for facts in page.objects} <= {"e"}
+    assert {facts.modified_ms % 1000 for facts in page.objects} <= {123}
+
+
+@given(st.lists(st.tuples(KEYS.filter(fits_xml), st.sampled_from(["", "v&1"])), max_size=5))
+def test_keys_to_delete_survive_a_parser(objects: list[tuple[str, str]]) -> None:
+    root = parse_document(documents.delete_document(objects), "Delete")
+    found = [
+        (entry.findtext("Key"), entry.findtext("VersionId") or "")
+        for entry in root.iterfind("Object")
+    ]
+    assert found == objects
+    assert root.findtext("Quiet") == "true"
+
+
+@given(st.dictionaries(KEYS.filter(fits_xml), st.text().filter(fits_xml), max_size=5))
+def test_tags_are_read_as_they_were_written(tags: dict[str, str]) -> None:
+    wanted = sorted((a.replace("\r", "\n"), b.replace("\r", "\n")) for a, b in tags.items())
+    found = documents.parse_tags(documents.tags_document(sorted(tags.items())))
+    assert sorted((a.replace("\r", "\n"), b.replace("\r", "\n")) for a, b in found) == wanted
+
+
+@given(
+    st.dictionaries(st.from_regex(r"[a-z0-9._-]{1,9}", fullmatch=True), st.text("!a ~", max_size=5))
+)
+def test_metadata_is_read_as_it_was_sent(metadata: dict[str, str]) -> None:
+    given_pairs = tuple(sorted(metadata.items()))
+    headers = headers_of(ObjectProperties(metadata=given_pairs), with_tags=False)
+    assert metadata_of(headers) == given_pairs
+    assert content_headers_of(headers) == ()
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_damaged_documents_are_read_or_refused_by_name(
+    data: st.DataObject,
+) -> None:
+    """Cut, doubled and changed text: an error by name or a value, never a traceback."""
+    parse = data.draw(st.sampled_from(PARSERS))
+    text = data.draw(st.sampled_from(SAMPLES))
+    at = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(at, min(len(text), at + 30)))
+    put = data.draw(st.text("<>/&;#x01 -ABc\u00e9", max_size=8) | st.just(text[at:end] * 2))
+    with suppress(S3ProtocolError):
+        parse((text[:at] + put + text[end:]).encode())
+
+
+SAMPLES = [
+    LISTING.format(entries=ENTRY.format(key="a%20b") * 2),
+    "<ListVersionsResult><IsTruncated>true</IsTruncated><NextKeyMarker>k</NextKeyMarker>"
+    "<DeleteMarker><Key>k</Key><VersionId>1</VersionId><IsLatest>true</IsLatest>"
+    "<LastModified>2026-11-23T12:00:00Z</LastModified></DeleteMarker></ListVersionsResult>",
+    "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated><Upload><Key>k</Key>"
+    "<UploadId>u</UploadId><Initiated>2026-11-23T12:00:00Z</Initiated></Upload>"
+    "</ListMultipartUploadsResult>",
+    "<ListPartsResult><IsTruncated>false</IsTruncated><Part><PartNumber>1</PartNumber>"
+    "<Size>5</Size><ETag>e</ETag></Part></ListPartsResult>",
+    "<AccessControlPolicy><Owner><ID>o</ID></Owner><AccessControlList><Grant><Grantee>"
+    "<URI>u</URI></Grantee><Permission>READ</Permission></Grant></AccessControlList>"
+    "</AccessControlPolicy>",
+    "<DeleteResult><Error><Key>k</Key><Code>AccessDenied</Code></Error></DeleteResult>",
+    "<Tagging><TagSet><Tag><Key>a</Key><Value>b</Value></Tag></TagSet></Tagging>",
+]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        LISTING.format(entries=ENTRY.format(key="k").replace("7", "-7")),
+        LISTING.format(entries=ENTRY.format(key="k").replace("7", "\u0667")),
+        LISTING.format(entries=ENTRY.format(key="k").replace("2026", "noon")),
+        LISTING.format(entries=ENTRY.format(key="")),
+        LISTING.format(entries=ENTRY.format(key="%FF")),
+        LISTING.format(entries=ENTRY.format(key="k")).replace("url", "rot13"),
+        LISTING.format(entries="").replace("false", "true"),
+        LISTING.format(entries="").replace("false", "maybe"),
+    ],
+)
+def test_a_listing_that_is_half_understood_is_an_error(broken: str) -> None:
+    with pytest.raises(S3ProtocolError):
+        documents.parse_listing(broken.encode())
+
+
+def test_a_missing_object_counts_as_deleted_and_others_are_named() -> None:
+    said = "".join(
+        f"<Error><Key>{escape(key)}</Key><Code>{code}</Code><Message>m</Message></Error>"
+        for key, code in (("a&b", "AccessDenied"), ("gone", "NoSuchKey"))
+    )
+    (failure,) = documents.parse_delete_failures(f"<DeleteResult>{said}</DeleteResult>".encode())
+    assert (failure.key, failure.reason) == ("a&b", "AccessDenied: m")
+
+
+def test_parts_are_named_in_order() -> None:
+    body = documents.complete_document([UploadedPart(1, 5, "a"), UploadedPart(3, 5, 'b"')])
+    root = parse_document(body, "CompleteMultipartUpload")
+    assert [part.findtext("PartNumber") for part in root] == ["1", "3"]
+    assert [part.findtext("ETag") for part in root] == ["a", 'b"']
+
+
+def test_the_owners_own_grant_is_no_property() -> None:
+    grant = "<Grant><Grantee><ID>{}</ID></Grantee><Permission>{}</Permission></Grant>"
+    grants = grant.format("o", "FULL_CONTROL") + grant.format("o", "READ")
+    body = (
+        "<AccessControlPolicy><Owner><ID>o</ID></Owner>"
+        f"<AccessControlList>{grants}</AccessControlList></AccessControlPolicy>"
+    )
+    assert documents.parse_grants(body.encode()) == (('id="o"', "READ"),)
+    assert documents.parse_owner(body.encode()) == "o"

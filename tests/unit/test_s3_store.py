@@ -1,0 +1,209 @@
+"""What the S3 adapter asks of a store, and what it never asks of Ozone's gateway."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from urllib.parse import unquote
+
+import pytest
+from botocore.credentials import Credentials
+
+from proof.item import HashAlgorithm
+from replicator.stitching import BytePatch, StitchPlan, plan_stitch, stitch
+from replicator.stores.port import (
+    ObjectProperties,
+    PreconditionFailedError,
+    StoreError,
+    UnsupportedObjectError,
+)
+from replicator.stores.s3 import open_s3
+from replicator.stores.s3_bucket import SCRATCH_PREFIX, S3Location
+from runtime.errors import UsageError
+from runtime.retry import Backoff
+from runtime.s3 import S3Client
+from tests.support.s3_servers import S3Bucket
+from tests.support.stores import content, current, keys, put, s3_client
+from tests.support.wire_server import WireServer, answer, wire_server
+
+LISTING = "<ListBucketResult><IsTruncated>{more}</IsTruncated>{token}{entries}</ListBucketResult>"
+ENTRY = (
+    "<Contents><Key>{}</Key><LastModified>2026-11-23T12:00:00Z</LastModified>"
+    "<ETag>0cc175b9c0f1b6a831c399e269772661</ETag><Size>1</Size></Contents>"
+)
+VERSIONING = b"<VersioningConfiguration/>"
+A = b"a"
+
+
+def listing(*names: str, token: str = "") -> bytes:
+    shown = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+    entries = "".join(ENTRY.format(name) for name in names)
+    return LISTING.format(more=str(bool(token)).lower(), token=shown, entries=entries).encode()
+
+
+@pytest.fixture
+def server() -> Iterator[WireServer]:
+    with wire_server() as made:
+        yield made
+
+
+@pytest.fixture
+def client(server: WireServer) -> Iterator[S3Client]:
+    made = S3Client(
+        endpoint_url=server.url,
+        region="us-east-1",
+        credentials=Credentials("A", "B"),
+        backoff=Backoff(attempts_max=1),
+    )
+    with closing(made):
+        yield made
+
+
+@pytest.mark.parametrize("server_name", ["Ozone", "ozone/2.2"])
+def test_a_gateway_of_ozone_gets_no_sub_resource_of_a_bucket(
+    server: WireServer, client: S3Client, server_name: str
+) -> None:
+    etag = 'ETag: "0cc175b9c0f1b6a831c399e269772661"\r\n'
+    said = f"Server: {server_name}\r\n"
+    server.answers.append(answer(200, listing("x"), said))
+    store = open_s3("s3://bucket", may_write=False, client=client)
+    assert store.capabilities.kind == "ozone"
+    assert not store.capabilities.lists_all_keys
+    assert "lists_all_keys" in dict(store.capabilities.reasons)
+    server.answers.append(answer(200, listing("\U0001f600", "x", "\uff01", "x")))
+    found = list(store.lister.list_versions(""))
+    # Sorted, each once, and no ETag proves anything.
+    assert [facts.key for facts in found] == ["x", "\uff01", "\U0001f600"]
+    assert {facts.hashes for facts in found} == {()}
+    server.answers.append(
+        answer(200, b"", said + etag + "Last-Modified: Mon, 23 Nov 2026 12:00:00 GMT\r\n")
+    )
+    store.reader.properties("x")
+    buckets = [one.target for one in server.arrived if one.target.startswith("/bucket?")]
+    assert len(buckets) == 2
+    assert all("list-type=2" in target for target in buckets)
+    assert not [one for one in server.arrived if "acl" in one.target or "tagging" in one.target]
+
+
+def test_an_old_gateway_that_takes_tags_for_content_is_not_sent_any(
+    server: WireServer, client: S3Client
+) -> None:
+    """GET ?tagging answers with the object there: nothing is put to ?tagging."""
+    etag = 'ETag: "0cc175b9c0f1b6a831c399e269772661"\r\nServer: Ozone\r\n'
+    server.answers.append(answer(200, listing(), etag))
+    ok = answer(200, b"", etag + "x-amz-meta-treefold-pro_be: 1\r\n")
+    server.answers += [ok] * 3 + [ok, answer(200, b"the object itself", etag), ok]
+    with pytest.raises(StoreError):
+        open_s3("s3://bucket", may_write=True, client=client)
+    assert [one.method for one in server.arrived if "tagging" in one.target] == ["GET"]
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        [listing("b", "a")],
+        [listing("a", "a")],
+        [listing("\U0001f600", "\uff01")],
+        [listing("b", token="t"), listing("a")],
+        [listing("a", token="t"), listing("b", token="t")],
+        [listing("a", token="t"), b"<ListBucketResult>"],
+        [listing("a", token="t"), b""],
+        [listing("other/b")],
+    ],
+)
+def test_a_listing_that_cannot_be_whole_is_an_error(
+    server: WireServer, client: S3Client, pages: list[bytes]
+) -> None:
+    server.answers += [answer(200, listing()), answer(200, VERSIONING)]
+    store = open_s3("s3://bucket", may_write=False, client=client)
+    server.answers += [answer(200, page) for page in pages]
+    prefix = "p/" if b"other" in pages[0] else ""
+    with pytest.raises(StoreError):
+        list(store.lister.list_objects(prefix))
+
+
+def test_an_etag_is_an_md5_only_if_an_object_proves_it(
+    server: WireServer, client: S3Client
+) -> None:
+    etag = 'ETag: "0cc175b9c0f1b6a831c399e269772661"\r\n'
+    for body, is_proven in ((A, True), (b"b", False)):
+        server.answers += [
+            answer(200, listing("x")),
+            answer(200, VERSIONING),
+            answer(200, b"", etag),
+            answer(200, body, etag),
+            answer(200, b"<Tagging><TagSet/></Tagging>"),
+            answer(501),
+        ]
+        store = open_s3("s3://bucket", may_write=False, client=client)
+        server.answers.append(answer(200, listing("x", "y")))
+        hashes = [facts.hashes for facts in store.lister.list_objects("")]
+        assert [len(one) for one in hashes] == [is_proven] * 2
+        server.answers.clear()
+    assert {one.method for one in server.arrived} == {"GET", "HEAD"}
+
+
+def test_an_address_has_all_that_a_store_needs() -> None:
+    location = S3Location.parse(
+        "s3://bucket/a%20b/c?endpoint_url=http%3A%2F%2Fhost%3A1&region=r&profile=p&scratch_bucket=s"
+    )
+    assert (location.bucket, location.prefix, location.scratch_bucket) == ("bucket", "a b/c/", "s")
+    assert location.settings.endpoint_url == "http://host:1"
+    assert (location.settings.region, location.settings.profile) == ("r", "p")
+    assert S3Location.parse("s3://bucket").prefix == ""
+    assert S3Location.parse("s3://bucket/").prefix == ""
+    for wrong in ("bucket", "s3://", "s3:///x", "s3://b?colour=x", "s3://b?region", "s3://u@b"):
+        with pytest.raises(UsageError):
+            S3Location.parse(wrong)
+
+
+def test_scratch_keys_are_hidden_reserved_and_cleaned(s3_bucket: S3Bucket) -> None:
+    with closing(s3_client(s3_bucket.endpoint)) as client:
+        store = open_s3(f"s3://{s3_bucket.name}/below", may_write=True, client=client)
+        with pytest.raises(UnsupportedObjectError):
+            put(store, SCRATCH_PREFIX + "mine")
+        assert store.scratch is not None
+        left = put(store, store.scratch.new_key())
+        upload = store.upload_writer.begin(store.scratch.new_key(), ObjectProperties())
+        put(store, "object")
+        assert keys(store) == ["object"]
+        assert list(store.upload_reader.uploads("")) == []
+        assert store.scratch.clean(before_ms=1) == 0
+        assert store.reader.facts(left.key) is not None
+        assert store.scratch.clean(before_ms=1 << 60) == 2
+        assert store.reader.facts(left.key) is None
+        assert upload
+        assert keys(store) == ["object"]
+        assert [unquote(key) for key in keys(store)] == ["object"]
+
+
+def test_a_stitched_object_has_the_new_bytes_and_leaves_nothing(s3_bucket: S3Bucket) -> None:
+    given = ObjectProperties(
+        metadata=(("a", "b"),), tags=(("t", "u"),), headers=(("content-type", "text/x"),)
+    )
+    old = bytes(i * 31 % 251 for i in range(1 << 16)) * 176 + b"end"
+    patches = [
+        BytePatch(3, 0, b"inserted"),
+        BytePatch(6 << 20, 5, b""),
+        BytePatch(len(old), 0, b"appended"),
+    ]
+    with closing(s3_client(s3_bucket.endpoint)) as client:
+        store = open_s3(f"s3://{s3_bucket.name}", may_write=True, client=client)
+        base = put(store, "key", old)
+        plan = plan_stitch(len(old), patches)
+        assert isinstance(plan, StitchPlan)
+        facts = stitch(store, base, plan, given)
+        wanted = old[:3] + b"inserted" + old[3 : 6 << 20] + old[(6 << 20) + 5 :] + b"appended"
+        assert content(store, facts) == wanted
+        assert facts.size_bytes == plan.size_bytes == len(wanted)
+        assert {one.algorithm for one in facts.hashes} <= {HashAlgorithm.CRC32C}
+        found = store.reader.properties("key")
+        assert (found.metadata, found.tags, found.headers) == (
+            given.metadata,
+            given.tags,
+            given.headers,
+        )
+        with pytest.raises(PreconditionFailedError):
+            stitch(store, base, plan, given)
+        assert content(store, current(store, "key")) == wanted
+        assert store.scratch is not None
+        assert store.scratch.clean(before_ms=1 << 60) == 0
+        assert list(store.upload_reader.uploads("")) == []
