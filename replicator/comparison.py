@@ -12,7 +12,7 @@ from replicator.copy_requests import ObjectStamp
 from replicator.crossing import Crossing
 from replicator.difference import Action, Decision, DecisionRules, KeyState, Need, decide
 from replicator.hashing import ContentHasher
-from replicator.ledger import Ledger, LedgerRow
+from replicator.ledger import LedgerRow, PairLedger
 from replicator.listing import JoinedKey, join_keys, list_resumed
 from replicator.stores.port import (
     ObjectFacts,
@@ -47,7 +47,7 @@ class DecidedKey:
 _Decided: TypeAlias = "DecidedKey | Future[DecidedKey]"
 
 
-class Comparison:
+class BucketComparison:
     """Compares a source and a target. Reads at the source, and at the target only
     listings and properties that are not known.
     """
@@ -56,7 +56,7 @@ class Comparison:
         self,
         source: Store,
         target: Store,
-        ledger: Ledger,
+        ledger: PairLedger,
         *,
         rules: DecisionRules,
         readers: Executor,
@@ -115,7 +115,7 @@ class Comparison:
 
     def _settled(self, one: _Decided, learned: list[LedgerRow]) -> DecidedKey:
         decided = one.result() if isinstance(one, Future) else one
-        row = learned_row(decided)
+        row = _learned_row(decided)
         if row is not None:
             learned.append(row)
             if len(learned) >= _ROWS_AT_ONCE:
@@ -183,7 +183,7 @@ class Comparison:
         return call_with_retry(call, sleep=self._sleep, backoff=self._backoff)
 
 
-def learned_row(decided: DecidedKey) -> LedgerRow | None:
+def _learned_row(decided: DecidedKey) -> LedgerRow | None:
     """What a comparison found out of a key that is equal, where the ledger lacks it."""
     state, decision = decided.state, decided.decision
     source, target, row = state.source, state.target, state.row

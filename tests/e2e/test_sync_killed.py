@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from replicator.ledger import Ledger
+from replicator.ledger import PairLedger
 from replicator.stores.local import LocalBucket
 from replicator.stores.port import ObjectProperties, Store
 from runtime.disk import Disk
@@ -67,7 +67,7 @@ def test_killed_many_times_it_leaves_the_target_equal_and_nothing_behind(tmp_pat
         assert held == wanted
         assert {store.reader.properties(key) for key in held} == {PROPERTIES}
         assert list(store.upload_reader.uploads("")) == []
-    with Ledger(
+    with PairLedger(
         tmp_path / "state", source=f"local:{tmp_path}/source", target=f"local:{tmp_path}/target"
     ) as ledger:
         assert ledger.upload_keys() == []

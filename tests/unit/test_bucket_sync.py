@@ -451,3 +451,40 @@ def test_properties_of_a_newer_version_are_not_those_of_the_listed_one(tmp_path:
     report = runner(pair, tmp_path)()
     assert (report.copied, report.equal) == (1, True)
     assert target.bodies() == {"k": b"new"}
+
+
+@pytest.mark.parametrize(("operation", "size_parts"), [("put", 0.5), ("complete", 3.5)])
+@pytest.mark.parametrize("kind", ["md5", "unproven"])
+def test_a_write_whose_answer_was_lost_is_found(
+    kind: str, operation: str, size_parts: float, tmp_path: Path
+) -> None:
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b", KINDS[kind])
+    source, target = pair
+    source.write("k", large(9, size_parts), PROPERTIES)
+
+    def lose(name: str, _key: str) -> None:
+        if name == operation and target.calls.count(operation) == 1:
+            raise StoreUnavailableError("500 after it was written")
+
+    target.faults.after = lose
+    run = runner(pair, tmp_path)
+    run.attempts_max = 2
+    report = run()
+    assert (report.copied, report.equal, report.failed) == (1, True, ())
+    assert target.payload == len(large(9, size_parts))
+    assert report.level == "recorded:blake3"
+
+
+def test_the_source_is_looked_at_before_a_large_object_appears(tmp_path: Path) -> None:
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b")
+    source, target = pair
+    source.write("k", large(10))
+
+    def change(name: str, _key: str) -> None:
+        if name == "facts" and source.bodies()["k"] == large(10):
+            source.write("k", large(11))
+
+    source.faults.before = change
+    assert runner(pair, tmp_path)().equal
+    assert target.bodies() == {"k": large(11)}
+    assert target.calls.count("complete") == 1
