@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
 from merkle.errors import ReconcileError
-from replicator.comparison import KeyComparison, EqualityTally
+from replicator.comparison import EqualityTally, KeyComparison
 from replicator.copier import Copier, CopierLimits, NewExecutor
 from replicator.copy import copy_object
 from replicator.copy_requests import (
