@@ -74,6 +74,9 @@ COMMANDS: Mapping[str, _LazyCommand] = {
         "admin.sweep:sweep", "Check every replica of a cluster in bulk, for example each night."
     ),
     "tree": _LazyCommand("admin.tree:tree", "Build, show, compare and check trees offline."),
+    "verifier": _LazyCommand(
+        "replicator.cli:verifier", "Run the verifier of a bucket: prove what it holds."
+    ),
 }
 
 
