@@ -145,7 +145,8 @@ class Comparison:
                     return replace(state, source_content=content)
                 case Need.SOURCE_PROPERTIES if source is not None:
                     digest = self._retried(lambda: self._digest(self._source, source))
-                    return replace(state, source_properties=digest)
+                    if source.version or self._is_unchanged(source):
+                        return replace(state, source_properties=digest)
                 case Need.TARGET_PROPERTIES if target is not None:
                     digest = self._retried(lambda: self._digest(self._target, target))
                     return replace(state, target_properties=digest)
@@ -160,6 +161,13 @@ class Comparison:
             # It says that it is the same, and could not be read as such: once more.
             now = source
         return KeyState(state.key, now, target, state.row, source_is_fresh=True)
+
+    def _is_unchanged(self, source: ObjectFacts) -> bool:
+        """Whether the source is still the listed object: without a version, properties
+        that were read may be those of a newer one, whose bytes nobody compared.
+        """
+        now = self._retried(lambda: self._source.reader.facts(source.key))
+        return now is not None and same_stamp(now, source)
 
     def _hashes(self, facts: ObjectFacts) -> tuple[ContentHash, ...]:
         hasher = ContentHasher()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from merkle.checksum import fold
 from replicator.hashing import md5_of
 from replicator.stores.port import CONTENT_HEADERS, StoreError, UploadedPart
-from replicator.stores.s3_behaviour import OZONE, CopyWay, EtagForm, S3Behaviour
+from replicator.stores.s3_behaviour import CEPH, OZONE, CopyWay, EtagForm, S3Behaviour
 from replicator.stores.s3_bucket import S3Bucket, etag_of, is_md5, store_error, translated
 from replicator.stores.s3_documents import (
     complete_document,
@@ -200,6 +200,11 @@ class _Probe:
                 form = EtagForm.BARE
         if form is EtagForm.IGNORED:
             reasons["replaces_conditionally"] = "the store does not obey If-Match of a PUT"
+        if self._found.kind == CEPH and self._found.keeps_versions:
+            # The scratch bucket may be one without versions, where it does obey.
+            creates, form = False, EtagForm.IGNORED
+            reason = "Ceph obeys no condition of a PUT where a bucket keeps versions"
+            reasons = dict.fromkeys(("creates_conditionally", "replaces_conditionally"), reason)
         self._found.reasons.update(reasons)
         self._learn(replace(self._found, creates_conditionally=creates, put_if_match=form))
 
@@ -372,7 +377,7 @@ def _kind(headers: Mapping[str, str]) -> str:
     if "ozone" in server:
         return OZONE
     if "ceph" in server or headers.get("x-amz-request-id", "").startswith("tx0000"):
-        return "ceph"
+        return CEPH
     return "aws" if server == "amazons3" else "s3"
 
 
