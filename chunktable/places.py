@@ -19,12 +19,11 @@ from runtime.errors import BusyError, UsageError
 def resolve_location(location: str) -> tuple[pa_fs.FileSystem, str]:
     """The file system of a local path or a URI, and the path in that file system.
 
-    S3 is `s3://bucket/prefix?endpoint_override=...`, with credentials from the
-    environment or ~/.aws, as for the AWS command line.
+    S3 is `s3://bucket/prefix?endpoint_url=...`, with credentials from the environment
+    or ~/.aws, as for the AWS command line.
 
     Raises:
         UsageError: the URI is invalid or contains a secret, or the name is not UTF-8.
-        DestinationError: the region of a bucket cannot be determined.
     """
     check_name(location)
     if "://" not in location:
@@ -35,12 +34,15 @@ def resolve_location(location: str) -> tuple[pa_fs.FileSystem, str]:
         raise UsageError(
             "give credentials by the environment (AWS_ACCESS_KEY_ID and so on), not in the address"
         )
+    if location.lower().startswith("s3:"):
+        # Most places are local, and botocore takes longer to import than all of ours.
+        from chunktable.s3_files import s3_files
+
+        return s3_files(location)
     try:
         filesystem, path = pa_fs.FileSystem.from_uri(location)
     except ValueError as error:
         raise UsageError(f"{location} is not an address of files: {error}") from error
-    except OSError as error:
-        raise DestinationError(f"{location} cannot be reached: {error}", path=location) from error
     return filesystem, path.rstrip("/")
 
 

@@ -398,7 +398,7 @@ class KeyValues:
             options.set_iterate_upper_bound(end)
             found = self._rdict.iter(options)
             found.seek(start)
-        # By a generator, which keeps the options: the iterator refers to its bound.
+        # A generator keeps the options; the iterator only refers to its bound.
         yield from _rows_from(found, self._path)
 
     def write(

@@ -35,7 +35,6 @@ from runtime.disk import Disk, disk_error
 from runtime.errors import DiskError
 
 HASH_BYTES = 32
-PUBLIC_KEY_BYTES = 32
 # A signature over a receipt is valid for nothing else.
 _SIGNED_PREFIX = b"treefold-receipt-1\n"
 

@@ -97,19 +97,19 @@ def read_ids(view: TableView, key_range: KeyRange) -> Ids:
     Raises:
         IndexDamagedError: a row is damaged.
     """
-    return ids_from_hashes(b"".join(checked_hashes(*row) for row in range_rows(view, key_range)))
+    return ids_from_hashes(b"".join(checked_hashes(*row) for row in _range_rows(view, key_range)))
 
 
 def split_rows(view: TableView, key_range: KeyRange, parts: int, count: int) -> list[str]:
     """At most `parts - 1` keys that cut a range of `count` items into parts of nearly
     equal counts, by reading it.
     """
-    rows = groupby(range_rows(view, key_range), lambda row: row.key)
+    rows = groupby(_range_rows(view, key_range), lambda row: row.key)
     keys = ((key.decode(), len(list(versions))) for key, versions in rows)
     return _bounds(keys, key_range, parts, count)
 
 
-def range_rows(view: TableView, key_range: KeyRange) -> Iterator[ItemRow]:
+def _range_rows(view: TableView, key_range: KeyRange) -> Iterator[ItemRow]:
     """The rows of a range, ascending."""
     end = key_range.end
     return view.rows(key_range.start.encode(), None if end is None else end.encode())

@@ -50,7 +50,7 @@ from proof.symbols import KEPT_SYMBOLS
 from proof.tables import ItemRow, ItemTables, TableBatch
 from runtime.disk import Disk
 
-DEFAULT_LIMITS = IndexLimits()
+_DEFAULT_LIMITS = IndexLimits()
 # Keys that changed during a rebuild are taken over in batches of this many.
 _TAKEN_KEYS = 1_000
 
@@ -64,7 +64,7 @@ class StoredIndex:
         profile: Profile,
         *,
         disk: Disk,
-        limits: IndexLimits = DEFAULT_LIMITS,
+        limits: IndexLimits = _DEFAULT_LIMITS,
         openers: Mapping[StorageKind, TablesOpener] = OPENERS,
     ) -> None:
         """Open the index in a folder, or create an empty one.

@@ -12,7 +12,7 @@ from replicator.copy_requests import ObjectStamp
 from replicator.crossing import Crossing
 from replicator.difference import Action, Decision, DecisionRules, KeyState, Need, decide
 from replicator.hashing import ContentHasher
-from replicator.ledger import Ledger, LedgerRow
+from replicator.ledger import LedgerRow, PairLedger
 from replicator.listing import JoinedKey, join_keys, list_resumed
 from replicator.stores.port import (
     ObjectFacts,
@@ -47,7 +47,7 @@ class DecidedKey:
 _Decided: TypeAlias = "DecidedKey | Future[DecidedKey]"
 
 
-class Comparison:
+class KeyComparison:
     """Compares a source and a target. Reads at the source, and at the target only
     listings and properties that are not known.
     """
@@ -56,7 +56,7 @@ class Comparison:
         self,
         source: Store,
         target: Store,
-        ledger: Ledger,
+        ledger: PairLedger,
         *,
         rules: DecisionRules,
         readers: Executor,
@@ -115,7 +115,7 @@ class Comparison:
 
     def _settled(self, one: _Decided, learned: list[LedgerRow]) -> DecidedKey:
         decided = one.result() if isinstance(one, Future) else one
-        row = learned_row(decided)
+        row = _learned_row(decided)
         if row is not None:
             learned.append(row)
             if len(learned) >= _ROWS_AT_ONCE:
@@ -145,7 +145,8 @@ class Comparison:
                     return replace(state, source_content=content)
                 case Need.SOURCE_PROPERTIES if source is not None:
                     digest = self._retried(lambda: self._digest(self._source, source))
-                    return replace(state, source_properties=digest)
+                    if source.version or self._is_unchanged(source):
+                        return replace(state, source_properties=digest)
                 case Need.TARGET_PROPERTIES if target is not None:
                     digest = self._retried(lambda: self._digest(self._target, target))
                     return replace(state, target_properties=digest)
@@ -161,6 +162,13 @@ class Comparison:
             now = source
         return KeyState(state.key, now, target, state.row, source_is_fresh=True)
 
+    def _is_unchanged(self, source: ObjectFacts) -> bool:
+        """Whether the source is still the listed object: without a version, properties
+        that were read may be those of a newer one, whose bytes nobody compared.
+        """
+        now = self._retried(lambda: self._source.reader.facts(source.key))
+        return now is not None and same_stamp(now, source)
+
     def _hashes(self, facts: ObjectFacts) -> tuple[ContentHash, ...]:
         hasher = ContentHasher()
         with self._source.reader.read(facts) as pieces:
@@ -175,7 +183,7 @@ class Comparison:
         return call_with_retry(call, sleep=self._sleep, backoff=self._backoff)
 
 
-def learned_row(decided: DecidedKey) -> LedgerRow | None:
+def _learned_row(decided: DecidedKey) -> LedgerRow | None:
     """What a comparison found out of a key that is equal, where the ledger lacks it."""
     state, decision = decided.state, decided.decision
     source, target, row = state.source, state.target, state.row

@@ -38,7 +38,7 @@ from replicator.copy_requests import (
     Steps,
     StitchObject,
 )
-from replicator.ledger import Ledger
+from replicator.ledger import PairLedger
 from replicator.stitching import stitch
 from replicator.stores.port import (
     ObjectMissingError,
@@ -54,6 +54,8 @@ from runtime.rate_limit import RateLimiter
 from runtime.retry import Backoff, Sleep, call_with_retry
 
 T = TypeVar("T")
+# Between two looks at whether a waiting thread should stop.
+_CANCEL_CHECK_S = 0.2
 # Takes a number of threads and a name for them.
 NewExecutor: TypeAlias = Callable[[int, str], Executor]
 
@@ -67,40 +69,6 @@ class CopierLimits:
     memory_bytes: int = 192 << 20
 
 
-class ByteBudget:
-    """Lends memory: a caller waits until its bytes fit. More than all that there is may
-    be taken by one caller alone. Thread-safe.
-    """
-
-    def __init__(self, total_bytes: int) -> None:
-        self._total_bytes = total_bytes
-        self._lent_bytes = 0
-        self._changed = threading.Condition()
-
-    def take(self, length_bytes: int, is_cancelled: Callable[[], bool]) -> None:
-        """Wait for memory.
-
-        Raises:
-            OperationInterruptedError: `is_cancelled` returned True.
-        """
-        with self._changed:
-            while self._lent_bytes and self._lent_bytes + length_bytes > self._total_bytes:
-                if is_cancelled():
-                    raise OperationInterruptedError("the sync was interrupted")
-                self._changed.wait(_CANCEL_CHECK_S)
-            self._lent_bytes += length_bytes
-
-    def give_back(self, length_bytes: int) -> None:
-        """Return what was taken."""
-        with self._changed:
-            self._lent_bytes -= length_bytes
-            self._changed.notify_all()
-
-
-# Between two looks at whether a waiting thread should stop.
-_CANCEL_CHECK_S = 0.2
-
-
 class Copier:
     """Carries out the requests of copies from one store to another. Thread-safe: each
     thread runs its own copy.
@@ -110,7 +78,7 @@ class Copier:
         self,
         source: Store,
         target: Store,
-        ledger: Ledger,
+        ledger: PairLedger,
         *,
         limits: CopierLimits,
         rate: RateLimiter,
@@ -126,7 +94,7 @@ class Copier:
         self._backoff = backoff
         self._sleep = sleep
         self._is_cancelled = is_cancelled
-        self._budget = ByteBudget(limits.memory_bytes)
+        self._budget = _ByteBudget(limits.memory_bytes)
         self._parts = new_executor(limits.parts, "part")
 
     def close(self) -> None:
@@ -273,10 +241,40 @@ class Copier:
         return call_with_retry(call, sleep=self._sleep, backoff=self._backoff)
 
 
+class _ByteBudget:
+    """Lends memory: a caller waits until its bytes fit. More than all that there is may
+    be taken by one caller alone. Thread-safe.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total_bytes = total_bytes
+        self._lent_bytes = 0
+        self._changed = threading.Condition()
+
+    def take(self, length_bytes: int, is_cancelled: Callable[[], bool]) -> None:
+        """Wait for memory.
+
+        Raises:
+            OperationInterruptedError: `is_cancelled` returned True.
+        """
+        with self._changed:
+            while self._lent_bytes and self._lent_bytes + length_bytes > self._total_bytes:
+                if is_cancelled():
+                    raise OperationInterruptedError("the sync was interrupted")
+                self._changed.wait(_CANCEL_CHECK_S)
+            self._lent_bytes += length_bytes
+
+    def give_back(self, length_bytes: int) -> None:
+        """Return what was taken."""
+        with self._changed:
+            self._lent_bytes -= length_bytes
+            self._changed.notify_all()
+
+
 class _Job:
     """The parts of one copy that are on their way, and the memory that it has."""
 
-    def __init__(self, budget: ByteBudget, is_cancelled: Callable[[], bool]) -> None:
+    def __init__(self, budget: _ByteBudget, is_cancelled: Callable[[], bool]) -> None:
         self._budget = budget
         self._is_cancelled = is_cancelled
         self._outcomes = queue.SimpleQueue[UploadedPart | BaseException]()

@@ -32,7 +32,7 @@ from replicator.stores.port import (
 )
 from replicator.windows import WindowTable
 
-PART_BYTES = 8 << 20
+_PART_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class CopyLimits:
     size, at most `parts_in_flight` at a time.
     """
 
-    part_bytes: int = PART_BYTES
+    part_bytes: int = _PART_BYTES
     parts_in_flight: int = 4
 
 

@@ -73,6 +73,10 @@ def lacking(source: Capabilities, target: Capabilities) -> tuple[str, ...]:
         )
     if not target.whole_hashes:
         notes.append("the target declares no hash of whole objects: its word proves no content")
+    if not source.stamps_cover_properties:
+        notes.append(
+            "the stamps of the source do not show all changes of properties: they are read"
+        )
     if not target.copies_ranges:
         notes.append("the target copies no ranges: a changed large object is sent whole")
     for side, store in (("source", source), ("target", target)):

@@ -102,7 +102,7 @@ class LedgerDamagedError(DatabaseError):
     code = "ledger_damaged"
 
 
-class Ledger:
+class PairLedger:
     """The ledger of one pair, which one process opens at a time. Thread-safe."""
 
     def __init__(self, folder: Path, *, source: str, target: str) -> None:

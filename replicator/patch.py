@@ -34,7 +34,7 @@ from replicator.copy_task import (
 )
 from replicator.crossing import differ_in_tags_only
 from replicator.hashing import ContentHasher
-from replicator.stitching import Patch, StitchRefusal, plan_stitch
+from replicator.stitching import BytePatch, StitchRefusal, plan_stitch
 from replicator.stores.port import (
     CopySource,
     ObjectFacts,
@@ -214,6 +214,9 @@ def _same_bytes(task: CopyTask, whole: _Whole) -> Steps[CopyResult]:
 
 def _properties_once(task: CopyTask) -> Steps[CopyResult]:
     properties = yield from read_properties(task)
+    now = yield from source_facts(task.key)
+    if now is None or not same_stamp(now, task.source):
+        raise SourceChangedError(f"{task.key} changed while its properties were read")
     facts = yield from _replace_properties(task, properties)
     return CopyResult(
         source=task.source,
@@ -282,12 +285,12 @@ def _is_stitched(
 def _stitch(task: CopyTask, changes: tuple[ChangedRange, ...], whole: _Whole) -> Steps[CopyResult]:
     base = task.target
     assert base is not None
-    patches = list[Patch]()
+    patches = list[BytePatch]()
     for change in changes:
         body = b""
         if change.new_end > change.first:
             body = yield from read_range(task, change.first, change.new_end)
-        patches.append(Patch(change.first, change.old_end - change.first, body))
+        patches.append(BytePatch(change.first, change.old_end - change.first, body))
     plan = plan_stitch(base.size_bytes, patches, part_bytes_min=task.capabilities.part_bytes_min)
     if isinstance(plan, StitchRefusal):
         raise _PatchRefusedError(f"{task.key}: {plan.value}")

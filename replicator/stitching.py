@@ -31,13 +31,13 @@ from replicator.stores.port import (
 # What S3 asks of every part but the last.
 PART_BYTES_MIN = 5 << 20
 # A copied part may have 5 GiB; smaller ones are copied side by side in the store.
-COPY_BYTES_MAX = 1 << 30
+_COPY_BYTES_MAX = 1 << 30
 # Each patch costs some 7 requests; above this many, parts are sent instead.
 PATCHES_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Patch:
+class BytePatch:
     """`data` stands in the new object for `old_length_bytes` bytes of the old one from
     `offset`.
     """
@@ -127,10 +127,10 @@ class StitchPlan:
 
 def plan_stitch(
     size_bytes: int,
-    patches: Sequence[Patch],
+    patches: Sequence[BytePatch],
     *,
     part_bytes_min: int = PART_BYTES_MIN,
-    copy_bytes_max: int = COPY_BYTES_MAX,
+    copy_bytes_max: int = _COPY_BYTES_MAX,
 ) -> StitchPlan | StitchRefusal:
     """How to make the new object from an old one of `size_bytes`.
 
@@ -250,12 +250,12 @@ class _Seam:
 
 
 def _pieces(
-    size_bytes: int, patches: Sequence[Patch], part_bytes_min: int, copy_bytes_max: int
+    size_bytes: int, patches: Sequence[BytePatch], part_bytes_min: int, copy_bytes_max: int
 ) -> list[Piece]:
     """The new object, piece by piece; no piece is empty or too large for a copy."""
     pieces: list[Piece] = []
     at = 0
-    for patch in (*patches, Patch(size_bytes, 0, b"")):
+    for patch in (*patches, BytePatch(size_bytes, 0, b"")):
         while at < patch.offset:
             end = min(at + copy_bytes_max, patch.offset)
             if 0 < patch.offset - end < part_bytes_min:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
 from merkle.errors import ReconcileError
-from replicator.comparison import Comparison, EqualityTally
+from replicator.comparison import EqualityTally, KeyComparison
 from replicator.copier import Copier, CopierLimits, NewExecutor
 from replicator.copy import copy_object
 from replicator.copy_requests import (
@@ -27,7 +27,7 @@ from replicator.copy_requests import (
 from replicator.copy_task import CopyLimits, CopyTask
 from replicator.crossing import Crossing, lacking
 from replicator.difference import Action, DecisionRules
-from replicator.ledger import Ledger, PlannedStep
+from replicator.ledger import PairLedger, PlannedStep
 from replicator.pair import check_pair
 from replicator.patch import patch_object, put_properties
 from replicator.stores.port import ObjectFacts, Store, StoreError, UnsupportedObjectError
@@ -44,7 +44,7 @@ _DELETES_AT_ONCE = 1_000
 # Steps written to the plan in one transaction.
 _STEPS_AT_ONCE = 1_000
 # Failures that a report names; all are counted.
-FAILURES_MAX = 10_000
+_FAILURES_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +144,8 @@ class _Outcome:
 
     def fail(self, key: str, error: ReconcileError) -> None:
         self.failed_count += 1
-        if len(self.failed) < FAILURES_MAX:
-            self.failed.append(Failure(key, failure_reason(error).value, error.message))
+        if len(self.failed) < _FAILURES_MAX:
+            self.failed.append(Failure(key, _failure_reason(error).value, error.message))
 
 
 class BucketSync:
@@ -155,7 +155,7 @@ class BucketSync:
         self,
         source: Store,
         target: Store,
-        ledger: Ledger,
+        ledger: PairLedger,
         options: SyncOptions,
         *,
         progress: ProgressSink,
@@ -200,7 +200,7 @@ class BucketSync:
             stamps_cover_properties=source.capabilities.stamps_cover_properties,
             patches=target.capabilities.copies_ranges,
         )
-        self._comparison = Comparison(
+        self._comparison = KeyComparison(
             source,
             target,
             ledger,
@@ -447,7 +447,7 @@ class BucketSync:
         return self._is_stopped()
 
 
-def failure_reason(error: ReconcileError) -> FailureReason:
+def _failure_reason(error: ReconcileError) -> FailureReason:
     """Why a key was not brought to the target, of the error that stopped it."""
     if isinstance(error, CopyFailedError):
         return error.reason

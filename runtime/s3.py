@@ -39,6 +39,7 @@ from runtime.s3_answers import (
     error_of,
     raise_for,
 )
+from runtime.traffic import TrafficCounter
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, SupportsRead
@@ -46,15 +47,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Query = Sequence[tuple[str, str]]
 
-CONNECT_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 10.0
 # Between two bytes of progress. A gateway of Ozone was silent for a minute in the
 # middle of a PUT that then succeeded.
-PROGRESS_TIMEOUT_S = 200.0
+_PROGRESS_TIMEOUT_S = 200.0
 # Of one answer that is read whole; a page of 1,000 keys of 1,000 bytes has 5 MiB.
-ANSWER_BYTES_MAX = 64 << 20
-PIECE_BYTES = 256 << 10
-CONNECTIONS_MAX = 64
-DEFAULT_REGION = "us-east-1"
+_ANSWER_BYTES_MAX = 64 << 20
+_PIECE_BYTES = 256 << 10
+_CONNECTIONS_MAX = 64
+_DEFAULT_REGION = "us-east-1"
 
 _IDEMPOTENT = {"GET", "HEAD", "PUT", "DELETE"}
 _BODILESS = {"GET", "HEAD", "DELETE"}
@@ -78,7 +79,7 @@ class S3Settings:
 
 @dataclass(frozen=True, slots=True)
 class S3Stream:
-    """An answer whose body is still arriving, in pieces of up to PIECE_BYTES.
+    """An answer whose body is still arriving, in pieces of up to 256 KiB.
 
     Taking a piece raises S3OutcomeUnknownError if fewer bytes arrive than announced.
     """
@@ -101,7 +102,7 @@ class S3Client:
         ca_bundle: str | None = None,
         backoff: Backoff | None = None,
         sleep: Sleep = time.sleep,
-        progress_timeout_s: float = PROGRESS_TIMEOUT_S,
+        progress_timeout_s: float = _PROGRESS_TIMEOUT_S,
     ) -> None:
         parts = _endpoint_parts(endpoint_url)
         assert addressing in ("path", "virtual")
@@ -114,9 +115,10 @@ class S3Client:
         self._ca_bundle = ca_bundle
         self._backoff = backoff or Backoff()
         self._sleep = sleep
-        self._timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=progress_timeout_s)
+        self._timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=progress_timeout_s)
         self._lock = threading.Lock()
         self._pools: dict[str, urllib3.HTTPConnectionPool] = {}
+        self.traffic = TrafficCounter()
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -154,6 +156,7 @@ class S3Client:
             response = self._send(request)
             with closing(response):
                 answer = _read_whole(response, request)
+            self.traffic.add(len(answer.body))
             if request.method != "GET" or not request.key or answer.status >= 300:
                 raise_for(answer, request.name)
             return answer
@@ -186,7 +189,12 @@ class S3Client:
 
         response = self._retry(attempt, True)
         with closing(response):
-            yield S3Stream(response.status, _lower(response), _pieces(response, request))
+            yield S3Stream(response.status, _lower(response), self._counted(response, request))
+
+    def _counted(self, response: urllib3.BaseHTTPResponse, request: "_Request") -> Iterator[bytes]:
+        for piece in _pieces(response, request):
+            self.traffic.add(len(piece))
+            yield piece
 
     def _retry(self, attempt: Callable[[], T], idempotent: bool) -> T:
         """Call until it succeeds or may not be repeated."""
@@ -215,8 +223,10 @@ class S3Client:
             is_virtual=self._is_virtual,
         )
         headers = self._sign(request, host, target)
+        sent = len(request.method) + len(target) + _lengths(headers)
+        self.traffic.add(sent + memoryview(request.body).nbytes, requests=1)
         try:
-            return self._pool(host).urlopen(
+            response = self._pool(host).urlopen(
                 request.method,
                 target,
                 body=_in_pieces(request.body),
@@ -227,6 +237,8 @@ class S3Client:
                 preload_content=False,
                 decode_content=False,
             )
+            self.traffic.add(_lengths(response.headers))
+            return response
         except (ConnectTimeoutError, NewConnectionError) as error:
             raise S3UnavailableError(
                 f"{self.endpoint_url} was not reached: {error}",
@@ -288,7 +300,7 @@ def open_client(
         raise ConfigError(f"addressing is {settings.addressing!r}, not path or virtual")
     try:
         session = Session(profile=settings.profile or None)
-        region = settings.region or session.get_config_variable("region") or DEFAULT_REGION
+        region = settings.region or session.get_config_variable("region") or _DEFAULT_REGION
         credentials = session.get_credentials()
         configured = settings.endpoint_url or _configured_endpoint(session)
         endpoint_url = configured or _public_endpoint(region)
@@ -311,6 +323,11 @@ def open_client(
         backoff=backoff,
         sleep=sleep,
     )
+
+
+def _lengths(headers: Mapping[str, str]) -> int:
+    """Bytes of headers on the wire, with their separators and line ends."""
+    return sum(len(name) + len(value) + 4 for name, value in headers.items())
 
 
 def place_request(
@@ -381,7 +398,7 @@ def _give_time(connection: HTTPConnection) -> None:
     if connection.sock is None:
         connection.connect()
     if connection.sock is not None:
-        connection.sock.settimeout(PROGRESS_TIMEOUT_S)
+        connection.sock.settimeout(_PROGRESS_TIMEOUT_S)
 
 
 class _Pool(urllib3.HTTPConnectionPool):
@@ -396,8 +413,8 @@ def _new_pool(scheme: str, netloc: str, ca_bundle: str | None) -> urllib3.HTTPCo
     parts = urlsplit(f"{scheme}://{netloc}")
     assert parts.hostname is not None
     if scheme == "https":
-        return _TlsPool(parts.hostname, parts.port, maxsize=CONNECTIONS_MAX, ca_certs=ca_bundle)
-    return _Pool(parts.hostname, parts.port, maxsize=CONNECTIONS_MAX)
+        return _TlsPool(parts.hostname, parts.port, maxsize=_CONNECTIONS_MAX, ca_certs=ca_bundle)
+    return _Pool(parts.hostname, parts.port, maxsize=_CONNECTIONS_MAX)
 
 
 def _endpoint_parts(endpoint_url: str) -> SimpleNamespace:
@@ -439,7 +456,7 @@ def _in_pieces(body: Buffer) -> Iterator[bytes] | None:
     view = memoryview(body).cast("B")
     if not view.nbytes:
         return None
-    return (bytes(view[i : i + PIECE_BYTES]) for i in range(0, view.nbytes, PIECE_BYTES))
+    return (bytes(view[i : i + _PIECE_BYTES]) for i in range(0, view.nbytes, _PIECE_BYTES))
 
 
 def _lower(response: urllib3.BaseHTTPResponse) -> dict[str, str]:
@@ -448,7 +465,7 @@ def _lower(response: urllib3.BaseHTTPResponse) -> dict[str, str]:
 
 def _pieces(response: urllib3.BaseHTTPResponse, request: _Request) -> Iterator[bytes]:
     try:
-        yield from response.stream(PIECE_BYTES)
+        yield from response.stream(_PIECE_BYTES)
     except (HTTPError, HTTPException, OSError) as error:
         raise _interrupted(request, error) from error
 
@@ -458,9 +475,9 @@ def _read_whole(response: urllib3.BaseHTTPResponse, request: _Request) -> S3Answ
     for piece in _pieces(response, request):
         parts.append(piece)
         length += len(piece)
-        if length > ANSWER_BYTES_MAX:
+        if length > _ANSWER_BYTES_MAX:
             raise S3ProtocolError(
-                f"the answer to {request.name} exceeds {ANSWER_BYTES_MAX} bytes",
+                f"the answer to {request.name} exceeds {_ANSWER_BYTES_MAX} bytes",
                 request=request.name,
             )
     return S3Answer(response.status, _lower(response), b"".join(parts))

@@ -27,6 +27,7 @@ ARCHIVE = f"{ENVIRONMENT}.tar.gz"
 PACKAGES = ("merkle", "protos", "runtime", "ozone", "chunktable", "sweep", "spark")
 # The libraries that PACKAGES import; their own requirements are added.
 LIBRARIES = (
+    "botocore",
     "crcmod",
     "fastcrc",
     "numpy",
@@ -38,6 +39,7 @@ LIBRARIES = (
     "rocksdict",
     "structlog",
     "tenacity",
+    "urllib3",
     "xxhash",
 )
 # Tasks run without it, but slower.

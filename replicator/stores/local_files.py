@@ -58,12 +58,15 @@ class DataFiles:
         self.has_orphans = False
 
     def begin(self) -> str:
-        """Become a writer; returns the token that the caller records durably before
-        the first `write`.
+        """Become a writer, once; returns the token that the caller records durably
+        before the first `write`.
 
         Raises:
             DiskError: the lock file cannot be made.
         """
+        if self._token:
+            # It could not be recorded the last time.
+            return self._token
         self._disk.make_folder(self._writers)
         token = secrets.token_hex(_TOKEN_BYTES)
         path = self._writers / token

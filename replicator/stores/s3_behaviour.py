@@ -12,6 +12,7 @@ from replicator.stores.port import Capabilities
 from replicator.stores.s3_properties import METADATA_BYTES_MAX
 
 OZONE = "ozone"
+CEPH = "ceph"
 
 
 class EtagForm(Enum):

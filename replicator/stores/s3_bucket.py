@@ -210,7 +210,7 @@ class S3Bucket:
         if headers and headers.get("x-amz-checksum-type", "") == "FULL_OBJECT":
             for name, algorithm in _CHECKSUMS.items():
                 if name in headers:
-                    found.append(ContentHash(algorithm, decoded_digest(headers[name])))
+                    found.append(ContentHash(algorithm, _decoded_digest(headers[name])))
         return tuple(found)
 
 
@@ -257,7 +257,7 @@ def store_error(error: S3Error, what: str) -> StoreError:
     return kind(f"{what}: {error.message}", hint=error.hint, **facts)
 
 
-def decoded_digest(text: str) -> bytes:
+def _decoded_digest(text: str) -> bytes:
     """A checksum header's bytes.
 
     Raises:

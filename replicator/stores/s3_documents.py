@@ -315,11 +315,11 @@ def _time_ms(parent: Element, tag: str) -> int:
     text = _text(parent, tag).strip()
     try:
         when = datetime.fromisoformat(text)
-    except ValueError as error:
+        whole = when.replace(tzinfo=when.tzinfo or UTC)
+        # Not timestamp() * 1000: floats lose the last digit.
+        return int(whole.replace(microsecond=0).timestamp()) * 1000 + whole.microsecond // 1000
+    except (ValueError, OverflowError) as error:
         raise S3ProtocolError(f"the store sent {text[:40]!r} as {tag}") from error
-    whole = when.replace(tzinfo=when.tzinfo or UTC)
-    # Not timestamp() * 1000: floats lose the last digit.
-    return int(whole.replace(microsecond=0).timestamp()) * 1000 + whole.microsecond // 1000
 
 
 def _is_truncated(root: Element) -> bool:

@@ -4,6 +4,7 @@ import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
+from itertools import takewhile
 from typing import TypeVar
 
 from merkle.checksum import Buffer
@@ -50,9 +51,9 @@ from runtime.s3_answers import S3Error, S3OutcomeUnknownError, S3ProtocolError
 Page = TypeVar("Page", ListingPage, VersionsPage)
 _PAGE_KEYS = "1000"
 # S3 takes as many in one request.
-DELETE_KEYS_MAX = 1000
+_DELETE_KEYS_MAX = 1000
 # Above this, an object is copied in parts.
-COPY_OBJECT_BYTES_MAX = 5 << 30
+_COPY_OBJECT_BYTES_MAX = 5 << 30
 _COPY_PART_BYTES = 1 << 30
 # A body this small is sent again without a look whether it has arrived.
 _RESENT_BYTES_MAX = 1 << 20
@@ -85,11 +86,11 @@ class S3Lister:
     def _current(self, prefix: str, start_after: str) -> Iterator[ObjectFacts]:
         query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", _PAGE_KEYS)]
         query.append(("prefix", self._bucket.prefix + prefix))
-        # The answer repeats it, and not every store encodes it there.
-        after = self._bucket.prefix + start_after
-        after = after[: next((i for i, c in enumerate(after) if not fits_xml(c)), None)]
-        if len(after) > len(self._bucket.prefix) and not self._bucket.behaviour.is_ozone:
-            query.append(("start-after", after))
+        # The answer repeats this text, and Ceph leaves characters in it that XML lacks.
+        # What is listed because less was sent is passed over afterwards.
+        after = "".join(takewhile(fits_xml, start_after))
+        if after and not self._bucket.behaviour.is_ozone:
+            query.append(("start-after", self._bucket.prefix + after))
         tokens = set[str]()
         page = self._page(query, parse_listing)
         while True:
@@ -186,7 +187,8 @@ class S3Reader:
         return ObjectProperties(
             metadata=metadata_of(headers),
             tags=tags,
-            headers=content_headers_of(headers),
+            # Ozone's gateway adds headers of its own to each answer.
+            headers=content_headers_of(headers) if self._bucket.behaviour.keeps_headers else (),
             acl=acl,
         )
 
@@ -311,7 +313,7 @@ class S3Writer:
             headers |= {"x-amz-tagging-directive": "REPLACE"}
         if not now.size_bytes and behaviour.copy_way is CopyWay.PARTS:
             return self.put(facts.key, b"", properties, WriteCondition(etag=now.etag))
-        if facts.size_bytes > COPY_OBJECT_BYTES_MAX or behaviour.copy_way is CopyWay.PARTS:
+        if facts.size_bytes > _COPY_OBJECT_BYTES_MAX or behaviour.copy_way is CopyWay.PARTS:
             made = self._copy_in_parts(now, properties)
         elif behaviour.copy_way is CopyWay.ITSELF:
             made = self._copy(now, facts.key, headers)
@@ -359,6 +361,10 @@ class S3Writer:
             )
             etag = parse_copied_etag(answer.body)
             version = self._bucket.version_of(answer.headers)
+        if self._bucket.behaviour.keeps_versions and not version:
+            # Ceph 16 does not name the version that a copy has made.
+            found = self._reader.facts(key)
+            version = found.version if found is not None and found.etag == etag else ""
         return ObjectFacts(
             key, source.size_bytes, etag, 0, version, hashes=self._bucket.hashes(etag)
         )
@@ -418,7 +424,7 @@ def put_tags(bucket: S3Bucket, key: str, version: str, tags: Sequence[tuple[str,
     """Replace the tags of an object.
 
     An empty set is put, not deleted: Ceph 16 answers a deletion in a versioned bucket
-    and removes nothing.
+    and removes nothing. Ozone takes no empty set.
 
     Raises:
         StoreError: the store refused.
@@ -427,6 +433,9 @@ def put_tags(bucket: S3Bucket, key: str, version: str, tags: Sequence[tuple[str,
     digest = base64.b64encode(md5_of(body)).decode()
     query = (("tagging", ""), *((("versionId", version),) if version else ()))
     with translated(f"cannot set the tags of {key!r}"):
+        if not tags and bucket.behaviour.is_ozone:
+            bucket.request("DELETE", key, query=query)
+            return
         bucket.request("PUT", key, query=query, headers={"content-md5": digest}, body=body)
 
 
@@ -453,8 +462,8 @@ def delete_versions(bucket: S3Bucket, objects: Sequence[tuple[str, str]]) -> lis
             if error.status != 404:
                 failures.append(DeleteFailure(key, error.message))
     for place, names in bulk.items():
-        for first in range(0, len(names), DELETE_KEYS_MAX):
-            failures += _delete_in_bulk(bucket, place, names[first : first + DELETE_KEYS_MAX])
+        for first in range(0, len(names), _DELETE_KEYS_MAX):
+            failures += _delete_in_bulk(bucket, place, names[first : first + _DELETE_KEYS_MAX])
     return failures
 
 

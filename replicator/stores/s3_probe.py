@@ -12,7 +12,7 @@ from dataclasses import replace
 from merkle.checksum import fold
 from replicator.hashing import md5_of
 from replicator.stores.port import CONTENT_HEADERS, StoreError, UploadedPart
-from replicator.stores.s3_behaviour import OZONE, CopyWay, EtagForm, S3Behaviour
+from replicator.stores.s3_behaviour import CEPH, OZONE, CopyWay, EtagForm, S3Behaviour
 from replicator.stores.s3_bucket import S3Bucket, etag_of, is_md5, store_error, translated
 from replicator.stores.s3_documents import (
     complete_document,
@@ -90,7 +90,8 @@ def probe(bucket: S3Bucket, *, may_write: bool) -> S3Behaviour:
         sizes = [(entry.size_bytes, entry.key, entry.etag) for entry in listed]
         small = [one for one in sizes if 0 < one[0] <= _PROOF_BYTES_MAX and is_md5(one[2])]
         return _read_only(bucket, found, [name for _, name, _ in small[:_PROOFS]])
-    return _Probe(bucket, found).run()
+    # In the bucket itself: one without versions beside it obeys other conditions.
+    return _Probe(replace(bucket, scratch_bucket=bucket.bucket), found).run()
 
 
 class _Probe:
@@ -200,6 +201,11 @@ class _Probe:
                 form = EtagForm.BARE
         if form is EtagForm.IGNORED:
             reasons["replaces_conditionally"] = "the store does not obey If-Match of a PUT"
+        if self._found.kind == CEPH and self._found.keeps_versions:
+            # The scratch bucket may be one without versions, where it does obey.
+            creates, form = False, EtagForm.IGNORED
+            reason = "Ceph obeys no condition of a PUT where a bucket keeps versions"
+            reasons = dict.fromkeys(("creates_conditionally", "replaces_conditionally"), reason)
         self._found.reasons.update(reasons)
         self._learn(replace(self._found, creates_conditionally=creates, put_if_match=form))
 
@@ -372,7 +378,7 @@ def _kind(headers: Mapping[str, str]) -> str:
     if "ozone" in server:
         return OZONE
     if "ceph" in server or headers.get("x-amz-request-id", "").startswith("tx0000"):
-        return "ceph"
+        return CEPH
     return "aws" if server == "amazons3" else "s3"
 
 

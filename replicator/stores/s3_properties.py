@@ -12,9 +12,9 @@ from replicator.stores.port import CONTENT_HEADERS, ObjectProperties, Unsupporte
 
 KEY_BYTES_MAX = 1024
 METADATA_BYTES_MAX = 2048
-TAGS_MAX = 10
-TAG_NAME_MAX = 128
-TAG_VALUE_MAX = 256
+_TAGS_MAX = 10
+_TAG_NAME_MAX = 128
+_TAG_VALUE_MAX = 256
 
 _META = "x-amz-meta-"
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
@@ -72,8 +72,8 @@ def check_properties(properties: ObjectProperties) -> None:
         if name not in CONTENT_HEADERS:
             raise UnsupportedObjectError(f"S3 does not keep the header {name!r}")
         _check_value(name, value)
-    if len(properties.tags) > TAGS_MAX:
-        raise UnsupportedObjectError(f"{len(properties.tags)} tags; S3 takes {TAGS_MAX}")
+    if len(properties.tags) > _TAGS_MAX:
+        raise UnsupportedObjectError(f"{len(properties.tags)} tags; S3 takes {_TAGS_MAX}")
     for name, value in properties.tags:
         _check_tag(name, value)
     for grantee, permission in properties.acl:
@@ -131,10 +131,10 @@ def _check_value(name: str, value: str) -> None:
 
 
 def _check_tag(name: str, value: str) -> None:
-    if not 1 <= len(name) <= TAG_NAME_MAX or len(value) > TAG_VALUE_MAX:
+    if not 1 <= len(name) <= _TAG_NAME_MAX or len(value) > _TAG_VALUE_MAX:
         raise UnsupportedObjectError(
             f"a tag has {len(name)} and {len(value)} characters;"
-            f" S3 takes {TAG_NAME_MAX} and {TAG_VALUE_MAX}"
+            f" S3 takes {_TAG_NAME_MAX} and {_TAG_VALUE_MAX}"
         )
     if any(character < " " for character in name + value) or not (name + value).isprintable():
         raise UnsupportedObjectError(f"the tag {name!r} has characters that S3 does not keep")

@@ -41,7 +41,7 @@ from replicator.stores.s3_objects import S3Reader, check_kept, delete_versions, 
 from replicator.stores.s3_properties import headers_of
 from runtime.s3_answers import S3Error, S3OutcomeUnknownError
 
-PART_NUMBER_MAX = 10_000
+_PART_NUMBER_MAX = 10_000
 
 
 class S3UploadWriter:
@@ -133,6 +133,10 @@ class S3UploadWriter:
             if error.status != 404:
                 raise store_error(error, f"cannot abort an upload of {key!r}") from error
 
+    def _check_exists(self, key: str, upload: UploadId) -> None:
+        with translated(f"cannot complete {key!r}"):
+            self._bucket.request("GET", key, query=(("max-parts", "1"), ("uploadId", upload)))
+
     def _complete(
         self,
         key: str,
@@ -161,6 +165,8 @@ class S3UploadWriter:
         except S3OutcomeUnknownError as error:
             found = self._reader.facts(key)
             if found is None or not expected or found.etag != expected:
+                # Ceph 16 says so of an upload that does not exist.
+                self._check_exists(key, upload)
                 raise store_error(error, f"cannot complete {key!r}") from error
             etag, version = found.etag, found.version
         except S3Error as error:
@@ -284,6 +290,6 @@ def unfinished(bucket: S3Bucket, place: str, prefix: str) -> Iterator[tuple[str,
 
 
 def _part_query(upload: UploadId, number: int) -> tuple[tuple[str, str], ...]:
-    if not 1 <= number <= PART_NUMBER_MAX:
-        raise UnsupportedObjectError(f"a part has number {number}, not 1 to {PART_NUMBER_MAX}")
+    if not 1 <= number <= _PART_NUMBER_MAX:
+        raise UnsupportedObjectError(f"a part has number {number}, not 1 to {_PART_NUMBER_MAX}")
     return ("partNumber", str(number)), ("uploadId", upload)

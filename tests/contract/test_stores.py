@@ -37,6 +37,7 @@ from tests.support.stores import (
     ANYTHING,
     NOTHING,
     OPENERS,
+    PEERS,
     ContractStore,
     content,
     current,
@@ -89,9 +90,18 @@ crc64nvme = crcmod.mkCrcFun(0x1AD93D23594C93659, 0, True, (1 << 64) - 1)
 METADATA_2K = tuple((f"name-{i}", f"{i}" * (2048 // 8 - 6)) for i in range(8))
 
 
-@pytest.fixture(params=OPENERS)
+@pytest.fixture(
+    params=[
+        *(pytest.param(opener, id=name) for name, opener in OPENERS.items()),
+        *(
+            # Real servers are slower, and the first test waits for them to start.
+            pytest.param(opener, id=name, marks=[mark, pytest.mark.timeout(900)])
+            for name, (mark, opener) in PEERS.items()
+        ),
+    ]
+)
 def target(request: pytest.FixtureRequest) -> Iterator[ContractStore]:
-    with OPENERS[request.param](request) as opened:
+    with request.param(request) as opened:
         yield opened
 
 
@@ -177,7 +187,8 @@ def test_a_listing_begins_after_any_key_and_has_any_prefix(target: ContractStore
 
 
 def test_a_listing_of_several_pages_is_whole_and_in_order(store: Store) -> None:
-    wanted = sorted((f"{i * 7919 % 1101:x}/{i}" for i in range(1101)), key=str.encode)
+    # The last key of a page may begin the first of the next.
+    wanted = sorted(["!", *(f"{i:04}{end}" for i in range(550) for end in ("", "!"))])
     for key in random.Random(1).sample(wanted, len(wanted)):
         put(store, key, b"")
     assert keys(store) == wanted
@@ -234,7 +245,7 @@ def test_a_buffer_that_is_not_bytes_is_written_whole(store: Store, tmp_path: Pat
 
 
 ALL_KINDS = ObjectProperties(
-    metadata=(("colour", "blue"), ("empty", ""), ("spaced", "a  b"), ("x-y.z_1", "=?;,\"'")),
+    metadata=(("colour", "blue"), ("empty", ""), ("spaced", "a  b"), ("x-y.z-1", "=?;,\"'")),
     tags=(("Team", "a+b = c"), ("empty", ""), ("ü", "日本")),
     headers=(
         ("cache-control", "max-age=60, public"),
@@ -249,8 +260,14 @@ ALL_KINDS = ObjectProperties(
 
 def supported(store: Store, properties: ObjectProperties) -> ObjectProperties:
     capabilities = store.capabilities
+    changes_names = "keeps_underscores" in dict(capabilities.reasons)
     return replace(
         properties,
+        metadata=tuple(
+            (name, value)
+            for name, value in properties.metadata
+            if not (changes_names and "_" in name)
+        ),
         tags=properties.tags if capabilities.keeps_tags else (),
         headers=properties.headers if capabilities.keeps_headers else (),
         acl=properties.acl if capabilities.keeps_acls else (),
@@ -276,6 +293,7 @@ PROPERTIES = {
     "blanks around": ObjectProperties(metadata=(("name", " x "),)),
     "like encoded words": ObjectProperties(metadata=(("name", "=?UTF-8?Q?gr=C3=BCn?="),)),
     "per cent": ObjectProperties(metadata=(("name", "100%25"),)),
+    "underscore": ObjectProperties(metadata=(("a_b", "x"),)),
     "lines": ObjectProperties(metadata=(("name", "a\r\nx-amz-acl: public-read"),)),
     "eleven tags": ObjectProperties(tags=tuple((f"tag{i:02}", "x") for i in range(11))),
     "large": ObjectProperties(metadata=(("name", "x" * 9000),)),
@@ -519,9 +537,15 @@ def test_an_upload_goes_on_where_it_was_left(store: Store) -> None:
     assert list(store.upload_reader.uploads("")) == [("b", other)]
 
 
-def test_a_part_that_was_not_named_is_no_part_of_the_object(store: Store) -> None:
+def test_a_part_that_was_not_named_is_no_part_of_the_object(target: ContractStore) -> None:
+    store = target.store
     size = part_bytes(store)
     upload, parts = write_parts(store, "key", {1: noise(size, 1), 2: noise(size, 2), 3: b"3"})
+    if not target.completes_some_parts:
+        with pytest.raises(StoreError, match="InvalidPart"):
+            store.upload_writer.complete("key", upload, parts[::2], NOTHING, ANYTHING)
+        assert list(store.upload_reader.parts("key", upload)) == parts
+        return
     facts = store.upload_writer.complete("key", upload, [parts[0], parts[2]], NOTHING, ANYTHING)
     assert content(store, facts) == noise(size, 1) + b"3"
 
@@ -734,7 +758,7 @@ def test_the_feed_reports_each_change_once_in_order(store: Store) -> None:
     first = put(store, "a")
     second = put(store, "b")
     third = store.writer.put_properties(first, ObjectProperties(metadata=(("a", "b"),)))
-    assert store.writer.delete(["b", "missing"]) == []
+    assert store.writer.delete(["b", "b", "missing"]) == []
     upload, parts = write_parts(store, "c", {1: b"x"})
     fourth = store.upload_writer.complete("c", upload, parts, NOTHING, ANYTHING)
     found = list(feed.changes(begun))

@@ -128,9 +128,9 @@ def test_a_replayed_answer_is_of_another_job_or_number() -> None:
 
     assert compare_with(source, MemoryIndex([Item("a", 1)]), keep).is_equal
     source.put(Item("b", 2))
-    for job, number in ((b"another.", 0), (JOB, 1)):
+    for job, number, reason in ((b"another.", 0, "of another job"), (JOB, 1, "not those to")):
         replayed = replace(earlier[0], job=job, number=number)
-        with pytest.raises(RemoteProtocolError):
+        with pytest.raises(RemoteProtocolError, match=reason):
             compare_with(source, MemoryIndex([Item("a", 1)]), lambda q, a, r=replayed: r)  # type: ignore[misc]
     # The same job twice would be the caller's fault; even then the root is not ours.
     with pytest.raises(RemoteProtocolError, match="without holding our root"):

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from replicator.stitching import (
     PATCHES_MAX,
     AddPart,
+    BytePatch,
     MakeScratch,
     NewBytes,
-    Patch,
     Piece,
     StitchPlan,
     StitchRefusal,
+    StoredRange,
     plan_stitch,
 )
 
@@ -21,7 +22,7 @@ MIN, COPY_MAX = 5, 24
 
 
 @st.composite
-def edits(draw: st.DrawFn) -> tuple[bytes, list[Patch]]:
+def edits(draw: st.DrawFn) -> tuple[bytes, list[BytePatch]]:
     """An old object and patches of it, at any distance from each other."""
     old = bytes(i % 251 for i in range(draw(st.integers(2 * MIN, 150))))
     patches, at = [], 0
@@ -29,12 +30,12 @@ def edits(draw: st.DrawFn) -> tuple[bytes, list[Patch]]:
         offset = min(len(old), at + draw(st.integers(0, 30)))
         length = draw(st.integers(0, min(len(old) - offset, 30)))
         data = bytes([255 - len(patches)]) * draw(st.integers(0, 16))
-        patches.append(Patch(offset, length, data))
+        patches.append(BytePatch(offset, length, data))
         at = offset + length
     return old, patches
 
 
-def expected(old: bytes, patches: list[Patch]) -> bytes:
+def expected(old: bytes, patches: list[BytePatch]) -> bytes:
     for patch in reversed(patches):
         end = patch.offset + patch.old_length_bytes
         old = old[: patch.offset] + patch.data + old[end:]
@@ -49,6 +50,7 @@ def applied(old: bytes, plan: StitchPlan) -> bytes:
     def of(piece: Piece) -> bytes:
         if isinstance(piece, NewBytes):
             return piece.data
+        assert isinstance(piece, StoredRange)
         if piece.scratch is None:
             source = old
         else:
@@ -76,7 +78,7 @@ def applied(old: bytes, plan: StitchPlan) -> bytes:
 @settings(max_examples=2000)
 @given(edits())
 def test_a_plan_makes_the_patched_bytes_and_sends_only_new_ones(
-    edit: tuple[bytes, list[Patch]],
+    edit: tuple[bytes, list[BytePatch]],
 ) -> None:
     old, patches = edit
     plan = plan_stitch(len(old), patches, part_bytes_min=MIN, copy_bytes_max=COPY_MAX)
@@ -97,7 +99,7 @@ def test_patches_out_of_order_or_range_are_refused(ranges: list[tuple[int, int]]
         is_valid &= offset >= at and length >= 0
         at = offset + length
     is_valid &= at <= 20
-    patches = [Patch(offset, length, b"x") for offset, length in ranges]
+    patches = [BytePatch(offset, length, b"x") for offset, length in ranges]
     plan = plan_stitch(20, patches, part_bytes_min=MIN, copy_bytes_max=COPY_MAX)
     assert (plan is not StitchRefusal.INVALID_PATCHES) == is_valid
 
@@ -105,12 +107,20 @@ def test_patches_out_of_order_or_range_are_refused(ranges: list[tuple[int, int]]
 def test_small_objects_and_many_patches_are_sent_instead() -> None:
     assert plan_stitch((10 << 20) - 1, []) is StitchRefusal.SMALL_BASE
     assert isinstance(plan_stitch(10 << 20, []), StitchPlan)
-    many = [Patch(i * 100, 1, b"x") for i in range(PATCHES_MAX + 1)]
+    many = [BytePatch(i * 100, 1, b"x") for i in range(PATCHES_MAX + 1)]
     assert plan_stitch(64 << 20, many) is StitchRefusal.MANY_PATCHES
     assert isinstance(plan_stitch(64 << 20, many[:-1]), StitchPlan)
 
 
 def test_a_patch_in_the_middle_costs_one_scratch_object_and_three_parts() -> None:
-    plan = plan_stitch(64 << 20, [Patch(32 << 20, 1, b"x")])
+    plan = plan_stitch(64 << 20, [BytePatch(32 << 20, 1, b"x")])
     assert isinstance(plan, StitchPlan)
     assert [type(step) for step in plan.steps] == [AddPart, MakeScratch, AddPart, AddPart]
+
+
+def test_a_long_copy_leaves_no_small_rest() -> None:
+    """51 bytes in copies of at most 24 would end in one of 3, which needs scratch."""
+    patch = BytePatch(51, 0, b"x" * MIN)
+    plan = plan_stitch(100, [patch], part_bytes_min=MIN, copy_bytes_max=COPY_MAX)
+    assert isinstance(plan, StitchPlan)
+    assert {type(step) for step in plan.steps} == {AddPart}

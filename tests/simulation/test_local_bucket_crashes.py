@@ -115,13 +115,23 @@ STEPS: tuple[Callable[[LocalBucket], object], ...] = (
 )
 
 
+# None of these may be there, whatever happened.
+UNUSED_ROWS = (
+    "SELECT count(*) FROM contents WHERE content NOT IN (SELECT content FROM versions"
+    " WHERE content IS NOT NULL UNION SELECT content FROM parts)",
+    "SELECT count(*) FROM segments WHERE content NOT IN (SELECT content FROM contents)",
+    "SELECT count(*) FROM blobs WHERE blob NOT IN (SELECT blob FROM segments)",
+    "SELECT count(*) FROM parts WHERE upload NOT IN (SELECT upload FROM uploads)",
+)
+
+
 def files_and_rows(folder: Path) -> tuple[set[str], set[str]]:
     """The data files that are there, and those that have a row."""
     connection = sqlite3.connect(folder / "bucket.db")
     rows = connection.execute("SELECT file FROM blobs WHERE file IS NOT NULL").fetchall()
-    left = connection.execute("SELECT count(*) FROM garbage").fetchone()
+    left = [connection.execute(query).fetchone() for query in UNUSED_ROWS]
     connection.close()
-    assert left == (0,)
+    assert left == [(0,)] * len(UNUSED_ROWS)
     found = {str(path.relative_to(folder / "data")) for path in folder.glob("data/*/*/*")}
     return found, {name for (name,) in rows}
 
@@ -129,6 +139,10 @@ def files_and_rows(folder: Path) -> tuple[set[str], set[str]]:
 def check_clean(folder: Path) -> None:
     found, named = files_and_rows(folder)
     assert found == named
+    connection = sqlite3.connect(folder / "bucket.db")
+    left = connection.execute("SELECT (SELECT count(*) FROM garbage), count(*) FROM writers")
+    assert left.fetchone() == (0, 0)
+    connection.close()
     assert list((folder / "writers").glob("*")) == []
     assert all(any(path.iterdir()) for path in folder.glob("data/*/*"))
 

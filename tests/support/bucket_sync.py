@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 from replicator.copier import CopierLimits, NewExecutor
 from replicator.copy_task import CopyLimits
-from replicator.ledger import Ledger
+from replicator.ledger import PairLedger
 from replicator.stores.port import Store
 from replicator.sync import BucketSync, SyncOptions, SyncPlan, SyncReport
 from runtime.rate_limit import SystemClock
@@ -84,7 +84,7 @@ class SyncRunner:
             plan = sync.plan()
             return plan, [(step.key, step.action) for step in sync.steps()]
 
-    def open(self, ledger: Ledger) -> BucketSync:
+    def open(self, ledger: PairLedger) -> BucketSync:
         """A sync that has not begun."""
         options = SyncOptions(
             delete=self.delete,
@@ -104,5 +104,5 @@ class SyncRunner:
             new_executor=self.new_executor,
         )
 
-    def _ledger(self) -> Ledger:
-        return Ledger(self.folder, source=self.source.address, target=self.target.address)
+    def _ledger(self) -> PairLedger:
+        return PairLedger(self.folder, source=self.source.address, target=self.target.address)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from replicator.copy_requests import CopyResult, SentPart, UploadRecord
-from replicator.ledger import Ledger, LedgerRow, PlannedStep
+from replicator.ledger import LedgerRow, PairLedger, PlannedStep
 from tests.support.memory_store import StoreFaults
 
 
@@ -29,40 +29,40 @@ class KillSwitch:
         return StoreFaults(self.point, self.point)
 
 
-class KillableLedger(Ledger):
+class KillableLedger(PairLedger):
     """A ledger with points before and after each change."""
 
     switch = KillSwitch(None)
 
     def save_upload(self, key: str, record: UploadRecord | None) -> None:
-        """See Ledger."""
+        """See PairLedger."""
         self.switch.point()
         super().save_upload(key, record)
         self.switch.point()
 
     def save_part(self, key: str, sent: SentPart) -> None:
-        """See Ledger."""
+        """See PairLedger."""
         self.switch.point()
         super().save_part(key, sent)
         self.switch.point()
 
     def save_copy(self, result: CopyResult) -> None:
-        """See Ledger."""
+        """See PairLedger."""
         self.switch.point()
         super().save_copy(result)
         self.switch.point()
 
     def save_rows(self, rows: Sequence[LedgerRow]) -> None:
-        """See Ledger."""
+        """See PairLedger."""
         self.switch.point()
         super().save_rows(rows)
 
     def forget(self, keys: Sequence[str]) -> None:
-        """See Ledger."""
+        """See PairLedger."""
         self.switch.point()
         super().forget(keys)
 
     def add_to_plan(self, steps: Sequence[PlannedStep]) -> None:
-        """See Ledger."""
+        """See PairLedger."""
         self.switch.point()
         super().add_to_plan(steps)

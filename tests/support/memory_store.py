@@ -54,6 +54,9 @@ UNGUARDED = replace(
     replaces_conditionally=False,
     completes_conditionally=False,
 )
+# Parts as S3 wants them, but smaller.
+STITCHING = replace(MEMORY, part_bytes_min=60 << 10)
+SCRATCH = ".treefold-scratch/"
 PLAIN = replace(UNGUARDED, whole_hashes=(), keeps_tags=False, copies_ranges=False)
 
 
@@ -113,7 +116,8 @@ class MemoryStore:
 
     def store(self) -> Store:
         """The store by its ports."""
-        return Store(self.address, self.capabilities, self, self, self, self, self)
+        scratch = self if self.capabilities.part_bytes_min else None
+        return Store(self.address, self.capabilities, self, self, self, self, self, scratch=scratch)
 
     def write(
         self, key: str, body: bytes, properties: ObjectProperties | None = None
@@ -138,7 +142,8 @@ class MemoryStore:
         after = start_after
         while True:
             with self._operation("list", prefix), self._lock:
-                keys = sorted(key for key in self.objects if key.startswith(prefix) and key > after)
+                below = (key for key in self.objects if key.startswith(prefix))
+                keys = sorted(key for key in below if key > after and SCRATCH not in key)
                 page = [self.objects[key].facts for key in keys[:3]]
             yield from page
             if len(page) < 3:
@@ -293,6 +298,23 @@ class MemoryStore:
         with self._operation("parts", key), self._lock:
             found = [part for _, (part, _) in sorted(self._upload(upload).parts.items())]
         yield from found
+
+    def new_key(self) -> str:
+        """See ScratchSpace."""
+        return f"{SCRATCH}{len(self.calls)}"
+
+    def discard(self, made: Sequence[ObjectFacts]) -> None:
+        """See ScratchSpace."""
+        self.delete([facts.key for facts in made])
+
+    def clean(self, *, before_ms: int) -> int:
+        """See ScratchSpace; a test has no other users of it."""
+        del before_ms
+        left = [key for key in self.objects if SCRATCH in key]
+        self.delete(left)
+        for upload in [name for name, one in self.uploading.items() if SCRATCH in one.key]:
+            self.abort("", upload)
+        return len(left)
 
     @property
     def _part_bytes_min(self) -> int:

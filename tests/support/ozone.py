@@ -17,8 +17,10 @@ from tests.support.s3_servers import S3Bucket, S3Endpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 _SCRIPT = ROOT / "tests" / "testbed" / "ozone_cluster.py"
-# Other ports than those of a cluster that may run here already.
-_PORT_OFFSET = 20_000
+# Other ports than those of a cluster that may run here already, and below those that
+# the kernel gives to outgoing connections (from 32768): one of these had taken a
+# datanode's.
+_PORT_OFFSET = 12_000
 
 
 class OzoneCluster:
@@ -41,7 +43,11 @@ class OzoneCluster:
         if not list((self.folder / "lib").glob("hdds-server-scm-*.jar")):
             self._run("fetch")
         self._run("wipe")
-        self._run("--port-offset", str(_PORT_OFFSET), "start")
+        try:
+            self._run("--port-offset", str(_PORT_OFFSET), "start")
+        except BaseException:
+            self._run("wipe")
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

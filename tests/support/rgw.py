@@ -125,6 +125,12 @@ def rgw(rgw_pair: RgwPair) -> RgwSite:
     return rgw_pair.site("a")
 
 
+@pytest.fixture(scope="session")
+def rgw_endpoint(rgw: RgwSite) -> S3Endpoint:
+    """An ordinary user of a real Ceph site."""
+    return rgw.endpoint
+
+
 @pytest.fixture
 def rgw_bucket(rgw: RgwSite) -> S3Bucket:
     """A fresh bucket of a real Ceph site."""

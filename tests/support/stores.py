@@ -23,6 +23,7 @@ from replicator.stores.s3 import open_s3
 from runtime.disk import Disk
 from runtime.retry import Backoff
 from runtime.s3 import S3Client
+from tests.support.rgw import RgwSite
 from tests.support.s3_servers import S3Endpoint
 
 NOTHING = ObjectProperties()
@@ -42,6 +43,8 @@ class ContractStore:
     reads_tags_below_markers: bool = True
     # moto fails without an answer.
     missing_upload: type[StoreError] = ObjectMissingError
+    # An upload is completed with some of its parts.
+    completes_some_parts: bool = True
     # Why keys do not cross this server unchanged although the adapter is right.
     broken_keys: frozenset[str] = frozenset()
 
@@ -53,6 +56,7 @@ class ContractLacks:
     refuses_small_parts: bool = True
     reads_tags_below_markers: bool = True
     missing_upload: type[StoreError] = ObjectMissingError
+    completes_some_parts: bool = True
     broken_keys: frozenset[str] = frozenset()
 
 
@@ -84,7 +88,8 @@ def s3_store(
     lacks: ContractLacks = ContractLacks(),
 ) -> Iterator[ContractStore]:
     """A fresh bucket of a server by the name of its fixture, or a folder in one."""
-    endpoint: S3Endpoint = request.getfixturevalue(server)
+    found = request.getfixturevalue(server)
+    endpoint: S3Endpoint = found.endpoint if isinstance(found, RgwSite) else found
     bucket, scratch = endpoint.fresh_bucket(), ""
     if keeps_versions:
         scratch = endpoint.fresh_bucket().name
@@ -100,6 +105,7 @@ def s3_store(
             refuses_small_parts=lacks.refuses_small_parts,
             reads_tags_below_markers=lacks.reads_tags_below_markers,
             missing_upload=lacks.missing_upload,
+            completes_some_parts=lacks.completes_some_parts,
             broken_keys=lacks.broken_keys,
         )
 
@@ -116,6 +122,16 @@ OPENERS: dict[str, Opener] = {
     ),
     "moto": partial(s3_store, "moto_server", lacks=_MOTO, prefix="a%20b/c"),
     "moto_versions": partial(s3_store, "moto_server", keeps_versions=True, lacks=_MOTO),
+}
+_RGW = ContractLacks(completes_some_parts=False)
+# Real stores, by the mark of the tests that run on them.
+PEERS: dict[str, tuple[pytest.MarkDecorator, Opener]] = {
+    "rgw": (pytest.mark.peers, partial(s3_store, "rgw_endpoint", lacks=_RGW)),
+    "rgw_versions": (
+        pytest.mark.peers,
+        partial(s3_store, "rgw_endpoint", keeps_versions=True, lacks=_RGW),
+    ),
+    "ozone": (pytest.mark.ozone, partial(s3_store, "ozone_gateway")),
 }
 
 

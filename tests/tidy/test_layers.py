@@ -30,7 +30,7 @@ ONLY_IMPORTER = {
     "fastcrc": {"merkle/checksum.py", "merkle/kernels.py"},
     "crcmod": {"merkle/checksum.py", "merkle/kernels.py"},
     "xxhash": {"merkle/checksum.py"},
-    "blake3": {"replicator/hashing.py", "replicator/windows.py"},
+    "blake3": {"proof/lthash.py", "replicator/hashing.py", "replicator/windows.py"},
     "hashlib": {
         "merkle/checksum.py",
         "ozone/descriptor.py",

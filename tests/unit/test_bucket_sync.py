@@ -1,13 +1,26 @@
 """One sync of a bucket: what crosses, what is left alone, and what is said of it."""
 
 import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from replicator.stores.port import Capabilities, ObjectProperties
+from replicator.copier import CopierLimits
+from replicator.crossing import lacking
+from replicator.listing import ListingOrderError
+from replicator.stores.port import (
+    Capabilities,
+    ObjectFacts,
+    ObjectProperties,
+    StoreError,
+    StoreUnavailableError,
+)
+from runtime.errors import OperationInterruptedError
 from tests.support.bucket_sync import LIMITS, SyncRunner
-from tests.support.memory_store import MEMORY, PLAIN, UNGUARDED, UNPROVEN, MemoryStore
+from tests.support.memory_store import MEMORY, PLAIN, STITCHING, UNGUARDED, UNPROVEN, MemoryStore
 
 PART = LIMITS.part_bytes
 KINDS = {"md5": MEMORY, "unproven": UNPROVEN, "unguarded": UNGUARDED, "plain": PLAIN}
@@ -140,10 +153,6 @@ def test_a_key_that_is_written_again_is_not_deleted(tmp_path: Path) -> None:
     pair = MemoryStore("memory:a"), MemoryStore("memory:b")
     source, target = pair
     target.write("back", b"2")
-    target.faults.before = lambda name, _key: (
-        source.write("back", b"3") and None if name == "delete" else None
-    )
-    source.faults.before = lambda name, _key: None
     run = runner(pair, tmp_path, delete=True)
     plan, steps = run.plan()
     assert (plan.deletes, steps) == (1, [("back", "delete")])
@@ -269,3 +278,213 @@ def test_metadata_that_the_target_cannot_keep_fails_by_name(tmp_path: Path) -> N
     report = runner(pair, tmp_path)()
     assert [one.reason for one in report.failed] == ["unsupported"]
     assert pair[1].bodies() == {}
+
+
+def test_a_change_is_stitched_where_small_parts_are_refused(tmp_path: Path) -> None:
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b", STITCHING)
+    source, target = pair
+    body = bytearray(large(7, 20))
+    source.write("large", bytes(body), PROPERTIES)
+    run = runner(pair, tmp_path)
+    assert run().equal
+    target.payload = 0
+    body[600_000] ^= 1
+    source.write("large", bytes(body), PROPERTIES)
+    report = run()
+    assert (report.copied, report.equal) == (1, True)
+    assert report.bytes == target.payload == 16 << 10
+    assert target.bodies() == source.bodies()
+    assert not target.uploading
+
+
+def test_a_plan_changes_nothing_and_says_what_will_happen(tmp_path: Path) -> None:
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b")
+    source, target = pair
+    source.write("new", b"123")
+    source.write("same", b"4")
+    target.write("same", b"4")
+    source.write("tagged", b"5", PROPERTIES)
+    target.write("tagged", b"5")
+    target.write("extra", b"6")
+    before = dict(target.objects)
+    plan, steps = runner(pair, tmp_path, delete=True).plan()
+    assert steps == [("extra", "delete"), ("new", "copy"), ("tagged", "properties")]
+    assert (plan.copies, plan.deletes, plan.properties, plan.equal, plan.bytes) == (1, 1, 1, 1, 3)
+    assert target.objects == before
+    report = runner(pair, tmp_path, delete=True)()
+    assert (report.copied, report.deleted, report.metadata_only, report.equal) == (1, 1, 1, True)
+
+
+def test_a_listing_that_fails_deletes_nothing(tmp_path: Path) -> None:
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b")
+    source, target = pair
+    for number in range(9):
+        source.write(f"k{number}", b"1")
+        target.write(f"k{number}", b"1")
+    lists = iter(range(100))
+
+    def fail(name: str, _key: str) -> None:
+        if name == "list" and next(lists) >= 1:
+            raise StoreUnavailableError("503")
+
+    source.faults.before = fail
+    with pytest.raises(StoreUnavailableError):
+        runner(pair, tmp_path, delete=True)()
+    assert len(target.objects) == 9
+    assert set(target.calls) <= {"list", "properties"}
+
+
+def test_a_listing_goes_on_behind_the_last_key(tmp_path: Path) -> None:
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b")
+    source, _ = pair
+    for number in range(9):
+        source.write(f"k{number}", b"1")
+    lists = iter(range(100))
+
+    def fail(name: str, _key: str) -> None:
+        if name == "list" and next(lists) % 2:
+            raise StoreUnavailableError("503")
+
+    source.faults.before = fail
+    run = runner(pair, tmp_path)
+    run.attempts_max = 2
+    assert run().copied == 9
+
+
+def test_a_listing_out_of_order_is_named(tmp_path: Path) -> None:
+    class Unordered(MemoryStore):
+        def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectFacts]:
+            return iter(list(super().list_objects(prefix, start_after=start_after))[::-1])
+
+    pair = Unordered("memory:a"), MemoryStore("memory:b")
+    pair[0].write("a", b"1")
+    pair[0].write("b", b"1")
+    with pytest.raises(ListingOrderError, match="'a' after 'b'"):
+        runner(pair, tmp_path)()
+
+
+def test_a_store_that_hides_keys_allows_no_delete_and_no_equality(tmp_path: Path) -> None:
+    hiding = replace(MEMORY, lists_all_keys=False)
+    pair = MemoryStore("memory:a", hiding), MemoryStore("memory:b")
+    source, target = pair
+    source.write("a", b"1")
+    target.write("extra", b"1")
+    run = runner(pair, tmp_path, delete=True)
+    report = run()
+    assert (report.copied, report.deleted, report.equal) == (1, 0, False)
+    target.remove("extra")
+    report = run()
+    assert (report.differences, report.equal) == (0, False)
+
+
+def test_what_the_target_lacks_is_said_in_sentences() -> None:
+    assert lacking(MEMORY, MEMORY) == (
+        "the stamps of the source do not show all changes of properties: they are read",
+    )
+    said = " / ".join(lacking(MEMORY, replace(PLAIN, keeps_acls=False, lists_all_keys=False)))
+    for word in ("no tags", "no ACLs", "condition", "no hash", "no ranges", "not list all keys"):
+        assert word in said
+
+
+def test_an_interrupted_run_ends_by_name_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b")
+    source, target = pair
+    source.write("large", large(8, 6))
+    run = runner(pair, tmp_path)
+    run.is_cancelled = lambda: target.calls.count("write_part") >= 3
+    with pytest.raises(OperationInterruptedError):
+        run()
+    target.calls.clear()
+    run.is_cancelled = lambda: False
+    assert run().equal
+    assert target.payload == 6 * PART
+    assert target.bodies() == source.bodies()
+
+
+@pytest.mark.parametrize("capabilities", [MEMORY, UNPROVEN, UNGUARDED])
+def test_with_many_threads_the_result_is_the_same(
+    capabilities: Capabilities, tmp_path: Path
+) -> None:
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b", capabilities)
+    source, target = pair
+    for number in range(40):
+        source.write(f"k{number}", large(number, number % 5), PROPERTIES)
+    run = runner(pair, tmp_path)
+    run.copier_limits = CopierLimits(objects=6, parts=4, memory_bytes=4 * PART)
+    run.new_executor = ThreadPoolExecutor
+    report = run()
+    assert (report.copied, report.equal) == (40, True)
+    assert target.bodies() == source.bodies()
+    assert target.payload == report.bytes
+
+
+def test_a_fault_of_the_source_is_not_blamed_on_the_target(tmp_path: Path) -> None:
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b")
+    source, target = pair
+    for key in ("bad", "good"):
+        source.write(key, b"1")
+
+    def fail(name: str, key: str) -> None:
+        if (name, key) == ("read", "bad"):
+            raise StoreError("AccessDenied")
+
+    source.faults.before = fail
+    report = runner(pair, tmp_path)()
+    assert [(one.key, one.reason) for one in report.failed] == [("bad", "source_unreadable")]
+    assert (report.copied, report.equal, report.differences) == (1, False, 1)
+    assert report.document()["failed"] == [{"key": "bad", "reason": "source_unreadable"}]
+    assert list(target.objects) == ["good"]
+
+
+def test_properties_of_a_newer_version_are_not_those_of_the_listed_one(tmp_path: Path) -> None:
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b")
+    source, target = pair
+    other = replace(PROPERTIES, metadata=(("owner", "bob"),))
+    source.write("k", b"old", PROPERTIES)
+    target.write("k", b"old", other)
+
+    def change(name: str, key: str) -> None:
+        if name == "properties" and source.bodies()["k"] == b"old":
+            source.write(key, b"new", other)
+
+    source.faults.before = change
+    report = runner(pair, tmp_path)()
+    assert (report.copied, report.equal) == (1, True)
+    assert target.bodies() == {"k": b"new"}
+
+
+@pytest.mark.parametrize(("operation", "size_parts"), [("put", 0.5), ("complete", 3.5)])
+@pytest.mark.parametrize("kind", ["md5", "unproven"])
+def test_a_write_whose_answer_was_lost_is_found(
+    kind: str, operation: str, size_parts: float, tmp_path: Path
+) -> None:
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b", KINDS[kind])
+    source, target = pair
+    source.write("k", large(9, size_parts), PROPERTIES)
+
+    def lose(name: str, _key: str) -> None:
+        if name == operation and target.calls.count(operation) == 1:
+            raise StoreUnavailableError("500 after it was written")
+
+    target.faults.after = lose
+    run = runner(pair, tmp_path)
+    run.attempts_max = 2
+    report = run()
+    assert (report.copied, report.equal, report.failed) == (1, True, ())
+    assert target.payload == len(large(9, size_parts))
+    assert report.level == "recorded:blake3"
+
+
+def test_the_source_is_looked_at_before_a_large_object_appears(tmp_path: Path) -> None:
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b")
+    source, target = pair
+    source.write("k", large(10))
+
+    def change(name: str, _key: str) -> None:
+        if name == "facts" and source.bodies()["k"] == large(10):
+            source.write("k", large(11))
+
+    source.faults.before = change
+    assert runner(pair, tmp_path)().equal
+    assert target.bodies() == {"k": large(11)}
+    assert target.calls.count("complete") == 1

@@ -374,7 +374,7 @@ def test_places_are_folders_and_uris(tmp_path: Path) -> None:
     filesystem, path = resolve_location(
         "s3://bucket/some/prefix/?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1"
     )
-    assert (filesystem.type_name, path) == ("s3", "bucket/some/prefix")
+    assert (filesystem.type_name, path) == ("py::s3", "bucket/some/prefix")
     for location, named in (
         ("s3://key:secret@bucket/x", "environment"),
         ("gopher://x/y", "is not an address that is served"),

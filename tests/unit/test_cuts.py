@@ -23,7 +23,7 @@ from proof.spans import SPAN_ITEMS, SpanSums, parts_of
 from proof.symbols import KEPT_SYMBOLS, IdDifference, peel
 from proof.tracking import DifferenceTracker, SourceFact
 from runtime.errors import RemoteProtocolError
-from tests.support.bucket_pairs import names_of, random_item, random_items, steps
+from tests.support.bucket_pairs import Name, names_of, random_item, random_items, steps
 from tests.support.memory_index import PROFILE, Link, MemoryIndex, compare
 
 
@@ -167,13 +167,10 @@ class TwinHasher(ItemHasher):
         return bytes(KEY_HASH_BYTES) + super().hashes(item)[KEY_HASH_BYTES:]
 
 
-def test_twins_of_one_key_hash_are_named_by_both_sides() -> None:
-    hasher = TwinHasher(PROFILE)
-    same, ours = Item("same", 1), [Item("changed", 1), Item("missing", 1)]
-    theirs = [Item("changed", 2), Item("extra", 1)]
-    source, target = MemoryIndex([same, *ours], hasher), MemoryIndex([same, *theirs], hasher)
-    difference = source.symbols(40) - target.symbols(40)
-    found = peel(difference)
+def named_twins(
+    hasher: TwinHasher, source: MemoryIndex, target: MemoryIndex
+) -> dict[Name, ItemDifferenceKind]:
+    found = peel(source.symbols(40) - target.symbols(40))
     assert found is not None
     with rewound(source, applied(0)) as view:
         naming = Naming(hasher, applied(0), found, view)
@@ -182,8 +179,26 @@ def test_twins_of_one_key_hash_are_named_by_both_sides() -> None:
     naming.take(
         frozenset(naming.unnamed_hashes), [ItemFacts(row.item, row.evidence) for row in rows]
     )
-    assert names_of(naming.result().differences) == {
+    return names_of(naming.result().differences)
+
+
+def test_twins_of_one_key_hash_are_named_by_both_sides() -> None:
+    hasher = TwinHasher(PROFILE)
+    same, ours = Item("same", 1), [Item("changed", 1), Item("missing", 1)]
+    theirs = [Item("changed", 2), Item("extra", 1)]
+    source, target = MemoryIndex([same, *ours], hasher), MemoryIndex([same, *theirs], hasher)
+    assert named_twins(hasher, source, target) == {
         ("changed", ""): ItemDifferenceKind.CHANGED,
+        ("missing", ""): ItemDifferenceKind.MISSING,
+        ("extra", ""): ItemDifferenceKind.EXTRA,
+    }
+
+
+def test_an_equal_twin_keeps_two_others_from_being_one_changed_item() -> None:
+    hasher, same = TwinHasher(PROFILE), Item("same", 1)
+    source = MemoryIndex([same, Item("missing", 1)], hasher)
+    target = MemoryIndex([same, Item("extra", 1)], hasher)
+    assert named_twins(hasher, source, target) == {
         ("missing", ""): ItemDifferenceKind.MISSING,
         ("extra", ""): ItemDifferenceKind.EXTRA,
     }

@@ -28,6 +28,7 @@ from replicator.stores.port import (
     WriteCondition,
 )
 from runtime.disk import Disk, Operation
+from runtime.errors import DiskError
 from tests.support.bad_input import another_user, forbidden, public_folder, unchanged
 from tests.support.disk import FailingDisk
 from tests.support.stores import ANYTHING, NOTHING, content, current, keys, put
@@ -393,8 +394,12 @@ def test_two_openers_share_a_bucket(tmp_path: Path) -> None:
     assert list((tmp_path / "bucket" / "writers").iterdir()) == []
 
 
-def test_what_a_living_writer_has_not_recorded_yet_is_not_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fails_first", [False, True])
+def test_what_a_living_writer_has_not_recorded_yet_is_not_removed(
+    tmp_path: Path, fails_first: bool
+) -> None:
     """A second process opens the bucket between a write's data and its row."""
+    batches = 0
 
     class Opener(Disk):
         def durable(
@@ -404,14 +409,31 @@ def test_what_a_living_writer_has_not_recorded_yet_is_not_removed(tmp_path: Path
             act: Callable[[], None],
             torn: Callable[[], None] | None = None,
         ) -> None:
+            nonlocal batches
+            batches += operation is Operation.BATCH
+            if fails_first and operation is Operation.BATCH and batches == 1:
+                raise DiskError("the writer cannot be recorded")
             act()
             if operation is Operation.SYNC:
                 open_bucket(tmp_path / "bucket")
 
     open_bucket(tmp_path / "bucket", create=True)
     with LocalBucket(tmp_path / "bucket", Opener()) as bucket:
+        if fails_first:
+            with pytest.raises(StoreError):
+                put(bucket.store(), "key", LARGE)
         assert content(bucket.store(), put(bucket.store(), "key", LARGE)) == LARGE
         assert content(bucket.store(), put(bucket.store(), "key", LARGE)) == LARGE
+    check_no_orphans(tmp_path / "bucket")
+
+
+@pytest.mark.parametrize("end", [b"", b"end"])
+def test_zeros_take_no_space(bucket: LocalBucket, tmp_path: Path, end: bytes) -> None:
+    body = bytes(5 << 20) + b"x" + bytes(5 << 20) + end
+    assert content(bucket.store(), put(bucket.store(), "key", body)) == body
+    [path] = tmp_path.glob("bucket/data/*/*/*")
+    assert path.stat().st_size == len(body)
+    assert path.stat().st_blocks * 512 <= 2 << 20
 
 
 def test_of_many_threads_one_creates_the_object(bucket: LocalBucket) -> None:

@@ -8,7 +8,7 @@ import pytest
 from botocore.credentials import Credentials
 
 from proof.item import HashAlgorithm
-from replicator.stitching import Patch, StitchPlan, plan_stitch, stitch
+from replicator.stitching import BytePatch, StitchPlan, plan_stitch, stitch
 from replicator.stores.port import (
     ObjectProperties,
     PreconditionFailedError,
@@ -180,7 +180,11 @@ def test_a_stitched_object_has_the_new_bytes_and_leaves_nothing(s3_bucket: S3Buc
         metadata=(("a", "b"),), tags=(("t", "u"),), headers=(("content-type", "text/x"),)
     )
     old = bytes(i * 31 % 251 for i in range(1 << 16)) * 176 + b"end"
-    patches = [Patch(3, 0, b"inserted"), Patch(6 << 20, 5, b""), Patch(len(old), 0, b"appended")]
+    patches = [
+        BytePatch(3, 0, b"inserted"),
+        BytePatch(6 << 20, 5, b""),
+        BytePatch(len(old), 0, b"appended"),
+    ]
     with closing(s3_client(s3_bucket.endpoint)) as client:
         store = open_s3(f"s3://{s3_bucket.name}", may_write=True, client=client)
         base = put(store, "key", old)

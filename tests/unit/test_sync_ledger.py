@@ -9,17 +9,17 @@ import pytest
 from proof.item import EvidenceLevel
 from replicator.copy_requests import CopyResult, ObjectStamp, SentPart, UploadRecord
 from replicator.hashing import ContentHasher
-from replicator.ledger import Ledger, LedgerDamagedError, LedgerRow, PlannedStep
+from replicator.ledger import LedgerDamagedError, LedgerRow, PairLedger, PlannedStep
 from replicator.pair import PairRefusedError, check_pair
 from replicator.stores.port import ObjectFacts, UploadedPart, UploadId
 from replicator.windows import WindowHasher
-from runtime.errors import BusyError, ConfigError
+from runtime.errors import BusyError, ConfigError, DatabaseError
 
 STAMP = ObjectStamp("v1", "etag", 17, 5)
 
 
-def opened(folder: Path, source: str = "local:/a", target: str = "local:/b") -> Ledger:
-    return Ledger(folder, source=source, target=target)
+def opened(folder: Path, source: str = "local:/a", target: str = "local:/b") -> PairLedger:
+    return PairLedger(folder, source=source, target=target)
 
 
 def result(key: str, body: bytes) -> CopyResult:
@@ -186,3 +186,11 @@ def test_a_link_to_a_folder_is_that_folder(tmp_path: Path) -> None:
 )
 def test_other_buckets_are_a_pair(source: str, target: str) -> None:
     check_pair(source, target)
+
+
+def test_a_change_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
+    with opened(tmp_path) as ledger:
+        with pytest.raises(DatabaseError):
+            ledger.save_part("k", SentPart(UploadedPart(1, 5, "\ud800"), b""))
+        ledger.save_copy(result("k", b"x"))
+        assert ledger.row("k") is not None

@@ -1,0 +1,73 @@
+"""A real process that syncs two local buckets is killed, again and again."""
+
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from replicator.ledger import PairLedger
+from replicator.stores.local import LocalBucket
+from replicator.stores.port import ObjectProperties, Store
+from runtime.disk import Disk
+from tests.support.bucket_sync import LIMITS
+from tests.support.stores import ANYTHING, content
+
+pytestmark = pytest.mark.e2e
+
+PROPERTIES = ObjectProperties(metadata=(("owner", "ann"),), tags=(("team", "red"),))
+# The longest that one run may work before it is killed, and how often it is.
+LIFE_S = 0.6
+KILLS = 8
+RUN_S = 120
+
+
+def fill(store: Store, rng: random.Random) -> dict[str, bytes]:
+    """Small and large objects, some of them changed in a byte."""
+    bodies = {f"dir/k{number}": rng.randbytes(rng.randrange(3_000)) for number in range(150)}
+    bodies |= {f"large{number}": rng.randbytes(20 * LIMITS.part_bytes) for number in range(3)}
+    for key, body in bodies.items():
+        store.writer.put(key, body, PROPERTIES, ANYTHING)
+    return bodies
+
+
+def child(tmp_path: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "tests.support.sync_process", str(tmp_path)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_killed_many_times_it_leaves_the_target_equal_and_nothing_behind(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    with LocalBucket(tmp_path / "source", Disk(), create=True) as bucket:
+        wanted = fill(bucket.store(), rng)
+    killed, partly = 0, False
+    for _ in range(KILLS):
+        with child(tmp_path) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            try:
+                process.wait(rng.uniform(0, LIFE_S))
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+                killed += 1
+        with LocalBucket(tmp_path / "target", Disk()) as bucket:
+            partly |= 0 < len(list(bucket.store().lister.list_objects(""))) < len(wanted)
+    with child(tmp_path) as process:
+        said, _ = process.communicate(timeout=RUN_S)
+        assert process.returncode == 0
+    assert "'equal': True" in said
+    assert "'failed': []" in said
+    assert killed
+    assert partly
+    with LocalBucket(tmp_path / "target", Disk()) as bucket:
+        store = bucket.store()
+        held = {one.key: content(store, one) for one in store.lister.list_objects("")}
+        assert held == wanted
+        assert {store.reader.properties(key) for key in held} == {PROPERTIES}
+        assert list(store.upload_reader.uploads("")) == []
+    with PairLedger(
+        tmp_path / "state", source=f"local:{tmp_path}/source", target=f"local:{tmp_path}/target"
+    ) as ledger:
+        assert ledger.upload_keys() == []
