@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
 from merkle.errors import ReconcileError
+from proof.root import SetRoot
 from replicator.comparison import EqualityTally, KeyComparison
 from replicator.copier import Copier, CopierLimits, NewExecutor
 from replicator.copy import copy_object
@@ -123,8 +124,8 @@ class SyncReport:
 
 
 @dataclass(slots=True)
-class _Outcome:
-    """Counts what was done."""
+class CopyTally:
+    """Counts what a run did at the target."""
 
     copied: int = 0
     deleted: int = 0
@@ -134,6 +135,7 @@ class _Outcome:
     failed: list[Failure] = field(default_factory=list)
 
     def add(self, result: CopyResult | None) -> None:
+        """Count a copy; None is a source that is gone."""
         if result is None:
             return
         self.bytes += result.sent_bytes
@@ -143,9 +145,25 @@ class _Outcome:
             self.copied += 1
 
     def fail(self, key: str, error: ReconcileError) -> None:
+        """Count a key that was not brought to the target."""
         self.failed_count += 1
         if len(self.failed) < _FAILURES_MAX:
             self.failed.append(Failure(key, _failure_reason(error).value, error.message))
+
+    def report(self, *, equal: bool, level: str, root: SetRoot, differences: int) -> SyncReport:
+        """The report, with what the comparison after it found."""
+        return SyncReport(
+            copied=self.copied,
+            deleted=self.deleted,
+            metadata_only=self.metadata_only,
+            bytes=self.bytes,
+            failed=tuple(self.failed),
+            failed_count=self.failed_count,
+            equal=equal,
+            level=level,
+            root=f"{root.total:032x}",
+            differences=differences,
+        )
 
 
 class BucketSync:
@@ -286,7 +304,7 @@ class BucketSync:
             StoreError: a listing is not complete: what is at the target is unknown.
             OperationInterruptedError: the caller interrupted it; run it again.
         """
-        outcome = _Outcome()
+        outcome = CopyTally()
         try:
             self._clean_scratch()
             self._progress.begin("copy", plan.bytes, BYTES)
@@ -300,16 +318,10 @@ class BucketSync:
             self._stop.set()
             raise
         tally = self._tally
-        return SyncReport(
-            copied=outcome.copied,
-            deleted=outcome.deleted,
-            metadata_only=outcome.metadata_only,
-            bytes=outcome.bytes,
-            failed=tuple(outcome.failed),
-            failed_count=outcome.failed_count,
+        return outcome.report(
             equal=self._lists_all and not tally.differences,
             level=tally.level_text,
-            root=f"{tally.root.total:032x}",
+            root=tally.root,
             differences=tally.differences,
         )
 
@@ -320,7 +332,7 @@ class BucketSync:
             self._tally.add(decided)
             self._progress.advance(1)
 
-    def _copy_all(self, outcome: _Outcome) -> None:
+    def _copy_all(self, outcome: CopyTally) -> None:
         running = dict[Future[CopyResult | None], PlannedStep]()
         for step in self._ledger.plan():
             if Action(step.action) in (Action.DELETE, Action.LEAVE):
@@ -334,7 +346,7 @@ class BucketSync:
             self._settle(running, outcome)
 
     def _settle(
-        self, running: dict[Future[CopyResult | None], PlannedStep], outcome: _Outcome
+        self, running: dict[Future[CopyResult | None], PlannedStep], outcome: CopyTally
     ) -> None:
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for one in done:
@@ -376,7 +388,7 @@ class BucketSync:
             return put_properties(task)
         return copy_object(task) if windows is None else patch_object(task)
 
-    def _delete_all(self, outcome: _Outcome) -> None:
+    def _delete_all(self, outcome: CopyTally) -> None:
         batch = list[str]()
         for step in self._ledger.plan():
             if Action(step.action) is not Action.DELETE:
@@ -388,7 +400,7 @@ class BucketSync:
         if batch:
             self._delete(batch, outcome)
 
-    def _delete(self, keys: Sequence[str], outcome: _Outcome) -> None:
+    def _delete(self, keys: Sequence[str], outcome: CopyTally) -> None:
         """Delete keys that the source does not have at this moment. Whatever the target
         has there by now is extra all the same, so that nobody looks at it again.
         """

@@ -10,13 +10,12 @@ from proof.index import WHOLE
 from proof.item import Profile
 from proof.root import SetRoot
 from proof.stored_index import StoredIndex
-from replicator.refresh import RefreshProgress
+from replicator.refresh import IndexedBucket, RefreshProgress
 from replicator.stores.opening import open_store
 from replicator.stores.port import ObjectProperties, Store
 from replicator.verifier.client import VerifierClient
 from replicator.verifier.config import ScrubSettings, VerifierConfig
 from replicator.verifier.process import VerifierProcess
-from replicator.verifier.server import Bucket
 from runtime.disk import Disk
 from runtime.rate_limit import SystemClock
 from tests.support.stores import ANYTHING
@@ -55,7 +54,7 @@ class VerifiedPair:
 
     source: Store
     target: Store
-    bucket: Bucket
+    bucket: IndexedBucket
     client: VerifierClient
     folder: Path
 
@@ -83,7 +82,7 @@ def verified_pair(folder: Path, target: str = "", *, writes: bool = True) -> Ite
         profile = client.describe().profile
         index = StoredIndex(folder / "index", profile, disk=Disk())
         stack.callback(index.close)
-        bucket = Bucket(source, index, profile, SystemClock())
+        bucket = IndexedBucket(source, index, profile, SystemClock())
         yield VerifiedPair(source, store, bucket, client, folder)
 
 
