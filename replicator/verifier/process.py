@@ -55,7 +55,7 @@ class VerifierProcess:
             disk.make_folder(folder)
             lock = FolderLock(folder, "treefold verifier")
             opened.callback(lock.release)
-            store = open_store(config.bucket, may_write=config.writes)
+            store = opened.enter_context(open_store(config.bucket, may_write=config.writes))
             profile = _profile(folder, disk, config, groups_of(store.capabilities))
             index = StoredIndex(folder / "index", profile, disk=disk)
             opened.callback(index.close)
