@@ -18,7 +18,7 @@ import click
 from proof.item import EvidenceLevel
 from replicator.copier import CopierLimits
 from replicator.crossing import lacking
-from replicator.ledger import Ledger
+from replicator.ledger import PairLedger
 from replicator.pair import check_pair
 from replicator.stores.opening import open_store
 from replicator.stores.port import Capabilities, Store
@@ -249,7 +249,7 @@ def precheck(source: str, target: str, as_json: bool) -> None:
 @contextmanager
 def _opened_pair(
     source: str, target: str, state: Path | None, *, may_write: bool = True
-) -> Iterator[tuple[Store, Store, Ledger]]:
+) -> Iterator[tuple[Store, Store, PairLedger]]:
     check_pair(source, target)
     with ExitStack() as opened:
         ours = opened.enter_context(open_store(source, may_write=False))
@@ -258,7 +258,7 @@ def _opened_pair(
         if not may_write and state is None and not folder.exists():
             # A verification needs no state, and leaves none behind.
             folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="treefold-")))
-        ledger = Ledger(folder.absolute(), source=ours.address, target=theirs.address)
+        ledger = PairLedger(folder.absolute(), source=ours.address, target=theirs.address)
         opened.callback(ledger.close)
         yield ours, theirs, ledger
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from proof.item import ContentHash, EvidenceLevel
-from replicator.comparison import Comparison, DecidedKey
+from replicator.comparison import KeyComparison, DecidedKey
 from replicator.difference import Action, DecisionRules
 from replicator.hashing import ContentHasher
-from replicator.ledger import Ledger
+from replicator.ledger import PairLedger
 from replicator.listing import join_keys
 from replicator.stores.port import (
     ObjectFacts,
@@ -58,7 +58,7 @@ class BucketVerification:
         self,
         source: Store,
         target: Store,
-        ledger: Ledger,
+        ledger: PairLedger,
         *,
         level: EvidenceLevel,
         readers: Executor,
@@ -71,7 +71,7 @@ class BucketVerification:
         self._ledger = ledger
         self._readers = readers
         self._sleep, self._backoff = sleep, backoff
-        self._comparison = Comparison(
+        self._comparison = KeyComparison(
             source,
             target,
             ledger,
