@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from proof.item import ContentHash, EvidenceLevel
-from replicator.comparison import KeyComparison, DecidedKey
+from replicator.comparison import DecidedKey, KeyComparison
 from replicator.difference import Action, DecisionRules
 from replicator.hashing import ContentHasher
 from replicator.ledger import PairLedger
