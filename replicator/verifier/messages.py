@@ -35,11 +35,13 @@ _TEXT_MAX = 1_000
 def write_to(write: Write) -> pb.Write:
     """The message of a write."""
     message = pb.Write(key=write.key, blake3=write.blake3, replaced_id=write.replaced_id or b"")
-    if write.body is None:
-        message.delete = True
-    else:
+    if write.body is not None:
         message.body = write.body
-        _set_properties(message.properties, write.properties)
+    elif write.keeps_body:
+        message.properties_only = True
+    else:
+        message.delete = True
+    _set_properties(message.properties, write.properties)
     return message
 
 
@@ -64,6 +66,11 @@ def _write_from(message: pb.Write) -> Write:
             if replaced is None:
                 raise UsageError("a delete must name the item that it deletes")
             return Write(key, None, ObjectProperties(), b"", replaced)
+        case "properties_only" if message.properties_only:
+            if replaced is None:
+                raise UsageError("new properties must name the item that they are for")
+            properties = _properties_from(message.properties)
+            return Write(key, None, properties, b"", replaced, keeps_body=True)
         case "body" if len(message.body) <= BODY_BYTES_MAX:
             if len(message.blake3) != BLAKE3_BYTES:
                 raise UsageError("a write has no BLAKE3 of its body")
@@ -72,7 +79,7 @@ def _write_from(message: pb.Write) -> Write:
         case "body":
             raise UsageError(f"an object in a batch has over {BODY_BYTES_MAX} bytes")
         case _:
-            raise UsageError("a write has neither a body nor a delete")
+            raise UsageError("a write has no body, and is no other change either")
 
 
 def patch_order_to(order: PatchOrder, profile_digest: bytes) -> pb.PatchHeader:
