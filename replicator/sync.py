@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
 from merkle.errors import ReconcileError
+from proof.receipts import Receipt
 from proof.root import SetRoot
 from replicator.comparison import EqualityTally, KeyComparison
 from replicator.copier import Copier, CopierLimits, NewExecutor
@@ -227,6 +228,7 @@ class BucketSync:
             sleep=sleep,
             backoff=options.backoff,
             is_cancelled=self._is_stopped,
+            crossing=self._crossing,
         )
         self._tally = EqualityTally(ledger.secret)
 
@@ -249,6 +251,11 @@ class BucketSync:
         """
         return lacking(self._source.capabilities, self._target.capabilities)
 
+    @property
+    def lists_all(self) -> bool:
+        """Whether both sides list all keys; otherwise equality cannot be shown."""
+        return self._lists_all
+
     def plan(self) -> SyncPlan:
         """Compare both sides and make the plan; `steps` has it key by key.
 
@@ -256,6 +263,7 @@ class BucketSync:
             StoreError: a listing is not complete, or a side did not answer.
             OperationInterruptedError: the caller interrupted it.
         """
+        self._ledger.save_crossing(self._crossing)
         self._ledger.clear_plan()
         tally = self._tally = EqualityTally(self._ledger.secret)
         counts = dict.fromkeys(Action, 0)
@@ -323,6 +331,20 @@ class BucketSync:
             level=tally.level_text,
             root=tally.root,
             differences=tally.differences,
+        )
+
+    def receipt(self) -> Receipt | None:
+        """What the last comparison found of both sides, to be signed; None where a side
+        does not list all keys, so that nobody knows what it holds.
+        """
+        if not self._lists_all:
+            return None
+        return self._tally.sets.receipt(
+            source=self._source.address,
+            target=self._target.address,
+            prefix=self._options.prefix,
+            groups=self._crossing.groups,
+            time_ms=self._clock.now_ms(),
         )
 
     def _compare_again(self, plan: SyncPlan) -> None:
