@@ -18,8 +18,6 @@ from proof.item import CHECK_MASK, MIX_FIRST, MIX_SECOND, MIX_STEP
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from proof.symbols import Ids
-
 _FIRST, _SECOND, _STEP, _CHECK = map(np.uint64, (MIX_FIRST, MIX_SECOND, MIX_STEP, CHECK_MASK))
 _0, _27, _30, _31, _32 = map(np.uint64, (0, 27, 30, 31, 32))
 _WORDS = types.Array(types.uint64, 2, "C")
@@ -28,7 +26,7 @@ _COUNTS, _SIGNS = types.Array(types.int16, 1, "C"), types.Array(types.int8, 1, "
 
 
 def add(
-    ids: "Ids",
+    ids: "NDArray[np.uint64]",
     salt: np.uint64,
     sign: int,
     sums: "NDArray[np.uint64]",
@@ -44,7 +42,7 @@ def peel(
     salt: np.uint64,
     sums: "NDArray[np.uint64]",
     counts: "NDArray[np.int16]",
-    found: "Ids",
+    found: "NDArray[np.uint64]",
     signs: "NDArray[np.int8]",
 ) -> int:
     """Empty symbols in place. Write IDs and signs (+1 ours, -1 theirs) to `found` and
@@ -77,7 +75,7 @@ def _stride(place: np.uint64, state: np.uint64) -> np.uint64:
 
 @jit(types.void(_IN_WORDS, U64, types.int64, _WORDS, _COUNTS))
 def _add(
-    ids: "Ids",
+    ids: "NDArray[np.uint64]",
     salt: np.uint64,
     sign: int,
     sums: "NDArray[np.uint64]",
@@ -100,7 +98,7 @@ def _peel(
     salt: np.uint64,
     sums: "NDArray[np.uint64]",
     counts: "NDArray[np.int16]",
-    found: "Ids",
+    found: "NDArray[np.uint64]",
     signs: "NDArray[np.int8]",
 ) -> int:
     size, number, top = len(counts), 0, 0

@@ -47,7 +47,7 @@ class DecidedKey:
 _Decided: TypeAlias = "DecidedKey | Future[DecidedKey]"
 
 
-class BucketComparison:
+class KeyComparison:
     """Compares a source and a target. Reads at the source, and at the target only
     listings and properties that are not known.
     """

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
 from merkle.errors import ReconcileError
-from replicator.comparison import BucketComparison, EqualityTally
+from replicator.comparison import EqualityTally, KeyComparison
 from replicator.copier import Copier, CopierLimits, NewExecutor
 from replicator.copy import copy_object
 from replicator.copy_requests import (
@@ -200,7 +200,7 @@ class BucketSync:
             stamps_cover_properties=source.capabilities.stamps_cover_properties,
             patches=target.capabilities.copies_ranges,
         )
-        self._comparison = BucketComparison(
+        self._comparison = KeyComparison(
             source,
             target,
             ledger,
