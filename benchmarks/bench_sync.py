@@ -14,8 +14,6 @@ its listing), and the copy, which is the rest. Rates include the start of each p
 
 import argparse
 import random
-import statistics
-import time
 from collections.abc import Sequence
 
 from benchmarks.measure import Report, Samples

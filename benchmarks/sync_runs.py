@@ -123,9 +123,7 @@ class BucketPair:
 class PairFactory:
     """Makes pairs of fresh buckets on two stores."""
 
-    def __init__(
-        self, source: S3Endpoint, target: S3Endpoint, link: WanLink, folder: Path
-    ) -> None:
+    def __init__(self, source: S3Endpoint, target: S3Endpoint, link: WanLink, folder: Path) -> None:
         self._source, self._target, self._link, self._folder = source, target, link, folder
 
     def pair(self) -> BucketPair:
