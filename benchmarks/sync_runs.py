@@ -208,5 +208,5 @@ def _length(traffic: Traffic, *, is_listing: bool) -> int:
     return sum(
         crossing.length_bytes
         for kind, crossing in traffic.kinds.items()
-        if kind in ("GET bucket", "GET bucket?list-type", "GET bucket?versions") == is_listing
+        if (kind in ("GET bucket", "GET bucket?list-type", "GET bucket?versions")) == is_listing
     )
