@@ -165,7 +165,10 @@ def _profile(
             _save(path, disk, profile, config.bucket)
             return profile
         algorithm = HashAlgorithm(held["algorithm"])
-        profile = Profile(bytes.fromhex(held["secret"]), algorithm, tuple(held["properties"]))
+        names = tuple(held["properties"])
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError("a group of properties has no name")
+        profile = Profile(bytes.fromhex(held["secret"]), algorithm, names)
         bucket = held["bucket"]
     except OSError as error:
         raise disk_error("read", path, error) from error
