@@ -32,14 +32,14 @@ _PROFILE_FILE = "profile.json"
 # Before a step that failed is tried again.
 _FAILURE_PAUSE_S = 60.0
 # A syncer may read a slow source between two batches, and a refresh may take days.
-_CALL_LIMITS = CallLimits(idle_s=300.0, stream_s=7 * 86_400.0)
+CALL_LIMITS = CallLimits(idle_s=300.0, stream_s=7 * 86_400.0)
 _log = get_logger("verifier", VERIFIER_EVENTS)
 
 
 class VerifierProcess:
     """A verifier of one bucket; `address` is where it listens."""
 
-    def __init__(self, config: VerifierConfig) -> None:
+    def __init__(self, config: VerifierConfig, call_limits: CallLimits = CALL_LIMITS) -> None:
         """Open the store and the index, and listen.
 
         Raises:
@@ -77,7 +77,7 @@ class VerifierProcess:
                 [self._service.register],
                 tls=config.rpc_tls,
                 insecure=config.insecure,
-                limits=_CALL_LIMITS,
+                limits=call_limits,
             )
             opened.callback(rpc.stop)
             self.address = rpc.address
