@@ -12,7 +12,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Self, TypeVar
+from contextlib import AbstractContextManager
+from typing import TypeVar
 
 from proof.item import KEY_HASH_BYTES, Item, ItemHasher, ItemId
 from proof.messages import (
@@ -48,7 +49,7 @@ from replicator.verifier.client import VerifierClient
 from replicator.verifier.values import (
     BODY_BYTES_MAX,
     Write,
-    WriteResult,
+    WriteOutcome,
     WritesRefusedError,
 )
 from replicator.window_patch import WindowPatcher
@@ -71,7 +72,7 @@ _BATCH_REASONS = {
 }
 
 
-class ProvenSync:
+class ProvenSync(AbstractContextManager["ProvenSync"]):
     """One run over a pair whose target has a verifier. Use it as a context manager."""
 
     def __init__(
@@ -131,16 +132,10 @@ class ProvenSync:
         # Objects that were small when they were listed, and are large now.
         self._grown = list[ProvenStep]()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Stop what still runs, and wait for requests that are on their way."""
         self._stop.set()
-        self._workers.shutdown(wait=True, cancel_futures=True)
+        self._workers.shutdown(cancel_futures=True)
         self._copier.close()
 
     @property
@@ -232,6 +227,10 @@ class ProvenSync:
 
         self._prover.refresh(note=note)
         return self._prover.compare()
+
+    def _check_stop(self) -> None:
+        if self._is_stopped():
+            raise OperationInterruptedError("the sync was interrupted", hint="Run it again.")
 
     def _named(self, proof: PairProof) -> dict[ItemId, Item]:
         """The target's items that changed, by ID, as far as it still has them."""
@@ -363,11 +362,11 @@ class ProvenSync:
         task = CopyTask(
             source=facts,
             target=target,
+            upload=self._ledger.upload(step.key),
             capabilities=self._target.capabilities,
             crossing=self._crossing,
             window_key=self._ledger.secret,
             limits=self._options.copy_limits,
-            upload=self._ledger.upload(step.key),
         )
         result = self._copier.run(copy_object(task))
         if result is not None:
@@ -415,10 +414,6 @@ class ProvenSync:
     def _is_stopped(self) -> bool:
         return self._stop.is_set() or self._is_cancelled()
 
-    def _check_stop(self) -> None:
-        if self._is_stopped():
-            raise OperationInterruptedError("the sync was interrupted", hint="Run it again.")
-
     def _wait(self, seconds: float) -> bool:
         self._sleep(seconds)
         return self._is_stopped()
@@ -428,7 +423,7 @@ def _source_changed(key: str) -> CopyFailedError:
     return CopyFailedError(FailureReason.SOURCE_CHANGED, f"{key} changed while it was read")
 
 
-def _count(outcome: CopyTally, step: ProvenStep, write: Write, done: WriteResult) -> None:
+def _count(outcome: CopyTally, step: ProvenStep, write: Write, done: WriteOutcome) -> None:
     """Count what became of one write."""
     if done.error:
         reason = _BATCH_REASONS.get(done.error, FailureReason.TARGET_REFUSED)

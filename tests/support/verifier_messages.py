@@ -33,10 +33,10 @@ from replicator.verifier.values import (
     BatchResult,
     Description,
     IndexState,
-    Patch,
     PatchOrder,
+    RangePatch,
     Write,
-    WriteResult,
+    WriteOutcome,
 )
 
 ID = ItemId(bytes(range(16)))
@@ -58,7 +58,7 @@ FACTS = ObjectFacts(
 )
 RESULT = BatchResult(
     3,
-    (WriteResult(etag="e", modified_ms=5, version="1"), WriteResult("precondition_failed", "no")),
+    (WriteOutcome(etag="e", modified_ms=5, version="1"), WriteOutcome("precondition_failed", "no")),
     SetRoot(9, 2**128 - 1),
 )
 DESCRIPTION = Description(
@@ -85,7 +85,7 @@ def accepted() -> Iterator[Accepted]:
     )
     yield Accepted("batch", batch, _batch)
     yield Accepted("patch order", patch_order_to(ORDER, b"p" * 16), _order)
-    yield Accepted("patch", patch_to(Patch(5, 2, b"data")), _patch)
+    yield Accepted("patch", patch_to(RangePatch(5, 2, b"data")), _patch)
     yield Accepted("keys", pb.GetFactsRequest(keys=["a", "é"]), _keys)
     yield Accepted("facts", facts_to(FACTS), _facts)
     yield Accepted("batch result", batch_result_to(RESULT), _result)

@@ -28,8 +28,9 @@ from replicator.verifier.server import SERVICE
 from replicator.verifier.values import (
     PATCH_BYTES_MAX,
     PATCHED_BYTES_MAX,
-    Patch,
+    PATCHES_MAX,
     PatchOrder,
+    RangePatch,
     Write,
 )
 from runtime.call_limits import CallLimits
@@ -37,7 +38,7 @@ from runtime.rpc import open_channel, sent_error, start_server
 from tests.support.stores import NOTHING, put
 from tests.support.verifiers import VerifiedPair, fill, held, verified_pair
 
-CALL_S = 20.0
+CALL_S = 60.0
 Answering = Callable[[Any, grpc.ServicerContext], Iterator[Any]]
 
 
@@ -187,7 +188,7 @@ def test_a_refresh_without_an_end_and_a_patch_of_another_object_are_refused(prof
     ) as client:
         for call in (
             lambda: client.refresh(profile),
-            lambda: client.patch(profile, order, [Patch(0, 0, b"abc")]),
+            lambda: client.patch(profile, order, [RangePatch(0, 0, b"abc")]),
             lambda: client.facts(profile, ["a"]),
             client.describe,
         ):
@@ -259,10 +260,10 @@ def test_patches_beyond_the_limits_are_refused_and_change_nothing(
     order = PatchOrder("k", base, 1000, blake3_of(bytes(1000)), NOTHING)
     header = pb.PatchPiece(header=patch_order_to(order, pair.profile.digest))
     other = pb.PatchPiece(header=patch_order_to(order, b"p" * 16))
-    full = pb.PatchPiece(patch=patch_to(Patch(0, 0, bytes(PATCH_BYTES_MAX))))
-    small = pb.PatchPiece(patch=patch_to(Patch(0, 0, b"")))
-    too_long = pb.PatchPiece(patch=patch_to(Patch(0, 0, bytes(PATCH_BYTES_MAX + 1))))
-    beyond = pb.PatchPiece(patch=patch_to(Patch(999, 2, b"x")))
+    full = pb.PatchPiece(patch=patch_to(RangePatch(0, 0, bytes(PATCH_BYTES_MAX))))
+    small = pb.PatchPiece(patch=patch_to(RangePatch(0, 0, b"")))
+    too_long = pb.PatchPiece(patch=patch_to(RangePatch(0, 0, bytes(PATCH_BYTES_MAX + 1))))
+    beyond = pb.PatchPiece(patch=patch_to(RangePatch(999, 2, b"x")))
     flood = PATCHED_BYTES_MAX // PATCH_BYTES_MAX + 1
     for pieces in (
         [],
@@ -273,7 +274,7 @@ def test_patches_beyond_the_limits_are_refused_and_change_nothing(
         [header, too_long],
         [header, beyond],
         [header, *[full] * flood],
-        [header, *[small] * 100_001],
+        [header, *[small] * (PATCHES_MAX + 1)],
     ):
         assert ended(channel, "PatchObject", iter(pieces)) == "usage"
     assert ended(channel, "PatchObject", iter([header, small])) == "OK"
