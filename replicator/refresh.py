@@ -17,11 +17,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeGuard
 
 from proof.index import IndexWriter, ItemEvidence, Stamp, StampedItem
 from proof.item import EvidenceLevel, Item, Profile, properties_digest
+from proof.stored_index import StoredIndex
 from replicator.crossing import Crossing
 from replicator.hashing import ContentHasher
 from replicator.stores.port import (
@@ -316,6 +317,35 @@ class Refresher:
                 self._limiter.take(len(piece))
         return next(
             known.digest for known in hasher.hashes() if known.algorithm is self._profile.algorithm
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedBucket:
+    """A bucket with its index. `writing` is held by one writer of the index at a
+    time.
+    """
+
+    store: Store
+    index: StoredIndex
+    profile: Profile
+    clock: Clock
+    writing: AbstractContextManager[object] = field(default_factory=threading.Lock)
+
+    def refresher(
+        self, stopped: Callable[[], bool], limiter: RateLimiter | None = None
+    ) -> Refresher:
+        """What brings the index up to date until `stopped`; without a limiter as fast
+        as the store answers.
+        """
+        return Refresher(
+            self.store,
+            self.index,
+            self.profile,
+            clock=self.clock,
+            limiter=limiter or RateLimiter(0, self.clock, lambda _s: stopped()),
+            stopped=stopped,
+            writing=self.writing,
         )
 
 

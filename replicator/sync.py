@@ -15,6 +15,7 @@ from typing import Self, TypeVar
 
 from merkle.errors import ReconcileError
 from proof.receipts import Receipt
+from proof.root import SetRoot
 from replicator.comparison import EqualityTally, KeyComparison
 from replicator.copier import Copier, CopierLimits, NewExecutor
 from replicator.copy import copy_object
@@ -124,8 +125,8 @@ class SyncReport:
 
 
 @dataclass(slots=True)
-class _Outcome:
-    """Counts what was done."""
+class CopyTally:
+    """Counts what a run did at the target."""
 
     copied: int = 0
     deleted: int = 0
@@ -135,6 +136,7 @@ class _Outcome:
     failed: list[Failure] = field(default_factory=list)
 
     def add(self, result: CopyResult | None) -> None:
+        """Count a copy; None is a source that is gone."""
         if result is None:
             return
         self.bytes += result.sent_bytes
@@ -144,9 +146,25 @@ class _Outcome:
             self.copied += 1
 
     def fail(self, key: str, error: ReconcileError) -> None:
+        """Count a key that was not brought to the target."""
         self.failed_count += 1
         if len(self.failed) < _FAILURES_MAX:
             self.failed.append(Failure(key, _failure_reason(error).value, error.message))
+
+    def report(self, *, equal: bool, level: str, root: SetRoot, differences: int) -> SyncReport:
+        """The report, with what the comparison after it found."""
+        return SyncReport(
+            copied=self.copied,
+            deleted=self.deleted,
+            metadata_only=self.metadata_only,
+            bytes=self.bytes,
+            failed=tuple(self.failed),
+            failed_count=self.failed_count,
+            equal=equal,
+            level=level,
+            root=f"{root.total:032x}",
+            differences=differences,
+        )
 
 
 class BucketSync:
@@ -294,7 +312,7 @@ class BucketSync:
             StoreError: a listing is not complete: what is at the target is unknown.
             OperationInterruptedError: the caller interrupted it; run it again.
         """
-        outcome = _Outcome()
+        outcome = CopyTally()
         try:
             self._clean_scratch()
             self._progress.begin("copy", plan.bytes, BYTES)
@@ -308,16 +326,10 @@ class BucketSync:
             self._stop.set()
             raise
         tally = self._tally
-        return SyncReport(
-            copied=outcome.copied,
-            deleted=outcome.deleted,
-            metadata_only=outcome.metadata_only,
-            bytes=outcome.bytes,
-            failed=tuple(outcome.failed),
-            failed_count=outcome.failed_count,
+        return outcome.report(
             equal=self._lists_all and not tally.differences,
             level=tally.level_text,
-            root=f"{tally.root.total:032x}",
+            root=tally.root,
             differences=tally.differences,
         )
 
@@ -342,7 +354,7 @@ class BucketSync:
             self._tally.add(decided)
             self._progress.advance(1)
 
-    def _copy_all(self, outcome: _Outcome) -> None:
+    def _copy_all(self, outcome: CopyTally) -> None:
         running = dict[Future[CopyResult | None], PlannedStep]()
         for step in self._ledger.plan():
             if Action(step.action) in (Action.DELETE, Action.LEAVE):
@@ -356,7 +368,7 @@ class BucketSync:
             self._settle(running, outcome)
 
     def _settle(
-        self, running: dict[Future[CopyResult | None], PlannedStep], outcome: _Outcome
+        self, running: dict[Future[CopyResult | None], PlannedStep], outcome: CopyTally
     ) -> None:
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for one in done:
@@ -398,7 +410,7 @@ class BucketSync:
             return put_properties(task)
         return copy_object(task) if windows is None else patch_object(task)
 
-    def _delete_all(self, outcome: _Outcome) -> None:
+    def _delete_all(self, outcome: CopyTally) -> None:
         batch = list[str]()
         for step in self._ledger.plan():
             if Action(step.action) is not Action.DELETE:
@@ -410,7 +422,7 @@ class BucketSync:
         if batch:
             self._delete(batch, outcome)
 
-    def _delete(self, keys: Sequence[str], outcome: _Outcome) -> None:
+    def _delete(self, keys: Sequence[str], outcome: CopyTally) -> None:
         """Delete keys that the source does not have at this moment. Whatever the target
         has there by now is extra all the same, so that nobody looks at it again.
         """

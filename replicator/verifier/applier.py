@@ -36,7 +36,7 @@ from replicator.verifier.values import (
     Write,
     WriteResult,
 )
-from runtime.errors import OperationInterruptedError, UsageError
+from runtime.errors import DatabaseError, OperationInterruptedError, UsageError
 
 # Requests to the store at a time; a batch waits for its slowest.
 _THREADS = 8
@@ -67,6 +67,8 @@ class Applier:
         self._profile = profile
         self._writing = writing
         self._ids = ItemHasher(profile)
+        # What an index holds after a failed write is unknown: nothing more is written.
+        self._index_failed = False
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="apply")
 
     def close(self) -> None:
@@ -83,11 +85,12 @@ class Applier:
         deletes = [write for write in writes if write.body is None and not write.keeps_body]
         others = [write for write in writes if write.body is not None or write.keeps_body]
         with self._writing:
+            self._check_index()
             outcomes = self._delete(deletes)
             done = self._pool.map(self._change, others)
             outcomes |= zip((write.key for write in others), done, strict=True)
             changes = [(key, item) for key, (result, item) in outcomes.items() if not result.error]
-            root = self._index.apply(changes)
+            root = self._apply(changes)
         return BatchResult(number, tuple(outcomes[write.key][0] for write in writes), root)
 
     def patch(
@@ -114,6 +117,7 @@ class Applier:
         self._check(order, hasher)
         can = self._store.capabilities.replaces_conditionally
         with self._writing:
+            self._check_index()
             condition = self._condition(order.key, self._base(order), can=can)
             written = self._store.writer.put(order.key, body, order.properties, condition)
             return written, self._note(written, order, hasher)
@@ -124,7 +128,20 @@ class Applier:
         return base
 
     def _note(self, written: ObjectFacts, order: PatchOrder, hasher: ContentHasher) -> SetRoot:
-        return self._index.apply([(order.key, self._stamped(written, order.properties, hasher))])
+        return self._apply([(order.key, self._stamped(written, order.properties, hasher))])
+
+    def _apply(self, changes: Sequence[tuple[str, StampedItem | None]]) -> SetRoot:
+        try:
+            return self._index.apply(changes)
+        except BaseException:
+            self._index_failed = True
+            raise
+
+    def _check_index(self) -> None:
+        if self._index_failed:
+            raise DatabaseError(
+                "the verifier could not write its index", hint="Restart the verifier."
+            )
 
     def _change(self, write: Write) -> _Outcome:
         try:
@@ -219,6 +236,7 @@ class Applier:
             self._check(order, hasher)
             can = self._store.capabilities.completes_conditionally
             with self._writing:
+                self._check_index()
                 condition = self._condition(key, self._base(order), can=can)
                 written = writer.complete(key, upload, parts, order.properties, condition)
                 return written, self._note(written, order, hasher)

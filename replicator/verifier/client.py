@@ -32,7 +32,7 @@ from replicator.verifier.values import (
     PatchOrder,
     Write,
 )
-from runtime.errors import RemoteProtocolError
+from runtime.errors import OperationInterruptedError, RemoteProtocolError
 from runtime.rpc import Tls, named_errors, open_channel
 
 # One message of a comparison reads at most the IDs of some ranges.
@@ -92,9 +92,13 @@ class VerifierClient:
         read_since_s: int = 0,
         prefix: str = "",
         progress: Callable[[int, int], None] = lambda _objects, _bytes_read: None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> IndexState:
         """Have the verifier bring its index up to date; `progress` gets the objects
         seen and the bytes read so far.
+
+        Raises:
+            OperationInterruptedError: `stopped`, which is asked every few seconds.
         """
         request = pb.RefreshRequest(
             profile_digest=profile.digest, read_since_ms=1000 * read_since_s, prefix=prefix
@@ -102,8 +106,12 @@ class VerifierClient:
         last = None
         self._count(calls=1, sent=request)
         with self._named_errors():
-            for last in self._stub.Refresh(request, timeout=_LONG_S):
+            call = self._stub.Refresh(request, timeout=_LONG_S)
+            for last in call:
                 self._count(received=last)
+                if stopped():
+                    call.cancel()
+                    raise OperationInterruptedError("the refresh was stopped")
                 progress(last.objects, last.bytes_read)
         if last is None or not last.HasField("index"):
             raise RemoteProtocolError("the verifier did not say how its refresh ended")
@@ -124,19 +132,25 @@ class VerifierClient:
         return found
 
     def write(self, profile: Profile, batches: Iterable[Sequence[Write]]) -> Iterator[BatchResult]:
-        """Send batches of writes as they come; yields one result for each, in order."""
-        sizes = list[int]()
+        """Send batches of writes as they come; yields one result for each, in order. An
+        error of `batches` is raised once those before it are answered.
+        """
+        sizes, failed = list[int](), list[Exception]()
 
         def requests() -> Iterator[pb.WriteBatch]:
-            for number, writes in enumerate(batches):
-                sizes.append(len(writes))
-                request = pb.WriteBatch(
-                    profile_digest=profile.digest,
-                    batch=number,
-                    writes=[write_to(write) for write in writes],
-                )
-                self._count(sent=request)
-                yield request
+            # A thread of gRPC runs this, and would only log an error.
+            try:
+                for number, writes in enumerate(batches):
+                    sizes.append(len(writes))
+                    request = pb.WriteBatch(
+                        profile_digest=profile.digest,
+                        batch=number,
+                        writes=[write_to(write) for write in writes],
+                    )
+                    self._count(sent=request)
+                    yield request
+            except Exception as error:  # noqa: BLE001 - any error is raised again below
+                failed.append(error)
 
         number = 0
         self._count(calls=1)
@@ -148,6 +162,8 @@ class VerifierClient:
                 if number > len(sizes):
                     raise RemoteProtocolError("the verifier answered a batch that was not sent")
                 yield batch_result_from(answer, number=number - 1, writes=sizes[number - 1])
+        if failed:
+            raise failed[0]
         if number != len(sizes):
             raise RemoteProtocolError("the verifier did not answer every batch")
 

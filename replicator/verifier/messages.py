@@ -8,6 +8,7 @@ from proof.root import SetRoot
 from protos import verifier_pb2 as pb
 from replicator.stores.port import ObjectFacts, ObjectProperties
 from replicator.verifier.values import (
+    BATCH_BYTES_MAX,
     BLAKE3_BYTES,
     BODY_BYTES_MAX,
     PATCH_BYTES_MAX,
@@ -53,6 +54,8 @@ def writes_from(message: pb.WriteBatch) -> list[Write]:
     """
     if len(message.writes) > WRITES_MAX:
         raise UsageError(f"{len(message.writes)} writes in a batch; the limit is {WRITES_MAX}")
+    if sum(len(write.body) for write in message.writes) > BATCH_BYTES_MAX:
+        raise UsageError(f"a batch has over {BATCH_BYTES_MAX} bytes of objects")
     writes = [_write_from(write) for write in message.writes]
     if len({write.key for write in writes}) != len(writes):
         raise UsageError("a batch writes one key twice")

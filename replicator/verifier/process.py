@@ -13,10 +13,10 @@ from proof.item import SECRET_BYTES, HashAlgorithm, Profile
 from proof.stored_index import StoredIndex
 from replicator.events import VERIFIER_EVENTS
 from replicator.metrics import THREAD_FAILURES, VERIFIER_METRICS
-from replicator.refresh import RefreshProgress, groups_of
+from replicator.refresh import IndexedBucket, RefreshProgress, groups_of
 from replicator.stores.opening import open_store
 from replicator.verifier.config import VerifierConfig
-from replicator.verifier.server import Bucket, VerifierService
+from replicator.verifier.server import VerifierService
 from runtime.call_limits import CallLimits
 from runtime.config import split_address
 from runtime.disk import Disk, disk_error
@@ -66,7 +66,7 @@ class VerifierProcess:
             profile = _profile(folder, disk, config, groups_of(store.capabilities))
             index = StoredIndex(folder / "index", profile, disk=disk)
             opened.callback(index.close)
-            self._bucket = Bucket(store, index, profile, clock)
+            self._bucket = IndexedBucket(store, index, profile, clock)
             self._service = VerifierService(self._bucket, takes_writes=config.writes)
             opened.callback(self._service.close)
             if config.metrics:

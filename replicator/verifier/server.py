@@ -10,19 +10,15 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from proof.answers import TargetAnswers
-from proof.item import Profile
-from proof.stored_index import StoredIndex
 from proof.wire import decode_question, encode_answer
 from protos import verifier_pb2 as pb
-from replicator.refresh import Refresher, RefreshProgress
-from replicator.stores.port import Store
+from replicator.refresh import IndexedBucket, RefreshProgress
 from replicator.verifier.applier import Applier
 from replicator.verifier.messages import (
     batch_result_to,
@@ -45,12 +41,11 @@ from replicator.verifier.values import (
     WritesRefusedError,
 )
 from runtime.errors import BusyError, OperationInterruptedError, UsageError
-from runtime.rate_limit import Clock, RateLimiter
 from runtime.rpc import Handler
 
 SERVICE = "treefold.verifier.v1.Verifier"
 # While a refresh or a patch goes on, an answer goes out this often.
-_BEAT_S = 10.0
+_BEAT_S = 5.0
 # Between two looks at whether one who waits should stop.
 _STOP_CHECK_S = 0.2
 # Refreshes and patches at a time, each with its own thread; all patches are in memory.
@@ -61,37 +56,10 @@ _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """One bucket with all that a verifier has of it. `writing` is held by one writer of
-    the index at a time.
-    """
-
-    store: Store
-    index: StoredIndex
-    profile: Profile
-    clock: Clock
-    writing: threading.Lock = field(default_factory=threading.Lock)
-
-    def refresher(
-        self, stopped: Callable[[], bool], limiter: RateLimiter | None = None
-    ) -> Refresher:
-        """What brings this bucket's index up to date until `stopped`."""
-        return Refresher(
-            self.store,
-            self.index,
-            self.profile,
-            clock=self.clock,
-            limiter=limiter or RateLimiter(0, self.clock, lambda _s: stopped()),
-            stopped=stopped,
-            writing=self.writing,
-        )
-
-
 class VerifierService:
     """The Verifier service of one bucket: it converts messages into calls."""
 
-    def __init__(self, bucket: Bucket, *, takes_writes: bool) -> None:
+    def __init__(self, bucket: IndexedBucket, *, takes_writes: bool) -> None:
         self._bucket = bucket
         self._applier = (
             Applier(bucket.store, bucket.index, bucket.profile, writing=bucket.writing)

@@ -10,15 +10,19 @@ from proof.index import WHOLE
 from proof.item import Profile
 from proof.root import SetRoot
 from proof.stored_index import StoredIndex
-from replicator.refresh import RefreshProgress
+from replicator.ledger import PairLedger
+from replicator.proven_sync import ProvenSync
+from replicator.proving import PairProver
+from replicator.refresh import IndexedBucket, RefreshProgress
 from replicator.stores.opening import open_store
 from replicator.stores.port import ObjectProperties, Store
+from replicator.sync import SyncOptions, SyncReport
 from replicator.verifier.client import VerifierClient
 from replicator.verifier.config import ScrubSettings, VerifierConfig
 from replicator.verifier.process import VerifierProcess
-from replicator.verifier.server import Bucket
 from runtime.disk import Disk
 from runtime.rate_limit import SystemClock
+from tests.support.bucket_sync import Remarks
 from tests.support.stores import ANYTHING
 
 NO_SCRUB = ScrubSettings(enabled=False)
@@ -55,7 +59,7 @@ class VerifiedPair:
 
     source: Store
     target: Store
-    bucket: Bucket
+    bucket: IndexedBucket
     client: VerifierClient
     folder: Path
 
@@ -67,6 +71,36 @@ class VerifiedPair:
     def refresh_source(self) -> RefreshProgress:
         """Bring the source's index up to date."""
         return self.bucket.refresher(lambda: False).refresh()
+
+    def sync(self, *, delete: bool = False, prefix: str = "") -> SyncReport:
+        """A run of the sync, near the source."""
+        with self.opened_sync(SyncOptions(prefix=prefix, delete=delete)) as run:
+            return run.execute(run.plan())
+
+    @contextmanager
+    def opened_sync(self, options: SyncOptions) -> Iterator[ProvenSync]:
+        """A sync that has not begun."""
+        with (
+            PairLedger(
+                self.folder / "ledger", source=self.source.address, target=self.target.address
+            ) as ledger,
+            ProvenSync(
+                self.bucket,
+                self.target,
+                ledger,
+                self.client,
+                options,
+                progress=Remarks(),
+                clock=SystemClock(),
+                sleep=lambda _s: None,
+                is_cancelled=lambda: False,
+            ) as run,
+        ):
+            yield run
+
+    def prover(self, prefix: str = "") -> PairProver:
+        """What compares this pair."""
+        return PairProver(self.bucket, self.client, prefix=prefix, stopped=lambda: False)
 
 
 @contextmanager
@@ -83,7 +117,7 @@ def verified_pair(folder: Path, target: str = "", *, writes: bool = True) -> Ite
         profile = client.describe().profile
         index = StoredIndex(folder / "index", profile, disk=Disk())
         stack.callback(index.close)
-        bucket = Bucket(source, index, profile, SystemClock())
+        bucket = IndexedBucket(source, index, profile, SystemClock())
         yield VerifiedPair(source, store, bucket, client, folder)
 
 
