@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from admin.bucket_index import index
 from admin.bucket_output import (
     LEVELS,
     plan_text,
@@ -30,6 +31,7 @@ from admin.bucket_pair import (
     prefix_option,
     state_option,
 )
+from admin.bucket_receipts import receipts
 from replicator.copier import CopierLimits
 from replicator.crossing import lacking
 from replicator.pair import check_pair
@@ -63,6 +65,10 @@ def bucket() -> None:
       treefold bucket sync s3://photos local:/backup/photos --delete
       treefold bucket verify s3://photos local:/backup/photos --level read
     """
+
+
+bucket.add_command(index)
+bucket.add_command(receipts)
 
 
 @bucket.command()
