@@ -60,8 +60,8 @@ def index(
     stop = stop_on_signals()
     clock = SystemClock()
     with (
-        locked_state(state) as folder,
         open_store(address, may_write=False) as store,
+        locked_state(state) as folder,
         open_index(folder, store, clock, bucket=address, algorithm=None) as bucket,
         progress_sink(style or ProgressStyle()) as progress,
     ):

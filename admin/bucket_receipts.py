@@ -136,10 +136,12 @@ def _print_report(report: ChainReport, *, has_head: bool, as_json: bool) -> None
         print_json({**document, "head": report.head.hash.hex(), "broken": fault})
         return
     if broken is not None:
-        print_line(f"record {broken.number} [{broken.fault}]: {broken.detail}", style="red")
-        print_line(f"the {report.head.records} before it hold")
+        print_line(f"broken [{broken.fault}]: {broken.detail}", style="red")
+        print_line(f"receipts that hold before it: {report.head.records}")
         return
-    print_line(f"{report.head.records} receipts hold, head {report.head.hash.hex()}", style="green")
+    print_line(
+        f"all receipts hold: {report.head.records}, head {report.head.hash.hex()}", style="green"
+    )
     if not has_head:
         print_line("Whether receipts are missing at the end shows with --head only.")
 
@@ -187,6 +189,11 @@ def _key(text: str, disk: Disk) -> bytes:
     """A public key, from its digits or a file with it or with its private part."""
     if (found := _digits(text)) is not None:
         return found
+    if disk.length(Path(text)) is None:
+        raise UsageError(
+            f"--key: {text} is no key and no file",
+            hint="Give 64 hexadecimal digits, or the path of a PEM file.",
+        )
     data = disk.read(Path(text))
     if b"PRIVATE KEY" in data:
         return public_key_bytes(load_signing_key(Path(text), disk))

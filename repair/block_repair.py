@@ -25,6 +25,7 @@ from repair.requests import (
     LocalChecked,
     PutBlock,
     Request,
+    RequestFailed,
     WindowsArrived,
     WindowsWritten,
     WriteWindows,
@@ -91,11 +92,13 @@ class ChunkRepairer:
     is_new: bool
     sources: list[PeerId]
     partial_sources: frozenset[PeerId]
+    asked: set[PeerId] = field(default_factory=set)
     wanted: set[int] | None = None
     held: list[tuple[ProvenWindows, PeerId]] = field(default_factory=list)
     fetching: bool = False
     writing: bool = False
-    unreachable: bool = False
+    # A source did not answer, or refused: its bytes may be good.
+    is_unread: bool = False
     done: bool = False
     failed: bool = False
 
@@ -251,7 +254,7 @@ class BlockRepairer:
             assert chunk.wanted.issuperset(run.windows)
             chunk.wanted.difference_update(run.windows)
             chunk.held.append((run, event.peer))
-        chunk.unreachable = chunk.unreachable or event.retryable
+        chunk.is_unread = chunk.is_unread or bool(event.code and not event.lacks_bytes)
         if event.retryable:
             self._sources.record_failure(event.peer, event.code)
             # The connection broke while the peer sent good windows, so it may send the
@@ -260,16 +263,16 @@ class BlockRepairer:
         elif chunk.wanted and event.peer not in chunk.partial_sources:
             self._sources.record_false_claim(event.peer, event.code or "windows_unproven")
 
-    def fetch_failed(self, peer: PeerId, offset: int, code: str, *, retryable: bool) -> None:
+    def fetch_failed(self, peer: PeerId, offset: int, event: RequestFailed) -> None:
         """Handle a fetch that returned no windows."""
         chunk = self._by_offset[offset]
         chunk.fetching = False
-        chunk.unreachable = chunk.unreachable or retryable
-        if retryable:
-            self._sources.record_failure(peer, code)
+        chunk.is_unread = chunk.is_unread or not event.lacks_bytes
+        if event.retryable:
+            self._sources.record_failure(peer, event.code)
         # A partial source did not claim that its copy is healthy.
         elif peer not in chunk.partial_sources:
-            self._sources.record_false_claim(peer, code)
+            self._sources.record_false_claim(peer, event.code)
 
     def windows_written(self, event: WindowsWritten) -> None:
         """Handle durable windows."""
@@ -341,8 +344,9 @@ class BlockRepairer:
                 EvidenceKind.UNVERIFIABLE,
                 "the peers' records have no checksums",
             )
+        # Nothing was read, and nothing says which bytes would be good.
         return (
-            Verdict.UNRECOVERABLE,
+            Verdict.UNKNOWN,
             EvidenceKind.RECORD_UNPROVEN,
             "no peer's record is confirmed by its tree",
         )
@@ -453,7 +457,7 @@ class BlockRepairer:
         assert chunk.wanted is not None
         usable = [peer for peer in chunk.sources if self._sources.is_usable(peer)]
         if len(usable) < len(chunk.sources):
-            chunk.unreachable = True
+            chunk.is_unread = True
         if not usable:
             chunk.sources = []
             return
@@ -474,6 +478,7 @@ class BlockRepairer:
             ),
         )
         chunk.sources.remove(peer)
+        chunk.asked.add(peer)
         chunk.fetching = True
         self.out.append(
             FetchWindows(peer, self.block_id, chunk.record, tuple(sorted(chunk.wanted)))
@@ -483,13 +488,13 @@ class BlockRepairer:
         """Give the chunk up for this round, with the evidence."""
         assert chunk.wanted is not None
         if not chunk.wanted:
-            verdict = (
-                self.failures[min(self.failures)][0] if self.failures else Verdict.UNRECOVERABLE
-            )
+            # The chunk itself has a source. If no chunk before it failed, no record
+            # that could prove bytes lists what is missing there.
+            verdict = self.failures[min(self.failures)][0] if self.failures else Verdict.UNKNOWN
             detail = "the data before it is missing and has no source"
             self._add_failure(chunk.offset, verdict, EvidenceKind.HOLE, detail)
-        elif chunk.unreachable:
-            detail = f"{_window_text(chunk.wanted)}: a source did not answer"
+        elif chunk.is_unread or self._has_unread_peer(chunk):
+            detail = f"{_window_text(chunk.wanted)}: a source was not read"
             self._add_failure(
                 chunk.offset, Verdict.UNKNOWN, EvidenceKind.SOURCE_UNREACHABLE, detail
             )
@@ -503,6 +508,16 @@ class BlockRepairer:
             )
         chunk.failed = True
         chunk.held.clear()
+
+    def _has_unread_peer(self, chunk: ChunkRepairer) -> bool:
+        """Whether a peer was neither asked for the chunk nor has a corrupt one in its
+        tree. Files without a record are not read where a tree claims a healthy copy,
+        and the claim may have been false.
+        """
+        return any(
+            peer not in chunk.asked and chunk.offset not in self._entries.get(peer, {})
+            for peer in self._sources.bytes_fetched
+        )
 
     def _has_differing_record(self, chunk: ChunkRepairer) -> bool:
         """Whether a peer's record of this chunk differs; one that contradicts the

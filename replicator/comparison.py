@@ -42,6 +42,19 @@ class DecidedKey:
     state: KeyState
     decision: Decision
 
+    @property
+    def source_was_seen(self) -> bool:
+        """Whether an earlier look has found the source in this very state."""
+        row, source = self.state.row, self.state.source
+        is_known = row is not None and source is not None and row.source.agrees(source)
+        return is_known and row is not None and row.properties == self.decision.properties
+
+    @property
+    def target_was_seen(self) -> bool:
+        """Whether an earlier look has found the target in this very state."""
+        row, target = self.state.row, self.state.target
+        return row is not None and target is not None and row.target.agrees(target)
+
 
 _Decided: TypeAlias = "DecidedKey | Future[DecidedKey]"
 
@@ -75,6 +88,12 @@ class KeyComparison:
         self._is_cancelled = is_cancelled
         between = Crossing.between(source.capabilities, target.capabilities)
         self._crossing = crossing or between
+        self._gone = 0
+
+    @property
+    def gone(self) -> int:
+        """How many keys of the ledger the last comparison has found at neither side."""
+        return self._gone
 
     def decisions(self, prefix: str) -> Iterator[DecidedKey]:
         """Every key that exists at a side, ascending, with what must happen. Afterwards
@@ -92,6 +111,7 @@ class KeyComparison:
         damaged = self._ledger.damaged()
         waiting = deque[_Decided]()
         learned, gone = list[LedgerRow](), list[str]()
+        self._gone = 0
         for one in joined:
             if one.source is None and one.target is None:
                 gone.append(one.key)
@@ -105,6 +125,7 @@ class KeyComparison:
             yield self._settled(waiting.popleft(), learned)
         self._ledger.save_rows(learned)
         self._ledger.forget(gone)
+        self._gone = len(gone)
 
     def _listing(self, store: Store, prefix: str) -> Iterator[ObjectFacts]:
         return list_resumed(store.lister, prefix, sleep=self._sleep, backoff=self._backoff)
@@ -152,17 +173,22 @@ class KeyComparison:
                     return replace(state, source_content=content)
                 case Need.SOURCE_PROPERTIES if source is not None:
                     digest = self._retried(lambda: self._digest(self._source, source))
-                    if source.version or self._is_unchanged(source):
+                    if self._is_unchanged(self._source, source):
                         return replace(state, source_properties=digest)
                 case Need.TARGET_PROPERTIES if target is not None:
                     digest = self._retried(lambda: self._digest(self._target, target))
-                    return replace(state, target_properties=digest)
+                    if self._is_unchanged(self._target, target):
+                        return replace(state, target_properties=digest)
                 case _:
                     pass
         except (ObjectMissingError, PreconditionFailedError):
-            if need is Need.TARGET_PROPERTIES:
-                now = self._retried(lambda: self._target.reader.facts(state.key))
-                return KeyState(state.key, source, now, state.row)
+            # It is another object by now, or none.
+            pass
+        if need is Need.TARGET_PROPERTIES:
+            now = self._retried(lambda: self._target.reader.facts(state.key))
+            if target is not None and now is not None and same_stamp(target, now):
+                now = target
+            return KeyState(state.key, source, now, state.row)
         now = self._retried(lambda: self._source.reader.facts(state.key))
         if source is not None and now is not None and same_stamp(source, now):
             # It says that it is the same, and could not be read as such: once more.
@@ -172,12 +198,14 @@ class KeyComparison:
             state.key, now, target, state.row, source_is_fresh=True, target_is_damaged=damaged
         )
 
-    def _is_unchanged(self, source: ObjectFacts) -> bool:
-        """Whether the source is still the listed object: without a version, properties
-        that were read may be those of a newer one, whose bytes nobody compared.
+    def _is_unchanged(self, store: Store, listed: ObjectFacts) -> bool:
+        """Whether an object is still the listed one: without a version, properties that
+        were read may be those of a newer one, whose bytes nobody compared.
         """
-        now = self._retried(lambda: self._source.reader.facts(source.key))
-        return now is not None and same_stamp(now, source)
+        if listed.version:
+            return True
+        now = self._retried(lambda: store.reader.facts(listed.key))
+        return now is not None and same_stamp(now, listed)
 
     def _hashes(self, facts: ObjectFacts) -> tuple[ContentHash, ...]:
         hasher = ContentHasher()

@@ -2,8 +2,9 @@
 
 The plan is made whole before anything is changed, in the ledger, so that its length is
 known and a listing that fails changes nothing. The result is never concluded from what
-was done: it is what a second comparison found, whose listings began after the last
-write.
+was done: it is what another comparison found, which began after the last write. "Equal"
+is said only of one moment at which both sides held all that was compared
+(replicator.cut). While they move they are compared again, a few times.
 """
 
 import threading
@@ -11,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Self, TypeVar
 
 from merkle.errors import ReconcileError
 from proof.receipts import Receipt
 from proof.root import SetRoot
-from replicator.comparison import EqualityTally, KeyComparison
+from replicator.comparison import DecidedKey, EqualityTally, KeyComparison
 from replicator.copier import Copier, CopierLimits, NewExecutor
 from replicator.copy import copy_object
 from replicator.copy_requests import (
@@ -26,13 +28,20 @@ from replicator.copy_requests import (
     ObjectStamp,
     Steps,
 )
-from replicator.copy_task import CopyLimits, CopyTask
+from replicator.copy_task import CopyLimits, CopyTask, target_changed
 from replicator.crossing import Crossing, lacking
+from replicator.cut import CutCheck
 from replicator.difference import Action, DecisionRules
 from replicator.ledger import PairLedger, PlannedStep
 from replicator.pair import check_pair
 from replicator.patch import patch_object, put_properties
-from replicator.stores.port import ObjectFacts, Store, StoreError, UnsupportedObjectError
+from replicator.stores.port import (
+    DeleteFailure,
+    ObjectFacts,
+    Store,
+    StoreError,
+    UnsupportedObjectError,
+)
 from replicator.uploads import drop_upload
 from runtime.errors import OperationInterruptedError
 from runtime.progress import BYTES, ProgressSink
@@ -45,6 +54,8 @@ T = TypeVar("T")
 _DELETES_AT_ONCE = 1_000
 # Steps written to the plan in one transaction.
 _STEPS_AT_ONCE = 1_000
+# Comparisons after the last write: what still moves then is in flight.
+_COMPARISONS_MAX = 4
 # Failures that a report names; all are counted.
 _FAILURES_MAX = 10_000
 
@@ -95,7 +106,9 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class SyncReport:
     """The outcome. `differences` are keys that were unequal when they were compared
-    again; `root` is of the objects that were equal, as 32 hexadecimal digits.
+    again, and the keys `in_flight`: they were equal when they were looked at, but were
+    changed while others were. `root` is of the objects that were equal, as 32
+    hexadecimal digits. `failed` are the first of `failed_count` failures.
     """
 
     copied: int
@@ -108,6 +121,7 @@ class SyncReport:
     level: str
     root: str
     differences: int
+    in_flight: int = 0
 
     def document(self) -> dict[str, object]:
         """The report as the command prints it."""
@@ -117,6 +131,7 @@ class SyncReport:
             "metadataOnly": self.metadata_only,
             "bytes": self.bytes,
             "failed": [{"key": one.key, "reason": one.reason} for one in self.failed],
+            "failedCount": self.failed_count,
             "equal": self.equal,
             "level": self.level,
             "root": self.root,
@@ -151,7 +166,9 @@ class CopyTally:
         if len(self.failed) < _FAILURES_MAX:
             self.failed.append(Failure(key, _failure_reason(error).value, error.message))
 
-    def report(self, *, equal: bool, level: str, root: SetRoot, differences: int) -> SyncReport:
+    def report(
+        self, *, equal: bool, level: str, root: SetRoot, differences: int, in_flight: int = 0
+    ) -> SyncReport:
         """The report, with what the comparison after it found."""
         return SyncReport(
             copied=self.copied,
@@ -164,6 +181,7 @@ class CopyTally:
             level=level,
             root=f"{root.total:032x}",
             differences=differences,
+            in_flight=in_flight,
         )
 
 
@@ -231,6 +249,7 @@ class BucketSync:
             crossing=self._crossing,
         )
         self._tally = EqualityTally(ledger.secret)
+        self._in_flight = 0
 
     def __enter__(self) -> Self:
         return self
@@ -265,16 +284,13 @@ class BucketSync:
         """
         self._ledger.save_crossing(self._crossing)
         self._ledger.clear_plan()
-        tally = self._tally = EqualityTally(self._ledger.secret)
         counts = dict.fromkeys(Action, 0)
         length_bytes = 0
         batch = list[PlannedStep]()
         self._progress.begin("compare", None, "keys")
-        for decided in self._comparison.decisions(self._options.prefix):
-            tally.add(decided)
+        for decided in self._compared(rows_are_fresh=False):
             state, decision = decided.state, decided.decision
             counts[decision.action] += 1
-            self._progress.advance(1)
             if decision.action is Action.NOTHING:
                 continue
             step = PlannedStep(
@@ -319,25 +335,26 @@ class BucketSync:
             self._copy_all(outcome)
             self._delete_all(outcome)
             self._drop_uploads({one.key for one in outcome.failed})
-            if plan.changes:
-                self._compare_again(plan)
+            if plan.changes or self._in_flight:
+                self._compare_again(plan, outcome)
         except BaseException:
             # Threads that wait for memory or parts end, too.
             self._stop.set()
             raise
         tally = self._tally
         return outcome.report(
-            equal=self._lists_all and not tally.differences,
+            equal=self._lists_all and not tally.differences and not self._in_flight,
             level=tally.level_text,
             root=tally.root,
-            differences=tally.differences,
+            differences=tally.differences + self._in_flight,
+            in_flight=self._in_flight,
         )
 
     def receipt(self) -> Receipt | None:
         """What the last comparison found of both sides, to be signed; None where a side
-        does not list all keys, so that nobody knows what it holds.
+        does not list all keys or changed meanwhile, so that nobody knows what it holds.
         """
-        if not self._lists_all:
+        if not self._lists_all or self._in_flight:
             return None
         return self._tally.sets.receipt(
             source=self._source.address,
@@ -347,12 +364,37 @@ class BucketSync:
             time_ms=self._clock.now_ms(),
         )
 
-    def _compare_again(self, plan: SyncPlan) -> None:
-        self._tally = EqualityTally(self._ledger.secret)
-        self._progress.begin("verify", plan.equal + plan.changes + plan.extras, "keys")
-        for decided in self._comparison.decisions(self._options.prefix):
-            self._tally.add(decided)
+    def _compare_again(self, plan: SyncPlan, outcome: CopyTally) -> None:
+        """Compare until nothing moved meanwhile, or no further look can help."""
+        # Of a key that failed the ledger may know what an earlier run has seen.
+        rows_are_fresh = not outcome.failed_count
+        for _ in range(_COMPARISONS_MAX):
+            self._progress.begin("verify", plan.equal + plan.changes + plan.extras, "keys")
+            for _ in self._compared(rows_are_fresh=rows_are_fresh):
+                pass
+            if not self._in_flight:
+                return
+            rows_are_fresh = True
+
+    def _compared(self, *, rows_are_fresh: bool) -> Iterator[DecidedKey]:
+        """Compare all keys; the tally and the keys in flight are those of this look."""
+        prefix = self._options.prefix
+        tally = self._tally = EqualityTally(self._ledger.secret)
+        cut = CutCheck(
+            self._source,
+            self._target,
+            prefix,
+            rows_are_fresh=rows_are_fresh,
+            retried=self._retried,
+        )
+        for decided in self._comparison.decisions(prefix):
+            tally.add(decided)
+            cut.add(decided)
             self._progress.advance(1)
+            yield decided
+        # Differences are reported as such; what moved besides makes no difference then.
+        gone = self._comparison.gone
+        self._in_flight = 0 if tally.differences else cut.in_flight(gone)
 
     def _copy_all(self, outcome: CopyTally) -> None:
         running = dict[Future[CopyResult | None], PlannedStep]()
@@ -411,28 +453,41 @@ class BucketSync:
         return copy_object(task) if windows is None else patch_object(task)
 
     def _delete_all(self, outcome: CopyTally) -> None:
-        batch = list[str]()
+        batch = list[PlannedStep]()
         for step in self._ledger.plan():
             if Action(step.action) is not Action.DELETE:
                 continue
-            batch.append(step.key)
+            batch.append(step)
             if len(batch) >= _DELETES_AT_ONCE:
                 self._delete(batch, outcome)
                 batch.clear()
         if batch:
             self._delete(batch, outcome)
 
-    def _delete(self, keys: Sequence[str], outcome: CopyTally) -> None:
-        """Delete keys that the source does not have at this moment. Whatever the target
-        has there by now is extra all the same, so that nobody looks at it again.
+    def _delete(self, steps: Sequence[PlannedStep], outcome: CopyTally) -> None:
+        """Delete objects that the source does not have at this moment, and that are
+        still the listed ones: no store deletes many under a condition.
         """
         self._check_stop()
-        fresh = dict(zip(keys, self._workers.map(self._is_gone, keys), strict=True))
-        gone = [key for key, is_gone in fresh.items() if is_gone]
+        gone = dict[str, PlannedStep]()
+        looks = self._workers.map(self._is_deletable, steps)
+        for step, is_deletable in zip(steps, looks, strict=True):
+            if isinstance(is_deletable, StoreError):
+                outcome.fail(step.key, is_deletable)
+            elif is_deletable:
+                gone[step.key] = step
         if not gone:
             return
+        attempts = count()
+
+        def delete() -> list[DeleteFailure]:
+            # What a lost attempt has deleted may have been written anew by others.
+            is_first = not next(attempts)
+            left = [key for key, step in gone.items() if is_first or self._is_listed(step)]
+            return self._target.writer.delete(left)
+
         try:
-            failures = self._retried(lambda: self._target.writer.delete(gone))
+            failures = self._retried(delete)
         except StoreError as error:
             for key in gone:
                 outcome.fail(key, error)
@@ -444,8 +499,22 @@ class BucketSync:
         self._ledger.forget(deleted)
         outcome.deleted += len(deleted)
 
-    def _is_gone(self, key: str) -> bool:
-        return self._retried(lambda: self._source.reader.facts(key)) is None
+    def _is_deletable(self, step: PlannedStep) -> bool | StoreError:
+        """Whether a key is still gone from the source and unchanged at the target."""
+        assert step.target is not None
+        try:
+            if self._retried(lambda: self._source.reader.facts(step.key)) is not None:
+                return False
+            now = self._retried(lambda: self._target.reader.facts(step.key))
+        except StoreError as error:
+            return error
+        if now is not None and not step.target.agrees(now):
+            return target_changed(step.key)
+        return now is not None
+
+    def _is_listed(self, step: PlannedStep) -> bool:
+        now = self._target.reader.facts(step.key)
+        return now is not None and step.target is not None and step.target.agrees(now)
 
     def _drop_uploads(self, failed: set[str]) -> None:
         """Abort uploads of earlier runs whose keys need no copy any more. Those of keys
