@@ -33,6 +33,7 @@ from admin.bucket_pair import (
 )
 from admin.bucket_proven import open_proven_pair, print_proof, verifier_option
 from admin.bucket_receipts import receipts
+from admin.demo.bucket_demo import demo
 from proof.item import EvidenceLevel
 from replicator.copier import CopierLimits
 from replicator.crossing import lacking
@@ -77,6 +78,7 @@ def bucket() -> None:
 
 bucket.add_command(index)
 bucket.add_command(receipts)
+bucket.add_command(demo)
 
 
 @bucket.command()
