@@ -173,12 +173,10 @@ class KeyComparison:
                     return replace(state, source_content=content)
                 case Need.SOURCE_PROPERTIES if source is not None:
                     digest = self._retried(lambda: self._digest(self._source, source))
-                    if self._is_unchanged(self._source, source):
-                        return replace(state, source_properties=digest)
+                    return replace(state, source_properties=digest)
                 case Need.TARGET_PROPERTIES if target is not None:
                     digest = self._retried(lambda: self._digest(self._target, target))
-                    if self._is_unchanged(self._target, target):
-                        return replace(state, target_properties=digest)
+                    return replace(state, target_properties=digest)
                 case _:
                     pass
         except (ObjectMissingError, PreconditionFailedError):
@@ -198,15 +196,6 @@ class KeyComparison:
             state.key, now, target, state.row, source_is_fresh=True, target_is_damaged=damaged
         )
 
-    def _is_unchanged(self, store: Store, listed: ObjectFacts) -> bool:
-        """Whether an object is still the listed one: without a version, properties that
-        were read may be those of a newer one, whose bytes nobody compared.
-        """
-        if listed.version:
-            return True
-        now = self._retried(lambda: store.reader.facts(listed.key))
-        return now is not None and same_stamp(now, listed)
-
     def _hashes(self, facts: ObjectFacts) -> tuple[ContentHash, ...]:
         hasher = ContentHasher()
         with self._source.reader.read(facts) as pieces:
@@ -215,7 +204,8 @@ class KeyComparison:
         return hasher.hashes()
 
     def _digest(self, store: Store, facts: ObjectFacts) -> bytes:
-        return self._crossing.digest(store.reader.properties(facts.key, version=facts.version))
+        """Of just this object: a newer one has bytes that nobody compared."""
+        return self._crossing.digest(store.reader.properties_of(facts))
 
     def _retried(self, call: Callable[[], T]) -> T:
         return call_with_retry(call, sleep=self._sleep, backoff=self._backoff)

@@ -147,7 +147,7 @@ class Copier:
                 return self._of_source(lambda: self._source.reader.facts(key))
             case ReadSourceProperties(facts):
                 reader = self._source.reader
-                return self._of_source(lambda: reader.properties(facts.key, version=facts.version))
+                return self._of_source(lambda: reader.properties_of(facts))
             case BeginUpload():
                 return self._begin(request)
             case _:

@@ -359,6 +359,32 @@ def test_properties_that_no_store_keeps_are_refused(store: Store, given: ObjectP
     assert same_stamp(current(store, "key"), facts)
 
 
+def test_new_tags_answer_the_stamp_that_the_object_has_then(store: Store) -> None:
+    if not store.capabilities.keeps_tags:
+        return
+    store.writer.put("key", b"body", ObjectProperties(tags=(("a", "b"),)), ANYTHING)
+    (listed,) = store.lister.list_objects("")
+    given = ObjectProperties(tags=(("c", "d"),))
+    facts = store.writer.put_properties(listed, given, tags_only=True)
+    (now,) = store.lister.list_objects("")
+    assert same_stamp(now, facts)
+    assert user_given(store.reader.properties_of(now), given) == given
+
+
+def test_properties_are_those_of_just_this_object(store: Store) -> None:
+    given = ObjectProperties(metadata=(("a", "b"),))
+    first = store.writer.put("key", b"one", given, ANYTHING)
+    assert store.reader.properties_of(first).metadata == given.metadata
+    put(store, "key", b"two")
+    if store.capabilities.keeps_versions:
+        assert store.reader.properties_of(first).metadata == given.metadata
+    else:
+        with pytest.raises(PreconditionFailedError):
+            store.reader.properties_of(first)
+    with pytest.raises((PreconditionFailedError, ObjectMissingError)):
+        store.reader.properties_of(replace(first, key="other"))
+
+
 def test_a_write_if_absent_happens_once(store: Store) -> None:
     if not store.capabilities.creates_conditionally:
         return

@@ -29,6 +29,7 @@ from replicator.stores.port import (
     UploadedPart,
     UploadId,
     WriteCondition,
+    same_stamp,
 )
 
 MEMORY = Capabilities(
@@ -189,6 +190,16 @@ class MemoryStore:
             if key not in self.objects:
                 raise ObjectMissingError(f"no {key}")
             return self.objects[key].properties
+
+    def properties_of(self, facts: ObjectFacts) -> ObjectProperties:
+        """See ObjectReader; as S3 does it, other requests may come between the two."""
+        properties = self.properties(facts.key)
+        now = self.facts(facts.key)
+        if now is None:
+            raise ObjectMissingError(f"no {facts.key}")
+        if not same_stamp(now, facts):
+            raise PreconditionFailedError(f"{facts.key} changed")
+        return properties
 
     @contextmanager
     def read(
