@@ -53,6 +53,9 @@ COMMANDS: Mapping[str, _LazyCommand] = {
     "agent": _LazyCommand(
         "dnagent.cli:agent", "Run the agent of a datanode: scan, serve, report, repair."
     ),
+    "bucket": _LazyCommand(
+        "admin.bucket:bucket", "Copy a bucket between two stores, and show that it is equal."
+    ),
     "container": _LazyCommand(
         "admin.containers:container", "Show containers, their replicas and how they differ."
     ),
@@ -74,6 +77,9 @@ COMMANDS: Mapping[str, _LazyCommand] = {
         "admin.sweep:sweep", "Check every replica of a cluster in bulk, for example each night."
     ),
     "tree": _LazyCommand("admin.tree:tree", "Build, show, compare and check trees offline."),
+    "verifier": _LazyCommand(
+        "replicator.cli:verifier", "Run the verifier of a bucket: prove what it holds."
+    ),
 }
 
 

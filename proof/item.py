@@ -80,12 +80,13 @@ class Item:
 class Profile:
     """What counts as equal, and the secret that keys the IDs.
 
-    `algorithm` is None where only keys and sizes are compared.
+    `algorithm` is None where only keys and sizes are compared. `properties` names the
+    groups of properties that items cover, sorted.
     """
 
     secret: bytes
     algorithm: HashAlgorithm | None = None
-    compares_properties: bool = True
+    properties: tuple[str, ...] = ("headers", "metadata", "tags")
 
     def __post_init__(self) -> None:
         assert len(self.secret) == SECRET_BYTES
@@ -94,7 +95,7 @@ class Profile:
     def digest(self) -> bytes:
         """16 bytes that differ between profiles that would give different IDs."""
         name = self.algorithm.value if self.algorithm else ""
-        text = f"treefold-profile-1 {name} {int(self.compares_properties)}"
+        text = f"treefold-profile-1 {name} {','.join(self.properties)}"
         return hashlib.blake2b(text.encode(), key=self.secret, digest_size=ID_BYTES).digest()
 
 

@@ -37,7 +37,8 @@ class ItemDifferenceKind(Enum):
 @dataclass(frozen=True, slots=True)
 class ItemDifference:
     """One item that differs. `ours` is None if extra, `theirs` is known if extra; an
-    item that has changed since the cut may have neither.
+    item that has changed since the cut may have neither. `theirs_id` is None if
+    missing.
     """
 
     kind: ItemDifferenceKind
@@ -45,6 +46,7 @@ class ItemDifference:
     version: str
     ours: IndexedItem | None = None
     theirs: ItemFacts | None = None
+    theirs_id: ItemId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +83,15 @@ class Naming:
         known = key_hashes(ids_from_bytes(b"".join(self._rows)))
         changed = np.intersect1d(_single(ours), _single(theirs))
         changed = np.setdiff1d(changed, np.setdiff1d(known, _single(known)))
+        theirs_changed = _each(found.theirs[np.isin(theirs, changed)])
+        self._changed = {item_id[:KEY_HASH_BYTES]: item_id for item_id in theirs_changed}
         is_changed, is_missing = np.isin(ours, changed), ~np.isin(ours, theirs)
         for kind, wanted in (
             (ItemDifferenceKind.CHANGED, is_changed),
             (ItemDifferenceKind.MISSING, is_missing),
         ):
             for item_id in _each(found.ours[wanted]):
-                self._add_ours(kind, item_id)
+                self._add_ours(kind, item_id, self._changed.get(item_id[:KEY_HASH_BYTES]))
         self._twins = _each(found.ours[~is_changed & ~is_missing])
         unnamed = found.theirs[~np.isin(theirs, changed)]
         self._unnamed = set(_each(unnamed))
@@ -116,17 +120,27 @@ class Naming:
         for item_id in self._twins:
             row = self._rows.get(item_id)
             other = self._named.pop((row.item.key, row.item.version), None) if row else None
-            kind = ItemDifferenceKind.CHANGED if other else ItemDifferenceKind.MISSING
-            self._add_ours(kind, item_id)
+            if other is None:
+                self._add_ours(ItemDifferenceKind.MISSING, item_id)
+            else:
+                self._add_ours(ItemDifferenceKind.CHANGED, item_id, self._hasher.id(other.item))
         for (key, version), facts in self._named.items():
-            self._add(ItemDifference(ItemDifferenceKind.EXTRA, key, version, theirs=facts))
+            theirs_id = self._hasher.id(facts.item)
+            self._add(
+                ItemDifference(
+                    ItemDifferenceKind.EXTRA, key, version, theirs=facts, theirs_id=theirs_id
+                )
+            )
         in_flight = self._in_flight + len(self._unnamed)
         return NamingResult(_ordered(self._differences), in_flight, _ordered(self._unknown))
 
-    def _add_ours(self, kind: ItemDifferenceKind, item_id: ItemId) -> None:
+    def _add_ours(
+        self, kind: ItemDifferenceKind, item_id: ItemId, theirs_id: ItemId | None = None
+    ) -> None:
         row = self._rows.get(item_id)
         if row is not None:
-            self._add(ItemDifference(kind, row.item.key, row.item.version, row))
+            item = row.item
+            self._add(ItemDifference(kind, item.key, item.version, row, theirs_id=theirs_id))
             return
         undone = self._undone_by_id.get(item_id)
         if undone is None:
@@ -135,7 +149,7 @@ class Naming:
                 hint="check the index against its bucket, or rebuild it",
                 id=item_id.hex(),
             )
-        self._add(ItemDifference(kind, undone.key, undone.version))
+        self._add(ItemDifference(kind, undone.key, undone.version, theirs_id=theirs_id))
 
     def _add(self, difference: ItemDifference) -> None:
         undone = self._undone.get((difference.key, difference.version))

@@ -39,6 +39,7 @@ from runtime.s3_answers import (
     error_of,
     raise_for,
 )
+from runtime.traffic import TrafficCounter
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, SupportsRead
@@ -117,6 +118,7 @@ class S3Client:
         self._timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=progress_timeout_s)
         self._lock = threading.Lock()
         self._pools: dict[str, urllib3.HTTPConnectionPool] = {}
+        self.traffic = TrafficCounter()
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -154,6 +156,7 @@ class S3Client:
             response = self._send(request)
             with closing(response):
                 answer = _read_whole(response, request)
+            self.traffic.add(len(answer.body))
             if request.method != "GET" or not request.key or answer.status >= 300:
                 raise_for(answer, request.name)
             return answer
@@ -186,7 +189,12 @@ class S3Client:
 
         response = self._retry(attempt, True)
         with closing(response):
-            yield S3Stream(response.status, _lower(response), _pieces(response, request))
+            yield S3Stream(response.status, _lower(response), self._counted(response, request))
+
+    def _counted(self, response: urllib3.BaseHTTPResponse, request: "_Request") -> Iterator[bytes]:
+        for piece in _pieces(response, request):
+            self.traffic.add(len(piece))
+            yield piece
 
     def _retry(self, attempt: Callable[[], T], idempotent: bool) -> T:
         """Call until it succeeds or may not be repeated."""
@@ -215,8 +223,10 @@ class S3Client:
             is_virtual=self._is_virtual,
         )
         headers = self._sign(request, host, target)
+        sent = len(request.method) + len(target) + _lengths(headers)
+        self.traffic.add(sent + memoryview(request.body).nbytes, requests=1)
         try:
-            return self._pool(host).urlopen(
+            response = self._pool(host).urlopen(
                 request.method,
                 target,
                 body=_in_pieces(request.body),
@@ -227,6 +237,8 @@ class S3Client:
                 preload_content=False,
                 decode_content=False,
             )
+            self.traffic.add(_lengths(response.headers))
+            return response
         except (ConnectTimeoutError, NewConnectionError) as error:
             raise S3UnavailableError(
                 f"{self.endpoint_url} was not reached: {error}",
@@ -311,6 +323,11 @@ def open_client(
         backoff=backoff,
         sleep=sleep,
     )
+
+
+def _lengths(headers: Mapping[str, str]) -> int:
+    """Bytes of headers on the wire, with their separators and line ends."""
+    return sum(len(name) + len(value) + 4 for name, value in headers.items())
 
 
 def place_request(

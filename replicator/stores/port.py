@@ -4,7 +4,7 @@ Each port is narrow, and an adapter says in its capabilities what its store lack
 ETag is opaque here: whatever proves content stands in `ObjectFacts.hashes`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NewType, Protocol
@@ -12,6 +12,7 @@ from typing import NewType, Protocol
 from merkle.checksum import Buffer
 from merkle.errors import ReconcileError
 from proof.item import ContentHash
+from runtime.traffic import Traffic
 
 UploadId = NewType("UploadId", str)
 
@@ -399,7 +400,8 @@ class ChangeFeed(Protocol):
 @dataclass(frozen=True, slots=True)
 class Store:
     """One store by its ports. `feed` is None where the store has none, `scratch` where
-    it cannot make a part of a new object from a range of an old one.
+    it cannot make a part of a new object from a range of an old one. `traffic` is what
+    has crossed the connection to it so far; None where there is no connection.
     """
 
     address: str
@@ -411,6 +413,7 @@ class Store:
     upload_reader: UploadReader
     feed: ChangeFeed | None = None
     scratch: ScratchSpace | None = None
+    traffic: Callable[[], Traffic] | None = None
 
 
 def same_stamp(ours: ObjectFacts, theirs: ObjectFacts) -> bool:

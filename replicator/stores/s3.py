@@ -48,4 +48,5 @@ def open_s3(address: str, *, may_write: bool, client: S3Client | None = None) ->
         upload_writer=uploads,
         upload_reader=S3UploadReader(bucket),
         scratch=S3Scratch(bucket) if can_stitch else None,
+        traffic=bucket.client.traffic.read,
     )

@@ -187,7 +187,8 @@ class S3Reader:
         return ObjectProperties(
             metadata=metadata_of(headers),
             tags=tags,
-            headers=content_headers_of(headers),
+            # Ozone's gateway adds headers of its own to each answer.
+            headers=content_headers_of(headers) if self._bucket.behaviour.keeps_headers else (),
             acl=acl,
         )
 
@@ -423,7 +424,7 @@ def put_tags(bucket: S3Bucket, key: str, version: str, tags: Sequence[tuple[str,
     """Replace the tags of an object.
 
     An empty set is put, not deleted: Ceph 16 answers a deletion in a versioned bucket
-    and removes nothing.
+    and removes nothing. Ozone takes no empty set.
 
     Raises:
         StoreError: the store refused.
@@ -432,6 +433,9 @@ def put_tags(bucket: S3Bucket, key: str, version: str, tags: Sequence[tuple[str,
     digest = base64.b64encode(md5_of(body)).decode()
     query = (("tagging", ""), *((("versionId", version),) if version else ()))
     with translated(f"cannot set the tags of {key!r}"):
+        if not tags and bucket.behaviour.is_ozone:
+            bucket.request("DELETE", key, query=query)
+            return
         bucket.request("PUT", key, query=query, headers={"content-md5": digest}, body=body)
 
 

@@ -90,7 +90,8 @@ def probe(bucket: S3Bucket, *, may_write: bool) -> S3Behaviour:
         sizes = [(entry.size_bytes, entry.key, entry.etag) for entry in listed]
         small = [one for one in sizes if 0 < one[0] <= _PROOF_BYTES_MAX and is_md5(one[2])]
         return _read_only(bucket, found, [name for _, name, _ in small[:_PROOFS]])
-    return _Probe(bucket, found).run()
+    # In the bucket itself: one without versions beside it obeys other conditions.
+    return _Probe(replace(bucket, scratch_bucket=bucket.bucket), found).run()
 
 
 class _Probe:

@@ -22,26 +22,27 @@ KINDS = (MEMORY, UNPROVEN, UNGUARDED, replace(MEMORY, creates_conditionally=Fals
 KEYS = tuple(f"k{number}" for number in range(7))
 # Few sizes, so that other contents of equal size are common.
 SIZES = (0, 5, 5, LIMITS.part_bytes + 1, 3 * LIMITS.part_bytes)
-State = tuple[bytes, bytes] | None
+State = tuple[bytes | int, bytes]
 
 
 @dataclass
 class Watch(Remarks):
-    """Notes which states each key of the source had since the last comparison began."""
+    """Notes at which levels both sides were equal, as whole sets and at one moment,
+    since the last comparison began: no run writes after that.
+    """
 
-    now: Callable[[], dict[str, State]] = dict
-    seen: dict[str, set[State]] = field(default_factory=dict)
+    now: Callable[[], set[str]] = set
+    were_equal: set[str] = field(default_factory=set)
 
     def begin(self, what: str, total: int | None, unit: str) -> None:
         """A comparison that begins forgets what was before."""
         super().begin(what, total, unit)
         if what in ("compare", "verify"):
-            self.seen = {key: {state} for key, state in self.now().items()}
+            self.were_equal = self.now()
 
-    def note_states(self) -> None:
-        """The source may have changed."""
-        for key, state in self.now().items():
-            self.seen.setdefault(key, set()).add(state)
+    def look(self) -> None:
+        """One of the sides has changed."""
+        self.were_equal |= self.now()
 
 
 class Storm:
@@ -51,12 +52,19 @@ class Storm:
         self.rng = random.Random(seed)
         self._clock_ms = 1_700_000_000_000
         capabilities = self.rng.choice(KINDS)
-        self.source = MemoryStore("memory:a", MEMORY, now_ms=self._now_ms)
+        self._feeds = self.rng.random() < 0.5, self.rng.random() < 0.5
+        self.source = MemoryStore("memory:a", MEMORY, now_ms=self._now_ms, has_feed=self._feeds[0])
         self.target = MemoryStore(
-            "memory:b", capabilities, now_ms=self._now_ms, says_little=self.rng.random() < 0.5
+            "memory:b",
+            capabilities,
+            now_ms=self._now_ms,
+            says_little=self.rng.random() < 0.5,
+            has_feed=self._feeds[1],
         )
         self._crossing = Crossing.between(MEMORY, capabilities)
-        self.watch = Watch(now=lambda: self.states(self.source))
+        self.watch = Watch(now=self._levels)
+        self._flipped = set[tuple[str, str]]()
+        self._owners = 0
         self.runner = SyncRunner(
             self.source.store(),
             self.target.store(),
@@ -68,15 +76,30 @@ class Storm:
         self.kills = self.rng.random() < 0.7
         self.changes = self.rng.choice([0.0, 0.02, 0.2])
 
-    def states(self, store: MemoryStore) -> dict[str, State]:
-        """Body and properties of each key, as far as they cross."""
-        found = dict[str, State](dict.fromkeys(KEYS))
-        for key, one in store.objects.items():
-            found[key] = one.body, self._crossing.digest(one.properties)
-        return found
+    def _states(self, store: MemoryStore, *, is_listed: bool) -> dict[str, State]:
+        """What there is of each key, as far as it crosses; of bodies only the length
+        where the level is "listed".
+        """
+        return {
+            key: (
+                len(one.body) if is_listed else one.body,
+                self._crossing.digest(one.properties),
+            )
+            for key, one in store.objects.items()
+        }
+
+    def _levels(self) -> set[str]:
+        """The levels at which both sides are equal now."""
+        return {
+            name
+            for name, is_listed in (("listed", True), ("deeper", False))
+            if self._states(self.source, is_listed=is_listed)
+            == self._states(self.target, is_listed=is_listed)
+        }
 
     def blow(self) -> None:
         """Let everything go on at each operation from now on."""
+        self._flipped.clear()
         faults = StoreFaults(lambda *_: self._strike(0.02), lambda *_: self._strike(0.02))
         self.source.faults = self.target.faults = faults
 
@@ -85,11 +108,20 @@ class Storm:
         self.source.faults = self.target.faults = StoreFaults()
 
     def change(self) -> None:
-        """One of the writers changes one key of the source."""
+        """One of the writers changes one key of the source, or somebody else one of the
+        target.
+        """
         key = self.rng.choice(KEYS)
+        if self.rng.random() < 0.1:
+            self._change_target(key)
+        else:
+            self._change_source(key)
+        self.watch.look()
+
+    def _change_source(self, key: str) -> None:
         found = self.source.objects.get(key)
         match self.rng.randrange(4):
-            case 0:
+            case 0 if found and self._may_flip("source", key):
                 self.source.remove(key)
             case 1 if found and found.body:
                 at = self.rng.randrange(len(found.body))
@@ -97,27 +129,40 @@ class Storm:
                 body = found.body[:at] + flipped + found.body[at + 1 :]
                 self.source.write(key, body, found.properties)
             case 2 if found:
-                self.source.objects[key] = replace(found, properties=self._properties())
-            case _:
+                self.source.touch(key, self._properties())
+            case _ if found or self._may_flip("source", key):
                 body = self.rng.randbytes(self.rng.choice(SIZES))
                 self.source.write(key, body, self._properties())
-        self.watch.note_states()
+
+    def _change_target(self, key: str) -> None:
+        found = self.target.objects.get(key)
+        if found and self.rng.random() < 0.5 and self._may_flip("target", key):
+            self.target.remove(key)
+        elif found or self._may_flip("target", key):
+            self.target.write(key, self.rng.randbytes(5), self._properties())
+
+    def _may_flip(self, side: str, key: str) -> bool:
+        """Whether a key may appear or vanish now. In a store without a feed it does so
+        once: what is there for a moment between two listings, nobody can see.
+        """
+        if self._feeds[side == "target"]:
+            return True
+        is_first = (side, key) not in self._flipped
+        self._flipped.add((side, key))
+        return is_first
 
     def check(self, report: SyncReport) -> None:
-        """What was said to be equal was equal at some moment of the comparison."""
-        if not report.equal:
-            return
-        for key, state in self.states(self.target).items():
-            possible = self.watch.seen[key]
-            if report.level == "listed":
-                lengths = {one and len(one[0]) for one in possible}
-                assert (state and len(state[0])) in lengths, key
-            else:
-                assert state in possible, key
+        """What was said to be equal was equal at one moment since the last write."""
+        if report.equal:
+            assert ("listed" if report.level == "listed" else "deeper") in self.watch.were_equal
 
     def _properties(self) -> ObjectProperties:
-        owner, team = self.rng.choice("ab"), self.rng.choice("xy")
-        return ObjectProperties(metadata=(("owner", owner),), tags=(("team", team),))
+        """New ones each time where no feed shows that they changed and came back."""
+        self._owners += 1
+        owner = self.rng.choice("ab") if all(self._feeds) else str(self._owners)
+        return ObjectProperties(
+            metadata=(("owner", owner),), tags=(("team", self.rng.choice("xy")),)
+        )
 
     def _strike(self, share: float) -> None:
         if self.rng.random() < self.changes:

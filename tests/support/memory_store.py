@@ -16,11 +16,13 @@ from proof.item import ContentHash, HashAlgorithm
 from replicator.hashing import ContentHasher
 from replicator.stores.port import (
     Capabilities,
+    Change,
     CopySource,
     DeleteFailure,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
+    PositionTrimmedError,
     PreconditionFailedError,
     Store,
     StoreError,
@@ -87,10 +89,11 @@ class MemoryUpload:
 
 
 class MemoryStore:
-    """All ports of one store but the feed. Thread-safe.
+    """All ports of one store. Thread-safe.
 
-    With `says_little`, answers to writes have no time, as those of S3 do. `payload` are
-    the object bytes that were written from outside, `calls` the operations by name.
+    With `says_little`, answers to writes have no time, as those of S3 do. With
+    `has_feed` its changes can be read. `payload` are the object bytes that were written
+    from outside, `calls` the operations by name.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class MemoryStore:
         *,
         now_ms: Callable[[], int] | None = None,
         says_little: bool = False,
+        has_feed: bool = False,
     ) -> None:
         self.address = address
         self.capabilities = capabilities
@@ -109,6 +113,8 @@ class MemoryStore:
         self.payload = 0
         self.calls: list[str] = []
         self._says_little = says_little
+        self._has_feed = has_feed
+        self._changes: list[Change] = []
         self._now_ms = now_ms or self._tick
         self._ticks = 1_700_000_000_000
         self._begun = 0
@@ -116,8 +122,17 @@ class MemoryStore:
 
     def store(self) -> Store:
         """The store by its ports."""
-        scratch = self if self.capabilities.part_bytes_min else None
-        return Store(self.address, self.capabilities, self, self, self, self, self, scratch=scratch)
+        return Store(
+            self.address,
+            self.capabilities,
+            self,
+            self,
+            self,
+            self,
+            self,
+            feed=self if self._has_feed else None,
+            scratch=self if self.capabilities.part_bytes_min else None,
+        )
 
     def write(
         self, key: str, body: bytes, properties: ObjectProperties | None = None
@@ -130,7 +145,13 @@ class MemoryStore:
     def remove(self, key: str) -> None:
         """Delete an object as somebody else does."""
         with self._lock:
-            self.objects.pop(key, None)
+            self._drop(key)
+
+    def touch(self, key: str, properties: ObjectProperties) -> None:
+        """Replace properties as somebody else does, so that no stamp shows it."""
+        with self._lock:
+            self.objects[key] = replace(self.objects[key], properties=properties)
+            self._note(key)
 
     def bodies(self) -> dict[str, bytes]:
         """The bytes of each key."""
@@ -212,6 +233,7 @@ class MemoryStore:
             if tags_only:
                 kept = replace(found.properties, tags=properties.tags)
                 self.objects[facts.key] = replace(found, properties=kept)
+                self._note(facts.key)
                 return self._answer(found.facts)
             return self._answer(self._keep(facts.key, found.body, properties, facts.etag))
 
@@ -219,7 +241,7 @@ class MemoryStore:
         """See ObjectWriter."""
         with self._operation("delete", ""), self._lock:
             for key in keys:
-                self.objects.pop(key, None)
+                self._drop(key)
             return []
 
     def begin(self, key: str, properties: ObjectProperties) -> UploadId:
@@ -316,6 +338,19 @@ class MemoryStore:
             self.abort("", upload)
         return len(left)
 
+    def position(self) -> int:
+        """See ChangeFeed."""
+        with self._operation("position", ""), self._lock:
+            return len(self._changes)
+
+    def changes(self, after: int) -> Iterator[Change]:
+        """See ChangeFeed."""
+        if after < 0:
+            raise PositionTrimmedError("before the first change")
+        with self._operation("changes", ""), self._lock:
+            found = self._changes[after:]
+        yield from found
+
     @property
     def _part_bytes_min(self) -> int:
         return self.capabilities.part_bytes_min
@@ -351,7 +386,16 @@ class MemoryStore:
             acl=properties.acl if self.capabilities.keeps_acls else (),
         )
         self.objects[key] = MemoryObject(facts, body, kept)
+        self._note(key)
         return facts
+
+    def _drop(self, key: str) -> None:
+        if self.objects.pop(key, None) is not None:
+            self._note(key)
+
+    def _note(self, key: str) -> None:
+        is_delete = key not in self.objects
+        self._changes.append(Change(len(self._changes) + 1, key, "", is_delete))
 
     def _answer(self, facts: ObjectFacts) -> ObjectFacts:
         return replace(facts, modified_ms=0) if self._says_little else facts

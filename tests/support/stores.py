@@ -131,6 +131,7 @@ PEERS: dict[str, tuple[pytest.MarkDecorator, Opener]] = {
         pytest.mark.peers,
         partial(s3_store, "rgw_endpoint", keeps_versions=True, lacks=_RGW),
     ),
+    "ozone": (pytest.mark.ozone, partial(s3_store, "ozone_gateway")),
 }
 
 

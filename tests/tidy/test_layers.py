@@ -30,7 +30,7 @@ ONLY_IMPORTER = {
     "fastcrc": {"merkle/checksum.py", "merkle/kernels.py"},
     "crcmod": {"merkle/checksum.py", "merkle/kernels.py"},
     "xxhash": {"merkle/checksum.py"},
-    "blake3": {"replicator/hashing.py", "replicator/windows.py"},
+    "blake3": {"proof/lthash.py", "replicator/hashing.py", "replicator/windows.py"},
     "hashlib": {
         "merkle/checksum.py",
         "ozone/descriptor.py",
@@ -47,6 +47,9 @@ KNOWS_MESSAGES = {
     "dnagent/server.py",
     "ozone/datanode.py",
     "repair/peers.py",
+    "replicator/verifier/client.py",
+    "replicator/verifier/messages.py",
+    "replicator/verifier/server.py",
     "runtime/rpc.py",
     "scm/client.py",
     "scm/messages.py",

@@ -331,7 +331,7 @@ def test_a_listing_that_fails_deletes_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError):
         runner(pair, tmp_path, delete=True)()
     assert len(target.objects) == 9
-    assert set(target.calls) <= {"list", "properties"}
+    assert set(target.calls) <= {"list", "properties", "facts"}
 
 
 def test_a_listing_goes_on_behind_the_last_key(tmp_path: Path) -> None:

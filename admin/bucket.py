@@ -1,0 +1,262 @@
+"""`treefold bucket`: copy a bucket between two stores, and show that the copy is equal.
+
+Results go to stdout, plans and progress to stderr. The package `replicator` does the
+work; this module parses options.
+"""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from admin.bucket_output import (
+    LEVELS,
+    plan_text,
+    print_capabilities,
+    print_key,
+    print_plan,
+    print_report,
+    print_verification,
+    verification_notes,
+)
+from admin.bucket_pair import (
+    append_receipt,
+    json_option,
+    open_pair,
+    open_target,
+    prefix_option,
+    state_option,
+)
+from replicator.copier import CopierLimits
+from replicator.crossing import lacking
+from replicator.pair import check_pair
+from replicator.stores.opening import open_store
+from replicator.sync import BucketSync, SyncOptions
+from replicator.verify import BucketVerification, VerificationTally
+from runtime.config import parse_rate
+from runtime.exit_codes import ExitCode
+from runtime.output import print_json
+from runtime.progress import ProgressStyle, progress_sink
+from runtime.rate_limit import SystemClock
+from runtime.retry import Backoff
+
+# Objects read at a time by `verify --level read`.
+_READERS = 8
+
+
+@click.group()
+def bucket() -> None:
+    """Copy a bucket between two stores, and prove that the copy is equal.
+
+    A store is local:PATH, a bucket in a folder of this machine, or
+    s3://BUCKET/PREFIX?endpoint_url=URL. Credentials of S3 come from the environment
+    (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), from ~/.aws, or from a profile there
+    (?profile=NAME).
+
+    \b
+    Examples:
+      treefold bucket precheck s3://photos s3://copy?endpoint_url=https://s3.far.example
+      treefold bucket sync s3://photos local:/backup/photos --dry-run
+      treefold bucket sync s3://photos local:/backup/photos --delete
+      treefold bucket verify s3://photos local:/backup/photos --level read
+    """
+
+
+@bucket.command()
+@click.argument("source", metavar="SOURCE")
+@click.argument("target", metavar="TARGET")
+@click.option("--delete", is_flag=True, help="Delete objects that exist at the target only.")
+@prefix_option
+@click.option("--dry-run", is_flag=True, help="Print the plan and change nothing.")
+@state_option
+@click.option(
+    "--rate",
+    metavar="RATE",
+    help='The most bytes of objects per second, such as "20MiB/s". Default: no limit.',
+)
+@click.option(
+    "--transfers",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    help="Objects copied at a time.",
+)
+@json_option
+@click.pass_obj
+def sync(
+    style: ProgressStyle | None,
+    source: str,
+    target: str,
+    delete: bool,
+    prefix: str,
+    dry_run: bool,
+    state: Path | None,
+    rate: str | None,
+    transfers: int,
+    as_json: bool,
+) -> None:
+    """Make TARGET hold the current objects of SOURCE, and compare them afterwards.
+
+    Metadata, tags, content headers and ACLs cross where both stores keep them; what
+    does not cross is printed before the first byte. A change of metadata alone moves no
+    data, and of a changed large object only the changed windows are sent where the
+    target can copy ranges. A run that was killed is continued by the same command. What
+    was found at the end is appended to receipts.jsonl in the state folder, signed.
+
+    \b
+    Exit status:
+      0  the sides are equal at the level printed
+      1  failed, 2 usage, 6 source and target overlap
+      3  not equal; without --delete, objects at the target only are differences
+      5  some objects could not be copied, or equality cannot be shown
+      7  a store does not answer, 8 another process uses the state folder
+      130  interrupted; the same command continues
+    """
+    options = SyncOptions(
+        prefix=prefix,
+        delete=delete,
+        bytes_per_second=_rate(rate),
+        copier_limits=CopierLimits(objects=transfers, parts=transfers),
+    )
+    with (
+        open_pair(source, target, state, may_write=True, is_trial=dry_run) as pair,
+        progress_sink(style or ProgressStyle()) as progress,
+        BucketSync(
+            pair.source,
+            pair.target,
+            pair.ledger,
+            options,
+            progress=progress,
+            clock=SystemClock(),
+            sleep=time.sleep,
+            is_cancelled=lambda: False,
+        ) as run,
+    ):
+        for limitation in run.limitations:
+            progress.note(limitation)
+        plan = run.plan()
+        if dry_run:
+            print_plan(run, plan, as_json=as_json)
+            return
+        progress.note(plan_text(plan))
+        report = run.execute(plan)
+        append_receipt(pair, run.receipt(), progress)
+    if as_json:
+        print_json(report.document())
+    else:
+        print_report(report, extras=plan.extras, lists_all=run.lists_all)
+    if report.failed_count or not (report.equal or report.differences):
+        raise click.exceptions.Exit(ExitCode.PARTLY)
+    if not report.equal:
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
+
+
+@bucket.command()
+@click.argument("source", metavar="SOURCE")
+@click.argument("target", metavar="TARGET")
+@click.option(
+    "--level",
+    "level_name",
+    type=click.Choice(list(LEVELS)),
+    default="recorded",
+    show_default=True,
+    help=(
+        "listed: keys and sizes. recorded: also the hashes that the stores or the last sync"
+        " recorded, and properties. read: every object is read at both sides."
+    ),
+)
+@prefix_option
+@state_option
+@json_option
+@click.pass_obj
+def verify(
+    style: ProgressStyle | None,
+    source: str,
+    target: str,
+    level_name: str,
+    prefix: str,
+    state: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare TARGET with SOURCE, and print each key that differs. Changes no bucket.
+
+    A key is missing (at the target), extra (there only), changed, or damaged: its bytes
+    are not those that its own store, or the last sync, recorded. Damage is found by
+    `--level read` only. What the chosen level does not show is printed at the end. The
+    outcome is appended to receipts.jsonl in the state folder, signed.
+
+    \b
+    Exit status:
+      0  equal, each object at its level
+      1  failed, 2 usage, 6 source and target overlap
+      3  not equal
+      5  unknown: keys changed meanwhile, or a side does not list all keys
+      7  a store does not answer, 8 another process uses the state folder
+    """
+    stop = threading.Event()
+    level = LEVELS[level_name]
+    with ExitStack() as opened:
+        pair = opened.enter_context(open_pair(source, target, state, may_write=False))
+        progress = opened.enter_context(progress_sink(style or ProgressStyle()))
+        readers = opened.enter_context(ThreadPoolExecutor(_READERS, "verify"))
+        # Reads that were begun end early if this is interrupted.
+        opened.callback(stop.set)
+        run = BucketVerification(
+            pair.source,
+            pair.target,
+            pair.ledger,
+            level=level,
+            readers=readers,
+            clock=SystemClock(),
+            sleep=time.sleep,
+            backoff=Backoff(),
+            is_cancelled=stop.is_set,
+        )
+        # Without a prefix about as many keys as the last run has seen.
+        estimate = 0 if prefix else pair.ledger.row_count()
+        progress.begin("verify", estimate or None, "keys")
+        tally, shown = VerificationTally(pair.ledger.secret), 0
+        for key in run.keys(prefix):
+            tally.add(key)
+            progress.advance(1)
+            if key.kind is not None or key.is_unsettled:
+                shown += 1
+                print_key(key, shown, as_json=as_json)
+        append_receipt(pair, run.receipt(tally, prefix), progress)
+        notes = verification_notes(tally, level, run.groups, lists_all=run.lists_all)
+        print_verification(tally, pair.target, notes, lists_all=run.lists_all, as_json=as_json)
+    if tally.differences:
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
+    if tally.unsettled or not run.lists_all:
+        raise click.exceptions.Exit(ExitCode.PARTLY)
+
+
+@bucket.command()
+@click.argument("source", metavar="SOURCE")
+@click.argument("target", metavar="TARGET")
+@json_option
+def precheck(source: str, target: str, as_json: bool) -> None:
+    """Print what two stores can do, and what would not cross between them.
+
+    An S3 target is probed with scratch objects, which are removed again. A local target
+    that does not exist is not created.
+    """
+    check_pair(source, target)
+    with (
+        open_store(source, may_write=False) as ours,
+        open_target(target, may_write=True, is_trial=True) as theirs,
+    ):
+        limitations = lacking(ours.capabilities, theirs.capabilities)
+        print_capabilities(ours.capabilities, theirs.capabilities, limitations, as_json=as_json)
+
+
+def _rate(text: str | None) -> int:
+    if text is None:
+        return 0
+    try:
+        return parse_rate(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--rate") from error

@@ -1,0 +1,85 @@
+"""The command `treefold verifier run`: the process beside a bucket."""
+
+from pathlib import Path
+
+import click
+
+from replicator.verifier.config import VerifierConfig
+from replicator.verifier.process import VerifierProcess
+from runtime.config import load
+from runtime.log import LogFormat, LogLevel, configure, get_logger
+from runtime.process import (
+    announce,
+    config_option,
+    print_settings,
+    process_options,
+    stop_on_signals,
+)
+
+
+@click.group()
+def verifier() -> None:
+    """The verifier stands beside a bucket: it proves what the bucket holds, and writes
+    for the syncers of another region.
+    """
+
+
+@verifier.command("run")
+@config_option
+@click.option(
+    "--bucket",
+    metavar="ADDRESS",
+    help="The bucket: local:PATH or s3://BUCKET/PREFIX?endpoint_url=URL.",
+)
+@click.option(
+    "--state-folder",
+    type=click.Path(path_type=Path),
+    help="The folder for index and secret; not shared with other verifiers.",
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="The address to listen on; port 0 takes a free port.",
+)
+@click.option(
+    "--writes/--no-writes", default=None, help="Take writes of syncers; off unless it is set."
+)
+@process_options
+def run(
+    config_path: Path | None,
+    bucket: str | None,
+    state_folder: Path | None,
+    listen: str | None,
+    writes: bool | None,
+    port_file: Path | None,
+    check_config: bool,
+    log_format: str,
+    log_level: str,
+) -> None:
+    """Run a verifier until SIGTERM or SIGINT.
+
+    It lists the bucket every hour, and reads every object again within 30 days at a
+    limited rate, near the store. docs/formats.md lists every key of the file. One
+    verifier at a time may use a state folder: a second one ends with exit status 8.
+    """
+    configure(LogFormat(log_format), LogLevel(log_level))
+    overrides = {
+        "bucket": bucket,
+        "state_folder": state_folder,
+        "listen": listen,
+        "writes": writes,
+    }
+    config = load(config_path, VerifierConfig, overrides)
+    if check_config:
+        print_settings(config)
+        return
+    stop = stop_on_signals()
+    process = VerifierProcess(config)
+    try:
+        if port_file:
+            announce(port_file, process.address)
+        click.echo(f"verifier of {config.bucket} is ready on {process.address}", err=True)
+        stop.wait()
+        get_logger("verifier").info("process_stopping")
+    finally:
+        process.stop()

@@ -1,0 +1,33 @@
+"""Open the store at an address."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from replicator.stores.address import LocalAddress, S3Address, parse_address
+from replicator.stores.local import LocalBucket
+from replicator.stores.port import Store
+from replicator.stores.s3 import open_s3
+from replicator.stores.s3_bucket import S3Location
+from runtime.disk import Disk
+from runtime.s3 import open_client
+
+
+@contextmanager
+def open_store(address: str, *, may_write: bool, create: bool = False) -> Iterator[Store]:
+    """The store that an argument names, closed at the end of the context. With `create`
+    a local bucket is made if there is none; with `may_write` a remote store is probed
+    by scratch objects.
+
+    Raises:
+        UsageError: the address is invalid.
+        ConfigError: there are no credentials.
+        StoreError: there is no such bucket, or the store did not answer.
+        DiskError: a directory cannot be read or written.
+    """
+    match parse_address(address):
+        case LocalAddress(folder):
+            with LocalBucket(folder, Disk(), create=create) as bucket:
+                yield bucket.store()
+        case S3Address(text):
+            with closing(open_client(S3Location.parse(text).settings)) as client:
+                yield open_s3(text, may_write=may_write, client=client)

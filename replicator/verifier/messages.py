@@ -1,0 +1,336 @@
+"""The verifier's messages to and from values, checked on the way in."""
+
+from collections.abc import Iterable
+
+from proof.index import EvidenceCounts
+from proof.item import ID_BYTES, SECRET_BYTES, ContentHash, HashAlgorithm, ItemId, Profile
+from proof.root import SetRoot
+from protos import verifier_pb2 as pb
+from replicator.stores.port import ObjectFacts, ObjectProperties
+from replicator.verifier.values import (
+    BATCH_BYTES_MAX,
+    BLAKE3_BYTES,
+    BODY_BYTES_MAX,
+    PATCH_BYTES_MAX,
+    WRITES_MAX,
+    BatchResult,
+    Description,
+    IndexState,
+    Patch,
+    PatchOrder,
+    Write,
+    WriteResult,
+)
+from runtime.errors import RemoteProtocolError, UsageError
+
+# S3's limits for a key, for all metadata of an object, and for its tags.
+KEY_BYTES_MAX = 1_024
+# In one request for facts.
+KEYS_MAX = 1_000
+_PAIRS_MAX = 1_000
+_PROPERTIES_BYTES_MAX = 64 << 10
+_COUNT_MAX = 1 << 48
+_TEXT_MAX = 1_000
+
+
+def write_to(write: Write) -> pb.Write:
+    """The message of a write."""
+    message = pb.Write(key=write.key, blake3=write.blake3, replaced_id=write.replaced_id or b"")
+    if write.body is not None:
+        message.body = write.body
+    elif write.keeps_body:
+        message.properties_only = True
+    else:
+        message.delete = True
+    _set_properties(message.properties, write.properties)
+    return message
+
+
+def writes_from(message: pb.WriteBatch) -> list[Write]:
+    """The writes of a batch.
+
+    Raises:
+        UsageError: the batch or one of its writes is invalid.
+    """
+    if len(message.writes) > WRITES_MAX:
+        raise UsageError(f"{len(message.writes)} writes in a batch; the limit is {WRITES_MAX}")
+    if sum(len(write.body) for write in message.writes) > BATCH_BYTES_MAX:
+        raise UsageError(f"a batch has over {BATCH_BYTES_MAX} bytes of objects")
+    writes = [_write_from(write) for write in message.writes]
+    if len({write.key for write in writes}) != len(writes):
+        raise UsageError("a batch writes one key twice")
+    return writes
+
+
+def _write_from(message: pb.Write) -> Write:
+    key, replaced = _key_from(message.key), _id_from(message.replaced_id)
+    match message.WhichOneof("change"):
+        case "delete" if message.delete:
+            if replaced is None:
+                raise UsageError("a delete must name the item that it deletes")
+            return Write(key, None, ObjectProperties(), b"", replaced)
+        case "properties_only" if message.properties_only:
+            if replaced is None:
+                raise UsageError("new properties must name the item that they are for")
+            properties = _properties_from(message.properties)
+            return Write(key, None, properties, b"", replaced, keeps_body=True)
+        case "body" if len(message.body) <= BODY_BYTES_MAX:
+            if len(message.blake3) != BLAKE3_BYTES:
+                raise UsageError("a write has no BLAKE3 of its body")
+            properties = _properties_from(message.properties)
+            return Write(key, message.body, properties, message.blake3, replaced)
+        case "body":
+            raise UsageError(f"an object in a batch has over {BODY_BYTES_MAX} bytes")
+        case _:
+            raise UsageError("a write has no body, and is no other change either")
+
+
+def patch_order_to(order: PatchOrder, profile_digest: bytes) -> pb.PatchHeader:
+    """The message of an order to patch."""
+    message = pb.PatchHeader(
+        profile_digest=profile_digest,
+        key=order.key,
+        base_id=order.base_id,
+        result_size_bytes=order.result_size_bytes,
+        result_blake3=order.result_blake3,
+    )
+    _set_properties(message.properties, order.properties)
+    return message
+
+
+def patch_order_from(message: pb.PatchHeader) -> PatchOrder:
+    """The order to patch in a message.
+
+    Raises:
+        UsageError: it is invalid.
+    """
+    base = _id_from(message.base_id)
+    if base is None:
+        raise UsageError("a patch must name the item that it changes")
+    if len(message.result_blake3) != BLAKE3_BYTES:
+        raise UsageError("a patch has no BLAKE3 of its result")
+    return PatchOrder(
+        key=_key_from(message.key),
+        base_id=base,
+        result_size_bytes=min(message.result_size_bytes, _COUNT_MAX),
+        result_blake3=message.result_blake3,
+        properties=_properties_from(message.properties),
+    )
+
+
+def patch_to(patch: Patch) -> pb.Patch:
+    """The message of a patch."""
+    return pb.Patch(offset=patch.offset, old_bytes=patch.old_bytes, data=patch.data)
+
+
+def patch_from(message: pb.Patch) -> Patch:
+    """The patch in a message.
+
+    Raises:
+        UsageError: it has too many bytes.
+    """
+    if len(message.data) > PATCH_BYTES_MAX:
+        raise UsageError(f"a patch has over {PATCH_BYTES_MAX} bytes")
+    return Patch(message.offset, message.old_bytes, message.data)
+
+
+def batch_result_to(result: BatchResult) -> pb.BatchResult:
+    """The message of a batch's result."""
+    return pb.BatchResult(
+        batch=result.number,
+        results=[
+            pb.WriteResult(
+                error=one.error,
+                reason=one.reason,
+                etag=one.etag,
+                modified_ms=one.modified_ms,
+                version=one.version,
+            )
+            for one in result.results
+        ],
+        items=result.root.count,
+        total=total_to(result.root),
+    )
+
+
+def batch_result_from(message: pb.BatchResult, *, number: int, writes: int) -> BatchResult:
+    """The result of batch `number`, which had `writes` writes.
+
+    Raises:
+        RemoteProtocolError: it is another's.
+    """
+    if message.batch != number or len(message.results) != writes:
+        raise RemoteProtocolError("the verifier's answer belongs to another batch")
+    results = tuple(
+        WriteResult(
+            one.error[:_TEXT_MAX],
+            one.reason[:_TEXT_MAX],
+            one.etag[:_TEXT_MAX],
+            min(one.modified_ms, _COUNT_MAX),
+            one.version[:_TEXT_MAX],
+        )
+        for one in message.results
+    )
+    return BatchResult(number, results, root_from(message.items, message.total))
+
+
+def facts_to(facts: ObjectFacts) -> pb.Facts:
+    """The message of an object's facts."""
+    return pb.Facts(
+        key=facts.key,
+        size_bytes=facts.size_bytes,
+        etag=facts.etag,
+        modified_ms=facts.modified_ms,
+        version=facts.version,
+        is_delete_marker=facts.is_delete_marker,
+        hashes=[
+            pb.ContentHash(algorithm=known.algorithm.value, digest=known.digest)
+            for known in facts.hashes
+        ],
+    )
+
+
+def facts_from(message: pb.Facts) -> ObjectFacts:
+    """The facts in a message; hashes by algorithms unknown here are left out."""
+    known = {algorithm.value: algorithm for algorithm in HashAlgorithm}
+    return ObjectFacts(
+        key=message.key,
+        size_bytes=min(message.size_bytes, _COUNT_MAX),
+        etag=message.etag[:_TEXT_MAX],
+        modified_ms=min(message.modified_ms, _COUNT_MAX),
+        version=message.version[:_TEXT_MAX],
+        is_delete_marker=message.is_delete_marker,
+        hashes=tuple(
+            ContentHash(known[sent.algorithm], sent.digest)
+            for sent in message.hashes
+            if sent.algorithm in known
+        ),
+    )
+
+
+def keys_from(message: pb.GetFactsRequest) -> list[str]:
+    """The keys whose facts are wanted.
+
+    Raises:
+        UsageError: there are too many, or one is invalid.
+    """
+    if len(message.keys) > KEYS_MAX:
+        raise UsageError(f"{len(message.keys)} keys in a request; the limit is {KEYS_MAX}")
+    return [_key_from(key) for key in message.keys]
+
+
+def total_to(root: SetRoot) -> bytes:
+    """The sum of a root's IDs as 16 bytes."""
+    return root.total.to_bytes(ID_BYTES, "big")
+
+
+def root_from(items: int, total: bytes) -> SetRoot:
+    """The root with this many items.
+
+    Raises:
+        RemoteProtocolError: its sum has not 16 bytes.
+    """
+    if len(total) != ID_BYTES:
+        raise RemoteProtocolError("the verifier sent an invalid root")
+    return SetRoot(min(items, _COUNT_MAX), int.from_bytes(total, "big"))
+
+
+def description_to(description: Description) -> pb.DescribeResponse:
+    """The message of a verifier's description."""
+    profile = description.profile
+    return pb.DescribeResponse(
+        address=description.address,
+        writes=description.takes_writes,
+        index=index_state_to(description.index),
+        profile=pb.Profile(
+            secret=profile.secret,
+            algorithm=profile.algorithm.value if profile.algorithm else "",
+            properties=profile.properties,
+        ),
+    )
+
+
+def description_from(message: pb.DescribeResponse) -> Description:
+    """The description in a message.
+
+    Raises:
+        RemoteProtocolError: its profile is invalid, or from a newer version.
+    """
+    sent = message.profile
+    try:
+        algorithm = HashAlgorithm(sent.algorithm) if sent.algorithm else None
+    except ValueError as error:
+        raise RemoteProtocolError("the verifier uses an unknown hash algorithm") from error
+    properties = tuple(sent.properties)
+    if len(sent.secret) != SECRET_BYTES or list(properties) != sorted(set(properties)):
+        raise RemoteProtocolError("the verifier sent an invalid profile")
+    return Description(
+        message.address[:_TEXT_MAX],
+        message.writes,
+        Profile(sent.secret, algorithm, properties),
+        index_state_from(message.index),
+    )
+
+
+def index_state_to(state: IndexState) -> pb.IndexState:
+    """The message of an index's state."""
+    evidence = state.evidence
+    return pb.IndexState(
+        position=state.position,
+        listed=evidence.listed,
+        recorded=evidence.recorded,
+        read=evidence.read,
+        listed_at_ms=1000 * (state.listed_at_s or 0),
+        oldest_read_ms=1000 * (evidence.oldest_read_at_s or 0),
+    )
+
+
+def index_state_from(message: pb.IndexState) -> IndexState:
+    """The index's state in a message."""
+    evidence = EvidenceCounts(
+        listed=min(message.listed, _COUNT_MAX),
+        recorded=min(message.recorded, _COUNT_MAX),
+        read=min(message.read, _COUNT_MAX),
+        oldest_read_at_s=message.oldest_read_ms // 1000 or None,
+    )
+    return IndexState(message.position, evidence, message.listed_at_ms // 1000 or None)
+
+
+def _key_from(key: str) -> str:
+    if not 0 < len(key.encode()) <= KEY_BYTES_MAX:
+        raise UsageError(f"a key has 1 to {KEY_BYTES_MAX} bytes")
+    return key
+
+
+def _id_from(raw: bytes) -> ItemId | None:
+    if len(raw) not in (0, ID_BYTES):
+        raise UsageError(f"an ID has {ID_BYTES} bytes")
+    return ItemId(raw) if raw else None
+
+
+def _set_properties(message: pb.Properties, properties: ObjectProperties) -> None:
+    for field, pairs in (
+        (message.metadata, properties.metadata),
+        (message.tags, properties.tags),
+        (message.headers, properties.headers),
+        (message.acl, properties.acl),
+    ):
+        field.extend(pb.Pair(name=name, value=value) for name, value in pairs)
+
+
+def _properties_from(message: pb.Properties) -> ObjectProperties:
+    if message.ByteSize() > _PROPERTIES_BYTES_MAX:
+        raise UsageError("an object's properties are too large", limit=_PROPERTIES_BYTES_MAX)
+    return ObjectProperties(
+        _pairs_from(message.metadata),
+        _pairs_from(message.tags),
+        _pairs_from(message.headers),
+        _pairs_from(message.acl),
+    )
+
+
+def _pairs_from(pairs: Iterable[pb.Pair]) -> tuple[tuple[str, str], ...]:
+    found = tuple((pair.name, pair.value) for pair in pairs)
+    if len(found) > _PAIRS_MAX or list(found) != sorted(found):
+        raise UsageError("an object's properties are not sorted by name")
+    return found

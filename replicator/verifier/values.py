@@ -1,0 +1,111 @@
+"""What passes between a syncer and a verifier, as values."""
+
+from dataclasses import dataclass
+
+from merkle.errors import ReconcileError
+from proof.index import EvidenceCounts
+from proof.item import ItemId, Profile
+from proof.root import SetRoot
+from replicator.stores.port import ObjectProperties
+
+
+class WritesRefusedError(ReconcileError):
+    """The verifier was not told to take writes."""
+
+    code = "writes_refused"
+    exit_status = 6
+
+
+# An object beyond this is uploaded in parts, not in a batch.
+BODY_BYTES_MAX = 1 << 20
+# One batch stays below the limit of a message.
+BATCH_BYTES_MAX = 4 << 20
+WRITES_MAX = 1_000
+PATCH_BYTES_MAX = 1 << 20
+PATCHES_MAX = 100_000
+# All patches of one object are held in memory; a larger change is copied instead.
+PATCHED_BYTES_MAX = 64 << 20
+BLAKE3_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class IndexState:
+    """What a verifier's index knows of its bucket. `listed_at_s` is when its last
+    whole listing began, None before the first.
+    """
+
+    position: int
+    evidence: EvidenceCounts
+    listed_at_s: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a verifier says of itself."""
+
+    address: str
+    takes_writes: bool
+    profile: Profile
+    index: IndexState
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One change of a key: an object of at most BODY_BYTES_MAX, or None to delete, or
+    with `keeps_body` to replace the properties only.
+
+    `blake3` is of the body, empty without one. `replaced_id` is the ID of the item that
+    this change replaces, None where there must be none.
+    """
+
+    key: str
+    body: bytes | None
+    properties: ObjectProperties
+    blake3: bytes
+    replaced_id: ItemId | None
+    keeps_body: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.body is None or not self.keeps_body
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """What became of one write: an error's code and message, or the new stamp."""
+
+    error: str = ""
+    reason: str = ""
+    etag: str = ""
+    modified_ms: int = 0
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What became of a batch, and the root of the target after it."""
+
+    number: int
+    results: tuple[WriteResult, ...]
+    root: SetRoot
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """`old_bytes` of the base from `offset` on are replaced by `data`."""
+
+    offset: int
+    old_bytes: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PatchOrder:
+    """Replace ranges of one object: its key, the item that it must be, and what must
+    come out.
+    """
+
+    key: str
+    base_id: ItemId
+    result_size_bytes: int
+    result_blake3: bytes
+    properties: ObjectProperties
