@@ -105,6 +105,7 @@ class MemoryStore:
         now_ms: Callable[[], int] | None = None,
         says_little: bool = False,
         has_feed: bool = False,
+        page_keys: int = 3,
     ) -> None:
         self.address = address
         self.capabilities = capabilities
@@ -115,6 +116,7 @@ class MemoryStore:
         self.calls: list[str] = []
         self._says_little = says_little
         self._has_feed = has_feed
+        self._page_keys = page_keys
         self._changes: list[Change] = []
         self._now_ms = now_ms or self._tick
         self._ticks = 1_700_000_000_000
@@ -160,15 +162,15 @@ class MemoryStore:
             return {key: one.body for key, one in sorted(self.objects.items())}
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectFacts]:
-        """See ObjectLister; pages of three keys, so that writers come between."""
+        """See ObjectLister; pages of few keys, so that writers come between."""
         after = start_after
         while True:
             with self._operation("list", prefix), self._lock:
                 below = (key for key in self.objects if key.startswith(prefix))
                 keys = sorted(key for key in below if key > after and SCRATCH not in key)
-                page = [self.objects[key].facts for key in keys[:3]]
+                page = [self.objects[key].facts for key in keys[: self._page_keys]]
             yield from page
-            if len(page) < 3:
+            if len(page) < self._page_keys:
                 return
             after = page[-1].key
 
