@@ -334,6 +334,19 @@ def test_properties_are_kept_or_refused_and_never_changed(
     assert content(store, current(store, "key")) == b"body"
 
 
+def test_tags_alone_are_replaced_and_the_object_stays_as_it_is_described(store: Store) -> None:
+    if not store.capabilities.keeps_tags:
+        return
+    given = supported(store, ALL_KINDS)
+    store.writer.put("key", b"body", given, ANYTHING)
+    [before] = store.lister.list_objects("")
+    changed = replace(given, tags=(("other", "1"),))
+    facts = store.writer.put_properties(before, changed, tags_only=True)
+    assert same(store.lister.list_objects(""), [facts])
+    assert user_given(store.reader.properties("key"), changed) == changed
+    assert content(store, facts) == b"body"
+
+
 @pytest.mark.parametrize(
     "given",
     [

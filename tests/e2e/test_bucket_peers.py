@@ -2,10 +2,11 @@
 Run by `make test-peers`.
 """
 
+import os
 import random
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +27,15 @@ from tests.support.processes import ROOT
 from tests.support.rgw import RgwPair
 from tests.support.s3_servers import S3Bucket
 from tests.support.stores import ANYTHING, current
-from tests.support.wan import WanLink
+from tests.support.waiting import wait_until
+from tests.support.wan import Crossing, WanLink
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(900)]
 
 MIB = 1 << 20
 # A request of a stitched patch costs about 1 kB, and there are 12 of them.
 STITCHED_BYTES_MAX = 32_000
+NONE = Crossing(0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -111,9 +114,10 @@ def test_a_change_crosses_as_that_change_alone(real_pair: RealPair) -> None:
         source.writer.put(key, b"x" * 4096, ObjectProperties(), ANYTHING)
     assert commands.sync().exit_status == 0
     # One tag, other metadata, one object less: no byte of any object.
-    source.writer.put_properties(current(source, "large"), ObjectProperties(
-        given.metadata, (("tag", "new"),), given.headers, given.acl
-    ))
+    source.writer.put_properties(
+        current(source, "large"),
+        ObjectProperties(given.metadata, (("tag", "new"),), given.headers, given.acl),
+    )
     source.writer.put_properties(current(source, "small"), RICH["metadata"])
     assert source.writer.delete(["gone"]) == []
     left = commands.sync()
@@ -129,3 +133,139 @@ def test_a_change_crosses_as_that_change_alone(real_pair: RealPair) -> None:
     assert len(found["large"].grants) == 1
     assert found["small"].metadata == dict(RICH["metadata"].metadata)
     assert set(found) == {"large", "small"}
+
+
+@pytest.fixture
+def linked_pair(rgw_pair: RgwPair, tmp_path: Path) -> Iterator[tuple[RealPair, WanLink]]:
+    """A bucket of site a, and one of site b behind a link."""
+    here = rgw_pair.site("a").endpoint
+    target, _ = rgw_target(rgw_pair, keeps_versions=False)
+    source = s3_address(here.fresh_bucket())
+    with WanLink(target.endpoint.address) as link, opened(source, here) as store:
+        address = s3_address(target, link.through(target.endpoint))
+        yield RealPair(store, target, BucketPair(source, address, tmp_path / "state", here)), link
+
+
+def test_one_byte_of_a_large_object_crosses_as_its_window(
+    linked_pair: tuple[RealPair, WanLink],
+) -> None:
+    pair, link = linked_pair
+    body = bytearray(random.Random(2).randbytes(64 * MIB))
+    write_large(pair.source, "large", bytes(body), RICH["all"])
+    assert pair.commands.sync().last["equal"]
+    link.reset()
+    assert pair.commands.sync().last["copied"] == 0
+    without_change = link.traffic().total.length_bytes
+    body[40 * MIB + 5] ^= 1
+    write_large(pair.source, "large", bytes(body), RICH["all"])
+    link.reset()
+    changed = pair.commands.sync()
+    traffic = link.traffic()
+    assert (changed.exit_status, changed.last["copied"]) == (0, 1), changed.last
+    assert changed.last["bytes"] <= 16 << 10
+    assert traffic.total.length_bytes - without_change <= STITCHED_BYTES_MAX, traffic
+    found = held(pair.target)
+    assert set(found) == {"large"}
+    assert found["large"].body == digest(bytes(body))
+    assert found["large"].metadata == dict(RICH["all"].metadata)
+    assert found["large"].tags == dict(RICH["all"].tags)
+
+
+def test_killed_in_the_middle_it_goes_on_where_it_was(
+    linked_pair: tuple[RealPair, WanLink],
+) -> None:
+    pair, link = linked_pair
+    body = bytearray(random.Random(3).randbytes(64 * MIB))
+    write_large(pair.source, "large", bytes(body), RICH["all"])
+    for number in range(20):
+        pair.source.writer.put(f"small{number}", b"x" * 4096, RICH["tags"], ANYTHING)
+    link.shape(delay_ms=2, mbit=400)
+    for length_bytes in (2_000, 60_000, 52 * MIB):
+        kill(pair, lambda: link.traffic().total.bytes_to, length_bytes, link)
+    link.reset()
+    done = pair.commands.sync()
+    assert (done.exit_status, done.last["equal"]) == (0, True), done.last
+    # Parts that the killed run had sent are not sent again.
+    assert link.traffic().total.bytes_to < 56 * MIB
+    check_equal(pair, {"large": bytes(body)} | {f"small{n}": b"x" * 4096 for n in range(20)})
+    body[40 * MIB + 5] ^= 1
+    write_large(pair.source, "large", bytes(body), RICH["all"])
+    for copies in (1, 3):
+        kill(
+            pair,
+            lambda: link.traffic().kinds.get("PUT object?uploadId copy", NONE).requests,
+            copies,
+            link,
+        )
+    assert pair.commands.sync().last["equal"]
+    check_equal(pair, {"large": bytes(body)} | {f"small{n}": b"x" * 4096 for n in range(20)})
+    again = pair.commands.sync()
+    assert (again.last["copied"], again.last["bytes"], again.last["equal"]) == (0, 0, True)
+
+
+def kill(pair: RealPair, progress: Callable[[], int], enough: int, link: WanLink) -> None:
+    """Start a sync, and kill it once it has come so far."""
+    link.reset()
+    with subprocess.Popen(
+        pair.commands.sync_process(),
+        cwd=ROOT,
+        env={**os.environ, **pair.commands.endpoint.environment},
+        stdout=subprocess.DEVNULL,
+    ) as process:
+        wait_until(lambda: process.poll() is not None or progress() >= enough, "the sync to begin")
+        assert process.poll() is None, "it ended before it was killed"
+        process.send_signal(signal.SIGKILL)
+
+
+def check_equal(pair: RealPair, bodies: Mapping[str, bytes]) -> None:
+    """The target has these objects, and nothing of a killed run is left."""
+    found = held(pair.target)
+    assert {key: one.body for key, one in found.items()} == {
+        key: digest(body) for key, body in bodies.items()
+    }
+    with pair.target.endpoint.client() as client:
+        assert not client.list_multipart_uploads(Bucket=pair.target.name).get("Uploads")
+
+
+def test_damage_behind_the_index_is_found_by_reading_alone(
+    rgw_pair: RgwPair, tmp_path: Path
+) -> None:
+    here = rgw_pair.site("a").endpoint
+    target, address = rgw_target(rgw_pair, keeps_versions=False)
+    commands = BucketPair(f"local:{tmp_path}/source", address, tmp_path / "state", here)
+    with opened(commands.source, here) as source:
+        for number in range(6):
+            source.writer.put(f"k{number}", b"%d" % number * 100, ObjectProperties(), ANYTHING)
+    assert commands.sync().exit_status == 0
+    rgw_pair.damage("b", target.name, "k4", b"\1" * 100)
+    rgw_pair.damage("b", target.name, "k5", None)
+    # Ceph goes on listing both as they were: that is all these claim.
+    assert commands.sync().last["level"] == "recorded:blake3"
+    for level in ("listed", "recorded"):
+        verified = commands.verify(level)
+        assert verified.last["levels"]["read"] == 0
+    verified = commands.verify("read")
+    assert (verified.exit_status, verified.last["equal"]) == (3, False)
+    assert [(one["key"], one["kind"]) for one in verified.documents[:-1]] == [
+        ("k4", "damaged"),
+        ("k5", "damaged"),
+    ]
+
+
+def test_damage_at_the_source_does_not_spread(rgw_pair: RgwPair, tmp_path: Path) -> None:
+    here = rgw_pair.site("a").endpoint
+    bucket = here.fresh_bucket()
+    target, address = rgw_target(rgw_pair, keeps_versions=False)
+    commands = BucketPair(s3_address(bucket), address, tmp_path / "state", here)
+    with opened(commands.source, here) as source:
+        for number in range(6):
+            source.writer.put(f"k{number}", b"%d" % number * 100, ObjectProperties(), ANYTHING)
+    rgw_pair.damage("a", bucket.name, "k4", b"\1" * 100)
+    rgw_pair.damage("a", bucket.name, "k5", None)
+    report = commands.sync("--delete")
+    assert report.exit_status == 5
+    assert {(one["key"], one["reason"]) for one in report.last["failed"]} == {
+        ("k4", "source_unreadable"),
+        ("k5", "source_unreadable"),
+    }
+    assert set(held(target)) == {"k0", "k1", "k2", "k3"}
