@@ -13,7 +13,7 @@ from replicator.crossing import Crossing
 from replicator.difference import Action, Decision, DecisionRules, KeyState, Need, decide
 from replicator.hashing import ContentHasher
 from replicator.ledger import LedgerRow, PairLedger
-from replicator.listing import JoinedKey, join_keys, list_resumed
+from replicator.listing import JoinedKey, join_keys, list_resumed, lists_key
 from replicator.stores.port import (
     ObjectFacts,
     ObjectMissingError,
@@ -130,7 +130,10 @@ class KeyComparison:
                 return DecidedKey(state, decision)
             if self._is_cancelled():
                 raise OperationInterruptedError("the sync was interrupted")
-            state = self._read(state, decision.needs)
+            seen = self._read(state, decision.needs)
+            if state.source is not None and seen.source is None and self._is_lost(state.key):
+                return DecidedKey(state, Decision(Action.COPY, "listed at the source, but lost"))
+            state = seen
         return DecidedKey(state, Decision(Action.COPY, "keeps changing"))
 
     def _read(self, state: KeyState, need: Need) -> KeyState:
@@ -161,6 +164,10 @@ class KeyComparison:
             # It says that it is the same, and could not be read as such: once more.
             now = source
         return KeyState(state.key, now, target, state.row, source_is_fresh=True)
+
+    def _is_lost(self, key: str) -> bool:
+        """Whether the source lists a key that it does not have: nobody deleted it."""
+        return self._retried(lambda: lists_key(self._source.lister, key))
 
     def _is_unchanged(self, source: ObjectFacts) -> bool:
         """Whether the source is still the listed object: without a version, properties

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from proof.item import ContentHash, EvidenceLevel
-from replicator.comparison import KeyComparison, DecidedKey
+from replicator.comparison import DecidedKey, KeyComparison
 from replicator.difference import Action, DecisionRules
 from replicator.hashing import ContentHasher
 from replicator.ledger import PairLedger
@@ -21,6 +21,7 @@ from replicator.stores.port import (
     ObjectMissingError,
     PreconditionFailedError,
     Store,
+    same_stamp,
 )
 from runtime.retry import Backoff, Sleep, call_with_retry
 
@@ -35,7 +36,9 @@ class KeyDifferenceKind(Enum):
     EXTRA = "extra"
     CHANGED = "changed"
     DAMAGED = "damaged"
-    """A side's bytes are not those that its own store or the last copy recorded."""
+    """A side's bytes are not those that its own store or the last copy recorded, or it
+    lists what it does not have.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +127,13 @@ class BucketVerification:
         source, target = state.source, state.target
         if source is None or target is None:
             return found
-        try:
-            ours, theirs = self._hashed(self._source, source), self._hashed(self._target, target)
-        except (ObjectMissingError, PreconditionFailedError):
-            return VerifiedKey(state.key, EvidenceLevel.LISTED, is_unsettled=True)
+        hashers = []
+        for store, facts in ((self._source, source), (self._target, target)):
+            try:
+                hashers.append(self._hashed(store, facts))
+            except (ObjectMissingError, PreconditionFailedError):
+                return self._unread(store, facts)
+        ours, theirs = hashers
         row = self._ledger.row(state.key)
         for facts, hasher, stamp in (
             (source, ours, row.source if row else None),
@@ -141,6 +147,19 @@ class BucketVerification:
         is_changed = decided.decision.action is Action.PROPERTIES
         kind = KeyDifferenceKind.CHANGED if is_changed else None
         return VerifiedKey(state.key, EvidenceLevel.READ, kind)
+
+    def _unread(self, store: Store, facts: ObjectFacts) -> VerifiedKey:
+        """A key that could not be read: lost if its store goes on listing it as it was,
+        else changed while it was compared.
+        """
+
+        def listed() -> ObjectFacts | None:
+            return next(store.lister.list_objects(facts.key), None)
+
+        now = call_with_retry(listed, sleep=self._sleep, backoff=self._backoff)
+        if now is not None and same_stamp(now, facts):
+            return VerifiedKey(facts.key, EvidenceLevel.READ, KeyDifferenceKind.DAMAGED)
+        return VerifiedKey(facts.key, EvidenceLevel.LISTED, is_unsettled=True)
 
     def _hashed(self, store: Store, facts: ObjectFacts) -> ContentHasher:
         def read() -> ContentHasher:

@@ -167,6 +167,26 @@ def test_a_key_that_is_written_again_is_not_deleted(tmp_path: Path) -> None:
     assert target.bodies() == {"back": b"3"}
 
 
+def test_what_the_source_lists_and_lost_is_not_deleted(tmp_path: Path) -> None:
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b")
+    source, target = pair
+    for key in ("good", "lost"):
+        source.write(key, b"1")
+    run = runner(pair, tmp_path, delete=True)
+    assert run().equal
+    source.write("new", b"2")
+    source.lost |= {"lost", "new"}
+    report = run()
+    assert [(one.key, one.reason) for one in report.failed] == [
+        ("lost", "source_unreadable"),
+        ("new", "source_unreadable"),
+    ]
+    assert (report.deleted, report.equal) == (0, False)
+    assert target.bodies() == {"good": b"1", "lost": b"1"}
+    source.remove("lost")
+    assert run().deleted == 1
+
+
 def test_a_run_without_its_ledger_continues_over_what_the_target_holds(tmp_path: Path) -> None:
     pair = MemoryStore("memory:a"), MemoryStore("memory:b")
     source, target = pair
