@@ -7,7 +7,7 @@ import mmap
 import random
 import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import groupby, zip_longest
 from pathlib import Path
@@ -39,6 +39,7 @@ from tests.support.stores import (
     OPENERS,
     PEERS,
     ContractStore,
+    OpenedStores,
     content,
     current,
     keys,
@@ -103,6 +104,12 @@ METADATA_2K = tuple((f"name-{i}", f"{i}" * (2048 // 8 - 6)) for i in range(8))
 def target(request: pytest.FixtureRequest) -> Iterator[ContractStore]:
     with request.param(request) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def opened_stores() -> Iterator[OpenedStores]:
+    with ExitStack() as stack:
+        yield OpenedStores(stack)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ listings lose keys and whose ETags prove nothing. Run by `make test-ozone`.
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,10 +93,10 @@ def test_keys_that_the_listing_of_the_source_loses_are_not_deleted(
     ozone_gateway: S3Endpoint, tmp_path: Path
 ) -> None:
     bucket = ozone_gateway.fresh_bucket()
-    keys = [f"{first}{number:03}" for first in ("\uff01", "😀") for number in range(600)]
-    with ozone_gateway.client() as client:
-        for key in keys:
-            client.put_object(Bucket=bucket.name, Key=key, Body=b"x")
+    # The gateway reads a row more than a page has, sorts by UTF-16 and drops the last.
+    keys = ["\uff01", *(f"😀{number:03}" for number in range(1000))]
+    with ozone_gateway.client() as client, ThreadPoolExecutor(4) as writers:
+        list(writers.map(lambda key: client.put_object(Bucket=bucket.name, Key=key), keys))
     with WanLink(ozone_gateway.address) as link:
         commands = BucketPair(
             s3_address(bucket, link.through(ozone_gateway)),
@@ -105,10 +106,10 @@ def test_keys_that_the_listing_of_the_source_loses_are_not_deleted(
         )
         with opened(commands.target, ozone_gateway) as target:
             for key in keys:
-                target.writer.put(key, b"x", ObjectProperties(), ANYTHING)
+                target.writer.put(key, b"", ObjectProperties(), ANYTHING)
         with opened(commands.source, ozone_gateway) as source:
             listed = {facts.key for facts in source.lister.list_objects("")}
-        assert listed < set(keys), "this gateway lists all keys: the guard is needed no more"
+        assert listed == set(keys[1:]), "this gateway lists all keys: the guard is needed no more"
         report = commands.sync("--delete")
         assert (report.exit_status, report.last["equal"], report.last["deleted"]) == (3, False, 0)
         with opened(commands.target, ozone_gateway) as target:
