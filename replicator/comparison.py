@@ -14,7 +14,7 @@ from replicator.crossing import Crossing
 from replicator.difference import Action, Decision, DecisionRules, KeyState, Need, decide
 from replicator.hashing import ContentHasher
 from replicator.ledger import LedgerRow, PairLedger
-from replicator.listing import JoinedKey, join_keys, list_resumed
+from replicator.listing import JoinedKey, join_keys, list_resumed, lists_key
 from replicator.stores.port import (
     ObjectFacts,
     ObjectMissingError,
@@ -158,7 +158,10 @@ class KeyComparison:
                 return DecidedKey(state, decision)
             if self._is_cancelled():
                 raise OperationInterruptedError("the sync was interrupted")
-            state = self._read(state, decision.needs)
+            seen = self._read(state, decision.needs)
+            if state.source is not None and seen.source is None and self._is_lost(state.key):
+                return DecidedKey(state, Decision(Action.COPY, "listed at the source, but lost"))
+            state = seen
         return DecidedKey(state, Decision(Action.COPY, "keeps changing"))
 
     def _read(self, state: KeyState, need: Need) -> KeyState:
@@ -186,7 +189,8 @@ class KeyComparison:
             now = self._retried(lambda: self._target.reader.facts(state.key))
             if target is not None and now is not None and same_stamp(target, now):
                 now = target
-            return KeyState(state.key, source, now, state.row)
+            damaged = state.target_is_damaged
+            return KeyState(state.key, source, now, state.row, target_is_damaged=damaged)
         now = self._retried(lambda: self._source.reader.facts(state.key))
         if source is not None and now is not None and same_stamp(source, now):
             # It says that it is the same, and could not be read as such: once more.
@@ -195,6 +199,10 @@ class KeyComparison:
         return KeyState(
             state.key, now, target, state.row, source_is_fresh=True, target_is_damaged=damaged
         )
+
+    def _is_lost(self, key: str) -> bool:
+        """Whether the source lists a key that it does not have: nobody deleted it."""
+        return self._retried(lambda: lists_key(self._source.lister, key))
 
     def _hashes(self, facts: ObjectFacts) -> tuple[ContentHash, ...]:
         hasher = ContentHasher()

@@ -121,6 +121,11 @@ class S3Client:
         self._pools: dict[str, urllib3.HTTPConnectionPool] = {}
         self.traffic = TrafficCounter()
 
+    @property
+    def signs_payloads(self) -> bool:
+        """Whether the signature of a request covers a SHA-256 of its body."""
+        return bool(self._scheme == "http")
+
     def close(self) -> None:
         """Close all idle connections."""
         with self._lock:
@@ -137,13 +142,15 @@ class S3Client:
         query: Query = (),
         headers: Mapping[str, str] | None = None,
         body: Buffer = b"",
+        signed_body: Buffer | None = None,
         idempotent: bool | None = None,
     ) -> S3Answer:
         """Send a request and read its whole answer.
 
-        A name in `query` with an empty value is sent without `=`. With `idempotent`
-        false the request is repeated only after answers by which the store says that
-        it did nothing; by default POST is not idempotent and all others are.
+        A name in `query` with an empty value is sent without `=`. What is signed is the
+        body, or `signed_body`, which a store that checks payloads refuses. With
+        `idempotent` false the request is repeated only after answers by which the store
+        says that it did nothing; by default POST is not idempotent and all others are.
 
         Raises:
             S3UnavailableError: the store was not reached, or did nothing for now.
@@ -151,7 +158,9 @@ class S3Client:
             S3ProtocolError: the answer is invalid.
             S3Error: the store refused. An error inside an answer of status 200 is one.
         """
-        request = _Request(method, bucket, key, tuple(query), dict(headers or {}), body)
+        request = _Request(
+            method, bucket, key, tuple(query), dict(headers or {}), body, signed_body
+        )
 
         def attempt() -> S3Answer:
             response = self._send(request)
@@ -258,7 +267,7 @@ class S3Client:
         headers = {name.lower(): value for name, value in request.headers.items()}
         # Where there is no body, or where TLS and the digest in a header guard it, a
         # hash of the payload would only cost bytes and time.
-        signs_payload = request.method not in _BODILESS and self._scheme == "http"
+        signs_payload = request.method not in _BODILESS and self.signs_payloads
         signed = HTTPMessage()
         for name, value in (("host", host), *headers.items()):
             if name in _SIGNED_HEADERS or name.startswith("x-amz-"):
@@ -268,7 +277,7 @@ class S3Client:
             url=f"{self._scheme}://{host}{target}",
             headers=signed,
             params=None,
-            body=request.body,
+            body=request.body if request.signed_body is None else request.signed_body,
             context={
                 "client_config": SimpleNamespace(s3={"payload_signing_enabled": signs_payload})
             },
@@ -363,6 +372,7 @@ class _Request:
     query: tuple[tuple[str, str], ...]
     headers: dict[str, str]
     body: Buffer
+    signed_body: Buffer | None = None
 
     @property
     def name(self) -> str:

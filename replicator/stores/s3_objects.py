@@ -277,8 +277,10 @@ class S3Writer:
         check_kept(self._bucket, properties)
         behaviour, md5 = self._bucket.behaviour, md5_of(body)
         given = headers_of(properties, with_tags=behaviour.put_keeps_tags, owner=behaviour.owner)
-        headers = given | {"content-md5": base64.b64encode(md5).decode()}
-        headers |= self._condition(condition)
+        headers = given | self._condition(condition)
+        if not behaviour.checks_payloads:
+            # Else the hash that is signed guards the body, and another one costs bytes.
+            headers["content-md5"] = base64.b64encode(md5).decode()
         size = memoryview(body).nbytes
         is_resent = size <= _RESENT_BYTES_MAX and condition == WriteCondition()
         for left in reversed(range(_SEND_ATTEMPTS)):
@@ -322,7 +324,7 @@ class S3Writer:
         behaviour = self._bucket.behaviour
         if tags_only and behaviour.tags_apart:
             put_tags(self._bucket, facts.key, facts.version, properties.tags)
-            # Ceph gives the object another time, and the answer does not say which.
+            # Ceph gives the object a new time, which the answer does not tell.
             return replace(facts, modified_ms=0)
         now = self._reader.facts(facts.key)
         if now is None or not same_stamp(now, facts):

@@ -7,7 +7,7 @@ import mmap
 import random
 import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import groupby, zip_longest
 from pathlib import Path
@@ -39,6 +39,7 @@ from tests.support.stores import (
     OPENERS,
     PEERS,
     ContractStore,
+    OpenedStores,
     content,
     current,
     keys,
@@ -103,6 +104,12 @@ METADATA_2K = tuple((f"name-{i}", f"{i}" * (2048 // 8 - 6)) for i in range(8))
 def target(request: pytest.FixtureRequest) -> Iterator[ContractStore]:
     with request.param(request) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def opened_stores() -> Iterator[OpenedStores]:
+    with ExitStack() as stack:
+        yield OpenedStores(stack)
 
 
 @pytest.fixture
@@ -332,6 +339,19 @@ def test_properties_are_kept_or_refused_and_never_changed(
     found = store.reader.properties("key")
     assert user_given(found, given) == given
     assert content(store, current(store, "key")) == b"body"
+
+
+def test_tags_alone_are_replaced_and_the_object_stays_as_it_is_described(store: Store) -> None:
+    if not store.capabilities.keeps_tags:
+        return
+    given = supported(store, ALL_KINDS)
+    store.writer.put("key", b"body", given, ANYTHING)
+    [before] = store.lister.list_objects("")
+    changed = replace(given, tags=(("other", "1"),))
+    facts = store.writer.put_properties(before, changed, tags_only=True)
+    assert same(store.lister.list_objects(""), [facts])
+    assert user_given(store.reader.properties("key"), changed) == changed
+    assert content(store, facts) == b"body"
 
 
 @pytest.mark.parametrize(
