@@ -29,6 +29,7 @@ from replicator.stores.port import (
     UploadedPart,
     UploadId,
     WriteCondition,
+    same_stamp,
 )
 
 MEMORY = Capabilities(
@@ -93,7 +94,8 @@ class MemoryStore:
 
     With `says_little`, answers to writes have no time, as those of S3 do. With
     `has_feed` its changes can be read. `payload` are the object bytes that were written
-    from outside, `calls` the operations by name.
+    from outside, `calls` the operations by name. Keys in `lost`
+    are listed, and do not exist.
     """
 
     def __init__(
@@ -104,16 +106,19 @@ class MemoryStore:
         now_ms: Callable[[], int] | None = None,
         says_little: bool = False,
         has_feed: bool = False,
+        page_keys: int = 3,
     ) -> None:
         self.address = address
         self.capabilities = capabilities
         self.objects: dict[str, MemoryObject] = {}
         self.uploading: dict[UploadId, MemoryUpload] = {}
         self.faults = StoreFaults()
+        self.lost = set[str]()
         self.payload = 0
         self.calls: list[str] = []
         self._says_little = says_little
         self._has_feed = has_feed
+        self._page_keys = page_keys
         self._changes: list[Change] = []
         self._now_ms = now_ms or self._tick
         self._ticks = 1_700_000_000_000
@@ -159,15 +164,15 @@ class MemoryStore:
             return {key: one.body for key, one in sorted(self.objects.items())}
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectFacts]:
-        """See ObjectLister; pages of three keys, so that writers come between."""
+        """See ObjectLister; pages of few keys, so that writers come between."""
         after = start_after
         while True:
             with self._operation("list", prefix), self._lock:
                 below = (key for key in self.objects if key.startswith(prefix))
                 keys = sorted(key for key in below if key > after and SCRATCH not in key)
-                page = [self.objects[key].facts for key in keys[:3]]
+                page = [self.objects[key].facts for key in keys[: self._page_keys]]
             yield from page
-            if len(page) < 3:
+            if len(page) < self._page_keys:
                 return
             after = page[-1].key
 
@@ -180,15 +185,25 @@ class MemoryStore:
         del version
         with self._operation("facts", key), self._lock:
             found = self.objects.get(key)
-            return found.facts if found else None
+            return found.facts if found and key not in self.lost else None
 
     def properties(self, key: str, *, version: str = "") -> ObjectProperties:
         """See ObjectReader."""
         del version
         with self._operation("properties", key), self._lock:
-            if key not in self.objects:
+            if key not in self.objects or key in self.lost:
                 raise ObjectMissingError(f"no {key}")
             return self.objects[key].properties
+
+    def properties_of(self, facts: ObjectFacts) -> ObjectProperties:
+        """See ObjectReader; as S3 does it, other requests may come between the two."""
+        properties = self.properties(facts.key)
+        now = self.facts(facts.key)
+        if now is None:
+            raise ObjectMissingError(f"no {facts.key}")
+        if not same_stamp(now, facts):
+            raise PreconditionFailedError(f"{facts.key} changed")
+        return properties
 
     @contextmanager
     def read(
@@ -197,7 +212,7 @@ class MemoryStore:
         """See ObjectReader; pinned by the ETag, as S3 does it."""
         with self._operation("read", facts.key), self._lock:
             found = self.objects.get(facts.key)
-            if found is None:
+            if found is None or facts.key in self.lost:
                 raise ObjectMissingError(f"no {facts.key}")
             if found.facts.etag != facts.etag:
                 raise PreconditionFailedError(f"{facts.key} changed")
