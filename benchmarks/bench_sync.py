@@ -32,6 +32,7 @@ from benchmarks.sync_runs import (
 from tests.support.rclone import RcloneRun, rclone_check, rclone_sync, rclone_version
 from tests.support.waiting import wait_until
 
+JOBS = ("small", "changes", "large", "cuts")
 ROUNDS = 3
 OBJECTS = 2_000
 OBJECT_BYTES = 4 << 10
@@ -60,16 +61,21 @@ def main() -> None:
     parser.add_argument(
         "--cut-mib", type=int, default=CUT_MIB, help="Size of the copy that is cut; 1024 is 1 GiB."
     )
+    parser.add_argument("--only", choices=JOBS, nargs="+", default=JOBS, help="Default: all.")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     notes = [f"beside {rclone_version()} {' '.join(RCLONE)}; bytes without TLS"]
     report = Report(f"copying buckets to {arguments.target}", notes)
     with opened_stores(arguments.target, arguments.endpoint) as stores:
-        small_objects(report, notes, stores, arguments.objects, arguments.rounds)
-        one_large_object(report, stores)
-        large_objects(report, stores, arguments.rounds)
-        cut_copies(report, stores, arguments.cut_mib << 20)
+        if "small" in arguments.only:
+            small_objects(report, notes, stores, arguments.objects, arguments.rounds)
+        if "changes" in arguments.only:
+            one_large_object(report, stores)
+        if "large" in arguments.only:
+            large_objects(report, stores, arguments.rounds)
+        if "cuts" in arguments.only:
+            cut_copies(report, stores, arguments.cut_mib << 20)
     report.show(as_json=arguments.json)
 
 

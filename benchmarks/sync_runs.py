@@ -5,7 +5,6 @@ The commands run as processes of their own, like the peer that they are compared
 
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from botocore.client import BaseClient
 
 from tests.support.rgw import RgwPair
@@ -167,7 +167,7 @@ def fill(bucket: S3Bucket, count: int, size_bytes: int, *, described: bool = Tru
     with bucket.endpoint.client() as client, ThreadPoolExecutor(_WRITERS) as writers:
 
         def put(number: int) -> None:
-            body = random.Random(number).randbytes(size_bytes)
+            body = _body(number, size_bytes)
             client.put_object(Bucket=bucket.name, Key=key_of(number), Body=body, **given)
 
         for _ in writers.map(put, range(count)):
@@ -181,10 +181,14 @@ def key_of(number: int) -> str:
 
 def put_changed(client: BaseClient, bucket: S3Bucket, size_bytes: int) -> None:
     """Put object 0 of `fill` again, with another byte in its middle."""
-    body = bytearray(random.Random(0).randbytes(size_bytes))
+    body = bytearray(_body(0, size_bytes))
     body[size_bytes // 2] ^= 1
     given = {"Metadata": METADATA, "Tagging": TAGS}
     client.put_object(Bucket=bucket.name, Key=key_of(0), Body=bytes(body), **given)
+
+
+def _body(number: int, size_bytes: int) -> bytes:
+    return np.random.default_rng(number).bytes(size_bytes)
 
 
 def listings(traffic: Traffic) -> int:

@@ -267,9 +267,9 @@ async def _send(pieces: "asyncio.Queue[tuple[float, bytes]]", writer: asyncio.St
             writer.transport.abort()
     if not is_lost:
         await asyncio.sleep(piece[0] - clock.time())
-        if writer.can_write_eof() and not writer.transport.is_closing():
-            # The other end may have been killed meanwhile.
-            with contextlib.suppress(OSError):
+        # The receiver may be gone by now, which no end has to be told to.
+        with contextlib.suppress(OSError):
+            if writer.can_write_eof() and not writer.transport.is_closing():
                 writer.write_eof()
 
 
