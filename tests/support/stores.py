@@ -63,10 +63,10 @@ class ContractLacks:
 
 
 @contextmanager
-def local_store(request: pytest.FixtureRequest) -> Iterator[ContractStore]:
+def local_store(request: pytest.FixtureRequest, *, name: str = "bucket") -> Iterator[ContractStore]:
     """A bucket in a new folder."""
     folder: Path = request.getfixturevalue("tmp_path")
-    with LocalBucket(folder / "bucket", Disk(), create=True) as bucket:
+    with LocalBucket(folder / name, Disk(), create=True) as bucket:
         yield ContractStore(bucket.store(), takes_large=True)
 
 
