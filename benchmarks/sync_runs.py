@@ -27,6 +27,7 @@ METADATA = {"origin": "0123456789abcdef0123456789abcdef0123456789ab"}
 TAGS = "team=storage"
 # The gateway of tests/testbed/ozone_cluster.py as it starts without options.
 OZONE_URL = "http://127.0.0.1:9878"
+_LISTINGS = frozenset({"GET bucket", "GET bucket?list-type", "GET bucket?versions"})
 _WRITERS = 8
 _RUN_S = 3600.0
 # A sync that ends with another status has not made the target equal.
@@ -208,5 +209,5 @@ def _length(traffic: Traffic, *, is_listing: bool) -> int:
     return sum(
         crossing.length_bytes
         for kind, crossing in traffic.kinds.items()
-        if kind in ("GET bucket", "GET bucket?list-type", "GET bucket?versions") == is_listing
+        if (kind in _LISTINGS) == is_listing
     )

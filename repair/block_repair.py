@@ -92,13 +92,12 @@ class ChunkRepairer:
     is_new: bool
     sources: list[PeerId]
     partial_sources: frozenset[PeerId]
-    asked: set[PeerId] = field(default_factory=set)
+    # The peers whose bytes may be good, as far as anybody has read them.
+    unread: frozenset[PeerId]
     wanted: set[int] | None = None
     held: list[tuple[ProvenWindows, PeerId]] = field(default_factory=list)
     fetching: bool = False
     writing: bool = False
-    # A source did not answer, or refused: its bytes may be good.
-    is_unread: bool = False
     done: bool = False
     failed: bool = False
 
@@ -254,7 +253,8 @@ class BlockRepairer:
             assert chunk.wanted.issuperset(run.windows)
             chunk.wanted.difference_update(run.windows)
             chunk.held.append((run, event.peer))
-        chunk.is_unread = chunk.is_unread or bool(event.code and not event.lacks_bytes)
+        if event.code and not event.lacks_bytes:
+            chunk.unread |= {event.peer}
         if event.retryable:
             self._sources.record_failure(event.peer, event.code)
             # The connection broke while the peer sent good windows, so it may send the
@@ -267,7 +267,8 @@ class BlockRepairer:
         """Handle a fetch that returned no windows."""
         chunk = self._by_offset[offset]
         chunk.fetching = False
-        chunk.is_unread = chunk.is_unread or not event.lacks_bytes
+        if not event.lacks_bytes:
+            chunk.unread |= {peer}
         if event.retryable:
             self._sources.record_failure(peer, event.code)
         # A partial source did not claim that its copy is healthy.
@@ -385,8 +386,19 @@ class BlockRepairer:
         if is_new and not chunk.sources and len(recorders) == 1:
             # The peer's bytes would match its record even if both were forged.
             sources = [peer for peer in sources if peer != recorders[0]]
+        # A copy that is corrupt exactly as ours is no source, and is read with ours.
+        alike = {
+            peer
+            for peer, entries in self._entries.items()
+            if chunk.offset in entries and peer not in (*chunk.sources, *chunk.partial_sources)
+        }
         added = ChunkRepairer(
-            chunk.offset, record, is_new, sources, frozenset(chunk.partial_sources)
+            chunk.offset,
+            record,
+            is_new,
+            sources,
+            frozenset(chunk.partial_sources),
+            frozenset(self._sources.bytes_fetched) - alike,
         )
         self._chunks.append(added)
         self._by_offset[chunk.offset] = added
@@ -456,8 +468,6 @@ class BlockRepairer:
         """
         assert chunk.wanted is not None
         usable = [peer for peer in chunk.sources if self._sources.is_usable(peer)]
-        if len(usable) < len(chunk.sources):
-            chunk.is_unread = True
         if not usable:
             chunk.sources = []
             return
@@ -478,7 +488,7 @@ class BlockRepairer:
             ),
         )
         chunk.sources.remove(peer)
-        chunk.asked.add(peer)
+        chunk.unread -= {peer}
         chunk.fetching = True
         self.out.append(
             FetchWindows(peer, self.block_id, chunk.record, tuple(sorted(chunk.wanted)))
@@ -493,8 +503,8 @@ class BlockRepairer:
             verdict = self.failures[min(self.failures)][0] if self.failures else Verdict.UNKNOWN
             detail = "the data before it is missing and has no source"
             self._add_failure(chunk.offset, verdict, EvidenceKind.HOLE, detail)
-        elif chunk.is_unread or self._has_unread_peer(chunk):
-            detail = f"{_window_text(chunk.wanted)}: a source was not read"
+        elif self._may_be_whole(chunk):
+            detail = f"{_window_text(chunk.wanted)}: {len(chunk.unread)} copies were not read"
             self._add_failure(
                 chunk.offset, Verdict.UNKNOWN, EvidenceKind.SOURCE_UNREACHABLE, detail
             )
@@ -509,15 +519,18 @@ class BlockRepairer:
         chunk.failed = True
         chunk.held.clear()
 
-    def _has_unread_peer(self, chunk: ChunkRepairer) -> bool:
-        """Whether a peer was neither asked for the chunk nor has a corrupt one in its
-        tree. Files without a record are not read where a tree claims a healthy copy,
-        and the claim may have been false.
+    def _may_be_whole(self, chunk: ChunkRepairer) -> bool:
+        """Whether copies that were not read may have all of the windows that are bad in
+        the others.
         """
-        return any(
-            peer not in chunk.asked and chunk.offset not in self._entries.get(peer, {})
-            for peer in self._sources.bytes_fetched
-        )
+        assert chunk.wanted is not None
+        if len(chunk.unread) == 1 and len(chunk.wanted) == len(chunk.record.checksums):
+            (peer,) = chunk.unread
+            entry = self._entries.get(peer, {}).get(chunk.offset)
+            # No other copy has any good window, and this one's own scan found a bad
+            # one.
+            return entry is None or entry.checksum_matches
+        return bool(chunk.unread)
 
     def _has_differing_record(self, chunk: ChunkRepairer) -> bool:
         """Whether a peer's record of this chunk differs; one that contradicts the

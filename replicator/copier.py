@@ -147,7 +147,7 @@ class Copier:
                 return self._of_source(lambda: self._source.reader.facts(key))
             case ReadSourceProperties(facts):
                 reader = self._source.reader
-                return self._of_source(lambda: reader.properties(facts.key, version=facts.version))
+                return self._of_source(lambda: reader.properties_of(facts))
             case BeginUpload(key, properties):
                 uploads = OwnUploads(self._target, key)
                 return self._retried(lambda: uploads.begin(key, properties))

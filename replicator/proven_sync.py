@@ -22,6 +22,7 @@ from proof.messages import (
     QuestionMessage,
 )
 from proof.naming import ItemDifferenceKind
+from proof.receipts import Receipt
 from replicator.copier import Copier, NewExecutor
 from replicator.copy import copy_object
 from replicator.copy_requests import CopyFailedError, CopyResult, FailureReason
@@ -32,6 +33,7 @@ from replicator.hashing import blake3_of
 from replicator.ledger import PairLedger, PlannedStep
 from replicator.pair import check_pair
 from replicator.proven_plan import ProvenStep, batched_writes, decide_step
+from replicator.proven_receipt import proven_receipt
 from replicator.proving import PairProof, PairProver, level_text
 from replicator.refresh import IndexedBucket, is_unchanged
 from replicator.stores.port import (
@@ -147,6 +149,26 @@ class ProvenSync:
     def limitations(self) -> tuple[str, ...]:
         """What does not cross between these stores, in sentences."""
         return lacking(self._source.capabilities, self._target.capabilities)
+
+    @property
+    def lists_all(self) -> bool:
+        """Whether both sides list all keys; otherwise equality cannot be shown."""
+        return self._lists_all
+
+    def receipt(self) -> Receipt | None:
+        """What the last comparison proved, to be signed; None where it is not known
+        which set a side holds.
+        """
+        if self._proof is None or not self._lists_all:
+            return None
+        return proven_receipt(
+            self._bucket,
+            self._proof,
+            source=self._source.address,
+            target=self._target.address,
+            prefix=self._options.prefix,
+            time_ms=self._bucket.clock.now_ms(),
+        )
 
     def plan(self) -> SyncPlan:
         """Bring both indexes up to date, compare them and make the plan.

@@ -33,6 +33,7 @@ from replicator.crossing import Crossing, lacking
 from replicator.cut import CutCheck
 from replicator.difference import Action, DecisionRules
 from replicator.ledger import PairLedger, PlannedStep
+from replicator.listing import lists_key
 from replicator.pair import check_pair
 from replicator.patch import patch_object, put_properties
 from replicator.stores.port import (
@@ -132,7 +133,6 @@ class SyncReport:
             "metadataOnly": self.metadata_only,
             "bytes": self.bytes,
             "failed": [{"key": one.key, "reason": one.reason} for one in self.failed],
-            "failedCount": self.failed_count,
             "equal": self.equal,
             "level": self.level,
             "root": self.root,
@@ -428,6 +428,11 @@ class BucketSync:
         result = self._copier.run(self._machine(step))
         if result is not None:
             self._ledger.save_copy(result)
+        elif self._retried(lambda: lists_key(self._source.lister, step.key)):
+            raise CopyFailedError(
+                FailureReason.SOURCE_UNREADABLE,
+                f"{step.key} is listed at the source, but it cannot be read there",
+            )
         return result
 
     def _machine(self, step: PlannedStep) -> Steps[CopyResult | None]:

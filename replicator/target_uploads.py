@@ -81,7 +81,7 @@ class OwnUploads:
         """Abort the upload that our request began: the only new one, without parts."""
         new = self._uploads() - before
         if len(new) != 1:
-            # Somebody else began one in the same moment: which one is ours, nobody knows.
+            # Somebody else began one at the same moment: which is ours, nobody knows.
             return
         (upload,) = new
         with suppress(ObjectMissingError):

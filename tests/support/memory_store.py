@@ -32,6 +32,7 @@ from replicator.stores.port import (
     UploadedPart,
     UploadId,
     WriteCondition,
+    same_stamp,
 )
 
 MEMORY = Capabilities(
@@ -98,7 +99,8 @@ class MemoryStore:
 
     With `says_little`, answers to writes have no time, as those of S3 do. With
     `has_feed` its changes can be read. `payload` are the object bytes that were written
-    from outside, `calls` the operations by name.
+    from outside, `calls` the operations by name. Keys in `lost`
+    are listed, and do not exist.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class MemoryStore:
         self.objects: dict[str, MemoryObject] = {}
         self.uploading: dict[UploadId, MemoryUpload] = {}
         self.faults = StoreFaults()
+        self.lost = set[str]()
         self.payload = 0
         self.calls: list[str] = []
         self._says_little = says_little
@@ -187,15 +190,25 @@ class MemoryStore:
         del version
         with self._operation("facts", key), self._lock:
             found = self.objects.get(key)
-            return found.facts if found else None
+            return found.facts if found and key not in self.lost else None
 
     def properties(self, key: str, *, version: str = "") -> ObjectProperties:
         """See ObjectReader."""
         del version
         with self._operation("properties", key), self._lock:
-            if key not in self.objects:
+            if key not in self.objects or key in self.lost:
                 raise ObjectMissingError(f"no {key}")
             return self.objects[key].properties
+
+    def properties_of(self, facts: ObjectFacts) -> ObjectProperties:
+        """See ObjectReader; as S3 does it, other requests may come between the two."""
+        properties = self.properties(facts.key)
+        now = self.facts(facts.key)
+        if now is None:
+            raise ObjectMissingError(f"no {facts.key}")
+        if not same_stamp(now, facts):
+            raise PreconditionFailedError(f"{facts.key} changed")
+        return properties
 
     @contextmanager
     def read(
@@ -204,7 +217,7 @@ class MemoryStore:
         """See ObjectReader; pinned by the ETag, as S3 does it."""
         with self._operation("read", facts.key), self._lock:
             found = self.objects.get(facts.key)
-            if found is None:
+            if found is None or facts.key in self.lost:
                 raise ObjectMissingError(f"no {facts.key}")
             if found.facts.etag != facts.etag:
                 raise PreconditionFailedError(f"{facts.key} changed")

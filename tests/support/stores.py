@@ -1,8 +1,8 @@
 """The stores that the contract suite runs on, each opened empty."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from runtime.retry import Backoff
 from runtime.s3 import S3Client
 from tests.support.memory_store import MEMORY, STITCHING, UNGUARDED, MemoryStore
 from tests.support.rgw import RgwSite
-from tests.support.s3_servers import S3Endpoint
+from tests.support.s3_servers import S3Bucket, S3Endpoint
 
 NOTHING = ObjectProperties()
 ANYTHING = WriteCondition()
@@ -49,6 +49,8 @@ class ContractStore:
     completes_some_parts: bool = True
     # Why keys do not cross this server unchanged although the adapter is right.
     broken_keys: frozenset[str] = frozenset()
+    # Where it keeps its objects, if that is an S3 server.
+    buckets: tuple[S3Bucket, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,68 @@ def s3_store(
             missing_upload=lacks.missing_upload,
             completes_some_parts=lacks.completes_some_parts,
             broken_keys=lacks.broken_keys,
+            buckets=(bucket,),
         )
+
+
+@dataclass(frozen=True)
+class OpenedStores:
+    """Stores on real servers, which the tests of a module share, by server and whether
+    they keep versions.
+    """
+
+    stack: ExitStack
+    found: dict[tuple[str, bool], ContractStore] = field(default_factory=dict)
+
+
+@contextmanager
+def emptied_store(
+    server: str,
+    request: pytest.FixtureRequest,
+    *,
+    keeps_versions: bool = False,
+    lacks: ContractLacks = ContractLacks(),
+) -> Iterator[ContractStore]:
+    """The bucket of the tests before, emptied: to make one and to probe its store takes
+    longer than most tests.
+    """
+    opened: OpenedStores = request.getfixturevalue("opened_stores")
+    name = (server, keeps_versions)
+    if name not in opened.found:
+        made = s3_store(server, request, keeps_versions=keeps_versions, lacks=lacks)
+        opened.found[name] = opened.stack.enter_context(made)
+    target = opened.found[name]
+    for bucket in target.buckets:
+        empty(bucket, keeps_versions=keeps_versions)
+    yield target
+
+
+def empty(bucket: S3Bucket, *, keeps_versions: bool) -> None:
+    """Delete all that a bucket has, by another client than ours."""
+    with bucket.endpoint.client() as client:
+        for upload in client.list_multipart_uploads(Bucket=bucket.name).get("Uploads", ()):
+            client.abort_multipart_upload(
+                Bucket=bucket.name, Key=upload["Key"], UploadId=upload["UploadId"]
+            )
+        while True:
+            # Ozone answers a question for versions with none.
+            if keeps_versions:
+                page = client.list_object_versions(Bucket=bucket.name)
+                rows = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
+            else:
+                rows = client.list_objects_v2(Bucket=bucket.name).get("Contents", [])
+            if not rows:
+                return
+            names = [
+                {name: row[name] for name in ("Key", "VersionId") if name in row} for row in rows
+            ]
+            bulk = [one for one in names if one["Key"] == one["Key"].strip()]
+            if bulk:
+                client.delete_objects(Bucket=bucket.name, Delete={"Objects": bulk, "Quiet": True})
+            # Parsers trim a key that has blanks around.
+            for one in names:
+                if one not in bulk:
+                    client.delete_object(Bucket=bucket.name, **one)
 
 
 Opener = Callable[[pytest.FixtureRequest], AbstractContextManager[ContractStore]]
@@ -140,12 +203,12 @@ OPENERS: dict[str, Opener] = {
 _RGW = ContractLacks(completes_some_parts=False)
 # Real stores, by the mark of the tests that run on them.
 PEERS: dict[str, tuple[pytest.MarkDecorator, Opener]] = {
-    "rgw": (pytest.mark.peers, partial(s3_store, "rgw_endpoint", lacks=_RGW)),
+    "rgw": (pytest.mark.peers, partial(emptied_store, "rgw_endpoint", lacks=_RGW)),
     "rgw_versions": (
         pytest.mark.peers,
-        partial(s3_store, "rgw_endpoint", keeps_versions=True, lacks=_RGW),
+        partial(emptied_store, "rgw_endpoint", keeps_versions=True, lacks=_RGW),
     ),
-    "ozone": (pytest.mark.ozone, partial(s3_store, "ozone_gateway")),
+    "ozone": (pytest.mark.ozone, partial(emptied_store, "ozone_gateway")),
 }
 
 

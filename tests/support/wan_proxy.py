@@ -15,6 +15,7 @@ MBIT`.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 from collections import defaultdict
@@ -267,7 +268,9 @@ async def _send(pieces: "asyncio.Queue[tuple[float, bytes]]", writer: asyncio.St
     if not is_lost:
         await asyncio.sleep(piece[0] - clock.time())
         if writer.can_write_eof() and not writer.transport.is_closing():
-            writer.write_eof()
+            # The other end may have been killed meanwhile.
+            with contextlib.suppress(OSError):
+                writer.write_eof()
 
 
 async def _run(proxy: Proxy) -> None:
