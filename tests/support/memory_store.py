@@ -6,6 +6,7 @@ effect. Times come from a clock that a test may set back.
 """
 
 import hashlib
+import string
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from merkle.checksum import Buffer
 from proof.item import ContentHash, HashAlgorithm
 from replicator.hashing import ContentHasher
 from replicator.stores.port import (
+    CONTENT_HEADERS,
     Capabilities,
     Change,
     CopySource,
@@ -26,6 +28,7 @@ from replicator.stores.port import (
     PreconditionFailedError,
     Store,
     StoreError,
+    UnsupportedObjectError,
     UploadedPart,
     UploadId,
     WriteCondition,
@@ -61,6 +64,8 @@ UNGUARDED = replace(
 STITCHING = replace(MEMORY, part_bytes_min=60 << 10)
 SCRATCH = ".treefold-scratch/"
 PLAIN = replace(UNGUARDED, whole_hashes=(), keeps_tags=False, copies_ranges=False)
+_PROPERTIES_BYTES_MAX = 64 << 10
+_NAME_CHARACTERS = set(string.ascii_lowercase + string.digits + "!#$%&'*+.^_`|~-")
 
 
 @dataclass
@@ -216,7 +221,10 @@ class MemoryStore:
                 raise ObjectMissingError(f"no {facts.key}")
             if found.facts.etag != facts.etag:
                 raise PreconditionFailedError(f"{facts.key} changed")
-            body = found.body[first:end]
+            last = len(found.body) if end is None else end
+            if not 0 <= first <= last <= len(found.body):
+                raise StoreError(f"{first} to {last} are no range of it")
+            body = found.body[first:last]
         middle = len(body) // 2
         yield iter([body[:middle], body[middle:]])
 
@@ -224,6 +232,7 @@ class MemoryStore:
         self, key: str, body: Buffer, properties: ObjectProperties, condition: WriteCondition
     ) -> ObjectFacts:
         """See ObjectWriter."""
+        _check_given(key, properties)
         with self._operation("put", key), self._lock:
             is_new = key not in self.objects
             self._check(
@@ -241,6 +250,7 @@ class MemoryStore:
         self, facts: ObjectFacts, properties: ObjectProperties, *, tags_only: bool = False
     ) -> ObjectFacts:
         """See ObjectWriter; tags alone change no stamp, as in S3."""
+        _check_given(facts.key, properties)
         with self._operation("put_properties", facts.key), self._lock:
             found = self.objects.get(facts.key)
             if found is None or found.facts.etag != facts.etag:
@@ -261,6 +271,7 @@ class MemoryStore:
 
     def begin(self, key: str, properties: ObjectProperties) -> UploadId:
         """See UploadWriter."""
+        _check_given(key, properties)
         with self._operation("begin", key), self._lock:
             self._begun += 1
             upload = UploadId(f"upload-{self._begun}")
@@ -269,6 +280,7 @@ class MemoryStore:
 
     def write_part(self, key: str, upload: UploadId, number: int, body: Buffer) -> UploadedPart:
         """See UploadWriter."""
+        _check_number(number)
         with self._operation("write_part", key), self._lock:
             self.payload += len(body)
             etag = hashlib.md5(body).hexdigest()
@@ -283,9 +295,14 @@ class MemoryStore:
         with self._operation("copy_part", key), self._lock:
             if not self.capabilities.copies_ranges:
                 raise StoreError("not implemented")
+            _check_number(number)
             found = self.objects.get(source.key)
             if found is None:
                 raise ObjectMissingError(f"no {source.key}")
+            if source.etag not in ("", found.facts.etag):
+                raise PreconditionFailedError(f"{source.key} is another object")
+            if not 0 <= source.first < source.end <= len(found.body):
+                raise UnsupportedObjectError(f"{source.first} to {source.end} are no range of it")
             body = found.body[source.first : source.end]
             etag = hashlib.md5(body).hexdigest()
             if not self.capabilities.whole_hashes:
@@ -305,6 +322,8 @@ class MemoryStore:
             known = self._upload(upload)
             self._check(key, condition, obeys=self.capabilities.completes_conditionally)
             ordered = sorted(parts, key=lambda part: part.number)
+            if len({part.number for part in parts}) < max(len(parts), 1):
+                raise StoreError("no parts, or one of them twice")
             if any(known.parts.get(part.number, (None,))[0] != part for part in ordered):
                 raise ObjectMissingError("no such part")
             small = [part for part in ordered[:-1] if part.size_bytes < self._part_bytes_min]
@@ -391,7 +410,7 @@ class MemoryStore:
         hasher = ContentHasher()
         hasher.update(body)
         hashes = tuple[ContentHash, ...]()
-        if self.capabilities.whole_hashes and "-" not in etag:
+        if self.capabilities.whole_hashes:
             hashes = tuple(one for one in hasher.hashes() if one.algorithm is HashAlgorithm.MD5)
         facts = ObjectFacts(key, len(body), etag, self._now_ms(), hashes=hashes)
         kept = replace(
@@ -427,3 +446,25 @@ class MemoryStore:
     def _tick(self) -> int:
         self._ticks += 1
         return self._ticks
+
+
+def _check_given(key: str, properties: ObjectProperties) -> None:
+    """Refuse what no store takes."""
+    given = (properties.metadata, properties.tags, properties.headers)
+    texts = [key, *(text for group in given for pair in group for text in pair)]
+    try:
+        length = sum(len(text.encode()) for text in texts[1:])
+        is_key = 0 < len(key.encode()) <= 1024
+    except UnicodeEncodeError as error:
+        raise UnsupportedObjectError("no store takes a surrogate") from error
+    names = [name for name, _ in properties.metadata]
+    is_named = all(name and not set(name) - _NAME_CHARACTERS for name in names)
+    is_header = {name for name, _ in properties.headers} <= CONTENT_HEADERS
+    is_single = all(len({name for name, _ in group}) == len(group) for group in given)
+    if not (is_key and is_named and is_header and is_single and length <= _PROPERTIES_BYTES_MAX):
+        raise UnsupportedObjectError("no store takes this")
+
+
+def _check_number(number: int) -> None:
+    if not 1 <= number <= 10_000:
+        raise UnsupportedObjectError(f"part {number}")

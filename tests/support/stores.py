@@ -11,6 +11,7 @@ from botocore.credentials import Credentials
 
 from replicator.stores.local import LocalBucket
 from replicator.stores.port import (
+    Capabilities,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
@@ -23,6 +24,7 @@ from replicator.stores.s3 import open_s3
 from runtime.disk import Disk
 from runtime.retry import Backoff
 from runtime.s3 import S3Client
+from tests.support.memory_store import MEMORY, STITCHING, UNGUARDED, MemoryStore
 from tests.support.rgw import RgwSite
 from tests.support.s3_servers import S3Bucket, S3Endpoint
 
@@ -63,11 +65,20 @@ class ContractLacks:
 
 
 @contextmanager
-def local_store(request: pytest.FixtureRequest) -> Iterator[ContractStore]:
+def local_store(request: pytest.FixtureRequest, *, name: str = "bucket") -> Iterator[ContractStore]:
     """A bucket in a new folder."""
     folder: Path = request.getfixturevalue("tmp_path")
-    with LocalBucket(folder / "bucket", Disk(), create=True) as bucket:
+    with LocalBucket(folder / name, Disk(), create=True) as bucket:
         yield ContractStore(bucket.store(), takes_large=True)
+
+
+@contextmanager
+def memory_store(
+    _request: pytest.FixtureRequest, *, capabilities: Capabilities = MEMORY
+) -> Iterator[ContractStore]:
+    """The store that the simulations use."""
+    memory = MemoryStore("memory:a", capabilities, has_feed=capabilities is MEMORY)
+    yield ContractStore(memory.store(), refuses_small_parts=bool(capabilities.part_bytes_min))
 
 
 def s3_client(endpoint: S3Endpoint) -> S3Client:
@@ -178,6 +189,9 @@ _MINISTACK = ContractLacks(refuses_small_parts=False, reads_tags_below_markers=F
 _MOTO = ContractLacks(missing_upload=StoreUnavailableError)
 # By name; each yields an empty store.
 OPENERS: dict[str, Opener] = {
+    "memory": memory_store,
+    "memory_stitching": partial(memory_store, capabilities=STITCHING),
+    "memory_unguarded": partial(memory_store, capabilities=UNGUARDED),
     "local": local_store,
     "ministack": partial(s3_store, "ministack_server", lacks=_MINISTACK),
     "ministack_versions": partial(

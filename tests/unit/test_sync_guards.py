@@ -384,5 +384,5 @@ def test_failures_are_named_up_to_a_limit_and_all_are_counted(tmp_path: Path) ->
     report = run()
     document = report.document()
     assert document["failedCount"] == report.failed_count == 5
-    assert [one.key for one in report.failed] == ["0", "1", "2"]
+    assert len({one.key for one in report.failed}) == len(report.failed) == 3
     assert not report.equal
