@@ -147,7 +147,7 @@ class PairProver:
             self._client,
             self._source.index,
             self._source.profile,
-            key_range=_prefix_range(self._prefix),
+            key_range=prefix_range(self._prefix),
         )
         in_flight = found.in_flight + len(found.unknown)
         return PairProof(found, found.differences, in_flight, self._crossed() - before, found.trips)
@@ -194,7 +194,7 @@ def level_text(comparison: BucketComparison, profile: Profile) -> str:
     return f"{level.name.lower()}:{profile.algorithm.value}"
 
 
-def _prefix_range(prefix: str) -> KeyRange:
+def prefix_range(prefix: str) -> KeyRange:
     """The keys that begin with a prefix."""
     for at in range(len(prefix) - 1, -1, -1):
         after = ord(prefix[at]) + 1
