@@ -1,4 +1,4 @@
-"""`treefold bucket demo`: two buckets and a verifier on loopback, and what a proof costs.
+"""`treefold bucket demo`: two buckets and a verifier, and what a proof costs.
 
 Nothing is simulated: the verifier runs as it does beside a real bucket, the bytes are
 those of its messages, and damage is a bit in a data file.
@@ -153,7 +153,10 @@ def demo(objects: int, svg: Path | None, as_json: bool) -> None:
                 }
             )
     out.print(table)
-    out.print("Bytes are those of the proof's messages, in both directions.", style="dim")
+    out.print(
+        "Bytes of the proof's messages in both directions; a difference is proven twice.",
+        style="dim",
+    )
     if svg:
         write_picture(out, svg, "treefold bucket demo")
     if as_json:
@@ -216,7 +219,7 @@ def _change(pair: _Pair) -> None:
 
 
 def _damage(pair: _Pair) -> None:
-    """Flip a bit in the last data file of the copy, of which its store knows nothing."""
+    """Flip a bit of the copy in its data file, of which its store knows nothing."""
     pair.sync()
     files = (pair.target_folder / "data").rglob("*")
     sizes = sorted(one for one in files if one.is_file() and one.stat().st_size == _OBJECT_BYTES)
