@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from admin.bucket_index import index
 from admin.bucket_output import (
     LEVELS,
     plan_text,
@@ -30,16 +31,26 @@ from admin.bucket_pair import (
     prefix_option,
     state_option,
 )
+from admin.bucket_proven import open_proven_pair, print_proof, verifier_option
+from admin.bucket_receipts import receipts
+from admin.demo.bucket_demo import demo
+from proof.item import EvidenceLevel
 from replicator.copier import CopierLimits
 from replicator.crossing import lacking
 from replicator.pair import check_pair
+from replicator.proven_receipt import proven_receipt
+from replicator.proven_sync import ProvenSync
+from replicator.proving import PairProver
+from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
 from replicator.sync import BucketSync, SyncOptions
+from replicator.verifier.client import VerifierClient
 from replicator.verify import BucketVerification, VerificationTally
 from runtime.config import parse_rate
+from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
 from runtime.output import print_json
-from runtime.progress import ProgressStyle, progress_sink
+from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.rate_limit import SystemClock
 from runtime.retry import Backoff
 
@@ -65,6 +76,11 @@ def bucket() -> None:
     """
 
 
+bucket.add_command(index)
+bucket.add_command(receipts)
+bucket.add_command(demo)
+
+
 @bucket.command()
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
@@ -85,9 +101,12 @@ def bucket() -> None:
     help="Objects copied at a time.",
 )
 @json_option
+@verifier_option
 @click.pass_obj
 def sync(
     style: ProgressStyle | None,
+    *,
+    verifier: VerifierClient | None,
     source: str,
     target: str,
     delete: bool,
@@ -121,29 +140,50 @@ def sync(
         bytes_per_second=_rate(rate),
         copier_limits=CopierLimits(objects=transfers, parts=transfers),
     )
-    with (
-        open_pair(source, target, state, may_write=True, is_trial=dry_run) as pair,
-        progress_sink(style or ProgressStyle()) as progress,
-        BucketSync(
-            pair.source,
-            pair.target,
-            pair.ledger,
-            options,
-            progress=progress,
-            clock=SystemClock(),
-            sleep=time.sleep,
-            is_cancelled=lambda: False,
-        ) as run,
-    ):
+    with ExitStack() as opened:
+        progress = opened.enter_context(progress_sink(style or ProgressStyle()))
+        run: BucketSync | ProvenSync
+        if verifier is None:
+            pair = opened.enter_context(
+                open_pair(source, target, state, may_write=True, is_trial=dry_run)
+            )
+            kept = pair.state
+            run = BucketSync(
+                pair.source,
+                pair.target,
+                pair.ledger,
+                options,
+                progress=progress,
+                clock=SystemClock(),
+                sleep=time.sleep,
+                is_cancelled=lambda: False,
+            )
+        else:
+            proven = opened.enter_context(
+                open_proven_pair(source, target, state, verifier, progress)
+            )
+            kept = proven.state
+            run = ProvenSync(
+                proven.bucket,
+                opened.enter_context(open_store(target, may_write=True)),
+                proven.ledger,
+                verifier,
+                options,
+                progress=progress,
+                clock=SystemClock(),
+                sleep=time.sleep,
+                is_cancelled=lambda: False,
+            )
+        opened.enter_context(run)
         for limitation in run.limitations:
             progress.note(limitation)
         plan = run.plan()
         if dry_run:
-            print_plan(run, plan, as_json=as_json)
+            print_plan(run.steps(), plan, as_json=as_json)
             return
         progress.note(plan_text(plan))
         report = run.execute(plan)
-        append_receipt(pair, run.receipt(), progress)
+        append_receipt(kept, run.receipt(), progress)
     if as_json:
         print_json(report.document())
     else:
@@ -171,9 +211,12 @@ def sync(
 @prefix_option
 @state_option
 @json_option
+@verifier_option
 @click.pass_obj
 def verify(
     style: ProgressStyle | None,
+    *,
+    verifier: VerifierClient | None,
     source: str,
     target: str,
     level_name: str,
@@ -196,8 +239,12 @@ def verify(
       5  unknown: keys changed meanwhile, or a side does not list all keys
       7  a store does not answer, 8 another process uses the state folder
     """
-    stop = threading.Event()
     level = LEVELS[level_name]
+    if verifier is not None:
+        with progress_sink(style or ProgressStyle()) as progress:
+            _prove(source, target, state, verifier, level, prefix, progress, as_json=as_json)
+        return
+    stop = threading.Event()
     with ExitStack() as opened:
         pair = opened.enter_context(open_pair(source, target, state, may_write=False))
         progress = opened.enter_context(progress_sink(style or ProgressStyle()))
@@ -225,7 +272,7 @@ def verify(
             if key.kind is not None or key.is_unsettled:
                 shown += 1
                 print_key(key, shown, as_json=as_json)
-        append_receipt(pair, run.receipt(tally, prefix), progress)
+        append_receipt(pair.state, run.receipt(tally, prefix), progress)
         notes = verification_notes(tally, level, run.groups, lists_all=run.lists_all)
         print_verification(tally, pair.target, notes, lists_all=run.lists_all, as_json=as_json)
     if tally.differences:
@@ -251,6 +298,45 @@ def precheck(source: str, target: str, as_json: bool) -> None:
     ):
         limitations = lacking(ours.capabilities, theirs.capabilities)
         print_capabilities(ours.capabilities, theirs.capabilities, limitations, as_json=as_json)
+
+
+def _prove(
+    source: str,
+    target: str,
+    state: Path | None,
+    verifier: VerifierClient,
+    level: EvidenceLevel,
+    prefix: str,
+    progress: ProgressSink,
+    *,
+    as_json: bool,
+) -> None:
+    """Compare by the indexes of both sides, which each side brings up to date."""
+    if level is EvidenceLevel.LISTED:
+        raise UsageError(
+            "--level listed and --verifier exclude each other",
+            hint="A verifier knows more than a listing: leave --level out, or --verifier.",
+        )
+    clock = SystemClock()
+    read_since_s = clock.now_ms() // 1000 if level is EvidenceLevel.READ else 0
+    with open_proven_pair(source, target, state, verifier, progress) as pair:
+        prover = PairProver(pair.bucket, verifier, prefix=prefix, stopped=lambda: False)
+        progress.note("both sides bring their indexes up to date, each near its store")
+        proof = prover.settle(read_since_s=read_since_s)
+        receipt = proven_receipt(
+            pair.bucket,
+            proof,
+            source=canonical_address(source),
+            target=canonical_address(target),
+            prefix=prefix,
+            time_ms=clock.now_ms(),
+        )
+        append_receipt(pair.state, receipt, progress)
+        print_proof(proof, verifier, as_json=as_json)
+    if proof.differences:
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
+    if not proof.is_equal:
+        raise click.exceptions.Exit(ExitCode.PARTLY)
 
 
 def _rate(text: str | None) -> int:

@@ -1,12 +1,13 @@
 """What `treefold bucket` prints: documents with --json, lines for people without."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import click
 
 from proof.item import EvidenceLevel
+from replicator.ledger import PlannedStep
 from replicator.stores.port import Capabilities, Store
-from replicator.sync import BucketSync, SyncPlan, SyncReport
+from replicator.sync import SyncPlan, SyncReport
 from replicator.verify import Damage, KeyDifferenceKind, VerificationTally, VerifiedKey
 from runtime.output import JsonObject, print_json, print_line, print_table, size_text
 
@@ -36,9 +37,9 @@ def plan_text(plan: SyncPlan) -> str:
     )
 
 
-def print_plan(run: BucketSync, plan: SyncPlan, *, as_json: bool) -> None:
+def print_plan(steps: Iterable[PlannedStep], plan: SyncPlan, *, as_json: bool) -> None:
     """The steps of a plan, and its sums."""
-    for number, step in enumerate(run.steps()):
+    for number, step in enumerate(steps):
         if as_json:
             document: JsonObject = {"action": step.action, "key": step.key}
             print_json({**document, "bytes": step.length_bytes, "reason": step.reason})

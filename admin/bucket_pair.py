@@ -66,7 +66,7 @@ def open_pair(
     """
     source, target = canonical_address(source), canonical_address(target)
     check_pair(source, target)
-    folder = (state or _default_state(source, target)).absolute()
+    folder = (state or default_state(source, target)).absolute()
     is_known = PairLedger.exists_in(folder)
     with ExitStack() as opened:
         ours = opened.enter_context(open_store(source, may_write=False))
@@ -122,19 +122,19 @@ def is_missing(address: str) -> bool:
             return False
 
 
-def append_receipt(pair: OpenPair, receipt: Receipt | None, progress: ProgressSink) -> None:
-    """Sign what a comparison found, and append it to the receipts of the pair.
+def append_receipt(state: Path | None, receipt: Receipt | None, progress: ProgressSink) -> None:
+    """Sign what a comparison found, and append it to the receipts of a state folder.
 
     Raises:
         ReceiptChainError, SigningKeyError: the receipts of the folder are damaged.
         DiskError: they cannot be written.
     """
     if receipt is None:
-        progress.note("no receipt: a side does not list all keys, so that its set is unknown")
+        progress.note("no receipt: it is not known which set of keys a side holds")
         return
-    if pair.state is None:
+    if state is None:
         return
-    receipts = PairReceipts(pair.state, Disk())
+    receipts = PairReceipts(state, Disk())
     head = receipts.append(receipt)
     progress.note(
         f"receipt {head.records} in {receipts.path}: head {head.hash.hex()},"
@@ -146,7 +146,8 @@ def _scratch_folder() -> AbstractContextManager[str]:
     return tempfile.TemporaryDirectory(prefix="treefold-")
 
 
-def _default_state(source: str, target: str) -> Path:
+def default_state(source: str, target: str) -> Path:
+    """The state folder of two canonical addresses where none is named."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     pair = blake3_of(f"{source}\n{target}".encode()).hex()[:16]
     return Path(home) / "treefold" / "buckets" / pair

@@ -4,6 +4,7 @@ knows, compare their replicas, order scans.
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 
@@ -20,6 +21,7 @@ from admin.comparison import comparison_json
 from merkle.comparison import Comparison, compare
 from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX
+from merkle.outcome import Verdict
 from merkle.replica import ContainerReplica, ReplicaState
 from merkle.tree import ContainerTree, root_hex
 from repair.peers import AgentPeer
@@ -160,11 +162,13 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
     """Compare the trees of a container's live replicas.
 
     Fetches the trees from the agents, and lists for each difference the datanodes that
-    lack the data and those that have it. The verdict UNRECOVERABLE is preliminary: a
-    file whose block record is lost is in no tree, and a reconciliation may find good
-    data in it.
+    lack the data and those that have it. Trees are as of the last scans; the data are
+    not read. The verdict UNRECOVERABLE is preliminary: a file whose block record is
+    lost is in no tree, and a reconciliation may find good data in it.
 
-    Exit status: 0 no differences, 3 differences, 1 a tree could not be fetched.
+    Exit status: 0 no differences, 1 a tree could not be fetched, 3 differences, 5 no
+    differences, but not all expected replicas have a tree of a recent scan, 7 no agent
+    reports to the controller.
     """
     with command_result("container diff", as_json=as_json) as answer:
         [number] = container_ids((argument,))
@@ -190,12 +194,22 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
             # Without all replicas, the verdict could report data as lost that only the
             # missing one holds.
             return
-        compared = compare(trees)
+        if not trees:
+            check_agents(controller)
+            answer.fail(
+                "NO_REPLICAS_FOUND", f"No live datanode reports a replica of container {number}."
+            )
+            return
+        compared, doubt = compare_live(view, trees)
         answer.data = comparison_json(compared)
+        if doubt:
+            answer.warn(f"container {number}: {doubt}")
         if compared.differences:
-            answer.exit_status = answer.exit_status or ExitCode.FINDINGS
+            answer.exit_status = ExitCode.FINDINGS
+        elif doubt:
+            answer.exit_status = ExitCode.PARTLY
         if not as_json:
-            _print_comparison(compared, trees)
+            _print_comparison(compared, trees, f"data scanned {_roots_age_text(view)}")
 
 
 def fetch_trees(
@@ -229,6 +243,27 @@ def fetch_trees(
             else:
                 trees[name] = result
     return trees, errors
+
+
+def compare_live(view: ContainerStatus, trees: dict[str, ContainerTree]) -> tuple[Comparison, str]:
+    """The comparison of the trees of live replicas, and what it does not show; empty if
+    it shows all.
+
+    A MATCH needs the trees of all expected replicas, each of a recent scan.
+    UNRECOVERABLE needs all trees, because another replica may have the data. Otherwise
+    the verdict is UNKNOWN.
+    """
+    compared = compare(trees)
+    doubt = ""
+    if view.compared.comparison is RootComparison.UNKNOWN:
+        doubt = view.compared.note
+    if is_incomplete := len(trees) < view.expected_replicas:
+        doubt = f"{len(trees)} of {view.expected_replicas} expected replicas were compared"
+    if (doubt and compared.verdict is Verdict.MATCH) or (
+        is_incomplete and compared.verdict is Verdict.UNRECOVERABLE
+    ):
+        compared = replace(compared, verdict=Verdict.UNKNOWN)
+    return compared, doubt
 
 
 def container_json(view: ContainerStatus) -> JsonObject:
@@ -365,8 +400,8 @@ def _print_replica(view: ReplicaStatus) -> None:
     print_line(f"    {heard} {age_text(view.report_age_s)}")
 
 
-def _print_comparison(compared: Comparison, trees: dict[str, ContainerTree]) -> None:
-    print_line(f"Container {compared.container_id}: {compared.verdict.value}")
+def _print_comparison(compared: Comparison, trees: dict[str, ContainerTree], age: str) -> None:
+    print_line(f"Container {compared.container_id}: {compared.verdict.value} ({age})")
     print_table(
         ("DATANODE", "ROOT", "BLOCKS", "DELETED"),
         [

@@ -28,6 +28,7 @@ from admin.answer import (
 )
 from admin.comparison import comparison_json
 from admin.containers import (
+    compare_live,
     container_json,
     datanode_json,
     fetch_trees,
@@ -35,7 +36,7 @@ from admin.containers import (
     root_of,
 )
 from admin.jobs import await_jobs, exit_status_of, job_json, print_jobs, unknown_reason
-from merkle.comparison import Comparison, compare
+from merkle.comparison import Comparison
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
 from runtime.errors import UsageError
@@ -190,8 +191,8 @@ def _compared(
             )
         # Without all replicas, the plan could report data as lost that only the missing
         # one holds.
-        if not errors:
-            found[view.container_id] = compare(trees)
+        if trees and not errors:
+            found[view.container_id], _ = compare_live(view, trees)
     return found
 
 
@@ -435,7 +436,8 @@ def _status(
     with _reason_in_json(as_json=as_json):
         requested = _requested_ids(controller, arguments, all_diverged, as_json=as_json)
         views = controller.get_containers(requested)
-        if len(views) < len(requested):
+        is_unknown = any(v.compared.comparison is RootComparison.UNKNOWN for v in views.values())
+        if is_unknown or len(views) < len(requested):
             check_agents(controller)
     shown, failures = list[ContainerStatus](), list[str]()
     for number in requested:

@@ -242,7 +242,7 @@ def run(
             document["reconcile"] = _reconcile_repairable(controller, sweeps, summary.sweep_id)
         except ReconcileError as error:
             refused = error
-    truth = compared_truth(sweeps, summary.sweep_id, datetime.now(UTC)) if volumes else ""
+    truth = compared_truth(sweeps, summary.sweep_id, datetime.now(UTC))
     _print_run(sweeps, document, truth, as_json=as_json)
     # The sweep is complete and printed, so errors from here on do not hide it.
     if metrics_file is not None:
@@ -282,9 +282,9 @@ def compare(before: str, after: str, out: Path, as_json: bool) -> int:
 
     Lists the findings that are new in B, persist since A, or were healed, by container
     and kind. A finding of A is `unseen` if B did not read all expected replicas of its
-    container or could not decide it. Containers that are UNSEEN in B are listed as
-    `unseen_replica`. A silent change is an event between two sweeps: it is new in B or
-    not listed.
+    container, could not decide it, or compared trees of older scans than A. Containers
+    that are UNSEEN in B are listed as `unseen_replica`. A silent change is an event
+    between two sweeps: it is new in B or not listed.
 
     A and B are IDs of sweeps, unique prefixes, or `latest`.
 
@@ -313,7 +313,7 @@ def compare(before: str, after: str, out: Path, as_json: bool) -> int:
         )
         if rows:
             heads = ("CHANGE", "CONTAINER", "KIND", "REASON")
-            print_table(heads, rows[:_ROWS_SHOWN], numbers=("CONTAINER",))
+            print_table(heads, rows[:_ROWS_SHOWN], numbers=("CONTAINER",), folded=("REASON",))
         _print_rest(len(rows))
     if changes.new or changes.persisting:
         return ExitCode.FINDINGS
@@ -408,17 +408,17 @@ def _check_engine(
 
 def _print_run(sweeps: SweepStore, document: JsonObject, truth: str, *, as_json: bool) -> None:
     """Print what a sweep that has just ended found, and first and last which `truth` it
-    compared, if there is one to say.
+    compared.
     """
     for is_last in (False, True):
         if is_last and as_json:
             print_json(document)
         elif is_last:
             _print_sweep(sweeps, str(document["sweepID"]), document)
-        if truth and as_json:
+        if as_json:
             # Stdout is one JSON object.
             click.echo(truth, err=True)
-        elif truth:
+        else:
             print_line(truth)
 
 

@@ -5,7 +5,6 @@ The commands run as processes of their own, like the peer that they are compared
 
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from botocore.client import BaseClient
 
 from tests.support.rgw import RgwPair
@@ -27,6 +27,7 @@ METADATA = {"origin": "0123456789abcdef0123456789abcdef0123456789ab"}
 TAGS = "team=storage"
 # The gateway of tests/testbed/ozone_cluster.py as it starts without options.
 OZONE_URL = "http://127.0.0.1:9878"
+_LISTINGS = frozenset({"GET bucket", "GET bucket?list-type", "GET bucket?versions"})
 _WRITERS = 8
 _RUN_S = 3600.0
 # A sync that ends with another status has not made the target equal.
@@ -166,7 +167,7 @@ def fill(bucket: S3Bucket, count: int, size_bytes: int, *, described: bool = Tru
     with bucket.endpoint.client() as client, ThreadPoolExecutor(_WRITERS) as writers:
 
         def put(number: int) -> None:
-            body = random.Random(number).randbytes(size_bytes)
+            body = _body(number, size_bytes)
             client.put_object(Bucket=bucket.name, Key=key_of(number), Body=body, **given)
 
         for _ in writers.map(put, range(count)):
@@ -180,10 +181,14 @@ def key_of(number: int) -> str:
 
 def put_changed(client: BaseClient, bucket: S3Bucket, size_bytes: int) -> None:
     """Put object 0 of `fill` again, with another byte in its middle."""
-    body = bytearray(random.Random(0).randbytes(size_bytes))
+    body = bytearray(_body(0, size_bytes))
     body[size_bytes // 2] ^= 1
     given = {"Metadata": METADATA, "Tagging": TAGS}
     client.put_object(Bucket=bucket.name, Key=key_of(0), Body=bytes(body), **given)
+
+
+def _body(number: int, size_bytes: int) -> bytes:
+    return np.random.default_rng(number).bytes(size_bytes)
 
 
 def listings(traffic: Traffic) -> int:
@@ -208,5 +213,5 @@ def _length(traffic: Traffic, *, is_listing: bool) -> int:
     return sum(
         crossing.length_bytes
         for kind, crossing in traffic.kinds.items()
-        if (kind in ("GET bucket", "GET bucket?list-type", "GET bucket?versions")) == is_listing
+        if (kind in _LISTINGS) == is_listing
     )

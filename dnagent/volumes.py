@@ -15,7 +15,7 @@ from merkle.errors import ReconcileError, RecordInvalidError
 from merkle.limits import TREE_BLOCKS_MAX
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
-from ozone.containers import ContainerStore
+from ozone.containers import Container, ContainerStore
 from ozone.errors import (
     ContainerNotFoundError,
     DescriptorError,
@@ -178,6 +178,8 @@ class ManagedVolume:
 
     def write_tree(self, completed: CompletedScan) -> CompletedScan:
         """Store the tree of a scan (ScannedVolume.write_tree)."""
+        if completed.source is ScanDepth.METADATA:
+            self._forget_scan(completed.container_id)
         _, generation = self.store_tree(completed.result.tree, completed.generation)
         return replace(completed, generation=generation)
 
@@ -352,11 +354,6 @@ class ManagedVolume:
                 own, container_id, ReplicaState.INVALID, None, 0, read_only=read_only
             )
         tree = self._read_tree(container_id) if container.state.is_closed else None
-        scanned_ms = (
-            self._agent_scan_ms(container_id)
-            if read_only
-            else container.descriptor.data_scan_timestamp_ms
-        )
         return ContainerReplica(
             peer=own,
             container_id=container_id,
@@ -366,7 +363,7 @@ class ManagedVolume:
             replica_index=container.replica_index,
             used_bytes=counters.used_bytes or 0,
             block_count=counters.block_count or 0,
-            data_scan_timestamp_ms=scanned_ms,
+            data_scan_timestamp_ms=self._scan_ms(container),
             read_only=read_only,
             fingerprint=state_fingerprint(tree) if tree else b"",
         )
@@ -433,20 +430,45 @@ class ManagedVolume:
             path, json.dumps({"at_ms": at_ms, "findings": findings}).encode(), unique=True
         )
 
-    def _agent_scan_ms(self, container_id: ContainerId) -> int | None:
-        return agent_scan_ms(self.volume, self._disk, container_id)
+    def _forget_scan(self, container_id: ContainerId) -> None:
+        """Report the data as never scanned until the next scan: the tree that showed
+        what the last one found is lost, and one of block records shows no damage.
+        """
+        with self._change_lock:
+            replica = self.replica(container_id)
+            if replica.data_scan_timestamp_ms is None:
+                return
+            # First, so that no crash leaves such a tree with the time of a scan.
+            lost_ms = replica.data_scan_timestamp_ms
+            facts: dict[str, object] = {"at_ms": None, "lost_ms": lost_ms, "findings": []}
+            path = _findings_path(self.volume, container_id)
+            self._disk.make_folder(path.parent)
+            self._disk.replace(path, json.dumps(facts).encode(), unique=True)
+            self._update(replace(replica, data_scan_timestamp_ms=None))
+
+    def _scan_ms(self, container: Container) -> int | None:
+        """The time of the last full scan that the stored tree shows; None without."""
+        if self.volume.hold is Hold.READ_ONLY:
+            return agent_scan_ms(self.volume, self._disk, container.container_id)
+        at_ms = container.descriptor.data_scan_timestamp_ms
+        lost_ms = _stored_ms(self.volume, self._disk, container.container_id, "lost_ms")
+        return None if at_ms == lost_ms else at_ms
 
 
 def agent_scan_ms(volume: Volume, disk: Disk, container_id: ContainerId) -> int | None:
     """The time of the last scan by an agent with a read-only hold, in ms since the
     epoch; None if unknown.
     """
+    return _stored_ms(volume, disk, container_id, "at_ms")
+
+
+def _stored_ms(volume: Volume, disk: Disk, container_id: ContainerId, name: str) -> int | None:
     try:
-        at_ms = json.loads(disk.read(_findings_path(volume, container_id)))["at_ms"]
+        time_ms = json.loads(disk.read(_findings_path(volume, container_id)))[name]
     except (DiskError, ValueError, KeyError, TypeError, RecursionError):
         # Lost or damaged: the container is scanned again, at worst needlessly.
         return None
-    return at_ms if isinstance(at_ms, int) else None
+    return time_ms if isinstance(time_ms, int) else None
 
 
 def _findings_path(volume: Volume, container_id: ContainerId) -> Path:

@@ -14,7 +14,7 @@ from replicator.crossing import Crossing
 from replicator.difference import Action, Decision, DecisionRules, KeyState, Need, decide
 from replicator.hashing import ContentHasher
 from replicator.ledger import LedgerRow, PairLedger
-from replicator.listing import JoinedKey, join_keys, list_resumed
+from replicator.listing import JoinedKey, join_keys, list_resumed, lists_key
 from replicator.stores.port import (
     ObjectFacts,
     ObjectMissingError,
@@ -158,7 +158,10 @@ class KeyComparison:
                 return DecidedKey(state, decision)
             if self._is_cancelled():
                 raise OperationInterruptedError("the sync was interrupted")
-            state = self._read(state, decision.needs)
+            seen = self._read(state, decision.needs)
+            if state.source is not None and seen.source is None and self._is_lost(state.key):
+                return DecidedKey(state, Decision(Action.COPY, "listed at the source, but lost"))
+            state = seen
         return DecidedKey(state, Decision(Action.COPY, "keeps changing"))
 
     def _read(self, state: KeyState, need: Need) -> KeyState:
@@ -173,12 +176,10 @@ class KeyComparison:
                     return replace(state, source_content=content)
                 case Need.SOURCE_PROPERTIES if source is not None:
                     digest = self._retried(lambda: self._digest(self._source, source))
-                    if self._is_unchanged(self._source, source):
-                        return replace(state, source_properties=digest)
+                    return replace(state, source_properties=digest)
                 case Need.TARGET_PROPERTIES if target is not None:
                     digest = self._retried(lambda: self._digest(self._target, target))
-                    if self._is_unchanged(self._target, target):
-                        return replace(state, target_properties=digest)
+                    return replace(state, target_properties=digest)
                 case _:
                     pass
         except (ObjectMissingError, PreconditionFailedError):
@@ -188,7 +189,8 @@ class KeyComparison:
             now = self._retried(lambda: self._target.reader.facts(state.key))
             if target is not None and now is not None and same_stamp(target, now):
                 now = target
-            return KeyState(state.key, source, now, state.row)
+            damaged = state.target_is_damaged
+            return KeyState(state.key, source, now, state.row, target_is_damaged=damaged)
         now = self._retried(lambda: self._source.reader.facts(state.key))
         if source is not None and now is not None and same_stamp(source, now):
             # It says that it is the same, and could not be read as such: once more.
@@ -198,14 +200,9 @@ class KeyComparison:
             state.key, now, target, state.row, source_is_fresh=True, target_is_damaged=damaged
         )
 
-    def _is_unchanged(self, store: Store, listed: ObjectFacts) -> bool:
-        """Whether an object is still the listed one: without a version, properties that
-        were read may be those of a newer one, whose bytes nobody compared.
-        """
-        if listed.version:
-            return True
-        now = self._retried(lambda: store.reader.facts(listed.key))
-        return now is not None and same_stamp(now, listed)
+    def _is_lost(self, key: str) -> bool:
+        """Whether the source lists a key that it does not have: nobody deleted it."""
+        return self._retried(lambda: lists_key(self._source.lister, key))
 
     def _hashes(self, facts: ObjectFacts) -> tuple[ContentHash, ...]:
         hasher = ContentHasher()
@@ -215,7 +212,8 @@ class KeyComparison:
         return hasher.hashes()
 
     def _digest(self, store: Store, facts: ObjectFacts) -> bytes:
-        return self._crossing.digest(store.reader.properties(facts.key, version=facts.version))
+        """Of just this object: a newer one has bytes that nobody compared."""
+        return self._crossing.digest(store.reader.properties_of(facts))
 
     def _retried(self, call: Callable[[], T]) -> T:
         return call_with_retry(call, sleep=self._sleep, backoff=self._backoff)

@@ -46,3 +46,8 @@ class PairReceipts:
             DiskError: it is unknown whether the receipt is in the file.
         """
         return self._chain.append(self._chain.next_record(receipt).signed_by(self._key))
+
+
+def signing_key_beside(path: Path) -> Path:
+    """Where the key of a chain file lies in its state folder."""
+    return path.with_name(_SIGNING_KEY_FILE)

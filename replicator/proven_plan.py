@@ -9,7 +9,7 @@ from replicator.difference import Action
 from replicator.verifier.values import BODY_BYTES_MAX, WRITES_MAX, Write
 
 # A batch is sent once its bodies have as much.
-BATCH_BYTES = 1 << 20
+_BATCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ def decide_step(difference: ItemDifference, theirs: Item | None, *, may_delete: 
 def batched_writes(
     writes: Iterator[tuple[ProvenStep, Write]],
 ) -> Iterator[list[tuple[ProvenStep, Write]]]:
-    """Writes in batches of about BATCH_BYTES, and of at most WRITES_MAX."""
+    """Writes in batches of about _BATCH_BYTES, and of at most WRITES_MAX."""
     batch, size = list[tuple[ProvenStep, Write]](), 0
     for step, write in writes:
         length = len(write.body or b"")
-        if batch and (size + length > BATCH_BYTES or len(batch) >= WRITES_MAX):
+        if batch and (size + length > _BATCH_BYTES or len(batch) >= WRITES_MAX):
             yield batch
             batch, size = [], 0
         batch.append((step, write))

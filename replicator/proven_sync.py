@@ -12,7 +12,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Self, TypeVar
+from contextlib import AbstractContextManager
+from typing import TypeVar
 
 from proof.item import KEY_HASH_BYTES, Item, ItemHasher, ItemId
 from proof.messages import (
@@ -22,6 +23,7 @@ from proof.messages import (
     QuestionMessage,
 )
 from proof.naming import ItemDifferenceKind
+from proof.receipts import Receipt
 from replicator.copier import Copier, NewExecutor
 from replicator.copy import copy_object
 from replicator.copy_requests import CopyFailedError, CopyResult, FailureReason
@@ -32,6 +34,7 @@ from replicator.hashing import blake3_of
 from replicator.ledger import PairLedger, PlannedStep
 from replicator.pair import check_pair
 from replicator.proven_plan import ProvenStep, batched_writes, decide_step
+from replicator.proven_receipt import proven_receipt
 from replicator.proving import PairProof, PairProver, level_text
 from replicator.refresh import IndexedBucket, is_unchanged
 from replicator.stores.port import (
@@ -48,7 +51,7 @@ from replicator.verifier.client import VerifierClient
 from replicator.verifier.values import (
     BODY_BYTES_MAX,
     Write,
-    WriteResult,
+    WriteOutcome,
     WritesRefusedError,
 )
 from replicator.window_patch import WindowPatcher
@@ -71,7 +74,7 @@ _BATCH_REASONS = {
 }
 
 
-class ProvenSync:
+class ProvenSync(AbstractContextManager["ProvenSync"]):
     """One run over a pair whose target has a verifier. Use it as a context manager."""
 
     def __init__(
@@ -131,22 +134,36 @@ class ProvenSync:
         # Objects that were small when they were listed, and are large now.
         self._grown = list[ProvenStep]()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Stop what still runs, and wait for requests that are on their way."""
         self._stop.set()
-        self._workers.shutdown(wait=True, cancel_futures=True)
+        self._workers.shutdown(cancel_futures=True)
         self._copier.close()
 
     @property
     def limitations(self) -> tuple[str, ...]:
         """What does not cross between these stores, in sentences."""
         return lacking(self._source.capabilities, self._target.capabilities)
+
+    @property
+    def lists_all(self) -> bool:
+        """Whether both sides list all keys; otherwise equality cannot be shown."""
+        return self._lists_all
+
+    def receipt(self) -> Receipt | None:
+        """What the last comparison proved, to be signed; None where it is not known
+        which set a side holds.
+        """
+        if self._proof is None or not self._lists_all:
+            return None
+        return proven_receipt(
+            self._bucket,
+            self._proof,
+            source=self._source.address,
+            target=self._target.address,
+            prefix=self._options.prefix,
+            time_ms=self._bucket.clock.now_ms(),
+        )
 
     def plan(self) -> SyncPlan:
         """Bring both indexes up to date, compare them and make the plan.
@@ -232,6 +249,10 @@ class ProvenSync:
 
         self._prover.refresh(note=note)
         return self._prover.compare()
+
+    def _check_stop(self) -> None:
+        if self._is_stopped():
+            raise OperationInterruptedError("the sync was interrupted", hint="Run it again.")
 
     def _named(self, proof: PairProof) -> dict[ItemId, Item]:
         """The target's items that changed, by ID, as far as it still has them."""
@@ -363,11 +384,11 @@ class ProvenSync:
         task = CopyTask(
             source=facts,
             target=target,
+            upload=self._ledger.upload(step.key),
             capabilities=self._target.capabilities,
             crossing=self._crossing,
             window_key=self._ledger.secret,
             limits=self._options.copy_limits,
-            upload=self._ledger.upload(step.key),
         )
         result = self._copier.run(copy_object(task))
         if result is not None:
@@ -415,10 +436,6 @@ class ProvenSync:
     def _is_stopped(self) -> bool:
         return self._stop.is_set() or self._is_cancelled()
 
-    def _check_stop(self) -> None:
-        if self._is_stopped():
-            raise OperationInterruptedError("the sync was interrupted", hint="Run it again.")
-
     def _wait(self, seconds: float) -> bool:
         self._sleep(seconds)
         return self._is_stopped()
@@ -428,7 +445,7 @@ def _source_changed(key: str) -> CopyFailedError:
     return CopyFailedError(FailureReason.SOURCE_CHANGED, f"{key} changed while it was read")
 
 
-def _count(outcome: CopyTally, step: ProvenStep, write: Write, done: WriteResult) -> None:
+def _count(outcome: CopyTally, step: ProvenStep, write: Write, done: WriteOutcome) -> None:
     """Count what became of one write."""
     if done.error:
         reason = _BATCH_REASONS.get(done.error, FailureReason.TARGET_REFUSED)

@@ -277,13 +277,15 @@ class Refresher:
         listed = StampedItem(item, ItemEvidence(EvidenceLevel.LISTED), stamp_of(facts))
         if algorithm is None:
             return _Described(facts.key, listed)
+        is_same = row is not None and is_unchanged(row, facts)
+        before = row.item.content if row is not None and is_same else None
+        # Without content it was unreadable, and what the store recorded proves nothing.
+        must_read = read_since_s or (is_same and before is None)
         recorded = {known.algorithm: known.digest for known in facts.hashes}.get(algorithm)
-        if recorded is not None and not read_since_s:
+        if recorded is not None and not must_read:
             evidence = ItemEvidence(EvidenceLevel.RECORDED)
             item = replace(item, content=recorded)
             return _Described(facts.key, replace(listed, item=item, evidence=evidence))
-        # The store calls it the same object: other bytes than before are damage.
-        before = row.item.content if row is not None and is_unchanged(row, facts) else None
         try:
             content = self._read(facts)
         except (ObjectMissingError, PreconditionFailedError):
@@ -297,6 +299,7 @@ class Refresher:
             facts.key,
             replace(listed, item=replace(item, content=content), evidence=evidence),
             bytes_read=facts.size_bytes,
+            # The store calls it the same object: other bytes than before are damage.
             is_damaged=before not in (None, content),
         )
 

@@ -33,6 +33,7 @@ from replicator.crossing import Crossing, lacking
 from replicator.cut import CutCheck
 from replicator.difference import Action, DecisionRules
 from replicator.ledger import PairLedger, PlannedStep
+from replicator.listing import lists_key
 from replicator.pair import check_pair
 from replicator.patch import patch_object, put_properties
 from replicator.stores.port import (
@@ -56,17 +57,18 @@ _DELETES_AT_ONCE = 1_000
 _STEPS_AT_ONCE = 1_000
 # Comparisons after the last write: what still moves then is in flight.
 _COMPARISONS_MAX = 4
-# Failures that a report names; all are counted.
-_FAILURES_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class SyncOptions:
-    """What the caller may choose. A rate of 0 bytes per second is no limit."""
+    """What the caller may choose. A rate of 0 bytes per second is no limit. So many
+    failures are named in the report; all are counted.
+    """
 
     prefix: str = ""
     delete: bool = False
     bytes_per_second: int = 0
+    failures_named_max: int = 10_000
     copy_limits: CopyLimits = field(default_factory=CopyLimits)
     copier_limits: CopierLimits = field(default_factory=CopierLimits)
     backoff: Backoff = field(default_factory=Backoff)
@@ -131,7 +133,6 @@ class SyncReport:
             "metadataOnly": self.metadata_only,
             "bytes": self.bytes,
             "failed": [{"key": one.key, "reason": one.reason} for one in self.failed],
-            "failedCount": self.failed_count,
             "equal": self.equal,
             "level": self.level,
             "root": self.root,
@@ -149,6 +150,7 @@ class CopyTally:
     bytes: int = 0
     failed_count: int = 0
     failed: list[Failure] = field(default_factory=list)
+    failures_named_max: int = 10_000
 
     def add(self, result: CopyResult | None) -> None:
         """Count a copy; None is a source that is gone."""
@@ -163,7 +165,7 @@ class CopyTally:
     def fail(self, key: str, error: ReconcileError) -> None:
         """Count a key that was not brought to the target."""
         self.failed_count += 1
-        if len(self.failed) < _FAILURES_MAX:
+        if len(self.failed) < self.failures_named_max:
             self.failed.append(Failure(key, _failure_reason(error).value, error.message))
 
     def report(
@@ -328,13 +330,14 @@ class BucketSync:
             StoreError: a listing is not complete: what is at the target is unknown.
             OperationInterruptedError: the caller interrupted it; run it again.
         """
-        outcome = CopyTally()
+        outcome = CopyTally(failures_named_max=self._options.failures_named_max)
         try:
             self._clean_scratch()
             self._progress.begin("copy", plan.bytes, BYTES)
             self._copy_all(outcome)
             self._delete_all(outcome)
-            self._drop_uploads({one.key for one in outcome.failed})
+            if outcome.failed_count == len(outcome.failed):
+                self._drop_uploads({one.key for one in outcome.failed})
             if plan.changes or self._in_flight:
                 self._compare_again(plan, outcome)
         except BaseException:
@@ -425,6 +428,11 @@ class BucketSync:
         result = self._copier.run(self._machine(step))
         if result is not None:
             self._ledger.save_copy(result)
+        elif self._retried(lambda: lists_key(self._source.lister, step.key)):
+            raise CopyFailedError(
+                FailureReason.SOURCE_UNREADABLE,
+                f"{step.key} is listed at the source, but it cannot be read there",
+            )
         return result
 
     def _machine(self, step: PlannedStep) -> Steps[CopyResult | None]:

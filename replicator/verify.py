@@ -26,6 +26,7 @@ from replicator.stores.port import (
     ObjectMissingError,
     PreconditionFailedError,
     Store,
+    same_stamp,
 )
 from runtime.errors import OperationInterruptedError
 from runtime.rate_limit import Clock
@@ -42,7 +43,9 @@ class KeyDifferenceKind(Enum):
     EXTRA = "extra"
     CHANGED = "changed"
     DAMAGED = "damaged"
-    """A side's bytes are not those that its own store or the last copy recorded."""
+    """A side's bytes are not those that its own store or the last copy recorded, or it
+    lists what it does not have.
+    """
 
 
 class Damage(Enum):
@@ -179,10 +182,13 @@ class BucketVerification:
         if source is None or target is None or found.is_unsettled:
             return found
         read_at_s = self._clock.now_ms() // 1000
-        try:
-            ours, theirs = self._hashed(self._source, source), self._hashed(self._target, target)
-        except (ObjectMissingError, PreconditionFailedError):
-            return replace(found, level=EvidenceLevel.LISTED, kind=None, is_unsettled=True)
+        hashers = []
+        for store, facts in ((self._source, source), (self._target, target)):
+            try:
+                hashers.append(self._hashed(store, facts))
+            except (ObjectMissingError, PreconditionFailedError):
+                return self._unread(found, store, facts)
+        ours, theirs = hashers
         found = replace(found, level=EvidenceLevel.READ, read_at_s=read_at_s, damage=None)
         row = self._ledger.row(state.key)
         damaged = [
@@ -207,6 +213,21 @@ class BucketVerification:
         is_changed = decided.decision.action is Action.PROPERTIES
         kind = KeyDifferenceKind.CHANGED if is_changed else None
         return replace(found, kind=kind, hashes=_sorted(ours.hashes()))
+
+    def _unread(self, found: VerifiedKey, store: Store, facts: ObjectFacts) -> VerifiedKey:
+        """A key that could not be read: lost if its store goes on listing it as it was,
+        else changed while it was compared.
+        """
+
+        def listed() -> ObjectFacts | None:
+            return next(store.lister.list_objects(facts.key), None)
+
+        now = call_with_retry(listed, sleep=self._sleep, backoff=self._backoff)
+        if now is not None and same_stamp(now, facts):
+            damage = Damage.SOURCE if store is self._source else Damage.TARGET
+            level, kind = EvidenceLevel.READ, KeyDifferenceKind.DAMAGED
+            return replace(found, level=level, kind=kind, damage=damage)
+        return replace(found, level=EvidenceLevel.LISTED, kind=None, is_unsettled=True)
 
     def _hashed(self, store: Store, facts: ObjectFacts) -> ContentHasher:
         def read() -> ContentHasher:

@@ -20,7 +20,7 @@ from replicator.stores.port import (
 )
 from replicator.verifier.client import VerifierClient
 from replicator.verifier.object_windows import read_window_tree
-from replicator.verifier.values import PATCH_BYTES_MAX, PATCHED_BYTES_MAX, Patch, PatchOrder
+from replicator.verifier.values import PATCH_BYTES_MAX, PATCHED_BYTES_MAX, PatchOrder, RangePatch
 from replicator.window_search import search_windows
 from replicator.windows import ChangedRange
 from runtime.errors import RemoteProtocolError, UsageError
@@ -110,11 +110,11 @@ class WindowPatcher:
             found.append(given.answer.checksums)
         return found
 
-    def _patches(self, facts: ObjectFacts, changed: ChangedRange) -> Iterator[Patch]:
+    def _patches(self, facts: ObjectFacts, changed: ChangedRange) -> Iterator[RangePatch]:
         """The patches of one range, each of at most PATCH_BYTES_MAX."""
         old_bytes, at = changed.old_end - changed.first, changed.first
         for first in range(changed.first, max(changed.new_end, changed.first + 1), PATCH_BYTES_MAX):
-            yield Patch(at, old_bytes, self._read(facts, first, changed.new_end))
+            yield RangePatch(at, old_bytes, self._read(facts, first, changed.new_end))
             # The others are inserted behind what the first one replaced.
             old_bytes, at = 0, changed.old_end
 

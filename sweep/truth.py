@@ -26,10 +26,11 @@ _UNITS = ((86_400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 def compared_truth(sweeps: SweepStore, sweep_id: str, at: datetime) -> str:
-    """One line on what a sweep compared, by its table `roots`; ages are those at `at`.
+    """One line on what a sweep compared, by its tables `roots` and `verdicts`; ages are
+    those at `at`.
 
     Raises:
-        DiskError: the table cannot be read.
+        DiskError: a table cannot be read.
     """
     counts, never = Counter[str](), 0
     oldest, newest = list[datetime](), list[datetime]()
@@ -48,17 +49,23 @@ def compared_truth(sweeps: SweepStore, sweep_id: str, at: datetime) -> str:
     if count := counts[TreeSource.TREE.value]:
         ages = "never scanned in full"
         if oldest:
-            ages = f"as of the last scans, {_age(at, max(newest))} to {_age(at, min(oldest))} old"
+            ages = f"as of the last scans, {_ages(at, max(newest), min(oldest))} old"
             ages += f" ({never} never scanned in full)" if never else ""
-        parts.append(f"the stored trees of {count} replicas, {ages}")
+        parts.append(f"the stored trees of {_replicas(count)}, {ages}")
     if count := counts[TreeSource.METADATA.value]:
-        parts.append(f"the block records of {count} replicas, whose data were not read")
+        parts.append(f"the block records of {_replicas(count)}, whose data were not read")
     if count := counts[TreeSource.DATA.value]:
-        parts.append(f"the data of {count} replicas")
+        parts.append(f"the data of {_replicas(count)}")
     if count := counts["none"]:
-        parts.append(f"nothing of {count} replicas without a tree")
+        parts.append(f"nothing of {_replicas(count)} without a tree")
     if not parts:
         return "compared: nothing"
+    excluded = sum(
+        pc.sum(piece["excluded"]).as_py() or 0
+        for piece in sweeps.pieces(SweepTable.VERDICTS, sweep_id, ["excluded"])
+    )
+    if excluded:
+        parts.append(f"not compared, because excluded by design: {excluded} of these")
     is_data = counts.keys() <= {TreeSource.DATA.value}
     return f"compared: {'; '.join(parts)}{'' if is_data else '. ' + _HOW}"
 
@@ -66,6 +73,15 @@ def compared_truth(sweeps: SweepStore, sweep_id: str, at: datetime) -> str:
 # The year 9999 ends before this, in ms since the epoch.
 _LATEST_MS = 253_402_300_799_000
 assert CHUNK_SCHEMA.field("scanned_at").type.unit == "ms"
+
+
+def _replicas(count: int) -> str:
+    return f"{count} replica{'' if count == 1 else 's'}"
+
+
+def _ages(at: datetime, newest: datetime, oldest: datetime) -> str:
+    ages = dict.fromkeys((_age(at, newest), _age(at, oldest)))
+    return " to ".join(ages)
 
 
 def _age(at: datetime, then: datetime) -> str:

@@ -11,13 +11,11 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import TypeAlias
 
-from blake3 import blake3
-
 from merkle.errors import ReconcileError
 from proof.index import IndexWriter, ItemEvidence, StampedItem
 from proof.item import EvidenceLevel, HashAlgorithm, Item, ItemHasher, ItemId, Profile
 from proof.root import SetRoot
-from replicator.hashing import ContentHasher
+from replicator.hashing import ContentHasher, blake3_of
 from replicator.refresh import digest_of, is_unchanged, stamp_of
 from replicator.stores.port import (
     DigestMismatchError,
@@ -31,10 +29,10 @@ from replicator.stores.port import (
 )
 from replicator.verifier.values import (
     BatchResult,
-    Patch,
     PatchOrder,
+    RangePatch,
     Write,
-    WriteResult,
+    WriteOutcome,
 )
 from runtime.errors import DatabaseError, OperationInterruptedError, UsageError
 
@@ -45,7 +43,7 @@ PART_BYTES = 8 << 20
 
 
 # What became of a write, and the item that it left.
-_Outcome: TypeAlias = tuple[WriteResult, StampedItem | None]
+_Outcome: TypeAlias = tuple[WriteOutcome, StampedItem | None]
 
 
 class Applier:
@@ -94,7 +92,7 @@ class Applier:
         return BatchResult(number, tuple(outcomes[write.key][0] for write in writes), root)
 
     def patch(
-        self, order: PatchOrder, patches: Sequence[Patch], *, stopped: Callable[[], bool]
+        self, order: PatchOrder, patches: Sequence[RangePatch], *, stopped: Callable[[], bool]
     ) -> tuple[ObjectFacts, SetRoot]:
         """Replace ranges of an object, which is read and written near its store, unless
         `stopped` says to give up.
@@ -152,14 +150,14 @@ class Applier:
                 else self._put_properties(write, base)
             )
         except ReconcileError as error:
-            return WriteResult(error.code, error.message), None
-        result = WriteResult(etag=facts.etag, modified_ms=facts.modified_ms, version=facts.version)
+            return WriteOutcome(error.code, error.message), None
+        result = WriteOutcome(etag=facts.etag, modified_ms=facts.modified_ms, version=facts.version)
         return result, item
 
     def _put(
         self, write: Write, body: bytes, base: StampedItem | None
     ) -> tuple[ObjectFacts, StampedItem]:
-        if blake3(body).digest() != write.blake3:
+        if blake3_of(body) != write.blake3:
             raise DigestMismatchError(f"{write.key}: other bytes arrived", key=write.key)
         can = self._store.capabilities
         guarded = can.replaces_conditionally if base else can.creates_conditionally
@@ -180,25 +178,25 @@ class Applier:
         return facts, StampedItem(item, ItemEvidence(level), stamp_of(facts))
 
     def _delete(self, deletes: Sequence[Write]) -> dict[str, _Outcome]:
-        results = dict[str, WriteResult]()
+        results = dict[str, WriteOutcome]()
         for write in deletes:
             try:
                 base = self._current(write.key, write.replaced_id)
                 assert base is not None
                 self._fresh(base)
             except ReconcileError as error:
-                results[write.key] = WriteResult(error.code, error.message)
+                results[write.key] = WriteOutcome(error.code, error.message)
         allowed = [write.key for write in deletes if write.key not in results]
         if allowed:
             try:
                 failures = self._store.writer.delete(allowed)
                 results |= {
-                    failure.key: WriteResult(StoreError.code, failure.reason)
+                    failure.key: WriteOutcome(StoreError.code, failure.reason)
                     for failure in failures
                 }
             except ReconcileError as error:
-                results |= {key: WriteResult(error.code, error.message) for key in allowed}
-        return {write.key: (results.get(write.key, WriteResult()), None) for write in deletes}
+                results |= {key: WriteOutcome(error.code, error.message) for key in allowed}
+        return {write.key: (results.get(write.key, WriteOutcome()), None) for write in deletes}
 
     def _current(self, key: str, expected: ItemId | None) -> StampedItem | None:
         row = self._index.row(key)
@@ -267,7 +265,7 @@ APPLIED_ALGORITHMS = frozenset({HashAlgorithm.MD5, HashAlgorithm.CRC32C, HashAlg
 
 
 def _patched(
-    store: Store, base: ObjectFacts, patches: Sequence[Patch], result_bytes: int
+    store: Store, base: ObjectFacts, patches: Sequence[RangePatch], result_bytes: int
 ) -> Iterator[bytes]:
     """The pieces of the result, in order; bounded by its size as ordered."""
     at = made = 0

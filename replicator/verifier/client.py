@@ -28,8 +28,8 @@ from replicator.verifier.values import (
     BatchResult,
     Description,
     IndexState,
-    Patch,
     PatchOrder,
+    RangePatch,
     Write,
 )
 from runtime.errors import OperationInterruptedError, RemoteProtocolError
@@ -168,7 +168,7 @@ class VerifierClient:
             raise RemoteProtocolError("the verifier did not answer every batch")
 
     def patch(
-        self, profile: Profile, order: PatchOrder, patches: Iterable[Patch]
+        self, profile: Profile, order: PatchOrder, patches: Iterable[RangePatch]
     ) -> tuple[ObjectFacts, SetRoot]:
         """Replace ranges of one object; returns its new facts and the new root."""
 

@@ -16,10 +16,10 @@ from replicator.verifier.values import (
     BatchResult,
     Description,
     IndexState,
-    Patch,
     PatchOrder,
+    RangePatch,
     Write,
-    WriteResult,
+    WriteOutcome,
 )
 from runtime.errors import RemoteProtocolError, UsageError
 
@@ -118,12 +118,12 @@ def patch_order_from(message: pb.PatchHeader) -> PatchOrder:
     )
 
 
-def patch_to(patch: Patch) -> pb.Patch:
+def patch_to(patch: RangePatch) -> pb.Patch:
     """The message of a patch."""
     return pb.Patch(offset=patch.offset, old_bytes=patch.old_bytes, data=patch.data)
 
 
-def patch_from(message: pb.Patch) -> Patch:
+def patch_from(message: pb.Patch) -> RangePatch:
     """The patch in a message.
 
     Raises:
@@ -131,7 +131,7 @@ def patch_from(message: pb.Patch) -> Patch:
     """
     if len(message.data) > PATCH_BYTES_MAX:
         raise UsageError(f"a patch has over {PATCH_BYTES_MAX} bytes")
-    return Patch(message.offset, message.old_bytes, message.data)
+    return RangePatch(message.offset, message.old_bytes, message.data)
 
 
 def batch_result_to(result: BatchResult) -> pb.BatchResult:
@@ -162,7 +162,7 @@ def batch_result_from(message: pb.BatchResult, *, number: int, writes: int) -> B
     if message.batch != number or len(message.results) != writes:
         raise RemoteProtocolError("the verifier's answer belongs to another batch")
     results = tuple(
-        WriteResult(
+        WriteOutcome(
             one.error[:_TEXT_MAX],
             one.reason[:_TEXT_MAX],
             one.etag[:_TEXT_MAX],

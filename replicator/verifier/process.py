@@ -1,45 +1,36 @@
 """A running verifier: store, index, service, and threads that refresh and scrub."""
 
-import json
-import os
-import secrets
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 from merkle.errors import ReconcileError
-from proof.item import SECRET_BYTES, HashAlgorithm, Profile
-from proof.stored_index import StoredIndex
 from replicator.events import VERIFIER_EVENTS
 from replicator.metrics import THREAD_FAILURES, VERIFIER_METRICS
-from replicator.refresh import IndexedBucket, RefreshProgress, groups_of
+from replicator.refresh import RefreshProgress
 from replicator.stores.opening import open_store
 from replicator.verifier.config import VerifierConfig
 from replicator.verifier.server import VerifierService
+from replicator.verifier.state import locked_state, open_index
 from runtime.call_limits import CallLimits
 from runtime.config import split_address
-from runtime.disk import Disk, disk_error
-from runtime.errors import ConfigError
-from runtime.folder_lock import FolderLock
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rate_limit import RateLimiter, SystemClock
 from runtime.rpc import start_server
 
-_PROFILE_FILE = "profile.json"
 # Before a step that failed is tried again.
 _FAILURE_PAUSE_S = 60.0
 # A syncer may read a slow source between two batches, and a refresh may take days.
-_CALL_LIMITS = CallLimits(idle_s=300.0, stream_s=7 * 86_400.0)
+CALL_LIMITS = CallLimits(idle_s=300.0, stream_s=7 * 86_400.0)
 _log = get_logger("verifier", VERIFIER_EVENTS)
 
 
 class VerifierProcess:
     """A verifier of one bucket; `address` is where it listens."""
 
-    def __init__(self, config: VerifierConfig) -> None:
+    def __init__(self, config: VerifierConfig, call_limits: CallLimits = CALL_LIMITS) -> None:
         """Open the store and the index, and listen.
 
         Raises:
@@ -57,16 +48,12 @@ class VerifierProcess:
         self._metrics = Metrics(VERIFIER_METRICS)
         clock = SystemClock()
         with ExitStack() as opened:
-            folder = config.state_folder.absolute()
-            disk = Disk()
-            disk.make_folder(folder)
-            lock = FolderLock(folder, "treefold verifier")
-            opened.callback(lock.release)
+            folder = opened.enter_context(locked_state(config.state_folder))
             store = opened.enter_context(open_store(config.bucket, may_write=config.writes))
-            profile = _profile(folder, disk, config, groups_of(store.capabilities))
-            index = StoredIndex(folder / "index", profile, disk=disk)
-            opened.callback(index.close)
-            self._bucket = IndexedBucket(store, index, profile, clock)
+            state = open_index(
+                folder, store, clock, bucket=config.bucket, algorithm=config.algorithm
+            )
+            self._bucket = opened.enter_context(state)
             self._service = VerifierService(self._bucket, takes_writes=config.writes)
             opened.callback(self._service.close)
             if config.metrics:
@@ -77,7 +64,7 @@ class VerifierProcess:
                 [self._service.register],
                 tls=config.rpc_tls,
                 insecure=config.insecure,
-                limits=_CALL_LIMITS,
+                limits=call_limits,
             )
             opened.callback(rpc.stop)
             self.address = rpc.address
@@ -150,52 +137,3 @@ class VerifierProcess:
         if progress.damaged:
             _log.error("bucket_damaged", objects=progress.damaged)
         _log.info("bucket_refreshed", objects=progress.objects, bytes_read=progress.bytes_read)
-
-
-def _profile(
-    folder: Path, disk: Disk, config: VerifierConfig, properties: tuple[str, ...]
-) -> Profile:
-    """The profile of the state folder; made with a new secret at the first start."""
-    path = folder / _PROFILE_FILE
-    try:
-        held = json.loads(path.read_bytes()) if path.exists() else None
-        if held is None:
-            secret = secrets.token_bytes(SECRET_BYTES)
-            profile = Profile(secret, config.algorithm, properties)
-            _save(path, disk, profile, config.bucket)
-            return profile
-        algorithm = HashAlgorithm(held["algorithm"])
-        profile = Profile(bytes.fromhex(held["secret"]), algorithm, tuple(held["properties"]))
-        bucket = held["bucket"]
-    except OSError as error:
-        raise disk_error("read", path, error) from error
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
-        raise ConfigError(
-            f"{path}: is damaged",
-            hint="Restore it, or begin with an empty state_folder: the index is built anew.",
-            path=str(path),
-        ) from error
-    if (bucket, algorithm) != (config.bucket, config.algorithm):
-        raise ConfigError(
-            f"{folder} is the state of {bucket} by {algorithm.value}",
-            hint="Choose another state_folder.",
-            path=str(folder),
-        )
-    return profile
-
-
-def _save(path: Path, disk: Disk, profile: Profile, bucket: str) -> None:
-    assert profile.algorithm is not None
-    document = {
-        "bucket": bucket,
-        "secret": profile.secret.hex(),
-        "algorithm": profile.algorithm.value,
-        "properties": list(profile.properties),
-    }
-    temporary = path.with_name(path.name + ".tmp")
-    # Before the secret is in it.
-    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
-    disk.write_at(temporary, 0, json.dumps(document).encode())
-    disk.sync(temporary)
-    disk.rename(temporary, path)
-    disk.sync_folder(path.parent)

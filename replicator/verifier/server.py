@@ -37,7 +37,7 @@ from replicator.verifier.values import (
     PATCHES_MAX,
     Description,
     IndexState,
-    Patch,
+    RangePatch,
     WritesRefusedError,
 )
 from runtime.errors import BusyError, OperationInterruptedError, UsageError
@@ -272,9 +272,9 @@ class VerifierService:
             self._patching.release()
 
 
-def _patches(pieces: Iterator[pb.PatchPiece]) -> list[Patch]:
+def _patches(pieces: Iterator[pb.PatchPiece]) -> list[RangePatch]:
     """All patches of a call, within the limits."""
-    found, size = list[Patch](), 0
+    found, size = list[RangePatch](), 0
     for piece in pieces:
         if piece.WhichOneof("piece") != "patch":
             raise UsageError("a patch has one header")

@@ -22,7 +22,7 @@ BODY_BYTES_MAX = 1 << 20
 BATCH_BYTES_MAX = 4 << 20
 WRITES_MAX = 1_000
 PATCH_BYTES_MAX = 1 << 20
-PATCHES_MAX = 100_000
+PATCHES_MAX = 8_192
 # All patches of one object are held in memory; a larger change is copied instead.
 PATCHED_BYTES_MAX = 64 << 20
 BLAKE3_BYTES = 32
@@ -70,7 +70,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteResult:
+class WriteOutcome:
     """What became of one write: an error's code and message, or the new stamp."""
 
     error: str = ""
@@ -85,12 +85,12 @@ class BatchResult:
     """What became of a batch, and the root of the target after it."""
 
     number: int
-    results: tuple[WriteResult, ...]
+    results: tuple[WriteOutcome, ...]
     root: SetRoot
 
 
 @dataclass(frozen=True, slots=True)
-class Patch:
+class RangePatch:
     """`old_bytes` of the base from `offset` on are replaced by `data`."""
 
     offset: int

@@ -19,7 +19,8 @@ from replicator.stores.port import ObjectProperties, Store
 from replicator.sync import SyncOptions, SyncReport
 from replicator.verifier.client import VerifierClient
 from replicator.verifier.config import ScrubSettings, VerifierConfig
-from replicator.verifier.process import VerifierProcess
+from replicator.verifier.process import CALL_LIMITS, VerifierProcess
+from runtime.call_limits import CallLimits
 from runtime.disk import Disk
 from runtime.rate_limit import SystemClock
 from tests.support.bucket_sync import Remarks
@@ -40,9 +41,11 @@ def config_of(folder: Path, bucket: str, *, writes: bool = True) -> VerifierConf
 
 
 @contextmanager
-def verifier_of(config: VerifierConfig) -> Iterator[VerifierClient]:
+def verifier_of(
+    config: VerifierConfig, limits: CallLimits = CALL_LIMITS
+) -> Iterator[VerifierClient]:
     """A running verifier, and a client of it."""
-    process = VerifierProcess(config)
+    process = VerifierProcess(config, limits)
     client = VerifierClient(process.address)
     try:
         yield client
@@ -104,7 +107,9 @@ class VerifiedPair:
 
 
 @contextmanager
-def verified_pair(folder: Path, target: str = "", *, writes: bool = True) -> Iterator[VerifiedPair]:
+def verified_pair(
+    folder: Path, target: str = "", *, writes: bool = True, limits: CallLimits = CALL_LIMITS
+) -> Iterator[VerifiedPair]:
     """Two buckets, local unless an address is given for the target."""
     with ExitStack() as stack:
         source = stack.enter_context(
@@ -113,7 +118,7 @@ def verified_pair(folder: Path, target: str = "", *, writes: bool = True) -> Ite
         address = target or f"local:{folder / 'target'}"
         store = stack.enter_context(open_store(address, may_write=True, create=True))
         config = config_of(folder / "verifier", address, writes=writes)
-        client = stack.enter_context(verifier_of(config))
+        client = stack.enter_context(verifier_of(config, limits))
         profile = client.describe().profile
         index = StoredIndex(folder / "index", profile, disk=Disk())
         stack.callback(index.close)

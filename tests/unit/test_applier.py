@@ -21,7 +21,7 @@ from replicator.stores.port import (
     Store,
 )
 from replicator.verifier.applier import Applier
-from replicator.verifier.values import Patch, PatchOrder, Write
+from replicator.verifier.values import PatchOrder, RangePatch, Write
 from runtime.disk import Disk
 from runtime.errors import DatabaseError, OperationInterruptedError, UsageError
 from runtime.rate_limit import SystemClock
@@ -159,7 +159,7 @@ def test_a_store_without_conditions_is_looked_at_before_each_write(tmp_path: Pat
         order = PatchOrder("c", target.id("c") or ItemId(b""), 3, blake3_of(b"c++"), NOTHING)
         put(target.store, "c", b"x")
         with pytest.raises(PreconditionFailedError):
-            target.applier.patch(order, [Patch(1, 0, b"++")], stopped=lambda: False)
+            target.applier.patch(order, [RangePatch(1, 0, b"++")], stopped=lambda: False)
         assert [content(target.store, one) for one in target.store.lister.list_objects("")] == [
             b"foreign",
             NEW,
@@ -190,18 +190,18 @@ def test_patches_that_do_not_give_what_was_ordered_change_nothing(
     before = current(patched.store, key)
     old = content(patched.store, before)
     for patches, result in (
-        ([Patch(0, 1, b"X")], old),
-        ([Patch(0, 1, b"X")], b"Y" + old[1:]),
-        ([Patch(0, 1, b"")], b"X" + old[1:]),
+        ([RangePatch(0, 1, b"X")], old),
+        ([RangePatch(0, 1, b"X")], b"Y" + old[1:]),
+        ([RangePatch(0, 1, b"")], b"X" + old[1:]),
     ):
         with pytest.raises(DigestMismatchError):
             patched.applier.patch(order(patched, key, result), patches, stopped=lambda: False)
     for patches in (
-        [Patch(len(old), 1, b"X")],
-        [Patch(len(old) + 1, 0, b"X")],
-        [Patch(1, 0, b"X"), Patch(0, 1, b"X")],
-        [Patch(0, 1 << 50, b"")],
-        [Patch(0, 0, b"more than ordered")],
+        [RangePatch(len(old), 1, b"X")],
+        [RangePatch(len(old) + 1, 0, b"X")],
+        [RangePatch(1, 0, b"X"), RangePatch(0, 1, b"X")],
+        [RangePatch(0, 1 << 50, b"")],
+        [RangePatch(0, 0, b"more than ordered")],
     ):
         with pytest.raises(UsageError):
             patched.applier.patch(order(patched, key, old), patches, stopped=lambda: False)
@@ -215,7 +215,7 @@ def test_a_patch_of_another_item_changes_nothing(patched: Target, key: str) -> N
     old = content(patched.store, current(patched.store, key))
     known = order(patched, key, b"X" + old)
     wrong = replace(known, base_id=patched.id("b") or ItemId(b""))
-    patches = [Patch(0, 0, b"X")]
+    patches = [RangePatch(0, 0, b"X")]
     with pytest.raises(PreconditionFailedError):
         patched.applier.patch(wrong, patches, stopped=lambda: False)
     put(patched.store, key, b"foreign")
@@ -237,7 +237,7 @@ def test_a_write_during_a_patch_wins(patched: Target) -> None:
         return False
 
     with pytest.raises(PreconditionFailedError):
-        patched.applier.patch(known, [Patch(0, 0, b"X")], stopped=stopped)
+        patched.applier.patch(known, [RangePatch(0, 0, b"X")], stopped=stopped)
     assert content(patched.store, current(patched.store, "large")) == NEW
     assert list(patched.store.upload_reader.uploads("")) == []
     patched.check()
@@ -246,7 +246,7 @@ def test_a_write_during_a_patch_wins(patched: Target) -> None:
 def test_a_patch_that_is_stopped_changes_nothing(patched: Target) -> None:
     with pytest.raises(OperationInterruptedError):
         patched.applier.patch(
-            order(patched, "large", b"X" + LARGE), [Patch(0, 0, b"X")], stopped=lambda: True
+            order(patched, "large", b"X" + LARGE), [RangePatch(0, 0, b"X")], stopped=lambda: True
         )
     assert current(patched.store, "large").size_bytes == len(LARGE)
     patched.check()

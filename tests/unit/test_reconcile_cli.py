@@ -23,11 +23,12 @@ from click.testing import CliRunner, Result
 from admin.cli import treefold
 from admin.reconcile import ozone_json
 from merkle.columns import encode_tree
-from merkle.replica import ContainerReplica, ReplicaState
-from merkle.tree import BlockId
+from merkle.replica import ContainerReplica, PeerId, ReplicaState
+from merkle.tree import BlockId, ContainerId
 from protos import controller_pb2 as pb
 from scm.config import ControllerConfig
 from scm.eligibility import INVALID_HINT
+from scm.job_store import SqliteJobStore
 from scm.server import ControllerServer
 from tests.support.cluster_reports import replica
 from tests.support.peers import MemoryReplica, replica_of
@@ -804,6 +805,72 @@ def test_diff_compares_the_trees_of_the_agents(tmp_path: Path) -> None:
         refused = cluster.json("container", "diff", "1")
         assert refused["exit"] == 1
         assert errors(refused)[0]["code"] == "tree_refused"
+
+
+def test_equal_trees_are_no_match_while_a_replica_is_unknown_or_never_scanned(
+    tmp_path: Path,
+) -> None:
+    with healing_cluster(tmp_path) as (cluster, replicas):
+        for held in replicas.values():
+            held.files = replicas["dn-1"].files
+            store_tree(held)
+        equal = cluster.run("container", "diff", "1")
+        assert equal.exit_code == 0
+        assert re.search(r"Container 1: MATCH \(data scanned \d+s ago\)", equal.stdout)
+        cluster.agents["dn-3"].report()
+        document = cluster.json("container", "diff", "1")
+        assert (document["exit"], document["ok"]) == (5, False)
+        assert document["warnings"] == ["container 1: 2 of 3 expected replicas were compared"]
+        data, plan = document["data"], cluster.json("reconcile", "1", "--dry-run")["data"]
+        assert isinstance(data, dict)
+        assert isinstance(plan, dict)
+        assert data["verdict"] == plan["plan"][0]["trees"]["verdict"] == "UNKNOWN"
+        # A replica that nobody fetched may hold what is lost on these two.
+        record = replicas["dn-2"].records.pop(BlockId(20))
+        replicas["dn-1"].flip(20, 100)
+        for held in replicas.values():
+            store_tree(held)
+        document = cluster.json("container", "diff", "1")
+        data = document["data"]
+        assert isinstance(data, dict)
+        assert (document["exit"], data["verdict"]) == (3, "UNKNOWN")
+        replicas["dn-2"].records[BlockId(20)] = record
+        replicas["dn-1"].flip(20, 100)
+        for peer, held in replicas.items():
+            store_tree(held)
+            cluster.agents[peer].report(report_of(peer, held))
+        never = replace(report_of("dn-3", replicas["dn-3"]), data_scan_timestamp_ms=None)
+        cluster.agents["dn-3"].report(never)
+        document = cluster.json("container", "diff", "1")
+        assert document["exit"] == 5
+        assert document["warnings"] == [
+            "container 1: the data of 1 of 3 replicas was never scanned"
+        ]
+
+
+def test_a_container_without_replicas_has_nothing_to_compare(tmp_path: Path) -> None:
+    with healing_cluster(tmp_path) as (cluster, _):
+        for agent in cluster.agents.values():
+            agent.report()
+        document = cluster.json("container", "diff", "1")
+        assert document["exit"] == 1
+        assert [error["code"] for error in errors(document)] == ["NO_REPLICAS_FOUND"]
+
+
+@pytest.mark.parametrize("words", [("reconcile", "--status", "1"), ("container", "diff", "1")])
+def test_what_an_earlier_controller_knew_is_no_answer_without_agents(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    store = SqliteJobStore(tmp_path / "controller.db")
+    store.save(holders={ContainerId(1): {PeerId(peer) for peer in DNS}})
+    store.close()
+    server = ControllerServer(ControllerConfig(listen="127.0.0.1:0", state_folder=tmp_path))
+    try:
+        document = Cluster(server, {}).json(*words)
+    finally:
+        server.stop()
+    assert document["exit"] == 7
+    assert [error["code"] for error in errors(document)] == ["no_agent"]
 
 
 def test_diff_of_what_is_not_comparable_or_not_known(cluster: Cluster) -> None:

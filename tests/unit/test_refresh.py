@@ -189,6 +189,9 @@ def test_an_object_that_cannot_be_read_is_a_difference_and_no_end(indexed: Index
     assert (progress.damaged, progress.unreadable, progress.changed) == (1, 1, 1)
     assert root_of(indexed.index) != before
     assert indexed.evidence.listed == 1
+    # What the store recorded does not make it whole again.
+    assert indexed.refresh(view) == RefreshProgress(objects=3, unreadable=1)
+    assert root_of(indexed.index) != before
     # It is looked at again, and found.
     assert indexed.refresh().changed == 1
     assert root_of(indexed.index) == before

@@ -705,6 +705,28 @@ def test_a_scan_changes_the_tree_and_never_what_was_recorded(root: Path) -> None
     assert reported.data_checksum == examination.result.tree.data_checksum != healthy.data_checksum
 
 
+@pytest.mark.parametrize("hold", list(Hold))
+def test_a_tree_of_records_does_not_bear_the_time_of_the_scan_whose_tree_was_lost(
+    root: Path, hold: Hold
+) -> None:
+    with held(root, hold) as volume:
+        volume.record_result(volume.write_tree(scan(volume)), NOW_MS)
+        damage(block_file(volume), 1500)
+        for path in root.parent.rglob("1.tree"):
+            path.unlink()
+        volume.refresh()
+        assert volume.replica(ONE).data_checksum is None
+        built = volume.examine(ONE, ScanDepth.METADATA, lambda _: None, lambda: False)
+        volume.write_tree(built)
+        assert volume.replica(ONE).data_checksum is not None
+        assert volume.candidate(ONE).last_scan_ms is None
+    with held(root, hold) as volume:
+        assert volume.candidate(ONE).last_scan_ms is None
+        volume.record_result(volume.write_tree(scan(volume)), NOW_MS + 1)
+        volume.refresh()
+        assert volume.candidate(ONE).last_scan_ms == NOW_MS + 1
+
+
 def test_a_damaged_note_of_a_scan_means_one_scan_more(root: Path) -> None:
     with held(root, Hold.READ_ONLY) as volume:
         volume.record_result(scan(volume), NOW_MS)

@@ -68,6 +68,25 @@ def test_a_sweep_of_damaged_volumes_lists_each_fault_in_one_word(tmp_path: Path)
     assert (changes.new, changes.healed, changes.unseen) == ((), (), {})
 
 
+@pytest.mark.parametrize("source", [TreeSource.TREE, TreeSource.METADATA])
+def test_stored_trees_older_than_the_damage_heal_nothing(
+    tmp_path: Path, source: TreeSource
+) -> None:
+    volumes = sorted(unpack("damaged", tmp_path / "cluster").glob("dn*/volume1"))
+    out = tmp_path / "out"
+    first = run(out, volumes=volumes, source=TreeSource.DATA)
+    stale = run(out, volumes=volumes, source=source)
+    changes = compare_sweeps(SweepStore(out, Disk()), first.sweep_id, stale.sweep_id)
+    assert changes.healed == ()
+    assert (1, "corrupt_chunk") in changes.unseen
+    assert "last scan was before that of the earlier sweep" in changes.unseen[1, "corrupt_chunk"]
+    # By the data, what was repaired since is healed.
+    healthy = sorted(unpack("healthy", tmp_path / "healthy").glob("dn*/volume1"))
+    mended = run(out, volumes=healthy, source=TreeSource.DATA)
+    changes = compare_sweeps(SweepStore(out, Disk()), first.sweep_id, mended.sweep_id)
+    assert {container_id for container_id, _ in changes.healed} == {1, 2, 3, 4, 6}
+
+
 @pytest.mark.parametrize(
     ("found", "shown"),
     [

@@ -7,7 +7,7 @@ import pytest
 from proof.comparison import BucketComparison, SourceComparison
 from proof.naming import ItemDifferenceKind
 from replicator.hashing import blake3_of
-from replicator.verifier.values import Patch, PatchOrder, Write
+from replicator.verifier.values import PatchOrder, RangePatch, Write
 from tests.support.s3_servers import S3Bucket
 from tests.support.stores import ANYTHING, NOTHING, current, put
 from tests.support.verifiers import VerifiedPair, fill, held, verified_pair
@@ -78,7 +78,7 @@ def test_a_patched_object_is_what_was_ordered(tmp_path: Path, size: int) -> None
         [one] = compare(pair).differences
         assert one.theirs_id is not None
         order = PatchOrder("k", one.theirs_id, len(new), blake3_of(new), NOTHING)
-        patches = [Patch(1000, 2, b"xyz"), Patch(size, 0, b"tail")]
+        patches = [RangePatch(1000, 2, b"xyz"), RangePatch(size, 0, b"tail")]
         facts, _ = pair.client.patch(pair.profile, order, patches)
         assert facts.size_bytes == len(new)
         assert held(pair.target)["k"] == (new, NOTHING)
