@@ -137,6 +137,35 @@ def json_option(command: Callable[P, None]) -> Callable[P, None]:
     )
 
 
+def tls_options(peer: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Options of a connection to a peer, for `tls_of`, and `insecure`."""
+
+    def added(command: Callable[..., None]) -> Callable[..., None]:
+        path = click.Path(dir_okay=False)
+        for option in (
+            click.option(
+                "--insecure",
+                is_flag=True,
+                help=f"Allow a connection without TLS to a {peer} that is not on loopback.",
+            ),
+            click.option(
+                "--tls-ca",
+                type=path,
+                help=f"The certificate of the authority that signed the {peer}'s, PEM.",
+            ),
+            click.option("--tls-key", type=path, help="The private key of --tls-cert, PEM."),
+            click.option(
+                "--tls-cert",
+                type=path,
+                help="The client certificate, PEM. Give all three --tls options or none.",
+            ),
+        ):
+            command = option(command)
+        return command
+
+    return added
+
+
 def controller_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options for reaching the controller. The command gets a client as
     `controller`, which is closed afterwards.
@@ -151,26 +180,7 @@ def controller_options(command: Callable[..., None]) -> Callable[..., None]:
         show_default=True,
         help="The controller's address. Also set by TREEFOLD_CONTROLLER in the environment.",
     )
-    @click.option(
-        "--tls-cert",
-        type=click.Path(dir_okay=False),
-        help="The client certificate, PEM. Give all three --tls options or none.",
-    )
-    @click.option(
-        "--tls-key",
-        type=click.Path(dir_okay=False),
-        help="The private key of --tls-cert, PEM.",
-    )
-    @click.option(
-        "--tls-ca",
-        type=click.Path(dir_okay=False),
-        help="The certificate of the authority that signed the controller's, PEM.",
-    )
-    @click.option(
-        "--insecure",
-        is_flag=True,
-        help="Allow a connection without TLS to a controller that is not on loopback.",
-    )
+    @tls_options("controller")
     @wraps(command)
     def connected(
         *,
@@ -182,9 +192,9 @@ def controller_options(command: Callable[..., None]) -> Callable[..., None]:
         **options: object,
     ) -> None:
         try:
-            _check_address(address)
+            check_option_address("--controller", address)
             controller = ControllerClient(
-                address, tls=_tls(tls_cert, tls_key, tls_ca), insecure=insecure
+                address, tls=tls_of(tls_cert, tls_key, tls_ca), insecure=insecure
             )
         except ReconcileError:
             # The command's body has not begun, but --json still needs its document.
@@ -207,16 +217,26 @@ def _name() -> str:
     return " ".join(words)
 
 
-def _check_address(address: str) -> None:
+def check_option_address(option: str, address: str) -> None:
+    """Check the host and port that an option names.
+
+    Raises:
+        UsageError: they are not both there, or the port is invalid.
+    """
     try:
         check_address(address)
     except ValueError as error:
         # gRPC would use another port for one above 65535, and would accept a name
         # without a port.
-        raise UsageError(f"--controller: {error}") from error
+        raise UsageError(f"{option}: {error}") from error
 
 
-def _tls(cert: str | None, key: str | None, ca: str | None) -> Tls | None:
+def tls_of(cert: str | None, key: str | None, ca: str | None) -> Tls | None:
+    """The files of `tls_options`; None without any.
+
+    Raises:
+        UsageError: only some are given.
+    """
     given = [path for path in (cert, key, ca) if path]
     if not given:
         return None

@@ -1,73 +1,93 @@
 """`treefold bucket`: copy a bucket between two stores, and show that the copy is equal.
 
 Results go to stdout, plans and progress to stderr. The package `replicator` does the
-work; this module parses options and prints.
+work; this module parses options.
 """
 
-import hashlib
-import os
-import tempfile
+import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
 
+from admin.bucket_index import index
+from admin.bucket_output import (
+    LEVELS,
+    plan_text,
+    print_capabilities,
+    print_key,
+    print_plan,
+    print_report,
+    print_verification,
+    verification_notes,
+)
+from admin.bucket_pair import (
+    append_receipt,
+    json_option,
+    open_pair,
+    open_target,
+    prefix_option,
+    state_option,
+)
+from admin.bucket_proven import open_proven_pair, print_proof, verifier_option
+from admin.bucket_receipts import receipts
+from admin.demo.bucket_demo import demo
 from proof.item import EvidenceLevel
 from replicator.copier import CopierLimits
 from replicator.crossing import lacking
-from replicator.ledger import PairLedger
 from replicator.pair import check_pair
+from replicator.proven_receipt import proven_receipt
+from replicator.proven_sync import ProvenSync
+from replicator.proving import PairProver
+from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
-from replicator.stores.port import Capabilities, Store
-from replicator.sync import BucketSync, SyncOptions, SyncPlan, SyncReport
-from replicator.verify import BucketVerification, VerificationTally, VerifiedKey
+from replicator.sync import BucketSync, SyncOptions
+from replicator.verifier.client import VerifierClient
+from replicator.verify import BucketVerification, VerificationTally
 from runtime.config import parse_rate
+from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
-from runtime.output import JsonObject, print_json, print_line, print_table, size_text
-from runtime.progress import ProgressStyle, progress_sink
+from runtime.output import print_json
+from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.rate_limit import SystemClock
 from runtime.retry import Backoff
 
 # Objects read at a time by `verify --level read`.
 _READERS = 8
-# Failures and differences that are printed for people; --json has all.
-_LINES_SHOWN = 50
-_LEVELS = {level.name.lower(): level for level in EvidenceLevel}
-
-_json = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, a line each.")
-_prefix = click.option(
-    "--prefix", metavar="P", default="", help="Only keys that begin with P, at both sides."
-)
-_state = click.option(
-    "--state",
-    metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
-    help=(
-        "What earlier runs of this pair recorded. Default: a folder of its own below"
-        " ~/.local/state/treefold/buckets."
-    ),
-)
 
 
 @click.group()
 def bucket() -> None:
-    """Copy a bucket between two stores, and show that the copy is equal.
+    """Copy a bucket between two stores, and prove that the copy is equal.
 
-    A store is local:PATH, or s3://BUCKET/PREFIX?endpoint_url=URL with credentials from
-    the environment, ~/.aws, or ?profile=NAME.
+    A store is local:PATH, a bucket in a folder of this machine, or
+    s3://BUCKET/PREFIX?endpoint_url=URL. Credentials of S3 come from the environment
+    (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), from ~/.aws, or from a profile there
+    (?profile=NAME).
+
+    \b
+    Examples:
+      treefold bucket precheck s3://photos s3://copy?endpoint_url=https://s3.far.example
+      treefold bucket sync s3://photos local:/backup/photos --dry-run
+      treefold bucket sync s3://photos local:/backup/photos --delete
+      treefold bucket verify s3://photos local:/backup/photos --level read
     """
+
+
+bucket.add_command(index)
+bucket.add_command(receipts)
+bucket.add_command(demo)
 
 
 @bucket.command()
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
 @click.option("--delete", is_flag=True, help="Delete objects that exist at the target only.")
-@_prefix
+@prefix_option
 @click.option("--dry-run", is_flag=True, help="Print the plan and change nothing.")
-@_state
+@state_option
 @click.option(
     "--rate",
     metavar="RATE",
@@ -80,10 +100,13 @@ def bucket() -> None:
     show_default=True,
     help="Objects copied at a time.",
 )
-@_json
+@json_option
+@verifier_option
 @click.pass_obj
 def sync(
     style: ProgressStyle | None,
+    *,
+    verifier: VerifierClient | None,
     source: str,
     target: str,
     delete: bool,
@@ -99,45 +122,73 @@ def sync(
     Metadata, tags, content headers and ACLs cross where both stores keep them; what
     does not cross is printed before the first byte. A change of metadata alone moves no
     data, and of a changed large object only the changed windows are sent where the
-    target can copy ranges. A run that was killed is continued by the same command.
+    target can copy ranges. A run that was killed is continued by the same command. What
+    was found at the end is appended to receipts.jsonl in the state folder, signed.
 
-    Exit status: 0 the sides are equal at the level printed, 3 they are not (objects
-    that exist at the target only are differences, unless --delete removes them), 5 some
-    objects could not be copied.
+    \b
+    Exit status:
+      0  the sides are equal at the level printed
+      1  failed, 2 usage, 6 source and target overlap
+      3  not equal; without --delete, objects at the target only are differences
+      5  some objects could not be copied, or equality cannot be shown
+      7  a store does not answer, 8 another process uses the state folder
+      130  interrupted; the same command continues
     """
-    with _opened_pair(source, target, state) as (ours, theirs, ledger):
-        options = SyncOptions(
-            prefix=prefix,
-            delete=delete,
-            bytes_per_second=_rate(rate),
-            copier_limits=CopierLimits(objects=transfers, parts=transfers),
-        )
-        with (
-            progress_sink(style or ProgressStyle()) as progress,
-            BucketSync(
-                ours,
-                theirs,
-                ledger,
+    options = SyncOptions(
+        prefix=prefix,
+        delete=delete,
+        bytes_per_second=_rate(rate),
+        copier_limits=CopierLimits(objects=transfers, parts=transfers),
+    )
+    with ExitStack() as opened:
+        progress = opened.enter_context(progress_sink(style or ProgressStyle()))
+        run: BucketSync | ProvenSync
+        if verifier is None:
+            pair = opened.enter_context(
+                open_pair(source, target, state, may_write=True, is_trial=dry_run)
+            )
+            kept = pair.state
+            run = BucketSync(
+                pair.source,
+                pair.target,
+                pair.ledger,
                 options,
                 progress=progress,
                 clock=SystemClock(),
                 sleep=time.sleep,
                 is_cancelled=lambda: False,
-            ) as run,
-        ):
-            for limitation in run.limitations:
-                progress.note(limitation)
-            plan = run.plan()
-            if dry_run:
-                _print_plan(run, plan, as_json=as_json)
-                return
-            progress.note(_plan_text(plan))
-            report = run.execute(plan)
+            )
+        else:
+            proven = opened.enter_context(
+                open_proven_pair(source, target, state, verifier, progress)
+            )
+            kept = proven.state
+            run = ProvenSync(
+                proven.bucket,
+                opened.enter_context(open_store(target, may_write=True)),
+                proven.ledger,
+                verifier,
+                options,
+                progress=progress,
+                clock=SystemClock(),
+                sleep=time.sleep,
+                is_cancelled=lambda: False,
+            )
+        opened.enter_context(run)
+        for limitation in run.limitations:
+            progress.note(limitation)
+        plan = run.plan()
+        if dry_run:
+            print_plan(run.steps(), plan, as_json=as_json)
+            return
+        progress.note(plan_text(plan))
+        report = run.execute(plan)
+        append_receipt(kept, run.receipt(), progress)
     if as_json:
         print_json(report.document())
     else:
-        _print_report(report)
-    if report.failed_count:
+        print_report(report, extras=plan.extras, lists_all=run.lists_all)
+    if report.failed_count or not (report.equal or report.differences):
         raise click.exceptions.Exit(ExitCode.PARTLY)
     if not report.equal:
         raise click.exceptions.Exit(ExitCode.FINDINGS)
@@ -149,20 +200,23 @@ def sync(
 @click.option(
     "--level",
     "level_name",
-    type=click.Choice(list(_LEVELS)),
+    type=click.Choice(list(LEVELS)),
     default="recorded",
     show_default=True,
     help=(
-        "listed: keys and sizes. recorded: also hashes that the stores recorded, and properties."
-        " read: every object is read at both sides."
+        "listed: keys and sizes. recorded: also the hashes that the stores or the last sync"
+        " recorded, and properties. read: every object is read at both sides."
     ),
 )
-@_prefix
-@_state
-@_json
+@prefix_option
+@state_option
+@json_option
+@verifier_option
 @click.pass_obj
 def verify(
     style: ProgressStyle | None,
+    *,
+    verifier: VerifierClient | None,
     source: str,
     target: str,
     level_name: str,
@@ -170,103 +224,119 @@ def verify(
     state: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare TARGET with SOURCE, and print each key that differs. Changes nothing.
+    """Compare TARGET with SOURCE, and print each key that differs. Changes no bucket.
 
-    Only `--level read` reads objects of the target. Without it, damage behind a store's
-    own index is not seen, and objects of which the target recorded no comparable hash
-    are compared by key and size; their number is printed as `listed`.
+    A key is missing (at the target), extra (there only), changed, or damaged: its bytes
+    are not those that its own store, or the last sync, recorded. Damage is found by
+    `--level read` only. What the chosen level does not show is printed at the end. The
+    outcome is appended to receipts.jsonl in the state folder, signed.
 
-    Exit status: 0 equal at the levels printed, 3 not equal, 5 nothing differs but some
-    keys changed while they were compared.
+    \b
+    Exit status:
+      0  equal, each object at its level
+      1  failed, 2 usage, 6 source and target overlap
+      3  not equal
+      5  unknown: keys changed meanwhile, or a side does not list all keys
+      7  a store does not answer, 8 another process uses the state folder
     """
-    tally = VerificationTally()
-    shown = 0
+    level = LEVELS[level_name]
+    if verifier is not None:
+        with progress_sink(style or ProgressStyle()) as progress:
+            _prove(source, target, state, verifier, level, prefix, progress, as_json=as_json)
+        return
+    stop = threading.Event()
     with ExitStack() as opened:
-        ours, theirs, ledger = opened.enter_context(
-            _opened_pair(source, target, state, may_write=False)
-        )
+        pair = opened.enter_context(open_pair(source, target, state, may_write=False))
         progress = opened.enter_context(progress_sink(style or ProgressStyle()))
         readers = opened.enter_context(ThreadPoolExecutor(_READERS, "verify"))
+        # Reads that were begun end early if this is interrupted.
+        opened.callback(stop.set)
         run = BucketVerification(
-            ours,
-            theirs,
-            ledger,
-            level=_LEVELS[level_name],
+            pair.source,
+            pair.target,
+            pair.ledger,
+            level=level,
             readers=readers,
+            clock=SystemClock(),
             sleep=time.sleep,
             backoff=Backoff(),
-            is_cancelled=lambda: False,
+            is_cancelled=stop.is_set,
         )
-        progress.begin("verify", None, "keys")
+        # Without a prefix about as many keys as the last run has seen.
+        estimate = 0 if prefix else pair.ledger.row_count()
+        progress.begin("verify", estimate or None, "keys")
+        tally, shown = VerificationTally(pair.ledger.secret), 0
         for key in run.keys(prefix):
             tally.add(key)
             progress.advance(1)
-            if key.kind is None and not key.is_unsettled:
-                continue
-            shown += 1
-            if as_json:
-                print_json(_key_document(key))
-            elif shown <= _LINES_SHOWN:
-                print_line(f"{_kind_text(key):10} {key.key}")
-        document = _verification_document(tally, theirs)
-    if as_json:
-        print_json(document)
-    else:
-        _print_verification(tally, theirs, shown)
+            if key.kind is not None or key.is_unsettled:
+                shown += 1
+                print_key(key, shown, as_json=as_json)
+        append_receipt(pair.state, run.receipt(tally, prefix), progress)
+        notes = verification_notes(tally, level, run.groups, lists_all=run.lists_all)
+        print_verification(tally, pair.target, notes, lists_all=run.lists_all, as_json=as_json)
     if tally.differences:
         raise click.exceptions.Exit(ExitCode.FINDINGS)
-    if tally.unsettled or not _lists_all(ours, theirs):
+    if tally.unsettled or not run.lists_all:
         raise click.exceptions.Exit(ExitCode.PARTLY)
 
 
 @bucket.command()
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
-@_json
+@json_option
 def precheck(source: str, target: str, as_json: bool) -> None:
     """Print what two stores can do, and what would not cross between them.
 
-    An S3 target is probed with scratch objects, which are removed again.
+    An S3 target is probed with scratch objects, which are removed again. A local target
+    that does not exist is not created.
     """
     check_pair(source, target)
-    with open_store(source, may_write=False) as ours, open_store(target, may_write=True) as theirs:
+    with (
+        open_store(source, may_write=False) as ours,
+        open_target(target, may_write=True, is_trial=True) as theirs,
+    ):
         limitations = lacking(ours.capabilities, theirs.capabilities)
-        sides = {"source": ours.capabilities, "target": theirs.capabilities}
-    if as_json:
-        documents = {side: _capabilities_document(one) for side, one in sides.items()}
-        print_json({**documents, "limitations": list(limitations)})
-        return
-    rows = [
-        (name, *(_capability_text(getattr(one, name)) for one in sides.values()))
-        for name in Capabilities.__dataclass_fields__
-        if name != "reasons"
-    ]
-    print_table(("capability", "source", "target"), rows, folded=("source", "target"))
-    for limitation in limitations:
-        print_line(limitation)
+        print_capabilities(ours.capabilities, theirs.capabilities, limitations, as_json=as_json)
 
 
-@contextmanager
-def _opened_pair(
-    source: str, target: str, state: Path | None, *, may_write: bool = True
-) -> Iterator[tuple[Store, Store, PairLedger]]:
-    check_pair(source, target)
-    with ExitStack() as opened:
-        ours = opened.enter_context(open_store(source, may_write=False))
-        theirs = opened.enter_context(open_store(target, may_write=may_write, create=may_write))
-        folder = state or _default_state(source, target)
-        if not may_write and state is None and not folder.exists():
-            # A verification needs no state, and leaves none behind.
-            folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="treefold-")))
-        ledger = PairLedger(folder.absolute(), source=ours.address, target=theirs.address)
-        opened.callback(ledger.close)
-        yield ours, theirs, ledger
-
-
-def _default_state(source: str, target: str) -> Path:
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    pair = hashlib.sha256(f"{source}\n{target}".encode()).hexdigest()[:16]
-    return Path(home) / "treefold" / "buckets" / pair
+def _prove(
+    source: str,
+    target: str,
+    state: Path | None,
+    verifier: VerifierClient,
+    level: EvidenceLevel,
+    prefix: str,
+    progress: ProgressSink,
+    *,
+    as_json: bool,
+) -> None:
+    """Compare by the indexes of both sides, which each side brings up to date."""
+    if level is EvidenceLevel.LISTED:
+        raise UsageError(
+            "--level listed and --verifier exclude each other",
+            hint="A verifier knows more than a listing: leave --level out, or --verifier.",
+        )
+    clock = SystemClock()
+    read_since_s = clock.now_ms() // 1000 if level is EvidenceLevel.READ else 0
+    with open_proven_pair(source, target, state, verifier, progress) as pair:
+        prover = PairProver(pair.bucket, verifier, prefix=prefix, stopped=lambda: False)
+        progress.note("both sides bring their indexes up to date, each near its store")
+        proof = prover.settle(read_since_s=read_since_s)
+        receipt = proven_receipt(
+            pair.bucket,
+            proof,
+            source=canonical_address(source),
+            target=canonical_address(target),
+            prefix=prefix,
+            time_ms=clock.now_ms(),
+        )
+        append_receipt(pair.state, receipt, progress)
+        print_proof(proof, verifier, as_json=as_json)
+    if proof.differences:
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
+    if not proof.is_equal:
+        raise click.exceptions.Exit(ExitCode.PARTLY)
 
 
 def _rate(text: str | None) -> int:
@@ -276,98 +346,3 @@ def _rate(text: str | None) -> int:
         return parse_rate(text)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--rate") from error
-
-
-def _lists_all(ours: Store, theirs: Store) -> bool:
-    return ours.capabilities.lists_all_keys and theirs.capabilities.lists_all_keys
-
-
-def _plan_text(plan: SyncPlan) -> str:
-    return (
-        f"plan: copy {plan.copies} objects, patch {plan.patches}, change the properties of"
-        f" {plan.properties}, delete {plan.deletes}; {size_text(plan.bytes)} at most."
-        f" {plan.equal} are equal, {plan.extras} exist at the target only"
-    )
-
-
-def _print_plan(run: BucketSync, plan: SyncPlan, *, as_json: bool) -> None:
-    for step in run.steps():
-        if as_json:
-            document: JsonObject = {"action": step.action, "key": step.key}
-            print_json({**document, "bytes": step.length_bytes, "reason": step.reason})
-        else:
-            print_line(f"{step.action:10} {step.key} ({step.reason})")
-    if as_json:
-        names = ("copies", "patches", "properties", "deletes", "extras", "equal", "bytes")
-        print_json({"dryRun": True, **{name: getattr(plan, name) for name in names}})
-    else:
-        print_line(_plan_text(plan))
-
-
-def _print_report(report: SyncReport) -> None:
-    for one in report.failed[:_LINES_SHOWN]:
-        print_line(f"failed     {one.key}: {one.reason}: {one.detail}")
-    if report.failed_count > _LINES_SHOWN:
-        print_line(f"... {report.failed_count} failed in all; --json names them")
-    print_line(
-        f"copied {report.copied} ({size_text(report.bytes)}), properties of"
-        f" {report.metadata_only}, deleted {report.deleted}, failed {report.failed_count}"
-    )
-    if report.equal:
-        print_line(f"equal at level {report.level}, root {report.root}", style="green")
-    else:
-        print_line(f"not equal: {report.differences} differences", style="red")
-
-
-def _key_document(key: VerifiedKey) -> JsonObject:
-    document: JsonObject = {"kind": _kind_text(key), "key": key.key}
-    if key.version:
-        document["version"] = key.version
-    return {**document, "level": key.level.name.lower()}
-
-
-def _kind_text(key: VerifiedKey) -> str:
-    return key.kind.value if key.kind else "unsettled"
-
-
-def _verification_document(tally: VerificationTally, target: Store) -> JsonObject:
-    traffic = target.traffic() if target.traffic else None
-    return {
-        "equal": tally.is_equal and target.capabilities.lists_all_keys,
-        "objects": tally.objects,
-        "differences": tally.differences,
-        "bytesCrossed": traffic.bytes if traffic else 0,
-        "roundTrips": traffic.requests if traffic else 0,
-        "levels": {name: tally.levels[level] for name, level in _LEVELS.items()},
-    }
-
-
-def _print_verification(tally: VerificationTally, target: Store, shown: int) -> None:
-    if shown > _LINES_SHOWN:
-        print_line(f"... {shown} in all; --json prints them")
-    levels = ", ".join(f"{tally.levels[level]} {name}" for name, level in _LEVELS.items())
-    print_line(f"{tally.objects} objects: {levels}")
-    if traffic := target.traffic() if target.traffic else None:
-        print_line(
-            f"{size_text(traffic.bytes)} to and from the target in {traffic.requests} requests"
-        )
-    if tally.differences:
-        print_line(f"not equal: {tally.differences} differences", style="red")
-    elif tally.unsettled:
-        print_line(f"unknown: {tally.unsettled} keys changed while they were compared")
-    elif not target.capabilities.lists_all_keys:
-        print_line("unknown: the target does not list all keys")
-    else:
-        print_line("equal, each object at its level", style="green")
-
-
-def _capabilities_document(capabilities: Capabilities) -> JsonObject:
-    names = (name for name in Capabilities.__dataclass_fields__ if name != "reasons")
-    document: JsonObject = {name: getattr(capabilities, name) for name in names}
-    return {**document, "reasons": dict(capabilities.reasons)}
-
-
-def _capability_text(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)

@@ -4,8 +4,6 @@ Results go to stdout, progress to stderr. The packages `sweep` and `spark` do th
 this module parses options and prints.
 """
 
-import os
-import re
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +15,7 @@ import pyarrow.compute as pc
 from admin.answer import controller_options
 from admin.demo.sweep_demo import demo
 from admin.engines import ENGINES, LOCAL, SPARK, open_engine
+from admin.paths import LocalPath
 from admin.sweep_metrics import write_metrics
 from chunktable.places import check_scheme
 from merkle.errors import ReconcileError
@@ -49,34 +48,10 @@ _REQUESTED_BY = "treefold sweep"
 _PLACES = ("container", "block", "offset")
 
 
-class _LocalPath(click.Path):
-    """A local folder or file. An empty path, for example from an unset variable, must
-    not mean the current folder, and an address must not make a folder of its name.
-    """
-
-    def convert(
-        self,
-        value: str | os.PathLike[str],
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> str | bytes | os.PathLike[str]:
-        """The path as click.Path converts it; an empty path is an error."""
-        if not os.fspath(value):
-            self.fail("it is empty", param, ctx)
-        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", os.fspath(value)):
-            self.fail(
-                f"{os.fspath(value)} is an address. Results are written to this machine: give a"
-                " folder, mount the store, or copy the folder there after the sweep",
-                param,
-                ctx,
-            )
-        return super().convert(value, param, ctx)
-
-
 _out = click.option(
     "--out",
     metavar="DIR",
-    type=_LocalPath(file_okay=False, path_type=Path),
+    type=LocalPath(file_okay=False, path_type=Path),
     required=True,
     help="The folder of sweeps. Use the same one for every sweep of a cluster.",
 )
@@ -150,7 +125,7 @@ def sweep() -> None:
 @click.option(
     "--pack",
     metavar="DIR",
-    type=_LocalPath(file_okay=False, path_type=Path),
+    type=LocalPath(file_okay=False, path_type=Path),
     help=(
         "The output of `treefold sweep pack`, for Spark executors that do not have Treefold"
         " installed."
@@ -190,7 +165,7 @@ def sweep() -> None:
 )
 @click.option(
     "--metrics-file",
-    type=_LocalPath(dir_okay=False, path_type=Path),
+    type=LocalPath(dir_okay=False, path_type=Path),
     metavar="FILE",
     help=(
         "Write metrics for the textfile collector of Prometheus' node_exporter, which reads *.prom"
@@ -356,7 +331,7 @@ def _change_rows(changes: SweepChanges) -> list[tuple[str, int, str, str]]:
 @click.option(
     "--out",
     metavar="DIR",
-    type=_LocalPath(file_okay=False, path_type=Path),
+    type=LocalPath(file_okay=False, path_type=Path),
     required=True,
     help="The folder for the two files; existing ones are replaced.",
 )

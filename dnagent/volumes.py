@@ -12,6 +12,7 @@ from dnagent.events import AGENT_EVENTS
 from dnagent.scanner import CompletedScan, ScanCandidate, ScanDepth
 from merkle.columns import state_fingerprint
 from merkle.errors import ReconcileError, RecordInvalidError
+from merkle.limits import TREE_BLOCKS_MAX
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.containers import Container, ContainerStore
@@ -56,11 +57,13 @@ class ManagedVolume:
         undo_bytes: int,
         mapped: MappedReader | None = None,
         on_deleted: Callable[[ContainerId, Sequence[BlockId] | None], None] = lambda *_: None,
+        tree_blocks_max: int = TREE_BLOCKS_MAX,
     ) -> None:
         """Load every replica, and finish interrupted deletions.
 
         `on_deleted` is called before blocks are deleted; with None, before the whole
-        container is. `mapped` is closed with the volume.
+        container is. `mapped` is closed with the volume. A container of more than
+        `tree_blocks_max` blocks has no tree.
 
         Raises:
             VolumeError, DatabaseError, DiskError: the volume as a whole cannot be used.
@@ -68,7 +71,7 @@ class ManagedVolume:
         self.volume = volume
         self.name = str(volume.root)
         self.containers = ContainerStore(volume, disk)
-        self.trees = TreeFiles(volume, disk, on_deleted=on_deleted)
+        self.trees = TreeFiles(volume, disk, on_deleted=on_deleted, blocks_max=tree_blocks_max)
         self.on_deleted = on_deleted
         self.undo = UndoStore(volume.state_folder / "undo", disk, budget_bytes=undo_bytes)
         owned = volume.hold is Hold.OWNER

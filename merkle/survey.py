@@ -116,6 +116,13 @@ _DETAILS: Mapping[EvidenceKind, str] = {
 }
 
 
+def chunk_verdict(fact: Evidence) -> Verdict | None:
+    """The verdict of the trees on the chunk that a survey's evidence is about; None if
+    it is about no chunk.
+    """
+    return _VERDICTS.get(EvidenceKind(fact.kind))
+
+
 class TreeSurvey:
     """Compares trees: iterate over `blocks` to the end, then read `verdict` and
     `evidence`.

@@ -139,12 +139,15 @@ class TreeFiles:
         disk: Disk,
         *,
         on_deleted: Callable[[ContainerId, Sequence[BlockId]], None] | None = None,
+        blocks_max: int = TREE_BLOCKS_MAX,
     ) -> None:
         """`on_deleted` is called with blocks that become tombstones, before their tree
-        is written.
+        is written. A tree of more than `blocks_max` blocks is not written.
         """
+        assert blocks_max <= TREE_BLOCKS_MAX
         self.stats = _TreeFileStats()
         self._on_deleted = on_deleted
+        self._blocks_max = blocks_max
         self._volume = volume
         self._disk = disk
         self._locks = [threading.Lock() for _ in range(_LOCK_STRIPES)]
@@ -341,7 +344,7 @@ class TreeFiles:
         if stored.status is TreeStatus.PRESENT and stored.raw == encoded:
             self.stats.unchanged += 1
             return tree
-        _check_limits(tree, len(encoded))
+        _check_limits(tree, len(encoded), self._blocks_max)
         path = self.path(container_id)
         if self._on_deleted is not None:
             known = {block.block_id for block in stored.known.blocks if block.deleted}
@@ -522,12 +525,12 @@ def _parse(raw: bytes | None, container_id: ContainerId) -> tuple[ContainerTree 
     return tree, ""
 
 
-def _check_limits(tree: ContainerTree, length_bytes: int) -> None:
+def _check_limits(tree: ContainerTree, length_bytes: int, blocks_max: int) -> None:
     """Refuse to write a tree that we could not read again."""
     chunks = max((len(block.chunks) for block in tree.blocks), default=0)
     for refusal, what, number, limit in (
         (TreeRefusal.TOO_LARGE, "bytes", length_bytes, MESSAGE_BYTES_MAX),
-        (TreeRefusal.TOO_MANY_BLOCKS, "blocks", len(tree.blocks), TREE_BLOCKS_MAX),
+        (TreeRefusal.TOO_MANY_BLOCKS, "blocks", len(tree.blocks), blocks_max),
         (TreeRefusal.TOO_MANY_CHUNKS, "chunks in a block", chunks, BLOCK_CHUNKS_MAX),
     ):
         if number > limit:

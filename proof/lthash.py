@@ -41,6 +41,10 @@ class LtHash:
         for lanes in _expanded(items):
             self._lanes -= lanes
 
+    def add_hash(self, other: "LtHash") -> None:
+        """Add all items of another set."""
+        self._lanes += other._lanes
+
     @property
     def state(self) -> bytes:
         """2,048 bytes from which adding and removing continues."""

@@ -60,12 +60,14 @@ class ProveResponse(_message.Message):
     def __init__(self, answer: _Optional[bytes] = ...) -> None: ...
 
 class RefreshRequest(_message.Message):
-    __slots__ = ("profile_digest", "read_since_ms")
+    __slots__ = ("profile_digest", "read_since_ms", "prefix")
     PROFILE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     READ_SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
     profile_digest: bytes
     read_since_ms: int
-    def __init__(self, profile_digest: _Optional[bytes] = ..., read_since_ms: _Optional[int] = ...) -> None: ...
+    prefix: str
+    def __init__(self, profile_digest: _Optional[bytes] = ..., read_since_ms: _Optional[int] = ..., prefix: _Optional[str] = ...) -> None: ...
 
 class RefreshProgress(_message.Message):
     __slots__ = ("objects", "bytes_read", "index")
@@ -138,32 +140,32 @@ class GetFactsResponse(_message.Message):
     def __init__(self, facts: _Optional[_Iterable[_Union[Facts, _Mapping]]] = ...) -> None: ...
 
 class Write(_message.Message):
-    __slots__ = ("key", "body", "delete", "properties", "blake3", "replaced_id")
+    __slots__ = ("key", "body", "delete", "properties_only", "properties", "blake3", "replaced_id")
     KEY_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
     DELETE_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_ONLY_FIELD_NUMBER: _ClassVar[int]
     PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     BLAKE3_FIELD_NUMBER: _ClassVar[int]
     REPLACED_ID_FIELD_NUMBER: _ClassVar[int]
     key: str
     body: bytes
     delete: bool
+    properties_only: bool
     properties: Properties
     blake3: bytes
     replaced_id: bytes
-    def __init__(self, key: _Optional[str] = ..., body: _Optional[bytes] = ..., delete: bool = ..., properties: _Optional[_Union[Properties, _Mapping]] = ..., blake3: _Optional[bytes] = ..., replaced_id: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, key: _Optional[str] = ..., body: _Optional[bytes] = ..., delete: bool = ..., properties_only: bool = ..., properties: _Optional[_Union[Properties, _Mapping]] = ..., blake3: _Optional[bytes] = ..., replaced_id: _Optional[bytes] = ...) -> None: ...
 
 class WriteBatch(_message.Message):
-    __slots__ = ("profile_digest", "batch", "position", "writes")
+    __slots__ = ("profile_digest", "batch", "writes")
     PROFILE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
-    POSITION_FIELD_NUMBER: _ClassVar[int]
     WRITES_FIELD_NUMBER: _ClassVar[int]
     profile_digest: bytes
     batch: int
-    position: int
     writes: _containers.RepeatedCompositeFieldContainer[Write]
-    def __init__(self, profile_digest: _Optional[bytes] = ..., batch: _Optional[int] = ..., position: _Optional[int] = ..., writes: _Optional[_Iterable[_Union[Write, _Mapping]]] = ...) -> None: ...
+    def __init__(self, profile_digest: _Optional[bytes] = ..., batch: _Optional[int] = ..., writes: _Optional[_Iterable[_Union[Write, _Mapping]]] = ...) -> None: ...
 
 class WriteResult(_message.Message):
     __slots__ = ("error", "reason", "etag", "modified_ms", "version")

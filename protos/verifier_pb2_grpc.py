@@ -39,7 +39,7 @@ class VerifierStub(object):
                 request_serializer=protos_dot_verifier__pb2.WriteBatch.SerializeToString,
                 response_deserializer=protos_dot_verifier__pb2.BatchResult.FromString,
                 )
-        self.PatchObject = channel.stream_unary(
+        self.PatchObject = channel.stream_stream(
                 '/treefold.verifier.v1.Verifier/PatchObject',
                 request_serializer=protos_dot_verifier__pb2.PatchPiece.SerializeToString,
                 response_deserializer=protos_dot_verifier__pb2.PatchResult.FromString,
@@ -64,7 +64,8 @@ class VerifierServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Refresh(self, request, context):
-        """Bring the index up to date with the store; the last answer has the result.
+        """Bring the index up to date with the store; the last answer has the result. While
+        nothing is new, an answer comes all the same, so that neither side waits in silence.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,7 +86,8 @@ class VerifierServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PatchObject(self, request_iterator, context):
-        """Replace byte ranges of one object: a header, then pieces.
+        """Replace byte ranges of one object: a header, then all pieces. While the result is
+        made, empty answers come; the last one has the facts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,7 +121,7 @@ def add_VerifierServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_verifier__pb2.WriteBatch.FromString,
                     response_serializer=protos_dot_verifier__pb2.BatchResult.SerializeToString,
             ),
-            'PatchObject': grpc.stream_unary_rpc_method_handler(
+            'PatchObject': grpc.stream_stream_rpc_method_handler(
                     servicer.PatchObject,
                     request_deserializer=protos_dot_verifier__pb2.PatchPiece.FromString,
                     response_serializer=protos_dot_verifier__pb2.PatchResult.SerializeToString,
@@ -230,7 +232,7 @@ class Verifier(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_unary(request_iterator, target, '/treefold.verifier.v1.Verifier/PatchObject',
+        return grpc.experimental.stream_stream(request_iterator, target, '/treefold.verifier.v1.Verifier/PatchObject',
             protos_dot_verifier__pb2.PatchPiece.SerializeToString,
             protos_dot_verifier__pb2.PatchResult.FromString,
             options, channel_credentials,

@@ -25,6 +25,7 @@ from repair.requests import (
     LocalChecked,
     PutBlock,
     Request,
+    RequestFailed,
     WindowsArrived,
     WindowsWritten,
     WriteWindows,
@@ -91,11 +92,12 @@ class ChunkRepairer:
     is_new: bool
     sources: list[PeerId]
     partial_sources: frozenset[PeerId]
+    # The peers whose bytes may be good, as far as anybody has read them.
+    unread: frozenset[PeerId]
     wanted: set[int] | None = None
     held: list[tuple[ProvenWindows, PeerId]] = field(default_factory=list)
     fetching: bool = False
     writing: bool = False
-    unreachable: bool = False
     done: bool = False
     failed: bool = False
 
@@ -251,7 +253,8 @@ class BlockRepairer:
             assert chunk.wanted.issuperset(run.windows)
             chunk.wanted.difference_update(run.windows)
             chunk.held.append((run, event.peer))
-        chunk.unreachable = chunk.unreachable or event.retryable
+        if event.code and not event.lacks_bytes:
+            chunk.unread |= {event.peer}
         if event.retryable:
             self._sources.record_failure(event.peer, event.code)
             # The connection broke while the peer sent good windows, so it may send the
@@ -260,16 +263,17 @@ class BlockRepairer:
         elif chunk.wanted and event.peer not in chunk.partial_sources:
             self._sources.record_false_claim(event.peer, event.code or "windows_unproven")
 
-    def fetch_failed(self, peer: PeerId, offset: int, code: str, *, retryable: bool) -> None:
+    def fetch_failed(self, peer: PeerId, offset: int, event: RequestFailed) -> None:
         """Handle a fetch that returned no windows."""
         chunk = self._by_offset[offset]
         chunk.fetching = False
-        chunk.unreachable = chunk.unreachable or retryable
-        if retryable:
-            self._sources.record_failure(peer, code)
+        if not event.lacks_bytes:
+            chunk.unread |= {peer}
+        if event.retryable:
+            self._sources.record_failure(peer, event.code)
         # A partial source did not claim that its copy is healthy.
         elif peer not in chunk.partial_sources:
-            self._sources.record_false_claim(peer, code)
+            self._sources.record_false_claim(peer, event.code)
 
     def windows_written(self, event: WindowsWritten) -> None:
         """Handle durable windows."""
@@ -341,8 +345,9 @@ class BlockRepairer:
                 EvidenceKind.UNVERIFIABLE,
                 "the peers' records have no checksums",
             )
+        # Nothing was read, and nothing says which bytes would be good.
         return (
-            Verdict.UNRECOVERABLE,
+            Verdict.UNKNOWN,
             EvidenceKind.RECORD_UNPROVEN,
             "no peer's record is confirmed by its tree",
         )
@@ -381,8 +386,19 @@ class BlockRepairer:
         if is_new and not chunk.sources and len(recorders) == 1:
             # The peer's bytes would match its record even if both were forged.
             sources = [peer for peer in sources if peer != recorders[0]]
+        # A copy that is corrupt exactly as ours is no source, and is read with ours.
+        alike = {
+            peer
+            for peer, entries in self._entries.items()
+            if chunk.offset in entries and peer not in (*chunk.sources, *chunk.partial_sources)
+        }
         added = ChunkRepairer(
-            chunk.offset, record, is_new, sources, frozenset(chunk.partial_sources)
+            chunk.offset,
+            record,
+            is_new,
+            sources,
+            frozenset(chunk.partial_sources),
+            frozenset(self._sources.bytes_fetched) - alike,
         )
         self._chunks.append(added)
         self._by_offset[chunk.offset] = added
@@ -452,8 +468,6 @@ class BlockRepairer:
         """
         assert chunk.wanted is not None
         usable = [peer for peer in chunk.sources if self._sources.is_usable(peer)]
-        if len(usable) < len(chunk.sources):
-            chunk.unreachable = True
         if not usable:
             chunk.sources = []
             return
@@ -474,6 +488,7 @@ class BlockRepairer:
             ),
         )
         chunk.sources.remove(peer)
+        chunk.unread -= {peer}
         chunk.fetching = True
         self.out.append(
             FetchWindows(peer, self.block_id, chunk.record, tuple(sorted(chunk.wanted)))
@@ -483,13 +498,13 @@ class BlockRepairer:
         """Give the chunk up for this round, with the evidence."""
         assert chunk.wanted is not None
         if not chunk.wanted:
-            verdict = (
-                self.failures[min(self.failures)][0] if self.failures else Verdict.UNRECOVERABLE
-            )
+            # The chunk itself has a source. If no chunk before it failed, no record
+            # that could prove bytes lists what is missing there.
+            verdict = self.failures[min(self.failures)][0] if self.failures else Verdict.UNKNOWN
             detail = "the data before it is missing and has no source"
             self._add_failure(chunk.offset, verdict, EvidenceKind.HOLE, detail)
-        elif chunk.unreachable:
-            detail = f"{_window_text(chunk.wanted)}: a source did not answer"
+        elif self._may_be_whole(chunk):
+            detail = f"{_window_text(chunk.wanted)}: {len(chunk.unread)} copies were not read"
             self._add_failure(
                 chunk.offset, Verdict.UNKNOWN, EvidenceKind.SOURCE_UNREACHABLE, detail
             )
@@ -503,6 +518,19 @@ class BlockRepairer:
             )
         chunk.failed = True
         chunk.held.clear()
+
+    def _may_be_whole(self, chunk: ChunkRepairer) -> bool:
+        """Whether copies that were not read may have all of the windows that are bad in
+        the others.
+        """
+        assert chunk.wanted is not None
+        if len(chunk.unread) == 1 and len(chunk.wanted) == len(chunk.record.checksums):
+            (peer,) = chunk.unread
+            entry = self._entries.get(peer, {}).get(chunk.offset)
+            # No other copy has any good window, and this one's own scan found a bad
+            # one.
+            return entry is None or entry.checksum_matches
+        return bool(chunk.unread)
 
     def _has_differing_record(self, chunk: ChunkRepairer) -> bool:
         """Whether a peer's record of this chunk differs; one that contradicts the

@@ -15,6 +15,10 @@ from repair.requests import (
     TreeStored,
 )
 
+# The results with which a peer says that its file ends early, or that it has none; the
+# last is Ozone's. After any other error nobody knows what the peer has.
+LACKING_RESULTS = frozenset({"short_read", "block_not_found", "UNABLE_TO_FIND_CHUNK"})
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -72,9 +76,9 @@ class Peer(Protocol):
         the chunk. A piece may span adjacent ranges, but no gap.
 
         Raises:
-            PeerRefusedError: with result `short_read`, the peer's file ends early. All
-                bytes that it has are yielded first, because whole windows may be
-                proven.
+            PeerRefusedError: with a result of LACKING_RESULTS, the peer has no more of
+                these bytes. All that it has are yielded first, because whole windows
+                may be proven. With any other result the bytes were not read.
         """
 
     def close(self) -> None:
@@ -161,6 +165,7 @@ class ReplicaWriter(Protocol):
         """Return an UNHEALTHY replica to service in this state.
 
         Raises:
+            ContainerStateError: the replica is not UNHEALTHY.
             StaleTreeError: the stored tree no longer has this generation, because
                 another scan or a delete changed it.
         """

@@ -523,9 +523,7 @@ class Reconciliation:
             case ((FetchTree(peer) | FetchRecords(peer)), _):
                 self._job.sources.record_failure(peer, event.code)
             case FetchWindows(peer, block_id, chunk), _:
-                self._page.blocks[block_id].fetch_failed(
-                    peer, chunk.offset, event.code, retryable=event.retryable
-                )
+                self._page.blocks[block_id].fetch_failed(peer, chunk.offset, event)
                 self._advance(self._page.blocks[block_id])
             case StoreTree(), FailureKind.TREE_CHANGED if self._job.stale_trees < _STALE_TREES_MAX:
                 # A scan or a delete stored a tree first. Our repairs are on disk, so
@@ -586,8 +584,11 @@ class Reconciliation:
 
     @property
     def _has_all_trees(self) -> bool:
-        """Whether every peer sent its tree in this round."""
-        return len(self._round.trees) == len(self._peers)
+        """Whether every peer sent a whole tree in this round; one that was never built
+        shows tombstones alone.
+        """
+        whole = [tree for tree in self._round.trees.values() if tree.data_checksum is not None]
+        return len(whole) == len(self._peers)
 
     def _request(self, request: Request) -> None:
         self._in_flight += 1

@@ -213,7 +213,8 @@ class LocalChecked:
 @dataclass(frozen=True, slots=True)
 class WindowsArrived:
     """The proven windows from a peer. If an error ended the fetch early, `code` is its
-    code and `retryable` whether a retry may succeed.
+    code, `retryable` whether a retry may succeed, and `lacks_bytes` as in
+    RequestFailed.
     """
 
     peer: PeerId
@@ -223,6 +224,7 @@ class WindowsArrived:
     bytes_fetched: int
     code: str = ""
     retryable: bool = False
+    lacks_bytes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,12 +318,16 @@ _FAILURE_KINDS = {
 class RequestFailed:
     """A request failed; `code` is the error's stable code, `retryable` whether a later
     attempt may succeed.
+
+    `lacks_bytes` means that the peer does not have the bytes. Otherwise they were not
+    read, and may be good.
     """
 
     request: Request
     code: str
     message: str = ""
     retryable: bool = False
+    lacks_bytes: bool = False
 
     @property
     def kind(self) -> FailureKind:

@@ -12,6 +12,7 @@ from merkle.outcome import COUNTERS, Evidence, EvidenceKind, Verdict, worst_verd
 from merkle.plan import BlockRepair, RepairPlan
 from merkle.record import BlockRecord
 from merkle.replica import PeerId, ReplicaState
+from merkle.survey import chunk_verdict
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree, TreeBuilder
 from repair.block_repair import BlockRepairer, Failure, Sources
 from repair.requests import RequestFailed
@@ -116,10 +117,11 @@ def _verdict_of(
     if job.plan is None:
         return None
     failed = {verdict for block in round_.failures.values() for verdict, _ in block.values()}
-    seen = {job.plan.verdict, *failed}
+    seen = {*_planned_verdicts(job.plan, round_), *failed}
     if job.findings and is_complete and seen <= {Verdict.MATCH, Verdict.REPAIRABLE}:
-        # No tree shows this damage: a chunk of which no replica has a byte is in none.
-        seen.add(Verdict.UNRECOVERABLE)
+        # No chunk explains this damage, for example the lost file of a block without
+        # checksums: a peer's file may hold the bytes, and nothing can prove it.
+        seen.add(Verdict.UNKNOWN)
     if Verdict.UNRECOVERABLE in seen and not has_all_trees:
         # A peer that did not answer may hold the chunk.
         seen = seen - {Verdict.UNRECOVERABLE} | {Verdict.UNKNOWN}
@@ -133,6 +135,29 @@ def _verdict_of(
         return None
     # A peer that did not answer may differ.
     return Verdict.MATCH if has_all_trees else Verdict.UNKNOWN
+
+
+def _planned_verdicts(plan: RepairPlan, round_: RoundState) -> set[Verdict]:
+    """The plan's verdict; if the trees call chunks UNRECOVERABLE, the verdict on each.
+
+    Trees do not show files without a record. The plan has a chunk if such files, or
+    copies that are damaged in another way, have to be read. Then what the repair found
+    counts. Until that is known, the chunk is UNKNOWN.
+    """
+    if plan.verdict is not Verdict.UNRECOVERABLE:
+        return {plan.verdict}
+    planned = {(block.block_id, chunk.offset) for block in plan.blocks for chunk in block.chunks}
+    found = set[Verdict]()
+    for fact in plan.evidence:
+        verdict, place = chunk_verdict(fact), (fact.block_id, fact.offset)
+        if verdict is Verdict.UNRECOVERABLE and place in planned:
+            assert fact.block_id is not None
+            assert fact.offset is not None
+            failure = round_.failures.get(fact.block_id, {}).get(fact.offset)
+            verdict = failure[0] if failure else Verdict.UNKNOWN
+        if verdict is not None:
+            found.add(verdict)
+    return found
 
 
 def evidence_of(job: RepairState, round_: RoundState) -> tuple[Evidence, ...]:

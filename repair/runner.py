@@ -23,7 +23,7 @@ from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from merkle.windows import ProvenWindows, prove, runs_of
 from ozone.ports import ByteRange
-from repair.ports import Audit, Peer, ReplicaAccess
+from repair.ports import LACKING_RESULTS, Audit, Peer, ReplicaAccess
 from repair.reconciliation import Reconciliation
 from repair.requests import (
     AdvanceBcsId,
@@ -128,7 +128,11 @@ def execute_remote(
 
 
 def _failed(request: Request, error: ReconcileError) -> RequestFailed:
-    return RequestFailed(request, error.code, error.message, error.retryable)
+    return RequestFailed(request, error.code, error.message, error.retryable, _tells_of_lack(error))
+
+
+def _tells_of_lack(error: ReconcileError) -> bool:
+    return error.facts.get("result") in LACKING_RESULTS
 
 
 def _fetch_windows(
@@ -176,6 +180,7 @@ def _fetch_windows(
         bytes_fetched,
         failure.code if failure else "",
         failure.retryable if failure else False,
+        failure is not None and _tells_of_lack(failure),
     )
 
 

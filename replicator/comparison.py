@@ -6,14 +6,15 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
-from proof.item import ContentHash, EvidenceLevel, HashAlgorithm, Item, ItemHasher, Profile
-from proof.root import ROOT_EMPTY, SetRoot
+from proof.item import ContentHash, EvidenceLevel
+from proof.root import SetRoot
+from replicator.compared_sets import ComparedSets
 from replicator.copy_requests import ObjectStamp
 from replicator.crossing import Crossing
 from replicator.difference import Action, Decision, DecisionRules, KeyState, Need, decide
 from replicator.hashing import ContentHasher
 from replicator.ledger import LedgerRow, PairLedger
-from replicator.listing import JoinedKey, join_keys, list_resumed
+from replicator.listing import JoinedKey, join_keys, list_resumed, lists_key
 from replicator.stores.port import (
     ObjectFacts,
     ObjectMissingError,
@@ -32,8 +33,6 @@ _KEYS_AHEAD = 256
 _READS_MAX = 8
 # Rows found by a comparison are saved this many at a time.
 _ROWS_AT_ONCE = 1_000
-# What a root may be over, strongest first; None is keys, sizes and properties.
-_ALGORITHMS = (HashAlgorithm.BLAKE3, HashAlgorithm.MD5, HashAlgorithm.CRC32C, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,19 @@ class DecidedKey:
 
     state: KeyState
     decision: Decision
+
+    @property
+    def source_was_seen(self) -> bool:
+        """Whether an earlier look has found the source in this very state."""
+        row, source = self.state.row, self.state.source
+        is_known = row is not None and source is not None and row.source.agrees(source)
+        return is_known and row is not None and row.properties == self.decision.properties
+
+    @property
+    def target_was_seen(self) -> bool:
+        """Whether an earlier look has found the target in this very state."""
+        row, target = self.state.row, self.state.target
+        return row is not None and target is not None and row.target.agrees(target)
 
 
 _Decided: TypeAlias = "DecidedKey | Future[DecidedKey]"
@@ -63,7 +75,9 @@ class KeyComparison:
         sleep: Sleep,
         backoff: Backoff,
         is_cancelled: Callable[[], bool],
+        crossing: Crossing | None = None,
     ) -> None:
+        """`crossing` is that of the ledger's rows; None for all that both can keep."""
         self._source = source
         self._target = target
         self._ledger = ledger
@@ -72,7 +86,14 @@ class KeyComparison:
         self._sleep = sleep
         self._backoff = backoff
         self._is_cancelled = is_cancelled
-        self._crossing = Crossing.between(source.capabilities, target.capabilities)
+        between = Crossing.between(source.capabilities, target.capabilities)
+        self._crossing = crossing or between
+        self._gone = 0
+
+    @property
+    def gone(self) -> int:
+        """How many keys of the ledger the last comparison has found at neither side."""
+        return self._gone
 
     def decisions(self, prefix: str) -> Iterator[DecidedKey]:
         """Every key that exists at a side, ascending, with what must happen. Afterwards
@@ -87,27 +108,32 @@ class KeyComparison:
             self._listing(self._target, prefix),
             self._ledger.rows(prefix),
         )
+        damaged = self._ledger.damaged()
         waiting = deque[_Decided]()
         learned, gone = list[LedgerRow](), list[str]()
+        self._gone = 0
         for one in joined:
             if one.source is None and one.target is None:
                 gone.append(one.key)
                 continue
-            waiting.append(self._start(one))
+            stamp = damaged.get(one.key)
+            is_damaged = stamp is not None and one.target is not None and stamp.agrees(one.target)
+            waiting.append(self._start(one, is_damaged=is_damaged))
             if len(waiting) >= _KEYS_AHEAD:
                 yield self._settled(waiting.popleft(), learned)
         while waiting:
             yield self._settled(waiting.popleft(), learned)
         self._ledger.save_rows(learned)
         self._ledger.forget(gone)
+        self._gone = len(gone)
 
     def _listing(self, store: Store, prefix: str) -> Iterator[ObjectFacts]:
         return list_resumed(store.lister, prefix, sleep=self._sleep, backoff=self._backoff)
 
-    def _start(self, one: JoinedKey) -> _Decided:
+    def _start(self, one: JoinedKey, *, is_damaged: bool) -> _Decided:
         if self._is_cancelled():
             raise OperationInterruptedError("the sync was interrupted")
-        state = KeyState(one.key, one.source, one.target, one.row)
+        state = KeyState(one.key, one.source, one.target, one.row, target_is_damaged=is_damaged)
         decision = decide(state, self._rules)
         if decision.needs is None:
             return DecidedKey(state, decision)
@@ -116,7 +142,9 @@ class KeyComparison:
     def _settled(self, one: _Decided, learned: list[LedgerRow]) -> DecidedKey:
         decided = one.result() if isinstance(one, Future) else one
         row = _learned_row(decided)
-        if row is not None:
+        is_known = self._rules.copies_unproven or decided.decision.level > EvidenceLevel.LISTED
+        # A verification of unknown content must not replace what an earlier sync knew.
+        if row is not None and is_known:
             learned.append(row)
             if len(learned) >= _ROWS_AT_ONCE:
                 self._ledger.save_rows(learned)
@@ -130,7 +158,10 @@ class KeyComparison:
                 return DecidedKey(state, decision)
             if self._is_cancelled():
                 raise OperationInterruptedError("the sync was interrupted")
-            state = self._read(state, decision.needs)
+            seen = self._read(state, decision.needs)
+            if state.source is not None and seen.source is None and self._is_lost(state.key):
+                return DecidedKey(state, Decision(Action.COPY, "listed at the source, but lost"))
+            state = seen
         return DecidedKey(state, Decision(Action.COPY, "keeps changing"))
 
     def _read(self, state: KeyState, need: Need) -> KeyState:
@@ -145,29 +176,33 @@ class KeyComparison:
                     return replace(state, source_content=content)
                 case Need.SOURCE_PROPERTIES if source is not None:
                     digest = self._retried(lambda: self._digest(self._source, source))
-                    if source.version or self._is_unchanged(source):
-                        return replace(state, source_properties=digest)
+                    return replace(state, source_properties=digest)
                 case Need.TARGET_PROPERTIES if target is not None:
                     digest = self._retried(lambda: self._digest(self._target, target))
                     return replace(state, target_properties=digest)
                 case _:
                     pass
         except (ObjectMissingError, PreconditionFailedError):
-            if need is Need.TARGET_PROPERTIES:
-                now = self._retried(lambda: self._target.reader.facts(state.key))
-                return KeyState(state.key, source, now, state.row)
+            # It is another object by now, or none.
+            pass
+        if need is Need.TARGET_PROPERTIES:
+            now = self._retried(lambda: self._target.reader.facts(state.key))
+            if target is not None and now is not None and same_stamp(target, now):
+                now = target
+            damaged = state.target_is_damaged
+            return KeyState(state.key, source, now, state.row, target_is_damaged=damaged)
         now = self._retried(lambda: self._source.reader.facts(state.key))
         if source is not None and now is not None and same_stamp(source, now):
             # It says that it is the same, and could not be read as such: once more.
             now = source
-        return KeyState(state.key, now, target, state.row, source_is_fresh=True)
+        damaged = state.target_is_damaged
+        return KeyState(
+            state.key, now, target, state.row, source_is_fresh=True, target_is_damaged=damaged
+        )
 
-    def _is_unchanged(self, source: ObjectFacts) -> bool:
-        """Whether the source is still the listed object: without a version, properties
-        that were read may be those of a newer one, whose bytes nobody compared.
-        """
-        now = self._retried(lambda: self._source.reader.facts(source.key))
-        return now is not None and same_stamp(now, source)
+    def _is_lost(self, key: str) -> bool:
+        """Whether the source lists a key that it does not have: nobody deleted it."""
+        return self._retried(lambda: lists_key(self._source.lister, key))
 
     def _hashes(self, facts: ObjectFacts) -> tuple[ContentHash, ...]:
         hasher = ContentHasher()
@@ -177,7 +212,8 @@ class KeyComparison:
         return hasher.hashes()
 
     def _digest(self, store: Store, facts: ObjectFacts) -> bytes:
-        return self._crossing.digest(store.reader.properties(facts.key, version=facts.version))
+        """Of just this object: a newer one has bytes that nobody compared."""
+        return self._crossing.digest(store.reader.properties_of(facts))
 
     def _retried(self, call: Callable[[], T]) -> T:
         return call_with_retry(call, sleep=self._sleep, backoff=self._backoff)
@@ -208,55 +244,34 @@ def _learned_row(decided: DecidedKey) -> LedgerRow | None:
 
 @dataclass(slots=True)
 class EqualityTally:
-    """Counts what a comparison found, and sums the items of the source to roots over
-    every algorithm that all of them may be known by.
-    """
+    """Counts what a comparison found, and sums up the items of both sides."""
 
     secret: bytes
-    objects: int = 0
     differences: int = 0
-    level: EvidenceLevel = EvidenceLevel.READ
-    _roots: dict[HashAlgorithm | None, SetRoot] = field(init=False)
-    _hashers: dict[HashAlgorithm | None, ItemHasher] = field(init=False)
+    sets: ComparedSets = field(init=False)
 
     def __post_init__(self) -> None:
-        self._roots = dict.fromkeys(_ALGORITHMS, ROOT_EMPTY)
-        self._hashers = {name: ItemHasher(Profile(self.secret, name)) for name in _ALGORITHMS}
+        self.sets = ComparedSets(self.secret)
 
     def add(self, decided: DecidedKey) -> None:
         """Count one key."""
-        source, decision = decided.state.source, decided.decision
+        state, decision = decided.state, decided.decision
         if decision.action is not Action.NOTHING:
             self.differences += 1
-        elif source is not None:
-            self._add_equal(source, decision)
-
-    def _add_equal(self, source: ObjectFacts, decision: Decision) -> None:
-        self.objects += 1
-        self.level = min(self.level, decision.level)
-        digests = {one.algorithm: one.digest for one in decision.hashes}
-        for name in tuple(self._roots):
-            content = digests.get(name) if name is not None else None
-            if name is not None and content is None:
-                del self._roots[name]
-                continue
-            item = Item(source.key, source.size_bytes, content, decision.properties)
-            self._roots[name] += SetRoot.of_item(self._hashers[name].id(item))
-
-    @property
-    def algorithm(self) -> HashAlgorithm | None:
-        """The strongest algorithm by which all objects are known."""
-        return next(name for name in _ALGORITHMS if name in self._roots)
+            self.sets.add_different(state.source, state.target)
+        elif state.source is not None:
+            self.sets.add_equal(state.source, decision.hashes, decision.properties, decision.level)
 
     @property
     def level_text(self) -> str:
         """The level at which all counted objects are equal, as reports write it."""
-        if not self.objects or self.level is EvidenceLevel.LISTED:
+        sets = self.sets
+        if not sets.objects or sets.level is EvidenceLevel.LISTED:
             return "listed"
-        word = self.level.name.lower()
-        return f"{word}:{self.algorithm.value}" if self.algorithm is not None else word
+        word = sets.level.name.lower()
+        return f"{word}:{sets.algorithm.value}" if sets.algorithm is not None else word
 
     @property
     def root(self) -> SetRoot:
-        """The root of the objects that are equal, by `algorithm`."""
-        return self._roots[self.algorithm]
+        """The root of the objects that are equal, by their strongest algorithm."""
+        return self.sets.root

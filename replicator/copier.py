@@ -9,9 +9,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar, assert_never
 
 from merkle.errors import ReconcileError
@@ -31,6 +29,7 @@ from replicator.copy_requests import (
     ReadSourceFacts,
     ReadSourceProperties,
     ReadTargetFacts,
+    ReadTargetProperties,
     Request,
     SavePart,
     SaveUpload,
@@ -41,14 +40,15 @@ from replicator.copy_requests import (
 from replicator.ledger import PairLedger
 from replicator.stitching import stitch
 from replicator.stores.port import (
+    ObjectFacts,
     ObjectMissingError,
     PreconditionFailedError,
     Store,
     StoreError,
     StoreUnavailableError,
     UploadedPart,
-    UploadId,
 )
+from replicator.target_uploads import OwnUploads, RecordedUploads
 from runtime.errors import OperationInterruptedError
 from runtime.rate_limit import RateLimiter
 from runtime.retry import Backoff, Sleep, call_with_retry
@@ -147,9 +147,13 @@ class Copier:
                 return self._of_source(lambda: self._source.reader.facts(key))
             case ReadSourceProperties(facts):
                 reader = self._source.reader
-                return self._of_source(lambda: reader.properties(facts.key, version=facts.version))
-            case BeginUpload():
-                return self._begin(request)
+                return self._of_source(lambda: reader.properties_of(facts))
+            case BeginUpload(key, properties):
+                uploads = OwnUploads(self._target, key)
+                return self._retried(lambda: uploads.begin(key, properties))
+            case StitchObject(base):
+                recorded = RecordedUploads(self._target, base.key, self._ledger)
+                return self._retried(lambda: self._stitch(request, recorded))
             case _:
                 return self._retried(lambda: self._call(request))
 
@@ -159,51 +163,35 @@ class Copier:
         match request:
             case ReadTargetFacts(key):
                 return target.reader.facts(key)
+            case ReadTargetProperties(facts):
+                return target.reader.properties(facts.key, version=facts.version)
             case PutObject(key, body, properties, condition):
                 self._rate.take(len(body))
                 return target.writer.put(key, body, properties, condition)
             case PutProperties(facts, properties, tags_only):
                 return target.writer.put_properties(facts, properties, tags_only=tags_only)
-            case AbortUpload():
-                self._abort(request)
+            case AbortUpload(key, upload):
+                target.upload_writer.abort(key, upload)
                 return None
             case ListParts(key, upload):
                 return tuple(target.upload_reader.parts(key, upload))
             case CopyPart(key, upload, number, copied):
                 return target.upload_writer.copy_part(key, upload, number, copied)
-            case StitchObject(base, plan, properties):
-                self._rate.take(plan.sent_bytes)
-                return stitch(target, base, plan, properties)
             case CompleteUpload(key, upload, parts, properties, condition):
                 return target.upload_writer.complete(key, upload, parts, properties, condition)
             case ReadRange() | ReadSourceFacts() | ReadSourceProperties():
                 raise AssertionError(f"{request} is no call of the target")
-            case StartPart() | JoinPart() | SaveUpload() | SavePart() | BeginUpload():
+            case StartPart() | JoinPart() | SaveUpload() | SavePart():
+                raise AssertionError(f"{request} is no call of the target")
+            case BeginUpload() | StitchObject():
                 raise AssertionError(f"{request} is no call of the target")
             case _:
                 assert_never(request)
 
-    def _begin(self, request: BeginUpload) -> UploadId:
-        """A new upload. An attempt whose answer was lost may have begun one, too."""
-        attempts = count()
-
-        def begin() -> UploadId:
-            if next(attempts):
-                self._abort(AbortUpload(request.key, None, with_parts=False))
-            return self._target.upload_writer.begin(request.key, request.properties)
-
-        return self._retried(begin)
-
-    def _abort(self, request: AbortUpload) -> None:
-        if request.upload is not None:
-            self._target.upload_writer.abort(request.key, request.upload)
-            return
-        for key, upload in self._target.upload_reader.uploads(request.key):
-            with suppress(ObjectMissingError):
-                if key == request.key and (
-                    request.with_parts or not any(self._target.upload_reader.parts(key, upload))
-                ):
-                    self._target.upload_writer.abort(key, upload)
+    def _stitch(self, request: StitchObject, uploads: RecordedUploads) -> ObjectFacts:
+        self._rate.take(request.plan.sent_bytes)
+        target = replace(self._target, upload_writer=uploads)
+        return stitch(target, request.base, request.plan, request.properties)
 
     def _read(self, request: ReadRange) -> bytes:
         length = request.end - request.first

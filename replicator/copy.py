@@ -27,6 +27,7 @@ from replicator.copy_task import (
     source_facts,
     target_changed,
     target_facts,
+    target_properties,
 )
 from replicator.hashing import ContentHasher
 from replicator.stores.port import (
@@ -127,6 +128,9 @@ def _copy_small(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResul
         # The store may have written an earlier attempt and lost its answer.
         written = yield from target_facts(task.key)
         if written is None or not _is_what_was_sent(written, task.target, hashes, hasher.md5.hex()):
+            raise target_changed(task.key) from error
+        # Others may have written the same bytes, but hardly with the same properties.
+        if (yield from target_properties(task, written)) != task.crossing.digest(properties):
             raise target_changed(task.key) from error
         facts = written
     check_answer(task, facts, hashes)

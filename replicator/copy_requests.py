@@ -103,8 +103,10 @@ class SentPart:
 @dataclass(frozen=True, slots=True)
 class UploadRecord:
     """An upload of ours at the target. `upload` is None from just before it is begun
-    until its ID is known. `source` is what is being copied, `target` the object that it
-    will replace. `part_bytes` is 0 for a patch, which is not resumed.
+    until its ID is known: a run that is killed between leaves an upload without parts,
+    which nobody can tell from those of others. `source` is what is being copied,
+    `target` the object that it will replace. `part_bytes` is 0 for a patch, which is
+    not resumed.
     """
 
     upload: UploadId | None
@@ -152,6 +154,13 @@ class ReadTargetFacts:
 
 @dataclass(frozen=True, slots=True)
 class ReadSourceProperties:
+    """Answered by ObjectProperties."""
+
+    facts: ObjectFacts
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTargetProperties:
     """Answered by ObjectProperties."""
 
     facts: ObjectFacts
@@ -213,13 +222,10 @@ class BeginUpload:
 
 @dataclass(frozen=True, slots=True)
 class AbortUpload:
-    """Answered by None. Without an ID: every upload of this key, or those that have no
-    parts.
-    """
+    """Answered by None."""
 
     key: str
-    upload: UploadId | None
-    with_parts: bool = True
+    upload: UploadId
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +263,9 @@ class CopyPart:
 
 @dataclass(frozen=True, slots=True)
 class StitchObject:
-    """Answered by ObjectFacts of the object that the plan makes of `base`."""
+    """Answered by ObjectFacts of the object that the plan makes of `base`. Its upload
+    and the parts of it are added to the key's record in the ledger before they count.
+    """
 
     base: ObjectFacts
     plan: StitchPlan
@@ -279,6 +287,7 @@ Request: TypeAlias = (
     ReadSourceFacts
     | ReadTargetFacts
     | ReadSourceProperties
+    | ReadTargetProperties
     | ReadRange
     | PutObject
     | PutProperties

@@ -16,6 +16,7 @@ from replicator.copy_requests import (
     ReadSourceFacts,
     ReadSourceProperties,
     ReadTargetFacts,
+    ReadTargetProperties,
     Steps,
     UploadRecord,
 )
@@ -123,6 +124,20 @@ def source_facts(key: str) -> Steps[ObjectFacts | None]:
 def target_facts(key: str) -> Steps[ObjectFacts | None]:
     """The target's object as it is now."""
     return _facts((yield ReadTargetFacts(key)))
+
+
+def target_properties(task: CopyTask, facts: ObjectFacts) -> Steps[bytes]:
+    """The digest of the properties that an object of the target has.
+
+    Raises:
+        CopyFailedError: it is gone.
+    """
+    try:
+        answer = yield ReadTargetProperties(facts)
+    except ObjectMissingError as error:
+        raise target_changed(task.key) from error
+    assert isinstance(answer, ObjectProperties)
+    return task.crossing.digest(answer)
 
 
 def guard(task: CopyTask, *, is_guarded: bool) -> Steps[WriteCondition]:

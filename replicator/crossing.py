@@ -1,5 +1,6 @@
 """Which properties of an object cross, by what both stores can keep."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proof.item import PROPERTIES_DIGEST_BYTES, properties_digest
@@ -7,8 +8,9 @@ from replicator.stores.port import Capabilities, ObjectProperties
 
 # Where the digest of the tags begins.
 _TAGS_FROM = PROPERTIES_DIGEST_BYTES
-# What S3 answers for an object that was given no content type.
+# What stores answer for an object that was given no content type.
 _NO_CONTENT_TYPE = ("content-type", "binary/octet-stream")
+_NO_CONTENT_TYPES = (_NO_CONTENT_TYPE, ("content-type", "application/octet-stream"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,17 @@ class Crossing:
             acl=source.keeps_acls and target.keeps_acls,
         )
 
+    @classmethod
+    def of_groups(cls, groups: Sequence[str]) -> "Crossing":
+        """The crossing of which `groups` gives these names."""
+        return cls("tags" in groups, "headers" in groups, "acl" in groups)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The names of the groups that cross, sorted."""
+        kept = {"acl": self.acl, "headers": self.headers, "metadata": True, "tags": self.tags}
+        return tuple(name for name, is_kept in kept.items() if is_kept)
+
     def of(self, properties: ObjectProperties) -> ObjectProperties:
         """The part of these properties that crosses."""
         headers = tuple(one for one in properties.headers if one != _NO_CONTENT_TYPE)
@@ -41,7 +54,8 @@ class Crossing:
     def digest(self, properties: ObjectProperties) -> bytes:
         """32 bytes over the part that crosses; the last 16 are of the tags alone."""
         kept = self.of(properties)
-        others = properties_digest(kept.metadata, kept.headers, kept.acl)
+        headers = tuple(one for one in kept.headers if one not in _NO_CONTENT_TYPES)
+        others = properties_digest(kept.metadata, headers, kept.acl)
         return others + properties_digest(kept.tags)
 
 

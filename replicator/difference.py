@@ -49,7 +49,8 @@ class KeyState:
     `source` and `target` are as listed, None where the listing has no such key. `row`
     is the ledger's. The rest was read because a decision needed it: None is not read.
     `source_is_fresh` says that the source's facts were asked for by themselves, after
-    the listing.
+    the listing, `target_is_damaged` that a verification read other bytes from this very
+    object than were recorded of it.
     """
 
     key: str
@@ -60,6 +61,7 @@ class KeyState:
     source_content: tuple[ContentHash, ...] | None = None
     source_properties: bytes | None = None
     target_properties: bytes | None = None
+    target_is_damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,15 @@ class DecisionRules:
 
     `stamps_cover_properties`: the source's stamp changes with any property that
     crosses, so that an unchanged stamp needs no reading. `may_delete` is False also
-    where a listing was not complete.
+    where a listing was not complete. `copies_unproven`: an object of unknown content is
+    copied where its time or stamp suggests that it changed. A verification does not,
+    and finds no difference that it does not know.
     """
 
     may_delete: bool
     stamps_cover_properties: bool
     patches: bool
+    copies_unproven: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,8 @@ def decide(state: KeyState, rules: DecisionRules) -> Decision:
         return _extra(state, rules)
     if target is None:
         return Decision(Action.COPY, "missing at the target")
+    if state.target_is_damaged:
+        return Decision(Action.COPY, "damaged at the target")
     target_is_known = row is not None and row.target.agrees(target)
     may_patch = rules.patches and target_is_known and row is not None and row.has_windows
     different = Action.PATCH if may_patch else Action.COPY
@@ -120,13 +127,13 @@ def decide(state: KeyState, rules: DecisionRules) -> Decision:
             return Decision(Action.PATCH, "changed at the source")
         if theirs and state.source_content is None:
             return Decision(Action.NOTHING, "content unknown", needs=Need.SOURCE_CONTENT)
-        if row is not None and not target_is_known:
+        if rules.copies_unproven and row is not None and not target_is_known:
             return Decision(Action.COPY, "changed at the target since it was copied")
-        if target.modified_ms < source.modified_ms:
+        if rules.copies_unproven and target.modified_ms < source.modified_ms:
             return Decision(Action.COPY, "newer at the source")
     level = EvidenceLevel.RECORDED if common else EvidenceLevel.LISTED
     if common and row is not None and source_is_known and target_is_known:
-        level = row.level
+        level = max(level, row.level)
     return _with_properties(state, rules, Decision(Action.NOTHING, "", None, level, common))
 
 
@@ -147,6 +154,8 @@ def _with_properties(state: KeyState, rules: DecisionRules, equal: Decision) -> 
     assert source is not None
     assert target is not None
     ours, theirs = state.source_properties, state.target_properties
+    # A row without a digest was taken while other properties crossed.
+    row = row if row is not None and row.properties else None
     if row is not None and theirs is None and row.target.agrees(target):
         theirs = row.properties
     if row is not None and ours is None and rules.stamps_cover_properties:

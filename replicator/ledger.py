@@ -8,6 +8,7 @@ their parts, so that a killed run costs the parts that were on their way.
 Threads commit together: whoever commits first takes the changes of all that wait.
 """
 
+import os
 import secrets
 import sqlite3
 import threading
@@ -19,6 +20,7 @@ from typing import Self, TypeAlias, TypeVar
 
 from proof.item import ContentHash, EvidenceLevel, HashAlgorithm
 from replicator.copy_requests import CopyResult, ObjectStamp, SentPart, UploadRecord
+from replicator.crossing import Crossing
 from replicator.stores.port import UploadedPart, UploadId
 from replicator.windows import KEY_BYTES, WindowTable, pack_hashes, unpack_table
 from runtime.disk import Disk
@@ -36,11 +38,14 @@ _BUSY_S = 30.0
 _STAMP_TYPES = "{0}_version TEXT, {0}_etag TEXT, {0}_modified_ms INTEGER, {0}_bytes INTEGER"
 
 _TABLES = f"""
-CREATE TABLE pair (source TEXT NOT NULL, target TEXT NOT NULL, secret BLOB NOT NULL);
+CREATE TABLE pair (
+  source TEXT NOT NULL, target TEXT NOT NULL, secret BLOB NOT NULL, crossing TEXT
+);
 CREATE TABLE objects (
   key BLOB PRIMARY KEY, {_STAMP_TYPES.format("source")}, {_STAMP_TYPES.format("target")},
   hashes TEXT NOT NULL, properties BLOB NOT NULL, level INTEGER NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE damaged (key BLOB PRIMARY KEY, {_STAMP_TYPES.format("target")}) WITHOUT ROWID;
 CREATE TABLE windows (key BLOB PRIMARY KEY, packed BLOB NOT NULL);
 CREATE TABLE uploads (
   key BLOB PRIMARY KEY, upload TEXT, {_STAMP_TYPES.format("source")},
@@ -134,6 +139,11 @@ class PairLedger:
             self.close()
             raise
 
+    @staticmethod
+    def exists_in(folder: Path) -> bool:
+        """Whether a folder has a ledger."""
+        return os.path.lexists(folder / _FILE)
+
     def close(self) -> None:
         """Close the file and release the folder; idempotent."""
         connection, self._connection = self._connection, None
@@ -170,6 +180,51 @@ class PairLedger:
             if len(page) < _PAGE_ROWS:
                 return
             start, above = page[-1].key.encode(), True
+
+    def damaged(self) -> dict[str, ObjectStamp]:
+        """The keys whose bytes at the target were found damaged, with the stamps that
+        they had then.
+        """
+
+        def parse(values: Sequence[object]) -> tuple[str, ObjectStamp | None]:
+            return _bytes(values[0]).decode(), _stamp(values[1:5])
+
+        found = self._query(parse, "SELECT * FROM damaged")
+        return {key: stamp for key, stamp in found if stamp is not None}
+
+    def save_damaged(self, key: str, stamp: ObjectStamp | None) -> None:
+        """Note that a key's bytes at the target are not those that were recorded; with
+        None, that they are.
+        """
+        values = (key.encode(), *_stamp_values(stamp))
+        if stamp is None:
+            self._commit(lambda connection: _remove(connection, "damaged", key.encode()))
+        else:
+            self._commit(lambda connection: _insert(connection, "damaged", values))
+
+    def row_count(self) -> int:
+        """How many keys are known."""
+        return self._query(lambda values: _int(values[0]), "SELECT count(*) FROM objects")[0]
+
+    def crossing(self) -> Crossing | None:
+        """Which properties the rows' digests cover; None before the first sync."""
+        rows = self._query(lambda values: values[0], "SELECT crossing FROM pair")
+        return Crossing.of_groups(str(rows[0]).split(",")) if rows and rows[0] else None
+
+    def save_crossing(self, crossing: Crossing) -> None:
+        """Note which properties digests cover from now on. Where they were others, the
+        rows are forgotten: their digests cannot be compared with new ones.
+        """
+        known = self.crossing()
+        if crossing == known:
+            return
+
+        def change(connection: sqlite3.Connection) -> None:
+            connection.execute("UPDATE pair SET crossing = ?", (",".join(crossing.groups),))
+            if known is not None:
+                connection.execute("UPDATE objects SET properties = x''")
+
+        self._commit(change)
 
     def windows(self, key: str, size_bytes: int) -> WindowTable | None:
         """The windows of a key's bytes at the target, of this size."""
@@ -230,6 +285,8 @@ class PairLedger:
 
         def change(connection: sqlite3.Connection) -> None:
             _insert(connection, "objects", _row_values(row))
+            if not result.properties_only:
+                _remove(connection, "damaged", name)
             if not result.properties_only or result.windows is not None:
                 _remove(connection, "windows", name)
             if result.windows is not None:
@@ -255,7 +312,7 @@ class PairLedger:
 
         def change(connection: sqlite3.Connection) -> None:
             for key in keys:
-                for table in ("objects", "windows"):
+                for table in ("objects", "windows", "damaged"):
                     _remove(connection, table, key.encode())
 
         if keys:
@@ -307,7 +364,7 @@ class PairLedger:
             connection.execute("BEGIN IMMEDIATE")
             for statement in _TABLES.split(";\n"):
                 connection.execute(statement)
-            _insert(connection, "pair", (source, target, secret))
+            _insert(connection, "pair", (source, target, secret, None))
             connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
             connection.execute("COMMIT")
             return secret

@@ -61,6 +61,17 @@ def join_keys(
         c = next(known, None) if found.row is not None else c
 
 
+def lists_key(lister: ObjectLister, key: str) -> bool:
+    """Whether a store lists a key now. One that is listed but does not exist was not
+    deleted: the store has lost it behind its own index.
+
+    Raises:
+        StoreError: the store did not say.
+    """
+    found = next(lister.list_objects(key), None)
+    return found is not None and found.key == key
+
+
 def list_resumed(
     lister: ObjectLister, prefix: str, *, sleep: Sleep, backoff: Backoff
 ) -> Iterator[ObjectFacts]:

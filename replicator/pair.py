@@ -27,7 +27,7 @@ def check_pair(source: str, target: str) -> None:
         return
     raise PairRefusedError(
         "same_bucket",
-        f"{source} and {target} are the same bucket",
+        f"{source} and {target} are the same bucket, or one is inside the other",
         hint="Name another bucket, or prefixes of which neither begins with the other.",
         source=source,
         target=target,
@@ -39,7 +39,7 @@ def _place(address: str) -> tuple[tuple[str, ...], str]:
     scheme, colon, rest = address.partition(":")
     if colon and scheme.lower() == "local":
         # Links are followed: two names of one folder are one bucket (OZ-002).
-        return ("local", os.path.realpath(rest)), ""
+        return ("local",), os.path.realpath(rest) + os.sep
     parts = urlsplit(address)
     endpoint = parse_qs(parts.query).get("endpoint_url", [""])[0]
     where = urlsplit(endpoint)

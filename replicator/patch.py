@@ -297,7 +297,6 @@ def _stitch(task: CopyTask, changes: tuple[ChangedRange, ...], whole: _Whole) ->
     now = yield from source_facts(task.key)
     if now is None or not same_stamp(now, task.source):
         raise SourceChangedError(f"{task.key} changed before its copy was complete")
-    # The upload's ID stays unknown: what a killed run leaves is found by its key.
     yield from record_upload(task, whole.properties, 0)
     try:
         answer = yield StitchObject(base, plan, whole.properties)

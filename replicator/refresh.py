@@ -1,19 +1,28 @@
 """Bring a bucket's index up to date with its store, and deepen what it knows.
 
 A listing is merged with the rows of the index. A row whose stamp (version, ETag, time)
-is unchanged keeps its item. Of every other object the properties are fetched and the
-hash by the profile's algorithm: as the store recorded it, else by reading the object
-once. A scrub reads again whatever was not read for a while; what was read replaces what
-was recorded, so that damage behind the store's own index changes the root.
+is unchanged keeps its item. Every other key is asked for by itself, because a listing
+may be older than a write that the index has already: that the key is gone, its
+properties, and the hash by the profile's algorithm, as the store recorded it, else by
+reading the object once. A scrub reads again whatever was not read for a while; what was
+read replaces what was recorded, so that damage behind the store's own index changes the
+root.
+
+Others may write to the index meanwhile. A row that changed since it was looked at is
+left alone: whoever wrote it knows better.
 """
 
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, TypeGuard
 
 from proof.index import IndexWriter, ItemEvidence, Stamp, StampedItem
-from proof.item import EvidenceLevel, Item, Profile
+from proof.item import EvidenceLevel, Item, Profile, properties_digest
+from proof.stored_index import StoredIndex
 from replicator.crossing import Crossing
 from replicator.hashing import ContentHasher
 from replicator.stores.port import (
@@ -23,6 +32,7 @@ from replicator.stores.port import (
     ObjectProperties,
     PreconditionFailedError,
     Store,
+    StoreError,
     same_stamp,
 )
 from runtime.errors import OperationInterruptedError
@@ -30,19 +40,26 @@ from runtime.rate_limit import Clock, RateLimiter
 
 # Rows of the index in one page of the merge, and changes in one transaction.
 _PAGE = 1_000
+# What was found is noted at least this often: reading an object may take minutes.
+_SAVE_EVERY_S = 5.0
 # Objects that are described at a time: each takes a request or two, near the store.
 _THREADS = 8
 _DESCRIBED_MAX = 64
 # An object that changes under every attempt is noted by the next refresh.
 _ATTEMPTS = 3
+# What stores answer for an object without a content type. Both mean just that.
+_NO_CONTENT_TYPES = frozenset(
+    ("content-type", f"{name}/octet-stream") for name in ("binary", "application")
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshProgress:
     """What one refresh did so far.
 
-    `damaged` counts objects whose bytes changed under an unchanged stamp, `unsettled`
-    those that changed while they were described: the index leaves them as they were.
+    `damaged` counts objects whose bytes changed, or cannot be read any more, under an
+    unchanged stamp; `unreadable` all that cannot be read; `unsettled` those that
+    changed while they were described: the index leaves these as they were.
     """
 
     objects: int = 0
@@ -50,12 +67,21 @@ class RefreshProgress:
     changed: int = 0
     removed: int = 0
     damaged: int = 0
+    unreadable: int = 0
     unsettled: int = 0
     bytes_read: int = 0
 
 
+def _ignore(_progress: RefreshProgress) -> None:
+    """Nobody wants to know."""
+
+
+# A key, the facts that a listing has of it, and its row.
+_Listed: TypeAlias = tuple[str, ObjectFacts | None, StampedItem | None]
+
+
 class Refresher:
-    """Refreshes the index of one bucket."""
+    """Refreshes the index of one bucket. Make one for each run."""
 
     def __init__(
         self,
@@ -66,62 +92,119 @@ class Refresher:
         clock: Clock,
         limiter: RateLimiter,
         stopped: Callable[[], bool],
+        writing: AbstractContextManager[object],
     ) -> None:
-        """`limiter` bounds the bytes read; `stopped` says whether to give up."""
+        """`limiter` bounds the bytes read; `stopped` says whether to give up. `writing`
+        is held by one writer of the index at a time.
+        """
         self._store = store
         self._index = index
         self._profile = profile
         self._clock = clock
         self._limiter = limiter
         self._stopped = stopped
+        self._writing = writing
+        # The run has ended, with or without an error.
+        self._ended = threading.Event()
 
-    def run(self, *, read_since_s: int = 0, prefix: str = "") -> Iterator[RefreshProgress]:
-        """Refresh the index below a prefix; yields the progress, complete at the end.
+    def refresh(
+        self,
+        *,
+        read_since_s: int = 0,
+        prefix: str = "",
+        note: Callable[[RefreshProgress], None] = _ignore,
+    ) -> RefreshProgress:
+        """List the store below a prefix, and bring the index up to date; `note` gets
+        the progress after each key.
 
         Objects whose bytes were not read since `read_since_s` (seconds since 1970) are
         read again; 0 reads only those of which the store has no hash.
 
         Raises:
-            StoreError: the listing is not complete, or an object cannot be described;
-                what was found until then is kept.
-            OperationInterruptedError: `stopped`.
+            StoreError: the listing is not complete, or the store did not answer; what
+                was found until then is kept.
+            OperationInterruptedError: `stopped`; what was found is kept as well.
+            DatabaseError: the index cannot be written.
         """
         began_at_s = self._clock.now_ms() // 1000
-        progress, changes = RefreshProgress(), list[tuple[str, StampedItem | None]]()
-        for key, row, future in self._described(read_since_s, prefix):
-            if self._stopped():
-                raise OperationInterruptedError("the refresh was stopped")
-            described = future.result() if future else _Described(None)
-            progress = _plus(progress, row, described)
-            if not described.is_unsettled and described.item != row:
-                changes.append((key, described.item))
-            if len(changes) >= _PAGE:
-                self._index.apply(changes)
-                changes.clear()
-            if progress.objects % _PAGE == 0:
-                yield progress
-        self._index.apply(changes)
-        self._index.note_listing(prefix, began_at_s=began_at_s, complete=not progress.unsettled)
-        yield progress
+        progress = self._run(self._merged(prefix), read_since_s, note)
+        with self._writing:
+            complete = not progress.unsettled
+            self._index.note_listing(prefix, began_at_s=began_at_s, complete=complete)
+        return progress
+
+    def scrub(
+        self, *, read_since_s: int, note: Callable[[RefreshProgress], None] = _ignore
+    ) -> RefreshProgress:
+        """Read every object of the index whose bytes were not read since then. Nothing
+        is listed; each key is asked for.
+
+        Raises:
+            StoreError: the store did not answer; what was found is kept.
+            OperationInterruptedError: `stopped`; what was found is kept.
+            DatabaseError: the index cannot be written.
+        """
+        due = (
+            (row.item.key, None, row)
+            for row in self._rows("")
+            if not self._knows(row, read_since_s)
+        )
+        return self._run(due, read_since_s, note)
+
+    def _run(
+        self, keys: Iterable[_Listed], read_since_s: int, note: Callable[[RefreshProgress], None]
+    ) -> RefreshProgress:
+        progress, found = RefreshProgress(), list[tuple[StampedItem | None, _Described]]()
+        saved_at_s = self._clock.monotonic_s()
+        try:
+            for row, described in self._described(keys, read_since_s):
+                progress = _plus(progress, row, described)
+                if not described.is_unsettled and described.item != row:
+                    found.append((row, described))
+                is_late = self._clock.monotonic_s() - saved_at_s >= _SAVE_EVERY_S
+                if len(found) >= _PAGE or is_late:
+                    saved_at_s = self._clock.monotonic_s()
+                    self._save(found)
+                note(progress)
+        finally:
+            self._save(found)
+        return progress
+
+    def _save(self, found: list[tuple[StampedItem | None, "_Described"]]) -> None:
+        pending, found[:] = found[:], []
+        if not pending:
+            return
+        with self._writing:
+            self._index.apply(
+                [
+                    (described.key, described.item)
+                    for row, described in pending
+                    if self._index.row(described.key) == row
+                ]
+            )
 
     def _described(
-        self, read_since_s: int, prefix: str
-    ) -> Iterator[tuple[str, StampedItem | None, "Future[_Described] | None"]]:
-        """Each key, its row and what it turns out to be, some ahead of the reader."""
-        waiting = deque[tuple[str, StampedItem | None, "Future[_Described] | None"]]()
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="describe") as pool:
-            for key, facts, row in self._merged(prefix):
-                work = (
-                    pool.submit(self._describe, facts, row, read_since_s)
-                    if facts or not self._store.capabilities.lists_all_keys
-                    else None
-                )
-                waiting.append((key, row, work))
+        self, keys: Iterable[_Listed], read_since_s: int
+    ) -> Iterator[tuple[StampedItem | None, "_Described"]]:
+        """Each row and what its object turns out to be, some ahead of the reader."""
+        waiting = deque[tuple[StampedItem | None, Future[_Described]]]()
+        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="describe")
+        try:
+            for key, facts, row in keys:
+                if self._stopped():
+                    raise OperationInterruptedError("the refresh was stopped")
+                waiting.append((row, pool.submit(self._describe, key, facts, row, read_since_s)))
                 if len(waiting) >= _DESCRIBED_MAX:
-                    yield waiting.popleft()
-            yield from waiting
+                    row, first = waiting.popleft()
+                    yield row, first.result()
+            while waiting:
+                row, first = waiting.popleft()
+                yield row, first.result()
+        finally:
+            self._ended.set()
+            pool.shutdown(cancel_futures=True)
 
-    def _merged(self, prefix: str) -> Iterator[tuple[str, ObjectFacts | None, StampedItem | None]]:
+    def _merged(self, prefix: str) -> Iterator[_Listed]:
         """The listing and the rows of the index, joined by key."""
         rows = self._rows(prefix)
         row = next(rows, None)
@@ -145,25 +228,35 @@ class Refresher:
             after = page[-1].item.key
 
     def _describe(
-        self, facts: ObjectFacts | None, row: StampedItem | None, read_since_s: int
+        self, key: str, facts: ObjectFacts | None, row: StampedItem | None, read_since_s: int
     ) -> "_Described":
-        if facts is None:
-            # The listing of this store can leave keys out: absence is asked for.
-            assert row is not None
-            facts = self._store.reader.facts(row.item.key)
-            if facts is None:
-                return _Described(None)
         for _ in range(_ATTEMPTS):
+            if self._stopped():
+                raise OperationInterruptedError("the refresh was stopped")
             try:
-                if row is not None and is_unchanged(row, facts) and _is_known(row, read_since_s):
+                if facts is not None and self._settles(row, facts, read_since_s):
                     return self._kept(facts, row)
-                return self._look(facts, row, read_since_s)
+                # The listing may be older than the row: ask for the key itself.
+                facts = self._store.reader.facts(key)
+                if facts is None:
+                    return _Described(key, None)
+                if not self._settles(row, facts, read_since_s):
+                    return self._look(facts, row, read_since_s)
             except (ObjectMissingError, PreconditionFailedError):
-                fresh = self._store.reader.facts(facts.key)
-                if fresh is None:
-                    return _Described(None)
-                facts = fresh
-        return _Described(row, is_unsettled=True)
+                facts = None
+        return _Described(key, row, is_unsettled=True)
+
+    def _settles(
+        self, row: StampedItem | None, facts: ObjectFacts, read_since_s: int
+    ) -> TypeGuard[StampedItem]:
+        """Whether the row has all that is wanted of the object with these facts."""
+        return row is not None and is_unchanged(row, facts) and self._knows(row, read_since_s)
+
+    def _knows(self, row: StampedItem, read_since_s: int) -> bool:
+        """Whether an unchanged row needs no other look at its object."""
+        if read_since_s:
+            return row.evidence.read_at_s is not None and row.evidence.read_at_s >= read_since_s
+        return self._profile.algorithm is None or row.item.content is not None
 
     def _kept(self, facts: ObjectFacts, row: StampedItem) -> "_Described":
         """The row of an object that its stamp shows unchanged."""
@@ -176,29 +269,39 @@ class Refresher:
         item = row.item
         if not self._store.capabilities.stamps_cover_properties:
             item = replace(item, properties=self._properties(facts))
-        return _Described(replace(row, item=item, stamp=stamp))
+        return _Described(facts.key, replace(row, item=item, stamp=stamp))
 
     def _look(self, facts: ObjectFacts, row: StampedItem | None, read_since_s: int) -> "_Described":
-        profile = self._profile
+        algorithm = self._profile.algorithm
         item = Item(facts.key, facts.size_bytes, None, self._properties(facts))
-        stamp, evidence = stamp_of(facts), ItemEvidence(EvidenceLevel.LISTED)
-        if profile.algorithm is None:
-            return _Described(StampedItem(item, evidence, stamp))
-        recorded = None if read_since_s else self._recorded(facts)
-        if recorded is not None:
+        listed = StampedItem(item, ItemEvidence(EvidenceLevel.LISTED), stamp_of(facts))
+        if algorithm is None:
+            return _Described(facts.key, listed)
+        is_same = row is not None and is_unchanged(row, facts)
+        before = row.item.content if row is not None and is_same else None
+        # Without content it was unreadable, and what the store recorded proves nothing.
+        must_read = read_since_s or (is_same and before is None)
+        recorded = {known.algorithm: known.digest for known in facts.hashes}.get(algorithm)
+        if recorded is not None and not must_read:
             evidence = ItemEvidence(EvidenceLevel.RECORDED)
-            return _Described(StampedItem(replace(item, content=recorded), evidence, stamp))
-        content = self._read(facts)
+            item = replace(item, content=recorded)
+            return _Described(facts.key, replace(listed, item=item, evidence=evidence))
+        try:
+            content = self._read(facts)
+        except (ObjectMissingError, PreconditionFailedError):
+            raise
+        except StoreError as error:
+            if error.retryable:
+                raise
+            return _Described(facts.key, listed, is_damaged=before is not None, is_unreadable=True)
         evidence = ItemEvidence(EvidenceLevel.READ, read_at_s=self._clock.now_ms() // 1000)
-        stamped = StampedItem(replace(item, content=content), evidence, stamp)
-        # The store calls it the same object, and its bytes are others.
-        is_damaged = (
-            row is not None
-            and is_unchanged(row, facts)
-            and row.item.content is not None
-            and row.item.content != content
+        return _Described(
+            facts.key,
+            replace(listed, item=replace(item, content=content), evidence=evidence),
+            bytes_read=facts.size_bytes,
+            # The store calls it the same object: other bytes than before are damage.
+            is_damaged=before not in (None, content),
         )
-        return _Described(stamped, bytes_read=facts.size_bytes, is_damaged=is_damaged)
 
     def _properties(self, facts: ObjectFacts) -> bytes:
         if not self._profile.properties:
@@ -206,28 +309,46 @@ class Refresher:
         found = self._store.reader.properties(facts.key, version=facts.version)
         return digest_of(found, self._profile)
 
-    def _recorded(self, facts: ObjectFacts) -> bytes | None:
-        """The hash that the store recorded. A listing has fewer of them than a HEAD."""
-        for known in (facts, None):
-            described = known or self._store.reader.facts(facts.key, version=facts.version)
-            if described is None or not same_stamp(described, facts):
-                raise PreconditionFailedError(f"{facts.key} changed", key=facts.key)
-            for content in described.hashes:
-                if content.algorithm is self._profile.algorithm:
-                    return content.digest
-        return None
-
     def _read(self, facts: ObjectFacts) -> bytes:
         assert self._profile.algorithm is not None
         hasher = ContentHasher()
         with self._store.reader.read(facts) as pieces:
             for piece in pieces:
-                if self._stopped():
+                if self._stopped() or self._ended.is_set():
                     raise OperationInterruptedError("the refresh was stopped")
                 hasher.update(piece)
                 self._limiter.take(len(piece))
         return next(
             known.digest for known in hasher.hashes() if known.algorithm is self._profile.algorithm
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedBucket:
+    """A bucket with its index. `writing` is held by one writer of the index at a
+    time.
+    """
+
+    store: Store
+    index: StoredIndex
+    profile: Profile
+    clock: Clock
+    writing: AbstractContextManager[object] = field(default_factory=threading.Lock)
+
+    def refresher(
+        self, stopped: Callable[[], bool], limiter: RateLimiter | None = None
+    ) -> Refresher:
+        """What brings the index up to date until `stopped`; without a limiter as fast
+        as the store answers.
+        """
+        return Refresher(
+            self.store,
+            self.index,
+            self.profile,
+            clock=self.clock,
+            limiter=limiter or RateLimiter(0, self.clock, lambda _s: stopped()),
+            stopped=stopped,
+            writing=self.writing,
         )
 
 
@@ -253,7 +374,9 @@ def digest_of(properties: ObjectProperties, profile: Profile) -> bytes:
     if not profile.properties:
         return b""
     groups = frozenset(profile.properties)
-    return Crossing("tags" in groups, "headers" in groups, acl=False).digest(properties)
+    kept = Crossing("tags" in groups, "headers" in groups, acl=False).of(properties)
+    headers = tuple(one for one in kept.headers if one not in _NO_CONTENT_TYPES)
+    return properties_digest(kept.metadata, kept.tags, headers)
 
 
 def groups_of(store: Capabilities) -> tuple[str, ...]:
@@ -264,16 +387,14 @@ def groups_of(store: Capabilities) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Described:
+    """What a key turned out to be; None is gone."""
+
+    key: str
     item: StampedItem | None
     bytes_read: int = 0
     is_damaged: bool = False
+    is_unreadable: bool = False
     is_unsettled: bool = False
-
-
-def _is_known(row: StampedItem, read_since_s: int) -> bool:
-    if not read_since_s:
-        return True
-    return row.evidence.read_at_s is not None and row.evidence.read_at_s >= read_since_s
 
 
 def _plus(
@@ -287,6 +408,7 @@ def _plus(
         removed=progress.removed + (row is not None and item is None),
         changed=progress.changed + (row is not None and item is not None and row.item != item.item),
         damaged=progress.damaged + described.is_damaged,
+        unreadable=progress.unreadable + described.is_unreadable,
         unsettled=progress.unsettled + described.is_unsettled,
         bytes_read=progress.bytes_read + described.bytes_read,
     )

@@ -2,8 +2,9 @@
 
 The plan is made whole before anything is changed, in the ledger, so that its length is
 known and a listing that fails changes nothing. The result is never concluded from what
-was done: it is what a second comparison found, whose listings began after the last
-write.
+was done: it is what another comparison found, which began after the last write. "Equal"
+is said only of one moment at which both sides held all that was compared
+(replicator.cut). While they move they are compared again, a few times.
 """
 
 import threading
@@ -11,10 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Self, TypeVar
 
 from merkle.errors import ReconcileError
-from replicator.comparison import EqualityTally, KeyComparison
+from proof.receipts import Receipt
+from proof.root import SetRoot
+from replicator.comparison import DecidedKey, EqualityTally, KeyComparison
 from replicator.copier import Copier, CopierLimits, NewExecutor
 from replicator.copy import copy_object
 from replicator.copy_requests import (
@@ -24,13 +28,21 @@ from replicator.copy_requests import (
     ObjectStamp,
     Steps,
 )
-from replicator.copy_task import CopyLimits, CopyTask
+from replicator.copy_task import CopyLimits, CopyTask, target_changed
 from replicator.crossing import Crossing, lacking
+from replicator.cut import CutCheck
 from replicator.difference import Action, DecisionRules
 from replicator.ledger import PairLedger, PlannedStep
+from replicator.listing import lists_key
 from replicator.pair import check_pair
 from replicator.patch import patch_object, put_properties
-from replicator.stores.port import ObjectFacts, Store, StoreError, UnsupportedObjectError
+from replicator.stores.port import (
+    DeleteFailure,
+    ObjectFacts,
+    Store,
+    StoreError,
+    UnsupportedObjectError,
+)
 from replicator.uploads import drop_upload
 from runtime.errors import OperationInterruptedError
 from runtime.progress import BYTES, ProgressSink
@@ -43,17 +55,20 @@ T = TypeVar("T")
 _DELETES_AT_ONCE = 1_000
 # Steps written to the plan in one transaction.
 _STEPS_AT_ONCE = 1_000
-# Failures that a report names; all are counted.
-_FAILURES_MAX = 10_000
+# Comparisons after the last write: what still moves then is in flight.
+_COMPARISONS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SyncOptions:
-    """What the caller may choose. A rate of 0 bytes per second is no limit."""
+    """What the caller may choose. A rate of 0 bytes per second is no limit. So many
+    failures are named in the report; all are counted.
+    """
 
     prefix: str = ""
     delete: bool = False
     bytes_per_second: int = 0
+    failures_named_max: int = 10_000
     copy_limits: CopyLimits = field(default_factory=CopyLimits)
     copier_limits: CopierLimits = field(default_factory=CopierLimits)
     backoff: Backoff = field(default_factory=Backoff)
@@ -93,7 +108,9 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class SyncReport:
     """The outcome. `differences` are keys that were unequal when they were compared
-    again; `root` is of the objects that were equal, as 32 hexadecimal digits.
+    again, and the keys `in_flight`: they were equal when they were looked at, but were
+    changed while others were. `root` is of the objects that were equal, as 32
+    hexadecimal digits. `failed` are the first of `failed_count` failures.
     """
 
     copied: int
@@ -106,6 +123,7 @@ class SyncReport:
     level: str
     root: str
     differences: int
+    in_flight: int = 0
 
     def document(self) -> dict[str, object]:
         """The report as the command prints it."""
@@ -123,8 +141,8 @@ class SyncReport:
 
 
 @dataclass(slots=True)
-class _Outcome:
-    """Counts what was done."""
+class CopyTally:
+    """Counts what a run did at the target."""
 
     copied: int = 0
     deleted: int = 0
@@ -132,8 +150,10 @@ class _Outcome:
     bytes: int = 0
     failed_count: int = 0
     failed: list[Failure] = field(default_factory=list)
+    failures_named_max: int = 10_000
 
     def add(self, result: CopyResult | None) -> None:
+        """Count a copy; None is a source that is gone."""
         if result is None:
             return
         self.bytes += result.sent_bytes
@@ -143,9 +163,28 @@ class _Outcome:
             self.copied += 1
 
     def fail(self, key: str, error: ReconcileError) -> None:
+        """Count a key that was not brought to the target."""
         self.failed_count += 1
-        if len(self.failed) < _FAILURES_MAX:
+        if len(self.failed) < self.failures_named_max:
             self.failed.append(Failure(key, _failure_reason(error).value, error.message))
+
+    def report(
+        self, *, equal: bool, level: str, root: SetRoot, differences: int, in_flight: int = 0
+    ) -> SyncReport:
+        """The report, with what the comparison after it found."""
+        return SyncReport(
+            copied=self.copied,
+            deleted=self.deleted,
+            metadata_only=self.metadata_only,
+            bytes=self.bytes,
+            failed=tuple(self.failed),
+            failed_count=self.failed_count,
+            equal=equal,
+            level=level,
+            root=f"{root.total:032x}",
+            differences=differences,
+            in_flight=in_flight,
+        )
 
 
 class BucketSync:
@@ -209,8 +248,10 @@ class BucketSync:
             sleep=sleep,
             backoff=options.backoff,
             is_cancelled=self._is_stopped,
+            crossing=self._crossing,
         )
         self._tally = EqualityTally(ledger.secret)
+        self._in_flight = 0
 
     def __enter__(self) -> Self:
         return self
@@ -231,6 +272,11 @@ class BucketSync:
         """
         return lacking(self._source.capabilities, self._target.capabilities)
 
+    @property
+    def lists_all(self) -> bool:
+        """Whether both sides list all keys; otherwise equality cannot be shown."""
+        return self._lists_all
+
     def plan(self) -> SyncPlan:
         """Compare both sides and make the plan; `steps` has it key by key.
 
@@ -238,17 +284,15 @@ class BucketSync:
             StoreError: a listing is not complete, or a side did not answer.
             OperationInterruptedError: the caller interrupted it.
         """
+        self._ledger.save_crossing(self._crossing)
         self._ledger.clear_plan()
-        tally = self._tally = EqualityTally(self._ledger.secret)
         counts = dict.fromkeys(Action, 0)
         length_bytes = 0
         batch = list[PlannedStep]()
         self._progress.begin("compare", None, "keys")
-        for decided in self._comparison.decisions(self._options.prefix):
-            tally.add(decided)
+        for decided in self._compared(rows_are_fresh=False):
             state, decision = decided.state, decided.decision
             counts[decision.action] += 1
-            self._progress.advance(1)
             if decision.action is Action.NOTHING:
                 continue
             step = PlannedStep(
@@ -286,41 +330,76 @@ class BucketSync:
             StoreError: a listing is not complete: what is at the target is unknown.
             OperationInterruptedError: the caller interrupted it; run it again.
         """
-        outcome = _Outcome()
+        outcome = CopyTally(failures_named_max=self._options.failures_named_max)
         try:
             self._clean_scratch()
             self._progress.begin("copy", plan.bytes, BYTES)
             self._copy_all(outcome)
             self._delete_all(outcome)
-            self._drop_uploads({one.key for one in outcome.failed})
-            if plan.changes:
-                self._compare_again(plan)
+            if outcome.failed_count == len(outcome.failed):
+                self._drop_uploads({one.key for one in outcome.failed})
+            if plan.changes or self._in_flight:
+                self._compare_again(plan, outcome)
         except BaseException:
             # Threads that wait for memory or parts end, too.
             self._stop.set()
             raise
         tally = self._tally
-        return SyncReport(
-            copied=outcome.copied,
-            deleted=outcome.deleted,
-            metadata_only=outcome.metadata_only,
-            bytes=outcome.bytes,
-            failed=tuple(outcome.failed),
-            failed_count=outcome.failed_count,
-            equal=self._lists_all and not tally.differences,
+        return outcome.report(
+            equal=self._lists_all and not tally.differences and not self._in_flight,
             level=tally.level_text,
-            root=f"{tally.root.total:032x}",
-            differences=tally.differences,
+            root=tally.root,
+            differences=tally.differences + self._in_flight,
+            in_flight=self._in_flight,
         )
 
-    def _compare_again(self, plan: SyncPlan) -> None:
-        self._tally = EqualityTally(self._ledger.secret)
-        self._progress.begin("verify", plan.equal + plan.changes + plan.extras, "keys")
-        for decided in self._comparison.decisions(self._options.prefix):
-            self._tally.add(decided)
-            self._progress.advance(1)
+    def receipt(self) -> Receipt | None:
+        """What the last comparison found of both sides, to be signed; None where a side
+        does not list all keys or changed meanwhile, so that nobody knows what it holds.
+        """
+        if not self._lists_all or self._in_flight:
+            return None
+        return self._tally.sets.receipt(
+            source=self._source.address,
+            target=self._target.address,
+            prefix=self._options.prefix,
+            groups=self._crossing.groups,
+            time_ms=self._clock.now_ms(),
+        )
 
-    def _copy_all(self, outcome: _Outcome) -> None:
+    def _compare_again(self, plan: SyncPlan, outcome: CopyTally) -> None:
+        """Compare until nothing moved meanwhile, or no further look can help."""
+        # Of a key that failed the ledger may know what an earlier run has seen.
+        rows_are_fresh = not outcome.failed_count
+        for _ in range(_COMPARISONS_MAX):
+            self._progress.begin("verify", plan.equal + plan.changes + plan.extras, "keys")
+            for _ in self._compared(rows_are_fresh=rows_are_fresh):
+                pass
+            if not self._in_flight:
+                return
+            rows_are_fresh = True
+
+    def _compared(self, *, rows_are_fresh: bool) -> Iterator[DecidedKey]:
+        """Compare all keys; the tally and the keys in flight are those of this look."""
+        prefix = self._options.prefix
+        tally = self._tally = EqualityTally(self._ledger.secret)
+        cut = CutCheck(
+            self._source,
+            self._target,
+            prefix,
+            rows_are_fresh=rows_are_fresh,
+            retried=self._retried,
+        )
+        for decided in self._comparison.decisions(prefix):
+            tally.add(decided)
+            cut.add(decided)
+            self._progress.advance(1)
+            yield decided
+        # Differences are reported as such; what moved besides makes no difference then.
+        gone = self._comparison.gone
+        self._in_flight = 0 if tally.differences else cut.in_flight(gone)
+
+    def _copy_all(self, outcome: CopyTally) -> None:
         running = dict[Future[CopyResult | None], PlannedStep]()
         for step in self._ledger.plan():
             if Action(step.action) in (Action.DELETE, Action.LEAVE):
@@ -334,7 +413,7 @@ class BucketSync:
             self._settle(running, outcome)
 
     def _settle(
-        self, running: dict[Future[CopyResult | None], PlannedStep], outcome: _Outcome
+        self, running: dict[Future[CopyResult | None], PlannedStep], outcome: CopyTally
     ) -> None:
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for one in done:
@@ -349,6 +428,11 @@ class BucketSync:
         result = self._copier.run(self._machine(step))
         if result is not None:
             self._ledger.save_copy(result)
+        elif self._retried(lambda: lists_key(self._source.lister, step.key)):
+            raise CopyFailedError(
+                FailureReason.SOURCE_UNREADABLE,
+                f"{step.key} is listed at the source, but it cannot be read there",
+            )
         return result
 
     def _machine(self, step: PlannedStep) -> Steps[CopyResult | None]:
@@ -376,29 +460,42 @@ class BucketSync:
             return put_properties(task)
         return copy_object(task) if windows is None else patch_object(task)
 
-    def _delete_all(self, outcome: _Outcome) -> None:
-        batch = list[str]()
+    def _delete_all(self, outcome: CopyTally) -> None:
+        batch = list[PlannedStep]()
         for step in self._ledger.plan():
             if Action(step.action) is not Action.DELETE:
                 continue
-            batch.append(step.key)
+            batch.append(step)
             if len(batch) >= _DELETES_AT_ONCE:
                 self._delete(batch, outcome)
                 batch.clear()
         if batch:
             self._delete(batch, outcome)
 
-    def _delete(self, keys: Sequence[str], outcome: _Outcome) -> None:
-        """Delete keys that the source does not have at this moment. Whatever the target
-        has there by now is extra all the same, so that nobody looks at it again.
+    def _delete(self, steps: Sequence[PlannedStep], outcome: CopyTally) -> None:
+        """Delete objects that the source does not have at this moment, and that are
+        still the listed ones: no store deletes many under a condition.
         """
         self._check_stop()
-        fresh = dict(zip(keys, self._workers.map(self._is_gone, keys), strict=True))
-        gone = [key for key, is_gone in fresh.items() if is_gone]
+        gone = dict[str, PlannedStep]()
+        looks = self._workers.map(self._is_deletable, steps)
+        for step, is_deletable in zip(steps, looks, strict=True):
+            if isinstance(is_deletable, StoreError):
+                outcome.fail(step.key, is_deletable)
+            elif is_deletable:
+                gone[step.key] = step
         if not gone:
             return
+        attempts = count()
+
+        def delete() -> list[DeleteFailure]:
+            # What a lost attempt has deleted may have been written anew by others.
+            is_first = not next(attempts)
+            left = [key for key, step in gone.items() if is_first or self._is_listed(step)]
+            return self._target.writer.delete(left)
+
         try:
-            failures = self._retried(lambda: self._target.writer.delete(gone))
+            failures = self._retried(delete)
         except StoreError as error:
             for key in gone:
                 outcome.fail(key, error)
@@ -410,8 +507,22 @@ class BucketSync:
         self._ledger.forget(deleted)
         outcome.deleted += len(deleted)
 
-    def _is_gone(self, key: str) -> bool:
-        return self._retried(lambda: self._source.reader.facts(key)) is None
+    def _is_deletable(self, step: PlannedStep) -> bool | StoreError:
+        """Whether a key is still gone from the source and unchanged at the target."""
+        assert step.target is not None
+        try:
+            if self._retried(lambda: self._source.reader.facts(step.key)) is not None:
+                return False
+            now = self._retried(lambda: self._target.reader.facts(step.key))
+        except StoreError as error:
+            return error
+        if now is not None and not step.target.agrees(now):
+            return target_changed(step.key)
+        return now is not None
+
+    def _is_listed(self, step: PlannedStep) -> bool:
+        now = self._target.reader.facts(step.key)
+        return now is not None and step.target is not None and step.target.agrees(now)
 
     def _drop_uploads(self, failed: set[str]) -> None:
         """Abort uploads of earlier runs whose keys need no copy any more. Those of keys

@@ -20,6 +20,7 @@ from replicator.copy_requests import (
     JoinPart,
     ListParts,
     ObjectStamp,
+    PutProperties,
     SavePart,
     SaveUpload,
     SentPart,
@@ -36,7 +37,9 @@ from replicator.copy_task import (
     source_facts,
     target_changed,
     target_facts,
+    target_properties,
 )
+from replicator.crossing import differ_in_tags_only
 from replicator.hashing import ContentHasher, blake3_of, md5_of, parts_etag
 from replicator.stores.port import (
     Capabilities,
@@ -129,8 +132,9 @@ def record_upload(
 
 def drop_upload(key: str, record: UploadRecord) -> Steps[None]:
     """Abort an upload that cannot be continued."""
-    # Without an ID the run was killed while it began: a whole copy has no parts then.
-    yield AbortUpload(key, record.upload, with_parts=not record.is_whole)
+    # Without an ID it has no parts. Looking for it could find those of others.
+    if record.upload is not None:
+        yield AbortUpload(key, record.upload)
     yield SaveUpload(key, None)
 
 
@@ -156,7 +160,7 @@ def complete_upload(
         written = yield from target_facts(task.key)
         etags = _multipart_etags(parts)
         if written is not None and _is_written_by(written, task, etags):
-            return written
+            return (yield from _with_properties(task, written, properties))
         if isinstance(error, ObjectMissingError):
             raise
         raise target_changed(task.key) from error
@@ -232,9 +236,10 @@ def adopt_finished(task: CopyTask, properties: ObjectProperties) -> Steps[CopyRe
             hasher.update(body)
             windows.update(body)
         first = end
+    facts = yield from _with_properties(task, target, properties)
     return CopyResult(
         source=task.source,
-        target=target,
+        target=facts,
         hashes=hasher.hashes(),
         properties=digest,
         sent_bytes=0,
@@ -253,6 +258,23 @@ def is_held(
     if sent is not None and sent.part == part:
         return sent.blake3 == blake3_of(body)
     return _declares_md5(capabilities) and part.etag.strip('"') == md5_of(body).hex()
+
+
+def _with_properties(
+    task: CopyTask, written: ObjectFacts, properties: ObjectProperties
+) -> Steps[ObjectFacts]:
+    """An object that our upload has made, with these properties: some stores take the
+    tags only after it exists, and what came between may have ended the request.
+    """
+    ours, theirs = task.crossing.digest(properties), (yield from target_properties(task, written))
+    if ours == theirs:
+        return written
+    try:
+        answer = yield PutProperties(written, properties, differ_in_tags_only(ours, theirs))
+    except (PreconditionFailedError, ObjectMissingError) as error:
+        raise target_changed(task.key) from error
+    assert isinstance(answer, ObjectFacts)
+    return answer
 
 
 def _declares_md5(capabilities: Capabilities) -> bool:

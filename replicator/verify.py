@@ -1,27 +1,35 @@
 """Compare two buckets through their stores alone, and say how each key is known.
 
-Nothing is read across regions unless the level is READ: then every object is read at
-both sides. Without that, damage behind a store's own index stays unseen.
+Objects of the target are read at level READ only: then every object is read at both
+sides. Without that, damage behind a store's own index stays unseen, and an object of
+which the sides have no hash in common is known by its listing and properties.
 """
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from proof.item import ContentHash, EvidenceLevel
-from replicator.comparison import KeyComparison, DecidedKey
+from proof.receipts import Receipt
+from replicator.compared_sets import ComparedSets
+from replicator.comparison import DecidedKey, KeyComparison
+from replicator.copy_requests import ObjectStamp
+from replicator.crossing import Crossing
 from replicator.difference import Action, DecisionRules
 from replicator.hashing import ContentHasher
 from replicator.ledger import PairLedger
-from replicator.listing import join_keys
+from replicator.listing import join_keys, list_resumed
 from replicator.stores.port import (
     ObjectFacts,
     ObjectMissingError,
     PreconditionFailedError,
     Store,
+    same_stamp,
 )
+from runtime.errors import OperationInterruptedError
+from runtime.rate_limit import Clock
 from runtime.retry import Backoff, Sleep, call_with_retry
 
 # Objects that are read ahead of the one that is reported.
@@ -35,20 +43,36 @@ class KeyDifferenceKind(Enum):
     EXTRA = "extra"
     CHANGED = "changed"
     DAMAGED = "damaged"
-    """A side's bytes are not those that its own store or the last copy recorded."""
+    """A side's bytes are not those that its own store or the last copy recorded, or it
+    lists what it does not have.
+    """
+
+
+class Damage(Enum):
+    """Which side's bytes are not those that were recorded."""
+
+    SOURCE = "source"
+    TARGET = "target"
+    BOTH = "both"
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedKey:
-    """What is known of one key. `kind` is None where both sides are equal at `level`.
-    A key that changed while it was read is `unsettled`, and neither.
+    """What is known of one key. `kind` is None where both sides are equal at `level`,
+    by `hashes` and the digest `properties`. A key that changed meanwhile is unsettled,
+    and neither. `read_at_s` is in seconds since 1970, at level READ.
     """
 
     key: str
+    source: ObjectFacts | None
+    target: ObjectFacts | None
     level: EvidenceLevel
     kind: KeyDifferenceKind | None = None
-    version: str = ""
     is_unsettled: bool = False
+    hashes: tuple[ContentHash, ...] = ()
+    properties: bytes = b""
+    read_at_s: int | None = None
+    damage: Damage | None = None
 
 
 class BucketVerification:
@@ -62,6 +86,7 @@ class BucketVerification:
         *,
         level: EvidenceLevel,
         readers: Executor,
+        clock: Clock,
         sleep: Sleep,
         backoff: Backoff,
         is_cancelled: Callable[[], bool],
@@ -69,6 +94,10 @@ class BucketVerification:
         """`ledger` has what earlier syncs recorded of this pair."""
         self._source, self._target, self._level = source, target, level
         self._ledger = ledger
+        self._clock = clock
+        self._is_cancelled = is_cancelled
+        between = Crossing.between(source.capabilities, target.capabilities)
+        self._crossing = ledger.crossing() or between
         self._readers = readers
         self._sleep, self._backoff = sleep, backoff
         self._comparison = KeyComparison(
@@ -79,11 +108,37 @@ class BucketVerification:
                 may_delete=False,
                 stamps_cover_properties=source.capabilities.stamps_cover_properties,
                 patches=False,
+                copies_unproven=False,
             ),
             readers=readers,
             sleep=sleep,
             backoff=backoff,
             is_cancelled=is_cancelled,
+            crossing=self._crossing,
+        )
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups of properties that are compared."""
+        return () if self._level is EvidenceLevel.LISTED else self._crossing.groups
+
+    @property
+    def lists_all(self) -> bool:
+        """Whether both sides list all keys; otherwise equality cannot be shown."""
+        return self._source.capabilities.lists_all_keys and self._target.capabilities.lists_all_keys
+
+    def receipt(self, tally: "VerificationTally", prefix: str) -> Receipt | None:
+        """What was found below a prefix, to be signed; None where a side does not list
+        all keys.
+        """
+        if not self.lists_all:
+            return None
+        return tally.sets.receipt(
+            source=self._source.address,
+            target=self._target.address,
+            prefix=prefix,
+            groups=self.groups,
+            time_ms=self._clock.now_ms(),
         )
 
     def keys(self, prefix: str) -> Iterator[VerifiedKey]:
@@ -108,45 +163,79 @@ class BucketVerification:
             yield one.result()
 
     def _listed(self, prefix: str) -> Iterator[VerifiedKey]:
-        ours = self._source.lister.list_objects(prefix)
-        theirs = self._target.lister.list_objects(prefix)
+        ours, theirs = (
+            list_resumed(store.lister, prefix, sleep=self._sleep, backoff=self._backoff)
+            for store in (self._source, self._target)
+        )
         for one in join_keys(ours, theirs, iter(())):
             kind = None
             if one.source is None or one.target is None:
                 kind = KeyDifferenceKind.EXTRA if one.source is None else KeyDifferenceKind.MISSING
             elif one.source.size_bytes != one.target.size_bytes:
                 kind = KeyDifferenceKind.CHANGED
-            yield VerifiedKey(one.key, EvidenceLevel.LISTED, kind)
+            yield VerifiedKey(one.key, one.source, one.target, EvidenceLevel.LISTED, kind)
 
     def _read(self, decided: DecidedKey) -> VerifiedKey:
         """The key with the bytes of both sides read and compared."""
         state, found = decided.state, _recorded(decided)
         source, target = state.source, state.target
-        if source is None or target is None:
+        if source is None or target is None or found.is_unsettled:
             return found
-        try:
-            ours, theirs = self._hashed(self._source, source), self._hashed(self._target, target)
-        except (ObjectMissingError, PreconditionFailedError):
-            return VerifiedKey(state.key, EvidenceLevel.LISTED, is_unsettled=True)
+        read_at_s = self._clock.now_ms() // 1000
+        hashers = []
+        for store, facts in ((self._source, source), (self._target, target)):
+            try:
+                hashers.append(self._hashed(store, facts))
+            except (ObjectMissingError, PreconditionFailedError):
+                return self._unread(found, store, facts)
+        ours, theirs = hashers
+        found = replace(found, level=EvidenceLevel.READ, read_at_s=read_at_s, damage=None)
         row = self._ledger.row(state.key)
-        for facts, hasher, stamp in (
-            (source, ours, row.source if row else None),
-            (target, theirs, row.target if row else None),
-        ):
-            recorded = row.hashes if row and stamp and stamp.agrees(facts) else ()
-            if _contradicts(hasher, facts, recorded):
-                return VerifiedKey(state.key, EvidenceLevel.READ, KeyDifferenceKind.DAMAGED)
+        damaged = [
+            side
+            for side, facts, hasher, stamp in (
+                (Damage.SOURCE, source, ours, row.source if row else None),
+                (Damage.TARGET, target, theirs, row.target if row else None),
+            )
+            if _contradicts(
+                hasher, facts, row.hashes if row and stamp and stamp.agrees(facts) else ()
+            )
+        ]
+        if damaged:
+            damage = damaged[0] if len(damaged) == 1 else Damage.BOTH
+            if damage is not Damage.SOURCE:
+                self._ledger.save_damaged(state.key, ObjectStamp.of(target))
+            return replace(found, kind=KeyDifferenceKind.DAMAGED, damage=damage)
+        if state.target_is_damaged:
+            self._ledger.save_damaged(state.key, None)
         if ours.blake3 != theirs.blake3:
-            return VerifiedKey(state.key, EvidenceLevel.READ, KeyDifferenceKind.CHANGED)
+            return replace(found, kind=KeyDifferenceKind.CHANGED)
         is_changed = decided.decision.action is Action.PROPERTIES
         kind = KeyDifferenceKind.CHANGED if is_changed else None
-        return VerifiedKey(state.key, EvidenceLevel.READ, kind)
+        return replace(found, kind=kind, hashes=_sorted(ours.hashes()))
+
+    def _unread(self, found: VerifiedKey, store: Store, facts: ObjectFacts) -> VerifiedKey:
+        """A key that could not be read: lost if its store goes on listing it as it was,
+        else changed while it was compared.
+        """
+
+        def listed() -> ObjectFacts | None:
+            return next(store.lister.list_objects(facts.key), None)
+
+        now = call_with_retry(listed, sleep=self._sleep, backoff=self._backoff)
+        if now is not None and same_stamp(now, facts):
+            damage = Damage.SOURCE if store is self._source else Damage.TARGET
+            level, kind = EvidenceLevel.READ, KeyDifferenceKind.DAMAGED
+            return replace(found, level=level, kind=kind, damage=damage)
+        return replace(found, level=EvidenceLevel.LISTED, kind=None, is_unsettled=True)
 
     def _hashed(self, store: Store, facts: ObjectFacts) -> ContentHasher:
         def read() -> ContentHasher:
             hasher = ContentHasher()
             with store.reader.read(facts) as pieces:
                 for piece in pieces:
+                    if self._is_cancelled():
+                        raise OperationInterruptedError("the verification was interrupted")
                     hasher.update(piece)
             return hasher
 
@@ -155,19 +244,36 @@ class BucketVerification:
 
 @dataclass(slots=True)
 class VerificationTally:
-    """Counts the keys of a verification."""
+    """Counts the keys of a verification, and sums up the items of both sides."""
 
+    secret: bytes
     objects: int = 0
     differences: int = 0
     unsettled: int = 0
+    kinds: Counter[KeyDifferenceKind] = field(default_factory=Counter)
     levels: Counter[EvidenceLevel] = field(default_factory=Counter)
+    sets: ComparedSets = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sets = ComparedSets(self.secret)
 
     def add(self, key: VerifiedKey) -> None:
         """Count one key."""
+        if key.source is None and key.target is None:
+            # It was deleted at both sides meanwhile.
+            return
         self.objects += 1
         self.levels[key.level] += 1
-        self.differences += key.kind is not None
         self.unsettled += key.is_unsettled
+        if key.kind is not None:
+            self.differences += 1
+            self.kinds[key.kind] += 1
+        if key.kind is not None or key.is_unsettled or key.source is None:
+            self.sets.add_different(key.source, key.target)
+        else:
+            self.sets.add_equal(
+                key.source, key.hashes, key.properties, key.level, read_at_s=key.read_at_s
+            )
 
     @property
     def is_equal(self) -> bool:
@@ -183,9 +289,26 @@ def _recorded(decided: DecidedKey) -> VerifiedKey:
         if state.source is None or state.target is None:
             gone = state.source is None
             kind = KeyDifferenceKind.EXTRA if gone else KeyDifferenceKind.MISSING
+    if state.target_is_damaged and kind is KeyDifferenceKind.CHANGED:
+        kind = KeyDifferenceKind.DAMAGED
+    is_unsettled = kind is not None and state.source_is_fresh
     # Of a read by an earlier run nothing is claimed now.
     level = min(decision.level, EvidenceLevel.RECORDED)
-    return VerifiedKey(state.key, level, kind)
+    return VerifiedKey(
+        key=state.key,
+        source=state.source,
+        target=state.target,
+        level=level,
+        kind=None if is_unsettled else kind,
+        is_unsettled=is_unsettled,
+        damage=Damage.TARGET if kind is KeyDifferenceKind.DAMAGED else None,
+        hashes=decision.hashes,
+        properties=decision.properties,
+    )
+
+
+def _sorted(hashes: Iterable[ContentHash]) -> tuple[ContentHash, ...]:
+    return tuple(sorted(hashes, key=lambda one: one.algorithm.value))
 
 
 def _contradicts(

@@ -6,6 +6,7 @@ such windows. The key is the ledger's secret, so nobody can search for equal has
 """
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,17 +103,27 @@ def changed_ranges(old: WindowTable, new: WindowTable) -> tuple[ChangedRange, ..
     if old.size_bytes != new.size_bytes and common:
         common = min(old.size_bytes, new.size_bytes) // step
     changed = np.flatnonzero(ours[:common] != theirs[:common])
+    return ranges_of(changed.tolist(), old.size_bytes, new.size_bytes, window_bytes=step)
+
+
+def ranges_of(
+    changed: Sequence[int], old_bytes: int, new_bytes: int, *, window_bytes: int
+) -> tuple[ChangedRange, ...]:
+    """Windows that changed, ascending, as ranges, with what follows the windows that
+    are whole in both where the sizes differ. Neighbours are joined.
+    """
     found = list[ChangedRange]()
-    if len(changed):
-        breaks = np.flatnonzero(np.diff(changed) > 1) + 1
-        for run in np.split(changed, breaks):
-            end = min((int(run[-1]) + 1) * step, new.size_bytes)
-            found.append(ChangedRange(int(run[0]) * step, end, end))
-    if old.size_bytes != new.size_bytes:
-        tail = ChangedRange(common * step, old.size_bytes, new.size_bytes)
-        if found and found[-1].new_end == tail.first:
-            tail = ChangedRange(found.pop().first, tail.old_end, tail.new_end)
-        found.append(tail)
+
+    def add(first: int, old_end: int, new_end: int) -> None:
+        if found and found[-1].new_end == first:
+            first = found.pop().first
+        found.append(ChangedRange(first, old_end, new_end))
+
+    for window in changed:
+        end = min((window + 1) * window_bytes, new_bytes)
+        add(window * window_bytes, end, end)
+    if old_bytes != new_bytes:
+        add(min(old_bytes, new_bytes) // window_bytes * window_bytes, old_bytes, new_bytes)
     return tuple(found)
 
 

@@ -43,7 +43,7 @@ class FolderLock:
             os.close(descriptor)
             raise BusyError(
                 f"{folder} is in use by {holder}{f' (process {pid})' if pid else ''}",
-                hint="Stop it first. Each agent needs a state folder of its own.",
+                hint="Stop it, or wait for its end. Each process needs a state folder of its own.",
                 path=str(folder),
                 pid=pid,
             ) from error

@@ -63,6 +63,19 @@ def call_with_retry(
         The last error of `call`, unchanged.
     """
 
+    try:
+        return call()
+    except ReconcileError as error:
+        if backoff.attempts_max == 1 or not _is_retryable(error):
+            raise
+        first = [error]
+
+    def again() -> T:
+        # The first attempt is over. Most calls succeed, and cost no more than that.
+        if first:
+            raise first.pop()
+        return call()
+
     def before_sleep(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if on_retry and error:
@@ -76,4 +89,4 @@ def call_with_retry(
         retry=retry_if_exception(_is_retryable),
         before_sleep=before_sleep,
         reraise=True,
-    )(call)
+    )(again)

@@ -8,6 +8,7 @@ through boto3 (docs/decisions). Keys reach the server byte by byte, because noth
 normalises a path.
 """
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -120,6 +121,11 @@ class S3Client:
         self._pools: dict[str, urllib3.HTTPConnectionPool] = {}
         self.traffic = TrafficCounter()
 
+    @property
+    def signs_payloads(self) -> bool:
+        """Whether the signature of a request covers a SHA-256 of its body."""
+        return bool(self._scheme == "http")
+
     def close(self) -> None:
         """Close all idle connections."""
         with self._lock:
@@ -136,13 +142,15 @@ class S3Client:
         query: Query = (),
         headers: Mapping[str, str] | None = None,
         body: Buffer = b"",
+        signed_body: Buffer | None = None,
         idempotent: bool | None = None,
     ) -> S3Answer:
         """Send a request and read its whole answer.
 
-        A name in `query` with an empty value is sent without `=`. With `idempotent`
-        false the request is repeated only after answers by which the store says that
-        it did nothing; by default POST is not idempotent and all others are.
+        A name in `query` with an empty value is sent without `=`. What is signed is the
+        body, or `signed_body`, which a store that checks payloads refuses. With
+        `idempotent` false the request is repeated only after answers by which the store
+        says that it did nothing; by default POST is not idempotent and all others are.
 
         Raises:
             S3UnavailableError: the store was not reached, or did nothing for now.
@@ -150,7 +158,9 @@ class S3Client:
             S3ProtocolError: the answer is invalid.
             S3Error: the store refused. An error inside an answer of status 200 is one.
         """
-        request = _Request(method, bucket, key, tuple(query), dict(headers or {}), body)
+        request = _Request(
+            method, bucket, key, tuple(query), dict(headers or {}), body, signed_body
+        )
 
         def attempt() -> S3Answer:
             response = self._send(request)
@@ -257,7 +267,7 @@ class S3Client:
         headers = {name.lower(): value for name, value in request.headers.items()}
         # Where there is no body, or where TLS and the digest in a header guard it, a
         # hash of the payload would only cost bytes and time.
-        signs_payload = request.method not in _BODILESS and self._scheme == "http"
+        signs_payload = request.method not in _BODILESS and self.signs_payloads
         signed = HTTPMessage()
         for name, value in (("host", host), *headers.items()):
             if name in _SIGNED_HEADERS or name.startswith("x-amz-"):
@@ -267,7 +277,7 @@ class S3Client:
             url=f"{self._scheme}://{host}{target}",
             headers=signed,
             params=None,
-            body=request.body,
+            body=request.body if request.signed_body is None else request.signed_body,
             context={
                 "client_config": SimpleNamespace(s3={"payload_signing_enabled": signs_payload})
             },
@@ -362,6 +372,7 @@ class _Request:
     query: tuple[tuple[str, str], ...]
     headers: dict[str, str]
     body: Buffer
+    signed_body: Buffer | None = None
 
     @property
     def name(self) -> str:
@@ -382,6 +393,11 @@ class _Connection(HTTPConnection):
         _give_time(self)
         super().send(data)
 
+    def getresponse(self) -> urllib3.HTTPResponse:  # type: ignore[override]
+        """The answer."""
+        _acknowledge_at_once(self)
+        return super().getresponse()
+
 
 class _TlsConnection(HTTPSConnection):
     """The same over TLS."""
@@ -392,6 +408,20 @@ class _TlsConnection(HTTPSConnection):
         """Send one piece."""
         _give_time(self)
         super().send(data)
+
+    def getresponse(self) -> urllib3.HTTPResponse:  # type: ignore[override]
+        """The answer."""
+        _acknowledge_at_once(self)
+        return super().getresponse()
+
+
+def _acknowledge_at_once(connection: HTTPConnection) -> None:
+    """A server that sends a head and a short body apart waits with the body until the
+    head is acknowledged (Ceph does), and a kernel that waits for something to send with
+    it takes 40 ms. The option holds for one answer, and only Linux has it.
+    """
+    if connection.sock is not None and hasattr(socket, "TCP_QUICKACK"):
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
 def _give_time(connection: HTTPConnection) -> None:

@@ -8,7 +8,6 @@ all processes, and reads the volumes once more (admin.demo.offline_check).
 
 import json
 import os
-import re
 import shutil
 import tarfile
 import tempfile
@@ -29,6 +28,7 @@ from rich.text import Text
 from admin.demo.cluster import LocalCluster, ScannedReplica
 from admin.demo.damage import DamageMethod, inflict
 from admin.demo.offline_check import prove
+from admin.demo.picture import write_picture
 from admin.demo.result import AgentKill, DemoResult, containers_text, report
 from merkle.comparison import compare
 from merkle.errors import ReconcileError
@@ -440,12 +440,7 @@ def demo(
     style = {ExitCode.CLEAN: "bold green", ExitCode.REFUSED: "bold yellow"}.get(status, "bold red")
     out.print(Text(f"[{outcome.elapsed_s:5.1f}s] {outcome.summary}", style))
     if svg:
-        # Remove web fonts: the picture must be viewable without a network.
-        svg.write_text(
-            re.sub(
-                r"@font-face \{.*?\}\s*", "", out.export_svg(title="treefold demo"), flags=re.DOTALL
-            )
-        )
+        write_picture(out, svg, "treefold demo")
     if as_json:
         print_json(
             {"schema_version": 1, "command": "demo", "ok": status == 0, "data": report(outcome)}

@@ -31,6 +31,8 @@ def parse_address(text: str) -> StoreAddress:
     Raises:
         UsageError: it names none, or contains a secret.
     """
+    if not text:
+        raise UsageError("the address of a store is empty", hint="Write local:PATH or s3://BUCKET.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -64,6 +66,19 @@ _HINTS = {
     **dict.fromkeys(("s3a", "s3n", "minio"), "Write s3://BUCKET/PREFIX?endpoint_url=URL."),
     **dict.fromkeys(("http", "https"), "Write s3://BUCKET?endpoint_url=URL with this URL."),
 }
+
+
+def canonical_address(text: str) -> str:
+    """The address in the one form by which its store names itself.
+
+    Raises:
+        UsageError: as `parse_address`.
+    """
+    match parse_address(text):
+        case LocalAddress(folder):
+            return f"local:{folder}"
+        case S3Address(whole):
+            return whole
 
 
 def _folder(text: str, path: str) -> Path:

@@ -477,7 +477,7 @@ def _check_folder(folder: Path, disk: Disk, *, create: bool) -> None:
         if not create:
             raise NotABucketError(
                 f"{folder} does not exist",
-                hint="Only a target is created. Check the path of the source.",
+                hint="Check the path. Only a sync creates a bucket, and only its target.",
                 path=str(folder),
             )
         disk.make_folder(folder)

@@ -70,6 +70,10 @@ class LocalView:
                 raise ObjectMissingError(f"there is no object {key!r}", key=key, version=version)
             return rows.properties(int(found[0].version))
 
+    def properties_of(self, facts: ObjectFacts) -> ObjectProperties:
+        """See ObjectReader; the version says which."""
+        return self.properties(facts.key, version=facts.version)
+
     @contextlib.contextmanager
     def read(
         self, facts: ObjectFacts, *, first: int = 0, end: int | None = None

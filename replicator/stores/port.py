@@ -233,6 +233,15 @@ class ObjectReader(Protocol):
             StoreError: the store did not say.
         """
 
+    def properties_of(self, facts: ObjectFacts) -> ObjectProperties:
+        """Metadata, tags, headers and ACL of just this version.
+
+        Raises:
+            PreconditionFailedError: the object is another one by now.
+            ObjectMissingError: the object does not exist.
+            StoreError: the store did not say.
+        """
+
     def read(
         self, facts: ObjectFacts, *, first: int = 0, end: int | None = None
     ) -> AbstractContextManager[Iterator[bytes]]:

@@ -160,10 +160,23 @@ class _Probe:
             replace(
                 self._found,
                 etag_is_md5=is_md5_etag,
+                checks_payloads=self._checks_payloads(),
                 keeps_underscores=_NAME in names,
                 keeps_headers=kept == given,
             )
         )
+
+    def _checks_payloads(self) -> bool:
+        """Whether a body that is not the signed one is refused."""
+        if not self._bucket.client.signs_payloads:
+            return False
+        place, name = self._bucket.place(self._key)
+        try:
+            self._bucket.client.request("PUT", place, name, body=_BODY, signed_body=b"other")
+        except S3Error as error:
+            self._raise_if_down(error)
+            return True
+        return False
 
     def _ask_tags(self) -> None:
         self._put(_BODY, _TAGS_HEADER)

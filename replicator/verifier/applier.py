@@ -5,18 +5,17 @@ that it replaces must be the item that the syncer named. The store's own conditi
 where it has one, guards the moment in between.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from typing import TypeAlias
-
-from blake3 import blake3
 
 from merkle.errors import ReconcileError
 from proof.index import IndexWriter, ItemEvidence, StampedItem
 from proof.item import EvidenceLevel, HashAlgorithm, Item, ItemHasher, ItemId, Profile
 from proof.root import SetRoot
-from replicator.hashing import ContentHasher
+from replicator.hashing import ContentHasher, blake3_of
 from replicator.refresh import digest_of, is_unchanged, stamp_of
 from replicator.stores.port import (
     DigestMismatchError,
@@ -29,14 +28,13 @@ from replicator.stores.port import (
     WriteCondition,
 )
 from replicator.verifier.values import (
-    PATCHES_MAX,
     BatchResult,
-    Patch,
     PatchOrder,
+    RangePatch,
     Write,
-    WriteResult,
+    WriteOutcome,
 )
-from runtime.errors import UsageError
+from runtime.errors import DatabaseError, OperationInterruptedError, UsageError
 
 # Requests to the store at a time; a batch waits for its slowest.
 _THREADS = 8
@@ -45,17 +43,30 @@ PART_BYTES = 8 << 20
 
 
 # What became of a write, and the item that it left.
-_Outcome: TypeAlias = tuple[WriteResult, StampedItem | None]
+_Outcome: TypeAlias = tuple[WriteOutcome, StampedItem | None]
 
 
 class Applier:
-    """Applies writes to one bucket. One call at a time: its caller holds a lock."""
+    """Applies writes to one bucket. Thread-safe: a batch, or the end of a patch, holds
+    the lock of the index's writers.
+    """
 
-    def __init__(self, store: Store, index: IndexWriter, profile: Profile) -> None:
+    def __init__(
+        self,
+        store: Store,
+        index: IndexWriter,
+        profile: Profile,
+        *,
+        writing: AbstractContextManager[object],
+    ) -> None:
+        """`writing` is held by one writer of the index at a time."""
         self._store = store
         self._index = index
         self._profile = profile
+        self._writing = writing
         self._ids = ItemHasher(profile)
+        # What an index holds after a failed write is unknown: nothing more is written.
+        self._index_failed = False
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="apply")
 
     def close(self) -> None:
@@ -69,79 +80,123 @@ class Applier:
             ReconcileError: the index cannot be written; the store may hold the writes,
                 which the next refresh finds.
         """
-        deletes = [write for write in writes if write.body is None]
-        failed = self._delete(deletes)
-        outcomes = dict[str, _Outcome](zip((w.key for w in deletes), failed, strict=True))
-        puts = [write for write in writes if write.body is not None]
-        outcomes |= zip((w.key for w in puts), self._pool.map(self._put, puts), strict=True)
-        changes = [(key, outcome[1]) for key, outcome in outcomes.items() if not outcome[0].error]
-        root = self._index.apply(changes)
+        deletes = [write for write in writes if write.body is None and not write.keeps_body]
+        others = [write for write in writes if write.body is not None or write.keeps_body]
+        with self._writing:
+            self._check_index()
+            outcomes = self._delete(deletes)
+            done = self._pool.map(self._change, others)
+            outcomes |= zip((write.key for write in others), done, strict=True)
+            changes = [(key, item) for key, (result, item) in outcomes.items() if not result.error]
+            root = self._apply(changes)
         return BatchResult(number, tuple(outcomes[write.key][0] for write in writes), root)
 
-    def patch(self, order: PatchOrder, patches: Iterable[Patch]) -> tuple[ObjectFacts, SetRoot]:
-        """Replace ranges of an object, which is read and written near its store.
+    def patch(
+        self, order: PatchOrder, patches: Sequence[RangePatch], *, stopped: Callable[[], bool]
+    ) -> tuple[ObjectFacts, SetRoot]:
+        """Replace ranges of an object, which is read and written near its store, unless
+        `stopped` says to give up.
 
         Raises:
             PreconditionFailedError: the target holds another object than the base.
             DigestMismatchError: the result is not what was ordered; the base stays.
             StoreError: the store failed.
             UsageError: the patches are not ascending, or beyond the base.
+            OperationInterruptedError: `stopped`; the base stays.
+            DatabaseError: the index cannot be written; the store has the result.
         """
+        facts, hasher = self._fresh(self._base(order)), ContentHasher()
+        pieces = _patched(self._store, facts, patches, order.result_size_bytes)
+        pieces = _unless(stopped, pieces)
+        if order.result_size_bytes > PART_BYTES:
+            return self._upload(order, pieces, hasher)
+        body = b"".join(pieces)
+        hasher.update(body)
+        self._check(order, hasher)
+        can = self._store.capabilities.replaces_conditionally
+        with self._writing:
+            self._check_index()
+            condition = self._condition(order.key, self._base(order), can=can)
+            written = self._store.writer.put(order.key, body, order.properties, condition)
+            return written, self._note(written, order, hasher)
+
+    def _base(self, order: PatchOrder) -> StampedItem:
         base = self._current(order.key, order.base_id)
         assert base is not None
-        facts, hasher = self._fresh(base), ContentHasher()
-        pieces = _patched(self._store, facts, patches, order.result_size_bytes)
-        if order.result_size_bytes <= PART_BYTES:
-            body = b"".join(pieces)
-            hasher.update(body)
-            self._check(order, hasher)
-            condition = self._condition(base, can=self._store.capabilities.replaces_conditionally)
-            written = self._store.writer.put(order.key, body, order.properties, condition)
-        else:
-            written = self._upload(order, base, pieces, hasher)
-        stamped = self._stamped(written, order.properties, hasher)
-        return written, self._index.apply([(order.key, stamped)])
+        return base
 
-    def _put(self, write: Write) -> _Outcome:
-        assert write.body is not None
+    def _note(self, written: ObjectFacts, order: PatchOrder, hasher: ContentHasher) -> SetRoot:
+        return self._apply([(order.key, self._stamped(written, order.properties, hasher))])
+
+    def _apply(self, changes: Sequence[tuple[str, StampedItem | None]]) -> SetRoot:
         try:
-            if blake3(write.body).digest() != write.blake3:
-                raise DigestMismatchError(f"{write.key}: other bytes arrived", key=write.key)
-            base = self._current(write.key, write.replaced_id)
-            condition = self._condition(
-                base,
-                can=self._store.capabilities.replaces_conditionally
-                if base
-                else self._store.capabilities.creates_conditionally,
-            )
-            facts = self._store.writer.put(write.key, write.body, write.properties, condition)
-        except ReconcileError as error:
-            return WriteResult(error.code, error.message), None
-        hasher = ContentHasher()
-        hasher.update(write.body)
-        result = WriteResult(etag=facts.etag, modified_ms=facts.modified_ms, version=facts.version)
-        return result, self._stamped(facts, write.properties, hasher)
+            return self._index.apply(changes)
+        except BaseException:
+            self._index_failed = True
+            raise
 
-    def _delete(self, deletes: Sequence[Write]) -> list[_Outcome]:
-        results = dict[str, WriteResult]()
+    def _check_index(self) -> None:
+        if self._index_failed:
+            raise DatabaseError(
+                "the verifier could not write its index", hint="Restart the verifier."
+            )
+
+    def _change(self, write: Write) -> _Outcome:
+        try:
+            base = self._current(write.key, write.replaced_id)
+            facts, item = (
+                self._put(write, write.body, base)
+                if write.body is not None
+                else self._put_properties(write, base)
+            )
+        except ReconcileError as error:
+            return WriteOutcome(error.code, error.message), None
+        result = WriteOutcome(etag=facts.etag, modified_ms=facts.modified_ms, version=facts.version)
+        return result, item
+
+    def _put(
+        self, write: Write, body: bytes, base: StampedItem | None
+    ) -> tuple[ObjectFacts, StampedItem]:
+        if blake3_of(body) != write.blake3:
+            raise DigestMismatchError(f"{write.key}: other bytes arrived", key=write.key)
+        can = self._store.capabilities
+        guarded = can.replaces_conditionally if base else can.creates_conditionally
+        condition = self._condition(write.key, base, can=guarded)
+        facts = self._store.writer.put(write.key, body, write.properties, condition)
+        hasher = ContentHasher()
+        hasher.update(body)
+        return facts, self._stamped(facts, write.properties, hasher)
+
+    def _put_properties(
+        self, write: Write, base: StampedItem | None
+    ) -> tuple[ObjectFacts, StampedItem]:
+        assert base is not None
+        facts = self._store.writer.put_properties(self._fresh(base), write.properties)
+        item = replace(base.item, properties=digest_of(write.properties, self._profile))
+        # Some stores copy the bytes for that, and nobody has read the copy.
+        level = min(base.evidence.level, EvidenceLevel.RECORDED)
+        return facts, StampedItem(item, ItemEvidence(level), stamp_of(facts))
+
+    def _delete(self, deletes: Sequence[Write]) -> dict[str, _Outcome]:
+        results = dict[str, WriteOutcome]()
         for write in deletes:
             try:
                 base = self._current(write.key, write.replaced_id)
                 assert base is not None
                 self._fresh(base)
             except ReconcileError as error:
-                results[write.key] = WriteResult(error.code, error.message)
+                results[write.key] = WriteOutcome(error.code, error.message)
         allowed = [write.key for write in deletes if write.key not in results]
         if allowed:
             try:
                 failures = self._store.writer.delete(allowed)
                 results |= {
-                    failure.key: WriteResult(StoreError.code, failure.reason)
+                    failure.key: WriteOutcome(StoreError.code, failure.reason)
                     for failure in failures
                 }
             except ReconcileError as error:
-                results |= {key: WriteResult(error.code, error.message) for key in allowed}
-        return [(results.get(write.key, WriteResult()), None) for write in deletes]
+                results |= {key: WriteOutcome(error.code, error.message) for key in allowed}
+        return {write.key: (results.get(write.key, WriteOutcome()), None) for write in deletes}
 
     def _current(self, key: str, expected: ItemId | None) -> StampedItem | None:
         row = self._index.row(key)
@@ -156,17 +211,19 @@ class Applier:
             raise PreconditionFailedError(f"{key}: the target changed meanwhile", key=key)
         return facts
 
-    def _condition(self, base: StampedItem | None, *, can: bool) -> WriteCondition:
+    def _condition(self, key: str, base: StampedItem | None, *, can: bool) -> WriteCondition:
         if not can:
             # The store cannot guard the write itself: look just before it.
             if base:
                 self._fresh(base)
+            elif self._store.reader.facts(key) is not None:
+                raise PreconditionFailedError(f"{key}: the target has it meanwhile", key=key)
             return WriteCondition()
         return WriteCondition(etag=base.stamp.etag) if base else WriteCondition(absent=True)
 
     def _upload(
-        self, order: PatchOrder, base: StampedItem, pieces: Iterator[bytes], hasher: ContentHasher
-    ) -> ObjectFacts:
+        self, order: PatchOrder, pieces: Iterator[bytes], hasher: ContentHasher
+    ) -> tuple[ObjectFacts, SetRoot]:
         writer, key = self._store.upload_writer, order.key
         upload = writer.begin(key, order.properties)
         try:
@@ -176,8 +233,11 @@ class Applier:
                 parts.append(writer.write_part(key, upload, len(parts) + 1, body))
             self._check(order, hasher)
             can = self._store.capabilities.completes_conditionally
-            condition = self._condition(base, can=can)
-            return writer.complete(key, upload, parts, order.properties, condition)
+            with self._writing:
+                self._check_index()
+                condition = self._condition(key, self._base(order), can=can)
+                written = writer.complete(key, upload, parts, order.properties, condition)
+                return written, self._note(written, order, hasher)
         except BaseException:
             with suppress(ReconcileError):
                 writer.abort(key, upload)
@@ -205,7 +265,7 @@ APPLIED_ALGORITHMS = frozenset({HashAlgorithm.MD5, HashAlgorithm.CRC32C, HashAlg
 
 
 def _patched(
-    store: Store, base: ObjectFacts, patches: Iterable[Patch], result_bytes: int
+    store: Store, base: ObjectFacts, patches: Sequence[RangePatch], result_bytes: int
 ) -> Iterator[bytes]:
     """The pieces of the result, in order; bounded by its size as ordered."""
     at = made = 0
@@ -217,9 +277,7 @@ def _patched(
             raise UsageError("the patches make more bytes than was ordered")
         return piece
 
-    for number, patch in enumerate(patches):
-        if number >= PATCHES_MAX:
-            raise UsageError(f"a change has over {PATCHES_MAX} patches")
+    for patch in patches:
         if patch.offset < at or patch.offset + patch.old_bytes > base.size_bytes:
             raise UsageError("the patches are not ascending, or beyond the base")
         yield from map(counted, _range(store, base, at, patch.offset))
@@ -232,6 +290,13 @@ def _range(store: Store, base: ObjectFacts, first: int, end: int) -> Iterator[by
     if first < end:
         with store.reader.read(base, first=first, end=end) as pieces:
             yield from pieces
+
+
+def _unless(stopped: Callable[[], bool], pieces: Iterator[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        if stopped():
+            raise OperationInterruptedError("the patch was stopped")
+        yield piece
 
 
 def _regrouped(pieces: Iterable[bytes], part_bytes: int) -> Iterator[bytes]:

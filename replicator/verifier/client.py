@@ -1,7 +1,10 @@
 """A client of a verifier, for syncers and commands: values in, values out."""
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+
+from google.protobuf.message import Message
 
 from proof.item import Profile
 from proof.messages import AnswerMessage, QuestionMessage
@@ -25,11 +28,11 @@ from replicator.verifier.values import (
     BatchResult,
     Description,
     IndexState,
-    Patch,
     PatchOrder,
+    RangePatch,
     Write,
 )
-from runtime.errors import RemoteProtocolError
+from runtime.errors import OperationInterruptedError, RemoteProtocolError
 from runtime.rpc import Tls, named_errors, open_channel
 
 # One message of a comparison reads at most the IDs of some ranges.
@@ -49,14 +52,15 @@ class VerifierClient:
 
     Every call may raise VerifierUnavailableError, RemoteProtocolError for an invalid
     answer, and the errors that the verifier returns. `bytes_sent` and `bytes_received`
-    count messages of all calls without headers, `round_trips` the calls.
+    count messages of all calls without headers, `calls` the calls. Thread-safe.
     """
 
     def __init__(self, address: str, *, tls: Tls | None = None, insecure: bool = False) -> None:
         self.address = address
         self.bytes_sent = 0
         self.bytes_received = 0
-        self.round_trips = 0
+        self.calls = 0
+        self._counting = threading.Lock()
         self._channel = open_channel(address, tls=tls, insecure=insecure)
         self._stub = VerifierStub(self._channel)
 
@@ -70,6 +74,7 @@ class VerifierClient:
             answer: pb.DescribeResponse = self._stub.Describe(
                 pb.DescribeRequest(), timeout=DEADLINE_S
             )
+        self._count(calls=1, received=answer)
         return description_from(answer)
 
     def prove(self, question: QuestionMessage) -> AnswerMessage:
@@ -77,9 +82,7 @@ class VerifierClient:
         request = pb.ProveRequest(question=encode_question(question))
         with self._named_errors():
             answer: pb.ProveResponse = self._stub.Prove(request, timeout=DEADLINE_S)
-        self.bytes_sent += request.ByteSize()
-        self.bytes_received += answer.ByteSize()
-        self.round_trips += 1
+        self._count(calls=1, sent=request, received=answer)
         return decode_answer(answer.answer)
 
     def refresh(
@@ -87,17 +90,28 @@ class VerifierClient:
         profile: Profile,
         *,
         read_since_s: int = 0,
+        prefix: str = "",
         progress: Callable[[int, int], None] = lambda _objects, _bytes_read: None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> IndexState:
         """Have the verifier bring its index up to date; `progress` gets the objects
         seen and the bytes read so far.
+
+        Raises:
+            OperationInterruptedError: `stopped`, which is asked every few seconds.
         """
         request = pb.RefreshRequest(
-            profile_digest=profile.digest, read_since_ms=1000 * read_since_s
+            profile_digest=profile.digest, read_since_ms=1000 * read_since_s, prefix=prefix
         )
         last = None
+        self._count(calls=1, sent=request)
         with self._named_errors():
-            for last in self._stub.Refresh(request, timeout=_LONG_S):
+            call = self._stub.Refresh(request, timeout=_LONG_S)
+            for last in call:
+                self._count(received=last)
+                if stopped():
+                    call.cancel()
+                    raise OperationInterruptedError("the refresh was stopped")
                 progress(last.objects, last.bytes_read)
         if last is None or not last.HasField("index"):
             raise RemoteProtocolError("the verifier did not say how its refresh ended")
@@ -111,51 +125,81 @@ class VerifierClient:
             request = pb.GetFactsRequest(profile_digest=profile.digest, keys=page)
             with self._named_errors():
                 answer: pb.GetFactsResponse = self._stub.GetFacts(request, timeout=DEADLINE_S)
+            self._count(calls=1, sent=request, received=answer)
             found |= {facts.key: facts for facts in map(facts_from, answer.facts)}
             if not found.keys() <= set(keys):
                 raise RemoteProtocolError("the verifier sent facts that nobody asked for")
         return found
 
     def write(self, profile: Profile, batches: Iterable[Sequence[Write]]) -> Iterator[BatchResult]:
-        """Send batches of writes as they come; yields one result for each, in order."""
-        sizes = list[int]()
+        """Send batches of writes as they come; yields one result for each, in order. An
+        error of `batches` is raised once those before it are answered.
+        """
+        sizes, failed = list[int](), list[Exception]()
 
         def requests() -> Iterator[pb.WriteBatch]:
-            for number, writes in enumerate(batches):
-                sizes.append(len(writes))
-                yield pb.WriteBatch(
-                    profile_digest=profile.digest,
-                    batch=number,
-                    writes=[write_to(write) for write in writes],
-                )
+            # A thread of gRPC runs this, and would only log an error.
+            try:
+                for number, writes in enumerate(batches):
+                    sizes.append(len(writes))
+                    request = pb.WriteBatch(
+                        profile_digest=profile.digest,
+                        batch=number,
+                        writes=[write_to(write) for write in writes],
+                    )
+                    self._count(sent=request)
+                    yield request
+            except Exception as error:  # noqa: BLE001 - any error is raised again below
+                failed.append(error)
 
         number = 0
+        self._count(calls=1)
         with self._named_errors():
             for number, answer in enumerate(
                 self._stub.WriteBatches(requests(), timeout=_LONG_S), start=1
             ):
+                self._count(received=answer)
                 if number > len(sizes):
                     raise RemoteProtocolError("the verifier answered a batch that was not sent")
                 yield batch_result_from(answer, number=number - 1, writes=sizes[number - 1])
+        if failed:
+            raise failed[0]
         if number != len(sizes):
             raise RemoteProtocolError("the verifier did not answer every batch")
 
     def patch(
-        self, profile: Profile, order: PatchOrder, patches: Iterable[Patch]
+        self, profile: Profile, order: PatchOrder, patches: Iterable[RangePatch]
     ) -> tuple[ObjectFacts, SetRoot]:
         """Replace ranges of one object; returns its new facts and the new root."""
 
         def pieces() -> Iterator[pb.PatchPiece]:
-            yield pb.PatchPiece(header=patch_order_to(order, profile.digest))
+            yield counted(pb.PatchPiece(header=patch_order_to(order, profile.digest)))
             for patch in patches:
-                yield pb.PatchPiece(patch=patch_to(patch))
+                yield counted(pb.PatchPiece(patch=patch_to(patch)))
 
+        def counted(piece: pb.PatchPiece) -> pb.PatchPiece:
+            self._count(sent=piece)
+            return piece
+
+        answer = None
+        self._count(calls=1)
         with self._named_errors():
-            answer: pb.PatchResult = self._stub.PatchObject(pieces(), timeout=_LONG_S)
+            for answer in self._stub.PatchObject(pieces(), timeout=_LONG_S):
+                self._count(received=answer)
+        if answer is None or not answer.HasField("facts"):
+            raise RemoteProtocolError("the verifier did not say how its patch ended")
         facts = facts_from(answer.facts)
         if facts.key != order.key or facts.size_bytes != order.result_size_bytes:
             raise RemoteProtocolError("the verifier patched another object")
         return facts, root_from(answer.items, answer.total)
+
+    def _count(
+        self, *, calls: int = 0, sent: Message | None = None, received: Message | None = None
+    ) -> None:
+        with self._counting:
+            self.calls += calls
+            self.bytes_sent += sent.ByteSize() if sent is not None else 0
+            self.bytes_received += received.ByteSize() if received is not None else 0
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from proof.root import SetRoot
 from protos import verifier_pb2 as pb
 from replicator.stores.port import ObjectFacts, ObjectProperties
 from replicator.verifier.values import (
+    BATCH_BYTES_MAX,
     BLAKE3_BYTES,
     BODY_BYTES_MAX,
     PATCH_BYTES_MAX,
@@ -15,10 +16,10 @@ from replicator.verifier.values import (
     BatchResult,
     Description,
     IndexState,
-    Patch,
     PatchOrder,
+    RangePatch,
     Write,
-    WriteResult,
+    WriteOutcome,
 )
 from runtime.errors import RemoteProtocolError, UsageError
 
@@ -35,11 +36,13 @@ _TEXT_MAX = 1_000
 def write_to(write: Write) -> pb.Write:
     """The message of a write."""
     message = pb.Write(key=write.key, blake3=write.blake3, replaced_id=write.replaced_id or b"")
-    if write.body is None:
-        message.delete = True
-    else:
+    if write.body is not None:
         message.body = write.body
-        _set_properties(message.properties, write.properties)
+    elif write.keeps_body:
+        message.properties_only = True
+    else:
+        message.delete = True
+    _set_properties(message.properties, write.properties)
     return message
 
 
@@ -51,6 +54,8 @@ def writes_from(message: pb.WriteBatch) -> list[Write]:
     """
     if len(message.writes) > WRITES_MAX:
         raise UsageError(f"{len(message.writes)} writes in a batch; the limit is {WRITES_MAX}")
+    if sum(len(write.body) for write in message.writes) > BATCH_BYTES_MAX:
+        raise UsageError(f"a batch has over {BATCH_BYTES_MAX} bytes of objects")
     writes = [_write_from(write) for write in message.writes]
     if len({write.key for write in writes}) != len(writes):
         raise UsageError("a batch writes one key twice")
@@ -64,6 +69,11 @@ def _write_from(message: pb.Write) -> Write:
             if replaced is None:
                 raise UsageError("a delete must name the item that it deletes")
             return Write(key, None, ObjectProperties(), b"", replaced)
+        case "properties_only" if message.properties_only:
+            if replaced is None:
+                raise UsageError("new properties must name the item that they are for")
+            properties = _properties_from(message.properties)
+            return Write(key, None, properties, b"", replaced, keeps_body=True)
         case "body" if len(message.body) <= BODY_BYTES_MAX:
             if len(message.blake3) != BLAKE3_BYTES:
                 raise UsageError("a write has no BLAKE3 of its body")
@@ -72,7 +82,7 @@ def _write_from(message: pb.Write) -> Write:
         case "body":
             raise UsageError(f"an object in a batch has over {BODY_BYTES_MAX} bytes")
         case _:
-            raise UsageError("a write has neither a body nor a delete")
+            raise UsageError("a write has no body, and is no other change either")
 
 
 def patch_order_to(order: PatchOrder, profile_digest: bytes) -> pb.PatchHeader:
@@ -108,12 +118,12 @@ def patch_order_from(message: pb.PatchHeader) -> PatchOrder:
     )
 
 
-def patch_to(patch: Patch) -> pb.Patch:
+def patch_to(patch: RangePatch) -> pb.Patch:
     """The message of a patch."""
     return pb.Patch(offset=patch.offset, old_bytes=patch.old_bytes, data=patch.data)
 
 
-def patch_from(message: pb.Patch) -> Patch:
+def patch_from(message: pb.Patch) -> RangePatch:
     """The patch in a message.
 
     Raises:
@@ -121,7 +131,7 @@ def patch_from(message: pb.Patch) -> Patch:
     """
     if len(message.data) > PATCH_BYTES_MAX:
         raise UsageError(f"a patch has over {PATCH_BYTES_MAX} bytes")
-    return Patch(message.offset, message.old_bytes, message.data)
+    return RangePatch(message.offset, message.old_bytes, message.data)
 
 
 def batch_result_to(result: BatchResult) -> pb.BatchResult:
@@ -152,7 +162,7 @@ def batch_result_from(message: pb.BatchResult, *, number: int, writes: int) -> B
     if message.batch != number or len(message.results) != writes:
         raise RemoteProtocolError("the verifier's answer belongs to another batch")
     results = tuple(
-        WriteResult(
+        WriteOutcome(
             one.error[:_TEXT_MAX],
             one.reason[:_TEXT_MAX],
             one.etag[:_TEXT_MAX],

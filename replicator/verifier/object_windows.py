@@ -8,10 +8,11 @@ import numpy as np
 from merkle.checksum import ChecksumType, window_checksums
 from merkle.object_checksum import FAN_OUT, Crc, WindowTree, window_tree
 from proof.messages import WindowsAnswer, WindowsQuestion
+from replicator.hashing import ContentHasher
 from replicator.stores.port import ObjectFacts, ObjectMissingError, Store
+from replicator.windows import WINDOW_BYTES
 from runtime.errors import UsageError
 
-WINDOW_BYTES = 16 << 10
 # A tree of 5 GiB takes 3 MB; a comparison descends in one object at a time.
 _TREES_MAX = 8
 # Reading a larger object within one call would outlast its deadline.
@@ -60,8 +61,11 @@ class ObjectWindows:
             return tree
 
 
-def read_window_tree(store: Store, facts: ObjectFacts) -> WindowTree:
-    """Read an object that is not empty, and compute the tree of its windows.
+def read_window_tree(
+    store: Store, facts: ObjectFacts, hasher: ContentHasher | None = None
+) -> WindowTree:
+    """Read an object that is not empty, and compute the tree of its windows; `hasher`
+    gets all bytes.
 
     Raises:
         PreconditionFailedError: the object is another one by now.
@@ -70,6 +74,8 @@ def read_window_tree(store: Store, facts: ObjectFacts) -> WindowTree:
     found, rest = bytearray(), b""
     with store.reader.read(facts) as pieces:
         for piece in pieces:
+            if hasher is not None:
+                hasher.update(piece)
             data = rest + piece
             whole = len(data) - len(data) % WINDOW_BYTES
             found += window_checksums(data[:whole], ChecksumType.CRC32C, WINDOW_BYTES)

@@ -1,39 +1,36 @@
-"""A running verifier: store, index, service, and a thread that refreshes."""
+"""A running verifier: store, index, service, and threads that refresh and scrub."""
 
-import json
-import os
-import secrets
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 from merkle.errors import ReconcileError
-from proof.item import SECRET_BYTES, HashAlgorithm, Profile
-from proof.stored_index import StoredIndex
 from replicator.events import VERIFIER_EVENTS
 from replicator.metrics import THREAD_FAILURES, VERIFIER_METRICS
-from replicator.refresh import groups_of
+from replicator.refresh import RefreshProgress
 from replicator.stores.opening import open_store
 from replicator.verifier.config import VerifierConfig
-from replicator.verifier.server import Bucket, VerifierService
+from replicator.verifier.server import VerifierService
+from replicator.verifier.state import locked_state, open_index
+from runtime.call_limits import CallLimits
 from runtime.config import split_address
-from runtime.disk import Disk, disk_error
-from runtime.errors import BusyError, ConfigError
-from runtime.folder_lock import FolderLock
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rate_limit import RateLimiter, SystemClock
 from runtime.rpc import start_server
 
-_PROFILE_FILE = "profile.json"
+# Before a step that failed is tried again.
+_FAILURE_PAUSE_S = 60.0
+# A syncer may read a slow source between two batches, and a refresh may take days.
+CALL_LIMITS = CallLimits(idle_s=300.0, stream_s=7 * 86_400.0)
 _log = get_logger("verifier", VERIFIER_EVENTS)
 
 
 class VerifierProcess:
     """A verifier of one bucket; `address` is where it listens."""
 
-    def __init__(self, config: VerifierConfig) -> None:
+    def __init__(self, config: VerifierConfig, call_limits: CallLimits = CALL_LIMITS) -> None:
         """Open the store and the index, and listen.
 
         Raises:
@@ -47,20 +44,16 @@ class VerifierProcess:
         """
         self._config = config
         self._stopping = threading.Event()
+        self._refreshed = threading.Event()
         self._metrics = Metrics(VERIFIER_METRICS)
         clock = SystemClock()
         with ExitStack() as opened:
-            folder = config.state_folder.absolute()
-            disk = Disk()
-            disk.make_folder(folder)
-            lock = FolderLock(folder, "treefold verifier")
-            opened.callback(lock.release)
+            folder = opened.enter_context(locked_state(config.state_folder))
             store = opened.enter_context(open_store(config.bucket, may_write=config.writes))
-            profile = _profile(folder, disk, config, groups_of(store.capabilities))
-            index = StoredIndex(folder / "index", profile, disk=disk)
-            opened.callback(index.close)
-            limiter = RateLimiter(config.scrub.bytes_per_second, clock, self._stopping.wait)
-            self._bucket = Bucket(store, index, profile, clock, limiter)
+            state = open_index(
+                folder, store, clock, bucket=config.bucket, algorithm=config.algorithm
+            )
+            self._bucket = opened.enter_context(state)
             self._service = VerifierService(self._bucket, takes_writes=config.writes)
             opened.callback(self._service.close)
             if config.metrics:
@@ -71,41 +64,69 @@ class VerifierProcess:
                 [self._service.register],
                 tls=config.rpc_tls,
                 insecure=config.insecure,
+                limits=call_limits,
             )
             opened.callback(rpc.stop)
             self.address = rpc.address
-            self._thread = threading.Thread(target=self._refresh, name="refresh")
-            self._thread.start()
+            self._threads = [
+                threading.Thread(target=self._loop, args=(step,), name=name)
+                for name, step in (("refresh", self._refresh), ("scrub", self._scrub))
+            ]
+            for thread in self._threads:
+                thread.start()
             self._opened = opened.pop_all()
         _log.info("server_started", address=self.address, bucket=config.bucket)
 
     def stop(self) -> None:
         """Stop serving, and close index and store."""
         self._stopping.set()
-        self._thread.join()
+        self._refreshed.set()
+        for thread in self._threads:
+            thread.join()
         self._opened.close()
 
-    def _refresh(self) -> None:
-        guard = ThreadGuard(self._thread.name, self._metrics, THREAD_FAILURES)
-        while True:
+    def _loop(self, step: Callable[[], None]) -> None:
+        """Repeat a step, whatever becomes of it, until the process stops."""
+        guard = ThreadGuard(threading.current_thread().name, self._metrics, THREAD_FAILURES)
+        while not self._stopping.is_set():
             try:
                 with guard.named_errors():
-                    self._refresh_once()
-            except BusyError:
-                # A syncer refreshes or writes: what it does is noted by itself.
-                pass
+                    step()
             except ReconcileError as error:
                 if not self._stopping.is_set():
                     self._metrics.count("verifier_refresh_failures_total")
                     _log.error("refresh_failed", **error_fields(error))
-            if self._stopping.wait(self._config.refresh_every_s):
-                return
+                    self._stopping.wait(_FAILURE_PAUSE_S)
 
-    def _refresh_once(self) -> None:
-        scrub = self._config.scrub
-        now_s = self._bucket.clock.now_ms() // 1000
-        since_s = now_s - int(scrub.read_again_after_s) if scrub.enabled else 0
-        progress = self._service.refresh_now(read_since_s=since_s, stopped=self._stopping.is_set)
+    def _refresh(self) -> None:
+        """List the bucket, and wait until it is due again."""
+        self._note(self._service.refresh_now(stopped=self._stopping.is_set))
+        self._refreshed.set()
+        self._stopping.wait(self._config.refresh_every_s)
+
+    def _scrub(self) -> None:
+        """After the next refresh, read what was not read for long. A pass may take
+        longer than the time to the next refresh, which does not wait for it.
+        """
+        self._refreshed.wait()
+        self._refreshed.clear()
+        scrub, bucket = self._config.scrub, self._bucket
+        since_s = bucket.clock.now_ms() // 1000 - int(scrub.read_again_after_s)
+        if self._stopping.is_set() or not scrub.enabled or not self._is_due(since_s):
+            return
+        limiter = RateLimiter(scrub.bytes_per_second, bucket.clock, self._stopping.wait)
+        refresher = bucket.refresher(self._stopping.is_set, limiter)
+        self._note(refresher.scrub(read_since_s=since_s))
+
+    def _is_due(self, since_s: int) -> bool:
+        """Whether any object was not read since then; a pass looks at every row."""
+        evidence = self._service.state().evidence
+        read_at_s = evidence.oldest_read_at_s
+        return bool(evidence.listed or evidence.recorded) or (
+            read_at_s is not None and read_at_s < since_s
+        )
+
+    def _note(self, progress: RefreshProgress) -> None:
         self._metrics.count("verifier_bytes_read_total", progress.bytes_read)
         self._metrics.count("verifier_damaged_total", progress.damaged)
         state = self._service.state()
@@ -116,52 +137,3 @@ class VerifierProcess:
         if progress.damaged:
             _log.error("bucket_damaged", objects=progress.damaged)
         _log.info("bucket_refreshed", objects=progress.objects, bytes_read=progress.bytes_read)
-
-
-def _profile(
-    folder: Path, disk: Disk, config: VerifierConfig, properties: tuple[str, ...]
-) -> Profile:
-    """The profile of the state folder; made with a new secret at the first start."""
-    path = folder / _PROFILE_FILE
-    try:
-        held = json.loads(path.read_bytes()) if path.exists() else None
-        if held is None:
-            secret = secrets.token_bytes(SECRET_BYTES)
-            profile = Profile(secret, config.algorithm, properties)
-            _save(path, disk, profile, config.bucket)
-            return profile
-        algorithm = HashAlgorithm(held["algorithm"])
-        profile = Profile(bytes.fromhex(held["secret"]), algorithm, tuple(held["properties"]))
-        bucket = held["bucket"]
-    except OSError as error:
-        raise disk_error("read", path, error) from error
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
-        raise ConfigError(
-            f"{path}: is damaged",
-            hint="Restore it, or begin with an empty state_folder: the index is built anew.",
-            path=str(path),
-        ) from error
-    if (bucket, algorithm) != (config.bucket, config.algorithm):
-        raise ConfigError(
-            f"{folder} is the state of {bucket} by {algorithm.value}",
-            hint="Choose another state_folder.",
-            path=str(folder),
-        )
-    return profile
-
-
-def _save(path: Path, disk: Disk, profile: Profile, bucket: str) -> None:
-    assert profile.algorithm is not None
-    document = {
-        "bucket": bucket,
-        "secret": profile.secret.hex(),
-        "algorithm": profile.algorithm.value,
-        "properties": list(profile.properties),
-    }
-    temporary = path.with_name(path.name + ".tmp")
-    # Before the secret is in it.
-    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
-    disk.write_at(temporary, 0, json.dumps(document).encode())
-    disk.sync(temporary)
-    disk.rename(temporary, path)
-    disk.sync_folder(path.parent)

@@ -7,20 +7,18 @@ that the target lacks.
 
 import hmac
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from proof.answers import TargetAnswers
-from proof.item import Profile
-from proof.stored_index import StoredIndex
 from proof.wire import decode_question, encode_answer
 from protos import verifier_pb2 as pb
-from replicator.refresh import Refresher, RefreshProgress
-from replicator.stores.port import Store
+from replicator.refresh import IndexedBucket, RefreshProgress
 from replicator.verifier.applier import Applier
 from replicator.verifier.messages import (
     batch_result_to,
@@ -34,51 +32,49 @@ from replicator.verifier.messages import (
     writes_from,
 )
 from replicator.verifier.object_windows import ObjectWindows
-from replicator.verifier.values import Description, IndexState, Patch, WritesRefusedError
-from runtime.errors import BusyError, UsageError
-from runtime.rate_limit import Clock, RateLimiter
+from replicator.verifier.values import (
+    PATCHED_BYTES_MAX,
+    PATCHES_MAX,
+    Description,
+    IndexState,
+    RangePatch,
+    WritesRefusedError,
+)
+from runtime.errors import BusyError, OperationInterruptedError, UsageError
 from runtime.rpc import Handler
 
 SERVICE = "treefold.verifier.v1.Verifier"
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """One bucket with all that a verifier has of it."""
-
-    store: Store
-    index: StoredIndex
-    profile: Profile
-    clock: Clock
-    # Of the bytes that refreshes read.
-    limiter: RateLimiter
-
-    def refresher(self, stopped: Callable[[], bool]) -> Refresher:
-        """What brings this bucket's index up to date until `stopped`."""
-        return Refresher(
-            self.store,
-            self.index,
-            self.profile,
-            clock=self.clock,
-            limiter=self.limiter,
-            stopped=stopped,
-        )
+# While a refresh or a patch goes on, an answer goes out this often.
+_BEAT_S = 5.0
+# Between two looks at whether one who waits should stop.
+_STOP_CHECK_S = 0.2
+# Refreshes and patches at a time, each with its own thread; all patches are in memory.
+_LONG_CALLS = 4
+# A patch waits this long for those before it.
+_WAIT_S = 30.0
+_T = TypeVar("_T")
+_M = TypeVar("_M", bound=Message)
 
 
 class VerifierService:
     """The Verifier service of one bucket: it converts messages into calls."""
 
-    def __init__(self, bucket: Bucket, *, takes_writes: bool) -> None:
+    def __init__(self, bucket: IndexedBucket, *, takes_writes: bool) -> None:
         self._bucket = bucket
         self._applier = (
-            Applier(bucket.store, bucket.index, bucket.profile) if takes_writes else None
+            Applier(bucket.store, bucket.index, bucket.profile, writing=bucket.writing)
+            if takes_writes
+            else None
         )
         self._answers = TargetAnswers(
             bucket.index, bucket.profile, ObjectWindows(bucket.store).answer
         )
         self._digest = bucket.profile.digest
-        # One writer of the index at a time.
-        self._writing = threading.Lock()
+        self._stopping = threading.Event()
+        # Two listings at a time would cost twice and find the same.
+        self._refreshing = threading.Lock()
+        self._patching = threading.BoundedSemaphore(_LONG_CALLS)
+        self._long_calls = ThreadPoolExecutor(2 * _LONG_CALLS, thread_name_prefix="long-call")
 
     def register(self, server: grpc.Server) -> None:
         """Add the service to this server."""
@@ -91,7 +87,7 @@ class VerifierService:
             "WriteBatches": grpc.stream_stream_rpc_method_handler(
                 self.write, pb.WriteBatch.FromString, _serialize
             ),
-            "PatchObject": grpc.stream_unary_rpc_method_handler(
+            "PatchObject": grpc.stream_stream_rpc_method_handler(
                 self.patch, pb.PatchPiece.FromString, _serialize
             ),
         }
@@ -99,7 +95,9 @@ class VerifierService:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     def close(self) -> None:
-        """Wait for writes under way."""
+        """Stop refreshes and patches, and wait for writes under way."""
+        self._stopping.set()
+        self._long_calls.shutdown(cancel_futures=True)
         if self._applier:
             self._applier.close()
 
@@ -131,32 +129,55 @@ class VerifierService:
 
         Raises:
             UsageError: another profile.
-            BusyError: a write or another refresh is under way.
             StoreError: the store could not be listed or read.
         """
         self._check_profile(request.profile_digest)
-        with self._exclusively():
-            progress = RefreshProgress()
-            refresher = self._bucket.refresher(lambda: not context.is_active())
-            for progress in refresher.run(read_since_s=request.read_since_ms // 1000):
-                yield pb.RefreshProgress(objects=progress.objects, bytes_read=progress.bytes_read)
-            yield pb.RefreshProgress(
-                objects=progress.objects,
-                bytes_read=progress.bytes_read,
-                index=index_state_to(self.state()),
+        seen = [RefreshProgress()]
+
+        def work() -> RefreshProgress:
+            return self.refresh_now(
+                read_since_s=request.read_since_ms // 1000,
+                prefix=request.prefix,
+                stopped=lambda: not context.is_active(),
+                note=lambda progress: seen.__setitem__(0, progress),
             )
 
-    def refresh_now(self, *, read_since_s: int, stopped: Callable[[], bool]) -> RefreshProgress:
-        """Refresh for the verifier itself; returns what was done.
+        progress = yield from self._beats(
+            work,
+            lambda: pb.RefreshProgress(objects=seen[0].objects, bytes_read=seen[0].bytes_read),
+        )
+        yield pb.RefreshProgress(
+            objects=progress.objects,
+            bytes_read=progress.bytes_read,
+            index=index_state_to(self.state()),
+        )
+
+    def refresh_now(
+        self,
+        *,
+        read_since_s: int = 0,
+        prefix: str = "",
+        stopped: Callable[[], bool],
+        note: Callable[[RefreshProgress], None] = lambda _progress: None,
+    ) -> RefreshProgress:
+        """List the store and bring the index up to date, after any refresh under way.
 
         Raises:
-            BusyError: a write or another refresh is under way.
             StoreError: the store could not be listed or read.
-            OperationInterruptedError: `stopped`.
+            OperationInterruptedError: `stopped`, or the process stops.
         """
-        with self._exclusively():
-            *_, progress = self._bucket.refresher(stopped).run(read_since_s=read_since_s)
-            return progress
+
+        def is_stopped() -> bool:
+            return self._stopping.is_set() or stopped()
+
+        while not self._refreshing.acquire(timeout=_STOP_CHECK_S):
+            if is_stopped():
+                raise OperationInterruptedError("the refresh was stopped")
+        try:
+            refresher = self._bucket.refresher(is_stopped)
+            return refresher.refresh(read_since_s=read_since_s, prefix=prefix, note=note)
+        finally:
+            self._refreshing.release()
 
     def facts(self, request: pb.GetFactsRequest, _: grpc.ServicerContext) -> pb.GetFactsResponse:
         """Fresh facts of the objects that exist among the keys.
@@ -177,15 +198,15 @@ class VerifierService:
         Raises:
             WritesRefusedError: this verifier takes no writes.
             UsageError: another profile, or an invalid batch.
-            BusyError: a refresh or another syncer is under way.
         """
         applier = self._writable()
-        with self._exclusively():
-            for request in requests:
-                self._check_profile(request.profile_digest)
-                yield batch_result_to(applier.apply(request.batch, writes_from(request)))
+        for request in requests:
+            self._check_profile(request.profile_digest)
+            yield batch_result_to(applier.apply(request.batch, writes_from(request)))
 
-    def patch(self, requests: Iterator[pb.PatchPiece], _: grpc.ServicerContext) -> pb.PatchResult:
+    def patch(
+        self, requests: Iterator[pb.PatchPiece], context: grpc.ServicerContext
+    ) -> Iterator[pb.PatchResult]:
         """Replace ranges of one object.
 
         Raises:
@@ -193,16 +214,24 @@ class VerifierService:
             UsageError: another profile, or the pieces are invalid.
             PreconditionFailedError: the target holds another object than the base.
             DigestMismatchError: the result is not what was ordered.
-            BusyError: a refresh or another syncer is under way.
+            BusyError: too many patches are under way.
         """
         applier = self._writable()
-        header = next(requests, None)
-        if header is None or header.WhichOneof("piece") != "header":
-            raise UsageError("a patch begins with its header")
-        self._check_profile(header.header.profile_digest)
-        with self._exclusively():
-            facts, root = applier.patch(patch_order_from(header.header), _patches(requests))
-        return pb.PatchResult(facts=facts_to(facts), items=root.count, total=total_to(root))
+        with self._patch_turn():
+            header = next(requests, None)
+            if header is None or header.WhichOneof("piece") != "header":
+                raise UsageError("a patch begins with its header")
+            self._check_profile(header.header.profile_digest)
+            order, patches = patch_order_from(header.header), _patches(requests)
+            facts, root = yield from self._beats(
+                lambda: applier.patch(
+                    order,
+                    patches,
+                    stopped=lambda: self._stopping.is_set() or not context.is_active(),
+                ),
+                pb.PatchResult,
+            )
+        yield pb.PatchResult(facts=facts_to(facts), items=root.count, total=total_to(root))
 
     def state(self) -> IndexState:
         """What the index knows now."""
@@ -226,25 +255,36 @@ class VerifierService:
             )
         return self._applier
 
+    def _beats(self, work: Callable[[], _T], beat: Callable[[], _M]) -> Generator[_M, None, _T]:
+        """Work in another thread, with an answer now and then while it goes on."""
+        future = self._long_calls.submit(work)
+        while not wait((future,), timeout=_BEAT_S).done:
+            yield beat()
+        return future.result()
+
     @contextmanager
-    def _exclusively(self) -> Iterator[None]:
-        if not self._writing.acquire(timeout=_WAIT_S):
-            raise BusyError("a refresh or another syncer is under way at this verifier")
+    def _patch_turn(self) -> Iterator[None]:
+        if not self._patching.acquire(timeout=_WAIT_S):
+            raise BusyError(f"{_LONG_CALLS} patches are under way at this verifier")
         try:
             yield
         finally:
-            self._writing.release()
+            self._patching.release()
 
 
-# One call waits this long for another that writes.
-_WAIT_S = 5.0
-
-
-def _patches(pieces: Iterator[pb.PatchPiece]) -> Iterator[Patch]:
+def _patches(pieces: Iterator[pb.PatchPiece]) -> list[RangePatch]:
+    """All patches of a call, within the limits."""
+    found, size = list[RangePatch](), 0
     for piece in pieces:
         if piece.WhichOneof("piece") != "patch":
             raise UsageError("a patch has one header")
-        yield patch_from(piece.patch)
+        found.append(patch_from(piece.patch))
+        size += len(piece.patch.data)
+        if len(found) > PATCHES_MAX or size > PATCHED_BYTES_MAX:
+            raise UsageError(
+                f"a change has over {PATCHES_MAX} patches or {PATCHED_BYTES_MAX} bytes"
+            )
+    return found
 
 
 def _serialize(message: Message) -> bytes:

@@ -22,7 +22,9 @@ BODY_BYTES_MAX = 1 << 20
 BATCH_BYTES_MAX = 4 << 20
 WRITES_MAX = 1_000
 PATCH_BYTES_MAX = 1 << 20
-PATCHES_MAX = 100_000
+PATCHES_MAX = 8_192
+# All patches of one object are held in memory; a larger change is copied instead.
+PATCHED_BYTES_MAX = 64 << 20
 BLAKE3_BYTES = 32
 
 
@@ -49,10 +51,11 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One change of a key: an object of at most BODY_BYTES_MAX, or None to delete.
+    """One change of a key: an object of at most BODY_BYTES_MAX, or None to delete, or
+    with `keeps_body` to replace the properties only.
 
-    `blake3` is of the body, empty for a delete. `replaced_id` is the ID of the item
-    that this change replaces, None where there must be none.
+    `blake3` is of the body, empty without one. `replaced_id` is the ID of the item that
+    this change replaces, None where there must be none.
     """
 
     key: str
@@ -60,10 +63,14 @@ class Write:
     properties: ObjectProperties
     blake3: bytes
     replaced_id: ItemId | None
+    keeps_body: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.body is None or not self.keeps_body
 
 
 @dataclass(frozen=True, slots=True)
-class WriteResult:
+class WriteOutcome:
     """What became of one write: an error's code and message, or the new stamp."""
 
     error: str = ""
@@ -78,12 +85,12 @@ class BatchResult:
     """What became of a batch, and the root of the target after it."""
 
     number: int
-    results: tuple[WriteResult, ...]
+    results: tuple[WriteOutcome, ...]
     root: SetRoot
 
 
 @dataclass(frozen=True, slots=True)
-class Patch:
+class RangePatch:
     """`old_bytes` of the base from `offset` on are replaced by `data`."""
 
     offset: int

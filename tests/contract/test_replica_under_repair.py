@@ -10,6 +10,7 @@ from threading import Event
 
 import pytest
 
+from merkle.checksum import ChecksumType
 from merkle.record import DeleteTransaction
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
@@ -354,6 +355,32 @@ def test_a_replica_that_is_not_closed_is_not_changed(twin: Twin) -> None:
         twin.replica.put_block(replace(RECORDS[A], bcs_id=0))
     with pytest.raises(ContainerStateError):
         twin.replica.advance_bcs_id(50)
+
+
+def test_only_an_unhealthy_replica_returns_to_service(twin: Twin) -> None:
+    """inv-I13."""
+    for state in (ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED, ReplicaState.CLOSING):
+        twin.set_state(state)
+        with pytest.raises(ContainerStateError):
+            twin.replica.set_state(ReplicaState.CLOSED, twin.replica.own().generation)
+        assert twin.replica.own().state is state
+    twin.set_state(ReplicaState.UNHEALTHY)
+    twin.replica.set_state(ReplicaState.CLOSED, twin.replica.own().generation)
+    assert twin.replica.own().state is ReplicaState.CLOSED
+
+
+def test_the_lost_file_of_a_block_without_checksums_is_a_finding_and_no_lost_chunk(
+    twin: Twin,
+) -> None:
+    chunks = tuple(
+        replace(chunk, checksum_type=ChecksumType.NONE, checksums=()) for chunk in RECORDS[B].chunks
+    )
+    twin.replica.put_block(replace(RECORDS[B], chunks=chunks))
+    assert twin.replica.scan().findings == ()
+    twin.put_bytes(B, None)
+    scanned = twin.replica.scan()
+    assert (scanned.findings, scanned.state) == (((B, None),), ReplicaState.UNHEALTHY)
+    assert not any(scanned.lost.values())
 
 
 def test_a_deleted_container_is_named_by_every_call(twin: Twin) -> None:

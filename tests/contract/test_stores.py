@@ -7,7 +7,7 @@ import mmap
 import random
 import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import groupby, zip_longest
 from pathlib import Path
@@ -39,6 +39,7 @@ from tests.support.stores import (
     OPENERS,
     PEERS,
     ContractStore,
+    OpenedStores,
     content,
     current,
     keys,
@@ -103,6 +104,12 @@ METADATA_2K = tuple((f"name-{i}", f"{i}" * (2048 // 8 - 6)) for i in range(8))
 def target(request: pytest.FixtureRequest) -> Iterator[ContractStore]:
     with request.param(request) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def opened_stores() -> Iterator[OpenedStores]:
+    with ExitStack() as stack:
+        yield OpenedStores(stack)
 
 
 @pytest.fixture
@@ -334,6 +341,19 @@ def test_properties_are_kept_or_refused_and_never_changed(
     assert content(store, current(store, "key")) == b"body"
 
 
+def test_tags_alone_are_replaced_and_the_object_stays_as_it_is_described(store: Store) -> None:
+    if not store.capabilities.keeps_tags:
+        return
+    given = supported(store, ALL_KINDS)
+    store.writer.put("key", b"body", given, ANYTHING)
+    [before] = store.lister.list_objects("")
+    changed = replace(given, tags=(("other", "1"),))
+    facts = store.writer.put_properties(before, changed, tags_only=True)
+    assert same(store.lister.list_objects(""), [facts])
+    assert user_given(store.reader.properties("key"), changed) == changed
+    assert content(store, facts) == b"body"
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -357,6 +377,32 @@ def test_properties_that_no_store_keeps_are_refused(store: Store, given: ObjectP
     with pytest.raises(UnsupportedObjectError):
         store.writer.put_properties(facts, given)
     assert same_stamp(current(store, "key"), facts)
+
+
+def test_new_tags_answer_the_stamp_that_the_object_has_then(store: Store) -> None:
+    if not store.capabilities.keeps_tags:
+        return
+    store.writer.put("key", b"body", ObjectProperties(tags=(("a", "b"),)), ANYTHING)
+    (listed,) = store.lister.list_objects("")
+    given = ObjectProperties(tags=(("c", "d"),))
+    facts = store.writer.put_properties(listed, given, tags_only=True)
+    (now,) = store.lister.list_objects("")
+    assert same_stamp(now, facts)
+    assert user_given(store.reader.properties_of(now), given) == given
+
+
+def test_properties_are_those_of_just_this_object(store: Store) -> None:
+    given = ObjectProperties(metadata=(("a", "b"),))
+    first = store.writer.put("key", b"one", given, ANYTHING)
+    assert store.reader.properties_of(first).metadata == given.metadata
+    put(store, "key", b"two")
+    if store.capabilities.keeps_versions:
+        assert store.reader.properties_of(first).metadata == given.metadata
+    else:
+        with pytest.raises(PreconditionFailedError):
+            store.reader.properties_of(first)
+    with pytest.raises((PreconditionFailedError, ObjectMissingError)):
+        store.reader.properties_of(replace(first, key="other"))
 
 
 def test_a_write_if_absent_happens_once(store: Store) -> None:
@@ -511,6 +557,7 @@ def test_parts_in_any_order_become_the_object(store: Store) -> None:
     assert content(store, facts, size - 5, size + 5) == body[size - 5 : size + 5]
     assert content(store, facts, 2 * size - 5) == body[2 * size - 5 :]
     known = {
+        HashAlgorithm.MD5: hashlib.md5(body).digest(),
         HashAlgorithm.CRC32C: fastcrc.crc32.iscsi(body).to_bytes(4, "big"),
         HashAlgorithm.CRC32: fastcrc.crc32.iso_hdlc(body).to_bytes(4, "big"),
         HashAlgorithm.CRC64NVME: crc64nvme(body).to_bytes(8, "big"),

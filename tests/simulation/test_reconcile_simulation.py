@@ -36,8 +36,8 @@ FOUND_SOON = {"_LaysChunksOverOurs", "_RevivesARepairedBlock", "_counts_on_the_w
 # Over the job store on disk, which is slower than its twin in memory.
 SEEDS_ON_DISK = 12
 # Replicas on volumes are some twenty times slower than those in memory.
-SEEDS_ON_VOLUMES = range(2, 10)
-SEEDS_WITH_TOMBSTONES = SEEDS_ON_VOLUMES[5:]
+SEEDS_ON_VOLUMES = range(10)
+SEEDS_WITH_TOMBSTONES = SEEDS_ON_VOLUMES[7:]
 MARKS_ON_VOLUMES = {
     "write torn",
     "agent crashed",

@@ -67,6 +67,9 @@ class SyncRunner:
     target: Store
     folder: Path
     delete: bool = False
+    prefix: str = ""
+    failures_named_max: int = 10_000
+    copy_limits: CopyLimits = LIMITS
     copier_limits: CopierLimits = ONE_THREAD
     attempts_max: int = 1
     is_cancelled: Callable[[], bool] = lambda: False
@@ -87,8 +90,10 @@ class SyncRunner:
     def open(self, ledger: PairLedger) -> BucketSync:
         """A sync that has not begun."""
         options = SyncOptions(
+            prefix=self.prefix,
+            failures_named_max=self.failures_named_max,
             delete=self.delete,
-            copy_limits=LIMITS,
+            copy_limits=self.copy_limits,
             copier_limits=self.copier_limits,
             backoff=Backoff(attempts_max=self.attempts_max, first_s=0, jitter_s=0),
         )

@@ -59,6 +59,7 @@ from protos.convert import (
 from repair.peers import AgentPeer, DatanodePeer
 from repair.ports import Peer
 from repair.wire import encode_piece
+from replicator.verifier.config import VerifierConfig
 from runtime.config import Settings, load
 from runtime.disk import Disk
 from runtime.errors import UsageError
@@ -72,7 +73,7 @@ from sweep.history import History
 from sweep.model import Part, PartKind
 from sweep.output import SkippedInput
 from sweep.work import Plan, WorkFolders
-from tests.support import proof_messages
+from tests.support import proof_messages, verifier_messages
 from tests.support.mutation import mutated_bytes, mutated_json, mutated_message, mutated_text
 from tests.support.peers import replica_of
 from tests.support.trees import block, chunk, container, corrupt, deleted, encode_by_protobuf
@@ -107,6 +108,7 @@ def targets(scratch: Path) -> list[Target]:
         *_sweeps(scratch),
         _site(scratch),
         *_proof(),
+        *_verifier(),
     ]
 
 
@@ -180,6 +182,21 @@ def _proof() -> Iterator[Target]:
         read_ids=lambda part: np.zeros((2, 2), np.uint64),
     )
     yield Target("span sums", _of_bytes(stored.to_bytes()), spans)
+
+
+def _verifier() -> Iterator[Target]:
+    for one in verifier_messages.accepted():
+        kind = type(one.seed)
+
+        def accept(
+            raw: bytes,
+            accept: Callable[[Message], object] = one.accept,
+            kind: type[Message] = kind,
+        ) -> None:
+            accept(_message(kind, raw))
+
+        name = f"verifier's {one.name}"
+        yield Target(name, _of_bytes(one.seed.SerializeToString(), kind=kind), accept)
 
 
 def _stored_tree() -> bytes:
@@ -261,9 +278,11 @@ def _configs(scratch: Path) -> Iterator[Target]:
         'hold = "owner"\n[repair]\nenabled = true\nundo_bytes = "1GiB"\n[scan]\nenabled = true\n'
     )
     controller = 'state_folder = "/s"\nlisten = "127.0.0.1:9896"\n[automatic]\nenabled = false\n'
+    verifier = 'bucket = "local:/b"\nlisten = "127.0.0.1:9897"\n[scrub]\nenabled = true\n'
     models: tuple[tuple[str, str, type[Settings]], ...] = (
         ("agent.toml", agent, AgentConfig),
         ("controller.toml", controller, ControllerConfig),
+        ("verifier.toml", verifier, VerifierConfig),
     )
     for name, text, model in models:
         path = scratch / name

@@ -195,6 +195,8 @@ class RepairableReplica:
 
     def set_state(self, state: ReplicaState, generation: bytes) -> None:
         self._check(to_write=True)
+        if self.stored.state is not ReplicaState.UNHEALTHY:
+            raise ContainerStateError(f"the container is {self.stored.state.name}, not UNHEALTHY")
         self._check_return(generation)
         if self.observer:
             self.observer.returns(self, generation)
@@ -249,13 +251,15 @@ class RepairableReplica:
         builder = TreeBuilder(self.stored.container_id)
         findings: list[tuple[BlockId | None, int | None]] = []
         for block_id in sorted(self.stored.records):
-            file = self.stored.files.get(block_id)
-            for chunk in self.stored.records[block_id].chunks:
+            file, chunks = self.stored.files.get(block_id), self.stored.records[block_id].chunks
+            if file is None:
+                # Of any type, as the real scan: a file without checksums is missed too.
+                if chunks and chunks[0].length_bytes:
+                    findings.append((block_id, None))
+                continue
+            for chunk in chunks:
                 if not is_sound(chunk):
                     continue
-                if file is None:
-                    findings.append((block_id, None))
-                    break
                 builder.add_block(block_id)
                 entry = scanned_chunk(chunk, file)
                 if not entry.checksum_matches:

@@ -6,6 +6,7 @@ effect. Times come from a clock that a test may set back.
 """
 
 import hashlib
+import string
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,18 +16,23 @@ from merkle.checksum import Buffer
 from proof.item import ContentHash, HashAlgorithm
 from replicator.hashing import ContentHasher
 from replicator.stores.port import (
+    CONTENT_HEADERS,
     Capabilities,
+    Change,
     CopySource,
     DeleteFailure,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
+    PositionTrimmedError,
     PreconditionFailedError,
     Store,
     StoreError,
+    UnsupportedObjectError,
     UploadedPart,
     UploadId,
     WriteCondition,
+    same_stamp,
 )
 
 MEMORY = Capabilities(
@@ -58,6 +64,8 @@ UNGUARDED = replace(
 STITCHING = replace(MEMORY, part_bytes_min=60 << 10)
 SCRATCH = ".treefold-scratch/"
 PLAIN = replace(UNGUARDED, whole_hashes=(), keeps_tags=False, copies_ranges=False)
+_PROPERTIES_BYTES_MAX = 64 << 10
+_NAME_CHARACTERS = set(string.ascii_lowercase + string.digits + "!#$%&'*+.^_`|~-")
 
 
 @dataclass
@@ -87,10 +95,12 @@ class MemoryUpload:
 
 
 class MemoryStore:
-    """All ports of one store but the feed. Thread-safe.
+    """All ports of one store. Thread-safe.
 
-    With `says_little`, answers to writes have no time, as those of S3 do. `payload` are
-    the object bytes that were written from outside, `calls` the operations by name.
+    With `says_little`, answers to writes have no time, as those of S3 do. With
+    `has_feed` its changes can be read. `payload` are the object bytes that were written
+    from outside, `calls` the operations by name. Keys in `lost`
+    are listed, and do not exist.
     """
 
     def __init__(
@@ -100,15 +110,21 @@ class MemoryStore:
         *,
         now_ms: Callable[[], int] | None = None,
         says_little: bool = False,
+        has_feed: bool = False,
+        page_keys: int = 3,
     ) -> None:
         self.address = address
         self.capabilities = capabilities
         self.objects: dict[str, MemoryObject] = {}
         self.uploading: dict[UploadId, MemoryUpload] = {}
         self.faults = StoreFaults()
+        self.lost = set[str]()
         self.payload = 0
         self.calls: list[str] = []
         self._says_little = says_little
+        self._has_feed = has_feed
+        self._page_keys = page_keys
+        self._changes: list[Change] = []
         self._now_ms = now_ms or self._tick
         self._ticks = 1_700_000_000_000
         self._begun = 0
@@ -116,8 +132,17 @@ class MemoryStore:
 
     def store(self) -> Store:
         """The store by its ports."""
-        scratch = self if self.capabilities.part_bytes_min else None
-        return Store(self.address, self.capabilities, self, self, self, self, self, scratch=scratch)
+        return Store(
+            self.address,
+            self.capabilities,
+            self,
+            self,
+            self,
+            self,
+            self,
+            feed=self if self._has_feed else None,
+            scratch=self if self.capabilities.part_bytes_min else None,
+        )
 
     def write(
         self, key: str, body: bytes, properties: ObjectProperties | None = None
@@ -130,7 +155,13 @@ class MemoryStore:
     def remove(self, key: str) -> None:
         """Delete an object as somebody else does."""
         with self._lock:
-            self.objects.pop(key, None)
+            self._drop(key)
+
+    def touch(self, key: str, properties: ObjectProperties) -> None:
+        """Replace properties as somebody else does, so that no stamp shows it."""
+        with self._lock:
+            self.objects[key] = replace(self.objects[key], properties=properties)
+            self._note(key)
 
     def bodies(self) -> dict[str, bytes]:
         """The bytes of each key."""
@@ -138,15 +169,15 @@ class MemoryStore:
             return {key: one.body for key, one in sorted(self.objects.items())}
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectFacts]:
-        """See ObjectLister; pages of three keys, so that writers come between."""
+        """See ObjectLister; pages of few keys, so that writers come between."""
         after = start_after
         while True:
             with self._operation("list", prefix), self._lock:
                 below = (key for key in self.objects if key.startswith(prefix))
                 keys = sorted(key for key in below if key > after and SCRATCH not in key)
-                page = [self.objects[key].facts for key in keys[:3]]
+                page = [self.objects[key].facts for key in keys[: self._page_keys]]
             yield from page
-            if len(page) < 3:
+            if len(page) < self._page_keys:
                 return
             after = page[-1].key
 
@@ -159,15 +190,25 @@ class MemoryStore:
         del version
         with self._operation("facts", key), self._lock:
             found = self.objects.get(key)
-            return found.facts if found else None
+            return found.facts if found and key not in self.lost else None
 
     def properties(self, key: str, *, version: str = "") -> ObjectProperties:
         """See ObjectReader."""
         del version
         with self._operation("properties", key), self._lock:
-            if key not in self.objects:
+            if key not in self.objects or key in self.lost:
                 raise ObjectMissingError(f"no {key}")
             return self.objects[key].properties
+
+    def properties_of(self, facts: ObjectFacts) -> ObjectProperties:
+        """See ObjectReader; as S3 does it, other requests may come between the two."""
+        properties = self.properties(facts.key)
+        now = self.facts(facts.key)
+        if now is None:
+            raise ObjectMissingError(f"no {facts.key}")
+        if not same_stamp(now, facts):
+            raise PreconditionFailedError(f"{facts.key} changed")
+        return properties
 
     @contextmanager
     def read(
@@ -176,11 +217,14 @@ class MemoryStore:
         """See ObjectReader; pinned by the ETag, as S3 does it."""
         with self._operation("read", facts.key), self._lock:
             found = self.objects.get(facts.key)
-            if found is None:
+            if found is None or facts.key in self.lost:
                 raise ObjectMissingError(f"no {facts.key}")
             if found.facts.etag != facts.etag:
                 raise PreconditionFailedError(f"{facts.key} changed")
-            body = found.body[first:end]
+            last = len(found.body) if end is None else end
+            if not 0 <= first <= last <= len(found.body):
+                raise StoreError(f"{first} to {last} are no range of it")
+            body = found.body[first:last]
         middle = len(body) // 2
         yield iter([body[:middle], body[middle:]])
 
@@ -188,6 +232,7 @@ class MemoryStore:
         self, key: str, body: Buffer, properties: ObjectProperties, condition: WriteCondition
     ) -> ObjectFacts:
         """See ObjectWriter."""
+        _check_given(key, properties)
         with self._operation("put", key), self._lock:
             is_new = key not in self.objects
             self._check(
@@ -205,6 +250,7 @@ class MemoryStore:
         self, facts: ObjectFacts, properties: ObjectProperties, *, tags_only: bool = False
     ) -> ObjectFacts:
         """See ObjectWriter; tags alone change no stamp, as in S3."""
+        _check_given(facts.key, properties)
         with self._operation("put_properties", facts.key), self._lock:
             found = self.objects.get(facts.key)
             if found is None or found.facts.etag != facts.etag:
@@ -212,6 +258,7 @@ class MemoryStore:
             if tags_only:
                 kept = replace(found.properties, tags=properties.tags)
                 self.objects[facts.key] = replace(found, properties=kept)
+                self._note(facts.key)
                 return self._answer(found.facts)
             return self._answer(self._keep(facts.key, found.body, properties, facts.etag))
 
@@ -219,11 +266,12 @@ class MemoryStore:
         """See ObjectWriter."""
         with self._operation("delete", ""), self._lock:
             for key in keys:
-                self.objects.pop(key, None)
+                self._drop(key)
             return []
 
     def begin(self, key: str, properties: ObjectProperties) -> UploadId:
         """See UploadWriter."""
+        _check_given(key, properties)
         with self._operation("begin", key), self._lock:
             self._begun += 1
             upload = UploadId(f"upload-{self._begun}")
@@ -232,6 +280,7 @@ class MemoryStore:
 
     def write_part(self, key: str, upload: UploadId, number: int, body: Buffer) -> UploadedPart:
         """See UploadWriter."""
+        _check_number(number)
         with self._operation("write_part", key), self._lock:
             self.payload += len(body)
             etag = hashlib.md5(body).hexdigest()
@@ -246,9 +295,14 @@ class MemoryStore:
         with self._operation("copy_part", key), self._lock:
             if not self.capabilities.copies_ranges:
                 raise StoreError("not implemented")
+            _check_number(number)
             found = self.objects.get(source.key)
             if found is None:
                 raise ObjectMissingError(f"no {source.key}")
+            if source.etag not in ("", found.facts.etag):
+                raise PreconditionFailedError(f"{source.key} is another object")
+            if not 0 <= source.first < source.end <= len(found.body):
+                raise UnsupportedObjectError(f"{source.first} to {source.end} are no range of it")
             body = found.body[source.first : source.end]
             etag = hashlib.md5(body).hexdigest()
             if not self.capabilities.whole_hashes:
@@ -268,6 +322,8 @@ class MemoryStore:
             known = self._upload(upload)
             self._check(key, condition, obeys=self.capabilities.completes_conditionally)
             ordered = sorted(parts, key=lambda part: part.number)
+            if len({part.number for part in parts}) < max(len(parts), 1):
+                raise StoreError("no parts, or one of them twice")
             if any(known.parts.get(part.number, (None,))[0] != part for part in ordered):
                 raise ObjectMissingError("no such part")
             small = [part for part in ordered[:-1] if part.size_bytes < self._part_bytes_min]
@@ -316,6 +372,19 @@ class MemoryStore:
             self.abort("", upload)
         return len(left)
 
+    def position(self) -> int:
+        """See ChangeFeed."""
+        with self._operation("position", ""), self._lock:
+            return len(self._changes)
+
+    def changes(self, after: int) -> Iterator[Change]:
+        """See ChangeFeed."""
+        if after < 0:
+            raise PositionTrimmedError("before the first change")
+        with self._operation("changes", ""), self._lock:
+            found = self._changes[after:]
+        yield from found
+
     @property
     def _part_bytes_min(self) -> int:
         return self.capabilities.part_bytes_min
@@ -341,7 +410,7 @@ class MemoryStore:
         hasher = ContentHasher()
         hasher.update(body)
         hashes = tuple[ContentHash, ...]()
-        if self.capabilities.whole_hashes and "-" not in etag:
+        if self.capabilities.whole_hashes:
             hashes = tuple(one for one in hasher.hashes() if one.algorithm is HashAlgorithm.MD5)
         facts = ObjectFacts(key, len(body), etag, self._now_ms(), hashes=hashes)
         kept = replace(
@@ -351,7 +420,16 @@ class MemoryStore:
             acl=properties.acl if self.capabilities.keeps_acls else (),
         )
         self.objects[key] = MemoryObject(facts, body, kept)
+        self._note(key)
         return facts
+
+    def _drop(self, key: str) -> None:
+        if self.objects.pop(key, None) is not None:
+            self._note(key)
+
+    def _note(self, key: str) -> None:
+        is_delete = key not in self.objects
+        self._changes.append(Change(len(self._changes) + 1, key, "", is_delete))
 
     def _answer(self, facts: ObjectFacts) -> ObjectFacts:
         return replace(facts, modified_ms=0) if self._says_little else facts
@@ -368,3 +446,25 @@ class MemoryStore:
     def _tick(self) -> int:
         self._ticks += 1
         return self._ticks
+
+
+def _check_given(key: str, properties: ObjectProperties) -> None:
+    """Refuse what no store takes."""
+    given = (properties.metadata, properties.tags, properties.headers)
+    texts = [key, *(text for group in given for pair in group for text in pair)]
+    try:
+        length = sum(len(text.encode()) for text in texts[1:])
+        is_key = 0 < len(key.encode()) <= 1024
+    except UnicodeEncodeError as error:
+        raise UnsupportedObjectError("no store takes a surrogate") from error
+    names = [name for name, _ in properties.metadata]
+    is_named = all(name and not set(name) - _NAME_CHARACTERS for name in names)
+    is_header = {name for name, _ in properties.headers} <= CONTENT_HEADERS
+    is_single = all(len({name for name, _ in group}) == len(group) for group in given)
+    if not (is_key and is_named and is_header and is_single and length <= _PROPERTIES_BYTES_MAX):
+        raise UnsupportedObjectError("no store takes this")
+
+
+def _check_number(number: int) -> None:
+    if not 1 <= number <= 10_000:
+        raise UnsupportedObjectError(f"part {number}")

@@ -519,7 +519,18 @@ def client_reads(replica: RepairableReplica, block_id: BlockId, written: Written
     return passed
 
 
-def is_only_unverifiable(job: Job) -> bool:
-    """Whether nothing is wrong but that some data have no checksums."""
-    kinds = {evidence.kind for order in job.orders for evidence in order.progress.evidence}
-    return job.verdict is Verdict.UNKNOWN and kinds == {EvidenceKind.UNVERIFIABLE.value}
+def is_only_unverifiable(job: Job, written: Written) -> bool:
+    """Whether nothing is wrong but that some data have no checksums, or lack a file
+    that nothing could prove.
+    """
+    facts = [fact for order in job.orders for fact in order.progress.evidence]
+    unprovable = {
+        block_id
+        for block_id, (record, _) in written.items()
+        if not any(chunk.is_verifiable for chunk in record.chunks)
+    }
+    return job.verdict is Verdict.UNKNOWN and all(
+        fact.kind == EvidenceKind.UNVERIFIABLE
+        or (fact.kind == EvidenceKind.FINDINGS_REMAIN and fact.block_id in unprovable)
+        for fact in facts
+    )

@@ -215,7 +215,8 @@ class Peace:
             before = different_blocks(replicas)
             job = self._next_job(container_id, promise)
             self._hold_done_by_all(job, places)
-            named = job.verdict in NAMED and not is_only_unverifiable(job)
+            is_only = is_only_unverifiable(job, self._world.written)
+            named = job.verdict in NAMED and not is_only
             different = different_blocks(replicas)
             if not different and not named:
                 needed = number

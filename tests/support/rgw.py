@@ -2,9 +2,11 @@
 (tests/testbed/ceph_rgw.sh does the work).
 """
 
+import json
 import os
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +84,21 @@ class RgwPair:
     def start(self, site: str, daemon: str) -> None:
         """Start one daemon again and wait until it answers."""
         self._run("up", site, daemon)
+
+    def damage(self, site: str, bucket: str, key: str, body: bytes | None) -> None:
+        """Change the bytes of a small object behind its gateway's index, or remove them
+        where `body` is None.
+        """
+        pool = f"zone-{site}.rgw.buckets.data"
+        stats = json.loads(self._run("admin", site, "bucket", "stats", f"--bucket={bucket}"))
+        name = f"{stats['marker']}_{key}"
+        if body is None:
+            self._run("rados", site, "-p", pool, "rm", name)
+            return
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(body)
+            file.flush()
+            self._run("rados", site, "-p", pool, "put", name, file.name)
 
     def _run(self, *words: str) -> str:
         done = subprocess.run(

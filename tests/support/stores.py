@@ -1,8 +1,8 @@
 """The stores that the contract suite runs on, each opened empty."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from botocore.credentials import Credentials
 
 from replicator.stores.local import LocalBucket
 from replicator.stores.port import (
+    Capabilities,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
@@ -23,11 +24,14 @@ from replicator.stores.s3 import open_s3
 from runtime.disk import Disk
 from runtime.retry import Backoff
 from runtime.s3 import S3Client
+from tests.support.memory_store import MEMORY, STITCHING, UNGUARDED, MemoryStore
 from tests.support.rgw import RgwSite
-from tests.support.s3_servers import S3Endpoint
+from tests.support.s3_servers import S3Bucket, S3Endpoint
 
 NOTHING = ObjectProperties()
 ANYTHING = WriteCondition()
+# Objects of a test that are deleted one by one inside the server.
+_EMPTIED_MAX = 100
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class ContractStore:
     completes_some_parts: bool = True
     # Why keys do not cross this server unchanged although the adapter is right.
     broken_keys: frozenset[str] = frozenset()
+    # Where it keeps its objects, if that is an S3 server.
+    buckets: tuple[S3Bucket, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,11 +67,20 @@ class ContractLacks:
 
 
 @contextmanager
-def local_store(request: pytest.FixtureRequest) -> Iterator[ContractStore]:
+def local_store(request: pytest.FixtureRequest, *, name: str = "bucket") -> Iterator[ContractStore]:
     """A bucket in a new folder."""
     folder: Path = request.getfixturevalue("tmp_path")
-    with LocalBucket(folder / "bucket", Disk(), create=True) as bucket:
+    with LocalBucket(folder / name, Disk(), create=True) as bucket:
         yield ContractStore(bucket.store(), takes_large=True)
+
+
+@contextmanager
+def memory_store(
+    _request: pytest.FixtureRequest, *, capabilities: Capabilities = MEMORY
+) -> Iterator[ContractStore]:
+    """The store that the simulations use."""
+    memory = MemoryStore("memory:a", capabilities, has_feed=capabilities is MEMORY)
+    yield ContractStore(memory.store(), refuses_small_parts=bool(capabilities.part_bytes_min))
 
 
 def s3_client(endpoint: S3Endpoint) -> S3Client:
@@ -107,7 +122,70 @@ def s3_store(
             missing_upload=lacks.missing_upload,
             completes_some_parts=lacks.completes_some_parts,
             broken_keys=lacks.broken_keys,
+            buckets=(bucket,),
         )
+
+
+@dataclass(frozen=True)
+class OpenedStores:
+    """Stores on real servers, which the tests of a module share, by server and whether
+    they keep versions.
+    """
+
+    stack: ExitStack
+    found: dict[tuple[str, bool], ContractStore] = field(default_factory=dict)
+
+
+@contextmanager
+def emptied_store(
+    server: str,
+    request: pytest.FixtureRequest,
+    *,
+    keeps_versions: bool = False,
+    lacks: ContractLacks = ContractLacks(),
+) -> Iterator[ContractStore]:
+    """The bucket of the tests before, emptied: to make one and to probe its store takes
+    longer than most tests.
+    """
+    opened: OpenedStores = request.getfixturevalue("opened_stores")
+    name = (server, keeps_versions)
+    left = opened.found.get(name)
+    if left is None or not all(empty(one, keeps_versions=keeps_versions) for one in left.buckets):
+        made = s3_store(server, request, keeps_versions=keeps_versions, lacks=lacks)
+        opened.found[name] = opened.stack.enter_context(made)
+    yield opened.found[name]
+
+
+def empty(bucket: S3Bucket, *, keeps_versions: bool) -> bool:
+    """Delete all that a bucket has, by another client than ours; False where that would
+    take longer than another bucket.
+    """
+    with bucket.endpoint.client() as client:
+        for upload in client.list_multipart_uploads(Bucket=bucket.name).get("Uploads", ()):
+            client.abort_multipart_upload(
+                Bucket=bucket.name, Key=upload["Key"], UploadId=upload["UploadId"]
+            )
+        while True:
+            # Ozone answers a question for versions with none.
+            if keeps_versions:
+                page = client.list_object_versions(Bucket=bucket.name)
+                rows = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
+            else:
+                rows = client.list_objects_v2(Bucket=bucket.name).get("Contents", [])
+            if not rows:
+                return True
+            if len(rows) > _EMPTIED_MAX:
+                return False
+            names = [
+                {name: row[name] for name in ("Key", "VersionId") if name in row} for row in rows
+            ]
+            bulk = [one for one in names if one["Key"] == one["Key"].strip()]
+            if bulk:
+                client.delete_objects(Bucket=bucket.name, Delete={"Objects": bulk, "Quiet": True})
+            # Parsers trim a key that has blanks around.
+            for one in names:
+                if one not in bulk:
+                    client.delete_object(Bucket=bucket.name, **one)
 
 
 Opener = Callable[[pytest.FixtureRequest], AbstractContextManager[ContractStore]]
@@ -115,6 +193,9 @@ _MINISTACK = ContractLacks(refuses_small_parts=False, reads_tags_below_markers=F
 _MOTO = ContractLacks(missing_upload=StoreUnavailableError)
 # By name; each yields an empty store.
 OPENERS: dict[str, Opener] = {
+    "memory": memory_store,
+    "memory_stitching": partial(memory_store, capabilities=STITCHING),
+    "memory_unguarded": partial(memory_store, capabilities=UNGUARDED),
     "local": local_store,
     "ministack": partial(s3_store, "ministack_server", lacks=_MINISTACK),
     "ministack_versions": partial(
@@ -126,12 +207,12 @@ OPENERS: dict[str, Opener] = {
 _RGW = ContractLacks(completes_some_parts=False)
 # Real stores, by the mark of the tests that run on them.
 PEERS: dict[str, tuple[pytest.MarkDecorator, Opener]] = {
-    "rgw": (pytest.mark.peers, partial(s3_store, "rgw_endpoint", lacks=_RGW)),
+    "rgw": (pytest.mark.peers, partial(emptied_store, "rgw_endpoint", lacks=_RGW)),
     "rgw_versions": (
         pytest.mark.peers,
-        partial(s3_store, "rgw_endpoint", keeps_versions=True, lacks=_RGW),
+        partial(emptied_store, "rgw_endpoint", keeps_versions=True, lacks=_RGW),
     ),
-    "ozone": (pytest.mark.ozone, partial(s3_store, "ozone_gateway")),
+    "ozone": (pytest.mark.ozone, partial(emptied_store, "ozone_gateway")),
 }
 
 

@@ -15,6 +15,7 @@ MBIT`.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 from collections import defaultdict
@@ -266,8 +267,10 @@ async def _send(pieces: "asyncio.Queue[tuple[float, bytes]]", writer: asyncio.St
             writer.transport.abort()
     if not is_lost:
         await asyncio.sleep(piece[0] - clock.time())
-        if writer.can_write_eof() and not writer.transport.is_closing():
-            writer.write_eof()
+        # The receiver may be gone by now, which no end has to be told to.
+        with contextlib.suppress(OSError):
+            if writer.can_write_eof() and not writer.transport.is_closing():
+                writer.write_eof()
 
 
 async def _run(proxy: Proxy) -> None:

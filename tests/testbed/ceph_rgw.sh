@@ -11,6 +11,7 @@
 #   ceph_rgw.sh up SITE DAEMON     start that one daemon again
 #   ceph_rgw.sh admin SITE ARGS..  radosgw-admin on that site
 #   ceph_rgw.sh ceph SITE ARGS..   ceph on that site
+#   ceph_rgw.sh rados SITE ARGS..  rados on that site: objects behind the gateway
 #   ceph_rgw.sh wait-sync [SECS]   multisite only: wait until metadata and data
 #                                  sync of site b report no shard behind
 #
@@ -407,6 +408,8 @@ main() {
                  local s=$1; shift; RA "$s" "$@";;
         ceph)    settings || die 1 "nothing was started at $DIR"; [ $# -ge 2 ] || die 2 "ceph SITE ARGS.."; check_site "$1"
                  local s=$1; shift; C "$s" "$@";;
+        rados)   settings || die 1 "nothing was started at $DIR"; [ $# -ge 2 ] || die 2 "rados SITE ARGS.."; check_site "$1"
+                 local s=$1; shift; timeout "$TIMEOUT" rados -c "$(conf "$s")" "$@";;
         wait-sync) settings || die 1 "nothing was started at $DIR"; [ "$MODE" = multisite ] || die 2 "wait-sync is for multisite"
                  wait_for "${1:-$TIMEOUT}" "site b to catch up" caught_up || { RA b sync status >&2; exit 1; };;
         help|-h|--help) sed -n '2,/^set -u/p' "$0" | sed '$d; s/^# \{0,1\}//';;

@@ -7,6 +7,7 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from dnagent.config import AgentConfig
+from replicator.verifier.config import VerifierConfig
 from runtime.config import Settings, check_switch, load
 from scm.config import ControllerConfig
 
@@ -14,9 +15,10 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
 MODELS: dict[str, type[Settings]] = {
     "treefold agent run": AgentConfig,
     "treefold scm run": ControllerConfig,
+    "treefold verifier run": VerifierConfig,
 }
 # Where a default is written for people, what a file would have to say first.
-REQUIRED = {"volumes": '[{path = "/v"}]', "state_folder": '"/s"'}
+REQUIRED = {"volumes": '[{path = "/v"}]', "state_folder": '"/s"', "bucket": '"local:/b"'}
 
 
 def documented(command: str) -> dict[str, str]:

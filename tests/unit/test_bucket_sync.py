@@ -167,6 +167,26 @@ def test_a_key_that_is_written_again_is_not_deleted(tmp_path: Path) -> None:
     assert target.bodies() == {"back": b"3"}
 
 
+def test_what_the_source_lists_and_lost_is_not_deleted(tmp_path: Path) -> None:
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b")
+    source, target = pair
+    for key in ("good", "lost"):
+        source.write(key, b"1")
+    run = runner(pair, tmp_path, delete=True)
+    assert run().equal
+    source.write("new", b"2")
+    source.lost |= {"lost", "new"}
+    report = run()
+    assert sorted((one.key, one.reason) for one in report.failed) == [
+        ("lost", "source_unreadable"),
+        ("new", "source_unreadable"),
+    ]
+    assert (report.deleted, report.equal) == (0, False)
+    assert target.bodies() == {"good": b"1", "lost": b"1"}
+    source.remove("lost")
+    assert run().deleted == 1
+
+
 def test_a_run_without_its_ledger_continues_over_what_the_target_holds(tmp_path: Path) -> None:
     pair = MemoryStore("memory:a"), MemoryStore("memory:b")
     source, target = pair
@@ -221,7 +241,7 @@ def test_a_foreign_write_during_the_run_is_not_overwritten(
         plan = sync.plan()
         target.write("k", b"foreign")
         report = sync.execute(plan)
-    assert [(one.key, one.reason) for one in report.failed] == [("k", "target_changed")]
+    assert sorted((one.key, one.reason) for one in report.failed) == [("k", "target_changed")]
     assert not report.equal
     assert target.bodies() == {"k": b"foreign"}
     assert not target.uploading
@@ -331,7 +351,7 @@ def test_a_listing_that_fails_deletes_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError):
         runner(pair, tmp_path, delete=True)()
     assert len(target.objects) == 9
-    assert set(target.calls) <= {"list", "properties"}
+    assert set(target.calls) <= {"list", "properties", "facts"}
 
 
 def test_a_listing_goes_on_behind_the_last_key(tmp_path: Path) -> None:
@@ -430,7 +450,7 @@ def test_a_fault_of_the_source_is_not_blamed_on_the_target(tmp_path: Path) -> No
 
     source.faults.before = fail
     report = runner(pair, tmp_path)()
-    assert [(one.key, one.reason) for one in report.failed] == [("bad", "source_unreadable")]
+    assert sorted((one.key, one.reason) for one in report.failed) == [("bad", "source_unreadable")]
     assert (report.copied, report.equal, report.differences) == (1, False, 1)
     assert report.document()["failed"] == [{"key": "bad", "reason": "source_unreadable"}]
     assert list(target.objects) == ["good"]

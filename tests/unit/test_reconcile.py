@@ -1,18 +1,20 @@
 """What a reconciliation asks for, event by event, on replicas in memory."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 
 from merkle.checksum import ChecksumType
 from merkle.columns import encode_tree
+from merkle.errors import ReconcileError
 from merkle.outcome import EvidenceKind, OutcomeState, RepairOutcome, Verdict
 from merkle.plan import BlockRepair, ChunkFault, ChunkRepair
 from merkle.record import BlockRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
 from ozone.errors import UndoBudgetError
+from repair.ports import Piece
 from repair.reconciliation import Reconciliation
 from repair.requests import (
     AdvanceBcsId,
@@ -41,6 +43,7 @@ from repair.round import (
     page_length,
 )
 from repair.runner import execute_local, execute_remote
+from runtime.errors import PeerRefusedError, PeerUnavailableError, RemoteProtocolError
 from tests.support.faults import Forger
 from tests.support.memory import CrashError, RepairableReplica
 from tests.support.peers import Evil, EvilPeer, MemoryPeer, MemoryReplica, MemorySource, replica_of
@@ -90,6 +93,17 @@ def _stored(blocks: Iterable[int], length: int, bcs_id: int) -> MemoryReplica:
 def scan(stored: MemoryReplica) -> None:
     """Bring the tree up to what the bytes are; the state stays."""
     stored.tree = encode_tree(RepairableReplica("scan", replace(stored)).examine()[0])
+
+
+class Failing(MemoryPeer):
+    """A peer that cannot be read."""
+
+    def __init__(self, peer_id: PeerId, error: ReconcileError) -> None:
+        super().__init__(peer_id, MemorySource())
+        self._error = error
+
+    def read(self, *_: object) -> Iterator[Piece]:
+        raise self._error
 
 
 def drop_record(stored: MemoryReplica, block_id: BlockId, *, data_too: bool) -> None:
@@ -767,7 +781,8 @@ def test_a_hole_stops_the_block_and_keeps_both_commits() -> None:
     outcome = run(at)
     assert _offsets(at) == [0, 1]
     assert _commits(at) == (1, 1)
-    assert outcome.verdict is Verdict.UNRECOVERABLE
+    # The last chunk is whole at the peer; no record lists what is missing before it.
+    assert outcome.verdict is Verdict.UNKNOWN
     assert EvidenceKind.HOLE in kinds(outcome)
 
 
@@ -1317,7 +1332,7 @@ def test_a_replica_behind_a_commit_that_others_contradict_stays_unhealthy() -> N
     )
 
 
-def test_a_finding_of_the_last_scan_that_no_tree_shows_is_a_loss() -> None:
+def test_a_finding_of_the_last_scan_that_no_chunk_explains_leaves_the_verdict_open() -> None:
     at = _unhealthy(world(A, B))
 
     def meddle(request: Request) -> Event | None:
@@ -1328,9 +1343,97 @@ def test_a_finding_of_the_last_scan_that_no_tree_shows_is_a_loss() -> None:
         return replace(event, findings=((BlockId(9), None),))
 
     outcome = run(at, BACK, meddle=meddle)
-    assert outcome.verdict is Verdict.UNRECOVERABLE
+    assert outcome.verdict is Verdict.UNKNOWN
     assert EvidenceKind.FINDINGS_REMAIN in kinds(outcome)
     assert outcome.replica_state is ReplicaState.UNHEALTHY
+
+
+@pytest.mark.parametrize("losers", [("dn1",), ("dn1", "dn2", "dn3")], ids=["here", "everywhere"])
+def test_nobody_knows_whether_the_lost_file_of_a_block_without_checksums_can_be_replaced(
+    losers: tuple[str, ...],
+) -> None:
+    at = world(B)
+    for name, stored in (("dn1", at.ours.stored), *((n, at.disk(n)) for n in ("dn2", "dn3"))):
+        other = replica_of(7, {A: BLOCK}, checksum_type=ChecksumType.NONE, chunk_bytes=CHUNK)
+        stored.records |= other.records
+        stored.files |= {} if name in losers else other.files
+        scan(stored)
+    outcome = run(at)
+    assert outcome.verdict is Verdict.UNKNOWN
+    assert (EvidenceKind.FINDINGS_REMAIN, A) in {(e.kind, e.block_id) for e in outcome.evidence}
+    assert A not in at.ours.stored.files
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (PeerUnavailableError("no answer"), Verdict.UNKNOWN),
+        (PeerRefusedError("it cannot open the file", result="disk_failed"), Verdict.UNKNOWN),
+        (RemoteProtocolError("bytes that are no answer"), Verdict.UNKNOWN),
+        (PeerRefusedError("it has no file", result="block_not_found"), Verdict.UNRECOVERABLE),
+        (PeerRefusedError("its file ends early", result="short_read"), Verdict.UNRECOVERABLE),
+    ],
+    ids=lambda value: str(getattr(value, "message", value)),
+)
+def test_a_file_that_could_not_be_read_may_have_outlived_its_record(
+    error: ReconcileError, verdict: Verdict
+) -> None:
+    """By the trees alone the one copy on record is lost."""
+    at = world(A)
+    at.ours.stored.flip(A, 0)
+    for peer in ("dn2", "dn3"):
+        drop_record(at.disk(peer), A, data_too=True)
+        scan(at.disk(peer))
+    scan(at.ours.stored)
+
+    def fail(request: Request) -> Event | None:
+        if isinstance(request, FetchWindows) and request.peer == "dn3":
+            return execute_remote(request, ContainerId(7), Failing(request.peer, error))
+        return None
+
+    assert run(at, meddle=fail).verdict is verdict
+
+
+def test_a_repair_that_ends_before_it_read_all_files_calls_nothing_lost() -> None:
+    at = world(A)
+    at.ours.stored.flip(A, 0)
+    for peer in ("dn2", "dn3"):
+        drop_record(at.disk(peer), A, data_too=True)
+        scan(at.disk(peer))
+    scan(at.ours.stored)
+
+    def cancel(request: Request) -> Event | None:
+        return Cancelled("stopping") if isinstance(request, CheckLocal) else None
+
+    outcome = run(at, meddle=cancel)
+    assert (outcome.state, outcome.verdict) == (OutcomeState.INTERRUPTED, Verdict.UNKNOWN)
+
+
+def test_a_peer_whose_tree_was_never_built_may_hold_what_the_others_lost() -> None:
+    at = world(A)
+    at.ours.stored.flip(A, 0)
+    at.disk("dn2").flip(A, 1)
+    for stored in (at.ours.stored, at.disk("dn2")):
+        scan(stored)
+    at.disk("dn3").tree = encode_tree(ContainerTree(ContainerId(7), None, ()))
+    outcome = run(at)
+    assert outcome.verdict is Verdict.UNKNOWN
+    assert EvidenceKind.WINDOWS_UNPROVEN in kinds(outcome)
+
+
+def test_what_a_tree_promised_in_vain_may_be_in_a_file_without_a_record() -> None:
+    """The third is not asked, because the tree of the second has the chunk."""
+    at = world(A)
+    at.ours.stored.flip(A, 0)
+    scan(at.ours.stored)
+    at.disk("dn2").flip(A, 0)
+    drop_record(at.disk("dn3"), A, data_too=False)
+    scan(at.disk("dn3"))
+    assert run(at).verdict is Verdict.UNKNOWN
+    # The scan of the second tells what it holds, and the third is asked.
+    scan(at.disk("dn2"))
+    assert run(at).verdict is Verdict.REPAIRABLE
+    assert bytes(at.ours.stored.files[A]) == healthy(at, A)
 
 
 @pytest.mark.parametrize("state", [s for s in ReplicaState if not s.is_closed])
@@ -1522,5 +1625,5 @@ def test_a_tree_that_is_lost_during_a_repair_is_built_by_a_scan_and_not_of_what_
     assert (outcome.state, outcome.verdict) == (OutcomeState.DONE, Verdict.REPAIRABLE)
     # The first was refused, because the tree that it was made from is gone.
     assert len(at.of(StoreTree)) == 1
-    theirs = RepairableReplica("dn2", at.disk("dn2")).known_tree()
-    assert at.ours.known_tree() == theirs
+    theirs = RepairableReplica("dn2", at.disk("dn2")).known_tree()[0]
+    assert at.ours.known_tree()[0] == theirs

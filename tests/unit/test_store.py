@@ -23,7 +23,7 @@ from dnagent.store import ReplicaStore, preferred
 from dnagent.volumes import ManagedVolume
 from merkle.columns import encode_tree
 from merkle.errors import ReconcileError
-from merkle.limits import MESSAGE_BYTES_MAX
+from merkle.limits import MESSAGE_BYTES_MAX, TREE_BLOCKS_MAX
 from merkle.record import BlockRecord, ChunkRecord, DeleteTransaction
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
@@ -85,11 +85,14 @@ def held(
     undo_bytes: int = 1 << 20,
     mapped: MappedReader | None = None,
     disk: Disk | None = None,
+    tree_blocks_max: int = TREE_BLOCKS_MAX,
 ) -> Iterator[ManagedVolume]:
     disk = disk or Disk()
     volume = open_volume(root, hold=hold, state_folder=root.parent / "state", disk=disk)
     try:
-        opened = ManagedVolume(volume, disk, undo_bytes=undo_bytes, mapped=mapped)
+        opened = ManagedVolume(
+            volume, disk, undo_bytes=undo_bytes, mapped=mapped, tree_blocks_max=tree_blocks_max
+        )
     except ReconcileError:
         volume.close()
         raise
@@ -251,7 +254,7 @@ def test_a_tree_beyond_our_limits_is_named_and_replaced_by_one_that_is_built(
 
 
 def test_damage_in_a_container_beyond_our_limits_is_reported_though_there_is_no_tree(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path,
 ) -> None:
     """S12, S16: the datanode that closed it knows no trees."""
     with owned(root, root.parent / "writer") as volume:
@@ -259,8 +262,7 @@ def test_damage_in_a_container_beyond_our_limits_is_reported_though_there_is_no_
         volume.writer.set_state(TWO, ReplicaState.CLOSED)
     # No record may be beyond a limit by itself, and a million of them would take
     # minutes.
-    monkeypatch.setattr("ozone.treefile.TREE_BLOCKS_MAX", 1)
-    with held(root) as volume:
+    with held(root, tree_blocks_max=1) as volume:
         damage(volume.containers.get(TWO).block_path(BLOCK), 1)
         scanner = Scanner(
             volume,

@@ -1,0 +1,154 @@
+"""`treefold bucket index`: the index that a verifier of this state folder uses."""
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from admin.bucket_pair import json_option
+from admin.paths import LocalPath
+from proof.index import WHOLE
+from replicator.refresh import RefreshProgress
+from replicator.stores.opening import open_store
+from replicator.verifier.state import locked_state, open_index
+from runtime.errors import OperationInterruptedError
+from runtime.exit_codes import ExitCode
+from runtime.output import JsonObject, print_json, print_line, size_text
+from runtime.process import stop_on_signals
+from runtime.progress import ProgressSink, ProgressStyle, progress_sink
+from runtime.rate_limit import SystemClock
+
+
+@click.command()
+@click.argument("address", metavar="ADDRESS")
+@click.option(
+    "--state",
+    metavar="DIR",
+    type=LocalPath(file_okay=False, path_type=Path),
+    required=True,
+    help="The state folder of the verifier, which must not be running.",
+)
+@click.option("--read", "reads", is_flag=True, help="Read every object again, not only new ones.")
+@click.option(
+    "--check", "checks", is_flag=True, help="Compute all that is derived from the items anew."
+)
+@json_option
+@click.pass_obj
+def index(
+    style: ProgressStyle | None,
+    address: str,
+    state: Path,
+    reads: bool,
+    checks: bool,
+    as_json: bool,
+) -> None:
+    """Build or refresh the index of the bucket at ADDRESS, beside that bucket.
+
+    `treefold verifier run` with this state folder takes it over, and does the same by
+    itself. A first run reads each object of which the store recorded no hash by the
+    index's algorithm. An interrupted run is continued by the same command.
+
+    \b
+    Exit status:
+      0  the index describes the bucket
+      1  failed, 2 usage
+      3  objects are damaged, or --check found damage in the index
+      5  some objects changed meanwhile or cannot be read: run it again
+      7  the store does not answer, 8 a verifier uses the state folder
+    """
+    stop = stop_on_signals()
+    clock = SystemClock()
+    with (
+        open_store(address, may_write=False) as store,
+        locked_state(state) as folder,
+        open_index(folder, store, clock, bucket=address, algorithm=None) as bucket,
+        progress_sink(style or ProgressStyle()) as progress,
+    ):
+        with bucket.index.snapshot() as snapshot:
+            items = snapshot.roots([WHOLE])[0].count
+        progress.begin("index", items or None, "keys")
+        read_since_s = int(time.time()) if reads else 0
+        try:
+            done = bucket.refresher(stop.is_set).refresh(
+                read_since_s=read_since_s, note=_Note(progress)
+            )
+        except OperationInterruptedError as error:
+            raise KeyboardInterrupt from error
+        damage = list(bucket.index.self_check().damage) if checks else []
+        with bucket.index.snapshot() as snapshot:
+            evidence, root = snapshot.evidence, snapshot.roots([WHOLE])[0]
+        algorithm = bucket.profile.algorithm
+    document: JsonObject = {
+        "objects": root.count,
+        "root": f"{root.total:032x}",
+        "algorithm": algorithm.value if algorithm else None,
+        "levels": {
+            "listed": evidence.listed,
+            "recorded": evidence.recorded,
+            "read": evidence.read,
+        },
+        "oldestReadAt": _time_text(evidence.oldest_read_at_s),
+        "added": done.added,
+        "changed": done.changed,
+        "removed": done.removed,
+        "damaged": done.damaged,
+        "unreadable": done.unreadable,
+        "unsettled": done.unsettled,
+        "bytesRead": done.bytes_read,
+        "indexDamage": damage if checks else None,
+    }
+    if as_json:
+        print_json(document)
+    else:
+        _print(document, done)
+    if done.damaged or damage:
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
+    if done.unsettled or done.unreadable:
+        raise click.exceptions.Exit(ExitCode.PARTLY)
+
+
+class _Note:
+    """Tells a sink how many more objects a refresh has seen."""
+
+    def __init__(self, progress: ProgressSink) -> None:
+        self._progress = progress
+        self._seen = 0
+
+    def __call__(self, done: RefreshProgress) -> None:
+        self._progress.advance(done.objects - self._seen)
+        self._seen = done.objects
+
+
+def _print(document: JsonObject, done: RefreshProgress) -> None:
+    levels = document["levels"]
+    assert isinstance(levels, dict)
+    print_line(f"{document['objects']} objects, root {document['root']}")
+    print_line(
+        f"content by {document['algorithm']}: {levels['listed']} listed only,"
+        f" {levels['recorded']} recorded by the store, {levels['read']} read"
+    )
+    if document["oldestReadAt"] is not None:
+        print_line(f"oldest read: {document['oldestReadAt']}")
+    print_line(
+        f"added {done.added}, changed {done.changed}, removed {done.removed};"
+        f" read {size_text(done.bytes_read)}"
+    )
+    if done.damaged:
+        print_line(f"damaged: {done.damaged} have other bytes than were recorded", style="red")
+    if done.unreadable or done.unsettled:
+        print_line(f"unknown: {done.unreadable} cannot be read, {done.unsettled} changed meanwhile")
+    damage = document["indexDamage"]
+    if isinstance(damage, list):
+        for text in damage:
+            print_line(f"index: {text}", style="red")
+        if damage:
+            print_line("Move DIR/index away: the next run builds it anew.")
+        else:
+            print_line("all that is derived from the items is right", style="green")
+
+
+def _time_text(time_s: int | None) -> str | None:
+    if time_s is None:
+        return None
+    return datetime.fromtimestamp(time_s, UTC).isoformat().replace("+00:00", "Z")

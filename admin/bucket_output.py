@@ -1,0 +1,200 @@
+"""What `treefold bucket` prints: documents with --json, lines for people without."""
+
+from collections.abc import Iterable, Sequence
+
+import click
+
+from proof.item import EvidenceLevel
+from replicator.ledger import PlannedStep
+from replicator.stores.port import Capabilities, Store
+from replicator.sync import SyncPlan, SyncReport
+from replicator.verify import Damage, KeyDifferenceKind, VerificationTally, VerifiedKey
+from runtime.output import JsonObject, print_json, print_line, print_table, size_text
+
+# Failures, steps and differences that are printed for people; --json has all.
+_LINES_SHOWN = 50
+LEVELS = {level.name.lower(): level for level in EvidenceLevel}
+_LEVEL_WORDS = {
+    EvidenceLevel.LISTED: "by listing",
+    EvidenceLevel.RECORDED: "by recorded hashes",
+    EvidenceLevel.READ: "by reading both sides",
+}
+_DAMAGE_TEXTS = {
+    None: "",
+    Damage.SOURCE: " (at the source)",
+    Damage.TARGET: " (at the target; the next sync replaces it)",
+    Damage.BOTH: " (at both sides)",
+}
+_GROUP_NAMES = {"acl": "ACLs", "headers": "content headers", "tags": "tags"}
+
+
+def plan_text(plan: SyncPlan) -> str:
+    """A plan in one line."""
+    return (
+        f"plan: copy {plan.copies}, patch {plan.patches}, change properties of {plan.properties},"
+        f" delete {plan.deletes}; at most {size_text(plan.bytes)} of objects. Equal: {plan.equal},"
+        f" at the target only: {plan.extras}"
+    )
+
+
+def print_plan(steps: Iterable[PlannedStep], plan: SyncPlan, *, as_json: bool) -> None:
+    """The steps of a plan, and its sums."""
+    for number, step in enumerate(steps):
+        if as_json:
+            document: JsonObject = {"action": step.action, "key": step.key}
+            print_json({**document, "bytes": step.length_bytes, "reason": step.reason})
+        elif number < _LINES_SHOWN:
+            print_line(f"{step.action:10} {step.key} ({step.reason})")
+        elif number == _LINES_SHOWN:
+            print_line("... and more; --json prints all")
+    if as_json:
+        names = ("copies", "patches", "properties", "deletes", "extras", "equal", "bytes")
+        print_json({"dryRun": True, **{name: getattr(plan, name) for name in names}})
+    else:
+        print_line(plan_text(plan))
+
+
+def print_report(report: SyncReport, *, extras: int, lists_all: bool) -> None:
+    """The outcome of a sync for people. `extras` were found at the target only."""
+    for one in report.failed[:_LINES_SHOWN]:
+        print_line(f"failed     {one.key}: {one.reason}: {one.detail}")
+    if report.failed_count > _LINES_SHOWN:
+        print_line(f"... {report.failed_count} failed in all; --json names them")
+    print_line(
+        f"copied {report.copied} ({size_text(report.bytes)}), properties of"
+        f" {report.metadata_only}, deleted {report.deleted}, failed {report.failed_count}"
+    )
+    if report.equal:
+        print_line(f"equal at level {report.level}, root {report.root}", style="green")
+        if report.level == "listed":
+            print_line(
+                "Some contents were not compared: both sides have no hash of them in common."
+                " `treefold bucket verify --level read` reads them."
+            )
+        return
+    if report.differences:
+        print_line(f"not equal: {_counted(report.differences, 'difference')}", style="red")
+    if extras:
+        are = "exists" if extras == 1 else "exist"
+        print_line(f"{_counted(extras, 'object')} {are} at the target only; see --delete")
+    if not lists_all:
+        print_line(f"{'' if report.differences else 'unknown: '}a side does not list all keys")
+
+
+def print_key(key: VerifiedKey, number: int, *, as_json: bool) -> None:
+    """A key that differs or is unknown, the `number`th from 1."""
+    if as_json:
+        document: JsonObject = {"kind": _kind_text(key), "key": key.key}
+        print_json({**document, "level": key.level.name.lower()})
+    elif number <= _LINES_SHOWN:
+        print_line(f"{_kind_text(key):10} {key.key}{_DAMAGE_TEXTS[key.damage]}")
+    elif number == _LINES_SHOWN + 1:
+        print_line("... and more; --json prints all")
+
+
+def _kind_text(key: VerifiedKey) -> str:
+    return key.kind.value if key.kind else "unsettled"
+
+
+def print_verification(
+    tally: VerificationTally, target: Store, notes: Sequence[str], *, lists_all: bool, as_json: bool
+) -> None:
+    """The outcome of a verification, and what it does not show; with `as_json` the
+    latter goes to stderr.
+    """
+    traffic = target.traffic() if target.traffic else None
+    if as_json:
+        for note in notes:
+            click.echo(note, err=True)
+        print_json(
+            {
+                "equal": tally.is_equal and lists_all,
+                "objects": tally.objects,
+                "differences": tally.differences,
+                "bytesCrossed": traffic.bytes if traffic else 0,
+                "roundTrips": traffic.requests if traffic else 0,
+                "levels": {name: tally.levels[level] for name, level in LEVELS.items()},
+            }
+        )
+        return
+    levels = [f"{n} {_LEVEL_WORDS[level]}" for level, n in sorted(tally.levels.items()) if n]
+    print_line(f"{_counted(tally.objects, 'key')} compared: {', '.join(levels) or 'none'}")
+    if traffic is not None:
+        print_line(
+            f"{size_text(traffic.bytes)} to and from the target in {traffic.requests} requests"
+        )
+    if tally.differences:
+        kinds = ", ".join(f"{tally.kinds[kind]} {kind.value}" for kind in KeyDifferenceKind)
+        text = f"not equal: {_counted(tally.differences, 'difference')} ({kinds})"
+        print_line(text, style="red")
+    elif tally.unsettled or not lists_all:
+        print_line("unknown whether they are equal", style="yellow")
+    else:
+        print_line(f"equal: root {tally.sets.root.total:032x}", style="green")
+    for note in notes:
+        print_line(note)
+
+
+def verification_notes(
+    tally: VerificationTally, level: EvidenceLevel, groups: Sequence[str], *, lists_all: bool
+) -> list[str]:
+    """What a verification does not show, in sentences."""
+    notes = list[str]()
+    if tally.unsettled:
+        notes.append(f"{_counted(tally.unsettled, 'key')} changed while they were compared.")
+    if not lists_all:
+        notes.append("A side does not list all keys: equality cannot be shown.")
+    if level is EvidenceLevel.LISTED:
+        return [*notes, "Contents, metadata and tags were not compared; see --level."]
+    if level is EvidenceLevel.RECORDED:
+        if unhashed := tally.sets.levels[EvidenceLevel.LISTED]:
+            notes.append(
+                f"Of {_counted(unhashed, 'equal key')} both sides have no hash in common: only"
+                " sizes and properties were compared."
+            )
+        notes.append(
+            "The target was not read: damage behind its own index is found by --level read only."
+        )
+    lost = [text for name, text in _GROUP_NAMES.items() if name not in groups]
+    if lost:
+        notes.append(f"Not compared, as a side does not keep or show them: {', '.join(lost)}.")
+    return notes
+
+
+def print_capabilities(
+    source: Capabilities, target: Capabilities, limitations: Sequence[str], *, as_json: bool
+) -> None:
+    """What both stores can do, why not, and what follows from that."""
+    sides = {"source": source, "target": target}
+    names = [name for name in Capabilities.__dataclass_fields__ if name != "reasons"]
+    if as_json:
+        documents = {
+            side: {
+                **{name: getattr(one, name) for name in names},
+                "reasons": dict(one.reasons),
+            }
+            for side, one in sides.items()
+        }
+        print_json({**documents, "limitations": list(limitations)})
+        return
+    rows = [
+        (name, *(_capability_text(getattr(one, name)) for one in sides.values())) for name in names
+    ]
+    print_table(("capability", "source", "target"), rows, folded=("source", "target"))
+    for side, one in sides.items():
+        for name, reason in one.reasons:
+            print_line(f"{side}, {name}: {reason}")
+    for limitation in limitations:
+        print_line(f"note: {limitation}")
+    if not limitations:
+        print_line("everything crosses, and every write is guarded", style="green")
+
+
+def _capability_text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,153 @@
+"""The two stores and the state folder of a `treefold bucket` command."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+from admin.paths import LocalPath
+from proof.receipts import Receipt
+from replicator.hashing import blake3_of
+from replicator.ledger import PairLedger
+from replicator.pair import check_pair
+from replicator.pair_receipts import PairReceipts
+from replicator.stores.address import LocalAddress, canonical_address, parse_address
+from replicator.stores.opening import open_store
+from replicator.stores.port import Store
+from runtime.disk import Disk
+from runtime.progress import ProgressSink
+
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, a line each.")
+prefix_option = click.option(
+    "--prefix", metavar="P", default="", help="Only keys that begin with P, at both sides."
+)
+state_option = click.option(
+    "--state",
+    metavar="DIR",
+    type=LocalPath(file_okay=False, path_type=Path),
+    help=(
+        "The folder of what earlier runs of this pair recorded, and of its receipts. Default: one"
+        " for each pair below ~/.local/state/treefold/buckets."
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPair:
+    """Two open stores, and what earlier runs recorded of them. `state` is None where
+    nothing is to be kept.
+    """
+
+    source: Store
+    target: Store
+    ledger: PairLedger
+    state: Path | None
+
+
+@contextmanager
+def open_pair(
+    source: str, target: str, state: Path | None, *, may_write: bool, is_trial: bool = False
+) -> Iterator[OpenPair]:
+    """Open both stores and the state folder, which is locked until the end. With
+    `may_write` a local target is created if there is none; a trial leaves nothing that
+    was not there before.
+
+    Raises:
+        UsageError: an address is invalid.
+        PairRefusedError: source and target overlap.
+        ConfigError: there are no credentials, or the state is that of another pair.
+        BusyError: another process uses the state folder.
+        StoreError: there is no such bucket, or a store did not answer.
+        DatabaseError, DiskError: the state cannot be used.
+    """
+    source, target = canonical_address(source), canonical_address(target)
+    check_pair(source, target)
+    folder = (state or default_state(source, target)).absolute()
+    is_known = PairLedger.exists_in(folder)
+    with ExitStack() as opened:
+        ours = opened.enter_context(open_store(source, may_write=False))
+        if is_trial and not is_known:
+            kept, folder = None, Path(opened.enter_context(_scratch_folder()))
+        else:
+            kept = folder
+
+        def open_ledger() -> PairLedger:
+            ledger = PairLedger(folder, source=source, target=target)
+            opened.callback(ledger.close)
+            return ledger
+
+        # What is wrong with one must not have created the other.
+        if is_known or is_missing(target):
+            ledger = open_ledger()
+            theirs = opened.enter_context(
+                open_target(target, may_write=may_write, is_trial=is_trial)
+            )
+        else:
+            theirs = opened.enter_context(
+                open_target(target, may_write=may_write, is_trial=is_trial)
+            )
+            ledger = open_ledger()
+        yield OpenPair(ours, theirs, ledger, kept)
+
+
+@contextmanager
+def open_target(address: str, *, may_write: bool, is_trial: bool) -> Iterator[Store]:
+    """The target's store. In a trial a local bucket that would be created is an empty
+    one, which is removed at the end.
+
+    Raises:
+        StoreError, ConfigError, UsageError, DiskError: as `open_store`.
+    """
+    if not is_trial or not is_missing(address):
+        with open_store(address, may_write=may_write, create=may_write) as store:
+            yield store
+        return
+    with (
+        _scratch_folder() as folder,
+        open_store(f"local:{folder}", may_write=True, create=True) as store,
+    ):
+        yield replace(store, address=canonical_address(address))
+
+
+def is_missing(address: str) -> bool:
+    """Whether a sync to this address would create a local bucket."""
+    match parse_address(address):
+        case LocalAddress(folder):
+            return not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
+        case _:
+            return False
+
+
+def append_receipt(state: Path | None, receipt: Receipt | None, progress: ProgressSink) -> None:
+    """Sign what a comparison found, and append it to the receipts of a state folder.
+
+    Raises:
+        ReceiptChainError, SigningKeyError: the receipts of the folder are damaged.
+        DiskError: they cannot be written.
+    """
+    if receipt is None:
+        progress.note("no receipt: it is not known which set of keys a side holds")
+        return
+    if state is None:
+        return
+    receipts = PairReceipts(state, Disk())
+    head = receipts.append(receipt)
+    progress.note(
+        f"receipt {head.records} in {receipts.path}: head {head.hash.hex()},"
+        f" key {receipts.public_key.hex()}"
+    )
+
+
+def _scratch_folder() -> AbstractContextManager[str]:
+    return tempfile.TemporaryDirectory(prefix="treefold-")
+
+
+def default_state(source: str, target: str) -> Path:
+    """The state folder of two canonical addresses where none is named."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    pair = blake3_of(f"{source}\n{target}".encode()).hex()[:16]
+    return Path(home) / "treefold" / "buckets" / pair

@@ -1,0 +1,30 @@
+"""Paths as options of commands."""
+
+import os
+import re
+
+import click
+
+
+class LocalPath(click.Path):
+    """A local folder or file. An empty path, for example from an unset variable, must
+    not mean the current folder, and an address must not make a folder of its name.
+    """
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        """The path as click.Path converts it; an empty path is an error."""
+        if not os.fspath(value):
+            self.fail("it is empty", param, ctx)
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", os.fspath(value)):
+            self.fail(
+                f"{os.fspath(value)} is an address. Results are written to this machine: give a"
+                " folder, mount the store, or copy the folder there afterwards",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)

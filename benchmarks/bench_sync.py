@@ -1,0 +1,260 @@
+"""Copying buckets beside rclone: bytes that cross to the target's region, and rates.
+
+    python -m benchmarks.bench_sync [--target emulator|rgw|ozone] [--json]
+
+`emulator` starts two ministacks. `rgw` takes the pair of Ceph stores that
+tests/testbed/ceph_rgw.sh has started in CEPH_RGW_DIR. `ozone` copies from a ministack
+to the S3 gateway at --endpoint.
+
+Bytes are those of plain HTTP in both directions, headers included, counted by a proxy
+before the target. What a run costs is told apart: its listings (the comparison), the
+probe of the target when it is opened (what a sync without anything to do costs beside
+its listing), and the copy, which is the rest. Rates include the start of each process.
+"""
+
+import argparse
+import random
+from collections.abc import Iterable, Sequence
+
+from benchmarks.measure import Report, Samples
+from benchmarks.sync_runs import (
+    BucketPair,
+    CommandRun,
+    PairFactory,
+    fill,
+    key_of,
+    listings,
+    opened_stores,
+    others,
+    part_bytes,
+    put_changed,
+)
+from tests.support.rclone import RcloneRun, rclone_check, rclone_sync, rclone_version
+from tests.support.waiting import wait_until
+
+JOBS = ("small", "changes", "large", "cuts")
+ROUNDS = 3
+OBJECTS = 2_000
+OBJECT_BYTES = 4 << 10
+LARGE_BYTES = 64 << 20
+LARGE_OBJECTS = 4
+DELETES = 100
+CUT_MIB = 256
+# The parts of a copy, as `treefold bucket sync` makes them.
+PART_BYTES = 8 << 20
+# As many as ours; rclone's own default is 4. It copies no tags.
+RCLONE = ("--transfers", "8", "--checkers", "8", "--metadata")
+
+SMALL_RATIO_MAX = 1.25
+PATCH_BYTES_MAX = 32_000
+TAG_BYTES_MAX = 1_500
+DELETE_BYTES_MAX = 100
+OBJECT_RATE_MIN = 1.0
+BYTE_RATE_MIN = 0.9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", choices=("emulator", "rgw", "ozone"), default="emulator")
+    parser.add_argument("--endpoint", help="Ozone's gateway. Default: http://127.0.0.1:9878.")
+    parser.add_argument("--objects", type=int, default=OBJECTS, help="Small objects.")
+    parser.add_argument(
+        "--cut-mib", type=int, default=CUT_MIB, help="Size of the copy that is cut; 1024 is 1 GiB."
+    )
+    parser.add_argument("--only", choices=JOBS, nargs="+", default=JOBS, help="Default: all.")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    notes = [f"beside {rclone_version()} {' '.join(RCLONE)}; bytes without TLS"]
+    report = Report(f"copying buckets to {arguments.target}", notes)
+    with opened_stores(arguments.target, arguments.endpoint) as stores:
+        if "small" in arguments.only:
+            small_objects(report, notes, stores, arguments.objects, arguments.rounds)
+        if "changes" in arguments.only:
+            one_large_object(report, stores)
+        if "large" in arguments.only:
+            large_objects(report, stores, arguments.rounds)
+        if "cuts" in arguments.only:
+            cut_copies(report, stores, arguments.cut_mib << 20)
+    report.show(as_json=arguments.json)
+
+
+def small_objects(
+    report: Report, notes: list[str], stores: PairFactory, count: int, rounds: int
+) -> None:
+    """The first sync of small objects, one without anything to do, checks, deletes."""
+    pair = stores.pair()
+    fill(pair.source, count, OBJECT_BYTES)
+    pairs, ours, theirs = _first_syncs(pair, rounds)
+    job, kept = f"{count:,} objects of {OBJECT_BYTES >> 10} KiB", pairs[-1]
+    rate = _samples("ours", (count / run.seconds for run in ours))
+    report.add(
+        f"{job}, first sync", "objects/s", rate,
+        _samples("rclone", (count / run.seconds for run in theirs)), OBJECT_RATE_MIN,
+    )  # fmt: skip
+    idle = kept[0].sync()
+    assert idle.report["copied"] == 0
+    opening = others(idle.traffic)
+    payload = count * OBJECT_BYTES
+    copied = [(others(run.traffic) - opening) / payload for run in ours]
+    _bar(report, f"{job}, copy", "B/B", copied, SMALL_RATIO_MAX)
+    copied_by_peer = [others(run.traffic) / payload for run in theirs]
+    _beside(report, f"{job}, copy", "B/B", copied, copied_by_peer)
+    _beside(
+        report, f"{job}, listings of the first sync", "B/object",
+        [listings(run.traffic) / count for run in ours],
+        [listings(run.traffic) / count for run in theirs],
+    )  # fmt: skip
+    notes.append(f"opening and probing the target cost {opening:,} bytes a run, not counted here")
+    again = _rclone(kept[1])
+    _beside(
+        report, f"{job}, nothing to do", "B/object",
+        [(listings(idle.traffic)) / count], [again.traffic.total.length_bytes / count],
+    )  # fmt: skip
+    verified, checked = kept[0].verify(), rclone_check(kept[1].source, kept[1].target, pair.link)
+    assert verified.report["equal"]
+    assert checked.exit_status == 0, checked.log
+    _beside(
+        report, f"{job}, verify and check", "B/object",
+        [verified.traffic.total.length_bytes / count],
+        [checked.traffic.total.length_bytes / count],
+    )  # fmt: skip
+    _deletes(report, kept, opening)
+
+
+def _deletes(report: Report, kept: tuple[BucketPair, BucketPair], opening: int) -> None:
+    ours, theirs = kept
+    with ours.source.endpoint.client() as client:
+        keys = [{"Key": key_of(number)} for number in range(DELETES)]
+        client.delete_objects(Bucket=ours.source.name, Delete={"Objects": keys})
+    run = ours.sync("--delete")
+    assert run.report["deleted"] == DELETES
+    crossed = [(others(run.traffic) - opening) / DELETES]
+    _bar(report, f"{DELETES} deletes", "B/delete", crossed, DELETE_BYTES_MAX)
+    peer = others(_rclone(theirs).traffic) / DELETES
+    _beside(report, f"{DELETES} deletes", "B/delete", crossed, [peer])
+
+
+def one_large_object(report: Report, stores: PairFactory) -> None:
+    """Small changes of one large object."""
+    pair = stores.pair()
+    theirs = pair.fresh_target()
+    name = f"{LARGE_BYTES >> 20} MiB"
+    fill(pair.source, 1, LARGE_BYTES)
+    pair.sync()
+    _rclone(theirs)
+    opening = others(pair.sync().traffic)
+    bucket, key = pair.source.name, key_of(0)
+
+    def measure(what: str, most: float, *, metadata_only: int) -> None:
+        run = pair.sync()
+        assert run.report["metadataOnly"] == metadata_only, run.report
+        crossed = [others(run.traffic) - opening]
+        if most:
+            _bar(report, f"{name}, {what}", "B", crossed, most)
+        peer = others(_rclone(theirs).traffic)
+        _beside(report, f"{name}, {what}", "B", crossed, [peer])
+
+    with pair.source.endpoint.client() as client:
+        put_changed(client, pair.source, LARGE_BYTES)
+        measure("one byte changed", PATCH_BYTES_MAX, metadata_only=0)
+        tags = {"TagSet": [{"Key": "team", "Value": "archive"}]}
+        client.put_object_tagging(Bucket=bucket, Key=key, Tagging=tags)
+        measure("one tag changed", TAG_BYTES_MAX, metadata_only=1)
+        client.copy_object(
+            Bucket=bucket,
+            Key=key,
+            CopySource={"Bucket": bucket, "Key": key},
+            MetadataDirective="REPLACE",
+            Metadata={"origin": "elsewhere"},
+        )
+        measure("metadata changed", 0, metadata_only=1)
+
+
+def large_objects(report: Report, stores: PairFactory, rounds: int) -> None:
+    """The first sync of large objects."""
+    pair = stores.pair()
+    fill(pair.source, LARGE_OBJECTS, LARGE_BYTES)
+    _, ours, theirs = _first_syncs(pair, rounds)
+    megabytes = LARGE_OBJECTS * LARGE_BYTES / 1e6
+    report.add(
+        f"{LARGE_OBJECTS} x {LARGE_BYTES >> 20} MiB, first sync", "MB/s",
+        _samples("ours", (megabytes / run.seconds for run in ours)),
+        _samples("rclone", (megabytes / run.seconds for run in theirs)), BYTE_RATE_MIN,
+    )  # fmt: skip
+
+
+def cut_copies(report: Report, stores: PairFactory, size_bytes: int) -> None:
+    """What is sent twice of an object whose copy is cut at a random point."""
+    pair = stores.pair()
+    fill(pair.source, 1, size_bytes)
+    share = random.SystemRandom()
+    for what in ("process killed", "link cut"):
+        found = [
+            _resent(pair.fresh_target(), size_bytes, share.uniform(0.1, 0.9), what)
+            for _ in range(ROUNDS)
+        ]
+        job = f"{size_bytes >> 20} MiB, {what}: sent again"
+        _bar(report, job, "MB", [one / 1e6 for one in found], PART_BYTES / 1e6)
+
+
+def _resent(pair: BucketPair, size_bytes: int, share: float, what: str) -> int:
+    """Bytes of parts beyond the object, after a cut when this share has crossed."""
+    pair.link.reset()
+    process = pair.start_sync()
+
+    def has_crossed() -> bool:
+        assert process.poll() is None, process.communicate()
+        return part_bytes(pair.link.traffic()) >= share * size_bytes
+
+    wait_until(has_crossed, f"{share:.2f} of the object to cross", timeout_s=600)
+    if what == "link cut":
+        pair.link.cut()
+        pair.link.mend()
+        pair.finished(process)
+        return max(part_bytes(pair.link.traffic()) - size_bytes, 0)
+    process.kill()
+    process.communicate()
+    crossed = part_bytes(pair.link.traffic())
+    crossed += part_bytes(pair.sync().traffic)
+    return max(crossed - size_bytes, 0)
+
+
+def _first_syncs(
+    pair: BucketPair, rounds: int
+) -> tuple[list[tuple[BucketPair, BucketPair]], list[CommandRun], list[RcloneRun]]:
+    """Each round copies the source to a fresh bucket by each of the two."""
+    pairs, ours, theirs = [], list[CommandRun](), list[RcloneRun]()
+    for _ in range(rounds):
+        pairs.append((pair.fresh_target(), pair.fresh_target()))
+        ours.append(pairs[-1][0].sync())
+        theirs.append(_rclone(pairs[-1][1]))
+    return pairs, ours, theirs
+
+
+def _rclone(pair: BucketPair) -> RcloneRun:
+    run = rclone_sync(pair.source, pair.target, pair.link, *RCLONE)
+    assert run.exit_status == 0, run.log
+    return run
+
+
+def _samples(name: str, rates: Iterable[float]) -> Samples:
+    return Samples(name, tuple(rates))
+
+
+def _bar(report: Report, job: str, unit: str, figures: Sequence[float], most: float) -> None:
+    """A figure beside the most that it may be."""
+    ours = Samples("ours", tuple(max(figure, 1e-6) for figure in figures))
+    report.add(job, unit, ours, Samples("the bar", (most,)), most=1.0)
+
+
+def _beside(
+    report: Report, job: str, unit: str, figures: Sequence[float], peer: Sequence[float]
+) -> None:
+    """A figure beside that of rclone."""
+    ours = Samples("ours", tuple(max(figure, 1e-6) for figure in figures))
+    report.add(job, unit, ours, Samples("rclone", tuple(max(one, 1e-6) for one in peer)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Two buckets with a counted link between them, and runs of `treefold bucket` on them.
+
+The commands run as processes of their own, like the peer that they are compared with.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from botocore.client import BaseClient
+
+from tests.support.rgw import RgwPair
+from tests.support.s3_servers import S3Bucket, S3Endpoint, ministack
+from tests.support.wan import Crossing, Traffic, WanLink
+
+METADATA = {"origin": "0123456789abcdef0123456789abcdef0123456789ab"}
+TAGS = "team=storage"
+# The gateway of tests/testbed/ozone_cluster.py as it starts without options.
+OZONE_URL = "http://127.0.0.1:9878"
+_LISTINGS = frozenset({"GET bucket", "GET bucket?list-type", "GET bucket?versions"})
+_WRITERS = 8
+_RUN_S = 3600.0
+# A sync that ends with another status has not made the target equal.
+_EQUAL = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRun:
+    """One run of a command: its last line of output, and what it cost."""
+
+    report: Mapping[str, Any]
+    seconds: float
+    traffic: Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPair:
+    """A bucket, its copy to be, and the link that leads to the latter. `folder` takes
+    credentials and the state of each pair.
+    """
+
+    source: S3Bucket
+    target: S3Bucket
+    link: WanLink
+    folder: Path
+
+    def sync(self, *options: str) -> CommandRun:
+        """`treefold bucket sync`; the link is reset before.
+
+        Raises:
+            AssertionError: the sides are not equal afterwards.
+        """
+        return self._run("sync", *options, "--state", str(self._state))
+
+    def verify(self, *options: str) -> CommandRun:
+        """`treefold bucket verify`, with what the latest sync recorded."""
+        return self._run("verify", *options, "--state", str(self._state))
+
+    def start_sync(self) -> "subprocess.Popen[str]":
+        """A sync that goes on while the caller does something to it."""
+        return self._start("sync", "--state", str(self._state))
+
+    def finished(self, process: "subprocess.Popen[str]") -> Mapping[str, Any]:
+        """The last line of a command that ends as it should."""
+        output, errors = process.communicate(timeout=_RUN_S)
+        assert process.returncode == _EQUAL, f"{process.returncode}: {output}{errors}"
+        report: Mapping[str, Any] = json.loads(output.splitlines()[-1])
+        return report
+
+    def fresh_target(self) -> "BucketPair":
+        """The same source with an empty target."""
+        return replace(self, target=self.target.endpoint.fresh_bucket())
+
+    @property
+    def _state(self) -> Path:
+        return self.folder / f"state-{self.target.name}"
+
+    def _run(self, command: str, *options: str) -> CommandRun:
+        self.link.reset()
+        begun = time.monotonic()
+        report = self.finished(self._start(command, *options))
+        return CommandRun(report, time.monotonic() - begun, self.link.traffic())
+
+    def _start(self, command: str, *options: str) -> "subprocess.Popen[str]":
+        credentials = self.folder / "credentials"
+        sides = {"source": self.source, "target": self.target}
+        credentials.write_text(
+            "".join(
+                f"[{name}]\naws_access_key_id = {side.endpoint.access_key}\n"
+                f"aws_secret_access_key = {side.endpoint.secret_key}\n"
+                for name, side in sides.items()
+            )
+        )
+        theirs = self.link.through(self.target.endpoint).url
+        words = [
+            f"s3://{self.source.name}?endpoint_url={self.source.endpoint.url}&profile=source",
+            f"s3://{self.target.name}?endpoint_url={theirs}&profile=target",
+        ]
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
+        return subprocess.Popen(
+            [sys.executable, "-m", "admin.cli", "bucket", command, *words, "--json", *options],
+            env={
+                **inherited,
+                "AWS_SHARED_CREDENTIALS_FILE": str(credentials),
+                "AWS_CONFIG_FILE": os.devnull,
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+class PairFactory:
+    """Makes pairs of fresh buckets on two stores."""
+
+    def __init__(self, source: S3Endpoint, target: S3Endpoint, link: WanLink, folder: Path) -> None:
+        self._source, self._target, self._link, self._folder = source, target, link, folder
+
+    def pair(self) -> BucketPair:
+        """Two empty buckets."""
+        buckets = self._source.fresh_bucket(), self._target.fresh_bucket()
+        return BucketPair(*buckets, self._link, self._folder)
+
+
+@contextmanager
+def opened_stores(target: str, endpoint: str | None) -> Iterator[PairFactory]:
+    """Two stores with a link before the second: `emulator` starts two ministacks; `rgw`
+    takes the pair that tests/testbed/ceph_rgw.sh has started in CEPH_RGW_DIR; `ozone`
+    copies from a ministack to the gateway at `endpoint`.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-sync-")))
+
+        def emulator(name: str) -> S3Endpoint:
+            server = stack.enter_context(ministack(folder / f"{name}.log"))
+            return S3Endpoint(server.url, "test", "test")
+
+        if target == "rgw":
+            default = Path(tempfile.gettempdir()) / "ceph-rgw"
+            running = RgwPair(Path(os.environ.get("CEPH_RGW_DIR", default)))
+            source, theirs = running.site("a").endpoint, running.site("b").endpoint
+        elif target == "ozone":
+            # Without security it takes any credentials.
+            source, theirs = emulator("source"), S3Endpoint(endpoint or OZONE_URL, "any", "thing")
+        else:
+            source, theirs = emulator("source"), emulator("target")
+        link = stack.enter_context(WanLink(theirs.address))
+        yield PairFactory(source, theirs, link, folder)
+
+
+def fill(bucket: S3Bucket, count: int, size_bytes: int, *, described: bool = True) -> None:
+    """Put objects of random bytes, each with one metadata header and one tag if
+    `described`. Their names have 26 characters.
+    """
+    given = {"Metadata": METADATA, "Tagging": TAGS} if described else {}
+    with bucket.endpoint.client() as client, ThreadPoolExecutor(_WRITERS) as writers:
+
+        def put(number: int) -> None:
+            body = _body(number, size_bytes)
+            client.put_object(Bucket=bucket.name, Key=key_of(number), Body=body, **given)
+
+        for _ in writers.map(put, range(count)):
+            pass
+
+
+def key_of(number: int) -> str:
+    """The name of an object, with 26 characters."""
+    return f"warehouse/events/{number:09d}"
+
+
+def put_changed(client: BaseClient, bucket: S3Bucket, size_bytes: int) -> None:
+    """Put object 0 of `fill` again, with another byte in its middle."""
+    body = bytearray(_body(0, size_bytes))
+    body[size_bytes // 2] ^= 1
+    given = {"Metadata": METADATA, "Tagging": TAGS}
+    client.put_object(Bucket=bucket.name, Key=key_of(0), Body=bytes(body), **given)
+
+
+def _body(number: int, size_bytes: int) -> bytes:
+    return np.random.default_rng(number).bytes(size_bytes)
+
+
+def listings(traffic: Traffic) -> int:
+    """The bytes of listings: what comparing buckets costs."""
+    return _length(traffic, is_listing=True)
+
+
+def others(traffic: Traffic) -> int:
+    """All bytes but those of listings."""
+    return _length(traffic, is_listing=False)
+
+
+def part_bytes(traffic: Traffic) -> int:
+    """The bytes of parts that were sent towards the target, headers included."""
+    found: Sequence[Crossing] = [
+        crossing for kind, crossing in traffic.kinds.items() if kind == "PUT object?uploadId"
+    ]
+    return sum(crossing.bytes_to for crossing in found)
+
+
+def _length(traffic: Traffic, *, is_listing: bool) -> int:
+    return sum(
+        crossing.length_bytes
+        for kind, crossing in traffic.kinds.items()
+        if (kind in _LISTINGS) == is_listing
+    )

@@ -1,0 +1,134 @@
+"""A message of each kind that crosses between a syncer and a verifier, and what takes
+it in.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+
+from proof.index import EvidenceCounts
+from proof.item import ContentHash, HashAlgorithm, ItemId, Profile
+from proof.root import SetRoot
+from protos import verifier_pb2 as pb
+from replicator.hashing import blake3_of
+from replicator.stores.port import ObjectFacts, ObjectProperties
+from replicator.verifier.messages import (
+    batch_result_from,
+    batch_result_to,
+    description_from,
+    description_to,
+    facts_from,
+    facts_to,
+    keys_from,
+    patch_from,
+    patch_order_from,
+    patch_order_to,
+    patch_to,
+    root_from,
+    write_to,
+    writes_from,
+)
+from replicator.verifier.values import (
+    BatchResult,
+    Description,
+    IndexState,
+    PatchOrder,
+    RangePatch,
+    Write,
+    WriteOutcome,
+)
+
+ID = ItemId(bytes(range(16)))
+PROPERTIES = ObjectProperties(
+    metadata=(("a", "1"), ("b", "é")),
+    tags=(("t", ""),),
+    headers=(("content-type", "text/plain"),),
+    acl=(("owner", "FULL_CONTROL"),),
+)
+WRITES = (
+    Write("a", b"body", PROPERTIES, blake3_of(b"body"), ID),
+    Write("b", b"", PROPERTIES, blake3_of(b""), None),
+    Write("é", None, ObjectProperties(), b"", ID),
+    Write("d", None, PROPERTIES, b"", ID, keeps_body=True),
+)
+ORDER = PatchOrder("k", ID, 5 << 20, b"h" * 32, PROPERTIES)
+FACTS = ObjectFacts(
+    "k", 7, "etag", 1_700_000_000_000, "v1", hashes=(ContentHash(HashAlgorithm.MD5, b"m" * 16),)
+)
+RESULT = BatchResult(
+    3,
+    (WriteOutcome(etag="e", modified_ms=5, version="1"), WriteOutcome("precondition_failed", "no")),
+    SetRoot(9, 2**128 - 1),
+)
+DESCRIPTION = Description(
+    "local:/b",
+    True,
+    Profile(b"s" * 32, HashAlgorithm.BLAKE3),
+    IndexState(7, EvidenceCounts(1, 2, 3, 4000), 1_700_000_000),
+)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A kind of message: a valid one, and what its receiver does with it."""
+
+    name: str
+    seed: Message
+    accept: Callable[[Message], object]
+
+
+def accepted() -> Iterator[Accepted]:
+    """Every kind of message that has a content."""
+    batch = pb.WriteBatch(
+        profile_digest=b"p" * 16, batch=3, writes=[write_to(write) for write in WRITES]
+    )
+    yield Accepted("batch", batch, _batch)
+    yield Accepted("patch order", patch_order_to(ORDER, b"p" * 16), _order)
+    yield Accepted("patch", patch_to(RangePatch(5, 2, b"data")), _patch)
+    yield Accepted("keys", pb.GetFactsRequest(keys=["a", "é"]), _keys)
+    yield Accepted("facts", facts_to(FACTS), _facts)
+    yield Accepted("batch result", batch_result_to(RESULT), _result)
+    yield Accepted("description", description_to(DESCRIPTION), _description)
+
+
+def _batch(message: Message) -> None:
+    assert isinstance(message, pb.WriteBatch)
+    found = writes_from(message)
+    assert writes_from(pb.WriteBatch(writes=[write_to(write) for write in found])) == found
+
+
+def _order(message: Message) -> None:
+    assert isinstance(message, pb.PatchHeader)
+    found = patch_order_from(message)
+    assert patch_order_from(patch_order_to(found, b"")) == found
+
+
+def _patch(message: Message) -> None:
+    assert isinstance(message, pb.Patch)
+    found = patch_from(message)
+    assert patch_from(patch_to(found)) == found
+
+
+def _keys(message: Message) -> None:
+    assert isinstance(message, pb.GetFactsRequest)
+    assert all(keys_from(message))
+
+
+def _facts(message: Message) -> None:
+    assert isinstance(message, pb.Facts)
+    found = facts_from(message)
+    assert facts_from(facts_to(found)) == found
+
+
+def _result(message: Message) -> None:
+    assert isinstance(message, pb.BatchResult)
+    found = batch_result_from(message, number=3, writes=2)
+    assert root_from(message.items, message.total) == found.root
+    assert batch_result_from(batch_result_to(found), number=3, writes=2) == found
+
+
+def _description(message: Message) -> None:
+    assert isinstance(message, pb.DescribeResponse)
+    found = description_from(message)
+    assert description_from(description_to(found)) == found

@@ -1,0 +1,126 @@
+"""A sync whose target has a verifier beside it: what crosses, and what is proven."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from replicator.stores.port import ObjectProperties
+from replicator.sync import SyncOptions
+from replicator.verifier.values import WritesRefusedError
+from tests.support.stores import ANYTHING, NOTHING, put
+from tests.support.verifiers import VerifiedPair, fill, held, verified_pair
+
+MIB = 1 << 20
+RANGE = random.Random(2).randbytes(3 * MIB // 2)
+
+
+def bodies(pair: VerifiedPair) -> tuple[dict[str, object], dict[str, object]]:
+    """All that both sides have."""
+    return {**held(pair.source)}, {**held(pair.target)}
+
+
+def test_a_sync_makes_the_sides_equal_and_proves_it(tmp_path: Path) -> None:
+    with verified_pair(tmp_path) as pair:
+        fill(pair.source, 200)
+        fill(pair.target, 100)
+        put(pair.source, "large", random.Random(1).randbytes(3 * MIB))
+        put(pair.target, "00003-é", b"changed")
+        put(pair.target, "extra")
+        report = pair.sync()
+        assert (report.copied, report.deleted, report.failed) == (102, 0, ())
+        # Nobody asked to delete.
+        assert (report.equal, report.differences) == (False, 1)
+        report = pair.sync(delete=True)
+        assert (report.copied, report.deleted, report.bytes) == (0, 1, 0)
+        assert (report.equal, report.level, report.differences) == (True, "recorded:blake3", 0)
+        ours, theirs = bodies(pair)
+        assert ours == theirs
+        again = pair.sync(delete=True)
+        assert (again.copied, again.bytes, again.root) == (0, 0, report.root)
+
+
+def test_new_metadata_move_no_data(tmp_path: Path) -> None:
+    with verified_pair(tmp_path) as pair:
+        put(pair.source, "a", b"x" * 5000)
+        put(pair.source, "large", b"x" * 3 * MIB)
+        pair.sync()
+        for key in ("a", "large"):
+            facts = pair.source.reader.facts(key)
+            assert facts is not None
+            properties = ObjectProperties(metadata=(("m", "1"),), tags=(("t", "2"),))
+            pair.source.writer.put_properties(facts, properties)
+        before = pair.client.bytes_sent
+        report = pair.sync()
+        assert (report.copied, report.metadata_only, report.bytes) == (0, 2, 0)
+        assert report.equal
+        assert pair.client.bytes_sent - before < 1000
+        ours, theirs = bodies(pair)
+        assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda old: old[:100_000] + b"\0" + old[100_001:],
+        lambda old: old + b"tail",
+        lambda old: old[:-70_000],
+        lambda old: b"!" + old[1:-1] + b"!",
+        lambda old: (
+            old[: 5 * MIB] + random.Random(2).randbytes(3 * MIB // 2) + old[13 * MIB // 2 :]
+        ),
+        lambda old: old + random.Random(3).randbytes(3 * MIB),
+    ],
+    ids=["byte", "append", "truncate", "ends", "range", "long-tail"],
+)
+def test_of_a_large_object_only_what_changed_crosses(tmp_path: Path, change: object) -> None:
+    assert callable(change)
+    with verified_pair(tmp_path) as pair:
+        old = random.Random(1).randbytes(9 * MIB + 100)
+        put(pair.source, "k", old)
+        assert pair.sync().bytes == len(old)
+        new = change(old)
+        put(pair.source, "k", new)
+        report = pair.sync()
+        assert (report.copied, report.equal) == (1, True)
+        longest = max(len(new) - len(old), 0) + 2 * (16 << 10)
+        is_range = new[5 * MIB : 6 * MIB] != old[5 * MIB : 6 * MIB]
+        assert report.bytes <= longest + is_range * 3 * MIB // 2 + (16 << 10)
+        assert held(pair.target)["k"] == (new, NOTHING)
+
+
+def test_a_prefix_leaves_the_rest_alone(tmp_path: Path) -> None:
+    with verified_pair(tmp_path) as pair:
+        fill(pair.source, 20, prefix="a/")
+        fill(pair.source, 20, prefix="b/")
+        put(pair.target, "a0-extra")
+        put(pair.target, "c-extra")
+        report = pair.sync(delete=True, prefix="a/")
+        assert (report.copied, report.deleted, report.equal) == (20, 0, True)
+        assert sorted(held(pair.target)) == sorted(
+            [key for key in held(pair.source) if key.startswith("a/")] + ["a0-extra", "c-extra"]
+        )
+
+
+def test_a_verifier_that_takes_no_writes_is_not_synced_to(tmp_path: Path) -> None:
+    with verified_pair(tmp_path, writes=False) as pair:
+        put(pair.source, "a")
+        with pytest.raises(WritesRefusedError) as caught:
+            pair.sync()
+        assert caught.value.exit_status == 6
+        assert held(pair.target) == {}
+
+
+def test_an_object_that_exists_at_the_source_again_is_not_deleted(tmp_path: Path) -> None:
+    with verified_pair(tmp_path) as pair:
+        put(pair.target, "k")
+        pair.target.writer.put("other", b"x", NOTHING, ANYTHING)
+        with pair.opened_sync(SyncOptions(delete=True)) as run:
+            plan = run.plan()
+            put(pair.source, "k", b"newer")
+            report = run.execute(plan)
+        assert report.deleted == 1
+        # It is not the source's object yet either, and the report says so.
+        assert (report.equal, report.differences) == (False, 1)
+        assert held(pair.target)["k"] == (b"x", NOTHING)
+        assert pair.sync().equal
