@@ -52,10 +52,9 @@ def index(
     \b
     Exit status:
       0  the index describes the bucket
-      1  failed, 2 usage
+      1  failed, 2 usage, 7 the store does not answer, 8 a verifier uses the folder
       3  objects are damaged, or --check found damage in the index
       5  some objects changed meanwhile or cannot be read: run it again
-      7  the store does not answer, 8 a verifier uses the state folder
     """
     stop = stop_on_signals()
     clock = SystemClock()

@@ -78,10 +78,8 @@ def compare_replicas(replicas: pa.Table) -> ContainerVerdicts:
     """
     replicas = _without_invalid_roots(replicas)
     grouped = _ReplicaGroups.of(replicas)
-    root, is_known = (
-        _int64s(pc.fill_null(replicas["root"], 0)),
-        _bools(pc.is_valid(replicas["root"])),
-    )
+    root = _int64s(pc.fill_null(replicas["root"], 0))
+    is_known = _bools(pc.is_valid(replicas["root"]))
     has_root, lacks_root = grouped.takes_part & is_known, grouped.takes_part & ~is_known
     blocks, chunks = _int64s(replicas["blocks"]), _int64s(replicas["chunks"])
 
