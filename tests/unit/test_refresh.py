@@ -14,6 +14,7 @@ from replicator.hashing import blake3_of
 from replicator.refresh import IndexedBucket, RefreshProgress, groups_of
 from replicator.stores.local import LocalBucket
 from replicator.stores.port import (
+    ObjectFacts,
     ObjectProperties,
     PreconditionFailedError,
     Store,
@@ -239,9 +240,9 @@ def test_a_row_that_another_writes_meanwhile_is_left_alone(indexed: Indexed) -> 
     put(indexed.store, "a", b"second")
 
     class Late(FlawedReader):
-        def properties(self, key: str, *, version: str = "") -> ObjectProperties:
+        def properties_of(self, facts: ObjectFacts) -> ObjectProperties:
             """Another writes the object and its row, once we know what we will note."""
-            found = super().properties(key, version=version)
+            found = super().properties_of(facts)
             put(self.store, "a", b"third")
             indexed.refresh()
             return found
