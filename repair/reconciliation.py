@@ -49,7 +49,7 @@ from merkle.plan import BlockRepair, plan_repair
 from merkle.record import BlockRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ChunkTree, ContainerId, ContainerTree
-from repair.block_repair import BlockRepairer, Sources
+from repair.block_repair import BlockRepairer
 from repair.requests import (
     AdvanceBcsId,
     BcsIdAdvanced,
@@ -96,6 +96,7 @@ from repair.round import (
     page_length,
     repaired_tree,
 )
+from repair.sources import Sources
 
 # A tree that another writer changes more often is left to the next job.
 _STALE_TREES_MAX = 5

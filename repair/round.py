@@ -14,8 +14,9 @@ from merkle.record import BlockRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.survey import chunk_verdict
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree, TreeBuilder
-from repair.block_repair import BlockRepairer, Failure, Sources
+from repair.block_repair import BlockRepairer, Failure
 from repair.requests import RequestFailed
+from repair.sources import Sources
 
 # Bounds the records in memory, of every holder; each page costs one round trip.
 PAGE_BLOCKS_MAX = 64

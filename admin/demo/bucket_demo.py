@@ -153,7 +153,10 @@ def demo(objects: int, svg: Path | None, as_json: bool) -> None:
                 }
             )
     out.print(table)
-    out.print("Bytes are those of the proof's messages, in both directions.", style="dim")
+    out.print(
+        "Bytes of the proof's messages in both directions; a difference is proven twice.",
+        style="dim",
+    )
     if svg:
         write_picture(out, svg, "treefold bucket demo")
     if as_json:
