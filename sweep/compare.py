@@ -122,10 +122,9 @@ def compare_replicas(replicas: pa.Table) -> ContainerVerdicts:
     is_by_design &= ~grouped.any(~_bools(pc.is_in(replicas["state"], value_set=_BY_DESIGN)))
     verdict[is_by_design] = NotCompared.EXCLUDED.value
     detail[is_by_design] = "open, erasure-coded or deleted: excluded by design"
-    decided = ~is_candidate
     verdicts = pa.table(
         {
-            "container_id": grouped.containers[decided],
+            "container_id": grouped.containers[decided := ~is_candidate],
             "verdict": verdict[decided],
             "replicas": grouped.count(np.ones_like(has_root))[decided],
             "excluded": grouped.count(~grouped.takes_part)[decided],
