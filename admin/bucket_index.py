@@ -43,7 +43,7 @@ def index(
     checks: bool,
     as_json: bool,
 ) -> None:
-    """Build or refresh the index of the bucket at ADDRESS, beside that bucket.
+    """Build or refresh the index of a bucket, beside it.
 
     `treefold verifier run` with this state folder takes it over, and does the same by
     itself. A first run reads each object of which the store recorded no hash by the

@@ -98,7 +98,7 @@ class _Pair:
 )
 @json_option
 def demo(objects: int, svg: Path | None, as_json: bool) -> None:
-    """Copy a bucket on loopback, break the copy, and prove what differs.
+    """Copy a bucket, break the copy, and prove what differs.
 
     Makes a bucket, a copy, and a verifier beside the copy, in a temporary folder. Then
     it changes the copy in four ways, one of which its own store does not see, and
