@@ -24,6 +24,7 @@ from admin.bucket_output import (
     verification_notes,
 )
 from admin.bucket_pair import (
+    OpenPair,
     append_receipt,
     json_option,
     open_pair,
@@ -31,7 +32,7 @@ from admin.bucket_pair import (
     prefix_option,
     state_option,
 )
-from admin.bucket_proven import open_proven_pair, print_proof, verifier_option
+from admin.bucket_proven import ProvenPair, open_proven_pair, print_proof, verifier_option
 from admin.bucket_receipts import receipts
 from admin.demo.bucket_demo import demo
 from proof.item import EvidenceLevel
@@ -43,6 +44,7 @@ from replicator.proven_sync import ProvenSync
 from replicator.proving import PairProver
 from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
+from replicator.stores.port import Store
 from replicator.sync import BucketSync, SyncOptions
 from replicator.verifier.client import VerifierClient
 from replicator.verify import BucketVerification, VerificationTally
@@ -117,7 +119,7 @@ def sync(
     transfers: int,
     as_json: bool,
 ) -> None:
-    """Make TARGET hold the current objects of SOURCE, and compare them afterwards.
+    """Copy the current objects of SOURCE to TARGET, and compare.
 
     Metadata, tags, content headers and ACLs cross where both stores keep them; what
     does not cross is printed before the first byte. A change of metadata alone moves no
@@ -144,36 +146,15 @@ def sync(
         progress = opened.enter_context(progress_sink(style or ProgressStyle()))
         run: BucketSync | ProvenSync
         if verifier is None:
-            pair = opened.enter_context(
-                open_pair(source, target, state, may_write=True, is_trial=dry_run)
-            )
-            kept = pair.state
-            run = BucketSync(
-                pair.source,
-                pair.target,
-                pair.ledger,
-                options,
-                progress=progress,
-                clock=SystemClock(),
-                sleep=time.sleep,
-                is_cancelled=lambda: False,
-            )
+            trial = open_pair(source, target, state, may_write=True, is_trial=dry_run)
+            pair = opened.enter_context(trial)
+            run, kept = _plain_sync(pair, options, progress), pair.state
         else:
             proven = opened.enter_context(
                 open_proven_pair(source, target, state, verifier, progress)
             )
-            kept = proven.state
-            run = ProvenSync(
-                proven.bucket,
-                opened.enter_context(open_store(target, may_write=True)),
-                proven.ledger,
-                verifier,
-                options,
-                progress=progress,
-                clock=SystemClock(),
-                sleep=time.sleep,
-                is_cancelled=lambda: False,
-            )
+            store = opened.enter_context(open_store(target, may_write=True))
+            run, kept = _proven_sync(proven, store, verifier, options, progress), proven.state
         opened.enter_context(run)
         for limitation in run.limitations:
             progress.note(limitation)
@@ -192,6 +173,39 @@ def sync(
         raise click.exceptions.Exit(ExitCode.PARTLY)
     if not report.equal:
         raise click.exceptions.Exit(ExitCode.FINDINGS)
+
+
+def _plain_sync(pair: OpenPair, options: SyncOptions, progress: ProgressSink) -> BucketSync:
+    return BucketSync(
+        pair.source,
+        pair.target,
+        pair.ledger,
+        options,
+        progress=progress,
+        clock=SystemClock(),
+        sleep=time.sleep,
+        is_cancelled=lambda: False,
+    )
+
+
+def _proven_sync(
+    pair: ProvenPair,
+    target: Store,
+    verifier: VerifierClient,
+    options: SyncOptions,
+    progress: ProgressSink,
+) -> ProvenSync:
+    return ProvenSync(
+        pair.bucket,
+        target,
+        pair.ledger,
+        verifier,
+        options,
+        progress=progress,
+        clock=SystemClock(),
+        sleep=time.sleep,
+        is_cancelled=lambda: False,
+    )
 
 
 @bucket.command()
@@ -286,7 +300,7 @@ def verify(
 @click.argument("target", metavar="TARGET")
 @json_option
 def precheck(source: str, target: str, as_json: bool) -> None:
-    """Print what two stores can do, and what would not cross between them.
+    """Print what two stores can do, and what would not cross.
 
     An S3 target is probed with scratch objects, which are removed again. A local target
     that does not exist is not created.

@@ -43,7 +43,7 @@ def index(
     checks: bool,
     as_json: bool,
 ) -> None:
-    """Build or refresh the index of the bucket at ADDRESS, beside that bucket.
+    """Build or refresh the index of a bucket, beside it.
 
     `treefold verifier run` with this state folder takes it over, and does the same by
     itself. A first run reads each object of which the store recorded no hash by the
@@ -52,10 +52,9 @@ def index(
     \b
     Exit status:
       0  the index describes the bucket
-      1  failed, 2 usage
+      1  failed, 2 usage, 7 the store does not answer, 8 a verifier uses the folder
       3  objects are damaged, or --check found damage in the index
       5  some objects changed meanwhile or cannot be read: run it again
-      7  the store does not answer, 8 a verifier uses the state folder
     """
     stop = stop_on_signals()
     clock = SystemClock()

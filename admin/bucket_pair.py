@@ -81,7 +81,7 @@ def open_pair(
             return ledger
 
         # What is wrong with one must not have created the other.
-        if is_known or is_missing(target):
+        if is_known or (may_write and is_missing(target)):
             ledger = open_ledger()
             theirs = opened.enter_context(
                 open_target(target, may_write=may_write, is_trial=is_trial)

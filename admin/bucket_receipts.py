@@ -38,7 +38,7 @@ _file = click.argument(
 
 @click.group()
 def receipts() -> None:
-    """Show and check receipts: what comparisons of two buckets found, signed.
+    """Show and check receipts: signed results of comparisons.
 
     Each `bucket sync` and `bucket verify` that ends appends one to receipts.jsonl in
     its state folder. Each names the hash of the one before it.

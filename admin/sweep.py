@@ -383,6 +383,8 @@ def _check_paths(
         if "://" in name:
             check_scheme(name)
     for name in volumes:
+        if not name:
+            raise UsageError("--volume: the path is empty")
         if "://" in name:
             raise UsageError(f"--volume {name}: volumes are folders of this machine")
     if metrics_file is not None and not metrics_file.absolute().parent.is_dir():

@@ -412,11 +412,9 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
 
     def _properties(self, facts: ObjectFacts) -> ObjectProperties:
         """The properties that cross."""
-        read = self._source.reader.properties
+        read = self._source.reader.properties_of
         try:
-            return self._crossing.of(
-                self._of_source(lambda: read(facts.key, version=facts.version))
-            )
+            return self._crossing.of(self._of_source(lambda: read(facts)))
         except (ObjectMissingError, PreconditionFailedError) as error:
             raise _source_changed(facts.key) from error
 

@@ -306,8 +306,7 @@ class Refresher:
     def _properties(self, facts: ObjectFacts) -> bytes:
         if not self._profile.properties:
             return b""
-        found = self._store.reader.properties(facts.key, version=facts.version)
-        return digest_of(found, self._profile)
+        return digest_of(self._store.reader.properties_of(facts), self._profile)
 
     def _read(self, facts: ObjectFacts) -> bytes:
         assert self._profile.algorithm is not None

@@ -76,11 +76,10 @@ def compare_replicas(replicas: pa.Table) -> ContainerVerdicts:
     containers. A replica with several rows is a finding, and its container is UNKNOWN:
     nothing shows which row is correct.
     """
+    replicas = _without_invalid_roots(replicas)
     grouped = _ReplicaGroups.of(replicas)
-    root, is_known = (
-        _int64s(pc.fill_null(replicas["root"], 0)),
-        _bools(pc.is_valid(replicas["root"])),
-    )
+    root = _int64s(pc.fill_null(replicas["root"], 0))
+    is_known = _bools(pc.is_valid(replicas["root"]))
     has_root, lacks_root = grouped.takes_part & is_known, grouped.takes_part & ~is_known
     blocks, chunks = _int64s(replicas["blocks"]), _int64s(replicas["chunks"])
 
@@ -123,10 +122,9 @@ def compare_replicas(replicas: pa.Table) -> ContainerVerdicts:
     is_by_design &= ~grouped.any(~_bools(pc.is_in(replicas["state"], value_set=_BY_DESIGN)))
     verdict[is_by_design] = NotCompared.EXCLUDED.value
     detail[is_by_design] = "open, erasure-coded or deleted: excluded by design"
-    decided = ~is_candidate
     verdicts = pa.table(
         {
-            "container_id": grouped.containers[decided],
+            "container_id": grouped.containers[decided := ~is_candidate],
             "verdict": verdict[decided],
             "replicas": grouped.count(np.ones_like(has_root))[decided],
             "excluded": grouped.count(~grouped.takes_part)[decided],
@@ -159,6 +157,7 @@ def inspect(rows: pa.Table, replicas: pa.Table) -> InspectionResult:
     different states of the replica.
     """
     by_container: dict[int, list[Row]] = {}
+    replicas = _without_invalid_roots(replicas)
     names = ["container_id", "datanode", "volume", "root"]
     chosen = replicas.select(names).append_column("takes_part", pa.array(_takes_part(replicas)))
     for replica in chosen.to_pylist():
@@ -529,13 +528,26 @@ class _ReplicaGroups:
 
 
 def _takes_part(replicas: pa.Table) -> Bools:
-    """Which replicas are compared: closed ones that are not erasure-coded. Of several
-    on one datanode, only the one that counts can be.
+    """Which replicas are compared: closed ones that are not erasure-coded, and INVALID
+    ones as replicas without a root. Of several on one datanode, only the one that
+    counts can be.
     """
     is_closed = _bools(pc.is_in(replicas["state"], value_set=_CLOSED))
-    takes_part: Bools = is_closed & (_int64s(replicas["replica_index"]) == 0)
+    # It may be closed, and hold damage or the only good data.
+    is_invalid = ~_bools(pc.is_in(replicas["state"], value_set=_BY_DESIGN))
+    takes_part: Bools = (is_closed | is_invalid) & (_int64s(replicas["replica_index"]) == 0)
     takes_part &= counting_replicas(replicas)
     return takes_part
+
+
+def _without_invalid_roots(replicas: pa.Table) -> pa.Table:
+    """The replicas (REPLICA_SCHEMA), INVALID ones without a root: what was read of one
+    is not what it holds.
+    """
+    at = replicas.schema.get_field_index("root")
+    is_readable = pc.is_in(replicas["state"], value_set=_BY_DESIGN)
+    root = pc.if_else(is_readable, replicas["root"], pa.scalar(None, pa.int64()))
+    return replicas.set_column(at, replicas.schema.field(at), root)
 
 
 def _int64s(column: pa.ChunkedArray) -> Int64s:

@@ -98,7 +98,7 @@ class _Pair:
 )
 @json_option
 def demo(objects: int, svg: Path | None, as_json: bool) -> None:
-    """Copy a bucket on loopback, break the copy, and prove what differs.
+    """Copy a bucket, break the copy, and prove what differs.
 
     Makes a bucket, a copy, and a verifier beside the copy, in a temporary folder. Then
     it changes the copy in four ways, one of which its own store does not see, and
@@ -153,7 +153,10 @@ def demo(objects: int, svg: Path | None, as_json: bool) -> None:
                 }
             )
     out.print(table)
-    out.print("Bytes are those of the proof's messages, in both directions.", style="dim")
+    out.print(
+        "Bytes of the proof's messages in both directions; a difference is proven twice.",
+        style="dim",
+    )
     if svg:
         write_picture(out, svg, "treefold bucket demo")
     if as_json:

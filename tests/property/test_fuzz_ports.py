@@ -1,8 +1,9 @@
-"""Nearly valid requests to all three services of a real agent and a real controller,
-over sockets: each is answered or refused by name, no error is logged, and nothing under
-the volume changes.
+"""Nearly valid requests to all services of a real agent, controller and verifier, over
+sockets: each is answered or refused by name, no error is logged, and nothing under the
+volume changes.
 """
 
+import json
 import logging
 import random
 from collections.abc import Iterator
@@ -16,10 +17,20 @@ from google.protobuf.message import Message
 from dnagent.agent import Agent
 from dnagent.config import AgentConfig, ScanSettings, VolumeSettings
 from ozone import datanode
+from proof.index import WHOLE
+from proof.item import HashAlgorithm, Profile
+from proof.messages import QuestionMessage, RootQuestion
+from proof.wire import encode_question
 from protos import agent_pb2 as ap
 from protos import controller_pb2 as cp
 from protos import ozone_datanode_pb2 as op
+from protos import verifier_pb2 as vp
 from repair import wire
+from replicator.stores.local import LocalBucket
+from replicator.verifier import server as verifier
+from replicator.verifier.messages import patch_order_to, write_to
+from replicator.verifier.process import VerifierProcess
+from runtime.disk import Disk
 from runtime.rpc import StreamCall, sent_error
 from scm import server as controller
 from scm.config import ControllerConfig
@@ -27,10 +38,16 @@ from scm.server import ControllerServer
 from tests.support.bad_input import unchanged
 from tests.support.handmade import VolumeMaker, chunk_record, some_bytes
 from tests.support.mutation import mutated_bytes, mutated_message
+from tests.support.stores import put
+from tests.support.verifier_messages import ORDER, WRITES
+from tests.support.verifiers import config_of
 
 DATA = some_bytes(3000)
 CALL_S = 20.0
 SLICE, ALL = 15, 600
+# How the valid requests end: of a job, and of an object to patch, that nobody has.
+ENDS = {"OK", "job_not_found", "precondition_failed"}
+PROFILE = Profile(b"s" * 32, HashAlgorithm.BLAKE3)
 # What gRPC itself says of bytes that are no request, or not for this service.
 OF_GRPC = {"UNIMPLEMENTED", "RESOURCE_EXHAUSTED"}
 
@@ -57,6 +74,21 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     )
     agent = Agent(config)
     agent.start()
+    with LocalBucket(folder / "bucket", Disk(), create=True) as bucket:
+        put(bucket.store(), "k")
+    address = f"local:{folder / 'bucket'}"
+    (folder / "verifier").mkdir()
+    (folder / "verifier" / "profile.json").write_text(
+        json.dumps(
+            {
+                "bucket": address,
+                "secret": PROFILE.secret.hex(),
+                "algorithm": "blake3",
+                "properties": PROFILE.properties,
+            }
+        )
+    )
+    beside = VerifierProcess(config_of(folder / "verifier", address))
     server = ControllerServer(ControllerConfig(listen="127.0.0.1:0", state_folder=folder / "scm"))
     yield Ports(
         folder / "volume",
@@ -64,8 +96,10 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
             wire.SERVICE: agent.address,
             datanode.SERVICE: agent.address,
             controller.SERVICE: server.address,
+            verifier.SERVICE: beside.address,
         },
     )
+    beside.stop()
     server.stop()
     agent.stop()
 
@@ -75,6 +109,23 @@ def _datanode(kind: op.Type, name: str, body: Message) -> op.ContainerCommandReq
     request = op.ContainerCommandRequestProto(cmdType=kind, containerID=12, datanodeUuid="dn")
     getattr(request, name).CopyFrom(body)
     return request
+
+
+def _to_verifier() -> Iterator[tuple[str, str, Message]]:
+    digest = PROFILE.digest
+    root = RootQuestion(WHOLE, None, b"d" * 16)
+    question = encode_question(QuestionMessage(b"12345678", 0, digest, root))
+    order = patch_order_to(ORDER, digest)
+    batch = vp.WriteBatch(profile_digest=digest, writes=[write_to(one) for one in WRITES])
+    for method, message in (
+        ("Describe", vp.DescribeRequest()),
+        ("Prove", vp.ProveRequest(question=question)),
+        ("Refresh", vp.RefreshRequest(profile_digest=digest, prefix="k")),
+        ("GetFacts", vp.GetFactsRequest(profile_digest=digest, keys=["k", "é"])),
+        ("WriteBatches", batch),
+        ("PatchObject", vp.PatchPiece(header=order)),
+    ):
+        yield verifier.SERVICE, method, message
 
 
 def _requests() -> Iterator[tuple[str, str, Message]]:
@@ -106,6 +157,7 @@ def _requests() -> Iterator[tuple[str, str, Message]]:
         ("Scan", cp.ScanRequest(container_ids=[12])),
     ):
         yield controller.SERVICE, method, message
+    yield from _to_verifier()
     where = op.DatanodeBlockID(containerID=12, localID=20)
     read = op.ReadChunkRequestProto(blockID=where)
     read.chunkData.chunkName, read.chunkData.offset, read.chunkData.len = "c", 0, 100
@@ -154,7 +206,7 @@ def _fuzz(ports: Ports, service: str, method: str, seed: Message, numbers: range
                 f"{method}, input {number}: {end} of {raw[:2000]!r}"
             )
             ends[end] = ends.get(end, 0) + 1
-        assert _answer(channel, service, method, raw_seed) in ("OK", "job_not_found"), ends
+        assert _answer(channel, service, method, raw_seed) in ENDS, ends
 
 
 @pytest.mark.parametrize(("service", "method", "seed"), REQUESTS)

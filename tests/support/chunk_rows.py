@@ -52,9 +52,13 @@ def compared(replicas: Mapping[ReplicaKey, tuple[Row, ContainerTree]]) -> Compar
         for name in names
     }
     trees = {
-        f"{datanode}/{volume}" if names.count(datanode) > 1 else datanode: tree
+        f"{datanode}/{volume}" if names.count(datanode) > 1 else datanode: (
+            # Nobody could read what it holds.
+            ContainerTree(tree.container_id, None) if row["state"] == "INVALID" else tree
+        )
         for (datanode, volume), (row, tree) in replicas.items()
-        if row["replica_index"] == 0 and ReplicaState(row["state"]).is_closed
+        if row["replica_index"] == 0
+        if row["state"] == "INVALID" or ReplicaState(row["state"]).is_closed
         if (datanode, volume) in counting
     }
     if not trees:

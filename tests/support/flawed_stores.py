@@ -44,6 +44,10 @@ class FlawedReader:
         """See ObjectReader."""
         return self.store.reader.properties(key, version=version)
 
+    def properties_of(self, facts: ObjectFacts) -> ObjectProperties:
+        """See ObjectReader."""
+        return self.store.reader.properties_of(facts)
+
     @contextmanager
     def read(
         self, facts: ObjectFacts, *, first: int = 0, end: int | None = None

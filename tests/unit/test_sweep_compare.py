@@ -125,6 +125,16 @@ def test_equal_replicas_match_where_there_is_something_to_verify(
     assert decided(replica("dn-a", **both), replica("dn-b", **both)) == expected
 
 
+@pytest.mark.parametrize("root", [None, ROOT])
+def test_equal_replicas_are_no_match_beside_one_that_nobody_could_read(root: int | None) -> None:
+    compared = compare_replicas(
+        table(replica("dn-a"), replica("dn-b"), replica("dn-c", state="INVALID", root=root))
+    )
+    [verdict] = compared.verdicts.to_pylist()
+    assert (verdict["verdict"], verdict["excluded"]) == ("UNKNOWN", 0)
+    assert verdict["detail"] == "1 of 3 replicas have no root"
+
+
 def test_a_sole_replica_is_unknown_but_its_corrupt_chunks_are_looked_at() -> None:
     assert decided(replica()) == "UNKNOWN"
     assert decided(replica(corrupt=1)) is None

@@ -1,0 +1,224 @@
+"""`treefold bucket`: wrong input is named and changes nothing; receipts offline."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from admin.bucket_pair import open_pair
+from admin.cli import treefold
+from proof.receipts import load_signing_key, public_key_bytes
+from runtime.disk import Disk
+from runtime.folder_lock import FolderLock
+from tests.support.bucket_command import opened, write
+from tests.support.receipts import OUR_KEY, THEIR_KEY, chain_of
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder with a source of three objects, and a home."""
+
+    folder: Path
+
+    def bucket(self, *arguments: str) -> Result:
+        """Run `treefold bucket` in this process."""
+        environment = {"XDG_STATE_HOME": str(self.folder / "home")}
+        words = [word.replace("DIR", str(self.folder)) for word in arguments]
+        return CliRunner().invoke(treefold, ["bucket", *words], env=environment)
+
+    def names(self) -> set[str]:
+        """What is in the folder."""
+        return set(os.listdir(self.folder))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    write(tmp_path / "source", {"a": b"1", "b": b"22", "c": b"333"})
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "file").write_text("x")
+    return Place(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("sync", "local:DIR/source", ""), 2, "address of a store is empty"),
+        (("sync", "local:DIR/source", "DIR/target"), 2, "local:"),
+        (("sync", "local:DIR/source", "s3://k:s@b"), 2, "no credentials"),
+        (("sync", "local:DIR/source", "s3://b?endpoint_url=http://127.0.0.1:1"), 2, "AWS_ACCESS"),
+        (("sync", "local:DIR/none", "local:DIR/target"), 1, "does not exist"),
+        (("sync", "local:DIR/plain", "local:DIR/target"), 1, "no bucket"),
+        (("sync", "local:DIR/source", "local:DIR/plain"), 1, "no bucket"),
+        (("sync", "local:DIR/source", "local:DIR/plain/file"), 1, "not a directory"),
+        (("sync", "local:DIR/source", "local:DIR/source"), 6, "same bucket"),
+        (("sync", "local:DIR/source", "local:DIR/source/data/t"), 6, "inside the other"),
+        (("sync", "local:DIR/source", "local:DIR"), 6, "inside the other"),
+        (("precheck", "local:DIR/source", "local:DIR/plain/../source"), 6, "same bucket"),
+        (("verify", "local:DIR/source", "local:DIR/target"), 1, "does not exist"),
+        (("verify", "local:DIR/source", "local:DIR/t", "--level", "deep"), 2, "recorded"),
+        (("sync", "local:DIR/source", "local:DIR/t", "--state", ""), 2, "it is empty"),
+        (("sync", "local:DIR/source", "local:DIR/t", "--state", "DIR/plain/file"), 2, "is a file"),
+        (("sync", "local:DIR/source", "local:DIR/t", "--state", "/proc/x"), 1, "/proc/x"),
+        (("sync", "local:DIR/source", "local:DIR/t", "--state", "s3://x/y"), 2, "is an address"),
+        (("sync", "local:DIR/source", "local:DIR/t", "--rate", "fast"), 2, "5MiB/s"),
+        (("sync", "local:DIR/source", "local:DIR/t", "--verifier", "host"), 2, "--verifier"),
+        (("sync", "local:DIR/source", "local:DIR/t", "--insecure"), 2, "need --verifier"),
+        (("verify", "local:DIR/source", "local:DIR/t", "--tls-ca", "x"), 2, "go together"),
+        (
+            ("verify", "local:DIR/source", "local:DIR/t", "--verifier", "127.0.0.1:1"),
+            7,
+            "verifier_unavailable",
+        ),
+        (
+            ("verify", "local:DIR/a", "local:DIR/b", "--level=listed", "--verifier=127.0.0.1:1"),
+            2,
+            "exclude each other",
+        ),
+        (("index", "local:DIR/none", "--state", "DIR/index"), 1, "does not exist"),
+        (("receipts", "verify", "DIR/none"), 2, "does not exist"),
+        (("receipts", "verify", "DIR/plain/file"), 2, "receipts.key"),
+        (("receipts", "verify", "DIR/plain/file", "--key", "zz"), 2, "no key and no file"),
+        (("receipts", "verify", "DIR/plain/file", "--key", "DIR/plain/file"), 2, "has no key"),
+        (("receipts", "verify", "DIR/plain/file", "--head", "1"), 2, "64 hexadecimal digits"),
+    ],
+)
+def test_wrong_input_is_named_and_changes_nothing(
+    place: Place, arguments: tuple[str, ...], status: int, said: str
+) -> None:
+    before = place.names()
+    result = place.bucket(*arguments)
+    assert (result.exit_code, said in result.output) == (status, True), result.output
+    assert place.names() == before
+
+
+def test_the_state_of_another_pair_is_refused_before_its_target_is_made(place: Place) -> None:
+    state = ("--state", "DIR/state")
+    assert place.bucket("sync", "local:DIR/source", "local:DIR/one", *state).exit_code == 0
+    result = place.bucket("sync", "local:DIR/source", "local:DIR/two", *state)
+    assert (result.exit_code, "is the state of" in result.output) == (2, True)
+    assert "two" not in place.names()
+
+
+def test_a_state_folder_that_is_in_use_is_busy(place: Place) -> None:
+    (place.folder / "state").mkdir()
+    lock = FolderLock(place.folder / "state", "another")
+    result = place.bucket("sync", "local:DIR/source", "local:DIR/one", "--state", "DIR/state")
+    lock.release()
+    assert (result.exit_code, "in use by another" in result.output) == (8, True)
+    assert "one" not in place.names()
+
+
+def test_a_folder_whose_name_begins_like_another_is_not_inside_it(place: Place) -> None:
+    assert place.bucket("sync", "local:DIR/source", "local:DIR/source-copy").exit_code == 0
+
+
+def test_two_spellings_of_a_pair_share_its_state(place: Place) -> None:
+    place.bucket("sync", "local:DIR/source", "local:DIR/one")
+    again = place.bucket("sync", "local:DIR/source/", "local:DIR/plain/../one")
+    assert (again.exit_code, "receipt 2 in" in again.output) == (0, True)
+
+
+def test_a_trial_keeps_nothing(place: Place) -> None:
+    addresses = ("local:DIR/source", "local:DIR/one")
+    source, target = (word.replace("DIR", str(place.folder)) for word in addresses)
+    before = place.names()
+    with open_pair(source, target, None, may_write=True, is_trial=True) as pair:
+        assert pair.state is None
+        assert pair.target.address == target
+        assert list(pair.target.lister.list_objects("")) == []
+    assert place.names() == before
+    assert place.bucket("precheck", *addresses).exit_code == 0
+    assert place.names() == before
+
+
+def test_each_comparison_that_ends_is_a_receipt_of_its_chain(place: Place) -> None:
+    addresses = ("local:DIR/source", "local:DIR/one", "--state", "DIR/state")
+    place.bucket("sync", *addresses)
+    with opened(place.folder / "one") as store:
+        store.writer.delete(["a"])
+    heads = [
+        place.bucket(*words, *addresses).output.partition("head ")[2][:64]
+        for words in (("verify",), ("verify", "--level", "read"), ("sync",), ("sync", "--dry-run"))
+    ]
+    file = "DIR/state/receipts.jsonl"
+    shown = place.bucket("receipts", "show", file, "--json")
+    documents = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert [one["equal"] for one in documents] == [True, False, False, True]
+    assert [one["level"] for one in documents] == ["recorded", "listed", "listed", "recorded"]
+    checked = place.bucket("receipts", "verify", file, "--head", heads[1], "--json")
+    assert checked.exit_code == 0
+    assert json.loads(checked.stdout) == {
+        "valid": True,
+        "records": 4,
+        "head": heads[2],
+        "broken": None,
+    }
+    key = load_signing_key(place.folder / "state" / "receipts.key", Disk())
+    assert documents[0]["keys"] == [public_key_bytes(key).hex()]
+    assert "equal" in place.bucket("receipts", "show", file).stdout
+
+
+def receipt_file(place: Place, lines: list[bytes]) -> str:
+    path = place.folder / "r.jsonl"
+    path.write_bytes(b"".join(lines))
+    return str(path)
+
+
+def test_the_first_broken_record_is_named(place: Place) -> None:
+    lines, head = chain_of(5)
+    key = ("--key", public_key_bytes(OUR_KEY).hex())
+
+    def check(changed: list[bytes], *more: str) -> tuple[int, object]:
+        file = receipt_file(place, changed)
+        result = place.bucket("receipts", "verify", file, *(more or key), "--json")
+        return result.exit_code, json.loads(result.stdout)["broken"]
+
+    assert check(lines) == (0, None)
+    status, broken = check([*lines[:2], *lines[3:]])
+    assert (status, isinstance(broken, dict) and (broken["record"], broken["fault"])) == (
+        3,
+        (2, "removed"),
+    )
+    changed = lines[3].replace(b'"time_ms":1003', b'"time_ms":1004')
+    status, broken = check([*lines[:3], changed, *lines[4:]])
+    assert (status, isinstance(broken, dict) and (broken["record"], broken["fault"])) == (
+        3,
+        (3, "changed"),
+    )
+    status, broken = check(lines, "--key", public_key_bytes(THEIR_KEY).hex())
+    assert (status, isinstance(broken, dict) and broken["fault"]) == (3, "foreign_key")
+    assert check(lines, *key, "--head", head.hash.hex()) == (0, None)
+    status, broken = check(lines[:4], *key, "--head", head.hash.hex())
+    assert (status, isinstance(broken, dict) and broken["fault"]) == (3, "truncated")
+
+
+def test_a_key_is_taken_from_a_file_of_either_kind(place: Place) -> None:
+    lines, _ = chain_of(2)
+    file = receipt_file(place, lines)
+    pem = OUR_KEY.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    for name, data in (("pem", pem), ("hex", public_key_bytes(OUR_KEY).hex().encode() + b"\n")):
+        (place.folder / name).write_bytes(data)
+        assert place.bucket("receipts", "verify", file, "--key", f"DIR/{name}").exit_code == 0
+    (place.folder / "invalid").write_bytes(b"\xff")
+    shown = place.bucket("receipts", "show", "DIR/invalid")
+    assert (shown.exit_code, "line 1 is not a receipt" in shown.output) == (3, True)
+
+
+def test_an_index_is_built_refreshed_and_checked(place: Place) -> None:
+    words = ("index", "local:DIR/source", "--state", "DIR/index", "--json")
+    first = json.loads(place.bucket(*words).stdout)
+    assert (first["objects"], first["added"], first["levels"]["recorded"]) == (3, 3, 3)
+    write(place.folder / "source", {"d": b"4"})
+    second = json.loads(place.bucket(*words, "--read", "--check").stdout)
+    assert (second["objects"], second["added"], second["levels"]["read"]) == (4, 1, 4)
+    assert second["indexDamage"] == []
+    result = place.bucket("index", "local:DIR/plain/../source", "--state", "DIR/index")
+    assert (result.exit_code, "all" in result.output or "4 objects" in result.output) == (0, True)
