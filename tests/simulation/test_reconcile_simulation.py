@@ -33,6 +33,13 @@ SEEDS_TO_FIND = 300
 # repair and tree, clocks that are set.
 SEEDS_TO_FIND_SOON = 60
 FOUND_SOON = {"_LaysChunksOverOurs", "_RevivesARepairedBlock", "_counts_on_the_wall_clock"}
+# Where the search for rarely seen bugs begins; it covers all seeds all the same.
+SEEDS_TO_BEGIN_WITH = {
+    "_NeverStoresTheTree": 57,
+    "_TakesAnOldEndForTheNext": 118,
+    "_TakesRecordsThatProveLittle": 210,
+    "_TrustsAnyRecord": 46,
+}
 # Over the job store on disk, which is slower than its twin in memory.
 SEEDS_ON_DISK = 12
 # Replicas on volumes are some twenty times slower than those in memory.
@@ -121,7 +128,8 @@ def test_a_seed_tells_the_same_story_twice(seed: int) -> None:
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_simulation_catches_a_planted_bug(bug: str) -> None:
     seeds = SEEDS_TO_FIND_SOON if bug in FOUND_SOON else SEEDS_TO_FIND
-    for seed in range(seeds):
+    first = SEEDS_TO_BEGIN_WITH.get(bug, 0)
+    for seed in (*range(first, seeds), *range(first)):
         try:
             simulate(seed, parts=BUGS[bug])
         except ViolationError:

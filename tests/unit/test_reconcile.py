@@ -1421,6 +1421,19 @@ def test_a_peer_whose_tree_was_never_built_may_hold_what_the_others_lost() -> No
     assert EvidenceKind.WINDOWS_UNPROVEN in kinds(outcome)
 
 
+def test_nobody_returns_to_service_while_a_peer_has_no_tree() -> None:
+    """It may hold data, or a later commit, that we lack; what another peer lacks does
+    not matter.
+    """
+    at = _unhealthy(world(A, B))
+    drop_record(at.disk("dn2"), B, data_too=True)
+    scan(at.disk("dn2"))
+    at.disk("dn3").tree = encode_tree(ContainerTree(ContainerId(7), None, ()))
+    assert run(at, BACK).replica_state is ReplicaState.UNHEALTHY
+    scan(at.disk("dn3"))
+    assert run(at, BACK).replica_state is ReplicaState.CLOSED
+
+
 def test_what_a_tree_promised_in_vain_may_be_in_a_file_without_a_record() -> None:
     """The third is not asked, because the tree of the second has the chunk."""
     at = world(A)
